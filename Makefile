@@ -1,0 +1,81 @@
+# Needs Python >= 3.10 and make; everything else is set up on the first call.
+#
+#   make demo                 PYTHON=python3.12 make test
+#
+# TORCH says which build of PyTorch is installed, first and alone. The version is the one pinned in
+# constraints.txt; pip's own settings (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS) say where a CPU build lies.
+
+find_python = for p in python3 python3.13 python3.12 python3.11 python3.10; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done
+PYTHON ?= $(shell $(find_python))
+TORCH ?= $(shell grep '^torch==' constraints.txt)
+WORKERS ?= 2
+ARGS ?=
+
+BIN := .venv/bin
+PIP_INSTALL := -m pip install -qq --disable-pip-version-check -c constraints.txt
+SOURCES := $(wildcard src tests benchmarks experiments examples)
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint format types pytest bench docs clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+venv: .venv/.stamp ## set up .venv: torch, everything the tests and demo need, this package
+	@echo ".venv is ready"
+
+.venv/.stamp: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "No Python >= 3.10 found. Install one, or name it: make PYTHON=/path/to/python3 venv"; exit 1; }
+	@echo "Setting up .venv with $(PYTHON) (once, a minute or two) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { rm -rf .venv; \
+		echo "$(PYTHON) cannot make virtual environments (Debian and Ubuntu: install python3-venv)."; exit 1; }
+	@echo "  1/2 $(TORCH)"
+	@$(BIN)/python $(PIP_INSTALL) "$(TORCH)"
+	@echo "  2/2 rigidities and its tools"
+	@$(BIN)/python $(PIP_INSTALL) -e ".[dev]"
+	@touch $@
+
+demo: .venv/.stamp ## error bars on two small data sets: a table and two figures, in seconds
+	@$(BIN)/rigidities demo $(ARGS)
+
+test: lint types pytest ## what CI runs: lint, format check, types, tests and doctests
+
+lint: .venv/.stamp ## ruff: rules and formatting
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+
+format: .venv/.stamp ## let ruff fix and format the sources
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+types: .venv/.stamp ## mypy, strict, on src
+	$(BIN)/mypy
+
+# One thread a worker: two workers with torch's default threads would fight over the cores.
+pytest: .venv/.stamp ## tests and doctests only (ARGS="-k name" to choose)
+	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+bench: .venv/.stamp .venv-rivals/.stamp ## speed and memory against the bare model and the rivals
+	$(BIN)/python -m benchmarks $(ARGS)
+
+# laplace-torch pulls torchvision, whose wheel may not fit the installed build of torch; without it, it imports.
+.venv-rivals/.stamp: benchmarks/rivals-requirements.txt constraints.txt | .venv/.stamp
+	@echo "Setting up .venv-rivals (once, a minute or two) ..."
+	@test -x .venv-rivals/bin/python || $(BIN)/python -m venv .venv-rivals
+	@.venv-rivals/bin/python $(PIP_INSTALL) "$(TORCH)"
+	@.venv-rivals/bin/python $(PIP_INSTALL) -r benchmarks/rivals-requirements.txt
+	@.venv-rivals/bin/python -m pip uninstall -qq --yes torchvision
+	@touch $@
+
+docs: .venv/.docs-stamp ## build the documentation into site/
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "Open site/index.html"
+
+.venv/.docs-stamp: .venv/.stamp
+	@$(BIN)/python $(PIP_INSTALL) -e ".[docs]"
+	@touch $@
+
+clean: ## remove environments, caches and what the commands wrote
+	rm -rf .venv .venv-rivals .mypy_cache .ruff_cache .pytest_cache .hypothesis site dist build rigidities-demo
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

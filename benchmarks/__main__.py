@@ -1,0 +1,85 @@
+"""``python -m benchmarks [name ...] [--json FILE] [--quick]``: run, print, keep."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from benchmarks import accuracy, calibration, collation, memory, rivals, speed, targets
+from benchmarks.provenance import load, provenance
+from benchmarks.results import Result, Row
+from benchmarks.table import ascii_table, write_page
+
+BENCHMARKS: dict[str, Callable[..., list[Row]]] = {
+    "speed": speed.run,
+    "rivals": rivals.run,
+    "targets": targets.run,
+    "collation": collation.run,
+    "calibration": calibration.run,
+    "memory": memory.run,
+    "accuracy": accuracy.run,
+}
+RESULTS = Path(__file__).parent / "results"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the named benchmarks; a figure that is missed is shown, not an error."""
+    options = parsed(arguments)
+    torch.set_num_threads(options.threads)
+    results = [measured(name, quick=options.quick) for name in options.names or BENCHMARKS]
+    if options.json:
+        text = json.dumps([asdict(result) for result in results], indent=2) + "\n"
+        options.json.write_text(text, encoding="utf-8")
+    folder = options.results or (None if options.quick else RESULTS)
+    if folder:
+        for result in results:
+            result.save(folder)
+        write_page(folder, list(BENCHMARKS))
+    print(closing(results, quick=options.quick))
+    return 0
+
+
+def closing(results: Sequence[Result], *, quick: bool) -> str:
+    """The last line: how many figures were missed, where the sizes allow to say so."""
+    if quick:
+        return "Quick sizes show that everything runs; their verdicts mean nothing."
+    missed = [row.work for result in results for row in result.rows if row.reached is False]
+    return "All figures reached." if not missed else "Not reached: " + "; ".join(missed) + "."
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="name", help=", ".join(BENCHMARKS))
+    parser.add_argument("--json", type=Path, help="write all results to this file too")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs")
+    parser.add_argument("--threads", type=int, default=2, help="threads of torch (default 2)")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        help="folder for results (default benchmarks/results, none if quick)",
+    )
+    options = parser.parse_args(arguments)
+    unknown = set(options.names) - set(BENCHMARKS)
+    if unknown:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}. Choose from {', '.join(BENCHMARKS)}.")
+    return options
+
+
+def measured(name: str, *, quick: bool) -> Result:
+    """One benchmark with its circumstances, printed as soon as it is done."""
+    command = f"python -m benchmarks {name}" + (" --quick" if quick else "")
+    circumstances = provenance(command)
+    rows = BENCHMARKS[name](quick=quick)
+    print(f"\n{name}\n{ascii_table(rows)}\n", flush=True)
+    return Result(name, rows, circumstances | {"load_after": load()})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

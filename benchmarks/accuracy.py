@@ -1,0 +1,86 @@
+"""Variances of badly conditioned features against a dense float64 reference."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+import rigidities as rg
+from benchmarks import dense
+from benchmarks.results import Row, at_most
+
+LARGEST_ERROR = 1e-3  # of uq(x): beyond it the quadratic form must be in float64
+
+
+def run(*, quick: bool = False) -> list[Row]:
+    """The posterior at cond(F) = 1e4; ``uq(x)`` of a float32 model at 1e2, 1e4 and 1e6."""
+    rows, width = (2_000, 8) if quick else (200_000, 64)
+    conditions = (1e2, 1e4) if quick else (1e2, 1e4, 1e6)
+    called = [model_row(rows, width, condition) for condition in conditions]
+    return [posterior_row(rows, width, 1e4), *called]
+
+
+def mixing(width: int, condition: float) -> Tensor:
+    """(D, D) with logarithmically spaced singular values from 1 down to 1/condition, float64."""
+    generator = torch.Generator().manual_seed(2)
+    noise = torch.randn(2, width, width, generator=generator, dtype=torch.float64)
+    left, right = torch.linalg.qr(noise).Q
+    values = torch.logspace(0, -math.log10(condition), width, dtype=torch.float64)
+    return left @ torch.diag(values) @ right.mT
+
+
+def inputs(rows: int, width: int, seed: int) -> Tensor:
+    """Standard normal rows."""
+    return torch.randn(rows, width, generator=torch.Generator().manual_seed(seed))
+
+
+def posterior_row(rows: int, width: int, condition: float) -> Row:
+    """``Posterior.variance`` at ridge 0, for rows like the training ones and any directions."""
+    mix = mixing(width, condition)
+    train = inputs(rows, width, 3).double() @ mix
+    asked = torch.cat([inputs(500, width, 4).double() @ mix, inputs(500, width, 5).double()])
+    gram = rg.Gram(width)
+    for batch in train.split(1024):
+        gram.update(batch)
+    variance = rg.Posterior.from_gram(gram, ridge=0.0).variance(asked)
+    error = largest_error(variance, dense.quadratic(train, asked))
+    singular = torch.linalg.svdvals(torch.linalg.qr(train, mode="r").R)
+    return at_most(
+        f"Posterior.variance, cond(F) = {condition:.0e}, ridge 0",
+        error,
+        1e-6,
+        "relative",
+        condition=float(singular[0] / singular[-1]),
+    )
+
+
+def model_row(rows: int, width: int, condition: float) -> Row:
+    """``uq(x)`` of a float32 model: features as they are, the quadratic form put to the test."""
+    model = nn.Sequential(nn.Linear(width, width, bias=False), nn.Linear(width, 1, bias=False))
+    with torch.no_grad():
+        model[0].weight.copy_(mixing(width, condition).mT)
+    x, asked = inputs(rows, width, 3), inputs(500, width, 4)
+    noise = inputs(rows, 1, 6)
+    with torch.no_grad():
+        train, features, y = model[0](x), model[0](asked), model(x) + noise
+    uq = rg.LastLayerRigidity(model).fit((x, y))
+    ridge = float(uq.gram.matrix.trace()) / width / condition**2 * 1e-3
+    uq.calibrate((asked, model(asked).detach() + noise[:500]), ridge=ridge)
+    _, std = uq(asked)
+    variance = (std[:, 0].double() / float(uq.scale)).square()
+    error = largest_error(variance, dense.quadratic(train, features, ridge=ridge))
+    return at_most(
+        f"uq(x) of a float32 model, cond(F) = {condition:.0e}",
+        error,
+        LARGEST_ERROR,
+        "relative",
+        note=f"the form's rounding is stated to be at most {uq.rounding:.1e}",
+        stated_rounding=uq.rounding,
+    )
+
+
+def largest_error(value: Tensor, reference: Tensor) -> float:
+    """The largest relative error."""
+    return float(((value - reference) / reference).abs().max())

@@ -1,0 +1,54 @@
+"""What handing in tensors, data sets or loaders costs over batches sliced by hand."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch.utils.data import DataLoader, TensorDataset
+
+import rigidities as rg
+from benchmarks.results import Row, at_most
+from benchmarks.speed import calibrated
+from benchmarks.timing import Task, interleaved
+from benchmarks.workload import Workload, workload
+
+
+def run(*, quick: bool = False) -> list[Row]:
+    """Fits whose data come as tensors, ``TensorDataset`` or ``DataLoader``; predictions too."""
+    rows, width, rounds = (2_000, 32, 2) if quick else (50_000, 256, 15)
+    work = workload(rows, width=width)
+    net = f"{rows:,} rows, width {width}"
+    return fit_rows(work, net, rounds) + predict_rows(work, net, rounds)
+
+
+def fit_rows(work: Workload, net: str, rounds: int) -> list[Row]:
+    """Each kind of training data against the generator of slices."""
+    data = TensorDataset(work.x, work.y)
+    kinds = {
+        "tensors": (work.x, work.y),
+        "TensorDataset": data,
+        "DataLoader over it": DataLoader(data, batch_size=work.batch_size),
+    }
+
+    def fit(train: object) -> object:
+        return rg.LastLayerRigidity(work.model).fit(train)
+
+    tasks: dict[str, Task] = {"slices": lambda: fit(work.batches())}
+    tasks |= {name: partial(fit, train) for name, train in kinds.items()}
+    timings = interleaved(tasks, rounds=rounds)
+    return [
+        at_most(f"fit, {name}, {net}", timings.ratio(name, "slices"), 1.1, "fits from slices")
+        for name in kinds
+    ]
+
+
+def predict_rows(work: Workload, net: str, rounds: int) -> list[Row]:
+    """One call with the whole tensor against one call with its slices."""
+    uq = calibrated(work)
+    tasks = {
+        "slices": lambda: uq.predict([x for x, _ in work.batches()]),
+        "tensor": lambda: uq.predict(work.x),
+    }
+    timings = interleaved(tasks, rounds=rounds)
+    ratio = timings.ratio("tensor", "slices")
+    return [at_most(f"predict, tensor, {net}", ratio, 1.1, "predictions from slices")]

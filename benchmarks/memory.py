@@ -1,0 +1,50 @@
+"""Peak memory of a fit as its rows grow tenfold, each in a fresh process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from benchmarks.results import Row, at_most, for_information
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run(*, quick: bool = False) -> list[Row]:
+    """N and 10 N rows from a generator of batches."""
+    rows, width = (2_000, 32) if quick else (50_000, 256)
+    few, many = peaks(rows, width), peaks(10 * rows, width)
+    growth = many["after"] - few["after"]
+    return [
+        at_most(
+            f"peak memory of a fit, {10 * rows:,} rows, width {width}",
+            many["after"] / few["after"],
+            1.05,
+            f"of {rows:,} rows",
+            bytes=many["after"],
+            bytes_few=few["after"],
+        ),
+        for_information(
+            "growth of the peak per added row", growth / (9 * rows), "bytes", growth=growth
+        ),
+        for_information(
+            f"the fit's own share of the peak, {10 * rows:,} rows",
+            (many["after"] - many["before"]) / 2**20,
+            "MiB above a fit of 4,096 rows",
+        ),
+    ]
+
+
+def peaks(rows: int, width: int) -> dict[str, int]:
+    """Peak bytes before and after a fit in a process of its own."""
+    arguments = [str(value) for value in (rows, width, torch.get_num_threads())]
+    command = [sys.executable, "-m", "benchmarks.streamed_fit", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"The streamed fit failed:\n{done.stderr}")
+    measured: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    return measured

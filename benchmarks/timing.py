@@ -1,0 +1,96 @@
+"""Seconds of interleaved tasks, and the ratios of tasks timed in the same round."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+Task = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Median and quartiles of per-round ratios."""
+
+    median: float
+    lower: float
+    upper: float
+    rounds: int
+
+    @classmethod
+    def of(cls, values: list[float]) -> Ratio:
+        """Summarise one ratio per round; a single round has no spread."""
+        if len(values) == 1:
+            return cls(values[0], values[0], values[0], 1)
+        lower, median, upper = statistics.quantiles(values, n=4, method="inclusive")
+        return cls(median, lower, upper, len(values))
+
+    def __str__(self) -> str:
+        return f"{figure(self.median)} ({figure(self.lower)} to {figure(self.upper)})"
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds per task, one entry a round; entry i of every task comes from round i."""
+
+    seconds: Mapping[str, list[float]]
+
+    def ratio(self, task: str, base: str, *, factor: float = 1.0) -> Ratio:
+        """``factor * seconds[task] / seconds[base]``, round by round."""
+        pairs = zip(self.seconds[task], self.seconds[base], strict=True)
+        return Ratio.of([factor * a / b for a, b in pairs])
+
+    def median(self, task: str) -> float:
+        """Median seconds of one task."""
+        return statistics.median(self.seconds[task])
+
+
+def clocked(task: Task) -> float:
+    """Seconds that one call takes."""
+    start = time.perf_counter()
+    task()
+    return time.perf_counter() - start
+
+
+def interleaved(tasks: Mapping[str, Task], *, rounds: int, warmups: int = 1) -> Timings:
+    """Time every task once a round, starting each round with another task.
+
+    Args:
+        tasks: By name. A task that returns a ``float`` has timed itself (in another process, or
+            leaving out its preparation); the seconds of the others are those of the call.
+        rounds: How often each task is timed.
+        warmups: Untimed rounds before.
+    """
+    names = list(tasks)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(-warmups, rounds):
+        shift = number % len(names)
+        for name in names[shift:] + names[:shift]:
+            elapsed = _seconds(tasks[name])
+            if number >= 0:
+                seconds[name].append(elapsed)
+    return Timings(seconds)
+
+
+def _seconds(task: Task) -> float:
+    # A collection in the middle of one task would be charged to that task alone.
+    gc.collect()
+    gc.disable()
+    try:
+        start = time.perf_counter()
+        own = task()
+        elapsed = time.perf_counter() - start
+    finally:
+        gc.enable()
+    return own if isinstance(own, float) else elapsed
+
+
+def figure(value: float) -> str:
+    """About three significant digits, without an exponent where none is needed."""
+    size = abs(value)
+    if size >= 100:
+        return f"{value:.0f}"
+    return f"{value:.2f}" if size >= 1 else f"{value:.2g}"

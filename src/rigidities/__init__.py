@@ -1,0 +1,21 @@
+"""Error bars for trained regressors by prediction rigidities."""
+
+from . import losses, metrics, plots
+from ._version import __version__
+from .calibrated import CalibrationReport
+from .gram import Gram
+from .last_layer import LastLayerRigidity
+from .posterior import Posterior
+from .prediction import Prediction
+
+__all__ = [
+    "CalibrationReport",
+    "Gram",
+    "LastLayerRigidity",
+    "Posterior",
+    "Prediction",
+    "__version__",
+    "losses",
+    "metrics",
+    "plots",
+]

@@ -1,0 +1,256 @@
+"""One pass over the training data: features, curvatures and residuals into the Gram."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .batches import Batch
+from .cases import Reading
+from .gram import Gram
+from .losses import Loss
+from .readout import AnyTap
+from .sketch import RowSketch, row_hashes
+
+SampleWeight = Callable[[Any], Tensor]
+
+_CHECK_EVERY = 32
+
+
+@dataclass
+class Statistics:
+    """Everything that a fit learns from the data.
+
+    Attributes:
+        gram: the accumulated rows.
+        sketch: hashes of the rows, to recognise them in validation data.
+        targets: number of targets K.
+        inputs: number of positional inputs of the model.
+    """
+
+    gram: Gram
+    sketch: RowSketch
+    targets: int
+    inputs: int
+
+    def clone(self) -> Statistics:
+        """An independent copy."""
+        return Statistics(self.gram.clone(), self.sketch.clone(), self.targets, self.inputs)
+
+
+@dataclass(frozen=True)
+class Weighing:
+    """The weight of a row: the loss's curvature times the user's sample weight."""
+
+    loss: Loss
+    sample_weight: SampleWeight | None = None
+
+    def __call__(self, batch: Batch, reading: Reading, target: Tensor | None) -> Tensor | None:
+        """(M, 1) or (M, K); None for all ones."""
+        if target is None and self.loss.needs_target:
+            raise ValueError("This loss needs targets: give (x, y) batches or target=.")
+        rows = reading.rows(reading.output.detach())
+        curvature = self.loss.curvature(rows, target, batch.raw)
+        given = sample_weights(self.sample_weight, batch, reading)
+        if curvature is not None:
+            _check_curvature(curvature)
+        if curvature is None or given is None:
+            return given if curvature is None else curvature
+        return curvature * given
+
+
+def accumulate(
+    statistics: Statistics | None,
+    tap: AnyTap,
+    batches: Iterable[Batch],
+    weighing: Weighing,
+    *,
+    remove: bool = False,
+) -> Statistics:
+    """Add the batches' rows to the statistics (or take them out) and return them.
+
+    Raises:
+        ValueError: nothing to add, NaN or infinity, shapes that do not fit, negative curvature;
+            with the number of the batch, counted from 0.
+    """
+    finite: list[Tensor] = []
+    number = -1
+    for number, batch in enumerate(batches):
+        try:
+            statistics = _add(statistics, tap, batch, weighing, remove, finite)
+        except ValueError as error:
+            raise ValueError(f"Batch {number}: {error}") from error
+        if len(finite) == _CHECK_EVERY:
+            _check_finite(finite, number)
+    _check_finite(finite, number)
+    if statistics is None:
+        raise ValueError("There are no data: the loader gave no batches. Pass at least one row.")
+    if not remove and not bool((statistics.gram.diagonal > 0).any()):
+        raise ValueError(
+            "The Gram is zero: all features are zero, or the loss has no curvature (an absolute "
+            "error has none; use 'huber', 'log-cosh' or 'mse')."
+        )
+    return statistics
+
+
+def _add(
+    statistics: Statistics | None,
+    tap: AnyTap,
+    batch: Batch,
+    weighing: Weighing,
+    remove: bool,
+    finite: list[Tensor],
+) -> Statistics:
+    reading = tap(*batch.args, **batch.kwargs)
+    if not len(reading.features):
+        raise ValueError("the batch is empty; drop it.")
+    target = target_rows(batch.target, reading)
+    weights = _shared_weights(weighing(batch, reading, target))
+    residuals = None
+    if target is not None:
+        residuals = target.to(torch.float64) - reading.rows(reading.output.detach())
+        if weights is not None:
+            residuals = torch.where(weights > 0, residuals, 0.0)
+    if statistics is None:
+        statistics = _empty(tap, batch, reading)
+    features, weights, residuals = _flat(tap.layout, reading.features, weights, residuals)
+    gram = statistics.gram
+    _check_width(gram, features)
+    if weights is not None and weights.shape[1] > 1 and gram.targets is None:
+        gram = statistics.gram = gram.expand(weights.shape[1])
+    finite.append(_is_finite(features, residuals))
+    (gram.downdate if remove else gram.update)(features, weights, residuals)
+    hashes = batch_hashes(batch, reading)
+    (statistics.sketch.remove if remove else statistics.sketch.add)(hashes)
+    return statistics
+
+
+def target_rows(target: Tensor | None, reading: Reading) -> Tensor | None:
+    """The target as (M, K), whatever dimensions of size one it has or lacks."""
+    if target is None:
+        return None
+    expected = reading.output.shape
+    if target.squeeze().shape != reading.output.squeeze().shape:
+        raise ValueError(
+            f"the target's shape {tuple(target.shape)} does not fit the output's "
+            f"{tuple(expected)}. If the model predicts more than the target (a mean and a "
+            "variance, say), pick the mean with output= or forward=lambda m, b: m(b)[..., 0]."
+        )
+    return reading.rows(target.reshape(expected))
+
+
+def sample_weights(function: SampleWeight | None, batch: Batch, reading: Reading) -> Tensor | None:
+    """The user's weights of a batch, (M, 1) or (M, K)."""
+    if function is None:
+        return None
+    given = torch.as_tensor(function(batch.raw), device=reading.output.device)
+    given = given.to(torch.float64)
+    output = reading.output
+    if given.squeeze().shape == output.squeeze().shape:
+        return reading.rows(given.reshape(output.shape))
+    if given.ndim > 1 or given.numel() != len(output):
+        raise ValueError(
+            f"sample_weight returned {tuple(given.shape)} for an output of "
+            f"{tuple(output.shape)}: expected one weight per sample or per output."
+        )
+    expanded = given.reshape(-1, *[1] * (output.ndim - 1)).expand(output.shape)
+    return reading.rows(expanded)
+
+
+def batch_hashes(batch: Batch, reading: Reading) -> Tensor:
+    """One hash per row of input and target; of rounded features where inputs are not tensors."""
+    rows = len(reading.output)
+    values = [*batch.args, *batch.kwargs.values()]
+    if batch.target is not None:
+        values.append(batch.target)
+    hashes = row_hashes(values, rows)
+    if hashes is not None:
+        return hashes
+    coarse = reading.features.detach().flatten(1).to(torch.bfloat16)
+    rounded = row_hashes([coarse], len(coarse))
+    assert rounded is not None
+    return rounded
+
+
+def _empty(tap: AnyTap, batch: Batch, reading: Reading) -> Statistics:
+    targets = reading.inner[reading.axis]
+    own = targets if tap.layout == "separate" else None
+    gram = Gram(reading.features.shape[-1], targets=own, device=reading.features.device)
+    return Statistics(gram, RowSketch(), targets, len(batch.args))
+
+
+def _flat(
+    layout: str, features: Tensor, weights: Tensor | None, residuals: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Joint features: each target's row is a row of the one Gram."""
+    if layout != "joint":
+        return features, weights, residuals
+    rows, targets = features.shape[:2]
+    if weights is not None:
+        weights = weights.expand(rows, targets).reshape(-1, 1)
+    residuals = None if residuals is None else residuals.reshape(-1, 1)
+    return features.flatten(0, 1), weights, residuals
+
+
+def _shared_weights(weights: Tensor | None) -> Tensor | None:
+    """One column where all targets have the same weights."""
+    if weights is None or weights.shape[1] == 1:
+        return weights
+    return weights[:, :1] if torch.equal(weights, weights[:, :1].expand_as(weights)) else weights
+
+
+def _check_curvature(curvature: Tensor) -> None:
+    if not bool(torch.isfinite(curvature).all()):
+        raise ValueError("the loss's curvature is not finite; check the targets and the loss.")
+    smallest = float(curvature.min())
+    if smallest < 0:
+        raise ValueError(
+            f"the loss has negative curvature ({smallest:.3g}) at some predictions. A rigidity "
+            "needs a loss that is convex in the prediction: use 'mse', 'huber' or 'log-cosh'."
+        )
+
+
+def _check_width(gram: Gram, features: Tensor) -> None:
+    if features.shape[-1] != gram.width:
+        raise ValueError(
+            f"the readout has {features.shape[-1]} features here and {gram.width} in the data "
+            "before. All batches must pass through the same readout."
+        )
+
+
+def _is_finite(features: Tensor, residuals: Tensor | None) -> Tensor:
+    """0-dimensional flags (features, residuals), not read yet so that an accelerator runs on."""
+    total = features.detach().sum(dtype=torch.float64)
+    errors = total if residuals is None else residuals.sum()
+    return torch.stack([torch.isfinite(total), torch.isfinite(errors)])
+
+
+def _check_finite(flags: list[Tensor], last: int) -> None:
+    if not flags:
+        return
+    fine = torch.stack(flags).cpu()
+    first = last - len(flags) + 1
+    flags.clear()
+    for column, what in enumerate(("features", "targets or predictions")):
+        bad = (~fine[:, column]).nonzero()
+        if len(bad):
+            raise ValueError(
+                f"Batch {first + int(bad[0])}: NaN or infinity in the {what}. Clean the data, or "
+                "check that the model has not diverged."
+            )
+
+
+def warn_of_zero_curvature(gram: Gram) -> None:
+    """Say how many rows a loss without curvature (Huber's tails) left out."""
+    if gram.zeros:
+        entries = gram.count * (gram.targets or 1)
+        warnings.warn(
+            f"{gram.zeros} of {entries} rows have zero curvature or weight and add nothing to "
+            "the Gram (with a Huber loss: residuals beyond delta).",
+            stacklevel=3,
+        )

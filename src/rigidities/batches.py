@@ -1,0 +1,210 @@
+"""What users hand in, as batches of (inputs, target).
+
+| given | read as |
+| --- | --- |
+| a tensor or array | one data set of inputs |
+| a tuple of tensors | one data set, the last entry the target |
+| a mapping of tensors | one data set of keyword inputs, `labels` or `y` the target |
+| `TensorDataset`, or a plain `DataLoader` over one | its tensors, sliced |
+| any other `Dataset` | through a `DataLoader` |
+| a list or any other iterable | batches, each a tensor, a tuple, a mapping or an object |
+
+Tensors are sliced, never collated row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
+
+TARGET_KEYS = ("labels", "y", "target")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Inputs of one call of the model, the target where there is one, and the batch as given."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    target: Tensor | None
+    raw: Any
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How to take a batch apart.
+
+    Attributes:
+        device: where tensors go.
+        dtype: of floating-point NumPy arrays (tensors keep theirs).
+        whole: the batch is the model's one input (a user's `forward` takes it apart).
+        target: callable(batch) -> target, where the usual places do not hold it.
+        inputs: number of positional inputs where known, to tell (x1, x2) from (x, y).
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    whole: bool = False
+    target: Callable[[Any], Tensor] | None = None
+    inputs: int | None = None
+
+    def __call__(self, raw: Any) -> Batch:
+        """Take one batch apart."""
+        raw = self._placed(raw)
+        args, kwargs, target = self._parts(raw)
+        if self.target is not None:
+            target = self._placed(self.target(raw))
+        if self.whole:
+            args, kwargs = (raw,), {}
+        if target is not None and not isinstance(target, Tensor):
+            target = torch.as_tensor(target, device=self.device)
+        return Batch(args, kwargs, target, raw)
+
+    def _parts(self, raw: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+        if isinstance(raw, Mapping):
+            key = next((key for key in TARGET_KEYS if key in raw), None)
+            kwargs = {str(k): v for k, v in raw.items() if k != key}
+            return (), kwargs, None if key is None else raw[key]
+        if isinstance(raw, (tuple, list)):
+            if len(raw) == 1 or len(raw) == self.inputs:
+                return tuple(raw), {}, None
+            return tuple(raw[:-1]), {}, raw[-1]
+        if isinstance(raw, Tensor) or self.whole or self.target is not None:
+            return (raw,), {}, getattr(raw, "y", None) if self.whole else None
+        raise TypeError(
+            f"Cannot read a batch of type {type(raw).__name__}. Expected a tensor, (x, y), "
+            "(x1, x2, ..., y) or a mapping; for anything else pass "
+            "forward=lambda model, batch: ... and target=lambda batch: ...."
+        )
+
+    def _placed(self, value: Any) -> Any:
+        """Tensors, and objects that can, moved to the model's device; arrays made tensors."""
+        if isinstance(value, Tensor):
+            return value.to(self.device)
+        if isinstance(value, Mapping):
+            return {k: self._placed(v) for k, v in value.items()}
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*(self._placed(v) for v in value))
+        if isinstance(value, (tuple, list)):
+            return type(value)(self._placed(v) for v in value)
+        if _is_array(value):
+            tensor = torch.as_tensor(value)
+            dtype = self.dtype if tensor.is_floating_point() else tensor.dtype
+            return tensor.to(self.device, dtype)
+        return value.to(self.device) if callable(getattr(value, "to", None)) else value
+
+
+def raw_batches(
+    data: Any, batch_size: int, *, any_order: bool = False
+) -> tuple[Iterable[Any], int | None]:
+    """Batches as given, and how many there are if that is known.
+
+    Args:
+        data: what the user handed in; see the module's table.
+        batch_size: rows per batch where the data are not batches already.
+        any_order: whether a shuffled loader may be read in the order of its data set.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
+    tensors = _whole(data, any_order=any_order)
+    if tensors is not None:
+        return _slices(tensors, batch_size)
+    if isinstance(data, DataLoader):
+        return data, _length(data)
+    if isinstance(data, Dataset):
+        loader: DataLoader[Any] = DataLoader(data, batch_size=batch_size)
+        return loader, _length(loader)
+    if isinstance(data, Iterable) and not isinstance(data, (str, bytes)):
+        return data, _length(data)
+    raise TypeError(
+        f"Expected tensors, a Dataset, a DataLoader or an iterable of batches, got "
+        f"{type(data).__name__}."
+    )
+
+
+def _whole(data: Any, *, any_order: bool) -> Any:
+    """The data as tensors to slice, or None if they are not."""
+    if isinstance(data, DataLoader) and _is_plain_loader(data, any_order):
+        data = data.dataset
+    if isinstance(data, Subset) and type(data.dataset) is TensorDataset:
+        index = torch.as_tensor(data.indices)
+        return tuple(tensor[index] for tensor in data.dataset.tensors)
+    if type(data) is TensorDataset:
+        return data.tensors
+    if isinstance(data, Tensor) or _is_array(data):
+        return data
+    members = list(data.values()) if isinstance(data, Mapping) else data
+    if isinstance(data, (tuple, Mapping)) and not hasattr(data, "_fields"):
+        if members and all(isinstance(m, Tensor) or _is_array(m) for m in members):
+            return data
+        kinds = ", ".join(type(m).__name__ for m in members)
+        raise TypeError(
+            f"A {type(data).__name__} is read as one data set of tensors, got entries of type "
+            f"{kinds or 'nothing'}. Pass a list for batches."
+        )
+    return None
+
+
+def _is_plain_loader(loader: DataLoader[Any], any_order: bool) -> bool:
+    """Whether reading the data set in slices gives the loader's rows (in its order, or any)."""
+    sampler = loader.sampler
+    ordered = type(sampler) is SequentialSampler
+    shuffled = (
+        type(sampler) is RandomSampler
+        and not sampler.replacement
+        and sampler.num_samples == len(sampler.data_source)
+    )
+    return (
+        (ordered or (shuffled and any_order))
+        and loader.collate_fn is default_collate
+        and loader.batch_size is not None
+        and not loader.drop_last
+    )
+
+
+def _slices(tensors: Any, size: int) -> tuple[Iterator[Any], int]:
+    members = (
+        list(tensors.values())
+        if isinstance(tensors, Mapping)
+        else list(tensors)
+        if isinstance(tensors, tuple)
+        else [tensors]
+    )
+    lengths = {len(member) for member in members}
+    if len(lengths) > 1:
+        shapes = ", ".join(str(tuple(member.shape)) for member in members)
+        raise ValueError(f"All tensors of a data set must have the same length, got {shapes}.")
+    (rows,) = lengths
+    return (_slice(tensors, i, i + size) for i in range(0, rows, size)), -(-rows // size)
+
+
+def _slice(tensors: Any, start: int, stop: int) -> Any:
+    if isinstance(tensors, Mapping):
+        return {key: value[start:stop] for key, value in tensors.items()}
+    if isinstance(tensors, tuple):
+        return tuple(tensor[start:stop] for tensor in tensors)
+    return tensors[start:stop]
+
+
+def _length(data: Any) -> int | None:
+    try:
+        return len(data)
+    except TypeError:
+        return None
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "__array__") and hasattr(value, "shape") and not isinstance(value, Tensor)

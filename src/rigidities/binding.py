@@ -1,0 +1,134 @@
+"""The tie between a fit and the model it was made with: the tap, and whether it still holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from .batches import Batch
+from .fingerprint import fingerprint
+from .readout import AnyTap, FeatureTap, Source, Tap
+from .shadow import signature
+
+
+class Binding:
+    """A tap on a model, rebuilt when the model moves, refused when its weights change.
+
+    Attributes:
+        fingerprint: of the weights that the tap was found with.
+    """
+
+    def __init__(self, model: nn.Module, source: Source, layer: str | list[str] | None) -> None:
+        self.model, self.source, self.layer = model, source, layer
+        self.fingerprint: str | None = None
+        self._tap: AnyTap | None = None
+        self._signature: tuple[object, ...] | None = None
+
+    def find(self, batch: Batch) -> AnyTap:
+        """Find the readout on a first batch."""
+        self._tap = Tap.find(
+            self.model,
+            _few(batch.args, self.source),
+            batch.kwargs,
+            layer=self.layer,
+            features=self.source.features,
+            forward=self.source.forward,
+            output=self.source.output,
+        )
+        self._signature = signature(self.model)
+        self.fingerprint = fingerprint(self.model)
+        return self._tap
+
+    def current(self, *, thorough: bool = False) -> AnyTap:
+        """The tap, if the model's weights are still those of the fit.
+
+        Args:
+            thorough: hash the weights even if nothing seems to have been written to them
+                (writes through `.data` leave no trace).
+
+        Raises:
+            ValueError: the weights have changed.
+        """
+        if self._tap is None:
+            raise ValueError("There is no fit yet. Call fit(train) first.")
+        now = signature(self.model)
+        if now == self._signature and not thorough:
+            return self._tap
+        if fingerprint(self.model) != self.fingerprint:
+            raise ValueError(
+                "The model's weights have changed since the fit (training, loading, or a cast "
+                "that loses digits), so its error bars no longer hold. Call fit(train) and "
+                "calibrate(valid) again, or restore the weights."
+            )
+        if now != self._signature:
+            self._tap = self._rebuilt(self._tap)
+            self._signature = now
+        return self._tap
+
+    def header(self) -> dict[str, Any]:
+        """What a file keeps of the tap."""
+        tap = self.current(thorough=True)
+        return {
+            "layer": tap.heads,
+            "silent": tap.silent,
+            "case": tap.case,
+            "layout": tap.layout,
+            "linear": tap.linear,
+            "fingerprint": self.fingerprint,
+        }
+
+    def restore(self, header: dict[str, Any]) -> None:
+        """Take up a tap from a file's header; the model must have the weights fitted.
+
+        Raises:
+            ValueError: another model, other weights, or `features=` missing.
+        """
+        missing = [n for n in header["layer"] if n not in dict(self.model.named_modules())]
+        if missing:
+            raise ValueError(
+                f"The file was made with a readout named {missing[0]!r}, which this "
+                f"{type(self.model).__name__} does not have. Load it with the model it was made "
+                "with."
+            )
+        if fingerprint(self.model) != header["fingerprint"]:
+            raise ValueError(
+                "The model's weights differ from those the file was fitted with. Load the same "
+                "checkpoint into the model first, or fit again."
+            )
+        if header["case"] == "features":
+            if self.source.features is None:
+                raise ValueError("The file was fitted with features=. Pass the same to load().")
+            tap: AnyTap = FeatureTap(self.model, self.source, header["layout"])
+        else:
+            tap = Tap(
+                self.model,
+                self.source,
+                heads=header["layer"],
+                case=header["case"],
+                silent=header["silent"],
+                linear=header["linear"],
+            )
+        self._tap = tap
+        self._signature, self.fingerprint = signature(self.model), header["fingerprint"]
+
+    def _rebuilt(self, tap: AnyTap) -> AnyTap:
+        if isinstance(tap, FeatureTap):
+            return FeatureTap(self.model, self.source, tap.layout)
+        return Tap(
+            self.model,
+            self.source,
+            heads=tap.heads,
+            case=tap.case,
+            silent=tap.silent,
+            linear=tap.linear,
+        )
+
+
+def _few(args: tuple[Any, ...], source: Source, rows: int = 64) -> tuple[Any, ...]:
+    """The first rows of a batch of tensors: enough to find a readout."""
+    tensors = bool(args) and all(isinstance(a, torch.Tensor) and a.ndim > 0 for a in args)
+    if source.forward is not None or not tensors or len({len(a) for a in args}) > 1:
+        return args
+    return tuple(a[:rows] for a in args)

@@ -1,0 +1,122 @@
+"""The outcome of a calibration: what was chosen, how good it is, and what to beware of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class CalibrationReport:
+    r"""Chosen ridge, scale and noise, with what a user needs to judge them.
+
+    Attributes:
+        ridge: $\varsigma^2$.
+        scale: $\alpha$, one entry per target.
+        noise: noise variance, one entry per target; zeros for none.
+        criterion: its name.
+        value: of the criterion at the choice (smaller is better).
+        at_edge: "lower" or "upper" where the best ridge lies at the end of its range.
+        condition: condition number of $G + \varsigma^2 I$.
+        effective_rank: directions that the data determine.
+        width: number of features.
+        nll: Gaussian negative log-likelihood per row on the calibration data.
+        nll_constant: the same for the best constant error bar.
+        rows: calibration rows.
+        duplicates: how many of them stand in the training data too.
+        zero_curvature: training rows that the loss gave no weight.
+        stale: whether data were added or removed since.
+    """
+
+    ridge: float
+    scale: Tensor
+    noise: Tensor
+    criterion: str
+    value: float
+    at_edge: str | None
+    condition: float
+    effective_rank: float
+    width: int
+    nll: float
+    nll_constant: float
+    rows: int
+    duplicates: int = 0
+    zero_curvature: int = 0
+    stale: bool = field(default=False)
+
+    @property
+    def gain(self) -> float:
+        """Nats per row by which the error bars beat a constant one."""
+        return self.nll_constant - self.nll
+
+    @property
+    def warnings(self) -> list[str]:
+        """What to beware of, in sentences."""
+        found = []
+        if self.duplicates:
+            found.append(
+                f"{self.duplicates} of {self.rows} calibration rows stand in the training data "
+                "too: the error bars will be too small. Calibrate on rows the model has not seen."
+            )
+        remedy = "" if bool((self.noise > 0).any()) else " Try noise='constant'."
+        if self.gain < 0.5 / self.rows:
+            found.append(
+                "The error bars are no better than a constant one on these data (NLL "
+                f"{self.nll:.4g} against {self.nll_constant:.4g}); trust them only to flag inputs "
+                f"far from the training data.{remedy}"
+            )
+        if self.at_edge == "upper":
+            found.append(
+                "The best ridge lies at the upper end of its range: the variance follows the "
+                f"length of the features alone, so the ridge may stand in for noise.{remedy}"
+            )
+        if self.at_edge == "lower":
+            found.append("The best ridge lies at the lower end of its range (practically zero).")
+        if self.zero_curvature:
+            found.append(
+                f"{self.zero_curvature} training rows have zero curvature and add nothing "
+                "(with a Huber loss: residuals beyond delta)."
+            )
+        return found
+
+    def __str__(self) -> str:
+        lines = [
+            f"Calibrated on {self.rows} rows by {self.criterion}: {self.value:.6g}",
+            f"  ridge           {self.ridge:.4g}",
+            f"  scale           {_numbers(self.scale)}",
+            f"  noise variance  {_numbers(self.noise)}",
+            f"  NLL             {self.nll:.4g} (constant error bar {self.nll_constant:.4g}, "
+            f"gain {self.gain:.3g})",
+            f"  effective rank  {self.effective_rank:.1f} of {self.width}, "
+            f"condition number {self.condition:.2g}",
+        ]
+        return "\n".join([*lines, *(f"  ! {warning}" for warning in self.warnings)])
+
+    def header(self) -> dict[str, Any]:
+        """Plain values for a file's header; the tensors go by `tensors`."""
+        return {k: v for k, v in vars(self).items() if not isinstance(v, Tensor)}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors for a file."""
+        return {"scale": self.scale, "noise": self.noise}
+
+    @classmethod
+    def from_state(cls, header: dict[str, Any], tensors: dict[str, Tensor]) -> CalibrationReport:
+        """The report that `header` and `tensors` came from."""
+        return cls(**header, scale=tensors["scale"], noise=tensors["noise"])
+
+
+def _numbers(tensor: Tensor, most: int = 6) -> str:
+    values = [f"{value:.4g}" for value in tensor.flatten()[:most].tolist()]
+    return ", ".join(values) + (
+        f", ... ({tensor.numel()} targets)" if tensor.numel() > most else ""
+    )
+
+
+def unscaled(targets: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Scale one and noise zero for every target: what holds before calibration."""
+    one = torch.ones(targets, dtype=torch.float64, device=device)
+    return one, torch.zeros_like(one)

@@ -1,0 +1,90 @@
+"""Calibration of a fit, from one pass over data to the report."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from dataclasses import replace
+
+from .accumulation import Statistics, Weighing
+from .batches import Batch
+from .calibrated import CalibrationReport
+from .calibration import (
+    Choice,
+    Objective,
+    constant_nll,
+    criterion_for,
+    evidence,
+    mean_nll,
+    most_evident_ridge,
+    search,
+)
+from .posterior import Posterior
+from .readout import AnyTap
+from .validation import residuals
+
+NOISES = ("none", "constant")
+
+
+def calibrated(
+    tap: AnyTap,
+    batches: Iterable[Batch],
+    statistics: Statistics,
+    posterior: Posterior,
+    weighing: Weighing,
+    *,
+    criterion: str,
+    ridge: float | None,
+    noise: str,
+) -> CalibrationReport:
+    """Choose ridge, scale and noise; see `LastLayerRigidity.calibrate`."""
+    profile = criterion_for(criterion)
+    if noise not in NOISES:
+        raise ValueError(f"Unknown noise {noise!r}. Known: {', '.join(NOISES)}.")
+    if ridge is not None:
+        posterior.with_ridge(ridge)
+    left_out = criterion == "loo"
+    sketch = None if left_out else statistics.sketch
+    data = residuals(tap, batches, posterior, weighing, sketch=sketch)
+    objective = Objective(data, posterior.eigenvalues, profile, noise != "none", left_out)
+    value = None
+    if criterion == "evidence" and ridge is None:
+        if tap.weights is None:
+            raise ValueError("criterion='evidence' needs the readout's weights, not features=.")
+        score = evidence(statistics.gram, posterior, tap.weights)
+        ridge, value = most_evident_ridge(score, float(posterior.eigenvalues.max()))
+    choice, edge = search(objective, ridge)
+    if value is not None:
+        choice = replace(choice, value=value)
+    report = _report(choice, edge, criterion, objective, posterior, statistics)
+    if report.duplicates:
+        warnings.warn(report.warnings[0], stacklevel=3)
+    return report
+
+
+def _report(
+    choice: Choice,
+    edge: str | None,
+    criterion: str,
+    objective: Objective,
+    posterior: Posterior,
+    statistics: Statistics,
+) -> CalibrationReport:
+    final = posterior.with_ridge(choice.ridge)
+    data = objective.as_left_out(choice.ridge) if objective.left_out else objective.residuals
+    return CalibrationReport(
+        ridge=choice.ridge,
+        scale=choice.scale2.sqrt(),
+        noise=choice.scale2 * choice.floor,
+        criterion=criterion,
+        value=choice.value,
+        at_edge=edge,
+        condition=final.condition,
+        effective_rank=final.effective_rank,
+        width=final.width,
+        nll=mean_nll(data, objective.variance(choice)),
+        nll_constant=constant_nll(data),
+        rows=data.rows,
+        duplicates=round(data.duplicates),
+        zero_curvature=statistics.gram.zeros,
+    )

@@ -1,0 +1,60 @@
+"""The command line: `rigidities <command>`, or `python -m rigidities <command>`."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from . import demo
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status.
+
+    Args:
+        arguments: what follows the program's name; by default what the shell gave.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # a folder's name may hold what the terminal's encoding does not
+        sys.stdout.reconfigure(errors="backslashreplace")
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except (ModuleNotFoundError, OSError) as error:
+        # a missing extra or a folder that cannot be written: the message says what to do
+        print(f"rigidities: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rigidities", description="Calibrated error bars for trained regressors."
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {version('rigidities')}")
+    commands = parser.add_subparsers(title="commands", metavar="command", required=True)
+    _add_demo(commands)
+    return parser
+
+
+def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    summary = "train two small nets, add error bars, print how good they are, draw them"
+    parser = commands.add_parser(
+        "demo",
+        help=summary,
+        description=f"{summary.capitalize()}. Takes seconds and needs no network connection.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("rigidities-demo"), help="folder for the figures"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of splits, noise and nets")
+    parser.set_defaults(run=_demo)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    demo.run(options.out, seed=options.seed)
+    return 0

@@ -1,0 +1,163 @@
+"""Linear maps inside a model: which modules count, how their rows look, a recorder for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a head: its input, its output, and the zero added to it where it was probed."""
+
+    head: nn.Module
+    input: Tensor
+    output: Tensor
+    probe: Tensor | None
+
+    @property
+    def rows(self) -> Tensor:
+        """Input rows (R, D), followed by a column of ones where the head has a bias."""
+        rows = as_rows(self.head, self.input)
+        if not has_bias(self.head):
+            return rows
+        return torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1)
+
+
+class Recorder(nn.Module):
+    """Stands in for a head, calls it, and keeps what went in and came out.
+
+    Attributes:
+        calls: one entry per call since `reset`.
+        probing: add a zero that requires a gradient to each output, so that the derivative of
+            the model's output by the head's output can be taken.
+        change: (D or D+1, K) added to the head's weights (and bias), for checks of linearity.
+    """
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.head = head
+        self.calls: list[Call] = []
+        self.probing = False
+        self.change: Tensor | None = None
+
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
+        """The head's output, recorded."""
+        output: Tensor = self.head(*args, **kwargs)
+        x = args[0] if args else next(iter(kwargs.values()))
+        if self.change is not None:
+            shift = Call(self.head, x, output, None).rows @ self.change.to(x)
+            output = output + from_rows(self.head, shift, output)
+        probe = None
+        if self.probing:
+            probe = torch.zeros_like(output, requires_grad=True)
+            output = output + probe
+        self.calls.append(Call(self.head, x, output, probe))
+        return output
+
+    def reset(self, *, probing: bool = False, change: Tensor | None = None) -> None:
+        """Forget the calls and set what the next ones do."""
+        self.calls = []
+        self.probing = probing
+        self.change = change
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("head"), name)
+
+
+class Sentinel(Recorder):
+    """Stands in for a linear map that was never called, and refuses to be."""
+
+    def __init__(self, name: str, head: nn.Module) -> None:
+        super().__init__(head)
+        self.name = name
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Refuse."""
+        raise ValueError(
+            f"The layer {self.name!r} is called here but was not in the first batch, so it is "
+            "unknown whether it belongs to the readout. Name all readout layers, "
+            "layer=[..., ...], or begin with a batch that calls every layer."
+        )
+
+
+def is_linear_map(module: nn.Module) -> bool:
+    """Whether the module computes W x + b row by row: nn.Linear or a 1 x 1 convolution."""
+    if isinstance(module, nn.Linear):
+        return True
+    return (
+        isinstance(module, _CONVOLUTIONS)
+        and module.groups == 1
+        and all(k == 1 for k in module.kernel_size)
+        and all(s == 1 for s in module.stride)
+        and module.padding in ("same", "valid", *(tuple([0] * n) for n in (1, 2, 3)))
+    )
+
+
+def linear_maps(model: nn.Module) -> dict[str, nn.Module]:
+    """Linear maps by name, in order of definition."""
+    return {name: module for name, module in model.named_modules() if is_linear_map(module)}
+
+
+def has_bias(head: nn.Module) -> bool:
+    """Whether the head adds a bias."""
+    return getattr(head, "bias", None) is not None
+
+
+def weights(head: nn.Module) -> Tensor:
+    """The head's weights as columns per output, bias last: (D or D+1, K)."""
+    weight, bias = head.weight, head.bias
+    assert isinstance(weight, Tensor)
+    columns = weight.detach().flatten(1)
+    if isinstance(bias, Tensor):
+        columns = torch.cat([columns, bias.detach()[:, None]], dim=1)
+    return columns.mT
+
+
+def as_rows(head: nn.Module, tensor: Tensor) -> Tensor:
+    """The head's input or output as rows: channels last, everything before them flattened."""
+    if isinstance(head, _CONVOLUTIONS):
+        tensor = tensor.movedim(channel_axis(head), -1)
+    return tensor.reshape(-1, tensor.shape[-1])
+
+
+def from_rows(head: nn.Module, rows: Tensor, like: Tensor) -> Tensor:
+    """Undo `as_rows` for an output of the head shaped `like`."""
+    channel = channel_axis(head)
+    return rows.reshape(like.movedim(channel, -1).shape).movedim(-1, channel)
+
+
+def record(model: nn.Module, names: list[str]) -> tuple[nn.Module, list[Recorder]]:
+    """Put recorders in place of the named heads of a shadow; returns it with the recorders."""
+    recorders = {id(head): Recorder(head) for head in map(model.get_submodule, names)}
+    if "" in names:
+        recorder = recorders[id(model)]
+        return recorder, [recorder]
+    for parent in list(model.modules()):
+        for child, module in list(parent._modules.items()):
+            if id(module) in recorders and not isinstance(parent, Recorder):
+                setattr(parent, child, recorders[id(module)])
+    return model, list(recorders.values())
+
+
+def guard(model: nn.Module, names: list[str]) -> None:
+    """Put sentinels in place of the named modules of a shadow."""
+    for name in names:
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, Sentinel(name, model.get_submodule(name)))
+
+
+def channel_axis(head: nn.Module) -> int:
+    """Dimension of the channels, counted from the end so that inputs without a batch work too."""
+    for spatial, convolution in enumerate(_CONVOLUTIONS, start=1):
+        if isinstance(head, convolution):
+            return -1 - spatial
+    return -1

@@ -1,0 +1,76 @@
+r"""What sits around the mean: the shape of the predictive law and its noise.
+
+A prediction is $y = \mu + \sigma z$ with $\sigma^2 = \alpha^2 q + \text{noise}$ and $z$ from a
+law of unit variance. Another law or another noise is another class with the same methods.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Law(Protocol):
+    """A law of zero mean and unit variance."""
+
+    @property
+    def name(self) -> str:
+        """What files call it."""
+
+    def quantile(self, level: Tensor) -> Tensor:
+        """z with probability `level` below it."""
+
+    def log_density(self, z: Tensor) -> Tensor:
+        """Logarithm of the density at z."""
+
+    def sample(self, like: Tensor, n: int, generator: torch.Generator | None) -> Tensor:
+        """n draws for each entry of `like`, (n, ...)."""
+
+
+class Noise(Protocol):
+    """The part of the variance that more data would not remove."""
+
+    @property
+    def name(self) -> str:
+        """What files call it."""
+
+    def variance(self, features: Tensor) -> Tensor:
+        """Of each target, broadcast against (M, K), for features (M, ...)."""
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """The standard normal law."""
+
+    name: str = "gaussian"
+
+    def quantile(self, level: Tensor) -> Tensor:
+        """Inverse of the normal distribution function."""
+        z: Tensor = torch.special.ndtri(level)
+        return z
+
+    def log_density(self, z: Tensor) -> Tensor:
+        r"""$-z^2/2 - \log(2\pi)/2$."""
+        return -0.5 * z.square() - 0.5 * math.log(2 * math.pi)
+
+    def sample(self, like: Tensor, n: int, generator: torch.Generator | None) -> Tensor:
+        """Normal draws."""
+        device = like.device if generator is None else generator.device
+        shape = (n, *like.shape)
+        return torch.randn(shape, dtype=like.dtype, device=device, generator=generator).to(like)
+
+
+@dataclass(frozen=True)
+class ConstantNoise:
+    """The same noise variance everywhere, one entry per target; zeros for none."""
+
+    level: Tensor
+    name: str = "constant"
+
+    def variance(self, features: Tensor) -> Tensor:
+        """(K,), whatever the features."""
+        return self.level

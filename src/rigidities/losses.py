@@ -1,0 +1,198 @@
+r"""Curvature of the loss at the prediction: the weight of a row in the Gram.
+
+The paper's pseudo-Hessian (Sec. 3.4) weighs each row by $\partial^2 \ell / \partial \tilde y^2$.
+A loss here is any object with `curvature(prediction, target, batch)`; names, plain callables and
+`torch.nn` losses with `reduction="none"` are turned into one by `loss_for`.
+
+| name | loss | curvature |
+| --- | --- | --- |
+| `"mse"` | half the squared error | 1 |
+| `"huber"` | `Huber(delta=1)` | 1 inside delta, 0 outside |
+| `"log-cosh"` | log cosh(r) | 1 - tanh(r)^2 |
+| `"poisson"` | exp(y) - t y, y the log rate | exp(y) |
+| `GaussianNLL(variance)` | r^2 / (2 variance) | 1 / variance |
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+
+@runtime_checkable
+class Loss(Protocol):
+    """What the fit needs of a loss."""
+
+    needs_target: bool
+
+    def curvature(self, prediction: Tensor, target: Tensor | None, batch: Any) -> Tensor | None:
+        """Second derivative by the prediction, (N, K) or (N, 1); None for all ones."""
+
+
+LossLike = str | Loss | Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class MSE:
+    """Half the squared error: curvature 1, so that $G = F^T F$ as in the paper."""
+
+    needs_target = False
+
+    def curvature(self, prediction: Tensor, target: Tensor | None, batch: Any) -> None:
+        """All ones."""
+        return
+
+
+@dataclass(frozen=True)
+class Huber:
+    """Half squared error inside delta, linear outside: rows in the tails carry no curvature."""
+
+    delta: float = 1.0
+    needs_target = True
+
+    def curvature(self, prediction: Tensor, target: Tensor | None, batch: Any) -> Tensor:
+        r"""1 where $|r| \le \delta$, else 0."""
+        assert target is not None
+        return ((prediction - target).abs() <= self.delta).to(torch.float64)
+
+
+@dataclass(frozen=True)
+class LogCosh:
+    """log cosh(r)."""
+
+    needs_target = True
+
+    def curvature(self, prediction: Tensor, target: Tensor | None, batch: Any) -> Tensor:
+        r"""$1 - \tanh^2 r$, as $\cosh^{-2} r$, which does not cancel."""
+        assert target is not None
+        return (prediction - target).to(torch.float64).cosh().pow(-2)
+
+
+@dataclass(frozen=True)
+class PoissonNLL:
+    """Poisson NLL of a model that gives the log rate, or with `log=False` the rate."""
+
+    log: bool = True
+    needs_target = True
+
+    def curvature(self, prediction: Tensor, target: Tensor | None, batch: Any) -> Tensor:
+        """exp(y), or $t / y^2$."""
+        assert target is not None
+        prediction = prediction.to(torch.float64)
+        return prediction.exp() if self.log else target / prediction.square()
+
+
+@dataclass(frozen=True)
+class GaussianNLL:
+    """$r^2 / 2v$ with a given variance v: a number, one entry per target, or callable(batch)."""
+
+    variance: float | Tensor | Callable[[Any], Tensor]
+    needs_target = False
+
+    def curvature(self, prediction: Tensor, target: Tensor | None, batch: Any) -> Tensor:
+        """1 / v."""
+        given = self.variance(batch) if callable(self.variance) else self.variance
+        variance = torch.as_tensor(given, dtype=torch.float64, device=prediction.device)
+        if bool((variance <= 0).any()):
+            raise ValueError("GaussianNLL needs variances above zero.")
+        if variance.ndim and variance.numel() in {len(prediction), prediction.numel()}:
+            variance = variance.reshape(len(prediction), -1)
+        return (1 / variance).expand(prediction.shape)
+
+
+class PerSampleLoss:
+    """Any twice differentiable loss per sample: callable(prediction, target) -> (N,) or (N, K)."""
+
+    needs_target = True
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.function = function
+        self._checked = False
+
+    def curvature(self, prediction: Tensor, target: Tensor | None, batch: Any) -> Tensor:
+        """Diagonal of the second derivative by automatic differentiation, (N, K)."""
+        assert target is not None
+        with torch.enable_grad():
+            y = prediction.detach().to(torch.float64).requires_grad_()
+            t = target.to(torch.float64) if target.is_floating_point() else target
+            values = self.function(y, t)
+            self._check(values, y, t)
+            return _second_derivative(values, y).detach()
+
+    def _check(self, values: Tensor, prediction: Tensor, target: Tensor) -> None:
+        rows = len(prediction)
+        if values.ndim == 0 or values.shape[0] != rows:
+            raise ValueError(
+                f"The loss must return one value per sample, shape ({rows},) or "
+                f"{tuple(prediction.shape)}, got {tuple(values.shape)}: a mean or sum over the "
+                "batch loses the curvature of each sample. Pass reduction='none', or drop the "
+                ".mean()."
+            )
+        if not self._checked and rows > 1:
+            alone = self.function(prediction[:1].detach(), target[:1])
+            if not torch.allclose(alone, values[:1].detach(), rtol=1e-4, equal_nan=True):
+                raise ValueError(
+                    "The loss of a sample depends on the rest of its batch (for one sample alone "
+                    f"it is {float(alone.sum()):.6g}, in the batch "
+                    f"{float(values[:1].sum()):.6g}). Return the plain loss of each sample, not "
+                    "divided by the batch size."
+                )
+        self._checked = True
+
+
+def _second_derivative(values: Tensor, y: Tensor) -> Tensor:
+    """Diagonal of the Hessian by y of a sum of per-row losses."""
+    if not values.requires_grad:
+        raise ValueError("The loss does not depend on the prediction through torch operations.")
+    (slope,) = torch.autograd.grad(values.sum(), y, create_graph=True)
+    if not slope.requires_grad:
+        return torch.zeros_like(y)
+    columns = slope.reshape(len(y), -1).unbind(1)
+    diagonal = torch.zeros_like(y).reshape(len(y), -1)
+    coupled = False
+    for k, column in enumerate(columns):
+        (row,) = torch.autograd.grad(
+            column.sum(), y, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+        row = row.reshape(len(y), -1)
+        diagonal[:, k] = row[:, k]
+        coupled = coupled or bool((row.abs().sum(1) - row[:, k].abs() > 1e-9).any())
+    if coupled:
+        warnings.warn(
+            "The loss couples the targets of a sample; only the diagonal of its curvature is used.",
+            stacklevel=2,
+        )
+    return diagonal.reshape(y.shape)
+
+
+def loss_for(loss: LossLike) -> Loss:
+    """The loss object that a name or a per-sample callable stands for.
+
+    Example:
+        >>> loss_for("huber").curvature(torch.tensor([[0.0], [3.0]]), torch.zeros(2, 1), None)
+        tensor([[1.],
+                [0.]], dtype=torch.float64)
+    """
+    named: dict[str, Loss] = {
+        "mse": MSE(),
+        "huber": Huber(),
+        "log-cosh": LogCosh(),
+        "poisson": PoissonNLL(),
+    }
+    if isinstance(loss, str):
+        if loss not in named:
+            raise ValueError(
+                f"Unknown loss {loss!r}. Known: {', '.join(sorted(named))}, GaussianNLL(variance), "
+                "or callable(prediction, target) -> one loss per sample."
+            )
+        return named[loss]
+    if isinstance(loss, Loss):
+        return loss
+    if callable(loss):
+        return PerSampleLoss(loss)
+    raise TypeError(f"loss must be a name or a callable, got {type(loss).__name__}.")

@@ -1,0 +1,269 @@
+"""How good error bars are, in pictures.
+
+Arguments are tensors, arrays or lists, as in `rigidities.metrics`. Each function draws on the axes
+it is given, or on new ones, and returns them; it shows and saves nothing and leaves matplotlib's
+settings alone. Needs `pip install "rigidities[plots]"`.
+
+References:
+    Colours: Okabe and Ito, "Color universal design", 2008.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from . import metrics
+from .confidence import confidence_factors
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from .metrics import Values
+
+__all__ = ["along", "binned", "calibration", "confidence_factors", "errors"]
+
+BLUE, VERMILION, BLACK, GREY = "#0072B2", "#D55E00", "#000000", "#666666"
+PARITY_SIZE, WIDE_SIZE = (4.8, 4.8), (6.4, 4.0)
+
+
+def errors(mean: Values, std: Values, target: Values, ax: Axes | None = None) -> Axes:
+    """|e| against sigma on logarithmic axes, with the lines that hold 1, 2 and 3 sigma.
+
+    The lines are y = low sigma and y = high sigma, by `confidence_factors`; y = sigma is the mode
+    of log |e|. The smallest half per cent of errors, and zeros, may lie below the axis: they are
+    drawn as triangles on its lower edge.
+
+    Args:
+        mean: predictions.
+        std: their error bars, above zero.
+        target: true values.
+        ax: axes to draw on, new ones by default.
+
+    Returns:
+        The axes.
+    """
+    std, error = _std_and_absolute_error(mean, std, target)
+    smallest = error.kthvalue(1 + len(error) // 200).values
+    floor = torch.maximum(smallest, confidence_factors(3)[0] * std.min())
+    ax = _axes(ax, PARITY_SIZE)
+    low, high = _parity(ax, torch.cat([std, error.clamp(min=float(floor))]))
+    _confidence_lines(ax, low, high)
+    below = error < low
+    _scatter(ax, std[~below], error[~below])
+    _scatter(ax, std[below], torch.full_like(std[below], low), marker="v", clip_on=False)
+    ax.set(xlabel="estimated error", ylabel="absolute error")
+    _legend(ax, std, error)
+    return ax
+
+
+def binned(
+    mean: Values, std: Values, target: Values, bin_size: int = 100, ax: Axes | None = None
+) -> Axes:
+    """MSE against predicted variance, of bins of rows sorted by predicted variance.
+
+    The band about y = x is twice the standard error sqrt(2 / bin_size) of log MSE that Gaussian
+    errors have. Closeness to the line alone would flatter a constant bar, so the numbers that tell
+    it apart are written in.
+
+    Args:
+        mean: predictions.
+        std: their error bars, above zero.
+        target: true values.
+        bin_size: rows per bin; an incomplete last bin is left out.
+        ax: axes to draw on, new ones by default.
+
+    Returns:
+        The axes.
+    """
+    std, error = _std_and_absolute_error(mean, std, target)
+    variance, mse = metrics.binned(torch.zeros_like(error), std, error, bin_size)
+    ax = _axes(ax, PARITY_SIZE)
+    low, high = _parity(ax, torch.cat([variance, mse[mse > 0]]))
+    ends = torch.tensor([low, high], dtype=torch.float64)
+    noise = math.exp(2 * math.sqrt(2 / bin_size))
+    ax.fill_between(
+        ends, ends / noise, ends * noise, color=GREY, alpha=0.2, lw=0, label="sampling noise"
+    )
+    ax.plot(ends, ends, color=BLACK, lw=1, label="y = x")
+    _scatter(ax, variance, mse.clamp(min=low), s=22, label=f"bins of {bin_size}")
+    ax.set(xlabel="predicted variance", ylabel="mean squared error")
+    _legend(ax, variance, mse, title=_resolution(error, std, bin_size))
+    return ax
+
+
+def calibration(mean: Values, std: Values, target: Values, ax: Axes | None = None) -> Axes:
+    """Observed against nominal coverage of central intervals, with the area from the diagonal.
+
+    Above the diagonal the bars are too wide, below it too narrow. The grey band is twice the
+    binomial standard error sqrt(p (1 - p) / N).
+
+    Args:
+        mean: predictions.
+        std: their error bars, above zero.
+        target: true values.
+        ax: axes to draw on, new ones by default.
+
+    Returns:
+        The axes.
+    """
+    nominal, observed = metrics.calibration_curve(mean, std, target)
+    rows = len(nominal) - 2
+    nominal, observed = _thinned(nominal, observed)
+    x, y = nominal.repeat_interleave(2)[1:], observed.repeat_interleave(2)[:-1]  # as steps
+    area = metrics.miscalibration_area(mean, std, target)
+    ax = _axes(ax, PARITY_SIZE)
+    _binomial_band(ax, rows)
+    ax.fill_between(x, x, y, color=BLUE, alpha=0.2, lw=0, label=f"area {area:.3f}")
+    ax.plot([0, 1], [0, 1], color=BLACK, lw=1, label="y = x")
+    ax.plot(x, y, color=BLUE, lw=1.6, label="observed")
+    ax.set(xlabel="nominal coverage", ylabel="observed coverage", xlim=(0, 1), ylim=(0, 1))
+    ax.set_box_aspect(1)
+    _legend(ax, nominal, observed)
+    return ax
+
+
+def along(
+    x: Values,
+    mean: Values,
+    std: Values,
+    target: Values | None = None,
+    ax: Axes | None = None,
+    train: tuple[Values, Values] | None = None,
+) -> Axes:
+    """Predictions along one input, with bands of 1 and 2 sigma.
+
+    Args:
+        x: the input, in any order.
+        mean: predictions at x.
+        std: their error bars.
+        target: true values at x, drawn as dots.
+        ax: axes to draw on, new ones by default.
+        train: inputs and targets of the training data, drawn as crosses.
+
+    Returns:
+        The axes.
+    """
+    columns = metrics.aligned(x=x, mean=mean, std=std)
+    dots = None if target is None else metrics.aligned(x=x, target=target)
+    crosses = None if train is None else metrics.aligned(inputs=train[0], targets=train[1])
+    ax = _axes(ax, WIDE_SIZE)
+    _mean_and_bands(ax, *(column[columns[0].argsort()] for column in columns))
+    if dots:
+        _scatter(ax, *dots, color=BLACK, s=6, label="target")
+    if crosses:
+        _scatter(ax, *crosses, color=VERMILION, marker="x", s=22, label="train")
+    ax.set(xlabel="input", ylabel="prediction")
+    # among many points matplotlib is slow to find the best place, and warns
+    count = sum(len(drawn[0]) for drawn in (columns, dots, crosses) if drawn)
+    ax.legend(loc="best" if count < 10_000 else "upper left", framealpha=0.7, edgecolor="none")
+    return ax
+
+
+def _std_and_absolute_error(mean: Values, std: Values, target: Values) -> tuple[Tensor, Tensor]:
+    mean, std, target = metrics.aligned(mean=mean, std=std, target=target)
+    if zeros := int((std == 0).sum()):
+        raise ValueError(
+            f"Expected std > 0 for a logarithmic axis, got {zeros} of {len(std)} values zero. "
+            "Drop those rows or add a noise floor to the variance."
+        )
+    return std, (target - mean).abs()
+
+
+def _axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
+    if ax is not None:
+        return ax
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise ImportError('Plots need matplotlib: pip install "rigidities[plots]".') from error
+    return plt.subplots(figsize=size, layout="constrained")[1]
+
+
+def _parity(ax: Axes, values: Tensor) -> tuple[float, float]:
+    """Make both axes logarithmic with the same limits around the values, a decade or more apart."""
+    low, high = float(values.min()) / 1.3, float(values.max()) * 1.3
+    widen = max(0.0, 1 - math.log10(high / low)) / 2
+    low, high = low / 10**widen, high * 10**widen
+    ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
+    ax.set_box_aspect(1)
+    _label_log_ticks(ax, decades=math.log10(high / low))
+    return low, high
+
+
+def _label_log_ticks(ax: Axes, decades: float) -> None:
+    """Label 1, 2, 5, 10, ... where there are few decades, else powers of ten alone."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_minor_formatter(NullFormatter())
+        if decades < 2:
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _confidence_lines(ax: Axes, low: float, high: float) -> None:
+    ends = torch.tensor([low, high], dtype=torch.float64)
+    ax.plot(ends, ends, color=BLACK, lw=1.2, zorder=3, label="y = x")
+    for sigmas, style in ((1, "-"), (2, "--"), (3, ":")):
+        below, above = confidence_factors(sigmas)
+        label = f"{sigmas}σ: {100 * math.erf(sigmas / math.sqrt(2)):.3g} %"
+        ax.plot(ends, above * ends, style, color=VERMILION, lw=1.2, zorder=3, label=label)
+        ax.plot(ends, below * ends, style, color=VERMILION, lw=1.2, zorder=3)
+
+
+def _mean_and_bands(ax: Axes, x: Tensor, mean: Tensor, std: Tensor) -> None:
+    ax.plot(x, mean, color=BLUE, lw=2, zorder=3, label="mean")
+    for k, alpha in ((1, 0.35), (2, 0.2)):
+        low, high = mean - k * std, mean + k * std
+        ax.fill_between(x, low, high, color=BLUE, alpha=alpha, lw=0, label=f"±{k}σ")
+
+
+def _resolution(error: Tensor, std: Tensor, bin_size: int) -> str:
+    """The numbers that tell good bars from a constant one."""
+    zero = torch.zeros_like(error)
+    gain = round(metrics.nll_gain(zero, std, error), 2) + 0.0  # 0.00 rather than -0.00
+    return (
+        f"slope {metrics.slope(zero, std, error, bin_size):.2f}\n"
+        f"{metrics.decades(std, bin_size):.2f} decades\n"
+        f"rank correlation {metrics.spearman(zero, std, error):.2f}\n"
+        f"NLL gain {gain:.2f}"
+    )
+
+
+def _thinned(nominal: Tensor, observed: Tensor, knots: int = 2000) -> tuple[Tensor, Tensor]:
+    """At most so many knots of a curve, both ends among them: more would not show."""
+    kept = torch.linspace(0, len(nominal) - 1, min(knots, len(nominal)), dtype=torch.float64)
+    return nominal[kept.long()], observed[kept.long()]
+
+
+def _binomial_band(ax: Axes, rows: int) -> None:
+    p = torch.linspace(0, 1, 201)
+    noise = 2 * (p * (1 - p) / rows).sqrt()
+    ax.fill_between(p, p - noise, p + noise, color=GREY, alpha=0.2, lw=0, label="sampling noise")
+
+
+def _scatter(ax: Axes, x: Tensor, y: Tensor, **style: Any) -> None:
+    defaults = {
+        "color": BLUE,
+        "s": 12,
+        "alpha": min(0.8, max(0.03, 12 / math.sqrt(max(1, len(x))))),
+    }
+    if style.get("marker") != "x":  # a cross is nothing but its line
+        defaults["linewidths"] = 0
+    ax.scatter(x, y, **{"rasterized": True, "zorder": 2, **defaults, **style})
+
+
+def _legend(ax: Axes, x: Tensor, y: Tensor, title: str | None = None) -> None:
+    """Put the legend above y = x, or below it where most points lie above."""
+    crowded = (y > x).double().mean() > 0.75
+    ax.legend(
+        title=title,
+        loc="lower right" if crowded else "upper left",
+        alignment="left",
+        framealpha=0.7,
+        edgecolor="none",
+    )

@@ -1,0 +1,302 @@
+r"""The posterior of the readout weights: variances from the Gram's eigenbasis.
+
+With $G + \Sigma = V \,\mathrm{diag}(\lambda)\, V^\top$ ($\Sigma$ an optional penalty matrix),
+ridge $s = \varsigma^2$ and scale $\alpha$
+
+$$ q(f) = f^\top (G + \Sigma + s I)^{-1} f = \sum_j \frac{(v_j^\top f)^2}{\lambda_j + s},
+   \qquad \sigma^2(f) = \alpha^2 q(f), \qquad R(f) = 1 / q(f) $$
+
+(the paper's last-layer prediction rigidity). The eigenbasis is kept, so another ridge costs
+nothing; the targets share it, each with a scale of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .gram import Gram
+
+TruncationForm = Literal["inverse", "complement"]
+
+
+@dataclass(frozen=True)
+class Posterior:
+    r"""$N(0, \alpha^2 (G + \varsigma^2 I)^{-1})$ of the readout weights about the trained ones.
+
+    Attributes:
+        eigenvalues: (k,) ascending, or (T, k) with one Gram per target.
+        eigenvectors: (D, k) or (T, D, k), in columns.
+        ridge: $\varsigma^2$.
+        scale: $\alpha$, a scalar or (K,) with one entry per target.
+        complement: whether directions outside the kept ones count with the ridge alone.
+        error: worst-case relative error of a truncation; see `truncate`.
+    """
+
+    eigenvalues: Tensor
+    eigenvectors: Tensor
+    ridge: float
+    scale: Tensor = field(default_factory=lambda: torch.ones((), dtype=torch.float64))
+    complement: bool = False
+    error: float = 0.0
+
+    @classmethod
+    def from_gram(cls, gram: Gram, ridge: float, penalty: Tensor | None = None) -> Posterior:
+        r"""Factorise $G$ (+ penalty) once.
+
+        Args:
+            gram: the accumulated rows.
+            ridge: $\varsigma^2 \ge 0$, added to the diagonal.
+            penalty: any symmetric positive semi-definite (D, D) matrix added to G.
+
+        Raises:
+            ValueError: singular at this ridge, or not positive semi-definite.
+
+        Example:
+            >>> gram = Gram(1)
+            >>> gram.update(torch.tensor([[1.0], [2.0]]))
+            >>> Posterior.from_gram(gram, ridge=5.0).variance(torch.tensor([[10.0]])).item()
+            10.0
+        """
+        matrix = gram.matrix
+        if penalty is not None:
+            matrix = matrix + _checked_penalty(penalty, gram)
+        eigenvalues, eigenvectors = torch.linalg.eigh(matrix)
+        posterior = cls(_clipped(eigenvalues), eigenvectors, 0.0)
+        try:
+            return posterior.with_ridge(ridge)
+        except ValueError as error:
+            raise ValueError(
+                f"Gram is singular: {gram.count} samples for {gram.width} features and "
+                f"ridge={ridge:g}. Pass ridge > 0 or more data."
+            ) from error
+
+    @property
+    def width(self) -> int:
+        """Number of features D."""
+        return self.eigenvectors.shape[-2]
+
+    @property
+    def rank(self) -> int:
+        """Number of eigenvectors kept."""
+        return self.eigenvectors.shape[-1]
+
+    @property
+    def precisions(self) -> Tensor:
+        r"""Eigenvalues of $G + \varsigma^2 I$, ascending."""
+        return self.eigenvalues + self.ridge
+
+    @property
+    def condition(self) -> float:
+        r"""Condition number of $G + \varsigma^2 I$ (the worst target's)."""
+        return float((self.precisions[..., -1] / self.precisions[..., 0]).max())
+
+    @property
+    def effective_rank(self) -> float:
+        r"""$\sum_j \lambda_j / (\lambda_j + \varsigma^2)$: directions that the data determine."""
+        return float((self.eigenvalues / self.precisions).sum(-1).mean())
+
+    def with_ridge(self, ridge: float) -> Posterior:
+        """The same eigenbasis with another ridge: no factorisation."""
+        if not ridge >= 0 or ridge == float("inf"):
+            raise ValueError(f"ridge must be finite and not negative, got {ridge}.")
+        smallest, largest = self.eigenvalues[..., 0], self.eigenvalues[..., -1]
+        floor = self.width * torch.finfo(torch.float64).eps * largest
+        if bool((smallest + ridge <= floor).any()):
+            raise ValueError(
+                f"The Gram is singular at ridge={ridge:g}: its smallest eigenvalue is "
+                f"{float(smallest.min()):.3g} and its largest {float(largest.max()):.3g}. "
+                "Pass a larger ridge or more data."
+            )
+        return replace(self, ridge=float(ridge))
+
+    def with_scale(self, scale: Tensor | float) -> Posterior:
+        """The same posterior with another scale (a number, or one entry per target)."""
+        scale = torch.as_tensor(scale, dtype=torch.float64, device=self.eigenvalues.device)
+        return replace(self, scale=scale)
+
+    def to(self, device: torch.device | str) -> Posterior:
+        """The same posterior on another device."""
+        return replace(
+            self,
+            eigenvalues=self.eigenvalues.to(device),
+            eigenvectors=self.eigenvectors.to(device),
+            scale=self.scale.to(device),
+        )
+
+    def projections(self, features: Tensor) -> Tensor:
+        """Components $v_j^T f$ in float64: (..., D) -> (..., k), or (..., T, k) per target."""
+        if features.shape[-1] != self.width:
+            raise ValueError(
+                f"features must have {self.width} columns, got {tuple(features.shape)}."
+            )
+        features = features.to(self.eigenvectors)
+        if self.eigenvectors.ndim == 2:
+            return features @ self.eigenvectors
+        if features.ndim < 3:
+            return torch.einsum("...d,tdk->...tk", features, self.eigenvectors)
+        return torch.einsum("...td,tdk->...tk", features, self.eigenvectors)
+
+    def quadratic(self, features: Tensor) -> Tensor:
+        r"""$q = f^T (G + \varsigma^2 I)^{-1} f$, unscaled: (..., D) -> (...), or (..., T)."""
+        components = self.projections(features)
+        inside = (components.square() / self.precisions).sum(-1)
+        return inside + self._outside(features, components) if self.complement else inside
+
+    def variance(self, features: Tensor) -> Tensor:
+        r"""$\alpha^2 q$: (..., D) -> (...), then the targets where scale has several."""
+        q = self.quadratic(features)
+        if self.scale.ndim and self.eigenvalues.ndim == 1:
+            q = q[..., None]
+        return self.scale.square() * q
+
+    def rigidity(self, features: Tensor) -> Tensor:
+        """The paper's prediction rigidity $R = 1/q$, unscaled."""
+        return 1 / self.quadratic(features)
+
+    def covariance(self, left: Tensor, right: Tensor | None = None) -> Tensor:
+        r"""$\alpha^2 f^\top (G + \varsigma^2 I)^{-1} f'$ between rows: (N, D), (M, D) -> (N, M).
+
+        With several targets (K, N, M): targets' weights are independent a posteriori.
+        """
+        a = self.whitened(left)
+        b = a if right is None else self.whitened(right)
+        if self.eigenvalues.ndim > 1:
+            a, b = a.movedim(-2, 0), b.movedim(-2, 0)
+        covariance = a @ b.mT
+        if self.scale.ndim == 0:
+            return self.scale.square() * covariance
+        return self.scale.square()[:, None, None] * covariance
+
+    def whitened(self, features: Tensor) -> Tensor:
+        r"""Rows z with $z \cdot z' = f^T (G + \varsigma^2 I)^{-1} f'$."""
+        components = self.projections(features)
+        inside = components / self.precisions.sqrt()
+        if not self.complement:
+            return inside
+        rest = self._residual(features, components) / self.ridge**0.5
+        return torch.cat([inside, rest], dim=-1)
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+        r"""Draw n weight deviations from $N(0, \alpha^2 (G + \varsigma^2 I)^{-1})$.
+
+        Returns:
+            (n, D), or (n, K, D) with several targets.
+        """
+        targets = self.scale.shape[0] if self.scale.ndim else 1
+        z = self._normal((targets, n, self.rank), generator)
+        draws = (z / self.precisions.sqrt().unsqueeze(-2)) @ self.eigenvectors.mT
+        if self.complement:
+            noise = self._normal((targets, n, self.width), generator)
+            draws = draws + self._residual(noise, noise @ self.eigenvectors) / self.ridge**0.5
+        draws = draws * self.scale.reshape(-1, 1, 1)
+        return draws.movedim(0, 1) if self.scale.ndim else draws[0]
+
+    def truncate(
+        self,
+        rank: int | None = None,
+        *,
+        accuracy: float | None = None,
+        form: TruncationForm = "complement",
+    ) -> Posterior:
+        r"""Keep `rank` eigenvectors, so that a prediction costs D x rank.
+
+        `form="inverse"` is the paper's: the largest eigenvalues of the *inverse* (the smallest
+        of G), a lower bound on q. What it drops is at most `error` times the largest variance
+        that a feature vector of the same length can have,
+        $(\lambda_{\min} + s) / (\lambda_{\mathrm{dropped}} + s)$.
+        `form="complement"` keeps the largest eigenvalues of G and treats the rest as
+        $\lambda = 0$ (the ridge alone), an upper bound on q. It overestimates any variance by at
+        most the factor 1 + `error`, $\lambda_{\mathrm{dropped}} / s$.
+
+        Args:
+            rank: how many to keep; or
+            accuracy: the worst-case `error` to allow: the smallest rank that reaches it.
+            form: as above.
+        """
+        if (rank is None) == (accuracy is None):
+            raise ValueError("Give either a rank or an accuracy.")
+        if self.eigenvalues.ndim > 1:
+            raise ValueError("Each target has its own Gram here: truncation needs a shared one.")
+        if form == "complement" and self.ridge == 0:
+            raise ValueError("form='complement' needs ridge > 0: it divides by it.")
+        errors = self._truncation_errors(form)
+        if accuracy is not None:
+            rank = int((errors > accuracy).sum())
+        if rank is None or not 0 < rank <= self.rank:
+            raise ValueError(f"rank must lie in 1..{self.rank}, got {rank}.")
+        kept = slice(None, rank) if form == "inverse" else slice(self.rank - rank, None)
+        return replace(
+            self,
+            eigenvalues=self.eigenvalues[kept],
+            eigenvectors=self.eigenvectors[:, kept],
+            complement=form == "complement" and rank < self.width,
+            error=float(errors[rank]),
+        )
+
+    @cached_property
+    def factor(self) -> Tensor:
+        r"""Upper triangular R with $q = |R f|^2$, (D, D) or (T, D, D).
+
+        From a QR factorisation of the whitened eigenbasis: the Gram's condition number enters
+        by its root only, and a triangular product costs half of a full one.
+        """
+        if self.rank < self.width:
+            raise ValueError("A truncated posterior has no square factor: use quadratic().")
+        whitener = (self.eigenvectors / self.precisions.sqrt().unsqueeze(-2)).mT
+        factor: Tensor = torch.linalg.qr(whitener, mode="r").R
+        return factor
+
+    def _truncation_errors(self, form: TruncationForm) -> Tensor:
+        """Worst-case error after keeping 0, 1, ..., rank eigenvectors, (rank + 1,)."""
+        end = self.eigenvalues.new_zeros(1)
+        if form == "inverse":
+            return torch.cat([self.precisions[0] / self.precisions, end])
+        return torch.cat([self.eigenvalues.flip(0) / self.ridge, end])
+
+    def _residual(self, features: Tensor, components: Tensor) -> Tensor:
+        """What the kept eigenvectors do not span of f."""
+        return features.to(self.eigenvectors) - components @ self.eigenvectors.mT
+
+    def _outside(self, features: Tensor, components: Tensor) -> Tensor:
+        return self._residual(features, components).square().sum(-1) / self.ridge
+
+    def _normal(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        device = self.eigenvectors.device
+        source = generator.device if generator is not None else device
+        draws = torch.randn(shape, dtype=torch.float64, device=source, generator=generator)
+        return draws.to(device)
+
+
+def _clipped(eigenvalues: Tensor) -> Tensor:
+    """Set rounding-sized negative eigenvalues to zero; refuse larger ones."""
+    largest = eigenvalues[..., -1:]
+    if not bool((largest > 0).any()):
+        raise ValueError(
+            "The Gram is zero: no rows, or all features are zero. Fit on data whose features vary."
+        )
+    tolerance = 1e-12 * eigenvalues.shape[-1] * largest
+    if bool((eigenvalues < -tolerance).any()):
+        raise ValueError(
+            f"The matrix is not positive semi-definite: its smallest eigenvalue is "
+            f"{float(eigenvalues.min()):.3g}. A Gram becomes so when rows are removed that "
+            "were never added, a penalty when it is not one."
+        )
+    return eigenvalues.clamp(min=0)
+
+
+def _checked_penalty(penalty: Tensor, gram: Gram) -> Tensor:
+    penalty = penalty.detach().to(gram.device, torch.float64)
+    if tuple(penalty.shape) != (gram.width, gram.width):
+        raise ValueError(
+            f"penalty must be ({gram.width}, {gram.width}), got {tuple(penalty.shape)}."
+        )
+    if not torch.allclose(penalty, penalty.mT):
+        raise ValueError("penalty must be symmetric. Pass (P + P.T) / 2.")
+    if bool(torch.linalg.eigvalsh(penalty)[0] < -1e-9 * penalty.abs().max()):
+        raise ValueError("penalty must be positive semi-definite.")
+    return penalty

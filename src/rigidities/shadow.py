@@ -1,0 +1,68 @@
+"""A structural copy of a model that shares its tensors.
+
+The copy's modules are new objects, so that parts of it can be replaced and its eval mode set
+without touching the user's model, its flags or its hooks; its parameters and buffers are the
+model's own memory, so that it costs nothing and follows in-place changes of the weights. The
+parameters are frozen aliases: a forward pass through the copy records no graph by itself.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+
+def shadow(model: nn.Module) -> nn.Module:
+    """A copy of the model in eval mode whose frozen parameters alias the model's memory.
+
+    Raises:
+        TypeError: the model cannot be copied (TorchScript, attributes that refuse).
+    """
+    model = unwrapped(model)
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(
+            "A TorchScript module cannot be looked into. Wrap the original nn.Module instead."
+        )
+    memo: dict[int, object] = {}
+    for module in model.modules():
+        for value in _tensors(module):
+            memo[id(value)] = _alias(value)
+    try:
+        twin = copy.deepcopy(model, memo)
+    except Exception as error:
+        raise TypeError(
+            f"{type(model).__name__} cannot be copied ({error}). The copy shares all weights and "
+            "is needed so that your model stays untouched: drop the attribute that refuses "
+            "copy.deepcopy, or give it a __deepcopy__."
+        ) from error
+    return twin.eval()
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module inside torch.compile, DataParallel or DistributedDataParallel wrappers."""
+    inner = getattr(model, "_orig_mod", None)
+    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        inner = model.module
+    return unwrapped(inner) if isinstance(inner, nn.Module) else model
+
+
+def signature(model: nn.Module) -> tuple[object, ...]:
+    """What changes whenever a weight is written, moved or replaced; cheap, no arithmetic."""
+    return tuple(
+        (t.data_ptr(), t._version, t.device, t.dtype)
+        for tensors in (model.parameters(), model.buffers())
+        for t in tensors
+    )
+
+
+def _tensors(module: nn.Module) -> list[Tensor]:
+    groups = (module._parameters, module._buffers, vars(module))
+    return [value for group in groups for value in group.values() if isinstance(value, Tensor)]
+
+
+def _alias(value: Tensor) -> Tensor:
+    if isinstance(value, nn.Parameter):
+        return nn.Parameter(value.detach(), requires_grad=False)
+    return value.detach()

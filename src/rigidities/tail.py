@@ -1,0 +1,100 @@
+r"""What follows the heads, seen from the output: each head row's gain and owner.
+
+The output depends on the heads' outputs $o_r$ through some tail (scaling, gathering, sums over
+atoms or time steps, mixing). A backward pass through the tail alone, $v \mapsto J^\top v$, tells
+
+* its *gain and owner*, when every head row acts on one output row and each target on itself:
+  $y_{mk} = \sum_{r \in m} g_{rk}\, o_{rk} + \ldots$, so that $\partial y_{mk} / \partial w_k =
+  \sum_{r \in m} g_{rk} h_r$, three cheap passes whatever the number of rows;
+* the *Jacobian* of each sample otherwise, one pass per output of a sample.
+
+The trunk is never differentiated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .heads import Call, as_rows
+
+Pull = Callable[[Tensor], list[Tensor]]
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Of one call of a head: the output row that owns each head row, and its gain per target."""
+
+    owner: Tensor
+    gain: Tensor
+
+
+def pullback(outputs: Tensor, calls: list[Call]) -> Pull:
+    """v (like outputs) -> $J^T v$ for each call, as rows (R, K_head)."""
+    probes = [call.probe for call in calls if call.probe is not None]
+
+    def pull(v: Tensor) -> list[Tensor]:
+        gradients = torch.autograd.grad(
+            outputs, probes, v, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+        return [as_rows(call.head, g) for call, g in zip(calls, gradients, strict=True)]
+
+    return pull
+
+
+def gains(outputs: Tensor, pull: Pull) -> list[Gain] | None:
+    """Gain and owner of each call's rows for outputs (M, K); None if the tail has no such form."""
+    base = pull(torch.ones_like(outputs))
+    if any(gain.shape[1] != outputs.shape[1] for gain in base):
+        return None
+    found = _owners(pull, torch.ones_like(outputs), base)
+    probe = _random(outputs)
+    for gain, owner, pulled in zip(base, found, pull(probe), strict=True):
+        if not _close(pulled, gain * probe[owner]):
+            return None
+    return [Gain(owner, gain) for owner, gain in zip(found, base, strict=True)]
+
+
+def sample_owners(outputs: Tensor, pull: Pull) -> list[Tensor] | None:
+    """The sample that owns each head row for outputs (N, K), or None if samples are coupled."""
+    mixture = _random(outputs[:1]).abs().add(0.5).expand_as(outputs)
+    base = pull(mixture)
+    found = _owners(pull, mixture, base)
+    probe = _random(outputs[:, :1])
+    for gain, owner, pulled in zip(base, found, pull(probe * mixture), strict=True):
+        if not _close(pulled, gain * probe[owner]):
+            return None
+    return found
+
+
+def _owners(pull: Pull, mixture: Tensor, base: list[Tensor]) -> list[Tensor]:
+    """Number every output row in digits small enough to survive the dtype; read them back."""
+    count = len(mixture)
+    digit = int(torch.finfo(mixture.dtype).eps ** -0.5)
+    index = torch.arange(count, device=mixture.device)
+    owners = [torch.zeros(len(b), dtype=torch.long, device=b.device) for b in base]
+    columns = [b.abs().argmax(1, keepdim=True) for b in base]
+    place = 1
+    while place < count:
+        code = (index // place % digit).to(mixture.dtype)
+        for i, coded in enumerate(pull(mixture * code[:, None])):
+            gain = base[i].gather(1, columns[i])
+            ratio = (coded.gather(1, columns[i]) / gain)[:, 0]
+            owners[i] += ratio.nan_to_num(0, 0, 0).round().long().clamp(0, digit) * place
+        place *= digit
+    return [owner.clamp(max=count - 1) for owner in owners]
+
+
+def _random(like: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like)
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    if a.numel() == 0:
+        return True
+    tolerance = 64 * torch.finfo(a.dtype).eps
+    return bool((a - b).abs().max() <= tolerance * b.abs().max().clamp(min=1e-30))
