@@ -69,7 +69,7 @@ bench: .venv/.stamp .venv-rivals/.stamp ## speed and memory against the bare mod
 	@touch $@
 
 docs: .venv/.docs-stamp ## build the documentation into site/
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "Open site/index.html"
 
 .venv/.docs-stamp: .venv/.stamp

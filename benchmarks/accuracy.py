@@ -58,16 +58,17 @@ def posterior_row(rows: int, width: int, condition: float) -> Row:
 
 def model_row(rows: int, width: int, condition: float) -> Row:
     """``uq(x)`` of a float32 model: features as they are, the quadratic form put to the test."""
-    model = nn.Sequential(nn.Linear(width, width, bias=False), nn.Linear(width, 1, bias=False))
+    trunk = nn.Linear(width, width, bias=False)
+    model = nn.Sequential(trunk, nn.Linear(width, 1, bias=False))
     with torch.no_grad():
-        model[0].weight.copy_(mixing(width, condition).mT)
-    x, asked = inputs(rows, width, 3), inputs(500, width, 4)
+        trunk.weight.copy_(mixing(width, condition).mT)
+    x, asked = inputs(rows, width, 3), torch.cat([inputs(500, width, 4), strongest(trunk.weight)])
     noise = inputs(rows, 1, 6)
     with torch.no_grad():
-        train, features, y = model[0](x), model[0](asked), model(x) + noise
+        train, features, y = trunk(x), trunk(asked), model(x) + noise
     uq = rg.LastLayerRigidity(model).fit((x, y))
     ridge = float(uq.gram.matrix.trace()) / width / condition**2 * 1e-3
-    uq.calibrate((asked, model(asked).detach() + noise[:500]), ridge=ridge)
+    uq.calibrate((asked, model(asked).detach() + noise[: len(asked)]), ridge=ridge)
     _, std = uq(asked)
     variance = (std[:, 0].double() / float(uq.scale)).square()
     error = largest_error(variance, dense.quadratic(train, features, ridge=ridge))
@@ -79,6 +80,15 @@ def model_row(rows: int, width: int, condition: float) -> Row:
         note=f"the form's rounding is stated to be at most {uq.rounding:.1e}",
         stated_rounding=uq.rounding,
     )
+
+
+def strongest(weight: Tensor) -> Tensor:
+    """500 inputs whose features lie along the three largest singular directions of the trunk.
+
+    Their variances are the smallest, so a rounding error shows the most.
+    """
+    _, _, rows = torch.linalg.svd(weight.detach())
+    return inputs(500, 3, 5) @ rows[:3]
 
 
 def largest_error(value: Tensor, reference: Tensor) -> float:

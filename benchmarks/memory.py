@@ -28,9 +28,7 @@ def run(*, quick: bool = False) -> list[Row]:
             bytes=many["after"],
             bytes_few=few["after"],
         ),
-        for_information(
-            "growth of the peak per added row", growth / (9 * rows), "bytes", growth=growth
-        ),
+        for_information(f"growth of the peak over {9 * rows:,} more rows", growth / 2**20, "MiB"),
         for_information(
             f"the fit's own share of the peak, {10 * rows:,} rows",
             (many["after"] - many["before"]) / 2**20,

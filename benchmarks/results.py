@@ -62,9 +62,12 @@ def at_least(
     )
 
 
-def for_information(work: str, value: float | Ratio, unit: str = "", **figures: Any) -> Row:
+def for_information(
+    work: str, value: float | Ratio, unit: str = "", *, note: str = "", **figures: Any
+) -> Row:
     """A row that nothing was asked of."""
-    return Row(work, "-", _joined(_text(value), unit), None, _figures(value, None, figures))
+    measured = _joined(_text(value), unit)
+    return Row(work, "-", measured, None, _figures(value, None, figures), note)
 
 
 def not_run(work: str, reason: str) -> Row:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import rigidities as rg
-from benchmarks.results import Row, at_most
-from benchmarks.timing import Timings, interleaved
+from benchmarks.limits import least_fit, least_predict, products
+from benchmarks.results import Row, at_most, for_information
+from benchmarks.timing import Task, Timings, interleaved
 from benchmarks.workload import Workload, workload
 
 PASSES = "bare passes"
@@ -24,7 +25,7 @@ def rows_at(rows: int, *, width: int, rounds: int, limits: tuple[float, float]) 
     timings = timed(work, rounds=rounds)
     net = f"{rows:,} rows, width {width}"
     names = {"fit": limits[0], "predict": limits[1], "uq(x) batch by batch": limits[1]}
-    return [
+    measured = [
         at_most(
             f"{name}, {net}",
             timings.ratio(name, "bare"),
@@ -35,23 +36,28 @@ def rows_at(rows: int, *, width: int, rounds: int, limits: tuple[float, float]) 
         )
         for name, limit in names.items()
     ]
+    least = {
+        "bare pass and half of a float64 product (limit of a fit)": least_fit(timings),
+        "bare pass and half of a float32 product (limit of predict)": least_predict(timings),
+    }
+    return measured + [for_information(f"{k}, {net}", v, PASSES) for k, v in least.items()]
 
 
 def timed(work: Workload, *, rounds: int) -> Timings:
-    """Seconds of the bare pass, a fit from scratch and the two ways to predict."""
+    """Seconds of the bare pass, a fresh fit, two ways to predict and the limits' products."""
     uq = calibrated(work)
 
     def call() -> None:
         for x, _ in work.batches():
             uq(x)
 
-    tasks = {
+    tasks: dict[str, Task] = {
         "bare": work.bare_pass,
         "fit": lambda: rg.LastLayerRigidity(work.model).fit((work.x, work.y)),
         "predict": lambda: uq.predict(work.x),
         "uq(x) batch by batch": call,
     }
-    return interleaved(tasks, rounds=rounds)
+    return interleaved(tasks | products(work), rounds=rounds)
 
 
 def calibrated(work: Workload) -> rg.LastLayerRigidity:

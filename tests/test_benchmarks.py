@@ -24,7 +24,8 @@ def threads_are_restored():
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_quick_run_of_each_benchmark_writes_its_results(name: str, tmp_path: Path, capsys) -> None:
     written = tmp_path / "all.json"
-    main([name, "--quick", "--json", str(written), "--results", str(tmp_path)])
+    places = ["--json", str(written), "--results", str(tmp_path)]
+    main([name, "--quick", "--threads", "1", *places])
 
     result = Result.load(tmp_path / f"{name}.json")
     assert json.loads(written.read_text())[0]["name"] == name

@@ -1,5 +1,7 @@
 """Where the features come from: every model of the zoo against its readout's dense Jacobian."""
 
+import contextlib
+import functools
 import warnings
 
 import pytest
@@ -60,10 +62,15 @@ def settings(model: nn.Module) -> dict[str, object]:
 # --- law 7 --------------------------------------------------------------------------------------
 
 
+@functools.cache
+def prediction_for(id: str) -> rg.Prediction:
+    """What the library says about the test batch."""
+    return fitted(zoo.build(id)).predict([zoo.build(id, TEST).data])
+
+
 @pytest.mark.parametrize("id", EXACT)
 def test_features_equal_the_readout_jacobian(id):
-    case = zoo.build(id)
-    prediction = fitted(case).predict([zoo.build(id, TEST).data])
+    prediction = prediction_for(id)
     expected = expected_quadratic(id)
     assert prediction.rigidity.shape == expected.shape
     torch.testing.assert_close(1 / prediction.rigidity, expected, rtol=1e-8, atol=1e-13)
@@ -71,9 +78,9 @@ def test_features_equal_the_readout_jacobian(id):
 
 @pytest.mark.parametrize("id", EXACT)
 def test_mean_equals_the_models_own_output_in_eval_mode(id):
-    case, test = zoo.build(id), zoo.build(id, TEST)
-    mean = fitted(case).predict([test.data]).mean
-    torch.testing.assert_close(mean, test.call(case.model.eval()).detach(), rtol=1e-10, atol=1e-12)
+    test = zoo.build(id, TEST)
+    expected = test.call(test.model.eval()).detach()
+    torch.testing.assert_close(prediction_for(id).mean, expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize(("id", "tolerance"), [("float32_model", 1e-4), ("bfloat16_model", 0.1)])
@@ -202,8 +209,51 @@ def test_a_named_head_may_be_absent_from_the_first_batch():
 def test_a_head_that_the_first_batch_does_not_call_is_refused_when_it_is_called():
     case = without_third_species("one_head_for_each_species")
     batches = [case.data, zoo.build(case.id, 1).data]
-    with pytest.raises(ValueError, match=r"heads\.2"):
+    with pytest.raises(ValueError, match=r"first batch.*layer="):
         rg.LastLayerRigidity(case.model, **case.options).fit(batches)
+
+
+IDENTITY_AT_FIRST = {
+    "mask of padded steps": (
+        lambda m, x, mask: zoo.plain(m, x) * mask,
+        lambda first: torch.ones(6, 5, 1) if first else torch.linspace(0.1, 1, 30).view(6, 5, 1),
+    ),
+    "gather of samples": (
+        lambda m, x, order: zoo.plain(m, x)[order],
+        lambda first: torch.arange(6) if first else torch.arange(6).flip(0),
+    ),
+    "running sum over steps": (
+        lambda m, x, steps: zoo.plain(m, x)[:, :steps].cumsum(1),
+        lambda first: 1 if first else 5,
+    ),
+    "doubling": (
+        lambda m, x, double: zoo.plain(m, x) * 2 if double else zoo.plain(m, x),
+        lambda first: not first,
+    ),
+}
+
+
+@pytest.mark.parametrize("tail", IDENTITY_AT_FIRST)
+def test_a_tail_that_does_nothing_to_the_first_batch_is_not_forgotten(tail):
+    run, extra = IDENTITY_AT_FIRST[tail]
+    case = zoo.build("several_time_steps_out")
+    case.model.run = lambda m, x, *more: run(m, x, *more).to(x.dtype)
+
+    def batch(draw: int, first: bool = False) -> tuple[Tensor, object, Tensor]:
+        x, more = zoo.build(case.id, draw).args[0][:6], extra(first)
+        return x, more, torch.randn_like(case.model(x, more)).detach()
+
+    def dense(b: tuple[Tensor, object, Tensor]) -> Tensor:
+        return oracle.readout_jacobian(case.model, lambda m: m(*b[:2]), case.parameters)
+
+    train, valid, test = [batch(0, first=True), batch(1)], batch(VALID), batch(TEST)
+    with contextlib.suppress(ValueError):  # refusing is as good as being right
+        uq = rg.LastLayerRigidity(case.model).fit(train)
+        uq.calibrate([valid], ridge=RIDGE)
+        q = 1 / uq.predict([test]).rigidity
+        rows = torch.cat([oracle.rows(dense(b)) for b in train])
+        expected = oracle.quadratic(rows, dense(test), RIDGE)
+        torch.testing.assert_close(q, expected, rtol=1e-8, atol=1e-13)
 
 
 def test_an_output_that_couples_the_rows_of_a_batch_is_right_or_refused():
@@ -230,6 +280,48 @@ def test_a_flat_target_for_a_column_output_is_not_broadcast():
     column.calibrate(valid.data, ridge=RIDGE)
     flat.calibrate((*valid.args, valid.target.squeeze(-1)), ridge=RIDGE)
     torch.testing.assert_close(flat.scale, column.scale)
+
+
+def test_a_head_input_that_is_overwritten_later_is_not_read_afterwards():
+    case, test = (zoo.build("mlp_with_a_column_output", draw) for draw in (0, TEST))
+
+    def run(m: zoo.Net, x: Tensor) -> Tensor:
+        h = m.trunk(x)
+        y = m.head(h)
+        h.zero_()
+        return y
+
+    expected = oracle.quadratic(oracle.rows(jacobian(case)), jacobian(test), RIDGE)
+    case.model.run = run
+    with contextlib.suppress(ValueError):  # refusing is as good as being right
+        uq = rg.LastLayerRigidity(case.model).fit([case.data])
+        uq.calibrate([zoo.build(case.id, VALID).data], ridge=RIDGE)
+        q = 1 / uq.predict([test.data]).rigidity
+        torch.testing.assert_close(q, expected, rtol=1e-8, atol=1e-13)
+
+
+def test_features_of_another_length_than_the_output_are_refused():
+    case = zoo.build("raw_parameter_head_with_its_features")
+    uq = rg.LastLayerRigidity(case.model, features=lambda m, x: m.trunk(x)[:4])  # a divisor of 12
+    with pytest.raises(ValueError, match="features"):
+        uq.fit([case.data])
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize(
+    "id", ["mlp_with_several_targets", "scaled_and_shifted_output", "softplus_after_the_head"]
+)
+def test_error_bars_do_not_depend_on_the_callers_grad_mode(id, mode):
+    case, valid, test = (zoo.build(id, draw) for draw in (0, VALID, TEST))
+    expected = fitted(zoo.build(id))(*test.args)[1]
+    uq = fitted(case)
+    with mode():
+        assert torch.equal(uq(*test.args)[1], expected)
+    again, batches = rg.LastLayerRigidity(case.model), [zoo.build(id, draw).data for draw in TRAIN]
+    with mode(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*not linear")
+        again.fit(batches).calibrate([valid.data], ridge=RIDGE)
+        torch.testing.assert_close(again(*test.args)[1], expected)
 
 
 # --- weights from the loss ----------------------------------------------------------------------

@@ -301,6 +301,18 @@ def sum_over_padded_atoms() -> Case:
     return replace(built, args=(*built.args, mask), note="the bias counts the atoms")
 
 
+def masked_in_place(m: Net, x: Tensor, lengths: Tensor) -> Tensor:
+    """A sum over atoms whose padding is overwritten in the head's own output."""
+    atomic = plain(m, x)
+    atomic[torch.arange(STEPS) >= lengths] = 0.0
+    return atomic.sum(1)
+
+
+def sum_over_atoms_masked_in_place() -> Case:
+    built = on_steps("linear", masked_in_place)
+    return replace(built, args=(*built.args, 1 + integers(STEPS, ROWS, 1)))
+
+
 def gather_of_one_row_after_the_head() -> Case:
     built = on_steps("linear", lambda m, x, i: plain(m, x)[torch.arange(len(x)), i])
     return replace(built, args=(*built.args, integers(STEPS, ROWS)))
@@ -338,6 +350,16 @@ LINEAR: dict[str, Callable[[], Case]] = {
         targets=3,
         parts={"std": buffer(0.1, 1.0, 3.0), "mean": buffer(0.5, 0.0, -0.5)},
     ),
+    "output_scaled_in_place": lambda: on_rows(
+        "linear",
+        lambda m, x: plain(m, x).mul_(m.std).add_(m.mean),
+        targets=2,
+        parts={"std": buffer(4.0, 0.5), "mean": buffer(-7.0, 1.0)},
+        note="the output is the very tensor that the head returned, with other values in it",
+    ),
+    "output_written_into_a_new_tensor": lambda: on_rows(
+        "plain", lambda m, x: x.new_empty(len(x), 1).copy_(plain(m, x))
+    ),
     "several_targets_scaled_by_one_number": lambda: on_rows(
         "linear", lambda m, x: 0.2 * plain(m, x) + 1.0, targets=3
     ),
@@ -356,6 +378,7 @@ LINEAR: dict[str, Callable[[], Case]] = {
         note="a trunk layer reaches the output past the head too, and is no readout for that",
     ),
     "sum_over_padded_atoms": sum_over_padded_atoms,
+    "sum_over_atoms_masked_in_place": sum_over_atoms_masked_in_place,
     "mean_over_time_steps": lambda: on_steps("linear", lambda m, x: plain(m, x).mean(1), targets=2),
     "last_time_step_after_the_head": lambda: on_steps("linear", lambda m, x: plain(m, x)[:, -1]),
     "gather_of_one_row_after_the_head": gather_of_one_row_after_the_head,
@@ -392,17 +415,10 @@ LINEAR: dict[str, Callable[[], Case]] = {
         "linear", raw_pooling, parts={"query": torch.randn(WIDTH)}
     ),
     "attention_pooling_by_a_raw_query": lambda: on_steps(
-        "refused",
-        raw_pooling,
-        parts={"query": nn.Parameter(torch.randn(WIDTH))},
-        match="layer=",
-        note="the query is a parameter that acts after the trunk, beside the head",
-    ),
-    "attention_pooling_by_a_raw_query_with_the_head_named": lambda: on_steps(
         "linear",
         raw_pooling,
         parts={"query": nn.Parameter(torch.randn(WIDTH))},
-        options={"layer": "head"},
+        note="the query is a parameter that acts after the trunk, beside the head",
     ),
     "attention_pooling_by_a_linear_score_with_the_head_named": lambda: on_steps(
         "linear", pooling, parts={"score": linear()}, options={"layer": "head"}

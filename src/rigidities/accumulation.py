@@ -107,7 +107,7 @@ def _add(
     finite: list[Tensor],
 ) -> Statistics:
     reading = tap(*batch.args, **batch.kwargs)
-    if not len(reading.features):
+    if not reading.features.shape[0]:
         raise ValueError("the batch is empty; drop it.")
     target = target_rows(batch.target, reading)
     weights = _shared_weights(weighing(batch, reading, target))
@@ -224,10 +224,17 @@ def _check_width(gram: Gram, features: Tensor) -> None:
 
 
 def _is_finite(features: Tensor, residuals: Tensor | None) -> Tensor:
-    """0-dimensional flags (features, residuals), not read yet so that an accelerator runs on."""
-    total = features.detach().sum(dtype=torch.float64)
-    errors = total if residuals is None else residuals.sum()
-    return torch.stack([torch.isfinite(total), torch.isfinite(errors)])
+    """Flags (features, residuals), not read yet so that an accelerator runs on.
+
+    A sum is not finite if one of its terms is not; it may overflow, which is looked into.
+    """
+    flags = []
+    for tensor in (features, features if residuals is None else residuals):
+        fine = torch.isfinite(tensor.detach().sum())
+        if tensor.device.type != "cpu" or not bool(fine):
+            fine = torch.isfinite(tensor.detach()).all()
+        flags.append(fine)
+    return torch.stack(flags)
 
 
 def _check_finite(flags: list[Tensor], last: int) -> None:

@@ -71,6 +71,8 @@ class Reader:
             args, kwargs = (raw,), {}
         if target is not None and not isinstance(target, Tensor):
             target = torch.as_tensor(target, device=self.device)
+        if target is not None and target.ndim == 0:
+            raise ValueError(f"The target is a single number, {target}, expected one per sample.")
         return Batch(args, kwargs, target, raw)
 
     def _parts(self, raw: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
@@ -93,7 +95,7 @@ class Reader:
     def _placed(self, value: Any) -> Any:
         """Tensors, and objects that can, moved to the model's device; arrays made tensors."""
         if isinstance(value, Tensor):
-            return value.to(self.device)
+            return value.detach().to(self.device)
         if isinstance(value, Mapping):
             return {k: self._placed(v) for k, v in value.items()}
         if isinstance(value, tuple) and hasattr(value, "_fields"):

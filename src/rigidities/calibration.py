@@ -160,20 +160,20 @@ class Objective:
 def search(objective: Objective, ridge: float | None) -> tuple[Choice, str | None]:
     """The best choice, and the edge ("lower", "upper") of the ridge's range it lies at, if any.
 
-    A grid over the whole range, then two finer ones about its best point.
+    A grid over the whole range, then finer ones about its best point.
     """
     largest = float(objective.eigenvalues.max())
     if ridge is not None:
         at = torch.tensor([ridge], dtype=torch.float64, device=objective.eigenvalues.device)
         best = _best(objective.choices(at))
-        for width in (1.0, 0.25) if objective.noise else ():
+        for width in (1.0, 0.25, 0.0625) if objective.noise else ():
             best = _best([best, *objective.choices(at, best, width)])
         return best, None
     exponents = ridge_exponents().to(objective.eigenvalues.device)
     candidates = objective.choices(largest * 10**exponents)
     best = _best(candidates)
     edge = {0: "lower", len(candidates) - 1: "upper"}.get(candidates.index(best))
-    for width in (1.0, 0.25):
+    for width in (1.0, 0.25, 0.0625):
         finer = _about(math.log10(best.ridge / largest), width / _PER_DECADE, 9).to(exponents)
         best = _best([best, *objective.choices(largest * 10**finer, best, width)])
     return best, edge

@@ -84,9 +84,9 @@ class Plain:
 
     def read(self, output: Tensor, calls: list[Call]) -> Reading | None:
         """The head's input, where there is one call whose output is the model's."""
-        if len(calls) > 1 or output.numel() != calls[0].output.numel():
+        call = calls[0]
+        if len(calls) > 1 or not call.passed_on(output):
             return None
-        (call,) = calls
         return Reading(output, call.rows, call.output.shape, channel_axis(call.head))
 
     def response(self, features: Tensor, change: Tensor) -> Tensor:

@@ -6,10 +6,10 @@ import argparse
 import io
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 from . import demo
+from ._version import __version__
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,7 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rigidities", description="Calibrated error bars for trained regressors."
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {version('rigidities')}")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="command", required=True)
     _add_demo(commands)
     return parser

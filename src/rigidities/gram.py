@@ -90,7 +90,7 @@ class Gram:
         self._add_counts(rows, +1)
         if self.targets is None:
             self._buffer.append(rows.features)
-            self._buffered += len(rows.features)
+            self._buffered += rows.features.shape[0]
             if self._buffered >= _BUFFER_ROWS:
                 self._flush()
         else:
@@ -178,7 +178,7 @@ class Gram:
     def _rows(self, features: Tensor, weights: Tensor | None, residuals: Tensor | None) -> _Rows:
         """Check the shapes; cast to float64 and scale each row by the root of its weight."""
         self._check_features(features)
-        n, device = len(features), self.device
+        n, device = features.shape[0], self.device
         scaled = features.detach().to(device, torch.float64)
         root = None if weights is None else self._root(weights, n)
         errors = None
@@ -203,8 +203,12 @@ class Gram:
 
     def _root(self, weights: Tensor, rows: int) -> Tensor:
         weights = weights.detach().to(self.device, torch.float64)
-        weights = weights.reshape(rows, 1) if weights.ndim < 2 else weights
-        if weights.shape[0] != rows or weights.shape[1] not in {1, self.targets or 1}:
+        weights = weights[:, None] if weights.ndim == 1 else weights
+        if (
+            weights.ndim != 2
+            or weights.shape[0] != rows
+            or weights.shape[1] not in {1, self.targets or 1}
+        ):
             raise ValueError(
                 f"weights must be ({rows},)"
                 + (f" or ({rows}, {self.targets})" if self.targets else "")
@@ -229,7 +233,7 @@ class Gram:
             return
         errors = rows.residuals
         if self.targets is None:
-            cross = rows.features.mT @ errors
+            cross = (errors.mT @ rows.features).mT
         else:
             cross = torch.einsum("ntd,nt->dt", rows.features, errors)
         full = errors.shape[1] <= JOINT_TARGETS
@@ -238,7 +242,7 @@ class Gram:
         self.square = sign * square if self.square is None else self.square + sign * square
 
     def _add_counts(self, rows: _Rows, sign: int) -> None:
-        self.count += sign * len(rows.features)
+        self.count += sign * rows.features.shape[0]
         self.zeros += sign * rows.zeros
 
     def _add_per_target(self, features: Tensor, sign: int) -> None:
@@ -274,7 +278,7 @@ class _Rows:
 
 def _add_product(upper: Tensor, rows: Tensor, sign: int) -> None:
     """upper += sign * rows^T rows, block row by block row from the diagonal on (half the work)."""
-    width = len(upper)
+    width = upper.shape[0]
     block = _block(width, upper.device.type)
     for start in range(0, width, block):
         left = rows[:, start : start + block]

@@ -13,20 +13,40 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a head: its input, its output, and the zero added to it where it was probed."""
+    """One call of a head: its input, its output, and the zero added to it where it was probed.
+
+    Attributes:
+        versions: of input and output when they were recorded, to notice in-place changes.
+    """
 
     head: nn.Module
     input: Tensor
     output: Tensor
     probe: Tensor | None
+    versions: tuple[int, int]
+
+    def passed_on(self, output: Tensor) -> bool:
+        """Whether a model's output is this call's output to the bit, perhaps reshaped."""
+        mine = self.output
+        if mine.numel() != output.numel() or mine._version != self.versions[1]:
+            return False
+        same_memory = mine.data_ptr() == output.data_ptr()
+        if same_memory and mine.is_contiguous() and output.is_contiguous():
+            return True
+        return torch.equal(mine.flatten(), output.flatten())
 
     @property
     def rows(self) -> Tensor:
         """Input rows (R, D), followed by a column of ones where the head has a bias."""
+        if self.input._version != self.versions[0]:
+            raise ValueError(
+                "The readout layer's input is overwritten in place after the layer has used it, "
+                "so its features are lost. Let the forward pass write to a copy."
+            )
         rows = as_rows(self.head, self.input)
         if not has_bias(self.head):
             return rows
-        return torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1)
+        return torch.cat([rows, rows.new_ones(rows.shape[0], 1)], dim=1)
 
 
 class Recorder(nn.Module):
@@ -51,14 +71,17 @@ class Recorder(nn.Module):
         output: Tensor = self.head(*args, **kwargs)
         x = args[0] if args else next(iter(kwargs.values()))
         if self.change is not None:
-            shift = Call(self.head, x, output, None).rows @ self.change.to(x)
+            shift = self._call(x, output, None).rows @ self.change.to(x)
             output = output + from_rows(self.head, shift, output)
         probe = None
         if self.probing:
             probe = torch.zeros_like(output, requires_grad=True)
             output = output + probe
-        self.calls.append(Call(self.head, x, output, probe))
+        self.calls.append(self._call(x, output, probe))
         return output
+
+    def _call(self, x: Tensor, output: Tensor, probe: Tensor | None) -> Call:
+        return Call(self.head, x, output, probe, (x._version, output._version))
 
     def reset(self, *, probing: bool = False, change: Tensor | None = None) -> None:
         """Forget the calls and set what the next ones do."""

@@ -11,10 +11,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from .cases import CASES, Case, Reading
 from .heads import Call, guard, linear_maps, record
@@ -22,6 +24,7 @@ from .outputs import pick
 from .search import Found, find_heads
 from .shadow import shadow
 
+F = TypeVar("F", bound=Callable[..., Any])
 FeatureFunction = Callable[..., Any]
 ForwardFunction = Callable[[nn.Module, Any], Any]
 
@@ -38,6 +41,24 @@ class Source:
         """The model's output tensor for a batch."""
         result = model(*args, **kwargs) if self.forward is None else self.forward(model, *args)
         return pick(result, self.output)
+
+
+def _outside_inference_mode(function: F) -> F:
+    """Run a function in normal mode, with ordinary copies of inference tensors."""
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_inference_mode_enabled():
+            return function(*args, **kwargs)
+        with torch.inference_mode(False):
+            args, kwargs = tree_map_only(Tensor, _ordinary, (args, kwargs))
+            return function(*args, **kwargs)
+
+    return cast("F", run)
+
+
+def _ordinary(tensor: Tensor) -> Tensor:
+    return tensor.clone() if tensor.is_inference() else tensor
 
 
 class Tap:
@@ -70,6 +91,7 @@ class Tap:
         self._case: Case = CASES[case]([recorder.head for recorder in self._recorders])
 
     @classmethod
+    @_outside_inference_mode
     def find(
         cls,
         model: nn.Module,
@@ -101,7 +123,7 @@ class Tap:
         if layer is None:
             found = find_heads(model, lambda m: source.run(m, args, kwargs))
         else:
-            names = [layer] if isinstance(layer, str) else list(layer)
+            names = list(layer) if isinstance(layer, (list, tuple)) else [layer]
             found = Found(_checked_names(model, names), later=[], silent=[])
         tap = cls(model, source, heads=found.heads, case="plain", silent=found.silent)
         tap._settle(args, kwargs)
@@ -124,11 +146,15 @@ class Tap:
         """Weights behind the features: (D, K) for `shared` and `separate`, (P, 1) for `joint`."""
         return self._case.columns.weights()
 
+    @_outside_inference_mode
     def __call__(self, *args: Any, **kwargs: Any) -> Reading:
         """One forward pass."""
+        reading = None
         if not self._case.probes:
             reading = self._read(*self._run(args, kwargs))
-        else:
+            if reading is None:  # an identity on the first batch (a mask of ones), not on this one
+                self._case = CASES["shared"]([recorder.head for recorder in self._recorders])
+        if reading is None:
             with torch.enable_grad():
                 reading = self._read(*self._run(args, kwargs, probing=True))
         if reading is None:
@@ -217,13 +243,15 @@ class Tap:
         change = _large_change(self.weights, seed=0)
         for changes in (None, [self._case.columns.share(change, 0)]):
             output, calls = self._run(args, kwargs, changes=changes)
-            if len(calls) > 1 or not torch.equal(output.flatten(), calls[0].output.flatten()):
+            if len(calls) > 1 or not calls[0].passed_on(output):
                 return False
         return True
 
     def _is_linear(self, reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether y(w + d) - y(w) = f . d for large random changes d of the heads' weights."""
         columns = self._case.columns
+        if not bool(torch.isfinite(reading.output.detach()).all()):
+            return True  # NaN says nothing of linearity, and is refused by the fit
         tolerance = min(0.1, 100 * torch.finfo(reading.output.dtype).eps ** 0.75)
         for seed in (1, 2):
             change = _large_change(columns.weights(), seed)
@@ -253,6 +281,7 @@ class FeatureTap:
         self.layout = layout
         self._model = shadow(model)
 
+    @_outside_inference_mode
     def __call__(self, *args: Any, **kwargs: Any) -> Reading:
         """One forward pass and one call of the user's function."""
         assert self.source.features is not None
@@ -262,13 +291,14 @@ class FeatureTap:
             got = getattr(features, "shape", type(features).__name__)
             raise ValueError(f"features= must return a tensor (N, D) or (N, K, P), got {got}.")
         self.layout = "shared" if features.ndim == 2 else "joint"
-        count = features.shape[:-1].numel()
-        if not count or output.numel() % count or (features.ndim == 3 and output.numel() != count):
+        rows = features.shape[0]
+        per_row = features.ndim == 2 and rows in {output.shape[0], output.numel()}
+        per_output = features.ndim == 3 and features.shape[:2].numel() == output.numel()
+        if not (per_row or (per_output and rows == output.shape[0])):
             raise ValueError(
                 f"features= returned {tuple(features.shape)} for an output of shape "
                 f"{tuple(output.shape)}: expected one row of features per row of output."
             )
-        rows = len(features)
         return Reading(output, features, torch.Size([rows, output.numel() // rows]), -1)
 
 
@@ -280,7 +310,13 @@ def _large_change(weights: Tensor, seed: int) -> Tensor:
     return change.to(weights.device) * 10 * size
 
 
-def _checked_names(model: nn.Module, names: list[str]) -> list[str]:
+def _checked_names(model: nn.Module, names: list[Any]) -> list[str]:
+    wrong = [name for name in names if not isinstance(name, str)]
+    if wrong:
+        raise TypeError(
+            f"layer= takes the name of a layer (or names), as in dict(model.named_modules()), "
+            f"got {type(wrong[0]).__name__}."
+        )
     known = linear_maps(shadow(model))
     missing = [name for name in names if name not in known]
     if missing:

@@ -60,7 +60,7 @@ def find_heads(model: nn.Module, run: Callable[[nn.Module], Tensor]) -> Found:
         raise ValueError(
             "No linear map reaches the output through differentiable operations: does the forward "
             "pass use torch.no_grad, detach, .data or NumPy, or end in something other than a "
-            "linear layer? Name the layer= or pass features=callable(model, *inputs) -> (N, D)."
+            "linear layer? Pass features=callable(model, *inputs) -> (N, D)."
         )
     later = [parameters[leaf] for leaf in leaves if leaf in parameters]
     silent = [name for name, recorder in zip(names, recorders, strict=True) if not recorder.calls]

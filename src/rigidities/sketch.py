@@ -9,13 +9,15 @@ the sketch does not depend on order or batching, and two sketches merge.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 SIZE = 1 << 16
-_CHUNK = 4096
+_NO_LIMIT = (1 << 63) - 1
+_CHUNK = 1024
 _ODD = -7046029254386353131  # 2^64 / golden ratio, as a signed number
 _MIX = -4658895280553007687
 
@@ -30,14 +32,17 @@ class RowSketch:
 
     def __init__(self, hashes: Tensor | None = None, limit: int | None = None) -> None:
         self.hashes = torch.empty(0, dtype=torch.int64) if hashes is None else hashes
-        self.limit = torch.iinfo(torch.int64).max if limit is None else limit
+        self.limit = _NO_LIMIT if limit is None else limit
         self._pending: list[Tensor] = []
+        self._waiting = 0
 
     def add(self, hashes: Tensor) -> None:
         """Take rows in."""
         hashes = hashes.cpu()
-        self._pending.append(hashes[hashes < self.limit])
-        if sum(map(len, self._pending)) >= SIZE:
+        kept = hashes if self.limit == _NO_LIMIT else hashes[hashes < self.limit]
+        self._pending.append(kept)
+        self._waiting += kept.numel()
+        if self._waiting >= SIZE:
             self._settle()
 
     def remove(self, hashes: Tensor) -> None:
@@ -81,7 +86,7 @@ class RowSketch:
             return
         distinct = torch.unique(torch.cat([self.hashes, *self._pending]))
         distinct = distinct[distinct < self.limit]
-        self._pending = []
+        self._pending, self._waiting = [], 0
         if len(distinct) > SIZE:
             self.limit = int(distinct[SIZE])
             distinct = distinct[:SIZE].clone()
@@ -92,47 +97,60 @@ def row_hashes(values: Iterable[Any], rows: int) -> Tensor | None:
     """One hash per row over all tensors given, (rows,); None if a value has no such rows."""
     total: Tensor | None = None
     for position, value in enumerate(values):
-        if not isinstance(value, Tensor) or value.ndim == 0 or len(value) != rows:
+        if not isinstance(value, Tensor) or value.ndim == 0 or value.shape[0] != rows:
             return None
-        part = _hash(value.detach(), 2 * position + 1)
+        part = _products(value.detach(), position)
         total = part if total is None else total + part
-    return None if total is None else _mixed(total) & torch.iinfo(torch.int64).max
+    return None if total is None else _mixed(total) & _NO_LIMIT
 
 
-def tensor_hash(tensor: Tensor, salt: int = 1) -> int:
+def tensor_hash(tensor: Tensor) -> int:
     """One hash of all of a tensor's values; the same on every device and for lossless casts."""
     flat = tensor.detach().reshape(-1)
-    flat = flat.to(torch.float64) if flat.is_floating_point() else flat
-    total = 0
-    for start in range(0, len(flat), 1 << 22):
-        chunk = flat[start : start + (1 << 22)]
-        position = torch.arange(start, start + len(chunk), device=flat.device)
-        total += int((_mixed(_words(chunk[:, None])[:, 0] + position * _ODD) * salt).sum())
-    return (total + len(flat)) % (1 << 63)
+    flat = flat.to(torch.float64) if flat.is_floating_point() else flat.to(torch.int64)
+    total = flat.numel()
+    for number, part in enumerate(torch.split(flat, 1 << 22) if total else ()):
+        rows = torch.nn.functional.pad(part, (0, -part.numel() % 64)).reshape(-1, 64)
+        position = torch.arange(1, rows.shape[0] + 1, device=flat.device)
+        total += int((_mixed(_products(rows, number)) * _mixed(position * _ODD)).sum())
+    return total % (1 << 63)
 
 
-def _hash(tensor: Tensor, salt: int) -> Tensor:
-    """Sum over a row's words of multiplier times word, with wrap-around, chunk by chunk."""
-    words = tensor.reshape(len(tensor), -1)
-    total = torch.zeros(len(words), dtype=torch.int64, device=words.device)
-    for start in range(0, words.shape[1], _CHUNK):
-        chunk = _words(words[:, start : start + _CHUNK])
-        index = torch.arange(start, start + chunk.shape[1], device=words.device)
-        multipliers = _mixed((index + 1) * _ODD + salt) | 1
-        total += (chunk * multipliers).sum(1)
+def _products(tensor: Tensor, position: int) -> Tensor:
+    """Dot products of each row's bits with random integers, as one int64 (wrapping) per row.
+
+    The bits go in as 16-bit integers and the multipliers have 27 bits, so that every partial sum
+    of 1024 products is an exact integer in float64: a fast matrix product whose result depends
+    neither on the order of the sum nor on the batch or device.
+    """
+    halves = _halves(tensor.reshape(tensor.shape[0], -1))
+    total = torch.zeros((), dtype=torch.int64, device=halves.device)
+    for start in range(0, halves.shape[1], _CHUNK):
+        chunk = halves[:, start : start + _CHUNK].to(torch.float64)
+        multipliers = _multipliers(position, start, chunk.shape[1], halves.device)
+        first, second = (chunk @ multipliers).to(torch.int64).unbind(1)
+        total = total + first * _ODD + second * _MIX
     return total
 
 
-def _words(values: Tensor) -> Tensor:
-    """The bits of the values as int64, with -0.0 equal to 0.0."""
+@lru_cache(maxsize=64)
+def _multipliers(position: int, start: int, count: int, device: torch.device) -> Tensor:
+    """Fixed pseudo-random odd integers below 2^27, (count, 2), float64."""
+    index = torch.arange(2 * start, 2 * (start + count)).reshape(count, 2)
+    mixed = _mixed(_mixed(index + 1) + torch.tensor(position) * _ODD)
+    return ((mixed & ((1 << 27) - 1)) | 1).to(device, torch.float64)
+
+
+def _halves(values: Tensor) -> Tensor:
+    """The bits of each row as 16-bit integers; -0.0 equals 0.0."""
     if values.is_complex():
         values = torch.view_as_real(values).flatten(1)
-    if not values.is_floating_point():
-        return values.to(torch.int64)
-    values = values + 0.0
-    if values.dtype == torch.float64:
-        return values.contiguous().view(torch.int64)
-    return values.to(torch.float32).contiguous().view(torch.int32).to(torch.int64)
+    if values.is_floating_point():
+        wide = values.dtype == torch.float64
+        values = values.to(torch.float64 if wide else torch.float32) + 0.0
+    elif values.dtype != torch.int64:
+        values = values.to(torch.int32)
+    return values.contiguous().view(torch.int16)
 
 
 def _mixed(words: Tensor) -> Tensor:
