@@ -14,7 +14,7 @@ ARGS ?=
 
 BIN := .venv/bin
 PIP_INSTALL := -m pip install -qq --disable-pip-version-check -c constraints.txt
-SOURCES := $(wildcard src tests benchmarks experiments examples)
+SOURCES := $(wildcard src tests benchmarks experiments examples docs)
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test lint format types pytest bench docs clean
@@ -54,7 +54,7 @@ types: .venv/.stamp ## mypy, strict, on src
 
 # One thread a worker: two workers with torch's default threads would fight over the cores.
 pytest: .venv/.stamp ## tests and doctests only (ARGS="-k name" to choose)
-	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 bench: .venv/.stamp .venv-rivals/.stamp ## speed and memory against the bare model and the rivals
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -9,6 +9,9 @@ import torch
 
 from rigidities import demo
 
+# One worker, so that what the tests share runs once.
+pytestmark = pytest.mark.xdist_group("demo")
+
 PNG = b"\x89PNG\r\n\x1a\n"
 
 

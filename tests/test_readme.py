@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+# One worker, so that what the tests share runs once.
+pytestmark = pytest.mark.xdist_group("readme")
+
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
 

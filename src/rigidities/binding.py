@@ -10,7 +10,7 @@ from torch import nn
 from .batches import Batch
 from .fingerprint import fingerprint
 from .readout import AnyTap, FeatureTap, Source, Tap
-from .shadow import signature
+from .shadow import signature, unwrapped
 
 
 class Binding:
@@ -25,6 +25,7 @@ class Binding:
         self.fingerprint: str | None = None
         self._tap: AnyTap | None = None
         self._signature: tuple[object, ...] | None = None
+        self._header: dict[str, Any] | None = None
 
     def find(self, batch: Batch) -> AnyTap:
         """Find the readout on a first batch."""
@@ -51,9 +52,12 @@ class Binding:
         Raises:
             ValueError: the weights have changed.
         """
-        if self._tap is None:
-            raise ValueError("There is no fit yet. Call fit(train) first.")
         now = signature(self.model)
+        if self._tap is None:
+            if self._header is None:
+                raise ValueError("There is no fit yet. Call fit(train) first.")
+            self._tap, self._signature = self._from_header(self._header), now
+            return self._tap
         if now == self._signature and not thorough:
             return self._tap
         if fingerprint(self.model) != self.fingerprint:
@@ -63,29 +67,30 @@ class Binding:
                 "calibrate(valid) again, or restore the weights."
             )
         if now != self._signature:
-            self._tap = self._rebuilt(self._tap)
+            self._tap = self._from_header(self._described(self._tap))
             self._signature = now
         return self._tap
 
     def header(self) -> dict[str, Any]:
         """What a file keeps of the tap."""
-        tap = self.current(thorough=True)
-        return {
-            "layer": tap.heads,
-            "silent": tap.silent,
-            "case": tap.case,
-            "layout": tap.layout,
-            "linear": tap.linear,
-            "fingerprint": self.fingerprint,
-        }
+        return self._described(self.current(thorough=True))
 
     def restore(self, header: dict[str, Any]) -> None:
-        """Take up a tap from a file's header; the model must have the weights fitted.
+        """Take up a tap from a file's header, to be built when it is first needed.
+
+        (A `state_dict` brings the fit before the weights that it must be checked against.)
+        """
+        self._header, self._tap = header, None
+        self.fingerprint = header["fingerprint"]
+
+    def _from_header(self, header: dict[str, Any]) -> AnyTap:
+        """The tap of a file.
 
         Raises:
             ValueError: another model, other weights, or `features=` missing.
         """
-        missing = [n for n in header["layer"] if n not in dict(self.model.named_modules())]
+        known = dict(unwrapped(self.model).named_modules())
+        missing = [name for name in header["layer"] if name not in known]
         if missing:
             raise ValueError(
                 f"The file was made with a readout named {missing[0]!r}, which this "
@@ -100,30 +105,25 @@ class Binding:
         if header["case"] == "features":
             if self.source.features is None:
                 raise ValueError("The file was fitted with features=. Pass the same to load().")
-            tap: AnyTap = FeatureTap(self.model, self.source, header["layout"])
-        else:
-            tap = Tap(
-                self.model,
-                self.source,
-                heads=header["layer"],
-                case=header["case"],
-                silent=header["silent"],
-                linear=header["linear"],
-            )
-        self._tap = tap
-        self._signature, self.fingerprint = signature(self.model), header["fingerprint"]
-
-    def _rebuilt(self, tap: AnyTap) -> AnyTap:
-        if isinstance(tap, FeatureTap):
-            return FeatureTap(self.model, self.source, tap.layout)
+            return FeatureTap(self.model, self.source, header["layout"])
         return Tap(
             self.model,
             self.source,
-            heads=tap.heads,
-            case=tap.case,
-            silent=tap.silent,
-            linear=tap.linear,
+            heads=header["layer"],
+            case=header["case"],
+            silent=header["silent"],
+            linear=header["linear"],
         )
+
+    def _described(self, tap: AnyTap) -> dict[str, Any]:
+        return {
+            "layer": tap.heads,
+            "silent": tap.silent,
+            "case": tap.case,
+            "layout": tap.layout,
+            "linear": tap.linear,
+            "fingerprint": self.fingerprint,
+        }
 
 
 def _few(args: tuple[Any, ...], source: Source, rows: int = 64) -> tuple[Any, ...]:

@@ -298,6 +298,7 @@ class LastLayerRigidity(nn.Module):
         """
         uq = cls(model, **options)
         uq._take(Snapshot(*read(path)))
+        uq._binding.current()
         return uq
 
     def get_extra_state(self) -> dict[str, Any]:

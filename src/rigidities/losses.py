@@ -138,8 +138,8 @@ class PerSampleLoss:
             if not torch.allclose(alone, values[:1].detach(), rtol=1e-4, equal_nan=True):
                 raise ValueError(
                     "The loss of a sample depends on the rest of its batch (for one sample alone "
-                    f"it is {float(alone.sum()):.6g}, in the batch "
-                    f"{float(values[:1].sum()):.6g}). Return the plain loss of each sample, not "
+                    f"it is {float(alone.detach().sum()):.6g}, in the batch "
+                    f"{float(values[:1].detach().sum()):.6g}). Return the plain loss of each sample, not "
                     "divided by the batch size."
                 )
         self._checked = True

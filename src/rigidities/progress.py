@@ -22,5 +22,8 @@ def progressing(
         description: what is being done.
         show: True or False; None shows it only on a terminal.
     """
-    hide = not (sys.stderr.isatty() if show is None else show)
-    yield from tqdm(items, total=total, desc=description, unit="batch", disable=hide, leave=False)
+    if not (sys.stderr.isatty() if show is None else show):
+        yield from items
+        return
+    # An iterator, since tqdm may begin an iterable twice, which moves a shuffled loader on.
+    yield from tqdm(iter(items), total=total, desc=description, unit="batch", leave=False)

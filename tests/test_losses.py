@@ -1,0 +1,94 @@
+"""Curvature of losses: closed forms against automatic differentiation, and refusals."""
+
+import pytest
+import torch
+from torch import nn
+
+import oracle
+import rigidities as rg
+from rigidities.losses import GaussianNLL, Huber, LogCosh, PoissonNLL, loss_for
+
+F64 = torch.float64
+Y = torch.randn(50, 2, generator=torch.Generator().manual_seed(0), dtype=F64)
+T = torch.randn(50, 2, generator=torch.Generator().manual_seed(1), dtype=F64).abs()
+V = torch.tensor([0.5, 2.0], dtype=F64)
+
+CASES = {
+    "huber": (Huber(0.7), lambda y, t: nn.functional.huber_loss(y, t, delta=0.7, reduction="none")),
+    "log-cosh": (LogCosh(), lambda y, t: torch.log(torch.cosh(y - t))),
+    "poisson": (
+        PoissonNLL(),
+        lambda y, t: nn.functional.poisson_nll_loss(y, t, log_input=True, reduction="none"),
+    ),
+    "poisson of a rate": (PoissonNLL(log=False), lambda y, t: y - t * torch.log(y)),
+    "gaussian": (GaussianNLL(V), lambda y, t: (y - t) ** 2 / (2 * V)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_closed_curvature_equals_automatic_differentiation(name):
+    loss, function = CASES[name]
+    y = Y.abs() + 0.1 if name == "poisson of a rate" else Y
+    expected = torch.as_tensor(oracle.curvature(function, y, T))
+    torch.testing.assert_close(loss.curvature(y, T, None), expected)
+    torch.testing.assert_close(loss_for(function).curvature(y, T, None), expected)
+
+
+def test_a_third_of_unit_normals_lies_in_hubers_tails():
+    r = torch.randn(100_000, 1, generator=torch.Generator().manual_seed(0))
+    outside = 1 - loss_for("huber").curvature(r, torch.zeros_like(r), None).mean()
+    assert float(outside) == pytest.approx(0.317, abs=0.01)
+
+
+def test_torch_losses_bring_their_own_curvature():
+    loss = loss_for(nn.MSELoss(reduction="none"))
+    assert torch.equal(loss.curvature(Y, T, None), torch.full_like(Y, 2.0))
+
+
+def test_a_per_sample_sum_over_targets_keeps_each_targets_curvature():
+    loss = loss_for(lambda y, t: (V * (y - t) ** 2).sum(1) / 2)
+    torch.testing.assert_close(loss.curvature(Y, T, None), V.expand(50, 2))
+
+
+def test_a_loss_that_couples_targets_warns_and_keeps_the_diagonal():
+    loss = loss_for(lambda y, t: (y - t).sum(1) ** 2 / 2)
+    with pytest.warns(UserWarning, match="couples the targets"):
+        torch.testing.assert_close(loss.curvature(Y, T, None), torch.ones_like(Y))
+
+
+def test_the_variance_of_a_gaussian_loss_may_come_from_the_batch():
+    variance = torch.linspace(1, 2, 50, dtype=F64)
+    loss = GaussianNLL(lambda batch: batch["variance"])
+    curvature = loss.curvature(Y, None, {"variance": variance})
+    torch.testing.assert_close(curvature, (1 / variance)[:, None].expand(50, 2))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_loss_over_the_batch_is_refused_with_the_fix(reduction):
+    with pytest.raises(ValueError, match="reduction='none'"):
+        loss_for(nn.MSELoss(reduction=reduction)).curvature(Y, T, None)
+
+
+def test_a_loss_divided_by_the_batch_size_is_refused():
+    with pytest.raises(ValueError, match="depends on the rest of its batch"):
+        loss_for(lambda y, t: ((y - t) ** 2).mean(1) / len(y)).curvature(Y, T, None)
+
+
+def test_negative_curvature_is_an_error(net):
+    with pytest.raises(ValueError, match="negative curvature"):
+        rg.LastLayerRigidity(net.model).fit(net.train, loss=lambda y, t: torch.cos(3 * (y - t)))
+
+
+def test_a_loss_without_curvature_is_an_error(net):
+    with pytest.raises(ValueError, match="no curvature"):
+        rg.LastLayerRigidity(net.model).fit(net.train, loss=nn.L1Loss(reduction="none"))
+
+
+def test_a_variance_that_is_not_positive_is_an_error():
+    with pytest.raises(ValueError, match="above zero"):
+        GaussianNLL(0.0).curvature(Y, None, None)
+
+
+def test_a_loss_that_leaves_torch_is_an_error():
+    with pytest.raises(ValueError, match="through torch operations"):
+        loss_for(lambda y, t: torch.ones(len(y))).curvature(Y, T, None)
