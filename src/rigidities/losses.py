@@ -134,13 +134,13 @@ class PerSampleLoss:
                 ".mean()."
             )
         if not self._checked and rows > 1:
-            alone = self.function(prediction[:1].detach(), target[:1])
-            if not torch.allclose(alone, values[:1].detach(), rtol=1e-4, equal_nan=True):
+            alone = self.function(prediction[:1].detach(), target[:1]).detach()
+            inside = values[:1].detach()
+            if not torch.allclose(alone, inside, rtol=1e-4, equal_nan=True):
                 raise ValueError(
                     "The loss of a sample depends on the rest of its batch (for one sample alone "
-                    f"it is {float(alone.detach().sum()):.6g}, in the batch "
-                    f"{float(values[:1].detach().sum()):.6g}). Return the plain loss of each sample, not "
-                    "divided by the batch size."
+                    f"it is {float(alone.sum()):.6g}, in the batch {float(inside.sum()):.6g}). "
+                    "Return the plain loss of each sample, not divided by the batch size."
                 )
         self._checked = True
 

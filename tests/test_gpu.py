@@ -1,0 +1,70 @@
+"""On an accelerator: the same numbers as on the CPU, and files that travel between them."""
+
+import pytest
+import torch
+from conftest import trained
+
+import rigidities as rg
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def cuda():
+    assert torch.cuda.is_available(), "these tests need a CUDA device"
+    return torch.device("cuda")
+
+
+def fitted(net, device, **options):
+    uq = rg.LastLayerRigidity(net.model.to(device)).fit(net.train, **options)
+    uq.calibrate(net.valid, noise="constant")
+    return uq
+
+
+@pytest.mark.parametrize("loss", ["mse", "huber"])
+def test_a_fit_on_the_accelerator_equals_one_on_the_cpu(cuda, loss):
+    here, there = fitted(trained(3), "cpu", loss=loss), fitted(trained(3), cuda, loss=loss)
+    assert there.gram.device.type == "cuda"
+    torch.testing.assert_close(there.gram.matrix.cpu(), here.gram.matrix, rtol=1e-3, atol=1e-3)
+    x = trained().test[0]
+    torch.testing.assert_close(there(x.to(cuda))[1].cpu(), here(x)[1], rtol=2e-2, atol=1e-3)
+
+
+def test_statistics_follow_the_model_there_and_back(cuda):
+    net = trained()
+    uq, x = fitted(net, "cpu"), net.test[0]
+    before = uq(x)[1]
+    uq.to(cuda)
+    assert uq.gram.device.type == "cuda"
+    torch.testing.assert_close(uq(x.to(cuda))[1].cpu(), before, rtol=1e-3, atol=1e-5)
+    net.model.cpu()
+    assert torch.equal(uq(x)[1], before)
+
+
+def test_a_file_travels_between_devices(cuda, tmp_path):
+    net = trained()
+    uq, x = fitted(net, cuda), net.test[0]
+    uq.save(tmp_path / "uq.safetensors")
+    there = uq(x.to(cuda))[1].cpu()
+    here = rg.LastLayerRigidity.load(tmp_path / "uq.safetensors", net.model.cpu())
+    torch.testing.assert_close(here(x)[1], there, rtol=1e-3, atol=1e-5)
+
+
+def test_duplicates_are_recognised_across_devices(cuda):
+    net = trained()
+    uq = fitted(net, "cpu")
+    uq.to(cuda)
+    with pytest.warns(UserWarning, match="20 of 20 calibration rows"):
+        uq.calibrate(tuple(t[:20] for t in net.train))
+
+
+def test_wide_grams_take_the_large_blocks(cuda):
+    features = torch.randn(300, 2500, device=cuda)
+    gram = rg.Gram(2500, device=cuda)
+    gram.update(features)
+    torch.testing.assert_close(gram.matrix, features.double().T @ features.double())
+    posterior = rg.Posterior.from_gram(gram, ridge=1.0)
+    from rigidities.quadratic import QuadraticForm
+
+    q = QuadraticForm.of(posterior, torch.float64)(features)
+    torch.testing.assert_close(q, posterior.quadratic(features), rtol=1e-9, atol=0)
