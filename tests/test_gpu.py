@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from conftest import trained
 
 import rigidities as rg
+from conftest import trained
 
 pytestmark = pytest.mark.gpu
 

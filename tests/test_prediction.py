@@ -40,11 +40,6 @@ def test_samples_have_mean_and_spread_and_follow_the_generator():
     assert torch.equal(draws, again)
 
 
-def test_parts_join_in_order():
-    joined = Prediction.join([P, Prediction(ONE, ONE, ONE, ONE)])
-    assert len(joined) == 8 and float(joined.mean[4, 0]) == 1
-
-
 @pytest.mark.parametrize("level", [0, 1, -0.1, 2])
 def test_impossible_levels_are_refused(level):
     with pytest.raises(ValueError, match="between 0 and 1"):

@@ -67,6 +67,9 @@ def test_sketches_merge_and_forget(monkeypatch):
     whole, left, right = sketch_of(h), sketch_of(h[:100]), sketch_of(h[100:])
     left.merge(right)
     assert torch.equal(left.clone().hashes, whole.clone().hashes)
+    few = sketch_of(h[:10])
+    few.merge(whole)
+    assert few.clone().hashes.max() < whole.limit
     left.remove(h)
     assert left.shared(h) == 0
     again = RowSketch.from_state(whole.state())

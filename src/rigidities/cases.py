@@ -13,7 +13,7 @@ one weight vector behind all targets.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -43,6 +43,20 @@ class Reading:
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.output, self.features))
+
+    @classmethod
+    def join(cls, readings: Sequence[Reading]) -> Reading:
+        """The readings of consecutive batches as one."""
+        first = readings[0]
+        if len(readings) == 1:
+            return first
+        rows = sum(reading.inner[0] for reading in readings)
+        return cls(
+            torch.cat([reading.output for reading in readings]),
+            torch.cat([reading.features for reading in readings]),
+            torch.Size([rows, *first.inner[1:]]),
+            first.axis,
+        )
 
     def rows(self, tensor: Tensor) -> Tensor:
         """A tensor shaped like the output as (M, K)."""

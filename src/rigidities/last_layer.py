@@ -27,7 +27,7 @@ from .batches import Batch, Reader, raw_batches
 from .binding import Binding
 from .calibrated import CalibrationReport, unscaled
 from .calibrating import calibrated
-from .cases import Reading
+from .error_bars import ErrorBars
 from .gram import Gram
 from .likelihood import ConstantNoise, Gaussian
 from .losses import LossLike, loss_for
@@ -94,7 +94,7 @@ class LastLayerRigidity(nn.Module):
         self._weighing: Weighing | None = None
         self._report: CalibrationReport | None = None
         self._posterior: Posterior | None = None
-        self._form: tuple[torch.dtype, QuadraticForm] | None = None
+        self._bars: tuple[torch.dtype, ErrorBars] | None = None
         self._said: set[str] = set()
 
     # --- learning -------------------------------------------------------------------------
@@ -200,7 +200,9 @@ class LastLayerRigidity(nn.Module):
 
     def forward(self, *inputs: Any, **keywords: Any) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation, each shaped like the model's output."""
-        p = self._predicted(self._tap()(*inputs, **keywords))
+        reading = self._tap()(*inputs, **keywords)
+        bars = self._error_bars()
+        p = bars.prediction([bars.spread(reading)])
         return p.mean, p.std
 
     def predict(
@@ -219,20 +221,19 @@ class LastLayerRigidity(nn.Module):
             batch_size: as in `fit`.
             progress: as in `fit`.
         """
-        tap = self._tap()
-        parts = []
+        tap, bars = self._tap(), self._error_bars()
+        spreads = []
         with torch.enable_grad():
             for batch in self._batches(data, batch_size, "predict", progress):
                 reading = tap(*batch.args, **batch.kwargs)
-                weight = sample_weights(sample_weight, batch, reading)
-                parts.append(self._predicted(reading, weight))
-        return Prediction.join(parts)
+                spreads.append(bars.spread(reading, sample_weights(sample_weight, batch, reading)))
+        return bars.prediction(spreads)
 
     @property
     def rounding(self) -> float:
         """Bound on the relative rounding error of the variances that `uq(x)` gives."""
         self._tap()
-        return self._quadratic_form().rounding
+        return self._error_bars().form.rounding
 
     # --- what was learnt ------------------------------------------------------------------
 
@@ -410,26 +411,12 @@ class LastLayerRigidity(nn.Module):
             )
         return tap
 
-    def _predicted(self, reading: Reading, weight: Tensor | None = None) -> Prediction:
-        q = self._quadratic_form()(reading.features)
-        q = q[:, None] if q.ndim == 1 else q
-        noise = self.noise.variance(reading.features).expand(len(q), -1)
-        if weight is not None:
-            noise = noise / weight
-        like = reading.output
-        return Prediction(
-            mean=like,
-            epistemic=reading.unrows((self.scale.square().to(q) * q).to(like.dtype)),
-            noise=reading.unrows(noise.to(like.dtype)),
-            rigidity=reading.unrows((1 / q).to(like.dtype)),
-            law=Gaussian(),
-        )
-
-    def _quadratic_form(self) -> QuadraticForm:
+    def _error_bars(self) -> ErrorBars:
         dtype = self._placement()[1]
-        if self._form is None or self._form[0] != dtype:
-            self._form = (dtype, QuadraticForm.of(self.posterior, dtype))
-        return self._form[1]
+        if self._bars is None or self._bars[0] != dtype:
+            form = QuadraticForm.of(self.posterior, dtype)
+            self._bars = (dtype, ErrorBars(form, self.scale, self.noise, Gaussian()))
+        return self._bars[1]
 
     def _placement(self) -> tuple[torch.device, torch.dtype]:
         """Device and floating-point dtype of the model."""
@@ -453,7 +440,7 @@ class LastLayerRigidity(nn.Module):
         self._posterior = None if posterior is None else posterior.to(device)
 
     def _forget_derived(self) -> None:
-        self._posterior = self._form = None
+        self._posterior = self._bars = None
 
     def _say_once(self, key: str, message: str) -> None:
         if key not in self._said:

@@ -2,7 +2,6 @@ r"""A prediction with its error bar: $\mu$, $\alpha^2 q$, noise, and the law aro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -73,15 +72,6 @@ class Prediction:
             target = target.reshape(self.mean.shape)
         z = (target.to(self.mean) - self.mean) / self.std
         return self.law.log_density(z) - self.std.log()
-
-    @classmethod
-    def join(cls, parts: Sequence[Prediction]) -> Prediction:
-        """Predictions of consecutive batches as one."""
-        if not parts:
-            raise ValueError("There is nothing to predict: no batches were given.")
-        fields = ("mean", "epistemic", "noise", "rigidity")
-        joined = {name: torch.cat([getattr(p, name) for p in parts]) for name in fields}
-        return cls(**joined, law=parts[0].law)
 
     def __len__(self) -> int:
         return len(self.mean)

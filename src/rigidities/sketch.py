@@ -38,17 +38,15 @@ class RowSketch:
 
     def add(self, hashes: Tensor) -> None:
         """Take rows in."""
-        hashes = hashes.cpu()
-        kept = hashes if self.limit == _NO_LIMIT else hashes[hashes < self.limit]
-        self._pending.append(kept)
-        self._waiting += kept.numel()
+        self._pending.append(hashes)
+        self._waiting += hashes.numel()
         if self._waiting >= SIZE:
             self._settle()
 
     def remove(self, hashes: Tensor) -> None:
         """Take rows out."""
         self._settle()
-        self.hashes = self.hashes[~torch.isin(self.hashes, hashes.cpu())]
+        self.hashes = self.hashes[~torch.isin(self.hashes, hashes.to(self.hashes.device))]
 
     def merge(self, other: RowSketch) -> None:
         """Take another data set's rows in."""
@@ -60,7 +58,7 @@ class RowSketch:
     def shared(self, hashes: Tensor) -> float:
         """How many of these rows the sketched data set holds (an estimate beyond `SIZE`)."""
         self._settle()
-        hashes = hashes.cpu()
+        hashes = hashes.to(self.hashes.device)
         seen = hashes[hashes < self.limit]
         if not len(seen):
             return 0.0
@@ -79,13 +77,15 @@ class RowSketch:
     @classmethod
     def from_state(cls, state: dict[str, Tensor]) -> RowSketch:
         """The sketch that `state` came from."""
-        return cls(state["hashes"].cpu(), int(state["limit"]))
+        return cls(state["hashes"], int(state["limit"]))
 
     def _settle(self) -> None:
+        """Merge the waiting hashes in, on the device where they were made."""
         if not self._pending:
             return
-        distinct = torch.unique(torch.cat([self.hashes, *self._pending]))
-        distinct = distinct[distinct < self.limit]
+        device = self._pending[-1].device
+        every = torch.cat([part.to(device) for part in (self.hashes, *self._pending)])
+        distinct = torch.unique(every[every < self.limit])
         self._pending, self._waiting = [], 0
         if len(distinct) > SIZE:
             self.limit = int(distinct[SIZE])

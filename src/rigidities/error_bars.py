@@ -1,0 +1,62 @@
+r"""From features to error bars: $\sigma^2 = \alpha^2 q + \text{noise} / c$ around each prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .cases import Reading
+from .likelihood import Law, Noise
+from .prediction import Prediction
+from .quadratic import QuadraticForm
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One batch: the reading, with q (M, 1 or K) in place of its features, and the noise."""
+
+    reading: Reading
+    noise: Tensor
+
+
+@dataclass(frozen=True)
+class ErrorBars:
+    """Everything that a prediction needs once the calibration is known.
+
+    Attributes:
+        form: the quadratic form q in the model's precision.
+        scale: one entry per target.
+        noise: the noise model.
+        law: the law around the mean.
+    """
+
+    form: QuadraticForm
+    scale: Tensor
+    noise: Noise
+    law: Law
+
+    def spread(self, reading: Reading, weight: Tensor | None = None) -> Spread:
+        """What must be computed batch by batch; `weight` is c, (M, 1) or (M, K)."""
+        q = self.form(reading.features)
+        noise = self.noise.variance(reading.features)
+        noise = noise if weight is None else noise / weight
+        q = q[:, None] if q.ndim == 1 else q
+        return Spread(replace(reading, features=q), noise.expand(q.shape[0], -1))
+
+    def prediction(self, spreads: Sequence[Spread]) -> Prediction:
+        """The predictions of consecutive batches."""
+        if not spreads:
+            raise ValueError("There is nothing to predict: no batches were given.")
+        reading = Reading.join([spread.reading for spread in spreads])
+        noise = torch.cat([spread.noise for spread in spreads])
+        q, dtype = reading.features, reading.output.dtype
+        return Prediction(
+            mean=reading.output,
+            epistemic=reading.unrows((self.scale.square().to(q) * q).to(dtype)),
+            noise=reading.unrows(noise.to(dtype)),
+            rigidity=reading.unrows((1 / q).to(dtype)),
+            law=self.law,
+        )
