@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -78,16 +78,16 @@ def accumulate(
         ValueError: nothing to add, NaN or infinity, shapes that do not fit, negative curvature;
             with the number of the batch, counted from 0.
     """
-    finite: list[Tensor] = []
+    magnitudes: list[Tensor] = []
     number = -1
     for number, batch in enumerate(batches):
         try:
-            statistics = _add(statistics, tap, batch, weighing, remove, finite)
+            statistics = _add(statistics, tap, batch, weighing, remove, magnitudes)
         except ValueError as error:
             raise ValueError(f"Batch {number}: {error}") from error
-        if len(finite) == _CHECK_EVERY:
-            _check_finite(finite, number)
-    _check_finite(finite, number)
+        if len(magnitudes) == _CHECK_EVERY:
+            _check_finite(magnitudes, number)
+    _check_finite(magnitudes, number)
     if statistics is None:
         raise ValueError("There are no data: the loader gave no batches. Pass at least one row.")
     if not remove and not bool((statistics.gram.diagonal > 0).any()):
@@ -104,7 +104,7 @@ def _add(
     batch: Batch,
     weighing: Weighing,
     remove: bool,
-    finite: list[Tensor],
+    magnitudes: list[Tensor],
 ) -> Statistics:
     reading = tap(*batch.args, **batch.kwargs)
     if not reading.features.shape[0]:
@@ -123,7 +123,7 @@ def _add(
     _check_width(gram, features)
     if weights is not None and weights.shape[1] > 1 and gram.targets is None:
         gram = statistics.gram = gram.expand(weights.shape[1])
-    finite.append(_is_finite(features, residuals))
+    magnitudes.append(_largest(features, residuals))
     (gram.downdate if remove else gram.update)(features, weights, residuals)
     hashes = batch_hashes(batch, reading)
     (statistics.sketch.remove if remove else statistics.sketch.add)(hashes)
@@ -223,41 +223,22 @@ def _check_width(gram: Gram, features: Tensor) -> None:
         )
 
 
-def _is_finite(features: Tensor, residuals: Tensor | None) -> Tensor:
-    """Flags (features, residuals), not read yet so that an accelerator runs on.
-
-    A sum is not finite if one of its terms is not; it may overflow, which is looked into.
-    """
-    flags = []
-    for tensor in (features, features if residuals is None else residuals):
-        fine = torch.isfinite(tensor.detach().sum())
-        if tensor.device.type != "cpu" or not bool(fine):
-            fine = torch.isfinite(tensor.detach()).all()
-        flags.append(fine)
-    return torch.stack(flags)
+def _largest(features: Tensor, residuals: Tensor | None) -> Tensor:
+    """Largest magnitudes (features, residuals); not read yet, so that an accelerator runs on."""
+    tensors = (features, features[:0] if residuals is None else residuals)
+    parts = [torch.linalg.vector_norm(t.detach(), ord=math.inf) for t in tensors if t.numel()]
+    return torch.stack([part.to(torch.float64) for part in parts])
 
 
-def _check_finite(flags: list[Tensor], last: int) -> None:
-    if not flags:
-        return
-    fine = torch.stack(flags).cpu()
-    first = last - len(flags) + 1
-    flags.clear()
-    for column, what in enumerate(("features", "targets or predictions")):
-        bad = (~fine[:, column]).nonzero()
-        if len(bad):
-            raise ValueError(
-                f"Batch {first + int(bad[0])}: NaN or infinity in the {what}. Clean the data, or "
-                "check that the model has not diverged."
-            )
-
-
-def warn_of_zero_curvature(gram: Gram) -> None:
-    """Say how many rows a loss without curvature (Huber's tails) left out."""
-    if gram.zeros:
-        entries = gram.count * (gram.targets or 1)
-        warnings.warn(
-            f"{gram.zeros} of {entries} rows have zero curvature or weight and add nothing to "
-            "the Gram (with a Huber loss: residuals beyond delta).",
-            stacklevel=3,
-        )
+def _check_finite(magnitudes: list[Tensor], last: int) -> None:
+    """Read the magnitudes of the latest batches, of which `last` is the number of the last."""
+    first = last - len(magnitudes) + 1
+    read = [part.tolist() for part in magnitudes]
+    magnitudes.clear()
+    for number, sizes in enumerate(read, start=first):
+        for size, what in zip(sizes, ("features", "targets or predictions"), strict=False):
+            if not math.isfinite(size):
+                raise ValueError(
+                    f"Batch {number}: NaN or infinity in the {what}. Clean the data, or check "
+                    "that the model has not diverged."
+                )

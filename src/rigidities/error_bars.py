@@ -1,4 +1,4 @@
-r"""From features to error bars: $\sigma^2 = \alpha^2 q + \text{noise} / c$ around each prediction."""
+r"""From features to error bars: $\sigma^2 = \alpha^2 q + \text{noise} / c$."""
 
 from __future__ import annotations
 

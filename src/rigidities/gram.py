@@ -233,7 +233,7 @@ class Gram:
             return
         errors = rows.residuals
         if self.targets is None:
-            cross = (errors.mT @ rows.features).mT
+            cross = rows.features.mT @ errors
         else:
             cross = torch.einsum("ntd,nt->dt", rows.features, errors)
         full = errors.shape[1] <= JOINT_TARGETS
