@@ -78,16 +78,16 @@ def accumulate(
         ValueError: nothing to add, NaN or infinity, shapes that do not fit, negative curvature;
             with the number of the batch, counted from 0.
     """
-    magnitudes: list[Tensor] = []
+    sums: list[Tensor] = []
     number = -1
     for number, batch in enumerate(batches):
         try:
-            statistics = _add(statistics, tap, batch, weighing, remove, magnitudes)
+            statistics = _add(statistics, tap, batch, weighing, remove, sums)
         except ValueError as error:
             raise ValueError(f"Batch {number}: {error}") from error
-        if len(magnitudes) == _CHECK_EVERY:
-            _check_finite(magnitudes, number)
-    _check_finite(magnitudes, number)
+        if len(sums) == _CHECK_EVERY:
+            _check_finite(sums, number)
+    _check_finite(sums, number)
     if statistics is None:
         raise ValueError("There are no data: the loader gave no batches. Pass at least one row.")
     if not remove and not bool((statistics.gram.diagonal > 0).any()):
@@ -104,7 +104,7 @@ def _add(
     batch: Batch,
     weighing: Weighing,
     remove: bool,
-    magnitudes: list[Tensor],
+    sums: list[Tensor],
 ) -> Statistics:
     reading = tap(*batch.args, **batch.kwargs)
     if not reading.features.shape[0]:
@@ -123,7 +123,7 @@ def _add(
     _check_width(gram, features)
     if weights is not None and weights.shape[1] > 1 and gram.targets is None:
         gram = statistics.gram = gram.expand(weights.shape[1])
-    magnitudes.append(_largest(features, residuals))
+    sums.append(_sums(features, residuals))
     (gram.downdate if remove else gram.update)(features, weights, residuals)
     hashes = batch_hashes(batch, reading)
     (statistics.sketch.remove if remove else statistics.sketch.add)(hashes)
@@ -223,21 +223,24 @@ def _check_width(gram: Gram, features: Tensor) -> None:
         )
 
 
-def _largest(features: Tensor, residuals: Tensor | None) -> Tensor:
-    """Largest magnitudes (features, residuals); not read yet, so that an accelerator runs on."""
-    tensors = (features, features[:0] if residuals is None else residuals)
-    parts = [torch.linalg.vector_norm(t.detach(), ord=math.inf) for t in tensors if t.numel()]
-    return torch.stack([part.to(torch.float64) for part in parts])
+def _sums(features: Tensor, residuals: Tensor | None) -> Tensor:
+    """Sums of features and residuals, which NaN or infinity would spoil.
+
+    They are not read yet, so that an accelerator runs on.
+    """
+    short = torch.finfo(features.dtype).bits < 32
+    total = features.detach().sum(dtype=torch.float32 if short else None).to(torch.float64)
+    return torch.stack([total, total if residuals is None else residuals.sum()])
 
 
-def _check_finite(magnitudes: list[Tensor], last: int) -> None:
-    """Read the magnitudes of the latest batches, of which `last` is the number of the last."""
-    first = last - len(magnitudes) + 1
-    read = [part.tolist() for part in magnitudes]
-    magnitudes.clear()
-    for number, sizes in enumerate(read, start=first):
-        for size, what in zip(sizes, ("features", "targets or predictions"), strict=False):
-            if not math.isfinite(size):
+def _check_finite(sums: list[Tensor], last: int) -> None:
+    """Read the sums of the latest batches, of which `last` is the number of the last."""
+    first = last - len(sums) + 1
+    read = [pair.tolist() for pair in sums]
+    sums.clear()
+    for number, pair in enumerate(read, start=first):
+        for total, what in zip(pair, ("features", "targets or predictions"), strict=True):
+            if not math.isfinite(total):
                 raise ValueError(
                     f"Batch {number}: NaN or infinity in the {what}. Clean the data, or check "
                     "that the model has not diverged."

@@ -289,7 +289,7 @@ def _block(width: int, device: str) -> int:
     """Small blocks save more work; on an accelerator few large products are faster."""
     if device == "cpu":
         return max(64, -(-width // 8))
-    return width if width < 2048 else -(-width // 4)
+    return width if width < 768 else -(-width // 4)
 
 
 def _clone(tensor: Tensor | None) -> Tensor | None:

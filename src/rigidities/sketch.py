@@ -17,7 +17,7 @@ from torch import Tensor
 
 SIZE = 1 << 16
 _NO_LIMIT = (1 << 63) - 1
-_CHUNK = 1024
+_CHUNK = 4096
 _ODD = -7046029254386353131  # 2^64 / golden ratio, as a signed number
 _MIX = -4658895280553007687
 
@@ -117,32 +117,29 @@ def tensor_hash(tensor: Tensor) -> int:
 
 
 def _products(tensor: Tensor, position: int) -> Tensor:
-    """Dot products of each row's bits with random integers, as one int64 (wrapping) per row.
+    """Dot product of each row's 32-bit words with random odd 64-bit integers, modulo 2^64.
 
-    The bits go in as 16-bit integers and the multipliers have 27 bits, so that every partial sum
-    of 1024 products is an exact integer in float64: a fast matrix product whose result depends
-    neither on the order of the sum nor on the batch or device.
+    Integer sums depend neither on the order nor on the batch or device. Words of 32 bits keep
+    enough digits of the product even for words that end in many zeros, as those of small
+    whole numbers do.
     """
-    halves = _halves(tensor.reshape(tensor.shape[0], -1))
-    total = torch.zeros((), dtype=torch.int64, device=halves.device)
-    for start in range(0, halves.shape[1], _CHUNK):
-        chunk = halves[:, start : start + _CHUNK].to(torch.float64)
-        multipliers = _multipliers(position, start, chunk.shape[1], halves.device)
-        first, second = (chunk @ multipliers).to(torch.int64).unbind(1)
-        total = total + first * _ODD + second * _MIX
+    words = _words(tensor.reshape(tensor.shape[0], -1))
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    for start in range(0, words.shape[1], _CHUNK):
+        chunk = words[:, start : start + _CHUNK].to(torch.int64)
+        total = total + (chunk * _multipliers(position, start, chunk.shape[1], words.device)).sum(1)
     return total
 
 
 @lru_cache(maxsize=64)
 def _multipliers(position: int, start: int, count: int, device: torch.device) -> Tensor:
-    """Fixed pseudo-random odd integers below 2^27, (count, 2), float64."""
-    index = torch.arange(2 * start, 2 * (start + count)).reshape(count, 2)
-    mixed = _mixed(_mixed(index + 1) + torch.tensor(position) * _ODD)
-    return ((mixed & ((1 << 27) - 1)) | 1).to(device, torch.float64)
+    """Fixed pseudo-random odd integers, (count,)."""
+    index = torch.arange(start + 1, start + count + 1)
+    return (_mixed(_mixed(index) + torch.tensor(position) * _ODD) | 1).to(device)
 
 
-def _halves(values: Tensor) -> Tensor:
-    """The bits of each row as 16-bit integers; -0.0 equals 0.0."""
+def _words(values: Tensor) -> Tensor:
+    """The bits of each row as 32-bit integers; -0.0 equals 0.0."""
     if values.is_complex():
         values = torch.view_as_real(values).flatten(1)
     if values.is_floating_point():
@@ -150,7 +147,7 @@ def _halves(values: Tensor) -> Tensor:
         values = values.to(torch.float64 if wide else torch.float32) + 0.0
     elif values.dtype != torch.int64:
         values = values.to(torch.int32)
-    return values.contiguous().view(torch.int16)
+    return values.contiguous().view(torch.int32)
 
 
 def _mixed(words: Tensor) -> Tensor:
