@@ -93,4 +93,4 @@ def figure(value: float) -> str:
     size = abs(value)
     if size >= 100:
         return f"{value:.0f}"
-    return f"{value:.2f}" if size >= 1 else f"{value:.2g}"
+    return f"{value:.2f}" if size >= 0.1 else f"{value:.2g}"

@@ -36,6 +36,7 @@ from .prediction import Prediction
 from .progress import progressing
 from .quadratic import QuadraticForm
 from .readout import FeatureFunction, ForwardFunction, Source
+from .shadow import placement
 from .snapshot import Snapshot
 from .storage import read, write
 
@@ -342,7 +343,7 @@ class LastLayerRigidity(nn.Module):
         self, data: Any, size: int, what: str, progress: bool | None, *, any_order: bool = False
     ) -> Iterator[Batch]:
         reader = Reader(
-            *self._placement(),
+            *placement(self.model),
             whole=self._source.forward is not None,
             target=self._target,
             inputs=None if what == "fit" or self._statistics is None else self._statistics.inputs,
@@ -412,22 +413,15 @@ class LastLayerRigidity(nn.Module):
         return tap
 
     def _error_bars(self) -> ErrorBars:
-        dtype = self._placement()[1]
+        dtype = placement(self.model)[1]
         if self._bars is None or self._bars[0] != dtype:
             form = QuadraticForm.of(self.posterior, dtype)
             self._bars = (dtype, ErrorBars(form, self.scale, self.noise, Gaussian()))
         return self._bars[1]
 
-    def _placement(self) -> tuple[torch.device, torch.dtype]:
-        """Device and floating-point dtype of the model."""
-        for tensor in chain(self.model.parameters(), self.model.buffers()):
-            if tensor.is_floating_point():
-                return tensor.device, tensor.dtype
-        return torch.device("cpu"), torch.get_default_dtype()
-
     def _follow_device(self) -> None:
         """Bring the statistics to the model's device; they stay float64."""
-        device = self._placement()[0]
+        device = placement(self.model)[0]
         statistics, _ = self._fitted()
         if statistics.gram.device == device:
             return

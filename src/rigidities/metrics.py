@@ -20,15 +20,12 @@ References:
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
-
-Values: TypeAlias = "Tensor | ArrayLike"
+from .alignment import Values, aligned, error_and_positive_std
+from .ranks import ranks, retained_rmse
 
 # Bars that span less than this are constant up to rounding: a slope on them would be noise.
 _CONSTANT_DECADES = 1e-9
@@ -63,7 +60,7 @@ def nll(mean: Values, std: Values, target: Values) -> float:
         >>> round(nll([0.0], [1.0], [0.0]), 4)
         0.9189
     """
-    error, std = _error_and_positive_std(mean, std, target)
+    error, std = error_and_positive_std(mean, std, target)
     return float((std.log() + (error / std).square() / 2).mean()) + math.log(2 * math.pi) / 2
 
 
@@ -77,7 +74,7 @@ def nll_gain(mean: Values, std: Values, target: Values) -> float:
         >>> round(nll_gain([0.0, 0.0], [1.0, 10.0], [1.0, 10.0]), 4)
         0.8097
     """
-    error, std = _error_and_positive_std(mean, std, target)
+    error, std = error_and_positive_std(mean, std, target)
     constant = float((2 * math.pi * error.square().mean()).log() + 1) / 2
     return constant - nll(mean, std, target)
 
@@ -92,7 +89,7 @@ def crps(mean: Values, std: Values, target: Values) -> float:
         >>> round(crps([0.0], [1.0], [0.0]), 4)
         0.2337
     """
-    error, std = _error_and_positive_std(mean, std, target)
+    error, std = error_and_positive_std(mean, std, target)
     z = error / std
     density = (-z.square() / 2).exp() / math.sqrt(2 * math.pi)
     return float((std * (z * _central(z) + 2 * density - 1 / math.sqrt(math.pi))).mean())
@@ -149,7 +146,7 @@ def calibration_curve(mean: Values, std: Values, target: Values) -> tuple[Tensor
         >>> [round(p, 2) for p in nominal.tolist()], observed.tolist()
         ([0.0, 0.5, 0.95, 1.0], [0.0, 0.5, 1.0, 1.0])
     """
-    error, std = _error_and_positive_std(mean, std, target)
+    error, std = error_and_positive_std(mean, std, target)
     levels = _central(error.abs() / std).sort().values
     zero, one = levels.new_zeros(1), levels.new_ones(1)
     steps = torch.arange(len(levels) + 1, dtype=torch.float64) / len(levels)
@@ -183,7 +180,7 @@ def ence(mean: Values, std: Values, target: Values, bins: int = 10) -> float:
         >>> ence([0.0, 0.0], [1.0, 2.0], [1.0, 3.0], bins=2)
         0.25
     """
-    error, std = _error_and_positive_std(mean, std, target)
+    error, std = error_and_positive_std(mean, std, target)
     _require_between_one_and("bins", bins, rows=len(std))
     order = std.argsort(stable=True).tensor_split(bins)
     variance = torch.stack([std[rows].square().mean() for rows in order])
@@ -213,7 +210,7 @@ def spearman(mean: Values, std: Values, target: Values) -> float:
     """
     mean, std, target = aligned(mean=mean, std=std, target=target)
     centre = (len(std) + 1) / 2
-    a, b = _ranks((target - mean).abs()) - centre, _ranks(std) - centre
+    a, b = ranks((target - mean).abs()) - centre, ranks(std) - centre
     return float(a @ b / (a.square().sum() * b.square().sum()).sqrt())
 
 
@@ -235,7 +232,7 @@ def ause(mean: Values, std: Values, target: Values) -> float:
     squared = (target - mean).square()
     if not squared.any():
         return 0.0
-    gap = _retained_rmse(squared, by=std) - _retained_rmse(squared, by=squared)
+    gap = retained_rmse(squared, by=std) - retained_rmse(squared, by=squared)
     return float(gap.mean() / squared.mean().sqrt())
 
 
@@ -252,8 +249,8 @@ def auroc(std_in: Values, std_out: Values) -> float:
     """
     (inside,), (outside,) = aligned(std=std_in), aligned(std=std_out)
     n, m = len(inside), len(outside)
-    ranks = _ranks(torch.cat([inside, outside]))
-    return float((ranks[n:].sum() - m * (m + 1) / 2) / (n * m))
+    rank = ranks(torch.cat([inside, outside]))
+    return float((rank[n:].sum() - m * (m + 1) / 2) / (n * m))
 
 
 def binned(mean: Values, std: Values, target: Values, bin_size: int = 100) -> tuple[Tensor, Tensor]:
@@ -345,70 +342,10 @@ def summary(mean: Values, std: Values, target: Values, bin_size: int = 100) -> d
     }
 
 
-def aligned(**arrays: Values) -> tuple[Tensor, ...]:
-    """Flat float64 tensors of arrays that share one shape.
-
-    Dimensions of size one are dropped before shapes are compared: (N,) goes with (N, 1), and
-    never broadcasts to (N, N).
-
-    Args:
-        **arrays: the arrays, each under the name that errors give it; `std` must be >= 0.
-
-    Raises:
-        ValueError: the shapes differ, or an array is empty, not finite, or a negative `std`.
-
-    Example:
-        >>> aligned(mean=[1, 2], target=[[3], [4]])
-        (tensor([1., 2.], dtype=torch.float64), tensor([3., 4.], dtype=torch.float64))
-    """
-    tensors = {name: _tensor(values) for name, values in arrays.items()}
-    (first, reference), *others = tensors.items()
-    for name, tensor in others:
-        if tensor.squeeze().shape != reference.squeeze().shape:
-            raise ValueError(
-                f"Expected {first} and {name} of one shape, got {tuple(reference.shape)} and "
-                f"{tuple(tensor.shape)}. Pass one value per prediction in each."
-            )
-    return tuple(_checked(name, tensor.flatten()) for name, tensor in tensors.items())
-
-
-def _tensor(values: Values) -> Tensor:
-    if isinstance(values, Tensor):
-        return values.detach().cpu().double()
-    if hasattr(values, "__array__"):  # copied: torch refuses negative strides, warns of read-only
-        values = values.__array__().copy()
-    return torch.as_tensor(values, dtype=torch.float64)
-
-
-def _checked(name: str, values: Tensor) -> Tensor:
-    if not len(values):
-        raise ValueError(f"Expected values in {name}, got none. Pass one row or more.")
-    if bad := int((~values.isfinite()).sum()):
-        raise ValueError(
-            f"Expected {name} to be finite, got {bad} of {len(values)} values nan or infinite. "
-            "Drop those rows or mend what made them."
-        )
-    if name == "std" and values.min() < 0:
-        raise ValueError(
-            f"Expected std >= 0, got {float(values.min()):g}. Pass standard deviations."
-        )
-    return values
-
-
-def _error_and_positive_std(mean: Values, std: Values, target: Values) -> tuple[Tensor, Tensor]:
-    mean, std, target = aligned(mean=mean, std=std, target=target)
-    if zeros := int((std == 0).sum()):
-        raise ValueError(
-            f"Expected std > 0, got {zeros} of {len(std)} values zero. "
-            "Drop those rows or add a noise floor to the variance."
-        )
-    return target - mean, std
-
-
 def _positive_bins(
     mean: Values, std: Values, target: Values, bin_size: int
 ) -> tuple[Tensor, Tensor]:
-    _error_and_positive_std(mean, std, target)
+    error_and_positive_std(mean, std, target)
     return binned(mean, std, target, bin_size)
 
 
@@ -430,23 +367,3 @@ def _half_width(level: float) -> float:
     if not 0 < level < 1:
         raise ValueError(f"Expected 0 < level < 1, got {level}. Pass 0.9 for 90 % intervals.")
     return math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64)))
-
-
-def _ranks(values: Tensor) -> Tensor:
-    """Ranks from 1 to N, ties averaged."""
-    group, counts = _ties(values)
-    return (counts.cumsum(0) - (counts - 1) / 2)[group]
-
-
-def _retained_rmse(squared: Tensor, *, by: Tensor) -> Tensor:
-    """RMSE of the n rows of smallest `by`, for n = 1 ... N."""
-    group, counts = _ties(by)
-    shared = torch.zeros_like(counts).index_add(0, group, squared) / counts
-    kept = shared.repeat_interleave(counts.long())
-    return (kept.cumsum(0) / torch.arange(1, len(kept) + 1)).sqrt()
-
-
-def _ties(values: Tensor) -> tuple[Tensor, Tensor]:
-    """For each row the index of its value among the sorted distinct ones; how often each occurs."""
-    _, group, counts = torch.unique(values, return_inverse=True, return_counts=True)
-    return group, counts.double()

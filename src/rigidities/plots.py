@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from . import metrics
+from .alignment import aligned
 from .confidence import confidence_factors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from .metrics import Values
+    from .alignment import Values
 
 __all__ = ["along", "binned", "calibration", "confidence_factors", "errors"]
 
@@ -147,9 +148,9 @@ def along(
     Returns:
         The axes.
     """
-    columns = metrics.aligned(x=x, mean=mean, std=std)
-    dots = None if target is None else metrics.aligned(x=x, target=target)
-    crosses = None if train is None else metrics.aligned(inputs=train[0], targets=train[1])
+    columns = aligned(x=x, mean=mean, std=std)
+    dots = None if target is None else aligned(x=x, target=target)
+    crosses = None if train is None else aligned(inputs=train[0], targets=train[1])
     ax = _axes(ax, WIDE_SIZE)
     _mean_and_bands(ax, *(column[columns[0].argsort()] for column in columns))
     if dots:
@@ -164,7 +165,7 @@ def along(
 
 
 def _std_and_absolute_error(mean: Values, std: Values, target: Values) -> tuple[Tensor, Tensor]:
-    mean, std, target = metrics.aligned(mean=mean, std=std, target=target)
+    mean, std, target = aligned(mean=mean, std=std, target=target)
     if zeros := int((std == 0).sum()):
         raise ValueError(
             f"Expected std > 0 for a logarithmic axis, got {zeros} of {len(std)} values zero. "

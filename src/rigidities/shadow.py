@@ -9,6 +9,7 @@ parameters are frozen aliases: a forward pass through the copy records no graph 
 from __future__ import annotations
 
 import copy
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -48,13 +49,18 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return unwrapped(inner) if isinstance(inner, nn.Module) else model
 
 
+def placement(model: nn.Module) -> tuple[torch.device, torch.dtype]:
+    """Device and floating-point dtype of a model."""
+    for tensor in chain(model.parameters(), model.buffers()):
+        if tensor.is_floating_point():
+            return tensor.device, tensor.dtype
+    return torch.device("cpu"), torch.get_default_dtype()
+
+
 def signature(model: nn.Module) -> tuple[object, ...]:
     """What changes whenever a weight is written, moved or replaced; cheap, no arithmetic."""
-    return tuple(
-        (t.data_ptr(), t._version, t.device, t.dtype)
-        for tensors in (model.parameters(), model.buffers())
-        for t in tensors
-    )
+    tensors = chain(model.parameters(), model.buffers())
+    return tuple((t.data_ptr(), t._version, t.device, t.dtype) for t in tensors)
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:

@@ -1,0 +1,77 @@
+"""Arrays that go together: one shape, finite, flat, float64.
+
+The classical trap is (N,) against (N, 1), which broadcasts to (N, N) without a word.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+Values: TypeAlias = "Tensor | ArrayLike"
+
+
+def aligned(**arrays: Values) -> tuple[Tensor, ...]:
+    """Flat float64 tensors of arrays that share one shape.
+
+    Dimensions of size one are dropped before shapes are compared: (N,) goes with (N, 1), and
+    never broadcasts to (N, N).
+
+    Args:
+        **arrays: the arrays, each under the name that errors give it; `std` must be >= 0.
+
+    Raises:
+        ValueError: the shapes differ, or an array is empty, not finite, or a negative `std`.
+
+    Example:
+        >>> aligned(mean=[1, 2], target=[[3], [4]])
+        (tensor([1., 2.], dtype=torch.float64), tensor([3., 4.], dtype=torch.float64))
+    """
+    tensors = {name: _tensor(values) for name, values in arrays.items()}
+    (first, reference), *others = tensors.items()
+    for name, tensor in others:
+        if tensor.squeeze().shape != reference.squeeze().shape:
+            raise ValueError(
+                f"Expected {first} and {name} of one shape, got {tuple(reference.shape)} and "
+                f"{tuple(tensor.shape)}. Pass one value per prediction in each."
+            )
+    return tuple(_checked(name, tensor.flatten()) for name, tensor in tensors.items())
+
+
+def _tensor(values: Values) -> Tensor:
+    if isinstance(values, Tensor):
+        return values.detach().cpu().double()
+    if hasattr(values, "__array__"):  # copied: torch refuses negative strides, warns of read-only
+        values = values.__array__().copy()
+    return torch.as_tensor(values, dtype=torch.float64)
+
+
+def _checked(name: str, values: Tensor) -> Tensor:
+    if not len(values):
+        raise ValueError(f"Expected values in {name}, got none. Pass one row or more.")
+    if bad := int((~values.isfinite()).sum()):
+        raise ValueError(
+            f"Expected {name} to be finite, got {bad} of {len(values)} values nan or infinite. "
+            "Drop those rows or mend what made them."
+        )
+    if name == "std" and values.min() < 0:
+        raise ValueError(
+            f"Expected std >= 0, got {float(values.min()):g}. Pass standard deviations."
+        )
+    return values
+
+
+def error_and_positive_std(mean: Values, std: Values, target: Values) -> tuple[Tensor, Tensor]:
+    """y - mu and sigma as flat float64 tensors, sigma above zero."""
+    mean, std, target = aligned(mean=mean, std=std, target=target)
+    if zeros := int((std == 0).sum()):
+        raise ValueError(
+            f"Expected std > 0, got {zeros} of {len(std)} values zero. "
+            "Drop those rows or add a noise floor to the variance."
+        )
+    return target - mean, std
