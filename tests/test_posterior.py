@@ -212,8 +212,19 @@ def test_precision_switches_by_the_bound():
     assert QuadraticForm.of(easy, torch.float32).dtype == torch.float32
     form = QuadraticForm.of(hard, torch.float32)
     assert form.dtype == F64 and form.rounding <= LARGEST_ROUNDING
-    test = with_condition(1e6, seed=5).float()
+    test = torch.cat([with_condition(1e6, seed=5), hard.eigenvectors.T]).float()
     torch.testing.assert_close(form(test), hard.quadratic(test), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("condition", [10, 1e4, 1e6])
+def test_the_stated_rounding_covers_gram_product_and_result(condition):
+    train = with_condition(condition).float()
+    test = torch.cat([with_condition(condition, seed=5), train[:50]]).float()
+    posterior = Posterior.from_gram(gram_of(train), ridge=0.0)
+    form = QuadraticForm.of(posterior, torch.float32)
+    exact = torch.as_tensor(oracle.quadratic(train.double(), test.double(), 0.0))
+    error = (form(test).float().double() / exact - 1).abs().max()
+    assert float(error) <= form.rounding
 
 
 # --- bad input ----------------------------------------------------------------------------------

@@ -199,5 +199,17 @@ def test_a_state_dict_loads_into_an_unfitted_module(net, tmp_path):
     assert torch.equal(fresh(net.test[0])[1], uq(net.test[0])[1])
 
 
+def test_a_state_dict_can_be_taken_while_the_model_trains_on(net):
+    uq = fitted(net)
+    with torch.no_grad():
+        net.model[0].weight.add_(0.1)
+    fresh = rg.LastLayerRigidity(trained(seed=5, steps=1).model)
+    fresh.load_state_dict(uq.state_dict())
+    with pytest.raises(ValueError, match="weights differ"):
+        fresh(net.test[0])
+    with pytest.raises(ValueError, match="weights have changed"):
+        uq.save("never.safetensors")
+
+
 def test_an_unfitted_state_dict_loads_too(net):
     rg.LastLayerRigidity(net.model).load_state_dict(rg.LastLayerRigidity(net.model).state_dict())

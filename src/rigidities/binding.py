@@ -72,8 +72,11 @@ class Binding:
         return self._tap
 
     def header(self) -> dict[str, Any]:
-        """What a file keeps of the tap."""
-        return self._described(self.current(thorough=True))
+        """What a file or a state dict keeps of the tap."""
+        if self._tap is not None:
+            return self._described(self._tap)
+        assert self._header is not None
+        return self._header
 
     def restore(self, header: dict[str, Any]) -> None:
         """Take up a tap from a file's header, to be built when it is first needed.

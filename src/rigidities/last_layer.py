@@ -283,6 +283,8 @@ class LastLayerRigidity(nn.Module):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything but the model's weights to a safetensors file, atomically."""
+        self._fitted()
+        self._binding.current(thorough=True)
         snapshot = self._snapshot()
         write(path, snapshot.tensors, snapshot.header)
 

@@ -26,7 +26,9 @@ class QuadraticForm:
         blocks: (start, R[start:stop, start:]^T) for each block row of R; for one posterior per
             target R has a leading dimension T.
         dtype: the precision of the product.
-        rounding: bound on the relative rounding error of q in that precision.
+        rounding: bound on the relative rounding error of the variances that come out: of the
+            product itself (`rounding_bound`), of the result in the model's precision, and of the
+            float64 Gram and its factorisation (machine epsilon times the condition number).
     """
 
     blocks: tuple[tuple[int, Tensor], ...]
@@ -36,9 +38,10 @@ class QuadraticForm:
     @classmethod
     def of(cls, posterior: Posterior, dtype: torch.dtype) -> QuadraticForm:
         """The form in `dtype` where its rounding bound allows it, else in float64."""
-        bound = rounding_bound(posterior, dtype)
+        bound, result = rounding_bound(posterior, dtype), 2 * torch.finfo(dtype).eps
         if bound > LARGEST_ROUNDING:
             dtype, bound = torch.float64, rounding_bound(posterior, torch.float64)
+        bound += result + torch.finfo(torch.float64).eps * posterior.condition
         factor = posterior.factor.to(dtype)
         width = factor.shape[-1]
         step = _step(width, factor.device.type)
