@@ -140,7 +140,19 @@ def test_a_shared_gram_expands_to_equal_ones():
 
 def test_rows_of_zero_weight_are_counted():
     gram = gram_of(normal(6, 2), torch.tensor([1.0, 0, 0, 1, 1, 1]))
-    assert gram.zeros == 2
+    assert int(gram.zeros) == 2 and int(gram.informative) == 4
+    own = gram.expand(2)
+    own.update(normal(2, 2), torch.tensor([[0.0, 1.0], [0.0, 1.0]]))
+    own.update(normal(1, 2), torch.zeros(1))
+    assert own.zeros.tolist() == [5, 3] and own.informative.tolist() == [4, 6]
+
+
+def test_rows_may_be_overwritten_after_they_were_added():
+    features = normal(3, 2)
+    expected = features.T @ features
+    gram = gram_of(features)
+    features.zero_()
+    torch.testing.assert_close(gram.matrix, expected)
 
 
 @pytest.mark.parametrize(
@@ -150,8 +162,9 @@ def test_rows_of_zero_weight_are_counted():
         (normal(3, 4), normal(2), "weights must be"),
         (normal(3, 4), -torch.ones(3), "not negative"),
         (normal(3, 4), torch.full((3,), torch.nan), "not negative"),
+        (normal(3, 4), torch.full((3,), torch.inf), "finite"),
     ],
-    ids=["width", "weights", "negative", "nan"],
+    ids=["width", "weights", "negative", "nan", "infinite"],
 )
 def test_wrong_rows_are_refused(features, weights, match):
     gram = Gram(4)

@@ -4,6 +4,7 @@ import copy
 import subprocess
 import sys
 import warnings
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 import rigidities as rg
 from conftest import trained
+from rigidities.batches import raw_batches
+from rigidities.calibration import evidence, most_evident_ridge
 
 F64 = torch.float64
 
@@ -149,7 +152,7 @@ def test_huber_tails_are_counted_and_reported(net):
     uq = rg.LastLayerRigidity(net.model)
     uq.fit(net.train, loss=rg.losses.Huber(0.1))
     outside = (net.model(net.train[0]) - net.train[1]).abs() > 0.1
-    assert uq.gram.zeros == int(outside.sum()) > 0
+    assert int(uq.gram.zeros) == int(outside.sum()) > 0
     assert any("zero curvature" in warning for warning in uq.calibrate(net.valid).warnings)
 
 
@@ -175,6 +178,114 @@ def test_masked_targets_are_left_out_target_by_target(net3):
     valid[::2, 1] = torch.nan
     report = uq.calibrate((net3.valid[0], valid))
     assert bool(torch.isfinite(report.scale).all()) and report.gain == report.gain
+
+
+@pytest.mark.parametrize("noise", ["none", "constant"])
+def test_targets_masked_by_their_weight_are_left_out_whatever_they_hold(net3, noise):
+    def known(batch):
+        return (batch[1] < 500).double()
+
+    def holes(data, value):
+        y = data[1].clone()
+        y[::2, 1] = value
+        return data[0], y
+
+    def calibrated(value):
+        uq = rg.LastLayerRigidity(net3.model).fit(holes(net3.train, value), sample_weight=known)
+        return uq.calibrate(holes(net3.valid, value), noise=noise)
+
+    report, other = calibrated(1e3), calibrated(2e5)
+    assert report.nll == pytest.approx(other.nll) and report.nll < 10
+    torch.testing.assert_close(report.scale, other.scale)
+
+
+@pytest.mark.parametrize("criterion", ["nll", "crps", "absolute", "bins"])
+def test_the_unit_of_one_target_does_not_move_the_ridge(net3, criterion):
+    unit = torch.tensor([1.0, 1.0, 1000.0])
+    plain = rg.LastLayerRigidity(net3.model).fit(net3.train)
+    one = plain.calibrate(net3.valid, criterion=criterion)
+    with torch.no_grad():
+        net3.model[-1].weight.mul_(unit[:, None])
+        net3.model[-1].bias.mul_(unit)
+    scaled = rg.LastLayerRigidity(net3.model).fit((net3.train[0], net3.train[1] * unit))
+    two = scaled.calibrate((net3.valid[0], net3.valid[1] * unit), criterion=criterion)
+    assert two.ridge == pytest.approx(one.ridge, rel=1e-2)
+    torch.testing.assert_close(two.scale, one.scale * unit, rtol=1e-2, atol=0)
+
+
+def test_evidence_ignores_rows_of_zero_weight(net):
+    x, y = net.train
+    plain = rg.LastLayerRigidity(net.model).fit((x, y))
+    padded = (torch.cat([x, x + 1]), torch.cat([y, y]))
+    weight = lambda b: (torch.arange(600) < 300).double()  # noqa: E731
+    zeros = rg.LastLayerRigidity(net.model).fit([padded], sample_weight=weight)
+    assert plain.calibrate(net.valid, criterion="evidence").at_edge is None
+    ridges = torch.tensor([0.1, 1.0, 10.0], dtype=F64)
+    weights = torch.cat([net.model[-1].weight, net.model[-1].bias[:, None]], 1).T.detach()
+    torch.testing.assert_close(
+        evidence(zeros.gram, zeros.posterior, weights)(ridges),
+        evidence(plain.gram, plain.posterior, weights)(ridges),
+    )
+
+
+def test_the_most_evident_ridge_tells_the_edge_it_lies_at():
+    assert most_evident_ridge(lambda ridges: ridges.log(), 1.0)[2] == "lower"
+    assert most_evident_ridge(lambda ridges: -ridges.log(), 1.0)[2] == "upper"
+    assert most_evident_ridge(lambda ridges: ridges.log().square(), 1.0)[2] is None
+
+
+def test_two_heads_side_by_side_have_a_scale_each():
+    class TwoHeads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 1), nn.Linear(3, 1)
+
+        def forward(self, x):
+            return torch.cat([self.a(x), self.b(x)], 1)
+
+    model, x = TwoHeads(), torch.randn(400, 3)
+    y = model(x).detach() + torch.randn(400, 2) * torch.tensor([1.0, 100.0])
+    uq = rg.LastLayerRigidity(model).fit((x[:200], y[:200]))
+    uq.calibrate((x[200:], y[200:]))
+    assert uq.scale.shape == (2,) and 50 < float(uq.scale[1] / uq.scale[0]) < 200
+
+
+def test_inputs_that_index_each_other_are_not_cut_apart():
+    class Linked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(3, 1)
+
+        def forward(self, x, index):
+            return self.head(x + x[index])
+
+    x, index, y = torch.randn(100, 3), torch.arange(100).flip(0), torch.randn(100, 1)
+    assert rg.LastLayerRigidity(Linked()).fit([(x, index, y)]).gram.count == 100
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_models_keep_small_error_bars(net, dtype):
+    model = net.model.to(dtype)
+    x, y = net.train[0].to(dtype), (1e-4 * net.train[1]).to(dtype)
+    with torch.no_grad():
+        model[-1].weight.mul_(1e-4)
+        model[-1].bias.mul_(1e-4)
+    uq = rg.LastLayerRigidity(model).fit((x, y))
+    uq.calibrate((net.valid[0].to(dtype), (1e-4 * net.valid[1]).to(dtype)))
+    mean, std = uq(net.test[0].to(dtype))
+    assert mean.dtype == std.dtype == dtype
+    assert bool((std > 0).all())
+
+
+def test_outputs_of_different_length_are_predicted_batch_by_batch():
+    model = nn.Linear(3, 1)
+    x = torch.randn(40, 3)
+    uq = rg.LastLayerRigidity(model).fit((x[:20], torch.randn(20, 1)))
+    uq.calibrate((x[20:], torch.randn(20, 1)))
+    with pytest.raises(ValueError, match="Predict batch by batch"):
+        uq.predict([torch.randn(2, 5, 3), torch.randn(2, 4, 3)])
+    assert uq(torch.randn(2, 5, 3))[1].shape == (2, 5, 1)
 
 
 def test_unscaled_invariance_y_to_a_y_plus_b(net):
@@ -206,8 +317,25 @@ class Rows(Dataset):
         return self.x[i], self.y[i]
 
 
+class Pair(NamedTuple):
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+class Shifted(Subset):
+    def __getitem__(self, i):
+        x, y = super().__getitem__(i)
+        return x + 1, y
+
+    def __getitems__(self, indices):
+        return [self[i] for i in indices]
+
+
 FORMS = {
     "tensors": lambda x, y: (x, y),
+    "named_tuple": Pair,
+    "mapping": lambda x, y: {"input": x, "labels": y},
+    "loader_over_a_tuple_of_rows": lambda x, y: DataLoader(tuple(zip(x, y, strict=True))),
     "arrays": lambda x, y: (x.numpy().astype("float64"), y.numpy()),
     "tensor_dataset": TensorDataset,
     "subset": lambda x, y: Subset(TensorDataset(x, y), range(len(x))),
@@ -226,6 +354,20 @@ def test_every_form_of_data_gives_the_same_gram(net, form):
     gram = rg.LastLayerRigidity(net.model).fit(FORMS[form](*net.train)).gram
     torch.testing.assert_close(gram.matrix, expected.matrix, rtol=1e-5, atol=1e-5)
     assert gram.count == 300
+
+
+def test_a_subset_that_transforms_its_rows_is_taken_at_its_word(net):
+    x, y = net.train
+    shifted = rg.LastLayerRigidity(net.model).fit(Shifted(TensorDataset(x, y), range(300)))
+    expected = rg.LastLayerRigidity(net.model).fit((x + 1, y))
+    torch.testing.assert_close(shifted.gram.matrix, expected.gram.matrix, rtol=1e-5, atol=1e-5)
+
+
+def test_a_loaders_own_batch_size_is_kept(net):
+    loader = DataLoader(TensorDataset(*net.train), batch_size=7)
+    raw, count = raw_batches(loader)
+    assert count == 43 and len(next(iter(raw))[0]) == 7
+    assert raw_batches(loader, 100)[1] == 3
 
 
 def test_a_loader_that_drops_or_repeats_rows_is_taken_at_its_word(net):
@@ -401,8 +543,12 @@ def test_an_optimum_at_the_edge_is_reported(net):
 def test_leave_one_out_needs_only_the_training_data(net):
     uq = rg.LastLayerRigidity(net.model).fit(net.train)
     report = uq.calibrate(train=net.train, criterion="loo")
-    same = uq.calibrate(net.train, criterion="loo")
-    assert report.criterion == "loo" and report.ridge == same.ridge and report.duplicates == 0
+    assert report.criterion == "loo" and report.rows == 300 and report.duplicates == 0
+    for wrong in ({"valid": net.valid}, {"valid": net.valid, "train": net.train}, {}):
+        with pytest.raises(ValueError, match=r"takes the training data and no validation data"):
+            uq.calibrate(criterion="loo", **wrong)
+    with pytest.raises(ValueError, match=r"train= is for criterion='loo'"):
+        uq.calibrate(net.valid, train=net.train)
 
 
 @pytest.mark.parametrize("noise", ["none", "constant"])

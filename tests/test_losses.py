@@ -56,11 +56,34 @@ def test_a_loss_that_couples_targets_warns_and_keeps_the_diagonal():
         torch.testing.assert_close(loss.curvature(Y, T, None), torch.ones_like(Y))
 
 
-def test_the_variance_of_a_gaussian_loss_may_come_from_the_batch():
-    variance = torch.linspace(1, 2, 50, dtype=F64)
-    loss = GaussianNLL(lambda batch: batch["variance"])
-    curvature = loss.curvature(Y, None, {"variance": variance})
-    torch.testing.assert_close(curvature, (1 / variance)[:, None].expand(50, 2))
+def test_the_variance_of_a_gaussian_loss_may_come_from_the_batch(net3):
+    x, y = net3.train
+    variance = torch.linspace(1, 2, 300)
+    loss = GaussianNLL(lambda batch: variance[: len(batch[0])])
+    by_loss = rg.LastLayerRigidity(net3.model).fit([(x, y)], loss=loss).gram
+    by_weight = rg.LastLayerRigidity(net3.model).fit([(x, y)], sample_weight=lambda b: 1 / variance)
+    torch.testing.assert_close(by_loss.matrix, by_weight.gram.matrix)
+
+
+@pytest.mark.parametrize("batch_size", [3, 6, 300])
+def test_a_variance_per_target_is_never_taken_for_one_per_row(net3, batch_size):
+    loss = GaussianNLL(torch.tensor([1.0, 2.0, 4.0]))
+    gram = rg.LastLayerRigidity(net3.model).fit(net3.train, loss=loss, batch_size=batch_size).gram
+    plain = rg.LastLayerRigidity(net3.model).fit(net3.train).gram.matrix
+    torch.testing.assert_close(gram.matrix[2], plain / 4, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("loss", ["huber", "log-cosh"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_target_that_is_not_finite_is_refused_unless_its_weight_is_zero(net, loss, value):
+    x, y = net.train[0], net.train[1].clone()
+    y[:100] = value
+    with pytest.raises(ValueError, match="Batch 0"):
+        rg.LastLayerRigidity(net.model).fit((x, y), loss=loss)
+    known = lambda batch: torch.isfinite(batch[1][:, 0]).double()  # noqa: E731
+    masked = rg.LastLayerRigidity(net.model).fit((x, y), loss=loss, sample_weight=known)
+    rest = rg.LastLayerRigidity(net.model).fit((x[100:], y[100:]), loss=loss)
+    torch.testing.assert_close(masked.gram.matrix, rest.gram.matrix)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -82,6 +105,13 @@ def test_negative_curvature_is_an_error(net):
 def test_a_loss_without_curvature_is_an_error(net):
     with pytest.raises(ValueError, match="no curvature"):
         rg.LastLayerRigidity(net.model).fit(net.train, loss=nn.L1Loss(reduction="none"))
+
+
+def test_an_infinite_weight_is_an_error(net):
+    with pytest.raises(ValueError, match="weights must be finite"):
+        rg.LastLayerRigidity(net.model).fit(
+            net.train, sample_weight=lambda b: torch.full((len(b[0]),), torch.inf)
+        )
 
 
 def test_a_variance_that_is_not_positive_is_an_error():

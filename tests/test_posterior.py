@@ -271,6 +271,39 @@ def test_wrong_truncations_are_refused():
         posterior.truncate(5, form="inverse")
 
 
+def test_a_truncated_posterior_keeps_its_ridge_and_rank():
+    posterior = Posterior.from_gram(gram_of(normal(40, 4)), ridge=0.1)
+    cut = posterior.truncate(2)
+    with pytest.raises(ValueError, match=r"truncated to rank 2. Choose the ridge first"):
+        cut.with_ridge(1.0)
+    with pytest.raises(ValueError, match=r"truncated to rank 2. Truncate the whole"):
+        cut.truncate(1)
+    assert cut.condition == pytest.approx(float(posterior.precisions[-1] / 0.1))
+    assert posterior.truncate(accuracy=1e9).rank == 1
+
+
+def test_nan_in_a_gram_is_named():
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        Posterior.from_gram(gram_of(torch.full((3, 2), torch.nan)), ridge=1.0)
+
+
+def test_a_negative_ridge_is_not_called_singular():
+    with pytest.raises(ValueError, match="not negative, got -1"):
+        Posterior.from_gram(gram_of(normal(40, 4)), ridge=-1.0)
+
+
+def test_features_that_differ_between_targets_give_one_variance_each():
+    posterior = Posterior.from_gram(gram_of(normal(40, 4)), ridge=0.1)
+    features = normal(6, 3, 4, seed=1)
+    scaled = posterior.with_scale(torch.tensor([1.0, 2.0, 3.0])).variance(features)
+    torch.testing.assert_close(scaled, posterior.quadratic(features) * torch.tensor([1.0, 4, 9]))
+
+
+def test_samples_of_one_gram_per_target_have_its_shape():
+    gram = gram_of(normal(40, 4), normal(40, 3, seed=1).abs(), targets=3)
+    assert Posterior.from_gram(gram, ridge=0.1).sample(5).shape == (5, 3, 4)
+
+
 def test_features_of_the_wrong_width_are_refused():
     posterior = Posterior.from_gram(gram_of(normal(40, 4)), ridge=0.0)
     with pytest.raises(ValueError, match="4 columns"):

@@ -72,8 +72,12 @@ def test_functions_do_not_survive_a_file_and_are_asked_for(net, tmp_path):
     again(net.test[0])
     with pytest.raises(ValueError, match="set_loss"):
         again.partial_fit(net.test)
+    with pytest.raises(ValueError, match="set_loss"):
+        again.calibrate(net.valid)
     again.set_loss("mse", weight).partial_fit(net.test)
     torch.testing.assert_close(again.gram.matrix, uq.partial_fit(net.test).gram.matrix)
+    with pytest.raises(ValueError, match="loss of this fit is known"):
+        again.set_loss("huber")
 
 
 def test_a_fit_by_features_asks_for_the_function_again(net, tmp_path):
@@ -106,6 +110,43 @@ def test_the_header_is_readable_json_with_versions_and_fingerprint(saved):
 
 
 # --- refusals -----------------------------------------------------------------------------------
+
+
+def test_functions_of_the_fit_must_be_given_again(net, tmp_path):
+    forward = lambda m, batch: m(batch[0])[:, :1]  # noqa: E731
+    uq = rg.LastLayerRigidity(net.model, forward=forward).fit([net.train])
+    uq.calibrate([net.valid])
+    uq.save(tmp_path / "uq.safetensors")
+    with pytest.raises(ValueError, match=r"fitted with forward=. Pass the same"):
+        rg.LastLayerRigidity.load(tmp_path / "uq.safetensors", net.model)
+    again = rg.LastLayerRigidity.load(tmp_path / "uq.safetensors", net.model, forward=forward)
+    assert torch.equal(again.predict([net.test]).std, uq.predict([net.test]).std)
+
+
+def test_the_picked_output_survives_a_file(tmp_path):
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(3, 1)
+
+        def forward(self, x):
+            return self.head(x), x
+
+    model, x, y = Pair(), torch.randn(40, 3), torch.randn(40, 1)
+    uq = rg.LastLayerRigidity(model, output=0).fit((x[:20], y[:20]))
+    uq.calibrate((x[20:], y[20:]))
+    uq.save(tmp_path / "uq.safetensors")
+    again = rg.LastLayerRigidity.load(tmp_path / "uq.safetensors", model)
+    assert torch.equal(again(x)[1], uq(x)[1])
+
+
+def test_a_file_that_lacks_parts_is_refused(net, saved):
+    _, path = saved
+    tensors, header = storage.read(path)
+    del tensors["gram.matrix"]
+    save_file(tensors, path, metadata={"rigidities": json.dumps(header)})
+    with pytest.raises(ValueError, match="incomplete: 'matrix' is missing"):
+        rg.LastLayerRigidity.load(path, net.model)
 
 
 def test_a_missing_file_is_named(net, tmp_path):
@@ -212,4 +253,7 @@ def test_a_state_dict_can_be_taken_while_the_model_trains_on(net):
 
 
 def test_an_unfitted_state_dict_loads_too(net):
-    rg.LastLayerRigidity(net.model).load_state_dict(rg.LastLayerRigidity(net.model).state_dict())
+    uq = fitted(net)
+    uq.load_state_dict(rg.LastLayerRigidity(net.model).state_dict())
+    with pytest.raises(ValueError, match="no fit yet"):
+        uq(net.test[0])

@@ -55,13 +55,17 @@ class Weighing:
         if target is None and self.loss.needs_target:
             raise ValueError("This loss needs targets: give (x, y) batches or target=.")
         rows = reading.rows(reading.output.detach())
-        curvature = self.loss.curvature(rows, target, batch.raw)
         given = sample_weights(self.sample_weight, batch, reading)
-        if curvature is not None:
-            _check_curvature(curvature)
-        if curvature is None or given is None:
-            return given if curvature is None else curvature
-        return curvature * given
+        own = sample_weights(getattr(self.loss, "weight", None), batch, reading)
+        if own is not None:
+            given = own if given is None else own * given
+        curvature = self.loss.curvature(rows, target, batch.raw)
+        if curvature is None:
+            return given
+        if given is not None:  # what the user masks need not have a curvature
+            curvature = torch.where(given > 0, curvature, 0.0)
+        _check_curvature(curvature)
+        return curvature if given is None else curvature * given
 
 
 def accumulate(

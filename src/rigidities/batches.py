@@ -31,6 +31,7 @@ from torch.utils.data import (
 )
 
 TARGET_KEYS = ("labels", "y", "target")
+BATCH_SIZE = 1024
 
 
 @dataclass(frozen=True)
@@ -96,38 +97,42 @@ class Reader:
         """Tensors, and objects that can, moved to the model's device; arrays made tensors."""
         if isinstance(value, Tensor):
             return value.detach().to(self.device)
+        if callable(getattr(value, "to", None)):
+            return value.to(self.device)
         if isinstance(value, Mapping):
             return {k: self._placed(v) for k, v in value.items()}
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*(self._placed(v) for v in value))
-        if isinstance(value, (tuple, list)):
-            return type(value)(self._placed(v) for v in value)
+        if isinstance(value, tuple):
+            return _tuple_like(value, map(self._placed, value))
+        if isinstance(value, list):
+            return [self._placed(v) for v in value]
         if _is_array(value):
             tensor = torch.as_tensor(value)
             dtype = self.dtype if tensor.is_floating_point() else tensor.dtype
             return tensor.to(self.device, dtype)
-        return value.to(self.device) if callable(getattr(value, "to", None)) else value
+        return value
 
 
 def raw_batches(
-    data: Any, batch_size: int, *, any_order: bool = False
+    data: Any, batch_size: int | None = None, *, any_order: bool = False
 ) -> tuple[Iterable[Any], int | None]:
     """Batches as given, and how many there are if that is known.
 
     Args:
         data: what the user handed in; see the module's table.
-        batch_size: rows per batch where the data are not batches already.
+        batch_size: rows per batch where the data are not batches already; by default a loader's
+            own, else 1024.
         any_order: whether a shuffled loader may be read in the order of its data set.
     """
-    if batch_size < 1:
+    if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
     tensors = _whole(data, any_order=any_order)
     if tensors is not None:
-        return _slices(tensors, batch_size)
+        own = data.batch_size if isinstance(data, DataLoader) else None
+        return _slices(tensors, batch_size or own or BATCH_SIZE)
     if isinstance(data, DataLoader):
         return data, _length(data)
     if isinstance(data, Dataset):
-        loader: DataLoader[Any] = DataLoader(data, batch_size=batch_size)
+        loader: DataLoader[Any] = DataLoader(data, batch_size=batch_size or BATCH_SIZE)
         return loader, _length(loader)
     if isinstance(data, Iterable) and not isinstance(data, (str, bytes)):
         return data, _length(data)
@@ -139,24 +144,31 @@ def raw_batches(
 
 def _whole(data: Any, *, any_order: bool) -> Any:
     """The data as tensors to slice, or None if they are not."""
-    if isinstance(data, DataLoader) and _is_plain_loader(data, any_order):
-        data = data.dataset
-    if isinstance(data, Subset) and type(data.dataset) is TensorDataset:
-        index = torch.as_tensor(data.indices)
-        return tuple(tensor[index] for tensor in data.dataset.tensors)
-    if type(data) is TensorDataset:
-        return data.tensors
+    if isinstance(data, DataLoader):
+        return _tensors_of(data.dataset) if _is_plain_loader(data, any_order) else None
+    if isinstance(data, Dataset):
+        return _tensors_of(data)
     if isinstance(data, Tensor) or _is_array(data):
         return data
-    members = list(data.values()) if isinstance(data, Mapping) else data
-    if isinstance(data, (tuple, Mapping)) and not hasattr(data, "_fields"):
-        if members and all(isinstance(m, Tensor) or _is_array(m) for m in members):
-            return data
+    if not isinstance(data, (tuple, Mapping)):
+        return None
+    members = _members(data)
+    if not members or not all(isinstance(m, Tensor) or _is_array(m) for m in members):
         kinds = ", ".join(type(m).__name__ for m in members)
         raise TypeError(
             f"A {type(data).__name__} is read as one data set of tensors, got entries of type "
             f"{kinds or 'nothing'}. Pass a list for batches."
         )
+    return data
+
+
+def _tensors_of(dataset: Any) -> tuple[Tensor, ...] | None:
+    """The tensors of a `TensorDataset`, or of a `Subset` of one; None for any other."""
+    if type(dataset) is TensorDataset:
+        return dataset.tensors
+    if type(dataset) is Subset and type(dataset.dataset) is TensorDataset:
+        index = torch.as_tensor(list(dataset.indices), dtype=torch.long)
+        return tuple(tensor[index] for tensor in dataset.dataset.tensors)
     return None
 
 
@@ -177,14 +189,14 @@ def _is_plain_loader(loader: DataLoader[Any], any_order: bool) -> bool:
     )
 
 
+def _members(tensors: Any) -> list[Any]:
+    if isinstance(tensors, Mapping):
+        return list(tensors.values())
+    return list(tensors) if isinstance(tensors, tuple) else [tensors]
+
+
 def _slices(tensors: Any, size: int) -> tuple[Iterator[Any], int]:
-    members = (
-        list(tensors.values())
-        if isinstance(tensors, Mapping)
-        else list(tensors)
-        if isinstance(tensors, tuple)
-        else [tensors]
-    )
+    members = _members(tensors)
     lengths = {len(member) for member in members}
     if len(lengths) > 1:
         shapes = ", ".join(str(tuple(member.shape)) for member in members)
@@ -197,8 +209,13 @@ def _slice(tensors: Any, start: int, stop: int) -> Any:
     if isinstance(tensors, Mapping):
         return {key: value[start:stop] for key, value in tensors.items()}
     if isinstance(tensors, tuple):
-        return tuple(tensor[start:stop] for tensor in tensors)
+        return _tuple_like(tensors, (tensor[start:stop] for tensor in tensors))
     return tensors[start:stop]
+
+
+def _tuple_like(model: tuple[Any, ...], members: Iterable[Any]) -> Any:
+    """A tuple of the same type, named or not."""
+    return type(model)(*members) if hasattr(model, "_fields") else tuple(members)
 
 
 def _length(data: Any) -> int | None:

@@ -8,9 +8,11 @@ import torch
 from torch import nn
 
 from .batches import Batch
+from .feature_tap import FeatureTap
 from .fingerprint import fingerprint
-from .readout import AnyTap, FeatureTap, Source, Tap
+from .readout import AnyTap, Tap
 from .shadow import signature, unwrapped
+from .source import Source
 
 
 class Binding:
@@ -105,9 +107,8 @@ class Binding:
                 "The model's weights differ from those the file was fitted with. Load the same "
                 "checkpoint into the model first, or fit again."
             )
+        _check_source(self.source, header)
         if header["case"] == "features":
-            if self.source.features is None:
-                raise ValueError("The file was fitted with features=. Pass the same to load().")
             return FeatureTap(self.model, self.source, header["layout"])
         return Tap(
             self.model,
@@ -125,13 +126,29 @@ class Binding:
             "case": tap.case,
             "layout": tap.layout,
             "linear": tap.linear,
+            "forward": self.source.forward is not None,
+            "output": self.source.output,
             "fingerprint": self.fingerprint,
         }
 
 
+def _check_source(source: Source, header: dict[str, Any]) -> None:
+    """A file holds no functions: those of the fit must be given again."""
+    given = {"features": source.features is not None, "forward": source.forward is not None}
+    needed = {"features": header["case"] == "features", "forward": header["forward"]}
+    for name, need in needed.items():
+        if need != given[name]:
+            verb = "fitted with" if need else "fitted without"
+            remedy = "Pass the same function" if need else "Leave it out"
+            raise ValueError(f"The file was {verb} {name}=. {remedy} when loading it.")
+    if source.output != header["output"]:
+        raise ValueError(
+            f"The file was fitted with output={header['output']!r}, got {source.output!r}."
+        )
+
+
 def _few(args: tuple[Any, ...], source: Source, rows: int = 64) -> tuple[Any, ...]:
-    """The first rows of a batch of tensors: enough to find a readout."""
-    tensors = bool(args) and all(isinstance(a, torch.Tensor) and a.ndim > 0 for a in args)
-    if source.forward is not None or not tensors or len({len(a) for a in args}) > 1:
-        return args
-    return tuple(a[:rows] for a in args)
+    """The first rows of a batch that is one tensor: enough to find a readout."""
+    if source.forward is None and len(args) == 1 and isinstance(args[0], torch.Tensor):
+        return (args[0][:rows],)
+    return args

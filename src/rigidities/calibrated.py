@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,9 +25,11 @@ class CalibrationReport:
         width: number of features.
         nll: Gaussian negative log-likelihood per row on the calibration data.
         nll_constant: the same for the best constant error bar.
-        rows: calibration rows.
-        duplicates: how many of them stand in the training data too.
-        zero_curvature: training rows that the loss gave no weight.
+        rows: calibration rows (predictions, where a sample has several).
+        samples: calibration samples compared with the training data.
+        duplicates: how many of those stand in the training data too.
+        zero_curvature: training rows that the loss gave no weight, counted for each target that
+            has weights of its own.
         stale: whether data were added or removed since.
     """
 
@@ -43,9 +45,10 @@ class CalibrationReport:
     nll: float
     nll_constant: float
     rows: int
+    samples: int = 0
     duplicates: int = 0
     zero_curvature: int = 0
-    stale: bool = field(default=False)
+    stale: bool = False
 
     @property
     def gain(self) -> float:
@@ -58,7 +61,7 @@ class CalibrationReport:
         found = []
         if self.duplicates:
             found.append(
-                f"{self.duplicates} of {self.rows} calibration rows stand in the training data "
+                f"{self.duplicates} of {self.samples} calibration rows stand in the training data "
                 "too: the error bars will be too small. Calibrate on rows the model has not seen."
             )
         remedy = "" if bool((self.noise > 0).any()) else " Try noise='constant'."
@@ -95,6 +98,10 @@ class CalibrationReport:
         ]
         return "\n".join([*lines, *(f"  ! {warning}" for warning in self.warnings)])
 
+    def to(self, device: torch.device) -> CalibrationReport:
+        """The same report on another device."""
+        return replace(self, scale=self.scale.to(device), noise=self.noise.to(device))
+
     def header(self) -> dict[str, Any]:
         """Plain values for a file's header; the tensors go by `tensors`."""
         return {k: v for k, v in vars(self).items() if not isinstance(v, Tensor)}
@@ -114,9 +121,3 @@ def _numbers(tensor: Tensor, most: int = 6) -> str:
     return ", ".join(values) + (
         f", ... ({tensor.numel()} targets)" if tensor.numel() > most else ""
     )
-
-
-def unscaled(targets: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Scale one and noise zero for every target: what holds before calibration."""
-    one = torch.ones(targets, dtype=torch.float64, device=device)
-    return one, torch.zeros_like(one)

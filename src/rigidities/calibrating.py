@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from .accumulation import Statistics, Weighing
 from .batches import Batch
@@ -47,15 +48,14 @@ def calibrated(
     sketch = None if left_out else statistics.sketch
     data = residuals(tap, batches, posterior, weighing, sketch=sketch)
     objective = Objective(data, posterior.eigenvalues, profile, noise != "none", left_out)
-    value = None
     if criterion == "evidence" and ridge is None:
         if tap.weights is None:
             raise ValueError("criterion='evidence' needs the readout's weights, not features=.")
         score = evidence(statistics.gram, posterior, tap.weights)
-        ridge, value = most_evident_ridge(score, float(posterior.eigenvalues.max()))
-    choice, edge = search(objective, ridge)
-    if value is not None:
-        choice = replace(choice, value=value)
+        ridge, value, edge = most_evident_ridge(score, float(posterior.eigenvalues.max()))
+        choice = replace(search(objective, ridge)[0], value=value)
+    else:
+        choice, edge = search(objective, ridge)
     report = _report(choice, edge, criterion, objective, posterior, statistics)
     if report.duplicates:
         warnings.warn(report.warnings[0], stacklevel=3)
@@ -85,6 +85,23 @@ def _report(
         nll=mean_nll(data, objective.variance(choice)),
         nll_constant=constant_nll(data),
         rows=data.rows,
+        samples=data.samples,
         duplicates=round(data.duplicates),
-        zero_curvature=statistics.gram.zeros,
+        zero_curvature=int(statistics.gram.zeros.sum()),
     )
+
+
+def calibration_data(criterion: str, valid: Any, train: Any) -> Any:
+    """Leave-one-out takes the training data, every other criterion validation data."""
+    if criterion == "loo":
+        if train is None or valid is not None:
+            raise ValueError(
+                "criterion='loo' takes the training data and no validation data: "
+                "calibrate(train=(x, y), criterion='loo')."
+            )
+        return train
+    if train is not None:
+        raise ValueError(f"train= is for criterion='loo'; {criterion!r} takes validation data.")
+    if valid is None:
+        raise ValueError(f"criterion={criterion!r} needs validation data: calibrate((x, y)).")
+    return valid

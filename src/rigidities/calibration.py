@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .criteria import CRITERIA, LOG_TWO_PI, Criterion
+from .criteria import CRITERIA, LOG_TWO_PI, Criterion, pooled
 from .gram import Gram
 from .posterior import Posterior
 
@@ -40,7 +40,8 @@ class Residuals:
         weight: weight of each row in the Gram, (n, 1) or (n, K).
         importance: the user's sample weight c, which divides the noise, (n, 1) or (n, K).
         rows: how many rows were seen; n may be fewer, evenly thinned to bound the memory.
-        duplicates: how many of the rows stand in the training data too.
+        samples: how many samples were compared with the training data.
+        duplicates: how many of those stand in the training data too.
     """
 
     error: Tensor
@@ -48,6 +49,7 @@ class Residuals:
     weight: Tensor
     importance: Tensor
     rows: int
+    samples: int = 0
     duplicates: float = 0.0
 
     def quadratic(self, eigenvalues: Tensor, ridges: Tensor) -> Tensor:
@@ -104,7 +106,7 @@ class Objective:
         values, scales, floors = (
             torch.stack(parts, dim=-1) for parts in zip(*columns, strict=True)
         )
-        value = values.mean(-1).nan_to_num(nan=math.inf)
+        value = pooled(self.criterion, values).nan_to_num(nan=math.inf)
         return [
             Choice(float(ridge), float(value[j]), scales[j], floors[j])
             for j, ridge in enumerate(ridges)
@@ -239,7 +241,7 @@ def evidence(gram: Gram, posterior: Posterior, weights: Tensor) -> Callable[[Ten
     u = (basis.mT @ weights.to(basis).mT[..., None])[..., 0]
     c = (basis.mT @ gram.cross.mT[..., None])[..., 0]
     rr = gram.square.diagonal() if gram.square.ndim == 2 else gram.square
-    rows = gram.count
+    rows = gram.informative.to(torch.float64)
 
     def value(ridges: Tensor) -> Tensor:
         ridges = ridges.to(lam.device)
@@ -254,14 +256,17 @@ def evidence(gram: Gram, posterior: Posterior, weights: Tensor) -> Callable[[Ten
     return value
 
 
-def most_evident_ridge(value: Callable[[Tensor], Tensor], largest: float) -> tuple[float, float]:
-    """The ridge that minimises the negative log evidence, and its value."""
+def most_evident_ridge(
+    value: Callable[[Tensor], Tensor], largest: float
+) -> tuple[float, float, str | None]:
+    """The ridge that minimises the negative log evidence, its value, and the edge it lies at."""
     exponents, width = ridge_exponents(), 1 / _PER_DECADE
     for _ in range(3):
         values = value(largest * 10**exponents).nan_to_num(nan=math.inf)
         centre, best = float(exponents[values.argmin()]), float(values.min())
         exponents, width = _about(centre, width, 17), width / 8
-    return largest * 10**centre, best
+    edge = {DECADES[0]: "lower", DECADES[1]: "upper"}.get(centre)
+    return largest * 10**centre, best, edge
 
 
 def mean_nll(residuals: Residuals, variance: Tensor) -> float:

@@ -52,8 +52,8 @@ class Reading:
             return first
         rows = sum(reading.inner[0] for reading in readings)
         return cls(
-            torch.cat([reading.output for reading in readings]),
-            torch.cat([reading.features for reading in readings]),
+            _cat([reading.output for reading in readings]),
+            _cat([reading.features for reading in readings]),
             torch.Size([rows, *first.inner[1:]]),
             first.axis,
         )
@@ -122,6 +122,8 @@ class Separate:
         """Sums of gain times input over the head rows of each output row."""
         inner, axis = _target_axis(output, calls[0].head)
         rows = Reading(output, output, inner, axis).rows(output)
+        if len(self.columns.heads) > 1 and len(rows) != len(output):
+            return None  # heads side by side: each output column may be a target of its own
         found = gains(rows, pullback(rows, calls))
         if found is None:
             return None
@@ -225,6 +227,16 @@ CASES: dict[str, type[Plain] | type[Separate] | type[Jacobian]] = {
     case.name: case for case in (Plain, Shared, Separate, Jacobian, Dense)
 }
 """By name, in the order in which they are tried."""
+
+
+def _cat(tensors: list[Tensor]) -> Tensor:
+    shapes = {tuple(tensor.shape[1:]) for tensor in tensors}
+    if len(shapes) > 1:
+        raise ValueError(
+            f"The batches' outputs have different shapes per sample, {sorted(shapes)}, and cannot "
+            "be joined. Predict batch by batch: mean, std = uq(x)."
+        )
+    return torch.cat(tensors)
 
 
 def _target_axis(output: Tensor, head: nn.Module) -> tuple[torch.Size, int]:

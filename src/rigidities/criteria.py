@@ -85,6 +85,14 @@ def bin_size(rows: int) -> int:
     return max(1, min(BIN_SIZE, rows // 4))
 
 
+def pooled(criterion: Criterion, values: Tensor) -> Tensor:
+    """One value for several targets (last dimension), whatever the units of each.
+
+    A mean; for the CRPS, which has the target's unit, a geometric mean.
+    """
+    return values.log().mean(-1).exp() if criterion is crps else values.mean(-1)
+
+
 CRITERIA: dict[str, Criterion] = {"nll": nll, "bins": bins, "crps": crps, "absolute": absolute}
 
 

@@ -40,6 +40,12 @@ class ErrorBars:
 
     def spread(self, reading: Reading, weight: Tensor | None = None) -> Spread:
         """What must be computed batch by batch; `weight` is c, (M, 1) or (M, K)."""
+        targets, fitted = reading.inner[reading.axis], self.scale.shape[0]
+        if targets != fitted:
+            raise ValueError(
+                f"The model gives {targets} targets here and gave {fitted} in the fit. Use the "
+                "same forward= and output= as in the fit."
+            )
         q = self.form(reading.features)
         noise = self.noise.variance(reading.features)
         noise = noise if weight is None else noise / weight
@@ -52,7 +58,8 @@ class ErrorBars:
             raise ValueError("There is nothing to predict: no batches were given.")
         reading = Reading.join([spread.reading for spread in spreads])
         noise = torch.cat([spread.noise for spread in spreads])
-        q, dtype = reading.features, reading.output.dtype
+        q = reading.features
+        dtype = torch.promote_types(reading.output.dtype, torch.float32)  # half has too few digits
         return Prediction(
             mean=reading.output,
             epistemic=reading.unrows((self.scale.square().to(q) * q).to(dtype)),

@@ -30,6 +30,12 @@ class Gram:
             (T, D, D), needed when the rows' weights or features differ between targets.
         device: where the sums live.
 
+    Attributes:
+        count: rows.
+        zeros: rows of zero weight, () or (T,).
+        cross: $F^T W r$, (D, K), or None where some rows came without residuals.
+        square: $r^T W r$, (K, K), or (K,) for very many targets.
+
     Example:
         >>> gram = Gram(2)
         >>> gram.update(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
@@ -50,7 +56,7 @@ class Gram:
         self.width = width
         self.targets = targets
         self.count = 0
-        self.zeros = 0
+        self.zeros = torch.zeros(shape[:-2], dtype=torch.int64, device=device)
         self.cross: Tensor | None = None
         self.square: Tensor | None = None
         self._upper = torch.zeros(shape, dtype=torch.float64, device=device)
@@ -118,12 +124,13 @@ class Gram:
             )
         self._flush()
         other._flush()
+        other = other if other.device == self.device else other.to(self.device)
         if self.count == 0:
             self.cross, self.square = _clone(other.cross), _clone(other.square)
         elif other.count:
             self.cross = _sum(self.cross, other.cross)
             self.square = _sum(self.square, other.square)
-        self._upper += other._upper.to(self.device)
+        self._upper += other._upper
         self.count += other.count
         self.zeros += other.zeros
         return self
@@ -135,9 +142,14 @@ class Gram:
         self._flush()
         clone = Gram(self.width, targets=targets, device=self.device)
         clone._upper += self._upper
-        clone.count, clone.zeros = self.count, self.zeros * targets
+        clone.count, clone.zeros = self.count, self.zeros.expand(targets).clone()
         clone.cross, clone.square = _clone(self.cross), _clone(self.square)
         return clone
+
+    @property
+    def informative(self) -> Tensor:
+        """Rows of non-zero weight, () or (T,)."""
+        return self.count - self.zeros
 
     def clone(self) -> Gram:
         """An independent copy."""
@@ -146,16 +158,13 @@ class Gram:
     def to(self, device: torch.device | str) -> Gram:
         """An independent copy on another device; the sums stay float64."""
         self._flush()
-        clone = Gram.from_state(self.state())
-        clone._upper = self._upper.clone().to(device)
-        clone.cross = None if self.cross is None else self.cross.clone().to(device)
-        clone.square = None if self.square is None else self.square.clone().to(device)
-        return clone
+        state = {name: tensor.clone().to(device) for name, tensor in self.state().items()}
+        return Gram.from_state(state)
 
     def state(self) -> dict[str, Tensor]:
         """Everything as tensors, for files; `from_state` is the way back."""
-        counts = torch.tensor([self.count, self.zeros], dtype=torch.int64)
-        tensors = {"matrix": self.matrix, "counts": counts}
+        count = torch.tensor(self.count, dtype=torch.int64)
+        tensors = {"matrix": self.matrix, "count": count, "zeros": self.zeros}
         if self.cross is not None and self.square is not None:
             tensors |= {"cross": self.cross, "square": self.square}
         return tensors
@@ -167,7 +176,7 @@ class Gram:
         targets = None if matrix.ndim == 2 else matrix.shape[0]
         gram = cls(matrix.shape[-1], targets=targets, device=matrix.device)
         gram._upper = matrix.triu()
-        gram.count, gram.zeros = (int(n) for n in state["counts"])
+        gram.count, gram.zeros = int(state["count"]), state["zeros"]
         gram.cross, gram.square = state.get("cross"), state.get("square")
         return gram
 
@@ -180,12 +189,14 @@ class Gram:
         self._check_features(features)
         n, device = features.shape[0], self.device
         scaled = features.detach().to(device, torch.float64)
+        if weights is None and scaled.data_ptr() == features.data_ptr():
+            scaled = scaled.clone()  # the caller may write to its own rows before they are summed
         root = None if weights is None else self._root(weights, n)
         errors = None
         if residuals is not None:
             errors = residuals.detach().to(device, torch.float64).reshape(n, -1)
             errors = errors if root is None else root * errors
-        zeros = 0 if root is None else int((root == 0).sum())
+        zeros = None if root is None else (root == 0).sum(0).expand(self.targets or 1)
         if root is not None:
             scaled = self._scaled(scaled, root)
         elif self.targets is not None and scaled.ndim == 2:
@@ -214,10 +225,10 @@ class Gram:
                 + (f" or ({rows}, {self.targets})" if self.targets else "")
                 + f", got {tuple(weights.shape)}."
             )
-        if not bool((weights >= 0).all()):
+        if not bool(((weights >= 0) & (weights < torch.inf)).all()):
             raise ValueError(
-                f"weights must be finite and not negative, got a smallest of {weights.min()}. "
-                "A Gram is a sum of squares: use downdate() to take rows out."
+                f"weights must be finite and not negative, got {float(weights.min())} to "
+                f"{float(weights.max())}. To take rows out, use downdate()."
             )
         return weights.sqrt()
 
@@ -243,7 +254,8 @@ class Gram:
 
     def _add_counts(self, rows: _Rows, sign: int) -> None:
         self.count += sign * rows.features.shape[0]
-        self.zeros += sign * rows.zeros
+        if rows.zeros is not None:
+            self.zeros += sign * rows.zeros.reshape(self.zeros.shape)
 
     def _add_per_target(self, features: Tensor, sign: int) -> None:
         for upper, rows in zip(self._upper, features.unbind(1), strict=True):
@@ -270,7 +282,7 @@ class Gram:
 class _Rows:
     """Checked float64 rows, scaled by the roots of their weights."""
 
-    def __init__(self, features: Tensor, residuals: Tensor | None, zeros: int) -> None:
+    def __init__(self, features: Tensor, residuals: Tensor | None, zeros: Tensor | None) -> None:
         self.features = features
         self.residuals = residuals
         self.zeros = zeros

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from .accumulation import SampleWeight, Statistics, Weighing, accumulate, sample_weights
 from .batches import Batch, Reader, raw_batches
 from .binding import Binding
-from .calibrated import CalibrationReport, unscaled
-from .calibrating import calibrated
+from .calibrated import CalibrationReport
+from .calibrating import calibrated, calibration_data
 from .error_bars import ErrorBars
 from .gram import Gram
 from .likelihood import ConstantNoise, Gaussian
@@ -35,15 +35,13 @@ from .posterior import Posterior
 from .prediction import Prediction
 from .progress import progressing
 from .quadratic import QuadraticForm
-from .readout import FeatureFunction, ForwardFunction, Source
 from .shadow import placement
 from .snapshot import Snapshot
+from .source import FeatureFunction, ForwardFunction, Source
 from .storage import read, write
 
 DEFAULT_RIDGE = 1e-6
 """Ridge before calibration, relative to the Gram's mean diagonal."""
-
-BATCH_SIZE = 1024
 
 
 class LastLayerRigidity(nn.Module):
@@ -98,15 +96,13 @@ class LastLayerRigidity(nn.Module):
         self._bars: tuple[torch.dtype, ErrorBars] | None = None
         self._said: set[str] = set()
 
-    # --- learning -------------------------------------------------------------------------
-
     def fit(
         self,
         train: Any,
         *,
         loss: LossLike = "mse",
         sample_weight: SampleWeight | None = None,
-        batch_size: int = BATCH_SIZE,
+        batch_size: int | None = None,
         progress: bool | None = None,
     ) -> LastLayerRigidity:
         """Accumulate the Gram in one pass over the training data; nothing is factorised.
@@ -116,7 +112,8 @@ class LastLayerRigidity(nn.Module):
             loss: the loss the model was trained with: "mse", "huber", "log-cosh", "poisson",
                 an object of `losses`, or callable(prediction, target) -> one loss per sample.
             sample_weight: callable(batch) -> weights (N,), where the training loss was weighted.
-            batch_size: rows per batch where the data are not batches already.
+            batch_size: rows per batch where the data are not batches already; by default a
+                loader's own, else 1024.
             progress: show a bar; by default on a terminal only.
 
         Returns:
@@ -132,7 +129,7 @@ class LastLayerRigidity(nn.Module):
         return self
 
     def partial_fit(
-        self, more: Any, *, batch_size: int = BATCH_SIZE, progress: bool | None = None
+        self, more: Any, *, batch_size: int | None = None, progress: bool | None = None
     ) -> LastLayerRigidity:
         """Add data, exactly as if they had been in the fit; marks the calibration stale."""
         if self._statistics is None:
@@ -140,7 +137,7 @@ class LastLayerRigidity(nn.Module):
         return self._revise(more, batch_size, progress, remove=False)
 
     def forget(
-        self, some: Any, *, batch_size: int = BATCH_SIZE, progress: bool | None = None
+        self, some: Any, *, batch_size: int | None = None, progress: bool | None = None
     ) -> LastLayerRigidity:
         """Remove data that were in the fit; marks the calibration stale."""
         return self._revise(some, batch_size, progress, remove=True)
@@ -153,7 +150,7 @@ class LastLayerRigidity(nn.Module):
         criterion: str = "nll",
         ridge: float | None = None,
         noise: str = "none",
-        batch_size: int = BATCH_SIZE,
+        batch_size: int | None = None,
         progress: bool | None = None,
     ) -> CalibrationReport:
         r"""Choose ridge, scale and noise in one pass over data the model has not seen.
@@ -173,11 +170,8 @@ class LastLayerRigidity(nn.Module):
         Returns:
             What was chosen and how good it is; print it.
         """
-        statistics, weighing = self._fitted()
-        data = train if criterion == "loo" and valid is None else valid
-        if data is None:
-            need = "train= (the training data)" if criterion == "loo" else "validation data"
-            raise ValueError(f"criterion={criterion!r} needs {need}.")
+        statistics, weighing = self._fitted(), self._known_weighing()
+        data = calibration_data(criterion, valid, train)
         tap = self._binding.current(thorough=True)
         self._follow_device()
         with torch.enable_grad():
@@ -197,21 +191,19 @@ class LastLayerRigidity(nn.Module):
         self._posterior = basis.with_ridge(self.ridge).with_scale(self.scale)
         return self._report
 
-    # --- predicting -----------------------------------------------------------------------
-
     def forward(self, *inputs: Any, **keywords: Any) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation, each shaped like the model's output."""
         reading = self._tap()(*inputs, **keywords)
         bars = self._error_bars()
         p = bars.prediction([bars.spread(reading)])
-        return p.mean, p.std
+        return p.mean, p.std.to(p.mean.dtype)
 
     def predict(
         self,
         data: Any,
         *,
         sample_weight: SampleWeight | None = None,
-        batch_size: int = BATCH_SIZE,
+        batch_size: int | None = None,
         progress: bool | None = None,
     ) -> Prediction:
         """Predictions with error bars for inputs or batches (targets in them are ignored).
@@ -232,16 +224,17 @@ class LastLayerRigidity(nn.Module):
 
     @property
     def rounding(self) -> float:
-        """Bound on the relative rounding error of the variances that `uq(x)` gives."""
+        """Bound on the relative rounding error of the variances that `uq(x)` gives.
+
+        See `QuadraticForm.rounding`; rounding errors within a sum are taken as independent.
+        """
         self._tap()
         return self._error_bars().form.rounding
-
-    # --- what was learnt ------------------------------------------------------------------
 
     @property
     def gram(self) -> Gram:
         """The accumulated rows."""
-        return self._fitted()[0].gram
+        return self._fitted().gram
 
     @property
     def posterior(self) -> Posterior:
@@ -261,25 +254,17 @@ class LastLayerRigidity(nn.Module):
     @property
     def scale(self) -> Tensor:
         r"""$\alpha$, one entry per target; ones before calibration."""
-        statistics, _ = self._fitted()
-        if self._report is not None:
-            return self._report.scale
-        return unscaled(statistics.targets, statistics.gram.device)[0]
+        return self._scale_and_noise()[0]
 
     @property
     def noise(self) -> ConstantNoise:
         """The noise; zero before calibration and with `noise="none"`."""
-        statistics, _ = self._fitted()
-        if self._report is not None:
-            return ConstantNoise(self._report.noise)
-        return ConstantNoise(unscaled(statistics.targets, statistics.gram.device)[1])
+        return ConstantNoise(self._scale_and_noise()[1])
 
     @property
     def report(self) -> CalibrationReport | None:
         """The last calibration's report."""
         return self._report
-
-    # --- files and modules ----------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything but the model's weights to a safetensors file, atomically."""
@@ -297,13 +282,25 @@ class LastLayerRigidity(nn.Module):
         Args:
             path: written by `save`.
             model: with the same weights, on any device.
-            options: the callables `forward`, `features`, `target`, and `output`, which a file
+            options: the functions `forward`, `features` and `target` of the fit, which a file
                 does not hold.
         """
+        snapshot = Snapshot(*read(path))
+        options.setdefault("output", snapshot.header["readout"]["output"])
         uq = cls(model, **options)
-        uq._take(Snapshot(*read(path)))
+        uq._take(snapshot)
         uq._binding.current()
         return uq
+
+    def set_loss(
+        self, loss: LossLike = "mse", sample_weight: SampleWeight | None = None
+    ) -> LastLayerRigidity:
+        """Give the functions again that a loaded fit was made with and a file does not hold."""
+        self._fitted()
+        if self._weighing is not None:
+            raise ValueError("The loss of this fit is known. To use another, call fit again.")
+        self._weighing = Weighing(loss_for(loss), sample_weight)
+        return self
 
     def get_extra_state(self) -> dict[str, Any]:
         """The fit and calibration, inside the `state_dict`."""
@@ -313,6 +310,9 @@ class LastLayerRigidity(nn.Module):
         """Take up a fit from a `state_dict`, whether fitted before or not."""
         if state:
             self._take(Snapshot.from_state(state))
+        else:
+            self._statistics = self._weighing = self._report = None
+            self._forget_derived()
 
     def train(self, mode: bool = True) -> LastLayerRigidity:
         """Set the wrapper's flag alone: the model's is the user's, and predictions use eval."""
@@ -334,15 +334,27 @@ class LastLayerRigidity(nn.Module):
         )
         return f"{self.gram!r}, {state}"
 
-    # --- inner ----------------------------------------------------------------------------
-
-    def _fitted(self) -> tuple[Statistics, Weighing]:
+    def _fitted(self) -> Statistics:
         if self._statistics is None:
             raise ValueError("There is no fit yet. Call fit(train) first.")
-        return self._statistics, self._weighing or Weighing(loss_for("mse"))
+        return self._statistics
+
+    def _known_weighing(self) -> Weighing:
+        if self._weighing is None:
+            raise ValueError(
+                "The loss or sample weights of this fit were functions, which a file does not "
+                "hold. Call set_loss(loss, sample_weight) with the same ones first."
+            )
+        return self._weighing
 
     def _batches(
-        self, data: Any, size: int, what: str, progress: bool | None, *, any_order: bool = False
+        self,
+        data: Any,
+        size: int | None,
+        what: str,
+        progress: bool | None,
+        *,
+        any_order: bool = False,
     ) -> Iterator[Batch]:
         reader = Reader(
             *placement(self.model),
@@ -370,14 +382,9 @@ class LastLayerRigidity(nn.Module):
             return accumulate(statistics, tap, chain([first], batches), weighing, remove=remove)
 
     def _revise(
-        self, data: Any, batch_size: int, progress: bool | None, *, remove: bool
+        self, data: Any, batch_size: int | None, progress: bool | None, *, remove: bool
     ) -> LastLayerRigidity:
-        statistics, weighing = self._fitted()
-        if self._weighing is None:
-            raise ValueError(
-                "The loss or sample weights of this fit were functions, which a file does not "
-                "hold. Call set_loss(loss, sample_weight) before adding or removing data."
-            )
+        statistics, weighing = self._fitted(), self._known_weighing()
         self._binding.current(thorough=True)
         self._follow_device()
         what = "forget" if remove else "partial_fit"
@@ -388,13 +395,6 @@ class LastLayerRigidity(nn.Module):
         if self._report is not None:
             self._report = replace(self._report, stale=True)
         self._forget_derived()
-        return self
-
-    def set_loss(
-        self, loss: LossLike = "mse", sample_weight: SampleWeight | None = None
-    ) -> LastLayerRigidity:
-        """Name the loss and weights of a loaded fit again, where they were functions."""
-        self._weighing = Weighing(loss_for(loss), sample_weight)
         return self
 
     def _tap(self) -> Any:
@@ -414,6 +414,13 @@ class LastLayerRigidity(nn.Module):
             )
         return tap
 
+    def _scale_and_noise(self) -> tuple[Tensor, Tensor]:
+        statistics = self._fitted()
+        if self._report is not None:
+            return self._report.scale, self._report.noise
+        one = torch.ones(statistics.targets, dtype=torch.float64, device=statistics.gram.device)
+        return one, torch.zeros_like(one)
+
     def _error_bars(self) -> ErrorBars:
         dtype = placement(self.model)[1]
         if self._bars is None or self._bars[0] != dtype:
@@ -424,13 +431,11 @@ class LastLayerRigidity(nn.Module):
     def _follow_device(self) -> None:
         """Bring the statistics to the model's device; they stay float64."""
         device = placement(self.model)[0]
-        statistics, _ = self._fitted()
+        statistics = self._fitted()
         if statistics.gram.device == device:
             return
         statistics.gram = statistics.gram.to(device)
-        if self._report is not None:
-            scale, noise = self._report.scale.to(device), self._report.noise.to(device)
-            self._report = replace(self._report, scale=scale, noise=noise)
+        self._report = None if self._report is None else self._report.to(device)
         posterior = self._posterior
         self._forget_derived()
         self._posterior = None if posterior is None else posterior.to(device)
@@ -444,8 +449,7 @@ class LastLayerRigidity(nn.Module):
             warnings.warn(message, stacklevel=4)
 
     def _snapshot(self) -> Snapshot:
-        statistics, weighing = self._fitted()
-        return Snapshot.of(statistics, self._binding.header(), weighing, self._report)
+        return Snapshot.of(self._fitted(), self._binding.header(), self._weighing, self._report)
 
     def _take(self, snapshot: Snapshot) -> None:
         binding = Binding(self.model, self._source, self._layer)

@@ -58,7 +58,8 @@ class Huber:
     def curvature(self, prediction: Tensor, target: Tensor | None, batch: Any) -> Tensor:
         r"""1 where $|r| \le \delta$, else 0."""
         assert target is not None
-        return ((prediction - target).abs() <= self.delta).to(torch.float64)
+        residual = (prediction - target).to(torch.float64)
+        return (residual.abs() <= self.delta).to(torch.float64) + 0 * residual  # NaN stays NaN
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ class LogCosh:
     def curvature(self, prediction: Tensor, target: Tensor | None, batch: Any) -> Tensor:
         r"""$1 - \tanh^2 r$, as $\cosh^{-2} r$, which does not cancel."""
         assert target is not None
-        return (prediction - target).to(torch.float64).cosh().pow(-2)
+        residual = (prediction - target).to(torch.float64)
+        return residual.cosh().pow(-2) + 0 * residual  # infinity must not pass for a far tail
 
 
 @dataclass(frozen=True)
@@ -89,20 +91,34 @@ class PoissonNLL:
 
 @dataclass(frozen=True)
 class GaussianNLL:
-    """$r^2 / 2v$ with a given variance v: a number, one entry per target, or callable(batch)."""
+    """$r^2 / 2v$ with a given variance v.
+
+    Args:
+        variance: a number; a tensor with one entry per target; or callable(batch) -> one variance
+            per sample or per output.
+    """
 
     variance: float | Tensor | Callable[[Any], Tensor]
     needs_target = False
 
-    def curvature(self, prediction: Tensor, target: Tensor | None, batch: Any) -> Tensor:
-        """1 / v."""
-        given = self.variance(batch) if callable(self.variance) else self.variance
-        variance = torch.as_tensor(given, dtype=torch.float64, device=prediction.device)
-        if bool((variance <= 0).any()):
-            raise ValueError("GaussianNLL needs variances above zero.")
-        if variance.ndim and variance.numel() in {len(prediction), prediction.numel()}:
-            variance = variance.reshape(len(prediction), -1)
-        return (1 / variance).expand(prediction.shape)
+    def curvature(self, prediction: Tensor, target: Tensor | None, batch: Any) -> Tensor | None:
+        """1 / v; a callable's variances come in by `weight` instead."""
+        if callable(self.variance):
+            return None
+        return _precision(self.variance).to(prediction.device).expand(prediction.shape)
+
+    @property
+    def weight(self) -> Callable[[Any], Tensor] | None:
+        """The sample weights 1 / v where v comes with the batch."""
+        variance = self.variance
+        return (lambda batch: _precision(variance(batch))) if callable(variance) else None
+
+
+def _precision(variance: float | Tensor) -> Tensor:
+    variance = torch.as_tensor(variance, dtype=torch.float64)
+    if not bool((variance > 0).all()):
+        raise ValueError("GaussianNLL needs variances above zero.")
+    return 1 / variance
 
 
 class PerSampleLoss:

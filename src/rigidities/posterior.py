@@ -62,9 +62,12 @@ class Posterior:
             >>> Posterior.from_gram(gram, ridge=5.0).variance(torch.tensor([[10.0]])).item()
             10.0
         """
+        _check_ridge(ridge)
         matrix = gram.matrix
         if penalty is not None:
             matrix = matrix + _checked_penalty(penalty, gram)
+        if not bool(torch.isfinite(matrix).all()):
+            raise ValueError("The Gram holds NaN or infinity: some of its rows did.")
         eigenvalues, eigenvectors = torch.linalg.eigh(matrix)
         posterior = cls(_clipped(eigenvalues), eigenvectors, 0.0)
         try:
@@ -93,7 +96,8 @@ class Posterior:
     @property
     def condition(self) -> float:
         r"""Condition number of $G + \varsigma^2 I$ (the worst target's)."""
-        return float((self.precisions[..., -1] / self.precisions[..., 0]).max())
+        smallest = self.ridge if self.complement else self.precisions[..., 0]
+        return float((self.precisions[..., -1] / smallest).max())
 
     @property
     def effective_rank(self) -> float:
@@ -102,8 +106,8 @@ class Posterior:
 
     def with_ridge(self, ridge: float) -> Posterior:
         """The same eigenbasis with another ridge: no factorisation."""
-        if not ridge >= 0 or ridge == float("inf"):
-            raise ValueError(f"ridge must be finite and not negative, got {ridge}.")
+        _check_ridge(ridge)
+        self._check_whole("Choose the ridge first, then truncate.")
         smallest, largest = self.eigenvalues[..., 0], self.eigenvalues[..., -1]
         floor = self.width * torch.finfo(torch.float64).eps * largest
         if bool((smallest + ridge <= floor).any()):
@@ -148,9 +152,14 @@ class Posterior:
         return inside + self._outside(features, components) if self.complement else inside
 
     def variance(self, features: Tensor) -> Tensor:
-        r"""$\alpha^2 q$: (..., D) -> (...), then the targets where scale has several."""
+        r"""$\alpha^2 q$: (..., D) -> (...), with the targets last where scale has several.
+
+        Features (..., K, D) that differ between the K targets of scale give (..., K) too.
+        """
         q = self.quadratic(features)
-        if self.scale.ndim and self.eigenvalues.ndim == 1:
+        targets = self.scale.shape[0] if self.scale.ndim else None
+        differ = features.ndim > 2 and features.shape[-2] == targets
+        if targets is not None and self.eigenvalues.ndim == 1 and not differ:
             q = q[..., None]
         return self.scale.square() * q
 
@@ -185,16 +194,17 @@ class Posterior:
         r"""Draw n weight deviations from $N(0, \alpha^2 (G + \varsigma^2 I)^{-1})$.
 
         Returns:
-            (n, D), or (n, K, D) with several targets.
+            (n, D), or (n, K, D) with several targets, each with weights of its own.
         """
-        targets = self.scale.shape[0] if self.scale.ndim else 1
+        several = self.scale.ndim > 0 or self.eigenvalues.ndim > 1
+        targets = max(self.scale.numel(), self.eigenvalues[..., 0].numel())
         z = self._normal((targets, n, self.rank), generator)
         draws = (z / self.precisions.sqrt().unsqueeze(-2)) @ self.eigenvectors.mT
         if self.complement:
             noise = self._normal((targets, n, self.width), generator)
             draws = draws + self._residual(noise, noise @ self.eigenvectors) / self.ridge**0.5
         draws = draws * self.scale.reshape(-1, 1, 1)
-        return draws.movedim(0, 1) if self.scale.ndim else draws[0]
+        return draws.movedim(0, 1) if several else draws[0]
 
     def truncate(
         self,
@@ -220,13 +230,14 @@ class Posterior:
         """
         if (rank is None) == (accuracy is None):
             raise ValueError("Give either a rank or an accuracy.")
+        self._check_whole("Truncate the whole posterior once.")
         if self.eigenvalues.ndim > 1:
             raise ValueError("Each target has its own Gram here: truncation needs a shared one.")
         if form == "complement" and self.ridge == 0:
             raise ValueError("form='complement' needs ridge > 0: it divides by it.")
         errors = self._truncation_errors(form)
         if accuracy is not None:
-            rank = int((errors > accuracy).sum())
+            rank = max(1, int((errors > accuracy).sum()))
         if rank is None or not 0 < rank <= self.rank:
             raise ValueError(f"rank must lie in 1..{self.rank}, got {rank}.")
         kept = slice(None, rank) if form == "inverse" else slice(self.rank - rank, None)
@@ -245,11 +256,14 @@ class Posterior:
         From a QR factorisation of the whitened eigenbasis: the Gram's condition number enters
         by its root only, and a triangular product costs half of a full one.
         """
-        if self.rank < self.width:
-            raise ValueError("A truncated posterior has no square factor: use quadratic().")
+        self._check_whole("It has no square factor: use quadratic().")
         whitener = (self.eigenvectors / self.precisions.sqrt().unsqueeze(-2)).mT
         factor: Tensor = torch.linalg.qr(whitener, mode="r").R
         return factor
+
+    def _check_whole(self, remedy: str) -> None:
+        if self.rank < self.width:
+            raise ValueError(f"This posterior is truncated to rank {self.rank}. {remedy}")
 
     def _truncation_errors(self, form: TruncationForm) -> Tensor:
         """Worst-case error after keeping 0, 1, ..., rank eigenvectors, (rank + 1,)."""
@@ -270,6 +284,11 @@ class Posterior:
         source = generator.device if generator is not None else device
         draws = torch.randn(shape, dtype=torch.float64, device=source, generator=generator)
         return draws.to(device)
+
+
+def _check_ridge(ridge: float) -> None:
+    if not 0 <= ridge < float("inf"):
+        raise ValueError(f"ridge must be finite and not negative, got {ridge}.")
 
 
 def _clipped(eigenvalues: Tensor) -> Tensor:

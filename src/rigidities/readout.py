@@ -9,56 +9,18 @@ is found on the first batch, and its features checked there by changing the head
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import wraps
-from typing import Any, TypeVar, cast
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from .cases import CASES, Case, Reading
+from .feature_tap import FeatureTap
 from .heads import Call, guard, linear_maps, record
-from .outputs import pick
 from .search import Found, find_heads
 from .shadow import shadow
-
-F = TypeVar("F", bound=Callable[..., Any])
-FeatureFunction = Callable[..., Any]
-ForwardFunction = Callable[[nn.Module, Any], Any]
-
-
-@dataclass(frozen=True)
-class Source:
-    """How to call a model: the user's `forward`, `features` and `output` choices."""
-
-    forward: ForwardFunction | None = None
-    features: FeatureFunction | None = None
-    output: str | int | None = None
-
-    def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        """The model's output tensor for a batch."""
-        result = model(*args, **kwargs) if self.forward is None else self.forward(model, *args)
-        return pick(result, self.output)
-
-
-def _outside_inference_mode(function: F) -> F:
-    """Run a function in normal mode, with ordinary copies of inference tensors."""
-
-    @wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if not torch.is_inference_mode_enabled():
-            return function(*args, **kwargs)
-        with torch.inference_mode(False):
-            args, kwargs = tree_map_only(Tensor, _ordinary, (args, kwargs))
-            return function(*args, **kwargs)
-
-    return cast("F", run)
-
-
-def _ordinary(tensor: Tensor) -> Tensor:
-    return tensor.clone() if tensor.is_inference() else tensor
+from .source import FeatureFunction, ForwardFunction, Source, outside_inference_mode
 
 
 class Tap:
@@ -91,7 +53,7 @@ class Tap:
         self._case: Case = CASES[case]([recorder.head for recorder in self._recorders])
 
     @classmethod
-    @_outside_inference_mode
+    @outside_inference_mode
     def find(
         cls,
         model: nn.Module,
@@ -146,7 +108,7 @@ class Tap:
         """Weights behind the features: (D, K) for `shared` and `separate`, (P, 1) for `joint`."""
         return self._case.columns.weights()
 
-    @_outside_inference_mode
+    @outside_inference_mode
     def __call__(self, *args: Any, **kwargs: Any) -> Reading:
         """One forward pass."""
         reading = None
@@ -265,41 +227,6 @@ class Tap:
             if not bool((actual - expected).abs().max() <= tolerance * size):
                 return False
         return True
-
-
-class FeatureTap:
-    """A tap whose features the user computes: callable(model, *inputs) -> (N, D) or (N, K, P)."""
-
-    case = "features"
-    linear = True
-    weights = None
-
-    def __init__(self, model: nn.Module, source: Source, layout: str = "shared") -> None:
-        self.source = source
-        self.heads: list[str] = []
-        self.silent: list[str] = []
-        self.layout = layout
-        self._model = shadow(model)
-
-    @_outside_inference_mode
-    def __call__(self, *args: Any, **kwargs: Any) -> Reading:
-        """One forward pass and one call of the user's function."""
-        assert self.source.features is not None
-        output = self.source.run(self._model, args, kwargs)
-        features = self.source.features(self._model, *args, **kwargs)
-        if not (isinstance(features, Tensor) and features.ndim in (2, 3)):
-            got = getattr(features, "shape", type(features).__name__)
-            raise ValueError(f"features= must return a tensor (N, D) or (N, K, P), got {got}.")
-        self.layout = "shared" if features.ndim == 2 else "joint"
-        rows = features.shape[0]
-        per_row = features.ndim == 2 and rows in {output.shape[0], output.numel()}
-        per_output = features.ndim == 3 and features.shape[:2].numel() == output.numel()
-        if not (per_row or (per_output and rows == output.shape[0])):
-            raise ValueError(
-                f"features= returned {tuple(features.shape)} for an output of shape "
-                f"{tuple(output.shape)}: expected one row of features per row of output."
-            )
-        return Reading(output, features, torch.Size([rows, output.numel() // rows]), -1)
 
 
 def _large_change(weights: Tensor, seed: int) -> Tensor:

@@ -27,33 +27,35 @@ class RowSketch:
 
     Attributes:
         hashes: sorted distinct int64.
+        counts: how many rows have each hash.
         limit: every hash of the data set below it is in `hashes`.
     """
 
-    def __init__(self, hashes: Tensor | None = None, limit: int | None = None) -> None:
+    def __init__(
+        self,
+        hashes: Tensor | None = None,
+        counts: Tensor | None = None,
+        limit: int = _NO_LIMIT,
+    ) -> None:
         self.hashes = torch.empty(0, dtype=torch.int64) if hashes is None else hashes
-        self.limit = _NO_LIMIT if limit is None else limit
-        self._pending: list[Tensor] = []
+        self.counts = torch.ones_like(self.hashes) if counts is None else counts
+        self.limit = limit
+        self._pending: list[tuple[Tensor, Tensor]] = []
         self._waiting = 0
 
     def add(self, hashes: Tensor) -> None:
         """Take rows in."""
-        self._pending.append(hashes)
-        self._waiting += hashes.numel()
-        if self._waiting >= SIZE:
-            self._settle()
+        self._queue(hashes, torch.ones_like(hashes))
 
     def remove(self, hashes: Tensor) -> None:
-        """Take rows out."""
-        self._settle()
-        self.hashes = self.hashes[~torch.isin(self.hashes, hashes.to(self.hashes.device))]
+        """Take rows out, as many copies of each as are given."""
+        self._queue(hashes, -torch.ones_like(hashes))
 
     def merge(self, other: RowSketch) -> None:
         """Take another data set's rows in."""
         other._settle()
         self.limit = min(self.limit, other.limit)
-        self._pending.append(other.hashes)
-        self._settle()
+        self._queue(other.hashes, other.counts)
 
     def shared(self, hashes: Tensor) -> float:
         """How many of these rows the sketched data set holds (an estimate beyond `SIZE`)."""
@@ -67,30 +69,41 @@ class RowSketch:
     def clone(self) -> RowSketch:
         """An independent copy."""
         self._settle()
-        return RowSketch(self.hashes.clone(), self.limit)
+        return RowSketch(self.hashes.clone(), self.counts.clone(), self.limit)
 
     def state(self) -> dict[str, Tensor]:
         """As tensors, for files."""
         self._settle()
-        return {"hashes": self.hashes, "limit": torch.tensor([self.limit])}
+        limit = torch.tensor([self.limit])
+        return {"hashes": self.hashes, "counts": self.counts, "limit": limit}
 
     @classmethod
     def from_state(cls, state: dict[str, Tensor]) -> RowSketch:
         """The sketch that `state` came from."""
-        return cls(state["hashes"], int(state["limit"]))
+        return cls(state["hashes"], state["counts"], int(state["limit"]))
+
+    def _queue(self, hashes: Tensor, counts: Tensor) -> None:
+        self._pending.append((hashes, counts))
+        self._waiting += hashes.numel()
+        if self._waiting >= SIZE:
+            self._settle()
 
     def _settle(self) -> None:
         """Merge the waiting hashes in, on the device where they were made."""
         if not self._pending:
             return
-        device = self._pending[-1].device
-        every = torch.cat([part.to(device) for part in (self.hashes, *self._pending)])
-        distinct = torch.unique(every[every < self.limit])
+        device = self._pending[-1][0].device
+        parts = [(self.hashes, self.counts), *self._pending]
+        hashes, counts = (torch.cat([t.to(device) for t in ts]) for ts in zip(*parts, strict=True))
         self._pending, self._waiting = [], 0
+        below = hashes < self.limit
+        distinct, index = torch.unique(hashes[below], return_inverse=True)
+        total = torch.zeros_like(distinct).index_add_(0, index, counts[below])
+        distinct, total = distinct[total > 0], total[total > 0]
         if len(distinct) > SIZE:
             self.limit = int(distinct[SIZE])
-            distinct = distinct[:SIZE].clone()
-        self.hashes = distinct
+            distinct, total = distinct[:SIZE].clone(), total[:SIZE].clone()
+        self.hashes, self.counts = distinct, total
 
 
 def row_hashes(values: Iterable[Any], rows: int) -> Tensor | None:

@@ -31,7 +31,7 @@ class Snapshot:
         cls,
         statistics: Statistics,
         readout: dict[str, Any],
-        weighing: Weighing,
+        weighing: Weighing | None,
         report: CalibrationReport | None,
     ) -> Snapshot:
         """Take one."""
@@ -51,6 +51,15 @@ class Snapshot:
 
     def parts(self) -> tuple[Statistics, Weighing | None, CalibrationReport | None]:
         """The way back; no weighing where the loss or weights were functions."""
+        try:
+            return self._parts()
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"The fit is incomplete: {error} is missing or wrong. Save it again from the "
+                "fitted object."
+            ) from error
+
+    def _parts(self) -> tuple[Statistics, Weighing | None, CalibrationReport | None]:
         gram = Gram.from_state(unprefixed("gram", self.tensors))
         sketch = RowSketch.from_state(unprefixed("sketch", self.tensors))
         header = self.header
@@ -71,8 +80,10 @@ class Snapshot:
         return cls(state["tensors"], json.loads(state["header"]))
 
 
-def _loss_state(weighing: Weighing) -> dict[str, Any] | None:
+def _loss_state(weighing: Weighing | None) -> dict[str, Any] | None:
     """Name and settings of a loss that a file can hold."""
+    if weighing is None:
+        return None
     name = type(weighing.loss).__name__
     if weighing.sample_weight is not None or name not in _LOSSES:
         return None

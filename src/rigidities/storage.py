@@ -74,6 +74,8 @@ def _header(metadata: dict[str, str], path: Path) -> dict[str, Any]:
     try:
         header: dict[str, Any] = json.loads(metadata[_KEY])
         version = int(header["format"])
+        if version <= FORMAT and "readout" not in header:
+            raise KeyError("readout")
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"The header of {path} is damaged ({error}). Save it again.") from error
     if version > FORMAT:

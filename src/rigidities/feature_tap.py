@@ -1,0 +1,47 @@
+"""A tap whose features the user computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .cases import Reading
+from .shadow import shadow
+from .source import Source, outside_inference_mode
+
+
+class FeatureTap:
+    """A tap whose features the user computes: callable(model, *inputs) -> (N, D) or (N, K, P)."""
+
+    case = "features"
+    linear = True
+    weights = None
+
+    def __init__(self, model: nn.Module, source: Source, layout: str = "shared") -> None:
+        self.source = source
+        self.heads: list[str] = []
+        self.silent: list[str] = []
+        self.layout = layout
+        self._model = shadow(model)
+
+    @outside_inference_mode
+    def __call__(self, *args: Any, **kwargs: Any) -> Reading:
+        """One forward pass and one call of the user's function."""
+        assert self.source.features is not None
+        output = self.source.run(self._model, args, kwargs)
+        features = self.source.features(self._model, *args, **kwargs)
+        if not (isinstance(features, Tensor) and features.ndim in (2, 3)):
+            got = getattr(features, "shape", type(features).__name__)
+            raise ValueError(f"features= must return a tensor (N, D) or (N, K, P), got {got}.")
+        self.layout = "shared" if features.ndim == 2 else "joint"
+        rows = features.shape[0]
+        per_row = features.ndim == 2 and rows in {output.shape[0], output.numel()}
+        per_output = features.ndim == 3 and features.shape[:2].numel() == output.numel()
+        if not (per_row or (per_output and rows == output.shape[0])):
+            raise ValueError(
+                f"features= returned {tuple(features.shape)} for an output of shape "
+                f"{tuple(output.shape)}: expected one row of features per row of output."
+            )
+        return Reading(output, features, torch.Size([rows, output.numel() // rows]), -1)
