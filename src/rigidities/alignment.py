@@ -28,7 +28,7 @@ def aligned(**arrays: Values) -> tuple[Tensor, ...]:
     Raises:
         ValueError: the shapes differ, or an array is empty, not finite, or a negative `std`.
 
-    Example:
+    Examples:
         >>> aligned(mean=[1, 2], target=[[3], [4]])
         (tensor([1., 2.], dtype=torch.float64), tensor([3., 4.], dtype=torch.float64))
     """

@@ -28,7 +28,7 @@ def confidence_factors(sigmas: float = 1) -> tuple[float, float]:
     Raises:
         ValueError: `sigmas` is not between 0 and 30.
 
-    Example:
+    Examples:
         >>> [round(factor, 4) for factor in confidence_factors(1)]
         [0.3313, 1.8975]
     """

@@ -22,7 +22,7 @@ BIN_SIZE = 100
 def nll(residual: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
     r"""$\alpha^2 = \overline{r^2/u}$; Gaussian negative log-likelihood per row.
 
-    Example:
+    Examples:
         >>> scale, value = nll(torch.tensor([[2.0], [-2.0]]), torch.ones(2, 1))
         >>> scale.item(), round(value.item(), 4)
         (4.0, 2.1121)

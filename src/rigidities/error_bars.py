@@ -52,6 +52,12 @@ class ErrorBars:
         q = q[:, None] if q.ndim == 1 else q
         return Spread(replace(reading, features=q), noise.expand(q.shape[0], -1))
 
+    def std(self, spread: Spread) -> Tensor:
+        """The standard deviation of one batch, shaped and typed like the output."""
+        q, output = spread.reading.features, spread.reading.output
+        variance = self.scale.square().to(q) * q + spread.noise.to(q)
+        return spread.reading.unrows(variance.sqrt().to(output.dtype))
+
     def prediction(self, spreads: Sequence[Spread]) -> Prediction:
         """The predictions of consecutive batches."""
         if not spreads:

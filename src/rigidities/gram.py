@@ -36,7 +36,7 @@ class Gram:
         cross: $F^T W r$, (D, K), or None where some rows came without residuals.
         square: $r^T W r$, (K, K), or (K,) for very many targets.
 
-    Example:
+    Examples:
         >>> gram = Gram(2)
         >>> gram.update(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
         >>> gram.matrix.tolist(), gram.count

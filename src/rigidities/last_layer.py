@@ -56,7 +56,7 @@ class LastLayerRigidity(nn.Module):
         target: callable(batch) -> target.
         output: key, index or attribute of the output, where the model returns several.
 
-    Example:
+    Examples:
         >>> _ = torch.manual_seed(0)
         >>> x = torch.linspace(-1, 1, 50)[:, None]
         >>> y = 2 * x + 0.1 * torch.randn(50, 1)
@@ -195,8 +195,7 @@ class LastLayerRigidity(nn.Module):
         """Mean and standard deviation, each shaped like the model's output."""
         reading = self._tap()(*inputs, **keywords)
         bars = self._error_bars()
-        p = bars.prediction([bars.spread(reading)])
-        return p.mean, p.std.to(p.mean.dtype)
+        return reading.output, bars.std(bars.spread(reading))
 
     def predict(
         self,

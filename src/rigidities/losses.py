@@ -189,7 +189,7 @@ def _second_derivative(values: Tensor, y: Tensor) -> Tensor:
 def loss_for(loss: LossLike) -> Loss:
     """The loss object that a name or a per-sample callable stands for.
 
-    Example:
+    Examples:
         >>> loss_for("huber").curvature(torch.tensor([[0.0], [3.0]]), torch.zeros(2, 1), None)
         tensor([[1.],
                 [0.]], dtype=torch.float64)

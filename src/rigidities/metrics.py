@@ -34,7 +34,7 @@ _CONSTANT_DECADES = 1e-9
 def rmse(mean: Values, target: Values) -> float:
     """Root mean squared error, sqrt(mean e^2).
 
-    Example:
+    Examples:
         >>> rmse([0.0, 0.0], [3.0, -3.0])
         3.0
     """
@@ -45,7 +45,7 @@ def rmse(mean: Values, target: Values) -> float:
 def mae(mean: Values, target: Values) -> float:
     """Mean absolute error, mean |e|.
 
-    Example:
+    Examples:
         >>> mae([0.0, 0.0], [1.0, -3.0])
         2.0
     """
@@ -56,7 +56,7 @@ def mae(mean: Values, target: Values) -> float:
 def nll(mean: Values, std: Values, target: Values) -> float:
     """Mean negative log-likelihood of a Gaussian, mean [log(2 pi sigma^2) + z^2] / 2.
 
-    Example:
+    Examples:
         >>> round(nll([0.0], [1.0], [0.0]), 4)
         0.9189
     """
@@ -70,7 +70,7 @@ def nll_gain(mean: Values, std: Values, target: Values) -> float:
     [log(2 pi MSE) + 1] / 2 - NLL: above zero where bars that vary are worth having. The constant
     is fitted to the very rows it is judged on. Minus infinity where every error is zero.
 
-    Example:
+    Examples:
         >>> round(nll_gain([0.0, 0.0], [1.0, 10.0], [1.0, 10.0]), 4)
         0.8097
     """
@@ -85,7 +85,7 @@ def crps(mean: Values, std: Values, target: Values) -> float:
     mean sigma [z (2 Phi(z) - 1) + 2 phi(z) - 1 / sqrt(pi)], where Phi is the normal distribution
     function and phi its density.
 
-    Example:
+    Examples:
         >>> round(crps([0.0], [1.0], [0.0]), 4)
         0.2337
     """
@@ -98,7 +98,7 @@ def crps(mean: Values, std: Values, target: Values) -> float:
 def coverage(mean: Values, std: Values, target: Values, level: float = 0.9) -> float:
     """Fraction of targets within mu +- k sigma, the central Gaussian interval of that level.
 
-    Example:
+    Examples:
         >>> coverage([0.0, 0.0], [1.0, 1.0], [1.6, 1.7], level=0.9)
         0.5
     """
@@ -109,7 +109,7 @@ def coverage(mean: Values, std: Values, target: Values, level: float = 0.9) -> f
 def interval_width(std: Values, level: float = 0.9) -> float:
     """Mean width 2 k sigma of the central Gaussian interval of that level.
 
-    Example:
+    Examples:
         >>> round(interval_width([1.0], level=0.9), 4)
         3.2897
     """
@@ -122,7 +122,7 @@ def interval_score(mean: Values, std: Values, target: Values, level: float = 0.9
 
     mean 2 k sigma + 2 / (1 - level) max(|e| - k sigma, 0). Lowest for the true quantiles.
 
-    Example:
+    Examples:
         >>> round(interval_score([0.0], [1.0], [2.6449], level=0.9), 2)
         23.29
     """
@@ -141,7 +141,7 @@ def calibration_curve(mean: Values, std: Values, target: Values) -> tuple[Tensor
         (nominal, observed), N + 2 knots each, that begin at (0, 0) and end at (1, 1):
         `observed[j]` holds from `nominal[j]` up to `nominal[j + 1]`.
 
-    Example:
+    Examples:
         >>> nominal, observed = calibration_curve([0.0, 0.0], [1.0, 1.0], [0.6745, 2.0])
         >>> [round(p, 2) for p in nominal.tolist()], observed.tolist()
         ([0.0, 0.5, 0.95, 1.0], [0.0, 0.5, 1.0, 1.0])
@@ -160,7 +160,7 @@ def miscalibration_area(mean: Values, std: Values, target: Values) -> float:
     The integral is exact, without a grid. It lies between 0 and 1/2, and N rows with the right
     bars give about 0.31 / sqrt(N), not zero.
 
-    Example:
+    Examples:
         >>> miscalibration_area([0.0], [1.0], [0.0])
         0.5
     """
@@ -176,7 +176,7 @@ def ence(mean: Values, std: Values, target: Values, bins: int = 10) -> float:
     Rows are sorted by sigma and cut into bins whose sizes differ by one row at most; RMV is the
     root mean variance of a bin.
 
-    Example:
+    Examples:
         >>> ence([0.0, 0.0], [1.0, 2.0], [1.0, 3.0], bins=2)
         0.25
     """
@@ -191,7 +191,7 @@ def ence(mean: Values, std: Values, target: Values, bins: int = 10) -> float:
 def sharpness(std: Values) -> float:
     """Root mean variance, sqrt(mean sigma^2): the size of the bars, whatever the errors.
 
-    Example:
+    Examples:
         >>> sharpness([1.0, 7.0])
         5.0
     """
@@ -204,7 +204,7 @@ def spearman(mean: Values, std: Values, target: Values) -> float:
 
     Right bars do not reach 1, because |e| scatters about sigma. nan where |e| or sigma is constant.
 
-    Example:
+    Examples:
         >>> spearman([0.0, 0.0, 0.0], [1.0, 2.0, 3.0], [0.1, -0.2, 0.3])
         1.0
     """
@@ -222,7 +222,7 @@ def ause(mean: Values, std: Values, target: Values) -> float:
     Rows tied in sigma each count with the mean of their e^2, so that their order does not matter.
     Zero where every error is zero.
 
-    Example:
+    Examples:
         >>> ause([0.0, 0.0], [1.0, 2.0], [3.0, 4.0])
         0.0
         >>> round(ause([0.0, 0.0], [2.0, 1.0], [3.0, 4.0]), 4)  # (4 - 3) / 2 / sqrt(12.5)
@@ -243,7 +243,7 @@ def auroc(std_in: Values, std_out: Values) -> float:
         std_in: bars inside the domain, of any shape.
         std_out: bars outside it, of any shape.
 
-    Example:
+    Examples:
         >>> auroc([1.0, 2.0], [2.0, 3.0])
         0.875
     """
@@ -262,7 +262,7 @@ def binned(mean: Values, std: Values, target: Values, bin_size: int = 100) -> tu
     Returns:
         (variance, mse), one entry per bin, in ascending order of variance.
 
-    Example:
+    Examples:
         >>> variance, mse = binned([0, 0, 0], [3, 1, 2], [5, 1, 4], bin_size=1)
         >>> variance.tolist(), mse.tolist()
         ([1.0, 4.0, 9.0], [1.0, 16.0, 25.0])
@@ -279,7 +279,7 @@ def binned_log_ratio(mean: Values, std: Values, target: Values, bin_size: int = 
     A constant bar can score as well as a good one, since it spans no decades: read this beside
     `nll_gain`, `slope`, `decades` and `spearman`. Infinite where the errors of a bin are all zero.
 
-    Example:
+    Examples:
         >>> binned_log_ratio([0.0, 0.0], [1.0, 1.0], [10.0, 0.1], bin_size=1)
         2.0
     """
@@ -293,7 +293,7 @@ def slope(mean: Values, std: Values, target: Values, bin_size: int = 100) -> flo
     1 for the right bars, 0 for bars that tell nothing. nan where it is undefined: a single bin,
     constant bars, or a bin whose errors are all zero.
 
-    Example:
+    Examples:
         >>> round(slope([0.0, 0.0], [1.0, 100.0], [3.0, 30.0], bin_size=1), 4)
         0.5
     """
@@ -308,7 +308,7 @@ def slope(mean: Values, std: Values, target: Values, bin_size: int = 100) -> flo
 def decades(std: Values, bin_size: int = 100) -> float:
     """Decades that the binned variances span, log10(largest / smallest).
 
-    Example:
+    Examples:
         >>> decades([1.0, 100.0], bin_size=1)
         4.0
     """
@@ -322,7 +322,7 @@ def summary(mean: Values, std: Values, target: Values, bin_size: int = 100) -> d
     With fewer rows than they need, `ence` (ten) and `binned_log_ratio`, `slope` and `decades`
     (`bin_size`) are nan.
 
-    Example:
+    Examples:
         >>> summary([0.0], [1.0], [2.0])["rmse"]
         2.0
     """

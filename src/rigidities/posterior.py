@@ -56,7 +56,7 @@ class Posterior:
         Raises:
             ValueError: singular at this ridge, or not positive semi-definite.
 
-        Example:
+        Examples:
             >>> gram = Gram(1)
             >>> gram.update(torch.tensor([[1.0], [2.0]]))
             >>> Posterior.from_gram(gram, ridge=5.0).variance(torch.tensor([[10.0]])).item()

@@ -21,7 +21,7 @@ class Prediction:
         rigidity: the paper's $R = 1/q$, unscaled.
         law: shape of the predictive law.
 
-    Example:
+    Examples:
         >>> one = torch.ones(1)
         >>> p = Prediction(mean=2 * one, epistemic=9 * one, noise=16 * one, rigidity=one)
         >>> p.std.item(), [round(bound.item(), 2) for bound in p.interval(0.9)]
