@@ -577,7 +577,7 @@ def test_calibration_thins_rows_evenly_when_they_would_fill_the_memory(net, monk
 # --- bad input ----------------------------------------------------------------------------------
 
 
-def unchanged(uq, call, match=None, error=ValueError):
+def check_refused(uq, call, match=None, error=ValueError):
     """The call fails with the message and leaves ridge, scale, Gram and report as they were."""
     before = (uq.report, uq.ridge, uq.gram.count, uq.gram.matrix)
     with pytest.raises(error, match=match):
@@ -591,10 +591,10 @@ def unchanged(uq, call, match=None, error=ValueError):
 )
 def test_no_data_is_refused(net, empty):
     uq = fitted(net)
-    unchanged(uq, lambda: uq.fit(empty), "no data")
-    unchanged(uq, lambda: uq.partial_fit(empty), "no data")
-    unchanged(uq, lambda: uq.calibrate(empty), "at least two rows, got 0")
-    unchanged(uq, lambda: uq.predict(empty), "nothing to predict")
+    check_refused(uq, lambda: uq.fit(empty), "no data")
+    check_refused(uq, lambda: uq.partial_fit(empty), "no data")
+    check_refused(uq, lambda: uq.calibrate(empty), "at least two rows, got 0")
+    check_refused(uq, lambda: uq.predict(empty), "nothing to predict")
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
@@ -603,8 +603,8 @@ def test_nan_or_infinity_is_refused_with_the_batch(net, value, where):
     uq = fitted(net)
     x, y = net.train[0].clone(), net.train[1].clone()
     (x if where == "features" else y)[137] = value
-    unchanged(uq, lambda: uq.fit((x, y), batch_size=50), "Batch 2: NaN or infinity in the")
-    unchanged(uq, lambda: uq.calibrate((x, y), batch_size=50), "Batch 2: NaN or infinity")
+    check_refused(uq, lambda: uq.fit((x, y), batch_size=50), "Batch 2: NaN or infinity in the")
+    check_refused(uq, lambda: uq.calibrate((x, y), batch_size=50), "Batch 2: NaN or infinity")
 
 
 def test_nan_in_a_late_batch_is_named(net):
@@ -625,7 +625,7 @@ def test_nan_in_a_late_batch_is_named(net):
 )
 def test_shapes_that_do_not_fit_are_refused(net, data, match):
     uq = fitted(net)
-    unchanged(uq, lambda: uq.fit(data(*net.train)), match)
+    check_refused(uq, lambda: uq.fit(data(*net.train)), match)
 
 
 def test_calling_before_the_fit_is_refused(net):
@@ -644,19 +644,21 @@ def test_calling_before_the_fit_is_refused(net):
 
 def test_a_single_validation_row_is_refused(net):
     uq = fitted(net)
-    unchanged(uq, lambda: uq.calibrate(tuple(t[:1] for t in net.valid)), "at least two rows, got 1")
+    check_refused(
+        uq, lambda: uq.calibrate(tuple(t[:1] for t in net.valid)), "at least two rows, got 1"
+    )
 
 
 def test_zero_residuals_are_refused(net):
     uq = fitted(net)
     exact = (net.valid[0], net.model(net.valid[0]).detach())
-    unchanged(uq, lambda: uq.calibrate(exact), "All residuals are zero")
+    check_refused(uq, lambda: uq.calibrate(exact), "All residuals are zero")
 
 
 def test_validation_without_targets_is_refused(net):
     uq = fitted(net)
-    unchanged(uq, lambda: uq.calibrate(net.valid[0]), "there is no target")
-    unchanged(uq, lambda: uq.calibrate(), "needs validation data")
+    check_refused(uq, lambda: uq.calibrate(net.valid[0]), "there is no target")
+    check_refused(uq, lambda: uq.calibrate(), "needs validation data")
 
 
 def test_constant_features_give_a_constant_error_bar():
@@ -704,9 +706,9 @@ def test_an_interrupted_fit_leaves_the_object_as_it_was(net):
         raise KeyboardInterrupt
 
     uq = fitted(net)
-    unchanged(uq, lambda: uq.fit(interrupted()), error=KeyboardInterrupt)
-    unchanged(uq, lambda: uq.partial_fit(interrupted()), error=KeyboardInterrupt)
-    unchanged(uq, lambda: uq.calibrate(interrupted()), error=KeyboardInterrupt)
+    check_refused(uq, lambda: uq.fit(interrupted()), error=KeyboardInterrupt)
+    check_refused(uq, lambda: uq.partial_fit(interrupted()), error=KeyboardInterrupt)
+    check_refused(uq, lambda: uq.calibrate(interrupted()), error=KeyboardInterrupt)
     uq(net.test[0])
 
 
@@ -721,7 +723,7 @@ def test_an_interrupted_fit_leaves_the_object_as_it_was(net):
 )
 def test_unknown_choices_are_refused_before_any_work(net, options, match):
     uq = fitted(net)
-    unchanged(uq, lambda: uq.calibrate(net.valid, **options), match)
+    check_refused(uq, lambda: uq.calibrate(net.valid, **options), match)
 
 
 def test_evidence_needs_a_readouts_weights(net):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .batches import Batch
+from .binding import Binding
 from .cases import Reading
 from .gram import Gram
 from .losses import Loss
@@ -68,6 +70,16 @@ class Weighing:
         return curvature if given is None else curvature * given
 
 
+def fitted(binding: Binding, weighing: Weighing, batches: Iterator[Batch]) -> Statistics:
+    """Statistics of one pass over the batches; the readout is found on the first."""
+    first = next(batches, None)
+    if first is None:
+        raise ValueError("There are no data: no batch came. Pass at least one row.")
+    with torch.enable_grad():  # for models that differentiate inside forward
+        tap = binding.find(first)
+        return accumulate(None, tap, chain([first], batches), weighing)
+
+
 def accumulate(
     statistics: Statistics | None,
     tap: AnyTap,
@@ -92,8 +104,8 @@ def accumulate(
         if len(sums) == _CHECK_EVERY:
             _check_finite(sums, number)
     _check_finite(sums, number)
-    if statistics is None:
-        raise ValueError("There are no data: the loader gave no batches. Pass at least one row.")
+    if statistics is None or number < 0:
+        raise ValueError("There are no data: no batch came. Pass at least one row.")
     if not remove and not bool((statistics.gram.diagonal > 0).any()):
         raise ValueError(
             "The Gram is zero: all features are zero, or the loss has no curvature (an absolute "

@@ -16,13 +16,19 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .accumulation import SampleWeight, Statistics, Weighing, accumulate, sample_weights
+from .accumulation import (
+    SampleWeight,
+    Statistics,
+    Weighing,
+    accumulate,
+    fitted,
+    sample_weights,
+)
 from .batches import Batch, Reader, raw_batches
 from .binding import Binding
 from .calibrated import CalibrationReport
@@ -122,7 +128,7 @@ class LastLayerRigidity(nn.Module):
         binding = Binding(self.model, self._source, self._layer)
         weighing = Weighing(loss_for(loss), sample_weight)
         batches = self._batches(train, batch_size, "fit", progress, any_order=True)
-        statistics = self._accumulated(None, binding, weighing, batches)
+        statistics = fitted(binding, weighing, batches)
         self._binding, self._weighing, self._statistics = binding, weighing, statistics
         self._report = None
         self._forget_derived()
@@ -364,33 +370,16 @@ class LastLayerRigidity(nn.Module):
         raw, total = raw_batches(data, size, any_order=any_order)
         return map(reader, progressing(raw, total, what, progress))
 
-    def _accumulated(
-        self,
-        statistics: Statistics | None,
-        binding: Binding,
-        weighing: Weighing,
-        batches: Iterator[Batch],
-        *,
-        remove: bool = False,
-    ) -> Statistics:
-        with torch.enable_grad():
-            first = next(batches, None)
-            if first is None:
-                raise ValueError("There are no data: no batch came. Pass at least one row.")
-            tap = binding.current() if statistics is not None else binding.find(first)
-            return accumulate(statistics, tap, chain([first], batches), weighing, remove=remove)
-
     def _revise(
         self, data: Any, batch_size: int | None, progress: bool | None, *, remove: bool
     ) -> LastLayerRigidity:
         statistics, weighing = self._fitted(), self._known_weighing()
-        self._binding.current(thorough=True)
+        tap = self._binding.current(thorough=True)
         self._follow_device()
         what = "forget" if remove else "partial_fit"
         batches = self._batches(data, batch_size, what, progress, any_order=True)
-        self._statistics = self._accumulated(
-            statistics.clone(), self._binding, weighing, batches, remove=remove
-        )
+        with torch.enable_grad():
+            self._statistics = accumulate(statistics.clone(), tap, batches, weighing, remove=remove)
         if self._report is not None:
             self._report = replace(self._report, stale=True)
         self._forget_derived()
