@@ -278,6 +278,22 @@ def test_half_precision_models_keep_small_error_bars(net, dtype):
     assert bool((std > 0).all())
 
 
+def test_another_number_of_targets_than_in_the_fit_is_refused():
+    class Copies(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(3, 1)
+
+        def forward(self, x, copies=1):
+            return self.head(x).repeat(1, copies)
+
+    x, y = torch.randn(40, 3), torch.randn(40, 1)
+    uq = rg.LastLayerRigidity(Copies(), features=lambda m, x, copies=1: x).fit((x[:20], y[:20]))
+    uq.calibrate((x[20:], y[20:]))
+    with pytest.raises(ValueError, match="gives 2 targets here and gave 1 in the fit"):
+        uq(x, copies=2)
+
+
 def test_outputs_of_different_length_are_predicted_batch_by_batch():
     model = nn.Linear(3, 1)
     x = torch.randn(40, 3)
