@@ -19,7 +19,7 @@ from .cases import CASES, Case, Reading
 from .feature_tap import FeatureTap
 from .heads import Call, guard, linear_maps, record
 from .search import Found, find_heads
-from .shadow import shadow
+from .shadow import shadow, unwrapped
 from .source import FeatureFunction, ForwardFunction, Source, outside_inference_mode
 
 
@@ -244,7 +244,7 @@ def _checked_names(model: nn.Module, names: list[Any]) -> list[str]:
             f"layer= takes the name of a layer (or names), as in dict(model.named_modules()), "
             f"got {type(wrong[0]).__name__}."
         )
-    known = linear_maps(shadow(model))
+    known = linear_maps(unwrapped(model))
     missing = [name for name in names if name not in known]
     if missing:
         raise ValueError(

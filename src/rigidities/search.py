@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .heads import Recorder, linear_maps, record
-from .shadow import shadow
+from .shadow import shadow, unwrapped
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def find_heads(model: nn.Module, run: Callable[[nn.Module], Tensor]) -> Found:
     Raises:
         ValueError: there is no such map.
     """
-    names = list(linear_maps(shadow(model)))
+    names = list(linear_maps(unwrapped(model)))
     if not names:
         raise ValueError(
             f"{type(model).__name__} has no linear map (nn.Linear or 1x1 convolution) to take "
