@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-SIZE = 1 << 16
+SIZE = 1 << 15
 _NO_LIMIT = (1 << 63) - 1
 _CHUNK = 4096
 _ODD = -7046029254386353131  # 2^64 / golden ratio, as a signed number
@@ -130,18 +130,17 @@ def tensor_hash(tensor: Tensor) -> int:
 
 
 def _products(tensor: Tensor, position: int) -> Tensor:
-    """Dot product of each row's 32-bit words with random odd 64-bit integers, modulo 2^64.
+    """Dot product of each row's words with random odd 64-bit integers, modulo 2^64.
 
-    Integer sums depend neither on the order nor on the batch or device. Words of 32 bits keep
-    enough digits of the product even for words that end in many zeros, as those of small
-    whole numbers do.
+    Integer sums depend neither on the order nor on the batch or device.
     """
     words = _words(tensor.reshape(tensor.shape[0], -1))
-    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    parts = []
     for start in range(0, words.shape[1], _CHUNK):
-        chunk = words[:, start : start + _CHUNK].to(torch.int64)
-        total = total + (chunk * _multipliers(position, start, chunk.shape[1], words.device)).sum(1)
-    return total
+        chunk = words[:, start : start + _CHUNK]
+        multipliers = _multipliers(position, start, chunk.shape[1], words.device)
+        parts.append((chunk * multipliers).sum(1))
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
 
 @lru_cache(maxsize=64)
@@ -152,15 +151,22 @@ def _multipliers(position: int, start: int, count: int, device: torch.device) ->
 
 
 def _words(values: Tensor) -> Tensor:
-    """The bits of each row as 32-bit integers; -0.0 equals 0.0."""
+    """The bits of each row as int64, two 32-bit words in one where they come in pairs.
+
+    A product modulo 2^64 keeps little of a word that ends in many zeros, as those of small whole
+    numbers do, so the high half is mixed into the low one.
+    """
     if values.is_complex():
         values = torch.view_as_real(values).flatten(1)
     if values.is_floating_point():
-        wide = values.dtype == torch.float64
-        values = values.to(torch.float64 if wide else torch.float32) + 0.0
-    elif values.dtype != torch.int64:
-        values = values.to(torch.int32)
-    return values.contiguous().view(torch.int32)
+        values = values if values.dtype == torch.float64 else values.to(torch.float32)
+    else:
+        values = values.to(torch.int64)
+    values = values.contiguous()
+    if values.element_size() * values.shape[1] % 8:
+        return values.view(torch.int32).to(torch.int64)
+    pairs = values.view(torch.int64)
+    return pairs + (pairs >> 32) * _ODD
 
 
 def _mixed(words: Tensor) -> Tensor:
