@@ -244,7 +244,7 @@ class Gram:
             return
         errors = rows.residuals
         if self.targets is None:
-            cross = rows.features.mT @ errors
+            cross = (errors.mT @ rows.features).mT  # faster than the transposed order
         else:
             cross = torch.einsum("ntd,nt->dt", rows.features, errors)
         full = errors.shape[1] <= JOINT_TARGETS
