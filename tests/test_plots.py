@@ -114,7 +114,9 @@ def test_zero_errors_stay_visible_on_the_lower_edge() -> None:
 def test_errors_that_are_all_zero_can_be_drawn() -> None:
     mean, std, _ = rows(200)
     for draw in (plots.errors, plots.binned, plots.calibration):
-        draw(mean, std, mean).figure.canvas.draw()
+        ax = draw(mean, std, mean)
+        ax.figure.canvas.draw()
+        assert np.isfinite([*ax.get_xlim(), *ax.get_ylim()]).all()
 
 
 def test_binned_draws_the_bins_and_tells_what_a_constant_bar_would_hide() -> None:
