@@ -7,6 +7,7 @@ from .gram import Gram
 from .last_layer import LastLayerRigidity
 from .posterior import Posterior
 from .prediction import Prediction
+from .rigidity import PredictionRigidity
 
 __all__ = [
     "CalibrationReport",
@@ -14,6 +15,7 @@ __all__ = [
     "LastLayerRigidity",
     "Posterior",
     "Prediction",
+    "PredictionRigidity",
     "__version__",
     "losses",
     "metrics",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -93,9 +94,12 @@ class CalibrationReport:
             f"  noise variance  {_numbers(self.noise)}",
             f"  NLL             {self.nll:.4g} (constant error bar {self.nll_constant:.4g}, "
             f"gain {self.gain:.3g})",
-            f"  effective rank  {self.effective_rank:.1f} of {self.width}, "
-            f"condition number {self.condition:.2g}",
         ]
+        if math.isfinite(self.effective_rank):
+            lines.append(
+                f"  effective rank  {self.effective_rank:.1f} of {self.width}, "
+                f"condition number {self.condition:.2g}"
+            )
         return "\n".join([*lines, *(f"  ! {warning}" for warning in self.warnings)])
 
     def to(self, device: torch.device) -> CalibrationReport:

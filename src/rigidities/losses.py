@@ -15,13 +15,14 @@ A loss here is any object with `curvature(prediction, target, batch)`; names, pl
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @runtime_checkable
@@ -34,6 +35,14 @@ class Loss(Protocol):
         """Second derivative by the prediction, (N, K) or (N, 1); None for all ones."""
 
 
+@runtime_checkable
+class ValuedLoss(Loss, Protocol):
+    """A loss that can be differentiated as a whole, as the exact Hessian needs it."""
+
+    def value(self, prediction: Tensor, target: Tensor, batch: Any) -> Tensor:
+        """The loss of each sample, (N,) or (N, K), up to a constant."""
+
+
 LossLike = str | Loss | Callable[[Tensor, Tensor], Tensor]
 
 
@@ -42,6 +51,10 @@ class MSE:
     """Half the squared error: curvature 1, so that $G = F^T F$ as in the paper."""
 
     needs_target = False
+
+    def value(self, prediction: Tensor, target: Tensor, batch: Any) -> Tensor:
+        """$r^2 / 2$."""
+        return (prediction - target).square() / 2
 
     def curvature(self, prediction: Tensor, target: Tensor | None, batch: Any) -> None:
         """All ones."""
@@ -54,6 +67,10 @@ class Huber:
 
     delta: float = 1.0
     needs_target = True
+
+    def value(self, prediction: Tensor, target: Tensor, batch: Any) -> Tensor:
+        r"""$r^2/2$ inside, $\delta(|r| - \delta/2)$ outside."""
+        return nn.functional.huber_loss(prediction, target, reduction="none", delta=self.delta)
 
     def curvature(self, prediction: Tensor, target: Tensor | None, batch: Any) -> Tensor:
         r"""1 where $|r| \le \delta$, else 0."""
@@ -68,6 +85,11 @@ class LogCosh:
 
     needs_target = True
 
+    def value(self, prediction: Tensor, target: Tensor, batch: Any) -> Tensor:
+        """log cosh(r), without overflow."""
+        r = prediction - target
+        return r + nn.functional.softplus(-2 * r) - math.log(2)
+
     def curvature(self, prediction: Tensor, target: Tensor | None, batch: Any) -> Tensor:
         r"""$1 - \tanh^2 r$, as $\cosh^{-2} r$, which does not cancel."""
         assert target is not None
@@ -81,6 +103,12 @@ class PoissonNLL:
 
     log: bool = True
     needs_target = True
+
+    def value(self, prediction: Tensor, target: Tensor, batch: Any) -> Tensor:
+        r"""$e^y - t y$, or $y - t \log y$."""
+        if self.log:
+            return prediction.exp() - target * prediction
+        return prediction - torch.xlogy(target, prediction)
 
     def curvature(self, prediction: Tensor, target: Tensor | None, batch: Any) -> Tensor:
         """exp(y), or $t / y^2$."""
@@ -100,6 +128,13 @@ class GaussianNLL:
 
     variance: float | Tensor | Callable[[Any], Tensor]
     needs_target = False
+
+    def value(self, prediction: Tensor, target: Tensor, batch: Any) -> Tensor:
+        """$r^2 / 2v$; a callable's variances come in by `weight` instead."""
+        square = (prediction - target).square() / 2
+        if callable(self.variance):
+            return square
+        return square * _precision(self.variance).to(square)
 
     def curvature(self, prediction: Tensor, target: Tensor | None, batch: Any) -> Tensor | None:
         """1 / v; a callable's variances come in by `weight` instead."""
@@ -130,6 +165,10 @@ class PerSampleLoss:
         self.function = function
         self._checked = False
 
+    def value(self, prediction: Tensor, target: Tensor, batch: Any) -> Tensor:
+        """What the callable returns."""
+        return self.function(prediction, target)
+
     def curvature(self, prediction: Tensor, target: Tensor | None, batch: Any) -> Tensor:
         """Diagonal of the second derivative by automatic differentiation, (N, K)."""
         assert target is not None
@@ -139,6 +178,10 @@ class PerSampleLoss:
             values = self.function(y, t)
             self._check(values, y, t)
             return _second_derivative(values, y).detach()
+
+    def check(self, prediction: Tensor, target: Tensor) -> None:
+        """Refuse a callable that does not return the plain loss of each sample."""
+        self._check(self.function(prediction, target), prediction, target)
 
     def _check(self, values: Tensor, prediction: Tensor, target: Tensor) -> None:
         rows = len(prediction)

@@ -19,6 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from .draws import standard_normal
 from .gram import Gram
 
 TruncationForm = Literal["inverse", "complement"]
@@ -198,10 +199,11 @@ class Posterior:
         """
         several = self.scale.ndim > 0 or self.eigenvalues.ndim > 1
         targets = max(self.scale.numel(), self.eigenvalues[..., 0].numel())
-        z = self._normal((targets, n, self.rank), generator)
+        device = self.eigenvectors.device
+        z = standard_normal((targets, n, self.rank), device, generator)
         draws = (z / self.precisions.sqrt().unsqueeze(-2)) @ self.eigenvectors.mT
         if self.complement:
-            noise = self._normal((targets, n, self.width), generator)
+            noise = standard_normal((targets, n, self.width), device, generator)
             draws = draws + self._residual(noise, noise @ self.eigenvectors) / self.ridge**0.5
         draws = draws * self.scale.reshape(-1, 1, 1)
         return draws.movedim(0, 1) if several else draws[0]
@@ -278,12 +280,6 @@ class Posterior:
 
     def _outside(self, features: Tensor, components: Tensor) -> Tensor:
         return self._residual(features, components).square().sum(-1) / self.ridge
-
-    def _normal(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        device = self.eigenvectors.device
-        source = generator.device if generator is not None else device
-        draws = torch.randn(shape, dtype=torch.float64, device=source, generator=generator)
-        return draws.to(device)
 
 
 def _check_ridge(ridge: float) -> None:

@@ -1,0 +1,95 @@
+r"""The exact Hessian of the loss by the parameters, summed over batches.
+
+$$ H = \frac{\partial^2}{\partial w\, \partial w^\top}
+   \Bigl[ \sum_i c_i\, \ell(\tilde y(x_i, w), y_i) + r(w) \Bigr] $$
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from .directional import hessian_matrix, hessian_products
+from .losses import Loss, ValuedLoss
+from .regressor import Regressor
+from .samples import SampleBatch, Samples
+
+ROWS = 1024
+"""Samples that are differentiated at once."""
+
+Regulariser = Callable[[Any], Tensor]
+
+
+def exact_hessian(regressor: Regressor, samples: Samples, loss: Loss) -> Tensor:
+    """(P, P) in float64, symmetric; without the regulariser."""
+    if not isinstance(loss, ValuedLoss):
+        raise TypeError(
+            f"hessian='exact' needs a loss with value(prediction, target, batch), and "
+            f"{type(loss).__name__} has none. Pass callable(prediction, target) -> one loss per "
+            "sample."
+        )
+    flat = regressor.flat
+    total = torch.zeros(len(flat), len(flat), dtype=torch.float64, device=flat.device)
+    for batch in samples.pieces(ROWS):
+        total += hessian_matrix(_summed(regressor, batch, loss), flat)
+    return total
+
+
+def _summed(
+    regressor: Regressor, batch: SampleBatch, loss: ValuedLoss
+) -> Callable[[Tensor], Tensor]:
+    """The weighted loss of a batch as a function of the flat parameters."""
+    own = getattr(loss, "weight", None)
+    extra = None if own is None else own(batch.raw).reshape(-1, 1)
+
+    def summed(flat: Tensor) -> Tensor:
+        prediction = regressor.outputs(flat, *batch.args, **batch.kwargs)
+        target = batch.target_rows(prediction)
+        if target is None:
+            raise ValueError("hessian='exact' needs targets: fit(X, y).")
+        if batch.weight is not None:  # a NaN that weighs nothing must not spread
+            target = torch.where(batch.weight > 0, target, 0.0)
+        values = loss.value(prediction, target.to(prediction), batch.raw)
+        values = values.reshape(len(prediction), -1)
+        for weight in (batch.weight, extra):
+            values = values if weight is None else values * weight
+        return values.sum()
+
+    return summed
+
+
+class Penalty:
+    """A regulariser r(params) as a function of the flat parameters.
+
+    Args:
+        regressor: whose parameters it takes.
+        regulariser: callable(params) -> a number, added to the sum of the samples' losses.
+    """
+
+    def __init__(self, regressor: Regressor, regulariser: Regulariser) -> None:
+        self._regressor, self._regulariser = regressor, regulariser
+        value = self._value(regressor.flat)
+        if not isinstance(value, Tensor) or value.ndim:
+            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(f"regulariser(params) must return one number (a tensor), got {got}.")
+
+    @property
+    def gradient(self) -> Tensor:
+        """(P,) in float64."""
+        slope: Tensor = grad(self._value)(self._regressor.flat)
+        return slope.detach().to(torch.float64)
+
+    def hessian(self) -> Tensor:
+        """(P, P) in float64."""
+        return hessian_matrix(self._value, self._regressor.flat)
+
+    def product(self, vectors: Tensor) -> Tensor:
+        """Its Hessian times vectors: (m, P) -> (m, P)."""
+        return hessian_products(self._value, self._regressor.flat, vectors)
+
+    def _value(self, flat: Tensor) -> Any:
+        return self._regulariser(self._regressor.parameters.restore(flat))

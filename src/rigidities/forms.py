@@ -1,0 +1,153 @@
+r"""Which form of $q = g^\top (H + s I)^{-1} g$ to use, decided before anything is allocated.
+
+| form | unknowns | memory | needs |
+| --- | --- | --- | --- |
+| dense | P parameters | P^2 | nothing |
+| dual | n = N K rows | n^2 and the rows' factors | a ridge, no regulariser |
+| matrix-free | P, by iteration | the rows' factors, or nothing | a ridge |
+
+The dense and the dual form are exact up to rounding; the matrix-free one to its tolerance. Of those
+that fit, the one with the least arithmetic is taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torch import Generator, Tensor
+
+from .memory import readable
+from .tangents import Tangents
+
+FormName = Literal["auto", "dense", "dual", "matrix-free"]
+FORMS = ("auto", "dense", "dual", "matrix-free")
+
+EIGEN_COST = 25
+"""Products of P x P matrices that an eigendecomposition takes, times P."""
+
+
+class Form(Protocol):
+    """A solved curvature: quadratic forms of tangents."""
+
+    name: str
+
+    @property
+    def ridge(self) -> float:
+        """s."""
+
+    @property
+    def width(self) -> int:
+        """Number of parameters P."""
+
+    @property
+    def tolerance(self) -> float:
+        """Bound on the relative error of q."""
+
+    def quadratic(self, tangents: Tangents) -> Tensor:
+        """q of each prediction, (N, K)."""
+
+    def covariance(self, left: Tangents, right: Tangents) -> Tensor:
+        """Unscaled covariances between two sets of predictions, (N K, M K)."""
+
+    def sample(self, n: int, generator: Generator | None) -> Tensor:
+        """Deviations of the parameters with covariance (H + s I)^-1, (n, P)."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What decides between the forms.
+
+    Attributes:
+        parameters: P.
+        rows: n, predictions in the training data.
+        numbers: that the tangents of one row hold.
+        itemsize: bytes of one of them.
+        ridge: s.
+        dual: whether the dual form can express the problem (Gauss-Newton, no regulariser).
+        exact: whether the exact Hessian was asked for.
+        memory: bytes that may be used.
+    """
+
+    parameters: int
+    rows: int
+    numbers: int
+    itemsize: int
+    ridge: float
+    dual: bool
+    exact: bool
+    memory: int
+
+    def bytes(self, form: str) -> int:
+        """Estimated peak of a form.
+
+        The dense form holds the Hessian, its eigenvectors and LAPACK's workspace (six matrices in
+        all), the dual one the kernel and its factor.
+        """
+        held = self.rows * self.numbers * self.itemsize
+        if form == "dense":
+            return 6 * 8 * self.parameters**2
+        if form == "dual":
+            return 2 * 8 * self.rows**2 + held
+        return 10 * 8 * self.parameters
+
+    def work(self, form: str) -> float:
+        """Estimated multiplications of a form."""
+        p, n = float(self.parameters), float(self.rows)
+        if form == "dense":
+            return n * p**2 + EIGEN_COST * p**3
+        return n**2 * self.numbers + n**3 / 3
+
+
+def chosen(problem: Problem, form: FormName) -> str:
+    """The form asked for, or the cheapest that fits.
+
+    Raises:
+        MemoryError: it does not fit.
+        ValueError: it cannot express the problem.
+    """
+    if form not in FORMS:
+        raise ValueError(f"Unknown form {form!r}. Known: {', '.join(FORMS)}.")
+    if form != "auto":
+        _check_possible(problem, form)
+        _check_fits(problem, form)
+        return form
+    possible = ["dense"]
+    if problem.dual and problem.ridge > 0:
+        possible.append("dual")
+    fitting = [name for name in possible if problem.bytes(name) <= problem.memory]
+    if fitting:
+        return min(fitting, key=problem.work)
+    if problem.exact or problem.ridge == 0:
+        _check_fits(problem, "dense")
+    return "matrix-free"
+
+
+def _check_possible(problem: Problem, form: str) -> None:
+    if form == "dense":
+        return
+    if problem.exact:
+        raise ValueError(f"hessian='exact' needs the dense form, got form={form!r}.")
+    if problem.ridge == 0:
+        raise ValueError(
+            f"form={form!r} divides by the ridge: pass ridge > 0 (of the order of the weight decay "
+            "times the number of samples, or calibrate it)."
+        )
+    if form == "dual" and not problem.dual:
+        raise ValueError("form='dual' knows no regulariser: use 'dense' or 'matrix-free'.")
+
+
+def _check_fits(problem: Problem, form: str) -> None:
+    needed = problem.bytes(form)
+    if needed <= problem.memory:
+        return
+    remedies = ["fewer parameters (subset=)"]
+    if problem.ridge == 0:
+        remedies.append("ridge > 0, which allows the dual and the matrix-free form")
+    elif not problem.exact:
+        remedies.append("form='matrix-free'")
+    raise MemoryError(
+        f"The {form} form of {problem.parameters:,} parameters and {problem.rows:,} rows needs "
+        f"about {readable(needed)}, and {readable(problem.memory)} may be used. Choose "
+        f"{', or '.join(remedies)}; or raise memory= (bytes)."
+    )

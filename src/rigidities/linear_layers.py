@@ -1,0 +1,137 @@
+r"""Inputs and slopes of a module's linear layers: all that its Jacobian by their weights needs.
+
+One forward pass records what enters each `nn.Linear`, one backward pass per output gives
+$s = \partial \tilde y / \partial z$ at what leaves it, for all samples of the batch at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .regressor import Regressor
+from .tangents import Block, Explicit, Outer
+
+
+@dataclass(frozen=True)
+class LinearLayers:
+    """The layers whose weights and biases enter a regressor through their call alone.
+
+    Attributes:
+        module: the regressor's own copy of the model.
+        layers: by name.
+    """
+
+    module: nn.Module
+    layers: dict[str, nn.Linear]
+
+    @classmethod
+    def of(cls, regressor: Regressor) -> LinearLayers | None:
+        """Those of which a parameter is selected; None where there are none."""
+        if regressor.module is None:
+            return None
+        shared = Counter(
+            id(value)
+            for module in regressor.module.modules()
+            for value in module._parameters.values()
+            if value is not None
+        )
+        selected = set(regressor.parameters.names)
+        layers = {
+            name: module
+            for name, module in regressor.module.named_modules()
+            if type(module) is nn.Linear
+            and selected & {_joined(name, "weight"), _joined(name, "bias")}
+            and all(shared[id(v)] == 1 for v in module._parameters.values() if v is not None)
+        }
+        return cls(regressor.module, layers) if layers else None
+
+    @property
+    def names(self) -> set[str]:
+        """Names of their parameters."""
+        return {_joined(name, kind) for name in self.layers for kind in ("weight", "bias")}
+
+    def blocks(
+        self, regressor: Regressor, *inputs: Any, **kwargs: Any
+    ) -> tuple[Tensor, dict[str, Block]]:
+        """Predictions (N, K) and the block of each layer's weight and bias."""
+        with torch.enable_grad(), self._recording() as calls:
+            params = regressor.parameters.tree
+            output = regressor.function(params, *inputs, **kwargs)
+            rows = output.reshape(len(output), -1)
+        slopes = self._slopes(rows, calls)
+        blocks: dict[str, Block] = {}
+        for name in self.layers:
+            made = calls[name]
+            if not made:
+                continue
+            a = torch.cat([_positions(call.input) for call in made], dim=1)
+            s = torch.cat([slopes[id(call)] for call in made], dim=2)
+            blocks[_joined(name, "weight")] = _weight_block(a, s)
+            blocks[_joined(name, "bias")] = Explicit(s.sum(2))
+        return rows.detach(), blocks
+
+    def _slopes(self, rows: Tensor, calls: dict[str, list[_Call]]) -> dict[int, Tensor]:
+        """d output / d z of each call, (N, K, T, O)."""
+        made = [call for name in self.layers for call in calls[name]]
+        found: dict[int, list[Tensor]] = {id(call): [] for call in made}
+        for k in range(rows.shape[1]):
+            grads = torch.autograd.grad(
+                rows[:, k].sum(),
+                [call.output for call in made],
+                retain_graph=k + 1 < rows.shape[1],
+                allow_unused=True,
+                materialize_grads=True,
+            )
+            for call, grad in zip(made, grads, strict=True):
+                found[id(call)].append(_positions(grad))
+        return {key: torch.stack(parts, dim=1) for key, parts in found.items()}
+
+    @contextmanager
+    def _recording(self) -> Iterator[dict[str, list[_Call]]]:
+        calls: dict[str, list[_Call]] = {name: [] for name in self.layers}
+
+        def recorder(name: str) -> Any:
+            def record(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+                leaving = output if output.requires_grad else output.detach().requires_grad_()
+                calls[name].append(_Call(args[0].detach(), leaving))
+                return leaving.clone()  # what follows may write in place
+
+            return record
+
+        handles = [
+            layer.register_forward_hook(recorder(name)) for name, layer in self.layers.items()
+        ]
+        try:
+            yield calls
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+@dataclass(frozen=True)
+class _Call:
+    input: Tensor
+    output: Tensor = field(repr=False)
+
+
+def _positions(tensor: Tensor) -> Tensor:
+    """(N, ..., D) -> (N, T, D)."""
+    return tensor.reshape(tensor.shape[0], -1, tensor.shape[-1])
+
+
+def _weight_block(inputs: Tensor, slopes: Tensor) -> Block:
+    """(N, T, I) and (N, K, T, O): an outer product for one position, else their sum."""
+    if inputs.shape[1] == 1:
+        return Outer(inputs[:, 0], slopes[:, :, 0])
+    return Explicit(torch.einsum("nti,nkto->nkoi", inputs, slopes).flatten(-2))
+
+
+def _joined(name: str, kind: str) -> str:
+    return f"{name}.{kind}" if name else kind

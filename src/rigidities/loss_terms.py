@@ -1,0 +1,144 @@
+r"""First and second derivatives of the loss by the predictions of a batch.
+
+The paper's pseudo-Hessian (Sec. 3.4) is $\sum_i J_i^\top \Lambda_i J_i$ with
+$\Lambda_i = \partial^2 \ell_i / \partial \tilde y_i^2$, for several outputs a K x K matrix. A root
+$\Lambda = L L^\top$ turns it into a plain sum over the rows of $L^\top J$.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import hessian, vmap
+
+from .losses import Loss, PerSampleLoss, ValuedLoss
+
+
+@dataclass(frozen=True)
+class LossTerms:
+    """Derivatives of the weighted loss of each sample.
+
+    Attributes:
+        root: L with L L^T the curvature, (N, K) where it is diagonal, else (N, K, K); None for
+            all ones.
+        slope: d loss / d prediction, (N, K); None where the loss has no value or there are no
+            targets.
+        zeros: rows without curvature.
+    """
+
+    root: Tensor | None
+    slope: Tensor | None
+    zeros: int = 0
+
+
+def loss_terms(
+    loss: Loss,
+    prediction: Tensor,
+    target: Tensor | None,
+    weight: Tensor | None,
+    batch: Any,
+    *,
+    curved: bool = True,
+) -> LossTerms:
+    """Root of the curvature and slope.
+
+    Args:
+        loss: of one sample.
+        prediction: (N, K).
+        target: (N, K), or None for a loss that needs none.
+        weight: (N, 1) sample weights, or None.
+        batch: as the user gave it.
+        curved: whether the curvature is wanted.
+
+    Raises:
+        ValueError: no targets where they are needed, values that are not finite, or a loss that
+            is concave where its curvature is wanted.
+    """
+    if target is None and loss.needs_target:
+        raise ValueError("This loss needs targets: fit(X, y).")
+    prediction = prediction.detach().to(torch.float64)
+    given = _sample_weight(loss, weight, batch)
+    curvature = _curvature(loss, prediction, target, batch) if curved else None
+    slope = _slope(loss, prediction, target, batch)
+    if given is not None:  # what weighs nothing need not have a derivative
+        if curvature is None:
+            curvature = torch.ones_like(prediction)
+        shaped = given if curvature.ndim == 2 else given[..., None]
+        curvature = torch.where(shaped > 0, curvature * shaped, 0.0)
+        slope = None if slope is None else torch.where(given > 0, slope * given, 0.0)
+    _check_finite(slope)
+    if curvature is None:
+        return LossTerms(None, slope)
+    root = _root(curvature)
+    return LossTerms(root, slope, int((root.flatten(1) == 0).all(1).sum()))
+
+
+def _sample_weight(loss: Loss, weight: Tensor | None, batch: Any) -> Tensor | None:
+    own = getattr(loss, "weight", None)
+    if own is None:
+        return weight
+    brought: Tensor = own(batch).to(torch.float64)
+    brought = brought.reshape(len(brought), -1)
+    return brought if weight is None else brought * weight
+
+
+def _curvature(loss: Loss, prediction: Tensor, target: Tensor | None, batch: Any) -> Tensor | None:
+    if isinstance(loss, PerSampleLoss) and prediction.shape[1] > 1:
+        assert target is not None
+        return _coupled(loss, prediction, target, batch)
+    return loss.curvature(prediction, target, batch)
+
+
+def _coupled(loss: PerSampleLoss, prediction: Tensor, target: Tensor, batch: Any) -> Tensor:
+    """(N, K, K), or its diagonal (N, K) where the loss treats the outputs apart."""
+    loss.check(prediction, target)
+
+    def single(y: Tensor, t: Tensor) -> Tensor:
+        return loss.value(y[None], t[None], batch).sum()
+
+    full: Tensor = vmap(hessian(single))(prediction, target).detach()
+    diagonal = full.diagonal(dim1=-2, dim2=-1)
+    return diagonal if torch.equal(full, diagonal.diag_embed()) else full
+
+
+def _slope(loss: Loss, prediction: Tensor, target: Tensor | None, batch: Any) -> Tensor | None:
+    if target is None or not isinstance(loss, ValuedLoss):
+        return None
+    with torch.enable_grad():
+        y = prediction.clone().requires_grad_()
+        values = loss.value(y, target, batch)
+        (slope,) = torch.autograd.grad(values.sum(), y)
+    return slope
+
+
+def _root(curvature: Tensor) -> Tensor:
+    if not bool(torch.isfinite(curvature).all()):
+        raise ValueError(
+            "The loss has no finite curvature. Are there NaN in the predictions or targets?"
+        )
+    if curvature.ndim == 2:
+        lowest = float(curvature.min())
+        if lowest >= 0:
+            return curvature.sqrt()
+    else:
+        values, vectors = torch.linalg.eigh(curvature)
+        lowest = float(values.min())
+        if lowest >= -1e-12 * float(values.max()):
+            root: Tensor = vectors * values.clamp(min=0).sqrt()[:, None]
+            return root
+    raise ValueError(
+        f"The loss is concave at some predictions (lowest curvature {lowest:.3g}), where the "
+        "Gauss-Newton form does not hold. Use a convex loss, or hessian='exact'."
+    )
+
+
+def _check_finite(slope: Tensor | None) -> None:
+    if slope is not None and not bool(torch.isfinite(slope).all()):
+        row = int((~torch.isfinite(slope)).any(1).nonzero()[0])
+        raise ValueError(
+            f"Row {row} of a batch has a prediction or target that is not finite. Give such rows "
+            "sample_weight 0 or leave them out."
+        )

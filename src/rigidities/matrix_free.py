@@ -1,0 +1,173 @@
+r"""The matrix-free form of a rigidity: conjugate gradients on Gauss-Newton products.
+
+Each prediction's $v = A^{-1} g$, $A = J^\top J + R + s I$, is found by preconditioned conjugate
+gradients from $v_0 = 0$; A is never formed. The iterates minimise the error in the norm of A, so
+that $q_k = g^\top v_k$ rises to $q = g^\top A^{-1} g$, and since $A \succeq s I$
+
+$$ q_k \;\le\; q \;\le\; q_k + |r_k|^2 / s, \qquad r_k = g - A v_k, $$
+
+which is the stopping rule: the relative error of q is below the stated tolerance.
+
+The preconditioner is the same matrix for an evenly spaced sample of m of the N rows, weighted by
+N/m and inverted by Woodbury's identity: it removes the large eigenvalues that hold up the
+iteration.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .draws import standard_normal
+from .tangents import Tangents
+from .woodbury import assembled
+
+MAX_ITERATIONS = 500
+
+Product = Callable[[Tensor], Tensor]
+
+
+class Rows(Protocol):
+    """What conjugate gradients need of the weighted rows of a batch."""
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """J v: (m, P) -> (m, N, K)."""
+
+    def backward(self, rows: Tensor) -> Tensor:
+        """J^T u: (m, N, K) -> (m, P)."""
+
+
+@dataclass(frozen=True)
+class Preconditioner:
+    r"""$\bigl(\frac{N}{m} J_m^\top J_m + s I\bigr)^{-1}$ for m of the N rows.
+
+    Attributes:
+        rows: weighted tangents of the m rows.
+        factor: Cholesky factor of $J_m J_m^\top + s \frac{m}{N} I$.
+        ridge: s.
+    """
+
+    rows: Tangents
+    factor: Tensor
+    ridge: float
+
+    @classmethod
+    def of(cls, rows: Tangents, share: float, ridge: float) -> Preconditioner:
+        """Factorise the kernel of a share m/N of the rows."""
+        kernel = assembled(rows)
+        # Its own rounding must not spoil it; any positive shift gives a valid preconditioner.
+        shift = max(ridge * share, 1e-13 * float(kernel.diagonal().sum()))
+        kernel.diagonal().add_(shift)
+        return cls(rows, torch.linalg.cholesky(kernel), ridge)
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        """(m, P) -> (m, P)."""
+        data = self.rows.forward(vectors)
+        inner = torch.cholesky_solve(data.flatten(1).mT, self.factor).mT
+        return (vectors - self.rows.backward(inner.reshape(data.shape))) / self.ridge
+
+
+@dataclass(frozen=True)
+class MatrixFreeForm:
+    """Products with the training rows, and the systems they define.
+
+    Attributes:
+        rows: one entry per batch.
+        ridge: s.
+        tolerance: relative error allowed in q.
+        width: number of parameters P.
+        device: of the vectors.
+        penalty: product with the regulariser's Hessian, or None.
+        preconditioner: approximate inverse, or None.
+        together: systems solved at once.
+    """
+
+    rows: Sequence[Rows]
+    ridge: float
+    tolerance: float
+    width: int
+    device: torch.device
+    penalty: Product | None = None
+    preconditioner: Product | None = None
+    together: int = 16
+    name = "matrix-free"
+
+    def product(self, vectors: Tensor) -> Tensor:
+        """A v: (m, P) -> (m, P)."""
+        result = self.ridge * vectors
+        for batch in self.rows:
+            result += batch.backward(batch.forward(vectors))
+        return result if self.penalty is None else result + self.penalty(vectors)
+
+    def solve(self, vectors: Tensor) -> Tensor:
+        """A^-1 g for each row, (m, P) -> (m, P)."""
+        starts = range(0, len(vectors), self.together)
+        return torch.cat([self._solve(vectors[i : i + self.together]) for i in starts])
+
+    def quadratic(self, tangents: Tangents) -> Tensor:
+        """q of each prediction, (N, K), at most `tolerance` too small."""
+        samples, outputs, _ = tangents.shape
+        step = max(1, self.together // outputs)
+        parts = []
+        for start in range(0, samples, step):
+            g = tangents.take(slice(start, start + step)).matrix().to(torch.float64).flatten(0, 1)
+            parts.append((g * self.solve(g)).sum(-1))
+        return torch.cat(parts).reshape(samples, outputs)
+
+    def covariance(self, left: Tangents, right: Tangents) -> Tensor:
+        """Unscaled covariances between two sets of predictions, (N K, M K)."""
+        few, many = (right, left) if right.shape[0] <= left.shape[0] else (left, right)
+        solved = self.solve(few.matrix().to(torch.float64).flatten(0, 1))
+        covariance = many.forward(solved).flatten(1)
+        return covariance.mT if few is right else covariance
+
+    def sample(self, n: int, generator: torch.Generator | None) -> Tensor:
+        r"""Deviations with covariance $A^{-1}$, (n, P): $A w = J^\top \epsilon + \sqrt s\, u$."""
+        if self.penalty is not None:
+            raise ValueError(
+                "Samples under a regulariser need the dense form: pass form='dense', or express "
+                "the regulariser as a ridge."
+            )
+        data = standard_normal((n, self.width), self.device, generator) * math.sqrt(self.ridge)
+        for batch in self.rows:
+            shape = batch.forward(data[:1]).shape[1:]
+            data += batch.backward(standard_normal((n, *shape), self.device, generator))
+        return self.solve(data)
+
+    def _solve(self, g: Tensor) -> Tensor:
+        """Conjugate gradients on several systems; those that are done drop out."""
+        solution, active = torch.zeros_like(g), torch.arange(len(g), device=g.device)
+        v, r = torch.zeros_like(g), g.clone()
+        z = self._preconditioned(r)
+        p, rz = z, (r * z).sum(-1)
+        for _ in range(MAX_ITERATIONS):
+            gap, q = r.square().sum(-1) / self.ridge, (g[active] * v).sum(-1)
+            open_ = gap > self.tolerance * q
+            solution[active[~open_]] = v[~open_]
+            if not bool(open_.any()):
+                return solution
+            active, v, r, p, rz = (t[open_] for t in (active, v, r, p, rz))
+            product = self.product(p)
+            step = rz / (p * product).sum(-1)
+            v, r = v + step[:, None] * p, r - step[:, None] * product
+            z = self._preconditioned(r)
+            before, rz = rz, (r * z).sum(-1)
+            p = z + (rz / before)[:, None] * p
+        solution[active] = v
+        reached = float((r.square().sum(-1) / self.ridge / (g[active] * v).sum(-1)).max())
+        warnings.warn(
+            f"Conjugate gradients stopped after {MAX_ITERATIONS} iterations: {len(active)} of "
+            f"{len(g)} variances may be too small by up to {reached:.1g} (relative), not "
+            f"{self.tolerance:g}. Pass a larger ridge or tolerance, or a model in float64.",
+            stacklevel=2,
+        )
+        return solution
+
+    def _preconditioned(self, vectors: Tensor) -> Tensor:
+        return vectors if self.preconditioner is None else self.preconditioner(vectors)

@@ -1,0 +1,163 @@
+"""Parameters of any shape as one flat vector, and back.
+
+A leaf is a floating-point tensor inside nested mappings, lists and tuples; it is named by the path
+that leads to it, joined by dots (`"layers.0.weight"`). A tensor that stands in two places is one
+leaf. Everything else in the containers is left as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Subset = str | Iterable[str] | Callable[[str], bool]
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The selected leaves of a container as a flat vector.
+
+    Attributes:
+        tree: the container as it was given, a copy.
+        names: of the selected leaves, in the order of the flat vector.
+        shapes: of the selected leaves.
+
+    Examples:
+        >>> p = Parameters.of({"a": torch.tensor([1.0, 2.0]), "b": [torch.tensor(3.0)]})
+        >>> p.names, p.flat.tolist()
+        (('a', 'b.0'), [1.0, 2.0, 3.0])
+        >>> p.restore(p.flat * 10)
+        {'a': tensor([10., 20.]), 'b': [tensor(30.)]}
+    """
+
+    tree: Any
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    flat: Tensor
+    _slots: dict[str, int] = field(repr=False)
+
+    @classmethod
+    def of(cls, tree: Any, subset: Subset | None = None) -> Parameters:
+        """Flatten a container.
+
+        Args:
+            tree: a tensor, or mappings, lists and tuples of tensors, nested.
+            subset: names or prefixes ("head" selects "head.weight"), or callable(name) -> bool.
+        """
+        tree = _mapped(tree, lambda _, leaf: leaf.detach())
+        selected, slots, seen = list[tuple[str, Tensor]](), dict[str, int](), dict[int, int]()
+        chosen = _chooser(subset, [name for name, _ in _leaves(tree)])
+        for name, leaf in _leaves(tree):
+            if not chosen(name):
+                continue
+            if _identity(leaf) not in seen:
+                seen[_identity(leaf)] = len(selected)
+                selected.append((name, leaf))
+            slots[name] = seen[_identity(leaf)]
+        if not selected:
+            raise ValueError(
+                "There are no parameters: expected a floating-point tensor, or mappings, lists and "
+                f"tuples of them, got {type(tree).__name__}."
+            )
+        flat = torch.cat([leaf.reshape(-1) for _, leaf in selected])
+        if not bool(torch.isfinite(flat).all()):
+            raise ValueError("The parameters hold NaN or infinity: the fit they come from failed.")
+        names = tuple(name for name, _ in selected)
+        shapes = tuple(leaf.shape for _, leaf in selected)
+        view = cls(tree, names, shapes, flat, slots)
+        copied = _mapped(tree, lambda name, leaf: leaf if name in slots else leaf.clone())
+        return replace(view, tree=replace(view, tree=copied).restore(flat))
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of entries of each leaf."""
+        return [shape.numel() for shape in self.shapes]
+
+    def __len__(self) -> int:
+        return self.flat.numel()
+
+    def restore(self, flat: Tensor) -> Any:
+        """The container with the selected leaves taken from a flat vector."""
+        pieces = flat.split_with_sizes(self.sizes)
+
+        def leaf_for(name: str, leaf: Tensor) -> Tensor:
+            if name not in self._slots:
+                return leaf
+            slot = self._slots[name]
+            piece: Tensor = pieces[slot].reshape(self.shapes[slot])
+            return piece.to(leaf.dtype)
+
+        return _mapped(self.tree, leaf_for)
+
+    def without(self, names: Iterable[str]) -> Parameters:
+        """The same container with fewer leaves selected."""
+        left = set(self._slots) - set(names)
+        return Parameters.of(self.tree, lambda name: name in left)
+
+
+def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    if isinstance(tree, Tensor):
+        if tree.is_complex():
+            raise TypeError(f"Parameter {path!r} is complex; pass its real and imaginary parts.")
+        if tree.is_floating_point():
+            yield path, tree
+        return
+    for key, member in _members(tree):
+        yield from _leaves(member, f"{path}.{key}" if path else str(key))
+
+
+def _mapped(tree: Any, change: Callable[[str, Tensor], Tensor], path: str = "") -> Any:
+    """The same containers with every tensor leaf changed."""
+    if isinstance(tree, Tensor):
+        return change(path, tree)
+    below = {
+        key: _mapped(member, change, f"{path}.{key}" if path else str(key))
+        for key, member in _members(tree)
+    }
+    if isinstance(tree, Mapping):
+        return below
+    if isinstance(tree, tuple):
+        fields = hasattr(tree, "_fields")
+        return type(tree)(*below.values()) if fields else tuple(below.values())
+    return list(below.values()) if isinstance(tree, list) else tree
+
+
+def _members(tree: Any) -> list[tuple[Any, Any]]:
+    if isinstance(tree, Mapping):
+        return list(tree.items())
+    return list(enumerate(tree)) if isinstance(tree, (list, tuple)) else []
+
+
+def _identity(leaf: Tensor) -> int:
+    """Leaves that share their memory and shape are the same parameter."""
+    return hash((leaf.data_ptr(), leaf.shape, leaf.stride()))
+
+
+def _chooser(subset: Subset | None, names: list[str]) -> Callable[[str], bool]:
+    if subset is None:
+        return lambda name: True
+    if callable(subset):
+        choose = subset
+        if not any(choose(name) for name in names):
+            raise ValueError(f"subset selects no parameter. There are: {_listed(names)}.")
+        return choose
+    wanted = [subset] if isinstance(subset, str) else list(subset)
+
+    def under(name: str, prefix: str) -> bool:
+        return name == prefix or name.startswith(prefix + ".")
+
+    missing = [w for w in wanted if not any(under(name, w) for name in names)]
+    if missing or not wanted:
+        raise ValueError(
+            f"subset names no parameter {', '.join(map(repr, missing))}. There are: "
+            f"{_listed(names)}."
+        )
+    return lambda name: any(under(name, prefix) for prefix in wanted)
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")

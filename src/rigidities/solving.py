@@ -1,0 +1,112 @@
+"""From the training rows to a form that answers: dense, dual or matrix-free."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from .dense_form import DenseForm, Names
+from .exact_hessian import Penalty, exact_hessian
+from .forms import Form, Problem
+from .gram import Gram
+from .matrix_free import MatrixFreeForm, Preconditioner, Rows
+from .products import Recomputed, Transformed
+from .pseudo_hessian import TrainingRows, WeightedRows
+from .tangents import Tangents
+from .woodbury import DualForm
+
+PRECONDITIONING_ROWS = 2000
+"""Rows of the preconditioner: its factorisation takes about a second."""
+
+
+def solved(
+    training: TrainingRows,
+    problem: Problem,
+    form: str,
+    *,
+    penalty: Penalty | None,
+    tolerance: float,
+) -> Form:
+    """Go through the training data and solve; see `forms` for what each form needs."""
+    if form == "dense":
+        return _dense(training, problem, penalty)
+    if form == "dual":
+        parts = [rows.tangents for rows in training(problem.numbers)]
+        return DualForm.of(Tangents.join(parts), problem.ridge)
+    return _matrix_free(training, problem, penalty, tolerance)
+
+
+def _dense(training: TrainingRows, problem: Problem, penalty: Penalty | None) -> DenseForm:
+    regressor = training.differentiation.regressor
+    parameters = regressor.parameters
+    names: Names = list(zip(parameters.names, parameters.sizes, strict=True))
+    width = 4 * training.differentiation.outputs * len(parameters)
+    matrix = None if penalty is None else penalty.hessian()
+    if problem.exact:
+        for _ in training(width):
+            pass  # the gradient is summed on the way
+        hessian = exact_hessian(regressor, training.samples, training.loss)
+        hessian = hessian if matrix is None else hessian + matrix
+        return DenseForm.of_matrix(hessian, problem.ridge, names)
+    gram = Gram(len(parameters), device=regressor.flat.device)
+    for rows in training(width):
+        gram.update(rows.tangents.matrix().flatten(0, 1))
+    return DenseForm.of_rows(gram, problem.ridge, matrix, names)
+
+
+def _matrix_free(
+    training: TrainingRows, problem: Problem, penalty: Penalty | None, tolerance: float
+) -> MatrixFreeForm:
+    width, outputs = problem.parameters, training.differentiation.outputs
+    # Half of the memory for the rows, a quarter for the preconditioner, a quarter for the vectors.
+    factored = problem.numbers * outputs < width * outputs / 2
+    kept = problem.rows * problem.numbers * problem.itemsize <= problem.memory / 2
+    sample = _Sample(problem, outputs)
+    rows: list[Rows] = []
+    for part in training(problem.numbers):
+        sample.add(part.tangents)
+        rows.append(_rows(training, part, kept=kept, factored=factored))
+    return MatrixFreeForm(
+        rows,
+        problem.ridge,
+        tolerance,
+        width,
+        training.differentiation.regressor.flat.device,
+        penalty=None if penalty is None else penalty.product,
+        preconditioner=sample.preconditioner(),
+        together=max(1, min(64, int(problem.memory / 4 / (8 * 8 * width)))),
+    )
+
+
+def _rows(training: TrainingRows, part: WeightedRows, *, kept: bool, factored: bool) -> Rows:
+    if kept:
+        return part.tangents
+    way = Recomputed if factored else Transformed
+    return way(training.differentiation, part.batch, part.root)
+
+
+class _Sample:
+    """Evenly spaced rows for the preconditioner, as many as a share of the memory holds."""
+
+    def __init__(self, problem: Problem, outputs: int) -> None:
+        per_row = 8 * problem.numbers
+        most = min(PRECONDITIONING_ROWS, problem.memory / 4 / per_row, problem.rows)
+        self._ridge = problem.ridge
+        self._total = problem.rows // outputs
+        self._stride = max(1, math.ceil(problem.rows / max(1.0, most)))
+        self._seen = 0
+        self._parts: list[Tangents] = []
+
+    def add(self, tangents: Tangents) -> None:
+        """Take every stride-th sample of a piece."""
+        count = tangents.shape[0]
+        index = torch.arange(-self._seen % self._stride, count, self._stride)
+        self._seen += count
+        if len(index):
+            self._parts.append(tangents.take(index))
+
+    def preconditioner(self) -> Preconditioner:
+        """Factorise what was taken."""
+        rows = Tangents.join(self._parts)
+        return Preconditioner.of(rows, rows.shape[0] / self._total, self._ridge)
