@@ -11,7 +11,17 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import accuracy, calibration, collation, memory, rivals, speed, targets
+from benchmarks import (
+    accuracy,
+    calibration,
+    collation,
+    jacobians,
+    memory,
+    rivals,
+    speed,
+    targets,
+    whole_net,
+)
 from benchmarks.provenance import load, provenance
 from benchmarks.results import Result, Row
 from benchmarks.table import ascii_table, write_page
@@ -24,6 +34,8 @@ BENCHMARKS: dict[str, Callable[..., list[Row]]] = {
     "calibration": calibration.run,
     "memory": memory.run,
     "accuracy": accuracy.run,
+    "jacobians": jacobians.run,
+    "whole-net": whole_net.run,
 }
 RESULTS = Path(__file__).parent / "results"
 

@@ -7,23 +7,25 @@ Three ways, chosen on the first batch:
 - everything else: `torch.func.vmap` of reverse mode over the samples; for functions that it cannot
   transform, a loop of backward passes, with a warning.
 
-That the factors are the whole derivative is checked on the first batch against a directional
-derivative; where it is not (a layer's weight is also used elsewhere), the layers are given up.
+That the factors are the whole derivative is checked on the first batch against a backward pass;
+where they are not (a layer's weight is also used elsewhere, or its rows are not samples), the
+layers are given up.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import jacfwd, jacrev, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from .directional import push
-from .linear_layers import LinearLayers
+from .linear_layers import LinearLayers, NotFactored
 from .parameters import Parameters
 from .regressor import Regressor, sample_count
 from .tangents import Block, Explicit, Tangents
@@ -42,49 +44,63 @@ class Differentiation:
         regressor: whose parameters to differentiate by.
         layers: linear layers that give their blocks as factors.
         rest: the regressor of all other parameters; None where there are none.
-        rows: its Jacobian (N, K, p).
-        outputs: number of outputs K.
+        shape: of one sample's output, K numbers.
+        rows: how its Jacobian (N, K, p) is made.
         numbers: how many numbers the tangents of one sample hold.
     """
 
     regressor: Regressor
     layers: LinearLayers | None
     rest: Regressor | None
+    shape: torch.Size
     rows: Rows = field(repr=False)
-    outputs: int = 1
     numbers: int = 0
 
     @classmethod
     def of(cls, regressor: Regressor, *inputs: Any, **kwargs: Any) -> Differentiation:
         """Choose the way on a first batch (its first two samples are enough)."""
         args, named = _first_samples(inputs, kwargs, 2)
-        outputs = regressor.outputs(regressor.flat, *args, **named).shape[1]
+        with torch.no_grad():
+            shape = regressor.raw(regressor.flat, *args, **named).shape[1:]
         _check_alone(regressor, *args, **named)
         layers = LinearLayers.of(regressor)
         if layers is not None:
             rest = _without(regressor, layers.names)
-            factored = cls(regressor, layers, rest, _way(rest, *args, **named), outputs)
+            factored = cls(regressor, layers, rest, shape, _way(rest, *args, **named))
             if factored._agrees(*args, **named):
                 return factored._measured(*args, **named)
-        plain = cls(regressor, None, regressor, _way(regressor, *args, **named), outputs)
+        plain = cls(regressor, None, regressor, shape, _way(regressor, *args, **named))
         return plain._measured(*args, **named)
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> tuple[Tensor, Tangents]:
         """Predictions (N, K) and their tangents (N, K, P)."""
-        blocks: dict[str, Block] = {}
-        if self.layers is not None:
-            outputs, blocks = self.layers.blocks(self.regressor, *inputs, **kwargs)
+        if self.layers is None:
+            outputs, blocks = self._plain(self.rows, *inputs, **kwargs)
         else:
-            with torch.no_grad():
-                outputs = self.regressor.outputs(self.regressor.flat, *inputs, **kwargs)
-        if self.rest is not None:
-            rows = self.rows(self.rest, *inputs, **kwargs).detach()
-            pieces = rows.split_with_sizes(self.rest.parameters.sizes, dim=-1)
-            blocks |= {
-                name: Explicit(piece)
-                for name, piece in zip(self.rest.parameters.names, pieces, strict=True)
-            }
+            try:
+                outputs, blocks = self._factored(self.layers, *inputs, **kwargs)
+            except NotFactored:  # a layer that the first batch did not call
+                way = _way(self.regressor, *inputs, **kwargs)
+                outputs, blocks = self._plain(way, *inputs, **kwargs)
         return outputs, Tangents(tuple(self._block(blocks, name, outputs) for name in self.names))
+
+    def _factored(
+        self, layers: LinearLayers, *inputs: Any, **kwargs: Any
+    ) -> tuple[Tensor, dict[str, Block]]:
+        outputs, blocks = layers.blocks(self.regressor, *inputs, **kwargs)
+        if self.rest is not None:
+            blocks |= _explicit(self.rest, self.rows(self.rest, *inputs, **kwargs))
+        return outputs, blocks
+
+    def _plain(self, way: Rows, *inputs: Any, **kwargs: Any) -> tuple[Tensor, dict[str, Block]]:
+        with torch.no_grad():
+            outputs = self.regressor.outputs(self.regressor.flat, *inputs, **kwargs)
+        return outputs, _explicit(self.regressor, way(self.regressor, *inputs, **kwargs))
+
+    @property
+    def outputs(self) -> int:
+        """Number of outputs K."""
+        return self.shape.numel()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -103,22 +119,26 @@ class Differentiation:
         return Explicit(outputs.new_zeros(*outputs.shape, 1).expand(*outputs.shape, size))
 
     def _agrees(self, *inputs: Any, **kwargs: Any) -> bool:
-        """Whether J v equals a directional derivative."""
-        flat = self.regressor.flat
-        generator = torch.Generator(device=flat.device).manual_seed(0)
-        v = torch.randn(flat.shape, generator=generator, dtype=flat.dtype, device=flat.device)
-        _, tangent = self(*inputs, **kwargs)
-        call = lambda p: self.regressor.outputs(p, *inputs, **kwargs)  # noqa: E731
+        """Whether $J^T u$ equals a backward pass, parameter by parameter."""
+        assert self.layers is not None
         try:
-            expected = push(call, flat, v)
-        except (RuntimeError, NotImplementedError):
-            twice = (
-                torch.autograd.functional.jvp
-            )  # two backward passes, for what has no forward mode
-            expected = twice(call, flat, v)[1]  # type: ignore[no-untyped-call]
-        found = tangent.forward(v.to(torch.float64)[None])[0]
-        size = tangent.squares().sqrt() * v.norm()
-        return bool(((found - expected).abs() <= 1e-3 * size + 1e-12).all())
+            self.layers.blocks(self.regressor, *inputs, **kwargs)
+        except NotFactored:
+            return False
+        outputs, tangent = self(*inputs, **kwargs)
+        generator = torch.Generator(device=outputs.device).manual_seed(0)
+        u = torch.rand(outputs.shape, generator=generator, device=outputs.device) + 0.5
+        with torch.enable_grad():
+            flat = self.regressor.flat.clone().requires_grad_()
+            total = (u * self.regressor.outputs(flat, *inputs, **kwargs)).sum()
+            (expected,) = torch.autograd.grad(total, flat)
+        difference = tangent.backward(u.to(torch.float64)[None])[0] - expected
+        sizes = self.regressor.parameters.sizes
+        pairs = zip(
+            difference.split_with_sizes(sizes), expected.split_with_sizes(sizes), strict=True
+        )
+        floor = 1e-6 * float(expected.norm())
+        return all(float(d.norm()) <= 1e-3 * float(e.norm()) + floor for d, e in pairs)
 
 
 def tangents(regressor: Regressor, *inputs: Any, **kwargs: Any) -> tuple[Tensor, Tangents]:
@@ -153,7 +173,8 @@ def reverse_rows(regressor: Regressor, *inputs: Any, **kwargs: Any) -> Tensor:
 
     mapped = [v for v, b in zip(values, batched, strict=True) if b]
     jacobian: Rows = vmap(jacrev(single), in_dims=(None, *[0] * len(mapped)))
-    return jacobian(regressor.flat, *mapped)
+    with plain_attention():
+        return jacobian(regressor.flat, *mapped)
 
 
 def looped_rows(regressor: Regressor, *inputs: Any, **kwargs: Any) -> Tensor:
@@ -165,6 +186,20 @@ def looped_rows(regressor: Regressor, *inputs: Any, **kwargs: Any) -> Tensor:
             torch.autograd.grad(y, flat, retain_graph=True)[0] for y in outputs.reshape(-1).unbind()
         ]
     return torch.stack(rows).reshape(*outputs.shape, -1)
+
+
+def _explicit(regressor: Regressor, rows: Tensor) -> dict[str, Block]:
+    """One block per parameter of a whole Jacobian."""
+    parameters = regressor.parameters
+    pieces = rows.detach().split_with_sizes(parameters.sizes, dim=-1)
+    pairs = zip(parameters.names, pieces, strict=True)
+    return {name: Explicit(piece) for name, piece in pairs}
+
+
+def plain_attention() -> AbstractContextManager[None]:
+    """Attention by its formula: the fused kernels have no batching rule or second derivative."""
+    context: AbstractContextManager[None] = sdpa_kernel(SDPBackend.MATH)
+    return context
 
 
 def _way(regressor: Regressor | None, *inputs: Any, **kwargs: Any) -> Rows:
@@ -214,7 +249,8 @@ def _check_alone(regressor: Regressor, *inputs: Any, **kwargs: Any) -> None:
         together = regressor.outputs(regressor.flat, *inputs, **kwargs)[:1]
         args, named = _first_samples(inputs, kwargs, 1)
         alone = regressor.outputs(regressor.flat, *args, **named)
-    if alone.shape != together.shape or not torch.allclose(alone, together, rtol=1e-3, atol=1e-5):
+    size = 1e-5 * float(together.abs().max())
+    if alone.shape != together.shape or not torch.allclose(alone, together, rtol=1e-3, atol=size):
         raise ValueError(
             "The prediction for a sample depends on the rest of its batch "
             f"({float(together.reshape(-1)[0]):.6g} with another sample, "

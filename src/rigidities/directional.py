@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.func import grad, jvp, vjp, vmap
 
 VectorFunction = Callable[[Tensor], Tensor]
+Pull = Callable[[Tensor], tuple[Tensor]]
 
 
 def push(function: VectorFunction, point: Tensor, direction: Tensor) -> Tensor:
@@ -18,14 +19,23 @@ def push(function: VectorFunction, point: Tensor, direction: Tensor) -> Tensor:
 
 
 def pushes(function: VectorFunction, point: Tensor, directions: Tensor) -> Tensor:
-    """J v for several directions: (m, P) -> (m, ...), in float64."""
-    pushed: Tensor = vmap(lambda v: push(function, point, v))(directions.to(point))
+    """J v for several directions: (m, P) -> (m, ...), in float64.
+
+    By forward mode; operations that lack one are differentiated twice in reverse.
+    """
+    try:
+        pushed: Tensor = vmap(lambda v: push(function, point, v))(directions.to(point))
+    except NotImplementedError:
+        given = vjp(function, point)
+        pull: Pull = given[1]
+        transposed: Pull = vjp(lambda u: pull(u)[0], torch.zeros_like(given[0]))[1]
+        pushed = vmap(lambda v: transposed(v)[0])(directions.to(point))
     return pushed.to(torch.float64)
 
 
 def pulls(function: VectorFunction, point: Tensor, cotangents: Tensor) -> Tensor:
     """J^T u for several u: (m, ...) -> (m, P), in float64."""
-    pull: Callable[[Tensor], tuple[Tensor]] = vjp(function, point)[1]
+    pull: Pull = vjp(function, point)[1]
     pulled: Tensor = vmap(lambda u: pull(u)[0])(cotangents.to(point))
     return pulled.to(torch.float64)
 

@@ -24,8 +24,15 @@ ROWS = 1024
 Regulariser = Callable[[Any], Tensor]
 
 
-def exact_hessian(regressor: Regressor, samples: Samples, loss: Loss) -> Tensor:
-    """(P, P) in float64, symmetric; without the regulariser."""
+def exact_hessian(regressor: Regressor, shape: torch.Size, samples: Samples, loss: Loss) -> Tensor:
+    """(P, P) in float64, symmetric; without the regulariser.
+
+    Args:
+        regressor: whose parameters.
+        shape: of one sample's output.
+        samples: the training data.
+        loss: of one sample.
+    """
     if not isinstance(loss, ValuedLoss):
         raise TypeError(
             f"hessian='exact' needs a loss with value(prediction, target, batch), and "
@@ -35,20 +42,20 @@ def exact_hessian(regressor: Regressor, samples: Samples, loss: Loss) -> Tensor:
     flat = regressor.flat
     total = torch.zeros(len(flat), len(flat), dtype=torch.float64, device=flat.device)
     for batch in samples.pieces(ROWS):
-        total += hessian_matrix(_summed(regressor, batch, loss), flat)
+        total += hessian_matrix(_summed(regressor, shape, batch, loss), flat)
     return total
 
 
 def _summed(
-    regressor: Regressor, batch: SampleBatch, loss: ValuedLoss
+    regressor: Regressor, shape: torch.Size, batch: SampleBatch, loss: ValuedLoss
 ) -> Callable[[Tensor], Tensor]:
     """The weighted loss of a batch as a function of the flat parameters."""
     own = getattr(loss, "weight", None)
-    extra = None if own is None else own(batch.raw).reshape(-1, 1)
+    extra = None if own is None else _rows(own(batch.raw))
 
     def summed(flat: Tensor) -> Tensor:
         prediction = regressor.outputs(flat, *batch.args, **batch.kwargs)
-        target = batch.target_rows(prediction)
+        target = batch.target_rows(prediction, shape)
         if target is None:
             raise ValueError("hessian='exact' needs targets: fit(X, y).")
         if batch.weight is not None:  # a NaN that weighs nothing must not spread
@@ -60,6 +67,10 @@ def _summed(
         return values.sum()
 
     return summed
+
+
+def _rows(weights: Tensor) -> Tensor:
+    return weights.reshape(len(weights), -1)
 
 
 class Penalty:

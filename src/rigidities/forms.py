@@ -7,7 +7,7 @@ r"""Which form of $q = g^\top (H + s I)^{-1} g$ to use, decided before anything 
 | matrix-free | P, by iteration | the rows' factors, or nothing | a ridge |
 
 The dense and the dual form are exact up to rounding; the matrix-free one to its tolerance. Of those
-that fit, the one with the least arithmetic is taken.
+that fit, the one with the least arithmetic is taken, and the dense one where parameters are few.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ FORMS = ("auto", "dense", "dual", "matrix-free")
 
 EIGEN_COST = 25
 """Products of P x P matrices that an eigendecomposition takes, times P."""
+
+
+FEW = 500
+"""Up to so many parameters the dense form, which rounds least, takes well under a second."""
 
 
 class Form(Protocol):
@@ -60,8 +64,9 @@ class Problem:
 
     Attributes:
         parameters: P.
-        rows: n, predictions in the training data.
-        numbers: that the tangents of one row hold.
+        samples: N, in the training data.
+        outputs: K of each.
+        numbers: that the tangents of one sample hold.
         itemsize: bytes of one of them.
         ridge: s.
         dual: whether the dual form can express the problem (Gauss-Newton, no regulariser).
@@ -70,7 +75,8 @@ class Problem:
     """
 
     parameters: int
-    rows: int
+    samples: int
+    outputs: int
     numbers: int
     itemsize: int
     ridge: float
@@ -78,17 +84,26 @@ class Problem:
     exact: bool
     memory: int
 
+    @property
+    def rows(self) -> int:
+        """n = N K."""
+        return self.samples * self.outputs
+
+    @property
+    def held(self) -> int:
+        """Bytes of the tangents of all samples."""
+        return self.samples * self.numbers * self.itemsize
+
     def bytes(self, form: str) -> int:
         """Estimated peak of a form.
 
         The dense form holds the Hessian, its eigenvectors and LAPACK's workspace (six matrices in
         all), the dual one the kernel and its factor.
         """
-        held = self.rows * self.numbers * self.itemsize
         if form == "dense":
             return 6 * 8 * self.parameters**2
         if form == "dual":
-            return 2 * 8 * self.rows**2 + held
+            return 2 * 8 * self.rows**2 + self.held
         return 10 * 8 * self.parameters
 
     def work(self, form: str) -> float:
@@ -96,7 +111,7 @@ class Problem:
         p, n = float(self.parameters), float(self.rows)
         if form == "dense":
             return n * p**2 + EIGEN_COST * p**3
-        return n**2 * self.numbers + n**3 / 3
+        return n**2 * self.numbers / self.outputs + n**3 / 3
 
 
 def chosen(problem: Problem, form: FormName) -> str:
@@ -106,8 +121,6 @@ def chosen(problem: Problem, form: FormName) -> str:
         MemoryError: it does not fit.
         ValueError: it cannot express the problem.
     """
-    if form not in FORMS:
-        raise ValueError(f"Unknown form {form!r}. Known: {', '.join(FORMS)}.")
     if form != "auto":
         _check_possible(problem, form)
         _check_fits(problem, form)
@@ -115,6 +128,8 @@ def chosen(problem: Problem, form: FormName) -> str:
     possible = ["dense"]
     if problem.dual and problem.ridge > 0:
         possible.append("dual")
+    if problem.parameters <= FEW:
+        possible = ["dense"]
     fitting = [name for name in possible if problem.bytes(name) <= problem.memory]
     if fitting:
         return min(fitting, key=problem.work)

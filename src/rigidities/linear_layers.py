@@ -62,9 +62,10 @@ class LinearLayers:
     ) -> tuple[Tensor, dict[str, Block]]:
         """Predictions (N, K) and the block of each layer's weight and bias."""
         with torch.enable_grad(), self._recording() as calls:
-            params = regressor.parameters.tree
-            output = regressor.function(params, *inputs, **kwargs)
+            output = regressor.function(regressor.parameters.tree, *inputs, **kwargs)
             rows = output.reshape(len(output), -1)
+        for made in calls.values():
+            _check_samples(made, len(rows))
         slopes = self._slopes(rows, calls)
         blocks: dict[str, Block] = {}
         for name in self.layers:
@@ -98,21 +99,37 @@ class LinearLayers:
         calls: dict[str, list[_Call]] = {name: [] for name in self.layers}
 
         def recorder(name: str) -> Any:
-            def record(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            def record(
+                module: nn.Module,
+                args: tuple[Tensor, ...],
+                named: dict[str, Tensor],
+                output: Tensor,
+            ) -> Tensor:
+                entering: Tensor = args[0] if args else named["input"]
                 leaving = output if output.requires_grad else output.detach().requires_grad_()
-                calls[name].append(_Call(args[0].detach(), leaving))
+                calls[name].append(_Call(entering.detach(), leaving))
                 return leaving.clone()  # what follows may write in place
 
             return record
 
         handles = [
-            layer.register_forward_hook(recorder(name)) for name, layer in self.layers.items()
+            layer.register_forward_hook(recorder(name), with_kwargs=True)
+            for name, layer in self.layers.items()
         ]
         try:
             yield calls
         finally:
             for handle in handles:
                 handle.remove()
+
+
+class NotFactored(Exception):
+    """A layer's input does not hold one sample per row."""
+
+
+def _check_samples(calls: list[_Call], rows: int) -> None:
+    if any(call.input.ndim < 2 or call.input.shape[0] != rows for call in calls):
+        raise NotFactored
 
 
 @dataclass(frozen=True)

@@ -19,19 +19,50 @@ from .losses import Loss, PerSampleLoss, ValuedLoss
 
 @dataclass(frozen=True)
 class LossTerms:
-    """Derivatives of the weighted loss of each sample.
+    r"""Derivatives of the weighted loss of each sample.
 
     Attributes:
-        root: L with L L^T the curvature, (N, K) where it is diagonal, else (N, K, K); None for
-            all ones.
+        curvature: $\Lambda$, (N, K) where it is diagonal, else (N, K, K).
         slope: d loss / d prediction, (N, K); None where the loss has no value or there are no
             targets.
-        zeros: rows without curvature.
+        ones: whether the curvature is 1 everywhere.
     """
 
-    root: Tensor | None
+    curvature: Tensor
     slope: Tensor | None
-    zeros: int = 0
+    ones: bool = False
+
+    @property
+    def root(self) -> Tensor | None:
+        r"""L with $L L^\top = \Lambda$, shaped like it; None for all ones.
+
+        Raises:
+            ValueError: the loss is concave.
+        """
+        return None if self.ones else _root(self.curvature)
+
+    @property
+    def diagonal(self) -> Tensor:
+        """Curvature by each output alone, (N, K)."""
+        if self.curvature.ndim == 2:
+            return self.curvature
+        return self.curvature.diagonal(dim1=-2, dim2=-1)
+
+    @property
+    def rows(self) -> int:
+        """Predictions with a curvature."""
+        return int((self.diagonal != 0).sum())
+
+    @property
+    def dispersion(self) -> float:
+        r"""$\sum \ell'^\top \Lambda^{-1} \ell'$: weighted squared residuals, for a squared loss."""
+        if self.slope is None:
+            return float("nan")
+        if self.curvature.ndim == 3:
+            inverse = torch.linalg.pinv(self.curvature, hermitian=True)
+            return float(torch.einsum("nk,nkl,nl->", self.slope, inverse, self.slope))
+        terms = self.slope.square() / self.curvature
+        return float(torch.where(self.curvature == 0, 0.0, terms).sum())
 
 
 def loss_terms(
@@ -40,10 +71,8 @@ def loss_terms(
     target: Tensor | None,
     weight: Tensor | None,
     batch: Any,
-    *,
-    curved: bool = True,
 ) -> LossTerms:
-    """Root of the curvature and slope.
+    """Curvature and slope of a batch.
 
     Args:
         loss: of one sample.
@@ -51,29 +80,29 @@ def loss_terms(
         target: (N, K), or None for a loss that needs none.
         weight: (N, 1) sample weights, or None.
         batch: as the user gave it.
-        curved: whether the curvature is wanted.
 
     Raises:
-        ValueError: no targets where they are needed, values that are not finite, or a loss that
-            is concave where its curvature is wanted.
+        ValueError: no targets where they are needed, or values that are not finite.
     """
     if target is None and loss.needs_target:
         raise ValueError("This loss needs targets: fit(X, y).")
     prediction = prediction.detach().to(torch.float64)
     given = _sample_weight(loss, weight, batch)
-    curvature = _curvature(loss, prediction, target, batch) if curved else None
+    curvature = _curvature(loss, prediction, target, batch)
     slope = _slope(loss, prediction, target, batch)
+    ones = curvature is None and given is None
+    if curvature is None:
+        curvature = torch.ones_like(prediction)
     if given is not None:  # what weighs nothing need not have a derivative
-        if curvature is None:
-            curvature = torch.ones_like(prediction)
         shaped = given if curvature.ndim == 2 else given[..., None]
         curvature = torch.where(shaped > 0, curvature * shaped, 0.0)
         slope = None if slope is None else torch.where(given > 0, slope * given, 0.0)
     _check_finite(slope)
-    if curvature is None:
-        return LossTerms(None, slope)
-    root = _root(curvature)
-    return LossTerms(root, slope, int((root.flatten(1) == 0).all(1).sum()))
+    if not bool(torch.isfinite(curvature).all()):
+        raise ValueError(
+            "The loss has no finite curvature. Are there NaN in the predictions or targets?"
+        )
+    return LossTerms(curvature, slope, ones)
 
 
 def _sample_weight(loss: Loss, weight: Tensor | None, batch: Any) -> Tensor | None:
@@ -115,10 +144,6 @@ def _slope(loss: Loss, prediction: Tensor, target: Tensor | None, batch: Any) ->
 
 
 def _root(curvature: Tensor) -> Tensor:
-    if not bool(torch.isfinite(curvature).all()):
-        raise ValueError(
-            "The loss has no finite curvature. Are there NaN in the predictions or targets?"
-        )
     if curvature.ndim == 2:
         lowest = float(curvature.min())
         if lowest >= 0:

@@ -70,7 +70,10 @@ class Huber:
 
     def value(self, prediction: Tensor, target: Tensor, batch: Any) -> Tensor:
         r"""$r^2/2$ inside, $\delta(|r| - \delta/2)$ outside."""
-        return nn.functional.huber_loss(prediction, target, reduction="none", delta=self.delta)
+        size = (prediction - target).abs()
+        return torch.where(
+            size <= self.delta, size.square() / 2, self.delta * (size - self.delta / 2)
+        )
 
     def curvature(self, prediction: Tensor, target: Tensor | None, batch: Any) -> Tensor:
         r"""1 where $|r| \le \delta$, else 0."""

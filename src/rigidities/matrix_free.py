@@ -154,7 +154,14 @@ class MatrixFreeForm:
                 return solution
             active, v, r, p, rz = (t[open_] for t in (active, v, r, p, rz))
             product = self.product(p)
-            step = rz / (p * product).sum(-1)
+            curvature = (p * product).sum(-1)
+            if not bool((curvature > 0).all()):
+                raise ValueError(
+                    "The Hessian is not positive definite: a direction of curvature "
+                    f"{float((curvature / p.square().sum(-1)).min()):.3g} was met. Pass a larger "
+                    "ridge, or a convex regulariser."
+                )
+            step = rz / curvature
             v, r = v + step[:, None] * p, r - step[:, None] * product
             z = self._preconditioned(r)
             before, rz = rz, (r * z).sum(-1)

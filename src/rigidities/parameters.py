@@ -7,12 +7,16 @@ leaf. Everything else in the containers is left as it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+
+BARE = "params"
+"""Name of a tensor that stands alone."""
 
 Subset = str | Iterable[str] | Callable[[str], bool]
 
@@ -50,7 +54,9 @@ class Parameters:
         """
         tree = _mapped(tree, lambda _, leaf: leaf.detach())
         selected, slots, seen = list[tuple[str, Tensor]](), dict[str, int](), dict[int, int]()
-        chosen = _chooser(subset, [name for name, _ in _leaves(tree)])
+        names = [name for name, _ in _leaves(tree)]
+        _check_distinct(names)
+        chosen = _chooser(subset, names)
         for name, leaf in _leaves(tree):
             if not chosen(name):
                 continue
@@ -66,9 +72,9 @@ class Parameters:
         flat = torch.cat([leaf.reshape(-1) for _, leaf in selected])
         if not bool(torch.isfinite(flat).all()):
             raise ValueError("The parameters hold NaN or infinity: the fit they come from failed.")
-        names = tuple(name for name, _ in selected)
+        labels = tuple(name for name, _ in selected)
         shapes = tuple(leaf.shape for _, leaf in selected)
-        view = cls(tree, names, shapes, flat, slots)
+        view = cls(tree, labels, shapes, flat, slots)
         copied = _mapped(tree, lambda name, leaf: leaf if name in slots else leaf.clone())
         return replace(view, tree=replace(view, tree=copied).restore(flat))
 
@@ -82,14 +88,28 @@ class Parameters:
 
     def restore(self, flat: Tensor) -> Any:
         """The container with the selected leaves taken from a flat vector."""
-        pieces = flat.split_with_sizes(self.sizes)
+        return self.filled(flat.split_with_sizes(self.sizes))
+
+    def filled(self, pieces: Sequence[Tensor]) -> Any:
+        """The container with the selected leaves taken from one flat piece each."""
 
         def leaf_for(name: str, leaf: Tensor) -> Tensor:
             if name not in self._slots:
                 return leaf
             slot = self._slots[name]
-            piece: Tensor = pieces[slot].reshape(self.shapes[slot])
-            return piece.to(leaf.dtype)
+            return pieces[slot].reshape(self.shapes[slot]).to(leaf.dtype)
+
+        return _mapped(self.tree, leaf_for)
+
+    def stacked(self, vectors: Tensor) -> Any:
+        """The container for several flat vectors (n, P): every tensor gains a leading n."""
+        pieces = vectors.split_with_sizes(self.sizes, dim=-1)
+
+        def leaf_for(name: str, leaf: Tensor) -> Tensor:
+            if name not in self._slots:
+                return leaf.expand(len(vectors), *leaf.shape)
+            slot = self._slots[name]
+            return pieces[slot].reshape(-1, *self.shapes[slot]).to(leaf.dtype)
 
         return _mapped(self.tree, leaf_for)
 
@@ -99,8 +119,18 @@ class Parameters:
         return Parameters.of(self.tree, lambda name: name in left)
 
 
+def _check_distinct(names: list[str]) -> None:
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ValueError(
+            f"Two parameters have the same path {', '.join(twice)}: keys must not hold dots that "
+            "make them look like others."
+        )
+
+
 def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
     if isinstance(tree, Tensor):
+        path = path or BARE
         if tree.is_complex():
             raise TypeError(f"Parameter {path!r} is complex; pass its real and imaginary parts.")
         if tree.is_floating_point():
@@ -113,7 +143,7 @@ def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
 def _mapped(tree: Any, change: Callable[[str, Tensor], Tensor], path: str = "") -> Any:
     """The same containers with every tensor leaf changed."""
     if isinstance(tree, Tensor):
-        return change(path, tree)
+        return change(path or BARE, tree)
     below = {
         key: _mapped(member, change, f"{path}.{key}" if path else str(key))
         for key, member in _members(tree)

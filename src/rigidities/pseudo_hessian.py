@@ -32,7 +32,7 @@ class Totals:
     Attributes:
         gradient: of the loss.
         rows: predictions with a curvature.
-        zeros: samples without one.
+        zeros: predictions without one.
         dispersion: $\sum \ell'^2 / \ell''$, for a squared loss the weighted sum of squared
             residuals; NaN where the loss has no slope.
     """
@@ -44,25 +44,10 @@ class Totals:
 
     def add(self, terms: LossTerms, tangents: Tangents, prediction: Tensor) -> None:
         """Add one batch; tangents are unweighted."""
-        samples, outputs, _ = tangents.shape
-        self.zeros += terms.zeros
-        self.rows += (samples - terms.zeros) * outputs
-        if terms.slope is None:
-            self.dispersion = float("nan")
-            return
-        self.dispersion += _dispersion(terms)
-        self.gradient.add(tangents, terms.slope, prediction)
-
-
-def _dispersion(terms: LossTerms) -> float:
-    assert terms.slope is not None
-    if terms.root is None:
-        return float(terms.slope.square().sum())
-    if terms.root.ndim == 3:
-        inverse = torch.linalg.pinv(terms.root)
-        return float(torch.einsum("njk,nk->nj", inverse, terms.slope).square().sum())
-    scaled = torch.where(terms.root > 0, terms.slope / terms.root, 0.0)
-    return float(scaled.square().sum())
+        self.rows += terms.rows
+        self.zeros += prediction.numel() - terms.rows
+        self.dispersion += terms.dispersion
+        self.gradient.add(tangents, terms, prediction)
 
 
 @dataclass(frozen=True)
@@ -107,10 +92,9 @@ class TrainingRows:
                 raise ValueError(
                     "f gives predictions that are not finite for some training samples."
                 )
-            target = batch.target_rows(prediction)
-            terms = loss_terms(
-                self.loss, prediction, target, batch.weight, batch.raw, curved=self.curved
-            )
+            target = batch.target_rows(prediction, self.differentiation.shape)
+            terms = loss_terms(self.loss, prediction, target, batch.weight, batch.raw)
             self.totals.add(terms, tangents, prediction)
-            weighted = tangents if terms.root is None else tangents.mixed(terms.root)
-            yield WeightedRows(batch, terms.root, weighted)
+            root = terms.root if self.curved else None
+            weighted = tangents if root is None else tangents.mixed(root)
+            yield WeightedRows(batch, root, weighted)

@@ -3,7 +3,7 @@ r"""Any regressor as a function $\tilde y(w, x)$ of one flat vector of parameter
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -77,6 +77,10 @@ class Regressor:
     def raw(self, flat: Tensor, *inputs: Any, **kwargs: Any) -> Tensor:
         """Predictions shaped as f returns them, their first dimension checked."""
         result: Tensor = self.function(self.parameters.restore(flat), *inputs, **kwargs)
+        self._check_rows(result, *inputs, **kwargs)
+        return result
+
+    def _check_rows(self, result: Tensor, *inputs: Any, **kwargs: Any) -> None:
         rows = sample_count(*inputs, **kwargs)
         if result.ndim == 0 or (rows is not None and result.shape[0] != rows):
             got = tuple(result.shape)
@@ -85,33 +89,45 @@ class Regressor:
                 f"({rows}, K), got {got}. A function of one sample becomes batched by "
                 "torch.func.vmap(f, in_dims=(None, 0))."
             )
-        return result
 
-    def used(self, *inputs: Any, **kwargs: Any) -> Regressor:
+    def used(self, batches: Iterable[tuple[tuple[Any, ...], dict[str, Any]]]) -> Regressor:
         """The same regressor without parameters that f does not use; they are named in a warning.
+
+        Args:
+            batches: inputs as (args, kwargs); read until every parameter has been used.
 
         Raises:
             ValueError: f uses none of them.
         """
-        with torch.enable_grad():
-            flat = self.flat.clone().requires_grad_()
-            leaves = [piece.clone() for piece in flat.split_with_sizes(self.parameters.sizes)]
-            result = self.raw(torch.cat(leaves), *inputs, **kwargs)
-            slopes = _slopes(result, leaves)
-        idle = [name for name, s in zip(self.parameters.names, slopes, strict=True) if s is None]
-        if len(idle) == len(slopes):
+        names = self.parameters.names
+        idle = set(names)
+        for args, kwargs in batches:
+            idle -= self._touched(*args, **kwargs)
+            if not idle:
+                return self
+        if len(idle) == len(names):
             raise ValueError(
                 "f does not depend on its parameters through torch operations: its output has no "
-                f"derivative by {', '.join(self.parameters.names)}. Use the parameters that f is "
-                "given, and torch functions."
+                f"derivative by {', '.join(names)}. Use the parameters that f is given, and torch "
+                "functions."
             )
-        if not idle:
-            return self
+        listed = ", ".join(name for name in names if name in idle)
         warnings.warn(
-            f"f does not use {', '.join(idle)}: left out, they have no say in any prediction.",
-            stacklevel=4,
+            f"f does not use {listed}: left out, as they have no say in any prediction.",
+            stacklevel=3,
         )
         return replace(self, parameters=self.parameters.without(idle))
+
+    def _touched(self, *inputs: Any, **kwargs: Any) -> set[str]:
+        """Parameters that a batch's predictions depend on."""
+        with torch.enable_grad():
+            pieces = self.flat.split_with_sizes(self.parameters.sizes)
+            leaves = [piece.clone().requires_grad_() for piece in pieces]
+            result = self.function(self.parameters.filled(leaves), *inputs, **kwargs)
+            self._check_rows(result, *inputs, **kwargs)
+            slopes = _slopes(result, leaves)
+        pairs = zip(self.parameters.names, slopes, strict=True)
+        return {name for name, slope in pairs if slope is not None}
 
 
 def sample_count(*inputs: Any, **kwargs: Any) -> int | None:

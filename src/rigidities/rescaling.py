@@ -68,6 +68,12 @@ class Rescaling:
         if criterion in {"evidence", "loo"}:
             raise ValueError(f"criterion={criterion!r} is for LastLayerRigidity.")
         error, power = torch.cat(self._errors), torch.cat(self._powers)
+        bad = int((~torch.isfinite(error)).sum())
+        if bad:
+            raise ValueError(
+                f"{bad} of {len(error)} calibration targets or predictions are not finite. Leave "
+                "those rows out."
+            )
         if len(error) < 2:
             raise ValueError(f"Calibration needs at least two rows, got {len(error)}.")
         ones = torch.ones_like(error)

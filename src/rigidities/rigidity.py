@@ -25,7 +25,7 @@ from .calibrated import CalibrationReport
 from .dense_form import DenseForm
 from .differentiation import Differentiation
 from .exact_hessian import Penalty, Regulariser
-from .forms import Form, FormName, Problem, chosen
+from .forms import FORMS, Form, FormName, Problem, chosen
 from .losses import LossLike, loss_for
 from .memory import available
 from .parameters import Subset
@@ -84,11 +84,13 @@ class PredictionRigidity:
         subset: Subset | None = None,
         output: str | int | None = None,
         form: FormName = "auto",
-        tolerance: float = 1e-6,
+        tolerance: float = 1e-4,
         memory: float | None = None,
     ) -> None:
         if hessian not in {"gauss-newton", "exact"}:
             raise ValueError(f"hessian must be 'gauss-newton' or 'exact', got {hessian!r}.")
+        if form not in FORMS:
+            raise ValueError(f"Unknown form {form!r}. Known: {', '.join(FORMS)}.")
         if not 0 <= ridge < float("inf"):
             raise ValueError(f"ridge must be finite and not negative, got {ridge}.")
         if not 0 < tolerance < 1:
@@ -114,7 +116,8 @@ class PredictionRigidity:
             X: inputs, a tuple of several inputs; or, without y, a Dataset, a DataLoader or a list
                 of batches (x, y).
             y: targets, shaped like the predictions.
-            sample_weight: weight of each sample in the loss: (N,), or callable(batch) -> (N,).
+            sample_weight: weight of each sample in the loss: (N,) beside y, or callable(batch) ->
+                (N,).
             batch_size: samples per call of f, where the data are not batches already.
 
         Returns:
@@ -126,9 +129,7 @@ class PredictionRigidity:
         """
         samples = Samples.of(X, y, sample_weight, like=self._regressor.flat, batch_size=batch_size)
         first = samples.batches[0]
-        regressor = self._regressor.used(*first.args, **first.kwargs)
-        with torch.no_grad():
-            shape = regressor.raw(regressor.flat, *first.args, **first.kwargs).shape[1:]
+        regressor = self._regressor.used((batch.args, batch.kwargs) for batch in samples)
         differentiation = Differentiation.of(regressor, *first.args, **first.kwargs)
         exact = self._hessian == "exact"
         training = TrainingRows(differentiation, samples, self._loss, curved=not exact)
@@ -143,7 +144,7 @@ class PredictionRigidity:
         )
         slope = None if penalty is None else penalty.gradient
         norm = training.totals.gradient.check(slope, problem.ridge, regressor.flat)
-        self._fit = _Fit(differentiation, form, shape, training, norm)
+        self._fit = _Fit(differentiation, form, training, norm)
         self._scale, self._noise = 1.0, 0.0
         return self
 
@@ -185,7 +186,7 @@ class PredictionRigidity:
         gathered = Rescaling(fit.form, ridge == "search")
         for batch in fit.pieces(X, y):
             prediction, tangents = fit.differentiation(*batch.args, **batch.kwargs)
-            target = batch.target_rows(prediction)
+            target = batch.target_rows(prediction, fit.differentiation.shape)
             if target is None:
                 raise ValueError("Calibration needs targets: calibrate(X, y).")
             gathered.add(target - prediction.to(torch.float64), tangents)
@@ -207,8 +208,9 @@ class PredictionRigidity:
         fit = self._fitted()
         left = fit.tangents(x1)
         right = left if x2 is None else fit.tangents(x2)
-        covariance = self._scale**2 * fit.form.covariance(left, right)
-        return covariance.reshape(left.shape[0], *fit.shape, right.shape[0], *fit.shape)
+        covariance, shape = fit.form.covariance(left, right), fit.differentiation.shape
+        covariance = self._scale**2 * covariance
+        return covariance.reshape(left.shape[0], *shape, right.shape[0], *shape)
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Any:
         r"""Parameters drawn from $N(w, \alpha^2 (H + \varsigma^2 I)^{-1})$.
@@ -221,7 +223,7 @@ class PredictionRigidity:
         deviations = self._scale * fit.form.sample(n, generator)
         flat = fit.regressor.flat
         drawn = flat.to(torch.float64) + deviations
-        return torch.func.vmap(fit.regressor.parameters.restore)(drawn.to(flat))
+        return fit.regressor.parameters.stacked(drawn.to(flat))
 
     @property
     def residual_scale(self) -> float:
@@ -233,6 +235,11 @@ class PredictionRigidity:
         """
         fit = self._fitted()
         totals = fit.training.totals
+        if not totals.dispersion >= 0:
+            raise ValueError(
+                "There are no training residuals: fit(X, y) with targets, and a loss whose value "
+                "is known."
+            )
         left = totals.rows - fit.effective_rank
         if not left > 1e-6 * totals.rows:
             raise ValueError(
@@ -280,7 +287,8 @@ class PredictionRigidity:
             memory = MEMORY_SHARE * available(flat.device)
         return Problem(
             parameters=len(flat),
-            rows=samples * differentiation.outputs,
+            samples=samples,
+            outputs=differentiation.outputs,
             numbers=differentiation.numbers,
             itemsize=flat.element_size(),
             ridge=self._given_ridge,
@@ -302,20 +310,22 @@ class _Fit:
     Attributes:
         differentiation: of the parameters that f uses.
         form: the solved curvature.
-        shape: of one sample's output.
         training: the training data and the sums over them.
         gradient_norm: of the loss.
     """
 
     differentiation: Differentiation
     form: Form
-    shape: torch.Size
     training: TrainingRows
     gradient_norm: float
 
     @property
     def regressor(self) -> Regressor:
         return self.differentiation.regressor
+
+    @property
+    def inputs(self) -> int:
+        return len(self.training.samples.batches[0].args)
 
     @property
     def effective_rank(self) -> float:
@@ -341,7 +351,7 @@ class _Fit:
         numbers = self.differentiation.numbers
         if self.form.name == "dense":
             numbers = 2 * self.differentiation.outputs * len(self.regressor)
-        samples = Samples.of(x, y, None, like=self.regressor.flat)
+        samples = Samples.of(x, y, like=self.regressor.flat, count=self.inputs)
         yield from samples.pieces(max(1, PIECE // (8 * numbers)))
 
     def tangents(self, x: Any) -> Tangents:
@@ -350,4 +360,4 @@ class _Fit:
 
     def shaped(self, rows: Tensor) -> Tensor:
         """(N, K) -> shaped like f's output."""
-        return rows.reshape(len(rows), *self.shape)
+        return rows.reshape(len(rows), *self.differentiation.shape)

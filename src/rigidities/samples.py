@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .batches import Batch, Reader, raw_batches
+from .batches import TARGET_KEYS, Batch, Reader, raw_batches
 from .regressor import sample_count
 
 SampleWeight = Tensor | Callable[[Any], Tensor]
@@ -25,14 +25,15 @@ class SampleBatch:
     weight: Tensor | None
     raw: Any
 
-    def target_rows(self, outputs: Tensor) -> Tensor | None:
-        """The target shaped like the predictions (N, K)."""
+    def target_rows(self, outputs: Tensor, shape: torch.Size) -> Tensor | None:
+        """The target as rows like the predictions (N, K), of samples shaped like `shape`."""
         if self.target is None:
             return None
-        if self.target.shape[0] != len(outputs) or self.target.numel() != outputs.numel():
+        given = [size for size in self.target.shape[1:] if size != 1]
+        if self.target.shape[0] != len(outputs) or given != [size for size in shape if size != 1]:
             raise ValueError(
-                f"Expected one target per prediction: predictions {tuple(outputs.shape)}, "
-                f"targets {tuple(self.target.shape)}."
+                f"Targets must be shaped like the predictions, {(len(outputs), *shape)}, got "
+                f"{tuple(self.target.shape)}."
             )
         return self.target.to(torch.float64).reshape(outputs.shape)
 
@@ -72,38 +73,41 @@ class Samples:
     def of(
         cls,
         inputs: Any,
-        targets: Any,
-        weight: SampleWeight | None,
+        targets: Any = None,
+        weight: SampleWeight | None = None,
         *,
         like: Tensor,
         batch_size: int | None = None,
+        count: int | None = None,
     ) -> Samples:
         """Read what the user handed in.
 
         Args:
-            inputs: X, a tuple of several inputs, or with no targets given apart a Dataset, a
-                loader or a list of batches (x, y).
+            inputs: X, a tuple or mapping of several inputs, or with no targets given apart a
+                Dataset, a loader or a list of batches (x, y).
             targets: y, or None.
             weight: of each sample in the loss: (N,), or callable(batch) -> (N,).
             like: the parameters, for device and precision.
             batch_size: rows per batch where the data are not batches already.
+            count: number of positional inputs where known, to tell (x1, x2) from (x, y).
         """
-        data, bare = inputs, False
-        if targets is not None:
-            columns = inputs if isinstance(inputs, tuple) else (inputs,)
-            data = (*columns, targets)
-        elif isinstance(inputs, Tensor) or hasattr(inputs, "__array__"):
-            bare = True
-        reader = Reader(like.device, like.dtype)
+        data = _data(_array(inputs), _array(targets))
+        if weight is not None and not callable(weight):
+            if targets is None and not isinstance(data, (Tensor, tuple)):
+                raise ValueError(
+                    "Data that come in batches take sample_weight as callable(batch) -> (N,)."
+                )
+            weight = torch.as_tensor(weight)
+        reader = Reader(like.device, like.dtype, inputs=count)
         raws, _ = raw_batches(data, batch_size)
         offset, batches = 0, []
         for raw in raws:
-            batch = reader((raw,) if bare else raw)
+            batch = reader(raw)
             batches.append(_with_weight(batch, weight, offset))
             offset += sample_count(*batch.args, **batch.kwargs) or 0
         if offset == 0:
             raise ValueError("There are no data: expected at least one sample.")
-        if isinstance(weight, Tensor) and weight.shape[0] != offset:
+        if isinstance(weight, Tensor) and (weight.ndim == 0 or len(weight) != offset):
             raise ValueError(
                 f"sample_weight must have one entry per sample, {offset}, got "
                 f"{tuple(weight.shape)}."
@@ -124,21 +128,50 @@ class Samples:
             yield from batch.pieces(rows)
 
 
+def _data(inputs: Any, targets: Any) -> Any:
+    """Inputs and targets as one data set."""
+    if isinstance(inputs, (int, float)) or (isinstance(inputs, Tensor) and inputs.ndim == 0):
+        raise ValueError("Inputs must be batched, of shape (N, ...); got a single number.")
+    if targets is None:
+        return inputs
+    if isinstance(inputs, Mapping):
+        taken = [key for key in TARGET_KEYS if key in inputs]
+        if taken:
+            raise ValueError(f"There are targets both in the inputs ({taken[0]!r}) and apart.")
+        return {**inputs, TARGET_KEYS[0]: targets}
+    columns = inputs if isinstance(inputs, tuple) else (inputs,)
+    return (*map(_array, columns), targets)
+
+
+def _array(values: Any) -> Any:
+    """A list of plain numbers is an array, not a list of batches."""
+    numbers = isinstance(values, list) and values
+    if numbers and all(isinstance(v, (int, float)) for v in values):
+        return torch.tensor(values, dtype=torch.get_default_dtype())
+    return values
+
+
 def _with_weight(batch: Batch, weight: SampleWeight | None, offset: int) -> SampleBatch:
-    column = None
-    if callable(weight):
-        column = weight(batch.raw)
+    column, rows = None, sample_count(*batch.args, **batch.kwargs) or 0
+    if isinstance(weight, Tensor):
+        column = weight[offset : offset + rows] if weight.ndim else None
     elif weight is not None:
-        rows = sample_count(*batch.args, **batch.kwargs) or 0
-        column = weight[offset : offset + rows]
+        column = torch.as_tensor(weight(batch.raw))
+        if column.ndim == 0 or len(column) != rows:
+            raise ValueError(
+                f"sample_weight(batch) must return one weight per sample, ({rows},), got "
+                f"{tuple(column.shape)}."
+            )
     if column is not None:
-        column = torch.as_tensor(column).to(torch.float64).reshape(-1, 1)
+        column = column.to(torch.float64).reshape(len(column), -1)
         if not bool(((column >= 0) & (column < torch.inf)).all()):
             raise ValueError("sample_weight must be finite and not negative.")
     return SampleBatch(batch.args, batch.kwargs, batch.target, column, batch.raw)
 
 
 def _cut_raw(raw: Any, cut: Callable[[Any], Any]) -> Any:
-    if isinstance(raw, tuple) and not hasattr(raw, "_fields"):
-        return tuple(map(cut, raw))
-    return cut(raw)
+    if isinstance(raw, Mapping):
+        return {key: cut(value) for key, value in raw.items()}
+    if isinstance(raw, tuple):
+        return type(raw)(*map(cut, raw)) if hasattr(raw, "_fields") else tuple(map(cut, raw))
+    return [cut(value) for value in raw] if isinstance(raw, list) else cut(raw)

@@ -46,7 +46,8 @@ def _dense(training: TrainingRows, problem: Problem, penalty: Penalty | None) ->
     if problem.exact:
         for _ in training(width):
             pass  # the gradient is summed on the way
-        hessian = exact_hessian(regressor, training.samples, training.loss)
+        shape = training.differentiation.shape
+        hessian = exact_hessian(regressor, shape, training.samples, training.loss)
         hessian = hessian if matrix is None else hessian + matrix
         return DenseForm.of_matrix(hessian, problem.ridge, names)
     gram = Gram(len(parameters), device=regressor.flat.device)
@@ -60,11 +61,12 @@ def _matrix_free(
 ) -> MatrixFreeForm:
     width, outputs = problem.parameters, training.differentiation.outputs
     # Half of the memory for the rows, a quarter for the preconditioner, a quarter for the vectors.
-    factored = problem.numbers * outputs < width * outputs / 2
-    kept = problem.rows * problem.numbers * problem.itemsize <= problem.memory / 2
-    sample = _Sample(problem, outputs)
+    factored = problem.numbers < width * outputs / 2
+    kept = problem.held <= problem.memory / 2
+    together = max(1, min(32, int(problem.memory / 4 / (8 * 8 * width))))
+    sample = _Sample(problem)
     rows: list[Rows] = []
-    for part in training(problem.numbers):
+    for part in training(problem.numbers * together):
         sample.add(part.tangents)
         rows.append(_rows(training, part, kept=kept, factored=factored))
     return MatrixFreeForm(
@@ -75,7 +77,7 @@ def _matrix_free(
         training.differentiation.regressor.flat.device,
         penalty=None if penalty is None else penalty.product,
         preconditioner=sample.preconditioner(),
-        together=max(1, min(64, int(problem.memory / 4 / (8 * 8 * width)))),
+        together=together,
     )
 
 
@@ -89,12 +91,11 @@ def _rows(training: TrainingRows, part: WeightedRows, *, kept: bool, factored: b
 class _Sample:
     """Evenly spaced rows for the preconditioner, as many as a share of the memory holds."""
 
-    def __init__(self, problem: Problem, outputs: int) -> None:
-        per_row = 8 * problem.numbers
-        most = min(PRECONDITIONING_ROWS, problem.memory / 4 / per_row, problem.rows)
-        self._ridge = problem.ridge
-        self._total = problem.rows // outputs
-        self._stride = max(1, math.ceil(problem.rows / max(1.0, most)))
+    def __init__(self, problem: Problem) -> None:
+        per_sample = problem.itemsize * problem.numbers
+        most = min(PRECONDITIONING_ROWS / problem.outputs, problem.memory / 4 / per_sample)
+        self._ridge, self._total = problem.ridge, problem.samples
+        self._stride = max(1, math.ceil(problem.samples / max(1.0, most)))
         self._seen = 0
         self._parts: list[Tangents] = []
 

@@ -16,13 +16,14 @@ import warnings
 import torch
 from torch import Tensor
 
+from .loss_terms import LossTerms
 from .tangents import Tangents
 
 FAR = 0.1
 """Share of the samples' gradients beyond which the point is not taken for a minimum."""
 
 NEGLIGIBLE = 1e-6
-"""Slopes this small beside the predictions are rounding: the model passes through its data."""
+"""Residuals this small beside the predictions are rounding: the model passes through its data."""
 
 
 class Gradient:
@@ -30,14 +31,16 @@ class Gradient:
 
     def __init__(self, width: int, device: torch.device) -> None:
         self.total = torch.zeros(width, dtype=torch.float64, device=device)
-        self.lengths = self.slopes = self.predictions = 0.0
+        self.lengths = self.residuals = self.predictions = 0.0
 
-    def add(self, tangents: Tangents, slope: Tensor, prediction: Tensor) -> None:
-        """Add the samples of a batch: unweighted tangents, slopes (N, K), predictions (N, K)."""
-        self.total += tangents.backward(slope[None])[0]
-        self.lengths += float((tangents.squares().sqrt() * slope.abs()).sum())
-        self.slopes += float(slope.square().sum())
-        self.predictions += float(prediction.to(torch.float64).square().sum())
+    def add(self, tangents: Tangents, terms: LossTerms, prediction: Tensor) -> None:
+        """Add the samples of a batch: unweighted tangents, predictions (N, K)."""
+        if terms.slope is None:
+            return
+        self.total += tangents.backward(terms.slope[None])[0]
+        self.lengths += float((tangents.squares().sqrt() * terms.slope.abs()).sum())
+        self.residuals += terms.dispersion
+        self.predictions += float((terms.diagonal.abs() * prediction.square()).sum())
 
     def check(self, regulariser: Tensor | None, ridge: float, flat: Tensor) -> float:
         """The gradient's norm; warns where it is far from zero.
@@ -50,7 +53,7 @@ class Gradient:
         total = self.total if regulariser is None else self.total + regulariser
         extent = self.lengths + (0.0 if regulariser is None else float(regulariser.norm()))
         norm = min(float(total.norm()), float((total + ridge * flat.to(total)).norm()))
-        exact = self.slopes <= NEGLIGIBLE**2 * self.predictions
+        exact = self.residuals <= NEGLIGIBLE**2 * self.predictions
         if not exact and norm > FAR * extent:
             warnings.warn(
                 f"The parameters are not a minimum of the loss: its gradient has norm {norm:.3g}, "

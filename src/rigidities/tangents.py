@@ -36,6 +36,9 @@ class Block(Protocol):
     def matrix(self) -> Tensor:
         """(N, K, width), in the precision they were computed in."""
 
+    def write(self, place: Tensor) -> None:
+        """The same into a given place."""
+
     def kernel(self, other: Block) -> Tensor:
         """(N K, M L), the inner products of rows."""
 
@@ -74,6 +77,10 @@ class Explicit:
     def matrix(self) -> Tensor:
         """The rows."""
         return self.rows
+
+    def write(self, place: Tensor) -> None:
+        """Copy the rows."""
+        place.copy_(self.rows)
 
     def kernel(self, other: Block) -> Tensor:
         """One matrix product."""
@@ -122,6 +129,11 @@ class Outer:
         """The outer products written out."""
         return (self.slopes[..., None] * self.inputs[:, None, None]).flatten(-2)
 
+    def write(self, place: Tensor) -> None:
+        """Write the outer products where they belong: no second copy."""
+        shaped = place.view(*place.shape[:-1], self.slopes.shape[-1], self.inputs.shape[-1])
+        torch.mul(self.slopes[..., None], self.inputs[:, None, None], out=shaped)
+
     def kernel(self, other: Block) -> Tensor:
         """Elementwise product of the Gram of slopes and that of inputs."""
         if not isinstance(other, Outer):
@@ -141,14 +153,19 @@ class Outer:
     def forward(self, vectors: Tensor) -> Tensor:
         """(m, O I) -> (m, N, K): (V a) . s."""
         slopes, inputs = self._double()
-        weights = vectors.reshape(len(vectors), slopes.shape[-1], inputs.shape[-1])
-        return torch.einsum("mno,nko->mnk", inputs @ weights.mT, slopes)
+        through = inputs @ vectors.reshape(-1, inputs.shape[-1]).mT  # one product for all vectors
+        through = through.reshape(len(inputs), len(vectors), -1)
+        if slopes.shape[1] == 1:  # many small products of one row are slow
+            return through.mul_(slopes).sum(-1).mT[..., None]
+        return (through @ slopes.mT).transpose(0, 1)
 
     def backward(self, rows: Tensor) -> Tensor:
         """(m, N, K) -> (m, O I): sum of u s a^T."""
         slopes, inputs = self._double()
-        pulled = torch.einsum("mnk,nko->mno", rows, slopes)
-        return (pulled.mT @ inputs).flatten(1)
+        one = slopes.shape[1] == 1
+        pulled = rows.transpose(0, 1) * slopes if one else rows.transpose(0, 1) @ slopes
+        pulled = pulled.flatten(1)
+        return (pulled.mT @ inputs).reshape(len(rows), -1)
 
     def mixed(self, mixing: Tensor) -> Outer:
         """Slopes combined within each sample."""
@@ -199,7 +216,13 @@ class Tangents:
 
     def matrix(self) -> Tensor:
         """J written out, (N, K, P)."""
-        return torch.cat([block.matrix() for block in self.blocks], dim=-1)
+        shape, blocks = self.shape, self.blocks
+        like = blocks[0].slopes if isinstance(blocks[0], Outer) else blocks[0].matrix()
+        whole = like.new_empty(shape)
+        pieces = whole.split_with_sizes(self.widths, dim=-1)
+        for block, piece in zip(blocks, pieces, strict=True):
+            block.write(piece)
+        return whole
 
     def kernel(self, other: Tangents | None = None) -> Tensor:
         """J J'^T in float64, (N K, M L)."""

@@ -57,7 +57,7 @@ class DualForm:
         if int(failed) or tolerance > 0.01:
             raise ValueError(
                 f"The ridge {ridge:g} is lost beside the kernel's trace {trace:.3g}. Pass a ridge "
-                f"of at least {1e-12 * trace:.1g}."
+                f"of at least {1e-12 * trace:.1g}, or form='dense'."
             )
         return cls(rows, factor, ridge, tolerance)
 
