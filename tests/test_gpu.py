@@ -68,3 +68,21 @@ def test_wide_grams_take_the_large_blocks(cuda):
 
     q = QuadraticForm.of(posterior, torch.float64)(features)
     torch.testing.assert_close(q, posterior.quadratic(features), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("form", ["dense", "dual", "matrix-free"])
+def test_rigidities_by_all_parameters_equal_those_on_the_cpu(cuda, form):
+    net = trained(3)
+    model, (x, y) = net.model.double(), (t.double() for t in net.train)
+    asked = net.test[0].double()
+    here = rg.PredictionRigidity(model, ridge=1.0, form=form).fit(x, y)
+    there = rg.PredictionRigidity(model.to(cuda), ridge=1.0, form=form).fit(x.to(cuda), y.to(cuda))
+    variance = there.variance(asked.to(cuda))
+    assert variance.device.type == "cuda"
+    torch.testing.assert_close(variance.cpu(), here.variance(asked), rtol=1e-4, atol=0)
+    covariance = there.covariance(asked[:3].to(cuda), asked[3:5].to(cuda))
+    torch.testing.assert_close(
+        covariance.cpu(), here.covariance(asked[:3], asked[3:5]), rtol=1e-3, atol=1e-9
+    )
+    drawn = there.sample(4, torch.Generator().manual_seed(0))
+    assert all(leaf.device.type == "cuda" and len(leaf) == 4 for leaf in drawn.values())

@@ -1,8 +1,9 @@
 """Error bars for trained regressors by prediction rigidities."""
 
-from . import losses, metrics, plots
+from . import closed_forms, fits, kernels, losses, metrics, plots
 from ._version import __version__
 from .calibrated import CalibrationReport
+from .constrained import constrained_profile, constrained_rigidity
 from .gram import Gram
 from .last_layer import LastLayerRigidity
 from .posterior import Posterior
@@ -17,6 +18,11 @@ __all__ = [
     "Prediction",
     "PredictionRigidity",
     "__version__",
+    "closed_forms",
+    "constrained_profile",
+    "constrained_rigidity",
+    "fits",
+    "kernels",
     "losses",
     "metrics",
     "plots",

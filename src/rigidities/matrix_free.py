@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from .draws import standard_normal
+from .dual_form import assembled
 from .tangents import Tangents
-from .woodbury import assembled
 
 MAX_ITERATIONS = 500
 

@@ -7,6 +7,7 @@ import math
 import torch
 
 from .dense_form import DenseForm, Names
+from .dual_form import DualForm
 from .exact_hessian import Penalty, exact_hessian
 from .forms import Form, Problem
 from .gram import Gram
@@ -14,7 +15,6 @@ from .matrix_free import MatrixFreeForm, Preconditioner, Rows
 from .products import Recomputed, Transformed
 from .pseudo_hessian import TrainingRows, WeightedRows
 from .tangents import Tangents
-from .woodbury import DualForm
 
 PRECONDITIONING_ROWS = 2000
 """Rows of the preconditioner: its factorisation takes about a second."""
