@@ -173,7 +173,9 @@ def reverse_rows(regressor: Regressor, *inputs: Any, **kwargs: Any) -> Tensor:
 
     mapped = [v for v, b in zip(values, batched, strict=True) if b]
     jacobian: Rows = vmap(jacrev(single), in_dims=(None, *[0] * len(mapped)))
-    with plain_attention():
+    with plain_attention(), warnings.catch_warnings():
+        # Operations without a batching rule are looped over: slower, and right.
+        warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
         return jacobian(regressor.flat, *mapped)
 
 

@@ -128,9 +128,9 @@ def chosen(problem: Problem, form: FormName) -> str:
     possible = ["dense"]
     if problem.dual and problem.ridge > 0:
         possible.append("dual")
-    if problem.parameters <= FEW:
-        possible = ["dense"]
     fitting = [name for name in possible if problem.bytes(name) <= problem.memory]
+    if "dense" in fitting and problem.parameters <= FEW:
+        return "dense"
     if fitting:
         return min(fitting, key=problem.work)
     if problem.exact or problem.ridge == 0:
@@ -159,7 +159,7 @@ def _check_fits(problem: Problem, form: str) -> None:
     remedies = ["fewer parameters (subset=)"]
     if problem.ridge == 0:
         remedies.append("ridge > 0, which allows the dual and the matrix-free form")
-    elif not problem.exact:
+    elif not problem.exact and form != "matrix-free":
         remedies.append("form='matrix-free'")
     raise MemoryError(
         f"The {form} form of {problem.parameters:,} parameters and {problem.rows:,} rows needs "

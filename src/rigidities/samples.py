@@ -91,7 +91,7 @@ class Samples:
             batch_size: rows per batch where the data are not batches already.
             count: number of positional inputs where known, to tell (x1, x2) from (x, y).
         """
-        data = _data(_array(inputs), _array(targets))
+        data = _data(_array(inputs, like.dtype), _array(targets, torch.float64))
         if weight is not None and not callable(weight):
             if targets is None and not isinstance(data, (Tensor, tuple)):
                 raise ValueError(
@@ -140,14 +140,14 @@ def _data(inputs: Any, targets: Any) -> Any:
             raise ValueError(f"There are targets both in the inputs ({taken[0]!r}) and apart.")
         return {**inputs, TARGET_KEYS[0]: targets}
     columns = inputs if isinstance(inputs, tuple) else (inputs,)
-    return (*map(_array, columns), targets)
+    return (*columns, targets)
 
 
-def _array(values: Any) -> Any:
+def _array(values: Any, dtype: torch.dtype) -> Any:
     """A list of plain numbers is an array, not a list of batches."""
     numbers = isinstance(values, list) and values
     if numbers and all(isinstance(v, (int, float)) for v in values):
-        return torch.tensor(values, dtype=torch.get_default_dtype())
+        return torch.tensor(values, dtype=dtype)
     return values
 
 

@@ -102,7 +102,7 @@ class _Sample:
     def add(self, tangents: Tangents) -> None:
         """Take every stride-th sample of a piece."""
         count = tangents.shape[0]
-        index = torch.arange(-self._seen % self._stride, count, self._stride)
+        index = torch.arange(count)[-self._seen % self._stride :: self._stride]
         self._seen += count
         if len(index):
             self._parts.append(tangents.take(index))

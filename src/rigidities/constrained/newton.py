@@ -1,0 +1,185 @@
+r"""Newton's method for the minimum and for the constrained minimum.
+
+At a point with loss gradient g, prediction slope a and multiplier $\lambda = a^\top g / a^\top a$
+the step has a part along a, which meets the linearised constraint, and a part in the null space Z
+of a, which minimises the Lagrangian's quadratic model with $W = H - \lambda \nabla^2 \tilde y$:
+
+$$ \Delta = \frac{\epsilon - \tilde y}{|a|^2}\, a + Z p, \qquad
+   (Z^\top W Z)\, p = -Z^\top \Bigl( g + \frac{\epsilon - \tilde y}{|a|^2} W a \Bigr). $$
+
+Negative curvatures count by their size, flat directions are left alone, and steps are damped until
+they lower either the residual of these equations or the merit $\mathcal{L} + \mu |\epsilon -
+\tilde y|$. Without a constraint Z is everything.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .problem import Local, Problem
+
+FLAT = 1e-13
+"""Curvatures below this times the largest are directions in which nothing happens."""
+
+SHIFTS = (0.0, 1e-8, 1e-6, 1e-4, 1e-2, 1.0, 1e2)
+"""Damping added to the curvatures, relative to the largest, until a step is accepted."""
+
+
+class NotConverged(ValueError):
+    """No solution was found where one was sought."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    r"""A stationary point, free or constrained.
+
+    Attributes:
+        vector: where.
+        local: derivatives there.
+        loss: there.
+        prediction: at x, exactly the value that was asked for.
+        multiplier: $\lambda = d \mathcal{L}_c / d\epsilon$; zero without a constraint.
+        residual: of the stationarity conditions, relative to the losses' own gradients.
+    """
+
+    vector: Tensor
+    local: Local
+    loss: float
+    prediction: float
+    multiplier: float
+    residual: float
+
+
+def minimised(problem: Problem, tolerance: float, max_iterations: int) -> Solution:
+    """The minimum of the loss near the given parameters."""
+    return _solved(problem, problem.start, None, tolerance, max_iterations)
+
+
+def constrained(
+    problem: Problem,
+    start: Solution,
+    value: float,
+    tolerance: float,
+    max_iterations: int,
+    halvings: int = 10,
+) -> Solution:
+    """The minimum with the prediction held at `value`, by steps from a known solution.
+
+    A step that fails is halved; after so many halvings the value counts as out of reach.
+    """
+    reached, step = start, value - start.prediction
+    smallest = abs(step) / 2**halvings
+    while reached.prediction != value:
+        aim = reached.prediction + step
+        aim = value if abs(value - aim) < smallest else aim
+        try:
+            reached = _solved(problem, reached.vector, aim, tolerance, max_iterations)
+            step = math.copysign(min(2 * abs(step), abs(value - aim)), value - aim)
+        except NotConverged as failure:
+            step /= 2
+            if abs(step) < smallest:
+                raise NotConverged(
+                    f"No parameters were found that predict {value:.6g} at x: from the fitted "
+                    f"{start.prediction:.6g} the constraint could be followed to "
+                    f"{reached.prediction:.6g} only. The model may be unable to predict that value "
+                    "(bounded outputs), or needs more max_iterations."
+                ) from failure
+    return reached
+
+
+def _solved(
+    problem: Problem, start: Tensor, value: float | None, tolerance: float, max_iterations: int
+) -> Solution:
+    """Iterate until rounding stops the descent; refuse a residual above the tolerance."""
+    at, floor = problem.local(start), 1e-12 * float(problem.target.norm())
+    size = _residual(at, value)
+    for _ in range(max_iterations):
+        near = size <= tolerance * max(at.force, floor)
+        following = _improved(problem, at, value, SHIFTS[:1] if near else SHIFTS)
+        if following is None:
+            break
+        at, size = following, _residual(following, value)
+    scale = max(at.force, floor)
+    if not size <= tolerance * scale:
+        raise NotConverged(
+            f"Newton's method stopped at a relative residual of {size / scale:.2g}, above the "
+            f"tolerance {tolerance:g}."
+        )
+    prediction = at.prediction if value is None else value
+    return Solution(
+        at.vector, at, at.loss, prediction, _multiplier(at, value), residual=size / scale
+    )
+
+
+def _improved(
+    problem: Problem, at: Local, value: float | None, shifts: tuple[float, ...]
+) -> Local | None:
+    """The first step, ever more damped, that lowers residual or merit; None if none does."""
+    size, merit = _residual(at, value), _merit(at, value)
+    for shift in shifts:
+        there = problem.local(at.vector + _step(at, value, shift))
+        left = _residual(there, value)
+        if left < 0.5 * size or (left > 1e-8 * there.force and _merit(there, value) < merit):
+            return there
+    return None
+
+
+def _multiplier(at: Local, value: float | None) -> float:
+    if value is None:
+        return 0.0
+    return float(at.slope @ at.gradient / at.slope.square().sum())
+
+
+def _null_space(slope: Tensor) -> Tensor:
+    """Orthonormal columns that are orthogonal to the slope, (P, P - 1), by a Householder mirror."""
+    mirror = slope / slope.norm()
+    sign = 1.0 if float(mirror[0]) >= 0 else -1.0
+    mirror = mirror.clone()
+    mirror[0] += sign
+    identity = torch.eye(len(slope), dtype=slope.dtype)
+    reflection: Tensor = identity - 2 * torch.outer(mirror, mirror) / mirror.square().sum()
+    return reflection[:, 1:]
+
+
+def _step(at: Local, value: float | None, shift: float) -> Tensor:
+    if value is None:
+        return _descent(at.hessian, -at.gradient, shift)
+    along = at.slope * ((value - at.prediction) / float(at.slope.square().sum()))
+    lagrangian = at.hessian - _multiplier(at, value) * at.bend
+    space = _null_space(at.slope)
+    push = -space.mT @ (at.gradient + lagrangian @ along)
+    step = along + space @ _descent(space.mT @ lagrangian @ space, push, shift)
+    return step / (1 + shift)
+
+
+def _descent(hessian: Tensor, push: Tensor, shift: float) -> Tensor:
+    """Solve with curvatures by their size, damped; none along flat directions."""
+    if not len(push):
+        return push
+    values: Tensor
+    vectors: Tensor
+    values, vectors = torch.linalg.eigh(hessian)
+    largest = values.abs().max()
+    curvature = values.abs() + shift * largest
+    flat = curvature <= FLAT * largest
+    components = torch.where(flat, 0.0, (vectors.mT @ push) / torch.where(flat, 1.0, curvature))
+    return vectors @ components
+
+
+def _residual(at: Local, value: float | None) -> float:
+    """Length of what should vanish, in units of a gradient."""
+    if value is None:
+        return float(at.gradient.norm())
+    length = float(at.slope.norm())
+    across = at.gradient - _multiplier(at, value) * at.slope
+    return math.hypot(float(across.norm()), (value - at.prediction) / length)
+
+
+def _merit(at: Local, value: float | None) -> float:
+    if value is None:
+        return at.loss
+    return at.loss + 2 * abs(_multiplier(at, value)) * abs(value - at.prediction)

@@ -1,0 +1,262 @@
+"""The loss and the constrained prediction as functions of one float64 vector, with derivatives."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..losses import LossLike, ValuedLoss, loss_for
+from ..regressor import Function, Regressor
+
+Regulariser = Callable[[Any], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Local:
+    """Loss and prediction at one point with their derivatives, each computed when asked for."""
+
+    problem: Problem
+    vector: Tensor
+
+    @property
+    def loss(self) -> float:
+        """The summed loss."""
+        return float(self._loss.value)
+
+    @property
+    def gradient(self) -> Tensor:
+        """Of the loss, (P,)."""
+        return self._loss.slope.detach()
+
+    @cached_property
+    def hessian(self) -> Tensor:
+        """Of the loss, (P, P)."""
+        return self._loss.hessian()
+
+    @property
+    def prediction(self) -> float:
+        """At x."""
+        return float(self._prediction.value)
+
+    @property
+    def slope(self) -> Tensor:
+        """Gradient of the prediction, (P,)."""
+        return self._prediction.slope.detach()
+
+    @cached_property
+    def bend(self) -> Tensor:
+        """Hessian of the prediction, (P, P)."""
+        return self._prediction.hessian()
+
+    @cached_property
+    def force(self) -> float:
+        """Length of the losses' derivatives by the predictions: the natural size of a gradient."""
+        problem = self.problem
+        with torch.no_grad():
+            outputs = problem.outputs(self.vector)
+        return float(_Differentiated.of(problem.losses, outputs).slope.detach().norm())
+
+    @cached_property
+    def _loss(self) -> _Differentiated:
+        return _Differentiated.of(self.problem.total, self.vector)
+
+    @cached_property
+    def _prediction(self) -> _Differentiated:
+        return _Differentiated.of(self.problem.prediction, self.vector)
+
+
+@dataclass(frozen=True, eq=False)
+class _Differentiated:
+    """A scalar function at a point, its gradient, and the graph for its Hessian."""
+
+    value: Tensor
+    slope: Tensor
+    point: Tensor
+
+    @classmethod
+    def of(cls, function: Callable[[Tensor], Tensor], point: Tensor) -> _Differentiated:
+        with torch.enable_grad():
+            point = point.detach().requires_grad_()
+            value = function(point)
+            if not value.requires_grad:
+                return cls(value, torch.zeros_like(point), point)
+            (slope,) = torch.autograd.grad(value, point, create_graph=True)
+        return cls(value.detach(), slope, point)
+
+    def hessian(self) -> Tensor:
+        """(P, P), symmetric; reverse mode twice, all columns at once."""
+        width = self.point.numel()
+        if not self.slope.requires_grad:
+            return self.point.new_zeros(width, width)
+        identity = torch.eye(width, dtype=self.point.dtype)
+        (matrix,) = torch.autograd.grad(
+            self.slope,
+            self.point,
+            identity,
+            is_grads_batched=True,
+            materialize_grads=True,
+            allow_unused=True,
+        )
+        return (matrix + matrix.mT) / 2
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Minimise the summed loss, with or without the prediction at x held fixed.
+
+    Attributes:
+        regressor: in float64.
+        loss: per sample.
+        inputs: of the training data.
+        target: (N, K).
+        point: the one input x, batched.
+        output: which of the K predictions at x.
+        regulariser: callable(params) -> a number added to the loss, or None.
+        units: (P,) the vectors here are parameters divided by it.
+    """
+
+    regressor: Regressor
+    loss: ValuedLoss
+    inputs: tuple[Tensor, ...]
+    target: Tensor
+    point: tuple[Tensor, ...]
+    output: int
+    regulariser: Regulariser | None
+    units: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        f: Function | nn.Module,
+        params: Any,
+        X: Any,
+        y: Any,
+        x: Any,
+        *,
+        loss: LossLike,
+        regulariser: Regulariser | None,
+        output: int | None,
+    ) -> Problem:
+        """Read what the user handed in, in float64."""
+        if isinstance(f, nn.Module):
+            regressor = Regressor.of(copy.deepcopy(f).double(), params)
+        else:
+            regressor = Regressor.of(f, _doubled(params, {}))
+        inputs, point = _inputs(X), _point(x, X)
+        valued = loss_for(loss)
+        if not isinstance(valued, ValuedLoss):
+            raise TypeError(
+                f"Expected a loss with value(prediction, target, batch), got "
+                f"{type(valued).__name__}. Pass callable(prediction, target) -> loss per sample."
+            )
+        with torch.no_grad():
+            outputs = regressor.outputs(regressor.flat, *inputs)
+        target = _target(y, outputs)
+        chosen = _output(output, outputs.shape[1])
+        units = torch.ones_like(regressor.flat)
+        return cls(regressor, valued, inputs, target, point, chosen, regulariser, units)
+
+    @property
+    def start(self) -> Tensor:
+        """The given parameters."""
+        return self.regressor.flat / self.units
+
+    def outputs(self, vector: Tensor) -> Tensor:
+        """Predictions of the training data, (N, K)."""
+        return self.regressor.outputs(self.units * vector, *self.inputs)
+
+    def losses(self, outputs: Tensor) -> Tensor:
+        """The samples' losses, summed."""
+        batch = (*self.inputs, self.target)
+        values = self.loss.value(outputs, self.target, batch).reshape(len(outputs), -1)
+        own = getattr(self.loss, "weight", None)
+        return (values if own is None else values * own(batch).reshape(-1, 1)).sum()
+
+    def total(self, vector: Tensor) -> Tensor:
+        """The summed loss and the regulariser."""
+        losses = self.losses(self.outputs(vector))
+        if self.regulariser is None:
+            return losses
+        params = self.regressor.parameters.restore(self.units * vector)
+        return losses + self.regulariser(params).squeeze()
+
+    def prediction(self, vector: Tensor) -> Tensor:
+        """The prediction at x, a scalar."""
+        return self.regressor.outputs(self.units * vector, *self.point)[0, self.output]
+
+    def local(self, vector: Tensor) -> Local:
+        """Values and derivatives at a point."""
+        return Local(self, vector)
+
+
+def _doubled(tree: Any, seen: dict[int, Tensor]) -> Any:
+    """Containers with floating-point leaves in float64; a tensor in two places stays one."""
+    if isinstance(tree, Tensor):
+        if not tree.is_floating_point():
+            return tree
+        return seen.setdefault(tree.data_ptr(), tree.detach().double())
+    if isinstance(tree, Mapping):
+        return {key: _doubled(member, seen) for key, member in tree.items()}
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(_doubled(member, seen) for member in tree))
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(_doubled(member, seen) for member in tree)
+    return tree
+
+
+def _inputs(X: Any) -> tuple[Tensor, ...]:
+    columns = X if isinstance(X, tuple) else (X,)
+    return tuple(_tensor(column) for column in columns)
+
+
+def _tensor(values: Any) -> Tensor:
+    if hasattr(values, "__array__") and not isinstance(values, Tensor):
+        values = values.__array__().copy()  # torch refuses negative strides
+    tensor = torch.as_tensor(values).detach()
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _point(x: Any, X: Any) -> tuple[Tensor, ...]:
+    """One input as a batch of one."""
+    columns, rows = _inputs(x), _inputs(X)
+    if len(columns) != len(rows):
+        raise ValueError(f"Expected x with {len(rows)} inputs like X, got {len(columns)}.")
+    batched = []
+    for column, many in zip(columns, rows, strict=True):
+        column = column[None] if column.ndim == many.ndim - 1 else column
+        if column.ndim != many.ndim or len(column) != 1:
+            raise ValueError(
+                f"Expected one input x, shaped (1, ...) or as a row of X {tuple(many.shape)}, got "
+                f"{tuple(column.shape)}. Call once for each input."
+            )
+        batched.append(column)
+    return tuple(batched)
+
+
+def _target(y: Any, outputs: Tensor) -> Tensor:
+    target = _tensor(y).to(outputs)
+    if len(target) != len(outputs) or target.numel() != outputs.numel():
+        raise ValueError(
+            f"Expected one target per prediction: predictions {tuple(outputs.shape)}, targets "
+            f"{tuple(target.shape)}."
+        )
+    if not bool(target.isfinite().all()) or not bool(outputs.isfinite().all()):
+        raise ValueError("Targets or predictions hold NaN or infinity. Drop those rows.")
+    return target.reshape(outputs.shape)
+
+
+def _output(output: int | None, outputs: int) -> int:
+    if output is None and outputs > 1:
+        raise ValueError(
+            f"The model has {outputs} outputs. Pass output=k, which of them to hold at x."
+        )
+    chosen = output or 0
+    if not 0 <= chosen < outputs:
+        raise ValueError(f"Expected output in 0..{outputs - 1}, got {output}.")
+    return chosen

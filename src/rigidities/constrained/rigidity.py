@@ -1,0 +1,275 @@
+"""The curvature of the constrained loss, and the constrained loss along given values."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..losses import LossLike
+from ..regressor import Function
+from .extrapolation import Tableau
+from .newton import NotConverged, Solution, constrained, minimised
+from .problem import Problem, Regulariser
+
+LEVELS = 12
+"""Halvings of the step at most."""
+
+LEAK = 1e-6
+"""Share of a prediction's slope along flat directions of the loss that counts as none."""
+
+
+@dataclass(frozen=True)
+class ConstrainedRigidity:
+    r"""The rigidity of one prediction by its definition.
+
+    Attributes:
+        rigidity: $R = d\lambda / d\epsilon$, from the multipliers $\lambda = d\mathcal{L}_c /
+            d\epsilon$ (envelope theorem), extrapolated to step zero.
+        error: estimate of its relative error.
+        from_losses: the same from second differences of the losses, which lose more digits.
+        prediction: $\tilde y$ at x at the minimum.
+        epsilons: (S,) ascending, the values that the prediction was held at.
+        losses: (S,) $\mathcal{L}_c$ there.
+        multipliers: (S,) $\lambda$ there.
+        parameters: at the unconstrained minimum, shaped as they were given.
+        moved: how much the loss fell from the given parameters to that minimum.
+    """
+
+    rigidity: float
+    error: float
+    from_losses: float
+    prediction: float
+    epsilons: Tensor
+    losses: Tensor
+    multipliers: Tensor
+    parameters: Any
+    moved: float
+
+
+@dataclass(frozen=True)
+class ConstrainedProfile:
+    r"""$\mathcal{L}_c$ along given values of one prediction.
+
+    Attributes:
+        epsilons: (S,) as given.
+        losses: (S,) $\mathcal{L}_c$.
+        multipliers: (S,) its slope $\lambda$.
+        prediction: $\tilde y$ at x at the minimum.
+        minimum: the loss there.
+        parameters: there, shaped as they were given.
+    """
+
+    epsilons: Tensor
+    losses: Tensor
+    multipliers: Tensor
+    prediction: float
+    minimum: float
+    parameters: Any
+
+
+def constrained_rigidity(
+    f: Function | nn.Module,
+    params: Any,
+    X: Any,
+    y: Any,
+    x: Any,
+    *,
+    loss: LossLike = "mse",
+    regulariser: Regulariser | None = None,
+    output: int | None = None,
+    step: float | None = None,
+    tolerance: float = 1e-8,
+    max_iterations: int = 200,
+) -> ConstrainedRigidity:
+    r"""$R = \partial^2 \mathcal{L}_c / \partial\epsilon^2$ of the prediction at one input x.
+
+    The loss is first minimised from the given parameters, then minimised with the prediction held
+    at $\tilde y \pm h$, $\pm h/2$, ... All in float64 with exact second derivatives.
+
+    Args:
+        f: f(params, *inputs) -> (N,) or (N, K); or an `nn.Module` with params=None.
+        params: fitted parameters, a tensor or nested containers of tensors.
+        X: training inputs (a tuple of several), and
+        y: targets.
+        x: one input, shaped (1, ...) or as a row of X.
+        loss: as in `PredictionRigidity`, summed over samples.
+        regulariser: callable(params) -> a number added to it.
+        output: which of several outputs to hold at x.
+        step: the first h; by default a tenth of the targets' spread. It is halved up to twelve
+            times, until rounding takes over.
+        tolerance: largest residual of a solution, relative to the losses' own gradients.
+        max_iterations: of Newton's method for each solution.
+
+    Raises:
+        ValueError: no minimum is near; the Hessian is singular along the prediction's slope (then
+            the rigidity is zero); the prediction does not depend on the parameters.
+
+    Examples:
+        >>> x = torch.tensor([0.0, 1.0, 2.0, 3.0])
+        >>> line = lambda w, x: w[0] + w[1] * x
+        >>> result = constrained_rigidity(line, torch.tensor([1.0, 2.0]), x, 1 + 2 * x, [1.5])
+        >>> round(result.rigidity, 9)  # N at the mean of the inputs
+        4.0
+    """
+    problem = Problem.of(f, params, X, y, x, loss=loss, regulariser=regulariser, output=output)
+    before = float(problem.total(problem.start))
+    problem, optimum = _minimum(problem, tolerance, max_iterations)
+    h = _first_step(problem) if step is None else step
+    slopes, curvatures, found = Tableau(), Tableau(), [optimum]
+    for _ in range(LEVELS):
+        try:
+            low, high = (
+                constrained(problem, optimum, optimum.prediction + d, tolerance, max_iterations, 0)
+                for d in (-h, h)
+            )
+        except NotConverged:
+            if len(found) > 1 or h < 1e-12:
+                break
+            h /= 2
+            continue
+        found = [low, *found, high]
+        slopes.add((high.multiplier - low.multiplier) / (2 * h))
+        curvatures.add((high.loss - 2 * optimum.loss + low.loss) / h**2)
+        if slopes.diverges or slopes.error < 1e-10 * abs(slopes.value):
+            break
+        h /= 2
+    if not math.isfinite(slopes.error):
+        raise NotConverged("The constrained problem has no solution near the fitted prediction.")
+    found = sorted(found, key=lambda s: s.prediction)
+    return ConstrainedRigidity(
+        rigidity=slopes.value,
+        error=slopes.error / abs(slopes.value),
+        from_losses=curvatures.value,
+        prediction=optimum.prediction,
+        epsilons=_column([s.prediction for s in found]),
+        losses=_column([s.loss for s in found]),
+        multipliers=_column([s.multiplier for s in found]),
+        parameters=_restored(problem, optimum),
+        moved=before - optimum.loss,
+    )
+
+
+def constrained_profile(
+    f: Function | nn.Module,
+    params: Any,
+    X: Any,
+    y: Any,
+    x: Any,
+    epsilons: Any,
+    *,
+    loss: LossLike = "mse",
+    regulariser: Regulariser | None = None,
+    output: int | None = None,
+    tolerance: float = 1e-8,
+    max_iterations: int = 200,
+) -> ConstrainedProfile:
+    r"""$\mathcal{L}_c(\epsilon)$ at given values, each followed from its neighbour nearer the fit.
+
+    Args:
+        f: as in `constrained_rigidity`, like all others but
+        params: fitted parameters.
+        X: training inputs.
+        y: targets.
+        x: one input.
+        epsilons: (S,) values of the prediction.
+        loss: summed over samples.
+        regulariser: added to it.
+        output: which of several outputs.
+        tolerance: largest relative residual.
+        max_iterations: for each solution.
+
+    Raises:
+        ValueError: a value that the model cannot predict.
+    """
+    problem = Problem.of(f, params, X, y, x, loss=loss, regulariser=regulariser, output=output)
+    problem, optimum = _minimum(problem, tolerance, max_iterations)
+    values = torch.as_tensor(epsilons, dtype=torch.float64).reshape(-1)
+    offsets = values - optimum.prediction
+    found: dict[int, Solution] = {}
+    for side in (offsets >= 0, offsets < 0):
+        reached = optimum
+        for i in sorted(side.nonzero().flatten().tolist(), key=lambda i: abs(float(offsets[i]))):
+            reached = constrained(problem, reached, float(values[i]), tolerance, max_iterations)
+            found[i] = reached
+    ordered = [found[i] for i in range(len(values))]
+    return ConstrainedProfile(
+        epsilons=values,
+        losses=_column([s.loss for s in ordered]),
+        multipliers=_column([s.multiplier for s in ordered]),
+        prediction=optimum.prediction,
+        minimum=optimum.loss,
+        parameters=_restored(problem, optimum),
+    )
+
+
+def _minimum(problem: Problem, tolerance: float, max_iterations: int) -> tuple[Problem, Solution]:
+    """The minimum nearby, in parameters scaled to unit curvature; warns where it is another one."""
+    start = problem.local(problem.start)
+    problem = _rescaled(problem, start.hessian)
+    try:
+        optimum = minimised(problem, tolerance, max_iterations)
+    except NotConverged as failure:
+        raise ValueError(
+            f"No minimum of the loss was found near the parameters, where its gradient has norm "
+            f"{float(start.gradient.norm()):.3g}. Fit further, or add a regulariser. {failure}"
+        ) from failure
+    if start.loss - optimum.loss > 0.01 * abs(start.loss):
+        warnings.warn(
+            f"The parameters are not a minimum of the loss (gradient norm "
+            f"{float(start.gradient.norm()):.3g}): it fell from {start.loss:.6g} to "
+            f"{optimum.loss:.6g} when minimised further. The result is for that minimum.",
+            stacklevel=3,
+        )
+    units = problem.units
+    problem = _rescaled(problem, optimum.local.hessian / units / units[:, None])
+    optimum = replace(optimum, vector=optimum.vector * units / problem.units)
+    optimum = replace(optimum, local=problem.local(optimum.vector))
+    _check_determined(optimum)
+    return problem, optimum
+
+
+def _rescaled(problem: Problem, hessian: Tensor) -> Problem:
+    """Parameters in units of the inverse root of their own curvature."""
+    diagonal = hessian.diagonal().abs()
+    floor = 1e-12 * diagonal.max()
+    return replace(problem, units=torch.where(diagonal > floor, diagonal, 1.0).rsqrt())
+
+
+def _check_determined(optimum: Solution) -> None:
+    slope = optimum.local.slope
+    if not bool(slope.any()):
+        raise ValueError(
+            "The prediction at x does not depend on the parameters: it is infinitely rigid."
+        )
+    values, vectors = torch.linalg.eigh(optimum.local.hessian)
+    rounding = 1e-12 * values.abs().max()
+    if bool(values[0] < -rounding):
+        raise ValueError(
+            f"The loss has no minimum here but a saddle: its Hessian's lowest eigenvalue is "
+            f"{float(values[0]):.3g} times the parameters' own curvature. Fit further."
+        )
+    leak = (vectors[:, values <= rounding].mT @ slope).norm() / slope.norm()
+    if bool(leak > LEAK):
+        raise ValueError(
+            f"The Hessian is singular along the prediction's slope ({float(leak):.2g} of it): the "
+            "prediction can change at no cost and its rigidity is zero. Add a regulariser or data."
+        )
+
+
+def _first_step(problem: Problem) -> float:
+    target = problem.target[:, problem.output]
+    spread = float(target.std()) if len(target) > 1 else 0.0
+    return 0.1 * (spread or float(target.abs().max()) or 1.0)
+
+
+def _restored(problem: Problem, solution: Solution) -> Any:
+    return problem.regressor.parameters.restore(problem.units * solution.vector)
+
+
+def _column(values: list[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)

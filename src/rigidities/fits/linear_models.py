@@ -1,0 +1,150 @@
+r"""Linear fits by statsmodels and scikit-learn: $\tilde y = x^\top w$ (+ intercept)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .arrays import Values, column, float64
+from .fit_rigidity import FitRigidity, Model
+from .sources import from_covariance, from_jacobian
+
+
+def linear(
+    results: Any,
+    X: Values | None = None,
+    y: Values | None = None,
+    *,
+    sample_weight: Values | None = None,
+) -> FitRigidity:
+    r"""Error bars of a linear fit, recognised by what it offers.
+
+    - statsmodels OLS, WLS, GLS results: the covariance that the results report (a robust one too);
+      `predict(x).std` is `get_prediction(x).se_mean`, with `noise=True` `se_obs`. x holds the
+      columns of the design matrix, the constant among them.
+    - scikit-learn `LinearRegression`, `Ridge`, `RidgeCV` with their training data: $\sigma^2 x^\top
+      (X^\top X + \alpha I)^{-1} x$ with the intercept as a column that is not penalised and
+      $\sigma^2$ from the residuals over n minus the effective number of parameters. With
+      $\alpha > 0$ it is the Bayesian variance (prior variance $\sigma^2 / \alpha$): the bias of
+      the penalised fit counts in it.
+    - scikit-learn `BayesianRidge`: its own posterior; `predict(x, noise=True).std` is its
+      `predict(x, return_std=True)`, which takes the intercept as known.
+
+    Args:
+        results: the fitted object.
+        X: (N, P) and
+        y: (N,) the data that a scikit-learn `LinearRegression` or `Ridge` was fitted on.
+        sample_weight: (N,), if it was fitted with any.
+    """
+    kinds = {kind.__name__ for kind in type(results).__mro__}
+    if hasattr(results, "cov_params") and hasattr(getattr(results, "model", None), "exog"):
+        return _from_statsmodels(results)
+    if "BayesianRidge" in kinds:
+        return _from_bayesian_ridge(_fitted(results))
+    if kinds & {"LinearRegression", "Ridge", "RidgeCV"}:
+        return _from_sklearn(_fitted(results), X, y, sample_weight)
+    raise TypeError(
+        "Expected statsmodels results of OLS, WLS or GLS, or a fitted scikit-learn "
+        f"LinearRegression, Ridge, RidgeCV or BayesianRidge, got {type(results).__name__}. For "
+        "other fits use from_jacobian or from_covariance."
+    )
+
+
+def _from_statsmodels(results: Any) -> FitRigidity:
+    parameters = float64(results.params, "params", 1)
+    design = float64(results.model.exog, "exog", 2)
+    fitted = column(results.fittedvalues, "fittedvalues", len(design))
+    if not torch.allclose(design @ parameters, fitted, rtol=1e-6, atol=1e-9):
+        raise TypeError(
+            f"Expected a linear fit, got {type(results.model).__name__}, whose fitted values are "
+            "not its design matrix times its parameters."
+        )
+    fit = from_covariance(
+        results.cov_params(),
+        parameters=parameters,
+        scale=math.sqrt(float(results.scale)),
+        degrees_of_freedom=float(results.df_resid) if results.use_t else math.inf,
+    )
+    return replace(fit, model=_linear_model(parameters))
+
+
+def _from_sklearn(
+    model: Any, X: Values | None, y: Values | None, sample_weight: Values | None
+) -> FitRigidity:
+    if X is None or y is None:
+        raise ValueError(
+            f"{type(model).__name__} keeps no covariance. Pass X and y that it was fitted on."
+        )
+    design = float64(X, "X", 2)
+    parameters = float64(model.coef_, "coef_").squeeze()
+    if parameters.ndim > 1:
+        raise ValueError(
+            f"Expected a fit of one target, got coef_ {tuple(parameters.shape)}. Fit each target "
+            "by itself: they share the design matrix."
+        )
+    parameters = parameters.reshape(-1)
+    penalties = torch.full_like(parameters, _alpha(model))
+    if model.fit_intercept:
+        intercept = float64(model.intercept_, "intercept_").reshape(1)
+        parameters = torch.cat([parameters, intercept])
+        penalties = torch.cat([penalties, torch.zeros(1, dtype=torch.float64)])
+    predict = _linear_model(parameters, intercept=bool(model.fit_intercept))
+    mean, rows = predict(design)
+    fit = from_jacobian(
+        rows,
+        column(y, "y", len(mean)) - mean,
+        weights=sample_weight,
+        penalty=penalties.diag() if bool(penalties.any()) else None,
+        parameters=parameters,
+    )
+    return replace(fit, model=predict)
+
+
+def _from_bayesian_ridge(model: Any) -> FitRigidity:
+    parameters = float64(model.coef_, "coef_", 1)
+    offset, intercept = float64(model.X_offset_, "X_offset_"), float(model.intercept_)
+
+    def predict(x: Any) -> tuple[Tensor, Tensor]:
+        rows = _rows(x, len(parameters))
+        return rows @ parameters + intercept, rows - offset
+
+    scale = 1 / math.sqrt(float(model.alpha_))
+    fit = from_covariance(model.sigma_, parameters=parameters, scale=scale)
+    return replace(fit, model=predict)
+
+
+def _linear_model(parameters: Tensor, intercept: bool = False) -> Model:
+    def model(x: Any) -> tuple[Tensor, Tensor]:
+        rows = _rows(x, len(parameters) - intercept)
+        if intercept:
+            rows = torch.cat([rows, rows.new_ones(len(rows), 1)], 1)
+        return rows @ parameters, rows
+
+    return model
+
+
+def _rows(x: Any, width: int) -> Tensor:
+    rows = float64(x, "x", 2)
+    if rows.shape[1] != width:
+        raise ValueError(f"Expected x with {width} columns, got {tuple(rows.shape)}.")
+    return rows
+
+
+def _alpha(model: Any) -> float:
+    """The penalty of a ridge fit, zero for plain least squares."""
+    alpha = float64(getattr(model, "alpha_", getattr(model, "alpha", 0.0)), "alpha")
+    if alpha.numel() > 1:
+        raise ValueError(
+            f"Expected one alpha, got {tuple(alpha.shape)}. Fit each target by itself."
+        )
+    return float(alpha)
+
+
+def _fitted(model: Any) -> Any:
+    if not hasattr(model, "coef_"):
+        raise ValueError(f"This {type(model).__name__} is not fitted. Call its fit(X, y) first.")
+    return model

@@ -1,0 +1,197 @@
+r"""Nonlinear least squares by SciPy: `curve_fit` and `least_squares`.
+
+The error bar of a prediction is $g^\top C g$ with $g = \partial f(x) / \partial w$ at the fitted
+parameters and $C = s^2 (J^\top J)^{-1}$ their covariance: the Gauss-Newton rigidity.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .arrays import Values, column, float64
+from .differences import central_differences, evaluated
+from .fit_rigidity import FitRigidity, Model
+from .sources import from_covariance, from_jacobian, residual_variance
+
+
+def curve_fit(
+    f: Callable[..., Any],
+    popt: Values,
+    pcov: Values | None = None,
+    *,
+    x: Any = None,
+    y: Values | None = None,
+    sigma: Values | None = None,
+    scale: float | None = None,
+    jac: Callable[..., Any] | None = None,
+) -> FitRigidity:
+    r"""Error bars of `scipy.optimize.curve_fit`: pass f and what SciPy returned.
+
+    Args:
+        f: f(x, *parameters) -> (M,), as SciPy takes it.
+        popt: (P,) the fitted parameters.
+        pcov: (P, P) their covariance as SciPy returned it; `sigma` and `absolute_sigma` are inside.
+        x: the fit's inputs and
+        y: its targets (N,): needed without pcov; with it they tell the residual variance
+            (`predict(noise=True)`) and the degrees of freedom (`interval`).
+        sigma: (N,) the observations' standard deviations, if SciPy was given any.
+        scale: the residual standard deviation in units of sigma, where known: 1.0 for
+            `absolute_sigma=True`.
+        jac: jac(x, *parameters) -> (M, P); central differences of f without it.
+
+    Raises:
+        ValueError: SciPy could not estimate the covariance (infinite), or neither pcov nor data.
+    """
+    parameters = float64(popt, "popt").reshape(-1)
+    if pcov is None and (x is None or y is None):
+        raise ValueError("Expected pcov, or x and y of the fit, got neither. Pass one of them.")
+    covariance = None if pcov is None else _finite(pcov, len(parameters))
+    spread = torch.zeros_like(parameters) if covariance is None else covariance.diagonal().sqrt()
+    derivative = None if jac is None else lambda w, x: jac(x, *w)
+    model = _model(lambda w, x: f(x, *w), parameters, spread, derivative)
+    if x is None or y is None:
+        assert covariance is not None
+        fit = from_covariance(covariance, parameters=parameters, scale=scale)
+        return replace(fit, model=model)
+    mean, rows = model(x)
+    weights, residuals = _weights(sigma, len(mean)), column(y, "y", len(mean)) - mean
+    fit = from_jacobian(rows, residuals, weights=weights, scale=scale, parameters=parameters)
+    if covariance is not None:
+        fit = from_covariance(
+            covariance,
+            parameters=parameters,
+            scale=float(fit.posterior.scale),
+            degrees_of_freedom=fit.degrees_of_freedom,
+        )
+    return replace(fit, model=model)
+
+
+def least_squares(
+    result: Any,
+    f: Callable[[Any, Any], Any] | None = None,
+    *,
+    scale: float | None = None,
+    jac: Callable[[Any, Any], Any] | None = None,
+) -> FitRigidity:
+    r"""Error bars of `scipy.optimize.least_squares`.
+
+    SciPy's Jacobian is already the one whose $J^\top J$ approximates the Hessian of a robust loss;
+    the residual variance is $2\,\mathrm{cost} / (n - p)$, as in `curve_fit`. Parameters at a bound
+    (`active_mask`) are held there and not counted: `FitRigidity.fixed` names them, with a warning.
+
+    Args:
+        result: what SciPy returned.
+        f: f(parameters, x) -> (M,), for `predict`.
+        scale: the residual standard deviation, where known: 1.0 when the residuals were already
+            divided by it.
+        jac: jac(parameters, x) -> (M, P); central differences of f without it.
+    """
+    jacobian = _dense(result)
+    parameters = float64(result.x, "result.x", 1)
+    n, width = jacobian.shape
+    mask = getattr(result, "active_mask", None)
+    active = [False] * width if mask is None else [bool(m) for m in mask]
+    free = [i for i in range(width) if not active[i]]
+    fixed = tuple(i for i in range(width) if active[i])
+    if not free:
+        raise ValueError("All parameters are at a bound: no prediction can vary. Widen the bounds.")
+    noise, freedom = None if scale is None else scale**2, math.inf
+    if noise is None:
+        freedom = float(n - len(free))
+        noise = residual_variance(2 * float(result.cost), freedom)
+    fit = from_jacobian(jacobian[:, free], scale=math.sqrt(noise))
+    spread = torch.zeros_like(parameters).index_put((torch.tensor(free),), fit.parameter_std)
+    if fixed:
+        warnings.warn(
+            f"Parameters {list(fixed)} are at a bound and held there: their uncertainty is not in "
+            "the error bars.",
+            stacklevel=2,
+        )
+    return replace(
+        fit,
+        parameters=parameters,
+        degrees_of_freedom=freedom,
+        fixed=fixed,
+        model=None if f is None else _model(f, parameters, spread, jac),
+    )
+
+
+def _model(
+    f: Callable[[Any, Any], Any],
+    parameters: Tensor,
+    spread: Tensor,
+    jac: Callable[[Any, Any], Any] | None,
+) -> Model:
+    """x -> f and its derivatives at the parameters."""
+
+    def model(x: Any) -> tuple[Tensor, Tensor]:
+        mean = evaluated(lambda w: f(w, x), parameters)
+        if jac is None:
+            return mean, central_differences(lambda w: f(w, x), parameters, spread)
+        rows = float64(jac(parameters.numpy().copy(), x), "jac", 2)
+        if tuple(rows.shape) != (len(mean), len(parameters)):
+            raise ValueError(
+                f"Expected jac to return ({len(mean)}, {len(parameters)}), got {tuple(rows.shape)}."
+            )
+        return mean, rows
+
+    return model
+
+
+def _finite(pcov: Values, width: int) -> Tensor:
+    """Refuse the infinite covariance that SciPy returns where it has none."""
+    import numpy as np
+
+    if np.isinf(np.asarray(pcov)).any():
+        raise ValueError(
+            "SciPy could not estimate the parameters' covariance (pcov is infinite): the data do "
+            "not determine them all, or leave no degrees of freedom. Fix a parameter, add data, or "
+            "give sigma with absolute_sigma=True."
+        )
+    covariance = float64(pcov, "pcov")
+    if tuple(covariance.shape) != (width, width):
+        raise ValueError(
+            f"Expected pcov of shape ({width}, {width}) for {width} parameters, got "
+            f"{tuple(covariance.shape)}."
+        )
+    return covariance
+
+
+def _weights(sigma: Values | None, rows: int) -> Tensor:
+    if sigma is None:
+        return torch.ones(rows, dtype=torch.float64)
+    values = float64(sigma, "sigma")
+    if values.ndim == 2 and min(values.shape) > 1:
+        raise ValueError(
+            f"Expected sigma of shape ({rows},), got {tuple(values.shape)}: correlated noise is "
+            "inside pcov. Pass pcov and leave x, y and sigma out."
+        )
+    values = values.expand(rows) if values.ndim == 0 else column(values, "sigma", rows)
+    if not bool((values > 0).all()):
+        raise ValueError(f"Expected sigma above zero, got {float(values.min()):.3g}.")
+    return values.square().reciprocal()
+
+
+def _dense(result: Any) -> Tensor:
+    jacobian = getattr(result, "jac", None)
+    if jacobian is None or not hasattr(result, "cost"):
+        raise TypeError(
+            "Expected the result of scipy.optimize.least_squares (with jac, cost and x), got "
+            f"{type(result).__name__} without them. For other fits use from_jacobian or "
+            "from_covariance."
+        )
+    if hasattr(jacobian, "toarray"):
+        jacobian = jacobian.toarray()
+    if hasattr(jacobian, "rmatvec"):
+        raise TypeError(
+            "Expected a Jacobian with entries, got a LinearOperator. Pass its matrix to "
+            "from_jacobian: jac @ numpy.eye(jac.shape[1])."
+        )
+    return float64(jacobian, "result.jac", 2)

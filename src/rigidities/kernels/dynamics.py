@@ -1,0 +1,203 @@
+r"""The Gaussian process that a wide net is after training for a time t.
+
+Gradient flow with rate $\eta$ on half the squared error of a net linear in its parameters,
+started from the NNGP prior $f_0 \sim N(0, K_\mathrm{NNGP})$, keeps it Gaussian. With
+$A_t = k_\mathrm{NTK}(\star, D)\, K_\mathrm{NTK}^{-1} (I - e^{-\eta K_\mathrm{NTK} t})$
+
+$$ f_t(\star) = f_0(\star) + A_t\, (y - f_0(D)), \qquad \mu = A_t\, y, $$
+$$ \sigma^2 = k_\mathrm{NNGP}(\star, \star) + A_t K_\mathrm{NNGP} A_t^\top
+   - A_t\, k_\mathrm{NNGP}(D, \star) - k_\mathrm{NNGP}(\star, D)\, A_t^\top $$
+
+(the paper's Sec. 3.5, all four terms). With $K_\mathrm{NTK} = U \,\mathrm{diag}(\lambda)\, U^\top$
+each time costs one filter $g_t(\lambda) = (1 - e^{-\eta\lambda t}) / \lambda$, and nothing is
+inverted: $g_t(0) = \eta t$, $g_\infty(\lambda) = 1/\lambda$.
+
+Reference: J. Lee et al., "Wide neural networks of any depth evolve as linear models under gradient
+descent" (2019).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Times = float | Sequence[float] | Tensor
+
+
+@dataclass(frozen=True)
+class TrainedProcess:
+    r"""Mean and variance at one time, or at T times (a leading axis).
+
+    Attributes:
+        time: as given, () or (T,).
+        mean: (M,) or (M, K) for targets (N, K).
+        variance: (M,).
+        covariance: (M, M), or None where it was not asked for.
+        threshold: eigenvalues of the NTK up to it count as zero: at $t = \infty$ nothing is
+            learnt along them.
+        rank: number of eigenvalues above it.
+    """
+
+    time: Tensor
+    mean: Tensor
+    variance: Tensor
+    covariance: Tensor | None
+    threshold: float
+    rank: int
+
+
+def gaussian_process_at(
+    time: Times,
+    *,
+    ntk: tuple[Tensor, Tensor],
+    nngp: tuple[Tensor, Tensor, Tensor],
+    targets: Tensor,
+    learning_rate: float = 1.0,
+    covariance: bool = False,
+    tolerance: float | None = None,
+) -> TrainedProcess:
+    r"""Mean and variance at training time t.
+
+    Args:
+        time: $t \ge 0$, `math.inf` allowed; a sequence shares one eigendecomposition.
+        ntk: K(D, D) of (N, N) and k(⋆, D) of (M, N).
+        nngp: the same two and k(⋆, ⋆), (M,) or, for a covariance, (M, M).
+        targets: y, (N,) or (N, K).
+        learning_rate: $\eta$ of $\dot w = -\eta \nabla \sum_i \frac12 (f(x_i) - y_i)^2$.
+        covariance: also the full covariance between the test points.
+        tolerance: eigenvalues up to `tolerance` times the largest count as zero; by default N
+            times the rounding of float64. Components of k(⋆, D) along them that are themselves
+            no more than rounding are set to zero, so that a large finite time does not blow
+            them up.
+
+    Returns:
+        The process, with the threshold that was used.
+
+    Examples:
+        >>> one = torch.ones(1, 1, dtype=torch.float64)
+        >>> gp = gaussian_process_at(
+        ...     math.log(2), ntk=(one, one), nngp=(one, one, one[0]), targets=one[0]
+        ... )
+        >>> round(gp.mean.item(), 6), round(gp.variance.item(), 6)  # 1 - 1/2, (1/2)^2
+        (0.5, 0.25)
+    """
+    k, cross = _pair(*ntk, "ntk")
+    prior, prior_cross = _pair(*nngp[:2], "nngp")
+    test, y = finite(nngp[2], "nngp test kernel"), finite(targets, "targets")
+    _check_shapes(k, cross, prior, prior_cross, test, y, full=covariance)
+    times = checked_times(time, learning_rate).to(k.device)
+
+    eigenvalues, vectors, threshold = _spectrum(k, tolerance)
+    learnt = eigenvalues > threshold
+    components = _without_rounding(cross @ vectors, learnt)
+    prior = vectors.mT @ prior @ vectors
+    prior_cross, seen = prior_cross @ vectors, vectors.mT @ y
+    own = test.diagonal() if test.ndim == 2 else test
+    means, variances, covariances = [], [], []
+    for t in times.reshape(-1).tolist():
+        a = components * _filter(eigenvalues, learnt, learning_rate * t)  # A_t U
+        moved = a @ prior
+        means.append(a @ seen)
+        variances.append(own + ((moved - 2 * prior_cross) * a).sum(-1))
+        if covariance:
+            mixed = a @ prior_cross.mT
+            covariances.append(test + moved @ a.mT - mixed - mixed.mT)
+    return TrainedProcess(
+        times,
+        stacked(means, times),
+        stacked(variances, times),
+        stacked(covariances, times) if covariance else None,
+        threshold,
+        int(learnt.sum()),
+    )
+
+
+def stacked(values: list[Tensor], times: Tensor) -> Tensor:
+    """With the times as the leading axis, where there is one."""
+    return torch.stack(values).reshape(times.shape + values[0].shape)
+
+
+def _spectrum(kernel: Tensor, tolerance: float | None) -> tuple[Tensor, Tensor, float]:
+    """Eigenvalues (those in the numerical null space set to zero), vectors, threshold."""
+    eigenvalues, vectors = torch.linalg.eigh(kernel)
+    largest = float(eigenvalues[-1])
+    relative = len(kernel) * torch.finfo(torch.float64).eps if tolerance is None else tolerance
+    threshold = relative * max(largest, 0.0)
+    if float(eigenvalues[0]) < -max(1e-8 * abs(largest), threshold):
+        raise ValueError(
+            f"The NTK of the training data is not positive semi-definite: its eigenvalues run "
+            f"from {float(eigenvalues[0]):.3g} to {largest:.3g}. Was it computed in float64?"
+        )
+    return torch.where(eigenvalues > threshold, eigenvalues, 0.0), vectors, threshold
+
+
+def _filter(eigenvalues: Tensor, learnt: Tensor, steps: float) -> Tensor:
+    r"""$(1 - e^{-\lambda\tau}) / \lambda$ at $\tau = \eta t$, with its limits."""
+    safe = torch.where(learnt, eigenvalues, 1.0)
+    rest = 0.0 if math.isinf(steps) else steps
+    return torch.where(learnt, -torch.expm1(-safe * steps) / safe, rest)
+
+
+def _without_rounding(components: Tensor, learnt: Tensor) -> Tensor:
+    """A positive semi-definite kernel has no cross components along its null space."""
+    floor = len(learnt) * torch.finfo(torch.float64).eps * components.norm(dim=1, keepdim=True)
+    return torch.where(learnt | (components.abs() > floor), components, 0.0)
+
+
+def _pair(train: Tensor, cross: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    train, cross = finite(train, f"{name} train kernel"), finite(cross, f"{name} cross kernel")
+    if train.ndim != 2 or train.shape[0] != train.shape[1] or cross.shape[1:] != train.shape[1:]:
+        raise ValueError(
+            f"{name}: expected the train kernel (N, N) and the cross kernel (M, N), test rows by "
+            f"train columns, got {tuple(train.shape)} and {tuple(cross.shape)}."
+        )
+    return train, cross
+
+
+def _check_shapes(
+    k: Tensor,
+    cross: Tensor,
+    prior: Tensor,
+    prior_cross: Tensor,
+    test: Tensor,
+    y: Tensor,
+    *,
+    full: bool,
+) -> None:
+    if k.shape != prior.shape or cross.shape != prior_cross.shape:
+        raise ValueError(
+            "The two kernels belong to different data: NTK train and cross "
+            f"{tuple(k.shape)}, {tuple(cross.shape)}, NNGP {tuple(prior.shape)}, "
+            f"{tuple(prior_cross.shape)}."
+        )
+    rows, points = len(k), len(cross)
+    shapes = [(points, points)] if full else [(points,), (points, points)]
+    if tuple(test.shape) not in shapes:
+        raise ValueError(
+            f"nngp test kernel: expected {' or '.join(map(str, shapes))}"
+            f"{' for a covariance' if full else ''}, got {tuple(test.shape)}."
+        )
+    if y.ndim not in {1, 2} or len(y) != rows:
+        raise ValueError(f"targets: expected ({rows},) or ({rows}, K), got {tuple(y.shape)}.")
+
+
+def checked_times(time: Times, rate: float) -> Tensor:
+    """() or (T,), and a clear error for times and rates that cannot be."""
+    times = torch.as_tensor(time, dtype=torch.float64)
+    if times.ndim > 1 or times.numel() == 0 or not bool((times >= 0).all()):
+        raise ValueError(f"time must be a number or a sequence, not negative, got {time}.")
+    if not 0 < rate < math.inf:
+        raise ValueError(f"learning_rate must be positive and finite, got {rate}.")
+    return times
+
+
+def finite(tensor: Tensor, name: str) -> Tensor:
+    """In float64; NaN, infinity and empty tensors are refused by name."""
+    tensor = tensor.detach().to(torch.float64)
+    if tensor.numel() == 0 or not bool(torch.isfinite(tensor).all()):
+        raise ValueError(f"{name}: expected finite numbers, got none, NaN or infinity.")
+    return tensor

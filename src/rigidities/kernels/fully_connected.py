@@ -1,0 +1,153 @@
+r"""NNGP and NTK of an infinitely wide fully connected net.
+
+With L hidden layers, $\check\phi$ the dual activation and $\check\phi'$ that of the derivative
+(the paper's recursion, appendix "Power series expansion of the NTK", with the variances of weights
+and biases kept)
+
+$$ K^{(0)} = \Theta^{(0)} = \sigma_w^2\, s\, x^\top x' + \sigma_b^2, \qquad
+   K^{(l)} = \sigma_w^2\, \check\phi(K^{(l-1)}) + \sigma_b^2, \qquad
+   \Theta^{(l)} = K^{(l)} + \sigma_w^2\, \Theta^{(l-1)}\, \check\phi'(K^{(l-1)}) . $$
+
+$\check\phi$ at a pair depends on both variances beside the covariance, so the diagonals run ahead:
+they are N + M numbers a layer, and each layer then costs one elementwise map of the N x M matrix.
+
+References: J. Lee et al., "Deep neural networks as Gaussian processes" (2018); A. Jacot, F. Gabriel
+and C. Hongler, "Neural tangent kernel" (2018).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .activations import Activation, ActivationLike, activation
+
+
+class Kernels(NamedTuple):
+    """Both kernels of one net between the same inputs."""
+
+    nngp: Tensor
+    ntk: Tensor
+
+
+@dataclass(frozen=True)
+class FullyConnected:
+    r"""The infinitely wide net in NTK parametrisation.
+
+    Each layer is $z = \sigma_w W a / \sqrt n + \sigma_b b$, the entries of W and b all N(0, 1).
+
+    Args:
+        depth: L, the number of hidden layers; 0 is a linear model.
+        activation: what `rigidities.kernels.activation` takes.
+        weight_variance: $\sigma_w^2$.
+        bias_variance: $\sigma_b^2$.
+        input_scale: s above; "dim" for 1 / (number of inputs), 1.0 in the paper.
+        normalised: scale the activation so that $E[\phi(z)^2] = 1$ at unit variance, as the paper
+            does: inputs of unit length then keep it through all layers.
+
+    Examples:
+        >>> x = torch.eye(2, dtype=torch.float64)
+        >>> net = FullyConnected(depth=1, activation="identity", input_scale=1.0)
+        >>> net.ntk(x).tolist()  # L + 1 times the inner products
+        [[2.0, 0.0], [0.0, 2.0]]
+    """
+
+    depth: int
+    activation: ActivationLike
+    weight_variance: float = 1.0
+    bias_variance: float = 0.0
+    input_scale: Literal["dim"] | float = "dim"
+    normalised: bool = False
+    _phi: Activation = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.depth < 0:
+            raise ValueError(f"depth is the number of hidden layers, at least 0; got {self.depth}.")
+        for name, value in (
+            ("weight_variance", self.weight_variance),
+            ("bias_variance", self.bias_variance),
+        ):
+            if not 0 <= value < float("inf"):
+                raise ValueError(f"{name} must be finite and not negative, got {value}.")
+        if self.input_scale != "dim" and not 0 < float(self.input_scale) < float("inf"):
+            raise ValueError(f"input_scale must be 'dim' or positive, got {self.input_scale!r}.")
+        phi = activation(self.activation)
+        object.__setattr__(self, "_phi", phi.normalised() if self.normalised else phi)
+
+    def nngp(self, x: Tensor, z: Tensor | None = None) -> Tensor:
+        """Covariance of the outputs at initialisation, (N, M)."""
+        return self._propagated(x, z, tangent=False).nngp
+
+    def ntk(self, x: Tensor, z: Tensor | None = None) -> Tensor:
+        """The tangent kernel, (N, M)."""
+        return self._propagated(x, z, tangent=True).ntk
+
+    def kernels(self, x: Tensor, z: Tensor | None = None) -> Kernels:
+        """Both, for the price of the NTK.
+
+        Args:
+            x: (N, d).
+            z: (M, d); by default x itself.
+
+        Returns:
+            (N, M) each, float64.
+        """
+        return self._propagated(x, z, tangent=True)
+
+    def diagonal(self, x: Tensor) -> Kernels:
+        """k(x, x) of both kernels, (N,) each, without the matrix."""
+        x = _inputs(x, "x")
+        variance = self._first(x.square().sum(1), x.shape[1])
+        return self._recursion(variance, variance, variance, tangent=True)
+
+    def _propagated(self, x: Tensor, z: Tensor | None, *, tangent: bool) -> Kernels:
+        x = _inputs(x, "x")
+        other = x if z is None else _inputs(z, "z")
+        if other.shape[1] != x.shape[1]:
+            raise ValueError(
+                f"x and z must have the same number of columns, got {tuple(x.shape)} and "
+                f"{tuple(other.shape)}."
+            )
+        width = x.shape[1]
+        p = self._first(x.square().sum(1), width)
+        q = p if z is None else self._first(other.square().sum(1), width)
+        r = self._first(x @ other.mT, width)
+        bound = p.sqrt()[:, None] * q.sqrt()
+        r = torch.clamp(r, -bound, bound)
+        if z is None:
+            r.diagonal().copy_(p)  # the product's rounding would pass for a correlation below 1
+        kernels = self._recursion(p[:, None], q[None], r, tangent=tangent)
+        return kernels if z is not None else Kernels(*(_symmetric(k) for k in kernels))
+
+    def _first(self, products: Tensor, width: int) -> Tensor:
+        scale = 1 / width if self.input_scale == "dim" else self.input_scale
+        return self.weight_variance * scale * products + self.bias_variance
+
+    def _recursion(self, p: Tensor, q: Tensor, r: Tensor, *, tangent: bool) -> Kernels:
+        """L layers of variances p, q, covariances r and, where asked, the tangent kernel."""
+        phi, w, b = self._phi, self.weight_variance, self.bias_variance
+        ntk = r
+        for _ in range(self.depth):
+            slope = w * phi.slope_dual(p, q, r) if tangent else r
+            diagonal = r is p
+            r = w * phi.dual(p, q, r) + b
+            p, q = (r, r) if diagonal else (w * phi.moment(p) + b, w * phi.moment(q) + b)
+            if tangent:
+                ntk = r + slope * ntk
+        return Kernels(r, ntk)
+
+
+def _inputs(x: Tensor, name: str) -> Tensor:
+    x = torch.as_tensor(x).detach().to(torch.float64)
+    if x.ndim != 2:
+        raise ValueError(f"{name} must be (N, d), one row per input, got {tuple(x.shape)}.")
+    if not bool(torch.isfinite(x).all()):
+        raise ValueError(f"{name} holds NaN or infinity. Clean the inputs.")
+    return x
+
+
+def _symmetric(kernel: Tensor) -> Tensor:
+    return (kernel + kernel.mT) / 2

@@ -1,0 +1,558 @@
+"""Fits made elsewhere: error bars equal those of SciPy, NumPy, statsmodels and scikit-learn."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from scipy import optimize, sparse
+
+from rigidities import fits
+
+EXACT = {"rtol": 1e-8, "atol": 0}
+
+
+def decay(x, a, b, c):
+    return a * np.exp(-b * x) + c
+
+
+def decay_jac(x, a, b, c):
+    return np.stack([np.exp(-b * x), -a * x * np.exp(-b * x), np.ones_like(x)], 1)
+
+
+def decay_data(rows=40, seed=0):
+    rng = np.random.default_rng(seed)
+    x = np.linspace(0, 4, rows)
+    sigma = 0.02 + 0.02 * x
+    return x, decay(x, 2.5, 1.3, 0.5) + sigma * rng.normal(size=rows), sigma
+
+
+def line_data(rows=30, width=3, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(rows, width)) * [1, 100, 0.01][:width] + 2
+    return X, X @ [1.0, 0.02, 50.0][:width] + 3 + 0.3 * rng.normal(size=rows)
+
+
+def dense_variance(design, rows, noise, weights=None, penalty=0):
+    """Slow reference: noise g^T (J^T W J + P)^-1 g by an explicit inverse."""
+    weights = np.ones(len(design)) if weights is None else weights
+    hessian = design.T @ (weights[:, None] * design) + penalty
+    return noise * np.einsum("ni,ij,nj->n", rows, np.linalg.inv(hessian), rows)
+
+
+# --- Jacobians and covariances ---
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("ridge", [0.0, 0.7])
+def test_a_jacobian_gives_the_dense_variance(weighted, ridge):
+    rng = np.random.default_rng(1)
+    design, rows, errors = rng.normal(size=(20, 4)), rng.normal(size=(5, 4)), rng.normal(size=20)
+    weights = rng.uniform(0.5, 2, size=20) if weighted else np.ones(20)
+    penalty = np.diag([0.0, 1.0, 2.0, 3.0]) + 0.1
+    fit = fits.from_jacobian(
+        design, errors, weights=weights if weighted else None, ridge=ridge, penalty=penalty
+    )
+    whole = ridge * np.eye(4) + penalty
+    hat = (weights * dense_variance(design, design, 1.0, weights, whole)).sum()
+    noise = (weights * errors**2).sum() / (20 - hat)
+    expected = dense_variance(design, rows, noise, weights, whole)
+    np.testing.assert_allclose(fit.variance(rows), expected, **EXACT)
+    np.testing.assert_allclose(fit.rigidity(rows), noise / expected, **EXACT)
+    np.testing.assert_allclose(fit.std(rows) ** 2, expected, **EXACT)
+    assert fit.noise == pytest.approx(noise, rel=1e-10)
+    assert fit.degrees_of_freedom == pytest.approx(20 - hat, rel=1e-10)
+
+
+def test_covariance_and_samples_are_those_of_the_parameters():
+    rng = np.random.default_rng(2)
+    design, rows = rng.normal(size=(20, 3)) * [1, 10, 100], rng.normal(size=(4, 3))
+    fit = fits.from_jacobian(design, scale=2.0, parameters=[1.0, 2.0, 3.0])
+    covariance = 4 * np.linalg.inv(design.T @ design)
+    np.testing.assert_allclose(fit.parameter_covariance, covariance, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(fit.covariance(rows), rows @ covariance @ rows.T, rtol=1e-9)
+    np.testing.assert_allclose(
+        fit.covariance(rows, rows[:2]), rows @ covariance @ rows[:2].T, rtol=1e-9
+    )
+    draws = fit.sample(100_000, torch.Generator().manual_seed(0)).numpy()
+    np.testing.assert_allclose(draws.mean(0), [1, 2, 3], atol=0.02)
+    std = np.sqrt(np.diag(covariance))
+    assert np.abs((np.cov(draws.T) - covariance) / np.outer(std, std)).max() < 0.03
+    assert fits.from_jacobian(design).sample(7).shape == (7, 3)
+
+
+def test_the_covariance_route_equals_the_jacobian_route():
+    rng = np.random.default_rng(3)
+    design, rows = rng.normal(size=(20, 3)), rng.normal(size=(6, 3))
+    errors = rng.normal(size=20)
+    direct = fits.from_jacobian(design, errors)
+    again = fits.from_covariance(direct.parameter_covariance, scale=math.sqrt(direct.noise))
+    for name in ("variance", "rigidity", "covariance"):
+        np.testing.assert_allclose(
+            getattr(again, name)(rows), getattr(direct, name)(rows), rtol=1e-9
+        )
+    assert again.noise == pytest.approx(direct.noise)
+
+
+def test_a_parameter_without_variance_contributes_nothing():
+    fit = fits.from_covariance([[4.0, 0.0], [0.0, 0.0]], parameters=[1.0, 2.0])
+    np.testing.assert_allclose(fit.variance([[1.0, 5.0], [0.0, 5.0]]), [4.0, 0.0])
+    assert torch.equal(fit.sample(5)[:, 1], torch.full((5,), 2.0, dtype=torch.float64))
+    assert fit.parameter_std.tolist() == [2.0, 0.0]
+
+
+def test_units_and_a_large_condition_number_do_not_spoil_the_error_bars():
+    # The reference works in centred and scaled years, where the matrix is well conditioned.
+    year = np.arange(1950.0, 2021.0)
+    design, scaled = year[:, None] ** [3, 2, 1, 0], ((year - 1985) / 35)[:, None] ** [3, 2, 1, 0]
+    expected = dense_variance(scaled, scaled, 1.0)
+    np.testing.assert_allclose(fits.from_jacobian(design).variance(design), expected, rtol=1e-4)
+    fit = fits.from_jacobian(design * [1e-30, 1, 1e30, 1e-9])
+    np.testing.assert_allclose(fit.variance(design * [1e-30, 1, 1e30, 1e-9]), expected, rtol=1e-4)
+
+
+def test_rows_of_weight_zero_leave_no_degrees_of_freedom():
+    design = np.random.default_rng(0).normal(size=(10, 2))
+    padded = fits.from_jacobian(
+        np.r_[design, design], np.ones(20), weights=np.r_[np.ones(10), np.zeros(10)]
+    )
+    plain = fits.from_jacobian(design, np.ones(10))
+    assert padded.degrees_of_freedom == plain.degrees_of_freedom == 8
+    np.testing.assert_allclose(padded.variance(design), plain.variance(design), **EXACT)
+
+
+# --- arrays of other libraries ---
+
+
+class OnlyDLPack:
+    """An array that speaks DLPack and nothing else, as one on a device does."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __dlpack__(self, **kwargs):
+        return self.tensor.__dlpack__(**kwargs)
+
+    def __dlpack_device__(self):
+        return self.tensor.__dlpack_device__()
+
+
+@pytest.mark.parametrize("library", ["list", "torch", "float32", "dlpack", "frame", "jax", "view"])
+def test_arrays_of_any_library_come_in(library):
+    rng = np.random.default_rng(0)
+    array = np.round(rng.normal(size=(12, 3)), 2)
+    expected = fits.from_jacobian(array).variance(array)
+    if library == "list":
+        given = array.tolist()
+    elif library == "torch":
+        given = torch.tensor(array, requires_grad=True)
+    elif library == "float32":
+        given = array.astype(np.float32)
+    elif library == "dlpack":
+        given = OnlyDLPack(torch.tensor(array))
+    elif library == "frame":
+        given = pytest.importorskip("pandas").DataFrame(array)
+    elif library == "jax":
+        given = pytest.importorskip("jax.numpy").asarray(array)
+    else:
+        given = np.asfortranarray(array[::-1])[::-1]
+    got = fits.from_jacobian(given).variance(given)
+    assert got.dtype == torch.float64
+    single = library in {"float32", "jax"}
+    np.testing.assert_allclose(got, expected, rtol=1e-5 if single else 1e-12)
+    assert isinstance(np.asarray(got), np.ndarray)
+
+
+def test_a_jax_fit_has_the_error_bars_of_its_jacobian():
+    jax = pytest.importorskip("jax")
+    x, y, _ = decay_data()
+    popt, pcov = optimize.curve_fit(decay, x, y)
+
+    def model(w, x):
+        return w[0] * jax.numpy.exp(-w[1] * x) + w[2]
+
+    w = jax.numpy.asarray(popt)
+    fit = fits.from_jacobian(jax.jacobian(model)(w, x), y - np.asarray(model(w, x)))
+    np.testing.assert_allclose(fit.parameter_covariance, pcov, rtol=2e-4, atol=1e-9)
+    # A float32 function is differenced with steps that suit float32.
+    single = fits.curve_fit(lambda x, *w: model(w, x), popt, pcov)
+    exact = fits.curve_fit(decay, popt, pcov)
+    assert model(w, x).dtype == np.float32
+    np.testing.assert_allclose(single.predict(x).std, exact.predict(x).std, rtol=1e-3)
+
+
+# --- scipy ---
+
+
+@pytest.mark.parametrize("absolute", [False, True])
+def test_curve_fit_propagates_scipys_covariance(absolute):
+    x, y, sigma = decay_data()
+    popt, pcov = optimize.curve_fit(decay, x, y, sigma=sigma, absolute_sigma=absolute)
+    at = np.linspace(-1, 6, 15)
+    rows = decay_jac(at, *popt)
+    expected = np.sqrt(np.einsum("ni,ij,nj->n", rows, pcov, rows))
+    differences, given = (
+        fits.curve_fit(decay, popt, pcov),
+        fits.curve_fit(decay, popt, pcov, jac=decay_jac),
+    )
+    np.testing.assert_allclose(differences.predict(at).std, expected, **EXACT)
+    np.testing.assert_allclose(given.predict(at).std, expected, rtol=1e-10)
+    np.testing.assert_allclose(given.predict(at).mean, decay(at, *popt), rtol=1e-14)
+    np.testing.assert_allclose(given.parameter_covariance, pcov, rtol=1e-10)
+    np.testing.assert_allclose(given.parameters, popt)
+
+
+@pytest.mark.parametrize("absolute", [False, True])
+def test_curve_fit_without_pcov_equals_curve_fit_with_it(absolute):
+    x, y, sigma = decay_data()
+    popt, pcov = optimize.curve_fit(
+        decay, x, y, sigma=sigma, absolute_sigma=absolute, jac=decay_jac, xtol=1e-14, ftol=1e-14
+    )
+    scale = 1.0 if absolute else None
+    given = fits.curve_fit(decay, popt, pcov, x=x, y=y, sigma=sigma, scale=scale)
+    without = fits.curve_fit(decay, popt, x=x, y=y, sigma=sigma, scale=scale)
+    np.testing.assert_allclose(without.parameter_covariance, pcov, rtol=1e-6)
+    for a, b in zip(given.interval(x, noise=True), without.interval(x, noise=True), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert without.degrees_of_freedom == given.degrees_of_freedom == (math.inf if absolute else 37)
+    chi2 = (((y - decay(x, *popt)) / sigma) ** 2).sum() / 37
+    assert given.noise == pytest.approx(1.0 if absolute else chi2)
+
+
+def test_parameters_of_any_size_are_differenced_well():
+    x = np.linspace(0, 1e-6, 30)
+    truth = [1e6, 1e-7, 0.0, 2e12]
+
+    def wave(x, frequency, amplitude, offset, chirp):
+        return amplitude * np.sin(2 * np.pi * (frequency * x + chirp * x**2)) + offset
+
+    def exact(x, frequency, amplitude, offset, chirp):
+        phase = 2 * np.pi * (frequency * x + chirp * x**2)
+        slope = 2 * np.pi * amplitude * np.cos(phase)
+        return np.stack([slope * x, np.sin(phase), np.ones_like(x), slope * x**2], 1)
+
+    pcov = np.diag(np.array([1e3, 1e-9, 1e-9, 1e10]) ** 2)
+    numeric = fits.curve_fit(wave, truth, pcov).predict(x).std
+    analytic = fits.curve_fit(wave, truth, pcov, jac=exact).predict(x).std
+    np.testing.assert_allclose(numeric, analytic, **EXACT)
+
+
+@pytest.mark.parametrize("loss", ["linear", "soft_l1", "cauchy"])
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+def test_least_squares_equals_scipys_own_curve_fit(loss, kind):
+    x, y, _ = decay_data()
+    y[7] += 1.0
+    options = {"loss": loss, "f_scale": 0.1, "xtol": 1e-14, "ftol": 1e-14, "gtol": 1e-14}
+    _, pcov = optimize.curve_fit(decay, x, y, method="trf", jac=decay_jac, **options)
+    result = optimize.least_squares(
+        lambda w: decay(x, *w) - y,
+        np.ones(3),
+        jac=lambda w: (sparse.csr_matrix if kind == "sparse" else np.asarray)(decay_jac(x, *w)),
+        **options,
+    )
+    fit = fits.least_squares(result, lambda w, x: decay(x, *w))
+    np.testing.assert_allclose(fit.parameter_covariance, pcov, rtol=1e-5)
+    at = np.linspace(0, 6, 9)
+    exact = fits.least_squares(result, lambda w, x: decay(x, *w), jac=lambda w, x: decay_jac(x, *w))
+    np.testing.assert_allclose(fit.predict(at).std, exact.predict(at).std, **EXACT)
+    assert fit.noise == pytest.approx(2 * result.cost / 37)
+
+
+def test_a_parameter_at_its_bound_is_held_there():
+    x, y, _ = decay_data()
+    bounded = optimize.least_squares(
+        lambda w: decay(x, *w) - y, [1, 1, 0.1], bounds=([0, 0, 0], [9, 9, 0.3]), xtol=1e-14
+    )
+    with pytest.warns(UserWarning, match=r"Parameters \[2\] are at a bound"):
+        fit = fits.least_squares(bounded, lambda w, x: decay(x, *w))
+    assert fit.fixed == (2,) and fit.degrees_of_freedom == 38
+    rows = decay_jac(x, *bounded.x)[:, :2]
+    noise = 2 * bounded.cost / 38
+    np.testing.assert_allclose(
+        fit.predict(x).variance, dense_variance(rows, rows, noise), rtol=1e-5
+    )
+    assert float(fit.parameter_std[2]) == 0
+    draws = fit.sample(4)
+    assert torch.equal(draws[:, 2], torch.full((4,), float(bounded.x[2]), dtype=torch.float64))
+    assert bool((draws[:, :2] != torch.as_tensor(bounded.x[:2])).all())
+
+
+# --- numpy ---
+
+
+@pytest.mark.parametrize("degree", [0, 1, 3, 5])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_polyfit_has_numpys_covariance(degree, weighted):
+    rng = np.random.default_rng(0)
+    x, y = np.linspace(-2, 3, 25), rng.normal(size=25)
+    w = rng.uniform(0.5, 2, size=25) if weighted else None
+    coefficients, scaled = np.polyfit(x, y, degree, w=w, cov=True)
+    _, unscaled = np.polyfit(x, y, degree, w=w, cov="unscaled")
+    fit = fits.polyfit(coefficients, x, y, w=w)
+    np.testing.assert_allclose(fit.parameter_covariance, scaled, rtol=1e-8, atol=1e-14)
+    absolute = fits.polyfit(coefficients, x, y, w=w, scale=1.0)
+    np.testing.assert_allclose(absolute.parameter_covariance, unscaled, rtol=1e-8, atol=1e-14)
+    at = np.linspace(-4, 4, 9)
+    rows = np.vander(at, degree + 1)
+    expected = np.einsum("ni,ij,nj->n", rows, scaled, rows)
+    np.testing.assert_allclose(fit.predict(at).variance, expected, **EXACT)
+    np.testing.assert_allclose(fit.predict(at).mean, np.polyval(coefficients, at), rtol=1e-12)
+
+
+@pytest.mark.parametrize("series", ["Polynomial", "Chebyshev", "Legendre", "Hermite"])
+def test_every_polynomial_basis_has_the_same_error_bars(series):
+    rng = np.random.default_rng(0)
+    x, y = np.linspace(10, 30, 25), rng.normal(size=25)
+    fitted = getattr(np.polynomial, series).fit(x, y, 3)
+    fit = fits.polyfit(fitted, x, y)
+    plain = fits.polyfit(np.polyfit(x, y, 3), x, y)
+    at = np.linspace(5, 35, 11)
+    np.testing.assert_allclose(fit.predict(at).mean, fitted(at), rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(fit.predict(at).std, plain.predict(at).std, **EXACT)
+    assert len(fit.predict(12.0)) == 1
+
+
+# --- statsmodels and scikit-learn ---
+
+
+def statsmodels_fit(kind, rows=30):
+    sm = pytest.importorskip("statsmodels.api")
+    X, y = line_data(rows)
+    design = sm.add_constant(X)
+    if kind == "ols":
+        return sm.OLS(y, design).fit(), design
+    if kind == "robust":
+        return sm.OLS(y, design).fit(cov_type="HC3"), design
+    if kind == "wls":
+        return sm.WLS(y, design, weights=np.linspace(0.5, 2, rows)).fit(), design
+    lag = np.abs(np.subtract.outer(np.arange(rows), np.arange(rows)))
+    return sm.GLS(y, design, sigma=0.6**lag).fit(), design
+
+
+@pytest.mark.parametrize("kind", ["ols", "robust", "wls", "gls"])
+def test_statsmodels_fits_have_their_own_standard_errors(kind):
+    results, design = statsmodels_fit(kind)
+    at = design[:6] + np.array([0, 3, -2, 1])
+    theirs, fit = results.get_prediction(at), fits.linear(results)
+    np.testing.assert_allclose(fit.predict(at).std, theirs.se_mean, **EXACT)
+    np.testing.assert_allclose(fit.predict(at).mean, theirs.predicted_mean, rtol=1e-10)
+    np.testing.assert_allclose(fit.predict(at, noise=True).std, theirs.se_obs, **EXACT)
+    low, high = fit.interval(at, 0.95)
+    np.testing.assert_allclose(np.stack([low, high], 1), theirs.conf_int(alpha=0.05), rtol=1e-8)
+    low, high = fit.interval(at, 0.95, noise=True)
+    np.testing.assert_allclose(
+        np.stack([low, high], 1), theirs.conf_int(obs=True, alpha=0.05), rtol=1e-8
+    )
+    weights = np.linspace(1, 3, 6)
+    heavier = results.get_prediction(at, weights=weights).se_obs
+    ours = fit.predict(at, noise=results.scale / weights).std
+    np.testing.assert_allclose(ours, heavier, **EXACT)
+
+
+def test_statsmodels_and_the_design_matrix_agree():
+    results, design = statsmodels_fit("wls")
+    fit = fits.from_jacobian(design, results.resid, weights=results.model.weights)
+    np.testing.assert_allclose(fit.std(design), results.get_prediction().se_mean, **EXACT)
+    np.testing.assert_allclose(
+        fit.rigidity(design), fits.linear(results).rigidity(design), rtol=1e-7
+    )
+    assert fit.degrees_of_freedom == results.df_resid
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("alpha", [0.0, 2.5])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_scikit_learns_linear_fits_have_the_dense_variance(alpha, intercept, weighted):
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    X, y = line_data()
+    weights = np.linspace(0.5, 2, 30) if weighted else None
+    kind = linear_model.Ridge(alpha) if alpha else linear_model.LinearRegression()
+    model = kind.set_params(fit_intercept=intercept).fit(X, y, sample_weight=weights)
+    fit = fits.linear(model, X, y, sample_weight=weights)
+    at = X[:5] * 2
+    design, rows, penalty = X, at, alpha * np.eye(3)
+    if intercept:
+        design, rows = np.c_[X, np.ones(30)], np.c_[at, np.ones(5)]
+        penalty = np.diag([alpha, alpha, alpha, 0])
+    w = np.ones(30) if weights is None else weights
+    hat = (w * dense_variance(design, design, 1.0, w, penalty)).sum()
+    noise = (w * (y - model.predict(X)) ** 2).sum() / (30 - hat)
+    expected = dense_variance(design, rows, noise, w, penalty)
+    np.testing.assert_allclose(fit.predict(at).variance, expected, **EXACT)
+    np.testing.assert_allclose(fit.predict(at).mean, model.predict(at), rtol=1e-10)
+    assert fit.noise == pytest.approx(noise)
+
+
+def test_ordinary_least_squares_is_one_whoever_fits_it():
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    results, _ = statsmodels_fit("ols")
+    X, y = line_data()
+    fit = fits.linear(linear_model.LinearRegression().fit(X, y), X, y)
+    np.testing.assert_allclose(
+        fit.predict(X, noise=True).std, results.get_prediction().se_obs, **EXACT
+    )
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_bayesian_ridge_has_its_own_predictive_std(intercept):
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    X, y = line_data()
+    model = linear_model.BayesianRidge(fit_intercept=intercept).fit(X, y)
+    mean, std = model.predict(2 * X, return_std=True)
+    p = fits.linear(model).predict(2 * X, noise=True)
+    np.testing.assert_allclose(p.std, std, **EXACT)
+    np.testing.assert_allclose(p.mean, mean, rtol=1e-12)
+    centred = X - X.mean(0) * intercept
+    penalty = model.lambda_ / model.alpha_ * np.eye(3)
+    rows = 2 * X - X.mean(0) * intercept
+    expected = dense_variance(centred, rows, 1 / model.alpha_, penalty=penalty)
+    np.testing.assert_allclose(p.epistemic, expected, rtol=1e-6)
+
+
+# --- what a prediction says ---
+
+
+def test_noise_turns_a_confidence_interval_into_a_prediction_interval():
+    rng = np.random.default_rng(0)
+    x = np.linspace(0, 1, 12)
+    inside = {False: 0, True: 0}
+    for _ in range(1000):
+        y = 2 * x + 1 + 0.1 * rng.normal(size=12)
+        fit = fits.polyfit(np.polyfit(x, y, 1), x, y)
+        for noise in inside:
+            new = 3.0 + 0.1 * rng.normal() * noise
+            low, high = fit.interval([1.0], 0.9, noise=noise)
+            inside[noise] += float(low) < new < float(high)
+    assert abs(inside[False] / 1000 - 0.9) < 0.03
+    assert abs(inside[True] / 1000 - 0.9) < 0.03
+
+
+def test_the_student_interval_tends_to_the_gaussian_one():
+    x, y, _ = decay_data(rows=4)
+    few = fits.polyfit(np.polyfit(x, y, 1), x, y)
+    known = fits.polyfit(np.polyfit(x, y, 1), x, y, scale=0.1)
+    low, high = few.interval(x)
+    gaussian = few.predict(x).interval(0.9)
+    np.testing.assert_allclose((high - low) / (gaussian[1] - gaussian[0]), 2.91998558 / 1.64485363)
+    np.testing.assert_allclose(known.interval(x)[0], known.predict(x).interval(0.9)[0])
+
+
+# --- bad input ---
+
+RNG = np.random.default_rng(0)
+WIDE = RNG.normal(size=(3, 5))
+TALL = RNG.normal(size=(9, 2))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (((WIDE,), {}), "singular: 3 rows for 5 parameters.*ridge > 0"),
+        (((TALL * [1, 0],), {}), r"singular: 9 rows.*depends on parameters \[1\]"),
+        (((TALL * np.nan,), {}), "jacobian to be finite, got 18 of 18"),
+        (((TALL[0],), {}), r"jacobian with 2 dimensions, got shape \(2,\)"),
+        (((TALL[:0],), {}), r"Expected values in jacobian, got shape \(0, 2\)"),
+        (((TALL, np.ones(8)), {}), r"residuals of shape \(9,\), got \(8,\)"),
+        (((TALL[:2], np.ones(2)), {}), "No degrees of freedom.*Pass scale="),
+        (((TALL,), {"weights": -np.ones(9)}), "weights >= 0, got -1"),
+        (((TALL,), {"weights": np.ones(3)}), r"weights of shape \(9,\)"),
+        (((TALL,), {"ridge": -1.0}), "ridge must be finite and not negative"),
+        (((TALL,), {"penalty": np.eye(3)}), r"penalty \(2, 2\), got \(3, 3\)"),
+        (((TALL,), {"penalty": np.array([[1, 2], [0, 1]])}), "not symmetric"),
+        (((TALL,), {"penalty": -np.eye(2)}), "positive semi-definite"),
+        (((TALL,), {"parameters": np.ones(3)}), r"parameters of shape \(2,\)"),
+    ],
+)
+def test_bad_jacobians_are_refused_with_the_cause(arguments, message):
+    positional, named = arguments
+    with pytest.raises(ValueError, match=message):
+        fits.from_jacobian(*positional, **named)
+
+
+@pytest.mark.parametrize(
+    ("covariance", "message"),
+    [
+        ([[1.0, 2.0], [2.0, 1.0]], "positive semi-definite"),
+        ([[-1.0, 0.0], [0.0, 1.0]], "negative"),
+        ([[1.0, 0.5], [0.0, 1.0]], "symmetric"),
+        ([[1.0, 0.5]], r"covariance \(P, P\), got \(1, 2\)"),
+        ([[math.inf, 0.0], [0.0, 1.0]], "finite"),
+    ],
+)
+def test_bad_covariances_are_refused_with_the_cause(covariance, message):
+    with pytest.raises(ValueError, match=message):
+        fits.from_covariance(covariance)
+
+
+def test_wrong_rows_and_a_missing_model_are_refused():
+    fit = fits.from_jacobian(TALL)
+    with pytest.raises(ValueError, match=r"each of 2 parameters, \(..., 2\), got \(3,\)"):
+        fit.variance(np.ones(3))
+    with pytest.raises(ValueError, match="knows no model function"):
+        fit.predict(1.0)
+    known = fits.curve_fit(lambda x, a: a * x, [1.0], [[1.0]])
+    with pytest.raises(ValueError, match="residual variance of this fit is unknown"):
+        known.predict(np.ones(2), noise=True)
+    with pytest.raises(ValueError, match="negative"):
+        known.predict(np.ones(2), noise=-np.ones(2))
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        known.interval(np.ones(2), 1.5)
+    with pytest.raises(TypeError, match="real"):
+        fits.from_jacobian(TALL * 1j)
+    with pytest.raises(AttributeError):
+        fit.noise = 3.0
+
+
+def test_bad_curve_fits_are_refused_with_the_cause():
+    x, y, sigma = decay_data()
+    with pytest.warns(optimize.OptimizeWarning):
+        popt, pcov = optimize.curve_fit(decay, x[:3], y[:3])
+    with pytest.raises(ValueError, match=r"could not estimate .* covariance"):
+        fits.curve_fit(decay, popt, pcov)
+    with pytest.raises(ValueError, match="got neither"):
+        fits.curve_fit(decay, popt)
+    with pytest.raises(ValueError, match=r"pcov of shape \(3, 3\)"):
+        fits.curve_fit(decay, popt, np.eye(2))
+    with pytest.raises(ValueError, match="y of shape"):
+        fits.curve_fit(decay, popt, x=x, y=y[:-1])
+    with pytest.raises(ValueError, match="correlated noise"):
+        fits.curve_fit(decay, popt, x=x, y=y, sigma=np.eye(40))
+    with pytest.raises(ValueError, match="sigma above zero"):
+        fits.curve_fit(decay, popt, x=x, y=y, sigma=0 * sigma)
+    with pytest.raises(ValueError, match=r"jac to return \(40, 3\), got \(40, 2\)"):
+        fits.curve_fit(decay, popt, np.eye(3), jac=lambda x, *w: decay_jac(x, *w)[:, :2]).predict(x)
+    with pytest.raises(ValueError, match="one prediction per row"):
+        fits.curve_fit(lambda x, a: np.ones((4, 2)), [1.0], [[1.0]]).predict(x)
+
+
+def test_bad_least_squares_results_are_refused_with_the_cause():
+    operator = sparse.linalg.aslinearoperator(TALL)
+    result = SimpleNamespace(jac=operator, cost=1.0, x=np.ones(2), active_mask=np.zeros(2))
+    with pytest.raises(TypeError, match="LinearOperator"):
+        fits.least_squares(result)
+    with pytest.raises(TypeError, match=r"the result of scipy\.optimize\.least_squares"):
+        fits.least_squares(optimize.minimize(lambda x: (x**2).sum(), np.ones(2)))
+    result.jac, result.active_mask = TALL, np.ones(2)
+    with pytest.raises(ValueError, match="All parameters are at a bound"):
+        fits.least_squares(result)
+
+
+def test_unknown_and_nonlinear_models_are_refused_by_name():
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    X, y = line_data()
+    with pytest.raises(TypeError, match=r"got Lasso\. For other fits"):
+        fits.linear(linear_model.Lasso().fit(X, y), X, y)
+    with pytest.raises(ValueError, match="Pass X and y"):
+        fits.linear(linear_model.Ridge().fit(X, y))
+    with pytest.raises(ValueError, match="not fitted"):
+        fits.linear(linear_model.Ridge(), X, y)
+    with pytest.raises(ValueError, match="one target"):
+        fits.linear(linear_model.Ridge().fit(X, np.c_[y, y]), X, y)
+    with pytest.raises(ValueError, match=r"x with 3 columns, got \(30, 2\)"):
+        fits.linear(linear_model.Ridge().fit(X, y), X, y).predict(X[:, :2])
+    sm = pytest.importorskip("statsmodels.api")
+    counts = np.random.default_rng(0).poisson(3, size=30)
+    poisson = sm.GLM(counts, sm.add_constant(X), family=sm.families.Poisson()).fit()
+    with pytest.raises(TypeError, match="Expected a linear fit, got GLM"):
+        fits.linear(poisson)
