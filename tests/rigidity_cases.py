@@ -103,7 +103,7 @@ def _modules() -> dict[str, Case]:
             "net": [linear(2, 3), nn.Tanh(), linear(3, 1)],
             "net with several outputs": [linear(2, 3), nn.SiLU(), linear(3, 2)],
             "layer norm and in-place ReLU": [
-                linear(2, 4), nn.LayerNorm(4), nn.ReLU(inplace=True), nn.Dropout(0.5), linear(4, 1)
+                linear(2, 4), nn.ReLU(inplace=True), nn.LayerNorm(4), nn.Dropout(0.5), linear(4, 1)
             ],
             "weight norm": [
                 nn.utils.parametrizations.weight_norm(linear(2, 3)), nn.Tanh(), linear(3, 1)
@@ -117,6 +117,9 @@ def _modules() -> dict[str, Case]:
             "a layer used twice": (
                 Forward(lambda m, x: m.o(torch.tanh(m.l(torch.tanh(m.l(x))))),
                         l=linear(2, 2), o=linear(2, 1)), *two),
+            "tied layers": (
+                Forward(lambda m, x: m.o(torch.tanh(m.b(torch.tanh(m.a(x))))),
+                        a=linear(2, 2), b=linear(2, 2), o=linear(2, 1)), *two),
             "a weight used elsewhere": (
                 Forward(lambda m, x: m.o(torch.tanh(m.l(x)) @ m.l.weight)[:, 0],
                         l=linear(2, 2), o=linear(2, 1)), *two),
@@ -149,6 +152,8 @@ def _modules() -> dict[str, Case]:
                 (X32,), (NEW32,)),
         }  # fmt: skip
     cases |= {name: Case(f, None, train, new) for name, (f, train, new) in forwards.items()}
+    tied = cases["tied layers"].f
+    tied.b.weight = tied.a.weight
     for case in cases.values():
         case.f.double()
         for p in case.f.parameters():

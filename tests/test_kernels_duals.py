@@ -168,6 +168,8 @@ def test_splitting_for_memory_changes_nothing(monkeypatch):
     q = torch.linspace(0.2, 1, 7, dtype=F64)[None]
     r = 0.4 * (p * q).sqrt()
     whole = activation("tanh").dual(p, q, r)
+    monkeypatch.setattr(rules, "_BLOCK", 10)
+    torch.testing.assert_close(activation("tanh").dual(p, q, r), whole, rtol=0, atol=0)
     monkeypatch.setattr(rules, "_MOST", 5)
     torch.testing.assert_close(activation("tanh").dual(p, q, r), whole, rtol=0, atol=1e-10)
 
@@ -216,6 +218,14 @@ def test_the_quadrature_adapts_to_large_variances():
     assert tanh.moment(p).item() == pytest.approx(expected.item(), abs=1e-10)
     expected = torch.trapezoid(torch.cosh(grid).pow(-4) * density, grid)
     assert tanh.slope_dual(p, p, p).item() == pytest.approx(expected.item(), abs=1e-9)
+
+
+def test_derivatives_are_there_in_inference_mode_too():
+    one = torch.ones((), dtype=F64)
+    expected = activation("tanh").slope_dual(one, one, one / 2)
+    with torch.inference_mode():
+        found = activation("tanh").slope_dual(one, one, one / 2)
+    assert found.item() == expected.item()
 
 
 def test_bad_covariances_are_refused_by_name():

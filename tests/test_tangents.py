@@ -8,6 +8,7 @@ from torch import nn
 
 import rigidity_cases as cases
 import rigidity_oracle as oracle
+from rigidities import dual_form
 from rigidities.differentiation import Differentiation, tangents
 from rigidities.parameters import Parameters
 from rigidities.regressor import Regressor
@@ -124,6 +125,17 @@ def test_blocks_of_two_kinds_join_and_multiply():
     cross = written.flatten(0, 1) @ explicit.rows.flatten(0, 1).mT
     torch.testing.assert_close(outer.kernel(explicit), cross)
     torch.testing.assert_close(explicit.kernel(outer), cross.mT)
+
+
+def test_a_kernel_made_of_blocks_is_the_whole_kernel(monkeypatch):
+    (_, left), (_, right) = computed("net with several outputs"), computed("three outputs")
+    for t in (left, right):
+        whole = t.kernel()
+        for rows in (1, 5, 12):
+            monkeypatch.setattr(dual_form, "BLOCK", rows)
+            torch.testing.assert_close(dual_form.assembled(t), whole)
+            some = t.take(slice(2, 9))
+            torch.testing.assert_close(dual_form.crossed(t, some), t.kernel(some))
 
 
 def test_factors_of_a_wide_net_hold_far_fewer_numbers_than_its_jacobian():

@@ -1,15 +1,39 @@
-"""The dense form of a rigidity: the whole Hessian in its eigenbasis."""
+r"""The dense form of a rigidity: the whole Hessian in its eigenbasis.
+
+At ridge 0 a rigidity does not depend on the units of the parameters, and neither should its
+rounding: the Hessian is factorised as $D^{-1/2} H D^{-1/2}$ with $D$ its diagonal, and rows are
+divided by $D^{1/2}$. With a ridge, whose identity matrix fixes the units, it is taken as it is.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from .gram import Gram
 from .posterior import Posterior
 from .tangents import Tangents
+
+Names = list[tuple[str, int]]
+
+
+@dataclass(frozen=True)
+class Hessian:
+    """A symmetric matrix and where it comes from.
+
+    Attributes:
+        matrix: (P, P), regulariser included.
+        names: parameters and their sizes, to say which of them the data leave free.
+        rows: predictions in the training data.
+        data: the part without the regulariser; None for all of it.
+    """
+
+    matrix: Tensor
+    names: Names
+    rows: int
+    data: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -17,52 +41,38 @@ class DenseForm:
     """A posterior over all selected parameters.
 
     Attributes:
-        posterior: eigenbasis and ridge, scale 1.
-        shares: what of each eigenvalue comes from the data, (P,); None for all of it.
+        hessian: as it was summed.
+        posterior: eigenbasis, of the scaled Hessian where there are units, and ridge; scale 1.
+        units: (P,) by which rows are divided; None for none.
     """
 
+    hessian: Hessian
     posterior: Posterior
-    shares: Tensor | None = None
+    units: Tensor | None
     name = "dense"
 
     @classmethod
-    def of_rows(cls, gram: Gram, ridge: float, penalty: Tensor | None, names: Names) -> DenseForm:
-        """From the weighted rows of the pseudo-Hessian.
+    def of(cls, hessian: Hessian, ridge: float) -> DenseForm:
+        """Factorise.
 
-        Args:
-            gram: of the rows.
-            ridge: s.
-            penalty: Hessian of the regulariser, (P, P), or None.
-            names: parameters and their sizes, to say which of them the data leave free.
+        Raises:
+            ValueError: the Hessian holds NaN, or is singular or indefinite at this ridge.
         """
-        if penalty is None:
-            try:
-                return cls(Posterior.from_gram(gram, ridge))
-            except ValueError as error:
-                raise ValueError(f"{error}{_idle(gram.diagonal, names)}") from error
-        form = cls.of_matrix(gram.matrix + penalty, ridge, names)
-        vectors = form.posterior.eigenvectors
-        return replace(form, shares=(vectors * (gram.matrix @ vectors)).sum(0))
-
-    @classmethod
-    def of_matrix(cls, matrix: Tensor, ridge: float, names: Names) -> DenseForm:
-        """From a symmetric Hessian, which may be indefinite: then it is refused."""
+        matrix, units = hessian.matrix, None
+        if not bool(torch.isfinite(matrix).all()):
+            raise ValueError("The Hessian holds NaN or infinity: some derivatives are not finite.")
+        if ridge == 0:
+            diagonal = matrix.diagonal()
+            units = torch.where(diagonal > 0, diagonal, 1.0).sqrt()
+            matrix = matrix / units / units[:, None]
         values, vectors = torch.linalg.eigh(matrix)
-        lowest, largest = float(values[0]), float(values[-1])
-        floor = len(values) * torch.finfo(torch.float64).eps * max(abs(lowest), abs(largest))
+        lowest, largest = float(values[0]), max(abs(float(values[0])), abs(float(values[-1])))
+        floor = len(values) * torch.finfo(torch.float64).eps * largest
         if lowest + ridge < -floor:
-            raise ValueError(
-                f"The Hessian is indefinite: its lowest eigenvalue is {lowest:.3g} (the largest "
-                f"{largest:.3g}), so the parameters are no minimum of the loss in that direction. "
-                f"Fit further, use hessian='gauss-newton', or pass ridge > {-lowest:.3g}."
-            )
+            raise ValueError(_indefinite(hessian.matrix))
         if lowest + ridge <= floor:
-            raise ValueError(
-                f"The Hessian is singular at ridge={ridge:g}: its lowest eigenvalue is "
-                f"{lowest:.3g}, the largest {largest:.3g}. Pass ridge > 0, a regulariser or more "
-                f"data.{_idle(matrix.diagonal(), names)}"
-            )
-        return cls(Posterior(values, vectors, ridge))
+            raise ValueError(_singular(hessian, ridge))
+        return cls(hessian, Posterior(values, vectors, ridge), units)
 
     @property
     def ridge(self) -> float:
@@ -74,52 +84,95 @@ class DenseForm:
         """Number of parameters P."""
         return self.posterior.width
 
-    def with_ridge(self, ridge: float) -> DenseForm:
-        """The same eigenbasis with another ridge."""
-        return replace(self, posterior=self.posterior.with_ridge(ridge))
-
     @property
     def tolerance(self) -> float:
         """Machine epsilon times the condition number."""
         return torch.finfo(torch.float64).eps * self.posterior.condition
 
-    @property
+    @cached_property
     def effective_rank(self) -> float:
         r"""Directions that the data determine, $\mathrm{tr}\, G (G + R + s I)^{-1}$."""
-        if self.shares is None:
+        if self.hessian.data is None:
             return self.posterior.effective_rank
-        return float((self.shares / self.posterior.precisions).sum())
+        return float((self.posterior.whitened(self._scaled(self.hessian.data)) * self._own).sum())
+
+    @cached_property
+    def eigenbasis(self) -> Posterior:
+        """Of the Hessian in its own units, at ridge 0: every ridge can be tried with it."""
+        if self.units is None:
+            values, vectors = self.posterior.eigenvalues, self.posterior.eigenvectors
+        else:
+            values, vectors = torch.linalg.eigh(self.hessian.matrix)
+        return Posterior(values, vectors, 0.0)
+
+    def with_ridge(self, ridge: float) -> DenseForm:
+        """The same Hessian with another ridge."""
+        if not 0 <= ridge < float("inf"):
+            raise ValueError(f"ridge must be finite and not negative, got {ridge}.")
+        return self if ridge == self.ridge else DenseForm.of(self.hessian, ridge)
 
     def quadratic(self, tangents: Tangents) -> Tensor:
         """q of each prediction, (N, K)."""
         samples, outputs, _ = tangents.shape
-        return self.posterior.quadratic(_rows(tangents)).reshape(samples, outputs)
+        return self.posterior.quadratic(self._rows(tangents)).reshape(samples, outputs)
 
     def covariance(self, left: Tangents, right: Tangents) -> Tensor:
         """Unscaled covariances between two sets of predictions, (N K, M K)."""
-        return self.posterior.covariance(_rows(left), None if right is left else _rows(right))
+        rows = self._rows(left)
+        return self.posterior.covariance(rows, None if right is left else self._rows(right))
 
     def sample(self, n: int, generator: torch.Generator | None) -> Tensor:
         r"""Deviations with covariance $(H + s I)^{-1}$, (n, P)."""
-        return self.posterior.sample(n, generator)
+        return self._scaled(self.posterior.sample(n, generator))
+
+    @property
+    def _own(self) -> Tensor:
+        """The identity, whitened like rows."""
+        identity = torch.eye(self.width, dtype=torch.float64, device=self.hessian.matrix.device)
+        return self.posterior.whitened(self._scaled(identity))
+
+    def _rows(self, tangents: Tangents) -> Tensor:
+        return self._scaled(tangents.matrix().flatten(0, 1).to(torch.float64))
+
+    def _scaled(self, rows: Tensor) -> Tensor:
+        return rows if self.units is None else rows / self.units
 
 
-Names = list[tuple[str, int]]
+def _indefinite(matrix: Tensor) -> str:
+    values = torch.linalg.eigvalsh(matrix)
+    lowest, largest = float(values[0]), float(values[-1])
+    return (
+        f"The Hessian is indefinite: its lowest eigenvalue is {lowest:.3g} (the largest "
+        f"{largest:.3g}), so the parameters are no minimum of the loss in that direction. Fit "
+        f"further, use hessian='gauss-newton', or pass ridge > {-lowest:.3g}."
+    )
 
 
-def _rows(tangents: Tangents) -> Tensor:
-    return tangents.matrix().flatten(0, 1)
+def _singular(hessian: Hessian, ridge: float) -> str:
+    values = torch.linalg.eigvalsh(hessian.matrix)
+    return (
+        f"The Hessian is singular at ridge={ridge:g}: {hessian.rows} rows for {len(values)} "
+        f"parameters, lowest eigenvalue {float(values[0]):.3g}, largest {float(values[-1]):.3g}. "
+        "Pass ridge > 0, a regulariser, fewer parameters (subset=) or more data."
+        f"{_idle(hessian)}"
+    )
 
 
-def _idle(diagonal: Tensor, names: Names) -> str:
+def _idle(hessian: Hessian) -> str:
     """Which parameters have no influence on any training prediction."""
-    pieces = diagonal.split_with_sizes([size for _, size in names])
+    diagonal = (hessian.matrix if hessian.data is None else hessian.data).diagonal()
+    pieces = diagonal.split_with_sizes([size for _, size in hessian.names])
     idle = [
-        f"{name} ({int((piece == 0).sum())} of {size})" if bool(piece.any()) else name
-        for (name, size), piece in zip(names, pieces, strict=True)
+        name if not bool(piece.any()) else f"{name} (entries {_listed(piece == 0)})"
+        for (name, _), piece in zip(hessian.names, pieces, strict=True)
         if bool((piece == 0).any())
     ]
     if not idle:
         return ""
     shown = ", ".join(idle[:5]) + (", ..." if len(idle) > 5 else "")
-    return f" No training prediction depends on {shown or 'some parameters'}."
+    return f" No training prediction depends on {shown}."
+
+
+def _listed(mask: Tensor) -> str:
+    found = mask.nonzero()[:, 0].tolist()
+    return ", ".join(map(str, found[:5])) + (", ..." if len(found) > 5 else "")

@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import jacfwd, jacrev, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from .directional import plain_attention
 from .linear_layers import LinearLayers, NotFactored
 from .parameters import Parameters
 from .regressor import Regressor, sample_count
@@ -196,12 +195,6 @@ def _explicit(regressor: Regressor, rows: Tensor) -> dict[str, Block]:
     pieces = rows.detach().split_with_sizes(parameters.sizes, dim=-1)
     pairs = zip(parameters.names, pieces, strict=True)
     return {name: Explicit(piece) for name, piece in pairs}
-
-
-def plain_attention() -> AbstractContextManager[None]:
-    """Attention by its formula: the fused kernels have no batching rule or second derivative."""
-    context: AbstractContextManager[None] = sdpa_kernel(SDPBackend.MATH)
-    return context
 
 
 def _way(regressor: Regressor | None, *inputs: Any, **kwargs: Any) -> Rows:

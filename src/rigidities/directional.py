@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 from torch.func import grad, jvp, vjp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 VectorFunction = Callable[[Tensor], Tensor]
 Pull = Callable[[Tensor], tuple[Tensor]]
+
+
+def plain_attention() -> AbstractContextManager[None]:
+    """Attention by its formula: the fused kernels have no batching rule or second derivative."""
+    context: AbstractContextManager[None] = sdpa_kernel(SDPBackend.MATH)
+    return context
 
 
 def push(function: VectorFunction, point: Tensor, direction: Tensor) -> Tensor:
@@ -23,20 +31,22 @@ def pushes(function: VectorFunction, point: Tensor, directions: Tensor) -> Tenso
 
     By forward mode; operations that lack one are differentiated twice in reverse.
     """
-    try:
-        pushed: Tensor = vmap(lambda v: push(function, point, v))(directions.to(point))
-    except NotImplementedError:
-        given = vjp(function, point)
-        pull: Pull = given[1]
-        transposed: Pull = vjp(lambda u: pull(u)[0], torch.zeros_like(given[0]))[1]
-        pushed = vmap(lambda v: transposed(v)[0])(directions.to(point))
+    with plain_attention():
+        try:
+            pushed: Tensor = vmap(lambda v: push(function, point, v))(directions.to(point))
+        except NotImplementedError:
+            given = vjp(function, point)
+            pull: Pull = given[1]
+            transposed: Pull = vjp(lambda u: pull(u)[0], torch.zeros_like(given[0]))[1]
+            pushed = vmap(lambda v: transposed(v)[0])(directions.to(point))
     return pushed.to(torch.float64)
 
 
 def pulls(function: VectorFunction, point: Tensor, cotangents: Tensor) -> Tensor:
     """J^T u for several u: (m, ...) -> (m, P), in float64."""
-    pull: Pull = vjp(function, point)[1]
-    pulled: Tensor = vmap(lambda u: pull(u)[0])(cotangents.to(point))
+    with plain_attention():
+        pull: Pull = vjp(function, point)[1]
+        pulled: Tensor = vmap(lambda u: pull(u)[0])(cotangents.to(point))
     return pulled.to(torch.float64)
 
 

@@ -64,9 +64,11 @@ class LinearLayers:
         with torch.enable_grad(), self._recording() as calls:
             output = regressor.function(regressor.parameters.tree, *inputs, **kwargs)
             rows = output.reshape(len(output), -1)
-        for made in calls.values():
-            _check_samples(made, len(rows))
-        slopes = self._slopes(rows, calls)
+            for made in calls.values():
+                _check_samples(made, len(rows))
+            if not rows.requires_grad:  # the batch calls none of the layers
+                return rows.detach(), {}
+            slopes = self._slopes(rows, calls)
         blocks: dict[str, Block] = {}
         for name in self.layers:
             made = calls[name]

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import hessian, vmap
 
 from .losses import Loss, PerSampleLoss, ValuedLoss
 
@@ -117,20 +116,10 @@ def _sample_weight(loss: Loss, weight: Tensor | None, batch: Any) -> Tensor | No
 def _curvature(loss: Loss, prediction: Tensor, target: Tensor | None, batch: Any) -> Tensor | None:
     if isinstance(loss, PerSampleLoss) and prediction.shape[1] > 1:
         assert target is not None
-        return _coupled(loss, prediction, target, batch)
+        full = loss.coupled_curvature(prediction, target)
+        diagonal = full.diagonal(dim1=-2, dim2=-1)
+        return diagonal if torch.equal(full, diagonal.diag_embed()) else full
     return loss.curvature(prediction, target, batch)
-
-
-def _coupled(loss: PerSampleLoss, prediction: Tensor, target: Tensor, batch: Any) -> Tensor:
-    """(N, K, K), or its diagonal (N, K) where the loss treats the outputs apart."""
-    loss.check(prediction, target)
-
-    def single(y: Tensor, t: Tensor) -> Tensor:
-        return loss.value(y[None], t[None], batch).sum()
-
-    full: Tensor = vmap(hessian(single))(prediction, target).detach()
-    diagonal = full.diagonal(dim1=-2, dim2=-1)
-    return diagonal if torch.equal(full, diagonal.diag_embed()) else full
 
 
 def _slope(loss: Loss, prediction: Tensor, target: Tensor | None, batch: Any) -> Tensor | None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -182,9 +182,16 @@ class PerSampleLoss:
             self._check(values, y, t)
             return _second_derivative(values, y).detach()
 
-    def check(self, prediction: Tensor, target: Tensor) -> None:
-        """Refuse a callable that does not return the plain loss of each sample."""
-        self._check(self.function(prediction, target), prediction, target)
+    def coupled_curvature(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """The whole second derivative of each sample's loss, (N, K, K)."""
+        with torch.enable_grad():
+            y = prediction.detach().to(torch.float64).requires_grad_()
+            values = self.function(y, target)
+            self._check(values, y, target)
+            slope = _slope(values, y)
+            if not slope.requires_grad:
+                return y.new_zeros(*y.shape, y.shape[1])
+            return torch.stack(list(_hessian_rows(slope, y)), dim=1).detach()
 
     def _check(self, values: Tensor, prediction: Tensor, target: Tensor) -> None:
         rows = len(prediction)
@@ -207,21 +214,22 @@ class PerSampleLoss:
         self._checked = True
 
 
-def _second_derivative(values: Tensor, y: Tensor) -> Tensor:
-    """Diagonal of the Hessian by y of a sum of per-row losses."""
+def _slope(values: Tensor, y: Tensor) -> Tensor:
+    """First derivative of a sum of per-row losses, still differentiable."""
     if not values.requires_grad:
         raise ValueError("The loss does not depend on the prediction through torch operations.")
     (slope,) = torch.autograd.grad(values.sum(), y, create_graph=True)
+    return slope
+
+
+def _second_derivative(values: Tensor, y: Tensor) -> Tensor:
+    """Diagonal of the Hessian by y of a sum of per-row losses."""
+    slope = _slope(values, y)
     if not slope.requires_grad:
         return torch.zeros_like(y)
-    columns = slope.reshape(len(y), -1).unbind(1)
     diagonal = torch.zeros_like(y).reshape(len(y), -1)
     coupled = False
-    for k, column in enumerate(columns):
-        (row,) = torch.autograd.grad(
-            column.sum(), y, retain_graph=True, allow_unused=True, materialize_grads=True
-        )
-        row = row.reshape(len(y), -1)
+    for k, row in enumerate(_hessian_rows(slope, y)):
         diagonal[:, k] = row[:, k]
         coupled = coupled or bool((row.abs().sum(1) - row[:, k].abs() > 1e-9).any())
     if coupled:
@@ -230,6 +238,15 @@ def _second_derivative(values: Tensor, y: Tensor) -> Tensor:
             stacklevel=2,
         )
     return diagonal.reshape(y.shape)
+
+
+def _hessian_rows(slope: Tensor, y: Tensor) -> Iterator[Tensor]:
+    """Row k of every sample's Hessian, (N, K), one backward pass each."""
+    for column in slope.reshape(len(y), -1).unbind(1):
+        (row,) = torch.autograd.grad(
+            column.sum(), y, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+        yield row.reshape(len(y), -1)
 
 
 def loss_for(loss: LossLike) -> Loss:

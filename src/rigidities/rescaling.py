@@ -49,7 +49,7 @@ class Rescaling:
         """Errors (N, K) of one batch."""
         self._errors.append(error.reshape(-1, 1))
         if isinstance(self.form, DenseForm) and self.searching:
-            power = self.form.posterior.projections(tangents.matrix().flatten(0, 1)).square()
+            power = self.form.eigenbasis.projections(tangents.matrix().flatten(0, 1)).square()
             stride = -(-power.numel() * (len(self._powers) + 1) // LARGEST)
             power, self._errors[-1] = power[::stride].clone(), self._errors[-1][::stride]
         else:
@@ -99,12 +99,12 @@ class Rescaling:
 
     def _eigenvalues(self, like: Tensor) -> Tensor:
         if isinstance(self.form, DenseForm) and self.searching:
-            return self.form.posterior.eigenvalues
+            return self.form.eigenbasis.eigenvalues
         return like.new_tensor([2 * self._shift - self.form.ridge])
 
     def _condition(self, ridge: float) -> float:
         if isinstance(self.form, DenseForm):
-            return self.form.posterior.with_ridge(ridge).condition
+            return self.form.with_ridge(ridge).posterior.condition
         return self.form.tolerance / torch.finfo(torch.float64).eps
 
     def _rank(self, ridge: float) -> float:

@@ -14,9 +14,10 @@ low-cost uncertainties in trained neural networks" (2024), Sec. 3.2 to 3.4.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -42,6 +43,20 @@ MEMORY_SHARE = 0.7
 
 HessianName = Literal["gauss-newton", "exact"]
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def differentiating(method: Callable[P, R]) -> Callable[P, R]:
+    """The method with gradients on, also under `torch.no_grad` and `torch.inference_mode`."""
+
+    @functools.wraps(method)
+    def inside(*args: P.args, **kwargs: P.kwargs) -> R:
+        with torch.inference_mode(False), torch.enable_grad():
+            return method(*args, **kwargs)
+
+    return inside
+
 
 class PredictionRigidity:
     r"""Rigidities and error bars of a fitted regressor f(params, x) or `nn.Module`.
@@ -61,7 +76,8 @@ class PredictionRigidity:
         tolerance: relative error allowed to the matrix-free form.
         memory: bytes that may be used; by default 70 % of what is free.
 
-    The parameters are those at the time of the call: later changes of a module are not seen.
+    The parameters are those at the time of the call: later changes of a module are not seen. All of
+    them count, frozen ones (`requires_grad=False`) too: name those that were trained by `subset`.
 
     Examples:
         >>> x = torch.tensor([0.0, 1.0, 2.0, 3.0], dtype=torch.float64)
@@ -102,6 +118,7 @@ class PredictionRigidity:
         self._fit: _Fit | None = None
         self._scale, self._noise = 1.0, 0.0
 
+    @differentiating
     def fit(
         self,
         X: Any,
@@ -148,6 +165,7 @@ class PredictionRigidity:
         self._scale, self._noise = 1.0, 0.0
         return self
 
+    @differentiating
     def predict(self, x: Any) -> Prediction:
         """Mean and error bar, shaped like f's output."""
         fit, means, quadratics = self._fitted(), [], []
@@ -159,6 +177,7 @@ class PredictionRigidity:
         epistemic = self._scale**2 * q
         return Prediction(mean.to(q), epistemic, torch.full_like(q, self._noise), 1 / q)
 
+    @differentiating
     def calibrate(
         self,
         X: Any,
@@ -203,6 +222,7 @@ class PredictionRigidity:
         r"""The paper's $R = 1 / (g^\top (H + \varsigma^2 I)^{-1} g)$, unscaled."""
         return self.predict(x).rigidity
 
+    @differentiating
     def covariance(self, x1: Any, x2: Any = None) -> Tensor:
         """Covariances between predictions: (N, M), or (N, K, M, K) for several outputs."""
         fit = self._fitted()
@@ -212,6 +232,7 @@ class PredictionRigidity:
         covariance = self._scale**2 * covariance
         return covariance.reshape(left.shape[0], *shape, right.shape[0], *shape)
 
+    @differentiating
     def sample(self, n: int, generator: torch.Generator | None = None) -> Any:
         r"""Parameters drawn from $N(w, \alpha^2 (H + \varsigma^2 I)^{-1})$.
 

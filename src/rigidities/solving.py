@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from .dense_form import DenseForm, Names
+from .dense_form import DenseForm, Hessian, Names
 from .dual_form import DualForm
 from .exact_hessian import Penalty, exact_hessian
 from .forms import Form, Problem
@@ -47,13 +47,15 @@ def _dense(training: TrainingRows, problem: Problem, penalty: Penalty | None) ->
         for _ in training(width):
             pass  # the gradient is summed on the way
         shape = training.differentiation.shape
-        hessian = exact_hessian(regressor, shape, training.samples, training.loss)
-        hessian = hessian if matrix is None else hessian + matrix
-        return DenseForm.of_matrix(hessian, problem.ridge, names)
-    gram = Gram(len(parameters), device=regressor.flat.device)
-    for rows in training(width):
-        gram.update(rows.tangents.matrix().flatten(0, 1))
-    return DenseForm.of_rows(gram, problem.ridge, matrix, names)
+        data = exact_hessian(regressor, shape, training.samples, training.loss)
+    else:
+        gram = Gram(len(parameters), device=regressor.flat.device)
+        for rows in training(width):
+            gram.update(rows.tangents.matrix().flatten(0, 1))
+        data = gram.matrix
+    whole = data if matrix is None else data + matrix
+    part = None if matrix is None else data
+    return DenseForm.of(Hessian(whole, names, problem.rows, part), problem.ridge)
 
 
 def _matrix_free(

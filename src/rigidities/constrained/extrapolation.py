@@ -31,6 +31,7 @@ class Tableau:
     value: float = math.nan
     error: float = math.inf
     _row: list[float] = field(default_factory=list)
+    _best: int = 0
 
     def add(self, difference: float) -> None:
         """The difference at half the step of the one before."""
@@ -39,13 +40,18 @@ class Tableau:
             entry = (4**j * row[-1] - above) / (4**j - 1)
             error = max(abs(entry - row[-1]), abs(entry - above))
             if error < self.error:
-                self.value, self.error = entry, error
+                self.value, self.error, self._best = entry, error, len(self._row) + 1
             row.append(entry)
         if not self._row:
             self.value = difference
         self._row = row
 
     @property
-    def diverges(self) -> bool:
-        """Whether the newest diagonal entry is far worse than the best: rounding has taken over."""
-        return len(self._row) > 2 and abs(self._row[-1] - self.value) > 10 * self.error
+    def relative(self) -> float:
+        """The error relative to the value."""
+        return self.error / abs(self.value) if self.value else math.inf
+
+    @property
+    def stalled(self) -> bool:
+        """Whether three smaller steps in a row brought nothing: rounding has taken over."""
+        return self.relative < 1e-3 and len(self._row) - self._best >= 3

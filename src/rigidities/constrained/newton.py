@@ -95,7 +95,7 @@ def _solved(
     problem: Problem, start: Tensor, value: float | None, tolerance: float, max_iterations: int
 ) -> Solution:
     """Iterate until rounding stops the descent; refuse a residual above the tolerance."""
-    at, floor = problem.local(start), 1e-12 * float(problem.target.norm())
+    at, floor = problem.local(start), 1e-12 * (float(problem.target.norm()) or 1.0)
     size = _residual(at, value)
     for _ in range(max_iterations):
         near = size <= tolerance * max(at.force, floor)
@@ -175,6 +175,8 @@ def _residual(at: Local, value: float | None) -> float:
     if value is None:
         return float(at.gradient.norm())
     length = float(at.slope.norm())
+    if length == 0:
+        return math.inf  # nothing moves the prediction from here
     across = at.gradient - _multiplier(at, value) * at.slope
     return math.hypot(float(across.norm()), (value - at.prediction) / length)
 

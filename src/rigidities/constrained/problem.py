@@ -216,9 +216,11 @@ def _inputs(X: Any) -> tuple[Tensor, ...]:
 
 
 def _tensor(values: Any) -> Tensor:
-    if hasattr(values, "__array__") and not isinstance(values, Tensor):
-        values = values.__array__().copy()  # torch refuses negative strides
-    tensor = torch.as_tensor(values).detach()
+    if not isinstance(values, Tensor):
+        import numpy as np
+
+        values = torch.as_tensor(np.array(values))  # lists in float64; negative strides copied
+    tensor: Tensor = values.detach()
     return tensor.double() if tensor.is_floating_point() else tensor
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,8 +15,11 @@ from .extrapolation import Tableau
 from .newton import NotConverged, Solution, constrained, minimised
 from .problem import Problem, Regulariser
 
-LEVELS = 12
+LEVELS = 24
 """Halvings of the step at most."""
+
+ITERATIONS = 20
+"""Of Newton's method from the minimum to a prediction held nearby; more mean that it is too far."""
 
 LEAK = 1e-6
 """Share of a prediction's slope along flat directions of the loss that counts as none."""
@@ -100,10 +102,10 @@ def constrained_rigidity(
         loss: as in `PredictionRigidity`, summed over samples.
         regulariser: callable(params) -> a number added to it.
         output: which of several outputs to hold at x.
-        step: the first h; by default a tenth of the targets' spread. It is halved up to twelve
-            times, until rounding takes over.
+        step: the first h; by default a tenth of the targets' spread. It is halved until
+            the differences agree or rounding takes over.
         tolerance: largest residual of a solution, relative to the losses' own gradients.
-        max_iterations: of Newton's method for each solution.
+        max_iterations: of Newton's method for the minimum.
 
     Raises:
         ValueError: no minimum is near; the Hessian is singular along the prediction's slope (then
@@ -124,26 +126,28 @@ def constrained_rigidity(
     for _ in range(LEVELS):
         try:
             low, high = (
-                constrained(problem, optimum, optimum.prediction + d, tolerance, max_iterations, 0)
+                constrained(problem, optimum, optimum.prediction + d, tolerance, ITERATIONS, 0)
                 for d in (-h, h)
             )
-        except NotConverged:
-            if len(found) > 1 or h < 1e-12:
-                break
-            h /= 2
+        except NotConverged:  # too far for the loss to be smooth: begin again from here
+            slopes, curvatures, found, h = Tableau(), Tableau(), [optimum], h / 2
             continue
         found = [low, *found, high]
         slopes.add((high.multiplier - low.multiplier) / (2 * h))
         curvatures.add((high.loss - 2 * optimum.loss + low.loss) / h**2)
-        if slopes.diverges or slopes.error < 1e-10 * abs(slopes.value):
+        if slopes.stalled or slopes.relative < 1e-10:
             break
         h /= 2
-    if not math.isfinite(slopes.error):
-        raise NotConverged("The constrained problem has no solution near the fitted prediction.")
+    if not slopes.relative < 0.1:
+        raise NotConverged(
+            "The constrained loss has no curvature that differences of shrinking steps agree on: "
+            f"at the last, {h:.2g}, its slope gives {slopes.value:.6g} within {slopes.error:.2g}. "
+            "Pass another step."
+        )
     found = sorted(found, key=lambda s: s.prediction)
     return ConstrainedRigidity(
         rigidity=slopes.value,
-        error=slopes.error / abs(slopes.value),
+        error=slopes.relative,
         from_losses=curvatures.value,
         prediction=optimum.prediction,
         epsilons=_column([s.prediction for s in found]),

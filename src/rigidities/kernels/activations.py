@@ -159,8 +159,8 @@ def _values(function: Function, x: Tensor) -> Tensor:
 
 
 def _derivative(function: Function, x: Tensor) -> Tensor:
-    with torch.enable_grad():
-        x = x.detach().requires_grad_()
+    with torch.inference_mode(False), torch.enable_grad():
+        x = x.clone().requires_grad_()
         values = function(x)
         if not values.requires_grad:
             raise ValueError(

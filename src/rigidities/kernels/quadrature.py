@@ -39,6 +39,7 @@ The finer order, which is kept, is better by far: the error falls to about its 1
 
 _REACH = 13.0  # exp(-13^2 / 4) is 4e-19
 _TINY = torch.finfo(torch.float64).tiny
+_BLOCK = 1 << 14  # entries of a kernel that are summed together
 _MOST = 1 << 12  # variances at once: at the highest order their coefficients take 128 MiB
 
 
@@ -118,11 +119,23 @@ def mehler_dual(function: Function, p: Tensor, q: Tensor, r: Tensor, name: str =
     left, where_left = torch.unique(p, return_inverse=True)
     right, where_right = torch.unique(q, return_inverse=True)
     a, b = _converged(function, left, right, name)
-    rho = correlation(p, q, r)
-    total = torch.zeros_like(rho)
-    for n in reversed(range(a.shape[-1])):
-        total.mul_(rho).addcmul_(a[:, n][where_left], b[:, n][where_right])
-    return total
+    return _summed(a.mT[:, where_left], b.mT[:, where_right], correlation(p, q, r))
+
+
+def _summed(left: Tensor, right: Tensor, rho: Tensor) -> Tensor:
+    """Horner's scheme for terms (m, ...) that broadcast to rho, in blocks that fit a cache."""
+    whole = rho.reshape(rho.shape or (1,))
+    left, right = (
+        t.reshape(len(t), *(1,) * (1 + whole.ndim - t.ndim), *t.shape[1:]) for t in (left, right)
+    )
+    total = torch.zeros_like(whole)
+    rows = max(1, _BLOCK * len(whole) // max(1, whole.numel()))
+    for start in range(0, len(whole), rows):
+        block = slice(start, start + rows)
+        ones, others = (t[:, block] if t.shape[1] > 1 else t for t in (left, right))
+        for n in reversed(range(len(ones))):
+            total[block].mul_(whole[block]).addcmul_(ones[n], others[n])
+    return total.reshape(rho.shape)
 
 
 def correlation(p: Tensor, q: Tensor, r: Tensor) -> Tensor:
