@@ -72,7 +72,7 @@ class DenseForm:
             raise ValueError(_indefinite(hessian.matrix))
         if lowest + ridge <= floor:
             raise ValueError(_singular(hessian, ridge))
-        return cls(hessian, Posterior(values, vectors, ridge), units)
+        return cls(hessian, Posterior(values, vectors, ridge, values.new_ones(())), units)
 
     @property
     def ridge(self) -> float:
@@ -103,7 +103,7 @@ class DenseForm:
             values, vectors = self.posterior.eigenvalues, self.posterior.eigenvectors
         else:
             values, vectors = torch.linalg.eigh(self.hessian.matrix)
-        return Posterior(values, vectors, 0.0)
+        return Posterior(values, vectors, 0.0, values.new_ones(()))
 
     def with_ridge(self, ridge: float) -> DenseForm:
         """The same Hessian with another ridge."""

@@ -84,8 +84,10 @@ class PredictionRigidity:
         >>> line = lambda w, x: w[0] + w[1] * x
         >>> w = torch.tensor([1.0, 2.0], dtype=torch.float64)
         >>> pr = PredictionRigidity(line, w).fit(x, 1 + 2 * x)
-        >>> pr.variance(torch.tensor([1.5], dtype=torch.float64)).item()  # 1 / N at the mean
-        0.25...
+        >>> round(
+        ...     pr.variance(torch.tensor([1.5], dtype=torch.float64)).item(), 9
+        ... )  # 1/N at the mean
+        0.25
     """
 
     def __init__(
