@@ -143,6 +143,23 @@ FITS = {
     "NumPy weights of another length": (lambda: fit(weight=np.ones(30)), "one entry per sample"),
     "one weight for all": (lambda: fit(weight=torch.tensor(2.0)), "one entry per sample"),
     "a callable with one weight": (lambda: fit(weight=lambda b: torch.ones(1)), "per sample"),
+    "weights per output of a single output": (
+        lambda: fit(weight=torch.ones(14, 3)),
+        r"\(14, 3\)",
+    ),
+    "weights per output of a loss that couples them": (
+        lambda: fit(lambda w, x: torch.stack([line(w, x), w[0] * x], 1), weight=torch.ones(14, 2),
+                    loss=lambda y, t: (y - t).sum(1) ** 2 + (y[:, 0] - t[:, 0]) ** 2),
+        r"\(14, 2\)",
+    ),
+    "variances per output of a single output": (
+        lambda: fit(loss=GaussianNLL(lambda batch: torch.ones(14, 2))),
+        r"\(14, 2\)",
+    ),
+    "variances of more targets than there are": (
+        lambda: fit(loss=GaussianNLL(torch.ones(3))),
+        "3",
+    ),
     "negative weights": (lambda: fit(weight=-torch.ones(14)), "not negative"),
     "NaN weights": (lambda: fit(weight=replaced(torch.ones(14), 2, torch.nan)), "finite"),
     "a concave loss": (

@@ -11,6 +11,7 @@ from torch import nn
 import rigidities as rg
 import rigidity_cases as cases
 import rigidity_oracle as oracle
+from rigidities import exact_hessian, pseudo_hessian, rigidity
 from rigidities.losses import GaussianNLL
 from rigidity_cases import X1, X2
 from rigidity_oracle import F64
@@ -153,19 +154,45 @@ def test_float32_tangents_are_used_in_float64(form):
                                rtol=1e-4, atol=0)  # fmt: skip
 
 
+@pytest.mark.parametrize("kind", ["tuple", "list", "dict", "named tuple"])
+@pytest.mark.parametrize("form", ["dense", "dual", "matrix-free", "exact"])
+def test_batches_that_are_cut_into_pieces_give_the_same(kind, form, monkeypatch):
+    s = cases.solved("three outputs", size=0.0)
+    batch = {
+        "tuple": (X1, s.target),
+        "list": [X1, s.target],
+        "dict": {"x": X1, "y": s.target},
+        "named tuple": cases.Pair(X1, s.target),
+    }[kind]
+    noise = GaussianNLL(lambda b: 1 + (b["x"] if kind == "dict" else b[0]) ** 2)
+    how = {"hessian": "exact"} if form == "exact" else {"form": form}
+    weight = lambda b: 2 + torch.sin(b["x"] if kind == "dict" else b[0])  # noqa: E731
+
+    def answers():
+        pr = rg.PredictionRigidity(s.case.f, s.case.params, noise, ridge=0.1, **how)
+        pr.fit([batch], sample_weight=weight)
+        return pr.variance(X1), pr.covariance(X1, X1[:3]), torch.tensor(pr.gradient_norm)
+
+    whole = answers()
+    for module, name in ((pseudo_hessian, "PIECE"), (rigidity, "PIECE"), (exact_hessian, "ROWS")):
+        monkeypatch.setattr(module, name, 5 if name == "ROWS" else 480)
+    torch.testing.assert_close(answers(), whole)
+
+
 # --- samples --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["dense", "dual", "matrix-free", "exact"])
 def test_samples_have_the_covariance_of_the_parameters(kind):
     s = cases.solved("net", size=0.0)
+    ridge = 0.0 if kind == "exact" else 0.2
     options = {"hessian": "exact"} if kind == "exact" else {"form": kind}
-    pr = fitted(s, ridge=0.2, **options).set_scale(0.5)
+    pr = fitted(s, ridge=ridge, **options).set_scale(0.5)
     n = 4000
     drawn = pr.sample(n, torch.Generator().manual_seed(0))
     assert list(drawn) == s.model.names and all(len(leaf) == n for leaf in drawn.values())
     w = torch.cat([leaf.reshape(n, -1) for leaf in drawn.values()], 1)
-    h = oracle.ridged(torch.einsum("nkp,nkq->pq", s.train, s.train), 0.2)
+    h = oracle.ridged(torch.einsum("nkp,nkq->pq", s.train, s.train), ridge)
     covariance = 0.25 * torch.linalg.inv(h)
     # In units of their standard errors, Var(w_i w_j) = c_ii c_jj + c_ij^2 for a Gaussian.
     spread = covariance.diagonal().outer(covariance.diagonal()) + covariance**2
@@ -297,6 +324,19 @@ def test_the_residual_scale_is_the_textbooks(loss, hessian):
     cov = s2 * torch.linalg.inv(a.T @ (factor[:, None] * a))
     scaled = pr.set_scale(pr.residual_scale).variance(X1)
     torch.testing.assert_close(scaled, torch.einsum("np,pq,nq->n", a, cov, a))
+
+
+def test_predictions_without_curvature_are_no_degrees_of_freedom():
+    def f(w, x):
+        return torch.stack([w[0] + w[1] * x, w[2] * x], 1)
+
+    w = torch.tensor([1.0, 2.0, 3.0], dtype=F64)
+    r = torch.zeros(len(X1), 2, dtype=F64)
+    r[4, 1] = r[9, 1] = 0.5 / X1[4]  # X1 is symmetric: no slope
+    r[0, 1], r[-1, 1] = 10.0, 10.0  # one output beyond Huber's delta, the other not
+    pr = rg.PredictionRigidity(f, w, "huber").fit(X1, f(w, X1) + r)
+    expected = float((r[[4, 9], 1] ** 2).sum()) / (2 * len(X1) - 2 - 3)
+    assert pr.residual_scale == pytest.approx(math.sqrt(expected))
 
 
 def test_a_ridge_leaves_the_scale_the_effective_degrees_of_freedom():

@@ -77,18 +77,20 @@ def loss_terms(
         loss: of one sample.
         prediction: (N, K).
         target: (N, K), or None for a loss that needs none.
-        weight: (N, 1) sample weights, or None.
+        weight: sample weights (N, 1), for a loss of each output alone also (N, K), or None.
         batch: as the user gave it.
 
     Raises:
-        ValueError: no targets where they are needed, or values that are not finite.
+        ValueError: no targets where they are needed, weights of a wrong shape, or values that are
+            not finite.
     """
     if target is None and loss.needs_target:
         raise ValueError("This loss needs targets: fit(X, y).")
     prediction = prediction.detach().to(torch.float64)
     given = _sample_weight(loss, weight, batch)
     curvature = _curvature(loss, prediction, target, batch)
-    slope = _slope(loss, prediction, target, batch)
+    slope, apart = _slope(loss, prediction, target, batch)
+    _check_weights(given, prediction, apart=apart and (curvature is None or curvature.ndim == 2))
     ones = curvature is None and given is None
     if curvature is None:
         curvature = torch.ones_like(prediction)
@@ -122,14 +124,28 @@ def _curvature(loss: Loss, prediction: Tensor, target: Tensor | None, batch: Any
     return loss.curvature(prediction, target, batch)
 
 
-def _slope(loss: Loss, prediction: Tensor, target: Tensor | None, batch: Any) -> Tensor | None:
+def _slope(
+    loss: Loss, prediction: Tensor, target: Tensor | None, batch: Any
+) -> tuple[Tensor | None, bool]:
+    """First derivative (N, K), and whether the loss has a value for each output."""
     if target is None or not isinstance(loss, ValuedLoss):
-        return None
+        return None, True
     with torch.enable_grad():
         y = prediction.clone().requires_grad_()
         values = loss.value(y, target, batch)
         (slope,) = torch.autograd.grad(values.sum(), y)
-    return slope
+    return slope, values.numel() == y.numel()
+
+
+def _check_weights(weights: Tensor | None, prediction: Tensor, *, apart: bool) -> None:
+    outputs = prediction.shape[1]
+    if weights is None or weights.shape[1] in ({1, outputs} if apart else {1}):
+        return
+    each = f" or, one for each output, ({len(prediction)}, {outputs})" if apart else ""
+    raise ValueError(
+        f"Sample weights (or a loss's variances) must be ({len(prediction)},){each}, got "
+        f"{tuple(weights.shape)}."
+    )
 
 
 def _root(curvature: Tensor) -> Tensor:

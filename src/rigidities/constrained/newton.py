@@ -25,8 +25,8 @@ from .problem import Local, Problem
 FLAT = 1e-13
 """Curvatures below this times the largest are directions in which nothing happens."""
 
-SHIFTS = (0.0, 1e-8, 1e-6, 1e-4, 1e-2, 1.0, 1e2)
-"""Damping added to the curvatures, relative to the largest, until a step is accepted."""
+WEAKEST, STRONGEST = 1e-9, 1e2
+"""Range of the damping that is added to the curvatures, relative to the largest of them."""
 
 
 class NotConverged(ValueError):
@@ -86,7 +86,7 @@ def constrained(
                     f"No parameters were found that predict {value:.6g} at x: from the fitted "
                     f"{start.prediction:.6g} the constraint could be followed to "
                     f"{reached.prediction:.6g} only. The model may be unable to predict that value "
-                    "(bounded outputs), or needs more max_iterations."
+                    "(bounded outputs)."
                 ) from failure
     return reached
 
@@ -96,13 +96,18 @@ def _solved(
 ) -> Solution:
     """Iterate until rounding stops the descent; refuse a residual above the tolerance."""
     at, floor = problem.local(start), 1e-12 * (float(problem.target.norm()) or 1.0)
-    size = _residual(at, value)
+    size = smallest = _residual(at, value)
+    shift = price = 0.0
     for _ in range(max_iterations):
         near = size <= tolerance * max(at.force, floor)
-        following = _improved(problem, at, value, SHIFTS[:1] if near else SHIFTS)
-        if following is None:
+        price = max(price, 2 * abs(_multiplier(at, value)))  # never lower, or steps could cycle
+        damping = (0.0, 0.0) if near else (shift, STRONGEST)
+        found = _improved(problem, at, value, smallest, price, damping)
+        if found is None:
             break
-        at, size = following, _residual(following, value)
+        at, shift = found[0], found[1] / 10 if found[1] > WEAKEST else 0.0
+        size = _residual(at, value)
+        smallest = min(size, smallest)
     scale = max(at.force, floor)
     if not size <= tolerance * scale:
         raise NotConverged(
@@ -116,16 +121,47 @@ def _solved(
 
 
 def _improved(
-    problem: Problem, at: Local, value: float | None, shifts: tuple[float, ...]
-) -> Local | None:
-    """The first step, ever more damped, that lowers residual or merit; None if none does."""
-    size, merit = _residual(at, value), _merit(at, value)
-    for shift in shifts:
+    problem: Problem,
+    at: Local,
+    value: float | None,
+    smallest: float,
+    price: float,
+    damping: tuple[float, float],
+) -> tuple[Local, float] | None:
+    """The first step, ever more damped, with a new smallest residual or a lower merit.
+
+    Args:
+        problem: whose.
+        at: the point to leave.
+        value: of the constraint, or None.
+        smallest: residual so far.
+        price: of the distance from the constraint in the merit.
+        damping: the first and the strongest to try.
+
+    Returns:
+        The new point and the damping it took; None if there is none.
+    """
+    (shift, strongest), merit = damping, _merit(at, value, price)
+    while shift <= strongest:
         there = problem.local(at.vector + _step(at, value, shift))
+        there = _returned(problem, there, value)
         left = _residual(there, value)
-        if left < 0.5 * size or (left > 1e-8 * there.force and _merit(there, value) < merit):
-            return there
+        lower = left > 1e-8 * there.force and _merit(there, value, price) < merit
+        if lower or left < 0.5 * smallest:
+            return there, shift
+        shift = max(4 * shift, WEAKEST)
     return None
+
+
+def _returned(problem: Problem, at: Local, value: float | None) -> Local:
+    """Back towards the constraint, which a long step leaves by its curvature."""
+    if value is None:
+        return at
+    gap, square = value - at.prediction, float(at.slope.square().sum())
+    if not 0 < square < math.inf or abs(gap) <= 1e-3 * math.sqrt(square) * at.force:
+        return at
+    back = problem.local(at.vector + gap / square * at.slope)
+    return back if abs(value - back.prediction) < abs(gap) else at
 
 
 def _multiplier(at: Local, value: float | None) -> float:
@@ -181,7 +217,5 @@ def _residual(at: Local, value: float | None) -> float:
     return math.hypot(float(across.norm()), (value - at.prediction) / length)
 
 
-def _merit(at: Local, value: float | None) -> float:
-    if value is None:
-        return at.loss
-    return at.loss + 2 * abs(_multiplier(at, value)) * abs(value - at.prediction)
+def _merit(at: Local, value: float | None, price: float) -> float:
+    return at.loss if value is None else at.loss + price * abs(value - at.prediction)

@@ -21,6 +21,9 @@ LEVELS = 24
 ITERATIONS = 20
 """Of Newton's method from the minimum to a prediction held nearby; more mean that it is too far."""
 
+FOLLOWING = 60
+"""Of Newton's method from one value of a profile to the next; then the step is halved."""
+
 LEAK = 1e-6
 """Share of a prediction's slope along flat directions of the loss that counts as none."""
 
@@ -172,7 +175,10 @@ def constrained_profile(
     tolerance: float = 1e-8,
     max_iterations: int = 200,
 ) -> ConstrainedProfile:
-    r"""$\mathcal{L}_c(\epsilon)$ at given values, each followed from its neighbour nearer the fit.
+    r"""$\mathcal{L}_c(\epsilon)$ at given values, each followed from its neighbour.
+
+    From the fit outwards and back, keeping the lower loss: where several constrained minima compete
+    this finds the lowest that descent reaches, and a finer grid can find a lower one.
 
     Args:
         f: as in `constrained_rigidity`, like all others but
@@ -185,7 +191,7 @@ def constrained_profile(
         regulariser: added to it.
         output: which of several outputs.
         tolerance: largest relative residual.
-        max_iterations: for each solution.
+        max_iterations: of Newton's method for the minimum.
 
     Raises:
         ValueError: a value that the model cannot predict.
@@ -193,13 +199,11 @@ def constrained_profile(
     problem = Problem.of(f, params, X, y, x, loss=loss, regulariser=regulariser, output=output)
     problem, optimum = _minimum(problem, tolerance, max_iterations)
     values = torch.as_tensor(epsilons, dtype=torch.float64).reshape(-1)
-    offsets = values - optimum.prediction
     found: dict[int, Solution] = {}
-    for side in (offsets >= 0, offsets < 0):
-        reached = optimum
-        for i in sorted(side.nonzero().flatten().tolist(), key=lambda i: abs(float(offsets[i]))):
-            reached = constrained(problem, reached, float(values[i]), tolerance, max_iterations)
-            found[i] = reached
+    for side in (values >= optimum.prediction, values < optimum.prediction):
+        outward = side.nonzero().flatten().tolist()
+        outward.sort(key=lambda i: abs(float(values[i]) - optimum.prediction))
+        found |= _followed(problem, optimum, values, outward, tolerance)
     ordered = [found[i] for i in range(len(values))]
     return ConstrainedProfile(
         epsilons=values,
@@ -209,6 +213,28 @@ def constrained_profile(
         minimum=optimum.loss,
         parameters=_restored(problem, optimum),
     )
+
+
+def _followed(
+    problem: Problem, optimum: Solution, values: Tensor, outward: list[int], tolerance: float
+) -> dict[int, Solution]:
+    """Solutions from the minimum outwards and back again, the lower of the two at each value.
+
+    Where the solution that began at the minimum is not the lowest any more, another takes over: the
+    way back finds it earlier.
+    """
+    found, reached = {}, optimum
+    for i in outward:
+        reached = constrained(problem, reached, float(values[i]), tolerance, FOLLOWING)
+        found[i] = reached
+    for i in reversed(outward[:-1]):
+        try:
+            reached = constrained(problem, reached, float(values[i]), tolerance, FOLLOWING, 3)
+        except NotConverged:  # this branch ends here
+            reached = found[i]
+        reached = min(reached, found[i], key=lambda s: s.loss)
+        found[i] = reached
+    return found
 
 
 def _minimum(problem: Problem, tolerance: float, max_iterations: int) -> tuple[Problem, Solution]:
