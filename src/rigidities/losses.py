@@ -137,13 +137,13 @@ class GaussianNLL:
         square = (prediction - target).square() / 2
         if callable(self.variance):
             return square
-        return square * _precision(self.variance).to(square)
+        return square * _precision(self.variance, prediction).to(square)
 
     def curvature(self, prediction: Tensor, target: Tensor | None, batch: Any) -> Tensor | None:
         """1 / v; a callable's variances come in by `weight` instead."""
         if callable(self.variance):
             return None
-        return _precision(self.variance).to(prediction.device).expand(prediction.shape)
+        return _precision(self.variance, prediction).to(prediction.device).expand(prediction.shape)
 
     @property
     def weight(self) -> Callable[[Any], Tensor] | None:
@@ -152,8 +152,14 @@ class GaussianNLL:
         return (lambda batch: _precision(variance(batch))) if callable(variance) else None
 
 
-def _precision(variance: float | Tensor) -> Tensor:
+def _precision(variance: float | Tensor, prediction: Tensor | None = None) -> Tensor:
+    """1 / v, one number or one per target of the predictions (N, K)."""
     variance = torch.as_tensor(variance, dtype=torch.float64)
+    if prediction is not None and variance.numel() not in {1, prediction.shape[-1]}:
+        raise ValueError(
+            f"GaussianNLL has {variance.numel()} variances for {prediction.shape[-1]} targets. "
+            "Give one number, one variance per target, or callable(batch) for one per sample."
+        )
     if not bool((variance > 0).all()):
         raise ValueError("GaussianNLL needs variances above zero.")
     return 1 / variance

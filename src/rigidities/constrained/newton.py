@@ -9,7 +9,7 @@ $$ \Delta = \frac{\epsilon - \tilde y}{|a|^2}\, a + Z p, \qquad
 
 Negative curvatures count by their size, flat directions are left alone, and steps are damped until
 they lower either the residual of these equations or the merit $\mathcal{L} + \mu |\epsilon -
-\tilde y|$. Without a constraint Z is everything.
+\tilde y|$. A saddle is left along its most negative curvature. Without a constraint Z is everything.
 """
 
 from __future__ import annotations
@@ -103,6 +103,9 @@ def _solved(
         price = max(price, 2 * abs(_multiplier(at, value)))  # never lower, or steps could cycle
         damping = (0.0, 0.0) if near else (shift, STRONGEST)
         found = _improved(problem, at, value, smallest, price, damping)
+        if found is None or size <= 1e-2 * at.force:
+            lower = _escaped(problem, at, value, price)
+            found, smallest = (found, smallest) if lower is None else ((lower, 0.0), math.inf)
         if found is None:
             break
         at, shift = found[0], found[1] / 10 if found[1] > WEAKEST else 0.0
@@ -153,6 +156,29 @@ def _improved(
     return None
 
 
+def _escaped(problem: Problem, at: Local, value: float | None, price: float) -> Local | None:
+    """Down from a saddle along the direction of most negative curvature; None at a minimum."""
+    space, lagrangian = _surface(at, value)
+    values, vectors = torch.linalg.eigh(space.mT @ lagrangian @ space)
+    if not len(values) or bool(values[0] >= -1e-7 * values[-1].abs()):
+        return None
+    direction, merit = space @ vectors[:, 0], _merit(at, value, price)
+    for length in (1.0, 0.1, 0.01):
+        for sign in (1, -1):
+            there = problem.local(at.vector + sign * length * max(at.force, 1e-6) * direction)
+            there = _returned(problem, there, value)
+            if _merit(there, value, price) < merit - 1e-12 * abs(merit):
+                return there
+    return None
+
+
+def _surface(at: Local, value: float | None) -> tuple[Tensor, Tensor]:
+    """The directions that are free, in columns, and the Hessian that counts in them."""
+    if value is None:
+        return torch.eye(len(at.vector), dtype=at.vector.dtype), at.hessian
+    return _null_space(at.slope), at.hessian - _multiplier(at, value) * at.bend
+
+
 def _returned(problem: Problem, at: Local, value: float | None) -> Local:
     """Back towards the constraint, which a long step leaves by its curvature."""
     if value is None:
@@ -185,8 +211,7 @@ def _step(at: Local, value: float | None, shift: float) -> Tensor:
     if value is None:
         return _descent(at.hessian, -at.gradient, shift)
     along = at.slope * ((value - at.prediction) / float(at.slope.square().sum()))
-    lagrangian = at.hessian - _multiplier(at, value) * at.bend
-    space = _null_space(at.slope)
+    space, lagrangian = _surface(at, value)
     push = -space.mT @ (at.gradient + lagrangian @ along)
     step = along + space @ _descent(space.mT @ lagrangian @ space, push, shift)
     return step / (1 + shift)
