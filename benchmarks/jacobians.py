@@ -9,8 +9,8 @@ from torch.func import functional_call
 from benchmarks.results import Row, at_least, for_information
 from benchmarks.timing import Ratio, Timings, interleaved
 from benchmarks.workload import workload
-from rigidities.differentiation import Differentiation
-from rigidities.regressor import Regressor
+from rigidities.derivatives.differentiation import Differentiation
+from rigidities.derivatives.regressor import Regressor
 
 BASE = "loop"
 

@@ -11,7 +11,8 @@ from torch import nn
 import rigidities as rg
 import rigidity_cases as cases
 import rigidity_oracle as oracle
-from rigidities import exact_hessian, pseudo_hessian, rigidity
+from rigidities import rigidity
+from rigidities.curvature import exact_hessian, pseudo_hessian
 from rigidities.losses import GaussianNLL
 from rigidity_cases import X1, X2
 from rigidity_oracle import F64

@@ -8,11 +8,11 @@ from torch import nn
 
 import rigidity_cases as cases
 import rigidity_oracle as oracle
-from rigidities import dual_form
-from rigidities.differentiation import Differentiation, tangents
-from rigidities.parameters import Parameters
-from rigidities.regressor import Regressor
-from rigidities.tangents import Explicit, Outer, Tangents
+from rigidities.curvature import dual_form
+from rigidities.derivatives.differentiation import Differentiation, tangents
+from rigidities.derivatives.parameters import Parameters
+from rigidities.derivatives.regressor import Regressor
+from rigidities.derivatives.tangents import Explicit, Outer, Tangents
 
 F64 = torch.float64
 
@@ -231,6 +231,12 @@ def test_parameters_survive_flattening_and_back():
     assert back["a"][0].tolist() == [0, 1] and back["a"][1][0].tolist() == [[2, 3, 4]]
     assert back["a"][1][1] == 7 and isinstance(back["b"], cases.Pair)
     assert (back["b"].slope.item(), back["b"].offset.item()) == (5, 6)
+
+
+def test_a_prefix_ends_at_a_dot():
+    tree = {"a": {"w": torch.ones(2)}, "ab": torch.ones(3), "a2": [torch.ones(1)]}
+    assert Parameters.of(tree, "a").names == ("a.w",)
+    assert Parameters.of(tree, ["ab", "a2"]).names == ("ab", "a2.0")
 
 
 def test_a_tensor_that_stands_in_two_places_is_one_parameter():

@@ -23,20 +23,20 @@ import torch
 from torch import Tensor
 
 from .calibrated import CalibrationReport
-from .dense_form import DenseForm
-from .differentiation import Differentiation
-from .exact_hessian import Penalty, Regulariser
-from .forms import FORMS, Form, FormName, Problem, chosen
+from .curvature.dense_form import DenseForm
+from .curvature.exact_hessian import Penalty, Regulariser
+from .curvature.forms import FORMS, Form, FormName, Problem, chosen
+from .curvature.memory import available
+from .curvature.pseudo_hessian import PIECE, TrainingRows
+from .curvature.rescaling import Rescaling
+from .curvature.samples import SampleBatch, Samples, SampleWeight
+from .curvature.solving import solved
+from .derivatives.differentiation import Differentiation
+from .derivatives.parameters import Subset
+from .derivatives.regressor import Function, Regressor
+from .derivatives.tangents import Tangents
 from .losses import LossLike, loss_for
-from .memory import available
-from .parameters import Subset
 from .prediction import Prediction
-from .pseudo_hessian import PIECE, TrainingRows
-from .regressor import Function, Regressor
-from .rescaling import Rescaling
-from .samples import SampleBatch, Samples, SampleWeight
-from .solving import solved
-from .tangents import Tangents
 
 MEMORY_SHARE = 0.7
 """Share of the free memory that a fit may plan with."""

@@ -9,7 +9,7 @@ $$ \Delta = \frac{\epsilon - \tilde y}{|a|^2}\, a + Z p, \qquad
 
 Negative curvatures count by their size, flat directions are left alone, and steps are damped until
 they lower either the residual of these equations or the merit $\mathcal{L} + \mu |\epsilon -
-\tilde y|$. A saddle is left along its most negative curvature. Without a constraint Z is everything.
+\tilde y|$. A saddle is left along its most negative curvature. Without constraint Z is everything.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ FLAT = 1e-13
 
 WEAKEST, STRONGEST = 1e-9, 1e2
 """Range of the damping that is added to the curvatures, relative to the largest of them."""
+
+
+LENGTHS = (10.0, 1.0, 0.1, 1e-2, 1e-3, 1e-4)
+"""Of the steps that leave a saddle, in units of the losses' derivatives."""
 
 
 class NotConverged(ValueError):
@@ -103,7 +107,7 @@ def _solved(
         price = max(price, 2 * abs(_multiplier(at, value)))  # never lower, or steps could cycle
         damping = (0.0, 0.0) if near else (shift, STRONGEST)
         found = _improved(problem, at, value, smallest, price, damping)
-        if found is None or size <= 1e-2 * at.force:
+        if found is None or size <= 1e-3 * at.force:
             lower = _escaped(problem, at, value, price)
             found, smallest = (found, smallest) if lower is None else ((lower, 0.0), math.inf)
         if found is None:
@@ -162,14 +166,12 @@ def _escaped(problem: Problem, at: Local, value: float | None, price: float) -> 
     values, vectors = torch.linalg.eigh(space.mT @ lagrangian @ space)
     if not len(values) or bool(values[0] >= -1e-7 * values[-1].abs()):
         return None
-    direction, merit = space @ vectors[:, 0], _merit(at, value, price)
-    for length in (1.0, 0.1, 0.01):
-        for sign in (1, -1):
-            there = problem.local(at.vector + sign * length * max(at.force, 1e-6) * direction)
-            there = _returned(problem, there, value)
-            if _merit(there, value, price) < merit - 1e-12 * abs(merit):
-                return there
-    return None
+    direction = max(at.force, 1e-6) * (space @ vectors[:, 0])
+    trials = [problem.local(at.vector + t * direction) for k in LENGTHS for t in (k, -k)]
+    trials = [_returned(problem, there, value, rounds=4) for there in trials]
+    best = min(trials, key=lambda there: _merit(there, value, price))
+    merit = _merit(at, value, price)
+    return best if _merit(best, value, price) < merit - 1e-11 * abs(merit) else None
 
 
 def _surface(at: Local, value: float | None) -> tuple[Tensor, Tensor]:
@@ -179,15 +181,18 @@ def _surface(at: Local, value: float | None) -> tuple[Tensor, Tensor]:
     return _null_space(at.slope), at.hessian - _multiplier(at, value) * at.bend
 
 
-def _returned(problem: Problem, at: Local, value: float | None) -> Local:
+def _returned(problem: Problem, at: Local, value: float | None, rounds: int = 1) -> Local:
     """Back towards the constraint, which a long step leaves by its curvature."""
-    if value is None:
-        return at
-    gap, square = value - at.prediction, float(at.slope.square().sum())
-    if not 0 < square < math.inf or abs(gap) <= 1e-3 * math.sqrt(square) * at.force:
-        return at
-    back = problem.local(at.vector + gap / square * at.slope)
-    return back if abs(value - back.prediction) < abs(gap) else at
+    for _ in range(rounds if value is not None else 0):
+        gap, square = (value or 0.0) - at.prediction, float(at.slope.square().sum())
+        far = abs(gap) > 1e-3 * math.sqrt(square) * at.force / 10 ** (3 * (rounds - 1))
+        if not far or not 0 < square < math.inf:
+            break
+        back = problem.local(at.vector + gap / square * at.slope)
+        if not abs((value or 0.0) - back.prediction) < abs(gap):
+            break
+        at = back
+    return at
 
 
 def _multiplier(at: Local, value: float | None) -> float:

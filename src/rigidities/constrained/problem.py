@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..derivatives.regressor import Function, Regressor
 from ..losses import LossLike, ValuedLoss, loss_for
-from ..regressor import Function, Regressor
 
 Regulariser = Callable[[Any], Tensor]
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..derivatives.regressor import Function
 from ..losses import LossLike
-from ..regressor import Function
 from .extrapolation import Tableau
 from .newton import NotConverged, Solution, constrained, minimised
 from .problem import Problem, Regulariser

@@ -16,11 +16,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..differentiation import Differentiation
-from ..parameters import Subset
+from ..derivatives.differentiation import Differentiation
+from ..derivatives.parameters import Subset
+from ..derivatives.regressor import Regressor
+from ..derivatives.tangents import Tangents
 from ..readout import AnyTap, Tap
-from ..regressor import Regressor
-from ..tangents import Tangents
 
 DEFAULT_BATCH = 256
 """Rows whose derivatives are held at once, twice."""

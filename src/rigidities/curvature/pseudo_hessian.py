@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .differentiation import Differentiation
+from ..derivatives.differentiation import Differentiation
+from ..derivatives.tangents import Tangents
+from ..losses import Loss
 from .loss_terms import LossTerms, loss_terms
-from .losses import Loss
 from .samples import SampleBatch, Samples
 from .stationarity import Gradient
-from .tangents import Tangents
 
 PIECE = 1 << 27
 """Bytes that the tangents of the samples in work may take."""

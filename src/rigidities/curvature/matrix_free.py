@@ -19,10 +19,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ..derivatives.tangents import Tangents
+from ..draws import standard_normal
 from .conjugate_gradients import Product, conjugate_gradients, lower_bounds
-from .draws import standard_normal
 from .dual_form import assembled
-from .tangents import Tangents
 
 SMALLEST_TOLERANCE = 1e-12
 """What rounding allows."""

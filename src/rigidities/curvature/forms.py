@@ -17,8 +17,8 @@ from typing import Literal, Protocol
 
 from torch import Generator, Tensor
 
+from ..derivatives.tangents import Tangents
 from .memory import readable
-from .tangents import Tangents
 
 FormName = Literal["auto", "dense", "dual", "matrix-free"]
 FORMS = ("auto", "dense", "dual", "matrix-free")

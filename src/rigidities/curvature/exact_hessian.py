@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from .directional import hessian_matrix, hessian_products
-from .losses import Loss, ValuedLoss
-from .regressor import Regressor
+from ..derivatives.directional import hessian_matrix, hessian_products
+from ..derivatives.regressor import Regressor
+from ..losses import Loss, ValuedLoss
 from .samples import SampleBatch, Samples
 
 ROWS = 1024

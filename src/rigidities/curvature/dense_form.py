@@ -13,8 +13,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from .posterior import Posterior
-from .tangents import Tangents
+from ..derivatives.tangents import Tangents
+from ..posterior import Posterior
 
 Names = list[tuple[str, int]]
 

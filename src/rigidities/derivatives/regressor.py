@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from .outputs import pick
+from ..outputs import pick
+from ..shadow import shadow
 from .parameters import Parameters, Subset
-from .shadow import shadow
 
 Function = Callable[..., Any]
 

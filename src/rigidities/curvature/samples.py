@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .batches import TARGET_KEYS, Batch, Reader, raw_batches
-from .regressor import sample_count
+from ..batches import TARGET_KEYS, Batch, Reader, raw_batches
+from ..derivatives.regressor import sample_count
 
 SampleWeight = Tensor | Callable[[Any], Tensor]
 

@@ -16,8 +16,8 @@ import warnings
 import torch
 from torch import Tensor
 
+from ..derivatives.tangents import Tangents
 from .loss_terms import LossTerms
-from .tangents import Tangents
 
 FAR = 0.1
 """Share of the samples' gradients beyond which the point is not taken for a minimum."""

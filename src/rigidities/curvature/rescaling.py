@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .calibrated import CalibrationReport
-from .calibration import Objective, Residuals, constant_nll, criterion_for, mean_nll, search
+from ..calibrated import CalibrationReport
+from ..calibration import Objective, Residuals, constant_nll, criterion_for, mean_nll, search
+from ..derivatives.tangents import Tangents
 from .dense_form import DenseForm
 from .forms import Form
-from .tangents import Tangents
 
 LARGEST = 1 << 27
 """Numbers to keep at most (1 GiB); beyond it rows are thinned evenly."""

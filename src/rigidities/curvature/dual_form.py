@@ -18,8 +18,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from .draws import standard_normal
-from .tangents import Tangents
+from ..derivatives.tangents import Tangents
+from ..draws import standard_normal
 
 BLOCK = 1024
 """Rows of the kernel that are computed at once."""

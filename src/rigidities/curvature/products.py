@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .differentiation import Differentiation
-from .directional import pulls, pushes
+from ..derivatives.differentiation import Differentiation
+from ..derivatives.directional import pulls, pushes
+from ..derivatives.tangents import Tangents
 from .samples import SampleBatch
-from .tangents import Tangents
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,15 @@ import math
 
 import torch
 
+from ..derivatives.tangents import Tangents
+from ..gram import Gram
 from .dense_form import DenseForm, Hessian, Names
 from .dual_form import DualForm
 from .exact_hessian import Penalty, exact_hessian
 from .forms import Form, Problem
-from .gram import Gram
 from .matrix_free import MatrixFreeForm, Preconditioner, Rows
 from .products import Recomputed, Transformed
 from .pseudo_hessian import TrainingRows, WeightedRows
-from .tangents import Tangents
 
 PRECONDITIONING_ROWS = 2000
 """Rows of the preconditioner: its factorisation takes about a second."""

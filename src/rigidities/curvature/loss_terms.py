@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .losses import Loss, PerSampleLoss, ValuedLoss
+from ..losses import Loss, PerSampleLoss, ValuedLoss
 
 
 @dataclass(frozen=True)

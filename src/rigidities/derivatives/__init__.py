@@ -1,0 +1,1 @@
+"""Derivatives of any regressor by its parameters, sample by sample."""
