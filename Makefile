@@ -77,5 +77,5 @@ docs: .venv/.docs-stamp ## build the documentation into site/
 	@touch $@
 
 clean: ## remove environments, caches and what the commands wrote
-	rm -rf .venv .venv-rivals .mypy_cache .ruff_cache .pytest_cache .hypothesis site dist build rigidities-demo
+	rm -rf .venv .venv-rivals .mypy_cache .ruff_cache .pytest_cache .hypothesis site dist build rigidities-demo experiments/results-quick
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

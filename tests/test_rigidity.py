@@ -16,8 +16,6 @@ from rigidities.losses import GaussianNLL
 from rigidity_cases import CASES, X1
 from rigidity_oracle import F64
 
-pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")  # of vmap
-
 REGULAR = ["straight line", "cubic of a column", "two Gaussians in nested dicts", "two inputs"]
 REGULAR += ["lists and tuples", "a named tuple", "three outputs", "net", "net with several outputs"]
 """Cases that need no ridge."""

@@ -417,6 +417,8 @@ def test_gradients_that_are_switched_off_do_no_harm(context):
     with context():
         assert torch.equal(pr.variance(X2), variance)
         assert torch.equal(pr.fit(X2, s.target).variance(X2), variance)
+        made_here = rg.PredictionRigidity(s.case.f, ridge=0.1).fit(X2.clone(), s.target.clone())
+        assert torch.equal(made_here.variance(X2.clone()), variance)
 
 
 def test_random_numbers_are_left_alone():

@@ -16,7 +16,6 @@ from rigidities.derivatives.tangents import Explicit, Outer, Tangents
 
 F64 = torch.float64
 
-pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")  # of vmap
 
 FACTORED = {
     "net",

@@ -88,6 +88,7 @@ class PredictionRigidity:
         0.25
     """
 
+    @differentiating
     def __init__(
         self,
         f: Function | torch.nn.Module,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -102,7 +102,7 @@ class Samples:
         raws, _ = raw_batches(data, batch_size)
         offset, batches = 0, []
         for raw in raws:
-            batch = reader(raw)
+            batch = _tracked(reader(raw))
             batches.append(_with_weight(batch, weight, offset))
             offset += sample_count(*batch.args, **batch.kwargs) or 0
         if offset == 0:
@@ -149,6 +149,20 @@ def _array(values: Any, dtype: torch.dtype) -> Any:
     if numbers and all(isinstance(v, (int, float)) for v in values):
         return torch.tensor(values, dtype=dtype)
     return values
+
+
+def _tracked(batch: Batch) -> Batch:
+    """Tensors made under `torch.inference_mode` as ordinary ones, which can be differentiated."""
+
+    def ordinary(value: Any) -> Any:
+        return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
+
+    return replace(
+        batch,
+        args=tuple(map(ordinary, batch.args)),
+        kwargs={key: ordinary(value) for key, value in batch.kwargs.items()},
+        target=ordinary(batch.target),
+    )
 
 
 def _with_weight(batch: Batch, weight: SampleWeight | None, offset: int) -> SampleBatch:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.func import jacfwd, jacrev, vmap
 
-from .directional import plain_attention
+from .directional import transformable
 from .linear_layers import LinearLayers, NotFactored
 from .parameters import Parameters
 from .regressor import Regressor, sample_count
@@ -172,9 +172,7 @@ def reverse_rows(regressor: Regressor, *inputs: Any, **kwargs: Any) -> Tensor:
 
     mapped = [v for v, b in zip(values, batched, strict=True) if b]
     jacobian: Rows = vmap(jacrev(single), in_dims=(None, *[0] * len(mapped)))
-    with plain_attention(), warnings.catch_warnings():
-        # Operations without a batching rule are looped over: slower, and right.
-        warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
+    with transformable():
         return jacobian(regressor.flat, *mapped)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -14,10 +15,16 @@ VectorFunction = Callable[[Tensor], Tensor]
 Pull = Callable[[Tensor], tuple[Tensor]]
 
 
-def plain_attention() -> AbstractContextManager[None]:
-    """Attention by its formula: the fused kernels have no batching rule or second derivative."""
-    context: AbstractContextManager[None] = sdpa_kernel(SDPBackend.MATH)
-    return context
+@contextmanager
+def transformable() -> Iterator[None]:
+    """Where torch's function transforms run quietly.
+
+    Attention goes by its formula, since the fused kernels have no batching rule or second
+    derivative; operations without a batching rule are looped over, which is slower and right.
+    """
+    with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
+        yield
 
 
 def push(function: VectorFunction, point: Tensor, direction: Tensor) -> Tensor:
@@ -31,7 +38,7 @@ def pushes(function: VectorFunction, point: Tensor, directions: Tensor) -> Tenso
 
     By forward mode; operations that lack one are differentiated twice in reverse.
     """
-    with plain_attention():
+    with transformable():
         try:
             pushed: Tensor = vmap(lambda v: push(function, point, v))(directions.to(point))
         except NotImplementedError:
@@ -44,7 +51,7 @@ def pushes(function: VectorFunction, point: Tensor, directions: Tensor) -> Tenso
 
 def pulls(function: VectorFunction, point: Tensor, cotangents: Tensor) -> Tensor:
     """J^T u for several u: (m, ...) -> (m, P), in float64."""
-    with plain_attention():
+    with transformable():
         pull: Pull = vjp(function, point)[1]
         pulled: Tensor = vmap(lambda u: pull(u)[0])(cotangents.to(point))
     return pulled.to(torch.float64)

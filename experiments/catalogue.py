@@ -1,0 +1,72 @@
+"""Which experiments there are: one line each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+
+from experiments.outcome import Outcome
+
+EXTRA = 'pip install "rigidities[experiments]"'
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An entry of the list.
+
+    Attributes:
+        name: of the command and of the module ``experiments.<name>``, whose
+            ``run(*, quick: bool, seed: int) -> Outcome`` does the work.
+        summary: one line.
+        minutes: that a whole run takes on two cores.
+        needs: packages beyond the library's own.
+    """
+
+    name: str
+    summary: str
+    minutes: float
+    needs: tuple[str, ...] = ("matplotlib",)
+
+    def missing(self) -> str | None:
+        """What to install, or None where everything is."""
+        packages = [package for package in self.needs if find_spec(package) is None]
+        if not packages:
+            return None
+        return f"The experiment {self.name!r} needs {' and '.join(packages)}. Install: {EXTRA}"
+
+    def run(self, *, quick: bool, seed: int) -> Outcome:
+        """Run it: the module is imported only now."""
+        outcome = import_module(f"experiments.{self.name}").run(quick=quick, seed=seed)
+        if not isinstance(outcome, Outcome):
+            raise TypeError(
+                f"experiments.{self.name}.run must return an Outcome, got "
+                f"{type(outcome).__name__}. Put its numbers, tables and figures into one."
+            )
+        return outcome
+
+
+_ALL = (
+    Experiment(
+        "toy",
+        "three models of seven points of cos^2 x, with calibrated error bars (paper, Fig. 1)",
+        minutes=2,
+    ),
+    Experiment(
+        "theory",
+        "wide-net kernels, the last-layer approximation, training time, the Bayesian reading",
+        minutes=5,
+        needs=("matplotlib", "scipy"),
+    ),
+)
+
+EXPERIMENTS = {experiment.name: experiment for experiment in _ALL}
+
+
+def listing() -> str:
+    """The names with their lines and minutes."""
+    width = max(map(len, EXPERIMENTS))
+    return "\n".join(
+        f"  {one.name:<{width}}  {one.minutes:>3g} min  {one.summary}"
+        for one in EXPERIMENTS.values()
+    )
