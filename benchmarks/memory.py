@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
-import torch
-
+from benchmarks.apart import measured_apart
 from benchmarks.results import Row, at_most, for_information
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def run(*, quick: bool = False) -> list[Row]:
@@ -39,10 +31,4 @@ def run(*, quick: bool = False) -> list[Row]:
 
 def peaks(rows: int, width: int) -> dict[str, int]:
     """Peak bytes before and after a fit in a process of its own."""
-    arguments = [str(value) for value in (rows, width, torch.get_num_threads())]
-    command = [sys.executable, "-m", "benchmarks.streamed_fit", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"The streamed fit failed:\n{done.stderr}")
-    measured: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
-    return measured
+    return measured_apart("benchmarks.streamed_fit", rows, width)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import rigidities as rg
+from benchmarks.apart import measured_apart
 from benchmarks.results import Row, at_most, for_information
 from benchmarks.workload import workload
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def run(*, quick: bool = False) -> list[Row]:
@@ -65,10 +60,4 @@ def agreement(*, quick: bool) -> list[Row]:
 
 def measured(rows: int, width: int, *, depth: int, points: int) -> dict[str, Any]:
     """One fit and prediction in a process of its own."""
-    arguments = [str(v) for v in (rows, width, depth, points, torch.get_num_threads())]
-    command = [sys.executable, "-m", "benchmarks.whole_net_fit", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"The fit failed:\n{done.stderr}")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+    return measured_apart("benchmarks.whole_net_fit", rows, width, depth, points)
