@@ -8,7 +8,8 @@ from torch import nn
 
 from rigidities.constrained import constrained_profile, constrained_rigidity
 from rigidities.constrained.extrapolation import Tableau
-from rigidities.constrained.newton import _null_space
+from rigidities.constrained.newton import NotConverged, _null_space, constrained, minimised
+from rigidities.constrained.problem import Problem
 
 F64 = torch.float64
 TOY = torch.tensor([-0.8, -0.75, 0.0, 0.05, 0.07, 0.7, 0.73], dtype=F64)
@@ -98,8 +99,9 @@ CASES = {
 
 
 @pytest.mark.filterwarnings("ignore:The parameters are not a minimum")
-@pytest.mark.parametrize("x", [0.3, 1.5])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "x"), [("regular minimum", 0.3), ("regular minimum", 1.5), ("stronger prior", 1.5)]
+)
 def test_two_gaussians_have_the_rigidity_of_their_exact_hessian(case, x):
     seed, strength, w = CASES[case]
     y, centre = toy_targets(seed), vector(0.6, -0.5, 0.5, 0.6, 0.5, 0.5)
@@ -311,6 +313,25 @@ def test_unattainable_values_are_refused():
         constrained_profile(bounded, vector(0.2, 1.0), X, y, [0.5], [0.9, 1.2])
     attained = constrained_profile(bounded, vector(0.2, 1.0), X, y, [0.5], [0.05, 0.95])
     assert bool((attained.losses > attained.minimum + 0.1).all())
+    values = [1.2, 0.95, 1.1, 0.05]
+    part = constrained_profile(bounded, vector(0.2, 1.0), X, y, [0.5], values, partial=True)
+    assert part.losses.isnan().tolist() == part.multipliers.isnan().tolist()
+    assert part.losses.isnan().tolist() == [True, False, True, False]
+    torch.testing.assert_close(part.losses[[3, 1]], attained.losses)
+
+
+def test_a_far_value_is_met_in_few_steps():
+    # The Lagrangian's curvature makes Newton's steps converge quadratically: without the
+    # prediction's own Hessian this takes many more.
+    X = torch.linspace(0, 3, 25, dtype=F64)
+    y = wave(vector(1.0, 2.0), X) + 1e-3 * torch.sin(5 * X)
+    options = {"loss": "mse", "regulariser": None, "output": None}
+    problem = Problem.of(wave, vector(1.0, 2.0), X, y, [0.5], **options)
+    optimum = minimised(problem, 1e-10, 50)
+    far = constrained(problem, optimum, 1.2, 1e-10, 5, 0)
+    assert far.residual < 1e-10
+    with pytest.raises(NotConverged):
+        constrained(problem, optimum, 1.2, 1e-10, 2, 0)
 
 
 # --- bad input ---

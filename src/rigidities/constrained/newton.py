@@ -29,7 +29,7 @@ WEAKEST, STRONGEST = 1e-9, 1e2
 """Range of the damping that is added to the curvatures, relative to the largest of them."""
 
 
-LENGTHS = (10.0, 1.0, 0.1, 1e-2, 1e-3, 1e-4)
+LENGTHS = (10.0, 1.0, 0.1, 0.01)
 """Of the steps that leave a saddle, in units of the losses' derivatives."""
 
 
@@ -69,7 +69,7 @@ def constrained(
     value: float,
     tolerance: float,
     max_iterations: int,
-    halvings: int = 10,
+    halvings: int = 6,
 ) -> Solution:
     """The minimum with the prediction held at `value`, by steps from a known solution.
 
@@ -103,8 +103,10 @@ def _solved(
     size = smallest = _residual(at, value)
     shift = price = 0.0
     for _ in range(max_iterations):
+        if not size < math.inf:
+            break
         near = size <= tolerance * max(at.force, floor)
-        price = max(price, 2 * abs(_multiplier(at, value)))  # never lower, or steps could cycle
+        price = max(price, 2 * _coming_multiplier(at, value))  # never lower, or steps could cycle
         damping = (0.0, 0.0) if near else (shift, STRONGEST)
         found = _improved(problem, at, value, smallest, price, damping)
         if found is None or size <= 1e-3 * at.force:
@@ -153,7 +155,7 @@ def _improved(
         there = problem.local(at.vector + _step(at, value, shift))
         there = _returned(problem, there, value)
         left = _residual(there, value)
-        lower = left > 1e-8 * there.force and _merit(there, value, price) < merit
+        lower = 1e-8 * there.force < left < math.inf and _merit(there, value, price) < merit
         if lower or left < 0.5 * smallest:
             return there, shift
         shift = max(4 * shift, WEAKEST)
@@ -171,7 +173,7 @@ def _escaped(problem: Problem, at: Local, value: float | None, price: float) -> 
     trials = [_returned(problem, there, value, rounds=4) for there in trials]
     best = min(trials, key=lambda there: _merit(there, value, price))
     merit = _merit(at, value, price)
-    return best if _merit(best, value, price) < merit - 1e-11 * abs(merit) else None
+    return best if _merit(best, value, price) < merit - 1e-9 * abs(merit) else None
 
 
 def _surface(at: Local, value: float | None) -> tuple[Tensor, Tensor]:
@@ -199,6 +201,15 @@ def _multiplier(at: Local, value: float | None) -> float:
     if value is None:
         return 0.0
     return float(at.slope @ at.gradient / at.slope.square().sum())
+
+
+def _coming_multiplier(at: Local, value: float | None) -> float:
+    """The size of the multiplier here, or after a full step if that is larger."""
+    if value is None:
+        return 0.0
+    _, lagrangian = _surface(at, value)
+    after = at.gradient + lagrangian @ _step(at, value, 0.0)
+    return max(abs(_multiplier(at, value)), abs(float(at.slope @ after / at.slope.square().sum())))
 
 
 def _null_space(slope: Tensor) -> Tensor:
@@ -241,7 +252,7 @@ def _residual(at: Local, value: float | None) -> float:
     if value is None:
         return float(at.gradient.norm())
     length = float(at.slope.norm())
-    if length == 0:
+    if length < 1e-100:
         return math.inf  # nothing moves the prediction from here
     across = at.gradient - _multiplier(at, value) * at.slope
     return math.hypot(float(across.norm()), (value - at.prediction) / length)

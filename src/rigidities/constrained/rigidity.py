@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +24,12 @@ ITERATIONS = 20
 
 FOLLOWING = 60
 """Of Newton's method from one value of a profile to the next; then the step is halved."""
+
+FAILURES = 3
+"""Values of a profile in a row that cannot be reached: those beyond are not tried."""
+
+ROUNDING = 1e-12
+"""Eigenvalues of the Hessian below this times the largest count as zero."""
 
 LEAK = 1e-6
 """Share of a prediction's slope along flat directions of the loss that counts as none."""
@@ -105,7 +112,7 @@ def constrained_rigidity(
         loss: as in `PredictionRigidity`, summed over samples.
         regulariser: callable(params) -> a number added to it.
         output: which of several outputs to hold at x.
-        step: the first h; by default a tenth of the targets' spread. It is halved until
+        step: the first h; by default a third of the prediction's standard error. It is halved until
             the differences agree or rounding takes over.
         tolerance: largest residual of a solution, relative to the losses' own gradients.
         max_iterations: of Newton's method for the minimum.
@@ -124,29 +131,8 @@ def constrained_rigidity(
     problem = Problem.of(f, params, X, y, x, loss=loss, regulariser=regulariser, output=output)
     before = float(problem.total(problem.start))
     problem, optimum = _minimum(problem, tolerance, max_iterations)
-    h = _first_step(problem) if step is None else step
-    slopes, curvatures, found = Tableau(), Tableau(), [optimum]
-    for _ in range(LEVELS):
-        try:
-            low, high = (
-                constrained(problem, optimum, optimum.prediction + d, tolerance, ITERATIONS, 0)
-                for d in (-h, h)
-            )
-        except NotConverged:  # too far for the loss to be smooth: begin again from here
-            slopes, curvatures, found, h = Tableau(), Tableau(), [optimum], h / 2
-            continue
-        found = [low, *found, high]
-        slopes.add((high.multiplier - low.multiplier) / (2 * h))
-        curvatures.add((high.loss - 2 * optimum.loss + low.loss) / h**2)
-        if slopes.stalled or slopes.relative < 1e-10:
-            break
-        h /= 2
-    if not slopes.relative < 0.1:
-        raise NotConverged(
-            "The constrained loss has no curvature that differences of shrinking steps agree on: "
-            f"at the last, {h:.2g}, its slope gives {slopes.value:.6g} within {slopes.error:.2g}. "
-            "Pass another step."
-        )
+    h = _first_step(problem, optimum) if step is None else step
+    slopes, curvatures, found = _differenced(problem, optimum, h, tolerance)
     found = sorted(found, key=lambda s: s.prediction)
     return ConstrainedRigidity(
         rigidity=slopes.value,
@@ -172,6 +158,7 @@ def constrained_profile(
     loss: LossLike = "mse",
     regulariser: Regulariser | None = None,
     output: int | None = None,
+    partial: bool = False,
     tolerance: float = 1e-8,
     max_iterations: int = 200,
 ) -> ConstrainedProfile:
@@ -190,6 +177,7 @@ def constrained_profile(
         loss: summed over samples.
         regulariser: added to it.
         output: which of several outputs.
+        partial: whether values that cannot be reached are nan instead of an error.
         tolerance: largest relative residual.
         max_iterations: of Newton's method for the minimum.
 
@@ -203,31 +191,73 @@ def constrained_profile(
     for side in (values >= optimum.prediction, values < optimum.prediction):
         outward = side.nonzero().flatten().tolist()
         outward.sort(key=lambda i: abs(float(values[i]) - optimum.prediction))
-        found |= _followed(problem, optimum, values, outward, tolerance)
-    ordered = [found[i] for i in range(len(values))]
+        found |= _followed(problem, optimum, values, outward, tolerance, partial)
+    ordered = [found.get(i) for i in range(len(values))]
     return ConstrainedProfile(
         epsilons=values,
-        losses=_column([s.loss for s in ordered]),
-        multipliers=_column([s.multiplier for s in ordered]),
+        losses=_column([math.nan if s is None else s.loss for s in ordered]),
+        multipliers=_column([math.nan if s is None else s.multiplier for s in ordered]),
         prediction=optimum.prediction,
         minimum=optimum.loss,
         parameters=_restored(problem, optimum),
     )
 
 
+def _differenced(
+    problem: Problem, optimum: Solution, h: float, tolerance: float
+) -> tuple[Tableau, Tableau, list[Solution]]:
+    """First differences of the multipliers, second ones of the losses, and their solutions."""
+    slopes, curvatures, found = Tableau(), Tableau(), [optimum]
+    for _ in range(LEVELS):
+        try:
+            low, high = (
+                constrained(problem, optimum, optimum.prediction + d, tolerance, ITERATIONS, 0)
+                for d in (-h, h)
+            )
+        except NotConverged:  # too far for the loss to be smooth: begin again from here
+            slopes, curvatures, found, h = Tableau(), Tableau(), [optimum], h / 2
+            continue
+        found = [low, *found, high]
+        slopes.add((high.multiplier - low.multiplier) / (2 * h))
+        curvatures.add((high.loss - 2 * optimum.loss + low.loss) / h**2)
+        if slopes.stalled or slopes.relative < 1e-10:
+            break
+        h /= 2
+    if not slopes.relative < 0.1:
+        raise NotConverged(
+            "The constrained loss has no curvature that differences of shrinking steps agree on: "
+            f"at the last, {h:.2g}, its slope gives {slopes.value:.6g} within {slopes.error:.2g}. "
+            "Pass another step."
+        )
+    return slopes, curvatures, found
+
+
 def _followed(
-    problem: Problem, optimum: Solution, values: Tensor, outward: list[int], tolerance: float
+    problem: Problem,
+    optimum: Solution,
+    values: Tensor,
+    outward: list[int],
+    tolerance: float,
+    partial: bool,
 ) -> dict[int, Solution]:
     """Solutions from the minimum outwards and back again, the lower of the two at each value.
 
     Where the solution that began at the minimum is not the lowest any more, another takes over: the
     way back finds it earlier.
     """
-    found, reached = {}, optimum
+    found, reached, failed = dict[int, Solution](), optimum, 0
     for i in outward:
-        reached = constrained(problem, reached, float(values[i]), tolerance, FOLLOWING)
-        found[i] = reached
-    for i in reversed(outward[:-1]):
+        try:
+            reached = constrained(problem, reached, float(values[i]), tolerance, FOLLOWING)
+        except NotConverged:
+            if not partial:
+                raise
+            failed += 1
+            if failed == FAILURES:
+                break
+            continue
+        found[i], failed = reached, 0
+    for i in [i for i in reversed(outward) if i in found][1:]:
         try:
             reached = constrained(problem, reached, float(values[i]), tolerance, FOLLOWING, 3)
         except NotConverged:  # this branch ends here
@@ -277,7 +307,7 @@ def _check_determined(optimum: Solution) -> None:
             "The prediction at x does not depend on the parameters: it is infinitely rigid."
         )
     values, vectors = torch.linalg.eigh(optimum.local.hessian)
-    rounding = 1e-12 * values.abs().max()
+    rounding = ROUNDING * values.abs().max()
     leak = (vectors[:, values <= rounding].mT @ slope).norm() / slope.norm()
     if bool(leak > LEAK):
         raise ValueError(
@@ -286,10 +316,16 @@ def _check_determined(optimum: Solution) -> None:
         )
 
 
-def _first_step(problem: Problem) -> float:
+def _first_step(problem: Problem, optimum: Solution) -> float:
+    """A third of the prediction's standard error, within 1e-4 and 0.1 of the targets' spread."""
     target = problem.target[:, problem.output]
     spread = float(target.std()) if len(target) > 1 else 0.0
-    return 0.1 * (spread or float(target.abs().max()) or 1.0)
+    spread = spread or float(target.abs().max()) or 1.0
+    values, vectors = torch.linalg.eigh(optimum.local.hessian)
+    known = values > ROUNDING * values[-1]
+    share = ((vectors[:, known].mT @ optimum.local.slope).square() / values[known]).sum()
+    error = optimum.local.force * math.sqrt(float(share) / len(target))
+    return min(max(error / 3, 1e-4 * spread), 0.1 * spread)
 
 
 def _restored(problem: Problem, solution: Solution) -> Any:
