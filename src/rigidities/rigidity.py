@@ -15,6 +15,7 @@ low-cost uncertainties in trained neural networks" (2024), Sec. 3.2 to 3.4.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, ParamSpec, TypeVar
@@ -27,7 +28,7 @@ from .curvature.dense_form import DenseForm
 from .curvature.exact_hessian import Penalty, Regulariser
 from .curvature.forms import FORMS, Form, FormName, Problem, chosen
 from .curvature.memory import available
-from .curvature.pseudo_hessian import PIECE, TrainingRows
+from .curvature.pseudo_hessian import PIECE, Totals, TrainingRows
 from .curvature.rescaling import Rescaling
 from .curvature.samples import SampleBatch, Samples, SampleWeight
 from .curvature.solving import solved
@@ -40,6 +41,9 @@ from .prediction import Prediction
 
 MEMORY_SHARE = 0.7
 """Share of the free memory that a fit may plan with."""
+
+UNLIKE = 3.0
+"""Ratio of best scales beyond which outputs should not share one."""
 
 HessianName = Literal["gauss-newton", "exact"]
 
@@ -76,8 +80,9 @@ class PredictionRigidity:
         tolerance: relative error allowed to the matrix-free form.
         memory: bytes that may be used; by default 70 % of what is free.
 
-    The parameters are those at the time of the call: later changes of a module are not seen. All of
-    them count, frozen ones (`requires_grad=False`) too: name those that were trained by `subset`.
+    Parameters and buffers are those at the time of the call: later changes of a module are not
+    seen. All parameters count, frozen ones (`requires_grad=False`) too: name those that were
+    trained by `subset`.
 
     Examples:
         >>> x = torch.tensor([0.0, 1.0, 2.0, 3.0], dtype=torch.float64)
@@ -112,6 +117,8 @@ class PredictionRigidity:
             raise ValueError(f"ridge must be finite and not negative, got {ridge}.")
         if not 0 < tolerance < 1:
             raise ValueError(f"tolerance must lie between 0 and 1, got {tolerance}.")
+        if memory is not None and not memory > 0:
+            raise ValueError(f"memory must be a positive number of bytes, got {memory}.")
         self._regressor = Regressor.of(f, params, subset=subset, output=output)
         self._loss, self._hessian = loss_for(loss), hessian
         self._given_ridge, self._regulariser = float(ridge), regulariser
@@ -146,7 +153,7 @@ class PredictionRigidity:
             ValueError: the Hessian is singular or indefinite, or the data do not fit f.
         """
         samples = Samples.of(X, y, sample_weight, like=self._regressor.flat, batch_size=batch_size)
-        first = samples.batches[0]
+        first = next(iter(samples))
         regressor = self._regressor.used((batch.args, batch.kwargs) for batch in samples)
         differentiation = Differentiation.of(regressor, *first.args, **first.kwargs)
         exact = self._hessian == "exact"
@@ -162,7 +169,7 @@ class PredictionRigidity:
         )
         slope = None if penalty is None else penalty.gradient
         norm = training.totals.gradient.check(slope, problem.ridge, regressor.flat)
-        self._fit = _Fit(differentiation, form, training, norm)
+        self._fit = _Fit(differentiation, form, training.totals, len(first.args), norm)
         self._scale, self._noise = 1.0, 0.0
         return self
 
@@ -201,16 +208,24 @@ class PredictionRigidity:
             What was chosen and how good it is; print it.
         """
         fit = self._fitted()
+        if isinstance(ridge, str) and ridge != "search":
+            raise ValueError(f"ridge must be None, 'search' or a number, got {ridge!r}.")
         if ridge is not None and ridge != "search":
             fit = fit.with_ridge(float(ridge))
         gathered = Rescaling(fit.form, ridge == "search")
+        standard: list[Tensor] = []  # errors in units of the unscaled error bars
         for batch in fit.pieces(X, y):
             prediction, tangents = fit.differentiation(*batch.args, **batch.kwargs)
             target = batch.target_rows(prediction, fit.differentiation.shape)
             if target is None:
                 raise ValueError("Calibration needs targets: calibrate(X, y).")
-            gathered.add(target - prediction.to(torch.float64), tangents)
+            error = target - prediction.to(torch.float64)
+            gathered.add(error, tangents)
+            if fit.differentiation.outputs > 1:
+                standard.append(error / fit.form.quadratic(tangents).sqrt())
         report = gathered.report(criterion, noise)
+        if standard:
+            _compare(torch.cat(standard))
         self._fit = fit.with_ridge(report.ridge) if ridge == "search" else fit
         self._scale, self._noise = float(report.scale), float(report.noise)
         return report
@@ -242,6 +257,8 @@ class PredictionRigidity:
             `torch.func.vmap(f, in_dims=(0, None))(pr.sample(n), x)` takes it.
         """
         fit = self._fitted()
+        if n < 1:
+            raise ValueError(f"n must be at least 1, got {n}.")
         deviations = self._scale * fit.form.sample(n, generator)
         flat = fit.regressor.flat
         drawn = flat.to(torch.float64) + deviations
@@ -256,7 +273,7 @@ class PredictionRigidity:
         with more parameters than the data hold: calibrate that one on new data.
         """
         fit = self._fitted()
-        totals = fit.training.totals
+        totals = fit.totals
         if not totals.dispersion >= 0:
             raise ValueError(
                 "There are no training residuals: fit(X, y) with targets, and a loss whose value "
@@ -334,6 +351,19 @@ class PredictionRigidity:
         return self._fit
 
 
+def _compare(standard: Tensor) -> None:
+    """Warn where the best scales of the outputs (N, K) are so unlike that one cannot serve all."""
+    rms = standard.square().mean(0).sqrt()
+    ratio = float(rms.max() / rms.clamp(min=torch.finfo(rms.dtype).tiny).min())
+    if ratio > UNLIKE:
+        warnings.warn(
+            f"The best scales of the outputs differ by a factor of {ratio:.2g}, and one serves "
+            "them all, since they share their parameters. Weigh the outputs in the loss "
+            "(GaussianNLL with one variance each), or make a rigidity for each (output=).",
+            stacklevel=4,
+        )
+
+
 @dataclass(frozen=True)
 class _Fit:
     """What a fit leaves.
@@ -341,22 +371,20 @@ class _Fit:
     Attributes:
         differentiation: of the parameters that f uses.
         form: the solved curvature.
-        training: the training data and the sums over them.
+        totals: sums over the training data.
+        inputs: number of positional inputs.
         gradient_norm: of the loss.
     """
 
     differentiation: Differentiation
     form: Form
-    training: TrainingRows
+    totals: Totals
+    inputs: int
     gradient_norm: float
 
     @property
     def regressor(self) -> Regressor:
         return self.differentiation.regressor
-
-    @property
-    def inputs(self) -> int:
-        return len(self.training.samples.batches[0].args)
 
     @property
     def effective_rank(self) -> float:
@@ -382,7 +410,7 @@ class _Fit:
         numbers = self.differentiation.numbers
         if self.form.name == "dense":
             numbers = 2 * self.differentiation.outputs * len(self.regressor)
-        samples = Samples.of(x, y, like=self.regressor.flat, count=self.inputs)
+        samples = Samples.of(x, y, like=self.regressor.flat, count=self.inputs, ordered=True)
         yield from samples.pieces(max(1, PIECE // (8 * numbers)))
 
     def tangents(self, x: Any) -> Tangents:

@@ -26,14 +26,20 @@ class Hessian:
     Attributes:
         matrix: (P, P), regulariser included.
         names: parameters and their sizes, to say which of them the data leave free.
-        rows: predictions in the training data.
+        rows: predictions in the training data, and
+        flat: how many of them lie where the loss has no curvature.
         data: the part without the regulariser; None for all of it.
+        exact: whether it is the exact Hessian, and
+        epsilon: the machine epsilon of what it was summed from.
     """
 
     matrix: Tensor
     names: Names
     rows: int
+    flat: int = 0
     data: Tensor | None = None
+    exact: bool = False
+    epsilon: float = torch.finfo(torch.float64).eps
 
 
 @dataclass(frozen=True)
@@ -66,10 +72,17 @@ class DenseForm:
             units = torch.where(diagonal > 0, diagonal, 1.0).sqrt()
             matrix = matrix / units / units[:, None]
         values, vectors = torch.linalg.eigh(matrix)
+        return cls._checked(hessian, values, vectors, ridge, units)
+
+    @classmethod
+    def _checked(
+        cls, hessian: Hessian, values: Tensor, vectors: Tensor, ridge: float, units: Tensor | None
+    ) -> DenseForm:
+        """From eigenvalues and eigenvectors; refuse what is singular or indefinite."""
         lowest, largest = float(values[0]), max(abs(float(values[0])), abs(float(values[-1])))
-        floor = len(values) * torch.finfo(torch.float64).eps * largest
+        floor = len(values) * hessian.epsilon * largest
         if lowest + ridge < -floor:
-            raise ValueError(_indefinite(hessian.matrix))
+            raise ValueError(_indefinite(hessian))
         if lowest + ridge <= floor:
             raise ValueError(_singular(hessian, ridge))
         return cls(hessian, Posterior(values, vectors, ridge, values.new_ones(())), units)
@@ -87,7 +100,7 @@ class DenseForm:
     @property
     def tolerance(self) -> float:
         """Machine epsilon times the condition number."""
-        return torch.finfo(torch.float64).eps * self.posterior.condition
+        return self.hessian.epsilon * self.posterior.condition
 
     @cached_property
     def effective_rank(self) -> float:
@@ -109,7 +122,13 @@ class DenseForm:
         """The same Hessian with another ridge."""
         if not 0 <= ridge < float("inf"):
             raise ValueError(f"ridge must be finite and not negative, got {ridge}.")
-        return self if ridge == self.ridge else DenseForm.of(self.hessian, ridge)
+        if ridge == self.ridge:
+            return self
+        if ridge == 0:
+            return DenseForm.of(self.hessian, ridge)
+        basis = self.eigenbasis
+        values, vectors = basis.eigenvalues, basis.eigenvectors
+        return DenseForm._checked(self.hessian, values, vectors, ridge, None)
 
     def quadratic(self, tangents: Tangents) -> Tensor:
         """q of each prediction, (N, K)."""
@@ -138,23 +157,28 @@ class DenseForm:
         return rows if self.units is None else rows / self.units
 
 
-def _indefinite(matrix: Tensor) -> str:
-    values = torch.linalg.eigvalsh(matrix)
+def _indefinite(hessian: Hessian) -> str:
+    values = torch.linalg.eigvalsh(hessian.matrix)
     lowest, largest = float(values[0]), float(values[-1])
+    if hessian.exact:
+        cause = "so the parameters are no minimum of the loss in that direction. Fit further, use "
+        cause += "hessian='gauss-newton'"
+    else:
+        cause = "which the regulariser brings: its own Hessian is not positive. Use a convex one"
     return (
         f"The Hessian is indefinite: its lowest eigenvalue is {lowest:.3g} (the largest "
-        f"{largest:.3g}), so the parameters are no minimum of the loss in that direction. Fit "
-        f"further, use hessian='gauss-newton', or pass ridge > {-lowest:.3g}."
+        f"{largest:.3g}), {cause}, or pass ridge > {-lowest:.3g}."
     )
 
 
 def _singular(hessian: Hessian, ridge: float) -> str:
     values = torch.linalg.eigvalsh(hessian.matrix)
+    flat = f" {hessian.flat} of them lie where the loss has no curvature." if hessian.flat else ""
     return (
         f"The Hessian is singular at ridge={ridge:g}: {hessian.rows} rows for {len(values)} "
-        f"parameters, lowest eigenvalue {float(values[0]):.3g}, largest {float(values[-1]):.3g}. "
-        "Pass ridge > 0, a regulariser, fewer parameters (subset=) or more data."
-        f"{_idle(hessian)}"
+        f"parameters, lowest eigenvalue {float(values[0]):.3g}, largest {float(values[-1]):.3g}."
+        f"{flat} Pass ridge > 0, a regulariser, fewer parameters (subset=) or more data."
+        f"{'' if hessian.flat == hessian.rows else _idle(hessian)}"
     )
 
 

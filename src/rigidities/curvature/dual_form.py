@@ -22,7 +22,10 @@ from ..derivatives.tangents import Tangents
 from ..draws import standard_normal
 
 BLOCK = 1024
-"""Rows of the kernel that are computed at once."""
+"""Rows and columns of the kernel that are computed at once."""
+
+PIECE = 1 << 27
+"""Bytes of tangents that are cast to float64 at once."""
 
 
 @dataclass(frozen=True)
@@ -110,23 +113,28 @@ class DualForm:
 def assembled(rows: Tangents) -> Tensor:
     """The kernel J J^T in float64, block by block; only the lower blocks are computed."""
     samples, outputs, _ = rows.shape
-    n, step = samples * outputs, max(1, BLOCK // outputs)
+    n = samples * outputs
     kernel = torch.empty(n, n, dtype=torch.float64, device=rows.device)
-    for start in range(0, samples, step):
-        here = slice(start, min(start + step, samples))
-        below = rows.take(slice(start, samples))
-        block = below.kernel(rows.take(here))
-        a, b = here.start * outputs, here.stop * outputs
-        kernel[a:, a:b] = block
-        kernel[a:b, b:] = block[b - a :].mT
+    pieces = _pieces(rows)
+    for number, (start, right) in enumerate(pieces):
+        a, b = start * outputs, (start + right.shape[0]) * outputs
+        for below, left in pieces[number:]:
+            c, d = below * outputs, (below + left.shape[0]) * outputs
+            block = left.kernel(right)
+            kernel[c:d, a:b] = block
+            if c > a:
+                kernel[a:b, c:d] = block.mT
     return kernel
 
 
 def crossed(rows: Tangents, others: Tangents) -> Tensor:
     """The kernel between two sets, (n, m), block by block."""
+    return torch.cat([piece.kernel(others) for _, piece in _pieces(rows)])
+
+
+def _pieces(rows: Tangents) -> list[tuple[int, Tangents]]:
+    """Samples in pieces, each with its start, small enough to be cast to float64."""
     samples, outputs, _ = rows.shape
-    step = max(1, BLOCK // outputs)
-    parts = [
-        rows.take(slice(start, start + step)).kernel(others) for start in range(0, samples, step)
-    ]
-    return torch.cat(parts)
+    fitting = PIECE // (8 * max(1, rows.numbers // max(1, samples)))
+    step = max(1, min(BLOCK // outputs, fitting))
+    return [(start, rows.take(slice(start, start + step))) for start in range(0, samples, step)]

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.func import grad
 
 from ..derivatives.directional import hessian_matrix, hessian_products
@@ -18,14 +19,22 @@ from ..derivatives.regressor import Regressor
 from ..losses import Loss, ValuedLoss
 from .samples import SampleBatch, Samples
 
-ROWS = 1024
-"""Samples that are differentiated at once."""
+ROWS, COLUMNS = 1024, 64
+"""Samples and columns of the Hessian that are differentiated at once, at most."""
+
+SAVED = 1 << 28
+"""Bytes that may be saved for the backward passes of all of them."""
 
 Regulariser = Callable[[Any], Tensor]
 
 
-def exact_hessian(regressor: Regressor, shape: torch.Size, samples: Samples, loss: Loss) -> Tensor:
-    """(P, P) in float64, symmetric; without the regulariser.
+def exact_hessian(
+    regressor: Regressor, shape: torch.Size, samples: Samples, loss: Loss
+) -> tuple[Tensor, float]:
+    """(P, P), symmetric, without the regulariser, and the machine epsilon it was computed in.
+
+    Computed in float64, whatever the model's precision: second derivatives cancel. A function that
+    does not run in float64 is differentiated as it is.
 
     Args:
         regressor: whose parameters.
@@ -39,11 +48,44 @@ def exact_hessian(regressor: Regressor, shape: torch.Size, samples: Samples, los
             f"{type(loss).__name__} has none. Pass callable(prediction, target) -> one loss per "
             "sample."
         )
+    regressor, double = _most_precise(regressor, next(iter(samples)))
     flat = regressor.flat
     total = torch.zeros(len(flat), len(flat), dtype=torch.float64, device=flat.device)
-    for batch in samples.pieces(ROWS):
-        total += hessian_matrix(_summed(regressor, shape, batch, loss), flat)
-    return total
+    rows, columns = _pace(regressor, next(iter(samples)), double=double)
+    for batch in samples.pieces(rows):
+        batch = batch.double() if double else batch
+        total += hessian_matrix(_summed(regressor, shape, batch, loss), flat, columns)
+    return total, torch.finfo(flat.dtype).eps
+
+
+def _most_precise(regressor: Regressor, batch: SampleBatch) -> tuple[Regressor, bool]:
+    """The regressor in float64 where it runs so."""
+    (first,) = list(batch.pieces(1))[:1]
+    double, first = regressor.double(), first.double()
+    try:
+        with torch.no_grad():
+            double.outputs(double.flat, *first.args, **first.kwargs)
+    except RuntimeError:
+        return regressor, False
+    return double, True
+
+
+def _pace(regressor: Regressor, batch: SampleBatch, *, double: bool) -> tuple[int, int]:
+    """Samples and columns at once, so that what a pass saves stays within `SAVED`."""
+    (first,) = list(batch.pieces(1))[:1]
+    first = first.double() if double else first
+    saved = 0
+
+    def count(tensor: Tensor) -> Tensor:
+        nonlocal saved
+        saved += tensor.numel() * tensor.element_size()
+        return tensor
+
+    flat = regressor.flat.clone().requires_grad_()
+    with torch.enable_grad(), saved_tensors_hooks(count, lambda tensor: tensor):
+        regressor.outputs(flat, *first.args, **first.kwargs)
+    columns = max(1, min(COLUMNS, SAVED // max(1, saved)))
+    return max(1, min(ROWS, SAVED // max(1, saved * columns))), columns
 
 
 def _summed(
@@ -78,11 +120,13 @@ class Penalty:
 
     Args:
         regressor: whose parameters it takes.
-        regulariser: callable(params) -> a number, added to the sum of the samples' losses.
+        regulariser: callable(params) -> a number, added to the sum of the samples' losses. It is
+            given the parameters in float64.
     """
 
     def __init__(self, regressor: Regressor, regulariser: Regulariser) -> None:
-        self._regressor, self._regulariser = regressor, regulariser
+        self._regressor, self._regulariser = regressor.double(), regulariser
+        regressor = self._regressor
         value = self._value(regressor.flat)
         if not isinstance(value, Tensor) or value.ndim:
             got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__

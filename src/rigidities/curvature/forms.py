@@ -98,7 +98,8 @@ class Problem:
         """Estimated peak of a form.
 
         The dense form holds the Hessian, its eigenvectors and LAPACK's workspace (six matrices in
-        all), the dual one the kernel and its factor.
+        all), the dual one the kernel and its factor. Pieces of the rows, some
+        hundreds of MiB, come on top.
         """
         if form == "dense":
             return 6 * 8 * self.parameters**2

@@ -8,6 +8,7 @@ $\Lambda = L L^\top$ turns it into a plain sum over the rows of $L^\top J$.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -52,7 +53,7 @@ class LossTerms:
         """Predictions with a curvature."""
         return int((self.diagonal != 0).sum())
 
-    @property
+    @cached_property
     def dispersion(self) -> float:
         r"""$\sum \ell'^\top \Lambda^{-1} \ell'$: weighted squared residuals, for a squared loss."""
         if self.slope is None:

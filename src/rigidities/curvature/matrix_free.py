@@ -122,9 +122,18 @@ class MatrixFreeForm:
         parts = []
         for start in range(0, samples, step):
             g = tangents.take(slice(start, start + step)).matrix().to(torch.float64).flatten(0, 1)
-            v = self.solve(g, self.tolerance)
-            parts.append(lower_bounds(v, g, g - self.product(v)))
+            parts.append(self._quadratic(g))
         return torch.cat(parts).reshape(samples, outputs)
+
+    def _quadratic(self, g: Tensor) -> Tensor:
+        """q of each row from the true residual; what rounding left open is solved once more."""
+        v = self.solve(g, self.tolerance)
+        r = g - self.product(v)
+        q = lower_bounds(v, g, r)
+        if bool((r.square().sum(-1) > self.tolerance * self.ridge * q).any()):
+            v = v + self.solve(r, self.tolerance)
+            q = lower_bounds(v, g, g - self.product(v))
+        return q
 
     def covariance(self, left: Tangents, right: Tangents) -> Tensor:
         r"""Unscaled covariances between two sets of predictions, (N K, M K).
@@ -133,9 +142,13 @@ class MatrixFreeForm:
         """
         few, many = (right, left) if right.shape[0] <= left.shape[0] else (left, right)
         # One side is solved, and e^T A v' is bounded by the root of the gap alone.
-        g = few.matrix().to(torch.float64).flatten(0, 1)
-        solved = self.solve(g, max(self.tolerance**2, SMALLEST_TOLERANCE))
-        covariance = many.forward(solved).flatten(1)
+        tolerance = max(self.tolerance**2, SMALLEST_TOLERANCE)
+        step = max(1, self.together // few.shape[1])
+        rows = []
+        for start in range(0, few.shape[0], step):
+            g = few.take(slice(start, start + step)).matrix().to(torch.float64).flatten(0, 1)
+            rows.append(many.forward(self.solve(g, tolerance)).flatten(1))
+        covariance = torch.cat(rows)
         return covariance.mT if few is right else covariance
 
     def sample(self, n: int, generator: torch.Generator | None) -> Tensor:

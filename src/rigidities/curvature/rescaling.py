@@ -19,7 +19,7 @@ from .dense_form import DenseForm
 from .forms import Form
 
 LARGEST = 1 << 27
-"""Numbers to keep at most (1 GiB); beyond it rows are thinned evenly."""
+"""Numbers to keep at most (1 GiB in float64); beyond it every other row is dropped."""
 
 NOISES = ("none", "constant")
 
@@ -44,17 +44,23 @@ class Rescaling:
             )
         self._errors: list[Tensor] = []
         self._powers: list[Tensor] = []
+        self._rows, self._stride = 0, 1
 
     def add(self, error: Tensor, tangents: Tangents) -> None:
         """Errors (N, K) of one batch."""
-        self._errors.append(error.reshape(-1, 1))
+        error = error.reshape(-1, 1)
         if isinstance(self.form, DenseForm) and self.searching:
             power = self.form.eigenbasis.projections(tangents.matrix().flatten(0, 1)).square()
-            stride = -(-power.numel() * (len(self._powers) + 1) // LARGEST)
-            power, self._errors[-1] = power[::stride].clone(), self._errors[-1][::stride]
         else:
             power = 2 * self._shift * self.form.quadratic(tangents).reshape(-1, 1)
-        self._powers.append(power)
+        start = -self._rows % self._stride
+        self._rows += len(error)
+        self._errors.append(error[start :: self._stride].clone())
+        self._powers.append(power[start :: self._stride].clone())
+        if sum(part.numel() for part in self._powers) > LARGEST:  # every other row will do
+            self._errors = [torch.cat(self._errors)[::2].clone()]
+            self._powers = [torch.cat(self._powers)[::2].clone()]
+            self._stride *= 2
 
     @property
     def _shift(self) -> float:
@@ -77,7 +83,7 @@ class Rescaling:
         if len(error) < 2:
             raise ValueError(f"Calibration needs at least two rows, got {len(error)}.")
         ones = torch.ones_like(error)
-        data = Residuals(error, power, ones, ones, len(error))
+        data = Residuals(error, power, ones, ones, self._rows)
         ridge = None if self.searching else self.form.ridge
         eigenvalues = self._eigenvalues(error)
         objective = Objective(data, eigenvalues, criterion_for(criterion), noise != "none")
@@ -94,7 +100,7 @@ class Rescaling:
             width=self.form.width,
             nll=mean_nll(data, objective.variance(choice)),
             nll_constant=constant_nll(data),
-            rows=len(error),
+            rows=self._rows,
         )
 
     def _eigenvalues(self, like: Tensor) -> Tensor:

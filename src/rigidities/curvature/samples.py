@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from ..batches import TARGET_KEYS, Batch, Reader, raw_batches
 from ..derivatives.regressor import sample_count
@@ -25,6 +27,9 @@ class SampleBatch:
     weight: Tensor | None
     raw: Any
 
+    def __len__(self) -> int:
+        return sample_count(*self.args, **self.kwargs) or 0
+
     def target_rows(self, outputs: Tensor, shape: torch.Size) -> Tensor | None:
         """The target as rows like the predictions (N, K), of samples shaped like `shape`."""
         if self.target is None:
@@ -36,6 +41,11 @@ class SampleBatch:
                 f"{tuple(self.target.shape)}."
             )
         return self.target.to(torch.float64).reshape(outputs.shape)
+
+    def double(self) -> SampleBatch:
+        """The same with floating-point inputs in float64."""
+        kwargs = {key: _doubled(value) for key, value in self.kwargs.items()}
+        return replace(self, args=tuple(map(_doubled, self.args)), kwargs=kwargs)
 
     def pieces(self, rows: int) -> Iterator[SampleBatch]:
         """The same samples, at most `rows` at a time."""
@@ -61,13 +71,21 @@ class SampleBatch:
 
 @dataclass(frozen=True)
 class Samples:
-    """All batches, held by reference.
+    """Data that can be gone through again, batch by batch; nothing but the source is held.
 
     Attributes:
-        batches: in the order given.
+        data: what `batches.raw_batches` reads.
+        reader: takes a batch apart.
+        weight: of each sample, (N,), or callable(batch) -> (N,).
+        batch_size: rows per batch where the data are not batches already.
+        ordered: whether a shuffled loader is to be read in its own order.
     """
 
-    batches: Sequence[SampleBatch]
+    data: Any
+    reader: Reader
+    weight: SampleWeight | None
+    batch_size: int | None
+    ordered: bool = False
 
     @classmethod
     def of(
@@ -79,19 +97,23 @@ class Samples:
         like: Tensor,
         batch_size: int | None = None,
         count: int | None = None,
+        ordered: bool = False,
     ) -> Samples:
         """Read what the user handed in.
 
         Args:
             inputs: X, a tuple or mapping of several inputs, or with no targets given apart a
-                Dataset, a loader or a list of batches (x, y).
+                Dataset, a loader or a list of batches (x, y). An iterator is read into a list.
             targets: y, or None.
             weight: of each sample in the loss: (N,), or callable(batch) -> (N,).
             like: the parameters, for device and precision.
             batch_size: rows per batch where the data are not batches already.
             count: number of positional inputs where known, to tell (x1, x2) from (x, y).
+            ordered: whether a shuffled loader is to be read in its own order.
         """
         data = _data(_array(inputs, like.dtype), _array(targets, torch.float64))
+        if isinstance(data, Iterator):
+            data = list(data)
         if weight is not None and not callable(weight):
             if targets is None and not isinstance(data, (Tensor, tuple)):
                 raise ValueError(
@@ -99,33 +121,46 @@ class Samples:
                 )
             weight = torch.as_tensor(weight)
         reader = Reader(like.device, like.dtype, inputs=count)
-        raws, _ = raw_batches(data, batch_size)
-        offset, batches = 0, []
-        for raw in raws:
-            batch = _tracked(reader(raw))
-            batches.append(_with_weight(batch, weight, offset))
-            offset += sample_count(*batch.args, **batch.kwargs) or 0
-        if offset == 0:
-            raise ValueError("There are no data: expected at least one sample.")
-        if isinstance(weight, Tensor) and (weight.ndim == 0 or len(weight) != offset):
-            raise ValueError(
-                f"sample_weight must have one entry per sample, {offset}, got "
-                f"{tuple(weight.shape)}."
-            )
-        return cls(batches)
+        samples = cls(data, reader, weight, batch_size, ordered)
+        samples._check()
+        return samples
 
     def __iter__(self) -> Iterator[SampleBatch]:
-        return iter(self.batches)
+        offset = 0
+        raws, _ = raw_batches(self.data, self.batch_size, any_order=not self.ordered)
+        for raw in raws:
+            batch = _with_weight(_tracked(self.reader(raw)), self.weight, offset)
+            yield batch
+            offset += len(batch)
 
-    @property
+    @cached_property
     def count(self) -> int:
-        """Number of samples."""
-        return sum(sample_count(*b.args, **b.kwargs) or 0 for b in self.batches)
+        """Number of samples; of a loader, of its data set."""
+        members = self.data.values() if isinstance(self.data, Mapping) else self.data
+        if isinstance(self.data, (tuple, Mapping)):
+            return len(next(iter(members)))
+        if isinstance(self.data, Tensor) or hasattr(self.data, "__array__"):
+            return len(self.data)
+        source = self.data.dataset if isinstance(self.data, DataLoader) else self.data
+        if isinstance(source, Dataset) and hasattr(source, "__len__"):
+            return len(source)
+        return sum(len(batch) for batch in self)
 
     def pieces(self, rows: int) -> Iterator[SampleBatch]:
         """All samples, at most `rows` at a time."""
-        for batch in self.batches:
+        for batch in self:
             yield from batch.pieces(rows)
+
+    def _check(self) -> None:
+        first = next(iter(self), None)
+        if first is None or len(first) == 0:
+            raise ValueError("There are no data: expected at least one sample.")
+        if isinstance(self.weight, Tensor):
+            shape = tuple(self.weight.shape)
+            if not shape or shape[0] != self.count:
+                raise ValueError(
+                    f"sample_weight must have one entry per sample, {self.count}, got {shape}."
+                )
 
 
 def _data(inputs: Any, targets: Any) -> Any:
@@ -144,11 +179,18 @@ def _data(inputs: Any, targets: Any) -> Any:
 
 
 def _array(values: Any, dtype: torch.dtype) -> Any:
-    """A list of plain numbers is an array, not a list of batches."""
-    numbers = isinstance(values, list) and values
-    if numbers and all(isinstance(v, (int, float)) for v in values):
+    """A (nested) list of plain numbers is an array, not a list of batches."""
+    first = values
+    while isinstance(first, list) and first:
+        first = first[0]
+    if isinstance(values, list) and isinstance(first, (int, float)):
         return torch.tensor(values, dtype=dtype)
     return values
+
+
+def _doubled(value: Any) -> Any:
+    floating = isinstance(value, Tensor) and value.is_floating_point()
+    return value.double() if floating else value
 
 
 def _tracked(batch: Batch) -> Batch:

@@ -6,9 +6,9 @@ import math
 
 import torch
 
-from ..derivatives.tangents import Tangents
+from ..derivatives.tangents import Gathering, Tangents
 from ..gram import Gram
-from .dense_form import DenseForm, Hessian, Names
+from .dense_form import DenseForm, Hessian
 from .dual_form import DualForm
 from .exact_hessian import Penalty, exact_hessian
 from .forms import Form, Problem
@@ -32,30 +32,39 @@ def solved(
     if form == "dense":
         return _dense(training, problem, penalty)
     if form == "dual":
-        parts = [rows.tangents for rows in training(problem.numbers)]
-        return DualForm.of(Tangents.join(parts), problem.ridge)
+        gathered = Gathering(problem.samples)
+        for rows in training(problem.numbers):
+            gathered.add(rows.tangents)
+        return DualForm.of(gathered.tangents(), problem.ridge)
     return _matrix_free(training, problem, penalty, tolerance)
 
 
 def _dense(training: TrainingRows, problem: Problem, penalty: Penalty | None) -> DenseForm:
     regressor = training.differentiation.regressor
     parameters = regressor.parameters
-    names: Names = list(zip(parameters.names, parameters.sizes, strict=True))
     width = 4 * training.differentiation.outputs * len(parameters)
     matrix = None if penalty is None else penalty.hessian()
+    epsilon = torch.finfo(torch.float64).eps
     if problem.exact:
         for _ in training(width):
             pass  # the gradient is summed on the way
         shape = training.differentiation.shape
-        data = exact_hessian(regressor, shape, training.samples, training.loss)
+        data, epsilon = exact_hessian(regressor, shape, training.samples, training.loss)
     else:
         gram = Gram(len(parameters), device=regressor.flat.device)
         for rows in training(width):
             gram.update(rows.tangents.matrix().flatten(0, 1))
         data = gram.matrix
-    whole = data if matrix is None else data + matrix
-    part = None if matrix is None else data
-    return DenseForm.of(Hessian(whole, names, problem.rows, part), problem.ridge)
+    hessian = Hessian(
+        data if matrix is None else data + matrix,
+        list(zip(parameters.names, parameters.sizes, strict=True)),
+        problem.rows,
+        training.totals.zeros,
+        None if matrix is None else data,
+        problem.exact,
+        epsilon,
+    )
+    return DenseForm.of(hessian, problem.ridge)
 
 
 def _matrix_free(

@@ -1,12 +1,13 @@
 r"""Whether the parameters are a minimum of the loss, around which rigidities are defined.
 
-The gradient of the loss is compared with what the gradients of the samples would add up to if they
-all agreed,
+For each parameter the gradient of the loss is compared with what the gradients of the samples would
+add up to if they all agreed,
 
-$$ \frac{\bigl| \sum_i \nabla \ell_i + \nabla r \bigr|}{\sum_i |\nabla \ell_i| + |\nabla r|}, $$
+$$ \frac{\bigl| \sum_i \partial_p \ell_i + \partial_p r \bigr|}
+        {\sum_i |\partial_p \ell_i| + |\partial_p r|}, $$
 
 which is 0 at a minimum, about $N^{-1/2}$ where samples pull at random, and 1 where they all pull
-one way.
+one way, in whatever units the parameter is. The mean over the parameters decides.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from torch import Tensor
 from ..derivatives.tangents import Tangents
 from .loss_terms import LossTerms
 
-FAR = 0.1
-"""Share of the samples' gradients beyond which the point is not taken for a minimum."""
+FAR = 0.2
+"""Mean share of the samples' gradients beyond which the point is not taken for a minimum."""
 
 NEGLIGIBLE = 1e-6
 """Residuals this small beside the predictions are rounding: the model passes through its data."""
@@ -31,14 +32,15 @@ class Gradient:
 
     def __init__(self, width: int, device: torch.device) -> None:
         self.total = torch.zeros(width, dtype=torch.float64, device=device)
-        self.lengths = self.residuals = self.predictions = 0.0
+        self.magnitude = torch.zeros_like(self.total)
+        self.residuals = self.predictions = 0.0
 
     def add(self, tangents: Tangents, terms: LossTerms, prediction: Tensor) -> None:
         """Add the samples of a batch: unweighted tangents, predictions (N, K)."""
         if terms.slope is None:
             return
         self.total += tangents.backward(terms.slope[None])[0]
-        self.lengths += float((tangents.squares().sqrt() * terms.slope.abs()).sum())
+        self.magnitude += tangents.magnitudes(terms.slope)
         self.residuals += terms.dispersion
         self.predictions += float((terms.diagonal.abs() * prediction.square()).sum())
 
@@ -50,16 +52,25 @@ class Gradient:
             ridge: the penalty s w may have been part of the loss or not: either will do.
             flat: the parameters w.
         """
-        total = self.total if regulariser is None else self.total + regulariser
-        extent = self.lengths + (0.0 if regulariser is None else float(regulariser.norm()))
-        norm = min(float(total.norm()), float((total + ridge * flat.to(total)).norm()))
+        penalty = torch.zeros_like(self.total) if regulariser is None else regulariser
+        decay = ridge * flat.to(self.total)
+        shares = [self._share(penalty), self._share(penalty + decay)]
+        total = self.total + (penalty if shares[0] <= shares[1] else penalty + decay)
+        norm, share = float(total.norm()), min(shares)
         exact = self.residuals <= NEGLIGIBLE**2 * self.predictions
-        if not exact and norm > FAR * extent:
+        if not exact and share > FAR:
             warnings.warn(
                 f"The parameters are not a minimum of the loss: its gradient has norm {norm:.3g}, "
-                f"{norm / extent:.0%} of the sum of the samples' own. Rigidities describe the loss "
-                "around a minimum: fit further, give the regulariser that was used, or read the "
-                "error bars as those of the linearised model.",
+                f"and by each parameter it is {share:.0%} of what the samples' own would add up to "
+                "if they all agreed. Rigidities describe the loss around a minimum: fit further, "
+                "give the regulariser that was used, or read the error bars as those of the "
+                "linearised model.",
                 stacklevel=4,
             )
         return norm
+
+    def _share(self, penalty: Tensor) -> float:
+        """Mean over the parameters that matter of |gradient| / sum of |gradients|."""
+        extent = self.magnitude + penalty.abs()
+        share = (self.total + penalty).abs() / extent
+        return float(share[extent > 0].mean()) if bool((extent > 0).any()) else 0.0

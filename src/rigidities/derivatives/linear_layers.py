@@ -88,13 +88,31 @@ class LinearLayers:
             grads = torch.autograd.grad(
                 rows[:, k].sum(),
                 [call.output for call in made],
-                retain_graph=k + 1 < rows.shape[1],
+                retain_graph=True,
                 allow_unused=True,
                 materialize_grads=True,
             )
             for call, grad in zip(made, grads, strict=True):
                 found[id(call)].append(_positions(grad))
-        return {key: torch.stack(parts, dim=1) for key, parts in found.items()}
+        slopes = {key: torch.stack(parts, dim=1) for key, parts in found.items()}
+        self._check_owners(rows, made, slopes)
+        return slopes
+
+    def _check_owners(self, rows: Tensor, made: list[_Call], slopes: dict[int, Tensor]) -> None:
+        """Row n of a layer must belong to sample n: weights of the samples must come back there."""
+        generator = torch.Generator().manual_seed(0)
+        weights = (torch.rand(len(rows), 1, generator=generator) + 0.5).to(rows)
+        weighted = torch.autograd.grad(
+            (weights * rows).sum(),
+            [call.output for call in made],
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        for call, grad in zip(made, weighted, strict=True):
+            expected = weights[..., None] * slopes[id(call)].sum(1)
+            wrong = (_positions(grad) - expected).norm()
+            if not bool(wrong <= 1e-3 * expected.norm()):
+                raise NotFactored
 
     @contextmanager
     def _recording(self) -> Iterator[dict[str, list[_Call]]]:
@@ -126,7 +144,7 @@ class LinearLayers:
 
 
 class NotFactored(Exception):
-    """A layer's input does not hold one sample per row."""
+    """Row n of a layer's input does not belong to sample n."""
 
 
 def _check_samples(calls: list[_Call], rows: int) -> None:

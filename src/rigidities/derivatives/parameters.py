@@ -53,7 +53,7 @@ class Parameters:
             subset: names or prefixes ("head" selects "head.weight"), or callable(name) -> bool.
         """
         tree = _mapped(tree, lambda _, leaf: leaf.detach())
-        selected, slots, seen = list[tuple[str, Tensor]](), dict[str, int](), dict[int, int]()
+        selected, slots, seen = list[tuple[str, Tensor]](), dict[str, int](), dict[object, int]()
         names = [name for name, _ in _leaves(tree)]
         _check_distinct(names)
         chosen = _chooser(subset, names)
@@ -67,7 +67,8 @@ class Parameters:
         if not selected:
             raise ValueError(
                 "There are no parameters: expected a floating-point tensor, or mappings, lists and "
-                f"tuples of them, got {type(tree).__name__}."
+                f"tuples of them, got {type(tree).__name__}. Turn numbers and arrays into tensors "
+                "by torch.as_tensor."
             )
         flat = torch.cat([leaf.reshape(-1) for _, leaf in selected])
         if not bool(torch.isfinite(flat).all()):
@@ -113,6 +114,11 @@ class Parameters:
 
         return _mapped(self.tree, leaf_for)
 
+    def double(self) -> Parameters:
+        """The same in float64."""
+        tree = _mapped(self.tree, lambda _, leaf: _doubled(leaf))
+        return replace(self, tree=tree, flat=self.flat.double())
+
     def without(self, names: Iterable[str]) -> Parameters:
         """The same container with fewer leaves selected."""
         left = set(self._slots) - set(names)
@@ -156,15 +162,19 @@ def _mapped(tree: Any, change: Callable[[str, Tensor], Tensor], path: str = "") 
     return list(below.values()) if isinstance(tree, list) else tree
 
 
+def _doubled(leaf: Tensor) -> Tensor:
+    return leaf.double() if leaf.is_floating_point() else leaf
+
+
 def _members(tree: Any) -> list[tuple[Any, Any]]:
     if isinstance(tree, Mapping):
         return list(tree.items())
     return list(enumerate(tree)) if isinstance(tree, (list, tuple)) else []
 
 
-def _identity(leaf: Tensor) -> int:
+def _identity(leaf: Tensor) -> tuple[object, ...]:
     """Leaves that share their memory and shape are the same parameter."""
-    return hash((leaf.data_ptr(), leaf.shape, leaf.stride()))
+    return leaf.data_ptr(), leaf.shape, leaf.stride()
 
 
 def _chooser(subset: Subset | None, names: list[str]) -> Callable[[str], bool]:

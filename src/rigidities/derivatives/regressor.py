@@ -54,7 +54,8 @@ class Regressor:
                 raise ValueError("A module brings its own parameters: leave params out.")
             twin = shadow(f)
             tree = dict(twin.named_parameters())
-            return cls(Parameters.of(tree, subset), _Applied(twin, output), twin)
+            buffers = {name: buffer.clone() for name, buffer in twin.named_buffers()}
+            return cls(Parameters.of(tree, subset), _Applied(twin, buffers, output), twin)
         if not callable(f):
             raise TypeError(f"Expected f(params, x) or a torch.nn.Module, got {type(f).__name__}.")
         if params is None:
@@ -90,6 +91,13 @@ class Regressor:
                 "torch.func.vmap(f, in_dims=(None, 0))."
             )
 
+    def double(self) -> Regressor:
+        """The same with parameters and buffers in float64; give it float64 inputs."""
+        function = self.function
+        if isinstance(function, _Applied):
+            function = function.double()
+        return replace(self, parameters=self.parameters.double(), function=function)
+
     def used(self, batches: Iterable[tuple[tuple[Any, ...], dict[str, Any]]]) -> Regressor:
         """The same regressor without parameters that f does not use; they are named in a warning.
 
@@ -114,7 +122,7 @@ class Regressor:
         listed = ", ".join(name for name in names if name in idle)
         warnings.warn(
             f"f does not use {listed}: left out, as they have no say in any prediction.",
-            stacklevel=3,
+            stacklevel=4,
         )
         return replace(self, parameters=self.parameters.without(idle))
 
@@ -128,6 +136,10 @@ class Regressor:
             slopes = _slopes(result, leaves)
         pairs = zip(self.parameters.names, slopes, strict=True)
         return {name for name, slope in pairs if slope is not None}
+
+
+def _doubled(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def sample_count(*inputs: Any, **kwargs: Any) -> int | None:
@@ -155,6 +167,10 @@ class _Picked:
         result = self.function(params, *inputs, **kwargs)
         if isinstance(result, Tensor) and result.ndim == 0:
             return result  # refused by name, with the number of samples, in `raw`
+        if hasattr(result, "__array__") and not isinstance(result, Tensor):
+            raise TypeError(
+                f"f must return a tensor that torch can differentiate, got {type(result).__name__}."
+            )
         return pick(result, self.output)
 
 
@@ -163,7 +179,14 @@ class _Applied:
     """A module called with other parameters than its own."""
 
     module: nn.Module
+    buffers: dict[str, Tensor]
     output: str | int | None
 
     def __call__(self, params: Any, *inputs: Any, **kwargs: Any) -> Tensor:
-        return pick(functional_call(self.module, params, inputs, kwargs), self.output)
+        state = {**params, **self.buffers}
+        return pick(functional_call(self.module, state, inputs, kwargs), self.output)
+
+    def double(self) -> _Applied:
+        """The same in float64."""
+        floating = {name: _doubled(buffer) for name, buffer in self.buffers.items()}
+        return replace(self, buffers=floating)

@@ -51,6 +51,9 @@ class Block(Protocol):
     def backward(self, rows: Tensor) -> Tensor:
         """J^T u: (m, N, K) -> (m, width)."""
 
+    def magnitudes(self, rows: Tensor) -> Tensor:
+        """Sum over samples of |sum_k u_k J_k|: (N, K) -> (width,)."""
+
     def mixed(self, mixing: Tensor) -> Block:
         """Rows L^T J of each sample, L (N, K, K), or rows scaled by L (N, K)."""
 
@@ -98,6 +101,10 @@ class Explicit:
     def backward(self, rows: Tensor) -> Tensor:
         """(m, N, K) -> (m, width)."""
         return torch.einsum("mnk,nkp->mp", rows, self.rows.to(torch.float64))
+
+    def magnitudes(self, rows: Tensor) -> Tensor:
+        """(N, K) -> (width,)."""
+        return torch.einsum("nk,nkp->np", rows, self.rows.to(torch.float64)).abs().sum(0)
 
     def mixed(self, mixing: Tensor) -> Explicit:
         """Rows combined within each sample."""
@@ -166,6 +173,12 @@ class Outer:
         pulled = rows.transpose(0, 1) * slopes if one else rows.transpose(0, 1) @ slopes
         pulled = pulled.flatten(1)
         return (pulled.mT @ inputs).reshape(len(rows), -1)
+
+    def magnitudes(self, rows: Tensor) -> Tensor:
+        """(N, K) -> (O I,): absolute values factorise too."""
+        slopes, inputs = self._double()
+        pulled = torch.einsum("nk,nko->no", rows, slopes).abs()
+        return (pulled.mT @ inputs.abs()).flatten()
 
     def mixed(self, mixing: Tensor) -> Outer:
         """Slopes combined within each sample."""
@@ -247,6 +260,10 @@ class Tangents:
         """J^T u: (m, N, K) -> (m, P)."""
         return torch.cat([block.backward(rows) for block in self.blocks], dim=-1)
 
+    def magnitudes(self, rows: Tensor) -> Tensor:
+        """Sum over samples of |sum_k u_k J_k|, parameter by parameter: (N, K) -> (P,)."""
+        return torch.cat([block.magnitudes(rows) for block in self.blocks])
+
     def mixed(self, mixing: Tensor) -> Tangents:
         """Rows scaled (N, K) or combined within each sample as L^T J (N, K, K)."""
         return Tangents(tuple(block.mixed(mixing) for block in self.blocks))
@@ -258,18 +275,75 @@ class Tangents:
     @classmethod
     def join(cls, parts: Sequence[Tangents]) -> Tangents:
         """Samples of several batches as one."""
-        if len(parts) == 1:
-            return parts[0]
-        columns = zip(*(part.blocks for part in parts), strict=True)
-        return cls(tuple(_joined(list(column)) for column in columns))
+        gathered = Gathering(sum(part.shape[0] for part in parts))
+        for part in parts:
+            gathered.add(part)
+        return gathered.tangents()
 
 
-def _joined(blocks: list[Block]) -> Block:
-    outer = [block for block in blocks if isinstance(block, Outer)]
-    if len(outer) == len(blocks):
-        inputs = torch.cat([block.inputs for block in outer])
-        return Outer(inputs, torch.cat([block.slopes for block in outer]))
-    return Explicit(torch.cat([block.matrix() for block in blocks]))
+class Gathering:
+    """Batches of tangents written into one place as they come: never held twice.
+
+    Args:
+        count: samples to expect; with more or fewer, the place is made anew.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._room, self._held = max(1, count), 0
+        self._places: list[tuple[Tensor, ...]] | None = None
+        self._factored: list[bool] = []
+
+    def add(self, part: Tangents) -> None:
+        """Append the samples of a batch."""
+        rows = part.shape[0]
+        factored = [isinstance(block, Outer) for block in part.blocks]
+        if self._places is None:
+            self._factored = factored
+            self._places = [self._place(_tensors(block)) for block in part.blocks]
+        if factored != self._factored:
+            self._write_out([a and b for a, b in zip(factored, self._factored, strict=True)])
+        if self._held + rows > self._room:
+            self._room = max(self._held + rows, 2 * self._room)
+            self._places = [self._grown(place) for place in self._places]
+        end = self._held + rows
+        for place, block, whole in zip(self._places, part.blocks, self._factored, strict=True):
+            given = _tensors(block) if whole else (block.matrix(),)
+            for to, values in zip(place, given, strict=True):
+                to[self._held : end] = values
+        self._held = end
+
+    def tangents(self) -> Tangents:
+        """All samples so far."""
+        if self._places is None:
+            raise ValueError("There are no tangents to gather.")
+        blocks: list[Block] = []
+        for place, factored in zip(self._places, self._factored, strict=True):
+            parts = [tensor[: self._held] for tensor in place]
+            blocks.append(Outer(*parts) if factored else Explicit(*parts))
+        return Tangents(tuple(blocks))
+
+    def _place(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(tensor.new_empty(self._room, *tensor.shape[1:]) for tensor in tensors)
+
+    def _grown(self, place: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        larger = self._place(place)
+        for to, values in zip(larger, place, strict=True):
+            to[: self._held] = values[: self._held]
+        return larger
+
+    def _write_out(self, factored: list[bool]) -> None:
+        """Blocks that some batch cannot factorise are held row by row."""
+        if self._held:
+            blocks = self.tangents().blocks
+            self._places = [
+                self._grown(_tensors(block) if whole else (block.matrix(),))
+                for block, whole in zip(blocks, factored, strict=True)
+            ]
+        self._factored = factored
+
+
+def _tensors(block: Block) -> tuple[Tensor, ...]:
+    return (block.inputs, block.slopes) if isinstance(block, Outer) else (block.matrix(),)
 
 
 def _mixed(rows: Tensor, mixing: Tensor) -> Tensor:
