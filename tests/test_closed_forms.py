@@ -129,6 +129,23 @@ def test_at_its_inducing_points_it_is_the_full_gaussian_process(own_kernel):
     assert_equal(model.unexplained(x), torch.zeros(8), rtol=0, atol=1e-12)
 
 
+def test_what_is_left_unexplained_is_never_negative():
+    points = torch.linspace(0, 3, 12, dtype=torch.float64)
+    model = SubsetOfRegressors(GaussianKernel(), inducing=points, noise=0.1)
+    at = torch.cat([points, torch.linspace(0, 3, 101, dtype=torch.float64)])
+    rest = model.unexplained(at)
+    assert bool((rest >= 0).all())
+    assert bool((rest == 0).any())  # where the difference itself is below zero by rounding
+    assert float(rest.max()) < 1e-6
+
+    def indefinite(X, Z):
+        return torch.where(Z.mT == X, 1.0, 2.0).to(torch.float64)
+
+    lying = SubsetOfRegressors(indefinite, inducing=[0.0], noise=0.1)
+    with pytest.raises(ValueError, match=r"features carry more.*is -3"):
+        lying.unexplained([1.0])
+
+
 def test_elsewhere_it_lacks_what_its_points_leave_unexplained():
     noise, x = 0.01, torch.linspace(0, 3, 8, dtype=F64)
     process = sklearn_process(noise).fit(x[:, None].numpy(), torch.sin(x).numpy())

@@ -1,6 +1,7 @@
 """Fits made elsewhere: error bars equal those of SciPy, NumPy, statsmodels and scikit-learn."""
 
 import math
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -256,7 +257,16 @@ def test_least_squares_equals_scipys_own_curve_fit(loss, kind):
     at = np.linspace(0, 6, 9)
     exact = fits.least_squares(result, lambda w, x: decay(x, *w), jac=lambda w, x: decay_jac(x, *w))
     np.testing.assert_allclose(fit.predict(at).std, exact.predict(at).std, **EXACT)
-    assert fit.noise == pytest.approx(2 * result.cost / 37)
+    if loss == "linear":
+        assert fit.noise == pytest.approx(2 * result.cost / 37)
+        return
+    assert fit.noise is None  # 2 cost / 37 is no variance of the residuals
+    with pytest.raises(ValueError, match=r"residual variance.*unknown.*robust loss\) scale="):
+        fit.predict(at, noise=True)
+    known = fits.least_squares(result, lambda w, x: decay(x, *w), scale=0.1)
+    assert known.noise == pytest.approx(0.01)
+    p = known.predict(at, noise=True)
+    np.testing.assert_allclose(p.variance, known.predict(at).variance + 0.01, **EXACT)
 
 
 def test_a_parameter_at_its_bound_is_held_there():
@@ -394,6 +404,81 @@ def test_ordinary_least_squares_is_one_whoever_fits_it():
     )
 
 
+@pytest.mark.parametrize("alpha", [0.0, 2.5])
+@pytest.mark.parametrize("intercept", [False, True])
+def test_a_coefficient_held_at_zero_has_no_error_bar(alpha, intercept):
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    rng = np.random.default_rng(3)
+    X = rng.normal(size=(40, 3))
+    y = X @ [1.0, -2.0, 0.5] + 1 + 0.1 * rng.normal(size=40)
+    options = {"fit_intercept": intercept, "positive": True}
+    kind = linear_model.Ridge(alpha, tol=1e-10, **options)
+    model = (kind if alpha else linear_model.LinearRegression(**options)).fit(X, y)
+    with pytest.warns(UserWarning, match=r"Parameters \[1\] are at a bound") as caught:
+        fit = fits.linear(model, X, y)
+    assert caught[0].filename == __file__
+    kept = fits.from_jacobian(
+        np.c_[X[:, [0, 2]], np.ones(40)] if intercept else X[:, [0, 2]],
+        y - model.predict(X),
+        penalty=np.diag([alpha, alpha, 0.0][: 2 + intercept]),
+    )
+    rows = np.c_[X[:5, [0, 2]], np.ones(5)][:, : 2 + intercept]
+    assert fit.fixed == (1,)
+    assert float(fit.parameter_std[1]) == 0.0
+    np.testing.assert_allclose(fit.predict(X[:5]).std, kept.std(rows), **EXACT)
+    np.testing.assert_allclose(fit.predict(X[:5]).mean, model.predict(X[:5]), rtol=1e-10)
+    assert fit.degrees_of_freedom == pytest.approx(kept.degrees_of_freedom)
+
+
+def test_nothing_is_left_when_every_coefficient_is_held():
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    X = np.abs(np.random.default_rng(0).normal(size=(9, 2)))
+    model = linear_model.LinearRegression(positive=True, fit_intercept=False).fit(X, -X.sum(1))
+    with pytest.raises(ValueError, match="All coefficients are held at zero"):
+        fits.linear(model, X, -X.sum(1))
+
+
+@pytest.mark.parametrize("alpha", [0.0, 2.5])
+@pytest.mark.parametrize("change", ["inputs", "order", "rows", "weights"])
+def test_data_that_are_not_the_training_data_are_refused(alpha, change):
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    X, y = line_data()
+    model = (linear_model.Ridge(alpha) if alpha else linear_model.LinearRegression()).fit(X, y)
+    weights = None
+    if change == "inputs":
+        X = X + 5
+    if change == "order":
+        y = y[::-1]
+    if change == "rows":
+        X, y = X[:20], y[:20]
+    if change == "weights":
+        weights = np.linspace(0.5, 2, 30)
+    with pytest.raises(ValueError, match=r"not the fit of these data.*exactly as they were"):
+        fits.linear(model, X, y, sample_weight=weights)
+
+
+@pytest.mark.parametrize("solver", ["svd", "cholesky", "lsqr", "sparse_cg", "sag", "saga"])
+def test_every_solver_and_precision_of_ridge_is_taken_for_its_fit(solver):
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 4))
+    y = X @ [1.0, -1.0, 2.0, 0.3] + 5 + 0.3 * rng.normal(size=60)
+    for dtype in (np.float64, np.float32):
+        X, y = X.astype(dtype), y.astype(dtype)
+        model = linear_model.Ridge(1.0, solver=solver, random_state=0).fit(X, y)
+        exact = linear_model.Ridge(1.0).fit(X.astype(float), y.astype(float))
+        expected = fits.linear(exact, X, y).predict(X).std
+        np.testing.assert_allclose(fits.linear(model, X, y).predict(X).std, expected, rtol=1e-3)
+
+
+def test_data_without_noise_are_their_own_fit():
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    X, _ = line_data()
+    y = X @ [1.0, 0.02, 50.0] + 3
+    fit = fits.linear(linear_model.LinearRegression().fit(X, y), X, y)
+    assert float(fit.predict(X).std.max()) < 1e-10
+
+
 @pytest.mark.parametrize("intercept", [False, True])
 def test_bayesian_ridge_has_its_own_predictive_std(intercept):
     linear_model = pytest.importorskip("sklearn.linear_model")
@@ -483,6 +568,27 @@ def test_bad_jacobians_are_refused_with_the_cause(arguments, message):
 def test_bad_covariances_are_refused_with_the_cause(covariance, message):
     with pytest.raises(ValueError, match=message):
         fits.from_covariance(covariance)
+
+
+def test_a_negative_eigenvalue_is_silent_only_within_rounding():
+    def correlated(excess):
+        return [[1.0, 1.0 + excess], [1.0 + excess, 1.0]]
+
+    fit = fits.from_covariance(correlated(2e-16))
+    assert float(fit.variance([1.0, -1.0])) == pytest.approx(0.0, abs=1e-15)
+    with pytest.warns(UserWarning, match=r"smallest eigenvalue .* is -1e-09\. It counts as zero"):
+        fit = fits.from_covariance(correlated(1e-9))
+    assert float(fit.variance([1.0, -1.0])) == pytest.approx(0.0, abs=1e-15)
+    with pytest.raises(ValueError, match=r"is -1e-06\. The fit did not end in a minimum"):
+        fits.from_covariance(correlated(1e-6))
+
+
+def test_the_student_interval_names_the_extra_that_brings_scipy(monkeypatch):
+    x = np.array([0.0, 1.0, 2.0])
+    fit = fits.polyfit([1.0, 0.0], x, [0.1, 0.8, 2.1])
+    monkeypatch.setitem(sys.modules, "scipy.special", None)
+    with pytest.raises(ImportError, match=r'pip install "rigidities\[experiments\]"'):
+        fit.interval(x)
 
 
 def test_wrong_rows_and_a_missing_model_are_refused():

@@ -1,6 +1,7 @@
 """Dual activations: closed forms and Mehler series equal plain two-dimensional quadrature."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -200,13 +201,40 @@ def test_torch_modules_and_functions_map_to_the_closed_forms():
         torch.nn.functional.leaky_relu,
         lambda x: torch.sin(90 * x),
         lambda x: torch.tanh(x) + 0.01 * torch.sin(90 * x),
+        lambda x: torch.sin(60 * x),
+        lambda x: torch.sin(62 * x),
+        lambda x: torch.cos(250 * x),
+        lambda x: x + torch.sin(30 * x).square() / 30,
     ],
-    ids=["jump", "kink", "fast", "partly fast"],
+    ids=["jump", "kink", "fast", "partly fast", "60", "62", "250", "snake"],
 )
 def test_a_quadrature_that_does_not_converge_is_an_error(function):
     one = torch.ones((), dtype=F64)
     with pytest.raises(ValueError, match=r"does not converge: orders 2048 and 4096 differ by"):
         by_quadrature(function).dual(one, one, one / 2)
+
+
+def test_no_wave_passes_for_a_slower_one():
+    """Multiples of each grid's own frequency, where every node sees the same phase, and others."""
+    one = torch.ones((), dtype=F64)
+    steps = [float(rules.hermite_rule(order)[0].diff()[0]) for order in (32, 64, 128)]
+    waves = [2 * math.pi * k / h + d for h in steps for k in (1, 2, 7) for d in (0.0, 0.3)]
+    for wave in waves:
+        with pytest.raises(ValueError, match="does not converge"):
+            by_quadrature(lambda x, wave=wave: torch.sin(wave * x + 1)).dual(one, one, one)
+    for wave in (1.0, 8.0, 25.0):
+        phi = by_quadrature(lambda x, wave=wave: torch.sin(wave * x + 1))
+        expected = (1 - math.cos(2) * math.exp(-2 * wave**2)) / 2
+        assert phi.dual(one, one, one).item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_no_two_orders_share_a_grid():
+    sizes = [len(rules.hermite_rule(order)[0]) for order in rules.ORDERS]
+    steps = [float(rules.hermite_rule(order)[0].diff()[0]) for order in rules.ORDERS]
+    assert all(a < b for a, b in pairwise(sizes))
+    for a, b in pairwise(steps):
+        ratios = [a / b * k for k in range(1, 30)]
+        assert min(abs(ratio - round(ratio)) for ratio in ratios) > 1e-3
 
 
 def test_the_quadrature_adapts_to_large_variances():

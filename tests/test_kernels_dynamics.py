@@ -8,6 +8,7 @@ import torch
 from scipy.integrate import solve_ivp
 
 from rigidities import Gram, Posterior
+from rigidities.closed_forms import unexplained
 from rigidities.kernels import FullyConnected, gaussian_process_at, last_layer_process_at
 
 F64 = torch.float64
@@ -220,6 +221,42 @@ def test_the_tolerance_chooses_what_counts_as_zero():
     loose = gaussian_process_at(math.inf, **arguments, tolerance=1e-6)
     assert (strict.rank, loose.rank, loose.threshold) == (2, 1, 1e-6)
     assert strict.mean[1].item() == pytest.approx(1) and loose.mean[1].item() == 0
+
+
+@pytest.mark.parametrize("name", ["relu", "erf"])
+def test_no_variance_at_the_training_points_is_negative(name):
+    net = FullyConnected(2, name, weight_variance=1.5, bias_variance=0.1)
+    x = normal(30, 3)
+    nngp, ntk = net.kernels(x)
+    case = {"ntk": (ntk, ntk), "nngp": (nngp, nngp, nngp), "targets": normal(30, seed=2)}
+    found = gaussian_process_at([1e3, math.inf], **case, covariance=True)
+    assert found.rounding.shape == found.variance.shape == (2, 30)
+    assert bool((found.variance >= 0).all())
+    raw = found.covariance.diagonal(dim1=-2, dim2=-1)
+    assert bool((raw[1] < 0).any())  # what comes out of the arithmetic
+    assert bool((found.variance[1] <= found.rounding[1]).all())  # the truth is zero
+    torch.testing.assert_close(found.variance, raw.clamp_min(0), rtol=0, atol=1e-13)
+    assert float(found.rounding.max()) < 1e-9
+
+
+def test_a_variance_below_rounding_is_left_to_be_seen():
+    one = torch.ones(1, 1, dtype=F64)
+    found = gaussian_process_at(
+        math.inf, ntk=(one, one), nngp=(one, one, 0.9 * one), targets=one[0]
+    )  # no kernel has k(x, x) = 1 and 0.9
+    assert found.variance.item() == pytest.approx(-0.1)
+    assert found.variance.item() < -found.rounding.item()
+
+
+@pytest.mark.parametrize(("rows", "width"), [(50, 8), (8, 8), (5, 9)])
+def test_what_no_row_explains_is_one_quantity(rows, width):
+    F, f = normal(rows, width), normal(6, width, seed=1)
+    f = torch.cat([f, F[:3]])
+    process = last_layer_process_at(math.inf, F, f, normal(rows), weight_variance=1.0)
+    assert torch.equal(unexplained(F, f), process.variance)
+    assert process.rounding.shape == process.variance.shape
+    zero = process.variance == 0
+    assert bool(zero[-3:].all()) and bool(zero.all()) == (rows >= width)
 
 
 def test_bad_kernels_are_refused_by_name():

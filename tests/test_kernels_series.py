@@ -102,6 +102,30 @@ def test_the_power_series_equals_the_recursion_at_finite_correlation():
     assert (ntk @ powers).item() == pytest.approx(expected.ntk[0, 1].item(), rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x > 0.3).to(F64),
+        lambda x: torch.sin(500 * x),
+        lambda x: torch.tanh(x) + 0.01 * torch.sin(500 * x),
+        lambda x: torch.relu(x - 0.3),
+    ],
+    ids=["jump", "fast", "partly fast", "kink"],
+)
+def test_a_series_that_does_not_converge_is_an_error(function):
+    with pytest.raises(ValueError, match=r"does not converge: 64 and 128 panels differ by"):
+        dual_series(function, 3)
+
+
+def test_jumps_and_kinks_at_multiples_of_a_half_cost_nothing():
+    step = dual_series(lambda x: (x > 0.5).to(F64), 2, normalised=False)
+    tail = 0.5 * math.erfc(0.5 / math.sqrt(2))
+    density = math.exp(-1 / 8) / math.sqrt(2 * math.pi)
+    assert step.tolist() == pytest.approx([tail**2, density**2], rel=1e-13)
+    slope = dual_series(torch.nn.functional.hardtanh, 2, normalised=False)[1].item()
+    assert slope == pytest.approx(math.erf(1 / math.sqrt(2)) ** 2, rel=1e-13)
+
+
 def test_even_parts_and_bad_numbers_are_refused():
     with pytest.raises(ValueError, match="'gelu' is not odd: even terms carry"):
         odd_coefficients("gelu")

@@ -1,6 +1,7 @@
 """The theory experiments at tiny sizes: the right numbers, and pages that can be written."""
 
 import math
+import re
 
 import matplotlib
 import pytest
@@ -8,7 +9,7 @@ import torch
 from experiments import figures, theory
 from experiments.outcome import Picture, Table, plain
 from experiments.report import checked_png
-from experiments.theory import nets, proportional, rows, stopping, training, width
+from experiments.theory import bayesian, nets, proportional, rows, stopping, training, width
 
 from rigidities.kernels import FullyConnected
 
@@ -22,8 +23,29 @@ def check_page(name, numbers, module):
         content = checked_png(Picture(name, module.drawn(numbers), module.CAPTION))
     assert content.startswith(b"\x89PNG")
     assert isinstance(module.table(numbers), Table) and str(module.table(numbers)).count("|") > 10
-    text = module.says(numbers) if hasattr(module, "says") else module.SAYS
-    assert "todo" not in text and "{" not in text and "nan" not in text
+    check_text(module.says(numbers) if hasattr(module, "says") else module.SAYS)
+
+
+def check_text(text):
+    """Some sentences with numbers in them, all filled in."""
+    assert len(text) > 200 and text.rstrip(")\n ").endswith(".")
+    assert len(re.findall(r"\d+(?:\.\d+)?", text)) >= 3
+    assert not re.search(r"todo|[{}]|\bnan\b|\binf\b", text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "No number is in this text. " * 10,
+        "1, 2 and 3.",
+        "Of 1, 2 and 3 is nan left. " * 10,
+        "1, 2, 3 {x}. " * 30,
+    ],
+)
+def test_a_text_without_results_is_noticed(text):
+    with pytest.raises(AssertionError):
+        check_text(text)
 
 
 def test_the_constant_is_not_depth_plus_one_and_the_variance_does_not_mind():
@@ -154,6 +176,34 @@ def test_the_training_section_can_be_written():
         assert all(len(values) == 2 for values in numbers[way][8].values())
         assert numbers[way][8]["features_change"][-1][0] > 0
     check_page("training", numbers, training)
+
+
+def test_the_likelihood_is_gaussian_for_the_cubic_alone():
+    section = bayesian.section(quick=True, seed=0)
+    cubic, bent = (
+        section.numbers["models"][name]["outside"][0] for name in ("cubic", "two Gaussians")
+    )
+    half = cubic["offsets"].square() / 2
+    torch.testing.assert_close(cubic["heights"], half, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(cubic["slopes"], cubic["offsets"], rtol=1e-6, atol=1e-9)
+    assert cubic["gauss_newton"] == pytest.approx(1)
+    assert cubic["levels"]["0.9"]["held"] == pytest.approx(0.9 / math.erf(3 / 2**0.5), abs=1e-3)
+    assert bent["total_variation"] > 0.1 > 0.01 > cubic["total_variation"]
+    assert bent["levels"]["0.9"]["held"] < 0.8
+    middle = bent["offsets"].abs().argmin()
+    assert bent["heights"][middle] == pytest.approx(0, abs=1e-8)
+    check_page("bayesian", section.numbers, bayesian)
+    head = section.page[0]
+    assert "1-2-1" in head and "saddles" in head and "x = 1," in head
+
+
+def test_a_normal_profile_differs_in_nothing():
+    grid = torch.linspace(-6, 6, 25, dtype=F64)
+    found = bayesian.differences(*bayesian.interpolated(grid, grid.square() / 2, grid))
+    assert found["total_variation"] < 1e-8 and abs(found["skewness"]) < 1e-8
+    assert found["spread"] == pytest.approx(1, abs=1e-6)
+    for level, entry in found["levels"].items():
+        assert entry["held"] == pytest.approx(float(level), abs=2e-3)
 
 
 def test_all_sections_stand_on_one_page(monkeypatch):
