@@ -113,10 +113,23 @@ class SubsetOfRegressors:
         return self._kernel(_points(x, "x"), self._points) @ vectors / values.sqrt()
 
     def unexplained(self, x: Values) -> Tensor:
-        r"""$k(x, x) - k^\top K_{mm}^{-1} k \ge 0$, (N,): prior variance that no feature carries."""
+        r"""$k(x, x) - k^\top K_{mm}^{-1} k \ge 0$, (N,): prior variance that no feature carries.
+
+        A difference, rounded by machine epsilon over the root of `floor` times $k(x, x)$ at worst
+        (7e-10 of it): what rounding leaves below zero is zero.
+
+        Raises:
+            ValueError: negative beyond 1e-6 of $k(x, x)$: the kernel is not positive semi-definite.
+        """
         blocks = torch.split(_points(x, "x"), 64)
         own = torch.cat([self._kernel(block, block).diagonal() for block in blocks])
-        return own - self.features(x).square().sum(1)
+        rest: Tensor = own - self.features(x).square().sum(1)
+        if bool((rest < -1e-6 * own.abs()).any()):
+            raise ValueError(
+                "Expected a positive semi-definite kernel, got one whose features carry more than "
+                f"its own variance: k(x, x) less theirs is {float(rest.min()):.3g}."
+            )
+        return rest.clamp(min=0)
 
     @property
     def rank(self) -> int:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..fits.arrays import Values, column, float64
 from ..fits.sources import from_jacobian
+from ..row_span import RowSpan
 
 
 def primal_quadratic(F: Values, f: Values, ridge: float) -> Tensor:
@@ -68,18 +69,16 @@ def unexplained(F: Values, f: Values) -> Tensor:
 
     The squared distance of f from the span of the training rows. Times $\sigma_w^2$ it is the
     variance of a Gaussian process with kernels $\sigma_w^2 F F^\top$ and $c F F^\top$ after
-    infinitely long training: zero, whatever f, once the rows span all features. A ridge that is
-    put in then is a choice of the modeller.
+    infinitely long training: exactly zero, whatever f, once the rows span all features. A ridge
+    that is put in then is a choice of the modeller. What is no more than rounding,
+    $(D \epsilon |f|)^2$, is zero too.
 
     Examples:
         >>> unexplained([[1.0, 0.0]], [[3.0, 2.0]])
         tensor([4.], dtype=torch.float64)
     """
     rows, features = _pair(F, f)
-    _, singular, vectors = torch.linalg.svd(rows, full_matrices=False)
-    spanned = vectors[singular > max(rows.shape) * torch.finfo(torch.float64).eps * singular[0]]
-    rest: Tensor = features - features @ spanned.mT @ spanned
-    return rest.square().sum(1)
+    return RowSpan.of(rows).outside(features)[0]
 
 
 def _pair(F: Values, f: Values) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .problem import Local, Problem
+from .problem import ConstrainedProblem, Local
 
 FLAT = 1e-13
 """Curvatures below this times the largest are directions in which nothing happens."""
@@ -58,13 +58,13 @@ class Solution:
     residual: float
 
 
-def minimised(problem: Problem, tolerance: float, max_iterations: int) -> Solution:
+def minimised(problem: ConstrainedProblem, tolerance: float, max_iterations: int) -> Solution:
     """The minimum of the loss near the given parameters."""
     return _solved(problem, problem.start, None, tolerance, max_iterations)
 
 
 def constrained(
-    problem: Problem,
+    problem: ConstrainedProblem,
     start: Solution,
     value: float,
     tolerance: float,
@@ -75,6 +75,8 @@ def constrained(
 
     A step that fails is halved; after so many halvings the value counts as out of reach.
     """
+    if not math.isfinite(value):  # no sequence of steps ends there
+        raise ValueError(f"A prediction can only be held at a finite value, got {value}.")
     reached, step = start, value - start.prediction
     smallest = abs(step) / 2**halvings
     while reached.prediction != value:
@@ -96,7 +98,11 @@ def constrained(
 
 
 def _solved(
-    problem: Problem, start: Tensor, value: float | None, tolerance: float, max_iterations: int
+    problem: ConstrainedProblem,
+    start: Tensor,
+    value: float | None,
+    tolerance: float,
+    max_iterations: int,
 ) -> Solution:
     """Iterate until rounding stops the descent; refuse a residual above the tolerance."""
     at, floor = problem.local(start), 1e-12 * (float(problem.target.norm()) or 1.0)
@@ -130,7 +136,7 @@ def _solved(
 
 
 def _improved(
-    problem: Problem,
+    problem: ConstrainedProblem,
     at: Local,
     value: float | None,
     smallest: float,
@@ -162,7 +168,9 @@ def _improved(
     return None
 
 
-def _escaped(problem: Problem, at: Local, value: float | None, price: float) -> Local | None:
+def _escaped(
+    problem: ConstrainedProblem, at: Local, value: float | None, price: float
+) -> Local | None:
     """Down from a saddle along the direction of most negative curvature; None at a minimum."""
     space, lagrangian = _surface(at, value)
     values, vectors = torch.linalg.eigh(space.mT @ lagrangian @ space)
@@ -183,7 +191,9 @@ def _surface(at: Local, value: float | None) -> tuple[Tensor, Tensor]:
     return _null_space(at.slope), at.hessian - _multiplier(at, value) * at.bend
 
 
-def _returned(problem: Problem, at: Local, value: float | None, rounds: int = 1) -> Local:
+def _returned(
+    problem: ConstrainedProblem, at: Local, value: float | None, rounds: int = 1
+) -> Local:
     """Back towards the constraint, which a long step leaves by its curvature."""
     for _ in range(rounds if value is not None else 0):
         gap, square = (value or 0.0) - at.prediction, float(at.slope.square().sum())

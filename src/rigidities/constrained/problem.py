@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,17 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..curvature.exact_hessian import Penalty, Regulariser
+from ..derivatives.parameters import Subset
 from ..derivatives.regressor import Function, Regressor
 from ..losses import LossLike, ValuedLoss, loss_for
-
-Regulariser = Callable[[Any], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Local:
     """Loss and prediction at one point with their derivatives, each computed when asked for."""
 
-    problem: Problem
+    problem: ConstrainedProblem
     vector: Tensor
 
     @property
@@ -107,7 +108,7 @@ class _Differentiated:
 
 
 @dataclass(frozen=True)
-class Problem:
+class ConstrainedProblem:
     """Minimise the summed loss, with or without the prediction at x held fixed.
 
     Attributes:
@@ -118,6 +119,8 @@ class Problem:
         point: the one input x, batched.
         output: which of the K predictions at x.
         regulariser: callable(params) -> a number added to the loss, or None.
+        ridge: half of it times the squared distance from the given parameters is added too.
+        weight: (N, 1) of the samples, or None.
         units: (P,) the vectors here are parameters divided by it.
     """
 
@@ -128,6 +131,8 @@ class Problem:
     point: tuple[Tensor, ...]
     output: int
     regulariser: Regulariser | None
+    ridge: float
+    weight: Tensor | None
     units: Tensor
 
     @classmethod
@@ -139,28 +144,38 @@ class Problem:
         y: Any,
         x: Any,
         *,
-        loss: LossLike,
-        regulariser: Regulariser | None,
-        output: int | None,
-    ) -> Problem:
+        loss: LossLike = "mse",
+        regulariser: Regulariser | None = None,
+        ridge: float = 0.0,
+        subset: Subset | None = None,
+        sample_weight: Any = None,
+        output: int | None = None,
+    ) -> ConstrainedProblem:
         """Read what the user handed in, in float64."""
-        if isinstance(f, nn.Module):
-            regressor = Regressor.of(copy.deepcopy(f).double(), params)
-        else:
-            regressor = Regressor.of(f, _doubled(params, {}))
+        if not 0 <= ridge < math.inf:
+            raise ValueError(f"ridge must be finite and not negative, got {ridge}.")
+        regressor = _regressor(f, params, subset)
         inputs, point = _inputs(X), _point(x, X)
-        valued = loss_for(loss)
-        if not isinstance(valued, ValuedLoss):
-            raise TypeError(
-                f"Expected a loss with value(prediction, target, batch), got "
-                f"{type(valued).__name__}. Pass callable(prediction, target) -> loss per sample."
-            )
         with torch.no_grad():
             outputs = regressor.outputs(regressor.flat, *inputs)
-        target = _target(y, outputs)
-        chosen = _output(output, outputs.shape[1])
-        units = torch.ones_like(regressor.flat)
-        return cls(regressor, valued, inputs, target, point, chosen, regulariser, units)
+            prediction = regressor.outputs(regressor.flat, *point)
+        if not bool(prediction.isfinite().all()):
+            raise ValueError("The prediction at x is NaN or infinite: look at x.")
+        if regulariser is not None:
+            Penalty(regressor, regulariser)  # which refuses what is not one number
+        weight = _weight(sample_weight, len(outputs))
+        return cls(
+            regressor=regressor,
+            loss=_valued(loss),
+            inputs=inputs,
+            target=_target(y, outputs, weight),
+            point=point,
+            output=_output(output, outputs.shape[1]),
+            regulariser=regulariser,
+            ridge=float(ridge),
+            weight=weight,
+            units=torch.ones_like(regressor.flat),
+        )
 
     @property
     def start(self) -> Tensor:
@@ -176,15 +191,17 @@ class Problem:
         batch = (*self.inputs, self.target)
         values = self.loss.value(outputs, self.target, batch).reshape(len(outputs), -1)
         own = getattr(self.loss, "weight", None)
-        return (values if own is None else values * own(batch).reshape(-1, 1)).sum()
+        values = values if own is None else values * own(batch).reshape(len(outputs), -1)
+        return (values if self.weight is None else values * self.weight).sum()
 
     def total(self, vector: Tensor) -> Tensor:
-        """The summed loss and the regulariser."""
-        losses = self.losses(self.outputs(vector))
-        if self.regulariser is None:
-            return losses
-        params = self.regressor.parameters.restore(self.units * vector)
-        return losses + self.regulariser(params).squeeze()
+        """The summed loss, the regulariser and the ridge."""
+        total, flat = self.losses(self.outputs(vector)), self.units * vector
+        if self.regulariser is not None:
+            total = total + self.regulariser(self.regressor.parameters.restore(flat))
+        if self.ridge:
+            total = total + 0.5 * self.ridge * (flat - self.regressor.flat).square().sum()
+        return total
 
     def prediction(self, vector: Tensor) -> Tensor:
         """The prediction at x, a scalar."""
@@ -195,12 +212,30 @@ class Problem:
         return Local(self, vector)
 
 
-def _doubled(tree: Any, seen: dict[int, Tensor]) -> Any:
+def _regressor(f: Function | nn.Module, params: Any, subset: Subset | None) -> Regressor:
+    """In float64, on copies."""
+    if isinstance(f, nn.Module):
+        return Regressor.of(copy.deepcopy(f).double(), params, subset=subset)
+    return Regressor.of(f, _doubled(params, {}), subset=subset)
+
+
+def _valued(loss: LossLike) -> ValuedLoss:
+    valued = loss_for(loss)
+    if not isinstance(valued, ValuedLoss):
+        raise TypeError(
+            f"Expected a loss with value(prediction, target, batch), got "
+            f"{type(valued).__name__}. Pass callable(prediction, target) -> loss per sample."
+        )
+    return valued
+
+
+def _doubled(tree: Any, seen: dict[Hashable, Tensor]) -> Any:
     """Containers with floating-point leaves in float64; a tensor in two places stays one."""
     if isinstance(tree, Tensor):
         if not tree.is_floating_point():
             return tree
-        return seen.setdefault(tree.data_ptr(), tree.detach().double())
+        place = (tree.data_ptr(), tree.shape, tree.stride())
+        return seen.setdefault(place, tree.detach().double())
     if isinstance(tree, Mapping):
         return {key: _doubled(member, seen) for key, member in tree.items()}
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
@@ -241,16 +276,33 @@ def _point(x: Any, X: Any) -> tuple[Tensor, ...]:
     return tuple(batched)
 
 
-def _target(y: Any, outputs: Tensor) -> Tensor:
+def _weight(sample_weight: Any, rows: int) -> Tensor | None:
+    """(N, 1), checked; None without weights."""
+    if sample_weight is None:
+        return None
+    weight = _tensor(sample_weight).double()
+    if weight.numel() != rows or len(weight) != rows:
+        raise ValueError(
+            f"sample_weight must have one entry per sample, {rows}, got {tuple(weight.shape)}."
+        )
+    if not bool((weight >= 0).all()) or not bool(weight.isfinite().all()):
+        raise ValueError("sample_weight must be finite and not negative.")
+    return weight.reshape(rows, 1)
+
+
+def _target(y: Any, outputs: Tensor, weight: Tensor | None) -> Tensor:
+    """(N, K), finite; zero where a sample weighs nothing, so that a NaN there does not spread."""
     target = _tensor(y).to(outputs)
-    if len(target) != len(outputs) or target.numel() != outputs.numel():
+    if target.ndim == 0 or len(target) != len(outputs) or target.numel() != outputs.numel():
         raise ValueError(
             f"Expected one target per prediction: predictions {tuple(outputs.shape)}, targets "
             f"{tuple(target.shape)}."
         )
+    target = target.reshape(outputs.shape)
+    target = target if weight is None else torch.where(weight > 0, target, 0.0)
     if not bool(target.isfinite().all()) or not bool(outputs.isfinite().all()):
         raise ValueError("Targets or predictions hold NaN or infinity. Drop those rows.")
-    return target.reshape(outputs.shape)
+    return target
 
 
 def _output(output: int | None, outputs: int) -> int:

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..curvature.exact_hessian import Regulariser
+from ..derivatives.parameters import Subset
 from ..derivatives.regressor import Function
 from ..losses import LossLike
 from .extrapolation import Tableau
 from .newton import NotConverged, Solution, constrained, minimised
-from .problem import Problem, Regulariser
+from .problem import ConstrainedProblem
 
 LEVELS = 24
 """Halvings of the step at most."""
@@ -86,13 +88,16 @@ class ConstrainedProfile:
 
 def constrained_rigidity(
     f: Function | nn.Module,
-    params: Any,
-    X: Any,
-    y: Any,
-    x: Any,
+    params: Any = None,
+    X: Any = None,
+    y: Any = None,
+    x: Any = None,
     *,
     loss: LossLike = "mse",
     regulariser: Regulariser | None = None,
+    ridge: float = 0.0,
+    subset: Subset | None = None,
+    sample_weight: Any = None,
     output: int | None = None,
     step: float | None = None,
     tolerance: float = 1e-8,
@@ -104,13 +109,20 @@ def constrained_rigidity(
     at $\tilde y \pm h$, $\pm h/2$, ... All in float64 with exact second derivatives.
 
     Args:
-        f: f(params, *inputs) -> (N,) or (N, K); or an `nn.Module` with params=None.
+        f: f(params, *inputs) -> (N,) or (N, K); or an `nn.Module` with params=None:
+            `constrained_rigidity(net, None, X, y, x)`, or X=, y= and x= by name.
         params: fitted parameters, a tensor or nested containers of tensors.
         X: training inputs (a tuple of several), and
         y: targets.
         x: one input, shaped (1, ...) or as a row of X.
         loss: as in `PredictionRigidity`, summed over samples.
         regulariser: callable(params) -> a number added to it.
+        ridge: $\varsigma^2$; $\frac12 \varsigma^2 |w - w_0|^2$ is added, with $w_0$ the given
+            parameters. At a minimum it leaves the minimum where it is and adds $\varsigma^2 I$ to
+            the Hessian: what `ridge` is in `PredictionRigidity`. The decay of a training, which is
+            about zero, is a regulariser.
+        subset: names or prefixes of the parameters that may vary, or callable(name) -> bool.
+        sample_weight: (N,) weights of the samples in the loss.
         output: which of several outputs to hold at x.
         step: the first h; by default a third of the prediction's standard error. It is halved until
             the differences agree or rounding takes over.
@@ -128,7 +140,21 @@ def constrained_rigidity(
         >>> round(result.rigidity, 9)  # N at the mean of the inputs
         4.0
     """
-    problem = Problem.of(f, params, X, y, x, loss=loss, regulariser=regulariser, output=output)
+    _check_given(f, params, {"X": X, "y": y, "x": x})
+    _check_options(tolerance, max_iterations, step)
+    problem = ConstrainedProblem.of(
+        f,
+        params,
+        X,
+        y,
+        x,
+        loss=loss,
+        regulariser=regulariser,
+        ridge=ridge,
+        subset=subset,
+        sample_weight=sample_weight,
+        output=output,
+    )
     before = float(problem.total(problem.start))
     problem, optimum = _minimum(problem, tolerance, max_iterations)
     h = _first_step(problem, optimum) if step is None else step
@@ -149,14 +175,17 @@ def constrained_rigidity(
 
 def constrained_profile(
     f: Function | nn.Module,
-    params: Any,
-    X: Any,
-    y: Any,
-    x: Any,
-    epsilons: Any,
+    params: Any = None,
+    X: Any = None,
+    y: Any = None,
+    x: Any = None,
+    epsilons: Any = None,
     *,
     loss: LossLike = "mse",
     regulariser: Regulariser | None = None,
+    ridge: float = 0.0,
+    subset: Subset | None = None,
+    sample_weight: Any = None,
     output: int | None = None,
     partial: bool = False,
     tolerance: float = 1e-8,
@@ -176,6 +205,9 @@ def constrained_profile(
         epsilons: (S,) values of the prediction.
         loss: summed over samples.
         regulariser: added to it.
+        ridge: of the distance from the given parameters.
+        subset: of the parameters, that may vary.
+        sample_weight: (N,) weights in the loss.
         output: which of several outputs.
         partial: whether values that cannot be reached are nan instead of an error.
         tolerance: largest relative residual.
@@ -184,9 +216,27 @@ def constrained_profile(
     Raises:
         ValueError: a value that the model cannot predict.
     """
-    problem = Problem.of(f, params, X, y, x, loss=loss, regulariser=regulariser, output=output)
-    problem, optimum = _minimum(problem, tolerance, max_iterations)
+    _check_given(f, params, {"X": X, "y": y, "x": x, "epsilons": epsilons})
+    _check_options(tolerance, max_iterations)
     values = torch.as_tensor(epsilons, dtype=torch.float64).reshape(-1)
+    if not len(values) or not bool(values.isfinite().all()):
+        raise ValueError(
+            f"epsilons must be finite, at least one, got {values.tolist()[:5]} (of {len(values)})."
+        )
+    problem = ConstrainedProblem.of(
+        f,
+        params,
+        X,
+        y,
+        x,
+        loss=loss,
+        regulariser=regulariser,
+        ridge=ridge,
+        subset=subset,
+        sample_weight=sample_weight,
+        output=output,
+    )
+    problem, optimum = _minimum(problem, tolerance, max_iterations)
     found: dict[int, Solution] = {}
     for side in (values >= optimum.prediction, values < optimum.prediction):
         outward = side.nonzero().flatten().tolist()
@@ -203,8 +253,31 @@ def constrained_profile(
     )
 
 
+def _check_given(f: Any, params: Any, data: dict[str, Any]) -> None:
+    """Refuse calls that leave something out, or take a module's params for granted."""
+    names = ", ".join(data)
+    if isinstance(f, nn.Module) and params is not None:
+        by_name = ", ".join(f"{name}={name}" for name in data)
+        raise TypeError(
+            f"A module brings its own parameters: pass params=None, as in (model, None, {names}), "
+            f"or name the others, (model, {by_name})."
+        )
+    missing = [name for name, value in data.items() if value is None]
+    if missing:
+        raise TypeError(f"Expected (f, params, {names}), got no {', no '.join(missing)}.")
+
+
+def _check_options(tolerance: float, max_iterations: int, step: float | None = None) -> None:
+    if not 0 < tolerance < 1:
+        raise ValueError(f"tolerance must lie between 0 and 1, got {tolerance}.")
+    if not max_iterations >= 1:
+        raise ValueError(f"max_iterations must be at least 1, got {max_iterations}.")
+    if step is not None and not 0 < step < math.inf:
+        raise ValueError(f"step must be positive and finite, got {step}.")
+
+
 def _differenced(
-    problem: Problem, optimum: Solution, h: float, tolerance: float
+    problem: ConstrainedProblem, optimum: Solution, h: float, tolerance: float
 ) -> tuple[Tableau, Tableau, list[Solution]]:
     """First differences of the multipliers, second ones of the losses, and their solutions."""
     slopes, curvatures, found = Tableau(), Tableau(), [optimum]
@@ -233,7 +306,7 @@ def _differenced(
 
 
 def _followed(
-    problem: Problem,
+    problem: ConstrainedProblem,
     optimum: Solution,
     values: Tensor,
     outward: list[int],
@@ -267,7 +340,9 @@ def _followed(
     return found
 
 
-def _minimum(problem: Problem, tolerance: float, max_iterations: int) -> tuple[Problem, Solution]:
+def _minimum(
+    problem: ConstrainedProblem, tolerance: float, max_iterations: int
+) -> tuple[ConstrainedProblem, Solution]:
     """The minimum nearby, in parameters scaled to unit curvature; warns where it is another one."""
     start = problem.local(problem.start)
     problem = _rescaled(problem, start.hessian)
@@ -293,7 +368,7 @@ def _minimum(problem: Problem, tolerance: float, max_iterations: int) -> tuple[P
     return problem, optimum
 
 
-def _rescaled(problem: Problem, hessian: Tensor) -> Problem:
+def _rescaled(problem: ConstrainedProblem, hessian: Tensor) -> ConstrainedProblem:
     """Parameters in units of the inverse root of their own curvature."""
     diagonal = hessian.diagonal().abs()
     floor = 1e-12 * diagonal.max()
@@ -316,7 +391,7 @@ def _check_determined(optimum: Solution) -> None:
         )
 
 
-def _first_step(problem: Problem, optimum: Solution) -> float:
+def _first_step(problem: ConstrainedProblem, optimum: Solution) -> float:
     """A third of the prediction's standard error, within 1e-4 and 0.1 of the targets' spread."""
     target = problem.target[:, problem.output]
     spread = float(target.std()) if len(target) > 1 else 0.0
@@ -328,7 +403,7 @@ def _first_step(problem: Problem, optimum: Solution) -> float:
     return min(max(error / 3, 1e-4 * spread), 0.1 * spread)
 
 
-def _restored(problem: Problem, solution: Solution) -> Any:
+def _restored(problem: ConstrainedProblem, solution: Solution) -> Any:
     return problem.regressor.parameters.restore(problem.units * solution.vector)
 
 

@@ -122,12 +122,17 @@ class FitRigidity:
         """Student-t interval (low, high) with this fit's degrees of freedom.
 
         The interval of `predict(x)` is Gaussian: the same for many degrees of freedom, too narrow
-        for few. Needs SciPy.
+        for few. Needs SciPy: `pip install "rigidities[experiments]"`.
         """
         if not 0 < level < 1:
             raise ValueError(f"An interval's level must lie between 0 and 1, got {level}.")
-        from scipy.special import stdtrit
-
+        try:
+            from scipy.special import stdtrit
+        except ImportError as error:
+            raise ImportError(
+                'Student\'s interval needs SciPy: pip install "rigidities[experiments]". The '
+                "Gaussian one, predict(x).interval(level), does not."
+            ) from error
         prediction = self.predict(x, noise=noise)
         half = float(stdtrit(self.degrees_of_freedom, (1 + level) / 2)) * prediction.std
         return prediction.mean - half, prediction.mean + half
@@ -159,8 +164,9 @@ class FitRigidity:
         if noise is True:
             if self.noise is None:
                 raise ValueError(
-                    "The residual variance of this fit is unknown. Give the data (x, y) or the "
-                    "residuals when building it, or pass noise=variances."
+                    "The residual variance of this fit is unknown. Give the data (x, y), the "
+                    "residuals or (after a robust loss) scale= when building it, or pass "
+                    "noise=variances."
                 )
             return torch.full_like(mean, self.noise)
         variances = float64(noise, "noise")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .arrays import Values, column, float64
 from .fit_rigidity import FitRigidity, Model
-from .sources import from_covariance, from_jacobian
+from .sources import from_covariance, from_jacobian, held, weight_roots
 
 
 def linear(
@@ -30,7 +30,9 @@ def linear(
       (X^\top X + \alpha I)^{-1} x$ with the intercept as a column that is not penalised and
       $\sigma^2$ from the residuals over n minus the effective number of parameters. With
       $\alpha > 0$ it is the Bayesian variance (prior variance $\sigma^2 / \alpha$): the bias of
-      the penalised fit counts in it.
+      the penalised fit counts in it. Data that do not meet the fit's normal equations $X^\top W r
+      = \alpha w$ are refused. With `positive=True` coefficients at zero are held there, with a
+      warning: `FitRigidity.fixed` names them.
     - scikit-learn `BayesianRidge`: its own posterior; `predict(x, noise=True).std` is its
       `predict(x, return_std=True)`, which takes the intercept as known.
 
@@ -94,14 +96,50 @@ def _from_sklearn(
         penalties = torch.cat([penalties, torch.zeros(1, dtype=torch.float64)])
     predict = _linear_model(parameters, intercept=bool(model.fit_intercept))
     mean, rows = predict(design)
+    fixed = tuple((parameters[: design.shape[1]] == 0).nonzero().flatten().tolist())
+    fixed = fixed if getattr(model, "positive", False) else ()
+    free = [i for i in range(len(parameters)) if i not in fixed]
+    if not free:
+        raise ValueError("All coefficients are held at zero: no prediction can vary.")
+    residuals = column(y, "y", len(mean)) - mean
     fit = from_jacobian(
-        rows,
-        column(y, "y", len(mean)) - mean,
+        rows[:, free],
+        residuals,
         weights=sample_weight,
-        penalty=penalties.diag() if bool(penalties.any()) else None,
-        parameters=parameters,
+        penalty=penalties[free].diag() if bool(penalties.any()) else None,
     )
-    return replace(fit, model=predict)
+    fit = replace(fit, parameters=parameters[free])
+    _check_minimum(fit, rows[:, free], residuals, sample_weight, penalties[free])
+    return replace(held(fit, fixed, stacklevel=4), parameters=parameters, model=predict)
+
+
+def _check_minimum(
+    fit: FitRigidity, rows: Tensor, residuals: Tensor, weights: Values | None, penalties: Tensor
+) -> None:
+    r"""Refuse data on which the parameters are not the minimum.
+
+    A new fit would lower $\sum w r^2$ by $d^\top H^{-1} d$ with the defect $d = X^\top W r - \alpha
+    w$: by rounding, or what an iterative solver leaves.
+
+    Args:
+        fit: of the free parameters.
+        rows: (N, F) their design matrix.
+        residuals: (N,).
+        weights: (N,) or None.
+        penalties: (F,) their $\alpha$.
+    """
+    weight, parameters = weight_roots(weights, len(rows)).square(), fit.parameters
+    assert parameters is not None
+    defect = rows.mT @ (weight * residuals) - penalties * parameters
+    lowered = float(fit.posterior.quadratic(defect / fit.units))
+    left = float((weight * residuals.square()).sum())
+    signal = float((weight * (rows.abs() @ parameters.abs()).square()).sum())
+    if lowered > 1e-4 * left + 1e-12 * signal:  # the latter for exact data and float32
+        raise ValueError(
+            f"The parameters are not the fit of these data: a new one would lower the sum of "
+            f"squares {left:.3g} by {lowered:.3g}. Pass X, y and sample_weight exactly as they "
+            "were given to fit(), or fit with a smaller tol."
+        )
 
 
 def _from_bayesian_ridge(model: Any) -> FitRigidity:

@@ -7,7 +7,6 @@ parameters and $C = s^2 (J^\top J)^{-1}$ their covariance: the Gauss-Newton rigi
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -18,7 +17,7 @@ from torch import Tensor
 from .arrays import Values, column, float64
 from .differences import central_differences, evaluated
 from .fit_rigidity import FitRigidity, Model
-from .sources import from_covariance, from_jacobian, residual_variance
+from .sources import from_covariance, from_jacobian, held, residual_variance
 
 
 def curve_fit(
@@ -83,14 +82,17 @@ def least_squares(
     r"""Error bars of `scipy.optimize.least_squares`.
 
     SciPy's Jacobian is already the one whose $J^\top J$ approximates the Hessian of a robust loss;
-    the residual variance is $2\,\mathrm{cost} / (n - p)$, as in `curve_fit`. Parameters at a bound
-    (`active_mask`) are held there and not counted: `FitRigidity.fixed` names them, with a warning.
+    their covariance is $2\,\mathrm{cost} / (n - p)\, (J^\top J)^{-1}$, equal to the `pcov` of
+    `curve_fit(loss=...)`. For the squared loss that factor is the residual variance, which
+    `predict(noise=True)` adds. For a robust one (`soft_l1`, `cauchy`, ...) it is not, and the noise
+    stays unknown (None) unless `scale` is given. Parameters at a bound (`active_mask`) are held
+    there and not counted: `FitRigidity.fixed` names them, with a warning.
 
     Args:
         result: what SciPy returned.
         f: f(parameters, x) -> (M,), for `predict`.
         scale: the residual standard deviation, where known: 1.0 when the residuals were already
-            divided by it.
+            divided by it. It takes the place of the factor above in the covariance too.
         jac: jac(parameters, x) -> (M, P); central differences of f without it.
     """
     jacobian = _dense(result)
@@ -102,25 +104,28 @@ def least_squares(
     fixed = tuple(i for i in range(width) if active[i])
     if not free:
         raise ValueError("All parameters are at a bound: no prediction can vary. Widen the bounds.")
-    noise, freedom = None if scale is None else scale**2, math.inf
-    if noise is None:
+    factor, freedom = None if scale is None else scale**2, math.inf
+    if factor is None:
         freedom = float(n - len(free))
-        noise = residual_variance(2 * float(result.cost), freedom)
-    fit = from_jacobian(jacobian[:, free], scale=math.sqrt(noise))
+        factor = residual_variance(2 * float(result.cost), freedom)
+    fit = from_jacobian(jacobian[:, free], scale=math.sqrt(factor))
     spread = torch.zeros_like(parameters).index_put((torch.tensor(free),), fit.parameter_std)
-    if fixed:
-        warnings.warn(
-            f"Parameters {list(fixed)} are at a bound and held there: their uncertainty is not in "
-            "the error bars.",
-            stacklevel=2,
-        )
     return replace(
-        fit,
+        held(fit, fixed, stacklevel=3),
         parameters=parameters,
+        noise=None if scale is None and _robust(result) else factor,
         degrees_of_freedom=freedom,
-        fixed=fixed,
         model=None if f is None else _model(f, parameters, spread, jac),
     )
+
+
+def _robust(result: Any) -> bool:
+    """Whether the cost is another than half the sum of squares."""
+    residuals = getattr(result, "fun", None)
+    if residuals is None:
+        return False
+    squares = float(float64(residuals, "result.fun").square().sum())
+    return not math.isclose(2 * float(result.cost), squares, rel_tol=1e-6)
 
 
 def _model(

@@ -8,6 +8,8 @@ spoils it.
 from __future__ import annotations
 
 import math
+import warnings
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -81,6 +83,12 @@ def from_covariance(
             `predict(noise=True)` can add $s^2$.
         degrees_of_freedom: of $s^2$.
 
+    Negative eigenvalues of the correlation matrix, which no covariance has, count as zero: silently
+    within the rounding of its entries, with a warning down to -1e-8 of the largest.
+
+    Raises:
+        ValueError: an eigenvalue below that; not symmetric, NaN.
+
     Examples:
         >>> from_covariance([[4.0, 0.0], [0.0, 1.0]]).std([1.0, 0.0]).item()
         2.0
@@ -91,11 +99,7 @@ def from_covariance(
     std = matrix.diagonal().clamp(min=0).sqrt()
     safe = torch.where(std > 0, std, 1.0)
     variances, vectors = torch.linalg.eigh(matrix / safe / safe[:, None])
-    if bool(variances[0] < -1e-8 * variances[-1].abs()):
-        raise ValueError(
-            "Expected a positive semi-definite covariance, got one whose smallest eigenvalue (as a "
-            f"correlation matrix) is {float(variances[0]):.3g}. The fit did not end in a minimum."
-        )
+    _check_semidefinite(variances)
     s = 1.0 if scale is None else scale
     precisions = s**2 / variances.clamp(min=0).flip(0)  # infinite where nothing varies
     posterior = Posterior(precisions, vectors.flip(1), 0.0).with_scale(s)
@@ -106,6 +110,17 @@ def from_covariance(
         noise=None if scale is None else scale**2,
         degrees_of_freedom=degrees_of_freedom,
     )
+
+
+def held(fit: FitRigidity, fixed: tuple[int, ...], stacklevel: int) -> FitRigidity:
+    """The fit of the free parameters among others that are fixed; says so in a warning."""
+    if fixed:
+        warnings.warn(
+            f"Parameters {list(fixed)} are at a bound and held there: their uncertainty is not in "
+            "the error bars.",
+            stacklevel=stacklevel,
+        )
+    return replace(fit, fixed=fixed)
 
 
 def residual_variance(squares: float, freedom: float) -> float:
@@ -177,6 +192,24 @@ def _checked_covariance(covariance: Values) -> Tensor:
     if bool((matrix.diagonal() < 0).any()):
         raise ValueError("Expected variances >= 0 on the covariance's diagonal, got negative ones.")
     return (matrix + matrix.mT) / 2
+
+
+def _check_semidefinite(eigenvalues: Tensor) -> None:
+    """Of a correlation matrix, ascending."""
+    smallest, largest = float(eigenvalues[0]), float(eigenvalues[-1].abs())
+    if smallest >= -10 * len(eigenvalues) * torch.finfo(torch.float64).eps * largest:
+        return
+    symptom = (
+        "Expected a positive semi-definite covariance, got one whose smallest eigenvalue (as a "
+        f"correlation matrix) is {smallest:.3g}."
+    )
+    if smallest < -1e-8 * largest:
+        raise ValueError(f"{symptom} The fit did not end in a minimum.")
+    warnings.warn(
+        f"{symptom} It counts as zero: predictions along its direction get no error bar. Pass the "
+        "covariance in full precision, or the Jacobian to from_jacobian.",
+        stacklevel=3,
+    )
 
 
 def _parameters(parameters: Values | None, width: int) -> Tensor | None:
