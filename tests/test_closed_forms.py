@@ -106,7 +106,6 @@ def test_subset_of_regressors_equals_the_dense_formula(inputs):
 
 
 def sklearn_process(noise, length=0.3):
-    pytest.importorskip("sklearn")
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 

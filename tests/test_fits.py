@@ -4,10 +4,15 @@ import math
 import sys
 from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
+import statsmodels.api as sm
 import torch
 from scipy import optimize, sparse
+from sklearn import linear_model
 
 from rigidities import fits
 
@@ -153,9 +158,9 @@ def test_arrays_of_any_library_come_in(library):
     elif library == "dlpack":
         given = OnlyDLPack(torch.tensor(array))
     elif library == "frame":
-        given = pytest.importorskip("pandas").DataFrame(array)
+        given = pd.DataFrame(array)
     elif library == "jax":
-        given = pytest.importorskip("jax.numpy").asarray(array)
+        given = jnp.asarray(array)
     else:
         given = np.asfortranarray(array[::-1])[::-1]
     got = fits.from_jacobian(given).variance(given)
@@ -166,7 +171,6 @@ def test_arrays_of_any_library_come_in(library):
 
 
 def test_a_jax_fit_has_the_error_bars_of_its_jacobian():
-    jax = pytest.importorskip("jax")
     x, y, _ = decay_data()
     popt, pcov = optimize.curve_fit(decay, x, y)
 
@@ -327,7 +331,6 @@ def test_every_polynomial_basis_has_the_same_error_bars(series):
 
 
 def statsmodels_fit(kind, rows=30):
-    sm = pytest.importorskip("statsmodels.api")
     X, y = line_data(rows)
     design = sm.add_constant(X)
     if kind == "ols":
@@ -374,7 +377,6 @@ def test_statsmodels_and_the_design_matrix_agree():
 @pytest.mark.parametrize("alpha", [0.0, 2.5])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_scikit_learns_linear_fits_have_the_dense_variance(alpha, intercept, weighted):
-    linear_model = pytest.importorskip("sklearn.linear_model")
     X, y = line_data()
     weights = np.linspace(0.5, 2, 30) if weighted else None
     kind = linear_model.Ridge(alpha) if alpha else linear_model.LinearRegression()
@@ -395,7 +397,6 @@ def test_scikit_learns_linear_fits_have_the_dense_variance(alpha, intercept, wei
 
 
 def test_ordinary_least_squares_is_one_whoever_fits_it():
-    linear_model = pytest.importorskip("sklearn.linear_model")
     results, _ = statsmodels_fit("ols")
     X, y = line_data()
     fit = fits.linear(linear_model.LinearRegression().fit(X, y), X, y)
@@ -407,7 +408,6 @@ def test_ordinary_least_squares_is_one_whoever_fits_it():
 @pytest.mark.parametrize("alpha", [0.0, 2.5])
 @pytest.mark.parametrize("intercept", [False, True])
 def test_a_coefficient_held_at_zero_has_no_error_bar(alpha, intercept):
-    linear_model = pytest.importorskip("sklearn.linear_model")
     rng = np.random.default_rng(3)
     X = rng.normal(size=(40, 3))
     y = X @ [1.0, -2.0, 0.5] + 1 + 0.1 * rng.normal(size=40)
@@ -431,7 +431,6 @@ def test_a_coefficient_held_at_zero_has_no_error_bar(alpha, intercept):
 
 
 def test_nothing_is_left_when_every_coefficient_is_held():
-    linear_model = pytest.importorskip("sklearn.linear_model")
     X = np.abs(np.random.default_rng(0).normal(size=(9, 2)))
     model = linear_model.LinearRegression(positive=True, fit_intercept=False).fit(X, -X.sum(1))
     with pytest.raises(ValueError, match="All coefficients are held at zero"):
@@ -441,7 +440,6 @@ def test_nothing_is_left_when_every_coefficient_is_held():
 @pytest.mark.parametrize("alpha", [0.0, 2.5])
 @pytest.mark.parametrize("change", ["inputs", "order", "rows", "weights"])
 def test_data_that_are_not_the_training_data_are_refused(alpha, change):
-    linear_model = pytest.importorskip("sklearn.linear_model")
     X, y = line_data()
     model = (linear_model.Ridge(alpha) if alpha else linear_model.LinearRegression()).fit(X, y)
     weights = None
@@ -459,7 +457,6 @@ def test_data_that_are_not_the_training_data_are_refused(alpha, change):
 
 @pytest.mark.parametrize("solver", ["svd", "cholesky", "lsqr", "sparse_cg", "sag", "saga"])
 def test_every_solver_and_precision_of_ridge_is_taken_for_its_fit(solver):
-    linear_model = pytest.importorskip("sklearn.linear_model")
     rng = np.random.default_rng(0)
     X = rng.normal(size=(60, 4))
     y = X @ [1.0, -1.0, 2.0, 0.3] + 5 + 0.3 * rng.normal(size=60)
@@ -472,7 +469,6 @@ def test_every_solver_and_precision_of_ridge_is_taken_for_its_fit(solver):
 
 
 def test_data_without_noise_are_their_own_fit():
-    linear_model = pytest.importorskip("sklearn.linear_model")
     X, _ = line_data()
     y = X @ [1.0, 0.02, 50.0] + 3
     fit = fits.linear(linear_model.LinearRegression().fit(X, y), X, y)
@@ -481,7 +477,6 @@ def test_data_without_noise_are_their_own_fit():
 
 @pytest.mark.parametrize("intercept", [False, True])
 def test_bayesian_ridge_has_its_own_predictive_std(intercept):
-    linear_model = pytest.importorskip("sklearn.linear_model")
     X, y = line_data()
     model = linear_model.BayesianRidge(fit_intercept=intercept).fit(X, y)
     mean, std = model.predict(2 * X, return_std=True)
@@ -645,7 +640,6 @@ def test_bad_least_squares_results_are_refused_with_the_cause():
 
 
 def test_unknown_and_nonlinear_models_are_refused_by_name():
-    linear_model = pytest.importorskip("sklearn.linear_model")
     X, y = line_data()
     with pytest.raises(TypeError, match=r"got Lasso\. For other fits"):
         fits.linear(linear_model.Lasso().fit(X, y), X, y)
@@ -657,7 +651,6 @@ def test_unknown_and_nonlinear_models_are_refused_by_name():
         fits.linear(linear_model.Ridge().fit(X, np.c_[y, y]), X, y)
     with pytest.raises(ValueError, match=r"x with 3 columns, got \(30, 2\)"):
         fits.linear(linear_model.Ridge().fit(X, y), X, y).predict(X[:, :2])
-    sm = pytest.importorskip("statsmodels.api")
     counts = np.random.default_rng(0).poisson(3, size=30)
     poisson = sm.GLM(counts, sm.add_constant(X), family=sm.families.Poisson()).fit()
     with pytest.raises(TypeError, match="Expected a linear fit, got GLM"):

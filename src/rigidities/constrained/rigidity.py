@@ -117,10 +117,8 @@ def constrained_rigidity(
         x: one input, shaped (1, ...) or as a row of X.
         loss: as in `PredictionRigidity`, summed over samples.
         regulariser: callable(params) -> a number added to it.
-        ridge: $\varsigma^2$; $\frac12 \varsigma^2 |w - w_0|^2$ is added, with $w_0$ the given
-            parameters. At a minimum it leaves the minimum where it is and adds $\varsigma^2 I$ to
-            the Hessian: what `ridge` is in `PredictionRigidity`. The decay of a training, which is
-            about zero, is a regulariser.
+        ridge: $\varsigma^2$, as in `PredictionRigidity`: $\frac12 \varsigma^2 |w - w_0|^2$ about
+            the given parameters is added. (Weight decay, about zero, is a regulariser.)
         subset: names or prefixes of the parameters that may vary, or callable(name) -> bool.
         sample_weight: (N,) weights of the samples in the loss.
         output: which of several outputs to hold at x.
@@ -158,8 +156,15 @@ def constrained_rigidity(
     before = float(problem.total(problem.start))
     problem, optimum = _minimum(problem, tolerance, max_iterations)
     h = _first_step(problem, optimum) if step is None else step
-    slopes, curvatures, found = _differenced(problem, optimum, h, tolerance)
-    found = sorted(found, key=lambda s: s.prediction)
+    return _differentiated(problem, optimum, h, tolerance, before - optimum.loss)
+
+
+def _differentiated(
+    problem: ConstrainedProblem, optimum: Solution, step: float, tolerance: float, moved: float
+) -> ConstrainedRigidity:
+    """The derivative of the multipliers at the optimum, from differences of falling steps."""
+    slopes, curvatures, solutions = _differenced(problem, optimum, step, tolerance)
+    found = sorted(solutions, key=lambda s: s.prediction)
     return ConstrainedRigidity(
         rigidity=slopes.value,
         error=slopes.relative,
@@ -169,7 +174,7 @@ def constrained_rigidity(
         losses=_column([s.loss for s in found]),
         multipliers=_column([s.multiplier for s in found]),
         parameters=_restored(problem, optimum),
-        moved=before - optimum.loss,
+        moved=moved,
     )
 
 
@@ -181,15 +186,10 @@ def constrained_profile(
     x: Any = None,
     epsilons: Any = None,
     *,
-    loss: LossLike = "mse",
-    regulariser: Regulariser | None = None,
-    ridge: float = 0.0,
-    subset: Subset | None = None,
-    sample_weight: Any = None,
-    output: int | None = None,
     partial: bool = False,
     tolerance: float = 1e-8,
     max_iterations: int = 200,
+    **setting: Any,
 ) -> ConstrainedProfile:
     r"""$\mathcal{L}_c(\epsilon)$ at given values, each followed from its neighbour.
 
@@ -197,21 +197,17 @@ def constrained_profile(
     this finds the lowest that descent reaches, and a finer grid can find a lower one.
 
     Args:
-        f: as in `constrained_rigidity`, like all others but
-        params: fitted parameters.
-        X: training inputs.
-        y: targets.
+        f: as in `constrained_rigidity`, like
+        params: fitted parameters,
+        X: training inputs,
+        y: targets, and
         x: one input.
         epsilons: (S,) values of the prediction.
-        loss: summed over samples.
-        regulariser: added to it.
-        ridge: of the distance from the given parameters.
-        subset: of the parameters, that may vary.
-        sample_weight: (N,) weights in the loss.
-        output: which of several outputs.
         partial: whether values that cannot be reached are nan instead of an error.
         tolerance: largest relative residual.
         max_iterations: of Newton's method for the minimum.
+        **setting: loss, regulariser, ridge, subset, sample_weight, output, as in
+            `constrained_rigidity`.
 
     Raises:
         ValueError: a value that the model cannot predict.
@@ -223,19 +219,7 @@ def constrained_profile(
         raise ValueError(
             f"epsilons must be finite, at least one, got {values.tolist()[:5]} (of {len(values)})."
         )
-    problem = ConstrainedProblem.of(
-        f,
-        params,
-        X,
-        y,
-        x,
-        loss=loss,
-        regulariser=regulariser,
-        ridge=ridge,
-        subset=subset,
-        sample_weight=sample_weight,
-        output=output,
-    )
+    problem = ConstrainedProblem.of(f, params, X, y, x, **setting)
     problem, optimum = _minimum(problem, tolerance, max_iterations)
     found: dict[int, Solution] = {}
     for side in (values >= optimum.prediction, values < optimum.prediction):

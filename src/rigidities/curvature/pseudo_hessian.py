@@ -8,6 +8,7 @@ gradient of the loss and the dispersion of the residuals are summed on the way.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -98,3 +99,7 @@ class TrainingRows:
             root = terms.root if self.curved else None
             weighted = tangents if root is None else tangents.mixed(root)
             yield WeightedRows(batch, root, weighted)
+
+    def finish(self, numbers: int) -> None:
+        """Go through the data for the totals alone."""
+        deque(self(numbers), maxlen=0)

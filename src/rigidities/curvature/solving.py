@@ -46,8 +46,7 @@ def _dense(training: TrainingRows, problem: Problem, penalty: Penalty | None) ->
     matrix = None if penalty is None else penalty.hessian()
     epsilon = torch.finfo(torch.float64).eps
     if problem.exact:
-        for _ in training(width):
-            pass  # the gradient is summed on the way
+        training.finish(width)
         shape = training.differentiation.shape
         data, epsilon = exact_hessian(regressor, shape, training.samples, training.loss)
     else:
