@@ -35,11 +35,14 @@ class TrainedProcess:
     Attributes:
         time: as given, () or (T,).
         mean: (M,) or (M, K) for targets (N, K).
-        variance: (M,).
+        variance: (M,); never below zero by rounding alone.
         covariance: (M, M), or None where it was not asked for.
         threshold: eigenvalues of the NTK up to it count as zero: at $t = \infty$ nothing is
             learnt along them.
         rank: number of eigenvalues above it.
+        rounding: of the variance, shaped like it: no smaller variance can be told from zero.
+            Those between -rounding and 0 were set to zero; a variance below stays, and says that
+            the NNGP kernels given are not those of one positive semi-definite function.
     """
 
     time: Tensor
@@ -48,6 +51,7 @@ class TrainedProcess:
     covariance: Tensor | None
     threshold: float
     rank: int
+    rounding: Tensor
 
 
 def gaussian_process_at(
@@ -75,7 +79,8 @@ def gaussian_process_at(
             them up.
 
     Returns:
-        The process, with the threshold that was used.
+        The process, with the threshold that was used and the rounding of the variance. The
+        covariance is as computed, so that its diagonal may be negative by as much.
 
     Examples:
         >>> one = torch.ones(1, 1, dtype=torch.float64)
@@ -97,12 +102,15 @@ def gaussian_process_at(
     prior = vectors.mT @ prior @ vectors
     prior_cross, seen = prior_cross @ vectors, vectors.mT @ y
     own = test.diagonal() if test.ndim == 2 else test
-    means, variances, covariances = [], [], []
+    largest = prior.diagonal().sum().clamp_min(0).sqrt()
+    means, variances, covariances, roundings = [], [], [], []
     for t in times.reshape(-1).tolist():
         a = components * _filter(eigenvalues, learnt, learning_rate * t)  # A_t U
         moved = a @ prior
         means.append(a @ seen)
-        variances.append(own + ((moved - 2 * prior_cross) * a).sum(-1))
+        variance = own + ((moved - 2 * prior_cross) * a).sum(-1)
+        roundings.append(_rounding(own, a, largest))
+        variances.append(torch.where(variance < -roundings[-1], variance, variance.clamp_min(0)))
         if covariance:
             mixed = a @ prior_cross.mT
             covariances.append(test + moved @ a.mT - mixed - mixed.mT)
@@ -113,7 +121,18 @@ def gaussian_process_at(
         stacked(covariances, times) if covariance else None,
         threshold,
         int(learnt.sum()),
+        stacked(roundings, times),
     )
+
+
+def _rounding(own: Tensor, a: Tensor, largest: Tensor) -> Tensor:
+    r"""$4 (N + 1)\, \epsilon\, (\sqrt{k(\star, \star)} + |A|\, \sqrt{\mathrm{tr}\, K})^2$, (M,).
+
+    By Cauchy-Schwarz the square bounds the sum of the four terms' absolute values, each of which
+    is a sum of products of up to N numbers, turned into the eigenvectors before.
+    """
+    size: Tensor = own.clamp_min(0).sqrt() + torch.linalg.vector_norm(a, dim=-1) * largest
+    return 4 * (a.shape[-1] + 1) * torch.finfo(torch.float64).eps * size.square()
 
 
 def stacked(values: list[Tensor], times: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..row_span import RowSpan
 from .dynamics import Times, TrainedProcess, checked_times, finite, stacked
 
 
@@ -54,14 +55,11 @@ def last_layer_process_at(
     y = finite(targets, "targets")
     _check(f, test, y, constant, weight_variance)
     times = checked_times(time, learning_rate).to(f.device)
-    left, singular, right = torch.linalg.svd(f, full_matrices=False)
-    relative = max(f.shape) * torch.finfo(torch.float64).eps if tolerance is None else tolerance
-    cut = relative * float(singular[0])
-    keep = singular > cut
-    left, singular, right = left[:, keep], singular[keep], right[keep]
-    inside = test @ right.mT  # (M, rank)
-    outside = _outside(test, inside, right)
-    seen = left.mT @ y
+    span = RowSpan.of(f, tolerance)
+    singular = span.singular
+    inside = test @ span.right.mT  # (M, rank)
+    outside, rounding = span.outside(test)
+    seen = span.left.mT @ y
     means, variances = [], []
     for t in times.reshape(-1).tolist():
         exponent = -learning_rate * constant * t * singular.square()
@@ -73,19 +71,10 @@ def last_layer_process_at(
         stacked(means, times),
         stacked(variances, times),
         None,
-        constant * cut**2,
-        int(keep.sum()),
+        constant * span.threshold**2,
+        len(singular),
+        stacked([weight_variance * rounding] * times.numel(), times),
     )
-
-
-def _outside(test: Tensor, inside: Tensor, right: Tensor) -> Tensor:
-    r"""$|f_\perp|^2$; exactly zero where the rows span everything or rounding alone is left."""
-    if len(right) == right.shape[1]:
-        return torch.zeros(len(test), dtype=test.dtype, device=test.device)
-    rest = test - inside @ right
-    size = rest.square().sum(-1)
-    floor = (test.shape[1] * torch.finfo(test.dtype).eps) ** 2 * test.square().sum(-1)
-    return torch.where(size > floor, size, 0.0)
 
 
 def _check(f: Tensor, test: Tensor, y: Tensor, constant: float, weight_variance: float) -> None:

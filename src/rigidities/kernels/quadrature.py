@@ -12,8 +12,10 @@ in place, the kernel. $|\rho| = 1$ needs no care: the series becomes Parseval's 
 
 The one-dimensional integrals use the trapezoidal rule on $|z| \le 13$, which converges
 geometrically for a function analytic about the real line. (Gauss-Hermite nodes would spread to
-$2\sqrt m$, mostly where the density is nil.) What enters is the product $h_n(z)\, e^{-z^2/2}$,
-built by the three-term recursion of $h_n(z)\, e^{-z^2/4}$, which neither overflows nor cancels.
+$2\sqrt m$, mostly where the density is nil.) Each order has a grid of its own, so that two orders
+agree on what the activation is and not on what one grid makes of it. What enters is the product
+$h_n(z)\, e^{-z^2/2}$, built by the three-term recursion of $h_n(z)\, e^{-z^2/4}$, which neither
+overflows nor cancels.
 """
 
 from __future__ import annotations
@@ -43,9 +45,13 @@ _BLOCK = 1 << 14  # entries of a kernel that are summed together
 _MOST = 1 << 12  # variances at once: at the highest order their coefficients take 128 MiB
 
 
-def _nodes(order: int) -> int:
-    """Four or more to the shortest wave of the last term, and no fewer than 257."""
-    return max(256, round(32 * math.sqrt(order))) + 1
+def _step(order: int) -> float:
+    """Between nodes: four or more to the shortest wave of the last term, and over 256 in all.
+
+    No two orders share a grid, and the steps of neighbours have an irrational ratio: a wave that is
+    too fast for both takes a different shape on each, so that the two cannot agree on it.
+    """
+    return 2 * _REACH / max(256 * math.sqrt(math.sqrt(order / 32)), 32 * math.sqrt(order))
 
 
 @lru_cache(maxsize=16)
@@ -57,9 +63,11 @@ def hermite_rule(order: int) -> tuple[Tensor, Tensor, Tensor]:
         >>> [round(float((weights * z**n).sum()), 12) for n in (0, 2, 4)]  # moments of N(0, 1)
         [1.0, 1.0, 3.0]
     """
-    z = torch.linspace(-_REACH, _REACH, _nodes(order), dtype=torch.float64)
+    step = _step(order)
+    side = math.ceil(_REACH / step)
+    z = step * torch.arange(-side, side + 1, dtype=torch.float64)
     root = torch.exp(-z.square() / 4)
-    weight = 2 * _REACH / (len(z) - 1) / math.sqrt(2 * math.pi)
+    weight = step / math.sqrt(2 * math.pi)
     below, current = torch.zeros_like(z), root
     rows = []
     for n in range(order):

@@ -32,10 +32,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .activations import ActivationLike, activation
+from .activations import Activation, ActivationLike, activation
+from .quadrature import TOLERANCE
 
 _REACH = 16.0  # exp(-16^2 / 2) is 1e-56
-_PANELS, _NODES = 64, 24
+_PANELS, _NODES = (64, 128), 24  # panel edges at all multiples of 1/2
 
 
 class CubicCorrections(NamedTuple):
@@ -55,8 +56,9 @@ class CubicCorrections(NamedTuple):
 def dual_series(kind: ActivationLike, terms: int = 8, *, normalised: bool = True) -> Tensor:
     r"""Taylor coefficients $c_n = a_n^2\, [/ \sum_m a_m^2]$ of the dual at zero correlation.
 
-    The integrals are composite Gauss-Legendre with a panel edge at zero, so that kinks there
-    (ReLU) cost nothing.
+    The integrals are composite Gauss-Legendre with panel edges at the multiples of 1/2, so that
+    kinks there (ReLU) cost nothing. They are taken with two numbers of panels, which have to agree;
+    the finer is kept.
 
     Args:
         kind: what `activation` takes.
@@ -66,6 +68,10 @@ def dual_series(kind: ActivationLike, terms: int = 8, *, normalised: bool = True
     Returns:
         (terms,) in float64, all non-negative.
 
+    Raises:
+        ValueError: the activation is not finite, or the two rules differ by more than
+            `TOLERANCE` of $E[\phi^2]$ (a jump or a kink elsewhere, fast oscillation).
+
     Examples:
         >>> [round(c, 6) for c in dual_series("sin", 4, normalised=False).tolist()]  # sinh(ξ)/e
         [0.0, 0.367879, 0.0, 0.061313]
@@ -73,7 +79,23 @@ def dual_series(kind: ActivationLike, terms: int = 8, *, normalised: bool = True
     if terms < 1:
         raise ValueError(f"terms must be at least 1, got {terms}.")
     phi = activation(kind)
-    z, weights = _normal_rule()
+    (coarse, rough), (fine, moment) = (_coefficients(phi, terms, panels) for panels in _PANELS)
+    scale = moment.clamp_min(torch.finfo(torch.float64).tiny)
+    apart = (coarse - fine).abs() * (coarse.abs() + fine.abs())  # |a^2 - b^2| or more
+    change = float(torch.maximum(apart.max(), (rough - moment).abs()) / scale)
+    if change > TOLERANCE:
+        raise ValueError(
+            f"The series of the activation {phi.name!r} does not converge: {_PANELS[0]} and "
+            f"{_PANELS[1]} panels differ by {change:.1e} of its second moment (tolerance "
+            f"{TOLERANCE:g}). Use an activation without fast oscillation, and without jumps and "
+            "kinks but at multiples of 1/2."
+        )
+    return fine.square() / moment if normalised else fine.square()
+
+
+def _coefficients(phi: Activation, terms: int, panels: int) -> tuple[Tensor, Tensor]:
+    r"""$a_n$ for n below `terms` and $E[\phi(z)^2]$."""
+    z, weights = _normal_rule(panels)
     values = phi.function(z).to(torch.float64)
     if not bool(torch.isfinite(values).all()):
         raise ValueError(f"The activation {phi.name!r} is not finite on [-{_REACH}, {_REACH}].")
@@ -82,8 +104,7 @@ def dual_series(kind: ActivationLike, terms: int = 8, *, normalised: bool = True
     for n in range(terms):
         coefficients.append((weights * values * current).sum())
         below, current = current, (z * current - n**0.5 * below) / (n + 1) ** 0.5
-    squares = torch.stack(coefficients).square()
-    return squares / (weights * values.square()).sum() if normalised else squares
+    return torch.stack(coefficients), (weights * values.square()).sum()
 
 
 def odd_coefficients(kind: ActivationLike) -> tuple[float, float]:
@@ -176,13 +197,13 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
     return total
 
 
-def _normal_rule() -> tuple[Tensor, Tensor]:
+def _normal_rule(panels: int) -> tuple[Tensor, Tensor]:
     """Composite Gauss-Legendre nodes and weights for expectations under N(0, 1)."""
     n = torch.arange(1, _NODES, dtype=torch.float64)
     beside = n / (4 * n * n - 1).sqrt()
     nodes, vectors = torch.linalg.eigh(beside.diag(1) + beside.diag(-1))
-    half = _REACH / _PANELS
-    centres = torch.linspace(-_REACH + half, _REACH - half, _PANELS, dtype=torch.float64)
+    half = _REACH / panels
+    centres = torch.linspace(-_REACH + half, _REACH - half, panels, dtype=torch.float64)
     z = (centres[:, None] + half * nodes).reshape(-1)
-    weights = (2 * half * vectors[0].square()).repeat(_PANELS)
+    weights = (2 * half * vectors[0].square()).repeat(panels)
     return z, weights * torch.exp(-z.square() / 2) / (2 * torch.pi) ** 0.5
