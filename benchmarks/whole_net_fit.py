@@ -30,13 +30,14 @@ def net(rows: int, width: int, depth: int) -> Workload:
     return work
 
 
-def main(rows: int, width: int, depth: int, points: int, threads: int) -> None:
+def main(rows: int, width: int, depth: int, points: int, matrix_free: int, threads: int) -> None:
     """Fit, predict, report."""
     torch.set_num_threads(threads)
     work = net(rows, width, depth)
     asked = torch.randn(points, 90)
     start = time.perf_counter()
-    pr = rg.PredictionRigidity(work.model, ridge=RIDGE).fit(work.x, work.y)
+    form = "matrix-free" if matrix_free else "auto"
+    pr = rg.PredictionRigidity(work.model, ridge=RIDGE, form=form).fit(work.x, work.y)
     fit = time.perf_counter() - start
     variance = pr.variance(asked)
     result = {
