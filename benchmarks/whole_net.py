@@ -41,7 +41,7 @@ def run(*, quick: bool = False) -> list[Row]:
             "matrix-free: time",
             free["seconds"],
             "s",
-            note=f"where the squared number of rows does not fit: {free['fit']:.1f} s of it for the "
+            note=f"where rows squared do not fit into memory: {free['fit']:.1f} s of it for the "
             f"fit, the rest for conjugate gradients to {free['tolerance']:g}; peak "
             f"{free['bytes'] / 2**30:.1f} GiB",
             **free,
