@@ -3,6 +3,7 @@
 import gc
 import math
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -222,3 +223,30 @@ def test_outputs_of_unlike_errors_are_not_given_one_scale_in_silence():
     weighed.calibrate(x + 1e-6, y)
     ratio = weighed.predict(x).std.mean(0)
     assert 300 < float(ratio[1] / ratio[0]) < 3000
+
+
+class Unsteady:
+    """Rows whose products vary from call to call, as rounding makes them in extreme cases."""
+
+    def __init__(self, rows):
+        self.rows, self.calls = rows, 0
+
+    def forward(self, vectors):
+        return self.rows.forward(vectors)
+
+    def backward(self, rows):
+        self.calls += 1
+        return self.rows.backward(rows) * (1 + 0.01 * (self.calls % 7))
+
+
+def test_a_residual_that_rounding_spoilt_is_noticed():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 1)).double()
+    x = torch.randn(60, 3, dtype=F64)
+    pr = rg.PredictionRigidity(model, ridge=1e-2, form="matrix-free").fit(x, model(x).detach())
+    form = pr._fit.form
+    unsteady = replace(form, rows=[Unsteady(rows) for rows in form.rows])
+    _, asked = Differentiation.of(Regressor.of(model), x)(x[:2])
+    torch.testing.assert_close(form.quadratic(asked), pr.variance(x[:2]))
+    with pytest.warns(UserWarning, match="may be too small by up to"):
+        unsteady.quadratic(asked)

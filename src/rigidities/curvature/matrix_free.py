@@ -12,6 +12,7 @@ iteration.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -129,11 +130,23 @@ class MatrixFreeForm:
         """q of each row from the true residual; what rounding left open is solved once more."""
         v = self.solve(g, self.tolerance)
         r = g - self.product(v)
-        q = lower_bounds(v, g, r)
-        if bool((r.square().sum(-1) > self.tolerance * self.ridge * q).any()):
+        if self._gap(v, g, r) > self.tolerance:
             v = v + self.solve(r, self.tolerance)
-            q = lower_bounds(v, g, g - self.product(v))
-        return q
+            r = g - self.product(v)
+            reached = self._gap(v, g, r)
+            if reached > self.tolerance:
+                warnings.warn(
+                    f"Variances may be too small by up to {reached:.1g} (relative), not "
+                    f"{self.tolerance:g}: rounding leaves no more. Pass a larger ridge or "
+                    "tolerance, or a model in float64.",
+                    stacklevel=2,
+                )
+        return lower_bounds(v, g, r)
+
+    def _gap(self, v: Tensor, g: Tensor, r: Tensor) -> float:
+        """Largest relative gap between the lower and the upper bound on q."""
+        gap, q = r.square().sum(-1) / self.ridge, lower_bounds(v, g, r)
+        return float(torch.where(gap > 0, gap / q, 0.0).max())
 
     def covariance(self, left: Tangents, right: Tangents) -> Tensor:
         r"""Unscaled covariances between two sets of predictions, (N K, M K).
