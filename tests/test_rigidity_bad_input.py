@@ -327,10 +327,15 @@ def test_a_minimum_brings_no_warning():
     fit(params=W, y=Y)  # passes through its data
 
 
+def user_warnings(recorded):
+    return [str(w.message) for w in recorded.list if issubclass(w.category, UserWarning)]
+
+
 @pytest.mark.parametrize("targets", ["net", "net3"])
-def test_a_net_trained_by_adam_brings_no_warning(targets, request):
+def test_a_net_trained_by_adam_brings_no_warning(targets, request, recwarn):
     net = request.getfixturevalue(targets)
     rg.PredictionRigidity(net.model, ridge=1.0, form="dual").fit(*net.train)
+    assert not user_warnings(recwarn)
 
 
 @pytest.mark.parametrize("kind", ["dict", "module"])
@@ -366,10 +371,11 @@ def test_a_parameter_that_only_a_later_batch_uses_is_kept():
     torch.testing.assert_close(rg.PredictionRigidity(model).fit(parts).variance((X2, z)), whole)
 
 
-def test_nothing_is_warned_of_in_ordinary_models():
+def test_nothing_is_warned_of_in_ordinary_models(recwarn):
     for name in ("weight norm", "attention", "batch norm"):
         s = cases.solved(name)
         rg.PredictionRigidity(s.case.f, ridge=0.1).fit(s.case.train[0], s.target)
+        assert not user_warnings(recwarn), name
 
 
 # --- what is left alone ---------------------------------------------------------------------------

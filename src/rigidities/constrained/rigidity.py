@@ -109,8 +109,7 @@ def constrained_rigidity(
     at $\tilde y \pm h$, $\pm h/2$, ... All in float64 with exact second derivatives.
 
     Args:
-        f: f(params, *inputs) -> (N,) or (N, K); or an `nn.Module` with params=None:
-            `constrained_rigidity(net, None, X, y, x)`, or X=, y= and x= by name.
+        f: f(params, *inputs) -> (N,) or (N, K); or an `nn.Module`, with params=None.
         params: fitted parameters, a tensor or nested containers of tensors.
         X: training inputs (a tuple of several), and
         y: targets.
@@ -128,8 +127,8 @@ def constrained_rigidity(
         max_iterations: of Newton's method for the minimum.
 
     Raises:
-        ValueError: no minimum is near; the Hessian is singular along the prediction's slope (then
-            the rigidity is zero); the prediction does not depend on the parameters.
+        ValueError: no minimum is near, or the rigidity is zero (a Hessian singular along the
+            prediction's slope) or infinite (the parameters have no say in the prediction).
 
     Examples:
         >>> x = torch.tensor([0.0, 1.0, 2.0, 3.0])
