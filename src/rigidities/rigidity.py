@@ -359,7 +359,7 @@ def _compare(standard: Tensor) -> None:
         warnings.warn(
             f"The best scales of the outputs differ by a factor of {ratio:.2g}, and one serves "
             "them all, since they share their parameters. Weigh the outputs in the loss "
-            "(GaussianNLL with one variance each), or make a rigidity for each (output=).",
+            "(GaussianNLL with one variance each), or make a rigidity for each.",
             stacklevel=4,
         )
 
