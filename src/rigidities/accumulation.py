@@ -14,6 +14,7 @@ from torch import Tensor
 from .batches import Batch
 from .binding import Binding
 from .cases import Reading
+from .gradient_loss import GradientLoss
 from .gram import Gram
 from .losses import Loss
 from .readout import AnyTap
@@ -47,10 +48,17 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Weighing:
-    """The weight of a row: the loss's curvature times the user's sample weight."""
+    """The weight of a row: the loss's curvature times the user's sample weight.
+
+    Attributes:
+        loss: of the values.
+        sample_weight: callable(batch) -> weights, where the training loss was weighted.
+        gradients: the part of the training loss that derivatives by an input had.
+    """
 
     loss: Loss
     sample_weight: SampleWeight | None = None
+    gradients: GradientLoss | None = None
 
     def __call__(self, batch: Batch, reading: Reading, target: Tensor | None) -> Tensor | None:
         """(M, 1) or (M, K); None for all ones."""
@@ -141,9 +149,20 @@ def _add(
         gram = statistics.gram = gram.expand(weights.shape[1])
     sums.append(_sums(features, residuals))
     (gram.downdate if remove else gram.update)(features, weights, residuals)
+    if weighing.gradients is not None:
+        _add_derivatives(gram, tap, batch, weighing.gradients, remove, sums)
     hashes = batch_hashes(batch, reading)
     (statistics.sketch.remove if remove else statistics.sketch.add)(hashes)
     return statistics
+
+
+def _add_derivatives(
+    gram: Gram, tap: AnyTap, batch: Batch, loss: GradientLoss, remove: bool, sums: list[Tensor]
+) -> None:
+    rows = loss.rows(tap, batch)
+    flat = _flat(tap.layout, rows.features, rows.weights[:, None], rows.residuals)
+    sums[-1] += _sums(flat[0], flat[2])  # one entry per batch
+    (gram.downdate if remove else gram.update)(*flat)
 
 
 def target_rows(target: Tensor | None, reading: Reading) -> Tensor | None:

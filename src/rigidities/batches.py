@@ -54,6 +54,7 @@ class Reader:
         whole: the batch is the model's one input (a user's `forward` takes it apart).
         target: callable(batch) -> target, where the usual places do not hold it.
         inputs: number of positional inputs where known, to tell (x1, x2) from (x, y).
+        apart: key of a mapping that is neither input nor target.
     """
 
     device: torch.device
@@ -61,6 +62,7 @@ class Reader:
     whole: bool = False
     target: Callable[[Any], Tensor] | None = None
     inputs: int | None = None
+    apart: str | None = None
 
     def __call__(self, raw: Any) -> Batch:
         """Take one batch apart."""
@@ -79,7 +81,7 @@ class Reader:
     def _parts(self, raw: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
         if isinstance(raw, Mapping):
             key = next((key for key in TARGET_KEYS if key in raw), None)
-            kwargs = {str(k): v for k, v in raw.items() if k != key}
+            kwargs = {str(k): v for k, v in raw.items() if k not in (key, self.apart)}
             return (), kwargs, None if key is None else raw[key]
         if isinstance(raw, (tuple, list)):
             if len(raw) == 1 or len(raw) == self.inputs:

@@ -32,6 +32,7 @@ class CalibrationReport:
         zero_curvature: training rows that the loss gave no weight, counted for each target that
             has weights of its own.
         stale: whether data were added or removed since.
+        gradient_scale: scale of derivatives, one entry per target, where it was calibrated.
     """
 
     ridge: float
@@ -50,6 +51,7 @@ class CalibrationReport:
     duplicates: int = 0
     zero_curvature: int = 0
     stale: bool = False
+    gradient_scale: Tensor | None = None
 
     @property
     def gain(self) -> float:
@@ -95,6 +97,8 @@ class CalibrationReport:
             f"  NLL             {self.nll:.4g} (constant error bar {self.nll_constant:.4g}, "
             f"gain {self.gain:.3g})",
         ]
+        if self.gradient_scale is not None:
+            lines.insert(3, f"  of derivatives  {_numbers(self.gradient_scale)}")
         if math.isfinite(self.effective_rank):
             lines.append(
                 f"  effective rank  {self.effective_rank:.1f} of {self.width}, "
@@ -104,20 +108,27 @@ class CalibrationReport:
 
     def to(self, device: torch.device) -> CalibrationReport:
         """The same report on another device."""
-        return replace(self, scale=self.scale.to(device), noise=self.noise.to(device))
+        moved: dict[str, Any] = {name: value.to(device) for name, value in self.tensors().items()}
+        return replace(self, **moved)
 
     def header(self) -> dict[str, Any]:
         """Plain values for a file's header; the tensors go by `tensors`."""
-        return {k: v for k, v in vars(self).items() if not isinstance(v, Tensor)}
+        kept = {k: v for k, v in vars(self).items() if not isinstance(v, Tensor)}
+        return {k: v for k, v in kept.items() if k != "gradient_scale"}
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors for a file."""
-        return {"scale": self.scale, "noise": self.noise}
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     @classmethod
     def from_state(cls, header: dict[str, Any], tensors: dict[str, Tensor]) -> CalibrationReport:
         """The report that `header` and `tensors` came from."""
-        return cls(**header, scale=tensors["scale"], noise=tensors["noise"])
+        return cls(
+            **header,
+            scale=tensors["scale"],
+            noise=tensors["noise"],
+            gradient_scale=tensors.get("gradient_scale"),
+        )
 
 
 def _numbers(tensor: Tensor, most: int = 6) -> str:

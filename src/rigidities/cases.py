@@ -14,7 +14,7 @@ one weight vector behind all targets.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from .columns import Columns, joint_columns
 from .heads import Call, channel_axis, weights
-from .tail import Pull, gains, pullback, sample_owners
+from .tail import Gain, Pull, gains, pullback, sample_owners
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,10 @@ class Reading:
             first.axis,
         )
 
+    def detached(self) -> Reading:
+        """The same values without their derivatives."""
+        return replace(self, output=self.output.detach(), features=self.features.detach())
+
     def rows(self, tensor: Tensor) -> Tensor:
         """A tensor shaped like the output as (M, K)."""
         moved = tensor.reshape(self.inner).movedim(self.axis, -1)
@@ -79,8 +83,14 @@ class Case(Protocol):
     probes: bool
     columns: Columns
 
-    def read(self, output: Tensor, calls: list[Call]) -> Reading | None:
-        """Features of a pass, or None where the tail has not this form."""
+    def read(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> Reading | None:
+        """Features of a pass, or None where the tail has not this form.
+
+        Args:
+            output: of the model.
+            calls: of the heads.
+            graph: keep output and features differentiable by the model's inputs.
+        """
 
     def response(self, features: Tensor, change: Tensor) -> Tensor:
         """Change (M, K) of the output for a change (width, K or 1) of the weights."""
@@ -96,8 +106,11 @@ class Plain:
     def __init__(self, heads: list[nn.Module]) -> None:
         self.columns = Columns(heads, joint=False)
 
-    def read(self, output: Tensor, calls: list[Call]) -> Reading | None:
-        """The head's input, where there is one call whose output is the model's."""
+    def read(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> Reading | None:
+        """The head's input, where there is one call whose output is the model's.
+
+        Nothing is detached here: a graph is as cheap as none.
+        """
         call = calls[0]
         if len(calls) > 1 or not call.passed_on(output):
             return None
@@ -118,26 +131,38 @@ class Separate:
     def __init__(self, heads: list[nn.Module]) -> None:
         self.columns = Columns(heads, joint=False)
 
-    def read(self, output: Tensor, calls: list[Call]) -> Reading | None:
+    def read(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> Reading | None:
         """Sums of gain times input over the head rows of each output row."""
+        found = self.gains(output, calls, graph=graph)
+        if found is None:
+            return None
+        reading = self.gathered(output, calls, found)
+        return reading if graph else reading.detached()
+
+    def gains(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> list[Gain] | None:
+        """Gain and owner of each call's rows, the gains with one column where all are alike."""
         inner, axis = _target_axis(output, calls[0].head)
         rows = Reading(output, output, inner, axis).rows(output)
         if len(self.columns.heads) > 1 and len(rows) != len(output):
             return None  # heads side by side: each output column may be a target of its own
-        found = gains(rows, pullback(rows, calls))
+        found = gains(rows, pullback(rows, calls, graph=graph))
         if found is None:
             return None
         factors = [self._factors(gain.gain) for gain in found]
+        pairs = zip(found, factors, strict=True)
+        kept = [Gain(gain.owner, factor) for gain, factor in pairs if factor is not None]
+        return kept if len(kept) == len(found) else None
+
+    def gathered(self, output: Tensor, calls: list[Call], found: list[Gain]) -> Reading:
+        """The reading for known gains."""
+        inner, axis = _target_axis(output, calls[0].head)
+        count = output.numel() // inner[axis]
         blocks: dict[int, Tensor] = {}
-        for call, gain, factor in zip(calls, found, factors, strict=True):
-            if factor is None:
-                return None
-            part = factor[..., None] * call.rows.detach()[:, None]
-            _add(
-                blocks, self.columns.heads.index(call.head), _gathered(part, gain.owner, len(rows))
-            )
+        for call, gain in zip(calls, found, strict=True):
+            part = gain.gain[..., None] * call.rows[:, None]
+            _add(blocks, self.columns.heads.index(call.head), _gathered(part, gain.owner, count))
         features = self.columns.assemble(self.columns.complete(blocks))
-        return Reading(output.detach(), self._squeezed(features), inner, axis)
+        return Reading(output, self._squeezed(features), inner, axis)
 
     def response(self, features: Tensor, change: Tensor) -> Tensor:
         """f_k . d_k."""
@@ -178,16 +203,16 @@ class Jacobian:
     def __init__(self, heads: list[nn.Module]) -> None:
         self.columns = Columns(heads, joint=True)
 
-    def read(self, output: Tensor, calls: list[Call]) -> Reading | None:
+    def read(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> Reading | None:
         """Jacobians of independent samples."""
         inner = torch.Size([len(output), output[0].numel()])
         rows = output.reshape(inner)
-        pull = pullback(rows, calls)
+        pull = pullback(rows, calls, graph=graph)
         owners = sample_owners(rows, pull)
         if owners is None:
             return None
-        features = self._jacobian(rows, calls, pull, owners)
-        return Reading(output.detach(), features, inner, -1)
+        reading = Reading(output, self._jacobian(rows, calls, pull, owners), inner, -1)
+        return reading if graph else reading.detached()
 
     def response(self, features: Tensor, change: Tensor) -> Tensor:
         """f . d."""
@@ -203,7 +228,7 @@ class Jacobian:
             one[:, k] = 1
             blocks: dict[int, Tensor] = {}
             for call, owner, gain in zip(calls, owners, pull(one), strict=True):
-                part = joint_columns(call.rows.detach()[:, :, None] * gain[:, None, :], call.head)
+                part = joint_columns(call.rows[:, :, None] * gain[:, None, :], call.head)
                 _add(blocks, self.columns.heads.index(call.head), _gathered(part, owner, len(rows)))
             outputs.append(self.columns.assemble(self.columns.complete(blocks)))
         return torch.stack(outputs, dim=1)
@@ -214,13 +239,14 @@ class Dense(Jacobian):
 
     name = "dense"
 
-    def read(self, output: Tensor, calls: list[Call]) -> Reading | None:
+    def read(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> Reading | None:
         """Jacobian of the batch as a whole."""
         whole = output.reshape(1, -1)
         owners = [torch.zeros(len(c.rows), dtype=torch.long, device=output.device) for c in calls]
-        features = self._jacobian(whole, calls, pullback(whole, calls), owners)
+        features = self._jacobian(whole, calls, pullback(whole, calls, graph=graph), owners)
         inner = torch.Size([output.numel(), 1])
-        return Reading(output.detach(), features.movedim(0, 1), inner, -1)
+        reading = Reading(output, features.movedim(0, 1), inner, -1)
+        return reading if graph else reading.detached()
 
 
 CASES: dict[str, type[Plain] | type[Separate] | type[Jacobian]] = {
@@ -252,7 +278,7 @@ def _gathered(part: Tensor, owner: Tensor, count: int) -> Tensor:
     """Sum head rows into the output rows that own them."""
     if len(part) == count and torch.equal(owner, torch.arange(count, device=owner.device)):
         return part
-    return part.new_zeros(count, *part.shape[1:]).index_add_(0, owner, part)
+    return part.new_zeros(count, *part.shape[1:]).index_add(0, owner, part)
 
 
 def _add(blocks: dict[int, Tensor], key: int, block: Tensor) -> None:

@@ -43,7 +43,7 @@ class Columns:
             return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=-1)
         total = blocks[0].new_zeros(*blocks[0].shape[:-1], self.width)
         for index, block in zip(self.indices, blocks, strict=True):
-            total.index_add_(-1, index.to(block.device), block)
+            total = total.index_add(-1, index.to(block.device), block)
         return total
 
     def weights(self) -> Tensor:

@@ -16,10 +16,15 @@ from .quadratic import QuadraticForm
 
 @dataclass(frozen=True)
 class Spread:
-    """One batch: the reading, with q (M, 1 or K) in place of its features, and the noise."""
+    """One batch: the reading, with q (M, 1 or K) in place of its features, and the noise.
+
+    Attributes:
+        from_inputs: variance that uncertain inputs bring, shaped like the output, if any.
+    """
 
     reading: Reading
     noise: Tensor
+    from_inputs: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -65,11 +70,13 @@ class ErrorBars:
         reading = Reading.join([spread.reading for spread in spreads])
         noise = torch.cat([spread.noise for spread in spreads])
         q = reading.features
+        inputs = [spread.from_inputs for spread in spreads if spread.from_inputs is not None]
         dtype = torch.promote_types(reading.output.dtype, torch.float32)  # half has too few digits
         return Prediction(
             mean=reading.output,
             epistemic=reading.unrows((self.scale.square().to(q) * q).to(dtype)),
             noise=reading.unrows(noise.to(dtype)),
             rigidity=reading.unrows((1 / q).to(dtype)),
+            from_inputs=torch.cat(inputs).to(dtype) if inputs else q.new_zeros(()),
             law=self.law,
         )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .cases import Reading
-from .shadow import shadow
+from .shadow import input_names, shadow
 from .source import Source, outside_inference_mode
 
 
@@ -24,11 +25,28 @@ class FeatureTap:
         self.heads: list[str] = []
         self.silent: list[str] = []
         self.layout = layout
+        self.input_names = input_names(model)
         self._model = shadow(model)
 
     @outside_inference_mode
     def __call__(self, *args: Any, **kwargs: Any) -> Reading:
         """One forward pass and one call of the user's function."""
+        return self._reading(args, kwargs)
+
+    def graph(self, *args: Any, **kwargs: Any) -> Reading:
+        """The same, differentiable by the inputs as far as the user's function is."""
+        with torch.enable_grad():
+            return self._reading(args, kwargs)
+
+    def unchecked(self, *args: Any, **kwargs: Any) -> Reading:
+        """The same: no value is looked at."""
+        return self._reading(args, kwargs)
+
+    def steady(self, *args: Any, **kwargs: Any) -> Callable[..., Reading]:
+        """The pass as a function that `torch.func` can transform."""
+        return self.unchecked
+
+    def _reading(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
         assert self.source.features is not None
         output = self.source.run(self._model, args, kwargs)
         features = self.source.features(self._model, *args, **kwargs)

@@ -19,6 +19,7 @@ class Prediction:
         epistemic: $\alpha^2 f^\top (G + \varsigma^2 I)^{-1} f$, what more data would shrink.
         noise: variance that more data would not shrink; zero unless calibrated.
         rigidity: the paper's $R = 1/q$, unscaled.
+        from_inputs: variance that uncertain inputs bring; zero unless asked for.
         law: shape of the predictive law.
 
     Examples:
@@ -32,12 +33,13 @@ class Prediction:
     epistemic: Tensor
     noise: Tensor
     rigidity: Tensor
+    from_inputs: Tensor = field(default_factory=lambda: torch.zeros(()))
     law: Law = field(default_factory=Gaussian)
 
     @property
     def variance(self) -> Tensor:
-        """Epistemic variance plus noise."""
-        return self.epistemic + self.noise
+        """Epistemic variance plus noise, plus what uncertain inputs bring."""
+        return self.epistemic + self.noise + self.from_inputs.to(self.epistemic)
 
     @property
     def std(self) -> Tensor:

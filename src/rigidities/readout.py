@@ -9,17 +9,17 @@ is found on the first batch, and its features checked there by changing the head
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .cases import CASES, Case, Reading
+from .cases import CASES, Case, Reading, Separate
 from .feature_tap import FeatureTap
-from .heads import Call, guard, linear_maps, record
+from .heads import Call, channel_axis, guard, linear_maps, record
 from .search import Found, find_heads
-from .shadow import shadow, unwrapped
+from .shadow import input_names, shadow, unwrapped
 from .source import FeatureFunction, ForwardFunction, Source, outside_inference_mode
 
 
@@ -34,6 +34,7 @@ class Tap:
         case: how the features follow from the heads, by name.
         layout: `shared`, `separate` or `joint`; see `cases`.
         linear: whether the output is linear in the heads' weights.
+        input_names: what the model's `forward` calls its inputs.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Tap:
         linear: bool = True,
     ) -> None:
         self.source, self.heads, self.silent, self.linear = source, heads, list(silent), linear
+        self.input_names = input_names(model)
         twin = shadow(model)
         guard(twin, self.silent)
         self._model, self._recorders = record(twin, heads)
@@ -111,20 +113,47 @@ class Tap:
     @outside_inference_mode
     def __call__(self, *args: Any, **kwargs: Any) -> Reading:
         """One forward pass."""
-        reading = None
-        if not self._case.probes:
-            reading = self._read(*self._run(args, kwargs))
-            if reading is None:  # an identity on the first batch (a mask of ones), not on this one
-                self._case = CASES["shared"]([recorder.head for recorder in self._recorders])
-        if reading is None:
-            with torch.enable_grad():
-                reading = self._read(*self._run(args, kwargs, probing=True))
-        if reading is None:
-            raise ValueError(
-                f"What follows {self._names} in this batch no longer has the form found on the "
-                f"first batch ({self.case!r}). Pass features= to give the features yourself."
-            )
-        return reading
+        return self._reading(args, kwargs)
+
+    def graph(self, *args: Any, **kwargs: Any) -> Reading:
+        """One forward pass whose output and features autograd can differentiate by the inputs."""
+        with torch.enable_grad():
+            return self._reading(args, kwargs, graph=True)
+
+    def unchecked(self, *args: Any, **kwargs: Any) -> Reading:
+        """One forward pass of a plain head without looking at any value.
+
+        The same as a call, for `torch.func` and `torch.export`, which allow no such look.
+        """
+        assert self.case == "plain"
+        output, calls = self._run(args, kwargs)
+        return Reading(output, calls[0].rows, calls[0].output.shape, channel_axis(calls[0].head))
+
+    def steady(self, *args: Any, **kwargs: Any) -> Callable[..., Reading] | None:
+        """The pass as a function that `torch.func` can transform, or None where there is none.
+
+        There is one for a plain head, and for gains that do not depend on the inputs (sums over
+        atoms, a change of units); those of the given inputs are kept.
+
+        Args:
+            args: inputs, those to differentiate by with `requires_grad`.
+            kwargs: likewise.
+        """
+        if self.case == "plain":
+            return self.unchecked
+        case = self._case
+        if not isinstance(case, Separate):
+            return None
+        with torch.enable_grad():
+            output, calls = self._run(args, kwargs, probing=True)
+            found = case.gains(output, calls, graph=True)
+        if found is None or any(gain.gain.requires_grad for gain in found):
+            return None
+
+        def read(*args: Any, **kwargs: Any) -> Reading:
+            return case.gathered(*self._run(args, kwargs), found)
+
+        return read
 
     @property
     def _names(self) -> str:
@@ -151,9 +180,27 @@ class Tap:
             raise ValueError(f"The forward pass did not call {self._names}: name another layer=.")
         return output, calls
 
-    def _read(self, output: Tensor, calls: list[Call]) -> Reading | None:
+    def _reading(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, graph: bool = False
+    ) -> Reading:
+        reading = None
+        if not self._case.probes:
+            reading = self._read(*self._run(args, kwargs), graph=graph)
+            if reading is None:  # an identity on the first batch (a mask of ones), not on this one
+                self._case = CASES["shared"]([recorder.head for recorder in self._recorders])
+        if reading is None:
+            with torch.enable_grad():
+                reading = self._read(*self._run(args, kwargs, probing=True), graph=graph)
+        if reading is None:
+            raise ValueError(
+                f"What follows {self._names} in this batch no longer has the form found on the "
+                f"first batch ({self.case!r}). Pass features= to give the features yourself."
+            )
+        return reading
+
+    def _read(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> Reading | None:
         try:
-            return self._case.read(output, calls)
+            return self._case.read(output, calls, graph=graph)
         except RuntimeError as error:
             if "backward through the graph a second time" not in str(error):
                 raise

@@ -9,6 +9,7 @@ parameters are frozen aliases: a forward pass through the copy records no graph 
 from __future__ import annotations
 
 import copy
+import inspect
 from itertools import chain
 
 import torch
@@ -55,6 +56,11 @@ def placement(model: nn.Module) -> tuple[torch.device, torch.dtype]:
         if tensor.is_floating_point():
             return tensor.device, tensor.dtype
     return torch.device("cpu"), torch.get_default_dtype()
+
+
+def input_names(model: nn.Module) -> list[str]:
+    """What the model's `forward` calls its inputs."""
+    return list(inspect.signature(unwrapped(model).forward).parameters)
 
 
 def signature(model: nn.Module) -> tuple[object, ...]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from ._version import __version__
 from .accumulation import Statistics, Weighing
 from .calibrated import CalibrationReport
+from .gradient_loss import GradientLoss
 from .gram import Gram
 from .losses import MSE, Huber, LogCosh, Loss, PoissonNLL
 from .sketch import RowSketch
@@ -84,14 +85,18 @@ def _loss_state(weighing: Weighing | None) -> dict[str, Any] | None:
     """Name and settings of a loss that a file can hold."""
     if weighing is None:
         return None
-    name = type(weighing.loss).__name__
+    name, gradients = type(weighing.loss).__name__, weighing.gradients
     if weighing.sample_weight is not None or name not in _LOSSES:
         return None
-    return {"name": name, "settings": vars(weighing.loss)}
+    if gradients is not None and any(callable(value) for value in vars(gradients).values()):
+        return None
+    state = {"name": name, "settings": vars(weighing.loss)}
+    return state if gradients is None else {**state, "gradients": vars(gradients)}
 
 
 def _loss_from(state: dict[str, Any] | None) -> Weighing | None:
     if state is None:
         return None
     loss: Loss = _LOSSES[state["name"]](**state["settings"])
-    return Weighing(loss)
+    gradients = state.get("gradients")
+    return Weighing(loss, gradients=None if gradients is None else GradientLoss(**gradients))

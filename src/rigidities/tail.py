@@ -32,13 +32,25 @@ class Gain:
     gain: Tensor
 
 
-def pullback(outputs: Tensor, calls: list[Call]) -> Pull:
-    """v (like outputs) -> $J^T v$ for each call, as rows (R, K_head)."""
+def pullback(outputs: Tensor, calls: list[Call], *, graph: bool = False) -> Pull:
+    """v (like outputs) -> $J^T v$ for each call, as rows (R, K_head).
+
+    Args:
+        outputs: what to differentiate.
+        calls: probed calls of the heads.
+        graph: keep the result differentiable by the model's inputs.
+    """
     probes = [call.probe for call in calls if call.probe is not None]
 
     def pull(v: Tensor) -> list[Tensor]:
         gradients = torch.autograd.grad(
-            outputs, probes, v, retain_graph=True, allow_unused=True, materialize_grads=True
+            outputs,
+            probes,
+            v,
+            retain_graph=True,
+            create_graph=graph,
+            allow_unused=True,
+            materialize_grads=True,
         )
         return [as_rows(call.head, g) for call, g in zip(calls, gradients, strict=True)]
 

@@ -22,9 +22,14 @@ def transformable() -> Iterator[None]:
     Attention goes by its formula, since the fused kernels have no batching rule or second
     derivative; operations without a batching rule are looped over, which is slower and right.
     """
-    with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
-        yield
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
 
 
 def push(function: VectorFunction, point: Tensor, direction: Tensor) -> Tensor:

@@ -1,0 +1,74 @@
+"""Error bars of derivatives by the inputs against a loop over last-layer members."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import rigidities as rg
+from benchmarks.results import Row, at_most, for_information
+from benchmarks.speed import calibrated
+from benchmarks.timing import Task, interleaved
+from benchmarks.workload import Workload, workload
+
+MEMBERS = 64
+INPUTS = 30
+UNIT = f"loops of {MEMBERS} backward passes"
+
+
+def run(*, quick: bool = False) -> list[Row]:
+    """Width 256 and 30 inputs, a batch of 1024."""
+    rows, width, rounds = (1_200, 32, 2) if quick else (20_000, 256, 15)
+    work = workload(rows, width=width, inputs=INPUTS)
+    uq = calibrated(work)
+    x, direction = work.x[: work.batch_size], torch.ones(INPUTS)
+    tasks: dict[str, Task] = {
+        "loop": lambda: looped(work, uq, x),
+        "gradient": lambda: uq.gradient(x),
+        "along": lambda: uq.gradient(x, along=direction),
+        "members": lambda: uq.gradient(x, members=MEMBERS),
+    }
+    timings = interleaved(tasks, rounds=rounds)
+    net = f"{len(x)} rows, width {width}, {INPUTS} inputs"
+    return [
+        at_most(f"gradient(x), {net}", timings.ratio("gradient", "loop"), 0.7, UNIT),
+        at_most(f"gradient(x, along=v), {net}", timings.ratio("along", "loop"), 0.2, UNIT),
+        for_information(
+            f"gradient(x, members={MEMBERS}), {net}", timings.ratio("members", "loop"), UNIT
+        ),
+        *accuracy(work),
+    ]
+
+
+def looped(work: Workload, uq: rg.LastLayerRigidity, x: Tensor) -> Tensor:
+    """Standard deviation over members, each differentiated by a backward pass of its own."""
+    generator = torch.Generator().manual_seed(0)
+    deviations = uq.posterior.sample(MEMBERS, generator)[:, 0].to(x.dtype)
+    x = x.clone().requires_grad_()
+    hidden = work.model[:-1](x)
+    members = hidden @ deviations[:, :-1].mT + deviations[:, -1]
+    gradients = [
+        torch.autograd.grad(members[:, i].sum(), x, retain_graph=True)[0] for i in range(MEMBERS)
+    ]
+    return torch.stack(gradients).std(0)
+
+
+def accuracy(work: Workload) -> list[Row]:
+    """Largest relative error of the variance against the brute-force Jacobian, in float64."""
+    double = Workload(work.model.double(), work.x.double(), work.y.double(), work.batch_size)
+    uq = calibrated(double)
+    x = double.x[:8]
+    found = uq.gradient(x).variance
+    members = looped(double, uq, x).square()
+    jacobian = torch.autograd.functional.jacobian(double.model[:-1], x)
+    rows = torch.stack([jacobian[i, :, i].mT for i in range(len(x))])  # (8, 30, width)
+    rows = torch.cat([rows, rows.new_zeros(*rows.shape[:2], 1)], dim=-1)
+    matrix = uq.gram.matrix + uq.ridge * torch.eye(uq.gram.width, dtype=torch.float64)
+    dense = torch.einsum("nid,nid->ni", rows, torch.linalg.solve(matrix, rows.mT).mT)
+    expected = uq.scale.square() * dense
+    error = float(((found - expected).abs() / expected).max())
+    sampled = float(((members / expected).sqrt() - 1).square().mean().sqrt())
+    return [
+        at_most("gradient(x).variance against the brute-force Jacobian, float64", error, 1e-8),
+        for_information(f"root mean square error of the std of {MEMBERS} members", sampled),
+    ]

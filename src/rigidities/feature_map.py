@@ -1,0 +1,148 @@
+r"""Output and features as functions of one input tensor: $x \mapsto (y(x), f(x))$.
+
+A derivative of the prediction by the input is linear in the readout's weights like the prediction
+itself, with the features' derivative in place of the features:
+$\partial y / \partial x_i = \ldots + (\partial f / \partial x_i) \cdot w$. So error bars of
+derivatives need the derivatives of the features, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .batches import Batch
+from .cases import Reading
+from .derivatives.directional import transformable
+from .inputs import Slot
+from .readout import AnyTap
+
+Pair = tuple[Tensor, Tensor]
+"""Output and features."""
+
+
+@dataclass(frozen=True)
+class FeatureMap:
+    """Output and features of one batch as functions of one of its inputs.
+
+    Attributes:
+        point: the input.
+        reading: output and features there, and their layout.
+        eager: the function by autograd.
+        steady: the function as `torch.func` can transform it; None where it cannot.
+    """
+
+    point: Tensor
+    reading: Reading
+    eager: Callable[[Tensor], Pair]
+    steady: Callable[[Tensor], Pair] | None
+
+    @classmethod
+    def of(cls, tap: AnyTap, batch: Batch, slot: Slot) -> FeatureMap:
+        """Of a batch, by the input in a slot of it."""
+        point = slot.get(batch).detach()
+        reading = tap(*batch.args, **batch.kwargs).detached()
+        args, kwargs = slot.put(batch, point.clone().requires_grad_())
+        steady = tap.steady(*args, **kwargs)
+
+        def eager(x: Tensor) -> Pair:
+            args, kwargs = slot.put(batch, x)
+            output, features = tap.graph(*args, **kwargs)
+            return output, features
+
+        def pure(x: Tensor) -> Pair:
+            assert steady is not None
+            args, kwargs = slot.put(batch, x)
+            output, features = steady(*args, **kwargs)
+            return output, features
+
+        return cls(point, reading, eager, None if steady is None else pure)
+
+    @property
+    def samples(self) -> int:
+        """Number of samples N."""
+        return len(self.reading.output)
+
+    @property
+    def aligned(self) -> bool:
+        """Whether the input has one row per sample (else a sum over samples is differentiated)."""
+        return self.point.ndim > 0 and len(self.point) == self.samples
+
+    @property
+    def rows(self) -> int:
+        """Rows of features per sample."""
+        return len(self.reading.features) // self.samples
+
+    def values(self, x: Tensor) -> Pair:
+        """Output and features at x, with a graph for autograd, by whichever way there is."""
+        if self.steady is None:
+            return self.eager(x)
+        with torch.enable_grad():
+            return self.steady(x)
+
+    def along(self, direction: Tensor) -> FeatureMap:
+        r"""The map of directional derivatives, $x \mapsto (y'(x) v, f'(x) v)$.
+
+        Raises:
+            ValueError: the features are derivatives themselves, so that there is no way but
+                reverse mode, which gives no further derivatives of this map.
+        """
+        direction = checked_direction(direction, self.point)
+        steady = self.steady
+        if steady is None:
+            pair = _pushed_by_reverse(self.eager, self.point, direction)
+            refused: Callable[[Tensor], Pair] = _refuse_second
+            return replace(self, reading=_as_reading(self.reading, pair), eager=refused)
+
+        def pushed(x: Tensor) -> Pair:
+            tangent: Pair = torch.func.jvp(steady, (x,), (direction,))[1]
+            return tangent
+
+        with transformable(), torch.no_grad():
+            pair = pushed(self.point)
+        return FeatureMap(self.point, _as_reading(self.reading, pair), pushed, pushed)
+
+
+def checked_direction(direction: Tensor, point: Tensor) -> Tensor:
+    """A direction in the shape and precision of the input.
+
+    Raises:
+        ValueError: it does not fit.
+    """
+    direction = torch.as_tensor(direction).to(point)
+    try:
+        return direction.broadcast_to(point.shape).contiguous()
+    except RuntimeError as error:
+        raise ValueError(
+            f"A direction must have the shape of the input, {tuple(point.shape)}, or that of one "
+            f"sample, got {tuple(direction.shape)}."
+        ) from error
+
+
+def _as_reading(like: Reading, pair: Pair) -> Reading:
+    return replace(like, output=pair[0].detach(), features=pair[1].detach())
+
+
+def _pushed_by_reverse(function: Callable[[Tensor], Pair], x: Tensor, direction: Tensor) -> Pair:
+    r"""$J v$ as the derivative of $u \mapsto u^\top J v$, for what has no forward mode."""
+    with torch.enable_grad():
+        x = x.detach().clone().requires_grad_()
+        values = function(x)
+        dummies = [torch.zeros_like(value, requires_grad=True) for value in values]
+        (pulled,) = torch.autograd.grad(
+            list(values), x, dummies, create_graph=True, allow_unused=True, materialize_grads=True
+        )
+        output, features = torch.autograd.grad(
+            pulled, dummies, direction, allow_unused=True, materialize_grads=True
+        )
+    return output, features
+
+
+def _refuse_second(x: Tensor) -> Pair:
+    raise ValueError(
+        "There are no second derivatives for this readout: its features are derivatives "
+        "themselves. Pass features=callable(model, *inputs) -> (N, D), written in torch."
+    )

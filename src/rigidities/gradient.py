@@ -1,0 +1,189 @@
+r"""Derivatives of predictions by the inputs, with error bars.
+
+$\partial y / \partial x_i$ is linear in the readout's weights with features
+$g_i = \partial f / \partial x_i$, so
+
+$$ \mathrm{Var}\, \frac{\partial y}{\partial x_i} = \alpha_g^2\,
+   g_i^\top (G + \varsigma^2 I)^{-1} g_i $$
+
+with a scale $\alpha_g$ of its own where gradient targets were calibrated on, else $\alpha$. This is
+the limit of many last-layer members, each differentiated by itself, without their sampling error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .draws import standard_normal
+from .feature_map import FeatureMap
+from .input_derivatives import (
+    Projection,
+    either,
+    forward_quadratic,
+    output_derivatives,
+    passes,
+    reverse_squares,
+)
+from .inputs import RowShare
+from .likelihood import Gaussian
+from .posterior import Posterior
+from .quadratic import QuadraticForm
+
+EXACT_PASSES = 2048
+"""Passes through the trunk for one batch beyond which members are drawn instead."""
+
+MEMBERS = 64
+"""Drawn then: an error of 9 % in the standard deviation."""
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """Derivatives with their error bars (the epistemic part).
+
+    Attributes:
+        mean: derivatives of the model's prediction. Shaped like the input for one output per
+            sample, else (N, *output, *input) without the outputs' and inputs' first dimensions.
+        std: their standard deviations.
+        sampling_error: relative standard error of `std` where members were drawn; 0 if exact.
+    """
+
+    mean: Tensor
+    std: Tensor
+    sampling_error: float = 0.0
+
+    @property
+    def variance(self) -> Tensor:
+        """Square of the standard deviation."""
+        return self.std.square()
+
+    def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
+        """The central interval that holds probability `level`: (low, high)."""
+        if not 0 < level < 1:
+            raise ValueError(f"An interval's level must lie between 0 and 1, got {level}.")
+        z = Gaussian().quantile(torch.tensor((1 + level) / 2, dtype=torch.float64)).to(self.std)
+        return self.mean - z * self.std, self.mean + z * self.std
+
+    @classmethod
+    def join(cls, parts: Sequence[Gradient]) -> Gradient:
+        """Those of consecutive batches as one."""
+        if not parts:
+            raise ValueError("There is nothing to differentiate: no batches were given.")
+        return cls(
+            torch.cat([part.mean for part in parts]),
+            torch.cat([part.std for part in parts]),
+            max(part.sampling_error for part in parts),
+        )
+
+
+@dataclass(frozen=True)
+class Differentiator:
+    """Error bars of derivatives for one posterior.
+
+    Attributes:
+        posterior: of the weights.
+        form: its quadratic form in the model's precision.
+        scale: of derivatives, one entry per target.
+        members: draw so many instead of being exact; None for exact up to `EXACT_PASSES`, 0 for
+            exact always.
+        generator: of the draws.
+    """
+
+    posterior: Posterior
+    form: QuadraticForm
+    scale: Tensor
+    members: int | None = None
+    generator: torch.Generator | None = None
+
+    def __post_init__(self) -> None:
+        if self.members is not None and self.members < 0:
+            raise ValueError(f"members must be 0 (exact) or positive, got {self.members}.")
+
+    def __call__(self, point: FeatureMap) -> Gradient:
+        """The derivatives of one batch by all numbers of its input."""
+        members = self._members(point)
+        if members:
+            q = reverse_squares(point, self._projection(members))
+        else:
+            q = either(
+                point,
+                self.posterior.width,
+                self._targets(point),
+                lambda: forward_quadratic(point, self.form),
+                lambda: reverse_squares(point, self._projection()),
+            )
+        variance = self.scale.square().to(q)[:, None] * q
+        mean = output_derivatives(point)
+        std = arranged(point, variance).sqrt().to(mean.dtype)
+        error = (2 * members) ** -0.5 if members else 0.0
+        return Gradient(shaped(point, mean), shaped(point, std), error)
+
+    def directional(self, point: FeatureMap, direction: Tensor) -> Gradient:
+        """The derivative of one batch along a direction, shaped like the output."""
+        reading = point.along(direction).reading
+        q = self.form(reading.features)
+        q = q[:, None] if q.ndim == 1 else q
+        std = (self.scale.square().to(q) * q).sqrt().to(reading.output.dtype)
+        return Gradient(reading.output, reading.unrows(std))
+
+    def _targets(self, point: FeatureMap) -> int:
+        shared = point.reading.features.ndim == 2 and self.posterior.eigenvalues.ndim == 1
+        return 1 if shared else len(self.scale)
+
+    def _members(self, point: FeatureMap) -> int:
+        if self.members is not None:
+            return self.members
+        least = min(passes(point, self.posterior.width, self._targets(point)))
+        return MEMBERS if least > EXACT_PASSES else 0
+
+    def _projection(self, members: int = 0) -> Projection:
+        r"""Whitened features, or independent draws of $f \cdot \delta w$ over the root of n."""
+        factor = self.posterior.factor
+        if members:
+            shape = (*factor.shape[:-2], members, factor.shape[-1])
+            z = standard_normal(shape, factor.device, self.generator)
+            factor = z @ factor / members**0.5
+        factor = factor.to(self.form.dtype)
+
+        def project(features: Tensor) -> Tensor:
+            features = features.to(factor)
+            if factor.ndim == 2:
+                return features @ factor.mT
+            pattern = "md,tcd->mtc" if features.ndim == 2 else "mtd,tcd->mtc"
+            return torch.einsum(pattern, features, factor)
+
+        return project
+
+
+def shared_out(
+    maps: Iterable[FeatureMap], direction: Tensor
+) -> Iterator[tuple[Tensor, FeatureMap]]:
+    """Each batch with its part of a direction that has one row per input row, or one for all."""
+    share: RowShare | None = None
+    direction = torch.as_tensor(direction)
+    for point in maps:
+        if share is None:
+            split = direction.ndim == point.point.ndim and len(direction) > 1
+            share = RowShare(direction, split=split, name="The direction")
+        yield share.next(len(point.point)), point
+    if share is not None:
+        share.check_used_up()
+
+
+def arranged(point: FeatureMap, values: Tensor) -> Tensor:
+    """(L, I, K, d) in the order of a sample's outputs, (L, O, d)."""
+    reading, (rows, inner, targets, numbers) = point.reading, values.shape
+    order = torch.arange(inner * targets, device=values.device)
+    per_sample = order.reshape(1, inner, targets).expand(point.samples, -1, -1)
+    outputs = reading.unrows(per_sample.reshape(-1, targets))[0].flatten()
+    return values.reshape(rows, inner * targets, numbers)[:, outputs]
+
+
+def shaped(point: FeatureMap, values: Tensor) -> Tensor:
+    """(L, O, d) as the input's shape for one output per sample, else (L, *output, *input)."""
+    outputs = point.reading.output.shape[1:]
+    outputs = outputs if outputs.numel() > 1 else torch.Size()
+    return values.reshape(len(values), *outputs, *point.point.shape[1:])

@@ -1,0 +1,204 @@
+r"""How derivatives of the prediction entered the training loss, and what they add to the Gram.
+
+A model trained on values and derivatives (energies and forces) minimises
+$\sum_i \ell(y_i) + \frac{\beta}{2} \sum_k (\partial y / \partial x_k - t_k)^2$. Each derivative is
+linear in the readout's weights with features $g_k = \partial f / \partial x_k$, and adds
+$\beta\, g_k g_k^\top$ to the Gram.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .batches import Batch
+from .feature_map import FeatureMap
+from .gradient import Differentiator, arranged, shaped
+from .input_derivatives import derivative_rows, output_derivatives
+from .inputs import InputName, Slot
+from .readout import AnyTap
+
+GradientWeight = float | Callable[[Any], Tensor]
+GradientTarget = str | Callable[[Any], Tensor]
+
+
+@dataclass(frozen=True)
+class GradientRows:
+    """Rows that the derivatives of one batch add to the Gram.
+
+    Attributes:
+        features: (R, D), or (R, K, D) where they differ between targets.
+        weights: (R,).
+        residuals: (R, K), where the derivatives' targets are known.
+    """
+
+    features: Tensor
+    weights: Tensor
+    residuals: Tensor | None
+
+
+@dataclass(frozen=True)
+class GradientLoss:
+    r"""Half the squared error of derivatives, in the training loss beside the values'.
+
+    Attributes:
+        wrt: the input to differentiate by.
+        weight: $\beta$: a number, or callable(batch) -> one weight per row of that input. The
+            sample weights of the values do not apply here.
+        target: of the derivatives $\partial y / \partial x$ (forces with their sign changed): key
+            or attribute of the batch, or callable(batch); None where it is not known.
+    """
+
+    wrt: InputName
+    weight: GradientWeight = 1.0
+    target: GradientTarget | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.weight) and not 0 < self.weight < math.inf:
+            raise ValueError(
+                f"gradient_weight must be a positive number or callable(batch), got {self.weight}."
+            )
+
+    @property
+    def apart(self) -> str | None:
+        """The key of a batch that holds the derivatives' target and is no input of the model."""
+        return self.target if isinstance(self.target, str) else None
+
+    def map(self, tap: AnyTap, batch: Batch) -> FeatureMap:
+        """Output and features of a batch as functions of the input."""
+        return FeatureMap.of(tap, batch, Slot.find(batch, self.wrt, tap))
+
+    def rows(self, tap: AnyTap, batch: Batch) -> GradientRows:
+        """What the derivatives of one batch add to the Gram."""
+        point = self.map(tap, batch)
+        rows = derivative_rows(point)
+        residuals = self._residuals(point, batch)
+        if residuals is not None:  # (L, O, d) in the order of the outputs -> (L, I, d, K)
+            residuals = _unarranged(point, residuals)
+        rows = rows.movedim(2, 3)
+        inner = rows.shape[:3]
+        weights = self._weights(batch, point)[:, None, None].expand(inner).reshape(-1)
+        rows = rows.reshape(-1, *rows.shape[3:])
+        rows = rows[:, 0] if point.reading.features.ndim == 2 else rows
+        return GradientRows(rows, weights, residuals)
+
+    def known_target(self, batch: Batch) -> Tensor | None:
+        """The derivatives' target of a batch, where one was named and is there."""
+        if self.target is None:
+            return None
+        found: Any
+        if callable(self.target):
+            found = self.target(batch.raw)
+        elif isinstance(batch.raw, Mapping):
+            found = batch.raw.get(self.target)
+        else:
+            found = getattr(batch.raw, self.target, None)
+        return None if found is None else torch.as_tensor(found)
+
+    def _residuals(self, point: FeatureMap, batch: Batch) -> Tensor | None:
+        """Target minus derivative, (L, O, d)."""
+        target = self.known_target(batch)
+        if target is None:
+            return None
+        mean = output_derivatives(point)
+        return checked_target(target, point).to(torch.float64).reshape(mean.shape) - mean
+
+    def _weights(self, batch: Batch, point: FeatureMap) -> Tensor:
+        rows, like = len(point.point), point.reading.features
+        if not callable(self.weight):
+            return like.new_full((rows,), self.weight, dtype=torch.float64)
+        given = torch.as_tensor(self.weight(batch.raw)).to(like.device, torch.float64)
+        if given.numel() != rows:
+            raise ValueError(
+                f"gradient_weight returned {tuple(given.shape)} for an input with {rows} rows: "
+                "expected one weight per row."
+            )
+        return given.reshape(rows)
+
+
+def checked_target(target: Tensor, point: FeatureMap) -> Tensor:
+    """A target of derivatives, finite and shaped like the derivatives.
+
+    Raises:
+        ValueError: it is not.
+    """
+    outputs = point.reading.output.shape[1:].numel()
+    rows, numbers = len(point.point), point.point[0].numel()
+    expected = shaped(point, target.new_zeros(rows, outputs, numbers)).shape
+    if target.squeeze().shape != torch.Size(n for n in expected if n != 1):
+        raise ValueError(
+            f"the derivatives' target has the shape {tuple(target.shape)}, expected "
+            f"{tuple(expected)}."
+        )
+    if not bool(torch.isfinite(target).all()):
+        raise ValueError("the derivatives' target holds NaN or infinity. Clean the data.")
+    return target.to(point.point.device)
+
+
+def gradient_scale(
+    tap: AnyTap, batches: Iterable[Batch], differentiator: Differentiator, loss: GradientLoss
+) -> Tensor:
+    r"""$\alpha_g$ of each target: $\alpha_g^2 = \mathrm{mean}\, r^2 / q$ over the derivatives.
+
+    Args:
+        tap: the readout.
+        batches: with targets of derivatives.
+        differentiator: of unit scale and exact.
+        loss: names the input and the targets.
+    """
+    total = torch.zeros(len(differentiator.scale), dtype=torch.float64)
+    count, left_out = torch.zeros_like(total), 0
+    for batch in batches:
+        target = loss.known_target(batch)
+        if target is None:
+            raise ValueError(
+                "There are no targets of derivatives in these data: gradient_target= names "
+                f"{loss.target!r}. Calibrate on data that hold them."
+            )
+        point = loss.map(tap, batch)
+        found = differentiator(point)
+        error = checked_target(target, point).reshape(found.mean.shape) - found.mean
+        q = found.variance.to(torch.float64)
+        known = q > 0
+        left_out += int((~known).sum())
+        ratio = torch.where(known, error.to(torch.float64).square() / q, 0.0)
+        total += _per_target(point, ratio).cpu()
+        count += _per_target(point, known.to(torch.float64)).cpu()
+    if not bool((count > 0).all()):
+        raise ValueError(
+            "No derivative of the features by that input is different from zero: there is "
+            "nothing to calibrate. Name another input."
+        )
+    if left_out:
+        warnings.warn(
+            f"{left_out} derivatives do not depend on the readout's weights and were left out of "
+            "the calibration.",
+            stacklevel=3,
+        )
+    return (total / count).sqrt().to(differentiator.scale.device)
+
+
+def _per_target(point: FeatureMap, values: Tensor) -> Tensor:
+    """Sums over everything but the targets, (K,)."""
+    rows = len(point.point)
+    per_output = values.reshape(rows, -1, point.point[0].numel()).sum((0, 2))  # (O,)
+    reading = point.reading
+    first = per_output.reshape(1, *reading.output.shape[1:]).expand(reading.output.shape)
+    return reading.rows(first)[: point.rows].sum(0)
+
+
+def _unarranged(point: FeatureMap, values: Tensor) -> Tensor:
+    """(L, O, d) -> (L * I * d, K): the inverse of `gradient.arranged`, as the rows stand."""
+    rows, outputs, numbers = values.shape
+    targets = outputs // point.rows
+    order = torch.arange(outputs, device=values.device).reshape(1, point.rows, targets, 1)
+    places = arranged(point, order)[0, :, 0]  # output o stands at (i, k) = places[o]
+    back = torch.empty_like(places).scatter_(0, places, torch.arange(outputs, device=values.device))
+    moved = values[:, back].reshape(rows, point.rows, targets, numbers)
+    return moved.movedim(2, 3).reshape(-1, targets)

@@ -1,0 +1,165 @@
+r"""The posterior of all targets' weights at once, and what it says of many outputs together.
+
+Output m of target k is $y_{mk} = \ldots + f_{mk} \cdot w_k$. A posteriori
+
+$$ \mathrm{Cov}(w_k, w_l) = \alpha_k \alpha_l\, \rho_{kl}\, (G + \varsigma^2 I)^{-1} $$
+
+with $\rho$ the correlation of the residuals between targets that share one Gram (the matrix-normal
+posterior of linear regression with correlated noise), ones where a single weight vector stands
+behind all targets, and the identity where every target has a Gram of its own.
+
+Weights are written in independent standard coordinates $\xi$, one block of D per column of the
+root $L$ of $\rho = L L^\top$: $\;\delta w_k = \alpha_k \sum_j L_{kj} V (\lambda + s)^{-1/2} \xi_j$.
+Only the epistemic part is meant here: noise does not correlate between predictions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from .gram import Gram
+from .posterior import Posterior
+
+
+@dataclass(frozen=True)
+class JointPosterior:
+    r"""Deviations of all weights from the trained ones: a centred Gaussian.
+
+    Attributes:
+        posterior: of one target's weights, with one scale per target; not truncated.
+        correlation: $\rho$, (K, K).
+
+    Examples:
+        >>> gram = Gram(1)
+        >>> gram.update(torch.tensor([[1.0], [2.0]]))
+        >>> post = Posterior.from_gram(gram, ridge=5.0).with_scale(torch.tensor([2.0, 1.0]))
+        >>> joint = JointPosterior(post, torch.tensor([[1.0, 0.5], [0.5, 1.0]]).double())
+        >>> joint.covariance(torch.tensor([[10.0]]))[0, :, 0].round()
+        tensor([[40., 10.],
+                [10., 10.]], dtype=torch.float64)
+    """
+
+    posterior: Posterior
+    correlation: Tensor
+
+    @classmethod
+    def of(cls, posterior: Posterior, gram: Gram, layout: str) -> JointPosterior:
+        """For the features' layout (see `cases`), with the correlations that the Gram holds."""
+        targets = posterior.scale.numel()
+        if layout == "joint":
+            one = torch.ones(targets, targets, dtype=torch.float64, device=gram.device)
+            return cls(posterior, one)
+        return cls(posterior, residual_correlation(gram, targets))
+
+    @property
+    def targets(self) -> int:
+        """Number of targets K."""
+        return self.correlation.shape[0]
+
+    @property
+    def coordinates(self) -> int:
+        """Number of independent standard coordinates."""
+        return self.root.shape[1] * self.posterior.width
+
+    @cached_property
+    def root(self) -> Tensor:
+        r"""$L$ with $L L^\top = \rho$, (K, rank of rho)."""
+        if torch.equal(self.correlation, torch.eye(self.targets).to(self.correlation)):
+            return self.correlation
+        values, vectors = torch.linalg.eigh(self.correlation)
+        kept = values > 1e-12 * values[-1]
+        root: Tensor = vectors[:, kept] * values[kept].sqrt()
+        return root
+
+    @cached_property
+    def scale(self) -> Tensor:
+        """(K,)."""
+        return self.posterior.scale.reshape(-1)
+
+    def weights(self, coordinates: Tensor) -> Tensor:
+        """Weight deviations (n, K, D) of points (n, coordinates) in standard coordinates."""
+        z = coordinates.reshape(len(coordinates), -1, self.posterior.width)
+        z = z.to(self.root) / self.posterior.precisions.sqrt()
+        # (n, j, r) -> (n, j, D), each target in its own basis where it has one
+        whole = torch.einsum("njr,jdr->njd", z, self._basis)
+        return self.scale[:, None] * torch.einsum("kj,njd->nkd", self.root, whole)
+
+    def rows(self, cotangents: Tensor, features: Tensor) -> Tensor:
+        r"""Derivatives of derived quantities by the standard coordinates.
+
+        Args:
+            cotangents: derivatives of Q quantities by the outputs, (Q, M, K).
+            features: (M, D), or (M, K, D) where they differ between targets.
+
+        Returns:
+            (Q, coordinates); the quantities' covariance is rows times rows transposed. Rows of
+            several batches of outputs add up.
+        """
+        cotangents = cotangents.to(torch.float64) * self.scale
+        features = features.to(torch.float64)
+        if features.ndim == 2:
+            quantities, outputs, targets = cotangents.shape
+            flat = cotangents.mT.reshape(quantities * targets, outputs)
+            pulled = (flat @ features).reshape(quantities, targets, -1)
+        else:
+            pulled = torch.einsum("qmk,mkd->qkd", cotangents, features)
+        return self._standard(pulled)
+
+    def response(self, features: Tensor, deviations: Tensor) -> Tensor:
+        """Change (n, M, K) of the outputs for weight deviations (n, K, D)."""
+        deviations = deviations.to(features)
+        if features.ndim == 3:
+            return torch.einsum("mkd,nkd->nmk", features, deviations)
+        members, targets, width = deviations.shape
+        flat = features @ deviations.reshape(-1, width).mT
+        return flat.reshape(-1, members, targets).movedim(1, 0)
+
+    def covariance(self, left: Tensor, right: Tensor | None = None) -> Tensor:
+        """(M, K, M', K) between the outputs with these features."""
+        a = self._whitened(left)
+        b = a if right is None else self._whitened(right)
+        inner = torch.einsum("mkd,nld->mknl", a, b)
+        between = self.correlation * self.scale[:, None] * self.scale
+        return inner * between[:, None, :]
+
+    @property
+    def _basis(self) -> Tensor:
+        """(blocks of coordinates, D, D)."""
+        vectors = self.posterior.eigenvectors
+        if self.posterior.rank < self.posterior.width:
+            raise ValueError(
+                f"This posterior is truncated to rank {self.posterior.rank}: joint predictions "
+                "need the whole one."
+            )
+        return vectors if vectors.ndim == 3 else vectors.expand(self.root.shape[1], -1, -1)
+
+    def _standard(self, pulled: Tensor) -> Tensor:
+        """(Q, K, D) -> (Q, coordinates)."""
+        mixed = torch.einsum("qkd,kj->qjd", pulled, self.root)
+        rows = torch.einsum("qjd,jdr->qjr", mixed, self._basis) / self.posterior.precisions.sqrt()
+        return rows.flatten(1)
+
+    def _whitened(self, features: Tensor) -> Tensor:
+        """(M, K, D)."""
+        shared = features.ndim == 2 and self.posterior.eigenvalues.ndim == 1
+        whitened = self.posterior.whitened(features)
+        return whitened[:, None].expand(-1, self.targets, -1) if shared else whitened
+
+
+def residual_correlation(gram: Gram, targets: int) -> Tensor:
+    """Correlation (K, K) of the training residuals, where one Gram serves all targets.
+
+    The identity where it is not known: no targets were given, or too many to keep all pairs.
+    """
+    identity = torch.eye(targets, dtype=torch.float64, device=gram.device)
+    square = gram.square
+    if gram.targets is not None or square is None or square.ndim != 2 or len(square) != targets:
+        return identity
+    size = square.diagonal().clamp(min=0).sqrt()
+    known = (size > 0).to(torch.float64)
+    ratio = square / torch.where(size > 0, size, 1.0)[:, None] / torch.where(size > 0, size, 1.0)
+    return torch.where(identity > 0, identity, ratio.clamp(-1, 1) * known[:, None] * known)
