@@ -15,9 +15,14 @@ from benchmarks import (
     accuracy,
     calibration,
     collation,
+    ensembles,
+    gradients,
     jacobians,
+    local,
     memory,
+    propagation,
     rivals,
+    selection,
     speed,
     targets,
     whole_net,
@@ -36,6 +41,11 @@ BENCHMARKS: dict[str, Callable[..., list[Row]]] = {
     "accuracy": accuracy.run,
     "jacobians": jacobians.run,
     "whole-net": whole_net.run,
+    "ensembles": ensembles.run,
+    "propagation": propagation.run,
+    "gradients": gradients.run,
+    "local": local.run,
+    "selection": selection.run,
 }
 RESULTS = Path(__file__).parent / "results"
 

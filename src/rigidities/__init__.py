@@ -1,9 +1,12 @@
 """Error bars for trained regressors by prediction rigidities."""
 
-from . import closed_forms, fits, kernels, losses, metrics, plots
+from . import closed_forms, fits, kernels, local, losses, metrics, plots, selection
 from ._version import __version__
 from .calibrated import CalibrationReport
 from .constrained import constrained_profile, constrained_rigidity
+from .derived import Derived
+from .ensemble import Ensemble
+from .gradient import Gradient
 from .gram import Gram
 from .last_layer import LastLayerRigidity
 from .posterior import Posterior
@@ -12,6 +15,9 @@ from .rigidity import PredictionRigidity
 
 __all__ = [
     "CalibrationReport",
+    "Derived",
+    "Ensemble",
+    "Gradient",
     "Gram",
     "LastLayerRigidity",
     "Posterior",
@@ -23,7 +29,9 @@ __all__ = [
     "constrained_rigidity",
     "fits",
     "kernels",
+    "local",
     "losses",
     "metrics",
     "plots",
+    "selection",
 ]

@@ -75,6 +75,21 @@ class Reading:
         return full.movedim(-1, self.axis).reshape(self.output.shape)
 
 
+@dataclass(frozen=True)
+class Terms:
+    """The terms that sum to the outputs: one for each row that a head was called with.
+
+    Attributes:
+        features: (R, D), which add up to the features of the outputs.
+        owners: (R,) the output row (see `Reading.rows`) that each belongs to.
+        heads: (R,) number of the head that it went through, in the order of the readout's heads.
+    """
+
+    features: Tensor
+    owners: Tensor
+    heads: Tensor
+
+
 class Case(Protocol):
     """One way from recorded calls to features."""
 
@@ -180,6 +195,17 @@ class Shared(Separate):
 
     name = "shared"
     layout = "shared"
+
+    def terms(self, calls: list[Call], found: list[Gain]) -> Terms:
+        """The summands of the features, for known gains."""
+        parts = []
+        for call, gain in zip(calls, found, strict=True):
+            head = self.columns.heads.index(call.head)
+            rows = gain.gain * call.rows
+            features = self.columns.assemble(self.columns.complete({head: rows}))
+            parts.append((features, gain.owner, torch.full_like(gain.owner, head)))
+        features, owners, heads = (torch.cat(part) for part in zip(*parts, strict=True))
+        return Terms(features.detach(), owners, heads)
 
     def response(self, features: Tensor, change: Tensor) -> Tensor:
         """f . d."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .cases import Reading
+from .cases import Reading, Terms
 from .shadow import input_names, shadow
 from .source import Source, outside_inference_mode
 
@@ -45,6 +45,17 @@ class FeatureTap:
     def steady(self, *args: Any, **kwargs: Any) -> Callable[..., Reading]:
         """The pass as a function that `torch.func` can transform."""
         return self.unchecked
+
+    def terms(self, *args: Any, **kwargs: Any) -> Terms:
+        """Refused: what the user's features are sums of is not known.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(
+            "With features= the terms of a sum are not known. Give their features to "
+            "rigidities.local yourself."
+        )
 
     def _reading(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
         assert self.source.features is not None

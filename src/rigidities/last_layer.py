@@ -12,19 +12,31 @@ low-cost uncertainties in trained neural networks" (2024), Sec. 3.5.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from . import selection
 from .accumulation import SampleWeight, sample_weights
+from .binding import Binding
+from .derived import Derived
+from .ensemble import Ensemble
 from .feature_map import FeatureMap
 from .fitted_readout import FittedReadout
 from .gradient import MEMBERS, Differentiator, Gradient, shared_out
 from .inputs import InputName, Slot
+from .joint import JointPosterior
+from .joint_outputs import repeatable
+from .local_terms import LocalTerms, local_terms
+from .members import members as member_set
 from .prediction import Prediction
+from .propagation import covariance_between, propagated
+from .readout import AnyTap
+from .selection import Selection
 from .source import outside_inference_mode
 from .uncertain_inputs import InputUncertainty
 
@@ -184,6 +196,167 @@ class LastLayerRigidity(FittedReadout):
         differentiator = self._differentiator(members, generator)
         return Gradient.join([differentiator(p.along(v)) for v, p in shared_out(maps, direction)])
 
+    def ensemble(
+        self,
+        n: int | None = None,
+        *,
+        generator: torch.Generator | None = None,
+        recentred: bool = False,
+        antithetic: bool = False,
+        symmetric: bool = False,
+        rank: int | None = None,
+    ) -> Ensemble:
+        r"""Last-layer members: an `nn.Module` with `ens(x)` -> (n, *output.shape).
+
+        All members cost one pass of the model and one matrix product. They carry the epistemic
+        part, with its correlations between predictions and targets.
+
+        Args:
+            n: how many; 64 by default.
+            generator: of the draws.
+            recentred: shift the members so that their mean is the model's prediction exactly.
+            antithetic: draw pairs $\pm\delta$.
+            symmetric: not draws but a fixed set of 2 `rank` members whose covariance is exact.
+            rank: of that set; by default full.
+        """
+        tap = self._tap()
+        drawn = member_set(
+            self._joint(tap),
+            n,
+            generator=generator,
+            recentred=recentred,
+            antithetic=antithetic,
+            symmetric=symmetric,
+            rank=rank,
+        )
+        binding = Binding(self.model, self._source, self._layer)
+        binding.restore(self._binding.header())
+        return Ensemble(binding, self._feed(self._weighing), drawn)
+
+    def covariance(self, x1: Any, x2: Any = None, *, batch_size: int | None = None) -> Tensor:
+        """Joint covariance of predictions (the epistemic part).
+
+        Args:
+            x1: inputs, in any form that `predict` takes.
+            x2: other inputs; the same by default.
+            batch_size: as in `fit`.
+
+        Returns:
+            (N, M) for one output per sample, else (N, *outputs, M, *outputs).
+        """
+        tap = self._tap()
+        first, second = (
+            None if x is None else partial(self._batches, x, batch_size, "covariance", False)
+            for x in (x1, x2)
+        )
+        assert first is not None
+        return covariance_between(tap, self._joint(tap), first, second)
+
+    def propagate(
+        self,
+        fn: Callable[[Tensor], Tensor],
+        data: Any,
+        *,
+        second_order: bool = False,
+        batch_size: int | None = None,
+        progress: bool | None = None,
+    ) -> Derived:
+        """Mean and standard deviation of a differentiable function of predictions, first order.
+
+        One reverse pass of `fn` per derived quantity, correlations kept, never an N x N matrix.
+        The epistemic part only: calibrate with `noise="constant"` first, since otherwise the
+        scale holds the noise too, and a mean of many predictions looks far too uncertain.
+
+        Args:
+            fn: takes the predictions for all of `data` as one tensor, shaped like the model's
+                output, and returns a tensor of any shape. For what has no derivative use
+                `ensemble(64).propagate`.
+            data: a tensor of inputs, or anything that `fit` takes.
+            second_order: correct the mean for the curvature of `fn`.
+            batch_size: as in `fit`.
+            progress: as in `fit`.
+        """
+        tap = self._tap()
+        batches = partial(self._batches, data, batch_size, "propagate", progress)
+        again = repeatable(data)
+        return propagated(
+            fn, tap, self._joint(tap), batches, second_order=second_order, again=again
+        )
+
+    def local(
+        self, data: Any, *, batch_size: int | None = None, progress: bool | None = None
+    ) -> LocalTerms:
+        """Error bars of the terms that sum to each prediction: atoms, pixels, time steps.
+
+        Args:
+            data: a tensor of inputs, or anything that `fit` takes.
+            batch_size: as in `fit`.
+            progress: as in `fit`.
+        """
+        tap = self._tap()
+        with torch.enable_grad():
+            batches = self._batches(data, batch_size, "local", progress)
+            return local_terms(tap, self.posterior, batches)
+
+    def features(
+        self, data: Any, *, batch_size: int | None = None, progress: bool | None = None
+    ) -> Tensor:
+        """The readout's features, (N, D), or (N, K, D) where they differ between targets.
+
+        Args:
+            data: a tensor of inputs, or anything that `fit` takes.
+            batch_size: as in `fit`.
+            progress: as in `fit`.
+        """
+        tap = self._tap()
+        with torch.enable_grad():
+            batches = self._batches(data, batch_size, "features", progress)
+            parts = [tap(*batch.args, **batch.kwargs).features.detach() for batch in batches]
+        if not parts:
+            raise ValueError("There are no features: no batches were given.")
+        return torch.cat(parts)
+
+    def select(
+        self,
+        pool: Any,
+        n: int,
+        *,
+        objective: Literal["logdet", "variance", "top"] = "logdet",
+        weights: Tensor | float | None = None,
+        costs: Tensor | float | None = None,
+        chosen: Tensor | None = None,
+        of: Any = None,
+        batch_size: int | None = None,
+        progress: bool | None = None,
+    ) -> Selection:
+        """Which inputs of a pool to label next; see `rigidities.selection`.
+
+        Args:
+            pool: candidates, in any form that `predict` takes; no labels are needed.
+            n: how many.
+            objective: "logdet" (default) or "variance", greedily, or "top", the largest variances.
+            weights: loss weights with which new rows would enter the fit; no matter to "top".
+            costs: what labelling each costs.
+            chosen: rows of the pool that were picked before.
+            of: for "variance", the inputs whose variance is to shrink; by default the pool's.
+            batch_size: as in `fit`.
+            progress: as in `fit`.
+        """
+        features = self.features(pool, batch_size=batch_size, progress=progress)
+        cared = None if of is None else self.features(of, batch_size=batch_size, progress=progress)
+        if objective == "top":
+            return selection.top(self.posterior.quadratic(features), n, costs=costs, chosen=chosen)
+        return selection.greedy(
+            self.posterior,
+            features,
+            n,
+            objective=objective,
+            weights=weights,
+            costs=costs,
+            chosen=chosen,
+            of=cared,
+        )
+
     @property
     def rounding(self) -> float:
         """Bound on the relative rounding error of the variances that `uq(x)` gives.
@@ -192,6 +365,9 @@ class LastLayerRigidity(FittedReadout):
         """
         self._tap()
         return self._error_bars().form.rounding
+
+    def _joint(self, tap: AnyTap) -> JointPosterior:
+        return JointPosterior.of(self.posterior, self.gram, tap.layout)
 
     def _feature_maps(
         self, data: Any, wrt: InputName, batch_size: int | None, what: str, progress: bool | None

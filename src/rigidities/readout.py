@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .cases import CASES, Case, Reading, Separate
+from .cases import CASES, Case, Reading, Separate, Shared, Terms
 from .feature_tap import FeatureTap
 from .heads import Call, channel_axis, guard, linear_maps, record
 from .search import Found, find_heads
@@ -154,6 +154,28 @@ class Tap:
             return case.gathered(*self._run(args, kwargs), found)
 
         return read
+
+    def terms(self, *args: Any, **kwargs: Any) -> Terms:
+        """The terms that sum to the outputs: atoms of structures, pixels, time steps.
+
+        Raises:
+            ValueError: the output is no weighted sum of the head's rows, alike for all targets.
+        """
+        reading = self._reading(args, kwargs)
+        if self.case == "plain":
+            rows = torch.arange(len(reading.features), device=reading.features.device)
+            return Terms(reading.features.detach(), rows, torch.zeros_like(rows))
+        case, found = self._case, None
+        if isinstance(case, Shared):
+            with torch.enable_grad():
+                output, calls = self._run(args, kwargs, probing=True)
+                found = case.gains(output, calls)
+        if not isinstance(case, Shared) or found is None:
+            raise ValueError(
+                f"The output is no sum over rows of {self._names} (case {self.case!r}), so it has "
+                "no local terms. Give their features to rigidities.local yourself."
+            )
+        return case.terms(calls, found)
 
     @property
     def _names(self) -> str:

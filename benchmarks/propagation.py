@@ -1,0 +1,110 @@
+"""Error bars of functions of 100,000 predictions: time in bare passes, memory as the rows double.
+
+Run as a module of its own (``python -m benchmarks.propagation rows width threads``) it propagates
+once over generated batches and prints its peak memory.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.apart import measured_apart
+from benchmarks.results import Row, at_most, for_information
+from benchmarks.speed import PASSES, calibrated
+from benchmarks.streamed_fit import batches, peak_bytes
+from benchmarks.timing import Task, interleaved
+from benchmarks.workload import workload
+
+
+class Generated:
+    """Rows that never exist together but can be read again."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def __iter__(self) -> Any:
+        return batches(self.rows)
+
+
+def run(*, quick: bool = False) -> list[Row]:
+    """Time first, then peak memory for N and 2 N rows, each in a fresh process."""
+    rows, width, rounds = (2_000, 32, 2) if quick else (100_000, 256, 9)
+    return times(rows, width, rounds) + memory(rows, width)
+
+
+def times(rows: int, width: int, rounds: int) -> list[Row]:
+    """A mean, five quantities, as many quantities as predictions, and the second order."""
+    work = workload(rows, width=width)
+    uq = calibrated(work)
+    tasks: dict[str, Task] = {
+        "bare": work.bare_pass,
+        "mean": lambda: uq.propagate(torch.mean, work.x),
+        "five": lambda: uq.propagate(five, work.x),
+        "exp": lambda: uq.propagate(torch.exp, work.x),
+        "second": lambda: uq.propagate(five, work.x, second_order=True),
+    }
+    timings = interleaved(tasks, rounds=rounds)
+    what = f"{rows:,} predictions, width {width}"
+    limited = {"mean": "propagate a mean", "five": "propagate five quantities"}
+    others = {
+        "exp": "propagate an elementwise exponential",
+        "second": "propagate five quantities, second-order mean",
+    }
+    return [
+        at_most(f"{label}, {what}", timings.ratio(k, "bare"), 3, PASSES, seconds=timings.median(k))
+        for k, label in limited.items()
+    ] + [
+        for_information(
+            f"{label}, {what}", timings.ratio(k, "bare"), PASSES, seconds=timings.median(k)
+        )
+        for k, label in others.items()
+    ]
+
+
+def memory(rows: int, width: int) -> list[Row]:
+    """What a prediction more adds to the peak, beside the size of its features."""
+    few, many = (measured_apart("benchmarks.propagation", n, width) for n in (rows, 2 * rows))
+    growth, features = many["after"] - few["after"], 4 * (width + 1) * rows
+    return [
+        at_most(
+            f"growth of the peak from {rows:,} to {2 * rows:,} predictions, width {width}",
+            growth / features,
+            2,
+            "times the features of the predictions added",
+            bytes_few=few["after"],
+            bytes_many=many["after"],
+        ),
+        for_information(f"peak for {2 * rows:,} predictions", many["after"] / 2**20, "MiB"),
+    ]
+
+
+def five(y: Tensor) -> Tensor:
+    """Quantities of a kind that people derive."""
+    return torch.stack(
+        [
+            y.mean(),
+            y.std(),
+            y[:100].sum() - y[100:200].sum(),
+            torch.logsumexp(y, 0).sum(),
+            (y[1:] - y[:-1]).square().mean(),
+        ]
+    )
+
+
+def main(rows: int, width: int, threads: int) -> None:
+    """Warm up on few rows, then propagate over all and report both peaks."""
+    torch.set_num_threads(threads)
+    uq = calibrated(workload(2_000, width=width))
+    uq.propagate(five, Generated(4 * 1024))
+    before = peak_bytes()
+    uq.propagate(five, Generated(rows))
+    print(json.dumps({"before": before, "after": peak_bytes()}))
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,94 @@
+"""Choosing new rows from a large pool: time, peak memory, agreement with dense recomputation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import rigidities as rg
+from benchmarks.apart import measured_apart
+from benchmarks.results import Row, at_most, for_information
+from rigidities import selection
+
+OBJECTIVES = ("logdet", "variance")
+LARGEST_ERROR = 1e-9
+
+
+def run(*, quick: bool = False) -> list[Row]:
+    """200 of 100,000 candidates at width 256, with each objective; then a small pool, densely."""
+    rows, width, n = (2_000, 16, 10) if quick else (100_000, 256, 200)
+    timed = [row for number in range(2) for row in timed_rows(rows, width, n, number)]
+    return [*timed, *map(agreement, OBJECTIVES)]
+
+
+def timed_rows(rows: int, width: int, n: int, number: int) -> list[Row]:
+    """Seconds and peak memory of one batch in a process of its own."""
+    found: dict[str, Any] = measured_apart("benchmarks.selection", rows, width, n, number)
+    name = f"{n} of {rows:,} candidates, width {width}, {OBJECTIVES[number]}"
+    note = (
+        f"the pool in float32 takes {4 * rows * (width + 1) / 2**30:.2f} GiB of it, its whitened "
+        f"float64 copy twice as much"
+    )
+    return [
+        at_most(f"{name}: time", found["seconds"], 60, "s", **found),
+        for_information(
+            f"{name}: peak memory of the process", found["bytes"] / 2**30, "GiB", note=note
+        ),
+    ]
+
+
+def pool_and_posterior(rows: int, width: int, seed: int = 0) -> tuple[Tensor, rg.Posterior]:
+    """Float32 features with a bias column, whose singular values span three decades."""
+    generator = torch.Generator().manual_seed(seed)
+    mixing = torch.randn(width, width, generator=generator) * torch.logspace(0, -3, width)
+    features = torch.ones(rows + 4 * width, width + 1)
+    features[:, :-1] = torch.randn(rows + 4 * width, width, generator=generator) @ mixing
+    gram = rg.Gram(width + 1)
+    gram.update(features[rows:])
+    ridge = 1e-6 * float(gram.diagonal.mean())
+    return features[:rows], rg.Posterior.from_gram(gram, ridge=ridge)
+
+
+def agreement(objective: selection.Objective) -> Row:
+    """Largest relative error of a batch's gains against a Gram factorised anew after each pick."""
+    pool, posterior = pool_and_posterior(500, 24)
+    found = selection.greedy(posterior, pool, 30, objective=objective)
+    features, basis = pool.double(), posterior.eigenvectors
+    matrix = basis @ (posterior.precisions[:, None] * basis.mT)
+    values = [goodness(matrix, features, objective)]
+    for f in features[found.indices]:
+        matrix = matrix + torch.outer(f, f)
+        values.append(goodness(matrix, features, objective))
+    error = float((found.gains / torch.stack(values).diff() - 1).abs().max())
+    work = f"gains of 30 picks, {objective}, against dense recomputation"
+    return at_most(work, error, LARGEST_ERROR, "relative")
+
+
+def goodness(matrix: Tensor, features: Tensor, objective: selection.Objective) -> Tensor:
+    """Half the log-determinant, or minus the sum of all variances."""
+    if objective == "logdet":
+        return torch.logdet(matrix) / 2
+    return -(features * torch.linalg.solve(matrix, features.mT).mT).sum()
+
+
+def main(rows: int, width: int, n: int, number: int, threads: int) -> None:
+    """One batch; prints its seconds and the peak of memory."""
+    import json
+
+    from benchmarks.streamed_fit import peak_bytes
+    from benchmarks.timing import clocked
+
+    torch.set_num_threads(threads)
+    objective = OBJECTIVES[number]
+    pool, posterior = pool_and_posterior(rows, width)
+    selection.greedy(posterior, pool[:1000], 2, objective=objective)  # loads what is loaded once
+    seconds = clocked(lambda: selection.greedy(posterior, pool, n, objective=objective))
+    print(json.dumps({"seconds": seconds, "bytes": peak_bytes()}))
+
+
+if __name__ == "__main__":
+    import sys
+
+    main(*map(int, sys.argv[1:]))

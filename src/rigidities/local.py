@@ -1,0 +1,387 @@
+r"""Local and component-wise rigidities of models that sum local terms.
+
+Atoms in a structure, pixels in an image, tokens in a text, steps in time: where a model adds up
+terms that are linear in shared weights, $y_A = \sum_{i \in A} w \cdot f_i$, only the sums are
+observed and the Gram is made of group sums $f_A = \sum_{i \in A} f_i$ with loss weights $c_A$,
+
+$$ H = \sum_A c_A f_A f_A^\top + \varsigma^2 I, \qquad
+   \mathrm{LPR}_i = \frac{1}{f_i^\top H^{-1} f_i}, \qquad
+   C_{ij} = f_i^\top H^{-1} f_j, \qquad
+   \sum_{i,j \in A} C_{ij} = q_A = \frac{1}{R_A}. $$
+
+The local rigidity says how firmly the data hold a single term. A component c is a set of feature
+columns (a species, a body order, a length scale): with f zero elsewhere, $f_{A,c}$ gives the
+component-wise rigidity and $f_{i,c}$ the local component-wise one, each
+$q_c = f_c^\top (H^{-1})_{cc} f_c$. All are unscaled: the variance is $\alpha^2 q$.
+
+Rows are the terms in any order, and `groups` names the owner of each. From a list of one array per
+structure: `features = torch.cat(arrays)` and
+`groups = torch.repeat_interleave(torch.arange(len(arrays)), torch.tensor(sizes))`.
+
+A term, a component or a group that is absent (all of its features are zero, or it has no rows) adds
+nothing to the prediction, so nothing is uncertain: its rigidity is infinite.
+
+**Coming from scikit-matter**: it averages over a structure's $n_A$ atoms and divides by a global
+factor, which is the same as `weights=sizes.double() ** -2` in the Gram and a ridge of
+`alpha * features.square().sum(1).mean()` over the training atoms. Local rigidities then agree; its
+component-wise rigidities of whole structures are $n_A^2$ times those of the sums. Where a component
+is absent it stops with a division by zero.
+
+References:
+    Local rigidities: Chong et al., "Robustness of local predictions in atomistic machine learning
+        models", JCTC 2023.
+    Component-wise: Chong et al., "Prediction rigidities for data-driven chemistry", Faraday
+        Discussions 2025.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from .posterior import Posterior
+from .quadratic import QuadraticForm
+
+Columns = slice | Tensor | Sequence[int]
+"""One component: a slice, column indices, or a Boolean mask over all columns."""
+
+Components = Tensor | Sequence[int] | Sequence[Columns]
+"""Sizes of consecutive blocks that fill all columns, or one `Columns` per component."""
+
+_ROWS = 4096  # ten megabytes at 320 features; larger products are no faster
+
+
+def sums(features: Tensor, groups: Tensor, count: int | None = None) -> Tensor:
+    r"""$f_A = \sum_{i \in A} f_i$ in float64: the rows that the Gram is made of.
+
+    Args:
+        features: (N, D), one row per term.
+        groups: (N,) integers, the group that owns each row; rows of a group need not be adjacent.
+        count: number of groups A; by default the largest index plus one. A group without rows sums
+            to zero.
+
+    Returns:
+        (A, D) float64.
+
+    Examples:
+        >>> sums(torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), torch.tensor([0, 1, 0]))
+        tensor([[6., 8.],
+                [3., 4.]], dtype=torch.float64)
+    """
+    features = _checked_rows(features)
+    owners, count = _checked_groups(groups, features, count)
+    total = features.new_zeros(count, features.shape[1], dtype=torch.float64)
+    for chunk in _chunks(features):
+        total.index_add_(0, owners[chunk], features[chunk].to(torch.float64))
+    return _finite(total)
+
+
+def rigidity(
+    posterior: Posterior, features: Tensor, *, dtype: torch.dtype = torch.float64
+) -> Tensor:
+    r"""Local prediction rigidity $1 / (f_i^\top H^{-1} f_i)$ of every term.
+
+    The same numbers as `Posterior.rigidity`, for very many rows: a triangular product, half the
+    work, in chunks of bounded memory.
+
+    Args:
+        posterior: from the Gram of the group sums.
+        features: (N, D), one row per term.
+        dtype: of the product. `torch.float32` takes about half the time and is taken at its word
+            only where its rounding bound allows (`rigidities.quadratic`: below 1e-3).
+
+    Returns:
+        (N,) float64, or (N, T) for one Gram per target.
+
+    Examples:
+        >>> from rigidities import Gram
+        >>> gram = Gram(1)
+        >>> gram.update(sums(torch.tensor([[1.0], [2.0]]), torch.tensor([0, 0])))
+        >>> posterior = Posterior.from_gram(gram, ridge=1.0)
+        >>> rigidity(posterior, torch.tensor([[1.0], [2.0]])).round(decimals=6).tolist()
+        [10.0, 2.5]
+    """
+    features = _checked_rows(features, posterior)
+    return 1 / _quadratic([(slice(None), posterior)], features, dtype)[:, 0]
+
+
+def component_rigidity(
+    posterior: Posterior,
+    features: Tensor,
+    components: Components,
+    groups: Tensor | None = None,
+    count: int | None = None,
+    *,
+    dtype: torch.dtype = torch.float64,
+) -> Tensor:
+    r"""Component-wise rigidity $1 / (f_c^\top (H^{-1})_{cc} f_c)$, of terms or of groups.
+
+    A component costs a product with a block of its own size: C equal blocks of a partition cost
+    1/C of the whole form.
+
+    Args:
+        posterior: from the Gram of the group sums.
+        features: (N, D), one row per term.
+        components: sizes of consecutive blocks of columns that add up to D, or one slice, index
+            tensor or Boolean mask per component (any subsets; they may overlap).
+        groups: (N,) owner of each row: rigidities of the groups' sums in place of the terms'.
+        count: number of groups, as in `sums`.
+        dtype: of the product, as in `rigidity`.
+
+    Returns:
+        (N, C), or (A, C) with groups, float64; for one Gram per target (..., C, T).
+
+    Examples:
+        >>> from rigidities import Gram
+        >>> gram = Gram(2)
+        >>> gram.update(torch.tensor([[1.0, 0.0], [0.0, 2.0]]))
+        >>> posterior = Posterior.from_gram(gram, ridge=1.0)
+        >>> rows = torch.tensor([[1.0, 1.0], [0.0, 0.5]])
+        >>> component_rigidity(posterior, rows, [1, 1]).round(decimals=6).tolist()
+        [[2.0, 5.0], [inf, 20.0]]
+    """
+    features = _checked_rows(features, posterior)
+    columns = _columns(components, posterior.width)
+    if groups is not None:
+        features = sums(features, groups, count)
+    parts = [(component, marginal(posterior, component)) for component in columns]
+    return 1 / _quadratic(parts, features, dtype)
+
+
+def shares(
+    posterior: Posterior,
+    features: Tensor,
+    groups: Tensor,
+    components: Components | None = None,
+    count: int | None = None,
+) -> Tensor:
+    r"""What each term contributes to its group's q: $\sum_{j \in A} C_{ij} = f_i^\top H^{-1} f_A$.
+
+    Exact and additive: the shares of a group's terms sum to its $q_A = 1/R_A$. A share is negative
+    where a term's error cancels others'. With components, $f_{i,c}^\top (H^{-1} f_A)_c$ sums over
+    terms and components. Costs one product per *group*.
+
+    Args:
+        posterior: from the Gram of the group sums.
+        features: (N, D), one row per term, with all terms of each group.
+        groups: (N,) owner of each row.
+        components: a partition of the columns, given as in `component_rigidity`.
+        count: number of groups, as in `sums`.
+
+    Returns:
+        (N,), or (N, C) with components, float64; for one Gram per target a last dimension T.
+
+    Examples:
+        >>> from rigidities import Gram
+        >>> gram = Gram(1)
+        >>> gram.update(torch.tensor([[3.0]]))
+        >>> posterior = Posterior.from_gram(gram, ridge=1.0)
+        >>> shares(posterior, torch.tensor([[1.0], [2.0]]), torch.tensor([0, 0]))
+        tensor([0.3000, 0.6000], dtype=torch.float64)
+    """
+    features = _checked_rows(features, posterior)
+    parts = None if components is None else _partition(components, posterior.width)
+    total = sums(features, groups, count)
+    owners, _ = _checked_groups(groups, features, count)
+    solved = _solved(posterior, total)  # (A, D) or (A, T, D)
+    owners = owners.to(solved.device)
+    found = []
+    for chunk in _chunks(features):
+        rows = features[chunk].to(solved)
+        products = solved[owners[chunk]] * (rows if solved.ndim == 2 else rows[:, None])
+        if parts is None:
+            found.append(products.sum(-1))
+        else:
+            found.append(torch.stack([products[..., part].sum(-1) for part in parts], dim=1))
+    return torch.cat(found)
+
+
+def marginal(posterior: Posterior, columns: Columns) -> Posterior:
+    r"""The posterior of some weights alone, $N(0, \alpha^2 (H^{-1})_{cc})$.
+
+    Its ridge is zero: that of the whole posterior is part of $H$. From the singular values of the
+    whitened columns, so that the condition number enters by its root only.
+
+    Args:
+        posterior: of all D weights.
+        columns: a slice, index tensor or Boolean mask.
+
+    Examples:
+        >>> from rigidities import Gram
+        >>> gram = Gram(2)
+        >>> gram.update(torch.tensor([[2.0, 1.0], [1.0, 2.0]]))
+        >>> part = marginal(Posterior.from_gram(gram, ridge=0.0), [0])
+        >>> round(part.rigidity(torch.tensor([[1.0]])).item(), 6)
+        1.8
+    """
+    (component,) = _columns([columns], posterior.width)
+    roots, singular, _ = torch.linalg.svd(
+        _whitener(posterior)[..., component, :], full_matrices=False
+    )
+    return replace(
+        posterior,
+        eigenvalues=singular.square().reciprocal(),
+        eigenvectors=roots,
+        ridge=0.0,
+        complement=False,
+    )
+
+
+def _whitener(posterior: Posterior) -> Tensor:
+    r"""Z with $Z Z^\top = H^{-1}$: (D, k), (D, k + D) for a complement, or (T, D, k)."""
+    identity = torch.eye(posterior.width, dtype=torch.float64, device=posterior.eigenvectors.device)
+    rows = posterior.whitened(identity)
+    return rows.movedim(-2, 0) if rows.ndim == 3 else rows
+
+
+def _solved(posterior: Posterior, features: Tensor) -> Tensor:
+    r"""$H^{-1} f$ of rows: (A, D) -> (A, D), or (A, T, D) for one Gram per target."""
+    whitened, whitener = posterior.whitened(features), _whitener(posterior)
+    if whitener.ndim == 2:
+        return whitened @ whitener.mT
+    return torch.einsum("atk,tdk->atd", whitened, whitener)
+
+
+def _quadratic(
+    parts: Sequence[tuple[slice | Tensor, Posterior]], features: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """q of each component's columns under its posterior, chunk by chunk: (N, C) or (N, C, T)."""
+    forms = [(component, _form(posterior, dtype)) for component, posterior in parts]
+    device = parts[0][1].eigenvectors.device
+    found = []
+    for chunk in _chunks(features):
+        rows = features[chunk].to(device)
+        found.append(torch.stack([form(rows[:, component]) for component, form in forms], dim=1))
+    return _finite(torch.cat(found).to(torch.float64))
+
+
+def _chunks(features: Tensor) -> Iterator[slice]:
+    """Slices of rows that bound the memory."""
+    return (slice(start, start + _ROWS) for start in range(0, features.shape[0], _ROWS))
+
+
+def _form(posterior: Posterior, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """The triangular form; a truncated posterior has none but is small already."""
+    if posterior.rank < posterior.width:
+        return posterior.quadratic
+    return QuadraticForm.of(posterior, dtype)
+
+
+def _checked_rows(features: Tensor, posterior: Posterior | None = None) -> Tensor:
+    features = torch.as_tensor(features)
+    width = "D" if posterior is None else str(posterior.width)
+    if features.ndim != 2 or width not in {"D", str(features.shape[-1])}:
+        raise ValueError(
+            f"features must be (N, {width}), one row per term, got {tuple(features.shape)}."
+        )
+    if features.numel() == 0:
+        raise ValueError(
+            f"features are empty, {tuple(features.shape)}: expected at least one row and column. "
+            "Leave out empty batches."
+        )
+    return features
+
+
+def _checked_groups(groups: Tensor, features: Tensor, count: int | None) -> tuple[Tensor, int]:
+    """The owners as int64 beside the features, and the number of groups."""
+    groups = torch.as_tensor(groups, device=features.device)
+    if groups.dtype.is_floating_point or groups.dtype.is_complex or groups.dtype == torch.bool:
+        raise ValueError(
+            f"groups must be integers, the owner of each row, got {groups.dtype}. "
+            "Pass groups.long() if they are indices."
+        )
+    if tuple(groups.shape) != (features.shape[0],):
+        raise ValueError(
+            f"groups must be ({features.shape[0]},), one owner for each row of features, got "
+            f"{tuple(groups.shape)}. From sizes: "
+            "torch.repeat_interleave(torch.arange(len(sizes)), sizes)."
+        )
+    smallest, largest = int(groups.min()), int(groups.max())
+    if smallest < 0:
+        raise ValueError(f"groups must not be negative, got {smallest}. Drop rows of no group.")
+    if count is not None and largest >= count:
+        raise ValueError(
+            f"groups must be below count={count}, got {largest}. Pass count={largest + 1} or leave "
+            "it out."
+        )
+    return groups.long(), largest + 1 if count is None else count
+
+
+def _columns(components: Components, width: int) -> list[slice | Tensor]:
+    """Every component as a slice or as int64 indices."""
+    if isinstance(components, Tensor) or hasattr(components, "tolist"):
+        components = components.tolist()
+    if len(components) == 0:
+        raise ValueError("components are empty: pass at least one, e.g. the sizes of the blocks.")
+    sizes = [entry for entry in components if isinstance(entry, int)]
+    if len(sizes) == len(components):
+        return list(_blocks(sizes, width))
+    return [_indices(entry, number, width) for number, entry in enumerate(components)]
+
+
+def _blocks(sizes: Sequence[int], width: int) -> Iterator[slice]:
+    """Consecutive slices of the given sizes."""
+    if min(sizes) < 1 or sum(sizes) != width:
+        raise ValueError(
+            f"sizes of components must be positive and add up to the posterior's {width} columns, "
+            f"got {list(sizes)}, which add up to {sum(sizes)}. For other subsets pass slices or "
+            "index tensors."
+        )
+    start = 0
+    for size in sizes:
+        yield slice(start, start + size)
+        start += size
+
+
+def _indices(entry: Columns, number: int, width: int) -> slice | Tensor:
+    if isinstance(entry, slice):
+        beyond = max(entry.start or 0, entry.stop or 0) > width
+        found: Tensor = torch.arange(width)[entry]
+    else:
+        found = torch.as_tensor(entry)
+        if found.dtype == torch.bool and tuple(found.shape) == (width,):
+            found = found.nonzero()[:, 0]
+        beyond = found.numel() > 0 and bool((found < 0).any() or (found >= width).any())
+    if found.numel() == 0:
+        raise ValueError(f"component {number} is empty, got {entry}: name at least one column.")
+    if found.dtype.is_floating_point or found.dtype == torch.bool or found.ndim != 1:
+        raise ValueError(
+            f"component {number} must be a slice, column indices (n,) or a mask ({width},), got "
+            f"{found.dtype} {tuple(found.shape)}."
+        )
+    if beyond:
+        raise ValueError(
+            f"component {number} is out of range: columns are 0..{width - 1}, got {entry}."
+        )
+    if len(set(found.tolist())) < len(found):
+        raise ValueError(f"component {number} names a column twice, got {entry}.")
+    return entry if isinstance(entry, slice) else found.long()
+
+
+def _partition(components: Components, width: int) -> list[slice | Tensor]:
+    """Components that hold every column exactly once."""
+    columns = _columns(components, width)
+    every = torch.arange(width)
+    times = torch.cat([every[component] for component in columns]).bincount(minlength=width)
+    if bool((times != 1).any()):
+        column = int((times != 1).nonzero()[0])
+        raise ValueError(
+            f"components must be a partition here, each column in exactly one, but column {column} "
+            f"is in {int(times[column])}. Pass the sizes of the blocks, or disjoint subsets that "
+            f"hold all {width} columns."
+        )
+    return columns
+
+
+def _finite(values: Tensor) -> Tensor:
+    """A NaN or infinity in a row reaches its sums and products: cheaper to look for there."""
+    if not bool(torch.isfinite(values).all()):
+        row = int((~torch.isfinite(values)).nonzero()[0, 0])
+        raise ValueError(
+            f"features hold NaN or infinity (first in row or group {row}). "
+            "Drop such rows or fix the model that made them."
+        )
+    return values

@@ -1,0 +1,291 @@
+r"""Which new rows to label next: greedy batches from a posterior.
+
+A candidate with features f and loss weight w that is labelled adds $w f f^\top$ to the Gram. With
+$M = (G + \varsigma^2 I)^{-1}$, $q_j = f_j^\top M f_j$ and the pick s
+
+$$ q_j \leftarrow q_j - \frac{w_s (f_j^\top M f_s)^2}{1 + w_s q_s}, $$
+
+whatever its label will be: a batch can be planned before anything is measured. Two objectives:
+
+- `"logdet"`, the information about the weights: a pick gains
+  $\tfrac12 \log(1 + w_j q_j)$, half of what it adds to $\log\det(G + \varsigma^2 I)$. Gains never
+  increase from pick to pick, and the greedy batch reaches at least $1 - 1/e$ of the best one's.
+- `"variance"`, the error bars of the rows one cares about: with $C = \sum_i f_i f_i^\top$ over
+  them, a pick lowers their total variance $\mathrm{tr}(M C)$ by
+  $w_j f_j^\top M C M f_j / (1 + w_j q_j)$.
+
+Everything happens in whitened coordinates z (with $z \cdot z' = f^\top M f'$), (N, D) in float64.
+A pick costs one (`"variance"`: two) products of that matrix with a vector.
+
+References:
+    MacKay, "Information-based objective functions for active data selection", Neural Computation
+        1992 (both objectives).
+    Nemhauser, Wolsey and Fisher, "An analysis of approximations for maximizing submodular set
+        functions", Mathematical Programming 1978 (the guarantee).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .conditioning import BLOCK, Candidates, Goal, Information, TotalVariance, triangle
+from .posterior import Posterior
+
+Objective = Literal["logdet", "variance"]
+Numbers = Tensor | Sequence[float] | float
+Indices = Tensor | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Selection:
+    r"""Candidates in the order of choice.
+
+    Attributes:
+        indices: (n,) rows of the pool.
+        gains: (n,) of each choice, before division by its cost: for `"logdet"` and `"variance"` as
+            in the module's docstring (unscaled, in units of $\alpha^2$); for `top` the variance.
+        quadratic: (N,) q of every candidate after all choices, unscaled; None from `top`, which
+            knows nothing of it.
+    """
+
+    indices: Tensor
+    gains: Tensor
+    quadratic: Tensor | None = None
+
+    @property
+    def total(self) -> float:
+        """Sum of the gains."""
+        return float(self.gains.sum())
+
+
+def top(
+    variances: Tensor, n: int, *, costs: Numbers | None = None, chosen: Indices | None = None
+) -> Selection:
+    """The n largest variances (per cost), each judged as if it were labelled alone.
+
+    Near-duplicates share a large variance, so a batch may spend itself on one spot; `greedy`
+    does not.
+
+    Args:
+        variances: (N,) or (N, 1), of the candidates.
+        n: how many.
+        costs: positive, (N,) or one number: the variance per cost is maximised.
+        chosen: rows never to be picked, because they were before.
+
+    Examples:
+        >>> top(torch.tensor([1.0, 4.0, 3.0]), 2).indices.tolist()
+        [1, 2]
+        >>> top(torch.tensor([1.0, 4.0, 3.0]), 2, costs=[1.0, 10.0, 1.0]).indices.tolist()
+        [2, 0]
+    """
+    if variances.ndim == 2 and variances.shape[1] == 1:
+        variances = variances[:, 0]
+    if variances.ndim != 1:
+        raise ValueError(
+            f"variances must be (N,), one per candidate, got {tuple(variances.shape)}. With "
+            "several targets choose one, or add them up: variances.sum(1)."
+        )
+    variances = variances.detach().double()
+    if not bool(((variances >= 0) & (variances < torch.inf)).all()):
+        raise ValueError(
+            f"variances must be finite and not negative, got {float(variances.min()):g} to "
+            f"{float(variances.max()):g}."
+        )
+    taken = _taken(chosen, variances)
+    _check_number(n, variances, taken)
+    score = variances / _costs(costs, variances)
+    score[taken] = -torch.inf
+    indices = score.topk(n).indices
+    return Selection(indices, variances[indices])
+
+
+def greedy(
+    posterior: Posterior,
+    features: Tensor,
+    n: int,
+    *,
+    objective: Objective = "logdet",
+    weights: Numbers | None = None,
+    costs: Numbers | None = None,
+    chosen: Indices | None = None,
+    of: Tensor | None = None,
+) -> Selection:
+    r"""n candidates, one after the other, each the best in the light of those before it.
+
+    The features' whitened copy takes 8 N D bytes. No label is needed. A budget: the costs of the
+    choices, `costs[selection.indices].cumsum(0)`, tell where to cut the batch.
+
+    Args:
+        posterior: of the data at hand, with one Gram for all targets.
+        features: (N, D) or (N, 1, D), of the candidates.
+        n: how many to pick.
+        objective: `"logdet"` or `"variance"`, see the module's docstring.
+        weights: not negative, (N,) or one number: the loss weight with which a row would enter
+            the Gram; default one.
+        costs: positive, (N,) or one number: the gain per cost is maximised.
+        chosen: rows picked already, whose labels have not come yet: they enter the Gram first and
+            are not picked again.
+        of: (M, D), features of the rows whose variance is to shrink (`"variance"` only); default
+            the candidates. A row times the root of r counts r times.
+
+    Raises:
+        ValueError: shapes, NaN, more picks than candidates, a Gram per target.
+
+    Examples:
+        Of two equal candidates the second is worth less than another direction:
+
+        >>> from rigidities import Gram
+        >>> gram = Gram(2)
+        >>> gram.update(torch.eye(2))
+        >>> pool = torch.tensor([[3.0, 0.0], [3.0, 0.0], [0.0, 2.0]])
+        >>> picked = greedy(Posterior.from_gram(gram, ridge=0.0), pool, 2)
+        >>> picked.indices.tolist()
+        [0, 2]
+        >>> [round(gain, 4) for gain in picked.gains.tolist()]  # log(1 + 9) / 2, log(1 + 4) / 2
+        [1.1513, 0.8047]
+    """
+    if objective not in ("logdet", "variance"):
+        raise ValueError(f"objective must be 'logdet' or 'variance', got {objective!r}.")
+    if of is not None and objective == "logdet":
+        raise ValueError("`of` belongs to objective='variance'. Pass that, or leave `of` out.")
+    features = _checked_features("features", features, posterior)
+    of = None if of is None else _checked_features("of", of, posterior)
+    taken = _taken(chosen, features)
+    _check_number(n, features, taken)
+    device = posterior.eigenvectors.device
+    w = _weights(weights, features).to(device)
+    cost = _costs(costs, features).to(device)
+    whitener = _whitener(posterior, features[taken], w[taken.to(device)])
+    candidates = Candidates(_whitened(posterior, features, whitener), w)
+    goal: Goal = Information(candidates)
+    if objective == "variance":
+        cared = candidates.rows if of is None else _whitened(posterior, of, whitener)
+        goal = TotalVariance(candidates, cared)
+    return _picked(goal, n, cost, taken.to(device))
+
+
+def _picked(goal: Goal, n: int, costs: Tensor, taken: Tensor) -> Selection:
+    indices, gains = [], []
+    free = torch.ones_like(costs, dtype=torch.bool)
+    free[taken] = False
+    for _ in range(n):
+        gain = goal.gains()
+        pick = int((gain / costs).masked_fill_(~free, -torch.inf).argmax())
+        indices.append(pick)
+        gains.append(gain[pick])
+        free[pick] = False
+        goal.add(pick)
+    return Selection(
+        torch.tensor(indices, device=costs.device),
+        torch.stack(gains),
+        goal.candidates.quadratic.values,
+    )
+
+
+def _whitener(posterior: Posterior, chosen: Tensor, weights: Tensor) -> Tensor | None:
+    r"""$R^{-1}$ with $R^\top R = 1 + \sum_s w_s z_s z_s^\top$ over rows picked before."""
+    if not len(chosen):
+        return None
+    rows = weights.sqrt()[:, None] * posterior.whitened(chosen)
+    eye = torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device)
+    inverse: Tensor = torch.linalg.solve_triangular(triangle(eye, rows), eye, upper=True)
+    return inverse
+
+
+def _whitened(posterior: Posterior, features: Tensor, whitener: Tensor | None) -> Tensor:
+    """(N, D) in float64, filled block by block."""
+    rows = posterior.eigenvectors.new_empty(0)
+    for start in range(0, len(features), BLOCK):
+        part = posterior.whitened(features[start : start + BLOCK])
+        part = part if whitener is None else part @ whitener
+        rows = rows if start else part.new_empty(len(features), part.shape[1])
+        rows[start : start + BLOCK] = part
+    return rows
+
+
+def _checked_features(name: str, features: Tensor, posterior: Posterior) -> Tensor:
+    if posterior.eigenvalues.ndim > 1:
+        raise ValueError(
+            f"This posterior has a Gram for each of {len(posterior.eigenvalues)} targets; rows "
+            "are chosen for one. Build it from that target's Gram: Posterior.from_gram(...)."
+        )
+    if features.ndim == 3 and features.shape[1] == 1:
+        features = features[:, 0]
+    if features.ndim != 2 or features.shape[1] != posterior.width or not len(features):
+        remedy = " Choose one target's: features[:, k]." if features.ndim == 3 else ""
+        raise ValueError(
+            f"{name} must be (N, {posterior.width}) with N > 0, got {tuple(features.shape)}."
+            + remedy
+        )
+    for start in range(0, len(features), BLOCK):
+        finite = features[start : start + BLOCK].isfinite().all(1)
+        if not bool(finite.all()):
+            row = start + int((~finite).nonzero()[0])
+            raise ValueError(f"{name} must be finite, got NaN or infinity in row {row}.")
+    return features.detach()
+
+
+def _per_row(name: str, values: Numbers | None, like: Tensor) -> Tensor:
+    values = torch.as_tensor(1.0 if values is None else values, dtype=torch.float64)
+    values = values.detach().to(like.device)
+    if values.ndim and tuple(values.shape) != (len(like),):
+        raise ValueError(f"{name} must be one number or ({len(like)},), got {tuple(values.shape)}.")
+    return values.expand(len(like))
+
+
+def _weights(weights: Numbers | None, like: Tensor) -> Tensor:
+    values = _per_row("weights", weights, like)
+    if not bool(((values >= 0) & (values < torch.inf)).all()):
+        raise ValueError(
+            f"weights must be finite and not negative, got {float(values.min()):g} to "
+            f"{float(values.max()):g}."
+        )
+    return values
+
+
+def _costs(costs: Numbers | None, like: Tensor) -> Tensor:
+    values = _per_row("costs", costs, like)
+    if not bool(((values > 0) & (values < torch.inf)).all()):
+        raise ValueError(
+            f"costs must be finite and above zero, got {float(values.min()):g} to "
+            f"{float(values.max()):g}. For rows that cost nothing, label them all."
+        )
+    return values
+
+
+def _taken(chosen: Indices | None, like: Tensor) -> Tensor:
+    """Indices picked before, checked."""
+    taken = torch.as_tensor([] if chosen is None else chosen, device=like.device).detach()
+    if not taken.numel():
+        return taken.new_zeros(0, dtype=torch.int64)
+    if taken.ndim != 1 or taken.is_floating_point() or taken.dtype == torch.bool:
+        raise ValueError(
+            f"chosen must be row numbers, (m,), got {taken.dtype} {tuple(taken.shape)}. For a mask "
+            "pass mask.nonzero()[:, 0]."
+        )
+    if bool((taken < 0).any()) or bool((taken >= len(like)).any()):
+        raise ValueError(
+            f"chosen must lie in 0..{len(like) - 1}, got {int(taken.min())} to {int(taken.max())}."
+        )
+    different = len(set(taken.tolist()))
+    if different < len(taken):
+        raise ValueError(
+            f"chosen must not repeat a row, got {len(taken)} rows of which {different} differ. "
+            "Pass chosen.unique()."
+        )
+    return taken.long()
+
+
+def _check_number(n: int, candidates: Tensor, taken: Tensor) -> None:
+    free = len(candidates) - len(taken)
+    if not 1 <= n <= free:
+        already = f" ({len(taken)} of {len(candidates)} are chosen already)" if len(taken) else ""
+        raise ValueError(
+            f"n must lie in 1..{free}, the number of candidates{already}; got {n}. "
+            "Ask for fewer or give more candidates."
+        )
