@@ -86,3 +86,53 @@ def test_rigidities_by_all_parameters_equal_those_on_the_cpu(cuda, form):
     )
     drawn = there.sample(4, torch.Generator().manual_seed(0))
     assert all(leaf.device.type == "cuda" and len(leaf) == 4 for leaf in drawn.values())
+
+
+@pytest.fixture
+def both(cuda):
+    """The same fit in float64 on the CPU and on the accelerator, and inputs for each."""
+    nets = trained(3), trained(3)
+    x = nets[0].test[0].double()
+    fits = []
+    for net, device in zip(nets, ("cpu", cuda), strict=True):
+        data = [tuple(t.double() for t in part) for part in (net.train, net.valid)]
+        uq = rg.LastLayerRigidity(net.model.double().to(device)).fit(data[0], loss="mse")
+        uq.calibrate(data[1], ridge=0.1)
+        fits.append(uq)
+    return *fits, x, x.to(cuda)
+
+
+def test_derivatives_and_propagation_equal_those_on_the_cpu(both):
+    here, there, x, moved = both
+    close = {"rtol": 1e-6, "atol": 1e-9}
+    for ask in (
+        lambda uq, x: uq.gradient(x).std,
+        lambda uq, x: uq.gradient(x, along=torch.ones(x.shape[1])).std,
+        lambda uq, x: uq.covariance(x[:5], x[5:9]),
+        lambda uq, x: uq.propagate(lambda y: y.exp().mean(0), x).std,
+        lambda uq, x: uq.predict(x, input_covariance=0.01).from_inputs,
+        lambda uq, x: uq.ensemble(symmetric=True, rank=20)(x).var(0),
+        lambda uq, x: uq.ensemble(8, generator=torch.Generator().manual_seed(0))(x),
+        lambda uq, x: uq.local(x).share,
+    ):
+        result = ask(there, moved)
+        assert result.device.type == "cuda"
+        torch.testing.assert_close(result.cpu(), ask(here, x), **close)
+
+
+def test_selection_equals_that_on_the_cpu(both):
+    here, there, x, moved = both
+    for objective in ("logdet", "variance", "top"):
+        picks = [
+            uq.select(rows, 5, objective=objective) for uq, rows in ((here, x), (there, moved))
+        ]
+        assert picks[0].indices.tolist() == picks[1].indices.tolist()
+
+
+def test_an_ensemble_moves_with_its_model(both):
+    here, _, x, moved = both
+    ens = here.ensemble(8, generator=torch.Generator().manual_seed(0))
+    before = ens(x)
+    after = ens.to("cuda")(moved)
+    assert after.device.type == ens.deviations.device.type == "cuda"
+    torch.testing.assert_close(after.cpu(), before, rtol=1e-9, atol=1e-9)

@@ -2,7 +2,7 @@ r"""Quantities derived from predictions, with first-order error bars: mean and c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ class Derived:
     mean: Tensor
     variance: Tensor
     shift: Tensor
-    rows: Tensor | None
+    rows: Tensor | None = field(repr=False)
     precision: torch.dtype = torch.float64
 
     @classmethod

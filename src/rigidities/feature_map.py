@@ -33,12 +33,15 @@ class FeatureMap:
         reading: output and features there, and their layout.
         eager: the function by autograd.
         steady: the function as `torch.func` can transform it; None where it cannot.
+        aligned: whether the input has one row per sample, which acts on that sample alone; else a
+            sum over samples is differentiated.
     """
 
     point: Tensor
     reading: Reading
     eager: Callable[[Tensor], Pair]
     steady: Callable[[Tensor], Pair] | None
+    aligned: bool
 
     @classmethod
     def of(cls, tap: AnyTap, batch: Batch, slot: Slot) -> FeatureMap:
@@ -59,17 +62,19 @@ class FeatureMap:
             output, features = steady(*args, **kwargs)
             return output, features
 
-        return cls(point, reading, eager, None if steady is None else pure)
+        def plain(x: Tensor) -> Pair:
+            args, kwargs = slot.put(batch, x)
+            output, features = tap(*args, **kwargs).detached()
+            return output, features
+
+        aligned = point.ndim > 0 and len(point) == len(reading.output)
+        aligned = aligned and _stand_alone(plain, point, reading)
+        return cls(point, reading, eager, None if steady is None else pure, aligned)
 
     @property
     def samples(self) -> int:
         """Number of samples N."""
         return len(self.reading.output)
-
-    @property
-    def aligned(self) -> bool:
-        """Whether the input has one row per sample (else a sum over samples is differentiated)."""
-        return self.point.ndim > 0 and len(self.point) == self.samples
 
     @property
     def rows(self) -> int:
@@ -103,7 +108,8 @@ class FeatureMap:
 
         with transformable(), torch.no_grad():
             pair = pushed(self.point)
-        return FeatureMap(self.point, _as_reading(self.reading, pair), pushed, pushed)
+        reading = _as_reading(self.reading, pair)
+        return FeatureMap(self.point, reading, pushed, pushed, self.aligned)
 
 
 def checked_direction(direction: Tensor, point: Tensor) -> Tensor:
@@ -113,6 +119,8 @@ def checked_direction(direction: Tensor, point: Tensor) -> Tensor:
         ValueError: it does not fit.
     """
     direction = torch.as_tensor(direction).to(point)
+    if not bool(torch.isfinite(direction).all()):
+        raise ValueError("A direction must be finite, got NaN or infinity.")
     try:
         return direction.broadcast_to(point.shape).contiguous()
     except RuntimeError as error:
@@ -120,6 +128,28 @@ def checked_direction(direction: Tensor, point: Tensor) -> Tensor:
             f"A direction must have the shape of the input, {tuple(point.shape)}, or that of one "
             f"sample, got {tuple(direction.shape)}."
         ) from error
+
+
+def _stand_alone(function: Callable[[Tensor], Pair], point: Tensor, reading: Reading) -> bool:
+    """Whether rows of the input leave other samples alone.
+
+    Half of the rows, chosen at random, take their neighbours' values; the output and the features
+    of the other half must stay.
+    """
+    rows = len(point)
+    if rows == 1:
+        return True
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(0)).to(point.device)
+    changed, kept = order[: rows // 2], order[rows // 2 :]
+    moved = point.clone()
+    moved[changed] = point.roll(1, 0)[changed]
+    for before, after in zip(reading, function(moved), strict=True):
+        before, after = (value.reshape(rows, -1)[kept] for value in (before, after))
+        size = float(before.abs().max()) if before.numel() else 0.0
+        tolerance = torch.finfo(before.dtype).eps ** 0.75 * size
+        if not bool(((before - after).abs() <= tolerance).all()):
+            return False
+    return True
 
 
 def _as_reading(like: Reading, pair: Pair) -> Reading:

@@ -29,7 +29,7 @@ from .quadratic import QuadraticForm
 from .readout import AnyTap
 from .shadow import placement
 from .snapshot import Snapshot
-from .source import FeatureFunction, ForwardFunction, Source
+from .source import FeatureFunction, ForwardFunction, Source, outside_inference_mode
 from .storage import read, write
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class FittedReadout(nn.Module):
         loss: LossLike = "mse",
         sample_weight: SampleWeight | None = None,
         gradients: InputName = None,
-        gradient_weight: GradientWeight = 1.0,
+        gradient_weight: GradientWeight | None = None,
         gradient_target: GradientTarget | None = None,
         batch_size: int | None = None,
         progress: bool | None = None,
@@ -92,8 +92,9 @@ class FittedReadout(nn.Module):
                 an object of `losses`, or callable(prediction, target) -> one loss per sample.
             sample_weight: callable(batch) -> weights (N,), where the training loss was weighted.
             gradients: position or name of the input by whose derivatives the model was trained
-                too ("pos" for forces); half their squared error was added to the loss, with the
-            gradient_weight: $\beta$, a number or callable(batch) -> one per row of that input.
+                too ("pos" for forces): half their squared error, times the
+            gradient_weight: $\beta$, stood in the loss; a number, by default 1, or
+                callable(batch) -> one per row of that input.
             gradient_target: the derivatives' target, where there is one: key or attribute of a
                 batch, or callable(batch); forces with their sign changed. `calibrate` then gives
                 derivatives a scale of their own.
@@ -129,6 +130,7 @@ class FittedReadout(nn.Module):
         """Remove data that were in the fit; marks the calibration stale."""
         return self._revise(some, batch_size, progress, remove=True)
 
+    @outside_inference_mode
     def calibrate(
         self,
         valid: Any = None,
@@ -163,6 +165,8 @@ class FittedReadout(nn.Module):
             What was chosen and how good it is; print it.
         """
         statistics, weighing = self._fitted(), self._known_weighing()
+        if gradients is not None and gradient_target is None:
+            raise ValueError("gradients= needs gradient_target=, the derivatives to calibrate on.")
         if gradient_target is not None:
             known = None if weighing.gradients is None else weighing.gradients.wrt
             wrt = known if gradients is None else gradients
@@ -266,7 +270,7 @@ class FittedReadout(nn.Module):
         sample_weight: SampleWeight | None = None,
         *,
         gradients: InputName = None,
-        gradient_weight: GradientWeight = 1.0,
+        gradient_weight: GradientWeight | None = None,
         gradient_target: GradientTarget | None = None,
     ) -> Self:
         """Give the functions again that a loaded fit was made with and a file does not hold."""
@@ -435,10 +439,11 @@ class FittedReadout(nn.Module):
 
 
 def _gradient_loss(
-    gradients: InputName, weight: GradientWeight, target: GradientTarget | None
+    gradients: InputName, weight: GradientWeight | None, target: GradientTarget | None
 ) -> GradientLoss | None:
-    if gradients is None:
-        if target is not None:
-            raise ValueError("gradient_target= needs gradients=, the input to differentiate by.")
-        return None
-    return GradientLoss(gradients, weight, target)
+    if gradients is not None:
+        return GradientLoss(gradients, 1.0 if weight is None else weight, target)
+    for name, value in (("gradient_weight", weight), ("gradient_target", target)):
+        if value is not None:
+            raise ValueError(f"{name}= needs gradients=, the input to differentiate by.")
+    return None

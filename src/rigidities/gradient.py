@@ -99,8 +99,8 @@ class Differentiator:
     generator: torch.Generator | None = None
 
     def __post_init__(self) -> None:
-        if self.members is not None and self.members < 0:
-            raise ValueError(f"members must be 0 (exact) or positive, got {self.members}.")
+        if self.members is not None and (self.members < 0 or self.members != int(self.members)):
+            raise ValueError(f"members must be 0 (exact) or a number, got {self.members}.")
 
     def __call__(self, point: FeatureMap) -> Gradient:
         """The derivatives of one batch by all numbers of its input."""

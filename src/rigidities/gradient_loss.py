@@ -60,10 +60,17 @@ class GradientLoss:
     target: GradientTarget | None = None
 
     def __post_init__(self) -> None:
-        if not callable(self.weight) and not 0 < self.weight < math.inf:
+        if callable(self.weight):
+            return
+        try:
+            weight = float(self.weight)
+        except (TypeError, ValueError):
+            weight = math.nan
+        if not 0 < weight < math.inf:
             raise ValueError(
                 f"gradient_weight must be a positive number or callable(batch), got {self.weight}."
             )
+        object.__setattr__(self, "weight", weight)
 
     @property
     def apart(self) -> str | None:
@@ -89,7 +96,11 @@ class GradientLoss:
         return GradientRows(rows, weights, residuals)
 
     def known_target(self, batch: Batch) -> Tensor | None:
-        """The derivatives' target of a batch, where one was named and is there."""
+        """The derivatives' target of a batch, where one was named.
+
+        Raises:
+            ValueError: it was named and is not there.
+        """
         if self.target is None:
             return None
         found: Any
@@ -99,7 +110,13 @@ class GradientLoss:
             found = batch.raw.get(self.target)
         else:
             found = getattr(batch.raw, self.target, None)
-        return None if found is None else torch.as_tensor(found)
+        if found is None:
+            raise ValueError(
+                f"there is no target of the derivatives: gradient_target={self.target!r} gives "
+                f"nothing for a batch of type {type(batch.raw).__name__}. Name a key or attribute "
+                "that the batches have, or pass callable(batch)."
+            )
+        return torch.as_tensor(found)
 
     def _residuals(self, point: FeatureMap, batch: Batch) -> Tensor | None:
         """Target minus derivative, (L, O, d)."""
@@ -156,11 +173,7 @@ def gradient_scale(
     count, left_out = torch.zeros_like(total), 0
     for batch in batches:
         target = loss.known_target(batch)
-        if target is None:
-            raise ValueError(
-                "There are no targets of derivatives in these data: gradient_target= names "
-                f"{loss.target!r}. Calibrate on data that hold them."
-            )
+        assert target is not None
         point = loss.map(tap, batch)
         found = differentiator(point)
         error = checked_target(target, point).reshape(found.mean.shape) - found.mean

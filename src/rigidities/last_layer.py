@@ -78,6 +78,7 @@ class LastLayerRigidity(FittedReadout):
         bars = self._error_bars()
         return reading.output, bars.std(bars.spread(reading))
 
+    @outside_inference_mode
     def predict(
         self,
         data: Any,
@@ -107,6 +108,8 @@ class LastLayerRigidity(FittedReadout):
         """
         tap, bars = self._tap(), self._error_bars()
         inputs = None
+        if input_covariance is None and (input_samples or wrt is not None):
+            raise ValueError("input_samples= and wrt= are for uncertain inputs: input_covariance=.")
         if input_covariance is not None:
             given = InputUncertainty(input_covariance, wrt, input_samples, generator)
             inputs = given.variances()
@@ -164,10 +167,7 @@ class LastLayerRigidity(FittedReadout):
             found = [differentiator(point) for point in maps]
         else:
             found = [differentiator.directional(p, v) for v, p in shared_out(maps, along)]
-        gradient = Gradient.join(found)
-        if gradient.sampling_error and members is None:
-            self._say_once("sampled gradient", SAMPLED.format(MEMBERS, gradient.sampling_error))
-        return gradient
+        return self._joined(found, members)
 
     @outside_inference_mode
     def hessian_product(
@@ -194,7 +194,8 @@ class LastLayerRigidity(FittedReadout):
         """
         maps = self._feature_maps(data, wrt, batch_size, "hessian_product", progress)
         differentiator = self._differentiator(members, generator)
-        return Gradient.join([differentiator(p.along(v)) for v, p in shared_out(maps, direction)])
+        found = [differentiator(p.along(v)) for v, p in shared_out(maps, direction)]
+        return self._joined(found, members)
 
     def ensemble(
         self,
@@ -377,6 +378,12 @@ class LastLayerRigidity(FittedReadout):
             with torch.enable_grad():
                 point = FeatureMap.of(tap, batch, Slot.find(batch, wrt, tap))
             yield point
+
+    def _joined(self, found: list[Gradient], members: int | None) -> Gradient:
+        gradient = Gradient.join(found)
+        if gradient.sampling_error and members is None:
+            self._say_once("sampled gradient", SAMPLED.format(MEMBERS, gradient.sampling_error))
+        return gradient
 
     def _differentiator(
         self, members: int | None, generator: torch.Generator | None

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -45,7 +45,7 @@ class MemberValues:
         (2.0, 0.6667)
     """
 
-    values: Tensor
+    values: Tensor = field(repr=False)
     drawing: Drawing
 
     @property

@@ -129,7 +129,7 @@ def greedy(
             the Gram; default one.
         costs: positive, (N,) or one number: the gain per cost is maximised.
         chosen: rows picked already, whose labels have not come yet: they enter the Gram first and
-            are not picked again.
+            are not picked again. (Rows that the posterior has seen do not belong into the pool.)
         of: (M, D), features of the rows whose variance is to shrink (`"variance"` only); default
             the candidates. A row times the root of r counts r times.
 

@@ -69,7 +69,7 @@ def _header(metadata: dict[str, str], path: Path) -> dict[str, Any]:
     if _KEY not in metadata:
         raise ValueError(
             f"{path} is a safetensors file, but not one of rigidities (its header says nothing of "
-            "it). Expected a file written by LastLayerRigidity.save."
+            "it). Expected one written by save() of this library."
         )
     try:
         header: dict[str, Any] = json.loads(metadata[_KEY])

@@ -132,6 +132,8 @@ def _shared(covariance: Any, point: Tensor) -> RowShare:
     given = torch.as_tensor(covariance).detach().to(point.device, torch.float64)
     inner = point.shape[1:]
     numbers = inner.numel()
+    if given.ndim > max(1, len(inner)) and len(given) == 1:
+        given = given[0]
     if not bool(torch.isfinite(given).all()):
         raise ValueError("input_covariance holds NaN or infinity.")
     matrices = {(numbers, numbers), (*inner, *inner)}
