@@ -1,7 +1,4 @@
-"""Which rows of a pool should be labelled next? Greedy batches against random ones.
-
-python examples/active_learning.py
-"""
+"""Which rows of a pool should be labelled next? Run: python examples/active_learning.py"""
 
 import torch
 from torch import nn
@@ -19,14 +16,14 @@ def trained(x, y):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 32), nn.SiLU(), nn.Linear(32, 32), nn.SiLU(), nn.Linear(32, 1))
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, weight_decay=1e-2)
-    for _ in range(300):
+    for _ in range(200):
         optimizer.zero_grad()
         nn.functional.mse_loss(net(x), y).backward()
         optimizer.step()
     return net
 
 
-def main(seeds=4, start=30, batch=20):
+def main(seeds=3, start=30, batch=20):
     test = 4 * torch.rand(1000, 2, generator=torch.Generator().manual_seed(0)) - 2
     errors = {"random": [], "largest variances": [], "greedy": []}
     for seed in range(seeds):

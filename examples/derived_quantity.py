@@ -22,9 +22,9 @@ for _ in range(600):
     optimiser.step()
 
 uq = rg.LastLayerRigidity(model).fit((settings[:300], heat[:300]))
-# A noise floor, so that the measurements' scatter does not count as an error of the model, and the
-# ridge from the evidence, which settles how errors of different predictions go together.
-uq.calibrate((settings[300:], heat[300:]), criterion="evidence", noise="constant")
+# As in Bayesian linear regression: the measurements' scatter is no error of the model, and the
+# training data settle how errors of different predictions go together.
+uq.calibrate((settings[300:], heat[300:]), criterion="evidence", noise="bayes")
 
 
 def report(name, fn, x):

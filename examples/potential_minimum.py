@@ -33,7 +33,7 @@ for _ in range(2000):
     optimiser.step()
 
 uq = rg.LastLayerRigidity(model).fit((r, energy))
-uq.calibrate(sample(80), criterion="evidence", noise="constant")
+uq.calibrate(sample(80), criterion="evidence", noise="bayes")
 
 lowest = torch.tensor([[1.5]])
 for _ in range(10):  # Newton's method on the model's own V'

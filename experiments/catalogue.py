@@ -58,6 +58,12 @@ _ALL = (
         minutes=5,
         needs=("matplotlib", "scipy"),
     ),
+    Experiment(
+        "propagation",
+        "error bars of means of many predictions against the errors of many retrained nets",
+        minutes=5,
+        needs=("matplotlib", "numpy"),
+    ),
 )
 
 EXPERIMENTS = {experiment.name: experiment for experiment in _ALL}

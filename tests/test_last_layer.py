@@ -830,3 +830,19 @@ def test_error_bars_are_reproducible():
     first, second = (fitted(trained(seed=3)) for _ in range(2))
     x = torch.randn(5, 4)
     assert torch.equal(first(x)[1], second(x)[1])
+
+
+@pytest.mark.parametrize("criterion", ["nll", "evidence"])
+def test_bayesian_noise_is_the_scale_squared_and_the_likeliest(net, criterion):
+    uq = rg.LastLayerRigidity(net.model).fit(net.train)
+    report = uq.calibrate(net.valid, criterion=criterion, noise="bayes")
+    torch.testing.assert_close(report.noise, report.scale.square())
+    x, y = net.valid
+    p = uq.predict(x)
+    q, r = 1 / p.rigidity.double(), (y - p.mean).double()
+    torch.testing.assert_close(
+        report.scale.square(), (r.square() / (1 + q)).mean(0), rtol=1e-4, atol=0
+    )
+    torch.testing.assert_close(p.noise, report.noise.float().expand_as(p.noise))
+    if criterion == "nll":  # a floor of its own can only do better on the same rows
+        assert uq.calibrate(net.valid, noise="constant").nll <= report.nll + 1e-3

@@ -13,6 +13,7 @@ from .calibrated import CalibrationReport
 from .calibration import (
     Choice,
     Objective,
+    check_noise,
     constant_nll,
     criterion_for,
     evidence,
@@ -23,8 +24,6 @@ from .calibration import (
 from .posterior import Posterior
 from .readout import AnyTap
 from .validation import residuals
-
-NOISES = ("none", "constant")
 
 
 def calibrated(
@@ -40,14 +39,13 @@ def calibrated(
 ) -> CalibrationReport:
     """Choose ridge, scale and noise; see `LastLayerRigidity.calibrate`."""
     profile = criterion_for(criterion)
-    if noise not in NOISES:
-        raise ValueError(f"Unknown noise {noise!r}. Known: {', '.join(NOISES)}.")
+    check_noise(noise)
     if ridge is not None:
         posterior.with_ridge(ridge)
     left_out = criterion == "loo"
     sketch = None if left_out else statistics.sketch
     data = residuals(tap, batches, posterior, weighing, sketch=sketch)
-    objective = Objective(data, posterior.eigenvalues, profile, noise != "none", left_out)
+    objective = Objective(data, posterior.eigenvalues, profile, noise, left_out)
     if criterion == "evidence" and ridge is None:
         if tap.weights is None:
             raise ValueError("criterion='evidence' needs the readout's weights, not features=.")

@@ -30,6 +30,11 @@ _PER_DECADE = 4
 _FLOOR_DECADES = torch.linspace(-4, 4, 33, dtype=torch.float64)
 
 
+NOISES = ("none", "constant", "bayes")
+"""No noise (the paper's); a constant floor of its own; and Bayesian linear regression's, where the
+noise is the scale squared, so that the variance is scale squared times (1 + q)."""
+
+
 @dataclass(frozen=True)
 class Residuals:
     """What one pass over data leaves for calibration.
@@ -80,14 +85,14 @@ class Objective:
         residuals: the data.
         eigenvalues: of the Gram, (D,) or (K, D).
         criterion: a profile criterion.
-        noise: whether to add a constant floor.
+        noise: one of `NOISES`: no floor, a constant one, or one equal to the scale squared.
         left_out: treat every row as left out of the fit (`loo`).
     """
 
     residuals: Residuals
     eigenvalues: Tensor
     criterion: Criterion
-    noise: bool = False
+    noise: str = "none"
     left_out: bool = False
 
     def choices(
@@ -130,9 +135,10 @@ class Objective:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(value, scale^2, floor) of target k, each (J,)."""
         error, spread, share = self._rows(q, k)
-        if not self.noise:
-            scale2, value = self.criterion(error, spread)
-            return value, scale2, torch.zeros_like(value)
+        if self.noise != "constant":
+            tied = float(self.noise == "bayes")
+            scale2, value = self.criterion(error, spread + tied * share)
+            return value, scale2, torch.full_like(value, tied)
         best = []
         for j in range(spread.shape[1]):
             column = spread[:, j, None]
@@ -159,6 +165,12 @@ class Objective:
         return error / kept, spread / kept, share
 
 
+def check_noise(noise: str) -> None:
+    """Refuse what is none of `NOISES`."""
+    if noise not in NOISES:
+        raise ValueError(f"Unknown noise {noise!r}. Known: {', '.join(NOISES)}.")
+
+
 def search(objective: Objective, ridge: float | None) -> tuple[Choice, str | None]:
     """The best choice, and the edge ("lower", "upper") of the ridge's range it lies at, if any.
 
@@ -168,7 +180,7 @@ def search(objective: Objective, ridge: float | None) -> tuple[Choice, str | Non
     if ridge is not None:
         at = torch.tensor([ridge], dtype=torch.float64, device=objective.eigenvalues.device)
         best = _best(objective.choices(at))
-        for width in (1.0, 0.25, 0.0625) if objective.noise else ():
+        for width in (1.0, 0.25, 0.0625) if objective.noise == "constant" else ():
             best = _best([best, *objective.choices(at, best, width)])
         return best, None
     exponents = ridge_exponents().to(objective.eigenvalues.device)

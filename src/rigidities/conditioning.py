@@ -142,15 +142,16 @@ class TotalVariance:
 
 def triangle(start: Tensor, rows: Tensor) -> Tensor:
     r"""Upper R with $R^\top R$ = start^T start + rows^T rows, block by block."""
-    for part in blocks(rows):
+    # Few tall factorisations: each waits for all threads at every column.
+    for part in blocks(rows, 4 * BLOCK):
         start = torch.linalg.qr(torch.cat([start, part]), mode="r").R
     return start
 
 
-def blocks(rows: Tensor) -> Iterator[Tensor]:
-    """Slices of `BLOCK` rows."""
-    for start in range(0, len(rows), BLOCK):
-        yield rows[start : start + BLOCK]
+def blocks(rows: Tensor, height: int = BLOCK) -> Iterator[Tensor]:
+    """Slices of so many rows."""
+    for start in range(0, len(rows), height):
+        yield rows[start : start + height]
 
 
 def _squared_norms(rows: Tensor, factors: tuple[Tensor, ...]) -> Tensor:

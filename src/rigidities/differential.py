@@ -79,10 +79,16 @@ class Differential:
         return _finite(self._mapped(self._along, tangents).mT, 0).mT
 
     def bent(self, tangents: Tensor) -> Tensor:
-        """Second derivatives along directions: (n, *point) -> (n, Q)."""
+        """Second derivatives along directions: (n, *point) -> (n, Q).
+
+        By forward mode twice over, which torch has not right for every operation (layer_norm):
+        one direction is checked, and reverse mode taken where it differs.
+        """
         try:
             curved = self._mapped(self._twice_along, tangents)
         except NotImplementedError:
+            curved = None
+        if curved is None or not self._bends_so(tangents[0], curved[0]):
             curved = self._bent_by_reverse_mode(tangents)
         return _finite(curved.mT, 0).mT
 
@@ -130,6 +136,23 @@ class Differential:
                 except (RuntimeError, ValueError) as error:
                     raise NotImplementedError(f"fn has no forward mode: {error}") from error
         return found.detach().to(torch.float64)
+
+    def _bends_so(self, tangent: Tensor, curved: Tensor) -> bool:
+        """Whether second derivatives (Q,) along a direction are those that reverse mode gives."""
+        generator = torch.Generator().manual_seed(0)
+        mixture = torch.randn(self.quantities, generator=generator, dtype=torch.float64)
+        mixture = mixture.to(self._result)
+        tangent, total = tangent.to(self.precision), (mixture * self._result.reshape(-1)).sum()
+        (slope,) = torch.autograd.grad(total, self._point, create_graph=True)
+        expected = torch.zeros((), dtype=torch.float64)
+        if slope.requires_grad:
+            (turned,) = torch.autograd.grad(
+                slope, self._point, tangent, retain_graph=True, materialize_grads=True
+            )
+            expected = (turned * tangent).sum()
+        terms = mixture * curved.to(mixture)
+        tolerance = torch.finfo(self.precision).eps ** 0.5 * float(terms.abs().sum())
+        return bool(abs(float(terms.sum()) - float(expected)) <= tolerance)
 
     def _bent_by_reverse_mode(self, tangents: Tensor) -> Tensor:
         tangents = tangents.to(self.precision)

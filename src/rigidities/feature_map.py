@@ -20,6 +20,12 @@ from .derivatives.directional import transformable
 from .inputs import Slot
 from .readout import AnyTap
 
+UNCONNECTED = (
+    "The prediction does not depend on this input through differentiable operations "
+    "(torch.no_grad, detach or NumPy in the forward pass?). Name another input with wrt=, or let "
+    "the forward pass keep its graph."
+)
+
 Pair = tuple[Tensor, Tensor]
 """Output and features."""
 
@@ -35,6 +41,8 @@ class FeatureMap:
         steady: the function as `torch.func` can transform it; None where it cannot.
         aligned: whether the input has one row per sample, which acts on that sample alone; else a
             sum over samples is differentiated.
+        direction: where given, what stands in `reading` and is to be differentiated further are
+            the derivatives along it.
     """
 
     point: Tensor
@@ -42,13 +50,21 @@ class FeatureMap:
     eager: Callable[[Tensor], Pair]
     steady: Callable[[Tensor], Pair] | None
     aligned: bool
+    direction: Tensor | None = None
 
     @classmethod
     def of(cls, tap: AnyTap, batch: Batch, slot: Slot) -> FeatureMap:
-        """Of a batch, by the input in a slot of it."""
+        """Of a batch, by the input in a slot of it.
+
+        Raises:
+            ValueError: the output does not depend on that input, as far as autograd knows.
+        """
         point = slot.get(batch).detach()
-        reading = tap(*batch.args, **batch.kwargs).detached()
         args, kwargs = slot.put(batch, point.clone().requires_grad_())
+        reading = tap.graph(*args, **kwargs)
+        if not reading.output.requires_grad:
+            raise ValueError(UNCONNECTED)
+        reading = reading.detached()
         steady = tap.steady(*args, **kwargs)
 
         def eager(x: Tensor) -> Pair:
@@ -82,7 +98,7 @@ class FeatureMap:
         return len(self.reading.features) // self.samples
 
     def values(self, x: Tensor) -> Pair:
-        """Output and features at x, with a graph for autograd, by whichever way there is."""
+        """Output and features at x themselves, with a graph for autograd."""
         if self.steady is None:
             return self.eager(x)
         with torch.enable_grad():
@@ -91,25 +107,34 @@ class FeatureMap:
     def along(self, direction: Tensor) -> FeatureMap:
         r"""The map of directional derivatives, $x \mapsto (y'(x) v, f'(x) v)$.
 
+        Its values come by forward mode where there is one. Its own derivatives come by reverse mode
+        over reverse mode: other combinations are not right for every operation of torch.
+
         Raises:
-            ValueError: the features are derivatives themselves, so that there is no way but
-                reverse mode, which gives no further derivatives of this map.
+            ValueError: the direction does not fit, or an operation can be differentiated once only.
         """
         direction = checked_direction(direction, self.point)
-        steady = self.steady
-        if steady is None:
-            pair = _pushed_by_reverse(self.eager, self.point, direction)
-            refused: Callable[[Tensor], Pair] = _refuse_second
-            return replace(self, reading=_as_reading(self.reading, pair), eager=refused)
+        reading = _as_reading(self.reading, self._pushed(direction))
+        return replace(self, reading=reading, direction=direction)
 
-        def pushed(x: Tensor) -> Pair:
-            tangent: Pair = torch.func.jvp(steady, (x,), (direction,))[1]
-            return tangent
-
-        with transformable(), torch.no_grad():
-            pair = pushed(self.point)
-        reading = _as_reading(self.reading, pair)
-        return FeatureMap(self.point, reading, pushed, pushed, self.aligned)
+    def _pushed(self, direction: Tensor) -> Pair:
+        """The derivatives along a direction at the point itself."""
+        failure: Exception | None = None
+        with transformable():
+            if self.steady is not None:
+                try:
+                    with torch.no_grad():
+                        pair: Pair = torch.func.jvp(self.steady, (self.point,), (direction,))[1]
+                    return pair
+                except (NotImplementedError, RuntimeError) as error:
+                    failure = error
+            try:
+                return _pushed_by_reverse(self.values, self.point, direction)
+            except (NotImplementedError, RuntimeError) as error:
+                raise ValueError(
+                    "An operation of the model has neither forward mode nor a second derivative "
+                    f"({failure or error}). Call gradient(x) without along= and multiply."
+                ) from error
 
 
 def checked_direction(direction: Tensor, point: Tensor) -> Tensor:
@@ -118,7 +143,7 @@ def checked_direction(direction: Tensor, point: Tensor) -> Tensor:
     Raises:
         ValueError: it does not fit.
     """
-    direction = torch.as_tensor(direction).to(point)
+    direction = torch.as_tensor(direction, dtype=torch.float64).to(point)
     if not bool(torch.isfinite(direction).all()):
         raise ValueError("A direction must be finite, got NaN or infinity.")
     try:
@@ -157,7 +182,7 @@ def _as_reading(like: Reading, pair: Pair) -> Reading:
 
 
 def _pushed_by_reverse(function: Callable[[Tensor], Pair], x: Tensor, direction: Tensor) -> Pair:
-    r"""$J v$ as the derivative of $u \mapsto u^\top J v$, for what has no forward mode."""
+    r"""$J v$ as the derivative of $u \mapsto u^\top J v$."""
     with torch.enable_grad():
         x = x.detach().clone().requires_grad_()
         values = function(x)
@@ -169,10 +194,3 @@ def _pushed_by_reverse(function: Callable[[Tensor], Pair], x: Tensor, direction:
             pulled, dummies, direction, allow_unused=True, materialize_grads=True
         )
     return output, features
-
-
-def _refuse_second(x: Tensor) -> Pair:
-    raise ValueError(
-        "There are no second derivatives for this readout: its features are derivatives "
-        "themselves. Pass features=callable(model, *inputs) -> (N, D), written in torch."
-    )

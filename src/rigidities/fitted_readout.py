@@ -72,6 +72,7 @@ class FittedReadout(nn.Module):
         self._bars: tuple[torch.dtype, ErrorBars] | None = None
         self._said: set[str] = set()
 
+    @outside_inference_mode
     def fit(
         self,
         train: Any,
@@ -116,6 +117,7 @@ class FittedReadout(nn.Module):
         self._forget_derived()
         return self
 
+    @outside_inference_mode
     def partial_fit(
         self, more: Any, *, batch_size: int | None = None, progress: bool | None = None
     ) -> Self:
@@ -124,6 +126,7 @@ class FittedReadout(nn.Module):
             return self.fit(more, batch_size=batch_size, progress=progress)
         return self._revise(more, batch_size, progress, remove=False)
 
+    @outside_inference_mode
     def forget(
         self, some: Any, *, batch_size: int | None = None, progress: bool | None = None
     ) -> Self:
@@ -154,7 +157,10 @@ class FittedReadout(nn.Module):
                 leave-one-out residuals of the training data (optimistic for a net trained end
                 to end).
             ridge: fix $\varsigma^2$ instead of choosing it.
-            noise: "none" (the paper's) or "constant", a noise floor added to the variance.
+            noise: "none" (the paper's); "constant", a noise floor added to the variance; or
+                "bayes", where the noise is $\alpha^2$ as in Bayesian linear regression, so that
+                the variance is $\alpha^2 (1 + q)$: with `criterion="evidence"` the safest before
+                predictions are averaged or subtracted.
             gradients: as in `fit`; by default what the fit was given.
             gradient_target: likewise. With one, derivatives get a scale of their own, from a
                 second pass.

@@ -24,9 +24,8 @@ from .input_derivatives import (
     Projection,
     either,
     forward_quadratic,
-    output_derivatives,
     passes,
-    reverse_squares,
+    reverse_quadratic,
 )
 from .inputs import RowShare
 from .likelihood import Gaussian
@@ -106,17 +105,16 @@ class Differentiator:
         """The derivatives of one batch by all numbers of its input."""
         members = self._members(point)
         if members:
-            q = reverse_squares(point, self._projection(members))
+            mean, q = reverse_quadratic(point, self._projection(members))
         else:
-            q = either(
+            mean, q = either(
                 point,
                 self.posterior.width,
                 self._targets(point),
                 lambda: forward_quadratic(point, self.form),
-                lambda: reverse_squares(point, self._projection()),
+                lambda: reverse_quadratic(point, self._projection()),
             )
         variance = self.scale.square().to(q)[:, None] * q
-        mean = output_derivatives(point)
         std = arranged(point, variance).sqrt().to(mean.dtype)
         error = (2 * members) ** -0.5 if members else 0.0
         return Gradient(shaped(point, mean), shaped(point, std), error)
@@ -163,7 +161,7 @@ def shared_out(
 ) -> Iterator[tuple[Tensor, FeatureMap]]:
     """Each batch with its part of a direction that has one row per input row, or one for all."""
     share: RowShare | None = None
-    direction = torch.as_tensor(direction)
+    direction = torch.as_tensor(direction, dtype=torch.float64)
     for point in maps:
         if share is None:
             split = direction.ndim == point.point.ndim and len(direction) > 1

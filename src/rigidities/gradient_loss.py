@@ -116,7 +116,7 @@ class GradientLoss:
                 f"nothing for a batch of type {type(batch.raw).__name__}. Name a key or attribute "
                 "that the batches have, or pass callable(batch)."
             )
-        return torch.as_tensor(found)
+        return torch.as_tensor(found, dtype=torch.float64)
 
     def _residuals(self, point: FeatureMap, batch: Batch) -> Tensor | None:
         """Target minus derivative, (L, O, d)."""
@@ -130,7 +130,7 @@ class GradientLoss:
         rows, like = len(point.point), point.reading.features
         if not callable(self.weight):
             return like.new_full((rows,), self.weight, dtype=torch.float64)
-        given = torch.as_tensor(self.weight(batch.raw)).to(like.device, torch.float64)
+        given = torch.as_tensor(self.weight(batch.raw), dtype=torch.float64).to(like.device)
         if given.numel() != rows:
             raise ValueError(
                 f"gradient_weight returned {tuple(given.shape)} for an input with {rows} rows: "

@@ -16,18 +16,21 @@ of all of them in forward mode.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from .derivatives.directional import transformable
-from .feature_map import FeatureMap
+from .feature_map import UNCONNECTED, FeatureMap
 
 NUMBERS = 1 << 24
 """Of the features' derivatives that are held at once, at most (128 MiB in float64)."""
 
 FORWARD_COST = 1.5
 """Of a forward pass with a quadratic form after it, in backward passes."""
+
+T = TypeVar("T")
 
 Quadratic = Callable[[Tensor], Tensor]
 """Features (n, D) or (n, K, D) -> (n,) or (n, K)."""
@@ -46,16 +49,17 @@ def passes(point: FeatureMap, columns: int, targets: int) -> tuple[float, int]:
     """
     x = point.point
     forward = x[0].numel() if point.aligned else x.numel()
-    return float("inf") if point.steady is None else forward, point.rows * targets * columns
+    possible = point.steady is not None and point.direction is None
+    return forward if possible else float("inf"), point.rows * targets * columns
 
 
 def either(
     point: FeatureMap,
     columns: int,
     targets: int,
-    forward: Callable[[], Tensor],
-    reverse: Callable[[], Tensor],
-) -> Tensor:
+    forward: Callable[[], T],
+    reverse: Callable[[], T],
+) -> T:
     """The result of forward or reverse mode, whichever takes less work and is possible."""
     pushes, pulls = passes(point, columns, targets)
     if FORWARD_COST * pushes > pulls:
@@ -81,19 +85,27 @@ def derivative_rows(point: FeatureMap) -> Tensor:
     )
 
 
-def forward_quadratic(point: FeatureMap, quadratic: Quadratic) -> Tensor:
-    """q of every derivative, (L, I, K, d), by forward mode."""
-    parts = []
-    for tangents in _tangents(point):
+def forward_quadratic(point: FeatureMap, quadratic: Quadratic) -> tuple[Tensor, Tensor]:
+    """The derivatives (L, O, d) of the outputs, and q (L, I, K, d) of each, by forward mode."""
+    slopes, parts = [], []
+    for output, tangents in _tangents(point):
         directions = len(tangents)
         q = quadratic(tangents.flatten(0, 1))
         parts.append(q.reshape(directions, -1, *q.shape[1:]))
-    return _arranged(point, torch.cat(parts))
+        slopes.append(output)
+    rows, slope = len(point.point), torch.cat(slopes)
+    moved = slope.permute(1, 2, 0) if point.aligned else slope.reshape(rows, -1, slope.shape[-1]).mT
+    return moved, _arranged(point, torch.cat(parts))
+
+
+def reverse_quadratic(point: FeatureMap, project: Projection) -> tuple[Tensor, Tensor]:
+    """The same by reverse mode, as sums of squares of the projections' derivatives."""
+    return output_derivatives(point), reverse_squares(point, project)
 
 
 def forward_rows(point: FeatureMap) -> Tensor:
     """All derivatives of the features, (L, I, K, d, D), by forward mode."""
-    tangents = torch.cat(list(_tangents(point)))
+    tangents = torch.cat([features for _, features in _tangents(point)])
     if tangents.ndim == 3:
         tangents = tangents[:, :, None]
     columns = [_arranged(point, column) for column in tangents.unbind(-1)]
@@ -115,49 +127,42 @@ def output_derivatives(point: FeatureMap) -> Tensor:
     x = point.point.detach().clone().requires_grad_()
     with transformable(), torch.enable_grad():
         output = point.values(x)[0].reshape(point.samples, -1).sum(0)
-        gradients = _connected(_pulled(output, x))
-    return gradients.reshape(len(gradients), len(x), -1).movedim(0, 1).detach()
+        return _columns(output, x, point.direction, needed=True).movedim(0, 1).detach()
 
 
 def output_derivatives_apart(point: FeatureMap) -> Tensor:
     """Derivatives of every output of every sample by the whole input, (N * O, L, d)."""
     x = point.point.detach().clone().requires_grad_()
     with transformable(), torch.enable_grad():
-        gradients = _connected(_pulled(point.values(x)[0].flatten(), x))
-    return gradients.reshape(len(gradients), len(x), -1).detach()
+        return _columns(point.values(x)[0].flatten(), x, needed=True).detach()
 
 
-def _connected(gradients: Tensor | None) -> Tensor:
-    if gradients is None:
-        raise ValueError(
-            "The prediction does not depend on this input through differentiable operations "
-            "(torch.no_grad, detach or NumPy in the forward pass?). Name another input with wrt=, "
-            "or let the forward pass keep its graph."
-        )
-    return gradients
+def _tangents(point: FeatureMap) -> Iterator[tuple[Tensor, Tensor]]:
+    """Derivatives along one input number after the other, of the output and of the features.
 
-
-def _tangents(point: FeatureMap) -> Iterator[Tensor]:
-    """Derivatives along one input number after the other: (c, M or I, D) or (c, M or I, K, D)."""
+    (c, N, O) and (c, M, D) or (c, M, K, D), or without N and with I for M where samples are summed.
+    """
     x, steady = point.point, point.steady
     assert steady is not None
     inner = x.shape[1:] if point.aligned else x.shape
     basis = torch.eye(inner.numel(), dtype=x.dtype, device=x.device)
 
-    def push(direction: Tensor) -> Tensor:
+    def push(direction: Tensor) -> tuple[Tensor, Tensor]:
         along = direction.reshape(inner).expand(x.shape)
-        tangent: Tensor = torch.func.jvp(lambda x: steady(x)[1], (x,), (along,))[1]
+        tangent: tuple[Tensor, Tensor] = torch.func.jvp(steady, (x,), (along,))[1]
         return tangent
 
     chunk = max(1, NUMBERS // point.reading.features.numel())
     for start in range(0, len(basis), chunk):
         directions = basis[start : start + chunk]
         with transformable(), torch.no_grad():
-            tangents = torch.func.vmap(push)(directions)
+            output, features = torch.func.vmap(push)(directions)
+        output = output.reshape(len(directions), point.samples, -1)
         if not point.aligned:
             shape = (len(directions), point.samples, point.rows)
-            tangents = tangents.reshape(*shape, *tangents.shape[2:]).sum(1)
-        yield tangents
+            features = features.reshape(*shape, *features.shape[2:]).sum(1)
+            output = output.sum(1)
+        yield output, features
 
 
 def _arranged(point: FeatureMap, values: Tensor) -> Tensor:
@@ -177,36 +182,57 @@ def _reverse(point: FeatureMap, project: Projection, reduce: Callable[[Tensor], 
         projected = project(point.values(x)[1])
         projected = projected[:, None] if projected.ndim == 2 else projected
         summed = projected.reshape(point.samples, point.rows, *projected.shape[1:]).sum(0)
-        found = [[reduce(_columns(entry, x)) for entry in row.unbind(0)] for row in summed]
+        found = [
+            [reduce(_columns(entry, x, point.direction)) for entry in row.unbind(0)]
+            for row in summed
+        ]
     return torch.stack([torch.stack(row, dim=1) for row in found], dim=1).detach()
 
 
-def _columns(values: Tensor, x: Tensor) -> Tensor:
-    """Derivatives (C, L, d) of C values."""
-    pulled = _pulled(values, x)
+def _columns(
+    values: Tensor, x: Tensor, direction: Tensor | None = None, *, needed: bool = False
+) -> Tensor:
+    """Derivatives (C, L, d) of C values, or of their derivatives along a direction.
+
+    They are zero where the values do not depend on x, unless they are needed.
+    """
+    pulled = _pulled(values, x, graph=direction is not None)
+    if pulled is None and needed:
+        raise ValueError(UNCONNECTED)
+    if pulled is not None and direction is not None:
+        pulled = _pulled((pulled * direction).flatten(1).sum(1), x)
     pulled = x.new_zeros(len(values), *x.shape) if pulled is None else pulled
     return pulled.reshape(len(values), len(x), x[0].numel())
 
 
-def _pulled(values: Tensor, x: Tensor) -> Tensor | None:
+def _pulled(values: Tensor, x: Tensor, *, graph: bool = False) -> Tensor | None:
     """Gradients (C, *x.shape) of C values, several at once where autograd can; None if unused."""
     if not values.requires_grad:
         return None
     basis = torch.eye(len(values), dtype=values.dtype, device=values.device)
-    chunk = max(1, min(64, NUMBERS // max(1, x.numel())))
-    if (first := _pull(values, x, basis[0], batched=False)) is None or len(basis) == 1:
+    first = _pull(values, x, basis[0], graph=graph)
+    if first is None or len(basis) == 1:
         return None if first is None else first[None]
+    chunk = max(1, min(64, NUMBERS // max(1, x.numel())))
     try:
         starts = range(0, len(basis), chunk)
-        parts = [_pull(values, x, basis[i : i + chunk], batched=True) for i in starts]
+        parts = [_pull(values, x, basis[i : i + chunk], batched=True, graph=graph) for i in starts]
     except RuntimeError:  # an operation whose backward pass cannot be batched
-        parts = [_pull(values, x, one, batched=False) for one in basis]
+        parts = [_pull(values, x, one, graph=graph) for one in basis]
         return torch.stack([part for part in parts if part is not None])
     return torch.cat([part for part in parts if part is not None])
 
 
-def _pull(values: Tensor, x: Tensor, cotangents: Tensor, *, batched: bool) -> Tensor | None:
+def _pull(
+    values: Tensor, x: Tensor, cotangents: Tensor, *, batched: bool = False, graph: bool = False
+) -> Tensor | None:
     found: Tensor | None = torch.autograd.grad(
-        values, x, cotangents, retain_graph=True, allow_unused=True, is_grads_batched=batched
+        values,
+        x,
+        cotangents,
+        retain_graph=True,
+        create_graph=graph,
+        allow_unused=True,
+        is_grads_batched=batched,
     )[0]
     return found

@@ -265,8 +265,9 @@ class LastLayerRigidity(FittedReadout):
         """Mean and standard deviation of a differentiable function of predictions, first order.
 
         One reverse pass of `fn` per derived quantity, correlations kept, never an N x N matrix.
-        The epistemic part only: calibrate with `noise="constant"` first, since otherwise the
-        scale holds the noise too, and a mean of many predictions looks far too uncertain.
+        The epistemic part only: calibrate with `criterion="evidence", noise="bayes"` first, since
+        otherwise the scale may hold noise too, and a mean of many predictions looks far too
+        uncertain.
 
         Args:
             fn: takes the predictions for all of `data` as one tensor, shaped like the model's

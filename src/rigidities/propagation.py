@@ -12,8 +12,11 @@ difference of two similar predictions has a small error bar.
 
 Only the **epistemic** part propagates: noise does not correlate between predictions. Where the
 target is a mean of n noisy observations, add noise / n yourself. With `noise="none"` the scale
-$\alpha$ is set by residuals that hold the noise too; it does not average out here, so a mean of
-many predictions looks far too uncertain. Calibrate with `noise="constant"` before propagating.
+$\alpha$ is set by residuals that hold the noise too, which does not average out here: for means
+of 500 predictions, against 120 retrained nets on each of three data sets (the experiment
+`propagation`), the error bar came out 4 to 11 times too large. With `noise="constant"` it was 1.3
+to 9.4 times too large, with `criterion="evidence"` as well, whose ridge does not absorb the noise,
+1.0 to 2.5 times.
 """
 
 from __future__ import annotations

@@ -202,7 +202,8 @@ class PredictionRigidity:
             y: targets.
             criterion: "nll", "bins", "crps" or "absolute"; see `LastLayerRigidity.calibrate`.
             ridge: None keeps the present one; "search" or another value need the dense form.
-            noise: "none" or "constant"; one number for all outputs.
+            noise: "none", "constant" or "bayes" (noise equal to $\alpha^2$); one number for all
+                outputs.
 
         Returns:
             What was chosen and how good it is; print it.

@@ -8,8 +8,9 @@ $$ q_j \leftarrow q_j - \frac{w_s (f_j^\top M f_s)^2}{1 + w_s q_s}, $$
 whatever its label will be: a batch can be planned before anything is measured. Two objectives:
 
 - `"logdet"`, the information about the weights: a pick gains
-  $\tfrac12 \log(1 + w_j q_j)$, half of what it adds to $\log\det(G + \varsigma^2 I)$. Gains never
-  increase from pick to pick, and the greedy batch reaches at least $1 - 1/e$ of the best one's.
+  $\tfrac12 \log(1 + w_j q_j)$, half of what it adds to $\log\det(G + \varsigma^2 I)$. Where
+  all costs are equal, gains never increase from pick to pick, and the greedy batch reaches at
+  least $1 - 1/e$ of the best one's.
 - `"variance"`, the error bars of the rows one cares about: with $C = \sum_i f_i f_i^\top$ over
   them, a pick lowers their total variance $\mathrm{tr}(M C)$ by
   $w_j f_j^\top M C M f_j / (1 + w_j q_j)$.

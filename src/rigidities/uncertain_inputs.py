@@ -50,7 +50,7 @@ class InputUncertainty:
         Raises:
             ValueError: fewer than two draws.
         """
-        if self.samples == 1 or self.samples < 0:
+        if self.samples == 1 or self.samples < 0 or self.samples != int(self.samples):
             raise ValueError(
                 f"input_samples must be 0 (first order) or at least 2, got {self.samples}."
             )
@@ -129,7 +129,12 @@ def _correlated(z: Tensor, covariance: Tensor) -> Tensor:
 
 def _shared(covariance: Any, point: Tensor) -> RowShare:
     """The covariance as (), (d,), (L, d), (1, d, d) or (L, d, d), checked, to be handed out."""
-    given = torch.as_tensor(covariance).detach().to(point.device, torch.float64)
+    try:
+        given = torch.as_tensor(covariance, dtype=torch.float64).detach().to(point.device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"input_covariance must be a number or a tensor of numbers, got {covariance!r}."
+        ) from error
     inner = point.shape[1:]
     numbers = inner.numel()
     if given.ndim > max(1, len(inner)) and len(given) == 1:

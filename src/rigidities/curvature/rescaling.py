@@ -13,15 +13,21 @@ import torch
 from torch import Tensor
 
 from ..calibrated import CalibrationReport
-from ..calibration import Objective, Residuals, constant_nll, criterion_for, mean_nll, search
+from ..calibration import (
+    Objective,
+    Residuals,
+    check_noise,
+    constant_nll,
+    criterion_for,
+    mean_nll,
+    search,
+)
 from ..derivatives.tangents import Tangents
 from .dense_form import DenseForm
 from .forms import Form
 
 LARGEST = 1 << 27
 """Numbers to keep at most (1 GiB in float64); beyond it every other row is dropped."""
-
-NOISES = ("none", "constant")
 
 
 @dataclass
@@ -69,8 +75,7 @@ class Rescaling:
 
     def report(self, criterion: str, noise: str) -> CalibrationReport:
         """Choose and judge."""
-        if noise not in NOISES:
-            raise ValueError(f"Unknown noise {noise!r}. Known: {', '.join(NOISES)}.")
+        check_noise(noise)
         if criterion in {"evidence", "loo"}:
             raise ValueError(f"criterion={criterion!r} is for LastLayerRigidity.")
         error, power = torch.cat(self._errors), torch.cat(self._powers)
@@ -86,7 +91,7 @@ class Rescaling:
         data = Residuals(error, power, ones, ones, self._rows)
         ridge = None if self.searching else self.form.ridge
         eigenvalues = self._eigenvalues(error)
-        objective = Objective(data, eigenvalues, criterion_for(criterion), noise != "none")
+        objective = Objective(data, eigenvalues, criterion_for(criterion), noise)
         choice, edge = search(objective, ridge)
         return CalibrationReport(
             ridge=choice.ridge,

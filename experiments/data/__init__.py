@@ -1,0 +1,1 @@
+"""Readers of the data sets, each from a folder that the user names."""
