@@ -59,6 +59,11 @@ _ALL = (
         needs=("matplotlib", "scipy"),
     ),
     Experiment(
+        "active",
+        "which rows to label next: random, largest variances, greedy batches",
+        minutes=8,
+    ),
+    Experiment(
         "propagation",
         "error bars of means of many predictions against the errors of many retrained nets",
         minutes=5,

@@ -63,6 +63,8 @@ def test_imports_have_no_cycle():
         ("joint", {"draws", "gram", "posterior"}),
         ("members", {"draws", "gram", "joint", "posterior"}),
         ("local", {"draws", "gram", "posterior", "quadratic"}),
+        ("conditioning", set()),
+        ("selection", {"conditioning", "draws", "gram", "posterior"}),
         ("criteria", set()),
         ("calibration", {"criteria", "draws", "gram", "posterior"}),
         ("derivatives.parameters", set()),

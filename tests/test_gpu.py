@@ -112,7 +112,6 @@ def test_derivatives_and_propagation_equal_those_on_the_cpu(both):
         lambda uq, x: uq.propagate(lambda y: y.exp().mean(0), x).std,
         lambda uq, x: uq.predict(x, input_covariance=0.01).from_inputs,
         lambda uq, x: uq.ensemble(symmetric=True, rank=20)(x).var(0),
-        lambda uq, x: uq.ensemble(8, generator=torch.Generator().manual_seed(0))(x),
         lambda uq, x: uq.local(x).share,
     ):
         result = ask(there, moved)

@@ -119,7 +119,7 @@ class TotalVariance:
 
     def __init__(self, candidates: Candidates, cared: Tensor) -> None:
         self.candidates = candidates
-        self.root = triangle(cared[:0], cared).mT.contiguous()  # A
+        self.root = square_root(cared)  # A
         self.squares = SquaredNorms(candidates.rows, self.root)
 
     def gains(self) -> Tensor:
@@ -140,18 +140,27 @@ class TotalVariance:
         self.squares.lower(by, self.candidates.root, self.root)
 
 
-def triangle(start: Tensor, rows: Tensor) -> Tensor:
-    r"""Upper R with $R^\top R$ = start^T start + rows^T rows, block by block."""
-    # Few tall factorisations: each waits for all threads at every column.
-    for part in blocks(rows, 4 * BLOCK):
-        start = torch.linalg.qr(torch.cat([start, part]), mode="r").R
-    return start
+def square_root(rows: Tensor) -> Tensor:
+    r"""A with $A A^\top$ = rows^T rows, (D, M) or (D, D), whichever is smaller.
+
+    A (D, D) one comes from the eigenvalues of rows^T rows, of which those that rounding made
+    negative count as zero. Products in blocks suit a busy machine, where a QR factorisation waits
+    for all threads at every column.
+    """
+    if len(rows) <= rows.shape[1]:
+        return rows.mT.clone()
+    total = rows.new_zeros(rows.shape[1], rows.shape[1])
+    for part in blocks(rows):
+        total.addmm_(part.mT, part)
+    eigenvalues, eigenvectors = torch.linalg.eigh(total)
+    root: Tensor = eigenvectors * eigenvalues.clamp(min=0).sqrt()
+    return root
 
 
-def blocks(rows: Tensor, height: int = BLOCK) -> Iterator[Tensor]:
-    """Slices of so many rows."""
-    for start in range(0, len(rows), height):
-        yield rows[start : start + height]
+def blocks(rows: Tensor) -> Iterator[Tensor]:
+    """Slices of `BLOCK` rows."""
+    for start in range(0, len(rows), BLOCK):
+        yield rows[start : start + BLOCK]
 
 
 def _squared_norms(rows: Tensor, factors: tuple[Tensor, ...]) -> Tensor:

@@ -34,7 +34,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .conditioning import BLOCK, Candidates, Goal, Information, TotalVariance, triangle
+from .conditioning import BLOCK, Candidates, Goal, Information, TotalVariance
 from .posterior import Posterior
 
 Objective = Literal["logdet", "variance"]
@@ -194,7 +194,8 @@ def _whitener(posterior: Posterior, chosen: Tensor, weights: Tensor) -> Tensor |
         return None
     rows = weights.sqrt()[:, None] * posterior.whitened(chosen)
     eye = torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device)
-    inverse: Tensor = torch.linalg.solve_triangular(triangle(eye, rows), eye, upper=True)
+    triangle = torch.linalg.qr(torch.cat([eye, rows]), mode="r").R
+    inverse: Tensor = torch.linalg.solve_triangular(triangle, eye, upper=True)
     return inverse
 
 
