@@ -18,8 +18,13 @@ from .calibrated import CalibrationReport
 from .calibrating import calibrated, calibration_data
 from .error_bars import ErrorBars
 from .feed import Feed
-from .gradient import Differentiator
-from .gradient_loss import GradientLoss, GradientTarget, GradientWeight, gradient_scale
+from .gradient_loss import (
+    GradientTarget,
+    GradientWeight,
+    calibration_loss,
+    gradient_loss,
+    gradient_scale,
+)
 from .gram import Gram
 from .inputs import InputName
 from .likelihood import ConstantNoise, Gaussian
@@ -107,7 +112,7 @@ class FittedReadout(nn.Module):
             The object itself. An error or interruption leaves it as it was.
         """
         binding = Binding(self.model, self._source, self._layer)
-        derivatives = _gradient_loss(gradients, gradient_weight, gradient_target)
+        derivatives = gradient_loss(gradients, gradient_weight, gradient_target)
         weighing = Weighing(loss_for(loss), sample_weight, derivatives)
         feed = replace(self._feed(weighing), inputs=None)
         batches = feed(train, "fit", batch_size=batch_size, progress=progress, any_order=True)
@@ -171,12 +176,9 @@ class FittedReadout(nn.Module):
             What was chosen and how good it is; print it.
         """
         statistics, weighing = self._fitted(), self._known_weighing()
-        if gradients is not None and gradient_target is None:
-            raise ValueError("gradients= needs gradient_target=, the derivatives to calibrate on.")
-        if gradient_target is not None:
-            known = None if weighing.gradients is None else weighing.gradients.wrt
-            wrt = known if gradients is None else gradients
-            weighing = replace(weighing, gradients=GradientLoss(wrt, 1.0, gradient_target))
+        if gradients is not None or gradient_target is not None:
+            judged = calibration_loss(weighing.gradients, gradients, gradient_target)
+            weighing = replace(weighing, gradients=judged)
         data = calibration_data(criterion, valid, train)
         data = list(data) if isinstance(data, Iterator) else data
         tap = self._binding.current(thorough=True)
@@ -198,7 +200,12 @@ class FittedReadout(nn.Module):
                 ridge=ridge,
                 noise=noise,
             )
-            self._report = self._with_gradient_scale(report, tap, batches, weighing)
+            if weighing.gradients is not None and weighing.gradients.target is not None:
+                final = self.posterior.with_ridge(report.ridge).with_scale(report.scale)
+                dtype = placement(self.model)[1]
+                own = gradient_scale(tap, batches(), final, dtype, weighing.gradients)
+                report = replace(report, gradient_scale=own)
+            self._report = report
         self._said.discard("stale")
         basis = self.posterior
         self._forget_derived()
@@ -283,7 +290,7 @@ class FittedReadout(nn.Module):
         self._fitted()
         if self._weighing is not None:
             raise ValueError("The loss of this fit is known. To use another, call fit again.")
-        derivatives = _gradient_loss(gradients, gradient_weight, gradient_target)
+        derivatives = gradient_loss(gradients, gradient_weight, gradient_target)
         self._weighing = Weighing(loss_for(loss), sample_weight, derivatives)
         return self
 
@@ -381,22 +388,6 @@ class FittedReadout(nn.Module):
             )
         return tap
 
-    def _with_gradient_scale(
-        self,
-        report: CalibrationReport,
-        tap: AnyTap,
-        batches: Callable[[], Iterator[Batch]],
-        weighing: Weighing,
-    ) -> CalibrationReport:
-        gradients = weighing.gradients
-        if gradients is None or gradients.target is None:
-            return report
-        posterior = self.posterior.with_ridge(report.ridge)
-        form = QuadraticForm.of(posterior, placement(self.model)[1])
-        one = torch.ones_like(report.scale)
-        exact = Differentiator(posterior, form, one, members=0)
-        return replace(report, gradient_scale=gradient_scale(tap, batches(), exact, gradients))
-
     def _scale_and_noise(self) -> tuple[Tensor, Tensor]:
         statistics = self._fitted()
         if self._report is not None:
@@ -442,14 +433,3 @@ class FittedReadout(nn.Module):
         self._weighing, self._report = weighing, report
         self._forget_derived()
         self._follow_device()
-
-
-def _gradient_loss(
-    gradients: InputName, weight: GradientWeight | None, target: GradientTarget | None
-) -> GradientLoss | None:
-    if gradients is not None:
-        return GradientLoss(gradients, 1.0 if weight is None else weight, target)
-    for name, value in (("gradient_weight", weight), ("gradient_target", target)):
-        if value is not None:
-            raise ValueError(f"{name}= needs gradients=, the input to differentiate by.")
-    return None

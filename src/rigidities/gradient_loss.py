@@ -22,6 +22,8 @@ from .feature_map import FeatureMap
 from .gradient import Differentiator, arranged, shaped
 from .input_derivatives import derivative_rows, output_derivatives
 from .inputs import InputName, Slot
+from .posterior import Posterior
+from .quadratic import QuadraticForm
 from .readout import AnyTap
 
 GradientWeight = float | Callable[[Any], Tensor]
@@ -139,6 +141,36 @@ class GradientLoss:
         return given.reshape(rows)
 
 
+def gradient_loss(
+    gradients: InputName, weight: GradientWeight | None, target: GradientTarget | None
+) -> GradientLoss | None:
+    """The loss that a user's options describe, or None.
+
+    Raises:
+        ValueError: options for derivatives, but no input to differentiate by.
+    """
+    if gradients is not None:
+        return GradientLoss(gradients, 1.0 if weight is None else weight, target)
+    for name, value in (("gradient_weight", weight), ("gradient_target", target)):
+        if value is not None:
+            raise ValueError(f"{name}= needs gradients=, the input to differentiate by.")
+    return None
+
+
+def calibration_loss(
+    fitted: GradientLoss | None, gradients: InputName, target: GradientTarget | None
+) -> GradientLoss:
+    """What to calibrate derivatives on: as in the fit, except for what is given.
+
+    Raises:
+        ValueError: an input, but no target.
+    """
+    if target is None:
+        raise ValueError("gradients= needs gradient_target=, the derivatives to calibrate on.")
+    known = None if fitted is None else fitted.wrt
+    return GradientLoss(known if gradients is None else gradients, 1.0, target)
+
+
 def checked_target(target: Tensor, point: FeatureMap) -> Tensor:
     """A target of derivatives, finite and shaped like the derivatives.
 
@@ -159,17 +191,24 @@ def checked_target(target: Tensor, point: FeatureMap) -> Tensor:
 
 
 def gradient_scale(
-    tap: AnyTap, batches: Iterable[Batch], differentiator: Differentiator, loss: GradientLoss
+    tap: AnyTap,
+    batches: Iterable[Batch],
+    posterior: Posterior,
+    dtype: torch.dtype,
+    loss: GradientLoss,
 ) -> Tensor:
     r"""$\alpha_g$ of each target: $\alpha_g^2 = \mathrm{mean}\, r^2 / q$ over the derivatives.
 
     Args:
         tap: the readout.
         batches: with targets of derivatives.
-        differentiator: of unit scale and exact.
+        posterior: with the chosen ridge, and one scale per target.
+        dtype: the model's.
         loss: names the input and the targets.
     """
-    total = torch.zeros(len(differentiator.scale), dtype=torch.float64)
+    one, form = torch.ones_like(posterior.scale), QuadraticForm.of(posterior, dtype)
+    differentiator = Differentiator(posterior, form, one, members=0)
+    total = torch.zeros(len(one), dtype=torch.float64)
     count, left_out = torch.zeros_like(total), 0
     for batch in batches:
         target = loss.known_target(batch)
