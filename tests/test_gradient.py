@@ -765,21 +765,54 @@ def test_the_only_floating_point_input_needs_no_name():
 # --- samples that influence one another ---------------------------------------------------------
 
 
-def test_samples_that_influence_one_another_are_right_or_refused():
-    old, x, y = small(rows=8)
-    body = oracle.float64_copy(old.model)
-    net = zoo.Net(lambda m, x: m.body(x - x.mean(0)), body=body)
+def after_another(m, x):
+    """Each sample sees the one before it too, as in a time series."""
+    return m.body(torch.cat([x[:1], x[1:] + x[:-1]]))
+
+
+def after_the_last(m, x):
+    """The first sample alone sees another, the last."""
+    return m.body(torch.cat([x[:1] + x[-1:], x[1:]]))
+
+
+COUPLINGS = {
+    "mean": lambda m, x: m.body(x - x.mean(0)),
+    "before": after_another,
+    "last": after_the_last,
+}
+
+
+@pytest.mark.parametrize("rows", [2, 3, 8])
+@pytest.mark.parametrize("coupling", COUPLINGS)
+def test_samples_that_influence_one_another_are_right_or_refused(coupling, rows):
+    old, x, y = small(rows=rows)
+    net = zoo.Net(COUPLINGS[coupling], body=oracle.float64_copy(old.model))
     uq = rg.LastLayerRigidity(net).fit((x, y))
-    uq.calibrate((inputs(8, 3, 1), y), ridge=RIDGE)
+    uq.calibrate((inputs(rows, 3, 1), y), ridge=RIDGE)
     try:
         found = uq.gradient(x)
     except ValueError:
         return
     names, call = ["body.2.weight", "body.2.bias"], lambda m, x: m(x)
     expected = dense.derivatives(net, call, names, x).of_the_sum()
-    rows = oracle.rows(dense.features(net, call, names, x))
+    train = oracle.rows(dense.features(net, call, names, x))
     close(found.mean, expected.slope)
-    close(found.variance, uq.scale.square() * oracle.quadratic(rows, expected.features, RIDGE))
+    close(found.variance, uq.scale.square() * oracle.quadratic(train, expected.features, RIDGE))
+
+
+@pytest.mark.parametrize("cost", [FORWARD, REVERSE])
+@pytest.mark.parametrize("molecule", [[2, 0, 1, 4, 3], [0, 0, 2, 2, 4], [4, 4, 4, 4, 4]])
+def test_as_many_atoms_as_structures_are_still_atoms(monkeypatch, molecule, cost):
+    id = "sum_over_atoms_by_index_add"
+    uq, case = fitted(id), zoo.build(id)
+    monkeypatch.setattr(input_derivatives, "FORWARD_COST", cost)
+    x, index = inputs(5, 3, 6), torch.tensor(molecule)
+    found = uq.gradient([zoo.Graph(x, 0 * index, index, 5, inputs(5, 1, 7))], "x")
+    call = lambda m, x: m(x, 0 * index, index, 5)  # noqa: E731
+    expected = dense.derivatives(case.model, call, case.parameters, x).of_the_sum()
+    close(found.mean, expected.slope)
+    q = oracle.quadratic(training_rows(id), expected.features, RIDGE)
+    close(found.variance, uq.scale.square() * q)
 
 
 # --- bad input ----------------------------------------------------------------------------------

@@ -203,20 +203,31 @@ def test_residuals_of_mixed_targets_enter_the_sums():
     close(uq.gram.square.sum(), expected.square)
 
 
-def test_residuals_of_outputs_in_another_order_than_the_targets_enter_the_sums():
-    id = "transposed_time_steps_and_targets"
-    case = zoo.build(id)
-    target = normal(12, 2, 5, 5, 3, seed=0)
+def test_residuals_and_scales_find_their_target_where_the_outputs_are_in_another_order():
+    id = "pointwise_convolution_in_one_dimension"  # outputs (N, targets, steps), rows (N, steps)
+    case, valid = zoo.build(id), dense.trimmed(zoo.build(id, 2), 4)
+    slopes = [normal(len(c.target), 2, 3, 3, 5, seed=0) for c in (case, valid)]
+    slopes[1][:, 1] *= 4.0  # the second target's are worse
     uq = rg.LastLayerRigidity(case.model)
-    uq.fit([case.data], gradients=0, gradient_weight=BETA, gradient_target=lambda b: target)
-    f = oracle.readout_jacobian(case.model, case.call, case.parameters)
-    g = dense.of_case(case)
-    r = case.target - case.model(*case.args).detach()
-    rows = torch.cat([oracle.rows(f), oracle.rows(g.features)])
-    weights = torch.cat([torch.ones(120), torch.full((1800,), BETA)]).double()
-    residuals = torch.cat([r.reshape(-1), (target - g.slope).reshape(-1)])
-    cross = (weights * residuals) @ rows
-    close(uq.gram.cross.norm(), cross.norm(), 1e-6)
+    uq.fit([case.data], gradients=0, gradient_weight=BETA, gradient_target=lambda b: slopes[0])
+    f = oracle.rows(oracle.readout_jacobian(case.model, case.call, case.parameters))
+    g, r = dense.of_case(case), case.target - case.model(*case.args).detach()
+    rows = torch.cat([f, oracle.rows(g.features)])
+    weights = torch.ones(len(rows), dtype=F64)
+    weights[len(f) :] = BETA
+    residuals = torch.cat([r.reshape(-1), (slopes[0] - g.slope).reshape(-1)])
+    cross = (weights * residuals) @ rows  # two weight vectors, then two biases
+    for k in range(2):
+        mine = torch.cat([cross[8 * k : 8 * k + 8], cross[16 + k : 17 + k]])
+        close(uq.gram.cross[:, k], mine)
+    with pytest.warns(UserWarning, match="144 derivatives"):  # of steps that see not all inputs
+        uq.calibrate([valid.data], ridge=RIDGE, gradients=0, gradient_target=lambda b: slopes[1])
+    g = dense.of_case(valid)
+    q = oracle.quadratic(rows, g.features, RIDGE, weights)
+    moved = q > 0
+    error = slopes[1] - g.slope
+    expected = [dense.scale(error[:, k][moved[:, k]], q[:, k][moved[:, k]]) for k in range(2)]
+    close(uq.gradient_scale, torch.tensor(expected, dtype=F64))
 
 
 def test_without_targets_of_derivatives_there_are_no_sums_of_residuals():

@@ -336,12 +336,20 @@ def test_the_input_is_left_as_it_was():
     assert torch.equal(free, X["flat"])
 
 
-def test_rows_that_influence_one_another_are_right_or_refused():
-    body = oracle.float64_copy(mlp().model)
-    model = zoo.Net(lambda m, x: m.body(x - x.mean(0)), body=body)
-    x = X["flat"]
-    uq = rg.LastLayerRigidity(model).fit((x, normal(ROWS, 1, seed=0)))
-    uq.calibrate((normal(ROWS, 3, seed=1), normal(ROWS, 1, seed=2)))
+COUPLINGS = {
+    "mean": lambda m, x: m.body(x - x.mean(0)),
+    "before": lambda m, x: m.body(torch.cat([x[:1], x[1:] + x[:-1]])),
+    "last": lambda m, x: m.body(torch.cat([x[:1] + x[-1:], x[1:]])),
+}
+
+
+@pytest.mark.parametrize("rows", [2, 3, ROWS])
+@pytest.mark.parametrize("coupling", COUPLINGS)
+def test_rows_that_influence_one_another_are_right_or_refused(coupling, rows):
+    model = zoo.Net(COUPLINGS[coupling], body=oracle.float64_copy(mlp().model))
+    x = X["flat"][:rows]
+    uq = rg.LastLayerRigidity(model).fit((x, normal(rows, 1, seed=0)))
+    uq.calibrate((normal(rows, 3, seed=1), normal(rows, 1, seed=2)), ridge=0.1)
     names, call = ["body.2.weight", "body.2.bias"], lambda m, x: m(x)
     slope = dense.derivatives(model, call, names, x).slope[:, 0]  # (N, N, d)
     try:

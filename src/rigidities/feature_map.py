@@ -60,10 +60,13 @@ class FeatureMap:
             ValueError: the output does not depend on that input, as far as autograd knows.
         """
         point = slot.get(batch).detach()
-        args, kwargs = slot.put(batch, point.clone().requires_grad_())
+        free = point.clone().requires_grad_()
+        args, kwargs = slot.put(batch, free)
         reading = tap.graph(*args, **kwargs)
         if not reading.output.requires_grad:
             raise ValueError(UNCONNECTED)
+        aligned = point.ndim > 0 and len(point) == len(reading.output)
+        aligned = aligned and _stand_alone(free, reading)
         reading = reading.detached()
         steady = tap.steady(*args, **kwargs)
 
@@ -78,13 +81,6 @@ class FeatureMap:
             output, features = steady(*args, **kwargs)
             return output, features
 
-        def plain(x: Tensor) -> Pair:
-            args, kwargs = slot.put(batch, x)
-            output, features = tap(*args, **kwargs).detached()
-            return output, features
-
-        aligned = point.ndim > 0 and len(point) == len(reading.output)
-        aligned = aligned and _stand_alone(plain, point, reading)
         return cls(point, reading, eager, None if steady is None else pure, aligned)
 
     @property
@@ -155,26 +151,31 @@ def checked_direction(direction: Tensor, point: Tensor) -> Tensor:
         ) from error
 
 
-def _stand_alone(function: Callable[[Tensor], Pair], point: Tensor, reading: Reading) -> bool:
-    """Whether rows of the input leave other samples alone.
+def _stand_alone(x: Tensor, reading: Reading) -> bool:
+    r"""Whether row n of the input acts on sample n alone.
 
-    Half of the rows, chosen at random, take their neighbours' values; the output and the features
-    of the other half must stay.
+    With $t_n$ a random combination of sample n's output and features and $s_n$ random signs and
+    sizes, $\nabla_{x_n} \sum_m s_m t_m = s_n \nabla_{x_n} \sum_m t_m$ if, and but for chance only
+    if, it does.
     """
-    rows = len(point)
+    rows = len(x)
     if rows == 1:
         return True
-    order = torch.randperm(rows, generator=torch.Generator().manual_seed(0)).to(point.device)
-    changed, kept = order[: rows // 2], order[rows // 2 :]
-    moved = point.clone()
-    moved[changed] = point.roll(1, 0)[changed]
-    for before, after in zip(reading, function(moved), strict=True):
-        before, after = (value.reshape(rows, -1)[kept] for value in (before, after))
-        size = float(before.abs().max()) if before.numel() else 0.0
-        tolerance = torch.finfo(before.dtype).eps ** 0.75 * size
-        if not bool(((before - after).abs() <= tolerance).all()):
-            return False
-    return True
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(x)
+
+    parts = [value.reshape(rows, -1).to(x.dtype) for value in reading]
+    mixed = sum((part @ drawn(part.shape[1]) for part in parts), start=x.new_zeros(rows))
+    signs = drawn(rows)
+    (plain,) = torch.autograd.grad(mixed.sum(), x, retain_graph=True, allow_unused=True)
+    if plain is None:
+        raise ValueError(UNCONNECTED)
+    (signed,) = torch.autograd.grad((signs * mixed).sum(), x)
+    expected = signs.reshape(-1, *[1] * (x.ndim - 1)) * plain
+    tolerance = torch.finfo(x.dtype).eps ** 0.5 * float(expected.abs().max())
+    return bool(((signed - expected).abs() <= tolerance).all())
 
 
 def _as_reading(like: Reading, pair: Pair) -> Reading:
