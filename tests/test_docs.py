@@ -1,5 +1,6 @@
 """The documentation's Python blocks run, page by page, and print what it says they print."""
 
+import json
 import re
 from pathlib import Path
 
@@ -62,6 +63,19 @@ def test_anchors_within_a_page_exist(page: str) -> None:
         headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
         slugs = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
         assert anchor in slugs, f"{page}: {target}#{anchor}"
+
+
+def test_figures_of_the_experiments_in_the_propagation_page_are_those_of_the_results() -> None:
+    results = DOCS.parent / "experiments" / "results"
+    page = (DOCS / "propagation.md").read_text(encoding="utf-8")
+    sets = json.loads((results / "propagation/propagation.json").read_text())["sets"]
+    for way in ("none", "constant", "bayes"):
+        ratios = [f"{sets[name][way]['joint']['ratio']['500']:.2f}" for name in sets]
+        quoted = r",\s+".join(ratios[:-1]) + r"\s+and\s+" + ratios[-1]
+        assert re.search(quoted, page), (way, ratios)
+    labels = json.loads((results / "active/active.json").read_text())["kin8nm"]
+    needed = labels["methods"]["variance"]["labels_to_randoms_last"]
+    assert f"it needs {round(needed, -1):.0f} labels" in page
 
 
 def test_figures_with_errors_in_the_theory_are_those_of_the_results() -> None:

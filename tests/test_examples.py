@@ -56,8 +56,10 @@ def test_ninety_percent_intervals_hold_about_ninety_percent_of_the_forces(plain_
     assert len(re.findall(r"\+- ", text)) == 9
 
 
-def test_greedy_choice_beats_chance(plain_torch, capsys):
-    assert printed("active_learning", capsys)
+def test_a_greedy_batch_beats_chance_and_the_largest_variances(plain_torch, capsys):
+    lines = printed("active_learning", capsys).splitlines()
+    mean = {line[:17].strip(): numbers(line)[0] for line in lines[1:]}
+    assert mean["greedy"] < 0.9 * min(mean["random"], mean["largest variances"])
 
 
 def test_every_example_has_a_test():

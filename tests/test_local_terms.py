@@ -130,3 +130,61 @@ def test_selection_through_the_facade_is_that_of_the_features():
     cared = uq.select(x, 2, objective="variance", of=x[:3])
     expected = rg.selection.greedy(uq.posterior, features, 2, objective="variance", of=features[:3])
     assert cared.indices.tolist() == expected.indices.tolist()
+
+
+def test_several_rows_per_input_are_not_chosen_as_if_they_were_inputs():
+    uq, case = fitted("several_time_steps_out")
+    x = case.args[0]
+    assert len(uq.features(x)) == x.shape[0] * x.shape[1]
+    for objective in ("variance", "logdet", "top"):
+        with pytest.raises(ValueError, match=r"one row of features .*\(60, .* for 12 inputs"):
+            uq.select(x, 3, objective=objective)
+
+
+def test_options_that_top_has_no_use_for_are_refused():
+    uq, case = fitted("mlp_with_several_targets")
+    x = case.args[0]
+    with pytest.raises(ValueError, match="neither of= nor weights="):
+        uq.select(x, 3, objective="top", weights=torch.ones(len(x)))
+    with pytest.raises(ValueError, match="objective must be 'logdet' or 'variance'"):
+        uq.select(x, 3, objective="topp")
+
+
+def test_the_gains_of_top_are_total_variances():
+    uq, case = fitted("mlp_with_several_targets")
+    x = case.args[0]
+    found = uq.select(x, 3, objective="top")
+    torch.testing.assert_close(found.gains, uq.predict(x).epistemic.sum(1)[found.indices])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda uq, x: uq(x),
+        lambda uq, x: uq.predict(x),
+        lambda uq, x: uq.gradient(x),
+        lambda uq, x: uq.local(x),
+        lambda uq, x: uq.features(x),
+        lambda uq, x: uq.select(x, 2),
+        lambda uq, x: uq.covariance(x),
+        lambda uq, x: uq.propagate(torch.mean, x),
+        lambda uq, x: uq.ensemble(4)(x),
+    ],
+    ids=[
+        "call",
+        "predict",
+        "gradient",
+        "local",
+        "features",
+        "select",
+        "covariance",
+        "propagate",
+        "ensemble",
+    ],
+)
+def test_every_call_works_in_inference_mode_and_warns_where_the_user_stands(call):
+    case = zoo.build("mlp_with_a_column_output")
+    uq = rg.LastLayerRigidity(case.model).fit([case.data])
+    with torch.inference_mode(), pytest.warns(UserWarning, match="not calibrated") as caught:
+        call(uq, case.args[0].clone())
+    assert [warning.filename for warning in caught] == [__file__]

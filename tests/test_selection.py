@@ -97,11 +97,11 @@ def test_the_logdet_grows_by_twice_the_gains_and_gains_never_increase(seed, rows
     gram.update(train)
     before = torch.logdet(gram.matrix + 0.1 * torch.eye(width, dtype=F64))
     n = rows // 2
-    found = greedy(posterior_of(train), pool, n, weights=weights, costs=costs)
+    found = greedy(posterior_of(train), pool, n, weights=weights, costs=costs, objective="logdet")
     gram.update(pool[found.indices], weights[found.indices])
     after = torch.logdet(gram.matrix + 0.1 * torch.eye(width, dtype=F64))
     assert float(after - before) == pytest.approx(2 * found.total, rel=1e-9, abs=1e-9)
-    equal = greedy(posterior_of(train), pool, n)
+    equal = greedy(posterior_of(train), pool, n, objective="logdet")
     assert bool((equal.gains.diff() <= 1e-12).all())
     assert len(set(found.indices.tolist())) == n
 
@@ -186,7 +186,7 @@ def test_more_candidates_than_a_block_with_chosen_rows():
 def test_truncated_posteriors_choose_by_their_own_variance(form):
     train, pool = normal(30, 6), normal(20, 6, seed=1)
     post = posterior_of(train).truncate(4, form=form)
-    found = greedy(post, pool, 1)
+    found = greedy(post, pool, 1, objective="logdet")
     q = post.quadratic(pool)
     assert int(found.indices) == int(q.argmax())
     torch.testing.assert_close(found.gains, torch.log1p(q.max())[None] / 2)
@@ -250,7 +250,7 @@ def spoilt(row, value=math.nan):
         ({"features": spoilt(7)}, r"features must be finite, got NaN or infinity in row 7"),
         ({"features": spoilt(3, math.inf)}, r"infinity in row 3"),
         ({"objective": "entropy"}, r"'logdet' or 'variance', got 'entropy'"),
-        ({"of": POOL}, r"`of` belongs to objective='variance'"),
+        ({"of": POOL, "objective": "logdet"}, r"`of` belongs to objective='variance'"),
         ({"of": POOL[:, :2], "objective": "variance"}, r"of must be \(N, 4\)"),
         ({"of": spoilt(2), "objective": "variance"}, r"of must be finite.*row 2"),
         ({"weights": -torch.ones(20)}, r"weights must be finite and not negative, got -1 to -1"),

@@ -30,7 +30,8 @@ def run(*, quick: bool, seed: int, folder: str | Path | None = None) -> Outcome:
         words = {"name": one.name, "seeds": one.seeds}
         tables.append(difference_table(found[one.name], texts.DIFFERENCES.format(**words)))
         tables.append(curve_table(found[one.name], texts.CURVES.format(**words)))
-    opening, closing = texts.opening(protocols[0]), texts.CLOSING
+    opening = texts.opening(protocols[0])
+    closing = (texts.QUICK, texts.QUICK) if quick else texts.CLOSING
     picture = Picture("curves", drawn(found), texts.CAPTION)
     page = [*opening, picture, *tables[:2], closing[0], *tables[2:], closing[1]]
     return Outcome("Labels where they count", found, page)

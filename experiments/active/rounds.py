@@ -96,7 +96,7 @@ def informative(
     posterior: rg.Posterior, features: Tensor, free: Tensor, n: int, generator: torch.Generator
 ) -> Tensor:
     """A batch that says most about the last layer's weights."""
-    return selection.greedy(posterior, features[free], n).indices
+    return selection.greedy(posterior, features[free], n, objective="logdet").indices
 
 
 def calming(

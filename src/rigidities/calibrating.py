@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -21,6 +20,7 @@ from .calibration import (
     most_evident_ridge,
     search,
 )
+from .notices import notify
 from .posterior import Posterior
 from .readout import AnyTap
 from .validation import residuals
@@ -56,7 +56,7 @@ def calibrated(
         choice, edge = search(objective, ridge)
     report = _report(choice, edge, criterion, objective, posterior, statistics)
     if report.duplicates:
-        warnings.warn(report.warnings[0], stacklevel=3)
+        notify(report.warnings[0])
     return report
 
 

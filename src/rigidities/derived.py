@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .likelihood import Gaussian
+from .likelihood import Gaussian, gaussian_interval
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,4 @@ class Derived:
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         """The central Gaussian interval that holds probability `level`: (low, high)."""
-        if not 0 < level < 1:
-            raise ValueError(f"An interval's level must lie between 0 and 1, got {level}.")
-        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
+        return gaussian_interval(self.mean, self.std, level)

@@ -12,13 +12,13 @@ multiplies by a float32 matrix) gets the model's own precision.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from .derivatives.directional import transformable
 
 Function = Callable[[Tensor], Tensor]
 
@@ -127,7 +127,7 @@ class Differential:
     def _mapped(self, one: Function, tangents: Tensor) -> Tensor:
         """`one` for each tangent: at once where the function allows it, else in turn."""
         tangents = tangents.to(self.precision)
-        with _quiet():
+        with transformable():
             try:
                 found = torch.vmap(one)(tangents)
             except (RuntimeError, ValueError):
@@ -192,19 +192,11 @@ def _gradients(flat: Tensor, point: Tensor) -> Tensor:
     eye = torch.eye(len(flat), dtype=flat.dtype, device=flat.device)
     if len(flat) > 1:
         try:
-            with _quiet():
+            with transformable():
                 return of(flat, eye, True)
         except (RuntimeError, ValueError):
             pass  # an operation that cannot be batched
     return torch.stack([of(flat, one, False) for one in eye])
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without torch's remarks on operations that it batches slowly."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*batching rule.*")
-        yield
 
 
 def _checked(value: Any) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -29,6 +28,7 @@ from .gram import Gram
 from .inputs import InputName
 from .likelihood import ConstantNoise, Gaussian
 from .losses import LossLike, loss_for
+from .notices import notify
 from .posterior import Posterior
 from .quadratic import QuadraticForm
 from .readout import AnyTap
@@ -420,7 +420,7 @@ class FittedReadout(nn.Module):
     def _say_once(self, key: str, message: str) -> None:
         if key not in self._said:
             self._said.add(key)
-            warnings.warn(message, stacklevel=4)
+            notify(message)
 
     def _snapshot(self) -> Snapshot:
         return Snapshot.of(self._fitted(), self._binding.header(), self._weighing, self._report)

@@ -6,8 +6,10 @@ $g_i = \partial f / \partial x_i$, so
 $$ \mathrm{Var}\, \frac{\partial y}{\partial x_i} = \alpha_g^2\,
    g_i^\top (G + \varsigma^2 I)^{-1} g_i $$
 
-with a scale $\alpha_g$ of its own where gradient targets were calibrated on, else $\alpha$. This is
-the limit of many last-layer members, each differentiated by itself, without their sampling error.
+the limit of many last-layer members, each differentiated by itself, without their sampling
+error. The scale $\alpha_g$ is that of the members, $\alpha$, unless derivatives were calibrated on
+targets of their own: then it applies to first and second derivatives here, and not to members
+or `propagate`, which know of values alone.
 """
 
 from __future__ import annotations
@@ -28,15 +30,13 @@ from .input_derivatives import (
     reverse_quadratic,
 )
 from .inputs import RowShare
-from .likelihood import Gaussian
+from .likelihood import gaussian_interval
+from .members import MEMBERS
 from .posterior import Posterior
 from .quadratic import QuadraticForm
 
 EXACT_PASSES = 2048
 """Passes through the trunk for one batch beyond which members are drawn instead."""
-
-MEMBERS = 64
-"""Drawn then: an error of 9 % in the standard deviation."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,14 @@ class Gradient:
             sample, else (N, *output, *input) without the outputs' and inputs' first dimensions.
         std: their standard deviations.
         sampling_error: relative standard error of `std` where members were drawn; 0 if exact.
+        summed: whether it is the sum of all outputs that was differentiated, because the input has
+            not one row per sample, or its rows act on other samples too.
     """
 
     mean: Tensor
     std: Tensor
     sampling_error: float = 0.0
+    summed: bool = False
 
     @property
     def variance(self) -> Tensor:
@@ -61,10 +64,7 @@ class Gradient:
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         """The central interval that holds probability `level`: (low, high)."""
-        if not 0 < level < 1:
-            raise ValueError(f"An interval's level must lie between 0 and 1, got {level}.")
-        z = Gaussian().quantile(torch.tensor((1 + level) / 2, dtype=torch.float64)).to(self.std)
-        return self.mean - z * self.std, self.mean + z * self.std
+        return gaussian_interval(self.mean, self.std, level)
 
     @classmethod
     def join(cls, parts: Sequence[Gradient]) -> Gradient:
@@ -75,6 +75,7 @@ class Gradient:
             torch.cat([part.mean for part in parts]),
             torch.cat([part.std for part in parts]),
             max(part.sampling_error for part in parts),
+            any(part.summed for part in parts),
         )
 
 
@@ -98,8 +99,9 @@ class Differentiator:
     generator: torch.Generator | None = None
 
     def __post_init__(self) -> None:
-        if self.members is not None and (self.members < 0 or self.members != int(self.members)):
-            raise ValueError(f"members must be 0 (exact) or a number, got {self.members}.")
+        members: object = self.members
+        if members is not None and not (isinstance(members, int) and members >= 0):
+            raise ValueError(f"members must be 0 (exact) or a number, got {self.members!r}.")
 
     def __call__(self, point: FeatureMap) -> Gradient:
         """The derivatives of one batch by all numbers of its input."""
@@ -117,7 +119,7 @@ class Differentiator:
         variance = self.scale.square().to(q)[:, None] * q
         std = arranged(point, variance).sqrt().to(mean.dtype)
         error = (2 * members) ** -0.5 if members else 0.0
-        return Gradient(shaped(point, mean), shaped(point, std), error)
+        return Gradient(shaped(point, mean), shaped(point, std), error, not point.aligned)
 
     def directional(self, point: FeatureMap, direction: Tensor) -> Gradient:
         """The derivative of one batch along a direction, shaped like the output."""

@@ -109,22 +109,25 @@ class JointPosterior:
             pulled = torch.einsum("qmk,mkd->qkd", cotangents, features)
         return self._standard(pulled)
 
-    def response(self, features: Tensor, deviations: Tensor) -> Tensor:
+    @staticmethod
+    def response(features: Tensor, deviations: Tensor) -> Tensor:
         """Change (n, M, K) of the outputs for weight deviations (n, K, D)."""
         deviations = deviations.to(features)
         if features.ndim == 3:
-            return torch.einsum("mkd,nkd->nmk", features, deviations)
+            return torch.einsum("nkd,mkd->nkm", deviations, features).mT
         members, targets, width = deviations.shape
-        flat = features @ deviations.reshape(-1, width).mT
-        return flat.reshape(-1, members, targets).movedim(1, 0)
+        # Members and targets first in memory: the layout that most outputs are read in.
+        flat = deviations.reshape(members * targets, width) @ features.mT
+        return flat.reshape(members, targets, -1).mT
 
     def covariance(self, left: Tensor, right: Tensor | None = None) -> Tensor:
         """(M, K, M', K) between the outputs with these features."""
-        a = self._whitened(left)
-        b = a if right is None else self._whitened(right)
-        inner = torch.einsum("mkd,nld->mknl", a, b)
-        between = self.correlation * self.scale[:, None] * self.scale
-        return inner * between[:, None, :]
+        a = self.posterior.whitened(left)
+        b = a if right is None else self.posterior.whitened(right)
+        between = (self.correlation * self.scale[:, None] * self.scale)[:, None, :]
+        if a.ndim == 2:
+            return (a @ b.mT)[:, None, :, None] * between
+        return torch.einsum("mkd,nld->mknl", a, b) * between
 
     @property
     def _basis(self) -> Tensor:
@@ -142,12 +145,6 @@ class JointPosterior:
         mixed = torch.einsum("qkd,kj->qjd", pulled, self.root)
         rows = torch.einsum("qjd,jdr->qjr", mixed, self._basis) / self.posterior.precisions.sqrt()
         return rows.flatten(1)
-
-    def _whitened(self, features: Tensor) -> Tensor:
-        """(M, K, D)."""
-        shared = features.ndim == 2 and self.posterior.eigenvalues.ndim == 1
-        whitened = self.posterior.whitened(features)
-        return whitened[:, None].expand(-1, self.targets, -1) if shared else whitened
 
 
 def residual_correlation(gram: Gram, targets: int) -> Tensor:

@@ -23,15 +23,17 @@ from torch import Tensor
 from . import selection
 from .accumulation import SampleWeight, sample_weights
 from .binding import Binding
+from .cases import Reading
 from .derived import Derived
 from .ensemble import Ensemble
 from .feature_map import FeatureMap
 from .fitted_readout import FittedReadout
-from .gradient import MEMBERS, Differentiator, Gradient, shared_out
+from .gradient import Differentiator, Gradient, shared_out
 from .inputs import InputName, Slot
 from .joint import JointPosterior
 from .joint_outputs import repeatable
 from .local_terms import LocalTerms, local_terms
+from .members import MEMBERS
 from .members import members as member_set
 from .prediction import Prediction
 from .propagation import covariance_between, propagated
@@ -98,7 +100,7 @@ class LastLayerRigidity(FittedReadout):
             sample_weight: callable(batch) -> loss weights c, by which the noise is divided.
             input_covariance: of uncertain inputs, whose variance is added and kept in
                 `from_inputs`: a variance; one for each of the d numbers of an input row, (d,) or
-                (N, d); or a matrix, (d, d) or (N, d, d).
+                (N, d); or a matrix, (d, d) or (N, d, d). (d, d) is always a matrix.
             input_samples: 0 propagates it to first order; otherwise by so many draws of the
                 inputs, which checks the first order where the model bends.
             wrt: the uncertain input, where there are several.
@@ -158,9 +160,13 @@ class LastLayerRigidity(FittedReadout):
         Returns:
             `mean` and `std`, shaped like the input for one output per sample; for several
             (N, *outputs, *inputs). Of inputs that have not one row per sample (atoms of several
-            structures) the sum of all outputs is differentiated: each atom gets the derivative of
-            its own structure.
+            structures), or whose rows act on other samples too, the sum of all outputs is
+            differentiated (`summed`): each atom gets the derivative of its own structure. The
+            scale is `gradient_scale`, which differs from that of members and `propagate` where
+            it was calibrated on targets of its own.
         """
+        if along is not None and members is not None:
+            raise ValueError("along= is exact in one pass: it takes no members=.")
         maps = self._feature_maps(data, wrt, batch_size, "gradient", progress)
         differentiator = self._differentiator(members, generator)
         if along is None:
@@ -191,6 +197,9 @@ class LastLayerRigidity(FittedReadout):
             generator: as in `gradient`.
             batch_size: as in `fit`.
             progress: as in `fit`.
+
+        Returns:
+            As `gradient`, with the same `gradient_scale`.
         """
         maps = self._feature_maps(data, wrt, batch_size, "hessian_product", progress)
         differentiator = self._differentiator(members, generator)
@@ -217,7 +226,8 @@ class LastLayerRigidity(FittedReadout):
             generator: of the draws.
             recentred: shift the members so that their mean is the model's prediction exactly.
             antithetic: draw pairs $\pm\delta$.
-            symmetric: not draws but a fixed set of 2 `rank` members whose covariance is exact.
+            symmetric: not draws but a fixed set of 2 `rank` members: at full rank its covariance
+                is exact, below it a lower bound.
             rank: of that set; by default full.
         """
         tap = self._tap()
@@ -285,6 +295,7 @@ class LastLayerRigidity(FittedReadout):
             fn, tap, self._joint(tap), batches, second_order=second_order, again=again
         )
 
+    @outside_inference_mode
     def local(
         self, data: Any, *, batch_size: int | None = None, progress: bool | None = None
     ) -> LocalTerms:
@@ -303,27 +314,25 @@ class LastLayerRigidity(FittedReadout):
     def features(
         self, data: Any, *, batch_size: int | None = None, progress: bool | None = None
     ) -> Tensor:
-        """The readout's features, (N, D), or (N, K, D) where they differ between targets.
+        """The readout's features, (M, D), or (M, K, D) where they differ between targets.
+
+        M counts rows of outputs: one per input, or more where a prediction has several (time
+        steps, pixels).
 
         Args:
             data: a tensor of inputs, or anything that `fit` takes.
             batch_size: as in `fit`.
             progress: as in `fit`.
         """
-        tap = self._tap()
-        with torch.enable_grad():
-            batches = self._batches(data, batch_size, "features", progress)
-            parts = [tap(*batch.args, **batch.kwargs).features.detach() for batch in batches]
-        if not parts:
-            raise ValueError("There are no features: no batches were given.")
-        return torch.cat(parts)
+        readings = self._readings(data, batch_size, progress)
+        return torch.cat([reading.features for reading in readings])
 
     def select(
         self,
         pool: Any,
         n: int,
         *,
-        objective: Literal["logdet", "variance", "top"] = "logdet",
+        objective: Literal["variance", "logdet", "top"] = "variance",
         weights: Tensor | float | None = None,
         costs: Tensor | float | None = None,
         chosen: Tensor | None = None,
@@ -333,21 +342,28 @@ class LastLayerRigidity(FittedReadout):
     ) -> Selection:
         """Which inputs of a pool to label next; see `rigidities.selection`.
 
+        Features must be shared by the targets, and each input have one row of them; otherwise
+        give rows of your own choice to `selection.greedy(uq.posterior, rows, n)`.
+
         Args:
             pool: candidates, in any form that `predict` takes; no labels are needed.
             n: how many.
-            objective: "logdet" (default) or "variance", greedily, or "top", the largest variances.
-            weights: loss weights with which new rows would enter the fit; no matter to "top".
+            objective: "variance" (default) shrinks the total variance, "logdet" learns most about
+                the weights, both greedily; "top" takes the largest variances one by one.
+            weights: loss weights with which new rows would enter the fit; not for "top".
             costs: what labelling each costs.
             chosen: rows of the pool that were picked before.
             of: for "variance", the inputs whose variance is to shrink; by default the pool's.
             batch_size: as in `fit`.
             progress: as in `fit`.
         """
-        features = self.features(pool, batch_size=batch_size, progress=progress)
-        cared = None if of is None else self.features(of, batch_size=batch_size, progress=progress)
+        if objective == "top" and (of is not None or weights is not None):
+            raise ValueError("objective='top' takes neither of= nor weights=.")
+        features = self._one_row_each(pool, batch_size, progress)
+        cared = None if of is None else self._one_row_each(of, batch_size, progress)
         if objective == "top":
-            return selection.top(self.posterior.quadratic(features), n, costs=costs, chosen=chosen)
+            variances = self.scale.square().sum() * self.posterior.quadratic(features)
+            return selection.top(variances, n, costs=costs, chosen=chosen)
         return selection.greedy(
             self.posterior,
             features,
@@ -367,6 +383,34 @@ class LastLayerRigidity(FittedReadout):
         """
         self._tap()
         return self._error_bars().form.rounding
+
+    def _one_row_each(self, data: Any, batch_size: int | None, progress: bool | None) -> Tensor:
+        """Features (N, D) of N inputs.
+
+        Raises:
+            ValueError: there are several rows per input, or they differ between targets.
+        """
+        readings = self._readings(data, batch_size, progress)
+        features = torch.cat([reading.features for reading in readings])
+        inputs = sum(len(reading.output) for reading in readings)
+        if len(features) != inputs or features.ndim > 2 or self.posterior.eigenvalues.ndim > 1:
+            raise ValueError(
+                f"An input must have one row of features for all targets to be chosen by them, got "
+                f"features {tuple(features.shape)} for {inputs} inputs. Let forward= return one "
+                "output per input, or give rows and a posterior of your own choice to "
+                "rigidities.selection.greedy."
+            )
+        return features
+
+    @outside_inference_mode
+    def _readings(self, data: Any, batch_size: int | None, progress: bool | None) -> list[Reading]:
+        tap = self._tap()
+        with torch.enable_grad():
+            batches = self._batches(data, batch_size, "features", progress)
+            readings = [tap(*batch.args, **batch.kwargs).detached() for batch in batches]
+        if not readings:
+            raise ValueError("There are no features: no batches were given.")
+        return readings
 
     def _joint(self, tap: AnyTap) -> JointPosterior:
         return JointPosterior.of(self.posterior, self.gram, tap.layout)

@@ -64,6 +64,18 @@ class Gaussian:
         return torch.randn(shape, dtype=like.dtype, device=device, generator=generator).to(like)
 
 
+def gaussian_interval(mean: Tensor, std: Tensor, level: float) -> tuple[Tensor, Tensor]:
+    """The central Gaussian interval that holds probability `level`: (low, high).
+
+    Raises:
+        ValueError: the level lies outside (0, 1).
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"An interval's level must lie between 0 and 1, got {level}.")
+    z = Gaussian().quantile(torch.tensor((1 + level) / 2, dtype=torch.float64)).to(std)
+    return mean - z * std, mean + z * std
+
+
 @dataclass(frozen=True)
 class ConstantNoise:
     """The same noise variance everywhere, one entry per target; zeros for none."""

@@ -36,10 +36,15 @@ class Prediction:
     from_inputs: Tensor = field(default_factory=lambda: torch.zeros(()))
     law: Law = field(default_factory=Gaussian)
 
+    def __post_init__(self) -> None:
+        if self.from_inputs.ndim == 0:
+            shaped = self.from_inputs.to(self.epistemic).expand_as(self.epistemic)
+            object.__setattr__(self, "from_inputs", shaped)
+
     @property
     def variance(self) -> Tensor:
         """Epistemic variance plus noise, plus what uncertain inputs bring."""
-        return self.epistemic + self.noise + self.from_inputs.to(self.epistemic)
+        return self.epistemic + self.noise + self.from_inputs
 
     @property
     def std(self) -> Tensor:

@@ -21,7 +21,6 @@ to 9.4 times too large, with `criterion="evidence"` as well, whose ridge does no
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 
 import torch
@@ -31,6 +30,7 @@ from .derived import Derived
 from .differential import REMEDY, Differential, Function
 from .joint import JointPosterior
 from .joint_outputs import KEPT, Batches, JointOutputs
+from .notices import notify
 from .readout import AnyTap
 from .source import outside_inference_mode
 
@@ -181,8 +181,7 @@ class _Spread:
 
 
 def _say_flat(flat: Tensor) -> None:
-    warnings.warn(
+    notify(
         f"fn has a derivative of exactly zero for {int(flat.sum())} of {flat.numel()} quantities "
-        "(rounding, clamping, a constant?), so to first order their error bar is zero. " + REMEDY,
-        stacklevel=5,
+        "(rounding, clamping, a constant?), so to first order their error bar is zero. " + REMEDY
     )

@@ -110,7 +110,7 @@ def greedy(
     features: Tensor,
     n: int,
     *,
-    objective: Objective = "logdet",
+    objective: Objective = "variance",
     weights: Numbers | None = None,
     costs: Numbers | None = None,
     chosen: Indices | None = None,
@@ -125,7 +125,7 @@ def greedy(
         posterior: of the data at hand, with one Gram for all targets.
         features: (N, D) or (N, 1, D), of the candidates.
         n: how many to pick.
-        objective: `"logdet"` or `"variance"`, see the module's docstring.
+        objective: `"variance"` or `"logdet"`, see the module's docstring.
         weights: not negative, (N,) or one number: the loss weight with which a row would enter
             the Gram; default one.
         costs: positive, (N,) or one number: the gain per cost is maximised.
@@ -144,7 +144,7 @@ def greedy(
         >>> gram = Gram(2)
         >>> gram.update(torch.eye(2))
         >>> pool = torch.tensor([[3.0, 0.0], [3.0, 0.0], [0.0, 2.0]])
-        >>> picked = greedy(Posterior.from_gram(gram, ridge=0.0), pool, 2)
+        >>> picked = greedy(Posterior.from_gram(gram, ridge=0.0), pool, 2, objective="logdet")
         >>> picked.indices.tolist()
         [0, 2]
         >>> [round(gain, 4) for gain in picked.gains.tolist()]  # log(1 + 9) / 2, log(1 + 4) / 2

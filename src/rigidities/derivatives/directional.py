@@ -27,6 +27,7 @@ def transformable() -> Iterator[None]:
     try:
         with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
+            warnings.filterwarnings("ignore", ".torch.jit.script", DeprecationWarning)
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
