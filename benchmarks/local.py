@@ -21,10 +21,7 @@ from rigidities import local
 
 ALPHA = 1e-3
 BLOCKS = 5
-MISSING = (
-    "scikit-matter is not installed: `pip install --no-deps skmatter==0.4.1` (it asks for an older "
-    "scikit-learn, which its rigidities do not need)"
-)
+MISSING = "scikit-matter is not installed: `pip install skmatter` (Python 3.11 or newer)"
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import oracle
 import rigidities as rg
 import zoo
 from rigidities import input_derivatives
+from rigidities.calibration import evidence
 
 F64 = torch.float64
 BETA, RIDGE = 0.7, 0.1
@@ -97,17 +98,55 @@ def test_a_model_without_a_graph_is_refused_with_a_hint():
     uq.fit([case.data])
 
 
-@pytest.mark.parametrize("cost", [0.0, math.inf])
-@pytest.mark.parametrize("id", ["mlp_with_several_targets", "sum_over_atoms_with_species_shifts"])
-def test_forward_and_reverse_mode_add_the_same_rows(monkeypatch, id, cost):
+CHUNKED = (
+    "mlp_with_several_targets",
+    "sum_over_atoms_with_species_shifts",
+    "several_time_steps_and_targets_out",
+    "each_target_scaled_by_its_own_std",
+    "targets_mixed_by_a_fixed_matrix",
+)
+
+
+@pytest.mark.parametrize("numbers", [1, 300])
+@pytest.mark.parametrize("cost", [1e-9, math.inf])
+@pytest.mark.parametrize("id", CHUNKED)
+def test_forward_and_reverse_mode_add_the_same_rows_in_any_chunks(monkeypatch, id, cost, numbers):
     case = zoo.build(id)
-    target = lambda b: normal(*dense.of_case(case).slope.shape, seed=0)  # noqa: E731
+    slope = normal(*dense.of_case(case).slope.shape, seed=0)
+    weights = normal(len(slope), seed=1).exp()
+    options = {"gradients": wrt(id), "gradient_target": lambda b: slope}
+    options["gradient_weight"] = lambda b: weights
     expected, found = (rg.LastLayerRigidity(case.model, **case.options) for _ in range(2))
-    expected.fit([case.data], gradients=wrt(id), gradient_target=target)
+    expected.fit([case.data], **options)
     monkeypatch.setattr(input_derivatives, "FORWARD_COST", cost)
-    found.fit([case.data], gradients=wrt(id), gradient_target=target)
+    monkeypatch.setattr(input_derivatives, "NUMBERS", numbers)
+    found.fit([case.data], **options)
     for a, b in zip(state(found), state(expected), strict=True):
         close(a, b)
+    assert found.gram.count == expected.gram.count
+
+
+class Once(torch.autograd.Function):
+    """The tangent hyperbolic without forward mode."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x.tanh())
+        return x.tanh()
+
+    @staticmethod
+    def backward(ctx, grad):
+        (y,) = ctx.saved_tensors
+        return grad * (1 - y.square())
+
+
+def test_an_operation_without_forward_mode_is_counted_once(monkeypatch):
+    model, given = net(), data()
+    own = zoo.Net(lambda m, x: m.head(Once.apply(m.trunk(x))), trunk=model[0], head=model[2])
+    monkeypatch.setattr(input_derivatives, "FORWARD_COST", 0.0)
+    uq = rg.LastLayerRigidity(own).fit((given.x, given.y), gradients=0, gradient_weight=BETA)
+    close(uq.gram.matrix, statistic(given)[0].matrix)
+    assert uq.gram.count == 15 * 4
 
 
 # --- nets of one's own --------------------------------------------------------------------------
@@ -230,12 +269,77 @@ def test_residuals_and_scales_find_their_target_where_the_outputs_are_in_another
     close(uq.gradient_scale, torch.tensor(expected, dtype=F64))
 
 
-def test_without_targets_of_derivatives_there_are_no_sums_of_residuals():
-    given = data()
-    uq = rg.LastLayerRigidity(net())
-    uq.fit((given.x, given.y), gradients=0, gradient_weight=BETA)
-    close(uq.gram.matrix, statistic(given)[0].matrix)
+def without_targets(given, targets=1, **options):
+    uq = rg.LastLayerRigidity(net(targets))
+    return uq.fit((given.x, given.y), gradients=0, **{"gradient_weight": BETA, **options})
+
+
+@pytest.mark.parametrize("targets", [1, 3])
+def test_derivatives_without_targets_leave_the_moments_of_the_values_residuals(targets):
+    given, more = data(targets=targets), data(6, targets, seed=5)
+    uq = without_targets(given, targets, batch_size=4)
+    close(uq.gram.matrix, statistic(given, targets=targets)[0].matrix)
+    residual = given.y - uq.model(given.x).detach()
+    close(uq.gram.square, residual.T @ residual)
     assert uq.gram.cross is None
+    uq.partial_fit((more.x, more.y))
+    also = more.y - uq.model(more.x).detach()
+    close(uq.gram.square, residual.T @ residual + also.T @ also)
+    uq.forget((given.x, given.y))
+    close(uq.gram.square, also.T @ also)
+    assert uq.gram.cross is None
+    again = type(uq.gram).from_state(uq.gram.state())
+    assert torch.equal(again.square, uq.gram.square)
+    assert again.cross is None
+    close(uq.gram.clone().merge(again).square, 2 * also.T @ also)
+    older = {name: uq.gram.state()[name] for name in ("matrix", "count", "zeros")}
+    assert type(uq.gram).from_state(older).square is None
+
+
+def test_a_light_weight_of_derivatives_hardly_changes_the_error_bar_of_a_difference():
+    given, valid = data(30, 2), data(30, 2, seed=7)
+    given.y[:, 1] = given.y[:, 0] + 0.01 * given.y[:, 1]
+    given.y += net(2)(given.x).detach()
+    difference = lambda y: y[:, 0] - y[:, 1]  # noqa: E731
+    plain = rg.LastLayerRigidity(net(2)).fit((given.x, given.y))
+    light = without_targets(given, 2, gradient_weight=1e-9)
+    stds = []
+    for uq in (plain, light):
+        uq.calibrate((valid.x, valid.y), ridge=RIDGE)
+        stds.append(uq.propagate(difference, valid.x[:3]).std)
+    close(stds[1], stds[0], 1e-6)
+    parts = plain.predict(valid.x[:3]).epistemic.sum(1).sqrt()
+    assert bool((stds[0] < 0.5 * parts).all())  # the targets' errors are correlated
+
+
+@pytest.mark.parametrize("ridge", [0.01, 3.0])
+def test_the_evidence_counts_the_derivatives_with_targets(ridge):
+    given = data(12)
+    uq = fit(given)
+    weights = uq._binding.current().weights
+    value = evidence(uq.gram, rg.Posterior.from_gram(uq.gram, ridge), weights)
+    found = value(torch.tensor([ridge, 1.0], dtype=F64))
+    f = dense.features(uq.model, run, NAMES, given.x)[:, 0]
+    g = dense.derivatives(uq.model, run, NAMES, given.x).of_each_row().features[:, 0]
+    rows = torch.cat([f, math.sqrt(BETA) * oracle.rows(g)])
+    goal = torch.cat([given.y[:, 0], math.sqrt(BETA) * given.slope.reshape(-1)])
+    expected = []
+    for s in (ridge, 1.0):
+        covariance = torch.eye(len(rows), dtype=F64) + rows @ rows.T / s
+        variance = goal @ torch.linalg.solve(covariance, goal) / len(rows)  # at its best
+        law = torch.distributions.MultivariateNormal(torch.zeros_like(goal), variance * covariance)
+        expected.append(-law.log_prob(goal) / len(rows))
+    close(found, torch.stack(expected))
+
+
+def test_the_evidence_without_targets_of_the_derivatives_is_refused_with_the_cause():
+    given, valid = data(30), data(30, seed=7)
+    with pytest.raises(ValueError, match=r"derivatives without targets.*gradient_target="):
+        without_targets(given).calibrate((valid.x, valid.y), criterion="evidence")
+    alone = rg.LastLayerRigidity(net()).fit([given.x], gradients=0)
+    with pytest.raises(ValueError, match=r"call fit with \(x, y\)"):
+        alone.calibrate((valid.x, valid.y), criterion="evidence")
+    fit(given).calibrate([valid.batch], criterion="evidence")
 
 
 def test_the_sum_of_residuals_vanishes_at_the_minimum_of_the_loss():

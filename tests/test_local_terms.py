@@ -70,6 +70,34 @@ def test_owners_count_on_over_batches():
     assert split.owners.tolist() == whole.owners.tolist()
 
 
+@pytest.mark.parametrize("id", ["mean_over_time_steps", "mlp_with_several_targets"])
+def test_one_pass_through_the_model_finds_the_terms(id):
+    uq, case = fitted(id)
+    calls = []
+    uq.local([case.data])
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda module, args, output: calls.append(1) if type(module) is type(case.model) else None
+    )
+    try:
+        uq.local([case.data, case.data])
+    finally:
+        handle.remove()
+    assert len(calls) == 2
+
+
+def test_sums_of_one_term_may_be_followed_by_sums_of_several():
+    torch.manual_seed(0)
+    model = zoo.Net(lambda m, x: m.body(x).sum(1), body=nn.Linear(3, 2).double())
+    x, y = torch.randn(20, 1, 3, dtype=torch.float64), torch.randn(20, 2, dtype=torch.float64)
+    uq = rg.LastLayerRigidity(model).fit((x, y))
+    uq.calibrate((x + 0.1, y))
+    assert uq._tap().case == "plain"
+    x = torch.randn(4, 5, 3, dtype=torch.float64)
+    terms = uq.local(x)
+    assert terms.owners.tolist() == [n for n in range(4) for _ in range(5)]
+    torch.testing.assert_close(terms.features[:, :3], x.reshape(20, 3))
+
+
 def test_an_unfamiliar_site_carries_the_variance():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 1)).double()

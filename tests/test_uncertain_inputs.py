@@ -12,6 +12,10 @@ import derivative_oracle as dense
 import oracle
 import rigidities as rg
 import zoo
+from rigidities import input_derivatives, uncertain_inputs
+from rigidities.batches import Batch
+from rigidities.feature_map import FeatureMap, row_owners
+from rigidities.inputs import Slot
 
 F64 = torch.float64
 ROWS = 6
@@ -203,6 +207,86 @@ def test_atoms_bring_their_variance_to_their_own_structure(kind):
     close(uq.predict(parts, input_covariance=s, wrt="x").from_inputs, expected)
 
 
+class Atoms(nn.Module):
+    """Two sums over the atoms of each structure, of a nonlinear function of their positions."""
+
+    def __init__(self, width=6):
+        super().__init__()
+        self.trunk, self.head = nn.Sequential(nn.Linear(3, width), nn.Tanh()), nn.Linear(width, 2)
+
+    def forward(self, x, structure, neighbour):
+        y = self.head(self.trunk(x + 0.5 * x[neighbour].sin()))
+        return y.new_zeros(int(structure.max()) + 1, 2).index_add(0, structure, y)
+
+
+def structures(count, across, dtype=F64):
+    """Positions, the structure of each atom (in no order) and a neighbour within it or not."""
+    generator = torch.Generator().manual_seed(0)
+    structure = torch.arange(count).repeat(3)
+    order = torch.randperm(3 * count, generator=generator)
+    neighbour = torch.roll(torch.arange(3 * count), count)  # the same structure's next atom
+    if across:
+        neighbour[:4] = torch.arange(1, 5)  # other structures' atoms
+    inverse = order.argsort()
+    return normal(3 * count, 3, seed=4).to(dtype), structure[order], inverse[neighbour[order]]
+
+
+@functools.cache
+def atoms(dtype=F64):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model = Atoms().to(dtype)
+    given = structures(20, False, dtype)
+    uq = rg.LastLayerRigidity(model).fit([(*given, normal(20, 2, seed=5).to(dtype))])
+    return uq.calibrate([(given[0] + 0.1, *given[1:], normal(20, 2, seed=6).to(dtype))]) and uq
+
+
+@pytest.mark.parametrize("kind", ["number", "matrices"])
+@pytest.mark.parametrize("across", [False, True])
+def test_atoms_may_act_on_several_structures(monkeypatch, across, kind):
+    uq, (x, structure, neighbour) = atoms(), structures(7, across)
+    apart = []
+    slow = uncertain_inputs.output_derivatives_apart
+    monkeypatch.setattr(input_derivatives, "NUMBERS", 3 * x.numel())
+    monkeypatch.setattr(
+        uncertain_inputs,
+        "output_derivatives_apart",
+        lambda point, reduce: slow(point, lambda part: apart.append(len(part)) or reduce(part)),
+    )
+    s = covariances(len(x), 3) if kind == "matrices" else 0.3
+    p = uq.predict([(x, structure, neighbour)], input_covariance=s, wrt=0)
+    matrices = covariances(len(x), 3) if kind == "matrices" else 0.3 * torch.eye(3, dtype=F64)
+    call = lambda m, x: m(x, structure, neighbour)  # noqa: E731
+    slope = dense.derivatives(uq.model, call, ["head.weight"], x).slope  # (N, 2, atoms, 3)
+    expected = torch.einsum("nkai,aij,nkaj->nk", slope, matrices.expand(len(x), 3, 3), slope)
+    close(p.from_inputs, expected)
+    assert sum(apart) == (14 if across else 0)  # one structure alone for each atom: no such passes
+    assert max(apart, default=0) <= 3
+
+
+@pytest.mark.parametrize(("dtype", "count"), [(F64, 1), (F64, 50), (torch.float32, 6001)])
+def test_the_structure_of_each_atom_is_found(dtype, count):
+    given = structures(count, False, dtype)
+    tap, batch = atoms(dtype)._tap(), Batch(given, {}, None, given)
+    point = FeatureMap.of(tap, batch, Slot.find(batch, 0, tap))
+    assert not point.aligned
+    assert torch.equal(row_owners(point), given[1])
+
+
+def test_a_structure_that_no_atom_moves_gets_nothing():
+    x, structure, neighbour = structures(9, False)
+    far = lambda m, x: m(x.where(structure[:, None] != 3, 0.0), structure, neighbour)  # noqa: E731
+    assert float(dense.derivatives(atoms().model, far, ["head.weight"], x).slope[3].norm()) == 0
+    uq = rg.LastLayerRigidity(zoo.Net(lambda m, x: far(m.body, x), body=atoms().model))
+    uq.fit([(x, normal(9, 2, seed=0))])
+    with pytest.warns(UserWarning, match="1 of 9 calibration rows"):  # that structure
+        uq.calibrate([(x + 0.1, normal(9, 2, seed=1))])
+    p = uq.predict(x, input_covariance=0.3)
+    assert not p.from_inputs[3].any()
+    slope = dense.derivatives(atoms().model, far, ["head.weight"], x).slope
+    close(p.from_inputs, 0.3 * slope.square().sum((2, 3)))
+
+
 SOME = (
     "scaled_and_shifted_squeezed_output",
     "targets_mixed_by_a_fixed_matrix",
@@ -345,17 +429,23 @@ COUPLINGS = {
 
 @pytest.mark.parametrize("rows", [2, 3, ROWS])
 @pytest.mark.parametrize("coupling", COUPLINGS)
-def test_rows_that_influence_one_another_are_right_or_refused(coupling, rows):
-    model = zoo.Net(COUPLINGS[coupling], body=oracle.float64_copy(mlp().model))
-    x = X["flat"][:rows]
-    uq = rg.LastLayerRigidity(model).fit((x, normal(rows, 1, seed=0)))
+def test_rows_that_influence_one_another_are_right(coupling, rows):
+    check_coupled(coupling, X["flat"][:rows])
+
+
+@pytest.mark.parametrize("rows", [2, 4])
+def test_equal_rows_that_influence_one_another_are_right(rows):
+    check_coupled("mean", X["flat"][:1].repeat(rows, 1))
+
+
+def check_coupled(coupling, x):
+    model, rows = zoo.Net(COUPLINGS[coupling], body=oracle.float64_copy(mlp().model)), len(x)
+    other = normal(rows, 3, seed=3)
+    uq = rg.LastLayerRigidity(model).fit((other, normal(rows, 1, seed=0)))
     uq.calibrate((normal(rows, 3, seed=1), normal(rows, 1, seed=2)), ridge=0.1)
     names, call = ["body.2.weight", "body.2.bias"], lambda m, x: m(x)
     slope = dense.derivatives(model, call, names, x).slope[:, 0]  # (N, N, d)
-    try:
-        p = uq.predict(x, input_covariance=0.3)
-    except ValueError:
-        return
+    p = uq.predict(x, input_covariance=0.3)
     close(p.from_inputs[:, 0], 0.3 * slope.square().sum((1, 2)))
 
 

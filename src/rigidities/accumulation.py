@@ -159,10 +159,11 @@ def _add(
 def _add_derivatives(
     gram: Gram, tap: AnyTap, batch: Batch, loss: GradientLoss, remove: bool, sums: list[Tensor]
 ) -> None:
-    rows = loss.rows(tap, batch)
-    flat = _flat(tap.layout, rows.features, rows.weights[:, None], rows.residuals)
-    sums[-1] += _sums(flat[0], flat[2])  # one entry per batch
-    (gram.downdate if remove else gram.update)(*flat)
+    change = gram.downdate if remove else gram.update
+    for rows in loss.rows(tap, batch):
+        flat = _flat(tap.layout, rows.features, rows.weights[:, None], rows.residuals)
+        sums[-1] += _sums(flat[0], flat[2])  # one entry per batch
+        change(*flat, moments=rows.residuals is not None)
 
 
 def target_rows(target: Tensor | None, reading: Reading) -> Tensor | None:

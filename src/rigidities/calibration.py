@@ -245,8 +245,13 @@ def evidence(gram: Gram, posterior: Posterior, weights: Tensor) -> Callable[[Ten
     Returns:
         ridges (J,) -> values (J,), the mean over targets.
     """
-    if gram.cross is None or gram.square is None:
+    if gram.square is None:
         raise ValueError("criterion='evidence' needs targets in the fit: call fit with (x, y).")
+    if gram.cross is None:
+        raise ValueError(
+            "criterion='evidence' needs the residuals of all rows, and the fit counted derivatives "
+            "without targets: pass gradient_target= to fit, or take another criterion."
+        )
     lam, basis = posterior.eigenvalues, posterior.eigenvectors
     if lam.ndim == 1:
         lam, basis = lam[None], basis[None]

@@ -83,11 +83,13 @@ class Terms:
         features: (R, D), which add up to the features of the outputs.
         owners: (R,) the output row (see `Reading.rows`) that each belongs to.
         heads: (R,) number of the head that it went through, in the order of the readout's heads.
+        count: output rows M.
     """
 
     features: Tensor
     owners: Tensor
     heads: Tensor
+    count: int
 
 
 class Case(Protocol):
@@ -196,8 +198,9 @@ class Shared(Separate):
     name = "shared"
     layout = "shared"
 
-    def terms(self, calls: list[Call], found: list[Gain]) -> Terms:
+    def terms(self, output: Tensor, calls: list[Call], found: list[Gain]) -> Terms:
         """The summands of the features, for known gains."""
+        inner, axis = _target_axis(output, calls[0].head)
         parts = []
         for call, gain in zip(calls, found, strict=True):
             head = self.columns.heads.index(call.head)
@@ -205,7 +208,7 @@ class Shared(Separate):
             features = self.columns.assemble(self.columns.complete({head: rows}))
             parts.append((features, gain.owner, torch.full_like(gain.owner, head)))
         features, owners, heads = (torch.cat(part) for part in zip(*parts, strict=True))
-        return Terms(features.detach(), owners, heads)
+        return Terms(features.detach(), owners, heads, output.numel() // inner[axis])
 
     def response(self, features: Tensor, change: Tensor) -> Tensor:
         """f . d."""

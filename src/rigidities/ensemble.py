@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from ._version import __version__
 from .binding import Binding
 from .cases import Reading
 from .feed import Feed
+from .joint import JointPosterior
 from .member_values import MemberValues, evaluated
 from .members import Drawing, Members
 from .readout import AnyTap, Tap
@@ -39,6 +41,9 @@ class Ensemble(nn.Module):
     Differentiable by the inputs where the readout is a plain layer. The model is part of this
     module, as in any wrapper (`to` moves it), but neither its mode nor its gradients are touched.
     Weights that changed since the fit are refused; a compiled or exported graph does not look.
+    Inputs are one tuple to an exporter, so that a graph for any number of rows n of one input is
+
+        torch.export.export(ens, (x,), dynamic_shapes=(({0: torch.export.Dim("n")},),))
 
     Args:
         binding: the tie to the model, with its tap.
@@ -49,6 +54,7 @@ class Ensemble(nn.Module):
         model: the trained model.
         deviations: (members, targets, features), float64 whatever the module is cast to.
         drawing: how the members were drawn; see `members`.
+        missing: share of the training predictions' variance that a symmetric set leaves out.
     """
 
     deviations: Tensor
@@ -57,6 +63,7 @@ class Ensemble(nn.Module):
         super().__init__()
         self.model = binding.model
         self.drawing: Drawing = members.drawing
+        self.missing = members.missing
         own = members.deviations.clone(memory_format=torch.contiguous_format)
         self.register_buffer("deviations", own, persistent=False)
         self._binding, self._feed = binding, feed
@@ -66,7 +73,10 @@ class Ensemble(nn.Module):
         self._current()
 
     def forward(self, *inputs: Any, **keywords: Any) -> Tensor:
-        """Outputs of all members, in the model's precision."""
+        """Outputs of all members, in the model's precision.
+
+        A spread below the rounding of the outputs is lost in it: `propagate` keeps that.
+        """
         return outputs(self._reading(inputs, keywords), self.deviations)
 
     def propagate(
@@ -79,14 +89,17 @@ class Ensemble(nn.Module):
     ) -> MemberValues:
         """Mean and standard deviation of any function of the outputs, by one call per member.
 
-        For a linear function the mean is exact (unless the draws are independent), and the
-        covariance is exact for a symmetric set of full rank, unbiased otherwise; a function of
-        second degree has an exact mean in a symmetric set. See `members`.
+        For a linear function the mean is exact (unless the draws are independent); the covariance
+        is unbiased for random members, exact for a symmetric set of full rank, and a lower bound
+        for one of lower rank. A function of second degree has an exact mean in a symmetric set of
+        full rank. See `members`.
 
         Args:
             fn: callable(output) -> tensor, array or number of any fixed shape, differentiable or
-                not. The output is that of one member for all of x, batches joined, in the
-                model's precision (at least float32).
+                not. The output is that of one member for all of x, batches joined, in float64:
+                the model's own precision would round small spreads of large outputs away. A
+                function that raises an error there gets float32, then the model's precision;
+                the result says which.
             x: inputs, a data set or batches; targets in them are ignored.
             batch_size: rows per batch where the data are not batches already.
             progress: show a bar; by default on a terminal only.
@@ -95,13 +108,16 @@ class Ensemble(nn.Module):
             TypeError: fn returned something that is not a number.
             ValueError: NaN, infinity or shapes that differ between members.
         """
-        parts = []
+        parts, own = [], torch.float64
         with torch.enable_grad():  # for models that differentiate inside forward
             for batch in self._feed(x, "propagate", batch_size=batch_size, progress=progress):
-                reading = self._eager(batch.args, batch.kwargs)
-                dtype = torch.promote_types(reading.output.dtype, torch.float32)
-                parts.append(outputs(reading, self.deviations, dtype).detach())
-        return evaluated(fn, _joined(parts), self.drawing)
+                reading = self._eager(batch.args, batch.kwargs).detached()
+                own = reading.output.dtype
+                parts.append(outputs(reading, self.deviations, torch.float64))
+        precisions = (torch.float64, torch.promote_types(own, torch.float32), own)
+        return evaluated(
+            fn, _joined(parts), self.drawing, missing=self.missing, precisions=precisions
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything but the model's weights to a safetensors file, atomically."""
@@ -140,9 +156,10 @@ class Ensemble(nn.Module):
         chosen = header["readout"].get("output") if output is None else output
         binding = Binding(model, Source(forward, features, chosen), layer)
         binding.restore(header["readout"])
-        feed = Feed(model, forward is not None, target, header.get("inputs"))
+        whole = forward is not None
+        feed = Feed(model, whole, target, header.get("inputs"), header.get("apart"))
         own = members.deviations.to(placement(model)[0])
-        return cls(binding, feed, Members(own, members.drawing))
+        return cls(binding, feed, replace(members, deviations=own))
 
     def get_extra_state(self) -> dict[str, Any]:
         """The members and the readout, inside the `state_dict`."""
@@ -154,7 +171,8 @@ class Ensemble(nn.Module):
         members = _members_of(state["tensors"], header)
         self._restore(self._binding.source, self._binding.layer, header["readout"])
         self.deviations = members.deviations.clone().to(self.deviations.device)
-        self.drawing = members.drawing
+        self.drawing, self.missing = members.drawing, members.missing
+        self._feed = replace(self._feed, inputs=header.get("inputs"), apart=header.get("apart"))
 
     def train(self, mode: bool = True) -> Ensemble:
         """Set the wrapper's flag alone: the model's is the user's, and members use eval."""
@@ -164,7 +182,8 @@ class Ensemble(nn.Module):
     def extra_repr(self) -> str:
         """Sizes and kind."""
         n, targets, features = self.deviations.shape
-        return f"members={n}, targets={targets}, features={features}, {self.drawing}"
+        missing = f", missing={self.missing:.2g}" if self.missing else ""
+        return f"members={n}, targets={targets}, features={features}, {self.drawing}{missing}"
 
     def __len__(self) -> int:
         return len(self.deviations)
@@ -223,7 +242,9 @@ class Ensemble(nn.Module):
             "kind": _KIND,
             "readout": self._binding.header(),
             "drawing": self.drawing,
+            "missing": self.missing,
             "inputs": self._feed.inputs,
+            "apart": self._feed.apart,
         }
 
 
@@ -238,7 +259,7 @@ def outputs(reading: Reading, deviations: Tensor, dtype: torch.dtype | None = No
     output, features = reading.output, reading.features
     if dtype is not None:
         output, features = output.to(dtype), features.to(dtype)
-    members, targets, width = deviations.shape
+    _, targets, width = deviations.shape
     inner, axis = reading.inner, reading.axis
     if inner[axis] != targets or features.shape[-1] != width:
         raise ValueError(
@@ -246,16 +267,11 @@ def outputs(reading: Reading, deviations: Tensor, dtype: torch.dtype | None = No
             f"the ensemble has {targets} with {width}. Use the same forward= and output= as in "
             "the fit."
         )
-    deviations = deviations.to(features)
-    # Members and targets first: the product then has the layout of the result.
-    if features.ndim == 2:
-        change = deviations.reshape(members * targets, width) @ features.mT
-    else:
-        change = torch.einsum("nkd,mkd->nkm", deviations, features)
+    change = JointPosterior.response(features, deviations)  # (n, M, K)
     others = [size for i, size in enumerate(inner) if i != axis % len(inner)]
-    change = change.reshape(members, targets, *others).movedim(1, axis)
+    change = change.mT.reshape(len(deviations), targets, *others).movedim(1, axis)
     if inner != output.shape:
-        change = change.reshape(members, *output.shape)
+        change = change.reshape(len(deviations), *output.shape)
     return output + change.to(output.dtype)
 
 
@@ -301,6 +317,6 @@ def _members_of(tensors: dict[str, Tensor], header: dict[str, Any]) -> Members:
             "LastLayerRigidity.load."
         )
     try:
-        return Members(tensors["deviations"], header["drawing"])
-    except (KeyError, ValueError) as error:
+        return Members(tensors["deviations"], header["drawing"], float(header["missing"]))
+    except (KeyError, ValueError, TypeError) as error:
         raise ValueError(f"The ensemble's file is damaged ({error}). Save it again.") from error

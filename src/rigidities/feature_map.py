@@ -151,31 +151,70 @@ def checked_direction(direction: Tensor, point: Tensor) -> Tensor:
         ) from error
 
 
-def _stand_alone(x: Tensor, reading: Reading) -> bool:
-    r"""Whether row n of the input acts on sample n alone.
+def row_owners(point: FeatureMap) -> Tensor | None:
+    """The sample that each row of the input acts on, (L,); None where a row acts on several.
 
-    With $t_n$ a random combination of sample n's output and features and $s_n$ random signs and
-    sizes, $\nabla_{x_n} \sum_m s_m t_m = s_n \nabla_{x_n} \sum_m t_m$ if, and but for chance only
-    if, it does.
+    Samples are numbered in digits small enough to survive the dtype: a row's derivative of the
+    numbered sum over its derivative of the plain sum is its sample's number.
     """
-    rows = len(x)
-    if rows == 1:
+    x = point.point.detach().clone().requires_grad_()
+    with transformable(), torch.enable_grad():
+        mixed = _mixed(x, point.samples, [point.values(x)[0]])
+        plain = _weighed(mixed, x, torch.ones_like(mixed))
+        largest = plain.abs().argmax(1, keepdim=True)
+        numbers = torch.arange(point.samples, device=x.device)
+        digit, place = int(torch.finfo(x.dtype).eps ** -0.5), 1
+        owners = torch.zeros(len(x), dtype=torch.long, device=x.device)
+        while place < point.samples:
+            coded = _weighed(mixed, x, (numbers // place % digit).to(x.dtype))
+            ratio = (coded.gather(1, largest) / plain.gather(1, largest))[:, 0]
+            owners += ratio.nan_to_num(0, 0, 0).round().long().clamp(0, digit) * place
+            place *= digit
+        owners = owners.clamp(max=point.samples - 1)
+        return owners if _owned(mixed, x, plain, owners) else None
+
+
+def _stand_alone(x: Tensor, reading: Reading) -> bool:
+    """Whether row n of the input acts on sample n alone."""
+    if len(x) == 1:
         return True
-    generator = torch.Generator().manual_seed(0)
+    mixed = _mixed(x, len(x), list(reading))
+    plain = _weighed(mixed, x, torch.ones_like(mixed))
+    return _owned(mixed, x, plain, torch.arange(len(x), device=x.device))
 
-    def drawn(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64).to(x)
 
-    parts = [value.reshape(rows, -1).to(x.dtype) for value in reading]
-    mixed = sum((part @ drawn(part.shape[1]) for part in parts), start=x.new_zeros(rows))
-    signs = drawn(rows)
-    (plain,) = torch.autograd.grad(mixed.sum(), x, retain_graph=True, allow_unused=True)
-    if plain is None:
+def _mixed(x: Tensor, samples: int, values: list[Tensor]) -> Tensor:
+    """A random combination of each sample's values, (N,)."""
+    parts = [value.reshape(samples, -1).to(x.dtype) for value in values]
+    drawn = [_drawn(x, part.shape[1], seed) for seed, part in enumerate(parts)]
+    products = (part @ one for part, one in zip(parts, drawn, strict=True))
+    return sum(products, start=x.new_zeros(samples))
+
+
+def _weighed(mixed: Tensor, x: Tensor, weights: Tensor) -> Tensor:
+    """The derivatives (L, d) of a weighted sum over samples."""
+    (found,) = torch.autograd.grad(mixed, x, weights, retain_graph=True, allow_unused=True)
+    if found is None:
         raise ValueError(UNCONNECTED)
-    (signed,) = torch.autograd.grad((signs * mixed).sum(), x)
-    expected = signs.reshape(-1, *[1] * (x.ndim - 1)) * plain
+    return found.reshape(len(x), -1)
+
+
+def _owned(mixed: Tensor, x: Tensor, plain: Tensor, owners: Tensor) -> bool:
+    r"""Whether each row of the input acts on the sample that is said to own it alone.
+
+    With $t_n$ a combination of sample n's values and $s_n$ random signs and sizes,
+    $\nabla_{x_l} \sum_m s_m t_m = s_n \nabla_{x_l} \sum_m t_m$ for the owner n of row l if, and but
+    for chance only if, it does.
+    """
+    signs = _drawn(x, len(mixed), seed=2)
+    expected = signs[owners, None] * plain
     tolerance = torch.finfo(x.dtype).eps ** 0.5 * float(expected.abs().max())
-    return bool(((signed - expected).abs() <= tolerance).all())
+    return bool(((_weighed(mixed, x, signs) - expected).abs() <= tolerance).all())
+
+
+def _drawn(like: Tensor, count: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, generator=generator, dtype=torch.float64).to(like)
 
 
 def _as_reading(like: Reading, pair: Pair) -> Reading:

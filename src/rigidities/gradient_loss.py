@@ -9,8 +9,7 @@ $\beta\, g_k g_k^\top$ to the Gram.
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +21,7 @@ from .feature_map import FeatureMap
 from .gradient import Differentiator, arranged, shaped
 from .input_derivatives import derivative_rows, output_derivatives
 from .inputs import InputName, Slot
+from .notices import notify
 from .posterior import Posterior
 from .quadratic import QuadraticForm
 from .readout import AnyTap
@@ -32,7 +32,7 @@ GradientTarget = str | Callable[[Any], Tensor]
 
 @dataclass(frozen=True)
 class GradientRows:
-    """Rows that the derivatives of one batch add to the Gram.
+    """Rows that some derivatives of one batch add to the Gram.
 
     Attributes:
         features: (R, D), or (R, K, D) where they differ between targets.
@@ -54,7 +54,9 @@ class GradientLoss:
         weight: $\beta$: a number, or callable(batch) -> one weight per row of that input. The
             sample weights of the values do not apply here.
         target: of the derivatives $\partial y / \partial x$ (forces with their sign changed): key
-            or attribute of the batch, or callable(batch); None where it is not known.
+            or attribute of the batch, or callable(batch); None where it is not known. A key is
+            taken out of a batch that is passed to the model as keywords; what a callable reads
+            stays in, so that the model's forward (or `forward=`) must take it.
     """
 
     wrt: InputName
@@ -83,19 +85,17 @@ class GradientLoss:
         """Output and features of a batch as functions of the input."""
         return FeatureMap.of(tap, batch, Slot.find(batch, self.wrt, tap))
 
-    def rows(self, tap: AnyTap, batch: Batch) -> GradientRows:
-        """What the derivatives of one batch add to the Gram."""
+    def rows(self, tap: AnyTap, batch: Batch) -> Iterator[GradientRows]:
+        """What the derivatives of one batch add to the Gram, one chunk after the other."""
         point = self.map(tap, batch)
-        rows = derivative_rows(point)
         residuals = self._residuals(point, batch)
-        if residuals is not None:  # (L, O, d) in the order of the outputs -> (L, I, d, K)
+        if residuals is not None:  # (L, O, d) in the order of the outputs -> (L * I * d, K)
             residuals = _unarranged(point, residuals)
-        rows = rows.movedim(2, 3)
-        inner = rows.shape[:3]
-        weights = self._weights(batch, point)[:, None, None].expand(inner).reshape(-1)
-        rows = rows.reshape(-1, *rows.shape[3:])
-        rows = rows[:, 0] if point.reading.features.ndim == 2 else rows
-        return GradientRows(rows, weights, residuals)
+        weights = self._weights(batch, point)
+        per_row = point.rows * point.point[0].numel()
+        for features, places in derivative_rows(point):
+            errors = None if residuals is None else residuals[places]
+            yield GradientRows(features, weights[places // per_row], errors)
 
     def known_target(self, batch: Batch) -> Tensor | None:
         """The derivatives' target of a batch, where one was named.
@@ -228,10 +228,9 @@ def gradient_scale(
             "nothing to calibrate. Name another input."
         )
     if left_out:
-        warnings.warn(
+        notify(
             f"{left_out} derivatives do not depend on the readout's weights and were left out of "
-            "the calibration.",
-            stacklevel=3,
+            "the calibration."
         )
     return (total / count).sqrt().to(differentiator.scale.device)
 

@@ -33,8 +33,9 @@ class Gram:
     Attributes:
         count: rows.
         zeros: rows of zero weight, () or (T,).
-        cross: $F^T W r$, (D, K), or None where some rows came without residuals.
-        square: $r^T W r$, (K, K), or (K,) for very many targets.
+        cross: $F^T W r$, (D, K), or None where it does not hold all rows.
+        square: $r^T W r$, (K, K), or (K,) for very many targets. Without `cross`, it leaves out
+            the rows that were added with `moments=False`; None where others lacked residuals.
 
     Examples:
         >>> gram = Gram(2)
@@ -81,7 +82,12 @@ class Gram:
         return self._upper.diagonal(dim1=-2, dim2=-1)
 
     def update(
-        self, features: Tensor, weights: Tensor | None = None, residuals: Tensor | None = None
+        self,
+        features: Tensor,
+        weights: Tensor | None = None,
+        residuals: Tensor | None = None,
+        *,
+        moments: bool = True,
     ) -> None:
         """Add rows.
 
@@ -90,9 +96,11 @@ class Gram:
             weights: non-negative (N,), or (N, T) with one column per target; default ones.
             residuals: target minus prediction, (N,) or (N, K); kept as $F^T W r$ and $r^T W r$
                 as long as every update brings them.
+            moments: False for rows beside those whose residuals are of interest (derivatives
+                without targets): `square` goes on without them, `cross` is dropped.
         """
         rows = self._rows(features, weights, residuals)
-        self._add_moments(rows, +1)
+        self._add_moments(rows, +1, moments)
         self._add_counts(rows, +1)
         if self.targets is None:
             self._buffer.append(rows.features)
@@ -103,12 +111,17 @@ class Gram:
             self._add_per_target(rows.features, +1)
 
     def downdate(
-        self, features: Tensor, weights: Tensor | None = None, residuals: Tensor | None = None
+        self,
+        features: Tensor,
+        weights: Tensor | None = None,
+        residuals: Tensor | None = None,
+        *,
+        moments: bool = True,
     ) -> None:
         """Take rows out that were added before, with the weights they were added with."""
         rows = self._rows(features, weights, residuals)
         self._check_removable(rows.features)
-        self._add_moments(rows, -1)
+        self._add_moments(rows, -1, moments)
         self._add_counts(rows, -1)
         if self.targets is None:
             _add_product(self._upper, rows.features, -1)
@@ -165,9 +178,8 @@ class Gram:
         """Everything as tensors, for files; `from_state` is the way back."""
         count = torch.tensor(self.count, dtype=torch.int64)
         tensors = {"matrix": self.matrix, "count": count, "zeros": self.zeros}
-        if self.cross is not None and self.square is not None:
-            tensors |= {"cross": self.cross, "square": self.square}
-        return tensors
+        moments = {"cross": self.cross, "square": self.square}
+        return tensors | {name: sums for name, sums in moments.items() if sums is not None}
 
     @classmethod
     def from_state(cls, state: dict[str, Tensor]) -> Gram:
@@ -238,19 +250,25 @@ class Gram:
         features = features if features.ndim == 3 else features[:, None]
         return features * root.expand(-1, self.targets)[..., None]
 
-    def _add_moments(self, rows: _Rows, sign: int) -> None:
-        if rows.residuals is None or (self.count > 0 and self.cross is None):
+    def _add_moments(self, rows: _Rows, sign: int, moments: bool) -> None:
+        if not moments:
+            self.cross = None
+            return
+        first, errors = self.count == 0, rows.residuals
+        if errors is None or not (first or self.square is not None):
             self.cross = self.square = None
             return
-        errors = rows.residuals
-        if self.targets is None:
-            cross = (errors.mT @ rows.features).mT  # faster than the transposed order
-        else:
-            cross = torch.einsum("ntd,nt->dt", rows.features, errors)
         full = errors.shape[1] <= JOINT_TARGETS
         square = errors.mT @ errors if full else errors.square().sum(0)
-        self.cross = sign * cross if self.cross is None else self.cross + sign * cross
         self.square = sign * square if self.square is None else self.square + sign * square
+        if first or self.cross is not None:
+            cross = sign * self._cross(rows.features, errors)
+            self.cross = cross if self.cross is None else self.cross + cross
+
+    def _cross(self, features: Tensor, errors: Tensor) -> Tensor:
+        if self.targets is None:
+            return (errors.mT @ features).mT  # faster than the transposed order
+        return torch.einsum("ntd,nt->dt", features, errors)
 
     def _add_counts(self, rows: _Rows, sign: int) -> None:
         self.count += sign * rows.features.shape[0]

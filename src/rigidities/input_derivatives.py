@@ -15,7 +15,9 @@ of all of them in forward mode.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import TypeVar
 
 import torch
@@ -24,13 +26,16 @@ from torch import Tensor
 from .derivatives.directional import transformable
 from .feature_map import UNCONNECTED, FeatureMap
 
-NUMBERS = 1 << 24
-"""Of the features' derivatives that are held at once, at most (128 MiB in float64)."""
+NUMBERS = 1 << 22
+"""Of the features' derivatives that are held at once, at most (32 MiB in float64)."""
 
 FORWARD_COST = 1.5
 """Of a forward pass with a quadratic form after it, in backward passes."""
 
 T = TypeVar("T")
+
+Chunk = tuple[Tensor, Tensor]
+"""Some derivatives of the features, (R, D) or (R, K, D), and their places (R,) in (L, I, d)."""
 
 Quadratic = Callable[[Tensor], Tensor]
 """Features (n, D) or (n, K, D) -> (n,) or (n, K)."""
@@ -59,10 +64,21 @@ def either(
     targets: int,
     forward: Callable[[], T],
     reverse: Callable[[], T],
+    *,
+    preference: float = 1.0,
 ) -> T:
-    """The result of forward or reverse mode, whichever takes less work and is possible."""
+    """The result of forward or reverse mode, whichever takes less work and is possible.
+
+    Args:
+        point: as in `passes`.
+        columns: likewise.
+        targets: likewise.
+        forward: result of forward mode.
+        reverse: of reverse mode.
+        preference: how many times the work of reverse mode forward mode may take.
+    """
     pushes, pulls = passes(point, columns, targets)
-    if FORWARD_COST * pushes > pulls:
+    if FORWARD_COST * pushes > preference * pulls:
         return reverse()
     try:
         return forward()
@@ -72,17 +88,21 @@ def either(
         return reverse()  # an operation without forward mode, or a forward pass with its own
 
 
-def derivative_rows(point: FeatureMap) -> Tensor:
-    """All derivatives of the features, (L, I, K, d, D), the cheaper way."""
+def derivative_rows(point: FeatureMap) -> Iterator[Chunk]:
+    """All derivatives of the features, one chunk after the other, the cheaper way.
+
+    Forward mode holds `NUMBERS` of them at once, and is preferred for it. Reverse mode holds the
+    L d D (times K) of one row of features per sample, which only smaller batches can lower.
+    """
     features = point.reading.features
     targets = 1 if features.ndim == 2 else features.shape[1]
-    return either(
-        point,
-        features.shape[-1],
-        targets,
-        lambda: forward_rows(point),
-        lambda: reverse_rows(point),
-    )
+
+    def forward() -> Iterator[Chunk]:
+        chunks = forward_rows(point)
+        return chain([next(chunks)], chunks)  # an operation without forward mode fails here
+
+    columns, reverse = features.shape[-1], lambda: reverse_rows(point)
+    return either(point, columns, targets, forward, reverse, preference=2.0)
 
 
 def forward_quadratic(point: FeatureMap, quadratic: Quadratic) -> tuple[Tensor, Tensor]:
@@ -103,23 +123,33 @@ def reverse_quadratic(point: FeatureMap, project: Projection) -> tuple[Tensor, T
     return output_derivatives(point), reverse_squares(point, project)
 
 
-def forward_rows(point: FeatureMap) -> Tensor:
-    """All derivatives of the features, (L, I, K, d, D), by forward mode."""
-    tangents = torch.cat([features for _, features in _tangents(point)])
-    if tangents.ndim == 3:
-        tangents = tangents[:, :, None]
-    columns = [_arranged(point, column) for column in tangents.unbind(-1)]
-    return torch.stack(columns, dim=-1)
+def forward_rows(point: FeatureMap) -> Iterator[Chunk]:
+    """All derivatives of the features, some directions after the others, by forward mode."""
+    places = _places(point)
+    table = places.permute(2, 0, 1).flatten(1) if point.aligned else places.mT.flatten(0, 1)
+    done = 0
+    for _, tangents in _tangents(point):
+        start, done = done, done + len(tangents)
+        yield tangents.flatten(0, 1), table[start:done].flatten()
 
 
 def reverse_squares(point: FeatureMap, project: Projection) -> Tensor:
     """Summed squares over the projections' derivatives, (L, I, K, d), by reverse mode."""
-    return _reverse(point, project, lambda gradients: gradients.square().sum(0))
+    rows = _reverse(point, project, lambda gradients: gradients.square().sum(0))
+    return torch.stack([torch.stack(row, dim=1) for row in rows], dim=1)
 
 
-def reverse_rows(point: FeatureMap) -> Tensor:
-    """All derivatives of the features, (L, I, K, d, D), by reverse mode."""
-    return _reverse(point, lambda features: features, lambda gradients: gradients.movedim(0, -1))
+def reverse_rows(point: FeatureMap) -> Iterator[Chunk]:
+    """All derivatives of the features, some input rows after the others, by reverse mode."""
+    places, shared = _places(point), point.reading.features.ndim == 2
+    rows = _reverse(point, lambda features: features, lambda gradients: gradients)
+    for i, row in enumerate(rows):
+        step = max(1, NUMBERS * len(places) // (len(row) * row[0].numel()))
+        for start in range(0, len(places), step):
+            part = slice(start, start + step)
+            found = torch.stack([gradients[:, part] for gradients in row])  # (K, D, l, d)
+            found = found.permute(2, 3, 0, 1).flatten(0, 1)
+            yield found[:, 0] if shared else found, places[part, i].flatten()
 
 
 def output_derivatives(point: FeatureMap) -> Tensor:
@@ -130,11 +160,30 @@ def output_derivatives(point: FeatureMap) -> Tensor:
         return _columns(output, x, point.direction, needed=True).movedim(0, 1).detach()
 
 
-def output_derivatives_apart(point: FeatureMap) -> Tensor:
-    """Derivatives of every output of every sample by the whole input, (N * O, L, d)."""
+def output_derivatives_apart(point: FeatureMap, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+    """Derivatives of every output of every sample by the whole input, some after the others.
+
+    Args:
+        point: the batch, whose samples may influence one another.
+        reduce: what to keep: (c, L, d) -> (c,).
+
+    Returns:
+        (N, O), after N * O passes.
+    """
     x = point.point.detach().clone().requires_grad_()
     with transformable(), torch.enable_grad():
-        return _columns(point.values(x)[0].flatten(), x, needed=True).detach()
+        parts = _pulls(point.values(x)[0].flatten(), x)
+        kept = [reduce(part.detach().reshape(len(part), len(x), -1)) for part in parts]
+    if not kept:
+        raise ValueError(UNCONNECTED)
+    return torch.cat(kept).reshape(point.samples, -1)
+
+
+def _places(point: FeatureMap) -> Tensor:
+    """Numbers from 0 on in the layout (L, I, d)."""
+    x = point.point
+    shape = (len(x), point.rows, x[0].numel())
+    return torch.arange(math.prod(shape), device=x.device).reshape(shape)
 
 
 def _tangents(point: FeatureMap) -> Iterator[tuple[Tensor, Tensor]]:
@@ -175,18 +224,20 @@ def _arranged(point: FeatureMap, values: Tensor) -> Tensor:
     return values.reshape(rows, -1, point.rows, targets).permute(0, 2, 3, 1)
 
 
-def _reverse(point: FeatureMap, project: Projection, reduce: Callable[[Tensor], Tensor]) -> Tensor:
-    """Reduced derivatives (C, L, d) of the projections, stacked over I and K."""
+def _reverse(
+    point: FeatureMap, project: Projection, reduce: Callable[[Tensor], Tensor]
+) -> Iterator[list[Tensor]]:
+    """Reduced derivatives (C, L, d) of each target's projections, for one i after the other."""
     x = point.point.detach().clone().requires_grad_()
     with transformable(), torch.enable_grad():
         projected = project(point.values(x)[1])
         projected = projected[:, None] if projected.ndim == 2 else projected
         summed = projected.reshape(point.samples, point.rows, *projected.shape[1:]).sum(0)
-        found = [
-            [reduce(_columns(entry, x, point.direction)) for entry in row.unbind(0)]
-            for row in summed
-        ]
-    return torch.stack([torch.stack(row, dim=1) for row in found], dim=1).detach()
+        rows = [row.unbind(0) for row in summed]
+    for row in rows:
+        with transformable(), torch.enable_grad():
+            found = [reduce(_columns(entry, x, point.direction).detach()) for entry in row]
+        yield found
 
 
 def _columns(
@@ -207,20 +258,41 @@ def _columns(
 
 def _pulled(values: Tensor, x: Tensor, *, graph: bool = False) -> Tensor | None:
     """Gradients (C, *x.shape) of C values, several at once where autograd can; None if unused."""
-    if not values.requires_grad:
-        return None
-    basis = torch.eye(len(values), dtype=values.dtype, device=values.device)
-    first = _pull(values, x, basis[0], graph=graph)
-    if first is None or len(basis) == 1:
-        return None if first is None else first[None]
-    chunk = max(1, min(64, NUMBERS // max(1, x.numel())))
-    try:
-        starts = range(0, len(basis), chunk)
-        parts = [_pull(values, x, basis[i : i + chunk], batched=True, graph=graph) for i in starts]
-    except RuntimeError:  # an operation whose backward pass cannot be batched
-        parts = [_pull(values, x, one, graph=graph) for one in basis]
-        return torch.stack([part for part in parts if part is not None])
-    return torch.cat([part for part in parts if part is not None])
+    if graph:
+        parts = list(_pulls(values, x, graph=True))
+        return torch.cat(parts) if parts else None
+    found, done = None, 0
+    for part in _pulls(values, x):
+        found = part.new_empty(len(values), *x.shape) if found is None else found
+        found[done : done + len(part)] = part
+        done += len(part)
+    return found
+
+
+def _pulls(values: Tensor, x: Tensor, *, graph: bool = False) -> Iterator[Tensor]:
+    """The same, some values after the others; nothing if unused."""
+    first = _pull(values, x, _units(values, 0, 1)[0], graph=graph) if values.requires_grad else None
+    if first is None:
+        return
+    yield first[None]
+    batched, chunk = True, max(1, min(64, NUMBERS // max(1, x.numel())))
+    for start in range(1, len(values), chunk):
+        units, part = _units(values, start, chunk), None
+        if batched:
+            try:
+                part = _pull(values, x, units, batched=True, graph=graph)
+            except RuntimeError:  # an operation whose backward pass cannot be batched
+                batched = False
+        if part is None:
+            singly = (_pull(values, x, one, graph=graph) for one in units)
+            part = torch.stack([one for one in singly if one is not None])
+        yield part
+
+
+def _units(values: Tensor, start: int, count: int) -> Tensor:
+    """Unit vectors from number `start` on, at most `count`."""
+    numbers = torch.arange(start, min(start + count, len(values)), device=values.device)
+    return torch.nn.functional.one_hot(numbers, len(values)).to(values.dtype)
 
 
 def _pull(

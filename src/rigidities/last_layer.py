@@ -227,8 +227,8 @@ class LastLayerRigidity(FittedReadout):
             recentred: shift the members so that their mean is the model's prediction exactly.
             antithetic: draw pairs $\pm\delta$.
             symmetric: not draws but a fixed set of 2 `rank` members: at full rank its covariance
-                is exact, below it a lower bound.
-            rank: of that set; by default full.
+                is exact, below it a lower bound, and `missing` says what share it lacks.
+            rank: of that set; by default full, or n / 2.
         """
         tap = self._tap()
         drawn = member_set(

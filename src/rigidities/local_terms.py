@@ -8,7 +8,7 @@ share of its sum's variance; the shares add up to it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -63,9 +63,8 @@ def local_terms(tap: AnyTap, posterior: Posterior, batches: Iterable[Batch]) -> 
     count = 0
     for batch in batches:
         terms = tap.terms(*batch.args, **batch.kwargs)
-        output = tap(*batch.args, **batch.kwargs)
-        parts.append(Terms(terms.features, terms.owners + count, terms.heads))
-        count += len(output.features)
+        parts.append(replace(terms, owners=terms.owners + count))
+        count += terms.count
     if not parts or tap.weights is None:
         raise ValueError("There is nothing to predict: no batches were given.")
     features = torch.cat([part.features for part in parts]).to(torch.float64)

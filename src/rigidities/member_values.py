@@ -9,11 +9,13 @@ $$ \hat\sigma^2 = \frac1n \sum_n (v_n - \bar v)^2
 is unbiased: the second term returns what the sample mean, itself random, took away. For single
 draws this is the usual $\frac{1}{n-1}$, for recentred ones too. For pairs the second term
 vanishes where the quantity is linear in the outputs. A symmetric set is a quadrature rule: it has
-weights $1/n$ and no correction.
+weights $1/n$ and no correction. Below full rank it leaves directions out, so that its variance of
+a linear quantity is a lower bound, by an amount that no error here can tell.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -31,13 +33,16 @@ class MemberValues:
     r"""A derived quantity with its uncertainty. All tensors are float64.
 
     For a quantity that is linear in the outputs, `mean` is the value at the model's own
-    prediction exactly unless the draws are independent, `variance` and `covariance` are exact
-    for a symmetric set of full rank and unbiased otherwise. Only the epistemic part is here: the
-    noise of single observations is not.
+    prediction exactly unless the draws are independent; `variance` and `covariance` are unbiased
+    for random members, exact for a symmetric set of full rank, and a lower bound where `missing`
+    is above 0. Only the epistemic part is here: the noise of single observations is not.
 
     Attributes:
         values: (members, ...), shaped like the quantity behind the members.
         drawing: how the members were drawn; see `members`.
+        missing: share of the training predictions' variance that a symmetric set leaves out; of
+            the quantity's own it may be more or less.
+        precision: of the outputs that the quantity was computed from.
 
     Examples:
         >>> spread = MemberValues(torch.tensor([1.0, 3.0, 2.0, 2.0]).double(), "independent")
@@ -47,6 +52,8 @@ class MemberValues:
 
     values: Tensor = field(repr=False)
     drawing: Drawing
+    missing: float = 0.0
+    precision: torch.dtype = torch.float64
 
     @property
     def mean(self) -> Tensor:
@@ -75,26 +82,28 @@ class MemberValues:
 
     @property
     def mean_error(self) -> Tensor:
-        r"""Standard error of `mean` from the number of members; 0 for a symmetric set.
+        r"""Standard error of `mean` from the number of members.
 
         $\hat\sigma / \sqrt n$, or from the pairs' means; for recentred draws the former is an
-        upper bound, whose linear part recentring has removed.
+        upper bound, whose linear part recentring has removed. A symmetric set is not random: 0
+        at full rank, NaN below, where it is not known what the missing directions would add.
         """
         if self._units is None:
-            return torch.zeros_like(self.mean)
+            return self._unrandom
         if self.drawing == "antithetic":
             return (self._units.var(0) / len(self._units)).sqrt()
         return self.std / math.sqrt(len(self))
 
     @property
     def std_error(self) -> Tensor:
-        r"""Standard error of `std` for values close to a normal law; 0 for a symmetric set.
+        r"""Standard error of `std` from the number of members, for values close to a normal law.
 
         $\hat\sigma / \sqrt{2 (n - 1)}$; $\hat\sigma / \sqrt{2 U}$ for U antithetic pairs, of
-        which the second half says nothing new about the spread.
+        which the second half says nothing new about the spread. For a symmetric set 0 at full
+        rank, NaN below, where `std` is a lower bound.
         """
         if self._units is None:
-            return torch.zeros_like(self.mean)
+            return self._unrandom
         freedom = len(self._units) if self.drawing == "antithetic" else len(self) - 1
         return self.std / math.sqrt(2 * freedom)
 
@@ -131,24 +140,42 @@ class MemberValues:
         half = len(self) // 2
         return (self.values[:half] + self.values[half:]) / 2
 
+    @property
+    def _unrandom(self) -> Tensor:
+        """The error of a deterministic set."""
+        return torch.full_like(self.mean, math.nan if self.missing else 0.0)
+
     @cached_property
     def _ordered(self) -> Tensor:
         return self.values.sort(dim=0).values
 
 
 def evaluated(
-    function: Callable[[Tensor], Any], outputs: Iterable[Tensor], drawing: Drawing
+    function: Callable[[Tensor], Any],
+    outputs: Tensor,
+    drawing: Drawing,
+    *,
+    missing: float = 0.0,
+    precisions: Iterable[torch.dtype] = (torch.float64,),
 ) -> MemberValues:
     """Call a function once for each member's output and check what it returns.
+
+    Args:
+        function: of one member's output.
+        outputs: (members, ...).
+        drawing: how the members were drawn.
+        missing: see `MemberValues`.
+        precisions: of the outputs to call it with, the first that it takes.
 
     Raises:
         TypeError: not a number, an array or a tensor of real numbers.
         ValueError: shapes that differ between members; NaN or infinity.
     """
-    rows: list[Tensor] = []
-    for member, output in enumerate(outputs):
-        row = _numeric(function(output), member)
-        if rows and row.shape != rows[0].shape:
+    first, precision = _first_result(function, outputs[0], precisions)
+    rows = [_numeric(first, 0)]
+    for member, output in enumerate(outputs[1:], start=1):
+        row = _numeric(function(output.to(precision)), member)
+        if row.shape != rows[0].shape:
             raise ValueError(
                 f"fn returned shape {tuple(row.shape)} for member {member} and "
                 f"{tuple(rows[0].shape)} for member 0: expected the same for all. Return a "
@@ -156,7 +183,24 @@ def evaluated(
             )
         rows.append(row)
     _check_finite(rows)
-    return MemberValues(torch.stack(rows), drawing)
+    return MemberValues(torch.stack(rows), drawing, missing, precision)
+
+
+def _first_result(
+    function: Callable[[Tensor], Any], output: Tensor, precisions: Iterable[torch.dtype]
+) -> tuple[Any, torch.dtype]:
+    """What fn returns in the first precision that it takes, and that precision.
+
+    An error that another precision cures was one of precision; any other is raised as it was.
+    """
+    precision, *others = dict.fromkeys(precisions)
+    try:  # with a copy: fn may write into its input before it fails
+        return function(output.to(precision, copy=True)), precision
+    except (RuntimeError, TypeError, ValueError):
+        if others:
+            with contextlib.suppress(Exception):
+                return _first_result(function, output, others)
+        raise
 
 
 def _numeric(result: Any, member: int) -> Tensor:

@@ -9,7 +9,8 @@ is found on the first batch, and its features checked there by changing the head
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -123,7 +124,8 @@ class Tap:
     def unchecked(self, *args: Any, **kwargs: Any) -> Reading:
         """One forward pass of a plain head without looking at any value.
 
-        The same as a call, for `torch.func` and `torch.export`, which allow no such look.
+        The same as a call, for `torch.func`, which allows no such look. It reads versions of
+        tensors, which a tracer cannot: `torch.export` and `torch.compile` go by `traced`.
         """
         assert self.case == "plain"
         output, calls = self._run(args, kwargs)
@@ -161,13 +163,14 @@ class Tap:
         Raises:
             ValueError: the output is no weighted sum of the head's rows, alike for all targets.
         """
-        reading = self._reading(args, kwargs)
-        if self.case == "plain":
-            rows = torch.arange(len(reading.features), device=reading.features.device)
-            return Terms(reading.features.detach(), rows, torch.zeros_like(rows))
+        if not self._case.probes:
+            features = self._reading(args, kwargs).features.detach()
+            rows = torch.arange(len(features), device=features.device)
+            if not self._case.probes:  # else this batch is no plain one
+                return Terms(features, rows, torch.zeros_like(rows), len(features))
         case, found = self._case, None
         if isinstance(case, Shared):
-            with torch.enable_grad():
+            with torch.enable_grad(), _explained():
                 output, calls = self._run(args, kwargs, probing=True)
                 found = case.gains(output, calls)
         if not isinstance(case, Shared) or found is None:
@@ -175,7 +178,7 @@ class Tap:
                 f"The output is no sum over rows of {self._names} (case {self.case!r}), so it has "
                 "no local terms. Give their features to rigidities.local yourself."
             )
-        return case.terms(calls, found)
+        return case.terms(output, calls, found)
 
     @property
     def _names(self) -> str:
@@ -221,16 +224,8 @@ class Tap:
         return reading
 
     def _read(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> Reading | None:
-        try:
+        with _explained():
             return self._case.read(output, calls, graph=graph)
-        except RuntimeError as error:
-            if "backward through the graph a second time" not in str(error):
-                raise
-            raise ValueError(
-                "The model's forward pass frees the autograd graph of its output (forces computed "
-                "inside forward?). Let it call torch.autograd.grad with retain_graph=True, or "
-                "pass features=."
-            ) from error
 
     def _settle(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the first case that fits this batch and check it with changed weights."""
@@ -296,6 +291,21 @@ class Tap:
             if not bool((actual - expected).abs().max() <= tolerance * size):
                 return False
         return True
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Where backward passes through a graph that the model has freed say so."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "backward through the graph a second time" not in str(error):
+            raise
+        raise ValueError(
+            "The model's forward pass frees the autograd graph of its output (forces computed "
+            "inside forward?). Let it call torch.autograd.grad with retain_graph=True, or "
+            "pass features=."
+        ) from error
 
 
 def _large_change(weights: Tensor, seed: int) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .batches import Batch
 from .draws import standard_normal
-from .feature_map import FeatureMap
+from .feature_map import FeatureMap, row_owners
 from .input_derivatives import output_derivatives, output_derivatives_apart
 from .inputs import InputName, RowShare, Slot
 from .readout import AnyTap
@@ -102,8 +102,13 @@ def first_order(point: FeatureMap, covariance: Tensor) -> Tensor:
     """$g^T S g$ of every output of a batch, (N, O)."""
     if point.aligned:
         return _form(output_derivatives(point), covariance)
-    apart = output_derivatives_apart(point)  # (N * O, L, d)
-    return _form(apart.movedim(0, 1), covariance).sum(0).reshape(point.samples, -1)
+    owners = row_owners(point)
+    if owners is None:
+        return output_derivatives_apart(
+            point, lambda gradients: _form(gradients.movedim(0, 1), covariance).sum(0)
+        )
+    each = _form(output_derivatives(point), covariance)
+    return each.new_zeros(point.samples, each.shape[1]).index_add(0, owners, each)
 
 
 def _form(gradients: Tensor, covariance: Tensor) -> Tensor:
