@@ -26,8 +26,8 @@ from torch import Tensor
 from .derivatives.directional import transformable
 from .feature_map import UNCONNECTED, FeatureMap
 
-NUMBERS = 1 << 22
-"""Of the features' derivatives that are held at once, at most (32 MiB in float64)."""
+NUMBERS = 1 << 23
+"""Of the features' derivatives that are held at once, at most (64 MiB in float64)."""
 
 FORWARD_COST = 1.5
 """Of a forward pass with a quadratic form after it, in backward passes."""
