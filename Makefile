@@ -25,6 +25,7 @@ help: ## show this list
 venv: .venv/.stamp ## set up .venv: torch, everything the tests and demo need, this package
 	@echo ".venv is ready"
 
+# scikit-matter, which the tests compare with, asks for an older scikit-learn than the rest: it comes alone.
 .venv/.stamp: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "No Python >= 3.10 found. Install one, or name it: make PYTHON=/path/to/python3 venv"; exit 1; }
 	@echo "Setting up .venv with $(PYTHON) (once, a minute or two) ..."
@@ -34,6 +35,7 @@ venv: .venv/.stamp ## set up .venv: torch, everything the tests and demo need, t
 	@$(BIN)/python $(PIP_INSTALL) "$(TORCH)"
 	@echo "  2/2 rigidities and its tools"
 	@$(BIN)/python $(PIP_INSTALL) -e ".[dev]"
+	@! $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || $(BIN)/python $(PIP_INSTALL) --no-deps skmatter
 	@touch $@
 
 demo: .venv/.stamp ## error bars on two small data sets: a table and two figures, in seconds

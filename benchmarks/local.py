@@ -21,7 +21,7 @@ from rigidities import local
 
 ALPHA = 1e-3
 BLOCKS = 5
-MISSING = "scikit-matter is not installed: `pip install skmatter` (Python 3.11 or newer)"
+MISSING = "scikit-matter is not installed: `make venv`, with Python 3.11 or newer"
 
 
 @dataclass(frozen=True)

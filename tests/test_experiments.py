@@ -221,4 +221,4 @@ def test_committed_results_are_whole(name: str) -> None:
     pictures = {path.name for path in folder.glob("*.png")}
     assert set(re.findall(r"\]\(([^)]+\.png)\)", page)) == pictures
     assert all((folder / file).stat().st_size <= figures.LARGEST for file in pictures)
-    assert f"`python -m experiments {name}`" in page
+    assert re.search(rf"`python -m experiments {name}( --seed \d+)?`", page)
