@@ -13,6 +13,7 @@ multiplies by a float32 matrix) gets the model's own precision.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -191,11 +192,9 @@ def _gradients(flat: Tensor, point: Tensor) -> Tensor:
 
     eye = torch.eye(len(flat), dtype=flat.dtype, device=flat.device)
     if len(flat) > 1:
-        try:
-            with transformable():
-                return of(flat, eye, True)
-        except (RuntimeError, ValueError):
-            pass  # an operation that cannot be batched
+        # an operation that cannot be batched is differentiated one by one
+        with suppress(RuntimeError, ValueError), transformable():
+            return of(flat, eye, True)
     return torch.stack([of(flat, one, False) for one in eye])
 
 

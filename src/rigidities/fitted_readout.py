@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -183,12 +184,12 @@ class FittedReadout(nn.Module):
         data = list(data) if isinstance(data, Iterator) else data
         tap = self._binding.current(thorough=True)
         self._follow_device()
-
-        def batches() -> Iterator[Batch]:
-            return self._feed(weighing)(
-                data, "calibrate", batch_size=batch_size, progress=progress, any_order=True
-            )
-
+        options: dict[str, Any] = {
+            "batch_size": batch_size,
+            "progress": progress,
+            "any_order": True,
+        }
+        batches = partial(self._feed(weighing), data, "calibrate", **options)
         with torch.enable_grad():
             report = calibrated(
                 tap,

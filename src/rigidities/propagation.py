@@ -22,6 +22,7 @@ to 9.4 times too large, with `criterion="evidence"` as well, whose ridge does no
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -115,10 +116,8 @@ def _spread(slope: Differential, outputs: JointOutputs) -> tuple[Tensor | None, 
     One pass of reverse mode per quantity, or one of forward mode per coordinate: the fewer.
     """
     if slope.quantities > outputs.joint.coordinates:
-        try:
+        with suppress(NotImplementedError):
             return _pushed(slope, outputs)
-        except NotImplementedError:
-            pass
     return _pulled(slope, outputs)
 
 
