@@ -32,7 +32,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = options.out or default_folder(options.name, quick=options.quick)
     print(opening(experiment, folder, quick=options.quick), flush=True)
     where, start = provenance(command(options)), time.monotonic()
-    outcome = styled(experiment, quick=options.quick, seed=options.seed)
+    try:
+        outcome = styled(experiment, quick=options.quick, seed=options.seed)
+    except FileNotFoundError as error:  # data that are not here; the message says what to do
+        print(error, file=sys.stderr)
+        return 1
     minutes = (time.monotonic() - start) / 60
     files = report.write(options.name, outcome, {**where, "minutes": minutes}, folder)
     print(closing(outcome, files, quick=options.quick))

@@ -222,3 +222,12 @@ def test_committed_results_are_whole(name: str) -> None:
     assert set(re.findall(r"\]\(([^)]+\.png)\)", page)) == pictures
     assert all((folder / file).stat().st_size <= figures.LARGEST for file in pictures)
     assert re.search(rf"`python -m experiments {name}( --seed \d+)?`", page)
+
+
+@pytest.mark.parametrize("name", ["active", "propagation"])
+def test_missing_data_are_said_without_a_traceback(name, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("RIGIDITIES_DATA", str(tmp_path))
+    assert command.main([name, "--quick", "--out", str(tmp_path / "out")]) == 1
+    said = capsys.readouterr().err
+    assert "uci_kin8nm.npz" in said and "RIGIDITIES_DATA" in said
+    assert not (tmp_path / "out").exists()
