@@ -184,12 +184,8 @@ class FittedReadout(nn.Module):
         data = list(data) if isinstance(data, Iterator) else data
         tap = self._binding.current(thorough=True)
         self._follow_device()
-        options: dict[str, Any] = {
-            "batch_size": batch_size,
-            "progress": progress,
-            "any_order": True,
-        }
-        batches = partial(self._feed(weighing), data, "calibrate", **options)
+        feed = partial(self._feed(weighing), batch_size=batch_size, progress=progress)
+        batches = partial(feed, data, "calibrate", any_order=True)
         with torch.enable_grad():
             report = calibrated(
                 tap,

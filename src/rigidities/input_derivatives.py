@@ -194,7 +194,6 @@ def _tangents(point: FeatureMap) -> Iterator[tuple[Tensor, Tensor]]:
     x, steady = point.point, point.steady
     assert steady is not None
     inner = x.shape[1:] if point.aligned else x.shape
-    basis = torch.eye(inner.numel(), dtype=x.dtype, device=x.device)
 
     def push(direction: Tensor) -> tuple[Tensor, Tensor]:
         along = direction.reshape(inner).expand(x.shape)
@@ -202,8 +201,8 @@ def _tangents(point: FeatureMap) -> Iterator[tuple[Tensor, Tensor]]:
         return tangent
 
     chunk = max(1, NUMBERS // point.reading.features.numel())
-    for start in range(0, len(basis), chunk):
-        directions = basis[start : start + chunk]
+    for start in range(0, inner.numel(), chunk):
+        directions = _units(x, inner.numel(), start, chunk)
         with transformable(), torch.no_grad():
             output, features = torch.func.vmap(push)(directions)
         output = output.reshape(len(directions), point.samples, -1)
@@ -271,13 +270,17 @@ def _pulled(values: Tensor, x: Tensor, *, graph: bool = False) -> Tensor | None:
 
 def _pulls(values: Tensor, x: Tensor, *, graph: bool = False) -> Iterator[Tensor]:
     """The same, some values after the others; nothing if unused."""
-    first = _pull(values, x, _units(values, 0, 1)[0], graph=graph) if values.requires_grad else None
+    first = (
+        _pull(values, x, _units(values, len(values), 0, 1)[0], graph=graph)
+        if values.requires_grad
+        else None
+    )
     if first is None:
         return
     yield first[None]
     batched, chunk = True, max(1, min(64, NUMBERS // max(1, x.numel())))
     for start in range(1, len(values), chunk):
-        units, part = _units(values, start, chunk), None
+        units, part = _units(values, len(values), start, chunk), None
         if batched:
             try:
                 part = _pull(values, x, units, batched=True, graph=graph)
@@ -289,10 +292,10 @@ def _pulls(values: Tensor, x: Tensor, *, graph: bool = False) -> Iterator[Tensor
         yield part
 
 
-def _units(values: Tensor, start: int, count: int) -> Tensor:
-    """Unit vectors from number `start` on, at most `count`."""
-    numbers = torch.arange(start, min(start + count, len(values)), device=values.device)
-    return torch.nn.functional.one_hot(numbers, len(values)).to(values.dtype)
+def _units(like: Tensor, size: int, start: int, count: int) -> Tensor:
+    """Unit vectors of a length from number `start` on, at most `count`."""
+    numbers = torch.arange(start, min(start + count, size), device=like.device)
+    return torch.nn.functional.one_hot(numbers, size).to(like.dtype)
 
 
 def _pull(
