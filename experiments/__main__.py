@@ -1,19 +1,26 @@
-"""``python -m experiments <name> [--quick] [--out DIR] [--seed N]``: run one, keep its results."""
+"""``python -m experiments <name> [--quick] [--out DIR] ...``: run one, keep its results."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from benchmarks.provenance import provenance
 
-from experiments import figures, report
+from experiments import figures, jobs, report
 from experiments.catalogue import EXPERIMENTS, Experiment, listing
+from experiments.data.files import VARIABLE as DATA
+from experiments.data.files import ChecksumError
 from experiments.outcome import Outcome, Table
+from experiments.training.protocol import VARIABLE as DEVICE
+from experiments.training.protocol import device
 
 RESULTS = Path(__file__).parent / "results"
 QUICK = Path(__file__).parent / "results-quick"
@@ -30,17 +37,74 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(missing, file=sys.stderr)
         return 1
     folder = options.out or default_folder(options.name, quick=options.quick)
+    if problem := unwritable(folder):
+        print(problem, file=sys.stderr)
+        return 1
     print(opening(experiment, folder, quick=options.quick), flush=True)
-    where, start = provenance(command(options)), time.monotonic()
     try:
-        outcome = styled(experiment, quick=options.quick, seed=options.seed)
-    except FileNotFoundError as error:  # data that are not here; the message says what to do
+        with surroundings({DATA: options.data, DEVICE: options.device}):
+            return finished(experiment, options, folder)
+    except (FileNotFoundError, ChecksumError) as error:  # data; the message says what to do
         print(error, file=sys.stderr)
         return 1
-    minutes = (time.monotonic() - start) / 60
-    files = report.write(options.name, outcome, {**where, "minutes": minutes}, folder)
+    except KeyboardInterrupt:
+        print(f"\nInterrupted. {interrupted(options.name)}", file=sys.stderr)
+        return 130
+
+
+def finished(experiment: Experiment, options: argparse.Namespace, folder: Path) -> int:
+    """Run, write, and say what came out."""
+    jobs.earlier.clear()
+    if options.fresh:
+        jobs.forget(experiment.name)
+    where, start = provenance(command(options)), time.monotonic()
+    outcome = styled(experiment, quick=options.quick, seed=options.seed)
+    where |= {"minutes": (time.monotonic() - start) / 60, "earlier": sum(jobs.earlier) / 60}
+    if device().type == "cuda":
+        where["gpu"] = torch.cuda.get_device_name()
+    files = report.write(experiment.name, outcome, where, folder)
     print(closing(outcome, files, quick=options.quick))
     return 0
+
+
+def unwritable(folder: Path) -> str | None:
+    """Why nothing can be written there, known before hours of work; None if all is well."""
+    existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            return None
+    except OSError as error:
+        return (
+            f"Cannot write results to {folder}: {existing} says {error.strerror!r}. "
+            "Name another folder with --out DIR."
+        )
+
+
+@contextmanager
+def surroundings(variables: Mapping[str, object]) -> Iterator[None]:
+    """Environment variables that worker processes see too; those without a value stay as they are.
+
+    Put back afterwards.
+    """
+    given = {name: str(value) for name, value in variables.items() if value is not None}
+    before = {name: os.environ.get(name) for name in given}
+    os.environ.update(given)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def interrupted(name: str) -> str:
+    """What a stopped run leaves behind."""
+    parts = len(jobs.kept(name))
+    if not parts:
+        return "No part was finished; nothing was written."
+    return f"{parts} finished parts are kept: the same command goes on from there."
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -56,6 +120,9 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--out", type=Path, help="folder (default experiments/results[-quick if quick]/<name>)"
     )
     parser.add_argument("--seed", type=int, default=0, help="of everything random (default 0)")
+    parser.add_argument("--data", type=Path, help=f"folder of the data sets (default: ${DATA})")
+    parser.add_argument("--device", help="where nets are trained: cpu (default) or cuda")
+    parser.add_argument("--fresh", action="store_true", help="do not go on from an earlier run")
     options = parser.parse_args(arguments)
     if options.name is not None and options.name not in EXPERIMENTS:
         parser.error(f"unknown experiment {options.name!r}. There are\n\n{listing()}")
@@ -85,6 +152,7 @@ def command(options: argparse.Namespace) -> str:
     words = ["python -m experiments", options.name]
     words += ["--quick"] * options.quick
     words += [f"--seed {options.seed}"] * (options.seed != 0)
+    words += [f"--device {options.device}"] * (options.device is not None)
     return " ".join(words)
 
 

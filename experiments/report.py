@@ -35,7 +35,7 @@ def write(name: str, outcome: Outcome, where: Mapping[str, Any], folder: Path) -
         files[picture_file(name, picture)] = checked_png(picture)
     folder.mkdir(parents=True, exist_ok=True)
     for file, content in files.items():
-        _replace(folder / file, content)
+        replace(folder / file, content)
     return [folder / file for file in files]
 
 
@@ -52,10 +52,13 @@ def rendered_page(name: str, outcome: Outcome, where: Mapping[str, Any]) -> str:
 
 def footer(name: str, where: Mapping[str, Any]) -> str:
     """Command, hardware and time."""
+    earlier = where.get("earlier", 0)
+    found = f", after {earlier:.1f} minutes of work found from an earlier run" if earlier else ""
+    gpu = f", {where['gpu']}" if "gpu" in where else ""
     return (
         f"Every number above and in the figures is in [{name}.json]({name}.json).\n\n"
-        f"Made by `{where['command']}` in {where['minutes']:.1f} minutes, {where['date']}, "
-        f"{where['cpu']}, {where['cores']} cores, {where['threads']} threads, "
+        f"Made by `{where['command']}` in {where['minutes']:.1f} minutes{found}, {where['date']}, "
+        f"{where['cpu']}, {where['cores']} cores, {where['threads']} threads{gpu}, "
         f"torch {where['torch']}, Python {where['python']}."
     )
 
@@ -96,7 +99,8 @@ def _indented(value: Any, depth: int = 0) -> str:
     return json.dumps(value, allow_nan=False, ensure_ascii=False)
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:

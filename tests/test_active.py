@@ -1,4 +1,4 @@
-"""Active learning: the reader, the batched nets, the paired curves, the page and the example."""
+"""Active learning: the data, the batched nets, the paired curves, the page and the example."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 import torch
 from experiments import active, report
 from experiments.active import rounds, scores
-from experiments.active.nets import Nets, Training, trained
+from experiments.active.nets import Training, trained
 from experiments.active.rounds import METHODS, Protocol, Task, learning_curves
-from experiments.data import uci
-from torch import nn
+from experiments.data import files, uci
+from experiments.training.stack import Stack
 
 pytestmark = pytest.mark.xdist_group("active")
 
@@ -36,7 +36,9 @@ def write(folder: Path, name: str, rows: int = 700, **changes: object) -> None:
         "test_index": np.arange(rows - 70, rows, dtype=np.int32)[None],
         **changes,
     }
-    np.savez(folder / f"uci_{name}.npz", **{k: v for k, v in fields.items() if v is not None})
+    path = folder / f"uci_{name}.npz"
+    np.savez(path, **{k: v for k, v in fields.items() if v is not None})
+    files.seal(path)
 
 
 @pytest.fixture(scope="module")
@@ -50,37 +52,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 SMALL = replace(active.quickened(Protocol("kin8nm")), pool=200, test=100)
 
 
-# --- reader -------------------------------------------------------------------------------------
+# --- data ---------------------------------------------------------------------------------------
 
 
-def test_the_folder_is_the_argument_then_the_variable_then_beside(folder, monkeypatch) -> None:
-    monkeypatch.delenv(uci.VARIABLE, raising=False)
-    assert uci.data_folder() == ROOT.parent / "shared" / "data"
-    monkeypatch.setenv(uci.VARIABLE, str(folder))
-    assert uci.data_folder() == folder
-    assert uci.data_folder("elsewhere") == Path("elsewhere")
-    rows = uci.read("kin8nm")
-    assert rows.x.shape == (700, 3) and rows.y.shape == (700,)
-    assert rows.feature_names == ("a", "b", "constant") and rows.target_name == "y"
-    assert rows.test_index.tolist() == [list(range(630, 700))]
-
-
-def test_a_missing_file_is_named_with_its_source_and_the_variable(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"uci_kin8nm\.npz.*RIGIDITIES_DATA.*OpenML 44980"):
-        uci.read("kin8nm", tmp_path)
-    with pytest.raises(ValueError, match=r"Unknown set 'boston'\. There are concrete, energy"):
-        uci.read("boston", tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"'kin8nm' is not at"):
+def test_data_that_are_not_in_the_folder_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"uci_kin8nm\.npz is not in the folder given"):
         active.run(quick=True, seed=0, folder=tmp_path)
-
-
-def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, "wine", test_index=None)
-    with pytest.raises(ValueError, match=r"missing \['test_index'\]"):
-        uci.read("wine", tmp_path)
-    write(tmp_path, "wine", y=np.zeros(3))
-    with pytest.raises(ValueError, match=r"got \(700, 3\) and \(3,\)"):
-        uci.read("wine", tmp_path)
 
 
 @pytest.mark.skipif(uci.missing("kin8nm") is not None, reason="uci_kin8nm.npz is not here")
@@ -95,28 +72,6 @@ def test_the_real_kin8nm_is_read_whole() -> None:
 # --- nets ---------------------------------------------------------------------------------------
 
 
-def test_a_stack_of_nets_equals_torch_modules_and_their_gradients() -> None:
-    generator = torch.Generator().manual_seed(0)
-    nets = Nets.drawn(3, (4, 7, 5, 1), generator)
-    x = torch.randn(3, 11, 4, generator=generator)
-    for p in (*nets.weights, *nets.biases):
-        p.requires_grad_(True)
-    nets(x).square().sum().backward()
-    for k in range(3):
-        linear = [nn.Linear(*w.shape[1:]) for w in nets.weights]
-        for layer, w, b in zip(linear, nets.weights, nets.biases, strict=True):
-            layer.weight.data, layer.bias.data = w[k].detach().T.clone(), b[k, 0].detach().clone()
-        net = nn.Sequential(linear[0], nn.SiLU(), linear[1], nn.SiLU(), linear[2])
-        torch.testing.assert_close(nets.one(k)(x[k : k + 1])[0], net(x[k])[:, 0])
-        features = nets.one(k).features(x[k : k + 1])[0]
-        torch.testing.assert_close(features[:, :-1], net[:-1](x[k]).detach())
-        assert features[:, -1].tolist() == [1.0] * 11
-        net(x[k]).square().sum().backward()
-        for layer, w, b in zip(linear, nets.weights, nets.biases, strict=True):
-            torch.testing.assert_close(layer.weight.grad, w.grad[k].T)
-            torch.testing.assert_close(layer.bias.grad, b.grad[k, 0])
-
-
 def test_training_learns_and_copies_differ_by_their_rows_alone() -> None:
     x = torch.randn(2, 80, 1, generator=torch.Generator().manual_seed(0))
     y = torch.sin(x[..., 0])
@@ -124,10 +79,9 @@ def test_training_learns_and_copies_differ_by_their_rows_alone() -> None:
     x, y = torch.cat([x, x.flip(0)]), torch.cat([y, -y.flip(0)])
     x[3], y[3] = x[1], y[1]
     nets = trained(x, y, how, torch.Generator().manual_seed(1), copies=2)
-    assert bool(((nets(x) - y).square().mean(1) < 0.15 * y.var(1)).all())
-    torch.testing.assert_close(nets.one(3)(x[1:2]), nets.one(1)(x[1:2]))
-    assert not torch.allclose(nets.one(2)(x[:1]), nets.one(0)(x[:1]))
-    assert not any(p.requires_grad for p in nets.weights)
+    assert bool(((nets(x)[..., 0] - y).square().mean(1) < 0.15 * y.var(1)).all())
+    torch.testing.assert_close(nets.picked([3])(x[1:2]), nets.picked([1])(x[1:2]))
+    assert not torch.allclose(nets.picked([2])(x[:1]), nets.picked([0])(x[:1]))
 
 
 # --- rounds -------------------------------------------------------------------------------------
@@ -149,7 +103,7 @@ def test_a_task_is_standardised_without_labels_that_are_not_known(folder: Path) 
 @pytest.mark.parametrize("method", METHODS)
 def test_choices_are_unlabelled_different_and_their_methods_own(method: str, folder: Path) -> None:
     task = Task.drawn(uci.read("kin8nm", folder), SMALL, seed=0)
-    net = Nets.drawn(1, (3, 16, 1), torch.Generator().manual_seed(0))
+    net = Stack.drawn([0], (3, 16, 1), "silu")
     labelled = torch.arange(10, 50)
     generator = torch.Generator().manual_seed(0)
     rows = rounds.chosen(net, task, labelled, SMALL, method, generator)
@@ -192,9 +146,8 @@ def test_curves_start_together_and_depend_on_the_seed_alone(folder: Path) -> Non
 
 def test_the_rmse_is_in_the_targets_unit(folder: Path) -> None:
     task = Task.drawn(uci.read("kin8nm", folder), SMALL, seed=0)
-    net = Nets.drawn(1, (3, 4, 1), torch.Generator().manual_seed(0))
-    for p in (*net.weights, *net.biases):
-        p.zero_()
+    net = Stack.drawn([0], (3, 4, 1), "silu")
+    net.flat.zero_()
     assert rounds.rmse(net, replace(task, unit=3.0)) == pytest.approx(
         3 * float(task.y_test.square().mean().sqrt())
     )

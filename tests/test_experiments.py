@@ -16,6 +16,7 @@ from experiments import __main__ as command
 from experiments import catalogue, figures, progress, report
 from experiments import outcome as outcomes
 from experiments.catalogue import EXPERIMENTS, Experiment
+from experiments.data import files
 from experiments.outcome import Outcome, Picture, Table, cell, mean_and_error, plain, with_error
 
 ROOT = Path(__file__).parents[1]
@@ -227,6 +228,9 @@ def test_committed_results_are_whole(name: str) -> None:
 @pytest.mark.parametrize("name", ["active", "propagation"])
 def test_missing_data_are_said_without_a_traceback(name, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("RIGIDITIES_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("RIGIDITIES_OFFLINE", "1")
+    monkeypatch.setattr(files, "BESIDE", tmp_path)
     assert command.main([name, "--quick", "--out", str(tmp_path / "out")]) == 1
     said = capsys.readouterr().err
     assert "uci_kin8nm.npz" in said and "RIGIDITIES_DATA" in said

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 from experiments import report
+from experiments.data import files
 from experiments.outcome import Picture, Table
 from experiments.propagation import errors, nets, run, samples
 from experiments.propagation.errors import CALIBRATIONS, DIFFERENCE, Groups
 from experiments.propagation.samples import Samples, Sizes
-from torch import nn
 
 from rigidities import LastLayerRigidity
 
@@ -38,6 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         train_index=index[:, :540],
         test_index=index[:, 540:],
     )
+    files.seal(tmp_path / "uci_kin8nm.npz")
     monkeypatch.setenv("RIGIDITIES_DATA", str(tmp_path))
     return tmp_path
 
@@ -66,27 +67,6 @@ def test_every_net_has_rows_of_its_own_and_none_the_common_ones(drawn: Samples) 
 def test_too_few_rows_are_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match="Expected at least 2500 rows in 'kin8nm', got 600"):
         samples.drawn("kin8nm", Sizes(), seed=0)
-
-
-def test_stacked_nets_are_trained_like_single_ones(drawn: Samples) -> None:
-    """One step of all nets is one step of each with torch's own layers and AdamW."""
-    generator = torch.Generator().manual_seed(0)
-    weights = nets.started(3, 3, generator)
-    single = nets.apart(weights)
-    x, y = (part[:, :50] for part in drawn.train)
-    torch.testing.assert_close(
-        nets.outputs(weights, x),
-        torch.stack([net(rows) for net, rows in zip(single, x, strict=True)]),
-    )
-    optimiser = torch.optim.AdamW(weights, lr=nets.RATE, weight_decay=nets.DECAY)
-    ((nets.outputs(weights, x) - y).square().mean((1, 2)).sum() / 2).backward()
-    optimiser.step()
-    for net, rows, target, moved in zip(single, x, y, nets.apart(weights), strict=True):
-        own = torch.optim.AdamW(net.parameters(), lr=nets.RATE, weight_decay=nets.DECAY)
-        (nn.functional.mse_loss(net(rows), target) / 2).backward()
-        own.step()
-        for a, b in zip(net.parameters(), moved.parameters(), strict=True):
-            torch.testing.assert_close(a.detach(), b.detach(), rtol=1e-4, atol=1e-6)
 
 
 def test_training_reduces_the_error_of_every_net(drawn: Samples) -> None:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 import rigidities as rg
-from experiments.active.nets import Nets, Training, trained
+from experiments.active.nets import Training, trained
 from experiments.data.uci import Rows
 from experiments.progress import steps
+from experiments.training.stack import Stack
 from rigidities import selection
 
 
@@ -134,18 +135,22 @@ def learning_curves(rows: Rows, protocol: Protocol, seed: int) -> dict[str, Tens
             [tasks[place].y[own] for (_, place), own in zip(runs, labelled, strict=True)]
         )
         nets = trained(x, y, protocol.training, generator, copies=len(METHODS))
-        errors.append(torch.tensor([rmse(nets.one(k), tasks[p]) for k, (_, p) in enumerate(runs)]))
+        errors.append(
+            torch.tensor([rmse(nets.picked([k]), tasks[p]) for k, (_, p) in enumerate(runs)])
+        )
         if number < protocol.rounds:
             for k, (method, place) in enumerate(runs):
                 chooser = torch.Generator().manual_seed(seeds[place] * 1000 + number)
-                more = chosen(nets.one(k), tasks[place], labelled[k], protocol, method, chooser)
+                more = chosen(
+                    nets.picked([k]), tasks[place], labelled[k], protocol, method, chooser
+                )
                 labelled[k] = torch.cat([labelled[k], more])
     curves = torch.stack(errors).reshape(protocol.rounds + 1, len(METHODS), len(tasks))
     return {method: curves[:, k] for k, method in enumerate(METHODS)}
 
 
 def chosen(
-    nets: Nets,
+    nets: Stack,
     task: Task,
     labelled: Tensor,
     protocol: Protocol,
@@ -164,8 +169,8 @@ def chosen(
     return free[METHODS[method](posterior, features, free, protocol.batch, generator)]
 
 
-def rmse(net: Nets, task: Task) -> float:
+def rmse(net: Stack, task: Task) -> float:
     """On the test rows, in the target's unit."""
     with torch.no_grad():
-        errors = net(task.x_test[None])[0] - task.y_test
+        errors = net(task.x_test[None])[0, :, 0] - task.y_test
     return task.unit * float(errors.double().square().mean().sqrt())

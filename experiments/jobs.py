@@ -1,0 +1,138 @@
+"""Parts of a long experiment: computed side by side, kept on disk, so that a run can go on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from experiments import progress, sources
+from experiments.data.files import cache_folder
+from experiments.outcome import plain
+from experiments.report import replace
+from experiments.training.protocol import device
+
+
+@dataclass(frozen=True)
+class Job:
+    """One part.
+
+    Attributes:
+        name: unique within the experiment, such as "concrete, llpr".
+        work: a function of a module; its result is what JSON can hold.
+        arguments: of the function, by name; what JSON can hold.
+    """
+
+    name: str
+    work: Callable[..., Any]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self) -> Part:
+        """The result as JSON gives it back, whether or not it was ever on disk."""
+        start = time.monotonic()
+        value = json.loads(json.dumps(self.work(**self.arguments), default=_listed))
+        return Part(value, time.monotonic() - start)
+
+
+class Part(NamedTuple):
+    """A finished job: its result and the seconds it took."""
+
+    value: Any
+    seconds: float
+
+
+def results(
+    experiment: str, jobs: Sequence[Job], *, keep: bool = True, workers: int | None = None
+) -> dict[str, Any]:
+    """The results of all jobs by name.
+
+    Args:
+        experiment: whose jobs they are.
+        jobs: independent of each other.
+        keep: results on disk, and take those that are there already: an interrupted experiment
+            goes on where it was. They are found by the job's arguments and the text of the code.
+        workers: processes; one a core by default, none besides this one on a GPU.
+    """
+    files = {job.name: _file(experiment, job) for job in jobs} if keep else {}
+    found = {name: Part(*_read(file)) for name, file in files.items() if file.exists()}
+    if found:
+        earlier.extend(part.seconds for part in found.values())
+        print(f"  {len(found)} of {len(jobs)} parts are there from an earlier run")
+    for name, part in _computed([job for job in jobs if job.name not in found], workers):
+        if keep:
+            files[name].parent.mkdir(parents=True, exist_ok=True)
+            replace(files[name], json.dumps(part).encode())
+        found[name] = part
+    return {job.name: found[job.name].value for job in jobs}
+
+
+earlier: list[float] = []
+"""Seconds of the parts that this process did not compute, but found."""
+
+
+def forget(experiment: str) -> None:
+    """Remove what is kept of an experiment."""
+    shutil.rmtree(_folder(experiment), ignore_errors=True)
+
+
+def kept(experiment: str) -> list[Path]:
+    """The files of finished parts."""
+    return sorted(_folder(experiment).glob("*.json"))
+
+
+def _computed(jobs: Sequence[Job], workers: int | None) -> Iterator[tuple[str, Part]]:
+    """Names and results, as they come."""
+    if workers is None:
+        workers = 1 if device().type != "cpu" else len(os.sched_getaffinity(0))
+    workers = min(workers, len(jobs))
+    if workers <= 1:
+        for job in jobs:
+            yield job.name, job()
+        return
+    pool = ProcessPoolExecutor(
+        workers, mp_context=multiprocessing.get_context("spawn"), initializer=_alone
+    )
+    try:
+        names = {pool.submit(job): job.name for job in jobs}
+        for done in progress.steps(as_completed(names), "parts", total=len(jobs)):
+            yield names[done], done.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _alone() -> None:
+    """One thread a process, or they fight over the cores; and no bars over each other."""
+    torch.set_num_threads(1)
+    progress.quieten()
+
+
+def _folder(experiment: str) -> Path:
+    return cache_folder() / "experiments" / experiment
+
+
+def _file(experiment: str, job: Job) -> Path:
+    """Where a job's result lies: another argument, device or line of code is another file."""
+    work = job.work
+    parts = [work.__qualname__, device().type, json.dumps(plain(job.arguments), sort_keys=True)]
+    digest = hashlib.sha256("\0".join([sources.digest(work.__module__), *parts]).encode())
+    readable = "".join(c if c.isalnum() else "-" for c in job.name)
+    return _folder(experiment) / f"{readable}-{digest.hexdigest()[:16]}.json"
+
+
+def _listed(value: Any) -> Any:
+    """Tensors and arrays as lists; all digits are kept."""
+    return value.tolist()
+
+
+def _read(file: Path) -> Any:
+    return json.loads(file.read_text(encoding="utf-8"))

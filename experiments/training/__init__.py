@@ -1,0 +1,1 @@
+"""Training shared by the experiments: many small nets at once, larger ones in an ordinary loop."""
