@@ -53,6 +53,41 @@ _ALL = (
         minutes=2,
     ),
     Experiment(
+        "uci",
+        "RMSE and NLL of eight sets beside MC dropout, deep ensembles and Laplace (paper, Table 2)",
+        minutes=60,
+        needs=("matplotlib", "numpy"),
+    ),
+    Experiment(
+        "cost",
+        "what training and predicting cost with each method (paper, Table 1), measured",
+        minutes=5,
+    ),
+    Experiment(
+        "weather",
+        "tomorrow's maximum temperature in Australia (paper, Fig. 3)",
+        minutes=15,
+        needs=("matplotlib", "numpy", "pandas"),
+    ),
+    Experiment(
+        "california",
+        "house prices inside and outside the training domain (paper, Fig. 4)",
+        minutes=10,
+        needs=("matplotlib", "numpy"),
+    ),
+    Experiment(
+        "width",
+        "quality of the error bars against the number of neurons (paper, appendix)",
+        minutes=60,
+        needs=("matplotlib", "numpy"),
+    ),
+    Experiment(
+        "regularizer",
+        "what the ridge stands for: weight decay, early stopping, duplicates, noise (paper, appendix)",
+        minutes=15,
+        needs=("matplotlib", "numpy"),
+    ),
+    Experiment(
         "theory",
         "wide-net kernels, the last-layer approximation, training time, the Bayesian reading",
         minutes=5,

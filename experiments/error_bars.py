@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import rigidities as rg
 from rigidities import metrics
 
-Rows = tuple[Tensor, Tensor]
-"""x (N, d) and y (N, 1)."""
+Rows = tuple[Tensor, ...]
+"""Inputs, of which the first dimension is the row, and the target (N, 1)."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,16 @@ PAPER = Calibration()
 BINS = Calibration("bins")
 """The paper's elsewhere: two numbers by bins of the validation rows."""
 
-CANDIDATES = (PAPER, Calibration(noise="constant"), Calibration("evidence", "bayes"))
-"""From which `best` chooses."""
+SAFE = Calibration("evidence", "constant")
+"""A noise floor, and the ridge of the greatest evidence of the training rows. The likelihood of
+single predictions hardly determines a ridge, and a large one ruins the error bars of far rows."""
+
+CANDIDATES = (SAFE, PAPER, Calibration(noise="constant"))
+"""From which `best` chooses: the first unless another is clearly better."""
 
 FOLDS = 5
+CLEARLY = 2.0
+"""Standard errors by which a calibration must be better than the first candidate."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,9 @@ def fitted(net: nn.Module, train: Rows) -> rg.LastLayerRigidity:
     return rg.LastLayerRigidity(net).fit(train, progress=False)
 
 
-def bars(uq: rg.LastLayerRigidity, valid: Rows, x: Tensor, how: Calibration) -> Bars:
+def bars(
+    uq: rg.LastLayerRigidity, valid: Rows, x: Tensor | tuple[Tensor, ...], how: Calibration
+) -> Bars:
     """Calibrate on the validation rows, predict others."""
     calibrated(uq, valid, how)
     p = uq.predict(x)
@@ -77,13 +85,27 @@ def calibrated(uq: rg.LastLayerRigidity, valid: Rows, how: Calibration) -> rg.Ca
 def best(
     uq: rg.LastLayerRigidity, valid: Rows, candidates: Sequence[Calibration] = CANDIDATES
 ) -> Calibration:
-    """The calibration with the best likelihood on validation rows that did not choose its numbers.
+    """The library's best calibration, chosen on validation rows.
 
-    A candidate with more numbers to choose always fits the rows that choose them better; five-fold
-    cross-validation within the validation rows is fair to all.
+    Candidates are judged by the likelihood of validation rows that did not choose their numbers
+    (one with more numbers to choose always fits the rows that choose them better). The first is
+    taken unless another is better by more than two standard errors of the paired differences:
+    the likelihood sees familiar rows only, and small gains there are no reason to give up error
+    bars that behave elsewhere.
     """
-    scores = [sum(_held_out(uq, valid, how)) for how in candidates]
-    return candidates[min(range(len(candidates)), key=scores.__getitem__)]
+    rows = [held_out_nll(uq, valid, how) for how in candidates]
+    gains = [float(standing(rows[0] - other)) for other in rows[1:]]
+    if not gains or max(gains) <= CLEARLY:
+        return candidates[0]
+    # Among those clearly better than the first, the best by its mean.
+    clearly = [k for k, gain in enumerate(gains, start=1) if gain > CLEARLY]
+    return candidates[min(clearly, key=lambda k: float(rows[k].mean()))]
+
+
+def standing(differences: Tensor) -> Tensor:
+    """Their mean in units of its standard error; zero where all are equal."""
+    error = differences.std() / len(differences) ** 0.5
+    return torch.where(error > 0, differences.mean() / error, torch.zeros_like(error))
 
 
 def constant(uq_mean: Tensor, target: Tensor) -> float:
@@ -91,11 +113,20 @@ def constant(uq_mean: Tensor, target: Tensor) -> float:
     return metrics.rmse(uq_mean, target)
 
 
-def _held_out(uq: rg.LastLayerRigidity, valid: Rows, how: Calibration) -> Iterator[float]:
-    """The summed NLL of each fold, by the numbers that the others choose."""
-    fold = torch.arange(len(valid[0])) % FOLDS
+def held_out(uq: rg.LastLayerRigidity, valid: Rows, how: Calibration) -> tuple[Tensor, Tensor]:
+    """Mean and error bar of every validation row, (N,), each calibrated without its fold."""
+    fold = torch.arange(len(valid[-1])) % FOLDS
+    mean, std = torch.empty(2, len(fold), dtype=torch.float64)
     for k in range(FOLDS):
-        inside, outside = fold == k, fold != k
-        calibrated(uq, (valid[0][outside], valid[1][outside]), how)
-        p = uq.predict(valid[0][inside])
-        yield metrics.nll(p.mean, p.std, valid[1][inside]) * int(inside.sum())
+        inside = fold == k
+        calibrated(uq, tuple(part[~inside] for part in valid), how)
+        p = uq.predict(tuple(part[inside] for part in valid[:-1]))
+        mean[inside], std[inside] = p.mean.double().flatten(), p.std.double().flatten()
+    return mean, std
+
+
+def held_out_nll(uq: rg.LastLayerRigidity, valid: Rows, how: Calibration) -> Tensor:
+    """The Gaussian negative log-likelihood of every validation row by `held_out`, (N,)."""
+    mean, std = held_out(uq, valid, how)
+    law = torch.distributions.Normal(mean, std)
+    return -law.log_prob(valid[-1].double().flatten())

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -93,7 +94,7 @@ def kept(experiment: str) -> list[Path]:
 def _computed(jobs: Sequence[Job], workers: int | None) -> Iterator[tuple[str, Part]]:
     """Names and results, as they come."""
     if workers is None:
-        workers = 1 if device().type != "cpu" else len(os.sched_getaffinity(0))
+        workers = 1 if device().type != "cpu" else _cores()
     workers = min(workers, len(jobs))
     if workers <= 1:
         for job in jobs:
@@ -110,10 +111,18 @@ def _computed(jobs: Sequence[Job], workers: int | None) -> Iterator[tuple[str, P
         pool.shutdown(cancel_futures=True)
 
 
+def _cores() -> int:
+    """That this process may use, as far as the system tells."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def _alone() -> None:
     """One thread a process, or they fight over the cores; and no bars over each other."""
     torch.set_num_threads(1)
     progress.quieten()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # stopped with the terminal's Ctrl-C, silently
 
 
 def _folder(experiment: str) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import json
+import os
 import re
 import sys
 from importlib.util import find_spec
@@ -13,11 +14,13 @@ import matplotlib
 import pytest
 import torch
 from experiments import __main__ as command
-from experiments import catalogue, figures, progress, report
+from experiments import catalogue, figures, jobs, progress, report
 from experiments import outcome as outcomes
 from experiments.catalogue import EXPERIMENTS, Experiment
-from experiments.data import files
+from experiments.data import files, uci
 from experiments.outcome import Outcome, Picture, Table, cell, mean_and_error, plain, with_error
+
+import synthetic_data
 
 ROOT = Path(__file__).parents[1]
 WHERE = {
@@ -97,6 +100,72 @@ def test_quick_results_go_where_git_does_not_look(fake, tmp_path, monkeypatch) -
     assert (tmp_path / "results-quick/.gitignore").read_text() == "*\n"
     assert (tmp_path / "results-quick/fake/fake.json").exists()
     assert (tmp_path / "results/fake/fake.json").exists()
+
+
+def test_an_unwritable_folder_is_said_before_the_work(fake, tmp_path, monkeypatch, capsys) -> None:
+    ran = []
+    monkeypatch.setattr(sys.modules["experiments.fake"], "run", lambda **_: ran.append(1))
+    occupied = tmp_path / "a file"
+    occupied.write_text("")
+    assert command.main(["fake", "--out", str(occupied / "below")]) == 1
+    said = capsys.readouterr().err
+    assert "Cannot write results to" in said and "--out DIR" in said
+    assert not ran
+
+
+def test_an_interrupted_run_says_what_is_kept(fake, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def stopped(*, quick: bool, seed: int) -> Outcome:
+        jobs.results("fake", [jobs.Job("first", outcomes.mean_and_error, {"values": [1, 3]})])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["experiments.fake"], "run", stopped)
+    assert command.main(["fake", "--out", str(tmp_path / "new")]) == 130
+    said = capsys.readouterr().err
+    assert "1 finished parts are kept: the same command goes on" in said
+    assert not (tmp_path / "new").exists()
+    assert command.main(["fake", "--out", str(tmp_path / "new")]) == 130
+    assert "1 of 1 parts are there from an earlier run" in capsys.readouterr().out
+    assert command.main(["fake", "--fresh", "--out", str(tmp_path / "new")]) == 130
+    assert "earlier run" not in capsys.readouterr().out
+
+
+def test_data_and_device_reach_the_experiment_and_are_put_back(fake, tmp_path, monkeypatch) -> None:
+    seen = {}
+
+    def run(*, quick: bool, seed: int) -> Outcome:
+        seen.update({k: os.environ.get(k) for k in ("RIGIDITIES_DATA", "RIGIDITIES_DEVICE")})
+        return outcome()
+
+    monkeypatch.setattr(sys.modules["experiments.fake"], "run", run)
+    monkeypatch.setenv("RIGIDITIES_DATA", "before")
+    monkeypatch.delenv("RIGIDITIES_DEVICE", raising=False)
+    folder = ["--out", str(tmp_path / "new")]
+    command.main(["fake", "--data", "elsewhere", "--device", "cpu", *folder])
+    assert seen == {"RIGIDITIES_DATA": "elsewhere", "RIGIDITIES_DEVICE": "cpu"}
+    assert os.environ["RIGIDITIES_DATA"] == "before"
+    assert "RIGIDITIES_DEVICE" not in os.environ
+    page = (tmp_path / "new/fake.md").read_text()
+    assert "fake --device cpu`" in page and "elsewhere" not in page
+
+
+def test_the_footer_counts_work_of_an_earlier_run_and_names_the_gpu() -> None:
+    text = report.footer("fake", {**WHERE, "earlier": 12.0, "gpu": "a card"})
+    assert "in 1.2 minutes, after 12.0 minutes of work found from an earlier run" in text
+    assert "1 threads, a card, torch 2" in text
+    assert "earlier" not in report.footer("fake", {**WHERE, "earlier": 0})
+
+
+def test_altered_data_are_said_without_a_traceback(fake, tmp_path, monkeypatch, capsys) -> None:
+    data = synthetic_data.write(tmp_path / "data")
+    with (data / "uci_yacht.npz").open("r+b") as file:
+        file.seek(300)
+        file.write(b"!")
+    monkeypatch.setattr(sys.modules["experiments.fake"], "run", lambda **_: uci.read("yacht", data))
+    assert command.main(["fake", "--out", str(tmp_path / "new")]) == 1
+    said = capsys.readouterr().err
+    assert "Expected sha256" in said and "uci_yacht.npz" in said
 
 
 def test_without_a_name_the_experiments_are_listed_with_their_minutes(capsys) -> None:
