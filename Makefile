@@ -17,7 +17,7 @@ PIP_INSTALL := -m pip install -qq --disable-pip-version-check -c constraints.txt
 SOURCES := $(wildcard src tests benchmarks experiments examples docs)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format types pytest bench docs clean
+.PHONY: help venv demo test lint format types pytest browser bench docs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -55,8 +55,12 @@ types: .venv/.stamp ## mypy, strict, on src
 	$(BIN)/mypy
 
 # One thread a worker: two workers with torch's default threads would fight over the cores.
-pytest: .venv/.stamp ## tests and doctests only (ARGS="-k name" to choose)
+pytest: .venv/.stamp browser ## tests and doctests only (ARGS="-k name" to choose)
 	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+
+# The tests of the HTML report drive it; without one they are left out, with a word at the end.
+browser: ## find Chromium or, as root on Debian and Ubuntu, install it
+	@sh tests/get_browser.sh
 
 bench: .venv/.stamp .venv-rivals/.stamp ## speed and memory against the bare model and the rivals
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -83,7 +83,7 @@ _ALL = (
     ),
     Experiment(
         "regularizer",
-        "what the ridge stands for: weight decay, early stopping, duplicates, noise (paper, appendix)",
+        "what the ridge stands for: weight decay, early stopping, copies, noise (paper, appendix)",
         minutes=15,
         needs=("matplotlib", "numpy"),
     ),

@@ -1,10 +1,14 @@
-"""What several test files share: a small trained net and its data."""
+"""What several test files share: a small trained net and its data; and who needs a browser."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
+
+import browser
+
+LEFT_OUT = pytest.StashKey[int]()
 
 
 class Trained(NamedTuple):
@@ -48,3 +52,35 @@ def net() -> Trained:
 @pytest.fixture
 def net3() -> Trained:
     return trained(targets=3)
+
+
+# Where there is no browser, its tests are left out, and the summary says how many. In CI they stay,
+# and fail. Workers of xdist collect, the main process sums up.
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if browser.executable() or browser.required():
+        return
+    without = [item for item in items if item.get_closest_marker("browser")]
+    if without:
+        config.stash[LEFT_OUT] = len(without)
+        config.hook.pytest_deselected(items=without)
+        items[:] = [item for item in items if item not in without]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    left_out = getattr(node, "workeroutput", {}).get("left_out", 0)  # all workers collect the same
+    if left_out:
+        node.config.stash[LEFT_OUT] = left_out
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if left_out := config.stash.get(LEFT_OUT, 0):
+        terminalreporter.section("browser")
+        terminalreporter.line(f"{left_out} tests left out: {browser.MISSING}")

@@ -84,6 +84,8 @@ def test_imports_have_no_cycle():
         ("curvature.dense_form", {"draws", "gram", "posterior", "derivatives.tangents"}),
         ("storage", set()),
         ("metrics", {"alignment", "ranks"}),
+        ("report.markup", set()),
+        ("report.rows", {"alignment"}),
     ],
 )
 def test_the_foundations_stand_alone(module, may_import):
@@ -108,3 +110,10 @@ def test_the_core_imports_torch_safetensors_and_tqdm_only():
 def test_no_module_is_named_for_what_it_is_not():
     last = {name.rpartition(".")[2] for name in MODULES}
     assert not {"utils", "helpers", "common", "misc"} & last
+
+
+def test_reports_know_nothing_of_the_models_behind_them():
+    inner = {name for name in MODULES if name.partition(".")[0] == "report"}
+    known = set.union(*(reach(name) for name in inner)) - inner
+    allowed = {"_version", "alignment", "batches", "calibrated", "confidence", "metrics", "plots"}
+    assert known <= {*allowed, "ranks"}

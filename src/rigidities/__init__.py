@@ -1,6 +1,6 @@
 """Error bars for trained regressors by prediction rigidities."""
 
-from . import closed_forms, fits, kernels, local, losses, metrics, plots, selection
+from . import closed_forms, fits, kernels, local, losses, metrics, plots, report, selection
 from ._version import __version__
 from .calibrated import CalibrationReport
 from .constrained import constrained_profile, constrained_rigidity
@@ -33,5 +33,6 @@ __all__ = [
     "losses",
     "metrics",
     "plots",
+    "report",
     "selection",
 ]

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from . import demo
 from ._version import __version__
+from .last_layer import LastLayerRigidity
+from .report.from_file import from_file
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="command", required=True)
     _add_demo(commands)
+    _add_report(commands)
     return parser
 
 
@@ -57,4 +60,45 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 def _demo(options: argparse.Namespace) -> int:
     demo.run(options.out, seed=options.seed)
+    return 0
+
+
+def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    summary = "one HTML page that says how far error bars can be trusted"
+    parser = commands.add_parser(
+        "report",
+        help=summary,
+        description=f"Write {summary}. Needs no network connection, nor does the page.",
+    )
+    parser.add_argument(
+        "file",
+        type=Path,
+        help="predictions (.csv), an experiment's numbers (.json) or a saved fit (.safetensors)",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("report.html"), help="the page (default: %(default)s)"
+    )
+    parser.add_argument("--title", help="its heading (default: the name of the file)")
+    for name, what in (("mean", "predictions"), ("std", "error bars"), ("target", "true values")):
+        parser.add_argument(
+            f"--{name}",
+            nargs="+",
+            metavar="COLUMN",
+            help=f"columns of the {what}, one per target (default: {name})",
+        )
+    parser.add_argument(
+        "--model", metavar="MODULE:FUNCTION", help="returns the trained model of a saved fit"
+    )
+    parser.add_argument("--data", type=Path, help="labelled test data for it, .npz or .csv")
+    parser.set_defaults(run=_report)
+
+
+def _report(options: argparse.Namespace) -> int:
+    chosen = {key: value for key, value in vars(options).items() if key not in ("run", "file")}
+    try:
+        written = from_file(options.file, load=LastLayerRigidity.load, **chosen)
+    except ValueError as error:
+        print(f"rigidities: {error}", file=sys.stderr)
+        return 1
+    print(f"Wrote {written}")
     return 0

@@ -1,0 +1,189 @@
+"""One HTML page that says how far error bars can be trusted; it works without a network.
+
+The page opens with a verdict in plain words, says what to beware of, and shows interactive plots
+and metrics beside those of a constant bar and of right bars. Needs
+`pip install "rigidities[report]"`.
+
+`html` takes arrays, `write` a fitted and calibrated object with labelled data, `experiment` the
+numbers of an experiment; `save` puts any of these pages into a file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ..alignment import Values, aligned
+from ..calibrated import CalibrationReport
+from .document import check_plotly, checked_place, page
+from .document import write_page as save
+from .experiment_page import experiment
+from .labelled_data import Bars, bars_on, labelled
+from .markup import Markup, joined, tag
+from .rows import MOST_SHOWN, Rows, rows_of
+from .target_section import Content, overview, section
+
+__all__ = ["experiment", "html", "save", "write"]
+
+MOST_TARGETS = 12
+"""Targets with a section of their own; the others stand in the overview."""
+_MOST_LISTED = 200
+_UNCALIBRATED = (
+    "The error bars are not calibrated: their scale means nothing. Call calibrate(valid) first."
+)
+
+
+def html(
+    mean: Values,
+    std: Values,
+    target: Values,
+    *,
+    title: str = "Can the error bars be trusted?",
+    names: Sequence[str] | None = None,
+    inputs: Mapping[str, Sequence[Any]] | Values | None = None,
+    calibration: CalibrationReport | None = None,
+    reference: Values | None = None,
+    cautions: Sequence[str] = (),
+    first_row: int = 0,
+) -> str:
+    """The report of predictions with their error bars and true values.
+
+    Args:
+        mean: predictions, (N,) or (N, K) for K targets.
+        std: their error bars, shaped alike and above zero.
+        target: true values, shaped alike, of rows that neither fit nor calibration has seen.
+        title: the heading.
+        names: of the targets.
+        inputs: what else to show at a row: columns by name, or an array (N, D).
+        calibration: what `calibrate` returned.
+        reference: error bars on rows like those of the calibration, (M,) or (M, K). Test rows
+            with larger ones are reported as unlike them.
+        cautions: further sentences to warn with.
+        first_row: the number of the first row.
+
+    Returns:
+        The page.
+
+    Raises:
+        ValueError: shapes that differ, or values that are not finite or not above zero.
+        ModuleNotFoundError: plotly is missing.
+    """
+    check_plotly()
+    parts = rows_of(mean, std, target, names=names, inputs=inputs, first=first_row)
+    limits = _reference(reference, len(parts))
+    chosen = parts[:MOST_TARGETS]
+    most = max(500, MOST_SHOWN // len(chosen))
+    sections = [
+        section(
+            rows,
+            name=f"t{k}",
+            most=most,
+            calibration=calibration,
+            reference=limits[k],
+            further=cautions,
+            alone=len(parts) == 1,
+        )
+        for k, rows in enumerate(chosen)
+    ]
+    head = joined([tag("h1", title), tag("p", _about(parts), class_="about")])
+    content = joined([head, _several(parts), *_framed(chosen, sections)])
+    figures = {name: figure for part in sections for name, figure in part.figures.items()}
+    hovers = {name: texts for part in sections for name, texts in part.hovers.items()}
+    return page(title, content, figures, hovers)
+
+
+def write(
+    path: str | os.PathLike[str],
+    uq: Bars,
+    data: Any,
+    *,
+    reference: Any = None,
+    title: str = "Can the error bars be trusted?",
+    names: Sequence[str] | None = None,
+    inputs: Mapping[str, Sequence[Any]] | Values | None = None,
+    progress: bool | None = None,
+) -> Path:
+    """Write the report of a fitted and calibrated object on labelled data.
+
+    Args:
+        path: the file; its folder must exist.
+        uq: a `LastLayerRigidity`.
+        data: labelled test data in any form that `fit` takes, which nothing has seen before.
+        reference: rows like those of the calibration, in any form that `predict` takes: test rows
+            with larger bars are reported as unlike them.
+        title: the heading.
+        names: of the targets.
+        inputs: as in `html`; by default the model's inputs, where they are few numbers.
+        progress: show a bar; by default on a terminal only.
+
+    Returns:
+        The file.
+    """
+    checked_place(path)
+    check_plotly()
+    mean, std, target, own = labelled(uq, data, progress)
+    usual = None if reference is None else bars_on(uq, reference, progress)
+    text = html(
+        mean,
+        std,
+        target,
+        title=title,
+        names=names,
+        inputs=own if inputs is None else inputs,
+        calibration=uq.report,
+        reference=usual,
+        cautions=[_UNCALIBRATED] if uq.report is None else [],
+    )
+    return save(path, text)
+
+
+def _reference(values: Values | None, targets: int) -> list[Tensor | None]:
+    if values is None:
+        return [None] * targets
+    (flat,) = aligned(std=values)
+    if len(flat) % targets:
+        raise ValueError(f"Expected a reference of shape (M, {targets}), got {len(flat)} values.")
+    return list(flat.reshape(-1, targets).T)
+
+
+def _about(parts: Sequence[Rows]) -> str:
+    rows, targets = len(parts[0]), len(parts)
+    first = f"Rows are counted from {parts[0].first}."
+    if targets == 1:
+        return f"{rows} rows of {parts[0].name}. {first}"
+    return f"{rows} rows of {targets} targets. {first}"
+
+
+def _several(parts: Sequence[Rows]) -> Markup:
+    """The overview of several targets and the list to choose one from."""
+    if len(parts) == 1:
+        return Markup()
+    notes = []
+    if len(parts) > MOST_TARGETS:
+        listed = min(len(parts), _MOST_LISTED)
+        text = f"The table lists {listed} of {len(parts)} targets, the sections {MOST_TARGETS}."
+        notes.append(tag("p", text, class_="about"))
+    options = (
+        tag("option", rows.name, value=f"t{k}") for k, rows in enumerate(parts[:MOST_TARGETS])
+    )
+    choice = tag("label", "Target ", tag("select", *options, data_sections=True))
+    return joined(
+        [
+            tag("h2", "All targets"),
+            overview(parts[:_MOST_LISTED]),
+            *notes,
+            tag("div", choice, class_="controls"),
+        ]
+    )
+
+
+def _framed(parts: Sequence[Rows], sections: Sequence[Content]) -> list[Markup]:
+    """Sections, of which the page shows the chosen one."""
+    return [
+        tag("section", content.html, data_target=f"t{k}", aria_label=rows.name)
+        for k, (rows, content) in enumerate(zip(parts, sections, strict=True))
+    ]

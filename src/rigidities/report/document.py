@@ -1,0 +1,187 @@
+"""The page around the content: one HTML file that asks the network for nothing."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from .._version import __version__
+from .figures import Figure
+from .markup import Markup, embedded, joined, tag
+
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "img-src data: blob:; base-uri 'none'; form-action 'none'"
+)
+
+
+def page(
+    title: str,
+    content: Markup,
+    figures: Mapping[str, Figure],
+    hovers: Mapping[str, Sequence[str]] | None = None,
+) -> str:
+    """The whole page.
+
+    Args:
+        title: its heading.
+        content: what stands below it.
+        figures: the plots by the identifier of their place in the content.
+        hovers: hover texts that several plots share.
+
+    Raises:
+        ModuleNotFoundError: plotly is missing.
+    """
+    drawing = [tag("script", _script(_plotly()))] if figures else []
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("title", title),
+        tag("style", Markup(_asset("page.css"))),
+    )
+    body = tag(
+        "body",
+        tag("main", content),
+        tag("footer", f"Made with rigidities {__version__}."),
+        *([tag("noscript", tag("p", "The plots need JavaScript."))] if figures else []),
+        *drawing,
+        embedded({name: _plain(figure) for name, figure in figures.items()}, "figures"),
+        embedded(dict(hovers or {}), "hovers"),
+        tag("script", Markup(_asset("page.js"))),
+    )
+    return "<!DOCTYPE html>\n" + tag("html", head, body, lang="en") + "\n"
+
+
+def place(name: str, figure: Figure, *, controls: bool = True) -> Markup:
+    """Where a plot will be drawn, with its heading, its choices and how to read it."""
+    caption = [tag("figcaption", figure.caption)] if figure.caption else []
+    plot = tag(
+        "div",
+        id=name,
+        class_="plot",
+        role="img",
+        aria_label=figure.label,
+        style=f"height:{figure.height}px",
+    )
+    choices = figure_choices(name, figure) if controls else Markup()
+    return tag("figure", tag("h3", figure.title), choices, plot, *caption)
+
+
+def figure_choices(name: str, figure: Figure) -> Markup:
+    """The choices of one plot: a list for its traces, buttons for its axes."""
+    found = []
+    if len(figure.traces) > 1:
+        found.append(chooser([name], "trace", figure.choice, list(figure.traces), figure.chosen))
+    if len(figure.layouts) > 1:
+        found.append(_buttons(name, list(figure.layouts)))
+    return tag("div", *found, class_="controls") if found else Markup()
+
+
+def chooser(
+    names: Sequence[str], kind: str, label: str, options: Sequence[str], chosen: str
+) -> Markup:
+    """A list of choices for one or more plots."""
+    entries = (tag("option", o, value=o, selected=o == chosen) for o in options)
+    box = tag("select", *entries, data_choice=kind, data_figures=" ".join(names))
+    return tag("label", f"{label} ", box)
+
+
+def write_page(path: str | os.PathLike[str], text: str) -> Path:
+    """Write a page so that a crash leaves either the old one or the new one.
+
+    Raises:
+        OSError: there is no such folder, or it cannot be written.
+    """
+    path = checked_place(path)
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise PermissionError(
+            f"Cannot write into the folder {path.parent} ({error.strerror}). "
+            "Choose another place for the report."
+        ) from error
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def checked_place(path: str | os.PathLike[str]) -> Path:
+    """The path, where a file can be put there."""
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(
+            f"There is no folder {path.parent} for {path.name}. Make it, or choose another place."
+        )
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder. Name a file for the report in it.")
+    return path
+
+
+def check_plotly() -> None:
+    """Say early what is missing."""
+    _plotly_module()
+
+
+def _plotly_module() -> Any:
+    try:
+        from plotly import offline
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            'A report needs plotly: pip install "rigidities[report]".'
+        ) from error
+    return offline
+
+
+def _plotly() -> str:
+    return str(_plotly_module().get_plotlyjs())
+
+
+def _script(source: str) -> Markup:
+    """JavaScript, which must not hold what ends its element."""
+    return Markup(source.replace("</script", "<\\/script"))
+
+
+def _asset(name: str) -> str:
+    return (files(__package__) / name).read_text(encoding="utf-8")
+
+
+def _plain(figure: Figure) -> dict[str, Any]:
+    chosen = figure.chosen or next(iter(figure.traces))
+    return {
+        "traces": dict(figure.traces),
+        "layouts": dict(figure.layouts),
+        "chosen": chosen,
+        "height": figure.height,
+    }
+
+
+def _buttons(name: str, options: Sequence[str]) -> Markup:
+    labels = (
+        tag(
+            "label",
+            tag(
+                "input",
+                type="radio",
+                name=f"{name}-axes",
+                value=option,
+                checked=k == 0,
+                data_choice="layout",
+                data_figures=name,
+            ),
+            option,
+        )
+        for k, option in enumerate(options)
+    )
+    return tag("fieldset", tag("legend", "Axes"), joined(labels))

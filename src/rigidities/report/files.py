@@ -1,0 +1,219 @@
+"""What reports are made from: tables of predictions, data sets, experiments and saved fits."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+TARGETS = ("target", "y", "labels")
+"""Names under which the true values are looked for."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of text, column by column.
+
+    Attributes:
+        path: where it was read.
+        columns: by name; one text per row.
+    """
+
+    path: Path
+    columns: Mapping[str, list[str]]
+
+    def numbers(self, names: Sequence[str]) -> Tensor:
+        """Columns of finite numbers, (N, K).
+
+        Raises:
+            ValueError: a column is missing, or holds what is not a finite number.
+        """
+        missing = [name for name in names if name not in self.columns]
+        if missing:
+            raise ValueError(
+                f"Expected the column {missing[0]!r} in {self.path}, which has "
+                f"{', '.join(map(repr, self.columns))}. Name it by --mean, --std or --target."
+            )
+        found = [self._column(name) for name in names]
+        return torch.tensor(found, dtype=torch.float64).T
+
+    def others(self, names: Sequence[str]) -> dict[str, list[str]]:
+        """The columns that are not named."""
+        return {key: values for key, values in self.columns.items() if key not in names}
+
+    def _column(self, name: str) -> list[float]:
+        values = []
+        for row, text in enumerate(self.columns[name], start=1):
+            try:
+                value = float(text)
+            except ValueError:
+                value = math.nan
+            if not math.isfinite(value):
+                raise ValueError(
+                    f"Expected finite numbers in the column {name!r} of {self.path}, got {text!r} "
+                    f"in row {row}. Mend or drop that row."
+                )
+            values.append(value)
+        return values
+
+
+def read_table(path: Path) -> Table:
+    """A CSV file with a header; commas, semicolons or tabs between its columns.
+
+    Raises:
+        ValueError: the file is empty, has no rows, or a row of another length.
+    """
+    _require(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        separator = max(",;\t", key=text.partition("\n")[0].count)
+        lines = [row for row in csv.reader(io.StringIO(text), delimiter=separator) if row]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path} is no CSV file in UTF-8 ({error}).") from error
+    if not lines:
+        raise ValueError(f"{path} is empty. Expected a header and one row or more.")
+    header, rows = [name.strip() for name in lines[0]], lines[1:]
+    repeated = sorted({name for name in header if header.count(name) > 1})
+    if repeated:
+        raise ValueError(f"{path} has the column {repeated[0]!r} twice. Rename one.")
+    if not rows:
+        raise ValueError(f"{path} has a header and no rows. Expected one row or more.")
+    for number, row in enumerate(rows, start=1):
+        if len(row) != len(header):
+            raise ValueError(
+                f"Expected {len(header)} entries in row {number} of {path}, got {len(row)}."
+            )
+    return Table(path, {name: [row[k].strip() for row in rows] for k, name in enumerate(header)})
+
+
+def read_numbers(path: Path) -> Mapping[str, Any]:
+    """An experiment's JSON.
+
+    Raises:
+        ValueError: it is damaged, or not a mapping.
+    """
+    _require(path)
+    try:
+        numbers = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged or no JSON file ({error}). Make it again.") from error
+    if not isinstance(numbers, Mapping):
+        raise ValueError(
+            f"{path} holds a {type(numbers).__name__}. Expected an experiment's numbers: a mapping "
+            "from names to numbers or further mappings."
+        )
+    return numbers
+
+
+def read_data(
+    path: Path, target: Sequence[str] | None = None
+) -> tuple[tuple[Any, ...], Mapping[str, Any] | None]:
+    """Labelled data as (inputs, ..., target), and columns to show beside each row.
+
+    An NPZ file holds the inputs in the order of the model's arguments, and the target under
+    "y", "target" or "labels". Of a CSV file all columns but the target are one input.
+
+    Args:
+        path: the file, .npz or .csv.
+        target: the name, or for a CSV file the names, of the target.
+    """
+    _require(path)
+    if path.suffix == ".csv":
+        table = read_table(path)
+        names = list(target) if target else _first_known(table.columns, path)
+        y, others = table.numbers(names), table.others(names)
+        return (table.numbers(list(others)).numpy(), y.numpy()), others
+    if path.suffix == ".npz":
+        return _arrays(path, target), None
+    raise ValueError(f"Expected data in an .npz or .csv file, got {path}.")
+
+
+def build_model(spec: str) -> nn.Module:
+    """The model that a function returns, named as module:function.
+
+    Modules in the current folder are found too.
+
+    Raises:
+        ValueError: there is no such module or function, or it gives no model.
+    """
+    module_name, colon, function_name = spec.partition(":")
+    if not colon or not module_name or not function_name:
+        raise ValueError(f"Expected --model module:function, got {spec!r}.")
+    function = _function(module_name, function_name)
+    try:
+        model = function()
+    except Exception as error:
+        raise ValueError(f"{spec}() failed: {type(error).__name__}: {error}") from error
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            f"Expected {spec}() to return a torch.nn.Module, got {type(model).__name__}."
+        )
+    return model
+
+
+def _function(module_name: str, function_name: str) -> Callable[[], Any]:
+    here = os.getcwd()
+    sys.path.insert(0, here)
+    try:
+        module = import_module(module_name)
+    except Exception as error:
+        raise ValueError(
+            f"Cannot import {module_name} for --model: {type(error).__name__}: {error}. It must "
+            "lie in the current folder or be installed."
+        ) from error
+    finally:
+        sys.path.remove(here)
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        state = "has no" if function is None else "has a value, not a function,"
+        raise ValueError(
+            f"{module_name} {state} {function_name}. Expected a function without arguments that "
+            "returns the trained model."
+        )
+    return function  # type: ignore[no-any-return]
+
+
+def _arrays(path: Path, target: Sequence[str] | None) -> tuple[Any, ...]:
+    import numpy as np
+
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except Exception as error:
+        raise ValueError(f"{path} is damaged or no NPZ file ({error}).") from error
+    names = list(target) if target else _first_known(arrays, path)
+    if len(names) != 1 or names[0] not in arrays:
+        raise ValueError(
+            f"Expected one array {names[0]!r} in {path}, which has "
+            f"{', '.join(map(repr, arrays))}. Name the target by --target."
+        )
+    inputs = [array for name, array in arrays.items() if name != names[0]]
+    if not inputs:
+        raise ValueError(f"{path} holds the target alone. Expected inputs beside it.")
+    return (*inputs, arrays[names[0]])
+
+
+def _first_known(names: Mapping[str, Any], path: Path) -> list[str]:
+    for name in TARGETS:
+        if name in names:
+            return [name]
+    raise ValueError(
+        f"Expected the target under {', '.join(map(repr, TARGETS))} in {path}, which has "
+        f"{', '.join(map(repr, names))}. Name it by --target."
+    )
+
+
+def _require(path: Path) -> None:
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file {path}.")

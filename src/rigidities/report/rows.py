@@ -1,0 +1,192 @@
+"""The rows that a report is about: prediction, error bar and true value of one target each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..alignment import Values, aligned
+
+MOST_SHOWN = 5_000
+"""Rows that a scatter plot shows at most."""
+_ALWAYS = 0.05
+"""Share of the shown rows that goes to each kind of extreme row."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """All rows of one target.
+
+    Attributes:
+        mean: predictions, (N,), float64, as are the others.
+        std: their error bars, above zero.
+        target: true values.
+        name: of the target.
+        inputs: further columns by name, shown when one points at a row; (N,) each.
+        first: the number of the first row.
+    """
+
+    mean: Tensor
+    std: Tensor
+    target: Tensor
+    name: str = "target"
+    inputs: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    first: int = 0
+
+    @cached_property
+    def error(self) -> Tensor:
+        """y - mu."""
+        return self.target - self.mean
+
+    @cached_property
+    def z(self) -> Tensor:
+        """(y - mu) / sigma."""
+        return self.error / self.std
+
+    @cached_property
+    def constant(self) -> Tensor:
+        """The best constant bar: the RMS error of these very rows, for each row."""
+        return self.error.square().mean().sqrt().expand_as(self.std)
+
+    @property
+    def spread(self) -> bool:
+        """Whether the bars differ at all."""
+        return bool(self.std.max() > self.std.min() * (1 + 1e-9))
+
+    def __len__(self) -> int:
+        return len(self.mean)
+
+
+def rows_of(
+    mean: Values,
+    std: Values,
+    target: Values,
+    *,
+    names: Sequence[str] | None = None,
+    inputs: Mapping[str, Sequence[Any]] | Values | None = None,
+    first: int = 0,
+) -> list[Rows]:
+    """Checked rows, one entry per target.
+
+    (N,) and (N, 1) are one target, (N, K) are K; of anything larger every number is a row of one
+    target.
+
+    Args:
+        mean: predictions.
+        std: their error bars, above zero.
+        target: true values.
+        names: of the targets.
+        inputs: further columns, by name or as an array (N, D).
+        first: the number of the first row.
+
+    Raises:
+        ValueError: shapes that differ, values that are not finite, bars that are not above zero,
+            or names or inputs that do not fit.
+    """
+    columns = _columns(mean, std, target)
+    _check_positive(columns[1], first)
+    count, targets = columns[0].shape
+    names = _checked_names(names, targets)
+    named = _named_inputs(inputs)
+    for key, values in named.items():
+        if len(values) == 0 or count % len(values):
+            raise ValueError(
+                f"Expected {count} values in the input {key!r}, one for each row, "
+                f"got {len(values)}."
+            )
+    # of a sample with several rows, each carries the sample's inputs
+    full = {key: _repeated(values, count // len(values)) for key, values in named.items()}
+    by_target = (tuple(part[:, k].contiguous() for part in columns) for k in range(targets))
+    return [
+        Rows(mean, std, target, name, full, first)
+        for (mean, std, target), name in zip(by_target, names, strict=True)
+    ]
+
+
+def shown(rows: Rows, most: int = MOST_SHOWN) -> Tensor:
+    """Which rows a scatter plot shows, ascending: all, or a sample with the extreme ones.
+
+    The rows of largest bar, of largest error and of largest |z| are always there.
+    """
+    return thinned([rows.std, rows.error.abs(), rows.z.abs()], most)
+
+
+def thinned(keys: Sequence[Tensor], most: int) -> Tensor:
+    """At most so many positions: those where a key is large, and a repeatable sample of the rest.
+
+    Examples:
+        >>> kept = thinned([torch.arange(1000.0)], 40)
+        >>> len(kept), kept[-2:].tolist()
+        (40, [998, 999])
+    """
+    count = len(keys[0])
+    if count <= most:
+        return torch.arange(count)
+    each = max(1, int(_ALWAYS * most))
+    extreme = torch.zeros(count, dtype=torch.bool)
+    for key in keys:
+        extreme[key.topk(each).indices] = True
+    kept, candidates = extreme.nonzero()[:, 0], (~extreme).nonzero()[:, 0]
+    order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(0))
+    return torch.cat([kept, candidates[order[: most - len(kept)]]]).sort().values
+
+
+def _columns(mean: Values, std: Values, target: Values) -> tuple[Tensor, ...]:
+    """Mean, bar and target as (N, K)."""
+    shape = _shape(mean)
+    flat = aligned(mean=mean, std=std, target=target)
+    targets = shape[1] if len(shape) == 2 else 1
+    return tuple(part.reshape(-1, targets) for part in flat)
+
+
+def _shape(values: Values) -> tuple[int, ...]:
+    return tuple(values.shape if hasattr(values, "shape") else torch.as_tensor(values).shape)
+
+
+def _check_positive(std: Tensor, first: int) -> None:
+    bad = (std <= 0).any(1).nonzero()[:, 0]
+    if len(bad):
+        value = float(std[bad[0]].min())
+        more = f" (and {len(bad) - 1} more rows)" if len(bad) > 1 else ""
+        raise ValueError(
+            f"Expected std > 0, got {value:g} in row {int(bad[0]) + first}{more}. "
+            "Drop those rows or add a noise floor to the variance."
+        )
+
+
+def _checked_names(names: Sequence[str] | None, targets: int) -> list[str]:
+    if names is None:
+        return ["target"] if targets == 1 else [f"target {k}" for k in range(targets)]
+    if isinstance(names, str) or len(names) != targets:
+        raise ValueError(f"Expected {targets} names, one for each target, got {names!r}.")
+    return [str(name) for name in names]
+
+
+def _named_inputs(
+    inputs: Mapping[str, Sequence[Any]] | Values | None,
+) -> dict[str, list[Any]]:
+    if inputs is None:
+        return {}
+    if isinstance(inputs, Mapping):
+        return {str(key): _listed(values) for key, values in inputs.items()}
+    array: Any = inputs if hasattr(inputs, "ndim") else torch.as_tensor(inputs)
+    if array.ndim == 1:
+        array = array[:, None]
+    if array.ndim != 2:
+        raise ValueError(
+            f"Expected inputs by name, or of shape (N, D), got shape {tuple(array.shape)}."
+        )
+    return {f"input {k}": _listed(array[:, k]) for k in range(array.shape[1])}
+
+
+def _repeated(values: list[Any], times: int) -> list[Any]:
+    return [value for value in values for _ in range(times)]
+
+
+def _listed(values: Any) -> list[Any]:
+    return list(values.tolist()) if hasattr(values, "tolist") else list(values)

@@ -1,0 +1,252 @@
+"""The metrics of a report, with what each is for and what to compare it with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from .. import metrics
+from .markup import Markup, around, joined, number, table, tag
+from .rows import Rows
+
+Scores = Mapping[str, tuple[float, float | None]]
+"""Values by metric, with standard errors where there are any."""
+
+_SIZES = tuple(base * 10**power for power in range(1, 7) for base in (1, 2, 5))
+_FEWEST_BINS, _MOST_BINS = 3, 600
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric's name, its ideal value and what it tells.
+
+    Attributes:
+        label: its name.
+        ideal: its best value, in words.
+        sentence: what it tells someone who has not met it.
+        percent: whether it is a share.
+    """
+
+    label: str
+    ideal: str
+    sentence: str
+    percent: bool = False
+
+    def text(self, value: float) -> str:
+        """A value for reading."""
+        if self.percent and math.isfinite(value):
+            return f"{100 * value:.1f} %"
+        return number(value)
+
+
+METRICS = {
+    "rmse": Metric(
+        "RMSE", "0", "Typical size of the errors, large ones weighing more. The bars play no part."
+    ),
+    "mae": Metric("MAE", "0", "Mean size of the errors. The bars play no part."),
+    "nll": Metric(
+        "NLL",
+        "low",
+        "Negative log-likelihood per row: how surprising the true values are under prediction and "
+        "bar. It punishes bars that are too narrow, too wide or on the wrong rows.",
+    ),
+    "nll_gain": Metric(
+        "NLL gain",
+        "above 0",
+        "How much the NLL is below that of one constant bar for all rows. At 0 or below, bars "
+        "that differ from row to row bring nothing.",
+    ),
+    "crps": Metric(
+        "CRPS",
+        "low",
+        "Like the NLL a score for the whole prediction, in the units of the target and milder "
+        "with outliers.",
+    ),
+    "coverage": Metric(
+        "Coverage of 90 % intervals",
+        "90 %",
+        "Share of true values inside prediction ± 1.645 bars. Below 90 % the bars are too "
+        "narrow, above it too wide.",
+        percent=True,
+    ),
+    "interval_width": Metric(
+        "Width of 90 % intervals",
+        "small, at 90 % coverage",
+        "Mean width of those intervals, in the units of the target.",
+    ),
+    "interval_score": Metric(
+        "Interval score",
+        "low",
+        "Width of the 90 % intervals plus a fine for every true value outside.",
+    ),
+    "miscalibration_area": Metric(
+        "Miscalibration area",
+        "0",
+        "Distance between nominal and observed coverage over all levels, from 0 to 0.5. Chance "
+        "alone keeps it above 0.",
+    ),
+    "ence": Metric(
+        "ENCE",
+        "0",
+        "Ten groups of rows with bars of similar size: by what share the errors of a group differ "
+        "from what its bars promise, on average.",
+    ),
+    "sharpness": Metric(
+        "Sharpness", "the RMSE", "Root mean square of the bars, whatever the errors."
+    ),
+    "spearman": Metric(
+        "Rank correlation",
+        "high",
+        "Do rows with larger bars have larger errors? 0 means that the bars tell nothing. Right "
+        "bars do not reach 1, since errors scatter.",
+    ),
+    "ause": Metric(
+        "AUSE",
+        "0",
+        "Drop the rows with the largest bars first: how much more error is left than if those "
+        "with the largest errors went first, as a share of the RMSE.",
+    ),
+    "binned_log_ratio": Metric(
+        "Distance from y = x",
+        "0",
+        "In the plot of bins: decades between the mean squared error and the variance. A constant "
+        "bar can score well here, so read it beside the slope.",
+    ),
+    "slope": Metric(
+        "Slope of the bins",
+        "1",
+        "Do errors grow as fast as the bars say? At 0 the bars tell nothing, above 1 they vary too "
+        "little, between 0 and 1 too much.",
+    ),
+    "decades": Metric(
+        "Decades of variance",
+        "as the data have it",
+        "Powers of ten between the smallest and the largest variance of a bin.",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The metrics of some rows, beside what a constant bar and right bars would have.
+
+    Attributes:
+        rows: the rows.
+        draws: how often the right bars are drawn.
+    """
+
+    rows: Rows
+    draws: int = 20
+
+    @property
+    def bin_size(self) -> int:
+        """Rows per bin of the metrics that need bins."""
+        sizes = bin_sizes(len(self.rows))
+        return default_bin_size(sizes) if sizes else len(self.rows) + 1
+
+    @cached_property
+    def bars(self) -> dict[str, float]:
+        """Of the bars as they are."""
+        return metrics.summary(self.rows.mean, self.rows.std, self.rows.target, self.bin_size)
+
+    @cached_property
+    def constant(self) -> dict[str, float]:
+        """Of the best constant bar; empty where every error is zero."""
+        if not self.rows.error.any():
+            return {}
+        return metrics.summary(self.rows.mean, self.rows.constant, self.rows.target, self.bin_size)
+
+    @cached_property
+    def right(self) -> dict[str, tuple[float, float]]:
+        """Mean and standard deviation of each metric if errors were Gaussian with these bars.
+
+        Targets are drawn anew from the prediction and its bar, so that the chance in so many rows
+        and the spread of the bars are those of the data.
+        """
+        generator = torch.Generator().manual_seed(0)
+        mean, std = self.rows.mean, self.rows.std
+        draws = max(3, min(self.draws, 400_000 // len(std)))
+        found = []
+        for _ in range(draws):
+            noise = torch.randn(std.shape, generator=generator, dtype=std.dtype)
+            found.append(metrics.summary(mean, std, mean + std * noise, self.bin_size))
+        values = {key: torch.tensor([each[key] for each in found]).double() for key in found[0]}
+        return {key: (float(value.mean()), float(value.std())) for key, value in values.items()}
+
+
+def bin_sizes(count: int) -> dict[int, int]:
+    """Sizes of bins that make sense for so many rows, and how many there are; none for too few.
+
+    Examples:
+        >>> bin_sizes(500), bin_sizes(20)
+        ({10: 50, 20: 25, 50: 10, 100: 5}, {})
+    """
+    return {n: count // n for n in _SIZES if _FEWEST_BINS <= count // n <= _MOST_BINS}
+
+
+def default_bin_size(sizes: Mapping[int, int]) -> int:
+    """The largest up to 100 that leaves ten bins or more, else the smallest.
+
+    Examples:
+        >>> default_bin_size(bin_sizes(300)), default_bin_size(bin_sizes(10_000))
+        (20, 100)
+    """
+    fine = (size for size, bins in sizes.items() if size <= 100 and bins >= 10)
+    return max(fine, default=min(sizes))
+
+
+def score_table(judged: Judged) -> Markup:
+    """Every metric, beside its value for a constant bar and for right bars."""
+    header = ["Metric", "These bars", "Constant bar", "Right bars", "Ideal"]
+    body = []
+    for key, metric in METRICS.items():
+        constant = metric.text(judged.constant[key]) if key in judged.constant else "-"
+        body.append(
+            [
+                _explained(metric),
+                tag("strong", metric.text(judged.bars[key])),
+                constant,
+                _around(metric, *judged.right[key]),
+                metric.ideal,
+            ]
+        )
+    return table(header, body, label="Metrics", classes="scores")
+
+
+def plain_score_table(columns: Mapping[str, Scores]) -> Markup:
+    """Metrics that were computed elsewhere, with their standard errors where there are any.
+
+    Args:
+        columns: the metrics of each case.
+    """
+    keys = list(dict.fromkeys(key for scores in columns.values() for key in scores))
+    body = []
+    for key in keys:
+        metric = METRICS.get(key, Metric(key, "", ""))
+        cells = (_score_cell(metric, scores.get(key)) for scores in columns.values())
+        body.append([_explained(metric), *cells, metric.ideal])
+    classes = "scores plain" if len(columns) == 1 else "several"
+    return table(["Metric", *columns, "Ideal"], body, label="Metrics", classes=classes)
+
+
+def _score_cell(metric: Metric, pair: tuple[float, float | None] | None) -> Markup:
+    if pair is None:
+        return Markup()
+    value, error = pair
+    text = metric.text(value) if error is None else _around(metric, value, error)
+    return tag("strong", text)
+
+
+def _explained(metric: Metric) -> Markup:
+    note = tag("span", metric.sentence, class_="note") if metric.sentence else ""
+    return joined([metric.label, note])
+
+
+def _around(metric: Metric, value: float, error: float) -> str:
+    if metric.percent and math.isfinite(value) and math.isfinite(error):
+        return f"{100 * value:.1f} ± {100 * error:.1f} %"
+    return around(value, error)

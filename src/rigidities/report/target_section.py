@@ -1,0 +1,212 @@
+"""What a report says about one target, and about several at a glance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from .. import metrics
+from ..calibrated import CalibrationReport
+from . import figures
+from .cautions import cautions
+from .document import place
+from .figures import Figure, hover_texts
+from .markup import Markup, escaped, joined, number, table, tag
+from .rows import Rows, shown
+from .scores import METRICS, Judged, bin_sizes, score_table
+from .verdict import Verdict, gain_and_error, size, verdict
+
+_WORDS = {"good": "good", "careful": "with care", "bad": "not good"}
+_WORST = 10
+_OVERVIEW = ("rmse", "nll", "nll_gain", "coverage", "spearman")
+
+
+@dataclass
+class Content:
+    """HTML, the plots in it and the hover texts that they share."""
+
+    html: Markup = field(default_factory=Markup)
+    figures: dict[str, Figure] = field(default_factory=dict)
+    hovers: dict[str, list[str]] = field(default_factory=dict)
+
+
+def section(
+    rows: Rows,
+    *,
+    name: str,
+    most: int,
+    calibration: CalibrationReport | None,
+    reference: Tensor | None,
+    further: Sequence[str] = (),
+    alone: bool = True,
+) -> Content:
+    """Verdict, cautions, metrics and plots of one target.
+
+    Args:
+        rows: all its rows.
+        name: a prefix for identifiers.
+        most: points that a scatter plot may have.
+        calibration: how the bars were calibrated.
+        reference: bars of rows like those of the calibration.
+        further: cautions from elsewhere.
+        alone: whether there is no other target, so that its name need not be said.
+    """
+    judged = Judged(rows)
+    found = Content()
+    warned = [*further, *cautions(rows, calibration, reference)]
+    parts = [
+        *([] if alone else [tag("h2", rows.name)]),
+        verdict_box(verdict(judged)),
+        caution_box(warned),
+        tag("h2", "Plots"),
+        _plots(rows, name, most, found),
+        tag("h2", "Metrics"),
+        tag("p", _about_metrics(judged), class_="about"),
+        score_table(judged),
+        *([_choices(calibration)] if calibration is not None else []),
+        tag("h2", "Rows to look at"),
+        _worst(rows),
+    ]
+    found.html = joined(parts)
+    return found
+
+
+def verdict_box(judged: Verdict) -> Markup:
+    """The verdict, for the top."""
+    items = (
+        tag(
+            "li",
+            tag("strong", f"{f.subject}: "),
+            tag("span", _WORDS[f.status], class_=f"status {f.status}"),
+            ". ",
+            f.text,
+        )
+        for f in judged.findings
+    )
+    return tag(
+        "div",
+        tag("h2", judged.headline),
+        tag("ul", joined(items)),
+        class_=f"verdict {judged.status}",
+    )
+
+
+def caution_box(sentences: Sequence[str]) -> Markup:
+    """What to beware of; nothing where there is nothing."""
+    if not sentences:
+        return Markup()
+    items = joined(tag("li", sentence) for sentence in sentences)
+    return tag("div", tag("h3", "Beware"), tag("ul", items), class_="cautions")
+
+
+def overview(parts: Sequence[Rows]) -> Markup:
+    """One line per target."""
+    header = ["Target", *(METRICS[key].label for key in _OVERVIEW), "Size of the bars"]
+    body = []
+    for rows in parts:
+        values = {
+            "rmse": metrics.rmse(rows.mean, rows.target),
+            "nll": metrics.nll(rows.mean, rows.std, rows.target),
+            "nll_gain": gain_and_error(rows)[0],
+            "coverage": metrics.coverage(rows.mean, rows.std, rows.target),
+            "spearman": metrics.spearman(rows.mean, rows.std, rows.target),
+        }
+        found = size(rows)
+        status = tag("span", found.text.partition(".")[0], class_=f"status {found.status}")
+        body.append([rows.name, *(METRICS[k].text(v) for k, v in values.items()), status])
+    return table(header, body, label="All targets")
+
+
+def _plots(rows: Rows, name: str, most: int, found: Content) -> Markup:
+    index = shown(rows, most)
+    found.hovers[name] = hover_texts(rows, index)
+    mean, std, target = rows.mean[index], rows.std[index], rows.target[index]
+    hover = {"rows": name}
+    drawn = [figures.errors(std, target - mean, hover)]
+    if bin_sizes(len(rows)):
+        drawn.append(figures.binned(figures.all_bins(rows)))
+    drawn += [figures.coverage(rows), figures.parity(mean, std, target, hover)]
+    if rows.spread and bool(rows.error.any()):
+        drawn.append(figures.sparsification(rows))
+    drawn.append(figures.histogram(rows))
+    named = {f"{name}-{figure.name}": figure for figure in drawn}
+    found.figures.update(named)
+    grid = tag("div", *(place(key, figure) for key, figure in named.items()), class_="figures")
+    return joined([_thinning(rows, len(index)), grid])
+
+
+def _thinning(rows: Rows, count: int) -> Markup:
+    if count == len(rows):
+        return Markup()
+    return tag(
+        "p",
+        f"Scatter plots show {count} of the {len(rows)} rows: those with the largest bars and "
+        "errors, and a random sample of the rest. Metrics, bins and curves use all rows.",
+        class_="about",
+    )
+
+
+def _about_metrics(judged: Judged) -> str:
+    bins = ""
+    if bin_sizes(len(judged.rows)):
+        bins = f" The last three use bins of {judged.bin_size} rows."
+    return (
+        "“Constant bar” is the best single bar for all rows, fitted to these very rows. “Right "
+        "bars” is what these bars would score if the errors followed them, mean and standard "
+        f"deviation over redrawn errors. Intervals are Gaussian.{bins}"
+    )
+
+
+def _choices(report: CalibrationReport) -> Markup:
+    """What the calibration chose."""
+    lines = [
+        ("Criterion", report.criterion, f"chose what follows, on {report.rows} rows"),
+        ("Ridge ς²", number(report.ridge, 4), "added to the diagonal of the Gram matrix"),
+        ("Scale α", _several(report.scale), "what the bars are multiplied with"),
+        ("Noise variance", _several(report.noise), "what more data would not remove"),
+        (
+            "NLL there",
+            number(report.nll, 4),
+            f"a constant bar has {number(report.nll_constant, 4)}, the gain is "
+            f"{number(report.gain)}",
+        ),
+    ]
+    if math.isfinite(report.effective_rank):
+        rank = f"{report.effective_rank:.1f} of {report.width}"
+        lines.append(("Effective rank", rank, "directions that the training data determine"))
+    if math.isfinite(report.condition):
+        lines.append(("Condition number", number(report.condition), "of Gram matrix and ridge"))
+    body = [[name, value, tag("span", what, class_="note")] for name, value, what in lines]
+    header = ["Choice", "Value", "What it is"]
+    return joined([tag("h2", "Calibration"), table(header, body, label="Calibration")])
+
+
+def _several(values: Tensor, most: int = 6) -> str:
+    listed = [number(value, 4) for value in values.flatten()[:most].tolist()]
+    return ", ".join(listed) + (", …" if values.numel() > most else "")
+
+
+def _worst(rows: Rows) -> Markup:
+    """The rows that fit their bars least."""
+    index = rows.z.abs().topk(min(_WORST, len(rows))).indices.tolist()
+    inputs = list(rows.inputs)[:8]
+    header = ["Row", "Prediction", "Bar", "True value", "Error / bar", *inputs]
+    body = [
+        [
+            i + rows.first,
+            *(f"{float(part[i]):.4g}" for part in (rows.mean, rows.std, rows.target)),
+            f"{float(rows.z[i]):.2f}",
+            *(_cell(rows.inputs[key][i]) for key in inputs),
+        ]
+        for i in index
+    ]
+    note = tag("p", "Those with the largest errors in units of their bars.", class_="about")
+    return joined([note, table(header, body, label="Rows with the largest errors")])
+
+
+def _cell(value: object) -> Markup:
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return escaped(text if len(text) <= 40 else text[:39] + "…")

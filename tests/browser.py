@@ -1,0 +1,34 @@
+"""The browser that the tests of the HTML report drive: where it lies and how it is started."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+MISSING = (
+    "no Chromium was found. Install chromium (`make browser` does so on Debian as root), or set "
+    "CHROMIUM=/path/to/it."
+)
+
+
+def executable() -> str | None:
+    """The browser: the one that CHROMIUM names, or the first of the usual names."""
+    named = os.environ.get("CHROMIUM")
+    if named:
+        return shutil.which(named)
+    return next(filter(None, map(shutil.which, NAMES)), None)
+
+
+def required() -> bool:
+    """Whether tests fail without a browser instead of being left out."""
+    return os.environ.get("CI", "").lower() in ("1", "true")
