@@ -91,15 +91,22 @@ def best(
     (one with more numbers to choose always fits the rows that choose them better). The first is
     taken unless another is better by more than two standard errors of the paired differences:
     the likelihood sees familiar rows only, and small gains there are no reason to give up error
-    bars that behave elsewhere.
+    bars that behave elsewhere. Nor is it taken with a ridge that leaves nothing `determined`.
     """
-    rows = [held_out_nll(uq, valid, how) for how in candidates]
-    gains = [float(standing(rows[0] - other)) for other in rows[1:]]
-    if not gains or max(gains) <= CLEARLY:
-        return candidates[0]
-    # Among those clearly better than the first, the best by its mean.
-    clearly = [k for k, gain in enumerate(gains, start=1) if gain > CLEARLY]
-    return candidates[min(clearly, key=lambda k: float(rows[k].mean()))]
+    first, *others = candidates
+    rows = {how: held_out_nll(uq, valid, how) for how in candidates}
+    better = [how for how in others if float(standing(rows[first] - rows[how])) > CLEARLY]
+    better = [how for how in better if determined(uq, valid, how)]
+    return min(better, key=lambda how: float(rows[how].mean()), default=first)
+
+
+def determined(uq: rg.LastLayerRigidity, valid: Rows, how: Calibration) -> bool:
+    """Whether the chosen ridge leaves the data anything to determine.
+
+    Under a ridge above all eigenvalues of the Gram the bars follow the length of the features alone
+    and no longer know the training rows: they may fit familiar rows, and fail on far ones.
+    """
+    return calibrated(uq, valid, how).effective_rank >= 1
 
 
 def standing(differences: Tensor) -> Tensor:

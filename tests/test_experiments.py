@@ -291,7 +291,7 @@ def test_committed_results_are_whole(name: str) -> None:
     pictures = {path.name for path in folder.glob("*.png")}
     assert set(re.findall(r"\]\(([^)]+\.png)\)", page)) == pictures
     assert all((folder / file).stat().st_size <= figures.LARGEST for file in pictures)
-    assert re.search(rf"`python -m experiments {name}( --seed \d+)?`", page)
+    assert re.search(rf"`python -m experiments {name}( --seed \d+)?( --device \w+)?`", page)
 
 
 @pytest.mark.parametrize("name", ["active", "propagation"])
