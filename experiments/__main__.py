@@ -17,7 +17,7 @@ from benchmarks.provenance import provenance
 from experiments import figures, jobs, report
 from experiments.catalogue import EXPERIMENTS, Experiment, listing
 from experiments.data.files import VARIABLE as DATA
-from experiments.data.files import ChecksumError
+from experiments.data.files import DataError
 from experiments.outcome import Outcome, Table
 from experiments.training.protocol import VARIABLE as DEVICE
 from experiments.training.protocol import device
@@ -37,25 +37,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(missing, file=sys.stderr)
         return 1
     folder = options.out or default_folder(options.name, quick=options.quick)
-    if problem := unwritable(folder):
+    if problem := unwritable(folder) or unusable(options.device):
         print(problem, file=sys.stderr)
         return 1
     print(opening(experiment, folder, quick=options.quick), flush=True)
     try:
         with surroundings({DATA: options.data, DEVICE: options.device}):
             return finished(experiment, options, folder)
-    except (FileNotFoundError, ChecksumError) as error:  # data; the message says what to do
+    except (DataError, jobs.CacheError) as error:  # the message says what to do
         print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"\nInterrupted. {interrupted(options.name)}", file=sys.stderr)
+        print(f"\nInterrupted. {interrupted()}", file=sys.stderr)
         return 130
 
 
 def finished(experiment: Experiment, options: argparse.Namespace, folder: Path) -> int:
     """Run, write, and say what came out."""
     jobs.earlier.clear()
-    if options.fresh:
+    jobs.finished.clear()
+    if options.fresh and not options.quick:  # a quick run keeps nothing and finds nothing
         jobs.forget(experiment.name)
     where, start = provenance(command(options)), time.monotonic()
     outcome = styled(experiment, quick=options.quick, seed=options.seed)
@@ -63,6 +64,8 @@ def finished(experiment: Experiment, options: argparse.Namespace, folder: Path) 
     if device().type == "cuda":
         where["gpu"] = torch.cuda.get_device_name()
     files = report.write(experiment.name, outcome, where, folder)
+    if folder.parent == QUICK:  # git looks away from it
+        (QUICK / ".gitignore").write_text("*\n", encoding="utf-8")
     print(closing(outcome, files, quick=options.quick))
     return 0
 
@@ -78,6 +81,16 @@ def unwritable(folder: Path) -> str | None:
             f"Cannot write results to {folder}: {existing} says {error.strerror!r}. "
             "Name another folder with --out DIR."
         )
+
+
+def unusable(device: str | None) -> str | None:
+    """Why nets cannot be trained there; None if they can."""
+    try:
+        torch.empty(1, device=device or "cpu")
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
+        reason = str(error).splitlines()[0]
+        return f"Cannot train on --device {device}: {reason}. Leave it out to train on the CPU."
+    return None
 
 
 @contextmanager
@@ -99,12 +112,12 @@ def surroundings(variables: Mapping[str, object]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def interrupted(name: str) -> str:
+def interrupted() -> str:
     """What a stopped run leaves behind."""
-    parts = len(jobs.kept(name))
+    parts = len(jobs.finished)
     if not parts:
-        return "No part was finished; nothing was written."
-    return f"{parts} finished parts are kept: the same command goes on from there."
+        return "Nothing was kept or written."
+    return f"Finished parts are kept ({parts} so far): the same command goes on from there."
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -139,12 +152,8 @@ def styled(experiment: Experiment, *, quick: bool, seed: int) -> Outcome:
 
 
 def default_folder(name: str, *, quick: bool) -> Path:
-    """Where results go; quick ones into a folder that tells git to look away."""
-    if not quick:
-        return RESULTS / name
-    QUICK.mkdir(exist_ok=True)
-    (QUICK / ".gitignore").write_text("*\n", encoding="utf-8")
-    return QUICK / name
+    """Where results go."""
+    return (QUICK if quick else RESULTS) / name
 
 
 def command(options: argparse.Namespace) -> str:

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from experiments import progress, sources
-from experiments.data.files import cache_folder
+from experiments.data.files import cache_folder, digest
 from experiments.outcome import plain
 from experiments.report import replace
 from experiments.training.protocol import device
@@ -32,11 +33,13 @@ class Job:
         name: unique within the experiment, such as "concrete, llpr".
         work: a function of a module; its result is what JSON can hold.
         arguments: of the function, by name; what JSON can hold.
+        data: names of the files it reads, any of which may do: other data are another part.
     """
 
     name: str
     work: Callable[..., Any]
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    data: Sequence[str] = ()
 
     def __call__(self) -> Part:
         """The result as JSON gives it back, whether or not it was ever on disk."""
@@ -61,24 +64,35 @@ def results(
         experiment: whose jobs they are.
         jobs: independent of each other.
         keep: results on disk, and take those that are there already: an interrupted experiment
-            goes on where it was. They are found by the job's arguments and the text of the code.
+            goes on where it was. They are found by the job's arguments, the text of the code, the
+            data, the device and torch's version.
         workers: processes; one a core by default, none besides this one on a GPU.
     """
     files = {job.name: _file(experiment, job) for job in jobs} if keep else {}
+    for file in files.values():
+        _require_writable(file.parent)
     found = {name: Part(*_read(file)) for name, file in files.items() if file.exists()}
+    finished.extend(files[name] for name in found)
     if found:
         earlier.extend(part.seconds for part in found.values())
         print(f"  {len(found)} of {len(jobs)} parts are there from an earlier run")
     for name, part in _computed([job for job in jobs if job.name not in found], workers):
         if keep:
-            files[name].parent.mkdir(parents=True, exist_ok=True)
             replace(files[name], json.dumps(part).encode())
+            finished.append(files[name])
         found[name] = part
     return {job.name: found[job.name].value for job in jobs}
 
 
 earlier: list[float] = []
 """Seconds of the parts that this process did not compute, but found."""
+
+finished: list[Path] = []
+"""Files of the parts that the same command would find."""
+
+
+class CacheError(OSError):
+    """Results cannot be kept."""
 
 
 def forget(experiment: str) -> None:
@@ -87,8 +101,21 @@ def forget(experiment: str) -> None:
 
 
 def kept(experiment: str) -> list[Path]:
-    """The files of finished parts."""
+    """The files of all parts that were ever finished and not forgotten."""
     return sorted(_folder(experiment).glob("*.json"))
+
+
+def _require_writable(folder: Path) -> None:
+    """Known before hours of work, not after."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return
+    except OSError as error:
+        raise CacheError(
+            f"Finished parts cannot be kept in {folder} ({error.strerror}). Set XDG_CACHE_HOME to "
+            "a folder that can be written."
+        ) from error
 
 
 def _computed(jobs: Sequence[Job], workers: int | None) -> Iterator[tuple[str, Part]]:
@@ -132,10 +159,11 @@ def _folder(experiment: str) -> Path:
 def _file(experiment: str, job: Job) -> Path:
     """Where a job's result lies: another argument, device or line of code is another file."""
     work = job.work
-    parts = [work.__qualname__, device().type, json.dumps(plain(job.arguments), sort_keys=True)]
-    digest = hashlib.sha256("\0".join([sources.digest(work.__module__), *parts]).encode())
+    parts = [work.__qualname__, device().type, torch.__version__]
+    parts += [json.dumps(plain(job.arguments), sort_keys=True), digest(job.data)]
+    key = hashlib.sha256("\0".join([sources.digest(work.__module__), *parts]).encode())
     readable = "".join(c if c.isalnum() else "-" for c in job.name)
-    return _folder(experiment) / f"{readable}-{digest.hexdigest()[:16]}.json"
+    return _folder(experiment) / f"{readable}-{key.hexdigest()[:16]}.json"
 
 
 def _listed(value: Any) -> Any:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import rigidities
 
+HERE = Path(__file__).parent
 LIBRARY = Path(rigidities.__file__).parent
 SHOWS_ONLY = ("__init__.py", "_version.py", "cli.py", "demo.py", "plots.py", "report")
 """Parts of the library that list or show and change no result."""
@@ -44,19 +45,48 @@ def library() -> list[Path]:
 
 
 def _names(file: Path) -> Iterator[str]:
-    """What it imports from the experiments, as modules or as names within one."""
+    """The modules of the experiments that a file imports.
+
+    Raises:
+        ImportError: it takes a name from a package's own file, which would not be followed.
+    """
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("experiments"):
-            yield str(node.module)
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if _ours(alias.name))
+        elif isinstance(node, ast.ImportFrom) and _ours(node.module or ""):
+            yield from _imported_from(str(node.module), [alias.name for alias in node.names], file)
+
+
+def _imported_from(module: str, names: list[str], file: Path) -> Iterator[str]:
+    """What ``from module import names`` brings: the module, or modules of the package."""
+    if not _is_package(module):
+        yield module
+        return
+    for name in names:
+        if not _exists(f"{module}.{name}"):
+            raise ImportError(
+                f"{file} takes {name} from the package {module}, whose own file is not followed. "
+                "Put it into a module of its own."
+            )
+        yield f"{module}.{name}"
+
+
+def _ours(name: str) -> bool:
+    return name.split(".")[0].startswith("experiments")
+
+
+def _is_package(name: str) -> bool:
+    spec = find_spec(name)
+    return spec is not None and spec.submodule_search_locations is not None
+
+
+def _exists(name: str) -> bool:
+    return find_spec(name) is not None
 
 
 def _file(name: str) -> Path | None:
-    """Of a module; None for what is no module, and for packages that hold only a docstring."""
-    try:
-        spec = find_spec(name)
-    except ModuleNotFoundError:  # a name within a module
-        return None
+    """Of a module; None for a package, of which only modules are imported."""
+    spec = find_spec(name)
     if spec is None or spec.origin is None or spec.submodule_search_locations is not None:
         return None
     return Path(spec.origin)

@@ -51,15 +51,23 @@ def _held(text: str, values: list[float], *, percent: bool) -> bool:
 
 
 def _near(value: float, width: float, values: list[float]) -> bool:
-    place = bisect_left(values, value - width - 1e-12)
-    return place < len(values) and values[place] <= value + width + 1e-12
+    width += 1e-12 * abs(value)  # of arithmetic in binary
+    place = bisect_left(values, value - width)
+    return place < len(values) and values[place] <= value + width
+
+
+PLOTTED = {"points", "edges", "counts", "per_split", "each", "each_draw"}
+"""What figures show row by row: so many numbers that one of them would always fit."""
 
 
 def _numbers(stored: Any) -> Iterator[float]:
     if isinstance(stored, dict):
+        if {"variance", "mse"} <= stored.keys():  # bins
+            return
         for key, value in stored.items():
-            yield from _numbers(value)
-            yield from (float(found) for found in NUMBER.findall(key))
+            if key not in PLOTTED and not key.endswith("_of_each"):
+                yield from _numbers(value)
+                yield from _numbers(key)
     elif isinstance(stored, list):
         for value in stored:
             yield from _numbers(value)

@@ -16,6 +16,8 @@ from experiments.active.rounds import METHODS, Protocol, Task, learning_curves
 from experiments.data import files, uci
 from experiments.training.stack import Stack
 
+from numbers_on_pages import unsupported
+
 pytestmark = pytest.mark.xdist_group("active")
 
 ROOT = Path(__file__).parents[1]
@@ -163,8 +165,14 @@ def test_differences_are_paired_and_labels_are_interpolated() -> None:
     curves = {"random": random, "top": random, "logdet": random, "variance": better}
     found = scores.summary(curves, protocol)
     one = found["methods"]["variance"]
-    assert one["less_random"] == {"last": (-1.5, 0.5), "all_rounds": (-1.25, 0.25), "better": 2}
+    assert one["less_random"] == {
+        "last": (-1.5, 0.5),
+        "all_rounds": (-1.25, 0.25),
+        "thousandths": {"last": (-1500.0, 500.0), "all_rounds": (-1250.0, 250.0)},
+        "better": 2,
+    }
     assert one["rmse"][0] == (5.0, 1.0)
+    assert one["rmse_thousandths"][0] == (5000.0, 1000.0)
     assert one["labels_to_randoms_last"] == 200.0
     assert found["methods"]["random"]["labels_to_randoms_last"] == 300.0
     assert scores.labels_needed([1, 2], [3.0, 2.0], 1.0) is None
@@ -186,6 +194,7 @@ def test_a_quick_run_keeps_numbers_tables_and_figure(folder: Path, tmp_path: Pat
         assert list(one["methods"]) == list(METHODS)
         mean, error = one["methods"]["variance"]["rmse"][-1]
         assert f"{1000 * mean:.2f} ± {1000 * error:.2f}" in page
+    assert unsupported(page, stored) == []
     assert (tmp_path / "active-curves.png").stat().st_size > 10_000
 
 

@@ -20,6 +20,8 @@ from experiments.cost.nets import Workload
 from experiments.training.protocol import Protocol
 from torch import nn
 
+from numbers_on_pages import unsupported
+
 
 @pytest.fixture(autouse=True)
 def fast_collections() -> Iterator[None]:
@@ -165,6 +167,7 @@ def test_a_quick_run_writes_numbers_tables_and_a_figure(
             for method, ratio in one[phase].items():
                 shown = tables._ratio(ratio)
                 assert f"| {tables.LABELS[method]} |" in page and shown in page
+    assert unsupported(page, found) == []
     assert "22-256-256-1" in page and "8-50-1" in page
     assert found["paper"]["ensemble_5"] == {"training": 5, "inference": 5}
     assert (tmp_path / "cost-ratios.png").exists()

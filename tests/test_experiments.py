@@ -21,6 +21,7 @@ from experiments.data import files, uci
 from experiments.outcome import Outcome, Picture, Table, cell, mean_and_error, plain, with_error
 
 import synthetic_data
+from numbers_on_pages import unsupported
 
 ROOT = Path(__file__).parents[1]
 WHERE = {
@@ -123,7 +124,7 @@ def test_an_interrupted_run_says_what_is_kept(fake, tmp_path, monkeypatch, capsy
     monkeypatch.setattr(sys.modules["experiments.fake"], "run", stopped)
     assert command.main(["fake", "--out", str(tmp_path / "new")]) == 130
     said = capsys.readouterr().err
-    assert "1 finished parts are kept: the same command goes on" in said
+    assert "Finished parts are kept (1 so far): the same command goes on" in said
     assert not (tmp_path / "new").exists()
     assert command.main(["fake", "--out", str(tmp_path / "new")]) == 130
     assert "1 of 1 parts are there from an earlier run" in capsys.readouterr().out
@@ -148,6 +149,46 @@ def test_data_and_device_reach_the_experiment_and_are_put_back(fake, tmp_path, m
     assert "RIGIDITIES_DEVICE" not in os.environ
     page = (tmp_path / "new/fake.md").read_text()
     assert "fake --device cpu`" in page and "elsewhere" not in page
+
+
+@pytest.mark.parametrize("device", ["nonsense", "cuda:99"])
+def test_a_device_that_is_not_there_is_said_without_a_traceback(
+    device: str, fake, tmp_path, capsys
+) -> None:
+    assert command.main(["fake", "--device", device, "--out", str(tmp_path / "new")]) == 1
+    said = capsys.readouterr().err
+    assert f"Cannot train on --device {device}" in said and "Leave it out" in said
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_quick_run_leaves_the_parts_of_the_whole_one_alone(
+    fake, tmp_path, monkeypatch, capsys
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    job = jobs.Job("first", outcomes.mean_and_error, {"values": [1, 3]})
+    jobs.results("fake", [job])
+    command.main(["fake", "--quick", "--fresh", "--out", str(tmp_path / "new")])
+    assert len(jobs.kept("fake")) == 1
+
+    def stopped(**_: object) -> Outcome:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["experiments.fake"], "run", stopped)
+    assert command.main(["fake", "--quick", "--out", str(tmp_path / "new")]) == 130
+    assert "Nothing was kept or written." in capsys.readouterr().err
+
+
+def test_a_cache_that_cannot_be_written_is_said_without_a_traceback(
+    fake, tmp_path, monkeypatch, capsys
+) -> None:
+    occupied = tmp_path / "a file"
+    occupied.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(occupied))
+    job = jobs.Job("first", outcomes.mean_and_error, {"values": [1, 3]})
+    run = sys.modules["experiments.fake"]
+    monkeypatch.setattr(run, "run", lambda **_: jobs.results("fake", [job]))
+    assert command.main(["fake", "--out", str(tmp_path / "new")]) == 1
+    assert "Set XDG_CACHE_HOME" in capsys.readouterr().err
 
 
 def test_the_footer_counts_work_of_an_earlier_run_and_names_the_gpu() -> None:
@@ -280,6 +321,64 @@ def test_progress_is_told_without_a_terminal_too(monkeypatch, capsys) -> None:
     said = capsys.readouterr().err
     assert "rounds: 1 of 2" in said
     assert "rounds: 2 of 2" in said
+
+
+def table(*cells: str) -> str:
+    return "\n".join(["| a 17 |", "| --- |", *(f"| {cell} |" for cell in cells)])
+
+
+@pytest.mark.parametrize(
+    ("shown", "stored"),
+    [
+        ("0.123", {"a": {"b": [1, 0.12345]}}),
+        ("-0.50 ± 0.13", {"a": (-0.504, 0.126)}),
+        ("−3.1", {"a": -3.14}),
+        ("+3.1", {"a": 3.14}),
+        ("1.2e-05", {"a": 1.234e-5}),
+        ("12.3 %", {"a": 0.1234}),
+        ("12.3 %", {"a": 12.34}),
+        ("5 of 16, decay 0.1", {"5": "16 nets", "decay 0.1": None}),
+        ("decay −2", {"decay −2": "−2"}),
+        ("kin8nm, [page 3](4.md#5), `6`", {"page": 3}),
+        ("0.12", {"a": 0.125}),
+        ("0.13", {"a": 0.125}),
+    ],
+)
+def test_a_rounding_of_a_stored_number_is_supported(shown: str, stored: object) -> None:
+    assert unsupported(table(shown), plain(stored)) == []
+
+
+@pytest.mark.parametrize(
+    ("shown", "stored"),
+    [
+        ("0.124", {"a": 0.12345}),  # the wrong digit
+        ("0.5", {"a": -0.5}),  # the wrong sign
+        ("-0.5", {"a": 0.5}),
+        ("110", {"a": 109.3}),  # two digits that look like three
+        ("12.3", {"a": 0.1234}),  # no percentage
+        ("12.4 %", {"a": 0.1234}),
+        ("209.08", {"a": 0.20908}),  # thousandths
+        ("1.3e-05", {"a": 1.234e-5}),
+        ("-5.4e-15", {"a": 5.4e-15}),
+        ("1", {"a": True}),
+        ("7", {"a": "kin7nm", "b": float("inf")}),
+    ],
+)
+def test_another_number_is_not_supported(shown: str, stored: object) -> None:
+    assert unsupported(table(shown), plain(stored)) == [f"{shown.split()[0]} in | {shown} |"]
+
+
+def test_only_the_bodies_of_tables_are_looked_at_and_every_row_of_them() -> None:
+    page = f"In 2024, 3 nets.\n\n{table('1', '2')}\n\n4 more.\n\n{table('1', '5')}\n\n- 6"
+    assert unsupported(page, {"a": 1}) == ["2 in | 2 |", "5 in | 5 |"]
+
+
+@pytest.mark.parametrize("name", [path.name for path in sorted(command.RESULTS.iterdir())])
+def test_every_number_in_the_tables_of_committed_results_is_in_their_json(name: str) -> None:
+    folder = command.RESULTS / name
+    page = (folder / f"{name}.md").read_text(encoding="utf-8")
+    stored = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    assert unsupported(page, stored) == []
 
 
 @pytest.mark.parametrize("name", [path.name for path in sorted(command.RESULTS.iterdir())])

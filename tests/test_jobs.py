@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from experiments import jobs
+from experiments import jobs, sources
 from experiments.jobs import Job, results
 
 NAMES = ("first", "second", "third")
+NETS = "experiments.uci.nets"
 
 
 def squares(name: str, numbers: list[float], log: str) -> dict[str, Any]:
@@ -102,3 +103,65 @@ def test_two_processes_give_what_one_gives(log: Path) -> None:
     side_by_side = results("trial", made(log), keep=False, workers=2)
     assert json.dumps(alone) == json.dumps(side_by_side)
     assert sorted(calls(log)) == sorted(NAMES * 2)
+
+
+def test_other_data_are_another_part(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = log.parent / "data"
+    data.mkdir()
+    monkeypatch.setenv("RIGIDITIES_DATA", str(data))
+    parts = [Job(job.name, job.work, job.arguments, ("other.npz", "set.npz")) for job in made(log)]
+    results("trial", parts, workers=1)
+    (data / "set.npz").write_bytes(b"rows")
+    results("trial", parts, workers=1)
+    results("trial", parts, workers=1)
+    assert calls(log) == list(NAMES) * 2
+    (data / "set.npz").write_bytes(b"other rows")
+    results("trial", parts, workers=1)
+    assert calls(log) == list(NAMES) * 3
+
+
+def test_another_torch_is_another_part(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results("trial", made(log), workers=1)
+    monkeypatch.setattr(torch, "__version__", "0.0")
+    results("trial", made(log), workers=1)
+    assert calls(log) == list(NAMES) * 2
+
+
+def test_a_cache_that_cannot_be_written_is_said_before_the_work(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    occupied = log.parent / "a file"
+    occupied.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(occupied))
+    with pytest.raises(jobs.CacheError, match=r"cannot be kept in .* Set XDG_CACHE_HOME"):
+        results("trial", made(log), workers=1)
+    assert calls(log) == []
+    assert list(results("trial", made(log), keep=False, workers=1)) == list(NAMES)
+
+
+def test_the_code_a_part_depends_on_is_followed_through_its_imports() -> None:
+    names = {path.relative_to(sources.HERE).as_posix() for path in sources.imported(NETS)}
+    assert names >= {
+        *("uci/nets.py", "uci/samples.py", "error_bars.py", "baselines/laplace.py"),
+        *("training/descent.py", "training/stack.py", "training/adam.py", "training/plateau.py"),
+        *("data/uci.py", "data/splits.py", "data/files.py", "data/download.py"),
+    }
+    assert not names & {"uci/texts.py", "uci/tables.py", "uci/drawing.py", "uci/__init__.py"}
+
+
+def test_the_library_that_computes_counts_and_what_only_shows_does_not() -> None:
+    names = {path.relative_to(sources.LIBRARY).as_posix() for path in sources.library()}
+    assert names >= {"gram.py", "posterior.py", "search.py", "curvature/samples.py"}
+    assert not names & {"cli.py", "plots.py", "report/__init__.py", "__init__.py"}
+
+
+def test_a_work_module_that_imports_a_package_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "experiments_of_mine"
+    package.mkdir()
+    (package / "__init__.py").write_text("VALUE = 1\n")
+    (package / "work.py").write_text("from experiments_of_mine import VALUE\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError, match=r"VALUE .*experiments_of_mine.* a module of its own"):
+        sources.imported("experiments_of_mine.work")

@@ -48,7 +48,7 @@ TRAIN, VALID = rows(70, 1), rows(30, 2)
 
 def by_hand(model: nn.Module, protocol: Protocol, seed: int) -> tuple[dict, int, list[float]]:
     """AdamW, plateau and choice of weights written out; the best weights, epoch, all losses."""
-    generator = torch.Generator().manual_seed(2**32 + seed)
+    generator = torch.Generator().manual_seed(seed)
     weights = list(model.parameters())
     first = [torch.zeros_like(w) for w in weights]
     second = [torch.zeros_like(w) for w in weights]

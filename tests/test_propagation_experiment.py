@@ -17,6 +17,7 @@ from experiments.propagation import errors, nets, run, samples
 from experiments.propagation.errors import CALIBRATIONS, DIFFERENCE, Groups
 from experiments.propagation.samples import Samples, Sizes
 
+from numbers_on_pages import unsupported
 from rigidities import LastLayerRigidity
 
 SMALL = Sizes(train=150, valid=80, test=20, nets=3)
@@ -134,5 +135,8 @@ def test_a_quick_run_fills_its_page(folder: Path, tmp_path: Path) -> None:
     actual, ratio = one["actual"]["20"], one["none"]["joint"]["ratio"]["20"]
     assert one["none"]["joint"]["std"]["20"] == pytest.approx(actual * ratio, rel=1e-6)
     assert one["none"]["noise"] == 0 < one["bayes"]["noise"]
+    common = one["bayes"]["common"] / one["common"]
+    assert one["bayes"]["ratio_of_common"] == pytest.approx(common, rel=1e-6)
+    assert unsupported("\n\n".join(map(str, tables)), numbers) == []
     assert f"{ratio:.2f} (kin8nm)" in outcome.page[-6]
     report.checked_png(outcome.pictures[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,15 @@ import matplotlib
 import pytest
 import torch
 from experiments import __main__ as command
-from experiments import error_bars, figures, report
+from experiments import error_bars, figures, report, wording
 from experiments import quartiles as spread
 from experiments import regularizer as experiment
 from experiments.outcome import Outcome, Table
-from experiments.regularizer import summary, texts, work
+from experiments.regularizer import signs, summary, tables, texts, work
 
 import synthetic_data
 from conftest import Trained
+from numbers_on_pages import unsupported
 from rigidities import LastLayerRigidity
 
 pytestmark = pytest.mark.xdist_group("california")
@@ -140,7 +142,10 @@ def test_effects_are_differences_net_by_net() -> None:
         "last epoch, decay 0": 0.25,
         "two copies, decay 0.1": 1,
     }.items():
-        assert found[label]["bins"]["log_relative_ridge"] == pytest.approx([change, 0])
+        one = found[label]["bins"]["log_relative_ridge"]
+        assert one["median"] == pytest.approx([change, change])
+        assert (one["up"], one["down"], one["open"]) == (3, 0, 0)
+        assert found[label]["bins"]["nll"] == [0.0, 0.0]
     assert len(found) == 6
 
 
@@ -148,9 +153,120 @@ def test_the_floors_effect_is_with_it_minus_without() -> None:
     net = entry(0.0)
     net["nll, floor"] = {**net["nll"], "log_relative_ridge": -3.0, "nll": 0.5}
     found = summary.floor_effects({"a": [net, net]})["a"]
-    assert found["nll"]["log_relative_ridge"] == [-3.0, 0.0]
+    ridge = found["nll"]["log_relative_ridge"]
+    assert (ridge["median"], ridge["down"]) == ([-3.0, -3.0], 2)
     assert found["nll"]["nll"] == [-0.5, 0.0]
     assert found["bins"]["nll"] == [0.0, 0.0]
+
+
+def at_edge(ridge: float) -> dict[str, Any]:
+    return entry(ridge, at_upper_edge=1.0)["nll"]
+
+
+def test_a_change_between_two_ridges_at_the_edge_is_open() -> None:
+    low, high, edge = entry(-1.0)["nll"], entry(3.0)["nll"], at_edge(4.0)
+    assert signs.range_of_change(edge, low, "log_relative_ridge") == (5.0, math.inf)
+    assert signs.range_of_change(low, edge, "log_relative_ridge") == (-math.inf, -5.0)
+    assert signs.range_of_change(high, low, "log_relative_ridge") == (4.0, 4.0)
+    found = summary.difference([edge, edge, high, low, low], [low, edge, low, high, low])
+    ridge = found["log_relative_ridge"]
+    assert [ridge[k] for k in ("up", "down", "same", "open")] == [2, 1, 1, 1]
+    # five changes: -4, 0, 4, at least 5, and anything
+    assert ridge["median"] == [0.0, 4.0]
+    assert signs.counted(ridge) == "2 up, 1 down, 1 same, 1 open"
+
+
+def test_the_largest_ridge_of_the_search_moves_no_verdict() -> None:
+    """Wherever the search ends, as long as it lies above all other ridges."""
+    nets = [-1.0, -0.5, 0.0, 0.5, 1.0, -2.0, 2.0, -1.5]
+    found = []
+    for end in (4.0, 12.0):
+        there = [at_edge(end)] * 6 + [entry(ridge)["nll"] for ridge in (1.9, -1.4)]
+        here = [entry(ridge)["nll"] for ridge in nets]
+        found.append(summary.difference(there, here)["log_relative_ridge"])
+    near, far = ({k: v for k, v in one.items() if k != "median"} for one in found)
+    assert near == far
+    assert near["says"] == "rises"
+    assert found[0]["median"][1] == found[1]["median"][1] == math.inf
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_rank_test_is_scipys_where_nothing_is_cut_off(seed: int) -> None:
+    from scipy.stats import wilcoxon
+
+    generator = torch.Generator().manual_seed(seed)
+    values = (10 * torch.randn(9, generator=generator).double() + 4).tolist()
+    found = signs.signs([(value, value) for value in values])
+    assert found["p"] == pytest.approx(wilcoxon(values, method="exact").pvalue)
+    assert found["median"] == pytest.approx([sorted(values)[4]] * 2)
+
+
+def test_bounds_are_taken_against_the_change() -> None:
+    ups = [(1.0, 1.0), (2.0, 2.0), (3.0, 3.0), (4.0, math.inf), (5.0, math.inf)]
+    assert signs.rank_test(ups) == 2 / 2**5
+    # one fall of at least a little may be the largest of all
+    assert signs.rank_test([*ups, (-math.inf, -0.1)]) == signs.rank_test([*ups, (-9.0, -9.0)])
+    assert signs.rank_test([*ups, (-0.1, -0.1)]) < signs.rank_test([*ups, (-9.0, -9.0)])
+    # an open change is left out, and equal sizes share their rank
+    assert signs.rank_test([*ups, (-math.inf, math.inf)]) == signs.rank_test(ups)
+    assert signs.rank_test([(1.0, 1.0), (1.0, 1.0), (-1.0, -1.0)]) == 1.0
+
+
+def test_a_median_at_the_edge_is_at_least_that() -> None:
+    ridges = [entry(-1.0)["nll"]] * 3 + [at_edge(4.0)] * 5
+    block = summary._calibration(ridges)
+    assert (
+        tables.ridge_cell(block, "log_relative_ridge") == "≥ 4.00 (-1.00 to ≥ 4.00); 5 at the edge"
+    )
+    block = summary._calibration([entry(ridge)["nll"] for ridge in (1.0, 2.0, 3.0)])
+    assert tables.ridge_cell(block, "log_relative_ridge") == "2.00 (1.50 to 2.50)"
+    lower = {**entry(-10.0)["nll"], "at_lower_edge": 1.0}
+    assert (
+        signs.bounded(signs.bounded_quartiles([signs.range_of(lower, "log_ridge")])[0]) == "≤ -6.00"
+    )
+
+
+def test_only_clear_changes_by_a_floor_are_counted() -> None:
+    def training(ridges: list[float], nll: list[float]) -> dict[str, Any]:
+        ridge = signs.signs([(value, value) for value in ridges])
+        return {"nll": {"log_relative_ridge": ridge, "nll": nll}}
+
+    floor = {
+        "falls": training([-0.1 * k for k in range(1, 9)], [-0.3, 0.1]),
+        "falls too": training([-0.2 * k for k in range(1, 9)], [-0.4, 0.1]),
+        "mean falls": training([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, -9.0], [-0.3, 0.2]),
+        "rises": training([0.1 * k for k in range(1, 9)], [0.3, 0.1]),
+    }
+    floor["open"] = {
+        "nll": {
+            "log_relative_ridge": signs.signs([(-math.inf, math.inf)] * 4 + [(-1.0, -1.0)] * 4),
+            "nll": [0.0, 0.0],
+        }
+    }
+    assert summary.floor_counts(floor, "nll") == {
+        "of": 5,
+        "falls": 2,
+        "rises": 1,
+        "open": 1,
+        "nll_falls": 2,
+        "nll_rises": 1,
+    }
+
+
+def test_edges_are_counted_by_decay() -> None:
+    conditions = {
+        summary.name_of(decay, 1, stopping): [
+            entry(4.0, at_upper_edge=float(decay > 0 and stopping == "last")),
+            entry(0.0),
+        ]
+        for decay in (0.0, 0.1)
+        for stopping in work.STOPPING
+    }
+    found = summary.edge_counts(conditions, (0.0, 0.1), (1,))
+    assert {decay: (one["nets"], one["bins"]) for decay, one in found.items()} == {
+        "0": (4, 0),
+        "0.1": (4, 1),
+    }
 
 
 def test_medians_and_quartiles_are_those_of_the_nets() -> None:
@@ -178,7 +294,7 @@ def test_one_ruined_net_does_not_move_the_biass_nll() -> None:
 
 
 def test_examples_in_docstrings_hold() -> None:
-    for module in (summary, spread):
+    for module in (summary, spread, signs):
         done = doctest.testmod(module)
         assert (done.failed, done.attempted > 0) == (0, True)
 
@@ -187,21 +303,40 @@ def test_examples_in_docstrings_hold() -> None:
 
 
 def test_words_follow_the_numbers() -> None:
-    assert texts._change([0.5, 0.1]) == "rises (0.50 ± 0.10)"
-    assert texts._change([-0.5, 0.1]) == "falls (-0.50 ± 0.10)"
-    assert texts._change([0.5, 0.3]).startswith("does not clearly change")
+    rise = signs.signs([(float(k), math.inf) for k in range(1, 9)])
+    assert texts._moved(rise) == "rises (8 up, 0 down; median ≥ 4.50)"
+    assert tables.sign_cell(rise) == "**≥ 4.50; 8 up, 0 down**"
+    both = signs.signs([(1.0, 1.0), (-2.0, -2.0)])
+    assert texts._moved(both) == "does not clearly change (1 up, 1 down; median -0.50)"
+    counts = {"of": 12, "falls": 0, "rises": 0, "open": 0}
+    assert "not clear" in texts._conclusion("bins", counts)
+    assert "in 4 trainings of 12; in the others" in texts._conclusion(
+        "bins", {**counts, "falls": 4}
+    )
+    assert "in 11 trainings of 12, part" in texts._conclusion("bins", {**counts, "falls": 11})
+    assert "no one sign" in texts._conclusion("bins", {**counts, "falls": 11, "rises": 1})
+    assert "open" not in texts._clearly(counts)
+    assert "in 3 at least half" in texts._clearly({**counts, "open": 3})
 
 
 def test_the_page_gives_every_training_and_what_the_control_says(outcome: Outcome) -> None:
     numbers = json.loads(report.rendered_numbers(outcome))
     assert len(numbers["conditions"]) == 2 * len(experiment.QUICK_DECAYS) * len(work.STOPPING)
     page = "\n".join(map(str, outcome.page))
+    assert unsupported(page, numbers) == []
     for name, one in numbers["conditions"].items():
-        assert f"| {name} | {one['nll']['log_relative_ridge'][0]:.2f} (" in page
-    below = sum(one["nll"]["log_relative_ridge"][0] < 0 for one in numbers["floor"].values())
-    assert f"in {below} of\n{len(numbers['floor'])} trainings by the likelihood" in page
+        assert re.search(rf"\| {re.escape(name)} \| (≥ |≤ )?{_middle(one)} \(", page)
+    counts = numbers["floor_counts"]["bins"]
+    below = sum(
+        one["bins"]["log_relative_ridge"]["says"] == "falls" for one in numbers["floor"].values()
+    )
+    assert counts["falls"] == below
+    assert f"clearly falls in {below} and rises in {counts['rises']} of {counts['of']}" in page
+    assert wording.SHARED_ROWS in page
+    assert "half the patience" in page
     edge = sum(one["nll"]["at_upper_edge"] for one in numbers["conditions"].values())
     assert numbers["at_upper_edge"]["nll"] == edge
+    assert sum(one["nll"] for one in numbers["at_upper_edge_by_decay"].values()) == edge
     report.checked_png(outcome.pictures[0])
     for table in (block for block in outcome.page if isinstance(block, Table)):
         assert len(table.columns) <= 7
@@ -210,7 +345,11 @@ def test_the_page_gives_every_training_and_what_the_control_says(outcome: Outcom
     assert f"| {middle:.3f} ({low:.3f} to {high:.3f}) | {one['ruined']} |" in page
 
 
-@pytest.mark.skipif("regularizer" not in command.EXPERIMENTS, reason="not in the list yet")
+def _middle(one: dict[str, Any]) -> str:
+    """The median as the table has it."""
+    return re.escape(f"{one['nll']['log_relative_ridge'][0]:.2f}")
+
+
 def test_the_command_runs_it(tmp_path: Path) -> None:
     assert command.main(["regularizer", "--quick", "--out", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out/regularizer.json").exists()

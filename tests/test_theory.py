@@ -11,6 +11,7 @@ from experiments.outcome import Picture, Table, plain
 from experiments.report import checked_png
 from experiments.theory import bayesian, nets, proportional, rows, stopping, training, width
 
+from numbers_on_pages import table_rows, unsupported
 from rigidities.kernels import FullyConnected
 
 F64 = torch.float64
@@ -18,11 +19,12 @@ F64 = torch.float64
 
 def check_page(name, numbers, module):
     """Figure, table and text come out of the numbers, and the numbers fit into JSON."""
-    plain(numbers)
+    table = module.table(numbers)
+    assert isinstance(table, Table) and len(list(table_rows(str(table)))) == len(table.rows) > 0
+    assert unsupported(str(table), plain(numbers)) == []
     with matplotlib.rc_context(figures.style()):
         content = checked_png(Picture(name, module.drawn(numbers), module.CAPTION))
     assert content.startswith(b"\x89PNG")
-    assert isinstance(module.table(numbers), Table) and str(module.table(numbers)).count("|") > 10
     check_text(module.says(numbers) if hasattr(module, "says") else module.SAYS)
 
 
@@ -137,7 +139,11 @@ def test_a_ridge_imitates_early_times_and_not_late_ones():
     spread = numbers["matches"]["spread"]
     assert spread[0] < 0.01 and spread[-1] > 0.5
     largest = float(numbers["eigenvalues"][-1])
-    assert 0.7 < 2 * 0.1 * numbers["matches"]["ridge"][0] / largest < 1.1
+    found = numbers["matches"]
+    assert 0.7 < 2 * 0.1 * found["ridge"][0] / largest < 1.1
+    assert found["relative_ridge"][0] == pytest.approx(found["ridge"][0] / largest)
+    product = 2 * 0.1 * found["ridge"][0] / largest
+    assert found["ridge_times_twice_the_time"][0] == pytest.approx(product)
     for group in stopping.GROUPS:
         assert bool((numbers["filter"][group].diff() < 0).all())
         assert numbers["filter"][group][0] < numbers["prior"][group][0]
@@ -195,6 +201,25 @@ def test_the_likelihood_is_gaussian_for_the_cubic_alone():
     check_page("bayesian", section.numbers, bayesian)
     head = section.page[0]
     assert "1-2-1" in head and "saddles" in head and "x = 1," in head
+
+
+def test_means_are_over_the_draws_at_the_level_shown():
+    def draw(shift):
+        ends = {"low": -2.0 + shift, "high": 2.0 + shift, "held": 0.5 + shift}
+        levels = {"0.68": dict.fromkeys(ends, 9.0), "0.9": ends}
+        keys = ("std", "gauss_newton", "total_variation", "skewness")
+        return {**{key: place + shift for place, key in enumerate(keys)}, "levels": levels}
+
+    found = bayesian.averaged([draw(0.0), draw(0.5)])
+    assert found == {
+        "std": 0.25,
+        "gauss_newton": 1.25,
+        "total_variation": 2.25,
+        "skewness": 3.25,
+        "low_90": -1.75,
+        "high_90": 2.25,
+        "held_90": 0.75,
+    }
 
 
 def test_a_normal_profile_differs_in_nothing():

@@ -23,6 +23,8 @@ from experiments.toy.models import (
 )
 from experiments.toy.points import Points, Sample
 
+from numbers_on_pages import unsupported
+
 pytestmark = pytest.mark.xdist_group("toy")
 
 
@@ -155,6 +157,9 @@ def test_a_quick_run_keeps_numbers_tables_and_figure(tmp_path: Path) -> None:
     for model in stored["models"].values():
         mean, _ = model["outside"]["rigidity"]["coverage"]
         assert f"{mean:.2f} ±" in page
+        for key, values in model["each_draw"].items():
+            assert model["medians"][key] == pytest.approx(np.median(values), rel=1e-6)
+    assert unsupported(page, stored) == []
     assert (tmp_path / "toy-fits.png").stat().st_size > 10_000
 
 

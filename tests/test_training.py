@@ -178,7 +178,7 @@ def alone(
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(
         optimiser, factor=protocol.cut, patience=protocol.patience, min_lr=protocol.smallest
     )
-    generator = torch.Generator().manual_seed(2**32 + seed)
+    generator = torch.Generator().manual_seed(seed)
     losses, best = [], {}
     for _ in range(protocol.epochs):
         order = torch.randperm(len(train[0]), generator=generator)

@@ -23,6 +23,7 @@ from experiments.training.protocol import Protocol
 from experiments.uci import dropout, ensembles, entries, nets, samples, tables, texts
 from experiments.uci.samples import OFFICIAL, RANDOM, standardised
 from tests import synthetic_data
+from tests.numbers_on_pages import unsupported
 from torch import nn
 
 
@@ -91,15 +92,28 @@ def test_official_splits_keep_the_published_order_and_the_test_rows() -> None:
 def test_a_set_without_published_lists_has_random_ones() -> None:
     rows = small(published_lists=False)
     official, random = (samples.divisions(rows, 2, how, 5) for how in (OFFICIAL, RANDOM))
-    assert np.array_equal(samples.test_lists(official), samples.test_lists(random))
+    assert not np.array_equal(samples.test_lists(official), samples.test_lists(random))
+    again = samples.divisions(rows, 2, OFFICIAL, 5)
+    assert np.array_equal(samples.test_lists(official), samples.test_lists(again))
 
 
-def test_copies_of_rows_are_counted() -> None:
+def test_copies_of_training_rows_are_counted() -> None:
     rows = small()
-    assert samples.repeated(rows) == 0
-    rows.x[[3, 7]], rows.y[[3, 7]] = rows.x[5], rows.y[5]
-    rows.x[9] = rows.x[8]  # another target: no copy
-    assert samples.repeated(rows) == 2
+    (split,) = samples.divisions(rows, 1, OFFICIAL, 0)
+    assert samples.copies(rows, [split]) == {"valid": 0.0, "test": 0.0}
+    model, copied = split.train[0], split.test[:2]
+    rows.x[copied], rows.y[copied] = rows.x[model], rows.y[model]
+    rows.x[split.test[2]] = rows.x[model]  # another target: no copy
+    found = samples.copies(rows, [split])
+    assert found == {"valid": 0.0, "test": pytest.approx(2 / len(split.test))}
+
+
+def test_the_page_says_which_sets_have_no_published_lists() -> None:
+    known, drawn = ({"settings": {"published_lists": yes}} for yes in (True, False))
+    assert texts._lists({"yacht": known}) == "the test lists of the published splits"
+    mixed = texts._lists({"yacht": known, "wine": drawn})
+    assert "those of wine came without them and are split at random" in mixed
+    assert "yacht" not in mixed
 
 
 # --- scores --------------------------------------------------------------------------------------
@@ -281,13 +295,14 @@ def test_the_counts_on_the_page_follow_the_differences() -> None:
 
 
 def test_copies_and_what_is_left_out_are_told() -> None:
-    settings = {"mc_dropout": {"steps": 12}}
+    settings = {"mc_dropout": {"steps": 12}, "published_lists": True}
     found = {
-        name: found_of() | {"settings": settings, "repeated": n}
-        for name, n in (("wine", 240), ("yacht", 0))
+        name: found_of() | {"settings": settings, "copies": {"valid": n, "test": n}}
+        for name, n in (("wine", 0.245), ("yacht", 0.0))
     }
     text = " ".join(texts.opening(found, 400))
-    assert "copies of rows (wine 240):" in text
+    assert "wine 24.5 % of the test rows and 24.5 % of the validation rows equal" in text
+    assert "yacht 0" not in text
     assert all(words in " ".join(text.split()) for words in texts.WORDS.values())
     without = " ".join(texts.opening({"yacht": found["yacht"]}, 400))
     assert "copies" not in without
@@ -335,7 +350,9 @@ def test_a_quick_run_writes_the_table(
     assert one["paired"]["best - llpr"]["nll"][0] == pytest.approx(difference.mean(), abs=1e-7)
     assert set(one["seconds"]) == set(experiment.WORK)
     assert one["settings"]["mc_dropout"]["steps"] == 2 * 4
-    page = " ".join((tmp_path / "uci.md").read_text().split())
+    page = (tmp_path / "uci.md").read_text(encoding="utf-8")
+    assert unsupported(page, numbers) == []
+    page = " ".join(page.split())
     assert "few steps (8 for yacht)" in page
     assert ("pip install laplace-torch" in page) is not laplace.installed()
     assert "*year* is left out" in page

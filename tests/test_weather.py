@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 from experiments import __main__ as command
-from experiments import error_bars, weather
+from experiments import error_bars, weather, wording
 from experiments.catalogue import EXPERIMENTS, Experiment
 from experiments.data import weather as records
 from experiments.error_bars import BINS, CANDIDATES, PAPER, Calibration
 from experiments.training.loop import Rows
-from experiments.weather import choice, nets, samples, summary, work
+from experiments.weather import choice, nets, samples, summary, texts, work
 from tests import synthetic_data
+from tests.numbers_on_pages import unsupported
 from torch import Tensor
 
 from rigidities import LastLayerRigidity, metrics
@@ -170,8 +171,12 @@ def test_nets_are_put_together_by_means_errors_and_pairs() -> None:
             "scale": 1,
             "noise_variance": 0,
         }
-        one = {"scores": {"nll": nll}, "constant": {"scores": {"nll": 9.0}}, "chosen": chosen}
-        other = {**one, "scores": {"nll": 2 * nll}}
+        one = {
+            "scores": {"nll": nll, "binned_log_ratio": 0.1 * nll, "gain": 1.0},
+            "constant": {"scores": {"nll": 9.0, "binned_log_ratio": 0.05}},
+            "chosen": chosen,
+        }
+        other = {**one, "scores": {"nll": 2 * nll, "binned_log_ratio": 0.2 * nll, "gain": 1.0}}
         stations = {"B": {"rows": 2, "bar": 0.5, "rmse": station}}
         stations["A"] = {"rows": 1, "bar": 1.0, "rmse": 1.0}
         return {
@@ -185,10 +190,51 @@ def test_nets_are_put_together_by_means_errors_and_pairs() -> None:
     found = summary.over_splits(both)
     assert found["calibrations"]["paper"]["scores"]["nll"] == [2.0, 1.0]
     assert found["calibrations"]["paper"]["chosen"]["ways"] == {"nll, none": 2}
-    assert found["differences"] == {"best": {"nll": [2.0, 1.0]}}
+    assert found["differences"]["best"]["nll"] == [2.0, 1.0]
+    assert set(found["differences"]) == {"best"}
+    constant = found["from_constant"]
+    assert constant["paper"]["binned_log_ratio"] == pytest.approx([0.15, 0.1])
+    assert constant["best"]["binned_log_ratio"] == pytest.approx([0.35, 0.2])
+    ratio, gain = (found["leaders"][name] for name in ("binned_log_ratio", "gain"))
+    assert (ratio["name"], ratio["tied"], ratio["same"]) == ("paper", ["best"], [])
+    assert ratio["others"]["best"] == pytest.approx([0.2, 0.1])
+    assert (gain["name"], gain["tied"], gain["same"]) == ("paper", [], ["best"])
     assert list(found["stations"]["paper"]) == ["A", "B"]
     assert found["stations"]["paper"]["B"] == {"rows": 4, "bar": [0.5, 0.0], "rmse": [3.0, 1.0]}
     assert summary.between(both, both[::-1])["paper"]["nll"] == [0.0, 2.0]
+
+
+def test_a_winner_by_less_than_its_error_is_called_a_tie() -> None:
+    own = {
+        "paper": [{"gain": value} for value in (0.10, 0.20, 0.30)],
+        "nll": [{"gain": value} for value in (0.10, 0.21, 0.30)],
+        "best": [{"gain": value} for value in (0.10, 0.21, 0.30)],
+        "best_bins": [{"gain": value} for value in (0.05, 0.14, 0.25)],
+    }
+    found = summary.leader(own, "gain", 1)
+    assert (found["name"], found["same"], found["tied"]) == ("nll", ["best"], ["paper"])
+    assert texts._ties(found) == (
+        "*best* has the same on every split; *paper (bins)* (-0.003 ± 0.003) does not clearly "
+        "differ from it; *best by bins* (-0.057 ± 0.007) is clearly behind"
+    )
+    assert summary.leader(own, "gain", -1)["name"] == "best_bins"
+
+
+def test_the_page_says_what_the_papers_recipe_gives() -> None:
+    settings = weather._settings(
+        {
+            "rows": dict.fromkeys(("train", "valid", "test"), 9),
+            "inputs": 22,
+            "stations": {"paper": {}},
+        },
+        2,
+        {"epochs": 1, "bin_size": 5},
+    )
+    text = " ".join(" ".join(texts.opening(settings)).split())
+    assert "own recipe, which turns each wind direction into two numbers, gives 22" in text
+    assert "not the 26 that it names" in text
+    assert "next calendar day at the station" in text
+    assert wording.SHARED_ROWS in text
 
 
 def test_a_quick_run_writes_numbers_tables_and_figures(
@@ -212,6 +258,7 @@ def test_a_quick_run_writes_numbers_tables_and_figures(
             assert math.isfinite(mean) and math.isfinite(error)
         assert len(ways["paper"]["bins"]["variance"]) == 120 // 20
     _every_cell_stands_in(found, page)
+    assert unsupported(page, found) == []
 
 
 def _every_cell_stands_in(found: object, page: str) -> None:

@@ -11,12 +11,13 @@ import matplotlib
 import pytest
 import torch
 from experiments import __main__ as command
-from experiments import error_bars, figures, report
+from experiments import error_bars, figures, report, wording
 from experiments import width as experiment
 from experiments.outcome import Outcome
 from experiments.width import drawing, tables, texts, trends, work
 
 import synthetic_data
+from numbers_on_pages import unsupported
 
 pytestmark = pytest.mark.xdist_group("california")
 
@@ -74,6 +75,20 @@ def test_points_beyond_the_axes_are_triangles_at_their_edge() -> None:
     assert (low, high) == pytest.approx((-0.124, 0.324))
     marks = [line for line in ax.lines if line.get_marker() == "v"]
     assert [(*line.get_xdata(), *line.get_ydata()) for line in marks] == [(8, low)]
+
+
+def test_the_caption_explains_what_leaves_the_axes_and_nothing_else() -> None:
+    triangle, bar = "A triangle at the edge", "A quartile bar that ends at the edge"
+    for values, ends, told in (
+        ([0.0, 0.1, 0.2], 0.05, set()),
+        ([0.0, 0.1, 0.2], [[0.05, 1.0, 0.05], [0.05] * 3], {bar}),
+        ([0.0, -1e11, 0.2], [[0.1, 1e11, 0.1], [0.1, 1e12, 0.1]], {triangle, bar}),
+    ):
+        figure, (ax,) = figures.panels()
+        ax.errorbar([4, 8, 16], values, ends, marker="o", capsize=2)
+        drawing._cut(ax, (-0.15, 1.0))
+        caption = texts.quality_caption(drawing.beyond(figure))
+        assert {phrase for phrase in (triangle, bar) if phrase in caption} == told
 
 
 def test_one_ruined_net_neither_makes_nor_hides_a_trend() -> None:
@@ -169,6 +184,9 @@ def test_the_page_gives_every_width_and_its_numbers(outcome: Outcome) -> None:
     numbers = json.loads(report.rendered_numbers(outcome))
     assert list(numbers["widths"]) == [str(width) for width in experiment.QUICK_WIDTHS]
     page = "\n".join(map(str, outcome.page))
+    assert unsupported(page, numbers) == []
+    assert wording.SHARED_ROWS in page
+    assert wording.WHOLE_SCALE in page
     for width in experiment.QUICK_WIDTHS:
         one = numbers["widths"][str(width)]["paper"]
         assert f"| {width} |" in page
@@ -188,7 +206,6 @@ def test_full_sizes_span_four_to_five_hundred_and_twelve() -> None:
     assert set(experiment.SHOWN) <= set(experiment.WIDTHS)
 
 
-@pytest.mark.skipif("width" not in command.EXPERIMENTS, reason="not in the list yet")
 def test_the_command_runs_it(tmp_path: Path) -> None:
     assert command.main(["width", "--quick", "--out", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out/width.json").exists()

@@ -28,20 +28,17 @@ def summary(curves: Mapping[str, Tensor], protocol: Protocol) -> Summary:
     """
     methods: Summary = {}
     for method, curve in curves.items():
+        rmse = [mean_and_error(row) for row in curve.tolist()]
         found: Summary = {
-            "rmse": [mean_and_error(row) for row in curve.tolist()],
+            "rmse": rmse,
+            "rmse_thousandths": [_thousandths(pair) for pair in rmse],
             "each": curve,
             "labels_to_randoms_last": labels_needed(
                 protocol.labels, curve.mean(1).tolist(), float(curves["random"][-1].mean())
             ),
         }
         for base in BASES:
-            difference = curve - curves[base]
-            found[f"less_{base}"] = {
-                "last": mean_and_error(difference[-1].tolist()),
-                "all_rounds": mean_and_error(difference[1:].mean(0).tolist()),
-                "better": int((difference[1:].mean(0) < 0).sum()),
-            }
+            found[f"less_{base}"] = _paired(curve - curves[base])
         methods[method] = found
     return {
         "labels": protocol.labels,
@@ -49,6 +46,24 @@ def summary(curves: Mapping[str, Tensor], protocol: Protocol) -> Summary:
         "ridge": protocol.ridge,
         "methods": methods,
     }
+
+
+def _paired(difference: Tensor) -> Summary:
+    averaged = difference[1:].mean(0)
+    pairs = {
+        "last": mean_and_error(difference[-1].tolist()),
+        "all_rounds": mean_and_error(averaged.tolist()),
+    }
+    return {
+        **pairs,
+        "thousandths": {when: _thousandths(pair) for when, pair in pairs.items()},
+        "better": int((averaged < 0).sum()),
+    }
+
+
+def _thousandths(pair: tuple[float, float]) -> tuple[float, float]:
+    mean, error = pair
+    return 1000 * mean, 1000 * error
 
 
 def labels_needed(labels: list[int], curve: list[float], goal: float) -> float | None:
@@ -70,7 +85,10 @@ def curve_table(found: Summary, caption: str) -> Table:
     """RMSE at every size."""
     columns = ["labels", *(NAMES[method] for method in found["methods"])]
     rows = [
-        [str(labels), *(_thousandths(one["rmse"][place]) for one in found["methods"].values())]
+        [
+            str(labels),
+            *(_shown(one["rmse_thousandths"][place]) for one in found["methods"].values()),
+        ]
         for place, labels in enumerate(found["labels"])
     ]
     return Table(columns, rows, caption)
@@ -84,15 +102,15 @@ def difference_table(found: Summary, caption: str) -> Table:
     for method, one in found["methods"].items():
         if method == "random":
             continue
-        random, top = (one[f"less_{base}"] for base in BASES)
+        random, top = (one[f"less_{base}"]["thousandths"] for base in BASES)
         pairs = [random["last"], random["all_rounds"]]
         pairs += [top["last"], top["all_rounds"]] if method != "top" else [None, None]
         needed = one["labels_to_randoms_last"]
         rows.append(
             [
                 NAMES[method],
-                *(None if pair is None else _thousandths(pair, sign="+") for pair in pairs),
-                f"{random['better']} of {found['repetitions']}",
+                *(None if pair is None else _shown(pair, sign="+") for pair in pairs),
+                f"{one['less_random']['better']} of {found['repetitions']}",
                 _needed(needed, found["labels"]),
             ]
         )
@@ -105,6 +123,6 @@ def _needed(labels: float | None, all_labels: list[int]) -> str:
     return "all begin below it" if labels <= all_labels[0] else f"{labels:.0f} of {all_labels[-1]}"
 
 
-def _thousandths(pair: tuple[float, float], sign: str = "") -> str:
+def _shown(pair: tuple[float, float], sign: str = "") -> str:
     mean, error = pair
-    return f"{1000 * mean:{sign}.2f} ± {1000 * error:.2f}"
+    return f"{mean:{sign}.2f} ± {error:.2f}"

@@ -10,6 +10,7 @@ References:
 
 from __future__ import annotations
 
+import copy
 import warnings
 from importlib.util import find_spec
 from typing import Any
@@ -49,8 +50,10 @@ def fitted(net: nn.Module, train: tuple[Tensor, Tensor]) -> Any:
             from laplace.curvature import BackPackGGN
 
             options["backend"] = BackPackGGN
-        posterior = Laplace(net, "regression", **options)
-        posterior.fit(DataLoader(TensorDataset(*train), batch_size=BATCH))
+        # In float32 the factorisation fails on naval.
+        rows = TensorDataset(*(part.double() for part in train))
+        posterior = Laplace(copy.deepcopy(net).double(), "regression", **options)
+        posterior.fit(DataLoader(rows, batch_size=BATCH))
         _choose(posterior)
     return posterior
 
@@ -59,7 +62,7 @@ def bars(posterior: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation, (n,)."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        mean, variance = posterior(x)
+        mean, variance = posterior(x.double())
     total = variance.flatten().double() + float(posterior.sigma_noise) ** 2
     return mean.flatten().detach().double(), total.sqrt().detach()
 
@@ -74,7 +77,7 @@ def chosen(posterior: Any) -> dict[str, float]:
 
 def _choose(posterior: Any) -> None:
     """Prior precision and noise by the marginal likelihood; they stay in the posterior."""
-    prior, noise = (torch.zeros(1, requires_grad=True) for _ in range(2))
+    prior, noise = (torch.zeros(1, dtype=torch.float64, requires_grad=True) for _ in range(2))
     optimiser = torch.optim.Adam([prior, noise], lr=RATE)
     for _ in range(STEPS):
         optimiser.zero_grad()

@@ -12,6 +12,7 @@ from experiments.california.tables import (
     domain_table,
     limit_table,
 )
+from experiments.data.california import NAMES
 from experiments.error_bars import CLEARLY, FOLDS
 from experiments.floors import DRAWS
 from experiments.jobs import Job, results
@@ -45,8 +46,8 @@ def run(*, quick: bool, seed: int) -> Outcome:
 def numbers(sizes: dict[str, Any], seed: int, *, keep: bool) -> dict[str, Any]:
     """Everything that the page shows."""
     jobs = [
-        Job("nets", work.nets, {**sizes, "seed": seed}),
-        Job("longitude", work.histogram, {"bins": HISTOGRAM}),
+        Job("nets", work.nets, {**sizes, "seed": seed}, NAMES),
+        Job("longitude", work.histogram, {"bins": HISTOGRAM}, NAMES),
     ]
     found = results("california", jobs, keep=keep, workers=1)
     nets = found["nets"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.outcome import Table, with_error
+from experiments.outcome import Table
+from experiments.wording import measured
 
 Found = dict[str, Any]
 Pair = list[float]
@@ -27,8 +28,6 @@ COLUMNS = {
     "coverage": "coverage",
 }
 """Scores of a table, with the head of their column."""
-
-DIGITS = 3
 
 
 def domain_table(found: Found, domain: str, caption: str, *more: str) -> Table:
@@ -55,9 +54,9 @@ def detection_table(found: Found, caption: str) -> Table:
     rows = [
         [
             LABELS[name],
-            _text(one["auroc"]),
-            _text(one["farthest"]["coverage"]),
-            _text(one["outside"]["scores"]["coverage"]),
+            measured(one["auroc"]),
+            measured(one["farthest"]["coverage"]),
+            measured(one["outside"]["scores"]["coverage"]),
             ", ".join(f"{way} ({count})" for way, count in one["chosen"]["by"].items()),
             f"{one['chosen']['ridge']:.2g}",
             f"{one['chosen']['scale']:.2g}",
@@ -74,7 +73,7 @@ def difference_table(found: Found, caption: str) -> Table:
     """Each calibration minus the paper's, net by net."""
     names = ["nll", "binned_log_ratio", "slope", "spearman", "ence", "coverage"]
     rows = [
-        [LABELS[name], domain, *_cells(one[domain], names), _text(one["auroc"])]
+        [LABELS[name], domain, *_cells(one[domain], names), measured(one["auroc"])]
         for name, one in found["differences"].items()
         for domain in ("inside", "outside")
     ]
@@ -88,19 +87,15 @@ def limit_table(found: Found, caption: str) -> Table:
     ratios = {name: one["inside"]["scores"] for name, one in calibrations.items()}
     ratios["constant"] = calibrations["paper"]["inside"]["constant"]["scores"]
     rows: list[list[str | float | None]] = [
-        [LABELS.get(name, name), _text(one["binned_log_ratio"])]
-        + [_text(limits["floors"][name][kind]) for kind in ("shuffled", "gaussian")]
+        [LABELS.get(name, name), measured(one["binned_log_ratio"])]
+        + [measured(limits["floors"][name][kind]) for kind in ("shuffled", "gaussian")]
         for name, one in ratios.items()
     ]
-    rows.append(["chosen in hindsight", _text(limits["hindsight"]["binned_log_ratio"]), None, None])
+    rows.append(
+        ["chosen in hindsight", measured(limits["hindsight"]["binned_log_ratio"]), None, None]
+    )
     return Table(["bars", "log ratio", "own errors, shuffled", "Gaussian errors"], rows, caption)
 
 
 def _cells(scores: dict[str, Pair], names: list[str]) -> list[str | float | None]:
-    return [_text(scores[name]) if name in scores else None for name in names]
-
-
-def _text(pair: Pair) -> str | float:
-    """Mean and standard error; a dash where the score is not defined."""
-    mean, error = pair
-    return mean if mean != mean else with_error(mean, error, DIGITS)
+    return [measured(scores[name]) if name in scores else None for name in names]

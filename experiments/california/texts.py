@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from experiments.california.tables import LABELS
-from experiments.outcome import with_error
 from experiments.quartiles import with_quartiles
+from experiments.wording import SHARED_ROWS, WHOLE_SCALE, compared, direction, listed, measured
 
 Found = dict[str, Any]
 
@@ -14,8 +14,8 @@ LEVEL = 0.9
 
 OUTSIDE = (
     "Out of domain: the same bars on test rows west of the threshold, of which no net, validation "
-    "row or calibration has seen any. *Offset* is the mean over bins of log10(MSE / variance): "
-    "above zero the bars are too narrow, below it too wide."
+    "row or calibration has seen any, but for the scale of the inputs. *Offset* is the mean over "
+    "bins of log10(MSE / variance): above zero the bars are too narrow, below it too wide."
 )
 DETECTION = (
     "Telling far rows by their bars. *AUROC*: the probability that a row outside has the larger "
@@ -51,10 +51,10 @@ For each of {s["count"]} nets the rows are split at random into 60 % for trainin
 validation and 20 % for the test; training and validation keep the rows of the domain alone. The
 nets are trained as one stack, which takes equal numbers of rows: all are cut to the smallest,
 {rows["train"]} for training and {rows["valid"]} for validation.
-All inputs are standardised with the whole set's mean and spread, targets are left as they are, in
-100,000 dollars. Two hidden layers of {s["hidden"]} with SiLU, AdamW with learning rate 0.001 (cut
-by ten after 100 epochs without a better validation loss) and weight decay {s["decay"]:g}, batches
-of 32, {s["epochs"]} epochs, the weights of the best validation loss.""",
+All inputs are {WHOLE_SCALE}; targets are left as they are, in 100,000 dollars.
+Two hidden layers of {s["hidden"]} with SiLU, AdamW with learning rate 0.001 (cut by ten after 100
+epochs without a better validation loss) and weight decay {s["decay"]:g}, batches of 32,
+{s["epochs"]} epochs, the weights of the best validation loss.""",
         f"""\
 Four ways to choose ridge, scale and noise are compared, all on the validation rows, which lie
 in the domain: **{LABELS["paper"]}**, two numbers by the paper's bins; **{LABELS["nll"]}**, the same
@@ -68,6 +68,7 @@ noise, here as a warning.
 *Constant* is one bar for all rows, the root mean square of the validation residuals: it
 scores well in a binned plot, since it spans no decades, and only the other columns tell it from
 good bars.""",
+        SHARED_ROWS,
     )
 
 
@@ -128,12 +129,13 @@ def _inside(found: Found) -> str:
     constant = ways["paper"]["inside"]["constant"]["scores"]
     nll = found["differences"]["best"]["inside"]["nll"]
     return f"""\
-**In domain.** The paper's form is {_pair(paper["binned_log_ratio"])} decades from the line, the
-best {_pair(best["binned_log_ratio"])}, a constant bar {_pair(constant["binned_log_ratio"])}. The
-gain in NLL over that bar is {_pair(paper["gain"])} and {_pair(best["gain"])}; the NLL of the best
-{_compared(nll)} that of the paper's form, by {_pair(nll)} net by net. With the paper's form the MSE
-grows with the variance to the power {_pair(paper["slope"])}, with the best to the power
-{_pair(best["slope"])}: a slope below one means that the bars differ more between rows than the
+**In domain.** The paper's form is {measured(paper["binned_log_ratio"])} decades from the line, the
+best {measured(best["binned_log_ratio"])}, a constant bar
+{measured(constant["binned_log_ratio"])}. The gain in NLL over that bar is
+{measured(paper["gain"])} and {measured(best["gain"])}; the NLL of the best
+{compared(nll)} that of the paper's form ({measured(nll)} net by net). With the paper's form the MSE
+grows with the variance to the power {measured(paper["slope"])}, with the best to the power
+{measured(best["slope"])}: a slope below one means that the bars differ more between rows than the
 errors do. Errors that do not depend on the distance from the data are what a noise floor can hold
 and α² q cannot."""
 
@@ -146,10 +148,10 @@ def _limits(found: Found) -> str:
 {with_quartiles(limits["kurtosis"], 1)}, median and quartiles over the nets; Gaussian ones
 have {s["gaussian_kurtosis"]}. The mean of {s["bin_size"]} such squares scatters, and the log ratio
 counts that as a distance. With the paper's bars, errors that suit them score
-{_pair(floors["shuffled"])} if shaped as the observed ones and {_pair(floors["gaussian"])} if
+{measured(floors["shuffled"])} if shaped as the observed ones and {measured(floors["gaussian"])} if
 Gaussian. The best ridge and scale in hindsight reach
-{_pair(limits["hindsight"]["binned_log_ratio"])}; the calibration on validation rows has
-{_pair(found["calibrations"]["paper"]["inside"]["scores"]["binned_log_ratio"])}. What is scatter
+{measured(limits["hindsight"]["binned_log_ratio"])}; the calibration on validation rows has
+{measured(found["calibrations"]["paper"]["inside"]["scores"]["binned_log_ratio"])}. What is scatter
 alone lies between the Gaussian number and that of the observed shape, which wrong bars can
 make more pointed than it is."""
 
@@ -157,8 +159,8 @@ make more pointed than it is."""
 def _outside(found: Found) -> str:
     ways = found["calibrations"]
     parts = [
-        f"{_pair(one['outside']['scores']['coverage'])} with *{LABELS[name]}* "
-        f"(offset {_pair(one['outside']['scores']['offset'])})"
+        f"{measured(one['outside']['scores']['coverage'])} with *{LABELS[name]}* "
+        f"(offset {measured(one['outside']['scores']['offset'])})"
         for name, one in ways.items()
     ]
     constant = ways["paper"]["outside"]["constant"]["scores"]["coverage"]
@@ -166,11 +168,11 @@ def _outside(found: Found) -> str:
     ridges = [f"{ways[name]['chosen']['ridge']:.2g} (*{LABELS[name]}*)" for name in ways]
     nll = found["differences"]["best"]["outside"]["nll"]
     return f"""\
-**Out of domain.** Intervals meant to hold 0.9 hold {_listed(parts)}; a constant bar's hold
-{_pair(constant)}. The worst single net holds {_listed(worst)}.
-The NLL of the best {_compared(nll)} that of the paper's form there, by
-{_pair(nll)}. In α² q it is the growth of q away from the data that widens the bars. A noise floor
-leaves that growth alone, a large ridge takes it away; the median ridges are {_listed(ridges)}.
+**Out of domain.** Intervals meant to hold 0.9 hold {listed(parts)}; a constant bar's hold
+{measured(constant)}. The worst single net holds {listed(worst)}.
+The NLL of the best {compared(nll)} that of the paper's form there
+({measured(nll)}). In α² q it is the growth of q away from the data that widens the bars. A noise
+floor leaves that growth alone, a large ridge takes it away; the median ridges are {listed(ridges)}.
 Where the noise is α² itself, q must be compared with one, and the bars hardly grow until q is that
 large: {_bayes(found)}."""
 
@@ -178,39 +180,25 @@ large: {_bayes(found)}."""
 def _bayes(found: Found) -> str:
     """How Bayesian linear regression's bars did out of domain."""
     change = found["differences"]["bayes"]["outside"]["coverage"]
-    way = "more" if change[0] > 0 else "less"
-    if not abs(change[0]) > 2 * change[1]:
-        return f"here its coverage does not clearly differ from the paper's form ({_pair(change)})"
-    return f"here it covers {way} than the paper's form (by {_pair(change)})"
+    sign = direction(change)
+    if not sign:
+        told = "its coverage does not clearly differ from that of the paper's form"
+        return f"here {told} ({measured(change)})"
+    way = "more" if sign > 0 else "less"
+    return f"here it covers {way} than the paper's form (by {measured(change)})"
 
 
 def _detection(found: Found) -> str:
     ways = found["calibrations"]
-    aurocs = [f"{_pair(one['auroc'])} (*{LABELS[name]}*)" for name, one in ways.items()]
+    aurocs = [f"{measured(one['auroc'])} (*{LABELS[name]}*)" for name, one in ways.items()]
     far = {name: one["farthest"]["coverage"] for name, one in ways.items()}
     outside = {name: one["outside"]["scores"]["coverage"] for name, one in ways.items()}
-    told = [f"{_pair(value)} (*{LABELS[name]}*)" for name, value in far.items()]
+    told = [f"{measured(value)} (*{LABELS[name]}*)" for name, value in far.items()]
     lowest = [min(values, key=lambda name: values[name][0]) for values in (far, outside)]
     same = "are those" if lowest[0] == lowest[1] else "are not those"
     return f"""\
-**Telling which rows are far.** The area under the curve is {_listed(aurocs)}. It is about the order
+**Telling which rows are far.** The area under the curve is {listed(aurocs)}. It is about the order
 of the bars and says nothing of their size, and the likelihood of rows in the domain says little
 about far ones. A check that needs no far row is to calibrate on the validation rows of small bars
-and to look at those with the largest: there 0.9 intervals hold {_listed(told)}. The bars with
+and to look at those with the largest: there 0.9 intervals hold {listed(told)}. The bars with
 the lowest coverage in this check {same} with the lowest out of domain."""
-
-
-def _compared(difference: list[float]) -> str:
-    """How a smaller-is-better score compares, beyond two standard errors."""
-    mean, error = difference
-    if not abs(mean) > 2 * error:
-        return "does not clearly differ from"
-    return "is below" if mean < 0 else "is above"
-
-
-def _pair(pair: list[float]) -> str:
-    return with_error(*pair, 3)
-
-
-def _listed(parts: list[str]) -> str:
-    return f"{', '.join(parts[:-1])} and {parts[-1]}"

@@ -18,6 +18,9 @@ THRESHOLD = -0.3  # standardised, i.e. about 120.2 degrees west
 OUT_OF_DOMAIN: Fractions = (0.6, 0.2, 0.2)
 WIDTH: Fractions = (0.2, 0.2, 0.6)
 
+NAMES = (CALIFORNIA.file,)
+"""Of the files that may hold the set."""
+
 FIELDS = ("X", "y", "feature_names", "target_name")
 
 
@@ -57,7 +60,7 @@ class Rows:
 
 def missing(folder: str | Path | None = None) -> str | None:
     """What is missing and how to get it, or None where the set can be read without a network."""
-    if files.find([CALIFORNIA.file], folder):
+    if files.find(NAMES, folder):
         return None
     return download.absence(CALIFORNIA, folder)
 
@@ -80,7 +83,7 @@ def read(
     stored = files.fields(path, FIELDS, check=check)
     x, y, names, target = (stored[field] for field in FIELDS)
     if x.ndim != 2 or y.shape != (len(x),) or tuple(names) != tuple(CALIFORNIA.columns):
-        raise ValueError(
+        raise files.FormatError(
             f"Expected X (n, 8), y (n,) and the columns {', '.join(CALIFORNIA.columns)} in {path}, "
             f"got {x.shape}, {y.shape} and {', '.join(names)}."
         )

@@ -51,10 +51,10 @@ def path_of(
     if found := files.find(names or (source.file,), folder):
         return found
     if folder is not None:
-        raise FileNotFoundError(absence(source, folder, names))
+        raise files.MissingDataError(absence(source, folder, names))
     if os.environ.get(files.OFFLINE):
         reason = f"{files.OFFLINE} is set, so no download was tried."
-        raise FileNotFoundError(absence(source, None, names, reason))
+        raise files.MissingDataError(absence(source, None, names, reason))
     return files.store(source.file, lambda: arrays(source, fetch))
 
 
@@ -80,7 +80,7 @@ def arrays(source: Source, fetch: Fetch | None = None) -> dict[str, np.ndarray]:
         inputs, target = frames(source, fetch)
     except Exception as error:  # each library has its own for "no network" and "not found"
         reason = f"The download failed: {type(error).__name__}: {error}."
-        raise FileNotFoundError(absence(source, reason=reason)) from error
+        raise files.MissingDataError(absence(source, reason=reason)) from error
     return table(inputs, target, source)
 
 
@@ -103,13 +103,15 @@ def library(source: Source) -> Fetch:
         try:
             from ucimlrepo import fetch_ucirepo
         except ImportError as error:
-            raise ImportError("the package ucimlrepo is needed: pip install ucimlrepo") from error
+            raise files.MissingPackageError(
+                "the package ucimlrepo is needed: pip install ucimlrepo"
+            ) from error
         return fetch_ucirepo
     try:
         import pandas  # noqa: F401  # scikit-learn imports it later, without naming our extra
         from sklearn import datasets
     except ImportError as error:
-        raise ImportError(f"scikit-learn and pandas are needed: {EXTRA}") from error
+        raise files.MissingPackageError(f"scikit-learn and pandas are needed: {EXTRA}") from error
     return datasets.fetch_openml if source.number else datasets.fetch_california_housing
 
 
@@ -140,7 +142,7 @@ def ordered(inputs: DataFrame, source: Source) -> list[Any]:
     varying = [name for name in ours if name not in source.constants]
     changing = [column for column in offered.values() if column.nunique() > 1]
     if len(changing) != len(varying):
-        raise ValueError(
+        raise files.FormatError(
             f"Expected the columns {', '.join(ours)} of {source.where}, got "
             f"{', '.join(map(str, inputs))}. {OTHERWISE}"
         )
@@ -157,7 +159,7 @@ def chosen(target: DataFrame, source: Source) -> Any:
         return target[named[0]]
     if target.shape[1] == 1:  # under yet another name: its mean decides
         return target.iloc[:, 0]
-    raise ValueError(
+    raise files.FormatError(
         f"Expected the target {source.target} of {source.where}, got "
         f"{', '.join(map(str, target))}. {OTHERWISE}"
     )
@@ -166,23 +168,23 @@ def chosen(target: DataFrame, source: Source) -> Any:
 def checked(x: np.ndarray, y: np.ndarray, source: Source) -> None:
     """Refuse a table that is not the set."""
     if len(x) != source.rows or len(y) != source.rows:
-        raise ValueError(
+        raise files.FormatError(
             f"Expected {source.rows} rows of {source.where}, got {len(x)} and {len(y)} targets. "
             f"{OTHERWISE}"
         )
     first = [y[0], *x[0]][: len(source.first)]
     if not np.allclose(first, source.first, rtol=1e-5):
-        raise ValueError(
+        raise files.FormatError(
             f"Expected a first row that begins with {source.first} (target, inputs) in "
             f"{source.where}, got {tuple(map(float, first))}. {OTHERWISE}"
         )
     known = {**source.columns, source.target: source.mean}
     for (name, mean), values in zip(known.items(), [*x.T, y], strict=True):
         if not np.isfinite(values).all():
-            raise ValueError(f"Expected finite {name} of {source.where}. {OTHERWISE}")
+            raise files.FormatError(f"Expected finite {name} of {source.where}. {OTHERWISE}")
         got, slack = values.mean(), TOLERANCE * values.std() + 1e-5 * abs(mean)
         if abs(got - mean) > slack:  # never for an unknown mean, which is nan
-            raise ValueError(
+            raise files.FormatError(
                 f"Expected a mean of {mean:g} in {name} of {source.where}, got {got:g}. {OTHERWISE}"
             )
 

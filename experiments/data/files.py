@@ -34,8 +34,24 @@ SHA256 = {
 """Of the published files, uncompressed where the name ends in .gz."""
 
 
-class ChecksumError(ValueError):
+class DataError(Exception):
+    """Data that cannot be read; the message says what to do."""
+
+
+class MissingDataError(DataError, FileNotFoundError):
+    """A file that is nowhere and could not be got."""
+
+
+class MissingPackageError(DataError, ImportError):
+    """A package without which the data cannot be got or read."""
+
+
+class ChecksumError(DataError, ValueError):
     """A file that is not what it should be."""
+
+
+class FormatError(DataError, ValueError):
+    """A file whose contents are not what was expected."""
 
 
 # --- where ---------------------------------------------------------------------------------------
@@ -63,6 +79,12 @@ def find(names: Sequence[str], folder: str | Path | None = None) -> Path | None:
     """The first file that has one of the names."""
     candidates = (place / name for place in places(folder) for name in names)
     return next((path for path in candidates if path.is_file()), None)
+
+
+def digest(names: Sequence[str]) -> str:
+    """The sha256 of the file that has one of the names; empty where there is none (yet)."""
+    found = find(names)
+    return hashlib.sha256(found.read_bytes()).hexdigest() if found else ""
 
 
 def absence(
@@ -137,7 +159,7 @@ def fields(path: Path, required: Sequence[str], *, check: bool = True) -> dict[s
         with np.load(io.BytesIO(raw)) as stored:
             arrays = dict(stored)
     except (ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
-        raise ValueError(f"Expected an npz file without objects at {path}: {error}") from error
+        raise FormatError(f"Expected an npz file without objects at {path}: {error}") from error
     require(arrays, required, path)
     return arrays
 
@@ -145,7 +167,7 @@ def fields(path: Path, required: Sequence[str], *, check: bool = True) -> dict[s
 def require(arrays: Mapping[str, np.ndarray], required: Sequence[str], path: Path) -> None:
     """Refuse a file that lacks a field."""
     if absent := [field for field in required if field not in arrays]:
-        raise ValueError(f"Expected {', '.join(required)} in {path}; missing {absent}.")
+        raise FormatError(f"Expected {', '.join(required)} in {path}; missing {absent}.")
 
 
 # --- the cache -----------------------------------------------------------------------------------
@@ -164,7 +186,7 @@ def store(name: str, make: Callable[[], Mapping[str, np.ndarray]]) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=folder, prefix=name, suffix=".part")
     except OSError as error:
-        raise FileNotFoundError(
+        raise MissingDataError(
             f"{name} is not here and cannot be downloaded: {folder} cannot be written to ({error})."
             f" Set XDG_CACHE_HOME to a folder that can, or {VARIABLE} to the folder with the file."
         ) from error

@@ -90,9 +90,9 @@ def missing(name: str, folder: str | Path | None = None) -> str | None:
     """What is missing and how to get it, or None where the set can be read without a network."""
     if name not in SETS:
         return f"Unknown set {name!r}. There are {', '.join(SETS)}."
-    if files.find(_names(name), folder):
+    if files.find(names(name), folder):
         return None
-    return download.absence(SETS[name], folder, _names(name))
+    return download.absence(SETS[name], folder, names(name))
 
 
 def read(
@@ -116,7 +116,7 @@ def read(
     """
     if name not in SETS:
         raise ValueError(missing(name))
-    path = download.path_of(SETS[name], folder, names=_names(name), fetch=fetch)
+    path = download.path_of(SETS[name], folder, names=names(name), fetch=fetch)
     if path.name in YEAR_TEXTS:
         stored = year_fields(files.contents(path, check=check))
         download.checked(stored["X"], stored["y"], sources.YEAR)
@@ -137,7 +137,7 @@ def read_sample(folder: str | Path | None = None, *, check: bool = True) -> Rows
     """
     path = files.find([SAMPLE], folder)
     if path is None:
-        raise FileNotFoundError(files.absence([SAMPLE], folder, 'read the whole set, "year".'))
+        raise files.MissingDataError(files.absence([SAMPLE], folder, 'read the whole set, "year".'))
     stored = files.fields(path, TABLE, check=check)
     rows = len(stored["X"])
     stored |= by_place(stored, path, rows - rows // 10, rows)
@@ -149,7 +149,7 @@ def by_place(
 ) -> dict[str, np.ndarray]:
     """One split: the first rows to train, the last to test."""
     if len(stored["X"]) != rows:
-        raise ValueError(f"Expected {rows} rows in {path}, got {len(stored['X'])}.")
+        raise files.FormatError(f"Expected {rows} rows in {path}, got {len(stored['X'])}.")
     order = np.arange(rows, dtype=np.int32)[None]
     return dict(zip(INDICES, (order[:, :train], order[:, train:]), strict=True))
 
@@ -159,11 +159,11 @@ def year_fields(text: bytes) -> dict[str, np.ndarray]:
     try:
         import pandas
     except ImportError as error:
-        raise ImportError(f"pandas is needed: {download.EXTRA}") from error
+        raise files.MissingPackageError(f"pandas is needed: {download.EXTRA}") from error
     values = pandas.read_csv(io.BytesIO(text), header=None).to_numpy(np.float64)
     columns = np.array(list(sources.YEAR.columns))
     if values.shape[1] != 1 + len(columns):
-        raise ValueError(
+        raise files.FormatError(
             f"Expected a year and {len(columns)} inputs in each line, got {values.shape[1]} values."
         )
     target = np.array(sources.YEAR.target)
@@ -171,21 +171,24 @@ def year_fields(text: bytes) -> dict[str, np.ndarray]:
 
 
 def _rows(name: str, stored: dict[str, np.ndarray], path: Path) -> Rows:
-    x, y, names, target = (stored[field] for field in TABLE)
+    x, y, columns, target = (stored[field] for field in TABLE)
     if x.ndim != 2 or y.shape != (len(x),):
-        raise ValueError(f"Expected X (n, d) and y (n,) in {path}, got {x.shape} and {y.shape}.")
+        raise files.FormatError(
+            f"Expected X (n, d) and y (n,) in {path}, got {x.shape} and {y.shape}."
+        )
     if any(field in stored for field in INDICES):
         files.require(stored, INDICES, path)
     return Rows(
         name,
         x.astype(np.float64),
         y.astype(np.float64),
-        tuple(map(str, names)),
+        tuple(map(str, columns)),
         str(target),
         *(stored.get(field) for field in INDICES),
     )
 
 
-def _names(name: str) -> tuple[str, ...]:
+def names(name: str) -> tuple[str, ...]:
+    """Of the files that may hold a set."""
     own = SETS[name].file
     return (own, *YEAR_TEXTS) if name == "year" else (own,)

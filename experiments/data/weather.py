@@ -88,14 +88,16 @@ def read(folder: str | Path | None = None, *, check: bool = True) -> Rows:
     try:
         import pandas
     except ImportError as error:
-        raise ImportError(f"pandas is needed: {EXTRA}") from error
+        raise files.MissingPackageError(f"pandas is needed: {EXTRA}") from error
     path = files.find(NAMES, folder)
     if path is None:
-        raise FileNotFoundError(files.absence(NAMES, folder, REMEDY))
+        raise files.MissingDataError(files.absence(NAMES, folder, REMEDY))
     records = pandas.read_csv(io.BytesIO(files.contents(path, check=check)))
     wanted = ["Location", *DROPPED, *NUMERIC, *WINDS]
     if absent := [name for name in wanted if name not in records]:
-        raise ValueError(f"Expected the columns {', '.join(wanted)} in {path}; missing {absent}.")
+        raise files.FormatError(
+            f"Expected the columns {', '.join(wanted)} in {path}; missing {absent}."
+        )
     return prepared(records)
 
 
@@ -122,7 +124,7 @@ def tomorrow(station: np.ndarray, day: np.ndarray, values: np.ndarray) -> np.nda
     """The value of the next calendar day at the same station, nan where there is none."""
     recorded = dict(zip(zip(station, day.astype(int), strict=True), values, strict=True))
     if len(recorded) != len(values):
-        raise ValueError(
+        raise files.FormatError(
             f"Expected one record a station and day, got {len(values)} for {len(recorded)}."
         )
     following = zip(station, day.astype(int) + 1, strict=True)
@@ -137,6 +139,6 @@ def circle(directions: np.ndarray) -> np.ndarray:
     """
     places = {point: place for place, point in enumerate(COMPASS)}
     if unknown := sorted(set(map(str, directions)) - set(places)):
-        raise ValueError(f"Expected the directions {', '.join(COMPASS)}; got {unknown}.")
+        raise files.FormatError(f"Expected the directions {', '.join(COMPASS)}; got {unknown}.")
     angle = np.array([places[str(point)] for point in directions]) * (2 * np.pi / len(COMPASS))
     return np.stack([np.sin(angle), np.cos(angle)], axis=1)

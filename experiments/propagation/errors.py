@@ -112,11 +112,13 @@ def summary(nets: list[nn.Sequential], samples: Samples, sizes: tuple[int, ...])
     }
     for name in CALIBRATIONS:
         mine = [one[name] for one in each]
+        common = unit * statistics.fmean(one["common"] for one in mine) ** 0.5
         found[name] = {
             "scale": statistics.median(one["scale"] for one in mine),
             "ridge": statistics.median(one["ridge"] for one in mine),
             "noise": unit * statistics.median(one["noise"] for one in mine) ** 0.5,
-            "common": unit * statistics.fmean(one["common"] for one in mine) ** 0.5,
+            "common": common,
+            "ratio_of_common": common / found["common"],
         }
         for rule in RULES:
             variance = {n: torch.cat([one[rule][n] for one in mine]) for n in names}

@@ -40,7 +40,7 @@ def difference_table(found: Found) -> Table:
 def spread_table(found: Found, size: str) -> Table:
     """The epistemic part alone against the spread of retrained nets on common rows."""
     rows = [
-        [name, LABELS[way], one["common"], one[way]["common"], one[way]["common"] / one["common"]]
+        [name, LABELS[way], one["common"], one[way]["common"], one[way]["ratio_of_common"]]
         for name, one in found.items()
         for way in CALIBRATIONS
     ]

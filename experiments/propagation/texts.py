@@ -86,7 +86,7 @@ def _ratios(found: Found, way: str, quantity: str, rule: str = "joint") -> str:
 
 
 def _commons(found: Found, way: str) -> str:
-    return _listed({name: one[way]["common"] / one["common"] for name, one in found.items()})
+    return _listed({name: one[way]["ratio_of_common"] for name, one in found.items()})
 
 
 def _listed(ratios: dict[str, float]) -> str:

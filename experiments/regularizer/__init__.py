@@ -9,10 +9,20 @@ import math
 import statistics
 from typing import Any
 
+from experiments.data.california import NAMES
 from experiments.jobs import Job, results
 from experiments.outcome import Outcome, Picture, Table
 from experiments.regularizer import drawing, texts, work
-from experiments.regularizer.summary import RUINED, condition, effects, floor_effects, name_of
+from experiments.regularizer.signs import LEVEL
+from experiments.regularizer.summary import (
+    RUINED,
+    condition,
+    edge_counts,
+    effects,
+    floor_counts,
+    floor_effects,
+    name_of,
+)
 from experiments.regularizer.tables import (
     bias_table,
     effect_table,
@@ -36,7 +46,7 @@ def run(*, quick: bool, seed: int) -> Outcome:
         *texts.opening(found),
         Picture("ridges", drawing.ridges(found), texts.RIDGES),
         ridge_table(found, texts.RIDGE_TABLE),
-        effect_table(found, texts.EFFECT_TABLE),
+        effect_table(found, texts.effect_caption(found)),
         nll_table(found, texts.nll_caption(found)),
         ratio_table(found, texts.ratio_caption(found)),
         bias_table(found, texts.bias_caption(found)),
@@ -54,6 +64,7 @@ def numbers(
             f"decay {decay:g}, copies {copies}",
             work.nets,
             {**sizes, "decay": decay, "copies": copies, "seed": seed},
+            NAMES,
         )
         for decay in decays
         for copies in COPIES
@@ -65,6 +76,7 @@ def numbers(
         for (decay, copies), stack in stacks.items()
         for stopping in work.STOPPING
     }
+    floor = floor_effects(each)
     return {
         "settings": {
             **sizes,
@@ -72,6 +84,7 @@ def numbers(
             "rows": stacks[decays[0], 1]["rows"],
             "log_two": math.log10(2),
             "ruined_beyond": RUINED,
+            "rank_test": LEVEL,
         },
         "epoch": {jobs[key].name: stack["epoch"] for key, stack in stacks.items()},
         "epochs": _spread([epoch for stack in stacks.values() for epoch in stack["epoch"]]),
@@ -80,13 +93,17 @@ def numbers(
             name: int(sum(net[name]["at_upper_edge"] for nets in each.values() for net in nets))
             for name in work.CALIBRATIONS
         },
+        "at_upper_edge_by_decay": edge_counts(each, decays, COPIES),
         "ruined_without_bias": {
             "nets": sum(net["bias"]["nll"] > RUINED for nets in each.values() for net in nets),
             "of": sum(map(len, each.values())),
             "largest": max(net["bias"]["nll"] for nets in each.values() for net in nets),
         },
         "effects": effects(each, decays),
-        "floor": floor_effects(each),
+        "floor": floor,
+        "floor_counts": {
+            criterion: floor_counts(floor, criterion) for criterion in ("nll", "bins")
+        },
     }
 
 

@@ -1,4 +1,4 @@
-"""Medians, quartiles and paired effects over the nets."""
+"""Medians and quartiles over the nets, and effects net by net: signs of ridges, means of scores."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from typing import Any
 
 from experiments.outcome import mean_and_error
 from experiments.quartiles import quartiles
+from experiments.regularizer.signs import bounded_quartiles, range_of, range_of_change, signs
 from experiments.regularizer.work import CALIBRATIONS, JUDGED, STOPPING
+from experiments.wording import direction
 
 Each = Sequence[dict[str, Any]]
 """One entry a net."""
 
-SCORES = ("log_ridge", "log_relative_ridge", "noise", "nll", "binned_log_ratio")
-"""Those whose effects are followed."""
+RIDGES = ("log_ridge", "log_relative_ridge")
+"""Their effects are followed by signs: the search may have cut them off."""
+
+SCORES = ("noise", "nll", "binned_log_ratio")
+"""Their effects are followed by means."""
 
 RUINED = 0.1
 """A rise of the NLL without the bias beyond this comes from single rows with a bar near zero."""
@@ -82,12 +87,57 @@ def floor_effects(conditions: Mapping[str, Each]) -> dict[str, Any]:
     }
 
 
-def difference(there: Each, here: Each) -> dict[str, list[float]]:
-    """[mean, standard error] of paired differences."""
+def difference(there: Each, here: Each) -> dict[str, Any]:
+    """Signs of paired changes of ridges, [mean, standard error] of those of scores."""
+    pairs = list(zip(there, here, strict=True))
     return {
-        name: _pair([a[name] - b[name] for a, b in zip(there, here, strict=True)])
-        for name in SCORES
+        **{name: signs([range_of_change(a, b, name) for a, b in pairs]) for name in RIDGES},
+        **{name: _pair([a[name] - b[name] for a, b in pairs]) for name in SCORES},
     }
+
+
+def floor_counts(floor: Mapping[str, Any], criterion: str) -> dict[str, int]:
+    """In how many trainings a noise floor clearly changes the ridge and the test NLL.
+
+    Args:
+        floor: of `floor_effects`.
+        criterion: "nll" or "bins".
+
+    Returns:
+        All trainings, "of"; those in which the ridge clearly "falls" or "rises", by its ranks; in
+        which at least half of the nets leave its change "open", since both ridges are at the edge;
+        and in which the NLL clearly falls or rises, by its standard error.
+    """
+    each = [one[criterion] for one in floor.values()]
+    ridges = [one["log_relative_ridge"] for one in each]
+    nlls = [direction(one["nll"]) for one in each]
+    return {
+        "of": len(each),
+        "falls": sum(one["says"] == "falls" for one in ridges),
+        "rises": sum(one["says"] == "rises" for one in ridges),
+        "open": sum(
+            2 * one["open"] >= sum(one[k] for k in ("up", "down", "same", "open")) for one in ridges
+        ),
+        "nll_falls": nlls.count(-1),
+        "nll_rises": nlls.count(1),
+    }
+
+
+def edge_counts(
+    conditions: Mapping[str, Each], decays: Sequence[float], copies: Sequence[int]
+) -> dict[str, dict[str, int]]:
+    """By decay: nets in all, and by calibration those whose ridge is the largest of the search."""
+    found = {}
+    for decay in decays:
+        nets = [
+            net
+            for many in copies
+            for stopping in STOPPING
+            for net in conditions[name_of(decay, many, stopping)]
+        ]
+        edges = {way: int(sum(net[way]["at_upper_edge"] for net in nets)) for way in CALIBRATIONS}
+        found[f"{decay:g}"] = {"nets": len(nets), **edges}
+    return found
 
 
 def _bias(each: Each) -> dict[str, Any]:
@@ -108,6 +158,9 @@ def _calibration(each: Each) -> dict[str, Any]:
     }
     return {
         **ridges,
+        "bounds": {
+            name: bounded_quartiles([range_of(one, name) for one in each]) for name in RIDGES
+        },
         "relative_ridge_of_each": [one["log_relative_ridge"] for one in each],
         **{
             edge: int(sum(one[edge] for one in each)) for edge in ("at_lower_edge", "at_upper_edge")

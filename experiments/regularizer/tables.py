@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.outcome import Table, with_error
+from experiments.outcome import Table
 from experiments.quartiles import with_quartiles
+from experiments.regularizer.signs import bounded, counted
 from experiments.regularizer.work import CALIBRATIONS
+from experiments.wording import measured
 
 Found = dict[str, Any]
 
@@ -19,23 +21,24 @@ LABELS = {
 
 
 def ridge_table(found: Found, caption: str) -> Table:
-    """Medians and quartiles of the relative ridge, and the absolute median by the likelihood."""
+    """Medians and quartiles of the relative ridge, and of the absolute one by the likelihood."""
     rows: list[list[str | float | None]] = []
     for name, one in found["conditions"].items():
-        ridges = [with_quartiles(one[way]["log_relative_ridge"]) for way in CALIBRATIONS]
-        rows.append(
-            [name, *ridges, with_quartiles(one["nll"]["log_ridge"]), pair(one["weights"], 1)]
-        )
+        ridges = [ridge_cell(one[way], "log_relative_ridge") for way in CALIBRATIONS]
+        absolute = ridge_cell(one["nll"], "log_ridge")
+        rows.append([name, *ridges, absolute, measured(one["weights"], 1)])
     columns = ["training", *LABELS.values(), "likelihood, absolute", "norm of the weights"]
     return Table(columns, rows, caption)
 
 
 def effect_table(found: Found, caption: str) -> Table:
-    """Differences of log10 ridges, absolute and relative, and of the NLL."""
+    """Changes of log10 ridges, relative and absolute, and of the NLL."""
     rows: list[list[str | float | None]] = []
     for label, one in found["effects"].items():
-        cells = [pair(one[way]["log_relative_ridge"]) for way in CALIBRATIONS]
-        rows.append([label, *cells, pair(one["nll"]["log_ridge"]), pair(one["nll"]["nll"], 3)])
+        cells = [sign_cell(one[way]["log_relative_ridge"]) for way in CALIBRATIONS]
+        rows.append(
+            [label, *cells, sign_cell(one["nll"]["log_ridge"]), measured(one["nll"]["nll"])]
+        )
     columns = ["effect of", *LABELS.values(), "likelihood, absolute", "likelihood: NLL"]
     return Table(columns, rows, caption)
 
@@ -44,9 +47,9 @@ def nll_table(found: Found, caption: str) -> Table:
     """RMSE, NLL and the noise floor on the test rows."""
     rows: list[list[str | float | None]] = []
     for name, one in found["conditions"].items():
-        nlls = [pair(one[way]["scores"]["nll"], 3) for way in CALIBRATIONS]
+        nlls = [measured(one[way]["scores"]["nll"]) for way in CALIBRATIONS]
         noise = with_quartiles(one["nll, floor"]["noise"])
-        rows.append([name, pair(one["test_rmse"], 3), *nlls, noise])
+        rows.append([name, measured(one["test_rmse"]), *nlls, noise])
     columns = ["training", "RMSE", *LABELS.values(), "floor by the likelihood"]
     return Table(columns, rows, caption)
 
@@ -54,7 +57,7 @@ def nll_table(found: Found, caption: str) -> Table:
 def ratio_table(found: Found, caption: str) -> Table:
     """Binned log ratios on the test rows."""
     rows: list[list[str | float | None]] = [
-        [name, *(pair(one[way]["scores"]["binned_log_ratio"], 3) for way in CALIBRATIONS)]
+        [name, *(measured(one[way]["scores"]["binned_log_ratio"]) for way in CALIBRATIONS)]
         for name, one in found["conditions"].items()
     ]
     return Table(["training", *LABELS.values()], rows, caption)
@@ -66,15 +69,24 @@ def bias_table(found: Found, caption: str) -> Table:
     for name, one in found["conditions"].items():
         bias = one["bias"]
         nll = with_quartiles(bias["median"]["nll"], 3)
-        scores = [pair(bias[score], 3) for score in ("binned_log_ratio", "spearman")]
-        bars = [pair(bias[score], 3) for score in ("log_ratio_of_bars", "rank_correlation_of_bars")]
+        scores = [measured(bias[score]) for score in ("binned_log_ratio", "spearman")]
+        bars = [
+            measured(bias[score]) for score in ("log_ratio_of_bars", "rank_correlation_of_bars")
+        ]
         rows.append([name, nll, bias["ruined"], *scores, *bars])
     columns = ["training", "NLL, median", "ruined nets", "log ratio", "rank corr."]
     columns += ["bars: ratio", "bars: rank corr."]
     return Table(columns, rows, caption)
 
 
-def pair(values: list[float], digits: int = 2) -> str | float:
-    """Mean and standard error; a dash where the score is not defined."""
-    mean, error = values
-    return mean if mean != mean else with_error(mean, error, digits)
+def ridge_cell(block: Found, name: str) -> str:
+    """Median and quartiles, "≥" where one is only bounded, and how many nets are at the edge."""
+    middle, low, high = (bounded(one) for one in block["bounds"][name])
+    edge = block["at_upper_edge"]
+    return f"{middle} ({low} to {high})" + (f"; {edge} at the edge" if edge else "")
+
+
+def sign_cell(change: Found) -> str:
+    """The median change and the signs, bold where the change is clear."""
+    told = f"{bounded(change['median'])}; {counted(change)}"
+    return told if change["says"] == "no clear change" else f"**{told}**"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.outcome import with_error
 from experiments.quartiles import with_quartiles
+from experiments.regularizer.signs import bounded, counted
 from experiments.regularizer.summary import name_of
 from experiments.regularizer.tables import LABELS
 from experiments.regularizer.work import STOPPING
+from experiments.wording import SHARED_ROWS, WHOLE_SCALE, changed, listed, measured
 
 Found = dict[str, Any]
 
@@ -17,18 +18,14 @@ CLOSE_TO_ZERO = -6
 
 RIDGES = (
     "The chosen ridge, relative to the largest eigenvalue of the Gram (dashed at one): every net "
-    "is a dot, the bar spans the quartiles, the tick is the median. The search ends at -10 and 4."
+    "is a dot, the bar spans the quartiles, the tick is the median. The search ends at -10 and 4: "
+    "dots at its upper end are lower bounds."
 )
 RIDGE_TABLE = (
     "log10 of the chosen ridge relative to the largest eigenvalue of the Gram, median and "
     "quartiles over the nets; the absolute one for the likelihood; and the norm of all weights of "
-    "the net."
-)
-EFFECT_TABLE = (
-    "Effects net by net, mean and standard error: the change of log10 (ridge / largest eigenvalue) "
-    "by calibration, then of log10 ridge and of the test NLL by the likelihood without noise. "
-    "*Decay*: against none. *Last epoch*: against the best validation weights. *Two copies*: "
-    "against one."
+    "the net. *At the edge*: nets with the largest ridge of the search, which bounds theirs from "
+    "below; ≥ marks medians and quartiles that it bounds."
 )
 
 
@@ -46,15 +43,29 @@ housing, {s["count"]} random splits into 20 % for training ({rows["train"]} rows
 validation ({rows["valid"]}) and 60 % for the test ({rows["test"]}); two hidden layers of
 {s["hidden"]} with SiLU (the paper does not say which net it used), AdamW with learning rate 0.001
 (cut by ten after 100 epochs without a better validation loss), batches of 32, {s["epochs"]} epochs,
-inputs standardised with the whole set's mean and spread, targets as they are.""",
+targets as they are, inputs {WHOLE_SCALE}.""",
         f"""\
 The factors: weight decay ({decays}); weights of the best validation loss or of the last epoch of
-the same training; each training row once or twice, in the training and in the Gram (with half the
-epochs, so that the number of steps is the same). Each net is calibrated on its validation rows by
-the likelihood and by the paper's bins, each without noise, which is the paper's form, and with a
-constant noise floor. That is the control: a large ridge makes q almost the same for all
-rows, which is what a noise floor does. If the ridge stood for the training's regularisation, a
-floor would not change it.""",
+the same training; each training row once or twice, in the training and in the Gram (twice with half
+the epochs and half the patience of the learning rate, so that the numbers of steps are the same).
+Each net is calibrated on its validation rows by the likelihood and by the paper's bins, each
+without noise, which is the paper's form, and with a constant noise floor. That is the control: a
+large ridge makes q almost the same for all rows, which is what a noise floor does. If a floor
+lowers it, it had done some of a floor's work.""",
+        SHARED_ROWS,
+    )
+
+
+def effect_caption(found: Found) -> str:
+    """Of the table of effects."""
+    return (
+        "Effects net by net: the change of log10 (ridge / largest eigenvalue) by calibration, then "
+        "of log10 ridge by the likelihood without noise: its median (≥ or ≤ where only bounded), "
+        "and in how many nets it goes up or down, stays the same, or is open, since both ridges "
+        "are at the edge. Bold: a clear change, by Wilcoxon's signed ranks (two-sided, at "
+        f"{found['settings']['rank_test']:g}, one test at a time; open ones are left out). Last "
+        "the test NLL by the same, mean and standard error. *Decay*: against none. *Last epoch*: "
+        "against the best validation weights. *Two copies*: against one."
     )
 
 
@@ -96,71 +107,118 @@ def closing(found: Found) -> tuple[str, ...]:
 def _decay(found: Found) -> str:
     decays = found["settings"]["decays"]
     clauses = []
-    for stopping, weights in zip(STOPPING, ("best", "last"), strict=True):
-        none = found["conditions"][name_of(decays[0], 1, stopping)]["nll"]["log_relative_ridge"]
+    for stopping in STOPPING:
+        none = found["conditions"][name_of(decays[0], 1, stopping)]["nll"]["bounds"]
         effects = [
-            f"{_change(found['effects'][f'decay {d:g}, {stopping}']['nll']['log_relative_ridge'])} "
-            f"with decay {d:g}"
+            f"with decay {d:g} it "
+            f"{_moved(found['effects'][f'decay {d:g}, {stopping}']['nll']['log_relative_ridge'])}"
             for d in decays[1:]
         ]
         clauses.append(
-            f"With the {weights} weights, its median is {none[0]:.2f} without decay; "
-            f"against that it {' and '.join(effects)}."
+            f"With the {stopping} weights, its median is {bounded(none['log_relative_ridge'][0])} "
+            f"without decay; against that, net by net, {listed(effects)}."
         )
-    medians = [
+    largest = max(
         found["conditions"][name_of(decays[0], 1, stopping)]["nll"]["log_relative_ridge"][0]
         for stopping in STOPPING
-    ]
-    near = "is close to zero" if max(medians) < CLOSE_TO_ZERO else "is not close to zero"
+    )
+    near = "is close to zero" if largest < CLOSE_TO_ZERO else "is not close to zero"
     return f"""\
 **Weight decay.** Take log10 of the ridge by the likelihood, relative to the largest eigenvalue.
-{" ".join(clauses)} Without decay the ridge {near}."""
+{" ".join(clauses)} Without decay the median ridge {near}."""
 
 
 def _edge(found: Found) -> str:
     """Where the ridge is as large as the search allows."""
     nets = len(found["conditions"]) * found["settings"]["count"]
     counts = {name: found["at_upper_edge"][name] for name in ("nll", "bins")}
+    by_decay = [
+        f"{one['nll']} of {one['nets']} with decay {decay}"
+        for decay, one in found["at_upper_edge_by_decay"].items()
+    ]
+    share = f" By the likelihood these are {listed(by_decay)}." if counts["nll"] else ""
     return f"""\
 **As large as may be.** Of all {nets} nets, {counts["nll"]} by the likelihood and
-{counts["bins"]} by the bins (both without noise) have the largest ridge of the search. There
+{counts["bins"]} by the bins (both without noise) have the largest ridge of the search.{share} There
 ς² outweighs the Gram and the variance is α² |f|² / ς²: such bars follow the length of the
-feature vector and know nothing of the training data."""
+feature vector and know nothing of the training data. The value itself is where the search ends, so
+it is read as a lower bound only: a mean of such values, or their distance from others, would say
+how far the search goes."""
 
 
 def _floor(found: Found) -> str:
-    pooled = {
-        criterion: [one[criterion]["log_relative_ridge"][0] for one in found["floor"].values()]
-        for criterion in ("nll", "bins")
-    }
-    below = {name: sum(value < 0 for value in values) for name, values in pooled.items()}
-    count = len(found["floor"])
-    base = name_of(found["settings"]["decays"][0], 1, STOPPING[0])
-    one = found["floor"][base]
+    counts = found["floor_counts"]
+    base = found["floor"][name_of(found["settings"]["decays"][0], 1, STOPPING[0])]
+    likelihood, bins = (_clearly(counts[name]) for name in ("nll", "bins"))
+    ridges = [_moved(base[name]["log_relative_ridge"]) for name in ("nll", "bins")]
+    nlls = [changed(base[name]["nll"]) for name in ("nll", "bins")]
     return f"""\
-**The control.** A noise floor lowers the ridge, on average over the nets, in {below["nll"]} of
-{count} trainings by the likelihood and in {below["bins"]} of {count} by the bins. Without decay
-and with the best weights its log10 {_change(one["nll"]["log_relative_ridge"])} by the likelihood
-and {_change(one["bins"]["log_relative_ridge"])} by the bins; the test NLL
-{_change(one["nll"]["nll"], 3)} and {_change(one["bins"]["nll"], 3)}. As far as the floor lowers it,
-the ridge had stood for noise that the paper's form has no term for, not for the training."""
+**The control.** With a noise floor, the ridge by the likelihood {likelihood}; the ridge by the bins
+{bins}. (Clear is said of one training at a time, by signed ranks; trainings share splits and are
+not independent of each other.) Without decay and with the best weights its log10 {ridges[0]} by
+the likelihood and {ridges[1]} by the bins; the test NLL {nlls[0]} and {nlls[1]}. Over all
+trainings the test NLL {_nll(counts["nll"])} by the likelihood and {_nll(counts["bins"])} by the
+bins. {_conclusion("likelihood", counts["nll"])} {_conclusion("bins", counts["bins"])}"""
+
+
+def _clearly(counts: Found) -> str:
+    """In how many trainings the ridge moves."""
+    told = (
+        f"clearly falls in {counts['falls']} and rises in {counts['rises']} of "
+        f"{counts['of']} trainings"
+    )
+    if counts["open"]:
+        told += (
+            f" (in {counts['open']} at least half of the nets are at the edge with and without "
+            "the floor, which leaves the change open)"
+        )
+    return told
+
+
+def _nll(counts: Found) -> str:
+    """In how many trainings it moves, beyond two standard errors."""
+    return (
+        f"clearly falls in {counts['nll_falls']} and rises in {counts['nll_rises']} of "
+        f"{counts['of']}"
+    )
+
+
+def _conclusion(criterion: str, counts: Found) -> str:
+    """What a floor's effect means, as far as it is clear."""
+    falls, rises, of = (counts[k] for k in ("falls", "rises", "of"))
+    if rises:
+        return f"By the {criterion} the effect of a floor has no one sign."
+    if 2 * falls > of:
+        return (
+            f"By the {criterion}, in {falls} trainings of {of}, part of the ridge does the work of "
+            "a noise term, which the paper's form lacks."
+        )
+    if falls:
+        return (
+            f"By the {criterion}, the ridge does some of the work of a noise term in {falls} "
+            f"trainings of {of}; in the others this is not clear."
+        )
+    return f"By the {criterion}, it is not clear that the ridge does the work of a noise term."
 
 
 def _others(found: Found) -> str:
     effects = found["effects"]
     decays = found["settings"]["decays"]
     last = [
-        f"{_change(effects[f'last epoch, decay {d:g}']['nll']['log_relative_ridge'])} (decay {d:g})"
+        f"{_moved(effects[f'last epoch, decay {d:g}']['nll']['log_relative_ridge'])} with decay "
+        f"{d:g}"
         for d in decays
     ]
     copies = effects[f"two copies, decay {decays[0]:g}"]["nll"]
     return f"""\
 **Early stopping and copies.** The best weights were those of epoch {found["epochs"]["median"]:g}
-in the median of all trainings ({found["epochs"]["smallest"]} to {found["epochs"]["largest"]}).
-Going on to the last epoch, log10 of the relative ridge by the likelihood {_listed(last)}.
+in the median of all trainings ({found["epochs"]["smallest"]} to {found["epochs"]["largest"]};
+trainings with two copies have half the epochs).
+Going on to the last epoch, log10 of the relative ridge by the likelihood {listed(last)}.
 Two copies of every row double the Gram of the same net: the relative ridge should stay and the
-absolute one double ({found["settings"]["log_two"]:.2f} in log10). The nets are trained anew here:
-relative {_change(copies["log_relative_ridge"])}, absolute {_change(copies["log_ridge"])}."""
+absolute one double ({found["settings"]["log_two"]:.2f} in log10). The nets are trained anew here,
+and without decay the relative ridge {_moved(copies["log_relative_ridge"])}, the absolute one
+{_moved(copies["log_ridge"])}."""
 
 
 def _bias(found: Found) -> str:
@@ -168,8 +226,8 @@ def _bias(found: Found) -> str:
     ruined = found["ruined_without_bias"]
     return f"""\
 **The bias.** Leaving the column of ones out of the features changes the bars by
-{with_error(*base["log_ratio_of_bars"], 3)} in |log10| without decay, their rank correlation with
-the others is {with_error(*base["rank_correlation_of_bars"], 3)}, and the test NLL changes by
+{measured(base["log_ratio_of_bars"])} in |log10| without decay, their rank correlation with
+the others is {measured(base["rank_correlation_of_bars"])}, and the test NLL changes by
 {with_quartiles(base["median"]["nll"], 3)}, median and quartiles. All numbers are for
 {LABELS["nll"]} without noise. Means would mislead: the column of ones keeps the features, and with
 them the bar, away from zero; without it a single test row can have next to no bar and decide the
@@ -177,14 +235,7 @@ mean. The NLL rises by more than {found["settings"]["ruined_beyond"]:g} in {ruin
 {ruined["of"]} nets; the largest rise is {ruined["largest"]:.3g}."""
 
 
-def _change(values: list[float], digits: int = 2) -> str:
-    """A change in words, one beyond two standard errors."""
-    mean, error = values
-    text = with_error(mean, error, digits)
-    if not abs(mean) > 2 * error:
-        return f"does not clearly change ({text})"
-    return f"rises ({text})" if mean > 0 else f"falls ({text})"
-
-
-def _listed(parts: list[str]) -> str:
-    return f"{', '.join(parts[:-1])} and {parts[-1]}"
+def _moved(change: Found) -> str:
+    """A ridge's change in words, clear or not by its ranks."""
+    verb = {"no clear change": "does not clearly change"}.get(change["says"], change["says"])
+    return f"{verb} ({counted(change)}; median {bounded(change['median'])})"

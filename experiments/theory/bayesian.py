@@ -114,6 +114,10 @@ def measured(
             for place, x in inputs.items():
                 entry = compared(toy, fitted, train, x, reach, per_deviation)
                 numbers["models"][toy.name][place].append(entry)
+    numbers["means"] = {
+        name: {place: averaged(entries) for place, entries in found.items()}
+        for name, found in numbers["models"].items()
+    }
     return numbers
 
 
@@ -218,6 +222,16 @@ def differences(grid: Tensor, heights: Tensor) -> dict[str, Any]:
     }
 
 
+def averaged(entries: list[dict[str, Any]]) -> dict[str, float]:
+    """Means over the draws; interval and mass are those of the 90 % level."""
+    nine = [entry["levels"]["0.9"] for entry in entries]
+    keys = ("std", "gauss_newton", "total_variation", "skewness")
+    return {
+        **{key: mean([entry[key] for entry in entries]) for key in keys},
+        **{f"{key}_90": mean([one[key] for one in nine]) for key in ("low", "high", "held")},
+    }
+
+
 def drawn(numbers: dict[str, Any]) -> Figure:
     """Profile and Laplace densities of the first draw."""
     models, inputs = numbers["models"], numbers["setting"]["inputs"]
@@ -250,22 +264,20 @@ def drawn(numbers: dict[str, Any]) -> Figure:
 
 def table(numbers: dict[str, Any]) -> Table:
     """Means over the draws."""
-    rows = []
-    for name, places in numbers["models"].items():
-        for place, entries in places.items():
-            nine = [entry["levels"]["0.9"] for entry in entries]
-            rows.append(
-                [
-                    name,
-                    f"{INPUTS[place]:g} ({place})",
-                    mean([entry["std"] for entry in entries]),
-                    mean([entry["gauss_newton"] for entry in entries]),
-                    " to ".join(f"{mean([n[end] for n in nine]):.2f}" for end in ("low", "high")),
-                    mean([n["held"] for n in nine]),
-                    mean([entry["total_variation"] for entry in entries]),
-                    mean([entry["skewness"] for entry in entries]),
-                ]
-            )
+    rows = [
+        [
+            name,
+            f"{INPUTS[place]:g} ({place})",
+            one["std"],
+            one["gauss_newton"],
+            f"{one['low_90']:.2f} to {one['high_90']:.2f}",
+            one["held_90"],
+            one["total_variation"],
+            one["skewness"],
+        ]
+        for name, places in numbers["means"].items()
+        for place, one in places.items()
+    ]
     return Table(COLUMNS, rows, TABLE.format(**numbers["setting"]))
 
 

@@ -43,12 +43,17 @@ def measured(rows: int, times: int, *, seed: int) -> dict[str, Any]:
     grid = torch.logspace(-1, reach + 0.5, times, dtype=torch.float64)
     process = last_layer_process_at((grid / largest).tolist(), train, test, torch.zeros(rows))
     matches = [match(variance, eigenvalues, power) for variance in process.variance]
+    relative = torch.tensor([m["ridge"] for m in matches], dtype=torch.float64) / largest
     formed = torch.stack([m["scale"] * (power @ (1 / (eigenvalues + m["ridge"]))) for m in matches])
     return {
         "setting": {"rows": rows, "features": WIDTH, "test": TEST, "reach": REACH},
         "eigenvalues": eigenvalues,
         "time": grid,
-        "matches": {key: [m[key] for m in matches] for key in matches[0]},
+        "matches": {
+            **{key: [m[key] for m in matches] for key in matches[0]},
+            "relative_ridge": relative.tolist(),
+            "ridge_times_twice_the_time": (2 * grid * relative).tolist(),
+        },
         "filter": grouped(process.variance),
         "ridge_form": grouped(formed),
         "prior": grouped(test.square().sum(1)[None]),
@@ -135,23 +140,13 @@ def shown(numbers: dict[str, Any]) -> list[int]:
 
 def table(numbers: dict[str, Any]) -> Table:
     """Every few times."""
-    found, largest = numbers["matches"], float(numbers["eigenvalues"][-1])
-    count = len(numbers["time"])
-    rows = []
-    for i in range(0, count, max(1, count // 7)):
-        time, ridge = float(numbers["time"][i]), found["ridge"][i]
-        cells = [found[key][i] for key in ("spread", "rms_alone", "spearman", "decades")]
-        rows.append([rounded(time), ridge / largest, 2 * time * ridge / largest, *cells])
+    found, count = numbers["matches"], len(numbers["time"])
+    rows = [
+        [float(numbers["time"][i]), *(found[key][i] for key in COLUMNS.values())]
+        for i in range(0, count, max(1, count // 7))
+    ]
     return Table(
-        [
-            "time",
-            "best ridge / λ_max",
-            "ridge × 2ηct",
-            "spread",
-            "rms, ridge alone",
-            "rank correlation",
-            "decades",
-        ],
+        ["time", *COLUMNS],
         rows,
         "The ridge that comes closest to the variance at each time (in units of 1 / η c λ_max): "
         "standard deviation of the log ratio with a free scale, root mean square of it without, "
@@ -177,6 +172,16 @@ def says(numbers: dict[str, Any]) -> str:
         "limit that the paper takes."
     )
 
+
+COLUMNS = {
+    "best ridge / λ_max": "relative_ridge",
+    "ridge × 2ηct": "ridge_times_twice_the_time",
+    "spread": "spread",
+    "rms, ridge alone": "rms_alone",
+    "rank correlation": "spearman",
+    "decades": "decades",
+}
+"""Headings of the table, and the matches' names for them."""
 
 HEAD = f"""\
 ## Stopping is not a ridge

@@ -79,7 +79,8 @@ def summary(draws: Sequence[Score]) -> Score:
         }
         for region in REGIONS
     }
-    return {"draws": len(draws), **regions, "each_draw": chosen}
+    medians = {key: statistics.median(values) for key, values in chosen.items()}
+    return {"draws": len(draws), **regions, "each_draw": chosen, "medians": medians}
 
 
 def _judgements(draws: Sequence[dict[str, float]]) -> Score:
@@ -118,14 +119,13 @@ def choice_table(found: dict[str, Score]) -> Table:
     """What the calibration chose, and how large the errors are."""
     rows = []
     for name, model in found.items():
-        chosen = model["each_draw"]
-        textbook = chosen.get("residual_scale")
+        chosen = model["medians"]
         rows.append(
             [
                 name,
-                f"{statistics.median(chosen['ridge']):.1g}",
-                statistics.median(chosen["scale"]),
-                statistics.median(textbook) if textbook else None,
+                f"{chosen['ridge']:.1g}",
+                chosen["scale"],
+                chosen.get("residual_scale"),
                 *(with_error(*model[region]["rmse"], digits=3) for region in REGIONS),
                 *(with_error(*model[region]["rigidity"]["std"], digits=3) for region in REGIONS),
             ]

@@ -72,14 +72,15 @@ def descended(
         train: rows.
         valid: rows, or None: no rate is then cut and the last weights are the best.
         protocol: of the training.
-        seeds: of the order of each net's batches, whatever its companions.
+        seeds: of the order of each net's batches, whatever its companions. `trained` draws its
+            first weights from the same ones.
         objective: writes the gradients.
         loss: on the validation rows, (B,).
         what: is trained, for the progress.
     """
     where = stack.flat.device
     train = (train[0].to(where), train[1].to(where))
-    generators = [torch.Generator().manual_seed(2**32 + seed) for seed in seeds]
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     optimiser = Adam(stack.flat, protocol.rate, protocol.decay)
     plateau = None
     if valid is not None:
@@ -95,10 +96,21 @@ def descended(
             optimiser.step(stack.gradient)
         if plateau is not None and valid is not None:
             plateau.update(loss(stack, *valid))
+    _require_finite(stack)
     if plateau is None:
         return Trained(stack, stack, torch.full((len(stack),), protocol.epochs))
     best = Stack(plateau.weights, stack.sizes, stack.activation, stack.last_bias)
     return Trained(best, stack, plateau.epoch.cpu())
+
+
+def _require_finite(stack: Stack) -> None:
+    """Refuse nets that came to nothing, before their numbers enter a table."""
+    lost = (~stack.flat.isfinite().all(1)).nonzero().flatten().tolist()
+    if lost:
+        raise FloatingPointError(
+            f"Expected finite weights after the training, got others in nets {lost} of "
+            f"{len(stack)}. Use a smaller rate, or look at their rows."
+        )
 
 
 def _batches(rows: Rows, size: int, generators: Sequence[torch.Generator]) -> list[Rows]:

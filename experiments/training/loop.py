@@ -77,7 +77,7 @@ def fitted(
         threshold=SMALLEST_GAIN,
         min_lr=protocol.smallest,
     )
-    order = torch.Generator().manual_seed(2**32 + seed)
+    order = torch.Generator().manual_seed(seed)
     smallest, best, weights = float("inf"), 0, copy.deepcopy(net.state_dict())
     with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []):
         torch.manual_seed(seed)
@@ -87,6 +87,11 @@ def fitted(
             schedule.step(now)
             if now < smallest:
                 smallest, best, weights = now, epoch, copy.deepcopy(net.state_dict())
+    if not best:
+        raise FloatingPointError(
+            f"Expected a finite validation loss at some epoch of {what}, got none of "
+            f"{protocol.epochs}. Use a smaller rate, or look at the rows."
+        )
     net.load_state_dict(weights)
     return Fitted(net.eval().cpu(), best, smallest)
 

@@ -13,7 +13,7 @@ from experiments.jobs import Job, results
 from experiments.outcome import Outcome, Picture
 from experiments.uci import drawing, dropout, ensembles, nets, tables, texts
 from experiments.uci.entries import AGAINST_LLPR, BASELINES, BEST_AGAINST, entry
-from experiments.uci.samples import OFFICIAL, RANDOM, divisions, repeated, training_lists, width
+from experiments.uci.samples import OFFICIAL, RANDOM, copies, divisions, training_lists, width
 
 SETS = ("concrete", "energy", "kin8nm", "naval", "power", "protein", "wine", "yacht")
 WHOLE = "year"
@@ -68,7 +68,7 @@ def run(*, quick: bool, seed: int) -> Outcome:
             splits=splits[name],
             rows=len(one.x),
             inputs=one.x.shape[1],
-            repeated=repeated(one),
+            copies=copies(one, divisions(one, splits[name], OFFICIAL, seed)),
             settings=settings(one, sizes),
         )
         for name, one in rows.items()
@@ -88,7 +88,7 @@ def parts(name: str, splits: int, sizes: Sizes, seed: int, *, with_laplace: bool
     }
     for method, epochs in zip(BASELINES[1:], (sizes.own_epochs, sizes.epochs), strict=True):
         arguments[method] = (ensembles.measured, {**common, "method": method, "epochs": epochs})
-    return [Job(f"{name}, {part}", *of) for part, of in arguments.items()]
+    return [Job(f"{name}, {part}", *of, uci.names(name)) for part, of in arguments.items()]
 
 
 def settings(rows: uci.Rows, sizes: Sizes) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from typing import Any
 
 from experiments.baselines import deep_ensemble
 from experiments.data import uci
-from experiments.training.protocol import Protocol
 from experiments.uci.samples import (
     OFFICIAL,
     divisions,
@@ -23,13 +22,7 @@ PROTOCOLS = {"deep_ensemble": deep_ensemble.OWN, "deep_ensemble_400": deep_ensem
 
 
 def measured(
-    name: str,
-    *,
-    method: str,
-    splits: int,
-    seed: int,
-    epochs: int | None = None,
-    rate: float | None = None,
+    name: str, *, method: str, splits: int, seed: int, epochs: int | None = None
 ) -> dict[str, Any]:
     """Ensembles of five on the published splits.
 
@@ -39,7 +32,6 @@ def measured(
         splits: how many.
         seed: of the nets.
         epochs: instead of the protocol's.
-        rate: instead of the protocol's.
 
     Returns:
         ``methods`` as `experiments.uci.nets.measured` has them, and ``seconds``.
@@ -51,7 +43,8 @@ def measured(
     members = deep_ensemble.MEMBERS
     x, y = (part.repeat_interleave(members, 0) for part in samples.parts[0])
     seeds = range(seed, seed + splits * members)
-    protocol = _changed(replace(PROTOCOLS[method], hidden=(width(name),)), epochs, rate)
+    protocol = replace(PROTOCOLS[method], hidden=(width(name),))
+    protocol = replace(protocol, epochs=epochs or protocol.epochs)
     stack = deep_ensemble.trained((x, y), protocol, seeds, f"{name}, {method}")
     mean, variance = deep_ensemble.predicted(stack, samples.parts[1][0])
     target = samples.parts[1][1][..., 0].double()
@@ -63,7 +56,3 @@ def measured(
         "nll": [value + unit for value, unit in zip(nll, samples.unit.log().tolist(), strict=True)],
     }
     return {"methods": {method: scores}, "seconds": time.monotonic() - start}
-
-
-def _changed(protocol: Protocol, epochs: int | None, rate: float | None) -> Protocol:
-    return replace(protocol, epochs=epochs or protocol.epochs, rate=rate or protocol.rate)

@@ -39,10 +39,16 @@ def width(name: str) -> int:
     return WIDTHS.get(name, 50)
 
 
-def repeated(rows: uci.Rows) -> int:
-    """How many rows are copies of others, inputs and target."""
+def copies(rows: uci.Rows, splits: Sequence[Split]) -> dict[str, float]:
+    """The shares of validation and test rows that equal a training row, inputs and target."""
     table = np.concatenate([rows.x, rows.y[:, None]], axis=1)
-    return len(table) - len(np.unique(table, axis=0))
+    kind = np.unique(table, axis=0, return_inverse=True)[1].reshape(-1)
+    return {
+        part: float(
+            np.mean([np.isin(kind[getattr(one, part)], kind[one.train]).mean() for one in splits])
+        )
+        for part in ("valid", "test")
+    }
 
 
 def divisions(rows: uci.Rows, count: int, drawing: str, seed: int) -> list[Split]:
@@ -57,7 +63,8 @@ def divisions(rows: uci.Rows, count: int, drawing: str, seed: int) -> list[Split
     """
     if drawing == OFFICIAL and rows.splits:
         return [rows.official(k) for k in range(count)]
-    return [rows.random(k, seed) for k in range(count)]
+    # Without published lists both drawings are random, but not the same.
+    return [rows.random(k, seed + (drawing == OFFICIAL)) for k in range(count)]
 
 
 def training_lists(splits: Sequence[Split]) -> np.ndarray:

@@ -152,10 +152,6 @@ def _sigmas(against: Mapping[str, float]) -> list[str | None]:
     return [None if math.isnan(value) else f"{value:.1f}" for value in values]
 
 
-def _key(pair: tuple[str, str]) -> str:
-    return f"{pair[0]} - {pair[1]}"
-
-
 def _cell(value: Sequence[float | None] | None, digits: int, bold: bool = False) -> str | None:
     if value is None:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from experiments.data.weather import NAMES
 from experiments.error_bars import FOLDS
 from experiments.jobs import Job, results
 from experiments.outcome import Outcome, Picture
@@ -30,7 +31,12 @@ def run(*, quick: bool, seed: int) -> Outcome:
     splits = sizes.pop("splits")
     names = {kind: [f"{kind} {k}" for k in range(splits)] for kind in KINDS}
     parts = [
-        Job(names[kind][k], judged, {"split": k, "seed": seed, "standardised": scaled, **sizes})
+        Job(
+            names[kind][k],
+            judged,
+            {"split": k, "seed": seed, "standardised": scaled, **sizes},
+            NAMES,
+        )
         for kind, scaled in KINDS.items()
         for k in range(splits)
     ]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
 from experiments import scores
 from experiments.outcome import mean_and_error
 from experiments.weather.work import SHOWN
+from experiments.wording import direction
 
 Found = dict[str, Any]
+
+BETTER = {"binned_log_ratio": -1, "gain": 1}
+"""Scores of which the page names the best: -1 where smaller is better, 1 where larger is."""
 
 
 def over_splits(nets: Sequence[Found]) -> Found:
@@ -22,7 +26,8 @@ def over_splits(nets: Sequence[Found]) -> Found:
 
     Returns:
         "calibrations" with means and standard errors, the choices, and the first net's numbers for
-        the figures; "differences" from the paper's calibration; "stations" over all splits.
+        the figures; "differences" from the paper's calibration and, "from_constant", of the binned
+        log ratio from that of the constant bar; "leaders" by score; "stations" over all splits.
     """
     names = list(nets[0]["calibrations"])
     each = {name: [net["calibrations"][name] for net in nets] for name in names}
@@ -32,6 +37,8 @@ def over_splits(nets: Sequence[Found]) -> Found:
         "differences": {
             name: scores.paired(own[name], own["paper"]) for name in names if name != "paper"
         },
+        "from_constant": {name: _from_constant(found) for name, found in each.items()},
+        "leaders": {score: leader(own, score, sign) for score, sign in BETTER.items()},
         "stations": {name: _stations([net["stations"][name] for net in nets]) for name in SHOWN},
         "epoch": [net["epoch"] for net in nets],
         "rows": nets[0]["rows"],
@@ -46,6 +53,37 @@ def between(nets: Sequence[Found], other: Sequence[Found]) -> dict[str, Any]:
         )
         for name in nets[0]["calibrations"]
     }
+
+
+def leader(own: Mapping[str, Sequence[Mapping[str, float]]], score: str, better: int) -> Found:
+    """The calibration with the best mean, and those that do not clearly differ from it.
+
+    Args:
+        own: of each calibration, the scores of all splits.
+        score: by which to judge.
+        better: 1 where larger is better, -1 where smaller is.
+
+    Returns:
+        "name"; "others", [mean, standard error] of their scores minus the leader's, split by
+        split; "tied", those of them within two standard errors; "same", those of the same scores.
+    """
+    values = {name: [one[score] for one in each] for name, each in own.items()}
+    name = max(values, key=lambda one: better * sum(values[one]))
+    others = {
+        other: list(mean_and_error([a - b for a, b in zip(of, values[name], strict=True)]))
+        for other, of in values.items()
+        if other != name
+    }
+    same = [other for other in others if values[other] == values[name]]
+    tied = [other for other, pair in others.items() if other not in same and not direction(pair)]
+    return {"name": name, "others": others, "tied": tied, "same": same}
+
+
+def _from_constant(each: Sequence[Found]) -> dict[str, list[float]]:
+    """The binned log ratio minus that of the constant bar, split by split."""
+    name = "binned_log_ratio"
+    values = [one["scores"][name] - one["constant"]["scores"][name] for one in each]
+    return {name: list(mean_and_error(values))}
 
 
 def _together(found: Sequence[Found]) -> Found:

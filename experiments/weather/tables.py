@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.outcome import Table, with_error
+from experiments.outcome import Table
+from experiments.wording import measured
 
 Found = dict[str, Any]
 
@@ -77,17 +78,11 @@ def station_table(stations: Found, caption: str) -> Table:
     names = list(stations)
     shown = names if len(names) <= 2 * EXTREME else names[:EXTREME] + names[-EXTREME:]
     rows: list[list[str | float | None]] = [
-        [name, stations[name]["rows"], *(_text(stations[name][k], 2) for k in ("bar", "rmse"))]
+        [name, stations[name]["rows"], *(measured(stations[name][k], 2) for k in ("bar", "rmse"))]
         for name in shown
     ]
     return Table(["station", "test rows", "bar", "RMSE"], rows, caption)
 
 
 def _cells(scores: Found, names: Any) -> list[str | float | None]:
-    return [_text(scores[name]) if name in scores else None for name in names]
-
-
-def _text(pair: list[float], digits: int = 3) -> str | float:
-    """Mean and standard error; a dash where the score is not defined."""
-    mean, error = pair
-    return mean if mean != mean else with_error(mean, error, digits)
+    return [measured(scores[name]) if name in scores else None for name in names]

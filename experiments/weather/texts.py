@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from experiments.weather.tables import LABELS, TARGETS
+from experiments.wording import SHARED_ROWS, compared, listed, measured
 
 Found = dict[str, Any]
 
@@ -54,12 +55,12 @@ Tomorrow's maximum temperature at {settings["stations"]} Australian stations fro
 {settings["decay"]:g}, batches of {settings["batch"]}, {settings["epochs"]} epochs, the weights of
 the smallest validation loss.""",
         f"""\
-Where this differs from the paper: wind directions become two numbers each, which makes
-{settings["inputs"]} continuous inputs (the paper says {settings["paper_inputs"]}, which is the
-number of stations); the target is the maximum of the next calendar day, not of the next row.
-The paper does not say whether the target was scaled. Its other large fits leave targets as they
-are, so the main nets here see degrees; a second set of nets on the same splits sees targets of mean
-0 and standard deviation 1.""",
+The paper's own recipe, which turns each wind direction into two numbers, gives {settings["inputs"]}
+continuous inputs and not the {settings["paper_inputs"]} that it names, which is the number of its
+stations. Its "following day" is taken literally: the target is the maximum of the next calendar day
+at the station, which is not always that of the next row. The paper does not say whether the target
+was scaled. Its other large fits leave targets as they are, so the main nets here see degrees; a
+second set of nets on the same splits sees targets of mean 0 and standard deviation 1.""",
         f"""\
 Four calibrations see the validation rows alone. *Paper*: ridge and scale by bins of
 {settings["calibration_bin_size"]} rows. *Likelihood*: the same two numbers by the Gaussian
@@ -71,6 +72,7 @@ cross-validation the smallest binned log ratio, which is what the paper's figure
 first two and the first with a constant noise. Since a constant bar does well in bins, only forms
 count there that keep {100 * settings["kept"]:.0f} % of the paper's gain in likelihood over a
 constant bar. Scores are taken in bins of {settings["bin_size"]} rows, as in the paper's figure.""",
+        SHARED_ROWS,
     )
 
 
@@ -101,23 +103,48 @@ def _stations(stations: Found) -> str:
 
 
 def _binned(target: str, one: Found) -> str:
-    ways = one["calibrations"]
-    ratios = {name: way["scores"]["binned_log_ratio"][0] for name, way in ways.items()}
-    constant = ways["paper"]["constant"]["scores"]["binned_log_ratio"][0]
-    best = min(ratios, key=ratios.__getitem__)
-    beside = "below" if ratios[best] < constant else "not below"
+    ways, lead = one["calibrations"], one["leaders"]["binned_log_ratio"]
+    best = lead["name"]
+    ratio = {name: measured(way["scores"]["binned_log_ratio"]) for name, way in ways.items()}
+    constant = measured(ways["paper"]["constant"]["scores"]["binned_log_ratio"])
+    from_constant = one["from_constant"][best]["binned_log_ratio"]
+    paper = "" if best == "paper" else f"is {ratio['paper']} with the paper's calibration; it "
     return (
-        f"**Targets: {TARGETS[target]}.** The binned log ratio is {ratios['paper']:.3f} with the "
-        f"paper's calibration; the smallest is {ratios[best]:.3f} ({LABELS[best]}), {beside} the "
-        f"constant bar's {constant:.3f}."
+        f"**Targets: {TARGETS[target]}.** The binned log ratio {paper}has the smallest mean with "
+        f"*{LABELS[best]}*, {ratio[best]}; {_ties(lead)}. That mean {compared(from_constant)} the "
+        f"constant bar's {constant} ({measured(from_constant)} split by split)."
     )
 
 
 def _likelihood(target: str, one: Found) -> str:
-    ways = one["calibrations"]
-    gains = {name: way["scores"]["gain"][0] for name, way in ways.items()}
-    best = max(gains, key=gains.__getitem__)
+    ways, lead = one["calibrations"], one["leaders"]["gain"]
+    best = lead["name"]
+    gain = {name: measured(way["scores"]["gain"]) for name, way in ways.items()}
+    paper = "" if best == "paper" else f" (the paper's {gain['paper']})"
     return (
-        f"With targets: {TARGETS[target]}, the likelihood gains most over a constant bar by the "
-        f"calibration *{LABELS[best]}* ({gains[best]:.3f} a row; the paper's {gains['paper']:.3f})."
+        f"With targets: {TARGETS[target]}, the gain in likelihood over a constant bar has the "
+        f"largest mean with *{LABELS[best]}*, {gain[best]} a row{paper}; {_ties(lead)}."
     )
+
+
+def _ties(lead: Found) -> str:
+    """Which calibrations share the first place, and which clearly do not."""
+    same, tied = lead["same"], lead["tied"]
+    behind = [name for name in lead["others"] if name not in (*same, *tied)]
+    clauses = []
+    if same:
+        clauses.append(
+            f"{listed([f'*{LABELS[name]}*' for name in same])} has the same on every split"
+        )
+    if tied:
+        verb = "does" if len(tied) == 1 else "do"
+        clauses.append(f"{_apart(lead, tied)} {verb} not clearly differ from it")
+    if behind:
+        verb = "is" if len(behind) == 1 else "are"
+        clauses.append(f"{_apart(lead, behind)} {verb} clearly behind")
+    return "; ".join(clauses)
+
+
+def _apart(lead: Found, names: list[str]) -> str:
+    """Calibrations with their differences from the leader, split by split."""
+    return listed([f"*{LABELS[name]}* ({measured(lead['others'][name])})" for name in names])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from experiments import scores
+from experiments.data.california import NAMES
 from experiments.jobs import Job, results
 from experiments.outcome import Outcome, Picture, Table
 from experiments.quartiles import quartiles, quartiles_of_each
@@ -30,9 +31,10 @@ def run(*, quick: bool, seed: int) -> Outcome:
     """One stack of nets a width."""
     sizes, widths = (QUICK, QUICK_WIDTHS) if quick else (FULL, WIDTHS)
     found = numbers(sizes, widths, seed, quick=quick)
+    quality = drawing.quality(found)
     page: list[str | Table | Picture] = [
         *texts.opening(found),
-        Picture("quality", drawing.quality(found), texts.QUALITY),
+        Picture("quality", quality, texts.quality_caption(drawing.beyond(quality))),
         width_table(found, "paper", texts.width_caption(found, "paper")),
         width_table(found, "nll", texts.width_caption(found, "nll")),
         width_table(found, "floor", texts.width_caption(found, "floor")),
@@ -49,7 +51,7 @@ def numbers(
 ) -> dict[str, Any]:
     """Everything that the page shows."""
     jobs = [
-        Job(f"width {width}", work.nets, {**sizes, "width": width, "seed": seed})
+        Job(f"width {width}", work.nets, {**sizes, "width": width, "seed": seed}, NAMES)
         for width in sorted(widths, reverse=True)  # the longest first
     ]
     done = results("width", jobs, keep=not quick, workers=1 if quick else None)

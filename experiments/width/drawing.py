@@ -49,6 +49,18 @@ def quality(found: Found) -> Figure:
     return figure
 
 
+def beyond(figure: Figure) -> dict[str, bool]:
+    """Whether the figure has points, as triangles, and ends of bars that lie beyond its axes."""
+    found = {"points": False, "bars": False}
+    for ax in figure.axes:
+        low, high = ax.get_ylim()
+        for line in ax.lines:
+            found["points"] |= line.get_marker() in ("v", "^")
+            if line.get_marker() == "_":  # the caps of error bars
+                found["bars"] |= any(not low <= float(y) <= high for y in line.get_ydata())
+    return found
+
+
 def binned(found: Found) -> Figure:
     """The paper's panels: one width each, by the paper's calibration."""
     shown = found["shown"]

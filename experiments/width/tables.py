@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.outcome import Table, with_error
+from experiments.outcome import Table
 from experiments.quartiles import with_quartiles
+from experiments.wording import measured
 
 Found = dict[str, Any]
 
@@ -70,20 +71,14 @@ def trend_table(found: Found, caption: str) -> Table:
         cells: list[str | float | None] = [label]
         for calibration in LABELS:
             one = trends[calibration][name]
-            cells += [f"{one['says']}, {text(one['rank_correlation'], 2)}", one["per_doubling"]]
+            cells += [f"{one['says']}, {measured(one['rank_correlation'], 2)}", one["per_doubling"]]
         rows.append(cells)
     heads = [head for label in LABELS.values() for head in (label, "per doubling")]
     return Table(["score", *heads], rows, caption)
 
 
-def score(block: dict[str, Any], name: str) -> str | float:
+def score(block: dict[str, Any], name: str) -> str:
     """A score of one width in a cell."""
     if name in MEDIANS:
         return with_quartiles(block["median"][name], 3)
-    return text(block["scores"][name])
-
-
-def text(pair: list[float], digits: int = 3) -> str | float:
-    """Mean and standard error; a dash where the score is not defined."""
-    mean, error = pair
-    return mean if mean != mean else with_error(mean, error, digits)
+    return measured(block["scores"][name])

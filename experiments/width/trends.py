@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from experiments.outcome import mean_and_error
+from experiments.wording import direction
 from rigidities import metrics
 from rigidities.ranks import ranks
 
@@ -83,9 +84,9 @@ def verdict(change: Sequence[float], better: int) -> str:
     >>> verdict([-0.1, 0.01], -1), verdict([-0.1, 0.01], 1), verdict([-0.1, 0.2], 1)
     ('improves', 'gets worse', 'no clear trend')
     """
-    mean, error = change
-    if not abs(mean) > 2 * error:
+    sign = direction(change)
+    if not sign:
         return "no clear trend"
     if not better:
-        return "grows" if mean > 0 else "falls"
-    return "improves" if mean * better > 0 else "gets worse"
+        return "grows" if sign > 0 else "falls"
+    return "improves" if sign == better else "gets worse"
