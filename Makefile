@@ -59,7 +59,7 @@ pytest: .venv/.stamp browser ## tests and doctests only (ARGS="-k name" to choos
 	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 # The tests of the HTML report drive it; without one they are left out, with a word at the end.
-browser: ## find Chromium or, as root on Debian and Ubuntu, install it
+browser: ## find Chromium or, as root on Debian, install it
 	@sh tests/get_browser.sh
 
 bench: .venv/.stamp .venv-rivals/.stamp ## speed and memory against the bare model and the rivals

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+from functools import cache
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = [
@@ -22,13 +24,23 @@ MISSING = (
 
 
 def executable() -> str | None:
-    """The browser: the one that CHROMIUM names, or the first of the usual names."""
+    """The browser: the one that CHROMIUM names, or the first of the usual names that runs."""
     named = os.environ.get("CHROMIUM")
     if named:
         return shutil.which(named)
-    return next(filter(None, map(shutil.which, NAMES)), None)
+    return next(filter(_runs, filter(None, map(shutil.which, NAMES))), None)
 
 
 def required() -> bool:
     """Whether tests fail without a browser instead of being left out."""
     return os.environ.get("CI", "").lower() in ("1", "true")
+
+
+@cache
+def _runs(program: str) -> bool:
+    """Whether it is a browser, and not a script that asks for one to be installed."""
+    try:
+        done = subprocess.run([program, "--version"], capture_output=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0

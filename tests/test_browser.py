@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import html
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,12 +11,12 @@ import pytest
 import torch
 
 import browser
-from pages import Page as Parsed
 from rigidities import report
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
 
 EVIL = "<script>bad=1</script>"
+QUOTED = """the "best" one's"""
 WIDER = """() => [...document.querySelectorAll("body *")]
     .filter((e) => !e.closest(".box, .plot") && e.getBoundingClientRect().right > innerWidth + 1)
     .map((e) => e.outerHTML.slice(0, 80))"""
@@ -33,15 +31,16 @@ def arrays(count: int, seed: int = 0) -> tuple[torch.Tensor, ...]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The pages: one target, three targets, an experiment."""
+    """The pages: one target, more rows than the parity plot shows, three targets, an experiment."""
     folder = tmp_path_factory.mktemp("pages")
     mean, std, target = arrays(400)
     inputs = {EVIL: [f"<b>{k}</b>" for k in range(400)], "a" * 90: list(range(400))}
     one = report.html(mean, std, target, title=f"Four hundred rows {EVIL}", inputs=inputs)
     report.save(folder / "one.html", one)
+    report.save(folder / "many.html", report.html(*arrays(1200), inputs={QUOTED: [QUOTED] * 1200}))
     three = (part.reshape(60, 3) for part in arrays(180))
     report.save(folder / "three.html", report.html(*three, names=["energy", EVIL, "gap"]))
-    methods = {name: {"rmse": [1.0, 0.1], "nll": [0.5, 0.2]} for name in ("llpr", "best", EVIL)}
+    methods = {name: {"rmse": [1.0, 0.1], "nll": [0.5, 0.2]} for name in ("llpr", QUOTED, EVIL)}
     numbers: dict[str, Any] = {f"set {k}": {"splits": 20, **methods} for k in range(3)}
     numbers["a case"] = {"points": {"std": [1.0, 2.0], "error": [0.5, 3.0]}}
     numbers["wide"] = {f"row {i}": {f"column {k}": i * k for k in range(30)} for i in range(4)}
@@ -122,13 +121,15 @@ def test_the_switch_changes_the_axes_of_its_plot_alone(one: Any) -> None:
     figure = one.locator("figure", has=one.locator("#t0-errors"))
     drawn(one, "t0-binned")
     figure.get_by_label("linear").check()
-    one.wait_for_function("document.getElementById('t0-errors').layout.xaxis.type === 'linear'")
+    one.wait_for_function(
+        "() => document.getElementById('t0-errors').layout.xaxis.type === 'linear'"
+    )
     assert layout(one, "t0-errors")["yaxis"]["type"] == "linear"
     assert layout(one, "t0-binned")["xaxis"]["type"] == "log"
     assert points(one, "t0-errors") == 400
     figure.get_by_label("logarithmic").focus()
     one.keyboard.press("Space")
-    one.wait_for_function("document.getElementById('t0-errors').layout.xaxis.type === 'log'")
+    one.wait_for_function("() => document.getElementById('t0-errors').layout.xaxis.type === 'log'")
 
 
 def test_the_rows_per_bin_change_the_number_of_points(one: Any) -> None:
@@ -141,14 +142,56 @@ def test_the_rows_per_bin_change_the_number_of_points(one: Any) -> None:
         )
 
 
-def test_pointing_at_a_row_tells_which_it_is(one: Any, folder: Path) -> None:
-    known = Parsed((folder / "one.html").read_text(encoding="utf-8")).embedded("hovers")["t0"]
-    plain = {re.sub(r"\s", "", html.unescape(re.sub(r"<br>|</?b>", "", text))) for text in known}
-    place = drawn(one, "t0-errors")
-    place.locator(".scatterlayer .points path").nth(17).hover(force=True)
-    one.wait_for_selector("#t0-errors .hoverlayer .hovertext text")
-    told = one.locator("#t0-errors .hoverlayer .hovertext text").first.text_content()
-    assert re.sub(r"\s", "", told) in plain
+def pointed(page: Any, name: str, number: int) -> tuple[str, float, float]:
+    """What is told where the mouse is put on a point, and the point's coordinates."""
+    place = drawn(page, name)
+    page.mouse.move(0, 0)
+    page.evaluate(
+        "name => document.getElementById(name).on('plotly_hover', "
+        "event => { window.pointed = event.points[0]; })",
+        name,
+    )
+    page.evaluate("window.pointed = undefined")
+    trace = place.locator(".scatterlayer .trace").first
+    trace.locator(".points path").nth(number).hover(force=True)
+    page.wait_for_function("() => window.pointed !== undefined")
+    label = page.locator(f"#{name} .hoverlayer .hovertext text").first
+    label.wait_for()
+    x, y = page.evaluate("[window.pointed.x, window.pointed.y]")
+    return label.text_content(), x, y
+
+
+def nearest(values: torch.Tensor, value: float) -> int:
+    return int((values - value).abs().argmin())
+
+
+def test_pointing_at_a_row_tells_which_it_is(chromium: Any, folder: Path) -> None:
+    mean, std, target = arrays(1200)
+    with opened(chromium, folder / "many.html") as page:
+        for number in (3, 417, 1100):
+            told, x, y = pointed(page, "t0-errors", number)
+            row = nearest(std, x)
+            assert y == pytest.approx(float((target - mean)[row].abs()), rel=1e-4)
+            assert told.startswith(f"row {row}prediction {mean[row]:.6g} ± {std[row]:.3g}")
+        assert points(page, "t0-parity") == 800
+        for number in (3, 417, 790):
+            told, x, y = pointed(page, "t0-parity", number)
+            row = nearest(target, x)
+            assert y == pytest.approx(float(mean[row]), rel=1e-4)
+            assert told.startswith(f"row {row}prediction {mean[row]:.6g} ± {std[row]:.3g}")
+
+
+def test_quotes_are_shown_as_quotes(chromium: Any, folder: Path) -> None:
+    with opened(chromium, folder / "many.html") as page:
+        assert f"{QUOTED}: {QUOTED}" in pointed(page, "t0-errors", 7)[0]
+    with opened(chromium, folder / "experiment.html") as page:
+        drawn(page, "f0")
+        assert QUOTED in page.locator("#f0 .yaxislayer-above").text_content()
+        assert QUOTED in pointed(page, "f0", 1)[0]
+
+
+def test_what_one_points_at_is_text_and_not_run(one: Any) -> None:
+    told, *_ = pointed(one, "t0-errors", 17)
     assert EVIL in told
     assert "<b>" in told
 
@@ -193,23 +236,53 @@ def test_one_choice_switches_the_plots_of_all_data_sets(chromium: Any, folder: P
         drawn(page, "f0")
         assert page.evaluate("document.getElementById('f0').data[0].x[0]") == 1.0
         page.get_by_label("Metric").select_option("NLL")
-        page.wait_for_function("document.getElementById('f0').data[0].x[0] === 0.5")
+        page.wait_for_function("() => document.getElementById('f0').data[0].x[0] === 0.5")
         drawn(page, "f2")
         assert page.evaluate("document.getElementById('f2').data[0].x[0]") == 0.5
         assert EVIL in page.locator("#f0 .yaxislayer-above").text_content()
         assert points(page, "f3") == 2
 
 
-def test_by_night_and_on_paper_text_can_be_read(one: Any) -> None:
-    ink = "getComputedStyle(document.querySelector('#t0-errors .xtitle')).fill"
-    one.emulate_media(color_scheme="dark")
-    drawn(one, "t0-errors")
-    one.wait_for_function(f"{ink} === 'rgb(232, 232, 232)'")
-    assert one.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(22, 25, 28)"
-    one.evaluate("window.dispatchEvent(new Event('beforeprint'))")
-    one.wait_for_function(f"{ink} === 'rgb(27, 27, 27)'")
-    one.emulate_media(media="print")
-    assert one.locator(".controls").first.is_hidden()
-    assert one.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    one.evaluate("window.dispatchEvent(new Event('afterprint'))")
-    one.emulate_media(media="screen", color_scheme="light")
+@pytest.mark.parametrize("name", ["one", "experiment", "three"])
+def test_by_night_and_on_paper_text_can_be_read(name: str, chromium: Any, folder: Path) -> None:
+    with opened(chromium, folder / f"{name}.html", color_scheme="dark") as page:
+        page.wait_for_selector(".plot.drawn .xtick text, .plot.drawn .ytick text", state="attached")
+        inks = """() => [...document.querySelectorAll('.plot')]
+            .filter((place) => place.checkVisibility())
+            .map((place) => place.querySelector('.xtick text, .ytick text'))
+            .map((text) => text && getComputedStyle(text).fill)"""
+        assert "rgb(232, 232, 232)" in page.evaluate(inks)
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(22, 25, 28)"
+        page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+        # all that is not hidden, drawn before or not
+        page.wait_for_function(f"() => ({inks})().every((ink) => ink === 'rgb(27, 27, 27)')")
+        page.emulate_media(media="print", color_scheme="dark")
+        assert page.locator(".controls").first.is_hidden()
+        white = "rgb(255, 255, 255)"
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == white
+        assert page.locator("section[hidden] .plot.drawn").count() == 0
+        page.evaluate("window.dispatchEvent(new Event('afterprint'))")
+        page.wait_for_function(f"() => ({inks})().includes('rgb(232, 232, 232)')")
+
+
+def test_the_tools_of_a_plot_cover_nothing_and_show_when_asked_for(one: Any) -> None:
+    place = drawn(one, "t0-coverage")
+    one.mouse.move(0, 0)
+    bar = place.locator(".modebar-group").first
+    bar.wait_for(state="attached")
+    opacity = "getComputedStyle(document.querySelector('#t0-coverage .modebar')).opacity"
+    one.wait_for_function(f"() => {opacity} === '0'")
+    assert bar.evaluate("e => getComputedStyle(e).backgroundColor") == "rgba(0, 0, 0, 0)"
+    # none that would send the plot anywhere
+    tools = [each.get_attribute("aria-label") for each in place.locator(".modebar-btn").all()]
+    assert tools == ["Download plot as a PNG", "Zoom", "Pan", "Reset axes"]
+    place.hover()
+    one.wait_for_function(f"() => {opacity} === '1'")
+
+
+def test_links_lead_to_the_parts_of_an_experiment(chromium: Any, folder: Path) -> None:
+    with opened(chromium, folder / "experiment.html") as page:
+        page.get_by_role("link", name="Further numbers").click()
+        heading = page.get_by_role("heading", name="Further numbers")
+        page.wait_for_function("() => window.scrollY > 0")
+        assert 0 <= heading.bounding_box()["y"] < 900

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -87,6 +88,36 @@ def test_a_browser_is_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert selected(config()) == [None]
 
 
+def test_a_name_that_does_not_run_is_no_browser(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, status in (("chromium", 1), ("google-chrome", 0)):
+        (tmp_path / name).write_text(f"#!/bin/sh\nexit {status}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.delenv("CHROMIUM", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert browser.executable() == str(tmp_path / "google-chrome")
+
+
+def test_the_script_tells_what_apt_said(tmp_path: Path) -> None:
+    stubs = {
+        "id": "echo 0",
+        "chromium": "exit 1",
+        "grep": "exit 0",
+        "apt-get": "echo no space; exit 1",
+    }
+    for name, line in stubs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "tail").symlink_to(shutil.which("tail") or "")
+    script = Path(__file__).with_name("get_browser.sh")
+    done = subprocess.run(
+        ["/bin/sh", script], env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=True
+    )
+    assert "no space" in done.stdout
+    assert "No Chromium found" in done.stdout
+
+
 def test_the_script_never_fails(tmp_path: Path) -> None:
     script = Path(__file__).with_name("get_browser.sh")
     for name in ("id", "sh"):
@@ -94,7 +125,7 @@ def test_the_script_never_fails(tmp_path: Path) -> None:
         (tmp_path / name).chmod(0o755)
     none = {"PATH": str(tmp_path)}
     named = {"PATH": str(tmp_path), "CHROMIUM": "/nowhere/chromium"}
-    for environment, words in ((none, "No Chromium found"), (named, "is not a program")):
+    for environment, words in ((none, "No Chromium found"), (named, "is not a program that runs")):
         done = subprocess.run(
             ["/bin/sh", script], env=environment, capture_output=True, text=True, check=True
         )

@@ -1,32 +1,27 @@
-"""Reports: what the page says is true of the rows, and it asks nobody for anything."""
+"""Reports: the page is true of its rows, keeps text text, and asks nobody for anything."""
 
 from __future__ import annotations
 
 import ast
 import math
+import os
 import re
+import stat
 import sys
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from scipy import stats
-from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import rigidities as rg
 from conftest import Trained, trained
 from pages import Page, shorten
-from rigidities import metrics, plots, report
-from rigidities.report import figures
-from rigidities.report.cautions import cautions
+from report_rows import columns, page
+from rigidities import metrics, report
 from rigidities.report.labelled_data import labelled
-from rigidities.report.rows import MOST_SHOWN, Rows, rows_of, shown
-from rigidities.report.scores import METRICS, Judged, bin_sizes
-from rigidities.report.verdict import gain_and_error, needed_factor, resolution, size, verdict
+from rigidities.report.rows import rows_of
 
 EVIL = "<script>window.bad = 1</script>"
 
@@ -36,306 +31,9 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     shorten(monkeypatch)
 
 
-def columns(count: int = 400, scale: float = 1.0, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, std and target whose errors are Gaussian with std times scale."""
-    generator = torch.Generator().manual_seed(seed)
-    mean, log_std, z = torch.randn(3, count, generator=generator, dtype=torch.float64)
-    std = (0.7 * log_std).exp()
-    return 3 * mean, std, 3 * mean + scale * std * z
-
-
-def rows(count: int = 400, scale: float = 1.0, seed: int = 0) -> Rows:
-    return Rows(*columns(count, scale, seed))
-
-
-def page(*arrays: Any, **options: Any) -> Page:
-    return Page(report.html(*arrays, **options))
-
-
-# --- the verdict -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("scale", "headline", "words"),
-    [
-        (1.0, "These bars can be trusted", "About right"),
-        (1.25, "Use these bars with care: they are too narrow", "Too narrow"),
-        (2.5, "far too narrow", "2.48 times as wide"),
-        (0.4, "Do not trust these bars", "Too wide"),
-    ],
-)
-def test_the_verdict_follows_the_size_of_the_bars(scale: float, headline: str, words: str) -> None:
-    found = verdict(Judged(rows(2000, scale)))
-    assert headline in found.headline
-    assert words in found.findings[0].text
-
-
-def test_bars_that_tell_nothing_are_no_better_than_a_constant_one() -> None:
-    mean, std, target = columns(2000)
-    alike = std.square().mean().sqrt().expand_as(std)
-    found = verdict(Judged(Rows(mean, alike, target)))
-    assert "same size" in found.findings[1].text
-    shuffled = Rows(
-        mean, std[torch.randperm(2000, generator=torch.Generator().manual_seed(1))], target
-    )
-    found = verdict(Judged(shuffled))
-    assert found.status == "bad"
-    assert "Worse than one constant bar" in found.findings[1].text
-    assert "do not mark larger errors" in found.findings[2].text
-
-
-def test_bars_upside_down_are_called_so() -> None:
-    mean, std, target = columns(1000)
-    found = verdict(Judged(Rows(mean, 1 / std, target)))
-    assert "lower" not in found.findings[2].text
-    assert "Larger bars go with smaller errors" in found.findings[2].text
-
-
-def test_with_few_rows_there_is_no_verdict() -> None:
-    assert "Too few rows for a verdict: 12" in verdict(Judged(rows(12))).headline
-
-
-def test_bars_times_the_needed_factor_hold_ninety_per_cent() -> None:
-    for count in (37, 100, 1003):
-        part = rows(count, scale=1.7)
-        wider = part.std * needed_factor(part) * (1 + 1e-12)
-        covered = metrics.coverage(part.mean, wider, part.target)
-        assert covered == pytest.approx(math.ceil(0.9 * count) / count, abs=1e-9)
-
-
-def test_the_gain_is_that_of_the_metrics_and_its_error_that_of_resampling() -> None:
-    part = rows(500)
-    gain, error = gain_and_error(part)
-    assert gain == pytest.approx(metrics.nll_gain(part.mean, part.std, part.target))
-    generator = torch.Generator().manual_seed(0)
-    again = []
-    for _ in range(400):
-        index = torch.randint(500, (500,), generator=generator)
-        again.append(metrics.nll_gain(part.mean[index], part.std[index], part.target[index]))
-    assert error == pytest.approx(float(torch.tensor(again).std()), rel=0.2)
-
-
-def test_right_bars_fail_the_coverage_test_as_often_as_chance_says() -> None:
-    failed = sum("About right" not in size(rows(300, seed=seed)).text for seed in range(400))
-    assert 5 <= failed <= 40
-
-
-def test_errors_of_zero_are_no_obstacle() -> None:
-    mean, std, _ = columns(100)
-    part = Rows(mean, std, mean.clone())
-    assert "Every error is zero" in resolution(part).text
-    assert "Do not trust" in page(mean, std, mean).text
-
-
-# --- the metrics -------------------------------------------------------------------------------
-
-
-def test_every_metric_of_the_summary_is_explained() -> None:
-    assert set(METRICS) == set(metrics.summary(*columns()))
-    assert all(metric.sentence.endswith(".") and metric.ideal for metric in METRICS.values())
-
-
-def test_the_table_shows_the_metrics_of_all_rows_beside_those_of_a_constant_bar() -> None:
-    mean, std, target = columns(6000)
-    found = page(mean, std, target)
-    constant = torch.full_like(std, metrics.rmse(mean, target))
-    for label, key in (("NLLNeg", "nll"), ("CRPS", "crps"), ("AUSE", "ause")):
-        cells = found.row(label)
-        ours, theirs = metrics.summary(mean, std, target), metrics.summary(mean, constant, target)
-        assert float(cells[1]) == pytest.approx(ours[key], rel=5e-3)
-        assert float(cells[2]) == pytest.approx(theirs[key], rel=5e-3)
-
-
-def test_what_right_bars_would_score_is_what_they_score() -> None:
-    part = rows(1000)
-    expected = Judged(part).right
-    fresh = [
-        metrics.summary(part.mean, part.std, part.mean + part.std * z)
-        for z in torch.randn(20, 1000, generator=torch.Generator().manual_seed(7)).double()
-    ]
-    for key in ("nll", "coverage", "spearman", "miscalibration_area"):
-        values = torch.tensor([scores[key] for scores in fresh])
-        error = float(values.std()) * math.sqrt(1 / 20 + 1 / 20)
-        assert expected[key][0] == pytest.approx(float(values.mean()), abs=4 * error)
-        assert expected[key][1] == pytest.approx(float(values.std()), rel=0.8)
-
-
-def test_the_report_leaves_the_generator_alone() -> None:
-    before = torch.random.get_rng_state()
-    report.html(*columns(100))
-    assert torch.equal(before, torch.random.get_rng_state())
-
-
-def test_the_same_rows_give_the_same_page() -> None:
-    assert report.html(*columns(5100)) == report.html(*columns(5100))
-
-
-# --- cautions ----------------------------------------------------------------------------------
-
-
-def changed(**parts: Callable[[Tensor], Tensor]) -> Rows:
-    part = rows(500)
-    return replace(part, **{key: change(getattr(part, key)) for key, change in parts.items()})
-
-
-def test_good_rows_raise_no_caution() -> None:
-    mean, _, z = columns(500)
-    assert cautions(Rows(mean, torch.ones_like(mean) * 2, mean + 0.1 * (z - mean))) == []
-
-
-@pytest.mark.parametrize(
-    ("part", "words"),
-    [
-        (rows(20), "20 rows: every figure"),
-        (changed(std=lambda s: torch.where(s == s.max(), 50.0, s)), "more than 5 times the median"),
-        (changed(target=lambda t: t + 3), "too low on average"),
-        (changed(target=lambda t: t - 3), "too high on average"),
-        (
-            changed(target=lambda t: torch.where(torch.arange(500) < 6, t + 1e3, t)),
-            "6 of 500 rows (1.2 %) err by more than 4 bars",
-        ),
-        (
-            Rows(*(torch.cat([part, part[:50]]) for part in columns(500))),
-            "50 of 550 rows (9.1 %) repeat",
-        ),
-    ],
-)
-def test_what_is_wrong_with_rows_is_said(part: Rows, words: str) -> None:
-    assert any(words in sentence for sentence in cautions(part))
-
-
-def test_bars_too_narrow_as_a_whole_are_no_heavy_tails() -> None:
-    assert not any("heavy tails" in sentence for sentence in cautions(rows(2000, scale=4)))
-
-
-def test_rows_with_bars_beyond_the_reference_are_counted() -> None:
-    part = rows(1000)
-    usual = torch.linspace(0.01, float(part.std.median()), 5000, dtype=torch.float64)
-    (found,) = [s for s in cautions(part, reference=usual) if "reference" in s]
-    beyond = int((part.std > usual.sort().values[4994]).sum())
-    assert found.startswith(f"{beyond} of 1000 rows")
-    assert not any("reference" in s for s in cautions(part, reference=part.std))
-
-
-def test_rows_like_the_reference_are_hardly_ever_called_unlike_it() -> None:
-    called = 0
-    for seed in range(200):
-        usual = rows(100 + 20 * seed, seed=2 * seed).std
-        sentences = cautions(rows(500, seed=2 * seed + 1), reference=usual)
-        called += any("reference" in sentence for sentence in sentences)
-    assert called <= 3
-
-
-def test_the_warnings_of_the_calibration_stand_on_the_page(net: Trained) -> None:
-    uq = rg.LastLayerRigidity(net.model).fit(net.train)
-    found = replace(uq.calibrate(net.valid), duplicates=3, samples=200, at_edge="upper", stale=True)
-    text = page(*columns(), calibration=found).text
-    assert "3 of 200 calibration rows stand in the training data" in text
-    assert "upper end of its range" in text
-    assert "since the calibration" in text
-    assert "Effective rank" in text
-    assert f"{found.ridge:#.4g}" in text
-
-
-# --- the plots ---------------------------------------------------------------------------------
-
-
-def test_plotly_accepts_every_plot() -> None:
-    from plotly import graph_objects
-
-    mean, std, target = columns(700)
-    found = page(mean, std, target, inputs={"mass": std}).figures
-    assert len(found) == 6
-    for figure in found.values():
-        for traces in figure["traces"].values():
-            for layout in figure["layouts"].values():
-                graph_objects.Figure(data=traces, layout=layout)
-
-
-def test_every_row_is_drawn_on_logarithmic_axes_zeros_at_the_lower_edge() -> None:
-    _, std, target = columns(300)
-    error = target.clone()
-    error[:7] = 0
-    figure = figures.errors(std, error, {"rows": "t0"})
-    drawn, below, *lines = figure.traces[""]
-    low, high = figure.layouts[figures.LOG]["yaxis"]["range"]
-    hidden = error.abs() < 10**low
-    assert drawn["y"] == pytest.approx(error.abs().tolist(), rel=1e-5)
-    assert below["meta"]["picks"] == hidden.nonzero()[:, 0].tolist()
-    assert set(range(7)) <= set(below["meta"]["picks"])
-    assert 10**low < float(std.min()) < float(std.max()) < 10**high
-    slopes = sorted(line["y"][1] / line["x"][1] for line in lines)
-    factors = [factor for sigmas in (1, 2, 3) for factor in plots.confidence_factors(sigmas)]
-    assert slopes == pytest.approx(sorted([1, *factors]), rel=1e-5)
-
-
-@pytest.mark.parametrize(("count", "sizes"), [(29, []), (30, [10]), (1000, [10, 20, 50, 100, 200])])
-def test_bins_are_offered_that_make_sense(count: int, sizes: list[int]) -> None:
-    assert list(bin_sizes(count)) == sizes
-
-
-def test_bins_of_every_size_are_those_of_the_metrics() -> None:
-    part = rows(1000)
-    figure = figures.binned(figures.all_bins(part))
-    assert figure.chosen == "100"
-    for bin_size, traces in figure.traces.items():
-        variance, mse = metrics.binned(part.mean, part.std, part.target, int(bin_size))
-        assert traces[-1]["x"] == pytest.approx(variance.tolist(), rel=1e-5)
-        assert traces[-1]["y"] == pytest.approx(mse.tolist(), rel=1e-5)
-
-
-@pytest.mark.parametrize("bin_size", [10, 20, 100, 1000])
-def test_the_band_of_the_bins_holds_ninety_five_per_cent(bin_size: int) -> None:
-    low, high = figures.mse_band(bin_size)
-    law = stats.chi2(bin_size)
-    assert law.cdf(high * bin_size) - law.cdf(low * bin_size) == pytest.approx(0.95, abs=2e-3)
-    assert law.cdf(low * bin_size) == pytest.approx(0.025, abs=2e-3)
-
-
-def test_the_coverage_curve_is_that_of_the_metrics() -> None:
-    part = rows(200)
-    curve = figures.coverage(part).traces[""][-1]
-    for level in (0.3, 0.68, 0.9):
-        observed = max(y for x, y in zip(curve["x"], curve["y"], strict=True) if x <= level)
-        expected = metrics.coverage(part.mean, part.std, part.target, level)
-        assert observed == pytest.approx(expected, abs=1e-5)
-
-
-def test_dropping_rows_leaves_the_error_of_the_rest() -> None:
-    part = rows(100)
-    curve = figures.sparsification(part).traces[""][-1]
-    order = part.std.argsort()
-    for dropped, left in list(zip(curve["x"], curve["y"], strict=True))[::9]:
-        kept = order[: round((1 - dropped) * 100)]
-        assert left == pytest.approx(metrics.rmse(part.mean[kept], part.target[kept]), rel=1e-5)
-
-
-def test_the_histogram_counts_every_row() -> None:
-    part = changed(target=lambda t: torch.where(torch.arange(500) < 6, t + 1e3, t))
-    bars, curve = figures.histogram(part).traces[""]
-    assert sum(bars["y"]) == 500
-    assert bars["y"][-1] >= 6
-    assert max(curve["y"]) == pytest.approx(500 * 0.25 / math.sqrt(2 * math.pi), rel=1e-5)
-
-
-def test_many_rows_are_thinned_and_the_extreme_ones_kept() -> None:
-    mean, std, target = columns(20_000)
-    part = Rows(mean, std, target)
-    index = shown(part)
-    assert len(index) == len(set(index.tolist())) == MOST_SHOWN
-    for key in (std, (target - mean).abs(), part.z.abs()):
-        assert set(key.topk(100).indices.tolist()) <= set(index.tolist())
-    found = page(mean, std, target)
-    assert f"Scatter plots show {MOST_SHOWN} of the 20000 rows" in found.text
-    assert len(found.figures["t0-errors"]["traces"][""][0]["x"]) == MOST_SHOWN
-    assert len(found.embedded("hovers")["t0"]) == MOST_SHOWN
-
-
-def test_few_rows_are_all_shown_without_a_word() -> None:
-    found = page(*columns(20))
-    assert "Scatter plots show" not in found.text
-    assert "t0-binned" not in found.figures
-    assert len(found.figures["t0-errors"]["traces"][""][0]["x"]) == 20
+@pytest.fixture(scope="module")
+def net() -> Trained:
+    return trained()
 
 
 # --- the page ----------------------------------------------------------------------------------
@@ -421,6 +119,23 @@ def test_of_larger_outputs_every_number_is_a_row() -> None:
     assert part.inputs["name"][:21] == ["a"] * 20 + ["b"]
 
 
+def test_inputs_are_repeated_for_the_rows_of_samples_alone() -> None:
+    large = [part.reshape(10, 4, 5) for part in columns(200)]
+    for count in (1, 5, 20, 100):
+        with pytest.raises(ValueError, match="Expected 200 values in the input 'a', or 10"):
+            rows_of(*large, inputs={"a": [0] * count})
+    with pytest.raises(ValueError, match=r"Expected 200 values in the input 'a'.*got 100"):
+        rows_of(*columns(200), inputs={"a": [0] * 100})
+
+
+def test_the_reference_of_several_targets_must_have_their_columns() -> None:
+    three = [part.reshape(60, 3) for part in columns(180)]
+    assert "can be" in page(*three, reference=three[1]).text
+    for wrong in (three[1].flatten(), three[1].T, three[1].reshape(1, 60, 3)):
+        with pytest.raises(ValueError, match=r"Expected a reference of shape \(M, 3\), got"):
+            report.html(*three, reference=wrong)
+
+
 def test_importing_the_report_imports_no_plotly() -> None:
     for path in Path(report.__file__).parent.glob("*.py"):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
@@ -441,11 +156,12 @@ def test_without_plotly_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     ("options", "words"),
     [
         ({"std": [1.0, 0.0, 2.0]}, "Expected std > 0, got 0 in row 1."),
-        ({"std": [-1.0, 1.0, -2.0]}, "Expected std >= 0, got -2"),
+        ({"std": [1.0, 1.0, -2.0]}, "Expected std > 0, got -2 in row 2."),
         ({"std": [1.0, 1.0]}, "one shape"),
         ({"target": [1.0, math.nan, 1.0]}, "Expected target to be finite"),
         ({"names": ["a", "b"]}, "Expected 1 names"),
         ({"inputs": {"mass": [1, 2]}}, "Expected 3 values in the input 'mass'"),
+        ({"inputs": {"mass": [1]}}, "Expected 3 values in the input 'mass', one for each row"),
         ({"inputs": torch.zeros(3, 2, 2)}, "Expected inputs by name"),
         ({"reference": [math.inf]}, "finite"),
     ],
@@ -457,11 +173,6 @@ def test_bad_arrays_are_refused(options: dict[str, Any], words: str) -> None:
 
 
 # --- writing -----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def net() -> Trained:
-    return trained()
 
 
 @pytest.fixture(scope="module")
@@ -517,7 +228,9 @@ def test_bars_without_calibration_are_not_trusted_silently(net: Trained, tmp_pat
     uq = rg.LastLayerRigidity(net.model).fit(net.train)
     with pytest.warns(UserWarning, match="not calibrated"):
         written = report.write(tmp_path / "r.html", uq, net.test)
-    assert "their scale means nothing" in Page(written.read_text()).text
+    text = Page(written.read_text()).text
+    assert "their scale means nothing" in text
+    assert "can be trusted" not in text
 
 
 def test_data_without_targets_are_refused(
@@ -556,9 +269,30 @@ def test_a_folder_that_cannot_be_written_is_named(
     with pytest.raises(IsADirectoryError, match="is a folder"):
         report.save(tmp_path, "")
 
-    def refuse(**_: Any) -> None:
+    def refuse(*_: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("tempfile.mkstemp", refuse)
+    monkeypatch.setattr("os.open", refuse)
     with pytest.raises(PermissionError, match=r"Cannot write into the folder .*Permission denied"):
         report.save(tmp_path / "r.html", "")
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for place in (pipe, Path(os.devnull)):
+        with pytest.raises(FileExistsError, match="is a device or a pipe"):
+            report.save(place, "")
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o007, 0o660)])
+def test_a_page_has_the_rights_that_the_umask_leaves(tmp_path: Path, mask: int, mode: int) -> None:
+    before = os.umask(mask)
+    try:
+        written = report.save(tmp_path / "r.html", "")
+        assert stat.S_IMODE(written.stat().st_mode) == mode
+        written.chmod(0o640)
+        assert stat.S_IMODE(report.save(written, "new").stat().st_mode) == 0o640
+    finally:
+        os.umask(before)

@@ -72,6 +72,14 @@ def test_columns_are_named_and_others_shown(here: Path) -> None:
     assert found.embedded("hovers")["t0"][3].endswith("&lt;/script&gt;: mol3")
 
 
+def test_an_index_without_a_name_gets_one(here: Path) -> None:
+    header, *lines = GOOD.splitlines()
+    indexed = [f",{header}", *(f"{1000 + k},{line}" for k, line in enumerate(lines))]
+    Path("P.CSV").write_text("\n".join(indexed))
+    assert run("P.CSV") == 0
+    assert page().embedded("hovers")["t0"][2].endswith("column 1: 1002")
+
+
 def test_several_targets_are_several_columns(here: Path) -> None:
     lines = [f"{k},1,{k},{k},2,{k + 1}" for k in range(30)]
     Path("p.csv").write_text("\n".join(["a,sa,ta,b,sb,tb", *lines]))
@@ -85,12 +93,13 @@ def test_several_targets_are_several_columns(here: Path) -> None:
         ("", "p.csv is empty"),
         ("mean,std,target\n", "a header and no rows"),
         ("mean,sigma,target\n1,2,3\n", "the column 'std' in p.csv, which has 'mean', 'sigma'"),
-        (GOOD + "1,nan,3\n", "in the column 'std' of p.csv, got 'nan' in row 41"),
+        (GOOD + "1,nan,3\n", "in the column 'std' of p.csv, got 'nan' in row 41 (line 42)"),
         (GOOD + "one,2,3\n", "in the column 'mean' of p.csv, got 'one' in row 41"),
         (GOOD + "1,2,\n", "in the column 'target' of p.csv, got '' in row 41"),
-        (GOOD + "1,2\n", "Expected 3 entries in row 41 of p.csv, got 2"),
+        (GOOD + "\n\n1,2,x\n", "got 'x' in row 41 (line 44)"),
+        (GOOD + "1,2\n", "Expected 3 entries in row 41 (line 42) of p.csv, got 2"),
         (GOOD + "1,0,3\n1,0,3\n", "Expected std > 0, got 0 in row 41 (and 1 more rows)"),
-        (GOOD + "1,-2,3\n", "Expected std >= 0, got -2"),
+        (GOOD + "1,-2,3\n", "Expected std > 0, got -2 in row 41"),
         ("mean,mean,target\n1,2,3\n", "the column 'mean' twice"),
         (f'mean,std,target\n1,2,"{"x" * 200_000}"\n', "is no CSV file"),
     ],
@@ -123,6 +132,11 @@ def test_fewer_rows_than_a_bin_leave_the_bins_out(here: Path) -> None:
         (["p.csv", "--out", "none/r.html"], "There is no folder none for r.html"),
         (["p.csv", "--out", "."], "is a folder"),
         (["p.csv", "--model", "a:b"], "go with a .safetensors file"),
+        (["p.csv", "--out", "p.csv"], "is the file that the report is made from"),
+        (["p.csv", "--out", "linked.html"], "is the file that the report is made from"),
+        (["p.csv", "--out", "/dev/null"], "is a device or a pipe"),
+        (["p.json", "--target", "y"], "--target goes with predictions in a .csv file"),
+        (["p.safetensors", "--std", "y"], "--std goes with predictions in a .csv file"),
         (["p.csv", "--mean", "mean", "mean"], "2 for --mean, 1 for --std, 1 for --target"),
     ],
 )
@@ -131,18 +145,20 @@ def test_bad_arguments_are_explained(
 ) -> None:
     for name in ("p.csv", "p.txt"):
         Path(name).write_text(GOOD)
+    Path("linked.html").symlink_to("p.csv")
     assert run(*arguments) == 1
     assert words in said(capsys)
+    assert Path("p.csv").read_text() == Path("linked.html").read_text() == GOOD
 
 
 def test_a_folder_without_permission_is_named(
     here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(**_: Any) -> None:
+    def refuse(*_: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
     Path("p.csv").write_text(GOOD)
-    monkeypatch.setattr("tempfile.mkstemp", refuse)
+    monkeypatch.setattr("os.open", refuse)
     assert run("p.csv") == 1
     assert "Cannot write into the folder" in said(capsys)
 
@@ -198,6 +214,15 @@ def other():
     torch.nn.init.zeros_(model[-1].weight)
     return model
 
+class Odd(torch.nn.Sequential):
+    def forward(self, x):
+        return 1 / 0
+
+def odd():
+    model = trained().model
+    model.__class__ = Odd
+    return model
+
 def fail():
     raise RuntimeError("no weights on this disk")
 
@@ -223,6 +248,7 @@ def fit(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     header = "a,b,c,d,y"
     table = np.concatenate([x, y], 1)
     np.savetxt(folder / "test.csv", table, delimiter=",", header=header, comments="")
+    (folder / "UPPER.CSV").write_text((folder / "test.csv").read_text())
     (folder / "my_module.py").write_text(MODULE)
     (folder / "broken.py").write_text("import nothing_of_this_name\n")
     (folder / "bad.npz").write_bytes(b"PK nonsense")
@@ -235,7 +261,7 @@ def folder(fit: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch) -> Path:
     return fit[0]
 
 
-@pytest.mark.parametrize("data", ["test.npz", "test.csv"])
+@pytest.mark.parametrize("data", ["test.npz", "test.csv", "UPPER.CSV"])
 def test_a_saved_fit_and_its_model_give_a_page(data: str, fit: Any, folder: Path) -> None:
     uq, net = fit[1]
     assert run("uq.safetensors", "--model", "my_module:build", "--data", data) == 0
@@ -244,8 +270,12 @@ def test_a_saved_fit_and_its_model_give_a_page(data: str, fit: Any, folder: Path
     found = page()
     assert float(found.row("NLLNeg")[1]) == pytest.approx(metrics.nll(mean, std, y), rel=5e-3)
     assert "Effective rank" in found.text
-    name = "c: " if data == "test.csv" else "input 2: "
-    assert name in found.embedded("hovers")["t0"][0]
+    table = data.lower().endswith(".csv")
+    first = found.embedded("hovers")["t0"][0]
+    assert ("c: " if table else "input 2: ") in first
+    # counted as messages about the file count them
+    assert first.startswith(f"<b>row {int(table)}</b>")
+    assert f"Rows are counted from {int(table)}." in found.text
     assert str(folder) not in sys.path
 
 
@@ -265,6 +295,7 @@ def test_a_saved_fit_and_its_model_give_a_page(data: str, fit: Any, folder: Path
         ("my_module:build", "alone.npz", "the target alone"),
         ("my_module:build", "unnamed.npz", "which has 'a', 'b'"),
         ("my_module:build", "wide.npz", "Cannot predict"),
+        ("my_module:odd", "test.npz", "Cannot predict: ZeroDivisionError: division by zero"),
         ("my_module:build", "my_module.py", "Expected data in an .npz or .csv file"),
     ],
 )
@@ -274,6 +305,14 @@ def test_a_fit_that_cannot_be_used_is_explained(
     assert run("uq.safetensors", "--model", model, "--data", data, "--out", "new.html") == 1
     assert words in said(capsys)
     assert not Path("new.html").exists()
+
+
+def test_the_data_of_a_fit_are_not_replaced(folder: Path, capsys: Any) -> None:
+    before = Path("test.csv").read_bytes()
+    arguments = ["--model", "my_module:build", "--data", "test.csv", "--out", "./test.csv"]
+    assert run("uq.safetensors", *arguments) == 1
+    assert "is the file that the report is made from" in said(capsys)
+    assert Path("test.csv").read_bytes() == before
 
 
 def test_a_fit_without_its_model_is_explained(folder: Path, capsys: Any) -> None:

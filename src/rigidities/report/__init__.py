@@ -19,12 +19,13 @@ from torch import Tensor
 
 from ..alignment import Values, aligned
 from ..calibrated import CalibrationReport
+from .cautions import Caution
 from .document import check_plotly, checked_place, page
 from .document import write_page as save
 from .experiment_page import experiment
 from .labelled_data import Bars, bars_on, labelled
 from .markup import Markup, joined, tag
-from .rows import MOST_SHOWN, Rows, rows_of
+from .rows import MOST_SHOWN, Rows, rows_of, shape_of
 from .target_section import Content, overview, section
 
 __all__ = ["experiment", "html", "save", "write"]
@@ -32,8 +33,9 @@ __all__ = ["experiment", "html", "save", "write"]
 MOST_TARGETS = 12
 """Targets with a section of their own; the others stand in the overview."""
 _MOST_LISTED = 200
-_UNCALIBRATED = (
-    "The error bars are not calibrated: their scale means nothing. Call calibrate(valid) first."
+_UNCALIBRATED = Caution(
+    "The error bars are not calibrated: their scale means nothing. Call calibrate(valid) first.",
+    "they are not calibrated",
 )
 
 
@@ -47,7 +49,7 @@ def html(
     inputs: Mapping[str, Sequence[Any]] | Values | None = None,
     calibration: CalibrationReport | None = None,
     reference: Values | None = None,
-    cautions: Sequence[str] = (),
+    cautions: Sequence[str | Caution] = (),
     first_row: int = 0,
 ) -> str:
     """The report of predictions with their error bars and true values.
@@ -105,6 +107,7 @@ def write(
     title: str = "Can the error bars be trusted?",
     names: Sequence[str] | None = None,
     inputs: Mapping[str, Sequence[Any]] | Values | None = None,
+    first_row: int = 0,
     progress: bool | None = None,
 ) -> Path:
     """Write the report of a fitted and calibrated object on labelled data.
@@ -118,6 +121,7 @@ def write(
         title: the heading.
         names: of the targets.
         inputs: as in `html`; by default the model's inputs, where they are few numbers.
+        first_row: the number of the first row.
         progress: show a bar; by default on a terminal only.
 
     Returns:
@@ -137,6 +141,7 @@ def write(
         calibration=uq.report,
         reference=usual,
         cautions=[_UNCALIBRATED] if uq.report is None else [],
+        first_row=first_row,
     )
     return save(path, text)
 
@@ -145,8 +150,9 @@ def _reference(values: Values | None, targets: int) -> list[Tensor | None]:
     if values is None:
         return [None] * targets
     (flat,) = aligned(std=values)
-    if len(flat) % targets:
-        raise ValueError(f"Expected a reference of shape (M, {targets}), got {len(flat)} values.")
+    shape = shape_of(values)
+    if targets > 1 and (len(shape) != 2 or shape[1] != targets):
+        raise ValueError(f"Expected a reference of shape (M, {targets}), got {shape}.")
     return list(flat.reshape(-1, targets).T)
 
 

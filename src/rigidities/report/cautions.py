@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,10 +19,24 @@ _FAR = 5.0
 _TAIL = 4.0
 
 
+@dataclass(frozen=True)
+class Caution:
+    """Something to beware of.
+
+    Attributes:
+        text: sentences.
+        grave: why bars with this flaw must not be called trustworthy, as the end of a headline;
+            empty where they may be.
+    """
+
+    text: str
+    grave: str = ""
+
+
 def cautions(
     rows: Rows, calibration: CalibrationReport | None = None, reference: Tensor | None = None
-) -> list[str]:
-    """Sentences, the weightiest first.
+) -> list[Caution]:
+    """What to beware of, the weightiest first.
 
     Args:
         rows: what the report is about.
@@ -36,23 +51,26 @@ def cautions(
         _outliers(rows),
         _biased(rows),
     )
-    return found + [sentence for sentence in checks if sentence]
+    return found + [caution for caution in checks if caution]
 
 
-def _of_calibration(report: CalibrationReport) -> list[str]:
-    stale = "Data were added or removed since the calibration: calibrate again."
-    return ([stale] if report.stale else []) + report.warnings
+def _of_calibration(report: CalibrationReport) -> list[Caution]:
+    stale = Caution(
+        "Data were added or removed since the calibration: calibrate again.",
+        "they were calibrated for other data",
+    )
+    return ([stale] if report.stale else []) + [Caution(text) for text in report.warnings]
 
 
-def _few(rows: Rows) -> str | None:
+def _few(rows: Rows) -> Caution | None:
     if len(rows) < FEW:
-        return f"There are {len(rows)} rows: every figure on this page may be chance."
+        return Caution(f"There are {len(rows)} rows: every figure on this page may be chance.")
     if not bin_sizes(len(rows)):
-        return f"There are {len(rows)} rows, too few for the plot of bins."
+        return Caution(f"There are {len(rows)} rows, too few for the plot of bins.")
     return None
 
 
-def _beyond(rows: Rows, reference: Tensor) -> str | None:
+def _beyond(rows: Rows, reference: Tensor) -> Caution | None:
     """Rows whose bar exceeds what the calibration data had: a sign of unlike inputs."""
     known = len(reference)
     rank = math.ceil(0.999 * known)
@@ -63,57 +81,59 @@ def _beyond(rows: Rows, reference: Tensor) -> str | None:
     expected = len(rows) * min(1.0, (above + 3 * math.sqrt(above) + 2) / known)
     if beyond <= expected + 3 * math.sqrt(expected):
         return None
-    return (
+    return Caution(
         f"{_share(beyond, rows)} have a bar above {number(limit)}, which 99.9 % of the reference "
-        "rows stay below: their inputs are unlike those that the bars were calibrated on."
+        "rows stay below: their inputs are unlike those that the bars were calibrated on.",
+        "some rows are unlike those that they were calibrated on",
     )
 
 
-def _far_out(rows: Rows) -> str | None:
+def _far_out(rows: Rows) -> Caution | None:
     """Without a reference all one can say is that some bars are much larger than most."""
     median = float(rows.std.median())
     far = int((rows.std > _FAR * median).sum())
     if not far:
         return None
-    return (
+    return Caution(
         f"{_share(far, rows)} have a bar more than {_FAR:g} times the median ({number(median)}): "
         "their inputs may be unlike the training data. Look at them in the plots."
     )
 
 
-def _repeated(rows: Rows) -> str | None:
+def _repeated(rows: Rows) -> Caution | None:
     columns = torch.stack([rows.mean, rows.std, rows.target], 1)
     copies = len(rows) - len(torch.unique(columns, dim=0))
     if copies <= 0.01 * len(rows):
         return None
-    return (
+    return Caution(
         f"{_share(copies, rows)} repeat an earlier row (same prediction, bar and true value): "
         "what chance allows is more than this page says."
     )
 
 
-def _outliers(rows: Rows) -> str | None:
+def _outliers(rows: Rows) -> Caution | None:
     # bars that are too narrow as a whole do not make tails heavy
     limit = _TAIL * max(1.0, needed_factor(rows))
     beyond = int((rows.z.abs() > limit).sum())
     expected = math.erfc(_TAIL / math.sqrt(2)) * len(rows)
     if beyond < 3 or beyond < 5 * expected:
         return None
-    return (
+    return Caution(
         f"{_share(beyond, rows)} err by more than {limit:.2g} bars, where Gaussian errors would "
         f"give {number(expected, 2)}: the errors have heavy tails, or these rows are faulty."
     )
 
 
-def _biased(rows: Rows) -> str | None:
+def _biased(rows: Rows) -> Caution | None:
     mean = float(rows.z.mean())
     spread = float(rows.z.std()) if len(rows) > 1 else math.inf
     if abs(mean) < max(0.1, 4 * spread / math.sqrt(len(rows))):
         return None
     side = "low" if mean > 0 else "high"
-    return (
+    return Caution(
         f"The predictions are too {side} on average, by {number(abs(mean))} bars: bars cannot "
-        "mend that, the model can."
+        "mend that, the model can.",
+        f"the predictions are too {side} on average",
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
+import shutil
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -99,8 +100,10 @@ def write_page(path: str | os.PathLike[str], text: str) -> Path:
         OSError: there is no such folder, or it cannot be written.
     """
     path = checked_place(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        # the umask takes from these rights what it takes from those of any new file
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     except OSError as error:
         raise PermissionError(
             f"Cannot write into the folder {path.parent} ({error.strerror}). "
@@ -109,10 +112,11 @@ def write_page(path: str | os.PathLike[str], text: str) -> Path:
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
-        os.chmod(temporary, 0o644)
+        if path.exists():
+            shutil.copymode(path, temporary)
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     return path
 
@@ -126,6 +130,10 @@ def checked_place(path: str | os.PathLike[str]) -> Path:
         )
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder. Name a file for the report in it.")
+    if path.exists() and not path.is_file():
+        raise FileExistsError(
+            f"{path} is a device or a pipe, which the report would replace. Name a file for it."
+        )
     return path
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,7 +163,8 @@ def coverage(rows: Rows) -> Figure:
         "coverage",
         "Do intervals hold what they promise?",
         "The share of true values inside central intervals of every level. Above the line the bars "
-        "are too wide, below it too narrow; the grey band is what chance allows in 95 % of cases.",
+        "are too wide, below it too narrow; the grey band is what chance allows at each level in "
+        "95 % of cases, not for the whole curve at once.",
         "Observed against nominal coverage, with the diagonal.",
         {"": traces},
         {
@@ -303,7 +304,29 @@ def hover_texts(rows: Rows, index: Tensor) -> list[str]:
 
 def _short(value: object, most: int = 60) -> str:
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    return html.escape(text if len(text) <= most else text[: most - 1] + "…")
+    # quotes stay: plotly would show their entities
+    return html.escape(text if len(text) <= most else text[: most - 1] + "…", quote=False)
+
+
+def distinct_labels(names: Iterable[str], most: int = 24) -> list[str]:
+    """Names cut in the middle where they are long, numbered where they would be alike.
+
+    Examples:
+        >>> distinct_labels(["an ensemble of ten nets, first", "an ensemble of ten nets, last"])
+        ['an ensemble …nets, first', 'an ensemble … nets, last']
+        >>> distinct_labels(["abcdefgh", "abcxefgh"], most=6)
+        ['abc…gh', 'abc…gh (2)']
+    """
+    found: list[str] = []
+    tail = (most - 1) // 2
+    for name in names:
+        short = name if len(name) <= most else f"{name[: most - 1 - tail]}…{name[-tail:]}"
+        label, number = short, 1
+        while label in found:
+            number += 1
+            label = f"{short} ({number})"
+        found.append(label)
+    return found
 
 
 def _dot_trace(methods: Mapping[str, tuple[float, float | None]]) -> Trace:
@@ -315,7 +338,7 @@ def _dot_trace(methods: Mapping[str, tuple[float, float | None]]) -> Trace:
         "type": "scatter",
         "mode": "markers",
         "x": [mean for mean, _ in known.values()],
-        "y": [_short(key, 24) for key in known],
+        "y": [_short(label, 40) for label in distinct_labels(known)],
         "error_x": {"type": "data", "array": bars, "thickness": 1.5, "width": 4, "color": BLUE},
         "marker": {"color": BLUE, "size": 9},
         "hoverinfo": "text",

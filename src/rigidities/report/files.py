@@ -28,10 +28,12 @@ class Table:
     Attributes:
         path: where it was read.
         columns: by name; one text per row.
+        lines: where in the file each row ends.
     """
 
     path: Path
     columns: Mapping[str, list[str]]
+    lines: Sequence[int]
 
     def numbers(self, names: Sequence[str]) -> Tensor:
         """Columns of finite numbers, (N, K).
@@ -54,7 +56,7 @@ class Table:
 
     def _column(self, name: str) -> list[float]:
         values = []
-        for row, text in enumerate(self.columns[name], start=1):
+        for row, text in enumerate(self.columns[name]):
             try:
                 value = float(text)
             except ValueError:
@@ -62,7 +64,7 @@ class Table:
             if not math.isfinite(value):
                 raise ValueError(
                     f"Expected finite numbers in the column {name!r} of {self.path}, got {text!r} "
-                    f"in row {row}. Mend or drop that row."
+                    f"in row {row + 1} (line {self.lines[row]}). Mend or drop that row."
                 )
             values.append(value)
         return values
@@ -78,12 +80,14 @@ def read_table(path: Path) -> Table:
     try:
         text = path.read_text(encoding="utf-8-sig")
         separator = max(",;\t", key=text.partition("\n")[0].count)
-        lines = [row for row in csv.reader(io.StringIO(text), delimiter=separator) if row]
+        reader = csv.reader(io.StringIO(text), delimiter=separator)
+        entries = [(reader.line_num, row) for row in reader if row]
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} is no CSV file in UTF-8 ({error}).") from error
-    if not lines:
+    if not entries:
         raise ValueError(f"{path} is empty. Expected a header and one row or more.")
-    header, rows = [name.strip() for name in lines[0]], lines[1:]
+    lines, (names, *rows) = zip(*entries, strict=True)
+    header = [name.strip() or f"column {k}" for k, name in enumerate(names, start=1)]
     repeated = sorted({name for name in header if header.count(name) > 1})
     if repeated:
         raise ValueError(f"{path} has the column {repeated[0]!r} twice. Rename one.")
@@ -92,9 +96,11 @@ def read_table(path: Path) -> Table:
     for number, row in enumerate(rows, start=1):
         if len(row) != len(header):
             raise ValueError(
-                f"Expected {len(header)} entries in row {number} of {path}, got {len(row)}."
+                f"Expected {len(header)} entries in row {number} (line {lines[number]}) of {path}, "
+                f"got {len(row)}."
             )
-    return Table(path, {name: [row[k].strip() for row in rows] for k, name in enumerate(header)})
+    columns = {name: [row[k].strip() for row in rows] for k, name in enumerate(header)}
+    return Table(path, columns, lines[1:])
 
 
 def read_numbers(path: Path) -> Mapping[str, Any]:
@@ -129,12 +135,13 @@ def read_data(
         target: the name, or for a CSV file the names, of the target.
     """
     _require(path)
-    if path.suffix == ".csv":
+    kind = path.suffix.lower()
+    if kind == ".csv":
         table = read_table(path)
         names = list(target) if target else _first_known(table.columns, path)
         y, others = table.numbers(names), table.others(names)
         return (table.numbers(list(others)).numpy(), y.numpy()), others
-    if path.suffix == ".npz":
+    if kind == ".npz":
         return _arrays(path, target), None
     raise ValueError(f"Expected data in an .npz or .csv file, got {path}.")
 

@@ -51,9 +51,11 @@ def from_file(
         ModuleNotFoundError: plotly is missing.
     """
     checked_place(out)
+    _check_kept(out, path, data)
     check_plotly()
     title = title or path.name
     kind = path.suffix.lower()
+    _check_columns(kind, path, mean=mean, std=std, target=target)
     if kind == ".safetensors":
         return _of_fit(path, out, load, title, target, model, data)
     if model is not None or data is not None:
@@ -66,6 +68,24 @@ def from_file(
         f"Expected predictions (.csv), an experiment's numbers (.json) or a saved fit "
         f"(.safetensors), got {path}."
     )
+
+
+def _check_kept(out: Path, *read: Path | None) -> None:
+    """The page must not replace what it is made from."""
+    for path in read:
+        if path is not None and out.exists() and path.exists() and out.samefile(path):
+            raise ValueError(
+                f"--out {out} is the file that the report is made from. Choose another place for "
+                "the page."
+            )
+
+
+def _check_columns(kind: str, path: Path, **named: Sequence[str] | None) -> None:
+    """Columns are named of tables; of a saved fit the target of its data may be."""
+    useless = {".safetensors": ("mean", "std"), ".json": ("mean", "std", "target")}
+    for option in useless.get(kind, ()):
+        if named[option] is not None:
+            raise ValueError(f"--{option} goes with predictions in a .csv file, got {path}.")
 
 
 def _of_predictions(
@@ -106,12 +126,18 @@ def _of_fit(
         )
     rows, columns = read_data(data, target)
     uq = _passing_on("load the fit", load, path, build_model(model))
-    return _passing_on("predict", write, out, uq, rows, title=title, inputs=columns)
+    first = 0 if columns is None else 1
+    return _passing_on(
+        "predict", write, out, uq, rows, title=title, inputs=columns, first_row=first
+    )
 
 
 def _passing_on(what: str, function: Callable[..., T], *args: Any, **keywords: Any) -> T:
     """What a model or its file complains of, as a ValueError: the message is the user's."""
     try:
         return function(*args, **keywords)
-    except (RuntimeError, TypeError, KeyError) as error:
-        raise ValueError(f"Cannot {what}: {type(error).__name__}: {error}") from error
+    except (ValueError, OSError):
+        raise
+    except Exception as error:  # a model's forward may raise anything
+        said = " ".join(str(error).split())
+        raise ValueError(f"Cannot {what}: {type(error).__name__}: {said}") from error

@@ -96,12 +96,24 @@ def embedded(values: Any, name: str) -> Markup:
     return tag("script", Markup(text.replace("<", "\\u003c")), type="application/json", id=name)
 
 
+def words(key: str) -> str:
+    """A key as words.
+
+    Examples:
+        >>> words("lowest_coverage")
+        'lowest coverage'
+    """
+    return key.replace("_", " ")
+
+
 def number(value: float | None, digits: int = 3) -> str:
     """A number for reading: three digits, a dash where there is none.
 
     Examples:
         >>> number(0.5), number(12345.6), number(-0.0), number(math.nan), number(1.5e-7)
         ('0.500', '12346', '0', '-', '1.50e-07')
+        >>> number(999.96), number(150, 2)
+        ('1000', '150')
     """
     if value is None or math.isnan(value):
         return "-"
@@ -109,7 +121,7 @@ def number(value: float | None, digits: int = 3) -> str:
         return "∞" if value > 0 else "-∞"
     if abs(value) < _ZERO:
         return "0"
-    if 1000 <= abs(value) < 1e7:
+    if 10**digits <= abs(float(f"{value:.{digits - 1}e}")) < 1e7:
         return f"{value:.0f}"
     return f"{value:#.{digits}g}".rstrip(".")
 

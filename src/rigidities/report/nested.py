@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .markup import Markup, around, joined, number, table, tag
+from .markup import Markup, around, joined, number, table, tag, words
 from .scores import METRICS
 
 _LONGEST = 200
@@ -26,7 +26,7 @@ _SHORT = 4
 _DEEPEST, _MOST_OPEN = 3, 150
 """How deep, and with how many lines, entries are open at first."""
 _PAIRED = {*METRICS, "std", "mse", "accuracy"}
-"""Keys whose pairs are a mean and its standard error."""
+"""Keys whose pairs are a mean and its standard error, unless they lie in lists of repetitions."""
 
 
 def value_of(entry: Any) -> float | None:
@@ -55,45 +55,56 @@ def mean_and_error(entry: Any) -> tuple[float, float | None] | None:
     return None
 
 
-def tables(values: Mapping[str, Any], depth: int = 0) -> Markup:
+def repeated(key: str) -> bool:
+    """Whether values below a key are those of single repetitions: two are no mean and error.
+
+    Examples:
+        >>> repeated("per_split"), repeated("auroc_of_each"), repeated("nll")
+        (True, True, False)
+    """
+    return key == "per_split" or key.endswith("_of_each")
+
+
+def tables(values: Mapping[str, Any], depth: int = 0, *, pairs: bool = True) -> Markup:
     """Everything in a mapping; entries that are small and not deep are open at first.
 
     Args:
         values: nested mappings, lists, numbers and text.
         depth: how deep the mapping lies.
+        pairs: whether two numbers may be a mean and its standard error.
     """
     single = {k: v for k, v in values.items() if _is_cell(v)}
     alike = _alike({k: v for k, v in values.items() if isinstance(v, Mapping)})
     lists = _of_one_length({k: v for k, v in values.items() if _is_list(v) and not _is_cell(v)})
     parts = []
     if single:
-        parts.append(_list_of_values(single))
+        parts.append(_list_of_values(single, pairs))
     if alike:
-        parts.append(_matrix(alike))
-    parts += [_columns(group) for group in lists]
+        parts.append(_matrix(alike, pairs))
+    parts += [_columns(group, pairs) for group in lists]
     done = {*single, *alike, *(key for group in lists for key in group)}
     for key, value in values.items():
         if key not in done:
-            parts.append(_entry(key, value, depth))
+            parts.append(_entry(key, value, depth, pairs and not repeated(key)))
     return joined(parts)
 
 
-def _list_of_values(values: Mapping[str, Any]) -> Markup:
+def _list_of_values(values: Mapping[str, Any], pairs: bool) -> Markup:
     """A line for a few values, a table for more."""
-    cells = {key: _cell(key, value) for key, value in values.items()}
-    if sum(len(key) + len(cell) for key, cell in cells.items()) < _LINE:
-        return tag("p", joined(tag("span", f"{key}: {cell}") for key, cell in cells.items()))
-    return table(["", "Value"], list(cells.items()), label="Values")
+    cells = [(words(key), _cell(key, value, pairs)) for key, value in values.items()]
+    if sum(len(key) + len(cell) for key, cell in cells) < _LINE:
+        return tag("p", joined(tag("span", f"{key}: {cell}") for key, cell in cells))
+    return table(["", "Value"], cells, label="Values")
 
 
-def _entry(key: str, value: Any, depth: int) -> Markup:
+def _entry(key: str, value: Any, depth: int, pairs: bool) -> Markup:
     if _is_list(value):
         value = {str(k): entry for k, entry in enumerate(value)}
     if not isinstance(value, Mapping):
-        return tag("p", f"{key}: {value}")
-    inner = tables(value, depth + 1) if value else tag("p", "empty")
+        return tag("p", f"{words(key)}: {value}")
+    inner = tables(value, depth + 1, pairs=pairs) if value else tag("p", "empty")
     opened = depth < _DEEPEST and _lines(value) <= _MOST_OPEN
-    return tag("details", tag("summary", key), inner, open=opened)
+    return tag("details", tag("summary", words(key)), inner, open=opened)
 
 
 def _lines(value: Any) -> int:
@@ -103,25 +114,32 @@ def _lines(value: Any) -> int:
     return sum(map(_lines, value.values()))
 
 
-def _matrix(rows: Mapping[str, Mapping[str, Any]]) -> Markup:
+def _matrix(rows: Mapping[str, Mapping[str, Any]], pairs: bool) -> Markup:
     keys = list(dict.fromkeys(key for row in rows.values() for key in row))
     body = (
-        [name, *(_cell(key, row[key]) if key in row else "" for key in keys)]
+        [
+            words(name),
+            *(
+                _cell(key, row[key], pairs and not repeated(name)) if key in row else ""
+                for key in keys
+            ),
+        ]
         for name, row in rows.items()
     )
-    return table(["", *keys], body, label=", ".join(rows))
+    return table(["", *map(words, keys)], body, label=words(", ".join(rows)))
 
 
-def _columns(lists: Mapping[str, Sequence[Any]]) -> Markup:
+def _columns(lists: Mapping[str, Sequence[Any]], pairs: bool) -> Markup:
     count = len(next(iter(lists.values())))
     body = [
-        [str(i), *(_cell(key, values[i]) for key, values in lists.items())]
+        [str(i), *(_cell(key, values[i], pairs) for key, values in lists.items())]
         for i in range(min(count, _LONGEST))
     ]
-    short = table(["", *lists], body, label=", ".join(lists))
+    names = words(", ".join(lists))
+    short = table(["", *map(words, lists)], body, label=names)
     if count > _LONGEST:
         short = joined([short, tag("p", f"The first {_LONGEST} of {count}.", class_="about")])
-    return tag("details", tag("summary", f"{', '.join(lists)} ({count} values each)"), short)
+    return tag("details", tag("summary", f"{names} ({count} values each)"), short)
 
 
 def _alike(mappings: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
@@ -157,8 +175,8 @@ def _is_nested(value: Any) -> bool:
     return isinstance(value, Mapping) or _is_list(value)
 
 
-def _cell(key: str, value: Any) -> str:
-    pair = mean_and_error(value) if key in _PAIRED else None
+def _cell(key: str, value: Any, pairs: bool = True) -> str:
+    pair = mean_and_error(value) if pairs and key in _PAIRED else None
     if pair is not None and pair[1] is not None:
         return around(*pair)
     if _is_list(value):

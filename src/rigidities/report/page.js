@@ -12,7 +12,11 @@
   const config = {
     responsive: true,
     displaylogo: false,
-    modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"],
+    // with a finger there is nothing to point with, and dragging scrolls the page
+    displayModeBar: coarse.matches ? false : "hover",
+    // these alone: plotly would add one that uploads the plot
+    modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
+    plotlyServerURL: "",
   };
 
   function colours() {
@@ -49,6 +53,7 @@
       height: figure.height,
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: shade.line, activecolor: shade.ink },
       dragmode: coarse.matches ? false : "zoom",
       font: { family: "system-ui, sans-serif", size: 13, color: shade.ink },
     });
@@ -108,7 +113,9 @@
   dark.addEventListener("change", redraw);
   window.addEventListener("beforeprint", () => {
     printing = true;
-    document.querySelectorAll("section:not([hidden]) .plot").forEach((place) => draw(place.id));
+    document.querySelectorAll(".plot").forEach((place) => {
+      if (!place.closest("section[hidden]")) draw(place.id);
+    });
   });
   window.addEventListener("afterprint", () => {
     printing = false;

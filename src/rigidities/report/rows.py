@@ -92,15 +92,7 @@ def rows_of(
     _check_positive(columns[1], first)
     count, targets = columns[0].shape
     names = _checked_names(names, targets)
-    named = _named_inputs(inputs)
-    for key, values in named.items():
-        if len(values) == 0 or count % len(values):
-            raise ValueError(
-                f"Expected {count} values in the input {key!r}, one for each row, "
-                f"got {len(values)}."
-            )
-    # of a sample with several rows, each carries the sample's inputs
-    full = {key: _repeated(values, count // len(values)) for key, values in named.items()}
+    full = _for_each_row(_named_inputs(inputs), count, shape_of(mean))
     by_target = (tuple(part[:, k].contiguous() for part in columns) for k in range(targets))
     return [
         Rows(mean, std, target, name, full, first)
@@ -138,13 +130,15 @@ def thinned(keys: Sequence[Tensor], most: int) -> Tensor:
 
 def _columns(mean: Values, std: Values, target: Values) -> tuple[Tensor, ...]:
     """Mean, bar and target as (N, K)."""
-    shape = _shape(mean)
-    flat = aligned(mean=mean, std=std, target=target)
+    shape = shape_of(mean)
+    # under another name, so that a bar below zero is left to the check that names its row
+    flat = aligned(mean=mean, bar=std, target=target)
     targets = shape[1] if len(shape) == 2 else 1
     return tuple(part.reshape(-1, targets) for part in flat)
 
 
-def _shape(values: Values) -> tuple[int, ...]:
+def shape_of(values: Values) -> tuple[int, ...]:
+    """The shape of an array, a tensor or nested lists."""
     return tuple(values.shape if hasattr(values, "shape") else torch.as_tensor(values).shape)
 
 
@@ -182,6 +176,20 @@ def _named_inputs(
             f"Expected inputs by name, or of shape (N, D), got shape {tuple(array.shape)}."
         )
     return {f"input {k}": _listed(array[:, k]) for k in range(array.shape[1])}
+
+
+def _for_each_row(
+    named: Mapping[str, list[Any]], count: int, shape: tuple[int, ...]
+) -> dict[str, list[Any]]:
+    """Inputs of the rows; of a sample with several rows, each carries the sample's inputs."""
+    samples = shape[0] if len(shape) >= 3 else count
+    for key, values in named.items():
+        if len(values) not in (count, samples):
+            each = "one for each row" if samples == count else f"or {samples}, one for each sample"
+            raise ValueError(
+                f"Expected {count} values in the input {key!r}, {each}, got {len(values)}."
+            )
+    return {key: _repeated(values, count // len(values)) for key, values in named.items()}
 
 
 def _repeated(values: list[Any], times: int) -> list[Any]:

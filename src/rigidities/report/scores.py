@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 
 from .. import metrics
-from .markup import Markup, around, joined, number, table, tag
+from .markup import Markup, around, joined, number, table, tag, words
 from .rows import Rows
 
 Scores = Mapping[str, tuple[float, float | None]]
@@ -92,7 +92,7 @@ METRICS = {
     "ence": Metric(
         "ENCE",
         "0",
-        "Ten groups of rows with bars of similar size: by what share the errors of a group differ "
+        "Groups of rows with bars of similar size: by what share the errors of a group differ "
         "from what its bars promise, on average.",
     ),
     "sharpness": Metric(
@@ -127,7 +127,26 @@ METRICS = {
         "as the data have it",
         "Powers of ten between the smallest and the largest variance of a bin.",
     ),
+    "gain": Metric(
+        "Gain over the constant bar",
+        "above 0",
+        "How much the NLL is below that of the constant bar beside it. At 0 or below, bars that "
+        "differ from row to row bring nothing.",
+    ),
+    "offset": Metric(
+        "Offset of the bins",
+        "0",
+        "In the plot of bins: decades by which the mean squared error lies above the variance, on "
+        "average. Above 0 the bars are too narrow, below it too wide.",
+    ),
+    "floor": Metric(
+        "Floor of the distance",
+        "a yardstick",
+        "What these bars would have as distance from y = x if nothing were wrong with them: chance "
+        "in bins of this size, with errors / bars shuffled among the rows.",
+    ),
 }
+"""Those of `metrics.summary`, and what experiments write beside them."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +223,8 @@ def score_table(judged: Judged) -> Markup:
     header = ["Metric", "These bars", "Constant bar", "Right bars", "Ideal"]
     body = []
     for key, metric in METRICS.items():
+        if key not in judged.bars:
+            continue
         constant = metric.text(judged.constant[key]) if key in judged.constant else "-"
         body.append(
             [
@@ -221,16 +242,30 @@ def plain_score_table(columns: Mapping[str, Scores]) -> Markup:
     """Metrics that were computed elsewhere, with their standard errors where there are any.
 
     Args:
-        columns: the metrics of each case.
+        columns: the metrics of each case; `glossary` explains them.
     """
     keys = list(dict.fromkeys(key for scores in columns.values() for key in scores))
     body = []
     for key in keys:
-        metric = METRICS.get(key, Metric(key, "", ""))
+        metric = METRICS.get(key, Metric(words(key), "", ""))
         cells = (_score_cell(metric, scores.get(key)) for scores in columns.values())
-        body.append([_explained(metric), *cells, metric.ideal])
-    classes = "scores plain" if len(columns) == 1 else "several"
-    return table(["Metric", *columns, "Ideal"], body, label="Metrics", classes=classes)
+        body.append([metric.label, *cells, metric.ideal])
+    header = ["Metric", *map(words, columns), "Ideal"]
+    return table(header, body, label="Metrics", classes="several")
+
+
+def glossary(keys: Iterable[str]) -> Markup:
+    """What metrics tell, each once, in an entry that opens.
+
+    Args:
+        keys: those that stand on the page; unknown ones are left out.
+    """
+    present = set(keys)
+    known = [metric for key, metric in METRICS.items() if key in present]
+    if not known:
+        return Markup()
+    entries = (joined([tag("dt", m.label), tag("dd", m.sentence)]) for m in known)
+    return tag("details", tag("summary", "What the metrics tell"), tag("dl", joined(entries)))
 
 
 def _score_cell(metric: Metric, pair: tuple[float, float | None] | None) -> Markup:

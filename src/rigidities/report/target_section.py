@@ -11,7 +11,7 @@ from torch import Tensor
 from .. import metrics
 from ..calibrated import CalibrationReport
 from . import figures
-from .cautions import cautions
+from .cautions import Caution, cautions
 from .document import place
 from .figures import Figure, hover_texts
 from .markup import Markup, escaped, joined, number, table, tag
@@ -40,7 +40,7 @@ def section(
     most: int,
     calibration: CalibrationReport | None,
     reference: Tensor | None,
-    further: Sequence[str] = (),
+    further: Sequence[str | Caution] = (),
     alone: bool = True,
 ) -> Content:
     """Verdict, cautions, metrics and plots of one target.
@@ -56,10 +56,12 @@ def section(
     """
     judged = Judged(rows)
     found = Content()
-    warned = [*further, *cautions(rows, calibration, reference)]
+    known = [one if isinstance(one, Caution) else Caution(one) for one in further]
+    warned = [*known, *cautions(rows, calibration, reference)]
+    grave = [caution.grave for caution in warned if caution.grave]
     parts = [
         *([] if alone else [tag("h2", rows.name)]),
-        verdict_box(verdict(judged)),
+        verdict_box(verdict(judged, grave)),
         caution_box(warned),
         tag("h2", "Plots"),
         _plots(rows, name, most, found),
@@ -94,11 +96,11 @@ def verdict_box(judged: Verdict) -> Markup:
     )
 
 
-def caution_box(sentences: Sequence[str]) -> Markup:
+def caution_box(found: Sequence[Caution]) -> Markup:
     """What to beware of; nothing where there is nothing."""
-    if not sentences:
+    if not found:
         return Markup()
-    items = joined(tag("li", sentence) for sentence in sentences)
+    items = joined(tag("li", caution.text) for caution in found)
     return tag("div", tag("h3", "Beware"), tag("ul", items), class_="cautions")
 
 

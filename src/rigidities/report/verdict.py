@@ -6,7 +6,10 @@ Each statement is compared with what chance allows for so many rows, taken as in
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import torch
 
 from ..ranks import retained_rmse
 from .markup import around, number
@@ -14,8 +17,10 @@ from .rows import Rows
 from .scores import Judged
 
 LEVEL, HALF_WIDTH = 0.9, 1.6448536269514722
+TAIL = 0.025
+"""How often right bars are called too narrow, and how often too wide."""
 FEW = 30
-"""Rows below which no verdict is given."""
+"""Rows below which no verdict is given, and nothing is called good."""
 GOOD, CAREFUL, BAD = "good", "careful", "bad"
 
 
@@ -43,14 +48,22 @@ class Verdict:
     findings: tuple[Finding, ...]
 
 
-def verdict(judged: Judged) -> Verdict:
-    """The verdict on some rows."""
+def verdict(judged: Judged, grave: Sequence[str] = ()) -> Verdict:
+    """The verdict on some rows.
+
+    Args:
+        judged: the rows with their metrics.
+        grave: what else speaks against the bars, each as the end of a headline.
+    """
     findings = (size(judged.rows), resolution(judged.rows), ranking(judged))
     count = len(judged.rows)
     if count < FEW:
         few = f"Too few rows for a verdict: {count}. What follows may be chance."
         return Verdict(few, CAREFUL, findings)
     status = max((f.status for f in findings[:2]), key=(GOOD, CAREFUL, BAD).index)
+    against = [*grave, *(["larger bars go with smaller errors"] * (findings[2].status == BAD))]
+    if status == GOOD and against:
+        return Verdict(f"Use these bars with care: {_and(against)}.", CAREFUL, findings)
     return Verdict(_headline(judged.rows, findings[0], findings[1]), status, findings)
 
 
@@ -61,25 +74,68 @@ def needed_factor(rows: Rows) -> float:
 
 
 def size(rows: Rows) -> Finding:
-    """Are the bars too wide or too narrow? By the coverage of 90 % intervals."""
-    count = len(rows)
-    observed = float((rows.z.abs() <= HALF_WIDTH).double().mean())
-    factor = needed_factor(rows)
-    chance = 1.96 * math.sqrt(LEVEL * (1 - LEVEL) / count)
-    low, high = LEVEL - chance, min(1.0, LEVEL + chance)
+    """Are the bars too wide or too narrow? By the coverage of 90 % intervals.
+
+    Of up to 35 rows all may lie inside by chance, so that coverage cannot show bars that are too
+    wide. There the sum of z² does: with right bars it follows chi-square with N degrees.
+    """
+    count, subject = len(rows), "Size"
+    inside = int((rows.z.abs() <= HALF_WIDTH).sum())
+    low, high = held_by_chance(count)
     text = (
-        f"90 % intervals hold {100 * observed:.1f} % of the {count} true values; with right bars "
-        f"chance gives {100 * low:.1f} to {100 * high:.1f} %."
+        f"90 % intervals hold {100 * inside / count:.1f} % of the {count} true values; with right "
+        f"bars chance gives {100 * low / count:.1f} to {100 * high / count:.1f} %."
     )
-    if low <= observed <= high:
-        return Finding("Size", GOOD, f"About right. {text}")
+    crowded = high == count and _below_chi_square(rows)
+    if crowded:
+        text += f" The RMS of error / bar is {number(float(rows.z.square().mean().sqrt()))}, not 1."
+    if low <= inside <= high and not crowded:
+        lead = "About right." if count >= FEW else "Not visibly wrong."
+        return _finding(rows, subject, GOOD, f"{lead} {text}")
+    factor = needed_factor(rows)
     small = abs(math.log(max(factor, 1e-9))) < math.log(1.1)
     large = abs(math.log(max(factor, 1e-9))) > math.log(1.5)
-    side = "narrow" if observed < LEVEL else "wide"
+    side = "narrow" if inside < low else "wide"
     lead = f"A little too {side}." if small else f"Too {side}."
     remedy = f" To hold 90 % they would have to be {number(factor)} times as wide."
     status = GOOD if small else BAD if large else CAREFUL
-    return Finding("Size", status, f"{lead} {text}{remedy}")
+    return _finding(rows, subject, status, f"{lead} {text}{remedy}")
+
+
+def held_by_chance(count: int) -> tuple[int, int]:
+    """How few and how many of the true values right 90 % intervals hold, in 95 % of cases.
+
+    Quantiles of the binomial distribution: fewer, as well as more, come in at most 2.5 % of cases.
+
+    Examples:
+        >>> held_by_chance(100), held_by_chance(20)  # of 20 all may lie inside
+        ((84, 95), (15, 20))
+    """
+    spread = 12 * math.sqrt(count * LEVEL * (1 - LEVEL)) + 12  # what lies beyond has no weight
+    first = max(0, math.floor(LEVEL * count - spread))
+    last = min(count, math.ceil(LEVEL * count + spread))
+    k = torch.arange(first, last + 1, dtype=torch.float64)
+    total = torch.tensor(float(count), dtype=torch.float64)
+    ways = torch.lgamma(total + 1) - torch.lgamma(k + 1) - torch.lgamma(total - k + 1)
+    chance = (ways + k * math.log(LEVEL) + (total - k) * math.log1p(-LEVEL)).exp().cumsum(0)
+    low, high = (int((chance < limit).sum()) for limit in (TAIL, 1 - TAIL))
+    return first + low, first + min(high, last - first)
+
+
+def _below_chi_square(rows: Rows) -> bool:
+    """Whether the sum of z² is smaller than chance allows."""
+    half = torch.tensor(len(rows) / 2, dtype=torch.float64)
+    return bool(torch.special.gammainc(half, rows.z.square().sum() / 2) < TAIL)
+
+
+def _finding(rows: Rows, subject: str, status: str, text: str) -> Finding:
+    """An answer, which is never good from few rows."""
+    return Finding(subject, CAREFUL if status == GOOD and len(rows) < FEW else status, text)
+
+
+def _and(reasons: Sequence[str]) -> str:
+    *others, last = reasons
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def gain_and_error(rows: Rows) -> tuple[float, float]:
@@ -110,7 +166,7 @@ def resolution(rows: Rows) -> Finding:
     if gain > 2 * error:
         factor = f"the true values are {math.exp(min(gain, 700)):.3g} times as likely under them"
         text = f"Better than one constant bar by {figures}: row by row, {factor}."
-        return Finding(subject, GOOD, text)
+        return _finding(rows, subject, GOOD, text)
     if gain < -2 * error:
         return Finding(
             subject,
@@ -142,7 +198,8 @@ def ranking(judged: Judged) -> Finding:
         return Finding(subject, CAREFUL, f"Larger bars do not mark larger errors. {figures}")
     if found < 0:
         return Finding(subject, BAD, f"Larger bars go with smaller errors. {figures}")
-    return Finding(subject, GOOD, f"Larger bars mark larger errors. {figures}{_dropped(rows)}")
+    text = f"Larger bars mark larger errors. {figures}{_dropped(rows)}"
+    return _finding(rows, subject, GOOD, text)
 
 
 def _dropped(rows: Rows) -> str:
