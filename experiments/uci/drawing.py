@@ -20,7 +20,7 @@ COLOURS = {
     "deep_ensemble": VERMILION,
     "deep_ensemble_400": PURPLE,
 }
-TICKS = (0.1, 0.2, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.2, 1.5, 2, 3, 5, 10, 20, 50)
+TICKS = (0.1, 0.2, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50)
 LINEAR = 0.1
 """Differences up to this are drawn to scale, larger ones logarithmically."""
 
@@ -35,6 +35,8 @@ def likelihoods(found: Found) -> Figure:
     _dodged(ax, values, list(found))
     ax.axhline(0, color="black", lw=0.8)
     ax.set_yscale("symlog", linthresh=LINEAR, linscale=1.5)
+    low, high = ax.get_ylim()
+    ax.set_ylim(1.4 * low, 1.4 * high)
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.set_ylabel("NLL - NLL of LLPR")
     figure.legend(*ax.get_legend_handles_labels(), loc="outside upper center", ncols=6)

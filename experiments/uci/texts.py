@@ -135,7 +135,8 @@ def _error_bars(with_laplace: bool) -> str:
     return f"""\
 On these nets: *LLPR* is the paper's, ridge and scale by the likelihood of the validation rows, no
 noise. *Best* is {WORDS[first]}, unless {others} is better by more than {error_bars.CLEARLY:g}
-standard errors in {error_bars.FOLDS}-fold cross-validation within the validation rows. *Constant*
+standard errors in {error_bars.FOLDS}-fold cross-validation within the validation rows, with a ridge
+that leaves the data something to determine. *Constant*
 is one error bar for all rows: the root mean square of the validation residuals.
 {rival}"""
 
