@@ -140,6 +140,7 @@ def test_the_rows_per_bin_change_the_number_of_points(one: Any) -> None:
             "n => document.querySelectorAll('#t0-binned .scatterlayer .points path').length === n",
             arg=count,
         )
+        assert points(one, "t0-binned") == count
 
 
 def pointed(page: Any, name: str, number: int) -> tuple[str, float, float]:

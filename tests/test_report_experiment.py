@@ -103,10 +103,11 @@ def test_what_a_method_has_beside_known_metrics_is_kept() -> None:
 
 
 def drawable(entry: Any) -> int:
-    """Bins and points in some numbers."""
+    """Bins, points and comparisons of methods in some numbers."""
     if not isinstance(entry, dict):
         return 0
     here = set(entry) == {"bin_size", "variance", "mse"} or {"std", "error"} <= set(entry)
+    here = here or {"splits", "llpr"} <= set(entry)
     return here + sum(map(drawable, entry.values()))
 
 
@@ -121,7 +122,9 @@ def test_every_committed_result_gives_a_page_with_its_plots(path: Path) -> None:
 
 def test_results_with_bins_are_among_those_committed() -> None:
     drawn = {path.stem: drawable(json.loads(path.read_text())) for path in RESULTS}
-    assert {"california", "weather", "width"} <= {name for name, count in drawn.items() if count}
+    assert {"california", "uci", "weather", "width"} <= {
+        name for name, count in drawn.items() if count
+    }
 
 
 def score_keys(entry: Any) -> set[str]:
