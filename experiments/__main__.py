@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with surroundings({DATA: options.data, DEVICE: options.device}):
             return finished(experiment, options, folder)
-    except (DataError, jobs.CacheError) as error:  # the message says what to do
+    except (DataError, jobs.CacheError, jobs.WorkerError) as error:  # the message says what to do
         print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,6 +96,10 @@ class CacheError(OSError):
     """Results cannot be kept."""
 
 
+class WorkerError(RuntimeError):
+    """A worker process is gone."""
+
+
 def forget(experiment: str) -> None:
     """Remove what is kept of an experiment."""
     shutil.rmtree(_folder(experiment), ignore_errors=True)
@@ -134,8 +139,17 @@ def _computed(jobs: Sequence[Job], workers: int | None) -> Iterator[tuple[str, P
         names = {pool.submit(job): job.name for job in jobs}
         for done in progress.steps(as_completed(names), "parts", total=len(jobs)):
             yield names[done], done.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
+    except BrokenProcessPool as error:
+        raise WorkerError(
+            "A worker process ended abruptly: stopped from outside, or out of memory. Finished "
+            "parts are kept: the same command goes on from there."
+        ) from error
+    except BaseException:  # an interruption, or a part that failed: wait for no other
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in multiprocessing.active_children():
+            worker.terminate()
+        raise
+    pool.shutdown()
 
 
 def _cores() -> int:
@@ -149,7 +163,7 @@ def _alone() -> None:
     """One thread a process, or they fight over the cores; and no bars over each other."""
     torch.set_num_threads(1)
     progress.quieten()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # stopped with the terminal's Ctrl-C, silently
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the main process, which ends us
 
 
 def _folder(experiment: str) -> Path:

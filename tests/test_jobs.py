@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -165,3 +167,18 @@ def test_a_work_module_that_imports_a_package_is_refused(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ImportError, match=r"VALUE .*experiments_of_mine.* a module of its own"):
         sources.imported("experiments_of_mine.work")
+
+
+def ended(name: str) -> str:
+    """Work whose process is gone before it is done."""
+    if name == "second":
+        time.sleep(2)
+        os._exit(1)
+    return name
+
+
+def test_a_worker_that_is_gone_is_told_and_the_finished_parts_are_kept(log: Path) -> None:
+    parts = [Job(name, ended, {"name": name}) for name in ("second", "first")]
+    with pytest.raises(jobs.WorkerError, match="Finished parts are kept: the same command goes on"):
+        results("trial", parts, workers=2)
+    assert [path.name.split("-")[0] for path in jobs.kept("trial")] == ["first"]
