@@ -21,7 +21,7 @@ SHOWS_ONLY = ("__init__.py", "_version.py", "cli.py", "demo.py", "plots.py", "re
 def digest(module: str) -> str:
     """Of a module of the experiments, all others it imports, and the library that computes."""
     found = hashlib.sha256()
-    for file in [*sorted(imported(module)), *library()]:
+    for file in [*sorted(imported(module)), *computing()]:
         found.update(file.read_bytes() + b"\0")
     return found.hexdigest()
 
@@ -38,7 +38,7 @@ def imported(module: str) -> set[Path]:
     return files
 
 
-def library() -> list[Path]:
+def computing() -> list[Path]:
     """The files of the library that computes."""
     files = sorted(LIBRARY.rglob("*.py"))
     return [file for file in files if file.relative_to(LIBRARY).parts[0] not in SHOWS_ONLY]
