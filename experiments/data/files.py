@@ -20,6 +20,7 @@ BESIDE = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 SHA256 = {
     "california_housing.npz": "4a7c0d289f8077b966225c41e3f0937994f09af4dfaf7ad502f8abc8573aea14",
+    "qm9.npz": "ba908b1683e78a040be218a9618548808eb7d76dd1da301611eb4a6d0c89f502",
     "uci_concrete.npz": "9a54bba9d08f19045c0ddcac06dbcb47efcd24b6f8762d2f190eee11caff55c2",
     "uci_energy.npz": "ad7dfd650d8f033a9f9174be9a91c85d3766d513ac7882f9fad71b8f23234c3c",
     "uci_kin8nm.npz": "4ddc9061ef889a2b2b4fbd2cde1832e684507a99881d266be63e010df3a5b7ef",

@@ -69,6 +69,37 @@ def fitted(
     where = device()
     train, valid = (tuple(part.to(where) for part in rows) for rows in (train, valid))
     net.to(where)
+    return descended(
+        net,
+        protocol,
+        seed,
+        lambda optimiser, order: one_pass(net, train, optimiser, protocol.batch, order, loss),
+        lambda: mean_loss(net, valid, loss),
+        what=what,
+    )
+
+
+def descended(
+    net: nn.Module,
+    protocol: Protocol,
+    seed: int,
+    one_epoch: Callable[[torch.optim.Optimizer, torch.Generator], None],
+    valid_loss: Callable[[], float],
+    *,
+    what: str = "the net",
+) -> Fitted:
+    """Epoch after epoch by AdamW, the rate cut on plateaus, the best weights kept.
+
+    Args:
+        net: on the device of the training, changed in place.
+        protocol: epochs, rate and its cuts, decay.
+        seed: of the order of the batches, and of a net that draws random numbers itself.
+        one_epoch: goes once through the training data; takes the optimiser and the generator of
+            the order.
+        valid_loss: of the net as it is.
+        what: is trained, for the progress.
+    """
+    where = next(net.parameters()).device
     optimiser = adamw(net, protocol)
     schedule = ReduceLROnPlateau(
         optimiser,
@@ -82,8 +113,8 @@ def fitted(
     with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []):
         torch.manual_seed(seed)
         for epoch in steps(range(1, protocol.epochs + 1), f"epochs of {what}"):
-            one_pass(net, train, optimiser, protocol.batch, order, loss)
-            now = mean_loss(net, valid, loss)
+            one_epoch(optimiser, order)
+            now = valid_loss()
             schedule.step(now)
             if now < smallest:
                 smallest, best, weights = now, epoch, copy.deepcopy(net.state_dict())

@@ -1,0 +1,1 @@
+"""Models of atoms: structures, SOAP descriptors, a Behler-Parrinello net."""
