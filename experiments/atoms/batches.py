@@ -48,10 +48,9 @@ class Environments:
             "y": self.y[rows.to(where, non_blocking=True)],
         }
 
-    def batches(self, size: int, order: torch.Generator | None = None) -> Iterator[Batch]:
+    def batches(self, size: int, order: torch.Generator | None = None) -> Batches:
         """All structures, as they stand or in a random order; the last batch may be smaller."""
-        rows = torch.randperm(len(self), generator=order) if order else torch.arange(len(self))
-        return map(self.batch, rows.split(size))
+        return Batches(self, size, order)
 
     def picked(self, rows: Tensor) -> Environments:
         """Some structures, in the order given."""
@@ -63,6 +62,29 @@ class Environments:
         """With descriptors and energies on a device."""
         x, y = self.x.to(device), self.y.to(device)
         return Environments(x, self.species, self.counts, y, self.kinds)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batches of all structures, made one after another, as often as they are asked for.
+
+    Attributes:
+        data: the structures.
+        size: of a batch; the last may be smaller.
+        order: of the structures, a new one each time; as they stand without it.
+    """
+
+    data: Environments
+    size: int
+    order: torch.Generator | None = None
+
+    def __len__(self) -> int:
+        return -(-len(self.data) // self.size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        count = len(self.data)
+        rows = torch.randperm(count, generator=self.order) if self.order else torch.arange(count)
+        return map(self.data.batch, rows.split(self.size))
 
 
 def arranged(

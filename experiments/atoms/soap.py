@@ -118,20 +118,23 @@ def expansion(
     """
     indices(structures.numbers, species)
     check_apart(structures)
-    parts = []
-    for start in range(0, len(structures), CHUNK):
-        rows = torch.arange(start, min(start + CHUNK, len(structures)))
-        parts.append(_expanded(structures.picked(rows), species, soap, slopes=slopes))
-    if not slopes:
-        return Expansion(torch.cat([part.values for part in parts]))
-    first = torch.tensor([0] + [len(part.values) for part in parts]).cumsum(0)
-    pairs = [
-        part.pairs + k for part, k in zip(parts, first, strict=False) if part.pairs is not None
-    ]
-    kept = [part.slopes for part in parts if part.slopes is not None]
-    return Expansion(
-        torch.cat([part.values for part in parts]), torch.cat(pairs, dim=1), torch.cat(kept)
+    chunks = torch.arange(len(structures)).split(CHUNK)
+    return _joined(
+        [_expanded(structures.picked(rows), species, soap, slopes=slopes) for rows in chunks]
     )
+
+
+def _joined(parts: Sequence[Expansion]) -> Expansion:
+    """Those of several chunks, whose pairs are counted from each chunk's first atom."""
+    values = torch.cat([part.values for part in parts])
+    pairs, slopes, first = [], [], 0
+    for part in parts:
+        if part.pairs is None or part.slopes is None:
+            return Expansion(values)
+        pairs.append(part.pairs + first)
+        slopes.append(part.slopes)
+        first += len(part.values)
+    return Expansion(values, torch.cat(pairs, dim=1), torch.cat(slopes))
 
 
 def _calculator(soap: Soap) -> Any:

@@ -135,11 +135,10 @@ def check_apart(structures: Structures, least: float = TOO_CLOSE) -> None:
         near = (away < least).nonzero()
         if len(near):
             row, other = near[0].tolist()
-            other += first + 1
             raise StructureError(
-                f"Atoms {first} and {other} of structure {row} are {away[row, other - first - 1]:.3g}"
-                f" angstrom apart: expected at least {least}. Mend the positions (are they in "
-                "angstrom?) or leave the structure out."
+                f"Atoms {first} and {first + 1 + other} of structure {row} are "
+                f"{away[row, other]:.3g} angstrom apart: expected at least {least}. Mend the "
+                "positions (are they in angstrom?) or leave the structure out."
             )
 
 
