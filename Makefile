@@ -62,7 +62,7 @@ pytest: .venv/.stamp browser ## tests and doctests only (ARGS="-k name" to choos
 browser: ## find Chromium or, as root on Debian, install it
 	@sh tests/get_browser.sh
 
-bench: .venv/.stamp .venv-rivals/.stamp ## speed and memory against the bare model and the rivals
+bench: .venv/.stamp .venv-rivals/.stamp .venv-metatrain/.stamp ## speed and memory against the bare model and the rivals
 	$(BIN)/python -m benchmarks $(ARGS)
 
 # laplace-torch pulls torchvision, whose wheel may not fit the installed build of torch; without it, it imports.
@@ -74,6 +74,14 @@ bench: .venv/.stamp .venv-rivals/.stamp ## speed and memory against the bare mod
 	@.venv-rivals/bin/python -m pip uninstall -qq --yes torchvision
 	@touch $@
 
+# metatrain fits the pins too, but brings some thirty packages.
+.venv-metatrain/.stamp: benchmarks/metatrain-requirements.txt constraints.txt | .venv/.stamp
+	@echo "Setting up .venv-metatrain (once, a minute or two) ..."
+	@test -x .venv-metatrain/bin/python || $(BIN)/python -m venv .venv-metatrain
+	@.venv-metatrain/bin/python $(PIP_INSTALL) "$(TORCH)"
+	@.venv-metatrain/bin/python $(PIP_INSTALL) -r benchmarks/metatrain-requirements.txt
+	@touch $@
+
 docs: .venv/.docs-stamp ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "Open site/index.html"
@@ -83,5 +91,5 @@ docs: .venv/.docs-stamp ## build the documentation into site/
 	@touch $@
 
 clean: ## remove environments, caches and what the commands wrote
-	rm -rf .venv .venv-rivals .mypy_cache .ruff_cache .pytest_cache .hypothesis site dist build rigidities-demo experiments/results-quick
+	rm -rf .venv .venv-rivals .venv-metatrain .mypy_cache .ruff_cache .pytest_cache .hypothesis site dist build rigidities-demo experiments/results-quick
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -20,6 +20,7 @@ from benchmarks import (
     jacobians,
     local,
     memory,
+    metatrain,
     propagation,
     rivals,
     selection,
@@ -46,6 +47,7 @@ BENCHMARKS: dict[str, Callable[..., list[Row]]] = {
     "gradients": gradients.run,
     "local": local.run,
     "selection": selection.run,
+    "metatrain": metatrain.run,
 }
 RESULTS = Path(__file__).parent / "results"
 

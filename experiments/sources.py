@@ -18,10 +18,15 @@ SHOWS_ONLY = ("__init__.py", "_version.py", "cli.py", "demo.py", "plots.py", "re
 
 
 @cache
-def digest(module: str) -> str:
-    """Of a module of the experiments, all others it imports, and the library that computes."""
+def digest(module: str, *, library: bool = True) -> str:
+    """Of a module of the experiments, all others it imports, and the library that computes.
+
+    Args:
+        module: of ``experiments``.
+        library: whether the module's results depend on the library at all.
+    """
     found = hashlib.sha256()
-    for file in [*sorted(imported(module)), *computing()]:
+    for file in [*sorted(imported(module)), *(computing() if library else [])]:
         found.update(file.read_bytes() + b"\0")
     return found.hexdigest()
 

@@ -84,6 +84,8 @@ def test_imports_have_no_cycle():
         ("curvature.dense_form", {"draws", "gram", "posterior", "derivatives.tangents"}),
         ("storage", set()),
         ("metrics", {"alignment", "ranks"}),
+        ("ase.structures", set()),
+        ("ase.limits", set()),
         ("report.markup", set()),
         ("report.rows", {"alignment"}),
     ],
@@ -94,7 +96,7 @@ def test_the_foundations_stand_alone(module, may_import):
 
 def test_only_the_front_imports_the_facades():
     users = {name for name, imported in GRAPH.items() if FACADES & imported}
-    assert users <= {"__init__", "demo", "cli"}
+    assert users <= {"__init__", "demo", "cli", "ase.calculator"}
 
 
 def test_the_core_imports_torch_safetensors_and_tqdm_only():
@@ -105,6 +107,11 @@ def test_the_core_imports_torch_safetensors_and_tqdm_only():
             if isinstance(node, ast.ImportFrom) and not node.level:
                 names = [node.module]
             assert {n.partition(".")[0] for n in names} <= allowed, name
+
+
+def test_nothing_of_the_library_leans_on_the_calculator_for_ase():
+    outside = [name for name in GRAPH if name.partition(".")[0] != "ase"]
+    assert [name for name in outside if any(m.startswith("ase") for m in GRAPH[name])] == []
 
 
 def test_no_module_is_named_for_what_it_is_not():

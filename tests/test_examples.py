@@ -62,6 +62,18 @@ def test_a_greedy_batch_beats_chance_and_the_largest_variances(plain_torch, caps
     assert mean["greedy"] < 0.9 * min(mean["random"], mean["largest variances"])
 
 
+def test_dynamics_stop_at_the_limit_and_most_errors_lie_within_two_bars(plain_torch, capsys):
+    lines = printed("molecular_dynamics", capsys).splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("step"))
+    *steps, stop, message = lines[first + 1 :]
+    rows = [numbers(line) for line in (*steps, stop)]
+    assert len(rows) > 5
+    assert sum(error < 2 * bar for _, bar, error, _ in rows) >= 0.75 * len(rows)
+    assert all(bar <= 0.1 for _, bar, _, _ in rows[:-1])
+    assert stop.startswith("stop") and rows[-1][1] > 0.1
+    assert "above the limit energy_std = 0.1" in message
+
+
 def test_every_example_has_a_test():
     text = Path(__file__).read_text(encoding="utf-8")
     assert [path.stem for path in EXAMPLES if f'printed("{path.stem}"' not in text] == []

@@ -846,3 +846,22 @@ def test_bayesian_noise_is_the_scale_squared_and_the_likeliest(net, criterion):
     torch.testing.assert_close(p.noise, report.noise.float().expand_as(p.noise))
     if criterion == "nll":  # a floor of its own can only do better on the same rows
         assert uq.calibrate(net.valid, noise="constant").nll <= report.nll + 1e-3
+
+
+def test_structures_alike_in_their_features_but_not_in_their_energies_are_no_copies(recwarn):
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(2, 1)
+
+        def forward(self, atoms):
+            return self.head(atoms).sum(0)
+
+    generator = torch.Generator().manual_seed(0)
+    alike = [1 + 1e-4 * torch.rand(5, 2, generator=generator) for _ in range(40)]
+    data = [(atoms, torch.randn(1, generator=generator)) for atoms in alike]
+    uq = rg.LastLayerRigidity(Sum()).fit(data[:20], progress=False)
+    report = uq.calibrate(data[20:], progress=False)
+    assert report.duplicates == 0
+    copied = uq.calibrate([*data[20:], *data[:3]], progress=False)
+    assert copied.duplicates == 3

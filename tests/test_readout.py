@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import oracle
 import rigidities as rg
 import zoo
+from rigidities.readout import Tap
 
 RIDGE = 0.1
 TRAIN, VALID, TEST = (0, 1), 2, 3  # draws
@@ -367,3 +368,38 @@ def test_each_output_weighs_as_the_curvature_of_its_loss(id, loss):
     expected = oracle.quadratic(train, jacobian(test), RIDGE, weights)
     q = 1 / uq.predict([test.data]).rigidity
     torch.testing.assert_close(q, expected, rtol=1e-8, atol=1e-13)
+
+
+class Scripted(nn.Module):
+    """A model that keeps a compiled function beside its layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(3, 1)
+        self.activation = torch.jit.trace(torch.tanh, torch.zeros(2, 3))
+
+    def forward(self, x):
+        return self.head(self.activation(x))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_compiled_function_among_the_attributes_is_shared_and_not_copied():
+    model = Scripted()
+    x = torch.randn(5, 3)
+    output, features = Tap.find(model, (x,))(x)
+    torch.testing.assert_close(output, model(x).detach())
+    torch.testing.assert_close(features, torch.cat([torch.tanh(x), torch.ones(5, 1)], dim=1))
+
+
+def test_a_batch_that_gives_nan_is_named_and_not_called_another_form():
+    class Summed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(3, 1)
+
+        def forward(self, x):
+            return self.head(x).sum((1, 2)) * x.mean((1, 2)).square()
+
+    tap = Tap.find(Summed(), (torch.randn(4, 6, 3),))
+    with pytest.raises(ValueError, match="output for this batch is NaN or infinite"):
+        tap(torch.full((4, 6, 3), torch.nan))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,11 +12,11 @@ from torch import Tensor
 
 import rigidities as rg
 from experiments import error_bars, scores
-from experiments.atoms import bpnn, fitting
+from experiments.atoms import fitting
 from experiments.atoms.batches import Environments, loss_weight
 from experiments.floors import floors
-from experiments.qm9 import samples
-from experiments.qm9.samples import SPECIES, Samples
+from experiments.qm9 import nets, samples
+from experiments.qm9.samples import Samples
 from experiments.training.protocol import device
 from rigidities import metrics
 
@@ -72,13 +72,9 @@ def judged(
         "calibrations", each with its scores, what it chose and the numbers of the figures; how
         the bars follow size and novelty; atoms and forces of a few molecules.
     """
-    own = 1000 * seed + split
     with samples.drawn(split, seed, train=train, valid=valid, molecules=molecules) as data:
+        trained = nets.of_split(data, split=split, seed=seed, epochs=epochs, keep=molecules is None)
         known, held = data.environments(data.train), data.environments(data.valid)
-        net = bpnn.drawn(len(SPECIES), known.x.shape[1], own)
-        net.standardise(known.x.cpu())
-        protocol = replace(fitting.PROTOCOL, epochs=epochs)
-        trained = fitting.fitted(net, known, held, own, protocol, what=f"net {split}")
         uq = rg.LastLayerRigidity(trained.net.to(device()))
         uq.fit(known.batches(BATCH), sample_weight=loss_weight, progress=False)
         del known

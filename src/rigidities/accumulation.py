@@ -199,7 +199,7 @@ def sample_weights(function: SampleWeight | None, batch: Batch, reading: Reading
 
 
 def batch_hashes(batch: Batch, reading: Reading) -> Tensor:
-    """One hash per row of input and target; of rounded features where inputs are not tensors."""
+    """One hash per row of input and target; of rounded features where inputs have other rows."""
     rows = len(reading.output)
     values = [*batch.args, *batch.kwargs.values()]
     if batch.target is not None:
@@ -208,7 +208,8 @@ def batch_hashes(batch: Batch, reading: Reading) -> Tensor:
     if hashes is not None:
         return hashes
     coarse = reading.features.detach().flatten(1).to(torch.bfloat16)
-    rounded = row_hashes([coarse], len(coarse))
+    target = target_rows(batch.target, reading)
+    rounded = row_hashes([coarse] if target is None else [coarse, target], len(coarse))
     assert rounded is not None
     return rounded
 

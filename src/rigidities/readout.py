@@ -217,11 +217,22 @@ class Tap:
             with torch.enable_grad():
                 reading = self._read(*self._run(args, kwargs, probing=True), graph=graph)
         if reading is None:
+            self._check_finite(args, kwargs)
             raise ValueError(
                 f"What follows {self._names} in this batch no longer has the form found on the "
                 f"first batch ({self.case!r}). Pass features= to give the features yourself."
             )
         return reading
+
+    def _check_finite(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """NaN hides the form of what follows the heads: name it instead."""
+        with torch.no_grad():
+            output, _ = self._run(args, kwargs)
+        if not bool(torch.isfinite(output).all()):
+            raise ValueError(
+                "The model's output for this batch is NaN or infinite. Look at the inputs: are "
+                "they finite, and in the units of the training data?"
+            )
 
     def _read(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> Reading | None:
         with _explained():

@@ -31,6 +31,9 @@ def shadow(model: nn.Module) -> nn.Module:
     for module in model.modules():
         for value in _tensors(module):
             memo[id(value)] = _alias(value)
+        # a compiled function has no state to copy, and refuses
+        scripts = [v for v in vars(module).values() if isinstance(v, torch.jit.ScriptFunction)]
+        memo.update({id(script): script for script in scripts})
     try:
         twin = copy.deepcopy(model, memo)
     except Exception as error:

@@ -1,0 +1,39 @@
+r"""An ASE calculator with error bars: energies, forces, and how far to trust them.
+
+$$ E = e(r) + \text{baseline}, \qquad F_i = -\frac{\partial e}{\partial r_i}, \qquad
+   \mathrm{Var}\, F_i = \alpha_g^2\, g_i^\top (G + \varsigma^2 I)^{-1} g_i, \quad
+   g_i = \frac{\partial f}{\partial r_i} $$
+
+with the features f, Gram and scales of a fitted `LastLayerRigidity` around a torch model $e$. The
+energy's bar is that of the predictive law; the baseline adds to neither bar.
+
+    atoms.calc = RigidityCalculator(uq, limits={"energy_std": 0.1, "forces_std": 0.5})
+    atoms.get_forces(), atoms.calc.results["forces_std"]
+
+With `limits`, molecular dynamics, relaxations and paths stop by themselves, by an
+`UncertainStructureError`. To stop without an error, look at each step:
+
+    for _ in dyn.irun(1000):
+        if atoms.calc.results["energy_std"] > 0.1:
+            break
+
+Away from the training data a bar grows, but need not keep up with the error: let limits be a few
+times the bars of validation data, so that a run stops at the edge of what is known.
+
+Files of ASE keep its own properties alone: write `with_error_bars(atoms)` to keep the bars.
+Needs `pip install "rigidities[ase]"`.
+"""
+
+from __future__ import annotations
+
+try:
+    from .calculator import RigidityCalculator, with_error_bars
+    from .limits import UncertainStructureError
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] != "ase":
+        raise
+    raise ModuleNotFoundError(
+        'rigidities.ase needs ASE: pip install "rigidities[ase]".', name="ase"
+    ) from error
+
+__all__ = ["RigidityCalculator", "UncertainStructureError", "with_error_bars"]

@@ -1,0 +1,224 @@
+"""The calculator: results for ASE, one structure at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from ase import Atoms
+from ase.calculators.calculator import Calculator, all_changes
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.outputs import Properties, all_outputs
+
+from ..inputs import InputName
+from ..last_layer import LastLayerRigidity
+from ..notices import notify
+from ..shadow import input_names, placement
+from .limits import BARS, check_limits, checked_limits, positive
+from .structures import (
+    Baseline,
+    atomic_number,
+    baseline_energy,
+    check_structure,
+    checked_baseline,
+    no_baseline,
+)
+
+
+class RigidityCalculator(Calculator):
+    r"""Energies (eV) and forces (eV/Å) of a torch model for ASE, with their error bars.
+
+    `results` holds `energy_std`, the standard deviation of the predictive law (with the noise, if
+    one was calibrated), and `forces_std`, (n, 3), the epistemic part with `uq.gradient_scale`.
+    Both come with what they belong to; asking for the energy alone differentiates nothing.
+
+    Args:
+        uq: fitted around the model, and calibrated; for one structure the model's output must be
+            one number, shaped (1,) or (1, 1).
+        inputs: callable(atoms) -> what the model takes for this one structure: a tuple, a mapping
+            of keyword inputs, or the batch that `forward` of `uq` takes; where it needs a cell or
+            neighbours. By default (positions, numbers), (n, 3) and (n,), in the model's precision
+            and units and on its device.
+        wrt: position or name of the input that holds the positions; by default the first.
+        energy_unit: eV per unit of the model's energy (`ase.units.Hartree`).
+        length_unit: Å per unit of the model's positions (`ase.units.Bohr`).
+        baseline: callable(atoms) -> eV, or {element: eV}, added to the energy: what was subtracted
+            before training. It changes neither forces nor bars.
+        species: elements the model was trained on, symbols or atomic numbers; others are refused.
+        limits: {"energy_std": eV, "forces_std": eV/Å}, either or both: beyond them an
+            `UncertainStructureError` is raised, after `results` is filled. The bar of an atom's
+            force is $\sqrt{\sigma_x^2 + \sigma_y^2 + \sigma_z^2}$, which does not depend on the
+            axes; it is looked at whenever forces are.
+        members: as in `uq.gradient`; 0 for exact bars of forces however large the structure.
+    """
+
+    implemented_properties: list[str] = ["energy", "free_energy", "forces", *BARS]  # noqa: RUF012
+
+    def __init__(
+        self,
+        uq: LastLayerRigidity,
+        *,
+        inputs: Callable[[Atoms], Any] | None = None,
+        wrt: InputName = None,
+        energy_unit: float = 1.0,
+        length_unit: float = 1.0,
+        baseline: Baseline | None = None,
+        species: Iterable[int | str] | None = None,
+        limits: Mapping[str, float] | None = None,
+        members: int | None = None,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        if not isinstance(uq, LastLayerRigidity):
+            raise TypeError(
+                f"uq must be a LastLayerRigidity, got {type(uq).__name__}. Wrap the trained model: "
+                "LastLayerRigidity(model).fit(train)."
+            )
+        _ = uq.gram  # an unfitted one says so
+        self.uq, self.inputs, self.wrt, self.members = uq, inputs, wrt, members
+        self.energy_unit = positive(energy_unit, "energy_unit")
+        self.length_unit = positive(length_unit, "length_unit")
+        self.baseline = checked_baseline(no_baseline if baseline is None else baseline)
+        self.species = None if species is None else {atomic_number(one) for one in species}
+        self.limits = checked_limits(limits or {})
+        self._said_periodic = False
+
+    def calculate(
+        self,
+        atoms: Atoms | None = None,
+        properties: Sequence[str] = ("energy",),
+        system_changes: Sequence[str] = tuple(all_changes),
+    ) -> None:
+        """Fill `results`; ASE calls it.
+
+        Raises:
+            ValueError: the structure is no sensible one, or the model's answer is not.
+            UncertainStructureError: a bar passed its limit.
+        """
+        super().calculate(atoms, list(properties), list(system_changes))  # type: ignore[no-untyped-call]
+        structure = self.atoms
+        if structure is None:
+            raise ValueError("There is no structure yet: set atoms.calc and ask the atoms.")
+        if system_changes:
+            self.results = {}
+        check_structure(structure, self.species)
+        batch, wrt = self._batch(structure)
+        if "energy" not in self.results:
+            self.results.update(self._energy(batch, structure))
+        if {"forces", "forces_std"} & set(properties):
+            self.results.update(self._forces(batch, wrt, structure))
+        check_limits(self.limits, structure, self.results)
+
+    def set(self, **parameters: Any) -> dict[str, Any]:
+        """Nothing can be set: ASE would keep options that are of no effect.
+
+        Raises:
+            TypeError: something is given.
+        """
+        if parameters:
+            raise TypeError(
+                f"A RigidityCalculator has no parameters to set, got {', '.join(parameters)}. "
+                "Make a new one: atoms.calc = RigidityCalculator(uq, ...)."
+            )
+        return {}
+
+    def export_properties(self) -> Properties:
+        """Those of the results that ASE has a definition of."""
+        known = {name: value for name, value in self.results.items() if name in all_outputs}
+        return Properties(known)
+
+    def _energy(self, batch: Any, atoms: Atoms) -> dict[str, float]:
+        found = self.uq.predict([batch], progress=False)
+        if found.mean.numel() != 1:
+            raise ValueError(
+                "Expected one number for the structure, got an output shaped "
+                f"{tuple(found.mean.shape)}. Let the model sum over its atoms, pick the energy "
+                "with output= or forward= of LastLayerRigidity, or let inputs= give one structure."
+            )
+        energy, std = (self.energy_unit * float(value) for value in (found.mean, found.std))
+        _check_finite("energy", energy, std)
+        energy += baseline_energy(self.baseline, atoms)
+        return {"energy": energy, "free_energy": energy, "energy_std": std}
+
+    def _forces(self, batch: Any, wrt: InputName, atoms: Atoms) -> dict[str, np.ndarray]:
+        found = self.uq.gradient([batch], wrt, members=self.members, progress=False)
+        if found.mean.numel() != 3 * len(atoms):
+            raise ValueError(
+                f"Expected derivatives by the positions of {len(atoms)} atoms, got them shaped "
+                f"{tuple(found.mean.shape)}. Name the input that holds the positions with wrt=."
+            )
+        unit = self.energy_unit / self.length_unit
+        slope, std = (
+            unit * value.detach().cpu().double().numpy().reshape(-1, 3)
+            for value in (found.mean, found.std)
+        )
+        _check_finite("forces", slope, std)
+        return {"forces": -slope, "forces_std": std}
+
+    def _batch(self, atoms: Atoms) -> tuple[Any, InputName]:
+        """One structure as `uq` takes it, and where in it the positions stand."""
+        given = self._default_inputs(atoms) if self.inputs is None else self.inputs(atoms)
+        wrt, feed = self.wrt, self.uq._feed()
+        if isinstance(given, (tuple, list)):
+            wrt = 0 if wrt is None else wrt
+            if not feed.whole and feed.inputs == 0:  # keywords were fitted
+                names = input_names(self.uq.model)
+                given = dict(zip(names, given, strict=False))
+                wrt = names[wrt] if isinstance(wrt, int) else wrt
+            elif not feed.whole and feed.inputs != len(given):
+                raise ValueError(
+                    f"The model was fitted with {feed.inputs} inputs, got {len(given)} for a "
+                    "structure. Pass inputs=lambda atoms: (...) that gives all of them."
+                )
+        if isinstance(given, Mapping) and wrt is None:
+            wrt = next(iter(given))
+        return given, wrt
+
+    def _default_inputs(self, atoms: Atoms) -> tuple[torch.Tensor, torch.Tensor]:
+        if atoms.pbc.any() and not self._said_periodic:
+            self._said_periodic = True
+            notify(
+                "The structure is periodic, and the model is given positions and numbers only. "
+                "Pass inputs= to give it the cell, or set atoms.pbc = False."
+            )
+        device, dtype = placement(self.uq.model)
+        positions = torch.as_tensor(atoms.positions / self.length_unit, dtype=dtype, device=device)
+        return positions, torch.as_tensor(atoms.numbers, dtype=torch.long, device=device)
+
+
+def with_error_bars(atoms: Atoms) -> Atoms:
+    """A copy for files, with the bars in its `info` and energy and forces in its calculator.
+
+    Trajectories and extended XYZ files drop properties that ASE does not know, and keep `info`:
+    `trajectory.write(with_error_bars(atoms))`. The bars of forces are there if forces were asked
+    for.
+
+    Args:
+        atoms: with a `RigidityCalculator`.
+
+    Raises:
+        TypeError: there is another calculator, or none.
+    """
+    calculator = atoms.calc
+    if not isinstance(calculator, RigidityCalculator):
+        raise TypeError(
+            f"Expected atoms with a RigidityCalculator, got {type(calculator).__name__}. Set "
+            "atoms.calc = RigidityCalculator(uq)."
+        )
+    calculator.get_property("energy_std", atoms)
+    results = calculator.results
+    kept: Atoms = atoms.copy()
+    kept.info.update({name: results[name] for name in BARS if name in results})
+    own = {name: value for name, value in results.items() if name not in BARS}
+    kept.calc = SinglePointCalculator(kept, **own)
+    return kept
+
+
+def _check_finite(what: str, value: Any, std: Any) -> None:
+    for name, numbers in ((what, value), (f"{what}_std", std)):
+        if not np.isfinite(numbers).all():
+            raise ValueError(
+                f"The model's {name} for this structure is NaN or infinite. Look at the positions, "
+                "at their unit, and at what the model does with atoms that have no neighbours."
+            )
