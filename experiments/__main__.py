@@ -60,7 +60,7 @@ def finished(experiment: Experiment, options: argparse.Namespace, folder: Path) 
         jobs.forget(experiment.name)
     where, start = provenance(command(options)), time.monotonic()
     outcome = styled(experiment, quick=options.quick, seed=options.seed)
-    where |= {"minutes": (time.monotonic() - start) / 60, "earlier": sum(jobs.earlier) / 60}
+    where |= {"minutes": (time.monotonic() - start) / 60, "earlier": jobs.earlier}
     if device().type == "cuda":
         where["gpu"] = torch.cuda.get_device_name()
     files = report.write(experiment.name, outcome, where, folder)

@@ -8,8 +8,6 @@ from importlib.util import find_spec
 
 from experiments.outcome import Outcome
 
-EXTRA = 'pip install "rigidities[experiments]"'
-
 
 @dataclass(frozen=True)
 class Experiment:
@@ -21,19 +19,24 @@ class Experiment:
         summary: one line.
         minutes: that a whole run takes on two cores.
         needs: packages beyond the library's own.
+        extra: of this package, which brings them.
     """
 
     name: str
     summary: str
     minutes: float
     needs: tuple[str, ...] = ("matplotlib",)
+    extra: str = "experiments"
 
     def missing(self) -> str | None:
         """What to install, or None where everything is."""
         packages = [package for package in self.needs if find_spec(package) is None]
         if not packages:
             return None
-        return f"The experiment {self.name!r} needs {' and '.join(packages)}. Install: {EXTRA}"
+        return (
+            f"The experiment {self.name!r} needs {' and '.join(packages)}. Install: "
+            f'pip install "rigidities[{self.extra}]"'
+        )
 
     def run(self, *, quick: bool, seed: int) -> Outcome:
         """Run it: the module is imported only now."""
@@ -62,6 +65,13 @@ _ALL = (
         "cost",
         "what training and predicting cost with each method (paper, Table 1), measured",
         minutes=4,
+    ),
+    Experiment(
+        "qm9",
+        "molecules, their atoms and forces, with SOAP descriptors (paper, Fig. 2)",
+        minutes=300,
+        needs=("matplotlib", "numpy", "ase", "featomic"),
+        extra="chemistry",
     ),
     Experiment(
         "weather",

@@ -20,9 +20,10 @@ from typing import Any, NamedTuple
 import torch
 
 from experiments import progress, sources
+from experiments.atomic import replace
 from experiments.data.files import cache_folder, digest
+from experiments.machine import machine
 from experiments.outcome import plain
-from experiments.report import replace
 from experiments.training.protocol import device
 
 
@@ -46,14 +47,15 @@ class Job:
         """The result as JSON gives it back, whether or not it was ever on disk."""
         start = time.monotonic()
         value = json.loads(json.dumps(self.work(**self.arguments), default=_listed))
-        return Part(value, time.monotonic() - start)
+        return Part(value, time.monotonic() - start, machine())
 
 
 class Part(NamedTuple):
-    """A finished job: its result and the seconds it took."""
+    """A finished job: its result, the seconds it took, and on what."""
 
     value: Any
     seconds: float
+    machine: str
 
 
 def results(
@@ -65,8 +67,8 @@ def results(
         experiment: whose jobs they are.
         jobs: independent of each other.
         keep: results on disk, and take those that are there already: an interrupted experiment
-            goes on where it was. They are found by the job's arguments, the text of the code, the
-            data, the device and torch's version.
+            goes on where it was. They are found by the job's arguments, the text of the code and
+            the data, wherever they were computed: `earlier` tells where.
         workers: processes; one a core by default, none besides this one on a GPU.
     """
     files = {job.name: _file(experiment, job) for job in jobs} if keep else {}
@@ -75,7 +77,7 @@ def results(
     found = {name: Part(*_read(file)) for name, file in files.items() if file.exists()}
     finished.extend(files[name] for name in found)
     if found:
-        earlier.extend(part.seconds for part in found.values())
+        earlier.extend(found.values())
         print(f"  {len(found)} of {len(jobs)} parts are there from an earlier run")
     for name, part in _computed([job for job in jobs if job.name not in found], workers):
         if keep:
@@ -85,8 +87,8 @@ def results(
     return {job.name: found[job.name].value for job in jobs}
 
 
-earlier: list[float] = []
-"""Seconds of the parts that this process did not compute, but found."""
+earlier: list[Part] = []
+"""The parts that this process did not compute, but found."""
 
 finished: list[Path] = []
 """Files of the parts that the same command would find."""
@@ -171,10 +173,10 @@ def _folder(experiment: str) -> Path:
 
 
 def _file(experiment: str, job: Job) -> Path:
-    """Where a job's result lies: another argument, device or line of code is another file."""
+    """Where a job's result lies: another argument, line of code or number is another file."""
     work = job.work
-    parts = [work.__qualname__, device().type, torch.__version__]
-    parts += [json.dumps(plain(job.arguments), sort_keys=True), digest(job.data)]
+    arguments = json.dumps(plain(job.arguments), sort_keys=True)
+    parts = [work.__qualname__, arguments, digest(job.data)]
     key = hashlib.sha256("\0".join([sources.digest(work.__module__), *parts]).encode())
     readable = "".join(c if c.isalnum() else "-" for c in job.name)
     return _folder(experiment) / f"{readable}-{key.hexdigest()[:16]}.json"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.atomic import replace
 from experiments.figures import LARGEST, png
 from experiments.outcome import Outcome, Picture, Table, plain
 
@@ -52,8 +52,7 @@ def rendered_page(name: str, outcome: Outcome, where: Mapping[str, Any]) -> str:
 
 def footer(name: str, where: Mapping[str, Any]) -> str:
     """Command, hardware and time."""
-    earlier = where.get("earlier", 0)
-    found = f", after {earlier:.1f} minutes of work found from an earlier run" if earlier else ""
+    found = _found(where.get("earlier", ()))
     gpu = f", {where['gpu']}" if "gpu" in where else ""
     return (
         f"Every number above and in the figures is in [{name}.json]({name}.json).\n\n"
@@ -61,6 +60,16 @@ def footer(name: str, where: Mapping[str, Any]) -> str:
         f"{where['cpu']}, {where['cores']} cores, {where['threads']} threads{gpu}, "
         f"torch {where['torch']}, Python {where['python']}."
     )
+
+
+def _found(earlier: Sequence[Any]) -> str:
+    """What was there already, and on what it was computed."""
+    if not earlier:
+        return ""
+    machines = Counter(part.machine for part in earlier)
+    listed = "; ".join(f"{name}: {count}" for name, count in machines.items())
+    minutes = sum(part.seconds for part in earlier) / 60
+    return f", after {minutes:.1f} minutes of parts found from earlier runs ({listed})"
 
 
 def picture_file(name: str, picture: Picture) -> str:
@@ -97,16 +106,3 @@ def _indented(value: Any, depth: int = 0) -> str:
             "[" + inner + ("," + inner).join(_indented(v, depth + 1) for v in value) + outer + "]"
         )
     return json.dumps(value, allow_nan=False, ensure_ascii=False)
-
-
-def replace(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

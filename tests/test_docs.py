@@ -8,7 +8,7 @@ import pytest
 import torch
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = ["any_regressor.md", "propagation.md", "report.md", "theory.md"]
+PAGES = ["any_regressor.md", "chemistry.md", "propagation.md", "report.md", "theory.md"]
 
 BLOCK = re.compile(r"^```(python|text)\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
 NUMBER = re.compile(r"-?\d+\.\d*(?:e[-+]\d+)?")

@@ -18,6 +18,7 @@ from experiments import catalogue, figures, jobs, progress, report
 from experiments import outcome as outcomes
 from experiments.catalogue import EXPERIMENTS, Experiment
 from experiments.data import files, uci
+from experiments.jobs import Part
 from experiments.outcome import Outcome, Picture, Table, cell, mean_and_error, plain, with_error
 
 import synthetic_data
@@ -192,10 +193,12 @@ def test_a_cache_that_cannot_be_written_is_said_without_a_traceback(
 
 
 def test_the_footer_counts_work_of_an_earlier_run_and_names_the_gpu() -> None:
-    text = report.footer("fake", {**WHERE, "earlier": 12.0, "gpu": "a card"})
-    assert "in 1.2 minutes, after 12.0 minutes of work found from an earlier run" in text
+    parts = [Part(0, 60.0 * minutes, name) for minutes, name in ((2, "A"), (3, "B"), (7, "A"))]
+    text = report.footer("fake", {**WHERE, "earlier": parts, "gpu": "a card"})
+    found = "12.0 minutes of parts found from earlier runs (A: 2; B: 1)"
+    assert f"in 1.2 minutes, after {found}" in text
     assert "1 threads, a card, torch 2" in text
-    assert "earlier" not in report.footer("fake", {**WHERE, "earlier": 0})
+    assert "earlier" not in report.footer("fake", {**WHERE, "earlier": []})
 
 
 def test_altered_data_are_said_without_a_traceback(fake, tmp_path, monkeypatch, capsys) -> None:

@@ -72,18 +72,13 @@ def test_an_interrupted_run_goes_on_where_it_was(log: Path) -> None:
     assert list(found) == list(NAMES)
 
 
-def test_other_arguments_or_another_device_are_computed_anew(
-    log: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_arguments_are_computed_anew(log: Path) -> None:
     results("trial", made(log), workers=1)
     other = results("trial", made(log, (1.0, 2.5)), workers=1)
     assert other["first"]["squares"][1] == (2.5 / 3) ** 2
     assert len(calls(log)) == 6
     results("trial", made(log), workers=1)
     assert len(calls(log)) == 6
-    monkeypatch.setenv("RIGIDITIES_DEVICE", "cuda")
-    results("trial", made(log), workers=1)
-    assert len(calls(log)) == 9
 
 
 def test_changed_code_is_run_again(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,11 +117,18 @@ def test_other_data_are_another_part(log: Path, monkeypatch: pytest.MonkeyPatch)
     assert calls(log) == list(NAMES) * 3
 
 
-def test_another_torch_is_another_part(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_another_machine_serve_and_are_told(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "earlier", [])
+    monkeypatch.setattr(jobs, "machine", lambda: "a large card, torch 0.0")
+    results("trial", made(log)[:2], workers=1)
+    monkeypatch.setattr(jobs, "machine", lambda: "a laptop, torch 0.1")
     results("trial", made(log), workers=1)
-    monkeypatch.setattr(torch, "__version__", "0.0")
+    assert [part.machine for part in jobs.earlier] == ["a large card, torch 0.0"] * 2
     results("trial", made(log), workers=1)
-    assert calls(log) == list(NAMES) * 2
+    assert [part.machine for part in jobs.earlier[2:]][-1] == "a laptop, torch 0.1"
+    assert calls(log) == list(NAMES)
 
 
 def test_a_cache_that_cannot_be_written_is_said_before_the_work(

@@ -865,3 +865,24 @@ def test_structures_alike_in_their_features_but_not_in_their_energies_are_no_cop
     assert report.duplicates == 0
     copied = uq.calibrate([*data[20:], *data[:3]], progress=False)
     assert copied.duplicates == 3
+
+
+def test_a_target_function_is_not_asked_where_targets_are_of_no_interest():
+    class Item:
+        def __init__(self, x, energy=None):
+            self.x = x
+            if energy is not None:
+                self.energy = energy
+
+    model = nn.Linear(3, 1)
+    x, y = torch.randn(40, 3), torch.randn(40, 1)
+    options = {"forward": lambda m, item: m(item.x), "target": lambda item: item.energy}
+    uq = rg.LastLayerRigidity(model, **options)
+    uq.fit([Item(x[:20], y[:20])], progress=False)
+    uq.calibrate([Item(x[20:], y[20:])], progress=False)
+    bare = [Item(x[:5])]
+    torch.testing.assert_close(uq.predict(bare).mean, model(x[:5]).detach())
+    assert uq.features(bare).shape == (5, 4)
+    assert uq.ensemble(4).propagate(lambda out: out.sum(), bare).mean.ndim == 0
+    with pytest.raises(AttributeError, match="energy"):
+        uq.calibrate(bare)

@@ -84,7 +84,7 @@ class Batches:
     def __iter__(self) -> Iterator[Batch]:
         count = len(self.data)
         rows = torch.randperm(count, generator=self.order) if self.order else torch.arange(count)
-        return map(self.data.batch, rows.split(self.size))
+        return map(self.data.batch, rows.split(self.size) if count else ())
 
 
 def arranged(

@@ -44,7 +44,8 @@ class BehlerParrinello(nn.Module):
         One factor serves all numbers: those that hardly vary stay small.
         """
         self.level.copy_(x.mean(0))
-        self.spread.copy_((x - self.level).square().mean().sqrt())
+        spread = (x - self.level).square().mean().sqrt()
+        self.spread.copy_(torch.where(spread > 0, spread, torch.ones_like(spread)))
 
     def forward(self, x: Tensor, sizes: Tensor, owners: Tensor, counts: Tensor) -> Tensor:
         """Energies (N,).

@@ -18,11 +18,11 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from experiments.atomic import replace
 from experiments.atoms.soap import Soap, expansion
-from experiments.atoms.structures import Structures, spans
+from experiments.atoms.structures import StructureError, Structures, spans
 from experiments.data.files import FormatError
 from experiments.progress import steps
-from experiments.report import replace
 
 PART = 10_000
 """Structures in a file."""
@@ -100,7 +100,7 @@ class DescriptorFiles:
         """(A, C, M) in float32, of a file's structures."""
         path = self._path(number)
         if not path.exists():
-            self._write(path, own)
+            self._write(path, own, number * self.part)
         expected = self._header(own)
         channels, harmonics = self._shape
         dense = torch.zeros(len(own.numbers), len(self.species), self.soap.radial * harmonics)
@@ -116,8 +116,11 @@ class DescriptorFiles:
             ) from error
         return dense.reshape(-1, channels, harmonics)
 
-    def _write(self, path: Path, own: Structures) -> None:
-        values = expansion(own, self.species, self.soap).values
+    def _write(self, path: Path, own: Structures, start: int) -> None:
+        try:
+            values = expansion(own, self.species, self.soap).values
+        except StructureError as error:
+            raise StructureError(f"{error} (Counted from structure {start} on.)") from error
         blocks = values.reshape(len(values), len(self.species), -1).float()
         tensors = {}
         for place, number in enumerate(self.species):
@@ -136,8 +139,8 @@ def check(found: dict[str, str], expected: dict[str, str], path: Path) -> None:
         DescriptorFileError: with what differs.
     """
     for name, value in expected.items():
-        if found.get(name) != value:
-            wanted, got = _differing(value, found.get(name, "nothing"))
+        wanted, got = _differing(value, found.get(name, "nothing"))
+        if wanted != got:
             raise DescriptorFileError(
                 f"{path} holds other descriptors: expected {name} {wanted}, got {got}. Delete "
                 f"{path.parent}, and they are computed again, or use another folder."
@@ -151,7 +154,7 @@ def _differing(expected: str, found: str) -> tuple[str, str]:
     except json.JSONDecodeError:
         return expected, found
     if not (isinstance(wanted, dict) and isinstance(got, dict)):
-        return expected, found
-    names = [name for name in wanted if wanted[name] != got.get(name)]
+        return str(wanted), str(got)
+    names = [name for name in {**wanted, **got} if wanted.get(name) != got.get(name)]
     both = (", ".join(f"{name}={of.get(name)}" for name in names) for of in (wanted, got))
     return next(both), next(both)

@@ -60,9 +60,11 @@ class FromPositions(nn.Module):
         """
         moved = positions - anchor
         centre, neighbour = pairs.unbind(1)
-        change = torch.einsum("pd,pdk->pk", moved[neighbour] - moved[centre], slopes.flatten(2))
+        steps = moved[neighbour] - moved[centre]
+        change = (steps[:, :, None] * slopes.flatten(2)).sum(1)  # many tiny products are slower
         kinds, (_, _, radial, harmonics) = len(sizes), slopes.shape
-        channel = torch.arange(kinds, device=sizes.device).repeat_interleave(sizes)[neighbour]
+        species = torch.arange(kinds).repeat_interleave(sizes.cpu())
+        channel = species.to(neighbour.device)[neighbour]
         shifts = values.new_zeros(len(values) * kinds, radial * harmonics)
         shifts = shifts.index_add(0, centre * kinds + channel, change)
         x = power_spectrum(values + shifts.reshape(len(values), kinds * radial, harmonics))

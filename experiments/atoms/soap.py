@@ -16,12 +16,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from experiments.atoms.structures import EXTRA, Structures, check_apart, indices
+from experiments.atoms.structures import (
+    EXTRA,
+    StructureError,
+    Structures,
+    check_apart,
+    indices,
+)
 
 CHUNK = 1000
 """Structures that featomic expands at once."""
@@ -113,9 +120,12 @@ def expansion(
         slopes: also the derivatives by the positions.
 
     Raises:
-        StructureError: an element that is not among the species, atoms on top of each other.
+        StructureError: no structures, an element that is not among the species, atoms on top of
+            each other.
         ImportError: featomic is not installed; the message names the extra.
     """
+    if not len(structures):
+        raise StructureError("There are no structures to describe: give at least one.")
     indices(structures.numbers, species)
     check_apart(structures)
     chunks = torch.arange(len(structures)).split(CHUNK)
@@ -137,7 +147,9 @@ def _joined(parts: Sequence[Expansion]) -> Expansion:
     return Expansion(values, torch.cat(pairs, dim=1), torch.cat(slopes))
 
 
+@cache
 def _calculator(soap: Soap) -> Any:
+    """To make one takes longer than to expand a few molecules."""
     try:
         from featomic import SphericalExpansion
     except ImportError as error:

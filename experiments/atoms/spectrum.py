@@ -25,7 +25,8 @@ def power_spectrum(expansion: Tensor) -> Tensor:
     """
     channels, degrees = expansion.shape[-2], math.isqrt(expansion.shape[-1])
     first, second = torch.triu_indices(channels, channels, device=expansion.device)
-    factor = torch.where(first == second, 1.0, math.sqrt(2)).to(expansion.dtype)
+    root = expansion.new_tensor(math.sqrt(2))
+    factor = torch.where(first == second, torch.ones_like(root), root)
     parts = []
     for degree in range(degrees):
         part = expansion[..., degree**2 : (degree + 1) ** 2]

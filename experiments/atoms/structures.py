@@ -126,6 +126,8 @@ def check_apart(structures: Structures, least: float = TOO_CLOSE) -> None:
     Raises:
         StructureError: with the pair and its distance.
     """
+    if not len(structures):
+        return
     counts, width = structures.counts, int(structures.counts.max())
     padded = structures.positions.new_full((len(structures), width, 3), float("inf"))
     column = spans(torch.zeros_like(counts), counts)
@@ -161,7 +163,7 @@ def indices(numbers: Tensor, species: Sequence[int]) -> Tensor:
     Raises:
         StructureError: an element that is not in the list.
     """
-    places = torch.full((max(119, *(s + 1 for s in species)),), -1, device=numbers.device)
+    places = torch.full((max([118, *species]) + 1,), -1, device=numbers.device)
     places[list(species)] = torch.arange(len(species), device=numbers.device)
     known = (numbers > 0) & (numbers < len(places))
     found = torch.where(known, places[numbers.long().clamp(0, len(places) - 1)], -1)

@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import safetensors
 from safetensors.torch import load_file, save
 
 from experiments import sources
+from experiments.atomic import replace
 from experiments.atoms import bpnn
 from experiments.atoms.spectrum import width
-from experiments.data.files import cache_folder, digest
+from experiments.data.files import FormatError, cache_folder, digest
 from experiments.data.qm9 import NAMES
+from experiments.machine import machine
 from experiments.qm9 import training
 from experiments.qm9.samples import SOAP, SPECIES, Samples
-from experiments.report import replace
 from experiments.training.loop import Fitted
 
 CHANNELS = len(SPECIES) * SOAP.radial
 
 
-def of_split(data: Samples, *, split: int, seed: int, epochs: int, keep: bool = True) -> Fitted:
+@dataclass(frozen=True)
+class Kept(Fitted):
+    """A net at the end of its training, and on what it was trained."""
+
+    machine: str
+
+
+def of_split(data: Samples, *, split: int, seed: int, epochs: int, keep: bool = True) -> Kept:
     """The net of a split: from disk, or trained now.
 
     Args:
@@ -34,12 +43,13 @@ def of_split(data: Samples, *, split: int, seed: int, epochs: int, keep: bool = 
     """
     own = 1000 * seed + split
     if not keep:
-        return training.trained(data, own, epochs)
+        found = training.trained(data, own, epochs)
+        return Kept(found.net, found.epoch, found.loss, machine())
     path = file(split, seed, epochs, [len(data.train), len(data.valid), len(data.test)])
     if not path.exists():
         found = training.trained(data, own, epochs)
         path.parent.mkdir(parents=True, exist_ok=True)
-        header = {"epoch": str(found.epoch), "loss": repr(found.loss)}
+        header = {"epoch": str(found.epoch), "loss": repr(found.loss), "machine": machine()}
         replace(path, save(dict(found.net.state_dict()), header))
     return read(path)
 
@@ -52,10 +62,16 @@ def file(split: int, seed: int, epochs: int, sizes: list[int]) -> Path:
     return cache_folder() / "nets" / f"qm9-{split}-{key[:16]}.safetensors"
 
 
-def read(path: Path) -> Fitted:
+def read(path: Path) -> Kept:
     """A net that was kept, on the CPU."""
     net = bpnn.drawn(len(SPECIES), width(CHANNELS, SOAP.angular), 0)
-    with safetensors.safe_open(path, framework="pt") as stored:
-        header = stored.metadata()
-    net.load_state_dict(load_file(path))
-    return Fitted(net.eval(), int(header["epoch"]), float(header["loss"]))
+    try:
+        with safetensors.safe_open(path, framework="pt") as stored:
+            header = stored.metadata()
+        net.load_state_dict(load_file(path))
+        epoch, loss, machine = int(header["epoch"]), float(header["loss"]), header["machine"]
+    except (safetensors.SafetensorError, RuntimeError, KeyError, TypeError) as error:
+        raise FormatError(
+            f"{path} is no net of this experiment ({error}). Delete it: it is then trained again."
+        ) from error
+    return Kept(net.eval(), epoch, loss, machine)

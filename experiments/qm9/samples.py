@@ -77,7 +77,8 @@ def drawn(
         seed: of all splits.
         train: molecules to train on.
         valid: molecules to validate with.
-        molecules: draw so few of the set; their descriptors are not kept then.
+        molecules: draw so few of the set, or all if there are no more; their descriptors are not
+            kept then.
     """
     every = qm9.read()
     with tempfile.TemporaryDirectory() as temporary:

@@ -15,7 +15,7 @@ from experiments import error_bars, scores
 from experiments.atoms import fitting
 from experiments.atoms.batches import Environments, loss_weight
 from experiments.floors import floors
-from experiments.qm9 import nets, samples
+from experiments.qm9 import nets, novelty, pictures, samples
 from experiments.qm9.samples import Samples
 from experiments.training.protocol import device
 from rigidities import metrics
@@ -29,6 +29,9 @@ WAYS = {
 
 MILLIELECTRONVOLT = 1000 / 23.060547830619
 """In a kilocalorie per mole."""
+
+MAIN = "nll"
+"""The calibration that the other parts of the page use."""
 
 BATCH = 512
 
@@ -69,11 +72,12 @@ def judged(
         molecules: draw so few of the set; None for all.
 
     Returns:
-        "calibrations", each with its scores, what it chose and the numbers of the figures; how
-        the bars follow size and novelty; atoms and forces of a few molecules.
+        "calibrations", each with its scores, what it chose and the numbers of the figures;
+        "novelty", how the bars follow kinds and sizes; "shown", a few molecules with their atoms.
     """
     with samples.drawn(split, seed, train=train, valid=valid, molecules=molecules) as data:
-        trained = nets.of_split(data, split=split, seed=seed, epochs=epochs, keep=molecules is None)
+        keep = molecules is None
+        trained = nets.of_split(data, split=split, seed=seed, epochs=epochs, keep=keep)
         known, held = data.environments(data.train), data.environments(data.valid)
         uq = rg.LastLayerRigidity(trained.net.to(device()))
         uq.fit(known.batches(BATCH), sample_weight=loss_weight, progress=False)
@@ -83,12 +87,15 @@ def judged(
         constant = metrics.rmse(_mean(uq, held), held.y.cpu())
         return {
             "epoch": trained.epoch,
+            "trained_on": trained.machine,
             "molecules": {name: len(getattr(data, name)) for name in ("train", "valid", "test")},
             "calibrations": {
                 name: _scored(bars[name], data, constant, bin_size)
                 | {"chosen": _chosen(ways[name], WAYS[name])}
                 for name in ways
             },
+            "novelty": _novelty(bars[MAIN], data),
+            "shown": _shown(ways[MAIN], bars[MAIN], data),
         }
 
 
@@ -126,6 +133,21 @@ def _scored(bars: Bars, data: Samples, constant: float, bin_size: int) -> dict[s
     found["bins"] = scores.bins(*three, bin_size)
     found["points"] = scores.points(*three)
     return found
+
+
+def _novelty(bars: Bars, data: Samples) -> dict[str, Any]:
+    """Errors and bars by the kinds and by the sizes of molecules."""
+    learnt, others = (data.molecules.structures.picked(rows) for rows in (data.train, data.test))
+    kinds = novelty.groups(novelty.kinds(learnt), novelty.kinds(others), bars.error, bars.std)
+    return {"kinds": kinds, "sizes": novelty.by_size(others, bars.error, bars.std)}
+
+
+def _shown(uq: rg.LastLayerRigidity, bars: Bars, data: Samples) -> list[dict[str, Any]]:
+    """The molecules of the figure, with their atoms' error bars."""
+    places = torch.cat(list(pictures.chosen(bars.std).values()))
+    rows = data.test[places]
+    few, structures = data.environments(rows), data.molecules.structures.picked(rows)
+    return pictures.shown(uq, few, structures, bars.std[places], bars.error[places])
 
 
 def _chosen(uq: rg.LastLayerRigidity, how: error_bars.Calibration) -> dict[str, Any]:

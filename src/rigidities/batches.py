@@ -60,7 +60,7 @@ class Reader:
     device: torch.device
     dtype: torch.dtype
     whole: bool = False
-    target: Callable[[Any], Tensor] | None = None
+    target: Callable[[Any], Tensor | None] | None = None
     inputs: int | None = None
     apart: str | None = None
 

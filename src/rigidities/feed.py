@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -27,9 +27,13 @@ class Feed:
 
     model: nn.Module
     whole: bool = False
-    target: Callable[[Any], Tensor] | None = None
+    target: Callable[[Any], Tensor | None] | None = None
     inputs: int | None = None
     apart: str | None = None
+
+    def unlabelled(self) -> Feed:
+        """The same for data whose targets are of no interest, and may not be there."""
+        return self if self.target is None else replace(self, target=_none)
 
     def __call__(
         self,
@@ -53,3 +57,7 @@ class Feed:
         reader = Reader(device, dtype, self.whole, self.target, self.inputs, self.apart)
         raw, total = raw_batches(data, batch_size, any_order=any_order)
         return map(reader, progressing(raw, total, what, progress))
+
+
+def _none(batch: Any) -> None:
+    """No target."""

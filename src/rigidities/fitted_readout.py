@@ -349,7 +349,7 @@ class FittedReadout(nn.Module):
     def _batches(
         self, data: Any, batch_size: int | None, what: str, progress: bool | None
     ) -> Iterator[Batch]:
-        feed = self._feed(self._weighing)
+        feed = self._feed(self._weighing).unlabelled()
         return feed(data, what, batch_size=batch_size, progress=progress)
 
     def _revise(

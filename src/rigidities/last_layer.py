@@ -242,7 +242,7 @@ class LastLayerRigidity(FittedReadout):
         )
         binding = Binding(self.model, self._source, self._layer)
         binding.restore(self._binding.header())
-        return Ensemble(binding, self._feed(self._weighing), drawn)
+        return Ensemble(binding, self._feed(self._weighing).unlabelled(), drawn)
 
     def covariance(self, x1: Any, x2: Any = None, *, batch_size: int | None = None) -> Tensor:
         """Joint covariance of predictions (the epistemic part).

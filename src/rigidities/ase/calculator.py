@@ -12,6 +12,7 @@ from ase.calculators.calculator import Calculator, all_changes
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.outputs import Properties, all_outputs
 
+from ..accumulation import SampleWeight
 from ..inputs import InputName
 from ..last_layer import LastLayerRigidity
 from ..notices import notify
@@ -52,6 +53,8 @@ class RigidityCalculator(Calculator):
             force is $\sqrt{\sigma_x^2 + \sigma_y^2 + \sigma_z^2}$, which does not depend on the
             axes; it is looked at whenever forces are.
         members: as in `uq.gradient`; 0 for exact bars of forces however large the structure.
+        sample_weight: callable(batch) -> loss weight of the structure, as in the fit: a calibrated
+            noise is divided by it.
     """
 
     implemented_properties: list[str] = ["energy", "free_energy", "forces", *BARS]  # noqa: RUF012
@@ -68,6 +71,7 @@ class RigidityCalculator(Calculator):
         species: Iterable[int | str] | None = None,
         limits: Mapping[str, float] | None = None,
         members: int | None = None,
+        sample_weight: SampleWeight | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         if not isinstance(uq, LastLayerRigidity):
@@ -77,6 +81,7 @@ class RigidityCalculator(Calculator):
             )
         _ = uq.gram  # an unfitted one says so
         self.uq, self.inputs, self.wrt, self.members = uq, inputs, wrt, members
+        self.sample_weight = sample_weight
         self.energy_unit = positive(energy_unit, "energy_unit")
         self.length_unit = positive(length_unit, "length_unit")
         self.baseline = checked_baseline(no_baseline if baseline is None else baseline)
@@ -129,7 +134,7 @@ class RigidityCalculator(Calculator):
         return Properties(known)
 
     def _energy(self, batch: Any, atoms: Atoms) -> dict[str, float]:
-        found = self.uq.predict([batch], progress=False)
+        found = self.uq.predict([batch], sample_weight=self.sample_weight, progress=False)
         if found.mean.numel() != 1:
             raise ValueError(
                 "Expected one number for the structure, got an output shaped "
