@@ -9,6 +9,7 @@ products of spectra are those of the full, symmetric table.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ def power_spectrum(expansion: Tensor) -> Tensor:
     parts = []
     for degree in range(degrees):
         part = expansion[..., degree**2 : (degree + 1) ** 2]
-        products = (part @ part.mT).flatten(-2)[..., first * channels + second]
+        products = Products.apply(part, part).flatten(-2)[..., first * channels + second]
         parts.append(products * (factor / math.sqrt(2 * degree + 1)))
     return torch.cat(parts, dim=-1)
 
@@ -42,3 +43,50 @@ def width(channels: int, angular: int) -> int:
     2325
     """
     return (angular + 1) * channels * (channels + 1) // 2
+
+
+class Products(torch.autograd.Function):
+    """a (A, K, m), b (A, L, m) -> a b^T (A, K, L), atom by atom.
+
+    Under `vmap`, as for derivatives along many directions at once, torch would copy the factor that
+    is the same for all directions and multiply tiny matrices one by one; here the directions become
+    rows of the other factor.
+    """
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor) -> Tensor:
+        """The products."""
+        return a @ b.mT
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        """Both factors are needed for the derivatives."""
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor]:
+        """By a and by b."""
+        a, b = ctx.saved_tensors
+        return Products.apply(slope, b.mT), Products.apply(slope.mT, a.mT)
+
+    @staticmethod
+    def jvp(ctx: Any, along_a: Tensor, along_b: Tensor) -> Tensor:
+        """Along directions of a and b."""
+        a, b = ctx.saved_tensors
+        return Products.apply(along_a, b) + Products.apply(a, along_b)
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[int | None, int | None], a: Tensor, b: Tensor) -> Any:
+        """Many a, many b, or many of both."""
+        if dims[1] is None:
+            many = a.movedim(dims[0], 1)  # (A, B, K, m)
+            found = Products.apply(many.flatten(1, 2), b)
+            return found.unflatten(1, many.shape[1:3]), 1
+        if dims[0] is None:
+            many = b.movedim(dims[1], 1)
+            found = Products.apply(a, many.flatten(1, 2))
+            return found.unflatten(2, many.shape[1:3]), 2
+        both = a.movedim(dims[0], 0), b.movedim(dims[1], 0)
+        found = Products.apply(*(one.flatten(0, 1) for one in both))
+        return found.unflatten(0, both[0].shape[:2]), 0
