@@ -30,11 +30,11 @@ Found = dict[str, Any]
 QUICK = {
     "seeds": 2,
     "train": 12,
-    "valid": 6,
-    "test": 4,
-    "epochs": 15,
-    "force_bin": 40,
-    "energy_bin": 2,
+    "valid": 8,
+    "test": 6,
+    "epochs": 8,
+    "force_bin": 50,
+    "energy_bin": 3,
 }
 WHOLE = {
     "seeds": 3,

@@ -36,7 +36,7 @@ NEGLIGIBLE = 1e-6
 """Part of a molecule's largest bar: smaller ones, which symmetry makes zero, are not compared."""
 
 WHOLE = {"molecules": 30, "timed": 8, "repeats": 5}
-QUICK = {"molecules": 3, "timed": 2, "repeats": 1}
+QUICK = {"molecules": 2, "timed": 1, "repeats": 1}
 
 
 def energies(net: nn.Module, batch: Batch) -> Tensor:

@@ -7,9 +7,14 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+import torch
+
 from experiments import scores
 
 Found = dict[str, Any]
+
+MERGED = 10
+"""Bins that make one wide bin, in which single large errors count less."""
 
 
 def over_splits(nets: Sequence[Found]) -> Found:
@@ -37,12 +42,29 @@ def over_splits(nets: Sequence[Found]) -> Found:
     }
 
 
+def log_ratio(bins: Found, merged: int) -> float:
+    """The mean |log10(MSE / variance)| over bins, so many neighbours of which are put together.
+
+    Args:
+        bins: with "variance" and "mse" of bins of equal size, in the order of the variances.
+        merged: how many make one bin; an incomplete last one is left out.
+    """
+    variance, mse = (torch.tensor(bins[name], dtype=torch.float64) for name in ("variance", "mse"))
+    merged = min(merged, len(variance))
+    whole = len(variance) // merged * merged
+    means = (part[:whole].reshape(-1, merged).mean(1) for part in (mse, variance))
+    return float(torch.div(*means).log10().abs().mean())
+
+
 def _together(found: Sequence[Found]) -> Found:
     """One calibration of all nets."""
     chosen = [one["chosen"] for one in found]
+    wide = [{"wide_log_ratio": log_ratio(one["bins"], MERGED)} for one in found]
     numbers = ("ridge", "scale", "noise_variance", "effective_rank")
     return {
-        "scores": scores.over_seeds([one["scores"] for one in found]),
+        "scores": scores.over_seeds(
+            [one["scores"] | more for one, more in zip(found, wide, strict=True)]
+        ),
         "constant": {"scores": scores.over_seeds([one["constant"]["scores"] for one in found])},
         "chosen": {name: median(one[name] for one in chosen) for name in numbers},
         "bins": found[0]["bins"],

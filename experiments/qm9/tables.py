@@ -17,6 +17,7 @@ COLUMNS = {
     "crps": "CRPS",
     "binned_log_ratio": "log ratio",
     "floor": "floor",
+    "wide_log_ratio": "in wide bins",
     "coverage": "coverage",
     "slope": "slope",
     "decades": "decades",
