@@ -69,7 +69,7 @@ _ALL = (
     Experiment(
         "qm9",
         "molecules, their atoms and forces, with SOAP descriptors (paper, Fig. 2)",
-        minutes=300,
+        minutes=480,
         needs=("matplotlib", "numpy", "ase", "featomic"),
         extra="chemistry",
     ),

@@ -740,13 +740,15 @@ def test_a_calibrated_noise_is_divided_by_the_loss_weight_of_the_structure(atoms
     weight = lambda batch: torch.full((len(batch[-1]),), 0.25, dtype=torch.float64)  # noqa: E731
     uq = rg.LastLayerRigidity(Net().double()).fit(TRAIN, sample_weight=weight)
     uq.calibrate(VALID, noise="constant")
-    for given, factor in ((None, 1.0), (lambda batch: torch.full((1,), 0.25).double(), 4.0)):
+    for given, factor in ((None, 1.0), (lambda atoms: 1 / len(atoms), 4.0)):
         calculator = RigidityCalculator(uq, sample_weight=given)
         bar = calculator.get_property("energy_std", atoms)
         found = uq.predict([calculator._batch(atoms)[0]])
         expected = found.epistemic + factor * float(uq.noise.level)
         assert float(uq.noise.level) > 0
         assert bar == pytest.approx(float(expected) ** 0.5, rel=1e-12)
+    with pytest.raises(ValueError, match="sample_weight must be a positive number, got 0"):
+        RigidityCalculator(uq, sample_weight=lambda atoms: 0).get_property("energy", atoms)
 
 
 def test_an_energy_that_is_not_a_number_is_refused_and_not_stored(one, atoms):

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from experiments import __main__ as command
-from experiments import qm9
+from experiments import jobs, qm9
 from experiments.catalogue import EXPERIMENTS
-from experiments.qm9 import summary, tables, texts
+from experiments.qm9 import nets, novelty_page, summary, tables, texts
 from tests import synthetic_data
 from tests.numbers_on_pages import unsupported
 
@@ -27,7 +27,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setenv("RIGIDITIES_DATA", str(synthetic_data.write(folder / "data")))
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         assert command.main(["qm9", "--quick", "--out", str(folder / "out")]) == 0
-    assert not (folder / "cache").exists()  # a quick run keeps nothing
+    assert not (folder / "cache" / "rigidities").exists()  # a quick run keeps nothing
     (page,) = (folder / "out").rglob("qm9.md")
     return page.parent
 
@@ -75,7 +75,7 @@ def test_what_is_compared_in_words_follows_the_numbers() -> None:
     ways = {name: {"scores": score} for name in tables.LABELS}
     for difference, word in (
         ([0.05, 0.01], "is above"),
-        ([0.001, 0.01], "does not clearly differ"),
+        ([0.0, 0.01], "does not clearly differ"),
     ):
         found = {"calibrations": ways, "differences": {"nll": {"binned_log_ratio": difference}}}
         assert word in texts.closing(found)
@@ -86,6 +86,39 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch, capsys) -> None:
     missing = EXPERIMENTS["qm9"].missing
     monkeypatch.setattr("experiments.catalogue.find_spec", lambda name: name != "featomic" or None)
     assert 'needs featomic. Install: pip install "rigidities[chemistry]"' in str(missing())
+
+
+def test_the_set_is_read_before_parts_are_named_by_its_checksum(monkeypatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(qm9, "read", lambda: order.append("read"))
+
+    def stop(*args: object, **options: object) -> None:
+        order.append("results")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(qm9, "results", stop)
+    with pytest.raises(KeyboardInterrupt):
+        qm9.run(quick=True, seed=0)
+    assert order == ["read", "results"]
+
+
+def test_beginning_anew_forgets_trained_nets_too(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kept = nets.file(0, 0, 300, [1, 1, 1])
+    kept.parent.mkdir(parents=True)
+    kept.write_bytes(b"weights")
+    jobs.forget("qm9")
+    assert not kept.exists()
+
+
+def test_ratios_that_differ_between_sizes_contradict_the_paper() -> None:
+    rows = [
+        {"size": size, "molecules": 50, "rmse": ratio, "bar": 1.0, "ratio": ratio}
+        for size, ratio in ((8, 2.5), (18, 1.0), (29, 0.25))
+    ]
+    said = novelty_page.by_size(rows)
+    assert "factor of 10.0" in said and novelty_page.DIFFERS in said
+    assert novelty_page.AGREES in novelty_page.by_size([rows[1], rows[1]])
 
 
 def test_parts_have_names_of_their_own_and_whole_sizes() -> None:

@@ -6,8 +6,8 @@ functions n and spherical harmonics l, m:
 $$ c^{b}_{nlm}(i) = \sum_{j \in b,\, r_{ij} < r_c} \int R_n(r)\, Y_{lm}(\hat r)\,
 g(\mathbf r - \mathbf r_{ij})\, d\mathbf r $$
 
-The power spectrum (see `spectrum`) is a quadratic form of these numbers, four times as many, so the
-expansion is what is kept.
+The power spectrum (see `spectrum`) is a quadratic form of these numbers, three times as many, so
+the expansion is what is kept.
 
 Reference: A. Bartok, R. Kondor, G. Csanyi, "On representing chemical environments" (2013).
 """
@@ -27,7 +27,7 @@ from experiments.atoms.structures import (
     StructureError,
     Structures,
     check_apart,
-    indices,
+    check_known,
 )
 
 CHUNK = 1000
@@ -126,7 +126,7 @@ def expansion(
     """
     if not len(structures):
         raise StructureError("There are no structures to describe: give at least one.")
-    indices(structures.numbers, species)
+    check_known(structures, species)
     check_apart(structures)
     chunks = torch.arange(len(structures)).split(CHUNK)
     return _joined(

@@ -120,6 +120,25 @@ class Structures:
         return cls(torch.cat([empty[0], *numbers]), torch.cat([empty[1], *positions]), counts)
 
 
+def check_known(structures: Structures, species: Sequence[int]) -> None:
+    """Refuse an element that the model does not know.
+
+    Raises:
+        StructureError: with the structure, the atom and its element.
+    """
+    known = torch.tensor(list(species), device=structures.numbers.device)
+    unknown = (~torch.isin(structures.numbers, known)).nonzero()[:, 0]
+    if len(unknown):
+        atom = int(unknown[0])
+        row = int(structures.owners[atom])
+        raise StructureError(
+            f"Atom {atom - int(structures.ends[row])} of structure {row} has the atomic number "
+            f"{int(structures.numbers[atom])}, but the model knows {', '.join(map(str, species))} "
+            "only: it was never trained on that element. Leave the structure out, or train on "
+            "structures that contain it."
+        )
+
+
 def check_apart(structures: Structures, least: float = TOO_CLOSE) -> None:
     """Refuse atoms on top of each other.
 

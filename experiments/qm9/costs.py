@@ -16,6 +16,7 @@ import rigidities as rg
 from experiments.atoms import bpnn
 from experiments.atoms.batches import Batch, Environments, loss_weight
 from experiments.atoms.fitting import energies
+from experiments.machine import machine
 from experiments.qm9 import samples
 from experiments.qm9.samples import SPECIES
 from experiments.training.protocol import device
@@ -52,7 +53,8 @@ def measured(*, seed: int, train: int, valid: int, molecules: int | None) -> dic
             for name, more in prediction_cost(uq, part).items():
                 spent[name] += more
         predict = {**spent, "ratio": spent["bars"] / spent["bare"], "molecules": len(data.test)}
-        return {"fit": fit, "predict": predict, "threads": torch.get_num_threads()}
+        where = {"threads": torch.get_num_threads(), "machine": machine()}
+        return {"fit": fit, "predict": predict, **where}
 
 
 def fit_cost(uq: rg.LastLayerRigidity, batches: Sequence[Batch]) -> dict[str, float]:

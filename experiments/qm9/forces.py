@@ -23,6 +23,7 @@ from experiments.atoms.batches import Batch
 from experiments.atoms.positions import FromPositions
 from experiments.atoms.positions import batch as of_positions
 from experiments.atoms.structures import Structures
+from experiments.machine import machine
 from experiments.qm9.samples import SOAP, SPECIES
 
 MEMBERS = (16, 64, 256)
@@ -103,7 +104,7 @@ def measured(
             "looped": LOOPED,
             "features": uq.gram.width,
             "threads": torch.get_num_threads(),
-            "device": cases[0].positions.device.type,
+            "machine": machine(),
         },
     }
 
@@ -162,11 +163,6 @@ class Case:
     def exact(self) -> Tensor:
         """Bars by the library, (A, 3)."""
         return self.uq.gradient([self.batch], wrt="positions", members=0, progress=False).std
-
-    def drawn(self) -> Tensor:
-        """Those of as many members as the loop has, by the library."""
-        found = self.uq.gradient([self.batch], wrt="positions", members=LOOPED, progress=False)
-        return found.std
 
     def loop(self, n: int = LOOPED) -> Tensor:
         """Those of n members: one forward pass, and one backward pass a member."""
@@ -253,7 +249,6 @@ def times(case: Case, repeats: int) -> dict[str, Any]:
         "exact": case.exact,
         "loop": case.loop,
         "batched": case.batched,
-        "drawn": case.drawn,
         "dense": case.dense,
     }
     for way in ways.values():

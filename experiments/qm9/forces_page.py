@@ -29,7 +29,8 @@ ENSEMBLES = (
 )
 TIMES = (
     "Milliseconds for the bars of all forces of one molecule, medians of {repeats} turns on "
-    "{threads} threads ({device}), and the exact way's part of the time of the members one by one "
+    "{threads} threads ({machine}), descriptors and their slopes by featomic apart; and the exact "
+    "way's part of the time of the members one by one "
     "(one forward pass, {looped} backward passes), of the members at once (batched backward "
     "passes), and of brute force (derivatives of all {features} features)."
 )

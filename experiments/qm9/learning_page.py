@@ -65,11 +65,10 @@ become smallest. A new molecule counts in the fit with one over its number of at
 the loss. Every net is trained from scratch by {settings["steps"]} steps on random batches of
 {settings["step"]} molecules, whatever their number, so that more labels do not mean more training.
 {settings["valid"]} further molecules, the same for all ways of choosing, cut the rate, choose the
-weights and calibrate. No label is used to choose. The linear baseline comes from the labelled
-molecules alone. Scores are those of {settings["test"]} other molecules; {settings["seeds"]} seeds,
-each with molecules, start and first weights of its own, which the ways of choosing share. Larger
-molecules have larger bars, so that both ways by bars are free to prefer them: the table shows
-whether they do."""
+weights and calibrate. No label of a candidate is used to choose. The linear baseline comes from
+the labelled molecules alone. Scores are those of {settings["test"]} other molecules;
+{settings["seeds"]} seeds, each with molecules, start and first weights of its own, which the ways
+of choosing share."""
 
 
 def curve_table(found: Found) -> Table:

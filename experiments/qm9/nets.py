@@ -59,7 +59,7 @@ def file(split: int, seed: int, epochs: int, sizes: list[int]) -> Path:
     code = sources.digest("experiments.qm9.training", library=False)
     arguments = json.dumps([split, seed, epochs, sizes])
     key = hashlib.sha256("\0".join([code, digest(NAMES), arguments]).encode()).hexdigest()
-    return cache_folder() / "nets" / f"qm9-{split}-{key[:16]}.safetensors"
+    return cache_folder() / "experiments" / "qm9" / f"trained-{split}-{key[:16]}.safetensors"
 
 
 def read(path: Path) -> Kept:

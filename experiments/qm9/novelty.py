@@ -130,7 +130,7 @@ def _kinds(structures: Structures) -> Kinds:
         **{f"{size}-ring": (sizes == size).flatten(1).any(1) for size in range(3, LARGEST + 1)},
         "larger ring": (sizes > LARGEST).flatten(1).any(1),
         "two rings that share atoms": together == 2,
-        "cage: three or more rings that share atoms": together > 2,
+        "three or more rings that share atoms": together > 2,
         "triple bond": graph.triple,
         "zwitterion (N with four bonds)": graph.crowded,
         "only C and H": ~(has["N"] | has["O"] | has["F"]),

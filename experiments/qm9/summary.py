@@ -66,7 +66,8 @@ def _together(found: Sequence[Found]) -> Found:
             [one["scores"] | more for one, more in zip(found, wide, strict=True)]
         ),
         "constant": {"scores": scores.over_seeds([one["constant"]["scores"] for one in found])},
-        "chosen": {name: median(one[name] for one in chosen) for name in numbers},
+        "chosen": {name: median(one[name] for one in chosen) for name in numbers}
+        | {"noiseless": sum(one["noise_variance"] == 0 for one in chosen)},
         "bins": found[0]["bins"],
         "points": found[0]["points"],
     }

@@ -10,7 +10,7 @@ from experiments.wording import measured
 
 Found = dict[str, Any]
 
-LABELS = {"paper": "paper (bins)", "nll": "likelihood", "floor": "noise floor"}
+LABELS = {"paper": "paper (bins)", "nll": "likelihood", "evidence": "evidence"}
 COLUMNS = {
     "nll": "NLL",
     "gain": "gain",

@@ -199,7 +199,10 @@ def sample_weights(function: SampleWeight | None, batch: Batch, reading: Reading
 
 
 def batch_hashes(batch: Batch, reading: Reading) -> Tensor:
-    """One hash per row of input and target; of rounded features where inputs have other rows."""
+    """One hash per row of input and target; of rounded features and target, where inputs differ.
+
+    That is, where they have not one row per output, as atoms of several structures.
+    """
     rows = len(reading.output)
     values = [*batch.args, *batch.kwargs.values()]
     if batch.target is not None:

@@ -347,9 +347,16 @@ class FittedReadout(nn.Module):
         )
 
     def _batches(
-        self, data: Any, batch_size: int | None, what: str, progress: bool | None
+        self,
+        data: Any,
+        batch_size: int | None,
+        what: str,
+        progress: bool | None,
+        *,
+        labelled: bool = False,
     ) -> Iterator[Batch]:
-        feed = self._feed(self._weighing).unlabelled()
+        feed = self._feed(self._weighing)
+        feed = feed if labelled else feed.unlabelled()
         return feed(data, what, batch_size=batch_size, progress=progress)
 
     def _revise(

@@ -7,8 +7,12 @@ $$ E = e(r) + \text{baseline}, \qquad F_i = -\frac{\partial e}{\partial r_i}, \q
 with the features f, Gram and scales of a fitted `LastLayerRigidity` around a torch model $e$. The
 energy's bar is that of the predictive law; the baseline adds to neither bar.
 
-    atoms.calc = RigidityCalculator(uq, limits={"energy_std": 0.1, "forces_std": 0.5})
+    limits = {"energy_std": 0.1, "forces_std": 0.5}
+    atoms.calc = RigidityCalculator(uq, species=["H", "C", "O"], limits=limits)
     atoms.get_forces(), atoms.calc.results["forces_std"]
+
+Name the `species` of the training data: a net with a readout per element gives an atom of any other
+element no energy and no bar at all.
 
 With `limits`, molecular dynamics, relaxations and paths stop by themselves, by an
 `UncertainStructureError`. To stop without an error, look at each step:

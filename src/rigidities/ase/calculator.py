@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,12 @@ from ase.calculators.calculator import Calculator, all_changes
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.outputs import Properties, all_outputs
 
-from ..accumulation import SampleWeight
 from ..inputs import InputName
 from ..last_layer import LastLayerRigidity
 from ..notices import notify
 from ..shadow import input_names, placement
-from .limits import BARS, check_limits, checked_limits, positive
+from .limits import BARS, UncertainStructureError, check_limits, checked_limits, positive
+from .positions import check_positions, slope, slot_of
 from .structures import (
     Baseline,
     atomic_number,
@@ -33,7 +34,8 @@ class RigidityCalculator(Calculator):
 
     `results` holds `energy_std`, the standard deviation of the predictive law (with the noise, if
     one was calibrated), and `forces_std`, (n, 3), the epistemic part with `uq.gradient_scale`.
-    Both come with what they belong to; asking for the energy alone differentiates nothing.
+    Both come with what they belong to; asking for the energy alone differentiates nothing. There
+    is no stress.
 
     Args:
         uq: fitted around the model, and calibrated; for one structure the model's output must be
@@ -41,20 +43,28 @@ class RigidityCalculator(Calculator):
         inputs: callable(atoms) -> what the model takes for this one structure: a tuple, a mapping
             of keyword inputs, or the batch that `forward` of `uq` takes; where it needs a cell or
             neighbours. By default (positions, numbers), (n, 3) and (n,), in the model's precision
-            and units and on its device.
+            and units and on its device. Its positions and cell must be in the model's units too,
+            `atoms.positions / length_unit`; other positions are refused where forces are asked
+            for.
         wrt: position or name of the input that holds the positions; by default the first.
         energy_unit: eV per unit of the model's energy (`ase.units.Hartree`).
         length_unit: Å per unit of the model's positions (`ase.units.Bohr`).
         baseline: callable(atoms) -> eV, or {element: eV}, added to the energy: what was subtracted
             before training. It changes neither forces nor bars.
         species: elements the model was trained on, symbols or atomic numbers; others are refused.
+            Without it, a model may give an atom of another element no energy and no bar; only a
+            structure all of such atoms is found out, and refused.
         limits: {"energy_std": eV, "forces_std": eV/Å}, either or both: beyond them an
-            `UncertainStructureError` is raised, after `results` is filled. The bar of an atom's
+            `UncertainStructureError` is raised, after `results` is filled, whenever a property of
+            that structure is asked for. The bar of an atom's
             force is $\sqrt{\sigma_x^2 + \sigma_y^2 + \sigma_z^2}$, which does not depend on the
             axes; it is looked at whenever forces are.
+        force_bars: compute the bars of forces with the forces, which takes as many passes as there
+            are coordinates or features, whichever are fewer. False: forces alone, by one backward
+            pass; bars when `get_property("forces_std")` asks for them or `limits` has them.
         members: as in `uq.gradient`; 0 for exact bars of forces however large the structure.
-        sample_weight: callable(batch) -> loss weight of the structure, as in the fit: a calibrated
-            noise is divided by it.
+        sample_weight: callable(atoms) -> loss weight of the structure, as in the fit
+            (`lambda atoms: 1 / len(atoms)`): a calibrated noise is divided by it.
     """
 
     implemented_properties: list[str] = ["energy", "free_energy", "forces", *BARS]  # noqa: RUF012
@@ -70,8 +80,9 @@ class RigidityCalculator(Calculator):
         baseline: Baseline | None = None,
         species: Iterable[int | str] | None = None,
         limits: Mapping[str, float] | None = None,
+        force_bars: bool = True,
         members: int | None = None,
-        sample_weight: SampleWeight | None = None,
+        sample_weight: Callable[[Atoms], float] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         if not isinstance(uq, LastLayerRigidity):
@@ -81,7 +92,7 @@ class RigidityCalculator(Calculator):
             )
         _ = uq.gram  # an unfitted one says so
         self.uq, self.inputs, self.wrt, self.members = uq, inputs, wrt, members
-        self.sample_weight = sample_weight
+        self.force_bars, self.sample_weight = force_bars, sample_weight
         self.energy_unit = positive(energy_unit, "energy_unit")
         self.length_unit = positive(length_unit, "length_unit")
         self.baseline = checked_baseline(no_baseline if baseline is None else baseline)
@@ -112,8 +123,23 @@ class RigidityCalculator(Calculator):
         if "energy" not in self.results:
             self.results.update(self._energy(batch, structure))
         if {"forces", "forces_std"} & set(properties):
-            self.results.update(self._forces(batch, wrt, structure))
+            limited = "forces_std" in self.limits
+            bars = self.force_bars or limited or "forces_std" in properties
+            self.results.update(self._forces(batch, wrt, structure, bars=bars))
         check_limits(self.limits, structure, self.results)
+
+    def get_property(
+        self, name: str, atoms: Atoms | None = None, allow_calculation: bool = True
+    ) -> Any:
+        """One of the results; ASE calls it.
+
+        Raises:
+            UncertainStructureError: a bar passed its limit, now or when it was computed.
+        """
+        value = super().get_property(name, atoms, allow_calculation)  # type: ignore[no-untyped-call]
+        if allow_calculation and self.atoms is not None:  # else a file is written
+            check_limits(self.limits, self.atoms, self.results)
+        return value
 
     def set(self, **parameters: Any) -> dict[str, Any]:
         """Nothing can be set: ASE would keep options that are of no effect.
@@ -134,7 +160,12 @@ class RigidityCalculator(Calculator):
         return Properties(known)
 
     def _energy(self, batch: Any, atoms: Atoms) -> dict[str, float]:
-        found = self.uq.predict([batch], sample_weight=self.sample_weight, progress=False)
+        weight = None
+        if self.sample_weight is not None:
+            weight = positive(self.sample_weight(atoms), "sample_weight")
+        found = self.uq.predict(
+            [batch], sample_weight=None if weight is None else lambda _: [weight], progress=False
+        )
         if found.mean.numel() != 1:
             raise ValueError(
                 "Expected one number for the structure, got an output shaped "
@@ -143,23 +174,39 @@ class RigidityCalculator(Calculator):
             )
         energy, std = (self.energy_unit * float(value) for value in (found.mean, found.std))
         _check_finite("energy", energy, std)
+        if self.species is None and float(found.epistemic) == 0:
+            raise ValueError(
+                f"The energy's error bar is exactly zero: no readout saw an atom of "
+                f"{atoms.symbols}, as if none were of an element the model knows. Name those it "
+                "was trained on with species=; zeros of those are believed."
+            )
         energy += baseline_energy(self.baseline, atoms)
         return {"energy": energy, "free_energy": energy, "energy_std": std}
 
-    def _forces(self, batch: Any, wrt: InputName, atoms: Atoms) -> dict[str, np.ndarray]:
-        found = self.uq.gradient([batch], wrt, members=self.members, progress=False)
-        if found.mean.numel() != 3 * len(atoms):
+    def _forces(
+        self, given: Any, wrt: InputName, atoms: Atoms, *, bars: bool
+    ) -> dict[str, np.ndarray]:
+        batch, slot = slot_of(self.uq, given, wrt)
+        if self.inputs is not None:
+            check_positions(batch, slot, atoms, self.length_unit)
+        if bars:
+            both = self.uq.gradient([given], wrt, members=self.members, progress=False)
+            found = {"forces": -both.mean, "forces_std": both.std}
+        else:
+            found = {"forces": -slope(self.uq, batch, slot)}
+        if found["forces"].numel() != 3 * len(atoms):
             raise ValueError(
                 f"Expected derivatives by the positions of {len(atoms)} atoms, got them shaped "
-                f"{tuple(found.mean.shape)}. Name the input that holds the positions with wrt=."
+                f"{tuple(found['forces'].shape)}. Name the input that holds the positions with "
+                "wrt=."
             )
         unit = self.energy_unit / self.length_unit
-        slope, std = (
-            unit * value.detach().cpu().double().numpy().reshape(-1, 3)
-            for value in (found.mean, found.std)
-        )
-        _check_finite("forces", slope, std)
-        return {"forces": -slope, "forces_std": std}
+        results = {
+            name: unit * value.detach().cpu().double().numpy().reshape(-1, 3)
+            for name, value in found.items()
+        }
+        _check_finite("forces", *results.values())
+        return results
 
     def _batch(self, atoms: Atoms) -> tuple[Any, InputName]:
         """One structure as `uq` takes it, and where in it the positions stand."""
@@ -169,13 +216,17 @@ class RigidityCalculator(Calculator):
             wrt = 0 if wrt is None else wrt
             if not feed.whole and feed.inputs == 0:  # keywords were fitted
                 names = input_names(self.uq.model)
+                _check_count(len(given) <= len(names), f"takes {len(names)}", len(given))
+                if isinstance(wrt, int) and not 0 <= wrt < len(given):
+                    raise ValueError(
+                        f"There is no input {wrt}. Name one of {', '.join(names[: len(given)])} "
+                        "with wrt=."
+                    )
                 given = dict(zip(names, given, strict=False))
                 wrt = names[wrt] if isinstance(wrt, int) else wrt
-            elif not feed.whole and feed.inputs != len(given):
-                raise ValueError(
-                    f"The model was fitted with {feed.inputs} inputs, got {len(given)} for a "
-                    "structure. Pass inputs=lambda atoms: (...) that gives all of them."
-                )
+            elif not feed.whole:
+                fitted = f"was fitted with {feed.inputs}"
+                _check_count(feed.inputs == len(given), fitted, len(given))
         if isinstance(given, Mapping) and wrt is None:
             wrt = next(iter(given))
         return given, wrt
@@ -196,8 +247,8 @@ def with_error_bars(atoms: Atoms) -> Atoms:
     """A copy for files, with the bars in its `info` and energy and forces in its calculator.
 
     Trajectories and extended XYZ files drop properties that ASE does not know, and keep `info`:
-    `trajectory.write(with_error_bars(atoms))`. The bars of forces are there if forces were asked
-    for.
+    `trajectory.write(with_error_bars(atoms))`. The bars of forces are there if they were computed.
+    No limit is looked at: a structure at which a simulation stopped can be written too.
 
     Args:
         atoms: with a `RigidityCalculator`.
@@ -211,17 +262,28 @@ def with_error_bars(atoms: Atoms) -> Atoms:
             f"Expected atoms with a RigidityCalculator, got {type(calculator).__name__}. Set "
             "atoms.calc = RigidityCalculator(uq)."
         )
-    calculator.get_property("energy_std", atoms)
+    with suppress(UncertainStructureError):  # the results are there
+        calculator.get_property("energy_std", atoms)
     results = calculator.results
     kept: Atoms = atoms.copy()
+    for name in BARS:  # of a frame that was read from a file, say
+        kept.info.pop(name, None)
     kept.info.update({name: results[name] for name in BARS if name in results})
     own = {name: value for name, value in results.items() if name not in BARS}
     kept.calc = SinglePointCalculator(kept, **own)
     return kept
 
 
-def _check_finite(what: str, value: Any, std: Any) -> None:
-    for name, numbers in ((what, value), (f"{what}_std", std)):
+def _check_count(right: bool, expected: str, got: int) -> None:
+    if not right:
+        raise ValueError(
+            f"The model {expected} inputs, got {got} for a structure. Pass inputs=lambda atoms: "
+            "(...) that gives all of them."
+        )
+
+
+def _check_finite(what: str, *values: Any) -> None:
+    for name, numbers in zip((what, f"{what}_std"), values, strict=False):
         if not np.isfinite(numbers).all():
             raise ValueError(
                 f"The model's {name} for this structure is NaN or infinite. Look at the positions, "

@@ -25,7 +25,7 @@ def check_structure(atoms: Atoms, species: set[int] | None) -> None:
 
     Raises:
         ValueError: there are no atoms, one has no position or is of an unknown element, or two lie
-            on top of each other.
+            on top of each other, as do atoms and their images in a cell that is too flat.
     """
     if len(atoms) == 0:
         raise ValueError("The structure has no atoms. Give one with at least one atom.")
@@ -40,7 +40,8 @@ def check_structure(atoms: Atoms, species: set[int] | None) -> None:
             f"The model was not trained on {_listed(unknown)}: species= holds "
             f"{_listed(sorted(species))}. Label structures with it and train again."
         )
-    if (pair := closest_pair(atoms, CLOSEST)) is not None:
+    pair = _own_image(atoms) or closest_pair(atoms, CLOSEST)
+    if pair is not None:
         i, j, distance = pair
         other = "its own image" if i == j else f"{j} ({atoms.symbols[j]})"
         raise ValueError(
@@ -53,6 +54,8 @@ def check_structure(atoms: Atoms, species: set[int] | None) -> None:
 def closest_pair(atoms: Atoms, within: float) -> tuple[int, int, float] | None:
     """The two atoms nearest to each other, i <= j, and their distance; images count.
 
+    The cell must not be much flatter than `within`: the number of images grows as it gets flatter.
+
     A tree over the atoms of the cell and the images next to its faces: ASE's own neighbour lists
     take every pair into account where there is no cell.
 
@@ -60,7 +63,7 @@ def closest_pair(atoms: Atoms, within: float) -> tuple[int, int, float] | None:
         atoms: with at least one atom.
         within: largest distance; None where no two are as near.
     """
-    cell, periodic = complete_cell(atoms.cell), atoms.pbc & atoms.cell.any(1)
+    cell, periodic = periodic_cell(atoms)
     places = np.linalg.solve(cell.T, atoms.positions.T).T
     places[:, periodic] %= 1
     margin = np.where(periodic, within * np.linalg.norm(np.linalg.inv(cell), axis=0), np.inf)
@@ -79,6 +82,31 @@ def closest_pair(atoms: Atoms, within: float) -> tuple[int, int, float] | None:
     nearest = int(distances.argmin())
     i, j = sorted(owner[pairs[nearest]].tolist())
     return i, j, float(distances[nearest])
+
+
+def periodic_cell(atoms: Atoms) -> tuple[np.ndarray, np.ndarray]:
+    """The cell, (3, 3), with unit vectors for directions that do not repeat, and which do, (3,)."""
+    periodic = atoms.pbc & atoms.cell.any(1)
+    return complete_cell(np.where(periodic[:, None], atoms.cell.array, 0.0)), periodic
+
+
+def _own_image(atoms: Atoms) -> tuple[int, int, float] | None:
+    """The first atom, its nearest image and their distance, where a vector of the cell is short.
+
+    Raises:
+        ValueError: no vector is, but two or three of them nearly lie in a line or plane.
+    """
+    cell, periodic = periodic_cell(atoms)
+    lengths = np.where(periodic, np.linalg.norm(cell, axis=1), np.inf)
+    if lengths.min() < CLOSEST:
+        return 0, 0, float(lengths.min())
+    faces = np.linalg.norm(np.cross(np.roll(cell, -1, 0), np.roll(cell, -2, 0)), axis=1)
+    if (abs(np.linalg.det(cell)) <= CLOSEST * faces)[periodic].any():
+        raise ValueError(
+            f"The cell is flat: opposite faces are less than {CLOSEST} Å apart, for vectors "
+            f"{atoms.cell.array.round(3).tolist()}. Check the cell and its unit."
+        )
+    return None
 
 
 def no_baseline(atoms: Atoms) -> float:

@@ -26,7 +26,13 @@ class Bars(Protocol):
         """Mean and standard deviation."""
 
     def _batches(
-        self, data: Any, batch_size: int | None, what: str, progress: bool | None
+        self,
+        data: Any,
+        batch_size: int | None,
+        what: str,
+        progress: bool | None,
+        *,
+        labelled: bool = False,
     ) -> Iterator[Batch]: ...
 
 
@@ -42,7 +48,7 @@ def labelled(
     """
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     inputs: list[Tensor | None] = []
-    for batch in bars._batches(data, None, "report", progress):
+    for batch in bars._batches(data, None, "report", progress, labelled=True):
         if batch.target is None:
             raise ValueError(
                 "Expected labelled data, got batches without a target. Pass (x, y), or give the "
