@@ -1,17 +1,24 @@
-"""Small organic molecules with energies: QM9 where its file lies beside the project, else G2.
+"""Small organic molecules with energies: QM9 where its file is found, else G2.
+
+QM9 is `qm9.npz` in the folder that RIGIDITIES_DATA names, or in `shared/data` beside the project.
+G2 has some hundred molecules only, so that training, validation and test data hold rattled copies
+of the same ones, with the same energies: variances can be compared on it, but the calibrated scale
+then means nothing.
 
 Read by the environment that holds metatrain, which brings NumPy and ASE.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-QM9 = Path(__file__).resolve().parents[2] / "shared" / "data" / "qm9.npz"
+VARIABLE = "RIGIDITIES_DATA"
+BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
 SPECIES = (1, 6, 7, 8, 9)
 HARTREE = 27.211386  # eV
 KCAL_PER_MOL = 0.0433641  # eV
@@ -27,11 +34,13 @@ class Molecule:
     energy: float
 
 
-def molecules(count: int, *, path: Path = QM9) -> tuple[str, list[Molecule]]:
+def molecules(count: int) -> tuple[str, list[Molecule]]:
     """So many molecules in a seeded order, and the name of the set."""
     random = np.random.default_rng(0)
-    if path.is_file():
-        return "QM9", _qm9(path, count, random)
+    named = os.environ.get(VARIABLE)
+    for folder in ([Path(named)] if named else []) + [BESIDE]:
+        if (folder / "qm9.npz").is_file():
+            return "QM9", _qm9(folder / "qm9.npz", count, random)
     return "G2", _g2(count, random)
 
 
@@ -50,7 +59,7 @@ def _qm9(path: Path, count: int, random: np.random.Generator) -> list[Molecule]:
 
 
 def _g2(count: int, random: np.random.Generator) -> list[Molecule]:
-    """Enthalpies of formation; geometries rattled, since the set has a hundred molecules only."""
+    """Enthalpies of formation; each copy of a molecule is rattled anew."""
     from ase.build import molecule
     from ase.data.g2 import data
 

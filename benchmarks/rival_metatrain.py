@@ -160,8 +160,8 @@ def automatic_ridge(case: Comparison, uq: rg.LastLayerRigidity) -> Row:
         100 * float((ratio >= 10).double().mean()),
         "per cent",
         note=f"it takes a ridge of {ridge:.0e}; against its bars with the common ridge, both "
-        f"calibrated: median ratio {figure(middle)}, largest {largest:.2g}. LastLayerRigidity "
-        f"{answer}",
+        f"calibrated: median ratio {figure(middle)}, largest {largest:.2g}. The hidden layers are "
+        f"not trained, only the readout is. LastLayerRigidity {answer}",
         ridge=ridge,
         median=middle,
         largest=largest,

@@ -13,7 +13,7 @@ import rigidities
 
 HERE = Path(__file__).parent
 LIBRARY = Path(rigidities.__file__).parent
-SHOWS_ONLY = ("__init__.py", "_version.py", "cli.py", "demo.py", "plots.py", "report")
+SHOWS_ONLY = ("__init__.py", "_version.py", "ase", "cli.py", "demo.py", "plots.py", "report")
 """Parts of the library that list or show and change no result."""
 
 

@@ -101,7 +101,7 @@ def test_positions_may_be_wrapped_shifted_rounded_and_in_a_batch_of_one(periodic
     rounded = RigidityCalculator(
         one,
         inputs=lambda a: (
-            torch.tensor(a.positions, dtype=torch.float32)[None],
+            torch.tensor(a.positions).float().double()[None],
             torch.tensor(a.numbers)[None],
         ),
     )

@@ -36,7 +36,7 @@ def quoted(page: str) -> str:
 @pytest.mark.parametrize("path", [ROOT / "README.md", ROOT / "docs/evidence.md"], ids=str)
 def test_tables_and_quoted_figures_are_those_of_the_results(path: Path) -> None:
     page = section(path)
-    known = [numbers(name) for name in ("uci", "california", "weather", "width")]
+    known = [numbers(name) for name in ("uci", "california", "weather", "width", "qm9")]
     assert len(re.findall(r"^\| \w+ \| -?\d", page, flags=re.MULTILINE)) >= 8
     level = {"level": 0.9}  # of the intervals
     assert unsupported(page, known) == []

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ase.build import molecule
+from ase.data.g2 import data as G2
 from benchmarks import metatrain
-from benchmarks.molecules import molecules
+from benchmarks import molecules as molecules_module
+from benchmarks.molecules import SPECIES, Molecule, molecules
 from benchmarks.results import Row
 
 needs_metatrain = pytest.mark.skipif(
@@ -70,7 +73,15 @@ def test_the_named_interpreter_comes_first(monkeypatch) -> None:
     assert metatrain.interpreter() == Path("/somewhere/python")
 
 
-def test_molecules_of_a_flat_file_keep_their_atoms_and_energies(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["named", "beside"])
+def test_molecules_of_a_flat_file_keep_their_atoms_and_energies(
+    monkeypatch, tmp_path: Path, place: str
+) -> None:
+    monkeypatch.setattr(molecules_module, "BESIDE", tmp_path)
+    monkeypatch.delenv("RIGIDITIES_DATA", raising=False)
+    if place == "named":
+        monkeypatch.setattr(molecules_module, "BESIDE", tmp_path / "nowhere")
+        monkeypatch.setenv("RIGIDITIES_DATA", str(tmp_path))
     path = tmp_path / "qm9.npz"
     numbers, positions = np.array([8, 1, 1, 1, 9], "u1"), np.arange(15.0).reshape(5, 3)
     free = np.array([0, 1, 0, 0, 0, 0, 0, 0, 2, 4], float)
@@ -78,10 +89,39 @@ def test_molecules_of_a_flat_file_keep_their_atoms_and_energies(tmp_path: Path) 
     np.savez(
         path, n_atoms=np.array([3, 2], "u1"), Z=numbers, R=positions, U0=totals, atomref_U0=free
     )
-    name, found = molecules(2, path=path)
+    name, found = molecules(2)
     water, fluoride = sorted(found, key=lambda molecule: -len(molecule.numbers))
     assert name == "QM9"
     assert water.numbers.tolist() == [8, 1, 1] and fluoride.numbers.tolist() == [1, 9]
     assert np.array_equal(fluoride.positions, positions[3:])
     energies = [water.energy, fluoride.energy]
     assert energies == pytest.approx([-27.211386, -2 * 27.211386])
+
+
+def test_without_the_file_known_molecules_are_rattled_and_repeat(
+    monkeypatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RIGIDITIES_DATA", str(tmp_path))
+    monkeypatch.setattr(molecules_module, "BESIDE", tmp_path)
+    name, found = molecules(300)
+    assert (name, len(found)) == ("G2", 300)
+    assert {z for one in found for z in one.numbers.tolist()} == set(SPECIES)
+    assert all(one.positions.shape == (len(one.numbers), 3) for one in found)
+    assert min(len(one.numbers) for one in found) > 1
+    first = found[0]
+    (again, *_) = [one for one in found[1:] if one.energy == first.energy]
+    assert again.numbers.tolist() == first.numbers.tolist()
+    moved = again.positions - first.positions
+    assert 0.01 < np.sqrt(np.mean(moved**2)) / 2**0.5 < 0.1
+    known = G2[molecule_name(first)]
+    assert first.energy == pytest.approx(0.0433641 * known["enthalpy"])
+
+
+def molecule_name(found: Molecule) -> str:
+    """The name in G2 of the geometry before it was rattled."""
+    for name in G2:
+        atoms = molecule(name)
+        same = atoms.numbers.tolist() == found.numbers.tolist()
+        if same and np.abs(atoms.positions - found.positions).max() < 0.3:
+            return name
+    raise AssertionError(found)

@@ -207,6 +207,25 @@ def test_a_shuffled_loader_keeps_rows_and_targets_together(
     assert metrics.rmse(mean, target) == pytest.approx(metrics.rmse(uq(x)[0].detach(), y), rel=1e-5)
 
 
+def test_targets_come_from_the_wrappers_own_function(net: Trained, tmp_path: Path) -> None:
+    def batches(part: tuple[torch.Tensor, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+        columns = (column.split(64) for column in part)
+        return [{"place": x, "energy": y} for x, y in zip(*columns, strict=True)]
+
+    uq = rg.LastLayerRigidity(
+        net.model,
+        forward=lambda model, batch: model(batch["place"]),
+        target=lambda batch: batch["energy"],
+    )
+    uq.fit(batches(net.train)).calibrate(batches(net.valid))
+    mean, _, target, _ = labelled(uq, batches(net.test))
+    assert torch.equal(target, net.test[1])
+    assert torch.equal(mean, uq.predict(batches(net.test)).mean.to(mean))
+    unlabelled = [{"place": net.valid[0]}]
+    path = report.write(tmp_path / "r.html", uq, batches(net.test), reference=unlabelled)
+    assert "Calibration" in Page(path.read_text(encoding="utf-8")).text
+
+
 def test_an_iterator_of_batches_and_flat_targets_will_do(
     net: Trained, uq: rg.LastLayerRigidity
 ) -> None:

@@ -51,7 +51,7 @@ def entries(found: Found) -> list[str | Table | Picture]:
         Picture("learning", drawn(found), CAPTION),
         difference_table(found),
         curve_table(found),
-        "\n".join(said(found)),
+        "\n\n".join(said(found)),
     ]
 
 

@@ -13,6 +13,7 @@ from ase.calculators.calculator import Calculator, all_changes
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.outputs import Properties, all_outputs
 
+from ..accumulation import SampleWeight
 from ..inputs import InputName
 from ..last_layer import LastLayerRigidity
 from ..notices import notify
@@ -160,12 +161,11 @@ class RigidityCalculator(Calculator):
         return Properties(known)
 
     def _energy(self, batch: Any, atoms: Atoms) -> dict[str, float]:
-        weight = None
+        weight: SampleWeight | None = None
         if self.sample_weight is not None:
-            weight = positive(self.sample_weight(atoms), "sample_weight")
-        found = self.uq.predict(
-            [batch], sample_weight=None if weight is None else lambda _: [weight], progress=False
-        )
+            own = positive(self.sample_weight(atoms), "sample_weight")
+            weight = lambda _: torch.tensor([own], dtype=torch.float64)  # noqa: E731
+        found = self.uq.predict([batch], sample_weight=weight, progress=False)
         if found.mean.numel() != 1:
             raise ValueError(
                 "Expected one number for the structure, got an output shaped "
@@ -192,6 +192,8 @@ class RigidityCalculator(Calculator):
         if bars:
             both = self.uq.gradient([given], wrt, members=self.members, progress=False)
             found = {"forces": -both.mean, "forces_std": both.std}
+            if not both.mean.any():
+                slope(self.uq, batch, slot)  # refuses positions that were detached
         else:
             found = {"forces": -slope(self.uq, batch, slot)}
         if found["forces"].numel() != 3 * len(atoms):

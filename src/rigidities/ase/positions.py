@@ -75,7 +75,9 @@ def slope(uq: FittedReadout, batch: Batch, slot: Slot) -> Tensor:
     args, kwargs = slot.put(batch, free)
     with torch.enable_grad():
         output = uq._tap().graph(*args, **kwargs).output
-        if not output.requires_grad:
-            raise ValueError(UNCONNECTED)
-        (found,) = torch.autograd.grad(output.sum(), free, materialize_grads=True)
+        found = None
+        if output.requires_grad:
+            (found,) = torch.autograd.grad(output.sum(), free, allow_unused=True)
+    if found is None:
+        raise ValueError(UNCONNECTED)
     return found
