@@ -69,7 +69,18 @@ def run(*, quick: bool, seed: int) -> Outcome:
         "learning": _learning(found, quick),
         "clusters": clusters.together([found[job.name] for job in _cluster_jobs(quick, seed)]),
     }
+    numbers = _shorter(numbers)
     return Outcome("QM9: molecules, atoms and forces", numbers, _page(numbers))
+
+
+def _shorter(found: Any, inside: bool = False) -> Any:
+    """The same with four digits of what figures show alone, "points" and "bins"."""
+    if isinstance(found, dict):
+        shown = ("points", "bins")
+        return {key: _shorter(value, inside or key in shown) for key, value in found.items()}
+    if isinstance(found, list):
+        return [_shorter(value, inside) for value in found]
+    return float(f"{found:.4g}") if inside and isinstance(found, float) else found
 
 
 def _page(numbers: dict[str, Any]) -> list[str | Table | Picture]:

@@ -68,6 +68,7 @@ WAYS = {
 }
 """Error bars: whether forces entered the Gram, and the criterion that chose ridge and scale."""
 
+POINTS = 500
 SHOWN = "nll"
 """In the figures."""
 
@@ -155,12 +156,20 @@ def _averaged(repeated: Sequence[Any]) -> Any:
     first = repeated[0]
     if isinstance(first, Mapping):
         return {
-            key: value
+            key: _shown(key, value)
             if key in ("bins", "points", "error_of_each")
             else _averaged([one[key] for one in repeated])
             for key, value in first.items()
         }
     return list(mean_and_error(repeated))
+
+
+def _shown(key: str, value: Any) -> Any:
+    """At most `POINTS` single errors, evenly taken: more would make large files."""
+    if key != "points":
+        return value
+    step = -(-len(value["std"]) // POINTS)
+    return {**value, **{name: value[name][::step] for name in ("std", "error")}}
 
 
 def _without(found: Found, name: str) -> Found:

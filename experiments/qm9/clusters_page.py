@@ -43,9 +43,6 @@ DIFFERENCES = ("bar", "binned_log_ratio", "coverage_90", "spearman", "gain")
 SHOWN = "nll"
 """Of the ways, in the figures and in the text."""
 
-POINTS = 500
-"""Of a panel."""
-
 
 def entries(found: Found) -> list[Entry]:
     """The part of the page, from what `clusters.together` gives."""
@@ -216,7 +213,7 @@ def points(found: Found, what: str) -> Figure:
     """Absolute against estimated errors of all families."""
     figure, axes = panels(columns=2, rows=2, height=4.0)
     for (family, label), ax in zip(FAMILIES.items(), axes, strict=True):
-        parity.errors(ax, _thinned(found["families"][family][what][SHOWN]["points"]), label)
+        parity.errors(ax, found["families"][family][what][SHOWN]["points"], label)
     return figure
 
 
@@ -245,12 +242,6 @@ def _of_points(what: str) -> str:
         "training and outside it (calibration by likelihood, first net, a sample), with the lines "
         "that hold one, two and three standard deviations."
     )
-
-
-def _thinned(points: Found) -> Found:
-    """At most `POINTS` of them, evenly taken: four panels of more would be too large a file."""
-    step = -(-len(points["std"]) // POINTS)
-    return {name: points[name][::step] for name in ("std", "error")}
 
 
 def _growth(name: str, grown: Found) -> str:

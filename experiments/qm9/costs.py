@@ -26,7 +26,7 @@ PREDICT_BATCH = 512
 LIST = 2048
 """Molecules whose batches are made before the clock starts."""
 
-ROUNDS = 3
+ROUNDS = 5
 
 
 def measured(*, seed: int, train: int, valid: int, molecules: int | None) -> dict[str, Any]:
