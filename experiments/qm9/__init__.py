@@ -74,13 +74,13 @@ def run(*, quick: bool, seed: int) -> Outcome:
 
 
 def _shorter(found: Any, inside: bool = False) -> Any:
-    """The same with four digits of what figures show alone, "points" and "bins"."""
+    """The same with three digits of what figures show alone, "points" and "bins"."""
     if isinstance(found, dict):
         shown = ("points", "bins")
         return {key: _shorter(value, inside or key in shown) for key, value in found.items()}
     if isinstance(found, list):
         return [_shorter(value, inside) for value in found]
-    return float(f"{found:.4g}") if inside and isinstance(found, float) else found
+    return float(f"{found:.3g}") if inside and isinstance(found, float) else found
 
 
 def _page(numbers: dict[str, Any]) -> list[str | Table | Picture]:
