@@ -43,8 +43,8 @@ SEEDS = 3
 WHOLE = {"splits": 5, "train": TRAIN, "valid": VALID, "epochs": PROTOCOL.epochs, "bin_size": 100}
 WHOLE |= {"molecules": None}
 FIRST = (
-    "The next three sections, on atoms, kinds and sizes, and the forces of molecules are those of "
-    "the first split's net, calibrated by the likelihood."
+    "The sections on atoms, on kinds and sizes, and on forces of molecules show the first split's "
+    "net, calibrated by the likelihood."
 )
 QUICK = {"splits": 2, "train": 120, "valid": 60, "epochs": 3, "bin_size": 20, "molecules": 240}
 
