@@ -213,8 +213,8 @@ def test_a_net_is_trained_once(
     nets.of_split(data, split=2, seed=8, epochs=9)
     nets.of_split(data, split=2, seed=7, epochs=9, keep=False)
     assert seeds[1:] == [(8002, 9), (7002, 9)]
-    kept = [path.name for path in (files.cache_folder() / "nets").iterdir()]
-    assert len(kept) == 2 and all(name.startswith("qm9-2-") for name in kept)
+    kept = [path.name for path in (files.cache_folder() / "experiments" / "qm9").iterdir()]
+    assert len(kept) == 2 and all(name.startswith("trained-2-") for name in kept)
 
 
 def test_other_arguments_data_or_code_are_another_file(
@@ -365,13 +365,13 @@ def test_the_figures_have_the_numbers_of_the_bars(judged, dense) -> None:
 
 def test_the_calibrations_differ_and_one_has_noise(judged) -> None:
     chosen = {name: one["chosen"] for name, one in judged["calibrations"].items()}
-    assert [chosen[name]["criterion"] for name in ("paper", "nll", "floor")] == [
+    assert [chosen[name]["criterion"] for name in ("paper", "nll", "evidence")] == [
         "bins",
         "nll",
         "evidence",
     ]
     assert chosen["paper"]["noise_variance"] == chosen["nll"]["noise_variance"] == 0
-    assert chosen["floor"]["noise_variance"] > 0
+    assert chosen["evidence"]["noise_variance"] > 0
     for of in (
         [one["ridge"] for one in chosen.values()],
         [one["scores"]["nll"] for one in judged["calibrations"].values()],
@@ -399,12 +399,12 @@ def test_bars_do_not_depend_on_files_and_batches(
     known, held = data.environments(data.train), data.environments(data.valid)
     uq = rg.LastLayerRigidity(trained.net)
     uq.fit(known.batches(512), sample_weight=loss_weight, progress=False)
-    ways = {"floor": work.calibrated(uq, held, work.WAYS["floor"])}
-    whole = work.predicted(ways, data)["floor"]
+    ways = {"evidence": work.calibrated(uq, held, work.WAYS["evidence"])}
+    whole = work.predicted(ways, data)["evidence"]
     close(whole.target, data.environments(data.test).y)
     monkeypatch.setattr(work, "BATCH", 9)
     parts = replace(data, files=replace(data.files, part=70, folder=tmp_path))
-    other = work.predicted(ways, parts)["floor"]
+    other = work.predicted(ways, parts)["evidence"]
     for name in ("mean", "std", "target"):
         close(getattr(other, name), getattr(whole, name), 1e-9)
     close(whole.error, whole.mean - whole.target)
@@ -427,7 +427,7 @@ def test_the_costs_are_told_beside_bare_passes(cache: Path, monkeypatch) -> None
     real, parts = costs.prediction_cost, []
     monkeypatch.setattr(costs, "prediction_cost", lambda *a: parts.append(real(*a)) or parts[-1])
     found = costs.measured(seed=0, train=60, valid=40, molecules=130)
-    assert found.keys() == {"fit", "predict", "threads"}
+    assert found.keys() == {"fit", "predict", "threads", "machine"}
     assert found["fit"].keys() == {"bare", "fit", "ratio", "molecules"}
     assert found["predict"].keys() == {"bare", "bars", "ratio", "molecules"}
     assert (found["fit"]["molecules"], found["predict"]["molecules"]) == (60, 30)
@@ -460,6 +460,7 @@ def uq(data: Samples, trained: Fitted) -> rg.LastLayerRigidity:
 
 
 def test_the_cost_of_a_fit_is_the_median_of_ratios(uq, data: Samples, monkeypatch) -> None:
+    monkeypatch.setattr(costs, "ROUNDS", 3)
     monkeypatch.setattr(costs, "seconds", ticking(iter([1.0, 2.0, 2.0, 10.0, 4.0, 12.0])))
     parts = list(data.environments(data.train).batches(50))
     expected = {"bare": 2.0, "fit": 10.0, "ratio": 3.0, "molecules": 100}

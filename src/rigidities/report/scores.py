@@ -145,6 +145,25 @@ METRICS = {
         "What these bars would have as distance from y = x if nothing were wrong with them: chance "
         "in bins of this size, with errors / bars shuffled among the rows.",
     ),
+    "wide_log_ratio": Metric(
+        "Distance in wide bins",
+        "0",
+        "The distance from y = x in bins of ten times as many rows, where single large errors "
+        "count less.",
+    ),
+    "rmse_per_atom": Metric(
+        "RMSE per atom", "0", "Typical size of the errors over the number of atoms, in meV."
+    ),
+    "bar": Metric("Bar", "the RMSE", "Root mean square of the bars, whatever the errors."),
+    **{
+        f"coverage_{level}": Metric(
+            f"Coverage of {level} % intervals",
+            f"{level} %",
+            "Share of true values inside. Below that the bars are too narrow, above it too wide.",
+            percent=True,
+        )
+        for level in (68, 90, 95)
+    },
 }
 """Those of `metrics.summary`, and what experiments write beside them."""
 
