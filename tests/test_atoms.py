@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
+import ase
+import featomic  # noqa: F401  # it looks for ASE when it is first imported, which one test hides
 import pytest
 import torch
 from experiments.atoms import (
@@ -35,9 +37,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import rigidities as rg
-
-pytest.importorskip("featomic")
-ase = pytest.importorskip("ase")
 
 F64 = torch.float64
 SPECIES = (1, 6, 7, 8, 9)
