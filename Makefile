@@ -60,26 +60,26 @@ pytest: .venv/.stamp browser ## tests and doctests only (ARGS="-k name" to choos
 
 # The tests of the HTML report drive it; without one they are left out, with a word at the end.
 browser: ## find Chromium or, as root on Debian, install it
-	@sh tests/get_browser.sh
+	@sh tests/support/get_browser.sh
 
 bench: .venv/.stamp .venv-rivals/.stamp .venv-metatrain/.stamp ## speed and memory against the bare model and the rivals
 	$(BIN)/python -m benchmarks $(ARGS)
 
 # laplace-torch pulls torchvision, whose wheel may not fit the installed build of torch; without it, it imports.
-.venv-rivals/.stamp: benchmarks/rivals-requirements.txt constraints.txt | .venv/.stamp
+.venv-rivals/.stamp: benchmarks/rivals/laplace-requirements.txt constraints.txt | .venv/.stamp
 	@echo "Setting up .venv-rivals (once, a minute or two) ..."
 	@test -x .venv-rivals/bin/python || $(BIN)/python -m venv .venv-rivals
 	@.venv-rivals/bin/python $(PIP_INSTALL) "$(TORCH)"
-	@.venv-rivals/bin/python $(PIP_INSTALL) -r benchmarks/rivals-requirements.txt
+	@.venv-rivals/bin/python $(PIP_INSTALL) -r benchmarks/rivals/laplace-requirements.txt
 	@.venv-rivals/bin/python -m pip uninstall -qq --yes torchvision
 	@touch $@
 
 # metatrain fits the pins too, but brings some thirty packages.
-.venv-metatrain/.stamp: benchmarks/metatrain-requirements.txt constraints.txt | .venv/.stamp
+.venv-metatrain/.stamp: benchmarks/rivals/metatrain-requirements.txt constraints.txt | .venv/.stamp
 	@echo "Setting up .venv-metatrain (once, a minute or two) ..."
 	@test -x .venv-metatrain/bin/python || $(BIN)/python -m venv .venv-metatrain
 	@.venv-metatrain/bin/python $(PIP_INSTALL) "$(TORCH)"
-	@.venv-metatrain/bin/python $(PIP_INSTALL) -r benchmarks/metatrain-requirements.txt
+	@.venv-metatrain/bin/python $(PIP_INSTALL) -r benchmarks/rivals/metatrain-requirements.txt
 	@touch $@
 
 docs: .venv/.docs-stamp ## build the documentation into site/

@@ -20,17 +20,17 @@ from benchmarks import (
     jacobians,
     local,
     memory,
-    metatrain,
     propagation,
-    rivals,
     selection,
     speed,
     targets,
     whole_net,
 )
-from benchmarks.provenance import load, provenance
-from benchmarks.results import Result, Row
-from benchmarks.table import ascii_table, write_page
+from benchmarks.frame.provenance import load, provenance
+from benchmarks.frame.results import Result, Row
+from benchmarks.frame.table import ascii_table, write_page
+from benchmarks.rivals import laplace as rivals
+from benchmarks.rivals import metatrain
 
 BENCHMARKS: dict[str, Callable[..., list[Row]]] = {
     "speed": speed.run,

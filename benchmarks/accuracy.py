@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import rigidities as rg
-from benchmarks import dense
-from benchmarks.results import Row, at_most
+from benchmarks.frame import dense
+from benchmarks.frame.results import Row, at_most
 
 LARGEST_ERROR = 1e-3  # of uq(x): beyond it the quadratic form must be in float64
 

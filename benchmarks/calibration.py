@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 import rigidities as rg
-from benchmarks import dense
-from benchmarks.results import Row, at_least, at_most
-from benchmarks.timing import Task, clocked, interleaved
-from benchmarks.workload import Workload, workload
+from benchmarks.frame import dense
+from benchmarks.frame.results import Row, at_least, at_most
+from benchmarks.frame.timing import Task, clocked, interleaved
+from benchmarks.frame.workload import Workload, workload
 
 EXPONENTS = [-5 + 0.25 * step for step in range(40)]
 POINTS = len(EXPONENTS) ** 2

@@ -7,10 +7,10 @@ from functools import partial
 from torch.utils.data import DataLoader, TensorDataset
 
 import rigidities as rg
-from benchmarks.results import Row, at_most
+from benchmarks.frame.results import Row, at_most
+from benchmarks.frame.timing import Task, interleaved
+from benchmarks.frame.workload import Workload, workload
 from benchmarks.speed import calibrated
-from benchmarks.timing import Task, interleaved
-from benchmarks.workload import Workload, workload
 
 
 def run(*, quick: bool = False) -> list[Row]:

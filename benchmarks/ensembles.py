@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.dense import features
-from benchmarks.results import Row, at_most, for_information
+from benchmarks.frame.dense import features
+from benchmarks.frame.results import Row, at_most, for_information
+from benchmarks.frame.timing import Ratio, Task, Timings, interleaved
+from benchmarks.frame.workload import Workload, workload
 from benchmarks.speed import PASSES, calibrated
-from benchmarks.timing import Ratio, Task, Timings, interleaved
-from benchmarks.workload import Workload, workload
-from rigidities.ensemble import Ensemble
+from rigidities.last_layer.ensemble.ensemble import Ensemble
 
 LIMIT = 1.5
 

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 import rigidities as rg
-from benchmarks.results import Row, at_most, for_information
+from benchmarks.frame.results import Row, at_most, for_information
+from benchmarks.frame.timing import Task, interleaved
+from benchmarks.frame.workload import Workload, workload
 from benchmarks.speed import calibrated
-from benchmarks.timing import Task, interleaved
-from benchmarks.workload import Workload, workload
 
 MEMBERS = 64
 INPUTS = 30

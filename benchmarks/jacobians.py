@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from benchmarks.results import Row, at_least, for_information
-from benchmarks.timing import Ratio, Timings, interleaved
-from benchmarks.workload import workload
-from rigidities.derivatives.differentiation import Differentiation
-from rigidities.derivatives.regressor import Regressor
+from benchmarks.frame.results import Row, at_least, for_information
+from benchmarks.frame.timing import Ratio, Timings, interleaved
+from benchmarks.frame.workload import workload
+from rigidities.any_regressor.derivatives.differentiation import Differentiation
+from rigidities.any_regressor.derivatives.regressor import Regressor
 
 BASE = "loop"
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 import rigidities as rg
-from benchmarks.results import Row, at_least, at_most, for_information, not_run
-from benchmarks.timing import Task, Timings, interleaved
+from benchmarks.frame.results import Row, at_least, at_most, for_information, not_run
+from benchmarks.frame.timing import Task, Timings, interleaved
 from rigidities import local
 
 ALPHA = 1e-3

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.apart import measured_apart
-from benchmarks.results import Row, at_most, for_information
+from benchmarks.frame.apart import measured_apart
+from benchmarks.frame.results import Row, at_most, for_information
 
 
 def run(*, quick: bool = False) -> list[Row]:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 import rigidities as rg
-from benchmarks.apart import measured_apart
-from benchmarks.results import Row, at_most, for_information
+from benchmarks.frame.apart import measured_apart
+from benchmarks.frame.results import Row, at_most, for_information
 from rigidities import selection
 
 OBJECTIVES = ("logdet", "variance")
@@ -77,8 +77,8 @@ def main(rows: int, width: int, n: int, number: int, threads: int) -> None:
     """One batch; prints its seconds and the peak of memory."""
     import json
 
+    from benchmarks.frame.timing import clocked
     from benchmarks.streamed_fit import peak_bytes
-    from benchmarks.timing import clocked
 
     torch.set_num_threads(threads)
     objective = OBJECTIVES[number]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import rigidities as rg
-from benchmarks.limits import least_fit, least_predict, products
-from benchmarks.results import Row, at_most, for_information
-from benchmarks.timing import Task, Timings, interleaved
-from benchmarks.workload import Workload, workload
+from benchmarks.frame.limits import least_fit, least_predict, products
+from benchmarks.frame.results import Row, at_most, for_information
+from benchmarks.frame.timing import Task, Timings, interleaved
+from benchmarks.frame.workload import Workload, workload
 
 PASSES = "bare passes"
 

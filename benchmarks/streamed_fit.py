@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import rigidities as rg
-from benchmarks.workload import target, workload
+from benchmarks.frame.workload import target, workload
 
 
 def batches(rows: int, *, batch_size: int = 1024) -> Iterator[tuple[Tensor, Tensor]]:

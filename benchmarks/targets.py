@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import rigidities as rg
-from benchmarks.results import Row, at_most, for_information
-from benchmarks.timing import interleaved
-from benchmarks.workload import Workload, workload
+from benchmarks.frame.results import Row, at_most, for_information
+from benchmarks.frame.timing import interleaved
+from benchmarks.frame.workload import Workload, workload
 
 MANY = 32
 

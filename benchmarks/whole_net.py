@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 import rigidities as rg
-from benchmarks.apart import measured_apart
-from benchmarks.results import Row, at_most, for_information
-from benchmarks.workload import workload
+from benchmarks.frame.apart import measured_apart
+from benchmarks.frame.results import Row, at_most, for_information
+from benchmarks.frame.workload import workload
 
 
 def run(*, quick: bool = False) -> list[Row]:

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import rigidities as rg
+from benchmarks.frame.workload import Workload, target, train
 from benchmarks.streamed_fit import peak_bytes
-from benchmarks.workload import Workload, target, train
 
 RIDGE = 1.0
 

@@ -10,13 +10,13 @@ within one bar, 92 % within two and 97 % within three; single runs have 0.3 to 1
 
 import numpy as np
 import torch
-from ase import units
 from ase.calculators.emt import EMT
 from ase.cluster import Octahedron
 from ase.md.langevin import Langevin
 from ase.optimize import BFGS
 
 import rigidities as rg
+from ase import units
 from rigidities.ase import RigidityCalculator, UncertainStructureError
 
 torch.manual_seed(3)

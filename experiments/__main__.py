@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from benchmarks.provenance import provenance
+from benchmarks.frame.provenance import provenance
 
-from experiments import figures, jobs, report
-from experiments.catalogue import EXPERIMENTS, Experiment, listing
 from experiments.data.files import VARIABLE as DATA
 from experiments.data.files import DataError
-from experiments.outcome import Outcome, Table
+from experiments.frame import figures, jobs, report
+from experiments.frame.catalogue import EXPERIMENTS, Experiment, listing
+from experiments.frame.outcome import Outcome, Table
 from experiments.training.protocol import VARIABLE as DEVICE
 from experiments.training.protocol import device
 

@@ -1,47 +1,13 @@
 """What several test files share: a small trained net and its data; and who needs a browser."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-import torch
-from torch import Tensor, nn
 
-import browser
+from tests.support import browser
+from tests.support.nets import Trained, trained
 
 LEFT_OUT = pytest.StashKey[int]()
-
-
-class Trained(NamedTuple):
-    model: nn.Module
-    train: tuple[Tensor, Tensor]
-    valid: tuple[Tensor, Tensor]
-    test: tuple[Tensor, Tensor]
-
-
-def data(rows: int, targets: int, seed: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows, 4, generator=generator)
-    noise = torch.randn(rows, targets, generator=generator)
-    y = torch.sin(x[:, :1] + torch.arange(targets)) + (0.05 + 0.2 * x[:, 1:2].abs()) * noise
-    return x, y
-
-
-def trained(targets: int = 1, seed: int = 0, steps: int = 150) -> Trained:
-    """A 4-24-24-K net after a short training on a few hundred rows."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = nn.Sequential(
-            nn.Linear(4, 24), nn.SiLU(), nn.Linear(24, 24), nn.SiLU(), nn.Linear(24, targets)
-        )
-    sets = [data(rows, targets, seed + i) for i, rows in enumerate((300, 200, 200))]
-    x, y = sets[0]
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(x), y).backward()
-        optimizer.step()
-    model.zero_grad(set_to_none=True)
-    return Trained(model, *sets)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rigidities import Gram, Posterior, local
-from rigidities.quadratic import LARGEST_ROUNDING, QuadraticForm, rounding_bound
+from rigidities.posterior.quadratic import LARGEST_ROUNDING, QuadraticForm, rounding_bound
 
 F64 = torch.float64
 WIDTH, SIZES = 6, [3, 1, 4, 2, 5, 2, 3, 4, 1, 3]

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-import oracle
 import rigidities as rg
 from rigidities.losses import GaussianNLL, Huber, LogCosh, PoissonNLL, loss_for
+from tests.support import oracle
 
 F64 = torch.float64
 Y = torch.randn(50, 2, generator=torch.Generator().manual_seed(0), dtype=F64)

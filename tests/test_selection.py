@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rigidities import Gram, Posterior
-from rigidities.conditioning import SquaredNorms
+from rigidities.posterior.conditioning import SquaredNorms
 from rigidities.selection import greedy, top
 
 F64 = torch.float64

@@ -18,11 +18,11 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from experiments.atomic import replace
 from experiments.atoms.soap import Soap, expansion
 from experiments.atoms.structures import StructureError, Structures, spans
 from experiments.data.files import FormatError
-from experiments.progress import steps
+from experiments.frame.files import replace
+from experiments.frame.progress import steps
 
 PART = 10_000
 """Structures in a file."""

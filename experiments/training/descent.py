@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from experiments.progress import steps
+from experiments.frame.progress import steps
 from experiments.training.adam import Adam
 from experiments.training.objectives import Objective, mean_squares, squared_error
 from experiments.training.plateau import Plateau

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from experiments.progress import steps
+from experiments.frame.progress import steps
 from experiments.training.plateau import SMALLEST_GAIN
 from experiments.training.protocol import Protocol, device
 

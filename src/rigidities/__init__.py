@@ -2,16 +2,18 @@
 
 from . import closed_forms, fits, kernels, local, losses, metrics, plots, report, selection
 from ._version import __version__
-from .calibrated import CalibrationReport
+from .any_regressor.rigidity import PredictionRigidity
+from .calibration.report import CalibrationReport
 from .constrained import constrained_profile, constrained_rigidity
-from .derived import Derived
-from .ensemble import Ensemble
-from .gradient import Gradient
-from .gram import Gram
-from .last_layer import LastLayerRigidity
-from .posterior import Posterior
-from .prediction import Prediction
-from .rigidity import PredictionRigidity
+from .last_layer.ensemble.ensemble import Ensemble
+from .last_layer.ensemble.member_values import MemberValues
+from .last_layer.gradients.gradient import Gradient
+from .last_layer.local_terms import LocalTerms
+from .last_layer.propagation.derived import Derived
+from .last_layer.rigidity import LastLayerRigidity
+from .posterior.gram import Gram
+from .posterior.posterior import Posterior
+from .prediction.prediction import Prediction
 
 __all__ = [
     "CalibrationReport",
@@ -20,6 +22,8 @@ __all__ = [
     "Gradient",
     "Gram",
     "LastLayerRigidity",
+    "LocalTerms",
+    "MemberValues",
     "Posterior",
     "Prediction",
     "PredictionRigidity",

@@ -42,8 +42,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .posterior import Posterior
-from .quadratic import QuadraticForm
+from .posterior.posterior import Posterior
+from .posterior.quadratic import QuadraticForm
 
 Columns = slice | Tensor | Sequence[int]
 """One component: a slice, column indices, or a Boolean mask over all columns."""

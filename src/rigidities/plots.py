@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from . import metrics
-from .alignment import aligned
-from .confidence import confidence_factors
+from .metrics.alignment import aligned
+from .metrics.confidence import confidence_factors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from .alignment import Values
+    from .metrics.alignment import Values
 
 __all__ = ["along", "binned", "calibration", "confidence_factors", "errors"]
 

@@ -34,8 +34,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .conditioning import BLOCK, Candidates, Goal, Information, TotalVariance
-from .posterior import Posterior
+from .posterior.conditioning import BLOCK, Candidates, Goal, Information, TotalVariance
+from .posterior.posterior import Posterior
 
 Objective = Literal["logdet", "variance"]
 Numbers = Tensor | Sequence[float] | float

@@ -8,16 +8,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from ase import Atoms
 from ase.calculators.calculator import Calculator, all_changes
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.outputs import Properties, all_outputs
 
-from ..accumulation import SampleWeight
-from ..inputs import InputName
-from ..last_layer import LastLayerRigidity
+from ase import Atoms
+
+from ..data.slots import InputName
+from ..last_layer.rigidity import LastLayerRigidity
+from ..last_layer.rows import SampleWeight
+from ..models.shadow import input_names, placement
 from ..notices import notify
-from ..shadow import input_names, placement
 from .limits import BARS, UncertainStructureError, check_limits, checked_limits, positive
 from .positions import check_positions, slope, slot_of
 from .structures import (

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from ase import Atoms
 from ase.calculators.calculator import CalculatorError
+
+from ase import Atoms
 
 BARS = {"energy_std": "eV", "forces_std": "eV/Å"}
 """The error bars among the results, and their units."""

@@ -6,14 +6,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from ase import Atoms
 from torch import Tensor
 
-from ..batches import Batch
-from ..feature_map import UNCONNECTED
-from ..fitted_readout import FittedReadout
-from ..inputs import InputName, Slot
-from ..source import outside_inference_mode
+from ase import Atoms
+
+from ..data.batches import Batch
+from ..data.slots import InputName, Slot
+from ..last_layer.fit import FittedReadout
+from ..last_layer.gradients.feature_map import UNCONNECTED
+from ..models.modes import outside_inference_mode
 from .structures import periodic_cell
 
 ROUNDING = 16

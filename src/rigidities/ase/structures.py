@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from ase import Atoms
 from ase.data import atomic_numbers, chemical_symbols
 from ase.geometry import complete_cell
 from scipy.spatial import cKDTree
+
+from ase import Atoms
 
 CLOSEST = 0.1
 """Distance in Å below which two atoms are taken to lie on top of each other."""

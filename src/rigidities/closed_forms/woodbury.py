@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..fits.arrays import Values, column, float64
 from ..fits.sources import from_jacobian
-from ..row_span import RowSpan
+from ..posterior.row_span import RowSpan
 
 
 def primal_quadratic(F: Values, f: Values, ridge: float) -> Tensor:

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..curvature.exact_hessian import Penalty, Regulariser
-from ..derivatives.parameters import Subset
-from ..derivatives.regressor import Function, Regressor
+from ..any_regressor.curvature.exact_hessian import Penalty, Regulariser
+from ..any_regressor.derivatives.parameters import Subset
+from ..any_regressor.derivatives.regressor import Function, Regressor
 from ..losses import LossLike, ValuedLoss, loss_for
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..curvature.exact_hessian import Regulariser
-from ..derivatives.parameters import Subset
-from ..derivatives.regressor import Function
+from ..any_regressor.curvature.exact_hessian import Regulariser
+from ..any_regressor.derivatives.parameters import Subset
+from ..any_regressor.derivatives.regressor import Function
 from ..losses import LossLike
 from .extrapolation import Tableau
 from .newton import NotConverged, Solution, constrained, minimised

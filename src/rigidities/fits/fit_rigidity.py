@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..posterior import Posterior
-from ..prediction import Prediction
+from ..posterior.posterior import Posterior
+from ..prediction.prediction import Prediction
 from .arrays import Values, float64
 
 Model = Callable[[Any], tuple[Tensor, Tensor]]

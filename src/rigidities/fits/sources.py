@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..posterior import Posterior
+from ..posterior.posterior import Posterior
 from .arrays import Values, column, float64
 from .fit_rigidity import FitRigidity
 

@@ -16,11 +16,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..derivatives.differentiation import Differentiation
-from ..derivatives.parameters import Subset
-from ..derivatives.regressor import Regressor
-from ..derivatives.tangents import Tangents
-from ..readout import AnyTap, Tap
+from ..any_regressor.derivatives.differentiation import Differentiation
+from ..any_regressor.derivatives.parameters import Subset
+from ..any_regressor.derivatives.regressor import Regressor
+from ..any_regressor.derivatives.tangents import Tangents
+from ..last_layer.readout.tap import AnyTap, Tap
 
 DEFAULT_BATCH = 256
 """Rows whose derivatives are held at once, twice."""

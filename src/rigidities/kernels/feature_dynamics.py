@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..row_span import RowSpan
+from ..posterior.row_span import RowSpan
 from .dynamics import Times, TrainedProcess, checked_times, finite, stacked
 
 

@@ -17,12 +17,12 @@ from typing import Any
 
 from torch import Tensor
 
-from ..alignment import Values, aligned
-from ..calibrated import CalibrationReport
+from ..calibration.report import CalibrationReport
+from ..metrics.alignment import Values, aligned
 from .cautions import Caution
 from .document import check_plotly, checked_place, page
 from .document import write_page as save
-from .experiment_page import experiment
+from .experiments.page import experiment
 from .labelled_data import Bars, bars_on, labelled
 from .markup import Markup, joined, tag
 from .rows import MOST_SHOWN, Rows, rows_of, shape_of

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..calibrated import CalibrationReport
+from ..calibration.report import CalibrationReport
 from .markup import number
 from .rows import Rows
 from .scores import bin_sizes

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from .. import metrics
-from ..confidence import confidence_factors
+from ..metrics.confidence import confidence_factors
+from ..metrics.ranks import retained_rmse
 from ..plots import BLUE, GREY, VERMILION
-from ..ranks import retained_rmse
 from .markup import around
 from .rows import Rows, thinned
 from .scores import bin_sizes, default_bin_size

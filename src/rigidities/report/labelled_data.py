@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..batches import Batch
-from ..calibrated import CalibrationReport
+from ..calibration.report import CalibrationReport
+from ..data.batches import Batch
 
 MOST_INPUTS = 12
 """Numbers per input row up to which they are shown beside a point."""

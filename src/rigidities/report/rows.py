@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..alignment import Values, aligned
+from ..metrics.alignment import Values, aligned
 
 MOST_SHOWN = 5_000
 """Rows that a scatter plot shows at most."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from .. import metrics
-from ..calibrated import CalibrationReport
+from ..calibration.report import CalibrationReport
 from . import figures
 from .cautions import Caution, cautions
 from .document import place

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..ranks import retained_rmse
+from ..metrics.ranks import retained_rmse
 from .markup import around, number
 from .rows import Rows
 from .scores import Judged

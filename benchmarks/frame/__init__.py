@@ -1,0 +1,1 @@
+"""What every benchmark stands in: workloads, timing, results, tables."""

@@ -1,0 +1,1 @@
+"""Other libraries, measured beside this one in environments of their own."""

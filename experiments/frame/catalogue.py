@@ -1,0 +1,128 @@
+"""Which experiments there are: one line each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+
+from experiments.frame.outcome import Outcome
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An entry of the list.
+
+    Attributes:
+        name: of the command and of the module ``experiments.studies.<name>``, whose
+            ``run(*, quick: bool, seed: int) -> Outcome`` does the work.
+        summary: one line.
+        minutes: that a whole run takes on two cores.
+        needs: packages beyond the library's own.
+        extra: of this package, which brings them.
+    """
+
+    name: str
+    summary: str
+    minutes: float
+    needs: tuple[str, ...] = ("matplotlib",)
+    extra: str = "experiments"
+
+    def missing(self) -> str | None:
+        """What to install, or None where everything is."""
+        packages = [package for package in self.needs if find_spec(package) is None]
+        if not packages:
+            return None
+        return (
+            f"The experiment {self.name!r} needs {' and '.join(packages)}. Install: "
+            f'pip install "rigidities[{self.extra}]"'
+        )
+
+    def run(self, *, quick: bool, seed: int) -> Outcome:
+        """Run it: the module is imported only now."""
+        outcome = import_module(f"experiments.studies.{self.name}").run(quick=quick, seed=seed)
+        if not isinstance(outcome, Outcome):
+            raise TypeError(
+                f"experiments.studies.{self.name}.run must return an Outcome, got "
+                f"{type(outcome).__name__}. Put its numbers, tables and figures into one."
+            )
+        return outcome
+
+
+_ALL = (
+    Experiment(
+        "toy",
+        "three models of seven points of cos^2 x, with calibrated error bars (paper, Fig. 1)",
+        minutes=2,
+    ),
+    Experiment(
+        "uci",
+        "RMSE and NLL of eight sets beside MC dropout, deep ensembles and Laplace (paper, Table 2)",
+        minutes=66,
+        needs=("matplotlib", "numpy"),
+    ),
+    Experiment(
+        "cost",
+        "what training and predicting cost with each method (paper, Table 1), measured",
+        minutes=4,
+    ),
+    Experiment(
+        "qm9",
+        "molecules, their atoms and forces, with SOAP descriptors (paper, Fig. 2)",
+        minutes=480,
+        needs=("matplotlib", "numpy", "ase", "featomic"),
+        extra="chemistry",
+    ),
+    Experiment(
+        "weather",
+        "tomorrow's maximum temperature in Australia (paper, Fig. 3)",
+        minutes=15,
+        needs=("matplotlib", "numpy", "pandas"),
+    ),
+    Experiment(
+        "california",
+        "house prices inside and outside the training domain (paper, Fig. 4)",
+        minutes=10,
+        needs=("matplotlib", "numpy"),
+    ),
+    Experiment(
+        "width",
+        "quality of the error bars against the number of neurons (paper, appendix)",
+        minutes=60,
+        needs=("matplotlib", "numpy"),
+    ),
+    Experiment(
+        "regularizer",
+        "what the ridge stands for: weight decay, early stopping, copies, noise (paper, appendix)",
+        minutes=15,
+        needs=("matplotlib", "numpy"),
+    ),
+    Experiment(
+        "theory",
+        "wide-net kernels, the last-layer approximation, training time, the Bayesian reading",
+        minutes=5,
+        needs=("matplotlib", "scipy"),
+    ),
+    Experiment(
+        "active",
+        "which rows to label next: random, largest variances, greedy batches",
+        minutes=8,
+    ),
+    Experiment(
+        "propagation",
+        "error bars of means of many predictions against the errors of many retrained nets",
+        minutes=5,
+        needs=("matplotlib", "numpy"),
+    ),
+)
+
+EXPERIMENTS = {experiment.name: experiment for experiment in _ALL}
+
+
+def listing() -> str:
+    """The names with their lines and minutes."""
+    width = max(map(len, EXPERIMENTS))
+    return "\n".join(
+        f"  {one.name:<{width}}  {one.minutes:>3g} min  {one.summary}"
+        for one in EXPERIMENTS.values()
+    )

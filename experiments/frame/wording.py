@@ -1,0 +1,73 @@
+"""Numbers in words: lists, means with their errors, and what may be called a difference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from experiments.frame.outcome import with_error
+
+BEYOND = 2
+"""Standard errors from which on a difference is called one."""
+
+SHARED_ROWS = (
+    "A word on the standard errors: the splits are drawn from one set, so that repetitions share "
+    "rows. For comparisons of methods on these rows the errors are right; for statements about "
+    "other data they are somewhat too small."
+)
+WHOLE_SCALE = (
+    "standardised with the whole set's mean and spread, as in the paper, so that test rows have a "
+    "part in the scale of the inputs"
+)
+
+
+def listed(parts: Sequence[str]) -> str:
+    """Commas, and an "and" before the last.
+
+    >>> listed(["a", "b", "c"]), listed(["a", "b"]), listed(["a"])
+    ('a, b and c', 'a and b', 'a')
+    """
+    if not parts:
+        raise ValueError("Expected at least one part to list, got none. Leave the clause out.")
+    return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else parts[0]
+
+
+def measured(pair: Sequence[float], digits: int = 3) -> str:
+    """A mean and its standard error; a dash where the score is not defined.
+
+    >>> measured([0.9051, 0.0123]), measured([float("nan"), 0.1])
+    ('0.905 ± 0.012', '-')
+    """
+    mean, error = pair
+    return "-" if math.isnan(mean) else with_error(mean, error, digits)
+
+
+def direction(pair: Sequence[float]) -> int:
+    """1 or -1 for a mean clearly above or below zero, beyond two standard errors, 0 otherwise.
+
+    >>> direction([0.1, 0.01]), direction([-0.1, 0.01]), direction([0.1, 0.06])
+    (1, -1, 0)
+    """
+    mean, error = pair
+    if not abs(mean) > BEYOND * error:  # nan, of a single repetition, decides nothing
+        return 0
+    return 1 if mean > 0 else -1
+
+
+def changed(pair: Sequence[float], digits: int = 3) -> str:
+    """How a score changes, with the numbers.
+
+    >>> changed([-0.5, 0.1], 2)
+    'falls (-0.50 ± 0.10)'
+    """
+    verbs = {1: "rises", -1: "falls", 0: "does not clearly change"}
+    return f"{verbs[direction(pair)]} ({measured(pair, digits)})"
+
+
+def compared(difference: Sequence[float]) -> str:
+    """How one score lies to another, by their difference.
+
+    >>> compared([-0.1, 0.01]), compared([0.1, 0.06])
+    ('is below', 'does not clearly differ from')
+    """
+    return {1: "is above", -1: "is below", 0: "does not clearly differ from"}[direction(difference)]

@@ -1,0 +1,1 @@
+"""How good error bars are: scores, floors, pictures, and the library's calibrations."""

@@ -1,0 +1,166 @@
+"""What ridge a calibration chooses, after trainings with and without regularisation."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import rigidities as rg
+from experiments.data.california import WIDTH
+from experiments.judging import error_bars, scores
+from experiments.judging.error_bars import Calibration
+from experiments.studies.california.rows import Pair, drawn
+from experiments.training.descent import trained
+from experiments.training.protocol import Protocol
+from rigidities import metrics
+
+CALIBRATIONS = {
+    "nll": error_bars.PAPER,
+    "nll, floor": Calibration(noise="constant"),
+    "bins": error_bars.BINS,
+    "bins, floor": Calibration("bins", "constant"),
+}
+JUDGED = ("nll", "binned_log_ratio", "slope", "decades", "spearman", "coverage")
+"""Scores of the bars on the test rows."""
+
+STOPPING = ("best", "last")
+"""Weights of the smallest validation loss, or of the last epoch."""
+
+
+def nets(
+    *,
+    copies: int,
+    count: int,
+    seed: int,
+    epochs: int,
+    hidden: int,
+    decay: float,
+    bin_size: int,
+    most: int | None,
+) -> dict[str, Any]:
+    """Train a stack and calibrate its best and its last weights.
+
+    Args:
+        copies: of each training row, in the training and in the Gram. The epochs are divided by
+            it, so that the number of steps is the same.
+        count: of nets, each with a split of its own.
+        seed: of splits, first weights and batches.
+        epochs: of the training.
+        hidden: width of both hidden layers.
+        decay: of the weights.
+        bin_size: rows of a bin.
+        most: rows of each part, or None for all.
+
+    Returns:
+        By stopping: one entry a net.
+    """
+    samples = drawn(count, seed, WIDTH, most=most)
+    x, y = (part.repeat(1, copies, 1) for part in samples.train)
+    protocol = Protocol(
+        (hidden, hidden),
+        "silu",
+        epochs=max(1, epochs // copies),
+        decay=decay,
+        patience=max(1, Protocol.patience // copies),
+    )
+    seeds = [1000 * seed + k for k in range(count)]
+    what = f"nets of decay {decay:g}, {copies} copies"
+    stacks = trained((x, y), samples.valid, protocol, seeds, what)
+    found: dict[str, Any] = {}
+    for stopping in STOPPING:
+        stack = getattr(stacks, stopping)
+        found[stopping] = [
+            _judged(stack.module(k), (x[k], y[k]), *samples.of(k)[1:], bin_size)
+            for k in range(count)
+        ]
+    rows = {
+        "train": x.shape[1],
+        "valid": samples.valid[0].shape[1],
+        "test": len(samples.test[0][0]),
+    }
+    return {**found, "epoch": stacks.epoch, "rows": rows}
+
+
+def _judged(
+    net: nn.Sequential, train: Pair, valid: Pair, test: Pair, bin_size: int
+) -> dict[str, Any]:
+    """One net: by calibration what was chosen and how good it is; and the effect of the bias."""
+    uq = error_bars.fitted(net, train)
+    found: dict[str, Any] = {
+        name: _calibrated(uq, valid, test, how, bin_size) for name, how in CALIBRATIONS.items()
+    }
+    return {
+        **found,
+        "bias": without_bias(uq, net, train, valid, test, bin_size),
+        "weights": math.sqrt(sum(float(p.detach().square().sum()) for p in net.parameters())),
+        "valid_rmse": _rmse(net, valid),
+        "test_rmse": _rmse(net, test),
+    }
+
+
+def _calibrated(
+    uq: rg.LastLayerRigidity, valid: Pair, test: Pair, how: Calibration, bin_size: int
+) -> dict[str, float]:
+    report = error_bars.calibrated(uq, valid, how)
+    largest = float(uq.posterior.eigenvalues.max())
+    noise = float(report.noise)
+    return {
+        "log_ridge": math.log10(report.ridge),
+        "log_relative_ridge": math.log10(report.ridge / largest),
+        "log_largest": math.log10(largest),
+        "at_lower_edge": float(report.at_edge == "lower"),
+        "at_upper_edge": float(report.at_edge == "upper"),
+        "effective_rank": float(report.effective_rank),
+        "noise": math.sqrt(noise),
+        **_scores(*_bars(uq, test[0]), test[1], bin_size),
+    }
+
+
+def without_bias(
+    uq: rg.LastLayerRigidity,
+    net: nn.Sequential,
+    train: Pair,
+    valid: Pair,
+    test: Pair,
+    bin_size: int,
+) -> dict[str, float]:
+    """Bars from features without the column of ones, beside those with it; both by likelihood.
+
+    Returns:
+        Scores without minus scores with it; the mean of |log10| of the bars' ratio; and the rank
+        correlation of the two.
+    """
+    bare = rg.LastLayerRigidity(net, features=lambda model, x: model[:-1](x))
+    bare.fit(train, progress=False)
+    pairs = []
+    for one in (uq, bare):
+        error_bars.calibrated(one, valid, error_bars.PAPER)
+        pairs.append(_bars(one, test[0]))
+    with_it, without = (_scores(*pair, test[1], bin_size) for pair in pairs)
+    (_, wide), (_, narrow) = pairs
+    zero = torch.zeros_like(wide)
+    return {
+        **{name: without[name] - with_it[name] for name in without},
+        "log_ratio_of_bars": float((narrow / wide).log10().abs().mean()),
+        "rank_correlation_of_bars": metrics.spearman(zero, narrow, wide),
+        "log_ridge": math.log10(bare.ridge) - math.log10(uq.ridge),
+    }
+
+
+def _bars(uq: rg.LastLayerRigidity, x: Tensor) -> tuple[Tensor, Tensor]:
+    p = uq.predict(x)
+    return p.mean.double().flatten(), p.std.double().flatten()
+
+
+def _scores(mean: Tensor, std: Tensor, target: Tensor, bin_size: int) -> dict[str, float]:
+    """Those of `experiments.judging.scores` that bars without a constant one beside them have."""
+    found = scores.scores(mean, std, target.flatten().double(), bin_size)
+    return {name: found[name] for name in JUDGED}
+
+
+def _rmse(net: nn.Module, rows: Pair) -> float:
+    with torch.no_grad():
+        return metrics.rmse(net(rows[0]), rows[1])

@@ -1,0 +1,1 @@
+"""Error bars of any differentiable regressor: the façade `PredictionRigidity` and its parts."""

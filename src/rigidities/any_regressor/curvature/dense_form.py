@@ -1,0 +1,202 @@
+r"""The dense form of a rigidity: the whole Hessian in its eigenbasis.
+
+At ridge 0 a rigidity does not depend on the units of the parameters, and neither should its
+rounding: the Hessian is factorised as $D^{-1/2} H D^{-1/2}$ with $D$ its diagonal, and rows are
+divided by $D^{1/2}$. With a ridge, whose identity matrix fixes the units, it is taken as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ...posterior.posterior import Posterior
+from ..derivatives.tangents import Tangents
+
+Names = list[tuple[str, int]]
+
+
+@dataclass(frozen=True)
+class Hessian:
+    """A symmetric matrix and where it comes from.
+
+    Attributes:
+        matrix: (P, P), regulariser included.
+        names: parameters and their sizes, to say which of them the data leave free.
+        rows: predictions in the training data, and
+        flat: how many of them lie where the loss has no curvature.
+        data: the part without the regulariser; None for all of it.
+        exact: whether it is the exact Hessian, and
+        epsilon: the machine epsilon of what it was summed from.
+    """
+
+    matrix: Tensor
+    names: Names
+    rows: int
+    flat: int = 0
+    data: Tensor | None = None
+    exact: bool = False
+    epsilon: float = torch.finfo(torch.float64).eps
+
+
+@dataclass(frozen=True)
+class DenseForm:
+    """A posterior over all selected parameters.
+
+    Attributes:
+        hessian: as it was summed.
+        posterior: eigenbasis, of the scaled Hessian where there are units, and ridge; scale 1.
+        units: (P,) by which rows are divided; None for none.
+    """
+
+    hessian: Hessian
+    posterior: Posterior
+    units: Tensor | None
+    name = "dense"
+
+    @classmethod
+    def of(cls, hessian: Hessian, ridge: float) -> DenseForm:
+        """Factorise.
+
+        Raises:
+            ValueError: the Hessian holds NaN, or is singular or indefinite at this ridge.
+        """
+        matrix, units = hessian.matrix, None
+        if not bool(torch.isfinite(matrix).all()):
+            raise ValueError("The Hessian holds NaN or infinity: some derivatives are not finite.")
+        if ridge == 0:
+            diagonal = matrix.diagonal()
+            units = torch.where(diagonal > 0, diagonal, 1.0).sqrt()
+            matrix = matrix / units / units[:, None]
+        values, vectors = torch.linalg.eigh(matrix)
+        return cls._checked(hessian, values, vectors, ridge, units)
+
+    @classmethod
+    def _checked(
+        cls, hessian: Hessian, values: Tensor, vectors: Tensor, ridge: float, units: Tensor | None
+    ) -> DenseForm:
+        """From eigenvalues and eigenvectors; refuse what is singular or indefinite."""
+        lowest, largest = float(values[0]), max(abs(float(values[0])), abs(float(values[-1])))
+        floor = len(values) * hessian.epsilon * largest
+        if lowest + ridge < -floor:
+            raise ValueError(_indefinite(hessian))
+        if lowest + ridge <= floor:
+            raise ValueError(_singular(hessian, ridge))
+        return cls(hessian, Posterior(values, vectors, ridge, values.new_ones(())), units)
+
+    @property
+    def ridge(self) -> float:
+        """s."""
+        return self.posterior.ridge
+
+    @property
+    def width(self) -> int:
+        """Number of parameters P."""
+        return self.posterior.width
+
+    @property
+    def tolerance(self) -> float:
+        """Machine epsilon times the condition number."""
+        return self.hessian.epsilon * self.posterior.condition
+
+    @cached_property
+    def effective_rank(self) -> float:
+        r"""Directions that the data determine, $\mathrm{tr}\, G (G + R + s I)^{-1}$."""
+        if self.hessian.data is None:
+            return self.posterior.effective_rank
+        return float((self.posterior.whitened(self._scaled(self.hessian.data)) * self._own).sum())
+
+    @cached_property
+    def eigenbasis(self) -> Posterior:
+        """Of the Hessian in its own units, at ridge 0: every ridge can be tried with it."""
+        if self.units is None:
+            values, vectors = self.posterior.eigenvalues, self.posterior.eigenvectors
+        else:
+            values, vectors = torch.linalg.eigh(self.hessian.matrix)
+        return Posterior(values, vectors, 0.0, values.new_ones(()))
+
+    def with_ridge(self, ridge: float) -> DenseForm:
+        """The same Hessian with another ridge."""
+        if not 0 <= ridge < float("inf"):
+            raise ValueError(f"ridge must be finite and not negative, got {ridge}.")
+        if ridge == self.ridge:
+            return self
+        if ridge == 0:
+            return DenseForm.of(self.hessian, ridge)
+        basis = self.eigenbasis
+        values, vectors = basis.eigenvalues, basis.eigenvectors
+        return DenseForm._checked(self.hessian, values, vectors, ridge, None)
+
+    def quadratic(self, tangents: Tangents) -> Tensor:
+        """q of each prediction, (N, K)."""
+        samples, outputs, _ = tangents.shape
+        return self.posterior.quadratic(self._rows(tangents)).reshape(samples, outputs)
+
+    def covariance(self, left: Tangents, right: Tangents) -> Tensor:
+        """Unscaled covariances between two sets of predictions, (N K, M K)."""
+        rows = self._rows(left)
+        return self.posterior.covariance(rows, None if right is left else self._rows(right))
+
+    def sample(self, n: int, generator: torch.Generator | None) -> Tensor:
+        r"""Deviations with covariance $(H + s I)^{-1}$, (n, P)."""
+        return self._scaled(self.posterior.sample(n, generator))
+
+    @property
+    def _own(self) -> Tensor:
+        """The identity, whitened like rows."""
+        identity = torch.eye(self.width, dtype=torch.float64, device=self.hessian.matrix.device)
+        return self.posterior.whitened(self._scaled(identity))
+
+    def _rows(self, tangents: Tangents) -> Tensor:
+        return self._scaled(tangents.matrix().flatten(0, 1).to(torch.float64))
+
+    def _scaled(self, rows: Tensor) -> Tensor:
+        return rows if self.units is None else rows / self.units
+
+
+def _indefinite(hessian: Hessian) -> str:
+    values = torch.linalg.eigvalsh(hessian.matrix)
+    lowest, largest = float(values[0]), float(values[-1])
+    if hessian.exact:
+        cause = "so the parameters are no minimum of the loss in that direction. Fit further, use "
+        cause += "hessian='gauss-newton'"
+    else:
+        cause = "which the regulariser brings: its own Hessian is not positive. Use a convex one"
+    return (
+        f"The Hessian is indefinite: its lowest eigenvalue is {lowest:.3g} (the largest "
+        f"{largest:.3g}), {cause}, or pass ridge > {-lowest:.3g}."
+    )
+
+
+def _singular(hessian: Hessian, ridge: float) -> str:
+    values = torch.linalg.eigvalsh(hessian.matrix)
+    flat = f" {hessian.flat} of them lie where the loss has no curvature." if hessian.flat else ""
+    return (
+        f"The Hessian is singular at ridge={ridge:g}: {hessian.rows} rows for {len(values)} "
+        f"parameters, lowest eigenvalue {float(values[0]):.3g}, largest {float(values[-1]):.3g}."
+        f"{flat} Pass ridge > 0, a regulariser, fewer parameters (subset=) or more data."
+        f"{'' if hessian.flat == hessian.rows else _idle(hessian)}"
+    )
+
+
+def _idle(hessian: Hessian) -> str:
+    """Which parameters have no influence on any training prediction."""
+    diagonal = (hessian.matrix if hessian.data is None else hessian.data).diagonal()
+    pieces = diagonal.split_with_sizes([size for _, size in hessian.names])
+    idle = [
+        name if not bool(piece.any()) else f"{name} (entries {_listed(piece == 0)})"
+        for (name, _), piece in zip(hessian.names, pieces, strict=True)
+        if bool((piece == 0).any())
+    ]
+    if not idle:
+        return ""
+    shown = ", ".join(idle[:5]) + (", ..." if len(idle) > 5 else "")
+    return f" No training prediction depends on {shown}."
+
+
+def _listed(mask: Tensor) -> str:
+    found = mask.nonzero()[:, 0].tolist()
+    return ", ".join(map(str, found[:5])) + (", ..." if len(found) > 5 else "")

@@ -1,0 +1,140 @@
+r"""The dual form of a rigidity: as many unknowns as rows, whatever the number of parameters.
+
+With $K = J J^\top$ over the (weighted) training rows and $k = J g$ (Woodbury)
+
+$$ q = g^\top (J^\top J + s I)^{-1} g
+     = \frac{1}{s} \bigl[ g^\top g - k^\top (K + s I)^{-1} k \bigr], $$
+
+which needs inner products of tangents alone. One Cholesky factorisation of $K + s I$ serves all
+predictions. Relative rounding errors are about machine epsilon times $\mathrm{tr} K / s$.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ...posterior.draws import standard_normal
+from ..derivatives.tangents import Tangents
+
+BLOCK = 1024
+"""Rows and columns of the kernel that are computed at once."""
+
+PIECE = 1 << 27
+"""Bytes of tangents that are cast to float64 at once."""
+
+
+@dataclass(frozen=True)
+class DualForm:
+    """The training rows and the Cholesky factor of their kernel plus ridge.
+
+    Attributes:
+        rows: weighted tangents of the training data, N K = n rows.
+        factor: lower triangular, (n, n).
+        ridge: s.
+        tolerance: bound on the relative rounding error of q.
+    """
+
+    rows: Tangents
+    factor: Tensor
+    ridge: float
+    tolerance: float
+    name = "dual"
+
+    @classmethod
+    def of(cls, rows: Tangents, ridge: float) -> DualForm:
+        """Assemble and factorise the kernel.
+
+        Raises:
+            ValueError: the ridge is lost in the kernel's rounding.
+        """
+        kernel = assembled(rows)
+        trace = float(kernel.diagonal().sum())
+        kernel.diagonal().add_(ridge)
+        factor, failed = torch.linalg.cholesky_ex(kernel)
+        tolerance = torch.finfo(torch.float64).eps * (1 + trace / ridge)
+        if int(failed) or tolerance > 0.01:
+            raise ValueError(
+                f"The ridge {ridge:g} is lost beside the kernel's trace {trace:.3g}. Pass a ridge "
+                f"of at least {1e-12 * trace:.1g}, or form='dense'."
+            )
+        return cls(rows, factor, ridge, tolerance)
+
+    @property
+    def width(self) -> int:
+        """Number of parameters P."""
+        return self.rows.shape[2]
+
+    def quadratic(self, tangents: Tangents) -> Tensor:
+        """q of each prediction, (N, K)."""
+        size = tangents.squares()
+        explained = self._whitened(tangents).square().sum(0).reshape(size.shape)
+        return (size - explained) / self.ridge
+
+    def covariance(self, left: Tangents, right: Tangents) -> Tensor:
+        """Unscaled covariances between two sets of predictions, (N K, M K)."""
+        a = self._whitened(left)
+        b = a if right is left else self._whitened(right)
+        return (left.kernel(right) - a.mT @ b) / self.ridge
+
+    def sample(self, n: int, generator: torch.Generator | None) -> Tensor:
+        r"""Deviations with covariance $(J^\top J + s I)^{-1}$, (n, P), by Matheron's rule.
+
+        $w = u - J^\top (K + sI)^{-1} (J u + \epsilon)$ with $u \sim N(0, I/s)$ and
+        $\epsilon \sim N(0, I)$.
+        """
+        samples, outputs, width = self.rows.shape
+        device = self.factor.device
+        u = standard_normal((n, width), device, generator) / math.sqrt(self.ridge)
+        noise = standard_normal((n, samples * outputs), device, generator)
+        data = self.rows.forward(u).flatten(1) + noise
+        shift = torch.cholesky_solve(data.mT, self.factor).mT
+        return u - self.rows.backward(shift.reshape(n, samples, outputs))
+
+    @cached_property
+    def effective_rank(self) -> float:
+        r"""$\mathrm{tr}\, K (K + s I)^{-1} = n - s\, |L^{-1}|^2$."""
+        n = len(self.factor)
+        identity = torch.eye(n, dtype=self.factor.dtype, device=self.factor.device)
+        inverse = torch.linalg.solve_triangular(self.factor, identity, upper=False)
+        return n - self.ridge * float(inverse.square().sum())
+
+    def _whitened(self, tangents: Tangents) -> Tensor:
+        """$L^{-1} k$ for each prediction, (n, N K)."""
+        cross = crossed(self.rows, tangents)
+        whitened: Tensor = torch.linalg.solve_triangular(self.factor, cross, upper=False)
+        return whitened
+
+
+def assembled(rows: Tangents) -> Tensor:
+    """The kernel J J^T in float64, block by block; only the lower blocks are computed."""
+    samples, outputs, _ = rows.shape
+    n = samples * outputs
+    kernel = torch.empty(n, n, dtype=torch.float64, device=rows.device)
+    pieces = _pieces(rows)
+    for number, (start, right) in enumerate(pieces):
+        a, b = start * outputs, (start + right.shape[0]) * outputs
+        for below, left in pieces[number:]:
+            c, d = below * outputs, (below + left.shape[0]) * outputs
+            block = left.kernel(right)
+            kernel[c:d, a:b] = block
+            if c > a:
+                kernel[a:b, c:d] = block.mT
+    return kernel
+
+
+def crossed(rows: Tangents, others: Tangents) -> Tensor:
+    """The kernel between two sets, (n, m), block by block."""
+    return torch.cat([piece.kernel(others) for _, piece in _pieces(rows)])
+
+
+def _pieces(rows: Tangents) -> list[tuple[int, Tangents]]:
+    """Samples in pieces, each with its start, small enough to be cast to float64."""
+    samples, outputs, _ = rows.shape
+    fitting = PIECE // (8 * max(1, rows.numbers // max(1, samples)))
+    step = max(1, min(BLOCK // outputs, fitting))
+    return [(start, rows.take(slice(start, start + step))) for start in range(0, samples, step)]

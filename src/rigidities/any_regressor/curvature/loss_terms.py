@@ -1,0 +1,175 @@
+r"""First and second derivatives of the loss by the predictions of a batch.
+
+The paper's pseudo-Hessian (Sec. 3.4) is $\sum_i J_i^\top \Lambda_i J_i$ with
+$\Lambda_i = \partial^2 \ell_i / \partial \tilde y_i^2$, for several outputs a K x K matrix. A root
+$\Lambda = L L^\top$ turns it into a plain sum over the rows of $L^\top J$.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...losses import Loss, PerSampleLoss, ValuedLoss
+
+
+@dataclass(frozen=True)
+class LossTerms:
+    r"""Derivatives of the weighted loss of each sample.
+
+    Attributes:
+        curvature: $\Lambda$, (N, K) where it is diagonal, else (N, K, K).
+        slope: d loss / d prediction, (N, K); None where the loss has no value or there are no
+            targets.
+        ones: whether the curvature is 1 everywhere.
+    """
+
+    curvature: Tensor
+    slope: Tensor | None
+    ones: bool = False
+
+    @property
+    def root(self) -> Tensor | None:
+        r"""L with $L L^\top = \Lambda$, shaped like it; None for all ones.
+
+        Raises:
+            ValueError: the loss is concave.
+        """
+        return None if self.ones else _root(self.curvature)
+
+    @property
+    def diagonal(self) -> Tensor:
+        """Curvature by each output alone, (N, K)."""
+        if self.curvature.ndim == 2:
+            return self.curvature
+        return self.curvature.diagonal(dim1=-2, dim2=-1)
+
+    @property
+    def rows(self) -> int:
+        """Predictions with a curvature."""
+        return int((self.diagonal != 0).sum())
+
+    @cached_property
+    def dispersion(self) -> float:
+        r"""$\sum \ell'^\top \Lambda^{-1} \ell'$: weighted squared residuals, for a squared loss."""
+        if self.slope is None:
+            return float("nan")
+        if self.curvature.ndim == 3:
+            inverse = torch.linalg.pinv(self.curvature, hermitian=True)
+            return float(torch.einsum("nk,nkl,nl->", self.slope, inverse, self.slope))
+        terms = self.slope.square() / self.curvature
+        return float(torch.where(self.curvature == 0, 0.0, terms).sum())
+
+
+def loss_terms(
+    loss: Loss,
+    prediction: Tensor,
+    target: Tensor | None,
+    weight: Tensor | None,
+    batch: Any,
+) -> LossTerms:
+    """Curvature and slope of a batch.
+
+    Args:
+        loss: of one sample.
+        prediction: (N, K).
+        target: (N, K), or None for a loss that needs none.
+        weight: sample weights (N, 1), for a loss of each output alone also (N, K), or None.
+        batch: as the user gave it.
+
+    Raises:
+        ValueError: no targets where they are needed, weights of a wrong shape, or values that are
+            not finite.
+    """
+    if target is None and loss.needs_target:
+        raise ValueError("This loss needs targets: fit(X, y).")
+    prediction = prediction.detach().to(torch.float64)
+    given = _sample_weight(loss, weight, batch)
+    curvature = _curvature(loss, prediction, target, batch)
+    slope, apart = _slope(loss, prediction, target, batch)
+    _check_weights(given, prediction, apart=apart and (curvature is None or curvature.ndim == 2))
+    ones = curvature is None and given is None
+    if curvature is None:
+        curvature = torch.ones_like(prediction)
+    if given is not None:  # what weighs nothing need not have a derivative
+        shaped = given if curvature.ndim == 2 else given[..., None]
+        curvature = torch.where(shaped > 0, curvature * shaped, 0.0)
+        slope = None if slope is None else torch.where(given > 0, slope * given, 0.0)
+    _check_finite(slope)
+    if not bool(torch.isfinite(curvature).all()):
+        raise ValueError(
+            "The loss has no finite curvature. Are there NaN in the predictions or targets?"
+        )
+    return LossTerms(curvature, slope, ones)
+
+
+def _sample_weight(loss: Loss, weight: Tensor | None, batch: Any) -> Tensor | None:
+    own = getattr(loss, "weight", None)
+    if own is None:
+        return weight
+    brought: Tensor = own(batch).to(torch.float64)
+    brought = brought.reshape(len(brought), -1)
+    return brought if weight is None else brought * weight
+
+
+def _curvature(loss: Loss, prediction: Tensor, target: Tensor | None, batch: Any) -> Tensor | None:
+    if isinstance(loss, PerSampleLoss) and prediction.shape[1] > 1:
+        assert target is not None
+        full = loss.coupled_curvature(prediction, target)
+        diagonal = full.diagonal(dim1=-2, dim2=-1)
+        return diagonal if torch.equal(full, diagonal.diag_embed()) else full
+    return loss.curvature(prediction, target, batch)
+
+
+def _slope(
+    loss: Loss, prediction: Tensor, target: Tensor | None, batch: Any
+) -> tuple[Tensor | None, bool]:
+    """First derivative (N, K), and whether the loss has a value for each output."""
+    if target is None or not isinstance(loss, ValuedLoss):
+        return None, True
+    with torch.enable_grad():
+        y = prediction.clone().requires_grad_()
+        values = loss.value(y, target, batch)
+        (slope,) = torch.autograd.grad(values.sum(), y)
+    return slope, values.numel() == y.numel()
+
+
+def _check_weights(weights: Tensor | None, prediction: Tensor, *, apart: bool) -> None:
+    outputs = prediction.shape[1]
+    if weights is None or weights.shape[1] in ({1, outputs} if apart else {1}):
+        return
+    each = f" or, one for each output, ({len(prediction)}, {outputs})" if apart else ""
+    raise ValueError(
+        f"Sample weights (or a loss's variances) must be ({len(prediction)},){each}, got "
+        f"{tuple(weights.shape)}."
+    )
+
+
+def _root(curvature: Tensor) -> Tensor:
+    if curvature.ndim == 2:
+        lowest = float(curvature.min())
+        if lowest >= 0:
+            return curvature.sqrt()
+    else:
+        values, vectors = torch.linalg.eigh(curvature)
+        lowest = float(values.min())
+        if lowest >= -1e-12 * float(values.max()):
+            root: Tensor = vectors * values.clamp(min=0).sqrt()[:, None]
+            return root
+    raise ValueError(
+        f"The loss is concave at some predictions (lowest curvature {lowest:.3g}), where the "
+        "Gauss-Newton form does not hold. Use a convex loss, or hessian='exact'."
+    )
+
+
+def _check_finite(slope: Tensor | None) -> None:
+    if slope is not None and not bool(torch.isfinite(slope).all()):
+        row = int((~torch.isfinite(slope)).any(1).nonzero()[0])
+        raise ValueError(
+            f"Row {row} of a batch has a prediction or target that is not finite. Give such rows "
+            "sample_weight 0 or leave them out."
+        )

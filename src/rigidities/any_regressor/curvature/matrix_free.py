@@ -1,0 +1,178 @@
+r"""The matrix-free form of a rigidity: conjugate gradients on Gauss-Newton products.
+
+Each prediction's $v = A^{-1} g$, $A = J^\top J + R + s I$, is found by preconditioned conjugate
+gradients, and A is never formed. What comes out is a lower bound on $q = g^\top A^{-1} g$ whose
+relative gap is below the stated tolerance.
+
+The preconditioner is the same matrix for an evenly spaced sample of m of the N rows, weighted by
+N/m and inverted by Woodbury's identity: it removes the large eigenvalues that hold up the
+iteration.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ...posterior.draws import standard_normal
+from ..derivatives.tangents import Tangents
+from .conjugate_gradients import Product, conjugate_gradients, lower_bounds
+from .dual_form import assembled
+
+SMALLEST_TOLERANCE = 1e-12
+"""What rounding allows."""
+
+
+class Rows(Protocol):
+    """What conjugate gradients need of the weighted rows of a batch."""
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """J v: (m, P) -> (m, N, K)."""
+
+    def backward(self, rows: Tensor) -> Tensor:
+        """J^T u: (m, N, K) -> (m, P)."""
+
+
+@dataclass(frozen=True)
+class Preconditioner:
+    r"""$\bigl(\frac{N}{m} J_m^\top J_m + s I\bigr)^{-1}$ for m of the N rows.
+
+    Attributes:
+        rows: weighted tangents of the m rows.
+        factor: Cholesky factor of $J_m J_m^\top + s \frac{m}{N} I$.
+        ridge: s.
+    """
+
+    rows: Tangents
+    factor: Tensor
+    ridge: float
+
+    @classmethod
+    def of(cls, rows: Tangents, share: float, ridge: float) -> Preconditioner:
+        """Factorise the kernel of a share m/N of the rows."""
+        kernel = assembled(rows)
+        # Its own rounding must not spoil it; any positive shift gives a valid preconditioner.
+        shift = max(ridge * share, 1e-13 * float(kernel.diagonal().sum()))
+        kernel.diagonal().add_(shift)
+        return cls(rows, torch.linalg.cholesky(kernel), ridge)
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        """(m, P) -> (m, P)."""
+        data = self.rows.forward(vectors)
+        inner = torch.cholesky_solve(data.flatten(1).mT, self.factor).mT
+        return (vectors - self.rows.backward(inner.reshape(data.shape))) / self.ridge
+
+
+@dataclass(frozen=True)
+class MatrixFreeForm:
+    """Products with the training rows, and the systems they define.
+
+    Attributes:
+        rows: one entry per batch.
+        ridge: s.
+        tolerance: relative error allowed in q.
+        width: number of parameters P.
+        device: of the vectors.
+        penalty: product with the regulariser's Hessian, or None.
+        preconditioner: approximate inverse, or None.
+        together: systems solved at once.
+    """
+
+    rows: Sequence[Rows]
+    ridge: float
+    tolerance: float
+    width: int
+    device: torch.device
+    penalty: Product | None = None
+    preconditioner: Product | None = None
+    together: int = 16
+    name = "matrix-free"
+
+    def product(self, vectors: Tensor) -> Tensor:
+        """A v: (m, P) -> (m, P)."""
+        result = self.ridge * vectors
+        for batch in self.rows:
+            result += batch.backward(batch.forward(vectors))
+        return result if self.penalty is None else result + self.penalty(vectors)
+
+    def solve(self, vectors: Tensor, tolerance: float) -> Tensor:
+        """A^-1 g for each row, (m, P) -> (m, P)."""
+        starts = range(0, len(vectors), self.together)
+        parts = [
+            conjugate_gradients(
+                self.product,
+                vectors[start : start + self.together],
+                floor=self.ridge,
+                tolerance=tolerance,
+                preconditioner=self.preconditioner,
+            )
+            for start in starts
+        ]
+        return torch.cat(parts)
+
+    def quadratic(self, tangents: Tangents) -> Tensor:
+        """q of each prediction, (N, K), at most `tolerance` too small."""
+        samples, outputs, _ = tangents.shape
+        step = max(1, self.together // outputs)
+        parts = []
+        for start in range(0, samples, step):
+            g = tangents.take(slice(start, start + step)).matrix().to(torch.float64).flatten(0, 1)
+            parts.append(self._quadratic(g))
+        return torch.cat(parts).reshape(samples, outputs)
+
+    def _quadratic(self, g: Tensor) -> Tensor:
+        """q of each row from the true residual; what rounding left open is solved once more."""
+        v = self.solve(g, self.tolerance)
+        r = g - self.product(v)
+        if self._gap(v, g, r) > self.tolerance:
+            v = v + self.solve(r, self.tolerance)
+            r = g - self.product(v)
+            reached = self._gap(v, g, r)
+            if reached > self.tolerance:
+                warnings.warn(
+                    f"Variances may be too small by up to {reached:.1g} (relative), not "
+                    f"{self.tolerance:g}: rounding leaves no more. Pass a larger ridge or "
+                    "tolerance, or a model in float64.",
+                    stacklevel=2,
+                )
+        return lower_bounds(v, g, r)
+
+    def _gap(self, v: Tensor, g: Tensor, r: Tensor) -> float:
+        """Largest relative gap between the lower and the upper bound on q."""
+        gap, q = r.square().sum(-1) / self.ridge, lower_bounds(v, g, r)
+        return float(torch.where(gap > 0, gap / q, 0.0).max())
+
+    def covariance(self, left: Tangents, right: Tangents) -> Tensor:
+        r"""Unscaled covariances between two sets of predictions, (N K, M K).
+
+        Their error is at most `tolerance` times $\sqrt{q q'}$.
+        """
+        few, many = (right, left) if right.shape[0] <= left.shape[0] else (left, right)
+        # One side is solved, and e^T A v' is bounded by the root of the gap alone.
+        tolerance = max(self.tolerance**2, SMALLEST_TOLERANCE)
+        step = max(1, self.together // few.shape[1])
+        rows = []
+        for start in range(0, few.shape[0], step):
+            g = few.take(slice(start, start + step)).matrix().to(torch.float64).flatten(0, 1)
+            rows.append(many.forward(self.solve(g, tolerance)).flatten(1))
+        covariance = torch.cat(rows)
+        return covariance.mT if few is right else covariance
+
+    def sample(self, n: int, generator: torch.Generator | None) -> Tensor:
+        r"""Deviations with covariance $A^{-1}$, (n, P): $A w = J^\top \epsilon + \sqrt s\, u$."""
+        if self.penalty is not None:
+            raise ValueError(
+                "Samples under a regulariser need the dense form: pass form='dense', or express "
+                "the regulariser as a ridge."
+            )
+        data = standard_normal((n, self.width), self.device, generator) * math.sqrt(self.ridge)
+        for batch in self.rows:
+            shape = batch.forward(data[:1]).shape[1:]
+            data += batch.backward(standard_normal((n, *shape), self.device, generator))
+        return self.solve(data, self.tolerance)

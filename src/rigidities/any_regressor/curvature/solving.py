@@ -1,0 +1,123 @@
+"""From the training rows to a form that answers: dense, dual or matrix-free."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ...posterior.gram import Gram
+from ..derivatives.tangents import Gathering, Tangents
+from .dense_form import DenseForm, Hessian
+from .dual_form import DualForm
+from .exact_hessian import Penalty, exact_hessian
+from .forms import Form, Problem
+from .matrix_free import MatrixFreeForm, Preconditioner, Rows
+from .products import Recomputed, Transformed
+from .pseudo_hessian import TrainingRows, WeightedRows
+
+PRECONDITIONING_ROWS = 2000
+"""Rows of the preconditioner: its factorisation takes about a second."""
+
+
+def solved(
+    training: TrainingRows,
+    problem: Problem,
+    form: str,
+    *,
+    penalty: Penalty | None,
+    tolerance: float,
+) -> Form:
+    """Go through the training data and solve; see `forms` for what each form needs."""
+    if form == "dense":
+        return _dense(training, problem, penalty)
+    if form == "dual":
+        gathered = Gathering(problem.samples)
+        for rows in training(problem.numbers):
+            gathered.add(rows.tangents)
+        return DualForm.of(gathered.tangents(), problem.ridge)
+    return _matrix_free(training, problem, penalty, tolerance)
+
+
+def _dense(training: TrainingRows, problem: Problem, penalty: Penalty | None) -> DenseForm:
+    regressor = training.differentiation.regressor
+    parameters = regressor.parameters
+    width = 4 * training.differentiation.outputs * len(parameters)
+    matrix = None if penalty is None else penalty.hessian()
+    epsilon = torch.finfo(torch.float64).eps
+    if problem.exact:
+        training.finish(width)
+        shape = training.differentiation.shape
+        data, epsilon = exact_hessian(regressor, shape, training.samples, training.loss)
+    else:
+        gram = Gram(len(parameters), device=regressor.flat.device)
+        for rows in training(width):
+            gram.update(rows.tangents.matrix().flatten(0, 1))
+        data = gram.matrix
+    hessian = Hessian(
+        data if matrix is None else data + matrix,
+        list(zip(parameters.names, parameters.sizes, strict=True)),
+        problem.rows,
+        training.totals.zeros,
+        None if matrix is None else data,
+        problem.exact,
+        epsilon,
+    )
+    return DenseForm.of(hessian, problem.ridge)
+
+
+def _matrix_free(
+    training: TrainingRows, problem: Problem, penalty: Penalty | None, tolerance: float
+) -> MatrixFreeForm:
+    width, outputs = problem.parameters, training.differentiation.outputs
+    # Half of the memory for the rows, a quarter for the preconditioner, a quarter for the vectors.
+    factored = problem.numbers < width * outputs / 2
+    kept = problem.held <= problem.memory / 2
+    together = max(1, min(32, int(problem.memory / 4 / (8 * 8 * width))))
+    sample = _Sample(problem)
+    rows: list[Rows] = []
+    for part in training(problem.numbers * together):
+        sample.add(part.tangents)
+        rows.append(_rows(training, part, kept=kept, factored=factored))
+    return MatrixFreeForm(
+        rows,
+        problem.ridge,
+        tolerance,
+        width,
+        training.differentiation.regressor.flat.device,
+        penalty=None if penalty is None else penalty.product,
+        preconditioner=sample.preconditioner(),
+        together=together,
+    )
+
+
+def _rows(training: TrainingRows, part: WeightedRows, *, kept: bool, factored: bool) -> Rows:
+    if kept:
+        return part.tangents
+    way = Recomputed if factored else Transformed
+    return way(training.differentiation, part.batch, part.root)
+
+
+class _Sample:
+    """Evenly spaced rows for the preconditioner, as many as a share of the memory holds."""
+
+    def __init__(self, problem: Problem) -> None:
+        per_sample = problem.itemsize * problem.numbers
+        most = min(PRECONDITIONING_ROWS / problem.outputs, problem.memory / 4 / per_sample)
+        self._ridge, self._total = problem.ridge, problem.samples
+        self._stride = max(1, math.ceil(problem.samples / max(1.0, most)))
+        self._seen = 0
+        self._parts: list[Tangents] = []
+
+    def add(self, tangents: Tangents) -> None:
+        """Take every stride-th sample of a piece."""
+        count = tangents.shape[0]
+        index = torch.arange(count)[-self._seen % self._stride :: self._stride]
+        self._seen += count
+        if len(index):
+            self._parts.append(tangents.take(index))
+
+    def preconditioner(self) -> Preconditioner:
+        """Factorise what was taken."""
+        rows = Tangents.join(self._parts)
+        return Preconditioner.of(rows, rows.shape[0] / self._total, self._ridge)

@@ -1,0 +1,253 @@
+r"""Per-sample derivatives of any regressor: a batch of inputs to its predictions and `Tangents`.
+
+Three ways, chosen on the first batch:
+
+- linear layers of a module: the factors of their outer products (`linear_layers`);
+- few parameters: forward mode, one pass per parameter over the whole batch;
+- everything else: `torch.func.vmap` of reverse mode over the samples; for functions that it cannot
+  transform, a loop of backward passes, with a warning.
+
+That the factors are the whole derivative is checked on the first batch against a backward pass;
+where they are not (a layer's weight is also used elsewhere, or its rows are not samples), the
+layers are given up.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import jacfwd, jacrev, vmap
+
+from ...data.samples import sample_count
+from ...models.modes import transformable
+from .linear_layers import LinearLayers, NotFactored
+from .parameters import Parameters
+from .regressor import Regressor
+from .tangents import Block, Explicit, Tangents
+
+FEW_PARAMETERS = 16
+"""Up to here forward mode costs fewer passes than the transposed products it saves."""
+
+Rows = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Differentiation:
+    """How to differentiate one regressor.
+
+    Attributes:
+        regressor: whose parameters to differentiate by.
+        layers: linear layers that give their blocks as factors.
+        rest: the regressor of all other parameters; None where there are none.
+        shape: of one sample's output, K numbers.
+        rows: how its Jacobian (N, K, p) is made.
+        numbers: how many numbers the tangents of one sample hold.
+    """
+
+    regressor: Regressor
+    layers: LinearLayers | None
+    rest: Regressor | None
+    shape: torch.Size
+    rows: Rows = field(repr=False)
+    numbers: int = 0
+
+    @classmethod
+    def of(cls, regressor: Regressor, *inputs: Any, **kwargs: Any) -> Differentiation:
+        """Choose the way on a first batch (its first two samples are enough)."""
+        args, named = _first_samples(inputs, kwargs, 2)
+        with torch.no_grad():
+            shape = regressor.raw(regressor.flat, *args, **named).shape[1:]
+        _check_alone(regressor, *args, **named)
+        layers = LinearLayers.of(regressor)
+        if layers is not None:
+            rest = _without(regressor, layers.names)
+            factored = cls(regressor, layers, rest, shape, _way(rest, *args, **named))
+            if factored._agrees(*args, **named):
+                return factored._measured(*args, **named)
+        plain = cls(regressor, None, regressor, shape, _way(regressor, *args, **named))
+        return plain._measured(*args, **named)
+
+    def __call__(self, *inputs: Any, **kwargs: Any) -> tuple[Tensor, Tangents]:
+        """Predictions (N, K) and their tangents (N, K, P)."""
+        if self.layers is None:
+            outputs, blocks = self._plain(self.rows, *inputs, **kwargs)
+        else:
+            try:
+                outputs, blocks = self._factored(self.layers, *inputs, **kwargs)
+            except NotFactored:  # a layer that the first batch did not call
+                way = _way(self.regressor, *inputs, **kwargs)
+                outputs, blocks = self._plain(way, *inputs, **kwargs)
+        return outputs, Tangents(tuple(self._block(blocks, name, outputs) for name in self.names))
+
+    def _factored(
+        self, layers: LinearLayers, *inputs: Any, **kwargs: Any
+    ) -> tuple[Tensor, dict[str, Block]]:
+        outputs, blocks = layers.blocks(self.regressor, *inputs, **kwargs)
+        if self.rest is not None:
+            blocks |= _explicit(self.rest, self.rows(self.rest, *inputs, **kwargs))
+        return outputs, blocks
+
+    def _plain(self, way: Rows, *inputs: Any, **kwargs: Any) -> tuple[Tensor, dict[str, Block]]:
+        with torch.no_grad():
+            outputs = self.regressor.outputs(self.regressor.flat, *inputs, **kwargs)
+        return outputs, _explicit(self.regressor, way(self.regressor, *inputs, **kwargs))
+
+    @property
+    def outputs(self) -> int:
+        """Number of outputs K."""
+        return self.shape.numel()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Parameters in the order of the blocks."""
+        return self.regressor.parameters.names
+
+    def _measured(self, *inputs: Any, **kwargs: Any) -> Differentiation:
+        outputs, tangent = self(*inputs, **kwargs)
+        return replace(self, numbers=-(-tangent.numbers // len(outputs)))
+
+    def _block(self, blocks: dict[str, Block], name: str, outputs: Tensor) -> Block:
+        if name in blocks:
+            return blocks[name]
+        # A layer that this batch does not call has no influence on its predictions.
+        size = dict(zip(self.names, self.regressor.parameters.sizes, strict=True))[name]
+        return Explicit(outputs.new_zeros(*outputs.shape, 1).expand(*outputs.shape, size))
+
+    def _agrees(self, *inputs: Any, **kwargs: Any) -> bool:
+        """Whether $J^T u$ equals a backward pass, parameter by parameter."""
+        assert self.layers is not None
+        try:
+            self.layers.blocks(self.regressor, *inputs, **kwargs)
+        except NotFactored:
+            return False
+        outputs, tangent = self(*inputs, **kwargs)
+        generator = torch.Generator(device=outputs.device).manual_seed(0)
+        u = torch.rand(outputs.shape, generator=generator, device=outputs.device) + 0.5
+        with torch.enable_grad():
+            flat = self.regressor.flat.clone().requires_grad_()
+            total = (u * self.regressor.outputs(flat, *inputs, **kwargs)).sum()
+            (expected,) = torch.autograd.grad(total, flat)
+        difference = tangent.backward(u.to(torch.float64)[None])[0] - expected
+        sizes = self.regressor.parameters.sizes
+        pairs = zip(
+            difference.split_with_sizes(sizes), expected.split_with_sizes(sizes), strict=True
+        )
+        floor = 1e-6 * float(expected.norm())
+        return all(float(d.norm()) <= 1e-3 * float(e.norm()) + floor for d, e in pairs)
+
+
+def tangents(regressor: Regressor, *inputs: Any, **kwargs: Any) -> tuple[Tensor, Tangents]:
+    """Predictions (N, K) and per-sample derivatives (N, K, P) of one batch.
+
+    Examples:
+        >>> r = Regressor.of(lambda w, x: w[0] * x + w[1], torch.tensor([2.0, 1.0]))
+        >>> y, t = tangents(r, torch.tensor([3.0, 5.0]))
+        >>> y.tolist(), t.matrix().tolist()
+        ([[7.0], [11.0]], [[[3.0, 1.0]], [[5.0, 1.0]]])
+    """
+    return Differentiation.of(regressor, *inputs, **kwargs)(*inputs, **kwargs)
+
+
+def forward_rows(regressor: Regressor, *inputs: Any, **kwargs: Any) -> Tensor:
+    """(N, K, P) by forward mode, one pass per parameter."""
+    rows: Tensor = jacfwd(lambda p: regressor.outputs(p, *inputs, **kwargs))(regressor.flat)
+    return rows
+
+
+def reverse_rows(regressor: Regressor, *inputs: Any, **kwargs: Any) -> Tensor:
+    """(N, K, P) by reverse mode, mapped over the samples."""
+    rows = sample_count(*inputs, **kwargs)
+    values = [*inputs, *kwargs.values()]
+    batched = [isinstance(v, Tensor) and v.ndim > 0 and len(v) == rows for v in values]
+
+    def single(flat: Tensor, *samples: Tensor) -> Tensor:
+        given = iter(samples)
+        full = [next(given)[None] if b else v for v, b in zip(values, batched, strict=True)]
+        named = dict(zip(kwargs, full[len(inputs) :], strict=True))
+        return regressor.outputs(flat, *full[: len(inputs)], **named)[0]
+
+    mapped = [v for v, b in zip(values, batched, strict=True) if b]
+    jacobian: Rows = vmap(jacrev(single), in_dims=(None, *[0] * len(mapped)))
+    with transformable():
+        return jacobian(regressor.flat, *mapped)
+
+
+def looped_rows(regressor: Regressor, *inputs: Any, **kwargs: Any) -> Tensor:
+    """(N, K, P) by one backward pass per output of each sample."""
+    with torch.enable_grad():
+        flat = regressor.flat.clone().requires_grad_()
+        outputs = regressor.outputs(flat, *inputs, **kwargs)
+        rows = [
+            torch.autograd.grad(y, flat, retain_graph=True)[0] for y in outputs.reshape(-1).unbind()
+        ]
+    return torch.stack(rows).reshape(*outputs.shape, -1)
+
+
+def _explicit(regressor: Regressor, rows: Tensor) -> dict[str, Block]:
+    """One block per parameter of a whole Jacobian."""
+    parameters = regressor.parameters
+    pieces = rows.detach().split_with_sizes(parameters.sizes, dim=-1)
+    pairs = zip(parameters.names, pieces, strict=True)
+    return {name: Explicit(piece) for name, piece in pairs}
+
+
+def _way(regressor: Regressor | None, *inputs: Any, **kwargs: Any) -> Rows:
+    """The cheapest way that works on a first batch."""
+    if regressor is None:
+        return reverse_rows
+    few = len(regressor) <= FEW_PARAMETERS
+    for way in (forward_rows, reverse_rows) if few else (reverse_rows,):
+        try:
+            way(regressor, *inputs, **kwargs)
+        except (RuntimeError, NotImplementedError):
+            continue
+        return way
+    warnings.warn(
+        "f cannot be transformed by torch.func.vmap (in-place writes, data-dependent control flow "
+        "or .item()): one backward pass per sample instead, which is slow.",
+        stacklevel=5,
+    )
+    return looped_rows
+
+
+def _without(regressor: Regressor, names: set[str]) -> Regressor | None:
+    left = [name for name in regressor.parameters.names if name not in names]
+    if not left:
+        return None
+    parameters = Parameters.of(regressor.parameters.tree, lambda name: name in left)
+    return replace(regressor, parameters=parameters)
+
+
+def _first_samples(
+    inputs: tuple[Any, ...], kwargs: dict[str, Any], count: int
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    rows = sample_count(*inputs, **kwargs)
+
+    def cut(value: Any) -> Any:
+        same = isinstance(value, Tensor) and value.ndim > 0 and len(value) == rows
+        return value[:count] if same else value
+
+    return tuple(map(cut, inputs)), {key: cut(value) for key, value in kwargs.items()}
+
+
+def _check_alone(regressor: Regressor, *inputs: Any, **kwargs: Any) -> None:
+    """A sample's prediction must not depend on the rest of its batch."""
+    if sample_count(*inputs, **kwargs) in {None, 1}:
+        return
+    with torch.no_grad():
+        together = regressor.outputs(regressor.flat, *inputs, **kwargs)[:1]
+        args, named = _first_samples(inputs, kwargs, 1)
+        alone = regressor.outputs(regressor.flat, *args, **named)
+    size = 1e-5 * float(together.abs().max())
+    if alone.shape != together.shape or not torch.allclose(alone, together, rtol=1e-3, atol=size):
+        raise ValueError(
+            "The prediction for a sample depends on the rest of its batch "
+            f"({float(together.reshape(-1)[0]):.6g} with another sample, "
+            f"{float(alone.reshape(-1)[0]):.6g} alone), so it has no derivative of its own. Check "
+            "that f treats the first dimension of its inputs as samples."
+        )

@@ -1,0 +1,409 @@
+r"""`PredictionRigidity`: error bars for any differentiable regressor.
+
+$$ R_\star = \bigl( g_\star^\top (H + \varsigma^2 I)^{-1} g_\star \bigr)^{-1}, \qquad
+   g_\star = \frac{\partial \tilde y(x_\star, w)}{\partial w}, \qquad
+   \sigma_\star^2 = \alpha^2 / R_\star $$
+
+with H the Hessian of the summed loss at the fitted parameters: exact, or in the Gauss-Newton form
+$\sum_i \ell''_i\, g_i g_i^\top$, which needs no second derivative of the model. Restricted to the
+last layer it is the form of `LastLayerRigidity`.
+
+Reference: F. Bigi, S. Chong, M. Ceriotti, F. Grasselli, "A prediction rigidity formalism for
+low-cost uncertainties in trained neural networks" (2024), Sec. 3.2 to 3.4.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..calibration.report import CalibrationReport
+from ..data.samples import SampleBatch, Samples, SampleWeight
+from ..losses import LossLike, loss_for
+from ..models.modes import differentiating
+from ..prediction.prediction import Prediction
+from .curvature.dense_form import DenseForm
+from .curvature.exact_hessian import Penalty, Regulariser
+from .curvature.forms import FORMS, Form, FormName, Problem, chosen
+from .curvature.memory import available
+from .curvature.pseudo_hessian import PIECE, Totals, TrainingRows
+from .curvature.solving import solved
+from .derivatives.differentiation import Differentiation
+from .derivatives.parameters import Subset
+from .derivatives.regressor import Function, Regressor
+from .derivatives.tangents import Tangents
+from .validation import Rescaling
+
+MEMORY_SHARE = 0.7
+"""Share of the free memory that a fit may plan with."""
+
+UNLIKE = 3.0
+"""Ratio of best scales beyond which outputs should not share one."""
+
+HessianName = Literal["gauss-newton", "exact"]
+
+
+class PredictionRigidity:
+    r"""Rigidities and error bars of a fitted regressor f(params, x) or `nn.Module`.
+
+    Args:
+        f: f(params, *inputs) -> (N,) or (N, K), batched, in torch; or a trained `nn.Module`.
+        params: the fitted parameters: a tensor, or mappings, lists and tuples of tensors, nested.
+            A module brings its own.
+        loss: the loss that was minimised, as in `LastLayerRigidity.fit`; summed over samples.
+        hessian: "gauss-newton" (the paper's) or "exact".
+        ridge: $\varsigma^2$, added to the diagonal of the Hessian.
+        regulariser: callable(params) -> a number that was added to the summed loss.
+        subset: names or prefixes of the parameters that may vary, or callable(name) -> bool; the
+            others are held fixed.
+        output: key, index or attribute of the output, where f returns several.
+        form: "dense", "dual" or "matrix-free"; "auto" takes the cheapest that fits into memory.
+        tolerance: relative error allowed to the matrix-free form.
+        memory: bytes that may be used; by default 70 % of what is free.
+
+    Parameters and buffers are those at the time of the call: later changes of a module are not
+    seen. All parameters count, frozen ones (`requires_grad=False`) too: name those that were
+    trained by `subset`.
+
+    Examples:
+        >>> x = torch.tensor([0.0, 1.0, 2.0, 3.0], dtype=torch.float64)
+        >>> line = lambda w, x: w[0] + w[1] * x
+        >>> w = torch.tensor([1.0, 2.0], dtype=torch.float64)
+        >>> pr = PredictionRigidity(line, w).fit(x, 1 + 2 * x)
+        >>> round(pr.variance(torch.tensor([1.5], dtype=torch.float64)).item(), 9)  # 1/N
+        0.25
+    """
+
+    @differentiating
+    def __init__(
+        self,
+        f: Function | torch.nn.Module,
+        params: Any = None,
+        loss: LossLike = "mse",
+        hessian: HessianName = "gauss-newton",
+        ridge: float = 0.0,
+        *,
+        regulariser: Regulariser | None = None,
+        subset: Subset | None = None,
+        output: str | int | None = None,
+        form: FormName = "auto",
+        tolerance: float = 1e-4,
+        memory: float | None = None,
+    ) -> None:
+        if hessian not in {"gauss-newton", "exact"}:
+            raise ValueError(f"hessian must be 'gauss-newton' or 'exact', got {hessian!r}.")
+        if form not in FORMS:
+            raise ValueError(f"Unknown form {form!r}. Known: {', '.join(FORMS)}.")
+        if not 0 <= ridge < float("inf"):
+            raise ValueError(f"ridge must be finite and not negative, got {ridge}.")
+        if not 0 < tolerance < 1:
+            raise ValueError(f"tolerance must lie between 0 and 1, got {tolerance}.")
+        if memory is not None and not memory > 0:
+            raise ValueError(f"memory must be a positive number of bytes, got {memory}.")
+        self._regressor = Regressor.of(f, params, subset=subset, output=output)
+        self._loss, self._hessian = loss_for(loss), hessian
+        self._given_ridge, self._regulariser = float(ridge), regulariser
+        self._wanted, self._tolerance, self._memory = form, tolerance, memory
+        self._fit: _Fit | None = None
+        self._scale, self._noise = 1.0, 0.0
+
+    @differentiating
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        sample_weight: SampleWeight | None = None,
+        batch_size: int | None = None,
+    ) -> PredictionRigidity:
+        """Sum the Hessian over the training data and factorise it.
+
+        Args:
+            X: inputs, a tuple of several inputs; or, without y, a Dataset, a DataLoader or a list
+                of batches (x, y).
+            y: targets, shaped like the predictions.
+            sample_weight: weight of each sample in the loss: (N,) beside y, or callable(batch) ->
+                (N,).
+            batch_size: samples per call of f, where the data are not batches already.
+
+        Returns:
+            The object itself. An error leaves it as it was.
+
+        Raises:
+            MemoryError: no form fits into memory.
+            ValueError: the Hessian is singular or indefinite, or the data do not fit f.
+        """
+        samples = Samples.of(X, y, sample_weight, like=self._regressor.flat, batch_size=batch_size)
+        first = next(iter(samples))
+        regressor = self._regressor.used((batch.args, batch.kwargs) for batch in samples)
+        differentiation = Differentiation.of(regressor, *first.args, **first.kwargs)
+        exact = self._hessian == "exact"
+        training = TrainingRows(differentiation, samples, self._loss, curved=not exact)
+        problem = self._problem(differentiation, samples.count)
+        penalty = None if self._regulariser is None else Penalty(regressor, self._regulariser)
+        form = solved(
+            training,
+            problem,
+            chosen(problem, self._wanted),
+            penalty=penalty,
+            tolerance=self._tolerance,
+        )
+        slope = None if penalty is None else penalty.gradient
+        norm = training.totals.gradient.check(slope, problem.ridge, regressor.flat)
+        self._fit = _Fit(differentiation, form, training.totals, len(first.args), norm)
+        self._scale, self._noise = 1.0, 0.0
+        return self
+
+    @differentiating
+    def predict(self, x: Any) -> Prediction:
+        """Mean and error bar, shaped like f's output."""
+        fit, means, quadratics = self._fitted(), [], []
+        for batch in fit.pieces(x):
+            prediction, tangents = fit.differentiation(*batch.args, **batch.kwargs)
+            means.append(prediction)
+            quadratics.append(fit.form.quadratic(tangents))
+        mean, q = fit.shaped(torch.cat(means)), fit.shaped(torch.cat(quadratics))
+        epistemic = self._scale**2 * q
+        return Prediction(mean.to(q), epistemic, torch.full_like(q, self._noise), 1 / q)
+
+    @differentiating
+    def calibrate(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        criterion: str = "nll",
+        ridge: Literal["search"] | float | None = None,
+        noise: str = "none",
+    ) -> CalibrationReport:
+        r"""Choose $\alpha$, and if asked the ridge and a noise floor, on data not used in the fit.
+
+        Args:
+            X: inputs, in any form that `fit` takes.
+            y: targets.
+            criterion: "nll", "bins", "crps" or "absolute"; see `LastLayerRigidity.calibrate`.
+            ridge: None keeps the present one; "search" or another value need the dense form.
+            noise: "none", "constant" or "bayes" (noise equal to $\alpha^2$); one number for all
+                outputs.
+
+        Returns:
+            What was chosen and how good it is; print it.
+        """
+        fit = self._fitted()
+        if isinstance(ridge, str) and ridge != "search":
+            raise ValueError(f"ridge must be None, 'search' or a number, got {ridge!r}.")
+        if ridge is not None and ridge != "search":
+            fit = fit.with_ridge(float(ridge))
+        gathered = Rescaling(fit.form, ridge == "search")
+        standard: list[Tensor] = []  # errors in units of the unscaled error bars
+        for batch in fit.pieces(X, y):
+            prediction, tangents = fit.differentiation(*batch.args, **batch.kwargs)
+            target = batch.target_rows(prediction, fit.differentiation.shape)
+            if target is None:
+                raise ValueError("Calibration needs targets: calibrate(X, y).")
+            error = target - prediction.to(torch.float64)
+            gathered.add(error, tangents)
+            if fit.differentiation.outputs > 1:
+                standard.append(error / fit.form.quadratic(tangents).sqrt())
+        report = gathered.report(criterion, noise)
+        if standard:
+            _compare(torch.cat(standard))
+        self._fit = fit.with_ridge(report.ridge) if ridge == "search" else fit
+        self._scale, self._noise = float(report.scale), float(report.noise)
+        return report
+
+    def variance(self, x: Any) -> Tensor:
+        r"""$\alpha^2 g^\top (H + \varsigma^2 I)^{-1} g$, shaped like f's output, float64."""
+        return self.predict(x).epistemic
+
+    def rigidity(self, x: Any) -> Tensor:
+        r"""The paper's $R = 1 / (g^\top (H + \varsigma^2 I)^{-1} g)$, unscaled."""
+        return self.predict(x).rigidity
+
+    @differentiating
+    def covariance(self, x1: Any, x2: Any = None) -> Tensor:
+        """Covariances between predictions: (N, M), or (N, K, M, K) for several outputs."""
+        fit = self._fitted()
+        left = fit.tangents(x1)
+        right = left if x2 is None else fit.tangents(x2)
+        covariance, shape = fit.form.covariance(left, right), fit.differentiation.shape
+        covariance = self._scale**2 * covariance
+        return covariance.reshape(left.shape[0], *shape, right.shape[0], *shape)
+
+    @differentiating
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Any:
+        r"""Parameters drawn from $N(w, \alpha^2 (H + \varsigma^2 I)^{-1})$.
+
+        Returns:
+            The container of the parameters, every leaf with a leading dimension n, as
+            `torch.func.vmap(f, in_dims=(0, None))(pr.sample(n), x)` takes it.
+        """
+        fit = self._fitted()
+        if n < 1:
+            raise ValueError(f"n must be at least 1, got {n}.")
+        deviations = self._scale * fit.form.sample(n, generator)
+        flat = fit.regressor.flat
+        drawn = flat.to(torch.float64) + deviations
+        return fit.regressor.parameters.stacked(drawn.to(flat))
+
+    @property
+    def residual_scale(self) -> float:
+        r"""$\alpha$ from the training residuals, $\alpha^2 = \sum (\ell'^2 / \ell'') / (n - p)$.
+
+        The textbook's $s^2$ for a squared loss; n counts the predictions, p the directions that
+        the data determine (the number of parameters, without a ridge). Far too small for a model
+        with more parameters than the data hold: calibrate that one on new data.
+        """
+        fit = self._fitted()
+        totals = fit.totals
+        if not totals.dispersion >= 0:
+            raise ValueError(
+                "There are no training residuals: fit(X, y) with targets, and a loss whose value "
+                "is known."
+            )
+        left = totals.rows - fit.effective_rank
+        if not left > 1e-6 * totals.rows:
+            raise ValueError(
+                f"No residual degrees of freedom: {totals.rows} rows and {fit.effective_rank:.3g} "
+                "directions fitted to them. Calibrate on other data."
+            )
+        return float((totals.dispersion / left) ** 0.5)
+
+    def set_scale(self, scale: float) -> PredictionRigidity:
+        r"""Set $\alpha$, for example to `residual_scale`; returns the object itself."""
+        if not 0 < scale < float("inf"):
+            raise ValueError(f"scale must be positive and finite, got {scale}.")
+        self._scale, self._noise = float(scale), 0.0
+        return self
+
+    @property
+    def scale(self) -> float:
+        r"""$\alpha$; 1 until it is set or calibrated."""
+        return self._scale
+
+    @property
+    def ridge(self) -> float:
+        r"""$\varsigma^2$."""
+        return self._given_ridge if self._fit is None else self._fit.form.ridge
+
+    @property
+    def form(self) -> str:
+        """The form in use: "dense", "dual" or "matrix-free"."""
+        return self._fitted().form.name
+
+    @property
+    def tolerance(self) -> float:
+        """Bound on the relative error of the variances against exact arithmetic.
+
+        For the matrix-free form, of the iteration; the others count the rounding of the
+        derivatives too, which in float32 is by far the larger part.
+        """
+        fit = self._fitted()
+        if fit.form.name == "matrix-free":
+            return fit.form.tolerance
+        condition = fit.form.tolerance / torch.finfo(torch.float64).eps
+        derivatives = torch.finfo(fit.regressor.flat.dtype).eps * condition**0.5
+        return float(fit.form.tolerance + derivatives)
+
+    @property
+    def gradient_norm(self) -> float:
+        """Norm of the loss's gradient at the parameters: 0 at a minimum."""
+        return self._fitted().gradient_norm
+
+    def _problem(self, differentiation: Differentiation, samples: int) -> Problem:
+        flat = differentiation.regressor.flat
+        memory = self._memory
+        if memory is None:
+            memory = MEMORY_SHARE * available(flat.device)
+        return Problem(
+            parameters=len(flat),
+            samples=samples,
+            outputs=differentiation.outputs,
+            numbers=differentiation.numbers,
+            itemsize=flat.element_size(),
+            ridge=self._given_ridge,
+            dual=self._hessian == "gauss-newton" and self._regulariser is None,
+            exact=self._hessian == "exact",
+            memory=int(memory),
+        )
+
+    def _fitted(self) -> _Fit:
+        if self._fit is None:
+            raise RuntimeError("There is no fit yet: call fit(X, y) first.")
+        return self._fit
+
+
+def _compare(standard: Tensor) -> None:
+    """Warn where the best scales of the outputs (N, K) are so unlike that one cannot serve all."""
+    rms = standard.square().mean(0).sqrt()
+    ratio = float(rms.max() / rms.clamp(min=torch.finfo(rms.dtype).tiny).min())
+    if ratio > UNLIKE:
+        warnings.warn(
+            f"The best scales of the outputs differ by a factor of {ratio:.2g}, and one serves "
+            "them all, since they share their parameters. Weigh the outputs in the loss "
+            "(GaussianNLL with one variance each), or make a rigidity for each.",
+            stacklevel=4,
+        )
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """What a fit leaves.
+
+    Attributes:
+        differentiation: of the parameters that f uses.
+        form: the solved curvature.
+        totals: sums over the training data.
+        inputs: number of positional inputs.
+        gradient_norm: of the loss.
+    """
+
+    differentiation: Differentiation
+    form: Form
+    totals: Totals
+    inputs: int
+    gradient_norm: float
+
+    @property
+    def regressor(self) -> Regressor:
+        return self.differentiation.regressor
+
+    @property
+    def effective_rank(self) -> float:
+        rank = getattr(self.form, "effective_rank", None)
+        if rank is None:
+            raise ValueError(
+                "The matrix-free form does not know how many directions the data determine. "
+                "Calibrate on other data."
+            )
+        return float(rank)
+
+    def with_ridge(self, ridge: float) -> _Fit:
+        """The same fit with another ridge, where the form allows it."""
+        if not isinstance(self.form, DenseForm):
+            raise ValueError(
+                f"The ridge of the {self.form.name} form is fixed by its factorisation: give it to "
+                "PredictionRigidity."
+            )
+        return replace(self, form=self.form.with_ridge(ridge))
+
+    def pieces(self, x: Any, y: Any = None) -> Iterator[SampleBatch]:
+        """Batches of inputs, small enough for their tangents to be held."""
+        numbers = self.differentiation.numbers
+        if self.form.name == "dense":
+            numbers = 2 * self.differentiation.outputs * len(self.regressor)
+        samples = Samples.of(x, y, like=self.regressor.flat, count=self.inputs, ordered=True)
+        yield from samples.pieces(max(1, PIECE // (8 * numbers)))
+
+    def tangents(self, x: Any) -> Tangents:
+        parts = [self.differentiation(*b.args, **b.kwargs)[1] for b in self.pieces(x)]
+        return Tangents.join(parts)
+
+    def shaped(self, rows: Tensor) -> Tensor:
+        """(N, K) -> shaped like f's output."""
+        return rows.reshape(len(rows), *self.differentiation.shape)

@@ -1,0 +1,1 @@
+"""From residuals to ridge, scale, noise and law."""

@@ -1,0 +1,84 @@
+"""From what users hand in to batches on the model's device: one way for every call."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from ..models.shadow import placement
+from .batches import Batch, Reader, raw_batches
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Feed:
+    """How data reach one model.
+
+    Attributes:
+        model: where the data go; its device and precision decide theirs.
+        whole: the batch is the model's one input (a user's `forward` takes it apart).
+        target: callable(batch) -> target, where the usual places do not hold it.
+        inputs: number of positional inputs where known, to tell (x1, x2) from (x, y).
+        apart: key of a batch that is neither input nor target.
+    """
+
+    model: nn.Module
+    whole: bool = False
+    target: Callable[[Any], Tensor | None] | None = None
+    inputs: int | None = None
+    apart: str | None = None
+
+    def unlabelled(self) -> Feed:
+        """The same for data whose targets are of no interest, and may not be there."""
+        return self if self.target is None else replace(self, target=_none)
+
+    def __call__(
+        self,
+        data: Any,
+        what: str,
+        *,
+        batch_size: int | None = None,
+        progress: bool | None = None,
+        any_order: bool = False,
+    ) -> Iterator[Batch]:
+        """The batches of a data set.
+
+        Args:
+            data: as the table of `batches` has it.
+            what: the name of the call, shown beside the progress bar.
+            batch_size: rows per batch where the data are not batches already.
+            progress: show a bar; by default on a terminal only.
+            any_order: whether a shuffled loader may be read in the order of its data set.
+        """
+        device, dtype = placement(self.model)
+        reader = Reader(device, dtype, self.whole, self.target, self.inputs, self.apart)
+        raw, total = raw_batches(data, batch_size, any_order=any_order)
+        return map(reader, progressing(raw, total, what, progress))
+
+
+def _none(batch: Any) -> None:
+    """No target."""
+
+
+def progressing(
+    items: Iterable[T], total: int | None, description: str, show: bool | None
+) -> Iterator[T]:
+    """The same items, with a bar on standard error.
+
+    Args:
+        items: what to go through.
+        total: how many there are, if known.
+        description: what is being done.
+        show: True or False; None shows it only on a terminal.
+    """
+    if not (sys.stderr.isatty() if show is None else show):
+        yield from items
+        return
+    # An iterator, since tqdm may begin an iterable twice, which moves a shuffled loader on.
+    yield from tqdm(iter(items), total=total, desc=description, unit="batch", leave=False)

@@ -1,0 +1,240 @@
+"""Training data as batches that can be gone through more than once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from .batches import TARGET_KEYS, Batch, Reader, raw_batches
+
+SampleWeight = Tensor | Callable[[Any], Tensor]
+
+
+@dataclass(frozen=True)
+class SampleBatch:
+    """Inputs of one call, with targets (N, K) and weights (N, 1) in float64 where there are any."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    target: Tensor | None
+    weight: Tensor | None
+    raw: Any
+
+    def __len__(self) -> int:
+        return sample_count(*self.args, **self.kwargs) or 0
+
+    def target_rows(self, outputs: Tensor, shape: torch.Size) -> Tensor | None:
+        """The target as rows like the predictions (N, K), of samples shaped like `shape`."""
+        if self.target is None:
+            return None
+        given = [size for size in self.target.shape[1:] if size != 1]
+        if self.target.shape[0] != len(outputs) or given != [size for size in shape if size != 1]:
+            raise ValueError(
+                f"Targets must be shaped like the predictions, {(len(outputs), *shape)}, got "
+                f"{tuple(self.target.shape)}."
+            )
+        return self.target.to(torch.float64).reshape(outputs.shape)
+
+    def double(self) -> SampleBatch:
+        """The same with floating-point inputs in float64."""
+        kwargs = {key: _doubled(value) for key, value in self.kwargs.items()}
+        return replace(self, args=tuple(map(_doubled, self.args)), kwargs=kwargs)
+
+    def pieces(self, rows: int) -> Iterator[SampleBatch]:
+        """The same samples, at most `rows` at a time."""
+        count = sample_count(*self.args, **self.kwargs)
+        if count is None or count <= rows:
+            yield self
+            return
+        for start in range(0, count, rows):
+            part = slice(start, start + rows)
+
+            def cut(value: Any, part: slice = part) -> Any:
+                same = isinstance(value, Tensor) and value.ndim > 0 and len(value) == count
+                return value[part] if same else value
+
+            yield SampleBatch(
+                tuple(map(cut, self.args)),
+                {key: cut(value) for key, value in self.kwargs.items()},
+                cut(self.target),
+                cut(self.weight),
+                _cut_raw(self.raw, cut),
+            )
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Data that can be gone through again, batch by batch; nothing but the source is held.
+
+    Attributes:
+        data: what `batches.raw_batches` reads.
+        reader: takes a batch apart.
+        weight: of each sample, (N,), or callable(batch) -> (N,).
+        batch_size: rows per batch where the data are not batches already.
+        ordered: whether a shuffled loader is to be read in its own order.
+    """
+
+    data: Any
+    reader: Reader
+    weight: SampleWeight | None
+    batch_size: int | None
+    ordered: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        inputs: Any,
+        targets: Any = None,
+        weight: SampleWeight | None = None,
+        *,
+        like: Tensor,
+        batch_size: int | None = None,
+        count: int | None = None,
+        ordered: bool = False,
+    ) -> Samples:
+        """Read what the user handed in.
+
+        Args:
+            inputs: X, a tuple or mapping of several inputs, or with no targets given apart a
+                Dataset, a loader or a list of batches (x, y). An iterator is read into a list.
+            targets: y, or None.
+            weight: of each sample in the loss: (N,), or callable(batch) -> (N,).
+            like: the parameters, for device and precision.
+            batch_size: rows per batch where the data are not batches already.
+            count: number of positional inputs where known, to tell (x1, x2) from (x, y).
+            ordered: whether a shuffled loader is to be read in its own order.
+        """
+        data = _data(_array(inputs, like.dtype), _array(targets, torch.float64))
+        if isinstance(data, Iterator):
+            data = list(data)
+        if weight is not None and not callable(weight):
+            if targets is None and not isinstance(data, (Tensor, tuple)):
+                raise ValueError(
+                    "Data that come in batches take sample_weight as callable(batch) -> (N,)."
+                )
+            weight = torch.as_tensor(weight)
+        reader = Reader(like.device, like.dtype, inputs=count)
+        samples = cls(data, reader, weight, batch_size, ordered)
+        samples._check()
+        return samples
+
+    def __iter__(self) -> Iterator[SampleBatch]:
+        offset = 0
+        raws, _ = raw_batches(self.data, self.batch_size, any_order=not self.ordered)
+        for raw in raws:
+            batch = _with_weight(_tracked(self.reader(raw)), self.weight, offset)
+            yield batch
+            offset += len(batch)
+
+    @cached_property
+    def count(self) -> int:
+        """Number of samples; of a loader, of its data set."""
+        members = self.data.values() if isinstance(self.data, Mapping) else self.data
+        if isinstance(self.data, (tuple, Mapping)):
+            return len(next(iter(members)))
+        if isinstance(self.data, Tensor) or hasattr(self.data, "__array__"):
+            return len(self.data)
+        source = self.data.dataset if isinstance(self.data, DataLoader) else self.data
+        if isinstance(source, Dataset) and hasattr(source, "__len__"):
+            return len(source)
+        return sum(len(batch) for batch in self)
+
+    def pieces(self, rows: int) -> Iterator[SampleBatch]:
+        """All samples, at most `rows` at a time."""
+        for batch in self:
+            yield from batch.pieces(rows)
+
+    def _check(self) -> None:
+        first = next(iter(self), None)
+        if first is None or len(first) == 0:
+            raise ValueError("There are no data: expected at least one sample.")
+        if isinstance(self.weight, Tensor):
+            shape = tuple(self.weight.shape)
+            if not shape or shape[0] != self.count:
+                raise ValueError(
+                    f"sample_weight must have one entry per sample, {self.count}, got {shape}."
+                )
+
+
+def _data(inputs: Any, targets: Any) -> Any:
+    """Inputs and targets as one data set."""
+    if isinstance(inputs, (int, float)) or (isinstance(inputs, Tensor) and inputs.ndim == 0):
+        raise ValueError("Inputs must be batched, of shape (N, ...); got a single number.")
+    if targets is None:
+        return inputs
+    if isinstance(inputs, Mapping):
+        taken = [key for key in TARGET_KEYS if key in inputs]
+        if taken:
+            raise ValueError(f"There are targets both in the inputs ({taken[0]!r}) and apart.")
+        return {**inputs, TARGET_KEYS[0]: targets}
+    columns = inputs if isinstance(inputs, tuple) else (inputs,)
+    return (*columns, targets)
+
+
+def _array(values: Any, dtype: torch.dtype) -> Any:
+    """A (nested) list of plain numbers is an array, not a list of batches."""
+    first = values
+    while isinstance(first, list) and first:
+        first = first[0]
+    if isinstance(values, list) and isinstance(first, (int, float)):
+        return torch.tensor(values, dtype=dtype)
+    return values
+
+
+def _doubled(value: Any) -> Any:
+    floating = isinstance(value, Tensor) and value.is_floating_point()
+    return value.double() if floating else value
+
+
+def _tracked(batch: Batch) -> Batch:
+    """Tensors made under `torch.inference_mode` as ordinary ones, which can be differentiated."""
+
+    def ordinary(value: Any) -> Any:
+        return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
+
+    return replace(
+        batch,
+        args=tuple(map(ordinary, batch.args)),
+        kwargs={key: ordinary(value) for key, value in batch.kwargs.items()},
+        target=ordinary(batch.target),
+    )
+
+
+def _with_weight(batch: Batch, weight: SampleWeight | None, offset: int) -> SampleBatch:
+    column, rows = None, sample_count(*batch.args, **batch.kwargs) or 0
+    if isinstance(weight, Tensor):
+        column = weight[offset : offset + rows] if weight.ndim else None
+    elif weight is not None:
+        column = torch.as_tensor(weight(batch.raw))
+        if column.ndim == 0 or len(column) != rows:
+            raise ValueError(
+                f"sample_weight(batch) must return one weight per sample, ({rows},), got "
+                f"{tuple(column.shape)}."
+            )
+    if column is not None:
+        column = column.to(torch.float64).reshape(len(column), -1)
+        if not bool(((column >= 0) & (column < torch.inf)).all()):
+            raise ValueError("sample_weight must be finite and not negative.")
+    return SampleBatch(batch.args, batch.kwargs, batch.target, column, batch.raw)
+
+
+def _cut_raw(raw: Any, cut: Callable[[Any], Any]) -> Any:
+    if isinstance(raw, Mapping):
+        return {key: cut(value) for key, value in raw.items()}
+    if isinstance(raw, tuple):
+        return type(raw)(*map(cut, raw)) if hasattr(raw, "_fields") else tuple(map(cut, raw))
+    return [cut(value) for value in raw] if isinstance(raw, list) else cut(raw)
+
+
+def sample_count(*inputs: Any, **kwargs: Any) -> int | None:
+    """Rows of the first tensor among the inputs; None where there is none."""
+    for value in (*inputs, *kwargs.values()):
+        if isinstance(value, Tensor) and value.ndim:
+            return len(value)
+    return None

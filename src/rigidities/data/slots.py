@@ -1,0 +1,186 @@
+"""Which input of a model to differentiate by, and how to put another tensor in its place."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from ..models.calling import Source
+from .batches import Batch
+
+InputName = str | int | None
+Members = dict[str | int | None, Any]
+
+
+class Caller(Protocol):
+    """What calls a model, such as a tap: how, and what the model calls its positional inputs."""
+
+    @property
+    def source(self) -> Source:
+        """The user's own functions."""
+
+    @property
+    def input_names(self) -> Sequence[str]:
+        """Of the positional inputs."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where an input tensor stands in a batch.
+
+    Attributes:
+        key: position or keyword of the model's inputs; with `whole`, position, key or attribute
+            of the batch that a user's `forward` takes (None: the batch itself).
+        whole: whether the model's one input is the batch as a whole.
+    """
+
+    key: str | int | None
+    whole: bool
+
+    @classmethod
+    def find(cls, batch: Batch, wrt: InputName, tap: Caller) -> Slot:
+        """The slot that `wrt` names; without a name the only floating-point input.
+
+        Args:
+            batch: any batch.
+            wrt: position or name of the input.
+            tap: on the model, whose `forward` may name its positional inputs.
+
+        Raises:
+            ValueError: there is no such input, or none was named and there are several.
+        """
+        whole = tap.source.forward is not None
+        known = _members(batch.args[0]) if whole else _inputs(batch)
+        real = [key for key, value in known.items() if _is_real(value)]
+        if wrt is None:
+            if len(real) != 1:
+                raise ValueError(
+                    f"Which input to differentiate by? Name it with wrt=: {_listed(real)}."
+                )
+            return cls(real[0], whole)
+        if not whole and isinstance(wrt, str) and wrt not in batch.kwargs:
+            wrt = _position(tap.input_names[: len(batch.args)], wrt)
+        if wrt not in known:
+            raise ValueError(f"There is no input {wrt!r}. Those there are: {_listed(real)}.")
+        if not _is_real(known[wrt]):
+            raise ValueError(
+                f"The input {wrt!r} is not a floating-point tensor, so there is no derivative by "
+                f"it. Those that are: {_listed(real)}."
+            )
+        return cls(wrt, whole)
+
+    def get(self, batch: Batch) -> Tensor:
+        """The tensor."""
+        if self.whole:
+            value = _members(batch.args[0])[self.key]
+        else:
+            value = batch.kwargs[self.key] if self.key in batch.kwargs else batch.args[self._index]
+        assert isinstance(value, Tensor)
+        return value
+
+    def put(self, batch: Batch, tensor: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The model's inputs with another tensor in this slot."""
+        if self.whole:
+            return (_replaced(batch.args[0], self.key, tensor),), batch.kwargs
+        if self.key in batch.kwargs:
+            return batch.args, {**batch.kwargs, str(self.key): tensor}
+        args = list(batch.args)
+        args[self._index] = tensor
+        return tuple(args), batch.kwargs
+
+    @property
+    def _index(self) -> int:
+        assert isinstance(self.key, int)
+        return self.key
+
+
+def _inputs(batch: Batch) -> Members:
+    known: Members = dict(enumerate(batch.args))
+    known.update(batch.kwargs)
+    return known
+
+
+def _members(raw: Any) -> Members:
+    """The parts of a batch that hold tensors, by key, position or attribute."""
+    if isinstance(raw, Tensor):
+        return {None: raw}
+    if isinstance(raw, Mapping) or (hasattr(raw, "keys") and hasattr(raw, "__getitem__")):
+        keys = raw.keys() if callable(raw.keys) else raw.keys
+        return {key: raw[key] for key in keys}
+    if isinstance(raw, (tuple, list)):
+        named = dict(zip(getattr(raw, "_fields", ()), raw, strict=False))
+        return {**dict(enumerate(raw)), **named}
+    return dict(vars(raw)) if hasattr(raw, "__dict__") else {}
+
+
+def _replaced(raw: Any, key: Any, tensor: Tensor) -> Any:
+    """A shallow copy of a batch with one part replaced."""
+    if isinstance(raw, Tensor):
+        return tensor
+    if isinstance(raw, Mapping):
+        return {**raw, key: tensor}
+    if isinstance(raw, tuple) and isinstance(key, str):
+        return raw._replace(**{key: tensor})  # type: ignore[attr-defined]
+    if isinstance(raw, (tuple, list)):
+        parts = [tensor if i == key else part for i, part in enumerate(raw)]
+        return type(raw)(*parts) if hasattr(raw, "_fields") else type(raw)(parts)
+    if dataclasses.is_dataclass(raw) and not isinstance(raw, type):
+        return dataclasses.replace(raw, **{key: tensor})
+    twin = copy.copy(raw)
+    setattr(twin, key, tensor)
+    return twin
+
+
+def _position(names: Sequence[str], name: str) -> str | int:
+    """The position of an input that the model's `forward` calls by this name."""
+    return names.index(name) if name in names else name
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _listed(keys: list[Any]) -> str:
+    return ", ".join(repr(key) for key in keys) or "none is a floating-point tensor"
+
+
+class RowShare:
+    """A tensor with one row per row of an input, handed out batch by batch.
+
+    Args:
+        values: shaped like all inputs together, or to be used for every batch as it is.
+        split: whether it has one row per input row.
+        name: for the message.
+    """
+
+    def __init__(self, values: Tensor, *, split: bool, name: str) -> None:
+        self.values, self.split, self.name, self._taken = values, split, name, 0
+
+    def next(self, rows: int) -> Tensor:
+        """The share of the next batch."""
+        if not self.split:
+            return self.values
+        share = self.values[self._taken : self._taken + rows]
+        self._taken += rows
+        if len(share) < rows:
+            raise ValueError(
+                f"{self.name} has {len(self.values)} rows, fewer than the inputs have. Give one "
+                "row per row of the input, or one for all."
+            )
+        return share
+
+    def check_used_up(self) -> None:
+        """After the last batch.
+
+        Raises:
+            ValueError: rows are left over.
+        """
+        if self.split and self._taken < len(self.values):
+            raise ValueError(
+                f"{self.name} has {len(self.values)} rows for {self._taken} rows of the input."
+            )

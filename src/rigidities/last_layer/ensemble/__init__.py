@@ -1,0 +1,1 @@
+"""Last-layer ensembles."""

@@ -1,0 +1,231 @@
+r"""Sets of weight deviations that stand for the posterior of a readout.
+
+A member $n$ has the weights $w + \delta_n$. Deviations are made in the standard coordinates
+$\xi$ of `JointPosterior`, where the posterior is $N(0, I)$ in C dimensions:
+
+| set | points | exact, for outputs linear in the weights |
+| --- | --- | --- |
+| independent | $\xi_n \sim N(0, I)$ | nothing; mean and covariance are unbiased |
+| recentred | $\xi_n - \bar\xi$ | the mean; the covariance (over n - 1) is unbiased |
+| antithetic | $\pm\xi_p$ | the mean; the covariance (over n) is unbiased |
+| symmetric | $\pm\sqrt{r}\, e_j$ on r of C axes | the mean; the covariance (over n) if $r = C$ |
+
+A symmetric set has $2r$ members. At $r = C$ its covariance is the posterior's. Below, it is the
+posterior's along r axes and zero along the others: a lower bound. The axes are the eigenvectors
+$v_j$ of a Gram times the principal directions p of the scaled correlation between the targets
+that share it, of size $S_p$. To the variances of the training predictions, summed over the rows
+that the Gram holds, each adds
+
+$$ S_p^2 \sum_i \frac{(v_j \cdot f_i)^2}{\lambda_j + s} = S_p^2 \frac{\lambda_j}{\lambda_j + s} $$
+
+and the r largest are kept. (Targets behind one weight vector count in units of their own scale.)
+What the others would have added is the share that is `missing`. Axes that the data determine well
+add alike, so that a share of about $1 - r / C$ is missing at a small ridge; and what lies far from
+the training data may need an axis that adds nothing there.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from ...posterior.draws import MEMBERS, standard_normal
+from ...posterior.joint import JointPosterior
+
+Drawing = Literal["independent", "recentred", "antithetic", "symmetric"]
+DRAWINGS: tuple[str, ...] = get_args(Drawing)
+TOLERATED = 1e-6
+"""Share of the variance that a symmetric set leaves out without a word."""
+TOO_LOW = (
+    "A symmetric set of rank {0} of {1} leaves out {2:.2g} % of the variance of the training "
+    "predictions: its spread is a lower bound. Raise rank to {1} for the exact covariance, or "
+    "draw random members (symmetric=False)."
+)
+
+
+@dataclass(frozen=True)
+class Members:
+    r"""Weight deviations, and how they came about, which decides how moments are estimated.
+
+    Attributes:
+        deviations: $\delta$, (n, K, D) in float64; of pairs, the first half mirrors the second.
+        drawing: the set, by its name in the module's table.
+        missing: share of the training predictions' variance that a symmetric set leaves out, in
+            [0, 1); 0 at full rank alone.
+    """
+
+    deviations: Tensor = field(repr=False)
+    drawing: Drawing
+    missing: float = 0.0
+
+    def __post_init__(self) -> None:
+        deviations, got = self.deviations, tuple(self.deviations.shape)
+        if self.drawing not in DRAWINGS:
+            raise ValueError(f"drawing must be one of {DRAWINGS}, got {self.drawing!r}.")
+        if deviations.ndim != 3 or deviations.dtype != torch.float64:
+            raise ValueError(
+                f"deviations must be (members, targets, features) in float64, got {got} in "
+                f"{deviations.dtype}."
+            )
+        if not bool(torch.isfinite(deviations).all()):
+            raise ValueError("The deviations hold NaN or infinity. Draw the members again.")
+        if not 0 <= self.missing < 1 or (self.missing and self.drawing != "symmetric"):
+            raise ValueError(
+                f"missing must be a share in [0, 1), and 0 for random members, got {self.missing} "
+                f"for {self.drawing} ones."
+            )
+        _checked_number(len(deviations), self.drawing)
+
+    def __len__(self) -> int:
+        return len(self.deviations)
+
+
+def members(
+    joint: JointPosterior,
+    n: int | None = None,
+    *,
+    generator: torch.Generator | None = None,
+    recentred: bool = False,
+    antithetic: bool = False,
+    symmetric: bool = False,
+    rank: int | None = None,
+) -> Members:
+    """The set that the options describe; see the module's table.
+
+    Args:
+        joint: the posterior of all targets' weights.
+        n: number of members; by default 64, or those that a symmetric set needs.
+        generator: for random sets.
+        recentred: subtract the mean of the draws.
+        antithetic: draw pairs of opposite sign (which are centred, so that `recentred` adds
+            nothing); n is even.
+        symmetric: the deterministic set, of which n is twice the rank.
+        rank: axes of a symmetric set, n / 2; by default all, which is exact.
+
+    Warns:
+        UserWarning: the rank leaves out more than a millionth of the variance.
+
+    Raises:
+        ValueError: numbers out of range, or options that contradict each other.
+
+    Examples:
+        >>> from rigidities.gram import Gram
+        >>> from rigidities.posterior import Posterior
+        >>> gram = Gram(1)
+        >>> gram.update(torch.tensor([[2.0]]))
+        >>> post = Posterior.from_gram(gram, ridge=0.0).with_scale(torch.tensor([3.0]))
+        >>> joint = JointPosterior(post, torch.eye(1, dtype=torch.float64))
+        >>> members(joint, symmetric=True).deviations.abs().flatten()  # scale / sqrt(G)
+        tensor([1.5000, 1.5000], dtype=torch.float64)
+        >>> members(joint, symmetric=True)
+        Members(drawing='symmetric', missing=0.0)
+    """
+    if symmetric:
+        if generator is not None or recentred or antithetic:
+            raise ValueError(
+                "symmetric=True is a deterministic set that is centred already: leave out "
+                "generator=, recentred= and antithetic=."
+            )
+        return symmetric_set(joint, _rank(n, rank))
+    if rank is not None:
+        raise ValueError(f"rank={rank} belongs to symmetric=True. Random sets take n members.")
+    n = MEMBERS if n is None else n
+    return random_set(joint, n, generator=generator, recentred=recentred, antithetic=antithetic)
+
+
+def random_set(
+    joint: JointPosterior,
+    n: int,
+    *,
+    generator: torch.Generator | None = None,
+    recentred: bool = False,
+    antithetic: bool = False,
+) -> Members:
+    """Draws from the posterior: independent, recentred, or in antithetic pairs."""
+    n = _checked_number(n, "antithetic" if antithetic else "independent")
+    shape = (n // 2 if antithetic else n, joint.coordinates)
+    points = standard_normal(shape, joint.root.device, generator)
+    if antithetic:
+        half = joint.weights(points)
+        return Members(torch.cat([half, -half]), "antithetic")
+    if recentred:
+        return Members(joint.weights(points - points.mean(0)), "recentred")
+    return Members(joint.weights(points), "independent")
+
+
+def symmetric_set(joint: JointPosterior, rank: int | None = None) -> Members:
+    r"""Pairs $\pm\sqrt{r}$ along the r axes that the training predictions vary most with.
+
+    Warns:
+        UserWarning: more than a millionth of their variance is left out.
+    """
+    blocks, width = joint.root.shape[1], joint.posterior.width
+    rank = joint.coordinates if rank is None else operator.index(rank)
+    if not 1 <= rank <= joint.coordinates:
+        raise ValueError(
+            f"rank must lie in 1..{joint.coordinates} ({blocks} x {width} independent "
+            f"directions), got {rank}."
+        )
+    mixing, contributions = _principal(joint)
+    left_out, kept = _split(contributions.flatten(), rank)
+    points = contributions.new_zeros(rank, blocks, width)
+    rows = torch.arange(rank, device=kept.device)
+    points[rows, :, kept % width] = mixing[kept // width]
+    half = joint.weights(rank**0.5 * points.flatten(1))
+    missing = _share(contributions.flatten(), left_out)
+    if missing > TOLERATED:
+        warnings.warn(TOO_LOW.format(rank, joint.coordinates, 100 * missing), stacklevel=4)
+    return Members(torch.cat([half, -half]), "symmetric", missing)
+
+
+def _principal(joint: JointPosterior) -> tuple[Tensor, Tensor]:
+    """Rotation (J, J) of the blocks to principal directions, and what each axis adds (J, D)."""
+    scaled = joint.scale[:, None] * joint.root
+    if joint.posterior.eigenvalues.ndim > 1:  # every target in a basis of its own
+        mixing, size = torch.eye(joint.targets).to(scaled), joint.scale
+    else:
+        _, size, mixing = torch.linalg.svd(scaled, full_matrices=False)
+    post = joint.posterior
+    return mixing, size.square()[:, None] * (post.eigenvalues / post.precisions)
+
+
+def _split(contributions: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Axes to leave out and axes to keep; of equals those with the larger eigenvalue."""
+    order = contributions.argsort(stable=True)
+    return order[: len(order) - rank], order[len(order) - rank :]
+
+
+def _share(contributions: Tensor, left_out: Tensor) -> float:
+    """What is left out; where that is nothing but axes are, the smallest share there is."""
+    if not len(left_out):
+        return 0.0
+    total, lost = float(contributions.sum()), float(contributions[left_out].sum())
+    return max(lost / total if total else 0.0, torch.finfo(torch.float64).eps)
+
+
+def _rank(n: int | None, rank: int | None) -> int | None:
+    if n is None:
+        return rank
+    n = _checked_number(n, "symmetric")
+    if rank is not None and n != 2 * rank:
+        raise ValueError(
+            f"A symmetric set of rank {rank} has {2 * rank} members, got n={n}. Give one of them."
+        )
+    return n // 2
+
+
+def _checked_number(n: int, drawing: Drawing) -> int:
+    """A number of members from which a variance can be estimated."""
+    n = operator.index(n)
+    smallest = 4 if drawing == "antithetic" else 2
+    if n < smallest:
+        least = "two pairs" if drawing == "antithetic" else "two members"
+        raise ValueError(f"n must be at least {smallest}, got {n}: a spread needs {least}.")
+    if n % 2 and drawing in ("antithetic", "symmetric"):
+        raise ValueError(f"n must be even, got {n}: members come in pairs. Pass n={n + 1}.")
+    return n

@@ -1,0 +1,1 @@
+"""Derivatives by the inputs, their error bars, and losses that hold them."""

@@ -1,0 +1,313 @@
+r"""Derivatives of the features by the inputs, in forward or reverse mode.
+
+With d numbers in each sample's input and D features, forward mode takes d passes through the
+trunk and gives $\partial f / \partial x_i$ for one i after the other; reverse mode takes D passes
+(for every row and target of a sample) and gives $\partial (c \cdot f) / \partial x$ for one
+combination c of the features after the other. Samples do not influence one another, so one pass
+serves all samples of a batch.
+
+Everything comes in one layout: (L, I, K, d) for the L rows of the input, I rows of features per
+sample, K targets (1 where they share their features) and d numbers in a row of the input. Where
+the input has not one row per sample (atoms of several structures), the sum over samples is
+differentiated, which gives every atom the derivative of its own structure, and d counts the numbers
+of all of them in forward mode.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from ...models.modes import transformable
+from .feature_map import UNCONNECTED, FeatureMap
+
+NUMBERS = 1 << 23
+"""Of the features' derivatives that are held at once, at most (64 MiB in float64)."""
+
+FORWARD_COST = 1.5
+"""Of a forward pass with a quadratic form after it, in backward passes."""
+
+T = TypeVar("T")
+
+Chunk = tuple[Tensor, Tensor]
+"""Some derivatives of the features, (R, D) or (R, K, D), and their places (R,) in (L, I, d)."""
+
+Quadratic = Callable[[Tensor], Tensor]
+"""Features (n, D) or (n, K, D) -> (n,) or (n, K)."""
+
+Projection = Callable[[Tensor], Tensor]
+"""Features (M, D) or (M, K, D) -> (M, C) or (M, K, C)."""
+
+
+def passes(point: FeatureMap, columns: int, targets: int) -> tuple[float, int]:
+    """Passes that forward mode takes (infinite where there is none), and reverse mode.
+
+    Args:
+        point: the batch.
+        columns: combinations of the features to differentiate in reverse mode.
+        targets: 1 where the targets share their features, else their number.
+    """
+    x = point.point
+    forward = x[0].numel() if point.aligned else x.numel()
+    possible = point.steady is not None and point.direction is None
+    return forward if possible else float("inf"), point.rows * targets * columns
+
+
+def either(
+    point: FeatureMap,
+    columns: int,
+    targets: int,
+    forward: Callable[[], T],
+    reverse: Callable[[], T],
+    *,
+    preference: float = 1.0,
+) -> T:
+    """The result of forward or reverse mode, whichever takes less work and is possible.
+
+    Args:
+        point: as in `passes`.
+        columns: likewise.
+        targets: likewise.
+        forward: result of forward mode.
+        reverse: of reverse mode.
+        preference: how many times the work of reverse mode forward mode may take.
+    """
+    pushes, pulls = passes(point, columns, targets)
+    if FORWARD_COST * pushes > preference * pulls:
+        return reverse()
+    try:
+        return forward()
+    except (NotImplementedError, RuntimeError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        return reverse()  # an operation without forward mode, or a forward pass with its own
+
+
+def derivative_rows(point: FeatureMap) -> Iterator[Chunk]:
+    """All derivatives of the features, one chunk after the other, the cheaper way.
+
+    Forward mode holds `NUMBERS` of them at once, and is preferred for it. Reverse mode holds the
+    L d D (times K) of one row of features per sample, which only smaller batches can lower.
+    """
+    features = point.reading.features
+    targets = 1 if features.ndim == 2 else features.shape[1]
+
+    def forward() -> Iterator[Chunk]:
+        chunks = forward_rows(point)
+        return chain([next(chunks)], chunks)  # an operation without forward mode fails here
+
+    columns, reverse = features.shape[-1], lambda: reverse_rows(point)
+    return either(point, columns, targets, forward, reverse, preference=2.0)
+
+
+def forward_quadratic(point: FeatureMap, quadratic: Quadratic) -> tuple[Tensor, Tensor]:
+    """The derivatives (L, O, d) of the outputs, and q (L, I, K, d) of each, by forward mode."""
+    slopes, parts = [], []
+    for output, tangents in _tangents(point):
+        directions = len(tangents)
+        q = quadratic(tangents.flatten(0, 1))
+        parts.append(q.reshape(directions, -1, *q.shape[1:]))
+        slopes.append(output)
+    rows, slope = len(point.point), torch.cat(slopes)
+    moved = slope.permute(1, 2, 0) if point.aligned else slope.reshape(rows, -1, slope.shape[-1]).mT
+    return moved, _arranged(point, torch.cat(parts))
+
+
+def reverse_quadratic(point: FeatureMap, project: Projection) -> tuple[Tensor, Tensor]:
+    """The same by reverse mode, as sums of squares of the projections' derivatives."""
+    return output_derivatives(point), reverse_squares(point, project)
+
+
+def forward_rows(point: FeatureMap) -> Iterator[Chunk]:
+    """All derivatives of the features, some directions after the others, by forward mode."""
+    places = _places(point)
+    table = places.permute(2, 0, 1).flatten(1) if point.aligned else places.mT.flatten(0, 1)
+    done = 0
+    for _, tangents in _tangents(point):
+        start, done = done, done + len(tangents)
+        yield tangents.flatten(0, 1), table[start:done].flatten()
+
+
+def reverse_squares(point: FeatureMap, project: Projection) -> Tensor:
+    """Summed squares over the projections' derivatives, (L, I, K, d), by reverse mode."""
+    rows = _reverse(point, project, lambda gradients: gradients.square().sum(0))
+    return torch.stack([torch.stack(row, dim=1) for row in rows], dim=1)
+
+
+def reverse_rows(point: FeatureMap) -> Iterator[Chunk]:
+    """All derivatives of the features, some input rows after the others, by reverse mode."""
+    places, shared = _places(point), point.reading.features.ndim == 2
+    rows = _reverse(point, lambda features: features, lambda gradients: gradients)
+    for i, row in enumerate(rows):
+        step = max(1, NUMBERS * len(places) // (len(row) * row[0].numel()))
+        for start in range(0, len(places), step):
+            part = slice(start, start + step)
+            found = torch.stack([gradients[:, part] for gradients in row])  # (K, D, l, d)
+            found = found.permute(2, 3, 0, 1).flatten(0, 1)
+            yield found[:, 0] if shared else found, places[part, i].flatten()
+
+
+def output_derivatives(point: FeatureMap) -> Tensor:
+    """Derivatives of the output, (L, O, d) for the O outputs of a sample, by reverse mode."""
+    x = point.point.detach().clone().requires_grad_()
+    with transformable(), torch.enable_grad():
+        output = point.values(x)[0].reshape(point.samples, -1).sum(0)
+        return _columns(output, x, point.direction, needed=True).movedim(0, 1).detach()
+
+
+def output_derivatives_apart(point: FeatureMap, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+    """Derivatives of every output of every sample by the whole input, some after the others.
+
+    Args:
+        point: the batch, whose samples may influence one another.
+        reduce: what to keep: (c, L, d) -> (c,).
+
+    Returns:
+        (N, O), after N * O passes.
+    """
+    x = point.point.detach().clone().requires_grad_()
+    with transformable(), torch.enable_grad():
+        parts = _pulls(point.values(x)[0].flatten(), x)
+        kept = [reduce(part.detach().reshape(len(part), len(x), -1)) for part in parts]
+    if not kept:
+        raise ValueError(UNCONNECTED)
+    return torch.cat(kept).reshape(point.samples, -1)
+
+
+def _places(point: FeatureMap) -> Tensor:
+    """Numbers from 0 on in the layout (L, I, d)."""
+    x = point.point
+    shape = (len(x), point.rows, x[0].numel())
+    return torch.arange(math.prod(shape), device=x.device).reshape(shape)
+
+
+def _tangents(point: FeatureMap) -> Iterator[tuple[Tensor, Tensor]]:
+    """Derivatives along one input number after the other, of the output and of the features.
+
+    (c, N, O) and (c, M, D) or (c, M, K, D), or without N and with I for M where samples are summed.
+    """
+    x, steady = point.point, point.steady
+    assert steady is not None
+    inner = x.shape[1:] if point.aligned else x.shape
+
+    def push(direction: Tensor) -> tuple[Tensor, Tensor]:
+        along = direction.reshape(inner).expand(x.shape)
+        tangent: tuple[Tensor, Tensor] = torch.func.jvp(steady, (x,), (along,))[1]
+        return tangent
+
+    chunk = max(1, NUMBERS // point.reading.features.numel())
+    for start in range(0, inner.numel(), chunk):
+        directions = _units(x, inner.numel(), start, chunk)
+        with transformable(), torch.no_grad():
+            output, features = torch.func.vmap(push)(directions)
+        output = output.reshape(len(directions), point.samples, -1)
+        if not point.aligned:
+            shape = (len(directions), point.samples, point.rows)
+            features = features.reshape(*shape, *features.shape[2:]).sum(1)
+            output = output.sum(1)
+        yield output, features
+
+
+def _arranged(point: FeatureMap, values: Tensor) -> Tensor:
+    """(directions, M or I) or (directions, M or I, K) -> (L, I, K, d)."""
+    values = values[..., None] if values.ndim == 2 else values
+    targets, rows = values.shape[-1], len(point.point)
+    if point.aligned:
+        values = values.reshape(-1, rows, point.rows, targets)
+        return values.permute(1, 2, 3, 0)
+    return values.reshape(rows, -1, point.rows, targets).permute(0, 2, 3, 1)
+
+
+def _reverse(
+    point: FeatureMap, project: Projection, reduce: Callable[[Tensor], Tensor]
+) -> Iterator[list[Tensor]]:
+    """Reduced derivatives (C, L, d) of each target's projections, for one i after the other."""
+    x = point.point.detach().clone().requires_grad_()
+    with transformable(), torch.enable_grad():
+        projected = project(point.values(x)[1])
+        projected = projected[:, None] if projected.ndim == 2 else projected
+        summed = projected.reshape(point.samples, point.rows, *projected.shape[1:]).sum(0)
+        rows = [row.unbind(0) for row in summed]
+    for row in rows:
+        with transformable(), torch.enable_grad():
+            found = [reduce(_columns(entry, x, point.direction).detach()) for entry in row]
+        yield found
+
+
+def _columns(
+    values: Tensor, x: Tensor, direction: Tensor | None = None, *, needed: bool = False
+) -> Tensor:
+    """Derivatives (C, L, d) of C values, or of their derivatives along a direction.
+
+    They are zero where the values do not depend on x, unless they are needed.
+    """
+    pulled = _pulled(values, x, graph=direction is not None)
+    if pulled is None and needed:
+        raise ValueError(UNCONNECTED)
+    if pulled is not None and direction is not None:
+        pulled = _pulled((pulled * direction).flatten(1).sum(1), x)
+    pulled = x.new_zeros(len(values), *x.shape) if pulled is None else pulled
+    return pulled.reshape(len(values), len(x), x[0].numel())
+
+
+def _pulled(values: Tensor, x: Tensor, *, graph: bool = False) -> Tensor | None:
+    """Gradients (C, *x.shape) of C values, several at once where autograd can; None if unused."""
+    if graph:
+        parts = list(_pulls(values, x, graph=True))
+        return torch.cat(parts) if parts else None
+    found, done = None, 0
+    for part in _pulls(values, x):
+        found = part.new_empty(len(values), *x.shape) if found is None else found
+        found[done : done + len(part)] = part
+        done += len(part)
+    return found
+
+
+def _pulls(values: Tensor, x: Tensor, *, graph: bool = False) -> Iterator[Tensor]:
+    """The same, some values after the others; nothing if unused."""
+    first = (
+        _pull(values, x, _units(values, len(values), 0, 1)[0], graph=graph)
+        if values.requires_grad
+        else None
+    )
+    if first is None:
+        return
+    yield first[None]
+    batched, chunk = True, max(1, min(64, NUMBERS // max(1, x.numel())))
+    for start in range(1, len(values), chunk):
+        units, part = _units(values, len(values), start, chunk), None
+        if batched:
+            try:
+                part = _pull(values, x, units, batched=True, graph=graph)
+            except RuntimeError:  # an operation whose backward pass cannot be batched
+                batched = False
+        if part is None:
+            singly = (_pull(values, x, one, graph=graph) for one in units)
+            part = torch.stack([one for one in singly if one is not None])
+        yield part
+
+
+def _units(like: Tensor, size: int, start: int, count: int) -> Tensor:
+    """Unit vectors of a length from number `start` on, at most `count`."""
+    numbers = torch.arange(start, min(start + count, size), device=like.device)
+    return torch.nn.functional.one_hot(numbers, size).to(like.dtype)
+
+
+def _pull(
+    values: Tensor, x: Tensor, cotangents: Tensor, *, batched: bool = False, graph: bool = False
+) -> Tensor | None:
+    found: Tensor | None = torch.autograd.grad(
+        values,
+        x,
+        cotangents,
+        retain_graph=True,
+        create_graph=graph,
+        allow_unused=True,
+        is_grads_batched=batched,
+    )[0]
+    return found

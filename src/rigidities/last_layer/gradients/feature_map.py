@@ -1,0 +1,236 @@
+r"""Output and features as functions of one input tensor: $x \mapsto (y(x), f(x))$.
+
+A derivative of the prediction by the input is linear in the readout's weights like the prediction
+itself, with the features' derivative in place of the features:
+$\partial y / \partial x_i = \ldots + (\partial f / \partial x_i) \cdot w$. So error bars of
+derivatives need the derivatives of the features, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ...data.batches import Batch
+from ...data.slots import Slot
+from ...models.modes import transformable
+from ..readout.reading import Reading
+from ..readout.tap import AnyTap
+
+UNCONNECTED = (
+    "The prediction does not depend on this input through differentiable operations "
+    "(torch.no_grad, detach or NumPy in the forward pass?). Name another input with wrt=, or let "
+    "the forward pass keep its graph."
+)
+
+Pair = tuple[Tensor, Tensor]
+"""Output and features."""
+
+
+@dataclass(frozen=True)
+class FeatureMap:
+    """Output and features of one batch as functions of one of its inputs.
+
+    Attributes:
+        point: the input.
+        reading: output and features there, and their layout.
+        eager: the function by autograd.
+        steady: the function as `torch.func` can transform it; None where it cannot.
+        aligned: whether the input has one row per sample, which acts on that sample alone; else a
+            sum over samples is differentiated.
+        direction: where given, what stands in `reading` and is to be differentiated further are
+            the derivatives along it.
+    """
+
+    point: Tensor
+    reading: Reading
+    eager: Callable[[Tensor], Pair]
+    steady: Callable[[Tensor], Pair] | None
+    aligned: bool
+    direction: Tensor | None = None
+
+    @classmethod
+    def of(cls, tap: AnyTap, batch: Batch, slot: Slot) -> FeatureMap:
+        """Of a batch, by the input in a slot of it.
+
+        Raises:
+            ValueError: the output does not depend on that input, as far as autograd knows.
+        """
+        point = slot.get(batch).detach()
+        free = point.clone().requires_grad_()
+        args, kwargs = slot.put(batch, free)
+        reading = tap.graph(*args, **kwargs)
+        if not reading.output.requires_grad:
+            raise ValueError(UNCONNECTED)
+        aligned = point.ndim > 0 and len(point) == len(reading.output)
+        aligned = aligned and _stand_alone(free, reading)
+        reading = reading.detached()
+        steady = tap.steady(*args, **kwargs)
+
+        def eager(x: Tensor) -> Pair:
+            args, kwargs = slot.put(batch, x)
+            output, features = tap.graph(*args, **kwargs)
+            return output, features
+
+        def pure(x: Tensor) -> Pair:
+            assert steady is not None
+            args, kwargs = slot.put(batch, x)
+            output, features = steady(*args, **kwargs)
+            return output, features
+
+        return cls(point, reading, eager, None if steady is None else pure, aligned)
+
+    @property
+    def samples(self) -> int:
+        """Number of samples N."""
+        return len(self.reading.output)
+
+    @property
+    def rows(self) -> int:
+        """Rows of features per sample."""
+        return len(self.reading.features) // self.samples
+
+    def values(self, x: Tensor) -> Pair:
+        """Output and features at x themselves, with a graph for autograd."""
+        if self.steady is None:
+            return self.eager(x)
+        with torch.enable_grad():
+            return self.steady(x)
+
+    def along(self, direction: Tensor) -> FeatureMap:
+        r"""The map of directional derivatives, $x \mapsto (y'(x) v, f'(x) v)$.
+
+        Its values come by forward mode where there is one. Its own derivatives come by reverse mode
+        over reverse mode: other combinations are not right for every operation of torch.
+
+        Raises:
+            ValueError: the direction does not fit, or an operation can be differentiated once only.
+        """
+        direction = checked_direction(direction, self.point)
+        reading = _as_reading(self.reading, self._pushed(direction))
+        return replace(self, reading=reading, direction=direction)
+
+    def _pushed(self, direction: Tensor) -> Pair:
+        """The derivatives along a direction at the point itself."""
+        failure: Exception | None = None
+        with transformable():
+            if self.steady is not None:
+                try:
+                    with torch.no_grad():
+                        pair: Pair = torch.func.jvp(self.steady, (self.point,), (direction,))[1]
+                    return pair
+                except (NotImplementedError, RuntimeError) as error:
+                    failure = error
+            try:
+                return _pushed_by_reverse(self.values, self.point, direction)
+            except (NotImplementedError, RuntimeError) as error:
+                raise ValueError(
+                    "An operation of the model has neither forward mode nor a second derivative "
+                    f"({failure or error}). Call gradient(x) without along= and multiply."
+                ) from error
+
+
+def checked_direction(direction: Tensor, point: Tensor) -> Tensor:
+    """A direction in the shape and precision of the input.
+
+    Raises:
+        ValueError: it does not fit.
+    """
+    direction = torch.as_tensor(direction, dtype=torch.float64).to(point)
+    if not bool(torch.isfinite(direction).all()):
+        raise ValueError("A direction must be finite, got NaN or infinity.")
+    try:
+        return direction.broadcast_to(point.shape).contiguous()
+    except RuntimeError as error:
+        raise ValueError(
+            f"A direction must have the shape of the input, {tuple(point.shape)}, or that of one "
+            f"sample, got {tuple(direction.shape)}."
+        ) from error
+
+
+def row_owners(point: FeatureMap) -> Tensor | None:
+    """The sample that each row of the input acts on, (L,); None where a row acts on several.
+
+    Samples are numbered in digits small enough to survive the dtype: a row's derivative of the
+    numbered sum over its derivative of the plain sum is its sample's number.
+    """
+    x = point.point.detach().clone().requires_grad_()
+    with transformable(), torch.enable_grad():
+        mixed = _mixed(x, point.samples, [point.values(x)[0]])
+        plain = _weighed(mixed, x, torch.ones_like(mixed))
+        largest = plain.abs().argmax(1, keepdim=True)
+        numbers = torch.arange(point.samples, device=x.device)
+        digit, place = int(torch.finfo(x.dtype).eps ** -0.5), 1
+        owners = torch.zeros(len(x), dtype=torch.long, device=x.device)
+        while place < point.samples:
+            coded = _weighed(mixed, x, (numbers // place % digit).to(x.dtype))
+            ratio = (coded.gather(1, largest) / plain.gather(1, largest))[:, 0]
+            owners += ratio.nan_to_num(0, 0, 0).round().long().clamp(0, digit) * place
+            place *= digit
+        owners = owners.clamp(max=point.samples - 1)
+        return owners if _owned(mixed, x, plain, owners) else None
+
+
+def _stand_alone(x: Tensor, reading: Reading) -> bool:
+    """Whether row n of the input acts on sample n alone."""
+    if len(x) == 1:
+        return True
+    mixed = _mixed(x, len(x), list(reading))
+    plain = _weighed(mixed, x, torch.ones_like(mixed))
+    return _owned(mixed, x, plain, torch.arange(len(x), device=x.device))
+
+
+def _mixed(x: Tensor, samples: int, values: list[Tensor]) -> Tensor:
+    """A random combination of each sample's values, (N,)."""
+    parts = [value.reshape(samples, -1).to(x.dtype) for value in values]
+    drawn = [_drawn(x, part.shape[1], seed) for seed, part in enumerate(parts)]
+    products = (part @ one for part, one in zip(parts, drawn, strict=True))
+    return sum(products, start=x.new_zeros(samples))
+
+
+def _weighed(mixed: Tensor, x: Tensor, weights: Tensor) -> Tensor:
+    """The derivatives (L, d) of a weighted sum over samples."""
+    (found,) = torch.autograd.grad(mixed, x, weights, retain_graph=True, allow_unused=True)
+    if found is None:
+        raise ValueError(UNCONNECTED)
+    return found.reshape(len(x), -1)
+
+
+def _owned(mixed: Tensor, x: Tensor, plain: Tensor, owners: Tensor) -> bool:
+    r"""Whether each row of the input acts on the sample that is said to own it alone.
+
+    With $t_n$ a combination of sample n's values and $s_n$ random signs and sizes,
+    $\nabla_{x_l} \sum_m s_m t_m = s_n \nabla_{x_l} \sum_m t_m$ for the owner n of row l if, and but
+    for chance only if, it does.
+    """
+    signs = _drawn(x, len(mixed), seed=2)
+    expected = signs[owners, None] * plain
+    tolerance = torch.finfo(x.dtype).eps ** 0.5 * float(expected.abs().max())
+    return bool(((_weighed(mixed, x, signs) - expected).abs() <= tolerance).all())
+
+
+def _drawn(like: Tensor, count: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, generator=generator, dtype=torch.float64).to(like)
+
+
+def _as_reading(like: Reading, pair: Pair) -> Reading:
+    return replace(like, output=pair[0].detach(), features=pair[1].detach())
+
+
+def _pushed_by_reverse(function: Callable[[Tensor], Pair], x: Tensor, direction: Tensor) -> Pair:
+    r"""$J v$ as the derivative of $u \mapsto u^\top J v$."""
+    with torch.enable_grad():
+        x = x.detach().clone().requires_grad_()
+        values = function(x)
+        dummies = [torch.zeros_like(value, requires_grad=True) for value in values]
+        (pulled,) = torch.autograd.grad(
+            list(values), x, dummies, create_graph=True, allow_unused=True, materialize_grads=True
+        )
+        output, features = torch.autograd.grad(
+            pulled, dummies, direction, allow_unused=True, materialize_grads=True
+        )
+    return output, features

@@ -1,0 +1,1 @@
+"""Error bars of functions of many predictions."""

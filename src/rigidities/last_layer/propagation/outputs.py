@@ -1,0 +1,169 @@
+r"""The outputs of many batches as one tensor, and how the weights move all of them at once.
+
+With $\xi$ the standard coordinates of the weights (see `joint`) and $y$ all outputs together
+
+$$ y(\xi) = y + T \xi, \qquad T = \partial y / \partial \xi, \qquad \mathrm{Cov}(y) = T T^\top. $$
+
+T has a row per output and a column per coordinate. It is never built: `pull` gives $J T$ for
+derivatives J of few quantities by the outputs, `push` gives $T \xi$ for few coordinates, both
+batch by batch from the features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...data.batches import Batch
+from ...posterior.joint import JointPosterior
+from ..readout.reading import Reading
+from ..readout.tap import AnyTap
+
+KEPT = 1 << 30
+"""Bytes of features to keep; those beyond are computed again where the data can be read again."""
+
+Batches = Callable[[], Iterator[Batch]]
+
+
+def repeatable(data: Any) -> bool:
+    """Whether what a user handed in can be read a second time: anything but an iterator."""
+    return not isinstance(data, Iterator)
+
+
+@dataclass(frozen=True)
+class JointOutputs:
+    """All outputs of a data set, with the features of each batch or a way to get them again.
+
+    Attributes:
+        joint: the posterior of the weights.
+        tap: the readout.
+        batches: callable that begins to read the data.
+        readings: one per batch; without features where they were not kept.
+        output: the batches' outputs joined along the first dimension.
+    """
+
+    joint: JointPosterior
+    tap: AnyTap
+    batches: Batches
+    readings: tuple[Reading, ...]
+    output: Tensor
+
+    @classmethod
+    def read(
+        cls, tap: AnyTap, joint: JointPosterior, batches: Batches, *, again: bool = True
+    ) -> JointOutputs:
+        """One pass over the data, in a mode that records gradients (forces need it).
+
+        Args:
+            tap: the readout.
+            joint: the posterior of the weights.
+            batches: callable that begins to read the data.
+            again: whether it may be called a second time; without it all features are kept.
+
+        Raises:
+            ValueError: no data, or outputs that cannot be joined.
+        """
+        readings, held = [], 0
+        for batch in batches():
+            reading = tap(*batch.args, **batch.kwargs).detached()
+            _check_targets(reading, joint)
+            held += reading.features.nbytes
+            readings.append(_without_features(reading) if again and held > KEPT else reading)
+        return cls(joint, tap, batches, tuple(readings), _joined(readings))
+
+    def pull(self, cotangents: Tensor) -> Tensor:
+        """J T: derivatives (Q, *output) by the outputs -> (Q, coordinates) by the coordinates."""
+        rows = torch.zeros(
+            len(cotangents), self.joint.coordinates, dtype=torch.float64, device=cotangents.device
+        )
+        for part, reading in self._parts():
+            rows += self.joint.rows(torch.vmap(reading.rows)(cotangents[:, part]), reading.features)
+        return rows
+
+    def push(self, coordinates: Tensor) -> Tensor:
+        """T xi: points (n, coordinates) -> changes (n, *output) of the outputs, in float64."""
+        weights = self.joint.weights(coordinates)
+        moved = torch.empty(
+            len(weights), *self.output.shape, dtype=torch.float64, device=weights.device
+        )
+        for part, reading in self._parts():
+            # Float32 would lose the digits of features that the Gram hardly determines.
+            change = self.joint.response(reading.features.to(torch.float64), weights)
+            moved[:, part] = torch.vmap(reading.unrows)(change)
+        return moved
+
+    def located(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each batch's positions (M, K) in the flattened output, and its features."""
+        per_sample = self.output[0].numel()
+        for part, reading in self._parts():
+            where = torch.arange(
+                part.start * per_sample, part.stop * per_sample, device=self.output.device
+            )
+            yield reading.rows(where.reshape(reading.output.shape)), reading.features
+
+    def _parts(self) -> Iterator[tuple[slice, Reading]]:
+        """Each batch's rows of the output, and its reading with features."""
+        start, fresh = 0, None
+        for reading in self.readings:
+            stop = start + len(reading.output)
+            if fresh is None and not reading.features.numel():
+                fresh = self._read_again()
+            whole = reading if fresh is None else next(fresh)
+            yield slice(start, stop), whole
+            start = stop
+
+    def _read_again(self) -> Iterator[Reading]:
+        """The readings from the first one without features on, checked against the first pass."""
+        batches = self.batches()
+        for number, first in enumerate(self.readings):
+            batch = next(batches, None)
+            if first.features.numel():
+                continue
+            again = None
+            if batch is not None:
+                again = self.tap(*batch.args, **batch.kwargs).detached()
+            if again is None or not _same(again.output, first.output):
+                raise ValueError(
+                    f"Batch {number} differs when the data are read a second time, which "
+                    f"more than {KEPT >> 20} MiB of features need. Pass data that come in the same "
+                    "order each time (a loader that does not shuffle), or fewer at a time."
+                )
+            yield again
+
+
+def _without_features(reading: Reading) -> Reading:
+    return replace(reading, features=reading.features.new_empty(0))
+
+
+def _check_targets(reading: Reading, joint: JointPosterior) -> None:
+    targets = reading.inner[reading.axis]
+    if targets != joint.targets:
+        raise ValueError(
+            f"The model gives {targets} targets here and gave {joint.targets} in the fit. Use the "
+            "same forward= and output= as in the fit."
+        )
+
+
+def _joined(readings: list[Reading]) -> Tensor:
+    outputs = [reading.output for reading in readings]
+    if not sum(output.numel() for output in outputs):
+        raise ValueError("There is nothing to propagate: no batches, or no rows in them.")
+    shapes = {tuple(output.shape[1:]) for output in outputs}
+    if len(shapes) > 1:
+        raise ValueError(
+            f"The batches' outputs have different shapes per sample, {sorted(shapes)}, and cannot "
+            "be joined into one tensor. Propagate over batches of one shape at a time."
+        )
+    return torch.cat(outputs)
+
+
+def _same(again: Tensor, first: Tensor) -> bool:
+    """Equal but for rounding, which may differ between two passes on an accelerator."""
+    if again.shape != first.shape:
+        return False
+    tolerance = torch.finfo(first.dtype).eps ** 0.75 * float(first.abs().max())
+    return bool(((again - first).abs() <= tolerance).all())

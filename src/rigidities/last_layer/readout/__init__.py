@@ -1,0 +1,1 @@
+"""Finding a model's readout and reading its features."""

@@ -1,0 +1,236 @@
+r"""How the features follow from the heads' recorded calls.
+
+* `plain`: the output is the head's output, perhaps reshaped; the features are the head's input;
+* `shared` and `separate`: scaled, gathered, masked or summed outputs, with gains that are the
+  same for all targets or not (see `tail`);
+* `jacobian`: any tail that treats samples independently, one pass through it per output;
+* `dense`: any tail at all.
+
+Layouts of the features, for M output rows and K targets: `shared` (M, D), for all targets alike;
+`separate` (M, K, D), each target with features and a weight vector of its own; `joint` (M, K, P),
+one weight vector behind all targets.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from .columns import Columns, joint_columns
+from .heads import Call, channel_axis, weights
+from .reading import Reading, Terms
+from .tail import Gain, Pull, gains, pullback, sample_owners
+
+
+class Case(Protocol):
+    """One way from recorded calls to features."""
+
+    name: str
+    layout: str
+    probes: bool
+    columns: Columns
+
+    def read(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> Reading | None:
+        """Features of a pass, or None where the tail has not this form.
+
+        Args:
+            output: of the model.
+            calls: of the heads.
+            graph: keep output and features differentiable by the model's inputs.
+        """
+
+    def response(self, features: Tensor, change: Tensor) -> Tensor:
+        """Change (M, K) of the output for a change (width, K or 1) of the weights."""
+
+
+class Plain:
+    """The output is the head's output: the features are its input and no derivative is taken."""
+
+    name = "plain"
+    layout = "shared"
+    probes = False
+
+    def __init__(self, heads: list[nn.Module]) -> None:
+        self.columns = Columns(heads, joint=False)
+
+    def read(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> Reading | None:
+        """The head's input, where there is one call whose output is the model's.
+
+        Nothing is detached here: a graph is as cheap as none.
+        """
+        call = calls[0]
+        if len(calls) > 1 or not call.passed_on(output):
+            return None
+        return Reading(output, call.rows, call.output.shape, channel_axis(call.head))
+
+    def response(self, features: Tensor, change: Tensor) -> Tensor:
+        """f . d."""
+        return features @ change
+
+
+class Separate:
+    """Gain and owner of each head row, with gains that differ between targets."""
+
+    name = "separate"
+    layout = "separate"
+    probes = True
+
+    def __init__(self, heads: list[nn.Module]) -> None:
+        self.columns = Columns(heads, joint=False)
+
+    def read(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> Reading | None:
+        """Sums of gain times input over the head rows of each output row."""
+        found = self.gains(output, calls, graph=graph)
+        if found is None:
+            return None
+        reading = self.gathered(output, calls, found)
+        return reading if graph else reading.detached()
+
+    def gains(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> list[Gain] | None:
+        """Gain and owner of each call's rows, the gains with one column where all are alike."""
+        inner, axis = _target_axis(output, calls[0].head)
+        rows = Reading(output, output, inner, axis).rows(output)
+        if len(self.columns.heads) > 1 and len(rows) != len(output):
+            return None  # heads side by side: each output column may be a target of its own
+        found = gains(rows, pullback(rows, calls, graph=graph))
+        if found is None:
+            return None
+        factors = [self._factors(gain.gain) for gain in found]
+        pairs = zip(found, factors, strict=True)
+        kept = [Gain(gain.owner, factor) for gain, factor in pairs if factor is not None]
+        return kept if len(kept) == len(found) else None
+
+    def gathered(self, output: Tensor, calls: list[Call], found: list[Gain]) -> Reading:
+        """The reading for known gains."""
+        inner, axis = _target_axis(output, calls[0].head)
+        count = output.numel() // inner[axis]
+        blocks: dict[int, Tensor] = {}
+        for call, gain in zip(calls, found, strict=True):
+            part = gain.gain[..., None] * call.rows[:, None]
+            _add(blocks, self.columns.heads.index(call.head), _gathered(part, gain.owner, count))
+        features = self.columns.assemble(self.columns.complete(blocks))
+        return Reading(output, self._squeezed(features), inner, axis)
+
+    def response(self, features: Tensor, change: Tensor) -> Tensor:
+        """f_k . d_k."""
+        return torch.einsum("mkd,dk->mk", features, change)
+
+    def _factors(self, gain: Tensor) -> Tensor | None:
+        return gain
+
+    def _squeezed(self, features: Tensor) -> Tensor:
+        return features
+
+
+class Shared(Separate):
+    """Gain and owner of each head row, the same for all targets."""
+
+    name = "shared"
+    layout = "shared"
+
+    def terms(self, output: Tensor, calls: list[Call], found: list[Gain]) -> Terms:
+        """The summands of the features, for known gains."""
+        inner, axis = _target_axis(output, calls[0].head)
+        parts = []
+        for call, gain in zip(calls, found, strict=True):
+            head = self.columns.heads.index(call.head)
+            rows = gain.gain * call.rows
+            features = self.columns.assemble(self.columns.complete({head: rows}))
+            parts.append((features, gain.owner, torch.full_like(gain.owner, head)))
+        features, owners, heads = (torch.cat(part) for part in zip(*parts, strict=True))
+        return Terms(features.detach(), owners, heads, output.numel() // inner[axis])
+
+    def response(self, features: Tensor, change: Tensor) -> Tensor:
+        """f . d."""
+        return features @ change
+
+    def _factors(self, gain: Tensor) -> Tensor | None:
+        first = gain[:, :1]
+        return first if torch.equal(gain, first.expand_as(gain)) else None
+
+    def _squeezed(self, features: Tensor) -> Tensor:
+        return features[:, 0]
+
+
+class Jacobian:
+    """The tail's Jacobian, sample by sample: one backward pass per output of a sample."""
+
+    name = "jacobian"
+    layout = "joint"
+    probes = True
+
+    def __init__(self, heads: list[nn.Module]) -> None:
+        self.columns = Columns(heads, joint=True)
+
+    def read(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> Reading | None:
+        """Jacobians of independent samples."""
+        inner = torch.Size([len(output), output[0].numel()])
+        rows = output.reshape(inner)
+        pull = pullback(rows, calls, graph=graph)
+        owners = sample_owners(rows, pull)
+        if owners is None:
+            return None
+        reading = Reading(output, self._jacobian(rows, calls, pull, owners), inner, -1)
+        return reading if graph else reading.detached()
+
+    def response(self, features: Tensor, change: Tensor) -> Tensor:
+        """f . d."""
+        return (features @ change)[..., 0]
+
+    def _jacobian(
+        self, rows: Tensor, calls: list[Call], pull: Pull, owners: list[Tensor]
+    ) -> Tensor:
+        """(N, K, P)."""
+        outputs = []
+        for k in range(rows.shape[1]):
+            one = torch.zeros_like(rows)
+            one[:, k] = 1
+            blocks: dict[int, Tensor] = {}
+            for call, owner, gain in zip(calls, owners, pull(one), strict=True):
+                part = joint_columns(call.rows[:, :, None] * gain[:, None, :], call.head)
+                _add(blocks, self.columns.heads.index(call.head), _gathered(part, owner, len(rows)))
+            outputs.append(self.columns.assemble(self.columns.complete(blocks)))
+        return torch.stack(outputs, dim=1)
+
+
+class Dense(Jacobian):
+    """The whole Jacobian of the tail: one backward pass per output of the batch."""
+
+    name = "dense"
+
+    def read(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> Reading | None:
+        """Jacobian of the batch as a whole."""
+        whole = output.reshape(1, -1)
+        owners = [torch.zeros(len(c.rows), dtype=torch.long, device=output.device) for c in calls]
+        features = self._jacobian(whole, calls, pullback(whole, calls, graph=graph), owners)
+        inner = torch.Size([output.numel(), 1])
+        reading = Reading(output, features.movedim(0, 1), inner, -1)
+        return reading if graph else reading.detached()
+
+
+CASES: dict[str, type[Plain] | type[Separate] | type[Jacobian]] = {
+    case.name: case for case in (Plain, Shared, Separate, Jacobian, Dense)
+}
+"""By name, in the order in which they are tried."""
+
+
+def _target_axis(output: Tensor, head: nn.Module) -> tuple[torch.Size, int]:
+    """How to see the output as (M, K) for a head of K outputs."""
+    targets = weights(head).shape[1]
+    for axis in (channel_axis(head), -1):
+        if targets > 1 and output.ndim >= -axis and output.shape[axis] == targets:
+            return output.shape, axis
+    return torch.Size([output.numel(), 1]), -1
+
+
+def _gathered(part: Tensor, owner: Tensor, count: int) -> Tensor:
+    """Sum head rows into the output rows that own them."""
+    if len(part) == count and torch.equal(owner, torch.arange(count, device=owner.device)):
+        return part
+    return part.new_zeros(count, *part.shape[1:]).index_add(0, owner, part)
+
+
+def _add(blocks: dict[int, Tensor], key: int, block: Tensor) -> None:
+    blocks[key] = blocks[key] + block if key in blocks else block

@@ -1,0 +1,86 @@
+"""What one pass of a model leaves: outputs, features and how the two are laid out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One forward pass: the output, its features, and how output and rows correspond.
+
+    Attributes:
+        output: what the model gave.
+        features: (M, D), (M, K, D) or (M, K, P); see the module's layouts.
+        inner: the shape to view the output in, and
+        axis: the dimension of the targets in it.
+    """
+
+    output: Tensor
+    features: Tensor
+    inner: torch.Size
+    axis: int
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.output, self.features))
+
+    @classmethod
+    def join(cls, readings: Sequence[Reading]) -> Reading:
+        """The readings of consecutive batches as one."""
+        first = readings[0]
+        if len(readings) == 1:
+            return first
+        rows = sum(reading.inner[0] for reading in readings)
+        return cls(
+            _cat([reading.output for reading in readings]),
+            _cat([reading.features for reading in readings]),
+            torch.Size([rows, *first.inner[1:]]),
+            first.axis,
+        )
+
+    def detached(self) -> Reading:
+        """The same values without their derivatives."""
+        return replace(self, output=self.output.detach(), features=self.features.detach())
+
+    def rows(self, tensor: Tensor) -> Tensor:
+        """A tensor shaped like the output as (M, K)."""
+        moved = tensor.reshape(self.inner).movedim(self.axis, -1)
+        return moved.reshape(-1, moved.shape[-1])
+
+    def unrows(self, rows: Tensor) -> Tensor:
+        """(M, K), or (M, 1) to be repeated for each target, in the output's shape."""
+        targets = self.inner[self.axis]
+        shape = [n for i, n in enumerate(self.inner) if i != self.axis % len(self.inner)]
+        full = rows.expand(-1, targets).reshape(*shape, targets)
+        return full.movedim(-1, self.axis).reshape(self.output.shape)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The terms that sum to the outputs: one for each row that a head was called with.
+
+    Attributes:
+        features: (R, D), which add up to the features of the outputs.
+        owners: (R,) the output row (see `Reading.rows`) that each belongs to.
+        heads: (R,) number of the head that it went through, in the order of the readout's heads.
+        count: output rows M.
+    """
+
+    features: Tensor
+    owners: Tensor
+    heads: Tensor
+    count: int
+
+
+def _cat(tensors: list[Tensor]) -> Tensor:
+    shapes = {tuple(tensor.shape[1:]) for tensor in tensors}
+    if len(shapes) > 1:
+        raise ValueError(
+            f"The batches' outputs have different shapes per sample, {sorted(shapes)}, and cannot "
+            "be joined. Predict batch by batch: mean, std = uq(x)."
+        )
+    return torch.cat(tensors)

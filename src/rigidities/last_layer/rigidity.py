@@ -1,0 +1,437 @@
+r"""`LastLayerRigidity`: error bars for a trained torch model.
+
+$$ \sigma^2(x) = \alpha^2\, f(x)^\top (G + \varsigma^2 I)^{-1} f(x) \; [+ \text{noise}] $$
+
+with $f$ the derivatives of the output by the readout's weights (for a linear last layer, its
+input), $G = \sum_i w_i f_i f_i^\top$ over the training data. `fit` accumulates G, `calibrate`
+chooses $\alpha$, $\varsigma^2$ and the noise, `predict` uses them.
+
+Reference: F. Bigi, S. Chong, M. Ceriotti, F. Grasselli, "A prediction rigidity formalism for
+low-cost uncertainties in trained neural networks" (2024), Sec. 3.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from .. import selection
+from ..data.slots import InputName, Slot
+from ..models.modes import outside_inference_mode
+from ..posterior.draws import MEMBERS
+from ..posterior.joint import JointPosterior
+from ..prediction.prediction import Prediction
+from ..selection import Selection
+from .ensemble.ensemble import Ensemble
+from .ensemble.members import members as member_set
+from .fit import FittedReadout
+from .gradients.feature_map import FeatureMap
+from .gradients.gradient import Differentiator, Gradient, shared_out
+from .gradients.uncertain_inputs import InputUncertainty
+from .local_terms import LocalTerms, local_terms
+from .propagation.derived import Derived
+from .propagation.outputs import repeatable
+from .propagation.propagation import covariance_between, propagated
+from .readout.binding import Binding
+from .readout.reading import Reading
+from .readout.tap import AnyTap
+from .rows import SampleWeight, sample_weights
+
+SAMPLED = (
+    "There are too many inputs to differentiate exactly: the standard deviations come from {} "
+    "members, with a relative error of {:.0%}. Pass members= to draw more, or 0 to be exact."
+)
+
+
+class LastLayerRigidity(FittedReadout):
+    """Error bars for a trained `nn.Module`, which is never changed.
+
+    Args:
+        model: the trained model.
+        layer: name (or names) of the readout layer; by default the last linear map before the
+            output is found on the first batch.
+        features: callable(model, *inputs) -> (N, D), instead of a readout layer.
+        forward: callable(model, batch) -> output, for batches that are not (x, y).
+        target: callable(batch) -> target.
+        output: key, index or attribute of the output, where the model returns several.
+
+    Examples:
+        >>> _ = torch.manual_seed(0)
+        >>> x = torch.linspace(-1, 1, 50)[:, None]
+        >>> y = 2 * x + 0.1 * torch.randn(50, 1)
+        >>> model = torch.nn.Linear(1, 1)
+        >>> with torch.no_grad():
+        ...     _, _ = model.weight.fill_(2.0), model.bias.fill_(0.0)
+        >>> uq = LastLayerRigidity(model).fit((x[::2], y[::2]))
+        >>> report = uq.calibrate((x[1::2], y[1::2]))
+        >>> mean, std = uq(torch.tensor([[0.0], [5.0]]))
+        >>> mean.shape == std.shape, bool(std[1] > std[0])
+        (True, True)
+    """
+
+    def forward(self, *inputs: Any, **keywords: Any) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation, each shaped like the model's output."""
+        reading = self._tap()(*inputs, **keywords)
+        bars = self._error_bars()
+        return reading.output, bars.std(bars.spread(reading))
+
+    @outside_inference_mode
+    def predict(
+        self,
+        data: Any,
+        *,
+        sample_weight: SampleWeight | None = None,
+        input_covariance: Any = None,
+        input_samples: int = 0,
+        wrt: InputName = None,
+        generator: torch.Generator | None = None,
+        batch_size: int | None = None,
+        progress: bool | None = None,
+    ) -> Prediction:
+        """Predictions with error bars for inputs or batches (targets in them are ignored).
+
+        Args:
+            data: a tensor of inputs, or anything that `fit` takes.
+            sample_weight: callable(batch) -> loss weights c, by which the noise is divided.
+            input_covariance: of uncertain inputs, whose variance is added and kept in
+                `from_inputs`: a variance; one for each of the d numbers of an input row, (d,) or
+                (N, d); or a matrix, (d, d) or (N, d, d). (d, d) is always a matrix.
+            input_samples: 0 propagates it to first order; otherwise by so many draws of the
+                inputs, which checks the first order where the model bends.
+            wrt: the uncertain input, where there are several.
+            generator: of those draws.
+            batch_size: as in `fit`.
+            progress: as in `fit`.
+        """
+        tap, bars = self._tap(), self._error_bars()
+        inputs = None
+        if input_covariance is None and (input_samples or wrt is not None):
+            raise ValueError("input_samples= and wrt= are for uncertain inputs: input_covariance=.")
+        if input_covariance is not None:
+            given = InputUncertainty(input_covariance, wrt, input_samples, generator)
+            inputs = given.variances()
+        spreads = []
+        with torch.enable_grad():
+            for batch in self._batches(data, batch_size, "predict", progress):
+                reading = tap(*batch.args, **batch.kwargs)
+                spread = bars.spread(reading, sample_weights(sample_weight, batch, reading))
+                if inputs is not None:
+                    spread = replace(spread, from_inputs=inputs.next(tap, batch, reading.output))
+                spreads.append(spread)
+        if inputs is not None:
+            inputs.check_used_up()
+        return bars.prediction(spreads)
+
+    @outside_inference_mode
+    def gradient(
+        self,
+        data: Any,
+        wrt: InputName = None,
+        *,
+        along: Tensor | None = None,
+        members: int | None = None,
+        generator: torch.Generator | None = None,
+        batch_size: int | None = None,
+        progress: bool | None = None,
+    ) -> Gradient:
+        r"""Derivatives of the prediction by an input, with their standard deviations.
+
+        Exact: the readout's features are differentiated, in forward or reverse mode, whichever
+        takes fewer passes. The epistemic part only.
+
+        Args:
+            data: a tensor of inputs, or anything that `fit` takes.
+            wrt: position or name of the input ("pos"), where there are several.
+            along: a direction, shaped like the input or like one row of it: the derivative along
+                it, $v \cdot \nabla y$, shaped like the output, in one pass.
+            members: draw so many last-layer members instead, which costs one backward pass each
+                and leaves a relative error of $1 / \sqrt{2 n}$ in the standard deviation. By
+                default 64 where the exact way would take more than 2048 passes, with a warning;
+                0 for never.
+            generator: of those draws.
+            batch_size: as in `fit`.
+            progress: as in `fit`.
+
+        Returns:
+            `mean` and `std`, shaped like the input for one output per sample; for several
+            (N, *outputs, *inputs). Of inputs that have not one row per sample (atoms of several
+            structures), or whose rows act on other samples too, the sum of all outputs is
+            differentiated (`summed`): each atom gets the derivative of its own structure. The
+            scale is `gradient_scale`, which differs from that of members and `propagate` where
+            it was calibrated on targets of its own.
+        """
+        if along is not None and members is not None:
+            raise ValueError("along= is exact in one pass: it takes no members=.")
+        maps = self._feature_maps(data, wrt, batch_size, "gradient", progress)
+        differentiator = self._differentiator(members, generator)
+        if along is None:
+            found = [differentiator(point) for point in maps]
+        else:
+            found = [differentiator.directional(p, v) for v, p in shared_out(maps, along)]
+        return self._joined(found, members)
+
+    @outside_inference_mode
+    def hessian_product(
+        self,
+        data: Any,
+        direction: Tensor,
+        wrt: InputName = None,
+        *,
+        members: int | None = None,
+        generator: torch.Generator | None = None,
+        batch_size: int | None = None,
+        progress: bool | None = None,
+    ) -> Gradient:
+        r"""Second derivatives of the prediction times a direction, $\nabla (v \cdot \nabla y)$.
+
+        Args:
+            data: as in `gradient`.
+            direction: $v$, as `along` there.
+            wrt: as in `gradient`.
+            members: as in `gradient`.
+            generator: as in `gradient`.
+            batch_size: as in `fit`.
+            progress: as in `fit`.
+
+        Returns:
+            As `gradient`, with the same `gradient_scale`.
+        """
+        maps = self._feature_maps(data, wrt, batch_size, "hessian_product", progress)
+        differentiator = self._differentiator(members, generator)
+        found = [differentiator(p.along(v)) for v, p in shared_out(maps, direction)]
+        return self._joined(found, members)
+
+    def ensemble(
+        self,
+        n: int | None = None,
+        *,
+        generator: torch.Generator | None = None,
+        recentred: bool = False,
+        antithetic: bool = False,
+        symmetric: bool = False,
+        rank: int | None = None,
+    ) -> Ensemble:
+        r"""Last-layer members: an `nn.Module` with `ens(x)` -> (n, *output.shape).
+
+        All members cost one pass of the model and one matrix product. They carry the epistemic
+        part, with its correlations between predictions and targets.
+
+        Args:
+            n: how many; 64 by default.
+            generator: of the draws.
+            recentred: shift the members so that their mean is the model's prediction exactly.
+            antithetic: draw pairs $\pm\delta$.
+            symmetric: not draws but a fixed set of 2 `rank` members: at full rank its covariance
+                is exact, below it a lower bound, and `missing` says what share it lacks.
+            rank: of that set; by default full, or n / 2.
+        """
+        tap = self._tap()
+        drawn = member_set(
+            self._joint(tap),
+            n,
+            generator=generator,
+            recentred=recentred,
+            antithetic=antithetic,
+            symmetric=symmetric,
+            rank=rank,
+        )
+        binding = Binding(self.model, self._source, self._layer)
+        binding.restore(self._binding.header())
+        return Ensemble(binding, self._feed(self._weighing).unlabelled(), drawn)
+
+    def covariance(self, x1: Any, x2: Any = None, *, batch_size: int | None = None) -> Tensor:
+        """Joint covariance of predictions (the epistemic part).
+
+        Args:
+            x1: inputs, in any form that `predict` takes.
+            x2: other inputs; the same by default.
+            batch_size: as in `fit`.
+
+        Returns:
+            (N, M) for one output per sample, else (N, *outputs, M, *outputs).
+        """
+        tap = self._tap()
+        first, second = (
+            None if x is None else partial(self._batches, x, batch_size, "covariance", False)
+            for x in (x1, x2)
+        )
+        assert first is not None
+        return covariance_between(tap, self._joint(tap), first, second)
+
+    def propagate(
+        self,
+        fn: Callable[[Tensor], Tensor],
+        data: Any,
+        *,
+        second_order: bool = False,
+        batch_size: int | None = None,
+        progress: bool | None = None,
+    ) -> Derived:
+        """Mean and standard deviation of a differentiable function of predictions, first order.
+
+        One reverse pass of `fn` per derived quantity, correlations kept, never an N x N matrix.
+        The epistemic part only: calibrate with `criterion="evidence", noise="bayes"` first, since
+        otherwise the scale may hold noise too, and a mean of many predictions looks far too
+        uncertain.
+
+        Args:
+            fn: takes the predictions for all of `data` as one tensor, shaped like the model's
+                output, and returns a tensor of any shape. For what has no derivative use
+                `ensemble(64).propagate`.
+            data: a tensor of inputs, or anything that `fit` takes.
+            second_order: correct the mean for the curvature of `fn`.
+            batch_size: as in `fit`.
+            progress: as in `fit`.
+        """
+        tap = self._tap()
+        batches = partial(self._batches, data, batch_size, "propagate", progress)
+        again = repeatable(data)
+        return propagated(
+            fn, tap, self._joint(tap), batches, second_order=second_order, again=again
+        )
+
+    @outside_inference_mode
+    def local(
+        self, data: Any, *, batch_size: int | None = None, progress: bool | None = None
+    ) -> LocalTerms:
+        """Error bars of the terms that sum to each prediction: atoms, pixels, time steps.
+
+        Args:
+            data: a tensor of inputs, or anything that `fit` takes.
+            batch_size: as in `fit`.
+            progress: as in `fit`.
+        """
+        tap = self._tap()
+        with torch.enable_grad():
+            batches = self._batches(data, batch_size, "local", progress)
+            return local_terms(tap, self.posterior, batches)
+
+    def features(
+        self, data: Any, *, batch_size: int | None = None, progress: bool | None = None
+    ) -> Tensor:
+        """The readout's features, (M, D), or (M, K, D) where they differ between targets.
+
+        M counts rows of outputs: one per input, or more where a prediction has several (time
+        steps, pixels).
+
+        Args:
+            data: a tensor of inputs, or anything that `fit` takes.
+            batch_size: as in `fit`.
+            progress: as in `fit`.
+        """
+        readings = self._readings(data, batch_size, progress)
+        return torch.cat([reading.features for reading in readings])
+
+    def select(
+        self,
+        pool: Any,
+        n: int,
+        *,
+        objective: Literal["variance", "logdet", "top"] = "variance",
+        weights: Tensor | float | None = None,
+        costs: Tensor | float | None = None,
+        chosen: Tensor | None = None,
+        of: Any = None,
+        batch_size: int | None = None,
+        progress: bool | None = None,
+    ) -> Selection:
+        """Which inputs of a pool to label next; see `rigidities.selection`.
+
+        Features must be shared by the targets, and each input have one row of them; otherwise
+        give rows of your own choice to `selection.greedy(uq.posterior, rows, n)`.
+
+        Args:
+            pool: candidates, in any form that `predict` takes; no labels are needed.
+            n: how many.
+            objective: "variance" (default) shrinks the total variance, "logdet" learns most about
+                the weights, both greedily; "top" takes the largest variances one by one.
+            weights: loss weights with which new rows would enter the fit; not for "top".
+            costs: what labelling each costs.
+            chosen: rows of the pool that were picked before.
+            of: for "variance", the inputs whose variance is to shrink; by default the pool's.
+            batch_size: as in `fit`.
+            progress: as in `fit`.
+        """
+        if objective == "top" and (of is not None or weights is not None):
+            raise ValueError("objective='top' takes neither of= nor weights=.")
+        features = self._one_row_each(pool, batch_size, progress)
+        cared = None if of is None else self._one_row_each(of, batch_size, progress)
+        if objective == "top":
+            variances = self.scale.square().sum() * self.posterior.quadratic(features)
+            return selection.top(variances, n, costs=costs, chosen=chosen)
+        return selection.greedy(
+            self.posterior,
+            features,
+            n,
+            objective=objective,
+            weights=weights,
+            costs=costs,
+            chosen=chosen,
+            of=cared,
+        )
+
+    @property
+    def rounding(self) -> float:
+        """Bound on the relative rounding error of the variances that `uq(x)` gives.
+
+        See `QuadraticForm.rounding`; rounding errors within a sum are taken as independent.
+        """
+        self._tap()
+        return self._error_bars().form.rounding
+
+    def _one_row_each(self, data: Any, batch_size: int | None, progress: bool | None) -> Tensor:
+        """Features (N, D) of N inputs.
+
+        Raises:
+            ValueError: there are several rows per input, or they differ between targets.
+        """
+        readings = self._readings(data, batch_size, progress)
+        features = torch.cat([reading.features for reading in readings])
+        inputs = sum(len(reading.output) for reading in readings)
+        if len(features) != inputs or features.ndim > 2 or self.posterior.eigenvalues.ndim > 1:
+            raise ValueError(
+                f"An input must have one row of features for all targets to be chosen by them, got "
+                f"features {tuple(features.shape)} for {inputs} inputs. Let forward= return one "
+                "output per input, or give rows and a posterior of your own choice to "
+                "rigidities.selection.greedy."
+            )
+        return features
+
+    @outside_inference_mode
+    def _readings(self, data: Any, batch_size: int | None, progress: bool | None) -> list[Reading]:
+        tap = self._tap()
+        with torch.enable_grad():
+            batches = self._batches(data, batch_size, "features", progress)
+            readings = [tap(*batch.args, **batch.kwargs).detached() for batch in batches]
+        if not readings:
+            raise ValueError("There are no features: no batches were given.")
+        return readings
+
+    def _joint(self, tap: AnyTap) -> JointPosterior:
+        return JointPosterior.of(self.posterior, self.gram, tap.layout)
+
+    def _feature_maps(
+        self, data: Any, wrt: InputName, batch_size: int | None, what: str, progress: bool | None
+    ) -> Iterator[FeatureMap]:
+        tap = self._tap()
+        for batch in self._batches(data, batch_size, what, progress):
+            with torch.enable_grad():
+                point = FeatureMap.of(tap, batch, Slot.find(batch, wrt, tap))
+            yield point
+
+    def _joined(self, found: list[Gradient], members: int | None) -> Gradient:
+        gradient = Gradient.join(found)
+        if gradient.sampling_error and members is None:
+            self._say_once("sampled gradient", SAMPLED.format(MEMBERS, gradient.sampling_error))
+        return gradient
+
+    def _differentiator(
+        self, members: int | None, generator: torch.Generator | None
+    ) -> Differentiator:
+        form = self._error_bars().form
+        return Differentiator(self.posterior, form, self.gradient_scale, members, generator)

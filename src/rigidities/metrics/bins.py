@@ -1,0 +1,109 @@
+r"""Errors and bars bin by bin: rows sorted by their bar, equal numbers in each bin."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .alignment import Values, aligned, error_and_positive_std
+
+# Bars that span less than this are constant up to rounding: a slope on them would be noise.
+_CONSTANT_DECADES = 1e-9
+
+
+def ence(mean: Values, std: Values, target: Values, bins: int = 10) -> float:
+    """Expected normalised calibration error, mean over bins of |RMV - RMSE| / RMV.
+
+    Rows are sorted by sigma and cut into bins whose sizes differ by one row at most; RMV is the
+    root mean variance of a bin.
+
+    Examples:
+        >>> ence([0.0, 0.0], [1.0, 2.0], [1.0, 3.0], bins=2)
+        0.25
+    """
+    error, std = error_and_positive_std(mean, std, target)
+    _require_between_one_and("bins", bins, rows=len(std))
+    order = std.argsort(stable=True).tensor_split(bins)
+    variance = torch.stack([std[rows].square().mean() for rows in order])
+    mse = torch.stack([error[rows].square().mean() for rows in order])
+    return float((1 - (mse / variance).sqrt()).abs().mean())
+
+
+def binned(mean: Values, std: Values, target: Values, bin_size: int = 100) -> tuple[Tensor, Tensor]:
+    """Mean predicted variance and MSE of bins of rows sorted by predicted variance.
+
+    All complete bins are kept. The N mod `bin_size` rows of largest variance fill none and are
+    left out.
+
+    Returns:
+        (variance, mse), one entry per bin, in ascending order of variance.
+
+    Examples:
+        >>> variance, mse = binned([0, 0, 0], [3, 1, 2], [5, 1, 4], bin_size=1)
+        >>> variance.tolist(), mse.tolist()
+        ([1.0, 4.0, 9.0], [1.0, 16.0, 25.0])
+    """
+    mean, std, target = aligned(mean=mean, std=std, target=target)
+    _require_between_one_and("bin_size", bin_size, rows=len(std))
+    rows = std.argsort(stable=True)[: len(std) // bin_size * bin_size].reshape(-1, bin_size)
+    return std.square()[rows].mean(1), (target - mean).square()[rows].mean(1)
+
+
+def binned_log_ratio(mean: Values, std: Values, target: Values, bin_size: int = 100) -> float:
+    """Mean over bins of |log10(MSE / variance)|: decades from y = x in the binned plot.
+
+    A constant bar can score as well as a good one, since it spans no decades: read this beside
+    `nll_gain`, `slope`, `decades` and `spearman`. Infinite where the errors of a bin are all zero.
+
+    Examples:
+        >>> binned_log_ratio([0.0, 0.0], [1.0, 1.0], [10.0, 0.1], bin_size=1)
+        2.0
+    """
+    variance, mse = _positive_bins(mean, std, target, bin_size)
+    return float((mse / variance).log10().abs().mean())
+
+
+def slope(mean: Values, std: Values, target: Values, bin_size: int = 100) -> float:
+    """Least-squares slope of log MSE on log variance over bins.
+
+    1 for the right bars, 0 for bars that tell nothing. nan where it is undefined: a single bin,
+    constant bars, or a bin whose errors are all zero.
+
+    Examples:
+        >>> round(slope([0.0, 0.0], [1.0, 100.0], [3.0, 30.0], bin_size=1), 4)
+        0.5
+    """
+    variance, mse = _positive_bins(mean, std, target, bin_size)
+    x, y = variance.log10(), mse.log10()
+    if x.max() - x.min() < _CONSTANT_DECADES:
+        return math.nan
+    x, y = x - x.mean(), y - y.mean()
+    return float(x @ y / x.square().sum())
+
+
+def decades(std: Values, bin_size: int = 100) -> float:
+    """Decades that the binned variances span, log10(largest / smallest).
+
+    Examples:
+        >>> decades([1.0, 100.0], bin_size=1)
+        4.0
+    """
+    variance, _ = _positive_bins(std, std, std, bin_size)
+    return float((variance[-1] / variance[0]).log10())
+
+
+def _positive_bins(
+    mean: Values, std: Values, target: Values, bin_size: int
+) -> tuple[Tensor, Tensor]:
+    error_and_positive_std(mean, std, target)
+    return binned(mean, std, target, bin_size)
+
+
+def _require_between_one_and(name: str, value: int, *, rows: int) -> None:
+    if not 1 <= value <= rows:
+        raise ValueError(
+            f"Expected {name} from 1 to the number of rows, {rows}, got {value}. "
+            f"Pass another {name}, or more rows."
+        )

@@ -1,0 +1,62 @@
+"""Do larger bars go with larger errors? Measures that only look at the order."""
+
+from __future__ import annotations
+
+import torch
+
+from .alignment import Values, aligned
+from .ranks import ranks, retained_rmse
+
+
+def spearman(mean: Values, std: Values, target: Values) -> float:
+    """Rank correlation of |e| and sigma, ties at their average rank.
+
+    Right bars do not reach 1, because |e| scatters about sigma. nan where |e| or sigma is constant.
+
+    Examples:
+        >>> spearman([0.0, 0.0, 0.0], [1.0, 2.0, 3.0], [0.1, -0.2, 0.3])
+        1.0
+    """
+    mean, std, target = aligned(mean=mean, std=std, target=target)
+    centre = (len(std) + 1) / 2
+    a, b = ranks((target - mean).abs()) - centre, ranks(std) - centre
+    return float(a @ b / (a.square().sum() * b.square().sum()).sqrt())
+
+
+def ause(mean: Values, std: Values, target: Values) -> float:
+    """Area under the sparsification error, as a fraction of the RMSE.
+
+    Let S_k be the RMSE without the k rows of largest sigma, and O_k without those of largest |e|
+    (the oracle): mean over k = 0 ... N - 1 of (S_k - O_k) / S_0. Zero where sigma ranks the errors.
+    Rows tied in sigma each count with the mean of their e^2, so that their order does not matter.
+    Zero where every error is zero.
+
+    Examples:
+        >>> ause([0.0, 0.0], [1.0, 2.0], [3.0, 4.0])
+        0.0
+        >>> round(ause([0.0, 0.0], [2.0, 1.0], [3.0, 4.0]), 4)  # (4 - 3) / 2 / sqrt(12.5)
+        0.1414
+    """
+    mean, std, target = aligned(mean=mean, std=std, target=target)
+    squared = (target - mean).square()
+    if not squared.any():
+        return 0.0
+    gap = retained_rmse(squared, by=std) - retained_rmse(squared, by=squared)
+    return float(gap.mean() / squared.mean().sqrt())
+
+
+def auroc(std_in: Values, std_out: Values) -> float:
+    """Probability that a row outside the domain has the larger bar, P(out > in) + P(out = in) / 2.
+
+    Args:
+        std_in: bars inside the domain, of any shape.
+        std_out: bars outside it, of any shape.
+
+    Examples:
+        >>> auroc([1.0, 2.0], [2.0, 3.0])
+        0.875
+    """
+    (inside,), (outside,) = aligned(std=std_in), aligned(std=std_out)
+    n, m = len(inside), len(outside)
+    rank = ranks(torch.cat([inside, outside]))
+    return float((rank[n:].sum() - m * (m + 1) / 2) / (n * m))

@@ -1,0 +1,200 @@
+"""Scores of error bars: likelihood, coverage, calibration and sharpness."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .alignment import Values, aligned, error_and_positive_std
+from .bins import binned_log_ratio, decades, ence, slope
+from .ranking import ause, spearman
+
+
+def rmse(mean: Values, target: Values) -> float:
+    """Root mean squared error, sqrt(mean e^2).
+
+    Examples:
+        >>> rmse([0.0, 0.0], [3.0, -3.0])
+        3.0
+    """
+    mean, target = aligned(mean=mean, target=target)
+    return float((target - mean).square().mean().sqrt())
+
+
+def mae(mean: Values, target: Values) -> float:
+    """Mean absolute error, mean |e|.
+
+    Examples:
+        >>> mae([0.0, 0.0], [1.0, -3.0])
+        2.0
+    """
+    mean, target = aligned(mean=mean, target=target)
+    return float((target - mean).abs().mean())
+
+
+def nll(mean: Values, std: Values, target: Values) -> float:
+    """Mean negative log-likelihood of a Gaussian, mean [log(2 pi sigma^2) + z^2] / 2.
+
+    Examples:
+        >>> round(nll([0.0], [1.0], [0.0]), 4)
+        0.9189
+    """
+    error, std = error_and_positive_std(mean, std, target)
+    return float((std.log() + (error / std).square() / 2).mean()) + math.log(2 * math.pi) / 2
+
+
+def nll_gain(mean: Values, std: Values, target: Values) -> float:
+    """How much the NLL falls below that of the best constant bar, sigma^2 = MSE of these rows.
+
+    [log(2 pi MSE) + 1] / 2 - NLL: above zero where bars that vary are worth having. The constant
+    is fitted to the very rows it is judged on. Minus infinity where every error is zero.
+
+    Examples:
+        >>> round(nll_gain([0.0, 0.0], [1.0, 10.0], [1.0, 10.0]), 4)
+        0.8097
+    """
+    error, std = error_and_positive_std(mean, std, target)
+    constant = float((2 * math.pi * error.square().mean()).log() + 1) / 2
+    return constant - nll(mean, std, target)
+
+
+def crps(mean: Values, std: Values, target: Values) -> float:
+    """Mean continuous ranked probability score of a Gaussian, in the units of the target.
+
+    mean sigma [z (2 Phi(z) - 1) + 2 phi(z) - 1 / sqrt(pi)], where Phi is the normal distribution
+    function and phi its density.
+
+    Examples:
+        >>> round(crps([0.0], [1.0], [0.0]), 4)
+        0.2337
+    """
+    error, std = error_and_positive_std(mean, std, target)
+    z = error / std
+    density = (-z.square() / 2).exp() / math.sqrt(2 * math.pi)
+    return float((std * (z * _central(z) + 2 * density - 1 / math.sqrt(math.pi))).mean())
+
+
+def coverage(mean: Values, std: Values, target: Values, level: float = 0.9) -> float:
+    """Fraction of targets within mu +- k sigma, the central Gaussian interval of that level.
+
+    Examples:
+        >>> coverage([0.0, 0.0], [1.0, 1.0], [1.6, 1.7], level=0.9)
+        0.5
+    """
+    mean, std, target = aligned(mean=mean, std=std, target=target)
+    return float(((target - mean).abs() <= _half_width(level) * std).double().mean())
+
+
+def interval_width(std: Values, level: float = 0.9) -> float:
+    """Mean width 2 k sigma of the central Gaussian interval of that level.
+
+    Examples:
+        >>> round(interval_width([1.0], level=0.9), 4)
+        3.2897
+    """
+    (std,) = aligned(std=std)
+    return float(2 * _half_width(level) * std.mean())
+
+
+def interval_score(mean: Values, std: Values, target: Values, level: float = 0.9) -> float:
+    """Mean interval (Winkler) score: the width, and a fine for each target outside.
+
+    mean 2 k sigma + 2 / (1 - level) max(|e| - k sigma, 0). Lowest for the true quantiles.
+
+    Examples:
+        >>> round(interval_score([0.0], [1.0], [2.6449], level=0.9), 2)
+        23.29
+    """
+    mean, std, target = aligned(mean=mean, std=std, target=target)
+    half = _half_width(level) * std
+    outside = ((target - mean).abs() - half).clamp(min=0)
+    return float((2 * half + 2 / (1 - level) * outside).mean())
+
+
+def calibration_curve(mean: Values, std: Values, target: Values) -> tuple[Tensor, Tensor]:
+    """Observed against nominal coverage of central Gaussian intervals, an exact step function.
+
+    Row i is covered from the level p_i = erf(|z_i| / sqrt 2) on: observed(p) = #{p_i <= p} / N.
+
+    Returns:
+        (nominal, observed), N + 2 knots each, that begin at (0, 0) and end at (1, 1):
+        `observed[j]` holds from `nominal[j]` up to `nominal[j + 1]`.
+
+    Examples:
+        >>> nominal, observed = calibration_curve([0.0, 0.0], [1.0, 1.0], [0.6745, 2.0])
+        >>> [round(p, 2) for p in nominal.tolist()], observed.tolist()
+        ([0.0, 0.5, 0.95, 1.0], [0.0, 0.5, 1.0, 1.0])
+    """
+    error, std = error_and_positive_std(mean, std, target)
+    levels = _central(error.abs() / std).sort().values
+    zero, one = levels.new_zeros(1), levels.new_ones(1)
+    steps = torch.arange(len(levels) + 1, dtype=torch.float64) / len(levels)
+    return torch.cat([zero, levels, one]), torch.cat([steps, one])
+
+
+def miscalibration_area(mean: Values, std: Values, target: Values) -> float:
+    """Area between the calibration curve and the diagonal, int_0^1 |observed(p) - p| dp.
+
+    The curve is that of central intervals, not of the PIT: the sign of an error does not count.
+    The integral is exact, without a grid. It lies between 0 and 1/2, and N rows with the right
+    bars give about 0.31 / sqrt(N), not zero.
+
+    Examples:
+        >>> miscalibration_area([0.0], [1.0], [0.0])
+        0.5
+    """
+    nominal, observed = calibration_curve(mean, std, target)
+    start, end = nominal[:-1] - observed[:-1], nominal[1:] - observed[:-1]
+    # t |t| / 2 is the antiderivative of |t|
+    return float((end * end.abs() - start * start.abs()).sum() / 2)
+
+
+def sharpness(std: Values) -> float:
+    """Root mean variance, sqrt(mean sigma^2): the size of the bars, whatever the errors.
+
+    Examples:
+        >>> sharpness([1.0, 7.0])
+        5.0
+    """
+    (std,) = aligned(std=std)
+    return float(std.square().mean().sqrt())
+
+
+def summary(mean: Values, std: Values, target: Values, bin_size: int = 100) -> dict[str, float]:
+    """The main metrics by name, intervals at level 0.9.
+
+    With fewer rows than they need, `ence` (ten) and `binned_log_ratio`, `slope` and `decades`
+    (`bin_size`) are nan.
+
+    Examples:
+        >>> summary([0.0], [1.0], [2.0])["rmse"]
+        2.0
+    """
+    mean, std, target = aligned(mean=mean, std=std, target=target)
+    scores = (nll, nll_gain, crps, coverage, interval_score, miscalibration_area, spearman, ause)
+    enough = len(std) >= bin_size
+    return {
+        "rmse": rmse(mean, target),
+        "mae": mae(mean, target),
+        **{score.__name__: score(mean, std, target) for score in scores},
+        "interval_width": interval_width(std),
+        "sharpness": sharpness(std),
+        "ence": ence(mean, std, target) if len(std) >= 10 else math.nan,
+        "binned_log_ratio": binned_log_ratio(mean, std, target, bin_size) if enough else math.nan,
+        "slope": slope(mean, std, target, bin_size) if enough else math.nan,
+        "decades": decades(std, bin_size) if enough else math.nan,
+    }
+
+
+def _central(z: Tensor) -> Tensor:
+    """Probability of the central interval +- z, 2 Phi(z) - 1."""
+    return torch.erf(z / math.sqrt(2))
+
+
+def _half_width(level: float) -> float:
+    """The k of the central interval +- k, the inverse of `_central`."""
+    if not 0 < level < 1:
+        raise ValueError(f"Expected 0 < level < 1, got {level}. Pass 0.9 for 90 % intervals.")
+    return math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64)))

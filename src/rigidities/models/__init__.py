@@ -1,0 +1,1 @@
+"""The user's model, untouched: running and differentiating it."""

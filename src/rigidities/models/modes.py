@@ -1,0 +1,70 @@
+"""Torch's modes in which a model can be differentiated, whatever the caller's."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, cast
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_map_only
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def outside_inference_mode(function: F) -> F:
+    """Run a function in normal mode, with ordinary copies of inference tensors."""
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_inference_mode_enabled():
+            return function(*args, **kwargs)
+        with torch.inference_mode(False):
+            args, kwargs = tree_map_only(Tensor, _ordinary, (args, kwargs))
+            return function(*args, **kwargs)
+
+    return cast("F", run)
+
+
+def _ordinary(tensor: Tensor) -> Tensor:
+    return tensor.clone() if tensor.is_inference() else tensor
+
+
+@contextmanager
+def transformable() -> Iterator[None]:
+    """Where torch's function transforms run quietly.
+
+    Attention goes by its formula, since the fused kernels have no batching rule or second
+    derivative; operations without a batching rule are looped over, which is slower and right.
+    """
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
+            warnings.filterwarnings("ignore", ".torch.jit.script", DeprecationWarning)
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+
+
+P = ParamSpec("P")
+
+
+R = TypeVar("R")
+
+
+def differentiating(method: Callable[P, R]) -> Callable[P, R]:
+    """The method with gradients on, also under `torch.no_grad` and `torch.inference_mode`."""
+
+    @functools.wraps(method)
+    def inside(*args: P.args, **kwargs: P.kwargs) -> R:
+        with torch.inference_mode(False), torch.enable_grad():
+            return method(*args, **kwargs)
+
+    return inside

@@ -1,0 +1,1 @@
+"""Gram, posterior and what is drawn from it."""

@@ -1,0 +1,1 @@
+"""A mean and what lies around it."""

@@ -1,0 +1,181 @@
+"""The page of an experiment's numbers: plots first, then metrics, then everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from .. import figures
+from ..document import check_plotly, chooser, page, place
+from ..figures import Figure
+from ..markup import Markup, around, joined, table, tag, words
+from ..scores import METRICS, glossary, plain_score_table
+from .nested import tables, value_of
+from .recognised import COMPARED, Methods, Path, Recognised, recognise
+
+_ABOUT = (
+    "The numbers of an experiment. Plots can be zoomed, and tell more when one points at them; "
+    "a ± b is a mean and its standard error."
+)
+
+
+def experiment(numbers: Mapping[str, Any], *, title: str = "Results of an experiment") -> str:
+    """The page of an experiment's numbers.
+
+    Args:
+        numbers: nested mappings, as JSON holds them.
+        title: the heading.
+
+    Raises:
+        ValueError: there are no numbers in it.
+        ModuleNotFoundError: plotly is missing.
+    """
+    if not _has_number(numbers):
+        raise ValueError(
+            "Expected an experiment's numbers: nested mappings from names to numbers, got no "
+            "number at all."
+        )
+    check_plotly()
+    found, drawn = Recognised(), dict[str, Figure]()
+    rest = recognise(numbers, found)
+    parts = [_comparison(path, sets, drawn) for path, sets in found.comparisons]
+    parts += [*_plots(found, drawn), *_scores(found)]
+    if rest:
+        parts.append(("Further numbers" if parts else "Numbers", tables(rest)))
+    headings = (
+        joined([tag("h2", heading, id=f"part{k}"), content])
+        for k, (heading, content) in enumerate(parts)
+    )
+    top = [tag("h1", title), tag("p", _ABOUT, class_="about"), _links([h for h, _ in parts])]
+    return page(title, joined([*top, *headings]), drawn)
+
+
+def _links(headings: Sequence[str]) -> Markup:
+    """What is on the page, where there is more than one thing."""
+    if len(headings) < 2:
+        return Markup()
+    items = (tag("li", tag("a", heading, href=f"#part{k}")) for k, heading in enumerate(headings))
+    return tag("nav", tag("ul", joined(items)), aria_label="On this page")
+
+
+def readable(paths: Sequence[Path]) -> tuple[str, list[str]]:
+    """What all paths share, and what each has of its own, in words.
+
+    Examples:
+        >>> readable([("shown", "paper", "inside"), ("shown", "best_bins", "inside")])
+        ('shown, inside', ['paper', 'best bins'])
+        >>> readable([("a", "b"), ("a",)])
+        ('a', ['b', ''])
+    """
+    length = min(map(len, paths))
+    alike = len({len(path) for path in paths}) == 1
+    common = [k for k in range(length) if len({path[k] for path in paths}) == 1]
+    if not alike:  # positions correspond from the beginning alone
+        common = [k for k in common if all(j in common for j in range(k))]
+    if len(set(paths)) == 1:
+        common = []
+    shared = ", ".join(words(paths[0][k]) for k in common)
+    own = (" › ".join(words(p) for k, p in enumerate(path) if k not in common) for path in paths)
+    return shared, list(own)
+
+
+def _under(shared: str) -> Markup:
+    return tag("p", f"Found under “{shared}”.", class_="about") if shared else Markup()
+
+
+def _case(name: str) -> Markup:
+    return tag("h3", name, class_="case") if name else Markup()
+
+
+# --- methods on data sets ----------------------------------------------------------------------
+
+
+def _comparison(
+    path: Path, sets: Mapping[str, tuple[Any, Methods]], drawn: dict[str, Figure]
+) -> tuple[str, Markup]:
+    present = {key for _, methods in sets.values() for scores in methods.values() for key in scores}
+    shown = list(dict.fromkeys(key for key in (*COMPARED, *METRICS) if key in present))
+    names = {}
+    for name, (_, methods) in sets.items():
+        label = f"f{len(drawn)}"
+        drawn[label] = names[label] = figures.dots(name, _panels(methods, shown))
+    options = [METRICS[metric].label for metric in shown]
+    choice = chooser(list(names), "trace", "Metric", options, options[0])
+    grid = (place(key, figure, controls=False) for key, figure in names.items())
+    less = " Less is better." if set(shown) <= {*COMPARED, "mae", "crps"} else ""
+    content = [
+        tag("p", f"Means over splits, with standard errors.{less}", class_="about"),
+        tag("div", choice, class_="controls"),
+        tag("div", joined(grid), class_="figures small"),
+        *(_comparison_table(metric, sets) for metric in shown),
+        glossary(shown),
+    ]
+    heading = " › ".join(map(words, path)) if path else "Methods on data sets"
+    return heading, joined(content)
+
+
+def _panels(
+    methods: Methods, shown: Sequence[str]
+) -> dict[str, dict[str, tuple[float, float | None]]]:
+    """By the metric's label and by method; a metric that this set lacks is empty."""
+    return {
+        METRICS[metric].label: {
+            m: values[metric] for m, values in methods.items() if metric in values
+        }
+        for metric in shown
+    }
+
+
+def _comparison_table(metric: str, sets: Mapping[str, tuple[Any, Methods]]) -> Markup:
+    methods = list(dict.fromkeys(m for _, found in sets.values() for m in found))
+    body = []
+    for name, (splits, found) in sets.items():
+        pairs = (found.get(method, {}).get(metric) for method in methods)
+        cells = ("" if pair is None else around(*pair) for pair in pairs)
+        body.append([name, str(splits), *cells])
+    label = METRICS[metric].label
+    return joined([tag("h3", label), table(["Data set", "Splits", *methods], body, label=label)])
+
+
+# --- plots and metrics -------------------------------------------------------------------------
+
+
+def _plots(found: Recognised, drawn: dict[str, Figure]) -> Iterator[tuple[str, Markup]]:
+    """Bins and points, those of one case side by side."""
+    if not found.plots:
+        return
+    cases: dict[Path, list[Markup]] = {}
+    for path, figure in found.plots:
+        label = f"f{len(drawn)}"
+        drawn[label] = figure
+        cases.setdefault(path, []).append(place(label, figure))
+    shared, own = readable(list(cases))
+    content = (
+        joined([_case(name), tag("div", *plots, class_="figures")])
+        for name, plots in zip(own, cases.values(), strict=True)
+    )
+    yield "Plots", joined([_under(shared), *content])
+
+
+def _scores(found: Recognised) -> Iterator[tuple[str, Markup]]:
+    """All metrics, each explained once."""
+    if not found.scores:
+        return
+    shared, own = readable([path for path, _ in found.scores])
+    content = [
+        joined([_case(name), plain_score_table(columns)])
+        for name, (_, columns) in zip(own, found.scores, strict=True)
+    ]
+    used = [key for _, columns in found.scores for scores in columns.values() for key in scores]
+    yield "Metrics", joined([_under(shared), glossary(used), *content])
+
+
+def _has_number(entry: Any) -> bool:
+    return value_of(entry) is not None or any(map(_has_number, _children(entry)))
+
+
+def _children(entry: Any) -> Iterator[Any]:
+    if isinstance(entry, Mapping):
+        yield from entry.values()
+    elif isinstance(entry, list):
+        yield from entry

@@ -1,0 +1,104 @@
+"""The benchmarks run and report; how fast they are is for a quiet machine to say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks.__main__ import BENCHMARKS, main
+from benchmarks.frame import table
+from benchmarks.frame.results import Result, Row, at_least, at_most, for_information, not_run
+from benchmarks.frame.timing import Ratio, Timings, interleaved
+from benchmarks.frame.workload import workload
+from benchmarks.rivals import laplace as rivals
+
+
+@pytest.fixture(autouse=True)
+def threads_are_restored():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_quick_run_of_each_benchmark_writes_its_results(name: str, tmp_path: Path, capsys) -> None:
+    written = tmp_path / "all.json"
+    places = ["--json", str(written), "--results", str(tmp_path)]
+    main([name, "--quick", "--threads", "1", *places])
+
+    result = Result.load(tmp_path / f"{name}.json")
+    assert json.loads(written.read_text())[0]["name"] == name
+    assert result.rows
+    assert all(row.work and row.must and row.measured for row in result.rows)
+    assert {"command", "cpu", "cores", "torch", "date"} <= result.provenance.keys()
+    assert f"## {name}" in (tmp_path / "README.md").read_text()
+    assert capsys.readouterr().out.isascii()
+
+
+@pytest.mark.parametrize("row_name", ["Posterior.variance", "uq(x)"])
+def test_accuracy_holds_at_the_quick_size_too(row_name: str) -> None:
+    rows = [row for row in BENCHMARKS["accuracy"](quick=True) if row.work.startswith(row_name)]
+    assert rows
+    assert all(row.reached for row in rows)
+
+
+def test_criterion_holds_at_the_quick_size_too() -> None:
+    (row,) = [row for row in BENCHMARKS["calibration"](quick=True) if "criterion" in row.work]
+    assert row.reached
+
+
+def test_missing_rivals_are_reported_with_the_remedy(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(rivals, "ENVIRONMENT", tmp_path / ".venv-rivals")
+    (row,) = rivals.run(quick=True)
+    assert row.reached is None
+    assert "make bench" in row.note
+
+
+def test_unknown_name_is_refused_with_the_choices(capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["sped"])
+    assert "unknown: sped. Choose from speed" in capsys.readouterr().err
+
+
+def test_ratio_is_the_median_of_the_rounds() -> None:
+    timings = Timings({"a": [1.0, 4.0, 9.0], "b": [1.0, 2.0, 3.0]})
+    assert timings.ratio("a", "b") == Ratio(2.0, 1.5, 2.5, 3)
+    assert timings.ratio("a", "b", factor=10).median == 20.0
+    assert Ratio.of([5.0]) == Ratio(5.0, 5.0, 5.0, 1)
+
+
+def test_tasks_take_turns_and_a_task_may_time_itself() -> None:
+    calls: list[str] = []
+
+    def record(name: str, own: float | None = None) -> float | None:
+        calls.append(name)
+        return own
+
+    tasks = {"a": lambda: record("a"), "b": lambda: record("b", 7.0)}
+    timings = interleaved(tasks, rounds=2, warmups=0)
+    assert calls == ["a", "b", "b", "a"]
+    assert timings.seconds["b"] == [7.0, 7.0]
+
+
+def test_limits_decide_from_the_median() -> None:
+    ratio = Ratio(2.0, 1.0, 3.0, 5)
+    assert at_most("fit", ratio, 2.2).reached
+    assert not at_most("fit", ratio, 1.9).reached
+    assert at_least("fit", ratio, 1.9).reached
+    assert for_information("fit", ratio).reached is None
+
+
+def test_table_shows_verdicts_and_notes() -> None:
+    rows = [Row("fit", "at most 2", "1", True), not_run("rival", "make it with `make bench`")]
+    lines = table.ascii_table(rows).splitlines()
+    assert lines[2].split("|")[-1].strip() == "yes"
+    assert lines[-1].strip() == "make it with `make bench`"
+
+
+def test_workload_is_the_same_for_the_same_seed() -> None:
+    first, second = workload(300, width=8), workload(300, width=8)
+    assert torch.equal(first.x, second.x)
+    assert torch.equal(first.model(first.x), second.model(second.x))
+    assert torch.equal(torch.cat([x for x, _ in first.batches()]), first.x)

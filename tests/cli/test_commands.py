@@ -1,0 +1,81 @@
+"""The command line hands on what it is given and explains what goes wrong."""
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rigidities
+from rigidities import cli
+from rigidities.cli import demo
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, int]]:
+    """What the demo was asked for, instead of running it."""
+    calls: list[tuple[Path, int]] = []
+    monkeypatch.setattr(demo, "run", lambda out, *, seed: calls.append((out, seed)))
+    return calls
+
+
+def test_demo_has_defaults(asked: list[tuple[Path, int]]) -> None:
+    assert cli.main(["demo"]) == 0
+    assert asked == [(Path("rigidities-demo"), 0)]
+
+
+def test_demo_takes_a_folder_and_a_seed(asked: list[tuple[Path, int]]) -> None:
+    assert cli.main(["demo", "--out", "somewhere", "--seed", "3"]) == 0
+    assert asked == [(Path("somewhere"), 3)]
+
+
+@pytest.mark.parametrize(
+    "error", [ModuleNotFoundError('pip install "rigidities[demo]"'), NotADirectoryError("out")]
+)
+def test_an_expected_error_is_a_line_not_a_traceback(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(out: Path, *, seed: int) -> None:
+        raise error
+
+    monkeypatch.setattr(demo, "run", fail)
+    assert cli.main(["demo"]) == 1
+    assert capsys.readouterr().err == f"rigidities: {error}\n"
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "taken").touch()
+    assert cli.main(["demo", "--out", str(tmp_path / "taken")]) == 1
+    assert "taken" in capsys.readouterr().err
+
+
+def test_a_name_that_the_terminal_cannot_show_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(demo, "run", lambda out, *, seed: demo.say(str(out)))
+    assert cli.main(["demo", "--out", "größe"]) == 0
+    terminal.flush()
+    assert terminal.buffer.getvalue() == rb"gr\xf6\xdfe" + b"\n"
+
+
+def test_without_a_command_it_shows_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main([])
+    assert left.value.code == 2
+    assert "usage: rigidities" in capsys.readouterr().err
+
+
+def test_help_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main(["--help"])
+    assert left.value.code == 0
+    assert "demo" in capsys.readouterr().out
+
+
+def test_it_runs_as_a_module_and_tells_its_version() -> None:
+    command = [sys.executable, "-m", "rigidities", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"rigidities {rigidities.__version__}"

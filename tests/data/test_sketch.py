@@ -1,0 +1,103 @@
+"""Row hashes: exact on few rows, unbiased on many, and the same in any order or batch."""
+
+import pytest
+import torch
+
+from rigidities.data import sketch
+from rigidities.data.sketch import RowSketch, row_hashes, tensor_hash
+from rigidities.last_layer.readout.fingerprint import fingerprint
+
+
+def hashes(*tensors):
+    return row_hashes(tensors, len(tensors[0]))
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8]
+)
+@pytest.mark.parametrize("width", [1, 3, 700, 5000])
+def test_equal_rows_have_equal_hashes_and_others_do_not(dtype, width):
+    x = (100 * torch.rand(40, width, generator=torch.Generator().manual_seed(0))).to(dtype)
+    x[7] = x[3]
+    one = hashes(x)
+    distinct = len(torch.unique(x, dim=0))
+    assert one[7] == one[3]
+    assert len(torch.unique(one)) == distinct
+    assert torch.equal(one[5:9], hashes(x[5:9]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+@pytest.mark.parametrize("width", [8, 9])
+def test_small_whole_numbers_do_not_collide(dtype, width):
+    digits = torch.cartesian_prod(*[torch.arange(4)] * 8).to(dtype)
+    rows = torch.cat([digits, torch.ones(len(digits), width - 8, dtype=dtype)], 1)
+    assert len(torch.unique(hashes(rows))) == len(rows) == 4**8
+
+
+def test_order_and_place_of_values_matter():
+    a, b = torch.tensor([[1.0, 2.0]]), torch.tensor([[2.0, 1.0]])
+    assert hashes(a) != hashes(b)
+    assert hashes(a, b) != hashes(b, a)
+
+
+def test_values_without_rows_have_no_hashes():
+    assert row_hashes([torch.ones(3), "text"], 3) is None
+    assert row_hashes([torch.ones(3)], 4) is None
+    assert row_hashes([torch.tensor(1.0)], 1) is None
+
+
+def sketch_of(*parts):
+    made = RowSketch()
+    for part in parts:
+        made.add(part)
+    return made
+
+
+def test_shared_rows_are_counted_exactly_while_few():
+    x = torch.randn(3000, 4)
+    made = sketch_of(*hashes(x).split(100))
+    assert made.shared(hashes(torch.cat([x[:50], x[:50] + 1]))) == 50
+
+
+def test_shared_rows_are_estimated_beyond_the_size(monkeypatch):
+    monkeypatch.setattr(sketch, "SIZE", 1000)
+    x = torch.randn(20_000, 2)
+    made = sketch_of(*hashes(x).split(500))
+    assert len(made.clone().hashes) == 1000
+    both = torch.cat([x[:4000], torch.randn(4000, 2)])
+    assert made.shared(hashes(both)) == pytest.approx(4000, rel=0.2)
+
+
+def test_sketches_merge_and_forget(monkeypatch):
+    monkeypatch.setattr(sketch, "SIZE", 50)
+    h = hashes(torch.randn(300, 2))
+    whole, left, right = sketch_of(h), sketch_of(h[:100]), sketch_of(h[100:])
+    left.merge(right)
+    assert torch.equal(left.clone().hashes, whole.clone().hashes)
+    few = sketch_of(h[:10])
+    few.merge(whole)
+    assert few.clone().hashes.max() < whole.limit
+    left.remove(h)
+    assert left.shared(h) == 0
+    twice = sketch_of(h[:10], h[:10])
+    twice.remove(h[:10])
+    assert twice.shared(h[:10]) == 10
+    again = RowSketch.from_state(whole.state())
+    assert again.shared(h) == whole.shared(h) and again.limit == whole.limit
+
+
+def test_fingerprints_tell_models_apart_but_not_lossless_casts():
+    model = torch.nn.Linear(3, 2)
+    one = fingerprint(model)
+    assert fingerprint(model.double()) == one
+    with torch.no_grad():
+        model.weight[0, 0] += 1e-12
+    assert fingerprint(model) != one
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (130,), (64, 64)])
+def test_every_shape_has_a_hash(shape):
+    x = torch.randn(shape)
+    assert 0 <= tensor_hash(x) < 1 << 63
+    if x.numel() > 1:
+        assert tensor_hash(x) != tensor_hash(x.flip(0))

@@ -1,0 +1,86 @@
+"""The documentation's Python blocks run, page by page, and print what it says they print."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = ["any_regressor.md", "chemistry.md", "propagation.md", "report.md", "theory.md"]
+
+BLOCK = re.compile(r"^```(python|text)\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
+NUMBER = re.compile(r"-?\d+\.\d*(?:e[-+]\d+)?")
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    """(language, text) of the page's blocks of code and of output."""
+    return BLOCK.findall((DOCS / page).read_text(encoding="utf-8"))
+
+
+def numbers(text: str) -> list[float]:
+    return [float(number) for number in NUMBER.findall(text)]
+
+
+@pytest.fixture
+def plain_torch():
+    """Pages may set the default precision and the seed."""
+    before = torch.get_default_dtype()
+    with torch.random.fork_rng():
+        yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_runs_and_prints_what_is_shown(page: str, plain_torch) -> None:
+    namespace: dict[str, object] = {}
+    printed, compared = "", 0
+    for language, text in blocks(page):
+        if language == "python":
+            lines: list[str] = []
+            namespace["print"] = lambda *words, lines=lines: lines.append(" ".join(map(str, words)))
+            exec(compile(text, page, "exec"), namespace)
+            printed = "\n".join(lines)
+        else:
+            compared += 1
+            assert numbers(text), text
+            assert numbers(printed) == pytest.approx(numbers(text), rel=0.02, abs=1e-6), text
+    assert compared >= 3
+
+
+@pytest.mark.parametrize("page", sorted(path.name for path in DOCS.glob("*.md")))
+def test_links_and_pictures_exist(page: str) -> None:
+    prose = re.sub(r"^```.*?^```", "", (DOCS / page).read_text(encoding="utf-8"), flags=re.S | re.M)
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", prose)
+    assert [link for link in links if not (DOCS / link).is_file()] == []
+
+
+@pytest.mark.parametrize("page", sorted(path.name for path in DOCS.glob("*.md")))
+def test_anchors_within_a_page_exist(page: str) -> None:
+    for target, anchor in re.findall(r"\]\(([\w./]*)#([\w-]+)\)", (DOCS / page).read_text()):
+        text = (DOCS / (target or page)).read_text(encoding="utf-8")
+        headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+        slugs = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+        assert anchor in slugs, f"{page}: {target}#{anchor}"
+
+
+def test_figures_of_the_experiments_in_the_propagation_page_are_those_of_the_results() -> None:
+    results = DOCS.parent / "experiments" / "results"
+    page = (DOCS / "propagation.md").read_text(encoding="utf-8")
+    sets = json.loads((results / "propagation/propagation.json").read_text())["sets"]
+    for way in ("none", "constant", "bayes"):
+        ratios = [f"{sets[name][way]['joint']['ratio']['500']:.2f}" for name in sets]
+        quoted = r",\s+".join(ratios[:-1]) + r"\s+and\s+" + ratios[-1]
+        assert re.search(quoted, page), (way, ratios)
+    labels = json.loads((results / "active/active.json").read_text())["kin8nm"]
+    needed = labels["methods"]["variance"]["labels_to_randoms_last"]
+    assert f"it needs {round(needed, -1):.0f} labels" in page
+
+
+def test_figures_with_errors_in_the_theory_are_those_of_the_results() -> None:
+    results = DOCS.parent / "experiments" / "results"
+    known = " ".join(path.read_text(encoding="utf-8") for path in results.rglob("*.md"))
+    quoted = re.findall(r"-?\d+\.\d+ ± \d+\.\d+", (DOCS / "theory.md").read_text(encoding="utf-8"))
+    assert len(quoted) >= 3
+    assert [figure for figure in quoted if figure not in known] == []

@@ -1,0 +1,57 @@
+"""The README's Python blocks run, in order, and print what it says they print."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+# One worker, so that what the tests share runs once.
+pytestmark = pytest.mark.xdist_group("readme")
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
+
+
+def numbers(text: str) -> list[float]:
+    return [float(number) for number in re.findall(r"-?\d+\.\d+", text)]
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What each block prints; later blocks go on with the names of earlier ones."""
+    namespace: dict[str, object] = {}
+    outputs: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("readme"))
+        for source in blocks("python"):
+            lines: list[str] = []
+            namespace["print"] = lambda *words, lines=lines: lines.append(" ".join(map(str, words)))
+            exec(compile(source, "README.md", "exec"), namespace)
+            outputs.append("\n".join(lines))
+    return outputs
+
+
+def test_every_python_block_runs(printed: list[str]) -> None:
+    assert len(printed) == len(blocks("python")) >= 4
+
+
+def test_the_first_block_prints_the_numbers_shown(printed: list[str]) -> None:
+    shown = blocks("text")[0]
+    assert numbers(printed[0]) == pytest.approx(numbers(shown), rel=0.1, abs=0.02)
+
+
+def test_pictures_and_files_it_names_exist() -> None:
+    root = Path(__file__).parents[2]
+    prose = re.sub(r"^```.*?^```", "", README, flags=re.DOTALL | re.MULTILINE)
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", prose)
+    assert links
+    assert [link for link in links if not (root / link).is_file()] == []
+
+
+def test_the_two_commands_stand_on_it() -> None:
+    commands = "\n".join(blocks("sh"))
+    assert "make demo" in commands
+    assert "make test" in commands

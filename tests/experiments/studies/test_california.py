@@ -1,0 +1,271 @@
+"""In and out of the domain: the rows, the bars on both sides, the summary and the page."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from experiments.frame.outcome import Outcome
+from experiments.judging.error_bars import PAPER
+from experiments.studies.california import averages, drawing, rows, tables, texts, work
+
+from experiments import __main__ as command
+from experiments.data import california
+from experiments.frame import report, wording
+from experiments.judging import error_bars, floors
+from experiments.studies import california as experiment
+from rigidities import metrics
+from tests.support import synthetic_data
+from tests.support.nets import Trained
+from tests.support.numbers_on_pages import unsupported
+
+pytestmark = pytest.mark.xdist_group("california")
+
+SMALL = {
+    "count": 2,
+    "seed": 0,
+    "epochs": 2,
+    "hidden": 8,
+    "decay": 1e-3,
+    "bin_size": 20,
+    "most": None,
+}
+
+
+@pytest.fixture(autouse=True)
+def data(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path_factory.getbasetemp() / "synthetic"
+    if not (folder / "california_housing.npz").exists():
+        synthetic_data.write(folder)
+    monkeypatch.setenv("RIGIDITIES_DATA", str(folder))
+    return folder
+
+
+@pytest.fixture
+def outcome() -> Outcome:
+    import matplotlib
+
+    from experiments.frame import figures
+
+    with matplotlib.rc_context(figures.style()):
+        return experiment.run(quick=True, seed=0)
+
+
+# --- rows ---------------------------------------------------------------------------------------
+
+
+def test_training_and_validation_stay_in_the_domain_and_the_test_does_not() -> None:
+    found = rows.drawn(3, 0, california.OUT_OF_DOMAIN, restricted=True)
+    for x, _ in (found.train, found.valid):
+        assert float(x[..., 7].min()) > california.THRESHOLD
+    for (x, _), inside in zip(found.test, found.inside, strict=True):
+        assert torch.equal(x[:, 7] > california.THRESHOLD, inside)
+        assert 0 < int(inside.sum()) < len(inside)
+
+
+def test_all_nets_have_as_many_rows_as_the_smallest_split() -> None:
+    data = california.read()
+    splits = [data.random(k, 0).within(data.in_domain) for k in range(4)]
+    found = rows.drawn(4, 0, california.OUT_OF_DOMAIN, restricted=True)
+    assert found.train[0].shape == (4, min(len(s.train) for s in splits), 8)
+    assert found.valid[1].shape == (4, min(len(s.valid) for s in splits), 1)
+    first = torch.from_numpy(data.y[splits[2].train[:5]]).float()
+    assert torch.equal(found.train[1][2, :5, 0], first)
+    assert not torch.equal(found.train[0][0], found.train[0][1])
+
+
+def test_inputs_are_standardised_on_the_whole_set_and_targets_left() -> None:
+    found = rows.drawn(1, 0, california.WIDTH)
+    (train, valid, test), data = found.of(0), california.read()
+    x, y = (torch.cat(parts).double() for parts in zip(train, valid, test, strict=True))
+    assert len(x) == len(data.x)
+    torch.testing.assert_close(x.mean(0), torch.zeros(8).double(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(x.std(0, correction=0), torch.ones(8).double())
+    assert float(y.mean()) == pytest.approx(data.y.mean(), rel=1e-6)
+
+
+def test_a_quick_look_takes_the_first_rows_of_each_part() -> None:
+    all_of_them, few = (rows.drawn(2, 0, california.WIDTH, most=most) for most in (None, 30))
+    assert torch.equal(few.train[0], all_of_them.train[0][:, :30])
+    assert torch.equal(few.test[1][0], all_of_them.test[1][0][:30])
+
+
+def test_the_histogram_counts_every_row_and_the_threshold_is_an_edge() -> None:
+    found = work.histogram(bins=experiment.HISTOGRAM)
+    total = len(california.read().y)
+    assert sum(found["counts"]) == total == found["inside"] + found["outside"]
+    edges = found["edges"]
+    assert min(abs(edge - found["threshold"]) for edge in edges) < 1e-9
+    beyond = sum(n for n, low in zip(found["counts"], edges, strict=False) if low > -0.3 - 1e-9)
+    assert beyond == found["inside"]
+
+
+# --- work ---------------------------------------------------------------------------------------
+
+
+def test_scores_and_separation_are_of_the_rows_of_each_side() -> None:
+    found = work.nets(**SMALL)
+    samples = rows.drawn(2, 0, california.OUT_OF_DOMAIN, restricted=True)
+    assert found["inside"] == [int(mask.sum()) for mask in samples.inside]
+    shown = found["shown"]["paper"]
+    std = {d: shown[d]["points"]["std"] for d in work.DOMAINS}
+    assert {d: len(std[d]) for d in std} == {d: found[d][0] for d in work.DOMAINS}
+    one = found["each"][0]["paper"]
+    assert one["auroc"] == pytest.approx(metrics.auroc(std["inside"], std["outside"]))
+    zero = torch.zeros_like(std["outside"])
+    covered = metrics.coverage(zero, std["outside"], shown["outside"]["points"]["error"])
+    assert one["outside"]["scores"]["coverage"] == pytest.approx(covered)
+    assert set(found["each"][0]) == set(work.CALIBRATIONS)
+    assert "points" not in one["inside"]
+
+
+def test_the_farthest_rows_are_judged_by_numbers_that_they_did_not_choose(net: Trained) -> None:
+    uq = error_bars.fitted(net.model, net.train)
+    error_bars.calibrated(uq, net.valid, PAPER)
+    x, y = net.valid
+    order = uq.predict(x).std.flatten().argsort()
+    cut = len(x) - len(x) // 5
+    error_bars.calibrated(uq, (x[order[:cut]], y[order[:cut]]), PAPER)
+    p = uq.predict(x[order[cut:]])
+    found = work.farthest(uq, net.valid, PAPER)
+    assert found["coverage"] == metrics.coverage(p.mean, p.std, y[order[cut:]])
+    assert found["nll"] == pytest.approx(metrics.nll(p.mean, p.std, y[order[cut:]]))
+
+
+# --- floors -------------------------------------------------------------------------------------
+
+
+def test_the_kurtosis_is_that_of_scipy() -> None:
+    from scipy import stats
+
+    error = torch.randn(500, generator=torch.Generator().manual_seed(0)).double() ** 3 + 2
+    assert floors.kurtosis(error) == pytest.approx(stats.kurtosis(error.numpy(), fisher=False))
+    assert doctest.testmod(floors).failed == 0
+
+
+def test_gaussian_errors_score_what_chi_squared_says() -> None:
+    from scipy import stats
+
+    std = torch.full((20000,), 0.3, dtype=torch.float64)
+    found = floors.floors(std, std, 50, seed=0)
+    law = stats.chi2(50)
+    expected = law.expect(lambda s: abs(math.log10(s / 50)))
+    assert found["gaussian"] == pytest.approx(expected, rel=0.02)
+
+
+def test_shuffled_errors_keep_their_shape_and_lose_their_size() -> None:
+    generator = torch.Generator().manual_seed(0)
+    std = torch.rand(4000, generator=generator, dtype=torch.float64) + 0.1
+    sign = torch.randn(4000, generator=generator, dtype=torch.float64).sign()
+    # errors of exactly one bar, whatever its size: no scatter, wherever they are dealt to
+    assert floors.floors(7 * sign * std, std, 100, seed=1)["shuffled"] == pytest.approx(0, abs=1e-9)
+    z = torch.randn(4000, generator=generator, dtype=torch.float64)
+    plain, pointed = (floors.floors(e * std, std, 100, seed=1) for e in (z, z**3))
+    assert plain["shuffled"] == pytest.approx(plain["gaussian"], rel=0.1)
+    assert pointed["shuffled"] > 2 * plain["shuffled"]
+    larger = floors.floors(5 * z**3 * std, std, 100, seed=1)
+    assert larger["shuffled"] == pytest.approx(pointed["shuffled"])
+
+
+def test_hindsight_is_the_best_of_all_ridges_and_scales(net: Trained) -> None:
+    uq = error_bars.fitted(net.model, net.train)
+    error_bars.calibrated(uq, net.valid, PAPER)
+    x, y = net.test
+    p = uq.predict(x)
+    error = (y - p.mean).double().flatten()
+    found = floors.hindsight(uq, x, error, 5)
+    features, gram = uq.features(x).double(), uq.gram.matrix.double()
+    largest = float(torch.linalg.eigvalsh(gram)[-1])
+    best = math.inf
+    for k in range(floors.RIDGES):
+        ridge = largest * 10 ** (-10 + 14 * k / (floors.RIDGES - 1))
+        inverse = torch.linalg.inv(gram + ridge * torch.eye(len(gram)))
+        order = (q := ((features @ inverse) * features).sum(1)).argsort()
+        whole = order[: len(order) // 5 * 5].view(-1, 5)
+        logs = (error[whole].square().mean(1) / q[whole].mean(1)).log10()
+        scales = torch.linspace(float(logs.min()), float(logs.max()), 401, dtype=torch.float64)
+        best = min(best, float((logs - scales[:, None]).abs().mean(1).min()))
+    assert found["binned_log_ratio"] == pytest.approx(best, abs=2e-3)
+    assert found["binned_log_ratio"] <= best + 1e-9
+    own = metrics.binned_log_ratio(p.mean, p.std, y, 5)
+    assert found["binned_log_ratio"] <= own
+
+
+def test_limits_are_of_the_rows_inside() -> None:
+    found = work.nets(**SMALL)
+    shown = found["shown"]["paper"]["inside"]["points"]
+    one = found["limits"][0]
+    std = torch.as_tensor(shown["std"])
+    assert one["floors"]["paper"]["gaussian"] == pytest.approx(
+        floors.floors(std, std, 20, seed=0)["gaussian"]
+    )
+    assert set(one["floors"]) == {*work.CALIBRATIONS, "constant"}
+    whole = averages.limits(found["limits"])
+    first, second = (each["kurtosis"] for each in found["limits"])
+    assert whole["kurtosis"][0] == pytest.approx((first + second) / 2)
+    ratios = [each["hindsight"]["binned_log_ratio"] for each in found["limits"]]
+    assert whole["hindsight"]["binned_log_ratio"][0] == pytest.approx(sum(ratios) / 2)
+    for each, limit in zip(found["each"], ratios, strict=True):
+        assert limit <= 1.1 * each["paper"]["inside"]["scores"]["binned_log_ratio"]
+
+
+# --- summary and page ---------------------------------------------------------------------------
+
+
+def test_means_and_differences_are_over_the_nets() -> None:
+    each = work.nets(**SMALL)["each"]
+    found = averages.summary(each)
+    first, second = (one["nll"]["inside"]["scores"]["nll"] for one in each)
+    mean, error = found["calibrations"]["nll"]["inside"]["scores"]["nll"]
+    assert mean == pytest.approx((first + second) / 2)
+    assert error == pytest.approx(abs(first - second) / 2)
+    ours = [one["nll"]["auroc"] - one["paper"]["auroc"] for one in each]
+    assert found["differences"]["nll"]["auroc"][0] == pytest.approx(sum(ours) / 2)
+    assert "paper" not in found["differences"]
+    assert sum(found["calibrations"]["best"]["chosen"]["by"].values()) == 2
+
+
+def test_words_follow_the_numbers() -> None:
+    found = {"differences": {"bayes": {"outside": {"coverage": [-0.3, 0.05]}}}}
+    assert "covers less than" in texts._bayes(found)
+    found["differences"]["bayes"]["outside"]["coverage"] = [0.3, 0.05]
+    assert "covers more than" in texts._bayes(found)
+    found["differences"]["bayes"]["outside"]["coverage"] = [0.3, 0.2]
+    assert "does not clearly differ" in texts._bayes(found)
+
+
+def test_the_page_names_the_longitude_and_shows_all_bars(outcome: Outcome) -> None:
+    page = report.rendered_page("california", outcome, {**WHERE})
+    assert "**longitude**" in page
+    assert wording.SHARED_ROWS in page
+    assert "has seen any, but for the scale of the inputs" in page
+    for label in [*tables.LABELS.values(), "constant", "chosen in hindsight"]:
+        assert f"| {label} |" in page
+    numbers = json.loads(report.rendered_numbers(outcome))
+    assert unsupported(page, numbers) == []
+    one = numbers["calibrations"]["best"]["outside"]["scores"]
+    assert f"{one['coverage'][0]:.3f} ± {one['coverage'][1]:.3f} with *best*" in page
+    kurtosis = numbers["limits"]["kurtosis"]
+    assert f"kurtosis of\n{kurtosis[0]:.1f} (" in page
+    assert [picture.name for picture in outcome.pictures] == ["longitude", "paper", "best", "nets"]
+    for picture in outcome.pictures:
+        report.checked_png(picture)
+
+
+def test_the_histogram_is_cut_to_the_bins_that_hold_rows() -> None:
+    assert drawing._occupied([0, 2, 0, 1, 0], [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]) == (1.0, 4.0)
+
+
+def test_the_command_runs_it(tmp_path: Path) -> None:
+    assert command.main(["california", "--quick", "--out", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out/california.json").exists()
+
+
+WHERE = {
+    **dict.fromkeys(["command", "date", "cpu", "cores", "threads", "torch", "python"], "-"),
+    "minutes": 1.0,
+}

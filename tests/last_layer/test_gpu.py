@@ -1,0 +1,137 @@
+"""On an accelerator: the same numbers as on the CPU, and files that travel between them."""
+
+import pytest
+import torch
+
+import rigidities as rg
+from tests.support.nets import trained
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def cuda():
+    assert torch.cuda.is_available(), "these tests need a CUDA device"
+    return torch.device("cuda")
+
+
+def fitted(net, device, **options):
+    uq = rg.LastLayerRigidity(net.model.to(device)).fit(net.train, **options)
+    uq.calibrate(net.valid, noise="constant")
+    return uq
+
+
+@pytest.mark.parametrize("loss", ["mse", "huber"])
+def test_a_fit_on_the_accelerator_equals_one_on_the_cpu(cuda, loss):
+    here, there = fitted(trained(3), "cpu", loss=loss), fitted(trained(3), cuda, loss=loss)
+    assert there.gram.device.type == "cuda"
+    torch.testing.assert_close(there.gram.matrix.cpu(), here.gram.matrix, rtol=1e-3, atol=1e-3)
+    x = trained().test[0]
+    torch.testing.assert_close(there(x.to(cuda))[1].cpu(), here(x)[1], rtol=2e-2, atol=1e-3)
+
+
+def test_statistics_follow_the_model_there_and_back(cuda):
+    net = trained()
+    uq, x = fitted(net, "cpu"), net.test[0]
+    before = uq(x)[1]
+    uq.to(cuda)
+    assert uq.gram.device.type == "cuda"
+    torch.testing.assert_close(uq(x.to(cuda))[1].cpu(), before, rtol=1e-3, atol=1e-5)
+    net.model.cpu()
+    assert torch.equal(uq(x)[1], before)
+
+
+def test_a_file_travels_between_devices(cuda, tmp_path):
+    net = trained()
+    uq, x = fitted(net, cuda), net.test[0]
+    uq.save(tmp_path / "uq.safetensors")
+    there = uq(x.to(cuda))[1].cpu()
+    here = rg.LastLayerRigidity.load(tmp_path / "uq.safetensors", net.model.cpu())
+    torch.testing.assert_close(here(x)[1], there, rtol=1e-3, atol=1e-5)
+
+
+def test_duplicates_are_recognised_across_devices(cuda):
+    net = trained()
+    uq = fitted(net, "cpu")
+    uq.to(cuda)
+    with pytest.warns(UserWarning, match="20 of 20 calibration rows"):
+        uq.calibrate(tuple(t[:20] for t in net.train))
+
+
+def test_wide_grams_take_the_large_blocks(cuda):
+    features = torch.randn(300, 2500, device=cuda)
+    gram = rg.Gram(2500, device=cuda)
+    gram.update(features)
+    torch.testing.assert_close(gram.matrix, features.double().T @ features.double())
+    posterior = rg.Posterior.from_gram(gram, ridge=1.0)
+    from rigidities.posterior.quadratic import QuadraticForm
+
+    q = QuadraticForm.of(posterior, torch.float64)(features)
+    torch.testing.assert_close(q, posterior.quadratic(features), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("form", ["dense", "dual", "matrix-free"])
+def test_rigidities_by_all_parameters_equal_those_on_the_cpu(cuda, form):
+    net = trained(3)
+    model, (x, y) = net.model.double(), (t.double() for t in net.train)
+    asked = net.test[0].double()
+    here = rg.PredictionRigidity(model, ridge=1.0, form=form).fit(x, y)
+    there = rg.PredictionRigidity(model.to(cuda), ridge=1.0, form=form).fit(x.to(cuda), y.to(cuda))
+    variance = there.variance(asked.to(cuda))
+    assert variance.device.type == "cuda"
+    torch.testing.assert_close(variance.cpu(), here.variance(asked), rtol=1e-4, atol=0)
+    covariance = there.covariance(asked[:3].to(cuda), asked[3:5].to(cuda))
+    torch.testing.assert_close(
+        covariance.cpu(), here.covariance(asked[:3], asked[3:5]), rtol=1e-3, atol=1e-9
+    )
+    drawn = there.sample(4, torch.Generator().manual_seed(0))
+    assert all(leaf.device.type == "cuda" and len(leaf) == 4 for leaf in drawn.values())
+
+
+@pytest.fixture
+def both(cuda):
+    """The same fit in float64 on the CPU and on the accelerator, and inputs for each."""
+    nets = trained(3), trained(3)
+    x = nets[0].test[0].double()
+    fits = []
+    for net, device in zip(nets, ("cpu", cuda), strict=True):
+        data = [tuple(t.double() for t in part) for part in (net.train, net.valid)]
+        uq = rg.LastLayerRigidity(net.model.double().to(device)).fit(data[0], loss="mse")
+        uq.calibrate(data[1], ridge=0.1)
+        fits.append(uq)
+    return *fits, x, x.to(cuda)
+
+
+def test_derivatives_and_propagation_equal_those_on_the_cpu(both):
+    here, there, x, moved = both
+    close = {"rtol": 1e-6, "atol": 1e-9}
+    for ask in (
+        lambda uq, x: uq.gradient(x).std,
+        lambda uq, x: uq.gradient(x, along=torch.ones(x.shape[1])).std,
+        lambda uq, x: uq.covariance(x[:5], x[5:9]),
+        lambda uq, x: uq.propagate(lambda y: y.exp().mean(0), x).std,
+        lambda uq, x: uq.predict(x, input_covariance=0.01).from_inputs,
+        lambda uq, x: uq.ensemble(symmetric=True)(x).var(0),
+        lambda uq, x: uq.local(x).share,
+    ):
+        result = ask(there, moved)
+        assert result.device.type == "cuda"
+        torch.testing.assert_close(result.cpu(), ask(here, x), **close)
+
+
+def test_selection_equals_that_on_the_cpu(both):
+    here, there, x, moved = both
+    for objective in ("logdet", "variance", "top"):
+        picks = [
+            uq.select(rows, 5, objective=objective) for uq, rows in ((here, x), (there, moved))
+        ]
+        assert picks[0].indices.tolist() == picks[1].indices.tolist()
+
+
+def test_an_ensemble_moves_with_its_model(both):
+    here, _, x, moved = both
+    ens = here.ensemble(8, generator=torch.Generator().manual_seed(0))
+    before = ens(x)
+    after = ens.to("cuda")(moved)
+    assert after.device.type == ens.deviations.device.type == "cuda"
+    torch.testing.assert_close(after.cpu(), before, rtol=1e-9, atol=1e-9)

@@ -1,0 +1,788 @@
+"""Fits to values and derivatives, and the derivatives' scale, against sums of outer products."""
+
+import functools
+import math
+import warnings
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import rigidities as rg
+from rigidities.calibration.evidence import evidence
+from rigidities.last_layer.gradients import feature_derivatives as input_derivatives
+from tests.support import derivative_oracle as dense
+from tests.support import oracle, zoo
+
+F64 = torch.float64
+BETA, RIDGE = 0.7, 0.1
+NAMES = ["2.weight", "2.bias"]
+
+
+def close(actual, expected, rtol=1e-8):
+    """Equal to a part of the largest entry, shapes included."""
+    size = float(expected.abs().max())
+    torch.testing.assert_close(actual.to(expected), expected, rtol=rtol, atol=rtol * size)
+
+
+def normal(*shape, seed):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+def run(m, x):
+    return m(x)
+
+
+def wrt(id):
+    return "x" if id in zoo.GRAPHS else 0
+
+
+# --- every kind of readout ----------------------------------------------------------------------
+
+READOUTS = (
+    "mlp_with_a_squeezed_output",
+    "mlp_with_several_targets",
+    "mlp_without_a_bias",
+    "bare_linear_model",
+    "reshaped_output",
+    "several_time_steps_and_targets_out",
+    "scaled_and_shifted_output",
+    "each_target_scaled_by_its_own_std",
+    "each_sample_scaled_by_an_input",
+    "sum_over_padded_atoms",
+    "mean_over_time_steps",
+    "cumulative_sum_over_time",
+    "transposed_time_steps_and_targets",
+    "targets_mixed_by_a_fixed_matrix",
+    "sum_over_atoms_with_species_shifts",
+    "one_head_for_each_species",
+    "two_heads_as_two_targets",
+    "head_called_twice_for_two_targets",
+    "weight_normed_head",
+    "pointwise_convolution_in_one_dimension",
+    "raw_parameter_head_with_its_features",
+    "softplus_after_the_head",
+    "product_of_two_heads",
+    "two_inputs",
+    "transformer_with_a_head_on_the_first_token",
+)
+
+
+@pytest.mark.parametrize("id", READOUTS)
+def test_each_derivative_adds_its_outer_product_to_the_gram(id):
+    case, test = (dense.trimmed(zoo.build(id, draw), 4) for draw in (0, 3))
+    with warnings.catch_warnings():
+        if case.outcome == "local":
+            warnings.filterwarnings("ignore", message=".*not linear")
+        uq = rg.LastLayerRigidity(case.model, **case.options)
+        uq.fit([case.data], gradients=wrt(id), gradient_weight=BETA)
+    uq.calibrate([zoo.build(id, 2).data], ridge=RIDGE)
+    values = oracle.rows(oracle.readout_jacobian(case.model, case.call, case.parameters))
+    slopes = oracle.rows(dense.of_case(case).features)
+    weights = torch.cat([torch.ones(len(values)), torch.ones(len(slopes))]).double()
+    weights[len(values) :] *= BETA
+    f = oracle.readout_jacobian(case.model, test.call, case.parameters)
+    q = oracle.quadratic(torch.cat([values, slopes]), f, RIDGE, weights)
+    close(1 / uq.predict([test.data]).rigidity, q)
+
+
+def test_a_model_without_a_graph_is_refused_with_a_hint():
+    id = "forward_without_gradients_with_its_features"
+    case = zoo.build(id)
+    uq = rg.LastLayerRigidity(case.model, **case.options)
+    with pytest.raises(ValueError, match=r"Batch 0.*no_grad.*wrt="):
+        uq.fit([case.data], gradients=0)
+    uq.fit([case.data])
+
+
+CHUNKED = (
+    "mlp_with_several_targets",
+    "sum_over_atoms_with_species_shifts",
+    "several_time_steps_and_targets_out",
+    "each_target_scaled_by_its_own_std",
+    "targets_mixed_by_a_fixed_matrix",
+)
+
+
+@pytest.mark.parametrize("numbers", [1, 300])
+@pytest.mark.parametrize("cost", [1e-9, math.inf])
+@pytest.mark.parametrize("id", CHUNKED)
+def test_forward_and_reverse_mode_add_the_same_rows_in_any_chunks(monkeypatch, id, cost, numbers):
+    case = zoo.build(id)
+    slope = normal(*dense.of_case(case).slope.shape, seed=0)
+    weights = normal(len(slope), seed=1).exp()
+    options = {"gradients": wrt(id), "gradient_target": lambda b: slope}
+    options["gradient_weight"] = lambda b: weights
+    expected, found = (rg.LastLayerRigidity(case.model, **case.options) for _ in range(2))
+    expected.fit([case.data], **options)
+    monkeypatch.setattr(input_derivatives, "FORWARD_COST", cost)
+    monkeypatch.setattr(input_derivatives, "NUMBERS", numbers)
+    found.fit([case.data], **options)
+    for a, b in zip(state(found), state(expected), strict=True):
+        close(a, b)
+    assert found.gram.count == expected.gram.count
+
+
+class Once(torch.autograd.Function):
+    """The tangent hyperbolic without forward mode."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x.tanh())
+        return x.tanh()
+
+    @staticmethod
+    def backward(ctx, grad):
+        (y,) = ctx.saved_tensors
+        return grad * (1 - y.square())
+
+
+def test_an_operation_without_forward_mode_is_counted_once(monkeypatch):
+    model, given = net(), data()
+    own = zoo.Net(lambda m, x: m.head(Once.apply(m.trunk(x))), trunk=model[0], head=model[2])
+    monkeypatch.setattr(input_derivatives, "FORWARD_COST", 0.0)
+    uq = rg.LastLayerRigidity(own).fit((given.x, given.y), gradients=0, gradient_weight=BETA)
+    close(uq.gram.matrix, statistic(given)[0].matrix)
+    assert uq.gram.count == 15 * 4
+
+
+# --- nets of one's own --------------------------------------------------------------------------
+
+
+@functools.cache
+def net(targets=1):
+    """A net with one hidden layer."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, targets)).double()
+
+
+@dataclass
+class Data:
+    """Inputs, values and derivatives."""
+
+    x: Tensor
+    y: Tensor
+    slope: Tensor
+
+    @property
+    def batch(self):
+        return {"input": self.x, "y": self.y, "slope": self.slope}
+
+    def part(self, rows):
+        return Data(self.x[rows], self.y[rows], self.slope[rows])
+
+
+def data(rows=15, targets=1, seed=0):
+    slope = normal(rows, targets, 3, seed=seed + 2)
+    slope = slope[:, 0] if targets == 1 else slope
+    return Data(normal(rows, 3, seed=seed), normal(rows, targets, seed=seed + 1), slope)
+
+
+def fit(given, targets=1, **options):
+    uq = rg.LastLayerRigidity(net(targets))
+    batches = [d.batch for d in given] if isinstance(given, list) else [given.batch]
+    options = {"gradients": "input", "gradient_target": "slope", **options}
+    return uq.fit(batches, gradient_weight=BETA, **options)
+
+
+def statistic(given, weight=BETA, targets=1, value_weight=1.0):
+    """G, F^T W r and r^T W r of one target after the other, one row after the other."""
+    model = net(targets)
+    f = torch.cat([torch.tanh(model[0](given.x)), torch.ones(len(given.x), 1)], 1).detach().double()
+    slope = dense.derivatives(model, run, NAMES, given.x).of_each_row().slope
+    a, h = model[0].weight.detach(), f[:, :-1]
+    g = (1 - h.square())[:, :, None] * a  # d h_j / d x_i
+    g = torch.cat([g, g.new_zeros(len(g), 1, 3)], 1).mT  # (N, d, D)
+    value = given.y - model(given.x).detach()
+    error = given.slope.reshape(slope.shape) - slope
+    weight = torch.as_tensor(weight, dtype=F64)
+    weight = weight[:, None] if weight.ndim == 1 else weight
+    value_weight = torch.as_tensor(value_weight, dtype=F64)
+    return [
+        dense.statistic(
+            [
+                *dense.each(f, value_weight, value[:, k]),
+                *dense.each(g, weight, error[:, k]),
+            ]
+        )
+        for k in range(targets)
+    ]
+
+
+@pytest.mark.parametrize("targets", [1, 3])
+def test_residuals_of_derivatives_enter_the_sums(targets):
+    given = data(targets=targets)
+    uq = fit(given, targets)
+    expected = statistic(given, targets=targets)
+    for k, one in enumerate(expected):
+        close(uq.gram.matrix, one.matrix)
+        close(uq.gram.cross[:, k], one.cross)
+        close(uq.gram.square.diagonal()[k], one.square)
+
+
+def test_residuals_of_mixed_targets_enter_the_sums():
+    id = "targets_mixed_by_a_fixed_matrix"
+    case = zoo.build(id)
+    target = normal(12, 3, 3, seed=0)  # (N, targets, inputs)
+    uq = rg.LastLayerRigidity(case.model)
+    uq.fit([case.data], gradients=0, gradient_weight=BETA, gradient_target=lambda b: target)
+    f = oracle.readout_jacobian(case.model, case.call, case.parameters)
+    g = dense.of_case(case)
+    r = case.target - case.model(*case.args).detach()
+    one, beta = torch.tensor(1.0), torch.tensor(BETA, dtype=F64)
+    rows = [*dense.each(f, one, r), *dense.each(g.features, beta, target - g.slope)]
+    expected = dense.statistic(rows)
+    # The library may order the columns of w otherwise: what does not depend on the order.
+    close(torch.linalg.eigvalsh(uq.gram.matrix), torch.linalg.eigvalsh(expected.matrix))
+    close(uq.gram.cross.norm(), expected.cross.norm())
+    close(uq.gram.square.sum(), expected.square)
+
+
+def test_residuals_and_scales_find_their_target_where_the_outputs_are_in_another_order():
+    id = "pointwise_convolution_in_one_dimension"  # outputs (N, targets, steps), rows (N, steps)
+    case, valid = zoo.build(id), dense.trimmed(zoo.build(id, 2), 4)
+    slopes = [normal(len(c.target), 2, 3, 3, 5, seed=0) for c in (case, valid)]
+    slopes[1][:, 1] *= 4.0  # the second target's are worse
+    uq = rg.LastLayerRigidity(case.model)
+    uq.fit([case.data], gradients=0, gradient_weight=BETA, gradient_target=lambda b: slopes[0])
+    f = oracle.rows(oracle.readout_jacobian(case.model, case.call, case.parameters))
+    g, r = dense.of_case(case), case.target - case.model(*case.args).detach()
+    rows = torch.cat([f, oracle.rows(g.features)])
+    weights = torch.ones(len(rows), dtype=F64)
+    weights[len(f) :] = BETA
+    residuals = torch.cat([r.reshape(-1), (slopes[0] - g.slope).reshape(-1)])
+    cross = (weights * residuals) @ rows  # two weight vectors, then two biases
+    for k in range(2):
+        mine = torch.cat([cross[8 * k : 8 * k + 8], cross[16 + k : 17 + k]])
+        close(uq.gram.cross[:, k], mine)
+    with pytest.warns(UserWarning, match="144 derivatives"):  # of steps that see not all inputs
+        uq.calibrate([valid.data], ridge=RIDGE, gradients=0, gradient_target=lambda b: slopes[1])
+    g = dense.of_case(valid)
+    q = oracle.quadratic(rows, g.features, RIDGE, weights)
+    moved = q > 0
+    error = slopes[1] - g.slope
+    expected = [dense.scale(error[:, k][moved[:, k]], q[:, k][moved[:, k]]) for k in range(2)]
+    close(uq.gradient_scale, torch.tensor(expected, dtype=F64))
+
+
+def without_targets(given, targets=1, **options):
+    uq = rg.LastLayerRigidity(net(targets))
+    return uq.fit((given.x, given.y), gradients=0, **{"gradient_weight": BETA, **options})
+
+
+@pytest.mark.parametrize("targets", [1, 3])
+def test_derivatives_without_targets_leave_the_moments_of_the_values_residuals(targets):
+    given, more = data(targets=targets), data(6, targets, seed=5)
+    uq = without_targets(given, targets, batch_size=4)
+    close(uq.gram.matrix, statistic(given, targets=targets)[0].matrix)
+    residual = given.y - uq.model(given.x).detach()
+    close(uq.gram.square, residual.T @ residual)
+    assert uq.gram.cross is None
+    uq.partial_fit((more.x, more.y))
+    also = more.y - uq.model(more.x).detach()
+    close(uq.gram.square, residual.T @ residual + also.T @ also)
+    uq.forget((given.x, given.y))
+    close(uq.gram.square, also.T @ also)
+    assert uq.gram.cross is None
+    again = type(uq.gram).from_state(uq.gram.state())
+    assert torch.equal(again.square, uq.gram.square)
+    assert again.cross is None
+    close(uq.gram.clone().merge(again).square, 2 * also.T @ also)
+    older = {name: uq.gram.state()[name] for name in ("matrix", "count", "zeros")}
+    assert type(uq.gram).from_state(older).square is None
+
+
+def test_a_light_weight_of_derivatives_hardly_changes_the_error_bar_of_a_difference():
+    given, valid = data(30, 2), data(30, 2, seed=7)
+    given.y[:, 1] = given.y[:, 0] + 0.01 * given.y[:, 1]
+    given.y += net(2)(given.x).detach()
+    difference = lambda y: y[:, 0] - y[:, 1]  # noqa: E731
+    plain = rg.LastLayerRigidity(net(2)).fit((given.x, given.y))
+    light = without_targets(given, 2, gradient_weight=1e-9)
+    stds = []
+    for uq in (plain, light):
+        uq.calibrate((valid.x, valid.y), ridge=RIDGE)
+        stds.append(uq.propagate(difference, valid.x[:3]).std)
+    close(stds[1], stds[0], 1e-6)
+    parts = plain.predict(valid.x[:3]).epistemic.sum(1).sqrt()
+    assert bool((stds[0] < 0.5 * parts).all())  # the targets' errors are correlated
+
+
+@pytest.mark.parametrize("ridge", [0.01, 3.0])
+def test_the_evidence_counts_the_derivatives_with_targets(ridge):
+    given = data(12)
+    uq = fit(given)
+    weights = uq._binding.current().weights
+    value = evidence(uq.gram, rg.Posterior.from_gram(uq.gram, ridge), weights)
+    found = value(torch.tensor([ridge, 1.0], dtype=F64))
+    f = dense.features(uq.model, run, NAMES, given.x)[:, 0]
+    g = dense.derivatives(uq.model, run, NAMES, given.x).of_each_row().features[:, 0]
+    rows = torch.cat([f, math.sqrt(BETA) * oracle.rows(g)])
+    goal = torch.cat([given.y[:, 0], math.sqrt(BETA) * given.slope.reshape(-1)])
+    expected = []
+    for s in (ridge, 1.0):
+        covariance = torch.eye(len(rows), dtype=F64) + rows @ rows.T / s
+        variance = goal @ torch.linalg.solve(covariance, goal) / len(rows)  # at its best
+        law = torch.distributions.MultivariateNormal(torch.zeros_like(goal), variance * covariance)
+        expected.append(-law.log_prob(goal) / len(rows))
+    close(found, torch.stack(expected))
+
+
+def test_the_evidence_without_targets_of_the_derivatives_is_refused_with_the_cause():
+    given, valid = data(30), data(30, seed=7)
+    with pytest.raises(ValueError, match=r"derivatives without targets.*gradient_target="):
+        without_targets(given).calibrate((valid.x, valid.y), criterion="evidence")
+    alone = rg.LastLayerRigidity(net()).fit([given.x], gradients=0)
+    with pytest.raises(ValueError, match=r"call fit with \(x, y\)"):
+        alone.calibrate((valid.x, valid.y), criterion="evidence")
+    fit(given).calibrate([valid.batch], criterion="evidence")
+
+
+def test_the_sum_of_residuals_vanishes_at_the_minimum_of_the_loss():
+    given = data(rows=30)
+    model = oracle.float64_copy(net())
+    f = torch.cat([torch.tanh(model[0](given.x)), torch.ones(30, 1)], 1).detach().double()
+    g = dense.derivatives(model, run, NAMES, given.x).of_each_row().features
+    rows = torch.cat([f, math.sqrt(BETA) * oracle.rows(g)])
+    goal = torch.cat([given.y[:, 0], math.sqrt(BETA) * given.slope.reshape(-1)])
+    best = torch.linalg.lstsq(rows, goal[:, None]).solution[:, 0]
+    with torch.no_grad():
+        model[2].weight[0] = best[:-1]
+        model[2].bias[0] = best[-1]
+    uq = rg.LastLayerRigidity(model)
+    uq.fit([given.batch], gradients="input", gradient_weight=BETA, gradient_target="slope")
+    assert float(uq.gram.cross.abs().max()) < 1e-10
+    close(uq.gram.square.squeeze(), (goal - rows @ best).square().sum())
+
+
+def test_a_model_trained_on_values_and_derivatives_has_the_posterior_of_least_squares():
+    """Generalised least squares: Cov w = (sum f f^T + beta sum g g^T + s)^-1, for any query."""
+    given, new = data(rows=20), data(rows=5, seed=9)
+    uq = fit(given)
+    uq.calibrate([data(seed=20).batch], ridge=RIDGE, gradients="input", gradient_target="slope")
+    inverse = torch.linalg.inv(statistic(given)[0].matrix + RIDGE * torch.eye(7, dtype=F64))
+    f = dense.features(uq.model, run, NAMES, new.x)[:, 0]
+    g = dense.derivatives(uq.model, run, NAMES, new.x).of_each_row().features[:, 0]
+    p, slope = uq.predict(new.x), uq.gradient(new.x)
+    close(p.epistemic[:, 0], uq.scale.square() * torch.einsum("nd,de,ne->n", f, inverse, f))
+    q = torch.einsum("nid,de,nie->ni", g, inverse, g)
+    close(slope.variance, uq.gradient_scale.square() * q)
+    without = rg.LastLayerRigidity(uq.model).fit((given.x, given.y))
+    without.calibrate((given.x + 1, given.y), ridge=RIDGE)
+    assert bool((without.predict(new.x).rigidity < p.rigidity).all())
+
+
+def test_a_repeated_derivative_weighs_as_often_as_it_is_given():
+    given = data()
+    doubled = rg.LastLayerRigidity(net()).fit((given.x, given.y), gradients=0, gradient_weight=2.0)
+    once = rg.LastLayerRigidity(net()).fit((given.x, given.y), gradients=0)
+    values = rg.LastLayerRigidity(net()).fit((given.x, given.y))
+    slopes = once.gram.matrix - values.gram.matrix
+    close(doubled.gram.matrix, values.gram.matrix + 2 * slopes)
+    assert float(slopes.norm()) > 0.1
+
+
+# --- weights ------------------------------------------------------------------------------------
+
+
+def test_each_row_may_have_a_weight_of_its_own():
+    given = data()
+    weights = torch.arange(15.0, dtype=F64)  # zero for the first
+    batch = {**given.batch, "slope": given.slope}
+    uq = rg.LastLayerRigidity(net()).fit(
+        [batch], gradients="input", gradient_weight=lambda b: weights, gradient_target="slope"
+    )
+    expected = statistic(given, weights)[0]
+    close(uq.gram.matrix, expected.matrix)
+    close(uq.gram.cross[:, 0], expected.cross)
+
+
+def test_each_atom_may_have_a_weight_of_its_own():
+    id = "sum_over_atoms_by_index_add"
+    case = zoo.build(id)
+    per_atom = lambda b: 1.0 / torch.bincount(b.molecule)[b.molecule]  # noqa: E731
+    uq = rg.LastLayerRigidity(case.model, **case.options)
+    uq.fit([case.data], gradients="x", gradient_weight=per_atom)
+    f = oracle.rows(oracle.readout_jacobian(case.model, case.call, case.parameters))
+    g = dense.of_case(case).features
+    weights = torch.cat([torch.ones(12), per_atom(case.data).repeat_interleave(3)]).double()
+    close(uq.gram.matrix, oracle.gram(torch.cat([f, oracle.rows(g)]), weights), 1e-6)
+
+
+def test_the_weights_of_values_do_not_weigh_derivatives():
+    given = data()
+    weights = torch.linspace(0, 2, 15, dtype=F64)
+    uq = fit(given, sample_weight=lambda b: weights)
+    expected = statistic(given, value_weight=weights)[0]
+    close(uq.gram.matrix, expected.matrix)
+    close(uq.gram.cross[:, 0], expected.cross)
+
+
+def test_values_with_a_curvature_of_their_own_leave_the_derivatives_their_weight():
+    given = data(rows=30, targets=2)
+    uq = fit(given, 2, loss=rg.losses.Huber(0.5))
+    assert uq.gram.matrix.shape == (2, 7, 7)
+    residual = given.y - uq.model(given.x).detach()
+    for k in range(2):
+        inside = (residual[:, k].abs() < 0.5).double()
+        assert 0 < float(inside.mean()) < 1
+        expected = statistic(given, targets=2, value_weight=inside)[k]
+        close(uq.gram.matrix[k], expected.matrix)
+
+
+# --- laws ---------------------------------------------------------------------------------------
+
+
+def state(uq):
+    return [uq.gram.matrix, uq.gram.cross, uq.gram.square]
+
+
+def test_batching_and_order_do_not_matter():
+    given = data(targets=2)
+    whole = state(fit(given, 2))
+    order = torch.randperm(15, generator=torch.Generator().manual_seed(0))
+    parts = [given.part(order[i : i + 4]) for i in range(0, 15, 4)]
+    for a, b in zip(state(fit(parts, 2)), whole, strict=True):
+        close(a, b, 1e-12)
+    dataset = TensorDataset(given.x, given.y)
+    for train, size in (((given.x, given.y), 4), (DataLoader(dataset, batch_size=2), None)):
+        uq = rg.LastLayerRigidity(net(2))
+        uq.fit(train, gradients=0, gradient_weight=BETA, batch_size=size)
+        close(uq.gram.matrix, whole[0], 1e-12)
+        assert uq.gram.count == 15 * 4
+
+
+def test_partial_fit_and_forget_undo_each_other():
+    given, more = data(), data(rows=6, seed=5)
+    uq = fit(given)
+    before = [t.clone() for t in state(uq)]
+    uq.partial_fit([more.batch])
+    pairs = zip(vars(given).values(), vars(more).values(), strict=True)
+    together = Data(*(torch.cat(pair) for pair in pairs))
+    expected = statistic(together)[0]
+    close(uq.gram.matrix, expected.matrix)
+    close(uq.gram.cross[:, 0], expected.cross)
+    assert uq.gram.count == 21 * 4
+    uq.forget([more.batch])
+    for a, b in zip(state(uq), before, strict=True):
+        close(a, b, 1e-12)
+    assert uq.gram.count == 15 * 4
+
+
+def test_structures_may_come_one_by_one():
+    id = "one_head_for_each_species"
+    case = zoo.build(id)
+    g = case.data
+    target = normal(*g.x.shape, seed=0)
+    object.__setattr__(g, "slope", target)
+
+    def fitted_to(batches):
+        uq = rg.LastLayerRigidity(case.model, layer=list(zoo.SPECIES), **case.options)
+        return uq.fit(batches, gradients="x", gradient_target=lambda b: b.slope)
+
+    first = sorted(range(12), key=lambda n: -len(set(g.species[g.molecule == n].tolist())))
+    alone = []
+    for n in first:
+        mine = g.molecule == n
+        one = zoo.Graph(g.x[mine], g.species[mine], 0 * g.molecule[mine], 1, g.energy[n : n + 1])
+        one.slope = target[mine]
+        alone.append(one)
+    whole, parts = fitted_to([g]), fitted_to(alone)
+    for a, b in zip(state(parts), state(whole), strict=True):
+        close(a, b)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_the_callers_grad_mode_does_not_matter(mode):
+    given = data()
+    net()  # not made inside
+    expected = state(fit(given))
+    with mode():
+        uq = fit(given)
+        scale = uq.calibrate([data(seed=7).batch]).gradient_scale
+    for a, b in zip(state(uq), expected, strict=True):
+        close(a, b)
+    close(scale, fit(given).calibrate([data(seed=7).batch]).gradient_scale)
+
+
+def test_the_model_is_left_as_it_was():
+    model = oracle.float64_copy(net())
+    model.train()
+    for p in model.parameters():
+        p.grad = torch.full_like(p, 7.0)
+    model[0].requires_grad_(False)
+    before = {n: (id(p), p._version, p.requires_grad) for n, p in model.named_parameters()}
+    given = data()
+    uq = rg.LastLayerRigidity(model).fit([given.batch], gradients="input", gradient_target="slope")
+    uq.calibrate([data(seed=7).batch])
+    uq.forget([given.part(slice(0, 3)).batch])
+    after = {n: (id(p), p._version, p.requires_grad) for n, p in model.named_parameters()}
+    assert after == before
+    assert all(bool((p.grad == 7).all()) for p in model.parameters())
+    assert all(module.training for module in model.modules())
+    assert not given.x.requires_grad
+
+
+# --- where the targets stand --------------------------------------------------------------------
+
+
+def test_targets_of_derivatives_come_from_a_key_an_attribute_or_a_function():
+    given = data()
+    expected = state(fit(given))
+    attribute = rg.LastLayerRigidity(net(), forward=lambda m, b: m(b.x), target=lambda b: b.y)
+    attribute.fit([given], gradients="x", gradient_weight=BETA, gradient_target="slope")
+    function = rg.LastLayerRigidity(net())
+    options = {"gradient_weight": BETA, "gradient_target": lambda b: given.slope}
+    function.fit([(given.x, given.y)], gradients=0, **options)
+    for uq in (attribute, function):
+        for a, b in zip(state(uq), expected, strict=True):
+            close(a, b)
+
+
+def test_the_key_of_the_derivatives_is_no_input_of_the_model():
+    given = data()
+    uq = fit(given)
+    uq.calibrate([data(seed=7).batch])
+    close(uq.predict([given.batch]).mean, uq.model(given.x).detach())
+    close(uq.gradient([given.batch], "input").std, uq.gradient(given.x).std)
+
+
+# --- the scale of derivatives -------------------------------------------------------------------
+
+
+def expected_scale(uq, matrix, valid, targets=1):
+    found = dense.derivatives(uq.model, run, NAMES, valid.x).of_each_row()
+    model = uq.model
+    g = (1 - torch.tanh(model[0](valid.x)).square())[:, :, None] * model[0].weight
+    g = torch.cat([g, g.new_zeros(len(g), 1, 3)], 1).mT.detach()
+    q = dense.variance(matrix, g, uq.ridge)
+    error = valid.slope.reshape(found.slope.shape) - found.slope
+    return torch.tensor([dense.scale(error[:, k], q) for k in range(targets)], dtype=F64)
+
+
+@pytest.mark.parametrize("targets", [1, 3])
+@pytest.mark.parametrize("ridge", [None, RIDGE])
+def test_the_scale_of_derivatives_comes_from_their_residuals_at_the_chosen_ridge(targets, ridge):
+    given, valid = data(40, targets), data(40, targets, seed=7)
+    uq = fit(given, targets)
+    parts = [valid.part(slice(0, 9)), valid.part(slice(9, 40))]
+    report = uq.calibrate([part.batch for part in parts], ridge=ridge)
+    expected = expected_scale(uq, uq.gram.matrix, valid, targets)
+    close(report.gradient_scale, expected)
+    assert torch.equal(uq.gradient_scale, report.gradient_scale)
+    assert not torch.allclose(uq.gradient_scale, uq.scale)
+    assert f"of derivatives  {float(expected[0]):.4g}" in str(report)
+    found = uq.gradient(valid.x[:4]).variance
+    unit = rg.LastLayerRigidity(net(targets))
+    unit.fit((given.x, given.y), gradients=0, gradient_weight=BETA)
+    unit.calibrate((valid.x, valid.y), ridge=uq.ridge)
+    ratio = (expected / unit.scale).square()
+    close(found, unit.gradient(valid.x[:4]).variance * (ratio[:, None] if targets > 1 else ratio))
+
+
+def test_the_scale_of_derivatives_may_be_calibrated_without_a_fit_to_them():
+    given, valid = data(40), data(40, seed=7)
+    uq = rg.LastLayerRigidity(net()).fit((given.x, given.y))
+    uq.calibrate((valid.x, valid.y), gradients=0, gradient_target=lambda b: valid.slope)
+    close(uq.gradient_scale, expected_scale(uq, uq.gram.matrix, valid))
+    uq.calibrate((valid.x, valid.y), gradient_target=lambda b: valid.slope)  # one input alone
+    close(uq.gradient_scale, expected_scale(uq, uq.gram.matrix, valid))
+
+
+def test_without_targets_derivatives_have_the_scale_of_the_values():
+    given, valid = data(40), data(40, seed=7)
+    uq = rg.LastLayerRigidity(net()).fit((given.x, given.y), gradients=0)
+    report = uq.calibrate((valid.x, valid.y))
+    assert report.gradient_scale is None
+    assert torch.equal(uq.gradient_scale, uq.scale)
+    assert "derivatives" not in str(report)
+
+
+def test_a_calibration_without_targets_drops_the_derivatives_own_scale():
+    given, valid = data(40), data(40, seed=7)
+    uq = rg.LastLayerRigidity(net()).fit((given.x, given.y))
+    uq.calibrate((valid.x, valid.y), gradients=0, gradient_target=lambda b: valid.slope)
+    assert not torch.equal(uq.gradient_scale, uq.scale)
+    uq.calibrate((valid.x, valid.y))
+    assert torch.equal(uq.gradient_scale, uq.scale)
+
+
+def test_derivatives_that_no_weight_moves_are_left_out_of_the_scale_with_a_warning():
+    run = lambda m, x: m.head(m.trunk(x[:, :2]))  # noqa: E731
+    trunk = nn.Sequential(nn.Linear(2, 5), nn.Tanh())
+    model = zoo.Net(run, trunk=trunk, head=nn.Linear(5, 1)).double()
+    given, valid = data(30), data(30, seed=7)
+    uq = rg.LastLayerRigidity(model).fit((given.x, given.y))
+    with pytest.warns(UserWarning, match="30 derivatives.*left out"):
+        uq.calibrate((valid.x, valid.y), gradients=0, gradient_target=lambda b: valid.slope)
+    half = lambda b: valid.slope[:, :2]  # noqa: E731
+    alone = zoo.Net(lambda m, x: m.head(m.trunk(x)), trunk=trunk, head=model.head)
+    same = rg.LastLayerRigidity(alone).fit((given.x[:, :2], given.y))
+    same.calibrate((valid.x[:, :2], valid.y), gradients=0, gradient_target=half)
+    close(uq.gradient_scale, same.gradient_scale)
+
+
+def test_forces_of_structures_get_a_scale():
+    id = "sum_over_atoms_with_species_shifts"
+    case, valid = zoo.build(id), zoo.build(id, 2)
+    target = normal(*valid.data.x.shape, seed=0)
+    uq = rg.LastLayerRigidity(case.model, **case.options).fit([case.data], gradients="x")
+    uq.calibrate([valid.data], ridge=RIDGE, gradients="x", gradient_target=lambda b: target)
+    g = dense.of_case(valid)
+    f = oracle.rows(oracle.readout_jacobian(case.model, case.call, case.parameters))
+    rows = torch.cat([f, oracle.rows(dense.of_case(case).features)])
+    q = oracle.quadratic(rows, g.features, RIDGE)
+    close(uq.gradient_scale, torch.tensor([dense.scale(target - g.slope, q)], dtype=F64))
+
+
+# --- files --------------------------------------------------------------------------------------
+
+
+def calibrated():
+    uq = fit(data(30))
+    uq.calibrate([data(30, seed=7).batch])
+    return uq
+
+
+@pytest.mark.parametrize("way", ["file", "state_dict"])
+def test_a_reloaded_fit_goes_on_with_derivatives(tmp_path, way):
+    uq, more = calibrated(), data(5, seed=3)
+    if way == "file":
+        uq.save(tmp_path / "uq.safetensors")
+        again = rg.LastLayerRigidity.load(tmp_path / "uq.safetensors", uq.model)
+    else:
+        again = rg.LastLayerRigidity(uq.model)
+        again.load_state_dict(uq.state_dict())
+    assert torch.equal(again.gradient_scale, uq.gradient_scale)
+    assert str(again.report) == str(uq.report)
+    close(again.gradient(more.x).std, uq.gradient(more.x).std, 1e-12)
+    for one in (uq, again):
+        one.partial_fit([more.batch])
+    for a, b in zip(state(again), state(uq), strict=True):
+        close(a, b, 1e-12)
+    for one in (uq, again):
+        one.forget([more.batch])
+        one.calibrate([data(30, seed=7).batch])
+    close(again.gradient_scale, uq.gradient_scale, 1e-9)
+
+
+def test_functions_must_be_given_again_after_loading(tmp_path):
+    given, more = data(30), data(5, seed=3)
+    functions = {
+        "gradient_weight": lambda b: torch.full((len(b["input"]),), 2.0),
+        "gradient_target": lambda b: b["slope"],
+    }
+    uq = rg.LastLayerRigidity(net(), forward=lambda m, b: m(b["input"]), target=lambda b: b["y"])
+    uq.fit([given.batch], gradients="input", **functions)
+    uq.calibrate([data(30, seed=7).batch])
+    uq.save(tmp_path / "uq.safetensors")
+    options = {"forward": lambda m, b: m(b["input"]), "target": lambda b: b["y"]}
+    again = rg.LastLayerRigidity.load(tmp_path / "uq.safetensors", uq.model, **options)
+    close(again.gradient([more.batch], "input").std, uq.gradient([more.batch], "input").std)
+    with pytest.raises(ValueError, match="set_loss"):
+        again.partial_fit([more.batch])
+    again.set_loss(gradients="input", **functions)
+    uq.partial_fit([more.batch])
+    again.partial_fit([more.batch])
+    for a, b in zip(state(again), state(uq), strict=True):
+        close(a, b, 1e-12)
+
+
+def test_a_weight_in_a_tensor_is_a_number(tmp_path):
+    given = data()
+    uq = rg.LastLayerRigidity(net())
+    uq.fit((given.x, given.y), gradients=0, gradient_weight=torch.tensor(BETA, dtype=F64))
+    close(uq.gram.matrix, statistic(given)[0].matrix)
+    uq.save(tmp_path / "uq.safetensors")
+    again = rg.LastLayerRigidity.load(tmp_path / "uq.safetensors", uq.model)
+    again.forget((given.x[:3], given.y[:3]))
+    close(again.gram.matrix, statistic(given.part(slice(3, 15)))[0].matrix)
+
+
+# --- bad input ----------------------------------------------------------------------------------
+
+
+def with_nan(t):
+    t = t.clone()
+    t.view(-1)[0] = math.nan
+    return t
+
+
+BAD_FITS = {
+    "zero_weight": ({"gradient_weight": 0.0}, r"positive.*got 0"),
+    "negative_weight": ({"gradient_weight": -1.0}, r"positive.*got -1"),
+    "nan_weight": ({"gradient_weight": math.nan}, r"positive.*got nan"),
+    "infinite_weight": ({"gradient_weight": math.inf}, r"positive.*got inf"),
+    "word_for_a_weight": ({"gradient_weight": "much"}, r"gradient_weight.*'?much"),
+    "negative_weights": ({"gradient_weight": lambda b: -torch.ones(15)}, "negative"),
+    "nan_weights": ({"gradient_weight": lambda b: torch.full((15,), math.nan)}, "finite"),
+    "too_few_weights": ({"gradient_weight": lambda b: torch.ones(4)}, r"\(4,\).*15 rows"),
+    "unknown_input": ({"gradients": "pos"}, "no input 'pos'"),
+    "target_alone": ({"gradients": None}, "gradient_target= needs gradients="),
+    "weight_alone": (
+        {"gradients": None, "gradient_target": None, "gradient_weight": 3.0},
+        "gradients=",
+    ),
+    "wrong_shape": ({"gradient_target": lambda b: torch.ones(15, 2)}, r"\(15, 2\).*\(15, 3\)"),
+    "flat_target": ({"gradient_target": lambda b: torch.ones(45)}, r"\(45,\).*\(15, 3\)"),
+    "nan_target": ({"gradient_target": lambda b: with_nan(data().slope)}, "NaN"),
+    "missing_target": ({"gradient_target": "forces"}, "forces"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FITS)
+def test_a_bad_fit_is_refused_and_leaves_the_object_as_it_was(case):
+    options, message = BAD_FITS[case]
+    given, uq = data(), calibrated()
+    before, x = [t.clone() for t in state(uq)], normal(3, 3, seed=1)
+    std = uq.gradient(x).std
+    options = {"gradients": "input", "gradient_target": "slope", **options}
+    batch = given.batch
+    if options["gradient_target"] != "slope":
+        del batch["slope"]
+    with pytest.raises((ValueError, TypeError), match=message):
+        uq.fit([batch], **options)
+    for a, b in zip(state(uq), before, strict=True):
+        assert torch.equal(a, b)
+    assert torch.equal(uq.gradient(x).std, std)
+    uq.partial_fit([given.batch])
+
+
+def test_a_bad_batch_in_the_middle_of_a_partial_fit_changes_nothing():
+    uq = calibrated()
+    before = [t.clone() for t in state(uq)]
+    bad = data(5, seed=4)
+    bad.slope = bad.slope[:, :2]
+    with pytest.raises(ValueError, match=r"Batch 1.*\(5, 2\)"):
+        uq.partial_fit([data(5, seed=3).batch, bad.batch])
+    for a, b in zip(state(uq), before, strict=True):
+        assert torch.equal(a, b)
+    assert not uq.report.stale
+
+
+BAD_CALIBRATIONS = {
+    "missing": ({"gradient_target": "forces"}, "forces"),
+    "wrong_shape": ({"gradient_target": lambda b: torch.ones(7, 2)}, r"\(7, 2\).*\(7, 3\)"),
+    "nan": ({"gradient_target": lambda b: torch.full((7, 3), math.nan)}, "NaN"),
+    "unknown_input": (
+        {"gradients": "pos", "gradient_target": lambda b: torch.ones(7, 3)},
+        "no input 'pos'",
+    ),
+    "input_alone": ({"gradients": 0}, "gradient_target"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CALIBRATIONS)
+def test_a_bad_calibration_is_refused_and_leaves_the_last_one(case):
+    options, message = BAD_CALIBRATIONS[case]
+    given, valid = data(30), data(7, seed=7)
+    uq = rg.LastLayerRigidity(net()).fit((given.x, given.y))
+    uq.calibrate((valid.x, valid.y), gradients=0, gradient_target=lambda b: valid.slope)
+    report, std = uq.report, uq.gradient(given.x).std
+    with pytest.raises(ValueError, match=message):
+        uq.calibrate((valid.x + 1, valid.y), ridge=3.0, **options)
+    assert uq.report is report
+    assert torch.equal(uq.gradient(given.x).std, std)

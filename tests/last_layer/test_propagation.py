@@ -1,0 +1,655 @@
+"""Propagation: derived quantities against dense covariances, Monte Carlo and closed forms."""
+
+import functools
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import rigidities as rg
+from rigidities.data.feed import Feed
+from rigidities.last_layer.propagation import outputs as joint_outputs
+from rigidities.last_layer.propagation import propagation
+from rigidities.last_layer.propagation.derived import Derived
+from rigidities.last_layer.propagation.differential import Differential
+from rigidities.last_layer.propagation.outputs import repeatable
+from rigidities.last_layer.propagation.propagation import covariance_between, propagated
+from rigidities.posterior.joint import JointPosterior
+from tests.support import oracle, zoo
+from tests.support.nets import trained
+
+F64 = torch.float64
+
+
+class Parts:
+    """What a façade hands to the propagation."""
+
+    def __init__(self, uq, source=None):
+        self.uq, self.tap = uq, uq._binding.current()
+        self.joint = JointPosterior.of(uq.posterior, uq.gram, self.tap.layout)
+        self.feed = Feed(uq.model, **(source or {}))
+
+    def batches(self, data, batch_size=None):
+        return lambda: self.feed(data, "propagate", batch_size=batch_size)
+
+    def propagate(self, fn, data, batch_size=None, again=None, **options):
+        again = repeatable(data) if again is None else again
+        start = self.batches(data, batch_size)
+        return propagated(fn, self.tap, self.joint, start, again=again, **options)
+
+    def covariance(self, data, others=None, batch_size=None):
+        second = None if others is None else self.batches(others, batch_size)
+        return covariance_between(self.tap, self.joint, self.batches(data, batch_size), second)
+
+
+def parts_of(net, dtype=None, **options):
+    model = net.model if dtype is None else net.model.to(dtype)
+    sets = [tuple(t if dtype is None else t.to(dtype) for t in pair) for pair in net[1:]]
+    uq = rg.LastLayerRigidity(model).fit(sets[0])
+    uq.calibrate(sets[1], **options)
+    return Parts(uq), sets[2][0]
+
+
+@functools.cache
+def fitted(targets):
+    parts, x = parts_of(trained(targets), F64)
+    return parts.uq, x
+
+
+@pytest.fixture
+def one():
+    """One target, float64, with test inputs."""
+    uq, x = fitted(1)
+    return Parts(uq), x
+
+
+@pytest.fixture
+def three():
+    uq, x = fitted(3)
+    return Parts(uq), x
+
+
+def dense_covariance(parts, train, x):
+    """Cov of all outputs (N K, N K) of the 4-24-24-K nets, from float64 features and an inverse."""
+    model, (xt, yt) = oracle.float64_copy(parts.uq.model), train
+    with torch.no_grad():
+        f, ft = (
+            torch.cat([model[:-1](t.double()), torch.ones(len(t), 1, dtype=F64)], 1)
+            for t in (x, xt)
+        )
+        residual = yt.double() - model(xt.double())
+    eye = torch.eye(f.shape[1], dtype=F64)
+    inner = f @ torch.linalg.inv(ft.T @ ft + parts.uq.ridge * eye) @ f.T
+    rho = torch.from_numpy(np.atleast_2d(uncentred_correlation(residual.numpy())))
+    between = rho * torch.outer(parts.uq.scale, parts.uq.scale)
+    return torch.einsum("mn,kl->mknl", inner, between).flatten(2).flatten(0, 1)
+
+
+def uncentred_correlation(residual):
+    unit = residual / np.linalg.norm(residual, axis=0)
+    return unit.T @ unit
+
+
+# --- linear functions are exact -----------------------------------------------------------------
+
+MODELS = [
+    id
+    for id in zoo.IDS
+    if zoo.OUTCOMES[id] != "refused" and id not in {"bfloat16_model", "float32_model"}
+]
+
+
+def per_target(jacobian, case, targets):
+    """(E, P) by all weights -> (E, D) by the weights of each output's own target."""
+    shapes = [zoo_parameter.shape for zoo_parameter in case_parameters(case)]
+    blocks = jacobian.split([shape.numel() for shape in shapes], dim=1)
+    folded = [
+        block.reshape(len(block), targets, -1).sum(1) if shape[0] == targets else block
+        for block, shape in zip(blocks, shapes, strict=True)
+    ]
+    return torch.cat(folded, 1)
+
+
+def case_parameters(case):
+    return oracle.distinct(oracle.float64_copy(case.model), case.parameters)
+
+
+def zoo_jacobian(case):
+    """(E, P) for all outputs of a batch."""
+    take = oracle.readout_jacobian if case.differentiable else oracle.difference_jacobian
+    jacobian = take(case.model, case.call, case.parameters)
+    return jacobian.reshape(-1, jacobian.shape[-1])
+
+
+@functools.cache
+def zoo_parts(id):
+    case, valid = zoo.build(id), zoo.build(id, draw=1)
+    uq = rg.LastLayerRigidity(case.model, **case.options)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The output is not linear")
+        uq.fit([case.data])
+    uq.calibrate([valid.data], ridge=0.01 * float(uq.gram.diagonal.mean()))
+    source = {"whole": "forward" in case.options, "target": case.options.get("target")}
+    return case, Parts(uq, source)
+
+
+def zoo_covariance(case, parts, batches):
+    """Cov of all outputs of some batches, with no help from the posterior's eigenbasis."""
+    uq, joint = parts.uq, parts.tap.layout == "joint"
+    targets = uq.scale.numel()
+    reading = parts.tap(*next(iter(parts.feed([case.data], "fit"))).args, **case.kwargs)
+
+    def whose(like):
+        """The target of each output."""
+        kept = reading.inner[reading.axis]
+        if kept == like.numel() // len(like) and reading.axis == -1:
+            return torch.arange(kept).repeat(len(like))
+        axis = reading.axis % len(reading.inner)
+        shape = [1] * len(reading.inner)
+        shape[axis] = kept
+        inner = [len(like) if i == 0 and axis else n for i, n in enumerate(reading.inner)]
+        return torch.arange(kept).reshape(shape).expand(inner).reshape(-1)
+
+    def rows(case):
+        jacobian = zoo_jacobian(case)
+        return jacobian if joint or targets == 1 else per_target(jacobian, case, targets)
+
+    train, k_train = rows(case), whose(case.target) if targets > 1 else None
+    f = torch.cat([rows(batch) for batch in batches])
+    k = torch.cat([whose(batch.target) for batch in batches]) if targets > 1 else None
+    eye = torch.eye(f.shape[1], dtype=F64)
+    if targets == 1:
+        inner = f @ torch.linalg.inv(train.T @ train + uq.ridge * eye) @ f.T
+        return uq.scale.square() * inner
+    between = torch.outer(uq.scale, uq.scale)[k][:, k]
+    if joint:
+        return f @ torch.linalg.inv(train.T @ train + uq.ridge * eye) @ f.T * between
+    residual = (case.target - case.call(oracle.float64_copy(case.model))).detach().reshape(-1)
+    columns = torch.stack([residual[k_train == t] for t in range(targets)], 1)
+    rho = torch.from_numpy(uncentred_correlation(columns.numpy()))
+    if uq.gram.targets is not None:
+        rho = torch.eye(targets, dtype=F64)
+    inner = torch.zeros(len(f), len(f), dtype=F64)
+    for t in range(targets):
+        mine = train[k_train == t]
+        inverse = torch.linalg.inv(mine.T @ mine + uq.ridge * eye)
+        inner = torch.where((k == t)[:, None], f @ inverse @ f.T, inner)
+    return inner * between * rho[k][:, k]
+
+
+@pytest.mark.parametrize("id", MODELS)
+def test_a_linear_function_is_exact_for_every_kind_of_readout(id):
+    case, parts = zoo_parts(id)
+    batches = [zoo.build(id, draw=2), zoo.build(id, draw=3)]
+    expected = zoo_covariance(case, parts, batches)
+    data, size = [batch.data for batch in batches], len(expected)
+    few, many = 3, parts.joint.coordinates + 3
+    matrix = torch.randn(many, size, dtype=F64, generator=torch.Generator().manual_seed(0))
+    for quantities in (few, many):  # by reverse mode, by forward mode
+        a = matrix[:quantities]
+        derived = parts.propagate(lambda y, a=a: a @ y.reshape(-1), data, second_order=True)
+        close = torch.testing.assert_close
+        close(derived.covariance, a @ expected @ a.T, rtol=1e-7, atol=1e-9 * float(expected.max()))
+        close(derived.std, derived.covariance.diagonal().sqrt())
+        model = oracle.float64_copy(case.model)
+        outputs = torch.cat([batch.call(model).reshape(-1) for batch in batches]).detach()
+        close(derived.mean, a @ outputs)
+        assert not derived.shift.any()
+    whole = parts.covariance(data).reshape(size, size)
+    close(whole, expected, rtol=1e-7, atol=1e-9 * float(expected.max()))
+
+
+def test_all_layouts_and_cases_are_among_the_models():
+    taps = [zoo_parts(id)[1].tap for id in MODELS]
+    assert {tap.case for tap in taps} >= {"plain", "shared", "separate", "jacobian", "dense"}
+    assert "features" in {tap.case for tap in taps}
+
+
+def test_masked_targets_have_grams_and_error_bars_of_their_own():
+    net = trained(targets=2)
+    (x, y), model = net.train, net.model.double()
+    y = y.double().clone()
+    y[::3, 1] = torch.nan
+    loss = lambda p, t: torch.where(t.isnan(), 0.0, (p - t.nan_to_num()).square() / 2)  # noqa: E731
+    uq = rg.LastLayerRigidity(model).fit((x.double(), y), loss=loss)
+    uq.calibrate(tuple(t.double() for t in net.valid))
+    assert uq.gram.targets == 2
+    parts, at = Parts(uq), net.test[0].double()
+    derived = parts.propagate(
+        lambda p: torch.stack([*p.mean(0), p[:, 0].mean() - p[:, 1].mean()]), at
+    )
+    f, ft = (
+        torch.cat([model[:-1](t), torch.ones(len(t), 1, dtype=F64)], 1).detach()
+        for t in (at, x.double())
+    )
+    known, eye = ~y.isnan(), torch.eye(25, dtype=F64)
+    expected = torch.stack(
+        [
+            uq.scale[k] ** 2
+            * f.mean(0)
+            @ torch.linalg.inv(ft[known[:, k]].T @ ft[known[:, k]] + uq.ridge * eye)
+            @ f.mean(0)
+            for k in range(2)
+        ]
+    )
+    torch.testing.assert_close(derived.variance[:2], expected, rtol=1e-8, atol=0)
+    torch.testing.assert_close(derived.variance[2], expected.sum(), rtol=1e-8, atol=0)
+
+
+def test_covariance_has_the_outputs_shape_on_both_sides(one, three):
+    parts, x = three
+    dense = dense_covariance(parts, trained(targets=3).train, x)
+    found = parts.covariance(x, batch_size=37)
+    assert found.shape == (200, 3, 200, 3)
+    torch.testing.assert_close(found.reshape(600, 600), dense, rtol=1e-8, atol=1e-12)
+    cross = parts.covariance(x[:50], x[30:90], batch_size=17)
+    torch.testing.assert_close(cross, found[:50, :, 30:90], rtol=1e-10, atol=1e-14)
+    variance = found.reshape(600, 600).diagonal().reshape(200, 3)
+    torch.testing.assert_close(variance, parts.uq.predict(x).epistemic, rtol=1e-8, atol=0)
+    parts, x = one
+    assert parts.covariance(x[:7], x[:5]).shape == (7, 5)
+
+
+# --- correlations -------------------------------------------------------------------------------
+
+
+def test_the_difference_of_similar_predictions_has_a_small_error_bar(one):
+    parts, x = one
+    near = torch.stack([x[0], x[0] + 1e-3])
+    single = parts.propagate(lambda y: y, near).std
+    difference = parts.propagate(lambda y: y[0] - y[1], near).std
+    assert float(difference) < 0.02 * float(single.min())
+    assert float(parts.propagate(lambda y: y[0] + y[1], near).std) > 1.99 * float(single.min())
+
+
+def test_the_difference_of_two_targets_uses_their_residual_correlation():
+    parts, x = parts_of(trained(targets=3), F64)
+    parts.uq.gram.square[:] = torch.tensor([[1.0, 0.9, 0.0], [0.9, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    joint = JointPosterior.of(parts.uq.posterior, parts.uq.gram, "shared")
+    parts.joint = joint
+    std = parts.propagate(lambda y: y[0], x[:1]).std
+    close, apart = parts.propagate(
+        lambda y: torch.stack([y[0, 0] - y[0, 1], y[0, 0] - y[0, 2]]), x
+    ).std
+    expected = (std[0] ** 2 + std[1] ** 2 - 1.8 * std[0] * std[1]).sqrt()
+    torch.testing.assert_close(close, expected)
+    torch.testing.assert_close(apart, (std[0] ** 2 + std[2] ** 2).sqrt())
+
+
+# --- nonlinear functions ------------------------------------------------------------------------
+
+
+def curved(y):
+    """A ratio, a soft maximum, a product and a trapezoid of an exponential."""
+    y = y.reshape(-1)
+    return torch.stack(
+        [
+            y[:40].sum() / (3 + y[40:80].mean()),
+            torch.logsumexp(3 * y, 0),
+            y[0] * y[7],
+            torch.trapezoid(y[:30].exp(), dx=0.1),
+        ]
+    )
+
+
+def test_nonlinear_functions_agree_with_many_models_of_drawn_weights():
+    net = trained()
+    parts, x = parts_of(net, F64)
+    scale = 0.05  # small, so that first order is what is tested
+    parts.joint = JointPosterior.of(
+        parts.uq.posterior.with_scale(scale * parts.uq.scale), parts.uq.gram, "shared"
+    )
+    derived = parts.propagate(curved, x, second_order=True)
+    model, (xt, _) = parts.uq.model, net.train
+    with torch.no_grad():
+        f, ft = (
+            torch.cat([model[:-1](t), torch.ones(len(t), 1, dtype=F64)], 1)
+            for t in (x, xt.double())
+        )
+        precision = (ft.T @ ft + parts.uq.ridge * torch.eye(25, dtype=F64)) / (
+            scale * parts.uq.scale
+        ) ** 2
+        root = torch.linalg.cholesky(torch.linalg.inv(precision))
+        draws, generator = 40_000, torch.Generator().manual_seed(1)
+        moved = torch.randn(draws, 25, dtype=F64, generator=generator) @ root.T @ f.T
+        plus, minus = (torch.vmap(curved)(model(x)[:, 0] + sign * moved) for sign in (1, -1))
+    std = torch.cat([plus, minus]).std(0)
+    assert bool(((derived.std / std - 1).abs() < 4 / math.sqrt(2 * 2 * draws) + 2e-3).all())
+    bend = (plus + minus) / 2 - curved(model(x).detach())
+    error = bend.std(0) / math.sqrt(draws)
+    assert bool(((derived.shift - bend.mean(0)).abs() < 4 * error).all())
+    assert bool((derived.shift.abs() > 5 * error).sum() >= 3)
+    torch.testing.assert_close(derived.first_order_mean, curved(model(x)).detach())
+
+
+@pytest.mark.parametrize("quantities", [2, 100])
+def test_the_second_order_mean_of_a_quadratic_is_exact(three, quantities):
+    parts, x = three
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randn(quantities, 30, 30, dtype=F64, generator=generator)
+    b = torch.randn(quantities, 30, dtype=F64, generator=generator)
+    fn = lambda y: torch.einsum("i,qij,j->q", y.reshape(-1), a, y.reshape(-1)) + b @ y.reshape(-1)  # noqa: E731
+    covariance = dense_covariance(parts, trained(targets=3).train, x[:10])
+    derived = parts.propagate(fn, x[:10], second_order=True, batch_size=4)
+    mean = fn(parts.uq.model(x[:10])).detach()
+    expected = mean + torch.einsum("qij,ij->q", a, covariance)
+    torch.testing.assert_close(derived.mean, expected, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(derived.shift, expected - mean, rtol=1e-7, atol=1e-10)
+    assert not parts.propagate(fn, x[:10]).shift.any()
+
+
+# --- laws ---------------------------------------------------------------------------------------
+
+
+def test_batches_and_order_do_not_matter(three):
+    parts, x = three
+    once, shuffle = parts.propagate(curved, x), torch.randperm(200, generator=torch.Generator())
+    many = parts.propagate(curved, x, batch_size=7)
+    torch.testing.assert_close(many.covariance, once.covariance, rtol=1e-10, atol=1e-16)
+    torch.testing.assert_close(many.mean, once.mean)
+    back = shuffle.argsort()
+    other = parts.propagate(lambda y: curved(y[back]), x[shuffle])
+    torch.testing.assert_close(other.covariance, once.covariance, rtol=1e-10, atol=1e-16)
+
+
+def test_forward_and_reverse_mode_agree(one, monkeypatch):
+    parts, x = one
+    forward = parts.propagate(torch.exp, x)
+    monkeypatch.setattr(propagation, "_pushed", propagation._pulled)
+    reverse = parts.propagate(torch.exp, x)
+    torch.testing.assert_close(forward.rows, reverse.rows, rtol=1e-9, atol=1e-14)
+    torch.testing.assert_close(
+        forward.variance, parts.uq.predict(x).epistemic * (2 * forward.mean.log()).exp()
+    )
+
+
+def test_float32_models_give_float32_with_float64_derivatives():
+    exact, x = parts_of(trained(), F64)
+    parts, x32 = parts_of(trained())
+    parts.joint = exact.joint
+    got, expected = (p.propagate(curved, z) for p, z in ((parts, x32), (exact, x)))
+    assert got.mean.dtype == got.std.dtype == got.covariance.dtype == torch.float32
+    assert got.precision == F64
+    assert torch.equal(got.mean, curved(parts.uq.model(x32)).detach())
+    torch.testing.assert_close(got.std.double(), expected.std, rtol=1e-3, atol=0)
+
+
+def test_a_function_with_float32_constants_gets_float32_derivatives():
+    parts, x = parts_of(trained())
+    matrix = torch.randn(3, 200, generator=torch.Generator().manual_seed(0))
+    got = parts.propagate(lambda y: matrix @ y[:, 0], x)
+    wide = parts.propagate(lambda y: matrix.to(y.dtype) @ y[:, 0], x)
+    assert got.precision == torch.float32 and wide.precision == F64
+    torch.testing.assert_close(got.std, wide.std, rtol=1e-5, atol=0)
+
+
+def test_half_precision_models_get_error_bars_in_float32():
+    case = zoo.build("bfloat16_model")
+    parts = Parts(rg.LastLayerRigidity(case.model).fit([case.data]))
+    derived = parts.propagate(lambda y: y.mean(), [case.data], second_order=True)
+    assert derived.std.dtype == torch.float32
+    assert 0 < float(derived.std) < math.inf
+
+
+def test_the_result_has_the_shape_of_the_function(one):
+    parts, x = one
+    derived = parts.propagate(lambda y: y.reshape(4, 5, 10).exp().sum(2), x)
+    assert derived.mean.shape == derived.std.shape == derived.shift.shape == (4, 5)
+    assert derived.covariance.shape == (20, 20)
+    assert parts.propagate(torch.mean, x).std.shape == ()
+
+
+def test_intervals_are_gaussian():
+    derived = Derived.of(torch.tensor(1.0), torch.tensor([[3.0, 4.0]], dtype=F64))
+    law = torch.distributions.Normal(1.0, 5.0)
+    low, high = derived.interval(0.8)
+    torch.testing.assert_close(law.cdf(high) - law.cdf(low), torch.tensor(0.8))
+    torch.testing.assert_close(derived.quantile(0.25), law.icdf(torch.tensor(0.25)))
+    for wrong in (0, 1):
+        with pytest.raises(ValueError, match="between 0 and 1"):
+            derived.interval(wrong)
+        with pytest.raises(ValueError, match="between 0 and 1"):
+            derived.quantile(wrong)
+
+
+# --- functions that ask for another way ---------------------------------------------------------
+
+
+class Square(torch.autograd.Function):
+    """A square that knows no forward mode."""
+
+    @staticmethod
+    def forward(ctx, y):
+        ctx.save_for_backward(y)
+        return y.square()
+
+    @staticmethod
+    def backward(ctx, grad):
+        (y,) = ctx.saved_tensors
+        return 2 * y * grad
+
+
+def branching(y):
+    """Looks at a value, which cannot be batched."""
+    return y.square() if float(y.detach().sum()) < math.inf else y
+
+
+def looping(y):
+    """Writes into its input and into a new tensor."""
+    y *= 2
+    out = torch.zeros_like(y)
+    for i in range(len(y)):
+        out[i] = y[i] * y[i] / 4
+    return out
+
+
+@pytest.mark.parametrize("rows", [5, 60])
+@pytest.mark.parametrize("fn", [Square.apply, branching, looping])
+def test_functions_without_a_forward_mode_or_with_writes_are_differentiated_too(one, fn, rows):
+    parts, x = one
+    expected = parts.propagate(torch.square, x[:rows], second_order=True)
+    derived = parts.propagate(fn, x[:rows], second_order=True)
+    for name in ("mean", "variance", "shift", "rows"):
+        got, wanted = getattr(derived, name), getattr(expected, name)
+        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-14)
+
+
+def test_many_quantities_keep_their_variances_without_their_covariance(one, monkeypatch):
+    parts, x = one
+    whole = parts.propagate(torch.exp, x)
+    monkeypatch.setattr(propagation, "KEPT", 1000)
+    lean = parts.propagate(torch.exp, x)
+    torch.testing.assert_close(lean.variance, whole.variance)
+    with pytest.raises(ValueError, match="Propagate fewer"):
+        _ = lean.covariance
+
+
+def test_small_chunks_change_nothing(one, monkeypatch):
+    parts, x = one
+    whole = parts.propagate(curved, x, second_order=True)
+    wide = parts.propagate(torch.exp, x)
+    monkeypatch.setattr("rigidities.last_layer.propagation.differential.WORKING", 8 * 200 * 3)
+    torch.testing.assert_close(parts.propagate(curved, x, second_order=True).shift, whole.shift)
+    small = parts.propagate(torch.exp, x)
+    torch.testing.assert_close(small.rows, wide.rows)
+    torch.testing.assert_close(small.variance, wide.variance)
+
+
+def test_gradient_modes_do_not_matter(one):
+    parts, x = one
+    expected = parts.propagate(curved, x, second_order=True)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            got = parts.propagate(curved, x, second_order=True)
+        torch.testing.assert_close(got.covariance, expected.covariance)
+        torch.testing.assert_close(got.shift, expected.shift)
+        assert not got.mean.is_inference()
+
+
+# --- features beyond the budget -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fn", [curved, torch.exp])
+@pytest.mark.parametrize("kept", [0, 39_999])
+def test_features_that_were_not_kept_are_read_again(one, monkeypatch, fn, kept):
+    parts, x = one
+    expected = parts.propagate(fn, x, batch_size=16)
+    calls = []
+    tap = parts.tap
+    parts.tap = lambda *a, **k: calls.append(1) or tap(*a, **k)
+    monkeypatch.setattr(joint_outputs, "KEPT", kept)
+    got = parts.propagate(fn, x, batch_size=16)
+    torch.testing.assert_close(got.rows, expected.rows, rtol=1e-12, atol=1e-16)
+    assert len(calls) == (26 if kept == 0 else 13 + 1)  # 12 batches of 3.2 kB fit
+
+
+def test_a_generator_is_read_once_and_kept(one, monkeypatch):
+    parts, x = one
+    monkeypatch.setattr(joint_outputs, "KEPT", 0)
+    expected = parts.propagate(curved, x)
+    got = parts.propagate(curved, (batch for batch in x.split(16)))
+    torch.testing.assert_close(got.covariance, expected.covariance, rtol=1e-10, atol=1e-16)
+    assert not repeatable(iter([1])) and repeatable([1]) and repeatable(x)
+
+
+def test_another_order_at_the_second_reading_is_refused(one, monkeypatch):
+    parts, x = one
+    shuffled = DataLoader(TensorDataset(x), batch_size=16, shuffle=True)
+    parts.propagate(torch.mean, shuffled)
+    monkeypatch.setattr(joint_outputs, "KEPT", 0)
+    with pytest.raises(ValueError, match="does not shuffle"):
+        parts.propagate(torch.mean, shuffled)
+
+
+# --- bad input ----------------------------------------------------------------------------------
+
+NO_DERIVATIVE = {
+    "detached": lambda y: y.detach().sum(),
+    "without_gradients": torch.no_grad()(lambda y: y.sum()),
+    "through_numpy": lambda y: torch.from_numpy(y.numpy() ** 2),
+    "through_numpy_detached": lambda y: torch.from_numpy(y.detach().numpy() ** 2),
+    "through_a_number": lambda y: torch.tensor(y.sum().item()),
+    "a_comparison": lambda y: (y > 0).to(y.dtype).mean(),
+}
+
+
+@pytest.mark.parametrize("fn", NO_DERIVATIVE.values(), ids=NO_DERIVATIVE)
+def test_functions_without_a_derivative_name_the_ensemble(one, fn):
+    parts, x = one
+    with pytest.raises(ValueError, match=r"different.*uq\.ensemble\(64\)\.propagate\(fn, x\)"):
+        parts.propagate(fn, x)
+
+
+@pytest.mark.parametrize(
+    ("fn", "message"),
+    [
+        (lambda y: y.argmax(), r"floating-point values, got torch.int64.*ensemble"),
+        (lambda y: y.sum().item(), r"one tensor, got float.*ensemble"),
+        (lambda y: (y.sum(), y.mean()), r"one tensor, got tuple. Join several with torch.stack"),
+        (lambda y: y.numpy(), r"one tensor, got ndarray.*ensemble"),
+        (lambda y: torch.fft.fft(y[:, 0]), r"got torch.complex128"),
+    ],
+)
+def test_results_that_are_no_real_tensor_are_refused(one, fn, message):
+    parts, x = one
+    with pytest.raises(TypeError, match=message):
+        parts.propagate(fn, x)
+
+
+@pytest.mark.parametrize(
+    ("fn", "message"),
+    [
+        (lambda y: (y - 100).log(), r"NaN or infinity for 200 of 200 quantities"),
+        (lambda y: (y - y.detach()).sqrt().sum(), r"derivative of quantity 0 .*ensemble"),
+        (lambda y: (y - y.detach()).sqrt(), r"derivative of quantity 0 .*torch.where.*ensemble"),
+        (lambda y: y[:0], r"at least one value, got shape \(0, 1\)"),
+    ],
+)
+def test_values_and_derivatives_that_are_not_finite_are_refused(one, fn, message):
+    parts, x = one
+    with pytest.raises(ValueError, match=message):
+        parts.propagate(fn, x)
+
+
+@pytest.mark.parametrize("fn", [torch.round, lambda y: y.round().sum()])
+def test_a_derivative_of_zero_is_said(one, fn):
+    parts, x = one
+    with pytest.warns(UserWarning, match=r"exactly zero for (200 of 200|1 of 1) .*uq\.ensemble"):
+        derived = parts.propagate(fn, x)
+    assert not derived.std.any()
+
+
+def test_only_the_flat_quantities_are_counted(one):
+    parts, x = one
+    flat = int((parts.uq.model(x) < 0).sum())
+    with pytest.warns(UserWarning, match=f"exactly zero for {flat} of 200"):
+        derived = parts.propagate(torch.relu, x)
+    assert int((derived.std == 0).sum()) == flat
+
+
+@pytest.mark.parametrize("data", [[], torch.zeros(0, 4, dtype=F64), [torch.zeros(0, 4, dtype=F64)]])
+def test_empty_data_are_refused(one, data):
+    parts, _ = one
+    with pytest.raises(ValueError, match="nothing to propagate"):
+        parts.propagate(torch.mean, data)
+
+
+def test_outputs_that_cannot_be_joined_are_refused():
+    net = nn.Sequential(nn.Linear(3, 8), nn.SiLU(), nn.Linear(8, 1)).double()
+    x = torch.randn(6, 4, 3, dtype=F64, generator=torch.Generator().manual_seed(0))
+    parts = Parts(rg.LastLayerRigidity(net).fit((x, x[..., :1])))
+    with pytest.raises(ValueError, match="different shapes per sample"):
+        parts.propagate(torch.mean, [x, x[:, :2]])
+
+
+def test_errors_inside_the_function_come_through(one):
+    parts, x = one
+
+    def wrong(y):
+        raise KeyError("energy")
+
+    with pytest.raises(KeyError, match="energy"):
+        parts.propagate(wrong, x)
+
+
+# --- through the façade -------------------------------------------------------------------------
+
+
+def test_the_facade_hands_everything_on(three):
+    parts, x = three
+    expected = parts.propagate(curved, x, second_order=True)
+    for data in (x, (batch for batch in x.split(16)), DataLoader(TensorDataset(x), batch_size=50)):
+        got = parts.uq.propagate(curved, data, second_order=True, batch_size=31, progress=False)
+        torch.testing.assert_close(got.covariance, expected.covariance, rtol=1e-9, atol=1e-15)
+        torch.testing.assert_close(got.mean, expected.mean)
+    found = parts.uq.covariance(x[:9], x[5:12], batch_size=4)
+    torch.testing.assert_close(found, parts.covariance(x[:9], x[5:12]))
+    torch.testing.assert_close(parts.uq.covariance(x[:9]), parts.covariance(x[:9]))
+
+
+def test_the_zero_derivative_is_said_where_the_user_called(one):
+    parts, x = one
+    with pytest.warns(UserWarning, match="exactly zero") as said:
+        parts.uq.propagate(torch.round, x)
+    assert said[0].filename == __file__
+
+
+def test_an_uncalibrated_fit_says_so(net):
+    uq = rg.LastLayerRigidity(net.model).fit(net.train)
+    with pytest.warns(UserWarning, match="not calibrated"):
+        uq.propagate(torch.mean, net.test[0])
+
+
+def test_an_operation_that_forward_mode_bends_wrongly_is_bent_by_reverse_mode() -> None:
+    point = torch.linspace(-1, 2, 6, dtype=torch.float64).reshape(1, 6)
+    slope = Differential(lambda y: torch.nn.functional.layer_norm(y, (6,)).exp().sum(1), point)
+    tangent = torch.linspace(1, -3, 6, dtype=torch.float64).reshape(1, 1, 6) ** 2
+    hessian = torch.autograd.functional.hessian(
+        lambda y: torch.nn.functional.layer_norm(y, (6,)).exp().sum(), point
+    ).reshape(6, 6)
+    expected = tangent.flatten() @ hessian @ tangent.flatten()
+    assert float(slope.bent(tangent)) == pytest.approx(float(expected), rel=1e-9)

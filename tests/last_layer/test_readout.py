@@ -1,0 +1,404 @@
+"""Where the features come from: every model of the zoo against its readout's dense Jacobian."""
+
+import contextlib
+import functools
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rigidities as rg
+from rigidities.last_layer.readout.tap import Tap
+from tests.support import oracle, zoo
+
+RIDGE = 0.1
+TRAIN, VALID, TEST = (0, 1), 2, 3  # draws
+ACCEPTED = [id for id in zoo.IDS if zoo.OUTCOMES[id] != "refused"]
+REFUSED = [id for id in zoo.IDS if zoo.OUTCOMES[id] == "refused"]
+LOCAL = [id for id in zoo.IDS if zoo.OUTCOMES[id] == "local"]
+EXACT = [id for id in ACCEPTED if id not in zoo.PRECISION]
+
+
+def fitted(case: zoo.Case) -> rg.LastLayerRigidity:
+    """Fitted to two batches and calibrated on a third at a given ridge."""
+    with warnings.catch_warnings():
+        if case.outcome == "local":
+            warnings.filterwarnings("ignore", message=".*not linear")
+        uq = rg.LastLayerRigidity(case.model, **case.options)
+        uq.fit([zoo.build(case.id, draw).data for draw in TRAIN])
+        uq.calibrate([zoo.build(case.id, VALID).data], ridge=RIDGE)
+    return uq
+
+
+def jacobian(case: zoo.Case) -> Tensor:
+    """d(output)/d(readout weights), by autograd where it can see."""
+    derivative = oracle.readout_jacobian if case.differentiable else oracle.difference_jacobian
+    return derivative(case.model, case.call, case.parameters)
+
+
+def expected_quadratic(id: str) -> Tensor:
+    """q = j^T (J^T J + ridge I)^-1 j, with J over all outputs of all training rows."""
+    train = torch.cat([oracle.rows(jacobian(zoo.build(id, draw))) for draw in TRAIN])
+    return oracle.quadratic(train, jacobian(zoo.build(id, TEST)), RIDGE)
+
+
+def tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and buffer, whether saved or not."""
+    return dict(model.named_parameters()) | dict(model.named_buffers())
+
+
+def settings(model: nn.Module) -> dict[str, object]:
+    """Each module's class, attributes, training flag and hooks, and what autograd knows."""
+    found: dict[str, object] = {}
+    for name, module in model.named_modules():
+        hooks = {key: len(value) for key, value in vars(module).items() if "hooks" in key}
+        found[name] = (type(module), sorted(vars(module)), module.training, hooks)
+    for name, tensor in tensors(model).items():
+        found[name + "'"] = (id(tensor), tensor.data_ptr(), tensor._version, tensor.requires_grad)
+    return found
+
+
+# --- law 7 --------------------------------------------------------------------------------------
+
+
+@functools.cache
+def prediction_for(id: str) -> rg.Prediction:
+    """What the library says about the test batch."""
+    return fitted(zoo.build(id)).predict([zoo.build(id, TEST).data])
+
+
+@pytest.mark.parametrize("id", EXACT)
+def test_features_equal_the_readout_jacobian(id):
+    prediction = prediction_for(id)
+    expected = expected_quadratic(id)
+    assert prediction.rigidity.shape == expected.shape
+    torch.testing.assert_close(1 / prediction.rigidity, expected, rtol=1e-8, atol=1e-13)
+
+
+@pytest.mark.parametrize("id", EXACT)
+def test_mean_equals_the_models_own_output_in_eval_mode(id):
+    test = zoo.build(id, TEST)
+    expected = test.call(test.model.eval()).detach()
+    torch.testing.assert_close(prediction_for(id).mean, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(("id", "tolerance"), [("float32_model", 1e-4), ("bfloat16_model", 0.1)])
+def test_low_precision_models_keep_float64_statistics(id, tolerance):
+    case = zoo.build(id)
+    uq = fitted(case)
+    prediction = uq.predict([zoo.build(id, TEST).data])
+    assert uq.gram.matrix.dtype == torch.float64
+    assert prediction.mean.dtype == case.target.dtype
+    q = (1 / prediction.rigidity).double()
+    torch.testing.assert_close(q, expected_quadratic(id), rtol=tolerance, atol=0)
+
+
+def test_a_plain_heads_gram_is_that_of_its_input_and_a_one():
+    case = zoo.build("mlp_with_several_targets")
+    h = case.model.trunk(*case.args)
+    features = torch.cat([h, torch.ones(len(h), 1, dtype=h.dtype)], 1).detach()
+    gram = rg.LastLayerRigidity(case.model).fit([case.data]).gram
+    torch.testing.assert_close(gram.matrix, oracle.gram(features))
+
+
+# --- warnings and refusals ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("id", LOCAL)
+def test_a_nonlinear_tail_warns(id):
+    case = zoo.build(id)
+    with pytest.warns(UserWarning, match=case.match):
+        rg.LastLayerRigidity(case.model, **case.options).fit([case.data])
+
+
+@pytest.mark.parametrize("id", [id for id in ACCEPTED if id not in LOCAL])
+def test_a_linear_tail_does_not_warn(id):
+    case = zoo.build(id)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        uq = rg.LastLayerRigidity(case.model, **case.options).fit([case.data])
+    assert [str(warning.message) for warning in caught] == []
+    assert uq.gram.count > 0
+
+
+@pytest.mark.parametrize("id", REFUSED)
+def test_a_readout_that_cannot_be_used_is_refused_with_a_hint(id):
+    case = zoo.build(id)
+    with pytest.raises((ValueError, TypeError), match=case.match):
+        rg.LastLayerRigidity(case.model, **case.options).fit([case.data])
+
+
+# --- the user's model ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("id", zoo.IDS)
+def test_the_model_is_left_as_it_was(id, training):
+    case = zoo.build(id)
+    case.model.train(training)
+    for parameter in case.model.parameters():
+        parameter.grad = torch.full_like(parameter, 0.5)
+    bits = {name: tensor.detach().clone() for name, tensor in tensors(case.model).items()}
+    before = settings(case.model)
+    if case.outcome == "refused":
+        with pytest.raises((ValueError, TypeError)):
+            fitted(case)
+    else:
+        fitted(case).predict([zoo.build(id, TEST).data])
+    assert settings(case.model) == before
+    for name, tensor in tensors(case.model).items():
+        assert torch.equal(tensor, bits[name])
+        assert tensor.grad is None or (tensor.grad == 0.5).all()
+    assert all(parameter.grad is not None for parameter in case.model.parameters())
+
+
+def test_a_model_with_dropout_predicts_the_same_twice():
+    case = zoo.build("dropout_and_batch_norm_in_train_mode")
+    uq, data = fitted(case), [zoo.build(case.id, TEST).data]
+    first, second = uq.predict(data), uq.predict(data)
+    assert torch.equal(first.mean, second.mean) and torch.equal(first.std, second.std)
+    assert case.model.training
+
+
+def test_training_the_wrapper_does_not_train_what_it_wraps():
+    case = zoo.build("dropout_and_batch_norm_in_train_mode")
+    uq, data = fitted(case), [zoo.build(case.id, TEST).data]
+    expected = uq.predict(data).mean
+    uq.train()
+    assert torch.equal(uq.predict(data).mean, expected)
+
+
+# --- batches that do not look like the first ----------------------------------------------------
+
+
+def test_a_smaller_last_batch_changes_nothing():
+    whole, parts = zoo.build("sum_over_padded_atoms"), zoo.build("sum_over_padded_atoms")
+    pieces = [tuple(t[a:b] for t in parts.data) for a, b in ((0, 7), (7, 11), (11, 12))]
+    expected = rg.LastLayerRigidity(whole.model).fit([whole.data]).gram.matrix
+    torch.testing.assert_close(rg.LastLayerRigidity(parts.model).fit(pieces).gram.matrix, expected)
+
+
+def _skipping(m: zoo.Net, x: Tensor, z: Tensor, i: Tensor, n: int) -> Tensor:
+    """Behler-Parrinello with heads that are called only when their species occurs."""
+    total = x.new_zeros(n, 1)
+    for species, (body, head) in enumerate(zip(m.bodies, m.heads, strict=True)):
+        mine = z == species
+        if mine.any():
+            total = total.index_add(0, i[mine], head(body(x[mine])))
+    return total
+
+
+def without_third_species(id: str) -> zoo.Case:
+    """A model that skips absent species, and a batch without the third of them."""
+    case = zoo.build(id)
+    case.model.run = _skipping
+    case.batch.species.remainder_(2)
+    return case
+
+
+def test_a_named_head_may_be_absent_from_the_first_batch():
+    id = "one_named_head_for_each_species"
+    case, second = without_third_species(id), zoo.build(id, 1)
+    uq = rg.LastLayerRigidity(case.model, **case.options).fit([case.data, second.data])
+    uq.calibrate([zoo.build(id, VALID).data], ridge=RIDGE)
+    train = torch.cat([oracle.rows(jacobian(case)), oracle.rows(jacobian(second))])
+    expected = oracle.quadratic(train, jacobian(zoo.build(id, TEST)), RIDGE)
+    q = 1 / uq.predict([zoo.build(id, TEST).data]).rigidity
+    torch.testing.assert_close(q, expected, rtol=1e-8, atol=1e-13)
+
+
+def test_a_head_that_the_first_batch_does_not_call_is_refused_when_it_is_called():
+    case = without_third_species("one_head_for_each_species")
+    batches = [case.data, zoo.build(case.id, 1).data]
+    with pytest.raises(ValueError, match=r"first batch.*layer="):
+        rg.LastLayerRigidity(case.model, **case.options).fit(batches)
+
+
+IDENTITY_AT_FIRST = {
+    "mask of padded steps": (
+        lambda m, x, mask: zoo.plain(m, x) * mask,
+        lambda first: torch.ones(6, 5, 1) if first else torch.linspace(0.1, 1, 30).view(6, 5, 1),
+    ),
+    "gather of samples": (
+        lambda m, x, order: zoo.plain(m, x)[order],
+        lambda first: torch.arange(6) if first else torch.arange(6).flip(0),
+    ),
+    "running sum over steps": (
+        lambda m, x, steps: zoo.plain(m, x)[:, :steps].cumsum(1),
+        lambda first: 1 if first else 5,
+    ),
+    "doubling": (
+        lambda m, x, double: zoo.plain(m, x) * 2 if double else zoo.plain(m, x),
+        lambda first: not first,
+    ),
+}
+
+
+@pytest.mark.parametrize("tail", IDENTITY_AT_FIRST)
+def test_a_tail_that_does_nothing_to_the_first_batch_is_not_forgotten(tail):
+    run, extra = IDENTITY_AT_FIRST[tail]
+    case = zoo.build("several_time_steps_out")
+    case.model.run = lambda m, x, *more: run(m, x, *more).to(x.dtype)
+
+    def batch(draw: int, first: bool = False) -> tuple[Tensor, object, Tensor]:
+        x, more = zoo.build(case.id, draw).args[0][:6], extra(first)
+        return x, more, torch.randn_like(case.model(x, more)).detach()
+
+    def dense(b: tuple[Tensor, object, Tensor]) -> Tensor:
+        return oracle.readout_jacobian(case.model, lambda m: m(*b[:2]), case.parameters)
+
+    train, valid, test = [batch(0, first=True), batch(1)], batch(VALID), batch(TEST)
+    with contextlib.suppress(ValueError):  # refusing is as good as being right
+        uq = rg.LastLayerRigidity(case.model).fit(train)
+        uq.calibrate([valid], ridge=RIDGE)
+        q = 1 / uq.predict([test]).rigidity
+        rows = torch.cat([oracle.rows(dense(b)) for b in train])
+        expected = oracle.quadratic(rows, dense(test), RIDGE)
+        torch.testing.assert_close(q, expected, rtol=1e-8, atol=1e-13)
+
+
+def test_an_output_that_couples_the_rows_of_a_batch_is_right_or_refused():
+    case = zoo.build("mlp_with_a_column_output")
+    run = lambda m, x: zoo.plain(m, x) - zoo.plain(m, x).mean(0)  # noqa: E731
+    case.model.run = run
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            uq = rg.LastLayerRigidity(case.model).fit([case.data])
+            uq.calibrate([zoo.build(case.id, VALID).data], ridge=RIDGE)
+    except (ValueError, TypeError):
+        return
+    q = 1 / uq.predict([case.data]).rigidity
+    expected = oracle.quadratic(oracle.rows(jacobian(case)), jacobian(case), RIDGE)
+    torch.testing.assert_close(q, expected, rtol=1e-8, atol=1e-13)
+
+
+def test_a_flat_target_for_a_column_output_is_not_broadcast():
+    id = "mlp_with_a_column_output"
+    case, valid, model = zoo.build(id), zoo.build(id, VALID), zoo.build(id).model
+    column = rg.LastLayerRigidity(case.model).fit(case.data)
+    flat = rg.LastLayerRigidity(model).fit((*case.args, case.target.squeeze(-1)))
+    column.calibrate(valid.data, ridge=RIDGE)
+    flat.calibrate((*valid.args, valid.target.squeeze(-1)), ridge=RIDGE)
+    torch.testing.assert_close(flat.scale, column.scale)
+
+
+def test_a_head_input_that_is_overwritten_later_is_not_read_afterwards():
+    case, test = (zoo.build("mlp_with_a_column_output", draw) for draw in (0, TEST))
+
+    def run(m: zoo.Net, x: Tensor) -> Tensor:
+        h = m.trunk(x)
+        y = m.head(h)
+        h.zero_()
+        return y
+
+    expected = oracle.quadratic(oracle.rows(jacobian(case)), jacobian(test), RIDGE)
+    case.model.run = run
+    with contextlib.suppress(ValueError):  # refusing is as good as being right
+        uq = rg.LastLayerRigidity(case.model).fit([case.data])
+        uq.calibrate([zoo.build(case.id, VALID).data], ridge=RIDGE)
+        q = 1 / uq.predict([test.data]).rigidity
+        torch.testing.assert_close(q, expected, rtol=1e-8, atol=1e-13)
+
+
+def test_features_of_another_length_than_the_output_are_refused():
+    case = zoo.build("raw_parameter_head_with_its_features")
+    uq = rg.LastLayerRigidity(case.model, features=lambda m, x: m.trunk(x)[:4])  # a divisor of 12
+    with pytest.raises(ValueError, match="features"):
+        uq.fit([case.data])
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize(
+    "id", ["mlp_with_several_targets", "scaled_and_shifted_output", "softplus_after_the_head"]
+)
+def test_error_bars_do_not_depend_on_the_callers_grad_mode(id, mode):
+    case, valid, test = (zoo.build(id, draw) for draw in (0, VALID, TEST))
+    expected = fitted(zoo.build(id))(*test.args)[1]
+    uq = fitted(case)
+    with mode():
+        assert torch.equal(uq(*test.args)[1], expected)
+    again, batches = rg.LastLayerRigidity(case.model), [zoo.build(id, draw).data for draw in TRAIN]
+    with mode(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*not linear")
+        again.fit(batches).calibrate([valid.data], ridge=RIDGE)
+        torch.testing.assert_close(again(*test.args)[1], expected)
+
+
+# --- weights from the loss ----------------------------------------------------------------------
+
+
+def huber(prediction: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.huber_loss(prediction, target, reduction="none")
+
+
+def log_cosh(prediction: Tensor, target: Tensor) -> Tensor:
+    return (prediction - target).cosh().log()
+
+
+WEIGHTED = [
+    "mlp_with_a_squeezed_output",
+    "mlp_with_several_targets",
+    "each_target_scaled_by_its_own_std",
+    "several_time_steps_and_targets_out",
+    "sum_over_padded_atoms",
+    "one_head_for_each_species",
+    "targets_mixed_by_a_fixed_matrix",
+    "two_heads_as_two_targets",
+    "head_called_twice_for_two_targets",
+    "pointwise_convolution_in_two_dimensions",
+]
+
+
+@pytest.mark.parametrize("loss", [huber, log_cosh])
+@pytest.mark.parametrize("id", WEIGHTED)
+def test_each_output_weighs_as_the_curvature_of_its_loss(id, loss):
+    case, test = zoo.build(id), zoo.build(id, TEST)
+    curvature = oracle.curvature(loss, case.call(case.model), case.target)
+    weights = curvature.reshape(len(case.target), -1)
+    sample = torch.linspace(0.5, 2.0, len(weights), dtype=torch.float64)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*curvature")
+        uq = rg.LastLayerRigidity(case.model, **case.options)
+        uq.fit([case.data], loss=loss, sample_weight=lambda batch: sample)
+    uq.calibrate([zoo.build(id, VALID).data], ridge=RIDGE)
+    train, weights = oracle.rows(jacobian(case)), (weights * sample[:, None]).reshape(-1)
+    expected = oracle.quadratic(train, jacobian(test), RIDGE, weights)
+    q = 1 / uq.predict([test.data]).rigidity
+    torch.testing.assert_close(q, expected, rtol=1e-8, atol=1e-13)
+
+
+class Scripted(nn.Module):
+    """A model that keeps a compiled function beside its layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(3, 1)
+        self.activation = torch.jit.trace(torch.tanh, torch.zeros(2, 3))
+
+    def forward(self, x):
+        return self.head(self.activation(x))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_compiled_function_among_the_attributes_is_shared_and_not_copied():
+    model = Scripted()
+    x = torch.randn(5, 3)
+    output, features = Tap.find(model, (x,))(x)
+    torch.testing.assert_close(output, model(x).detach())
+    torch.testing.assert_close(features, torch.cat([torch.tanh(x), torch.ones(5, 1)], dim=1))
+
+
+def test_a_batch_that_gives_nan_is_named_and_not_called_another_form():
+    class Summed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(3, 1)
+
+        def forward(self, x):
+            return self.head(x).sum((1, 2)) * x.mean((1, 2)).square()
+
+    tap = Tap.find(Summed(), (torch.randn(4, 6, 3),))
+    with pytest.raises(ValueError, match="output for this batch is NaN or infinite"):
+        tap(torch.full((4, 6, 3), torch.nan))

@@ -1,0 +1,888 @@
+"""The façade: fit, calibrate, predict, as a user meets them."""
+
+import copy
+import subprocess
+import sys
+import warnings
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+
+import rigidities as rg
+from rigidities.calibration.evidence import evidence, most_evident_ridge
+from rigidities.data.batches import raw_batches
+from tests.support.nets import trained
+
+F64 = torch.float64
+
+
+def fitted(net, **options):
+    uq = rg.LastLayerRigidity(net.model, **options).fit(net.train)
+    uq.calibrate(net.valid)
+    return uq
+
+
+def features(model, x):
+    """The last layer's input and a one, in float64."""
+    with torch.no_grad():
+        h = model.double()[:-1](x.double())
+    return torch.cat([h, torch.ones(len(h), 1, dtype=F64)], dim=1)
+
+
+# --- what it computes ---------------------------------------------------------------------------
+
+
+def test_variance_is_the_papers_formula(net):
+    uq = fitted(net)
+    x = net.test[0]
+    mean, std = uq(x)
+    assert torch.equal(mean, net.model(x))
+    f, g = features(copy.deepcopy(net.model), x), features(copy.deepcopy(net.model), net.train[0])
+    matrix = g.T @ g + uq.ridge * torch.eye(25, dtype=F64)
+    expected = uq.scale.square() * (f * torch.linalg.solve(matrix, f.T).T).sum(1, keepdim=True)
+    torch.testing.assert_close(std.double().square(), expected, rtol=1e-4, atol=0)
+
+
+def test_predict_and_call_agree(net3):
+    uq = fitted(net3)
+    x = net3.test[0]
+    p = uq.predict(x, batch_size=37)
+    mean, std = uq(x)
+    assert p.mean.shape == p.std.shape == p.rigidity.shape == (200, 3)
+    torch.testing.assert_close(p.mean, mean)
+    torch.testing.assert_close(p.std, std)
+    torch.testing.assert_close(p.epistemic, uq.scale.square().float() / p.rigidity)
+
+
+def test_each_target_has_its_own_scale(net3):
+    uq = fitted(net3)
+    assert uq.scale.shape == (3,)
+    alone = rg.LastLayerRigidity(net3.model).fit(net3.train)
+    alone.calibrate(net3.valid, ridge=uq.ridge)
+    torch.testing.assert_close(alone.scale, uq.scale)
+    std = fitted(net3).predict(net3.test[0]).std
+    torch.testing.assert_close(
+        std[:, 1] / std[:, 0], (uq.scale[1] / uq.scale[0]).float().expand(200)
+    )
+
+
+def test_targets_cost_no_square_of_their_number():
+    model = nn.Linear(5, 400)
+    x = torch.randn(50, 5)
+    uq = rg.LastLayerRigidity(model).fit((x, torch.randn(50, 400)))
+    assert uq.gram.matrix.shape == (6, 6)
+    assert uq.gram.square.shape == (400,)
+
+
+def test_noise_floor_is_added_and_divided_by_the_sample_weight(net):
+    uq = rg.LastLayerRigidity(net.model).fit(net.train)
+    report = uq.calibrate(net.valid, noise="constant")
+    x = net.test[0]
+    p = uq.predict(x)
+    assert float(report.noise) > 0
+    torch.testing.assert_close(p.noise, report.noise.float().expand(200, 1))
+    torch.testing.assert_close(p.variance, p.epistemic + p.noise)
+    heavy = uq.predict(x, sample_weight=lambda batch: torch.full((len(batch),), 4.0))
+    torch.testing.assert_close(heavy.noise, p.noise / 4)
+    torch.testing.assert_close(heavy.epistemic, p.epistemic)
+
+
+def test_noise_floor_is_no_worse_than_none(net):
+    uq = rg.LastLayerRigidity(net.model).fit(net.train)
+    for criterion in ("nll", "crps", "absolute"):
+        without = uq.calibrate(net.valid, criterion=criterion)
+        assert uq.calibrate(net.valid, criterion=criterion, noise="constant").value <= without.value
+
+
+def test_error_bars_grow_away_from_the_data(net):
+    uq = fitted(net)
+    _, inside = uq(net.test[0])
+    _, outside = uq(10 * net.test[0])
+    assert float(outside.median()) > 3 * float(inside.median())
+
+
+def test_calibrated_error_bars_cover_as_promised(net):
+    p = fitted(net).predict(net.test[0])
+    low, high = p.interval(0.9)
+    inside = (net.test[1] >= low) & (net.test[1] <= high)
+    assert 0.83 < float(inside.float().mean()) < 0.97
+
+
+def test_partial_fit_equals_one_fit_and_forget_undoes_it(net):
+    x, y = net.train
+    whole = rg.LastLayerRigidity(net.model).fit((x, y))
+    parts = rg.LastLayerRigidity(net.model).fit((x[:100], y[:100])).partial_fit((x[100:], y[100:]))
+    torch.testing.assert_close(parts.gram.matrix, whole.gram.matrix)
+    first = rg.LastLayerRigidity(net.model).fit((x[:100], y[:100]))
+    parts.forget((x[100:], y[100:]))
+    torch.testing.assert_close(parts.gram.matrix, first.gram.matrix, rtol=1e-9, atol=1e-9)
+    assert parts.gram.count == 100
+
+
+def test_changed_data_make_the_calibration_stale(net):
+    uq = fitted(net)
+    uq.partial_fit(net.test)
+    assert uq.report.stale
+    with pytest.warns(UserWarning, match="since the calibration"):
+        uq(net.test[0])
+    uq.calibrate(net.valid)
+    uq(net.test[0])
+
+
+def test_uncalibrated_error_bars_warn_once(net):
+    uq = rg.LastLayerRigidity(net.model).fit(net.train)
+    with pytest.warns(UserWarning, match="not calibrated"):
+        uq(net.test[0])
+    uq(net.test[0])
+    assert torch.equal(uq.scale, torch.ones(1, dtype=F64))
+
+
+def test_default_ridge_is_relative_to_the_gram(net):
+    uq = rg.LastLayerRigidity(net.model).fit(net.train)
+    twice = rg.LastLayerRigidity(net.model).fit(
+        net.train, sample_weight=lambda b: 2 * torch.ones(len(b[0]))
+    )
+    assert twice.ridge == pytest.approx(2 * uq.ridge)
+
+
+def test_huber_tails_are_counted_and_reported(net):
+    uq = rg.LastLayerRigidity(net.model)
+    uq.fit(net.train, loss=rg.losses.Huber(0.1))
+    outside = (net.model(net.train[0]) - net.train[1]).abs() > 0.1
+    assert int(uq.gram.zeros) == int(outside.sum()) > 0
+    assert any("zero curvature" in warning for warning in uq.calibrate(net.valid).warnings)
+
+
+def test_losses_that_differ_between_targets_get_a_gram_each(net3):
+    uq = rg.LastLayerRigidity(net3.model).fit(net3.train, loss=rg.losses.Huber(0.2))
+    assert uq.gram.matrix.shape == (3, 25, 25)
+    uq.calibrate(net3.valid)
+    assert uq.predict(net3.test[0]).std.shape == (200, 3)
+
+
+def test_masked_targets_are_left_out_target_by_target(net3):
+    def masked(prediction, target):
+        known = torch.isfinite(target)
+        return torch.where(known, 0.5 * (prediction - target.nan_to_num()) ** 2, 0.0)
+
+    x, y = net3.train
+    holes = y.clone()
+    holes[:150, 1] = torch.nan
+    uq = rg.LastLayerRigidity(net3.model).fit((x, holes), loss=masked)
+    half = rg.LastLayerRigidity(net3.model).fit((x[150:], y[150:]))
+    torch.testing.assert_close(uq.gram.matrix[1], half.gram.matrix)
+    valid = net3.valid[1].clone()
+    valid[::2, 1] = torch.nan
+    report = uq.calibrate((net3.valid[0], valid))
+    assert bool(torch.isfinite(report.scale).all()) and report.gain == report.gain
+
+
+@pytest.mark.parametrize("noise", ["none", "constant"])
+def test_targets_masked_by_their_weight_are_left_out_whatever_they_hold(net3, noise):
+    def known(batch):
+        return (batch[1] < 500).double()
+
+    def holes(data, value):
+        y = data[1].clone()
+        y[::2, 1] = value
+        return data[0], y
+
+    def calibrated(value):
+        uq = rg.LastLayerRigidity(net3.model).fit(holes(net3.train, value), sample_weight=known)
+        return uq.calibrate(holes(net3.valid, value), noise=noise)
+
+    report, other = calibrated(1e3), calibrated(2e5)
+    assert report.nll == pytest.approx(other.nll) and report.nll < 10
+    torch.testing.assert_close(report.scale, other.scale)
+
+
+@pytest.mark.parametrize("criterion", ["nll", "crps", "absolute", "bins"])
+def test_the_unit_of_one_target_does_not_move_the_ridge(net3, criterion):
+    unit = torch.tensor([1.0, 1.0, 1000.0])
+    plain = rg.LastLayerRigidity(net3.model).fit(net3.train)
+    one = plain.calibrate(net3.valid, criterion=criterion)
+    with torch.no_grad():
+        net3.model[-1].weight.mul_(unit[:, None])
+        net3.model[-1].bias.mul_(unit)
+    scaled = rg.LastLayerRigidity(net3.model).fit((net3.train[0], net3.train[1] * unit))
+    two = scaled.calibrate((net3.valid[0], net3.valid[1] * unit), criterion=criterion)
+    assert two.ridge == pytest.approx(one.ridge, rel=1e-2)
+    torch.testing.assert_close(two.scale, one.scale * unit, rtol=1e-2, atol=0)
+
+
+def test_evidence_ignores_rows_of_zero_weight(net):
+    x, y = net.train
+    plain = rg.LastLayerRigidity(net.model).fit((x, y))
+    padded = (torch.cat([x, x + 1]), torch.cat([y, y]))
+    weight = lambda b: (torch.arange(600) < 300).double()  # noqa: E731
+    zeros = rg.LastLayerRigidity(net.model).fit([padded], sample_weight=weight)
+    assert plain.calibrate(net.valid, criterion="evidence").at_edge is None
+    ridges = torch.tensor([0.1, 1.0, 10.0], dtype=F64)
+    weights = torch.cat([net.model[-1].weight, net.model[-1].bias[:, None]], 1).T.detach()
+    torch.testing.assert_close(
+        evidence(zeros.gram, zeros.posterior, weights)(ridges),
+        evidence(plain.gram, plain.posterior, weights)(ridges),
+    )
+
+
+def test_the_most_evident_ridge_tells_the_edge_it_lies_at():
+    assert most_evident_ridge(lambda ridges: ridges.log(), 1.0)[2] == "lower"
+    assert most_evident_ridge(lambda ridges: -ridges.log(), 1.0)[2] == "upper"
+    assert most_evident_ridge(lambda ridges: ridges.log().square(), 1.0)[2] is None
+
+
+def test_two_heads_side_by_side_have_a_scale_each():
+    class TwoHeads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 1), nn.Linear(3, 1)
+
+        def forward(self, x):
+            return torch.cat([self.a(x), self.b(x)], 1)
+
+    model, x = TwoHeads(), torch.randn(400, 3)
+    y = model(x).detach() + torch.randn(400, 2) * torch.tensor([1.0, 100.0])
+    uq = rg.LastLayerRigidity(model).fit((x[:200], y[:200]))
+    uq.calibrate((x[200:], y[200:]))
+    assert uq.scale.shape == (2,) and 50 < float(uq.scale[1] / uq.scale[0]) < 200
+
+
+def test_inputs_that_index_each_other_are_not_cut_apart():
+    class Linked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(3, 1)
+
+        def forward(self, x, index):
+            return self.head(x + x[index])
+
+    x, index, y = torch.randn(100, 3), torch.arange(100).flip(0), torch.randn(100, 1)
+    assert rg.LastLayerRigidity(Linked()).fit([(x, index, y)]).gram.count == 100
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_models_keep_small_error_bars(net, dtype):
+    model = net.model.to(dtype)
+    x, y = net.train[0].to(dtype), (1e-4 * net.train[1]).to(dtype)
+    with torch.no_grad():
+        model[-1].weight.mul_(1e-4)
+        model[-1].bias.mul_(1e-4)
+    uq = rg.LastLayerRigidity(model).fit((x, y))
+    uq.calibrate((net.valid[0].to(dtype), (1e-4 * net.valid[1]).to(dtype)))
+    mean, std = uq(net.test[0].to(dtype))
+    assert mean.dtype == std.dtype == dtype
+    assert bool((std > 0).all())
+
+
+def test_another_number_of_targets_than_in_the_fit_is_refused():
+    class Copies(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(3, 1)
+
+        def forward(self, x, copies=1):
+            return self.head(x).repeat(1, copies)
+
+    x, y = torch.randn(40, 3), torch.randn(40, 1)
+    uq = rg.LastLayerRigidity(Copies(), features=lambda m, x, copies=1: x).fit((x[:20], y[:20]))
+    uq.calibrate((x[20:], y[20:]))
+    with pytest.raises(ValueError, match="gives 2 targets here and gave 1 in the fit"):
+        uq(x, copies=2)
+
+
+def test_outputs_of_different_length_are_predicted_batch_by_batch():
+    model = nn.Linear(3, 1)
+    x = torch.randn(40, 3)
+    uq = rg.LastLayerRigidity(model).fit((x[:20], torch.randn(20, 1)))
+    uq.calibrate((x[20:], torch.randn(20, 1)))
+    with pytest.raises(ValueError, match="Predict batch by batch"):
+        uq.predict([torch.randn(2, 5, 3), torch.randn(2, 4, 3)])
+    assert uq(torch.randn(2, 5, 3))[1].shape == (2, 5, 1)
+
+
+def test_unscaled_invariance_y_to_a_y_plus_b(net):
+    class Scaled(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return 7 * self.inner(x) - 3
+
+    plain = fitted(net).predict(net.test[0])
+    scaled = rg.LastLayerRigidity(Scaled(net.model)).fit((net.train[0], 7 * net.train[1] - 3))
+    scaled.calibrate((net.valid[0], 7 * net.valid[1] - 3))
+    torch.testing.assert_close(scaled.predict(net.test[0]).std, 7 * plain.std, rtol=2e-3, atol=0)
+
+
+# --- data in every form -------------------------------------------------------------------------
+
+
+class Rows(Dataset):
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        return self.x[i], self.y[i]
+
+
+class Pair(NamedTuple):
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+class Shifted(Subset):
+    def __getitem__(self, i):
+        x, y = super().__getitem__(i)
+        return x + 1, y
+
+    def __getitems__(self, indices):
+        return [self[i] for i in indices]
+
+
+FORMS = {
+    "tensors": lambda x, y: (x, y),
+    "named_tuple": Pair,
+    "mapping": lambda x, y: {"input": x, "labels": y},
+    "loader_over_a_tuple_of_rows": lambda x, y: DataLoader(tuple(zip(x, y, strict=True))),
+    "arrays": lambda x, y: (x.numpy().astype("float64"), y.numpy()),
+    "tensor_dataset": TensorDataset,
+    "subset": lambda x, y: Subset(TensorDataset(x, y), range(len(x))),
+    "dataset": Rows,
+    "loader": lambda x, y: DataLoader(TensorDataset(x, y), batch_size=7),
+    "shuffled_loader": lambda x, y: DataLoader(TensorDataset(x, y), batch_size=7, shuffle=True),
+    "loader_of_rows": lambda x, y: DataLoader(Rows(x, y), batch_size=7),
+    "list_of_batches": lambda x, y: list(zip(x.split(50), y.split(50), strict=True)),
+    "generator": lambda x, y: (pair for pair in zip(x.split(50), y.split(50), strict=True)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_data_gives_the_same_gram(net, form):
+    expected = rg.LastLayerRigidity(net.model).fit(net.train).gram
+    gram = rg.LastLayerRigidity(net.model).fit(FORMS[form](*net.train)).gram
+    torch.testing.assert_close(gram.matrix, expected.matrix, rtol=1e-5, atol=1e-5)
+    assert gram.count == 300
+
+
+def test_a_subset_that_transforms_its_rows_is_taken_at_its_word(net):
+    x, y = net.train
+    shifted = rg.LastLayerRigidity(net.model).fit(Shifted(TensorDataset(x, y), range(300)))
+    expected = rg.LastLayerRigidity(net.model).fit((x + 1, y))
+    torch.testing.assert_close(shifted.gram.matrix, expected.gram.matrix, rtol=1e-5, atol=1e-5)
+
+
+def test_a_loaders_own_batch_size_is_kept(net):
+    loader = DataLoader(TensorDataset(*net.train), batch_size=7)
+    raw, count = raw_batches(loader)
+    assert count == 43 and len(next(iter(raw))[0]) == 7
+    assert raw_batches(loader, 100)[1] == 3
+
+
+def test_a_loader_that_drops_or_repeats_rows_is_taken_at_its_word(net):
+    data = TensorDataset(*net.train)
+    sampler = torch.utils.data.WeightedRandomSampler(torch.ones(300), 40)
+    assert rg.LastLayerRigidity(net.model).fit(DataLoader(data, sampler=sampler)).gram.count == 40
+    loader = DataLoader(data, batch_size=64, drop_last=True)
+    assert rg.LastLayerRigidity(net.model).fit(loader).gram.count == 256
+
+
+def test_predictions_keep_the_order_of_a_shuffled_loader(net):
+    uq, x = fitted(net), net.test[0]
+    loader = DataLoader(
+        TensorDataset(x), batch_size=10, shuffle=True, generator=torch.Generator().manual_seed(3)
+    )
+    order = torch.cat([batch for (batch,) in loader])
+    loader.generator.manual_seed(3)
+    assert not torch.equal(order, x)
+    torch.testing.assert_close(uq.predict(loader).mean, net.model(order).detach())
+
+
+def test_predict_ignores_targets_and_knows_two_inputs_from_one():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(3, 1)
+
+        def forward(self, a, b):
+            return self.head(torch.sin(a) + b)
+
+    model, a, b = Two(), torch.randn(40, 3), torch.randn(40, 3)
+    uq = rg.LastLayerRigidity(model).fit((a, b, torch.randn(40, 1)))
+    uq.calibrate((a + 1, b, torch.randn(40, 1)))
+    assert torch.equal(uq.predict((a, b)).mean, uq.predict((a, b, torch.zeros(40))).mean)
+
+
+def test_fit_without_targets_is_enough_for_the_gram(net):
+    uq = rg.LastLayerRigidity(net.model).fit(net.train[0])
+    torch.testing.assert_close(
+        uq.gram.matrix, rg.LastLayerRigidity(net.model).fit(net.train).gram.matrix
+    )
+    with pytest.raises(ValueError, match="needs targets in the fit"):
+        uq.calibrate(net.valid, criterion="evidence")
+
+
+# --- the model is left alone --------------------------------------------------------------------
+
+
+def test_uq_train_leaves_the_models_flag(net):
+    uq = fitted(net)
+    net.model.eval()
+    uq.train()
+    assert not net.model.training
+    assert uq.training
+
+
+def test_moving_to_float32_keeps_the_statistics_in_float64(net):
+    net.model.double()
+    x = tuple(t.double() for t in net.train)
+    uq = rg.LastLayerRigidity(net.model).fit(x)
+    uq.calibrate(tuple(t.double() for t in net.valid))
+    uq.to(torch.float32)
+    assert uq.gram.matrix.dtype == uq.posterior.eigenvalues.dtype == uq.scale.dtype == F64
+
+
+def test_a_model_made_float64_after_the_fit_still_predicts(net):
+    uq = fitted(net)
+    before = uq.predict(net.test[0])
+    net.model.double()
+    after = uq.predict(net.test[0].double())
+    assert after.std.dtype == F64
+    torch.testing.assert_close(after.std, before.std.double(), rtol=1e-3, atol=0)
+
+
+def test_a_model_rounded_to_bfloat16_after_the_fit_is_refused(net):
+    uq = fitted(net)
+    net.model.bfloat16()
+    with pytest.raises(ValueError, match="weights have changed since the fit"):
+        uq(net.test[0].bfloat16())
+
+
+def test_a_retrained_model_is_refused_and_a_restored_one_accepted(net):
+    uq = fitted(net)
+    before = uq(net.test[0])[1]
+    weights = copy.deepcopy(net.model.state_dict())
+    with torch.no_grad():
+        net.model[0].weight.add_(0.1)
+    with pytest.raises(ValueError, match="weights have changed since the fit"):
+        uq(net.test[0])
+    net.model.load_state_dict(weights)
+    assert torch.equal(uq(net.test[0])[1], before)
+
+
+def test_a_replaced_layer_is_noticed(net):
+    uq = fitted(net)
+    net.model[2] = nn.Linear(24, 24)
+    with pytest.raises(ValueError, match="weights have changed"):
+        uq(net.test[0])
+
+
+def test_writes_through_data_are_noticed_before_anything_is_learnt(net):
+    uq = fitted(net)
+    net.model[0].weight.data.add_(0.1)
+    with pytest.raises(ValueError, match="weights have changed"):
+        uq.calibrate(net.valid)
+    with pytest.raises(ValueError, match="weights have changed"):
+        uq.partial_fit(net.valid)
+
+
+# --- calibration ------------------------------------------------------------------------------
+
+
+def test_the_report_says_what_was_chosen(net):
+    uq = rg.LastLayerRigidity(net.model).fit(net.train)
+    report = uq.calibrate(net.valid)
+    assert report.ridge == uq.ridge and torch.equal(report.scale, uq.scale)
+    assert report.rows == 200 and report.width == 25 and 0 < report.effective_rank < 25
+    assert report.condition == pytest.approx(uq.posterior.condition)
+    assert report.nll == pytest.approx(report.value)
+    p = uq.predict(net.valid[0])
+    assert report.nll == pytest.approx(rg.metrics.nll(p.mean, p.std, net.valid[1]), abs=1e-4)
+    assert report.gain == pytest.approx(rg.metrics.nll_gain(p.mean, p.std, net.valid[1]), abs=1e-4)
+    for word in ("ridge", "scale", "NLL", "effective rank"):
+        assert word in str(report)
+
+
+def test_validation_rows_from_the_training_data_are_found(net):
+    uq = rg.LastLayerRigidity(net.model).fit(net.train)
+    mixed = tuple(torch.cat([a, b[:30]]) for a, b in zip(net.valid, net.train, strict=True))
+    with pytest.warns(UserWarning, match="30 of 230 calibration rows stand in the training data"):
+        report = uq.calibrate(mixed)
+    assert report.duplicates == 30
+    assert uq.calibrate(net.valid).duplicates == 0
+
+
+def test_duplicates_are_found_in_batches_that_are_not_tensors(net):
+    class Graph:
+        def __init__(self, x, y):
+            self.x, self.y = x, y
+
+    def graphs(data):
+        return [Graph(x, y) for x, y in zip(data[0].split(9), data[1].split(9), strict=True)]
+
+    uq = rg.LastLayerRigidity(net.model, forward=lambda m, b: m(b.x), target=lambda b: b.y)
+    uq.fit(graphs(net.train))
+    assert uq.calibrate(graphs(net.valid)).duplicates == 0
+    with pytest.warns(UserWarning, match="stand in the training data"):
+        assert uq.calibrate(graphs(tuple(t[:90] for t in net.train))).duplicates > 80
+
+
+def test_no_gain_over_a_constant_bar_is_said_plainly():
+    x, y = torch.randn(400, 3), torch.randn(400, 1)
+    model = nn.Linear(3, 1)
+    nn.init.zeros_(model.weight)
+    uq = rg.LastLayerRigidity(model).fit((x[:200], y[:200]))
+    report = uq.calibrate((x[200:], y[200:]), ridge=1e-3)
+    assert report.gain < 0
+    assert any("no better than a constant" in warning for warning in report.warnings)
+
+
+def test_an_optimum_at_the_edge_is_reported(net):
+    uq = rg.LastLayerRigidity(net.model).fit(net.train)
+    x = net.valid[0]
+    with torch.no_grad():
+        h = net.model[:-1](x)
+        norm = (1 + h.square().sum(1, keepdim=True)).sqrt()
+        signs = torch.where(torch.arange(200) % 2 == 0, 1.0, -1.0)[:, None]
+        report = uq.calibrate((x, net.model(x) + norm * signs))
+    assert report.at_edge == "upper"
+    assert any("upper end of its range" in warning for warning in report.warnings)
+
+
+def test_leave_one_out_needs_only_the_training_data(net):
+    uq = rg.LastLayerRigidity(net.model).fit(net.train)
+    report = uq.calibrate(train=net.train, criterion="loo")
+    assert report.criterion == "loo" and report.rows == 300 and report.duplicates == 0
+    for wrong in ({"valid": net.valid}, {"valid": net.valid, "train": net.train}, {}):
+        with pytest.raises(ValueError, match=r"takes the training data and no validation data"):
+            uq.calibrate(criterion="loo", **wrong)
+    with pytest.raises(ValueError, match=r"train= is for criterion='loo'"):
+        uq.calibrate(net.valid, train=net.train)
+
+
+@pytest.mark.parametrize("noise", ["none", "constant"])
+@pytest.mark.parametrize("criterion", ["nll", "bins", "crps", "absolute", "evidence"])
+def test_every_criterion_calibrates_several_targets(net3, criterion, noise):
+    uq = rg.LastLayerRigidity(net3.model).fit(net3.train)
+    report = uq.calibrate(net3.valid, criterion=criterion, noise=noise)
+    p = uq.predict(net3.test[0])
+    for k in range(3):
+        cover = rg.metrics.coverage(p.mean[:, k], p.std[:, k], net3.test[1][:, k])
+        assert 0.75 < cover < 0.99
+    assert report.scale.shape == report.noise.shape == (3,)
+
+
+def test_calibration_thins_rows_evenly_when_they_would_fill_the_memory(net, monkeypatch):
+    uq = rg.LastLayerRigidity(net.model).fit(net.train)
+    whole = uq.calibrate(net.valid, batch_size=16)
+    monkeypatch.setattr("rigidities.last_layer.validation.LARGEST", 25 * 100)
+    thinned = uq.calibrate(net.valid, batch_size=16)
+    assert thinned.rows == whole.rows == 200
+    assert thinned.ridge != whole.ridge
+    half = uq.calibrate(tuple(t[::2] for t in net.valid))
+    assert thinned.ridge == pytest.approx(half.ridge)
+
+
+# --- bad input ----------------------------------------------------------------------------------
+
+
+def check_refused(uq, call, match=None, error=ValueError):
+    """The call fails with the message and leaves ridge, scale, Gram and report as they were."""
+    before = (uq.report, uq.ridge, uq.gram.count, uq.gram.matrix)
+    with pytest.raises(error, match=match):
+        call()
+    assert before[:3] == (uq.report, uq.ridge, uq.gram.count)
+    assert torch.equal(before[3], uq.gram.matrix)
+
+
+@pytest.mark.parametrize(
+    "empty", [[], (torch.empty(0, 4), torch.empty(0, 1))], ids=["list", "rows"]
+)
+def test_no_data_is_refused(net, empty):
+    uq = fitted(net)
+    check_refused(uq, lambda: uq.fit(empty), "no data")
+    check_refused(uq, lambda: uq.partial_fit(empty), "no data")
+    check_refused(uq, lambda: uq.calibrate(empty), "at least two rows, got 0")
+    check_refused(uq, lambda: uq.predict(empty), "nothing to predict")
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("where", ["features", "targets"])
+def test_nan_or_infinity_is_refused_with_the_batch(net, value, where):
+    uq = fitted(net)
+    x, y = net.train[0].clone(), net.train[1].clone()
+    (x if where == "features" else y)[137] = value
+    check_refused(uq, lambda: uq.fit((x, y), batch_size=50), "Batch 2: NaN or infinity in the")
+    check_refused(uq, lambda: uq.calibrate((x, y), batch_size=50), "Batch 2: NaN or infinity")
+
+
+def test_nan_in_a_late_batch_is_named(net):
+    x, y = (t.repeat(3, 1) for t in net.train)
+    x[700] = torch.nan
+    with pytest.raises(ValueError, match="Batch 70: NaN"):
+        rg.LastLayerRigidity(net.model).fit((x, y), batch_size=10)
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        (lambda x, y: (x, y[:-1]), "same length"),
+        (lambda x, y: (x, torch.cat([y, y], 1)), r"target's shape \(300, 2\) does not fit"),
+        (lambda x, y: [(x, y[:50])], r"\(50, 1\) does not fit the output's \(300, 1\)"),
+    ],
+    ids=["lengths", "targets", "batches"],
+)
+def test_shapes_that_do_not_fit_are_refused(net, data, match):
+    uq = fitted(net)
+    check_refused(uq, lambda: uq.fit(data(*net.train)), match)
+
+
+def test_calling_before_the_fit_is_refused(net):
+    uq = rg.LastLayerRigidity(net.model)
+    for call in (
+        lambda: uq(net.test[0]),
+        lambda: uq.predict(net.test[0]),
+        lambda: uq.calibrate(net.valid),
+        lambda: uq.gram,
+        lambda: uq.forget(net.train),
+        lambda: uq.save("never.safetensors"),
+    ):
+        with pytest.raises(ValueError, match=r"no fit yet. Call fit\(train\) first"):
+            call()
+
+
+def test_a_single_validation_row_is_refused(net):
+    uq = fitted(net)
+    check_refused(
+        uq, lambda: uq.calibrate(tuple(t[:1] for t in net.valid)), "at least two rows, got 1"
+    )
+
+
+def test_zero_residuals_are_refused(net):
+    uq = fitted(net)
+    exact = (net.valid[0], net.model(net.valid[0]).detach())
+    check_refused(uq, lambda: uq.calibrate(exact), "All residuals are zero")
+
+
+def test_validation_without_targets_is_refused(net):
+    uq = fitted(net)
+    check_refused(uq, lambda: uq.calibrate(net.valid[0]), "there is no target")
+    check_refused(uq, lambda: uq.calibrate(), "needs validation data")
+
+
+def test_constant_features_give_a_constant_error_bar():
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+    with torch.no_grad():
+        model[0].weight.zero_()
+        model[0].bias.fill_(1.0)
+    x, y = torch.randn(60, 3), torch.randn(60, 1)
+    uq = rg.LastLayerRigidity(model).fit((x[:30], y[:30]))
+    report = uq.calibrate((x[30:], y[30:]))
+    std = uq.predict(x).std
+    torch.testing.assert_close(std, std[:1].expand_as(std))
+    assert abs(report.gain) < 1e-6
+    assert any("no better than a constant" in warning for warning in report.warnings)
+
+
+def test_zero_features_are_refused():
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1, bias=False))
+    with torch.no_grad():
+        model[0].weight.zero_()
+        model[0].bias.fill_(-1.0)
+    with pytest.raises(ValueError, match="Gram is zero"):
+        rg.LastLayerRigidity(model).fit((torch.randn(5, 3), torch.randn(5, 1)))
+
+
+def test_duplicate_training_rows_need_no_special_care(net):
+    twice = tuple(torch.cat([t[:10]] * 20) for t in net.train)
+    uq = rg.LastLayerRigidity(net.model).fit(twice)
+    report = uq.calibrate(net.valid)
+    assert bool(torch.isfinite(uq.predict(net.test[0]).std).all()) and report.condition < 1e13
+
+
+def test_fewer_rows_than_features_is_fine_with_a_ridge_and_refused_without(net):
+    few = tuple(t[:8] for t in net.train)
+    uq = rg.LastLayerRigidity(net.model).fit(few)
+    with pytest.raises(ValueError, match="singular at ridge=0"):
+        uq.calibrate(net.valid, ridge=0.0)
+    uq.calibrate(net.valid)
+    assert bool((uq.predict(net.test[0]).std > 0).all())
+
+
+def test_an_interrupted_fit_leaves_the_object_as_it_was(net):
+    def interrupted():
+        yield net.train
+        raise KeyboardInterrupt
+
+    uq = fitted(net)
+    check_refused(uq, lambda: uq.fit(interrupted()), error=KeyboardInterrupt)
+    check_refused(uq, lambda: uq.partial_fit(interrupted()), error=KeyboardInterrupt)
+    check_refused(uq, lambda: uq.calibrate(interrupted()), error=KeyboardInterrupt)
+    uq(net.test[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"criterion": "likelihood"}, "Unknown criterion 'likelihood'. Known: nll, bins, crps"),
+        ({"noise": "loud"}, "Unknown noise 'loud'. Known: none, constant"),
+        ({"ridge": -1.0}, "ridge must be finite and not negative"),
+    ],
+    ids=["criterion", "noise", "ridge"],
+)
+def test_unknown_choices_are_refused_before_any_work(net, options, match):
+    uq = fitted(net)
+    check_refused(uq, lambda: uq.calibrate(net.valid, **options), match)
+
+
+def test_evidence_needs_a_readouts_weights(net):
+    uq = rg.LastLayerRigidity(net.model, features=lambda m, x: m[:-1](x)).fit(net.train)
+    with pytest.raises(ValueError, match="not features="):
+        uq.calibrate(net.valid, criterion="evidence")
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "match"),
+    [
+        (lambda m: rg.LastLayerRigidity("model"), TypeError, "torch.nn.Module, got str"),
+        (lambda m: rg.LastLayerRigidity(m, layer="4", features=m), ValueError, "not both"),
+        (
+            lambda m: rg.LastLayerRigidity(m, layer="5").fit(torch.ones(2, 4)),
+            ValueError,
+            "Its linear",
+        ),
+        (
+            lambda m: rg.LastLayerRigidity(m, layer=m[4]).fit(torch.ones(2, 4)),
+            TypeError,
+            "the name",
+        ),
+        (lambda m: rg.LastLayerRigidity(m).fit(3), TypeError, "got int"),
+        (lambda m: rg.LastLayerRigidity(m).fit([object()]), TypeError, "pass forward="),
+        (lambda m: rg.LastLayerRigidity(m).fit(("a", "b")), TypeError, "Pass a list for batches"),
+        (
+            lambda m: rg.LastLayerRigidity(m).fit(torch.ones(2, 4), batch_size=0),
+            ValueError,
+            "batch_s",
+        ),
+        (
+            lambda m: rg.LastLayerRigidity(m).fit(torch.ones(2, 4), loss="l1"),
+            ValueError,
+            "Unknown loss",
+        ),
+        (
+            lambda m: rg.LastLayerRigidity(m).fit(torch.ones(2, 4), loss=3),
+            TypeError,
+            "a name or a call",
+        ),
+        (
+            lambda m: rg.LastLayerRigidity(m).fit(torch.ones(2, 4), loss="huber"),
+            ValueError,
+            "needs targets",
+        ),
+        (
+            lambda m: rg.LastLayerRigidity(m).fit(
+                torch.ones(2, 4), sample_weight=lambda b: torch.ones(3)
+            ),
+            ValueError,
+            "one weight per sample",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_wrong_arguments_are_refused(net, make, error, match):
+    with pytest.raises(error, match=match):
+        make(net.model)
+
+
+# --- progress -----------------------------------------------------------------------------------
+
+
+def test_progress_is_silent_unless_asked(net, capfd):
+    rg.LastLayerRigidity(net.model).fit(net.train)
+    assert capfd.readouterr().err == ""
+    rg.LastLayerRigidity(net.model).fit(net.train, progress=True)
+    assert "fit" in capfd.readouterr().err
+
+
+def test_importing_the_library_imports_no_extras():
+    extras = {"matplotlib", "sklearn", "scipy", "onnx", "pandas"}
+    code = f"import rigidities, sys; print(sorted({extras} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_training_after_the_fit_does_not_disturb_gradients(net):
+    uq = fitted(net)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        uq(net.test[0])
+    assert all(p.grad is None and p.requires_grad for p in net.model.parameters())
+
+
+def test_error_bars_are_reproducible():
+    first, second = (fitted(trained(seed=3)) for _ in range(2))
+    x = torch.randn(5, 4)
+    assert torch.equal(first(x)[1], second(x)[1])
+
+
+@pytest.mark.parametrize("criterion", ["nll", "evidence"])
+def test_bayesian_noise_is_the_scale_squared_and_the_likeliest(net, criterion):
+    uq = rg.LastLayerRigidity(net.model).fit(net.train)
+    report = uq.calibrate(net.valid, criterion=criterion, noise="bayes")
+    torch.testing.assert_close(report.noise, report.scale.square())
+    x, y = net.valid
+    p = uq.predict(x)
+    q, r = 1 / p.rigidity.double(), (y - p.mean).double()
+    torch.testing.assert_close(
+        report.scale.square(), (r.square() / (1 + q)).mean(0), rtol=1e-4, atol=0
+    )
+    torch.testing.assert_close(p.noise, report.noise.float().expand_as(p.noise))
+    if criterion == "nll":  # a floor of its own can only do better on the same rows
+        assert uq.calibrate(net.valid, noise="constant").nll <= report.nll + 1e-3
+
+
+def test_structures_alike_in_their_features_but_not_in_their_energies_are_no_copies(recwarn):
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(2, 1)
+
+        def forward(self, atoms):
+            return self.head(atoms).sum(0)
+
+    generator = torch.Generator().manual_seed(0)
+    alike = [1 + 1e-4 * torch.rand(5, 2, generator=generator) for _ in range(40)]
+    data = [(atoms, torch.randn(1, generator=generator)) for atoms in alike]
+    uq = rg.LastLayerRigidity(Sum()).fit(data[:20], progress=False)
+    report = uq.calibrate(data[20:], progress=False)
+    assert report.duplicates == 0
+    copied = uq.calibrate([*data[20:], *data[:3]], progress=False)
+    assert copied.duplicates == 3
+
+
+def test_a_target_function_is_not_asked_where_targets_are_of_no_interest():
+    class Item:
+        def __init__(self, x, energy=None):
+            self.x = x
+            if energy is not None:
+                self.energy = energy
+
+    model = nn.Linear(3, 1)
+    x, y = torch.randn(40, 3), torch.randn(40, 1)
+    options = {"forward": lambda m, item: m(item.x), "target": lambda item: item.energy}
+    uq = rg.LastLayerRigidity(model, **options)
+    uq.fit([Item(x[:20], y[:20])], progress=False)
+    uq.calibrate([Item(x[20:], y[20:])], progress=False)
+    bare = [Item(x[:5])]
+    torch.testing.assert_close(uq.predict(bare).mean, model(x[:5]).detach())
+    assert uq.features(bare).shape == (5, 4)
+    assert uq.ensemble(4).propagate(lambda out: out.sum(), bare).mean.ndim == 0
+    with pytest.raises(AttributeError, match="energy"):
+        uq.calibrate(bare)

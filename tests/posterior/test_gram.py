@@ -1,0 +1,190 @@
+"""The Gram: sums over rows, whatever the batching, the order or the weights."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rigidities import Gram
+from rigidities.posterior.gram import JOINT_TARGETS
+from tests.support import oracle
+
+F64 = torch.float64
+
+
+def normal(*shape, seed=0, dtype=F64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def gram_of(features, *args, **kwargs):
+    gram = Gram(features.shape[-1], **kwargs)
+    gram.update(features, *args)
+    return gram
+
+
+def test_matrix_equals_the_dense_product():
+    features, weights = normal(50, 7), normal(50, seed=1).abs()
+    expected = oracle.gram(features, weights)
+    torch.testing.assert_close(gram_of(features, weights).matrix, torch.as_tensor(expected))
+
+
+@pytest.mark.parametrize("width", [1, 63, 64, 65, 300])
+def test_blocks_of_the_triangle_cover_every_width(width):
+    features = normal(20, width)
+    torch.testing.assert_close(gram_of(features).matrix, features.T @ features)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(1, 700), min_size=1, max_size=6), st.randoms())
+def test_batching_and_order_change_nothing(sizes, random):
+    features = normal(sum(sizes), 5)
+    parts = list(features.split(sizes))
+    random.shuffle(parts)
+    gram = Gram(5)
+    for part in parts:
+        gram.update(part)
+    assert gram.count == sum(sizes)
+    torch.testing.assert_close(gram.matrix, features.T @ features, rtol=1e-12, atol=1e-10)
+
+
+def test_two_half_grams_merge_to_the_whole():
+    features, weights, residuals = normal(40, 6), normal(40, seed=1).abs(), normal(40, 3, seed=2)
+    whole = gram_of(features, weights, residuals)
+    half = gram_of(features[:15], weights[:15], residuals[:15])
+    half.merge(gram_of(features[15:], weights[15:], residuals[15:]))
+    for name, tensor in whole.state().items():
+        torch.testing.assert_close(half.state()[name], tensor)
+
+
+def test_merging_into_an_empty_gram_copies():
+    features, residuals = normal(9, 4), normal(9, 1, seed=2)
+    merged = Gram(4).merge(gram_of(features, None, residuals))
+    torch.testing.assert_close(merged.cross, features.T @ residuals)
+
+
+def test_downdate_undoes_update():
+    features, residuals = normal(60, 5), normal(60, 2, seed=1)
+    weights = normal(60, seed=3).abs()
+    gram = gram_of(features[:40], weights[:40], residuals[:40])
+    before = gram.clone().state()
+    gram.update(features[40:], weights[40:], residuals[40:])
+    gram.downdate(features[40:], weights[40:], residuals[40:])
+    for name, tensor in before.items():
+        torch.testing.assert_close(gram.state()[name], tensor, rtol=1e-10, atol=1e-10)
+
+
+def test_removing_rows_that_were_never_added_is_refused_and_changes_nothing():
+    gram = gram_of(normal(5, 3))
+    before = gram.matrix
+    with pytest.raises(ValueError, match="never added"):
+        gram.downdate(100 * normal(2, 3, seed=1))
+    with pytest.raises(ValueError, match="only 5 are held"):
+        gram.downdate(normal(6, 3))
+    assert torch.equal(gram.matrix, before)
+    assert gram.count == 5
+
+
+def test_duplicated_rows_at_half_weight_are_the_same_gram():
+    features = normal(30, 4)
+    twice = gram_of(torch.cat([features, features]), torch.full((60,), 0.5))
+    torch.testing.assert_close(twice.matrix, gram_of(features).matrix)
+
+
+def test_float32_features_are_cast_before_the_product():
+    features = (1 + 1e-4 * normal(2000, 3)).float()
+    exact = features.double().T @ features.double()
+    torch.testing.assert_close(gram_of(features).matrix, exact, rtol=1e-14, atol=0)
+
+
+def test_residual_sums_are_kept():
+    features, weights, residuals = normal(30, 4), normal(30, seed=1).abs(), normal(30, 2, seed=2)
+    gram = gram_of(features, weights, residuals)
+    weighted = weights[:, None] * residuals
+    torch.testing.assert_close(gram.cross, features.T @ weighted)
+    torch.testing.assert_close(gram.square, residuals.T @ weighted)
+
+
+def test_residual_sums_are_dropped_when_some_rows_lack_them():
+    gram = gram_of(normal(5, 3), None, normal(5, 1))
+    gram.update(normal(5, 3))
+    gram.update(normal(5, 3), None, normal(5, 1))
+    assert gram.cross is None
+
+
+def test_residual_moment_is_diagonal_for_very_many_targets():
+    residuals = normal(4, JOINT_TARGETS + 1)
+    gram = gram_of(normal(4, 2), None, residuals)
+    torch.testing.assert_close(gram.square, residuals.square().sum(0))
+
+
+@pytest.mark.parametrize("own_features", [False, True])
+def test_one_gram_per_target_equals_separate_grams(own_features):
+    features = normal(25, 3, 4) if own_features else normal(25, 4)
+    weights = normal(25, 3, seed=1).abs()
+    grams = gram_of(features, weights, targets=3).matrix
+    for k in range(3):
+        mine = features[:, k] if own_features else features
+        torch.testing.assert_close(grams[k], gram_of(mine, weights[:, k]).matrix)
+
+
+def test_a_shared_gram_expands_to_equal_ones():
+    shared = gram_of(normal(25, 4), None, normal(25, 3, seed=1))
+    own = shared.expand(3)
+    own.update(normal(5, 4, seed=2), normal(5, 3, seed=3).abs(), normal(5, 3, seed=4))
+    assert own.count == 30
+    torch.testing.assert_close(
+        own.matrix[1],
+        shared.matrix + gram_of(normal(5, 4, seed=2), normal(5, 3, seed=3).abs()[:, 1]).matrix,
+    )
+
+
+def test_rows_of_zero_weight_are_counted():
+    gram = gram_of(normal(6, 2), torch.tensor([1.0, 0, 0, 1, 1, 1]))
+    assert int(gram.zeros) == 2 and int(gram.informative) == 4
+    own = gram.expand(2)
+    own.update(normal(2, 2), torch.tensor([[0.0, 1.0], [0.0, 1.0]]))
+    own.update(normal(1, 2), torch.zeros(1))
+    assert own.zeros.tolist() == [5, 3] and own.informative.tolist() == [4, 6]
+
+
+def test_rows_may_be_overwritten_after_they_were_added():
+    features = normal(3, 2)
+    expected = features.T @ features
+    gram = gram_of(features)
+    features.zero_()
+    torch.testing.assert_close(gram.matrix, expected)
+
+
+@pytest.mark.parametrize(
+    ("features", "weights", "match"),
+    [
+        (normal(3, 5), None, r"features must be \(N, 4\), got \(3, 5\)"),
+        (normal(3, 4), normal(2), "weights must be"),
+        (normal(3, 4), -torch.ones(3), "not negative"),
+        (normal(3, 4), torch.full((3,), torch.nan), "not negative"),
+        (normal(3, 4), torch.full((3,), torch.inf), "finite"),
+    ],
+    ids=["width", "weights", "negative", "nan", "infinite"],
+)
+def test_wrong_rows_are_refused(features, weights, match):
+    gram = Gram(4)
+    with pytest.raises(ValueError, match=match):
+        gram.update(features, weights)
+    assert gram.count == 0
+
+
+def test_grams_of_different_shape_do_not_merge():
+    with pytest.raises(ValueError, match="different shape"):
+        Gram(3).merge(Gram(4))
+
+
+def test_a_gram_needs_a_width():
+    with pytest.raises(ValueError, match="at least 1"):
+        Gram(0)
+
+
+def test_state_comes_back():
+    gram = gram_of(normal(5, 3), None, normal(5, 1))
+    again = Gram.from_state(gram.state())
+    assert repr(again) == repr(gram) == "Gram(width=3, count=5)"
+    assert torch.equal(again.matrix, gram.matrix)
