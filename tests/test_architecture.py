@@ -117,6 +117,22 @@ def test_only_doors_import_the_facades():
     assert users <= DOORS | {"__init__"}
 
 
+def test_doors_use_public_names_only():
+    for name in GRAPH:
+        if room(name) in DOORS:
+            tree = MODULES[name]
+            own = {node.name for node in ast.walk(tree) if hasattr(node, "name")}
+            reached = {
+                node.attr
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Attribute)
+                and node.attr.startswith("_")
+                and not node.attr.startswith("__")
+                and not (isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"})
+            }
+            assert reached <= own | {"_SubParsersAction"}, name
+
+
 def test_the_core_imports_torch_safetensors_and_tqdm_only():
     allowed = {"torch", "safetensors", "tqdm", "rigidities", *sys.stdlib_module_names}
     for name in reach("__init__") | {"__init__"}:

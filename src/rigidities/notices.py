@@ -1,4 +1,4 @@
-"""Warnings that point at the user's own line, however deep in the library they arise."""
+"""What every room says alike: warnings that point at the user's own line, common refusals."""
 
 from __future__ import annotations
 
@@ -10,12 +10,25 @@ _LIBRARY = str(Path(__file__).parent)
 _TORCH = f"{Path('torch') / 'nn' / 'modules'}"
 
 
+class NotFittedError(ValueError, RuntimeError):
+    """Something was asked that only a fit can answer."""
+
+    def __init__(self, call: str = "fit(train)") -> None:
+        super().__init__(f"There is no fit yet. Call {call} first.")
+
+
 def notify(message: str) -> None:
     """Warn at the first line outside the library (and outside torch's module calls)."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and _is_inside(frame.f_code.co_filename):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, stacklevel=level)
+
+
+def require_level(level: float, what: str) -> None:
+    """Refuse a probability outside (0, 1); `what` begins the sentence, as "An interval's"."""
+    if not 0 < level < 1:
+        raise ValueError(f"{what} level must lie between 0 and 1, got {level}.")
 
 
 def _is_inside(path: str) -> bool:

@@ -247,7 +247,7 @@ def test_nothing_can_be_asked_before_a_fit():
         lambda: pr.form,
         lambda: pr.gradient_norm,
     ):
-        with pytest.raises(RuntimeError, match="call fit"):
+        with pytest.raises(ValueError, match=r"no fit yet. Call fit\(X, y\) first"):
             ask()
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import rigidities as rg
-from rigidities.any_regressor import rigidity
+from rigidities.any_regressor import fit
 from rigidities.any_regressor.curvature import exact_hessian, pseudo_hessian
 from rigidities.losses import GaussianNLL
 from tests.support import rigidity_cases as cases
@@ -173,7 +173,7 @@ def test_batches_that_are_cut_into_pieces_give_the_same(kind, form, monkeypatch)
         return pr.variance(X1), pr.covariance(X1, X1[:3]), torch.tensor(pr.gradient_norm)
 
     whole = answers()
-    for module, name in ((pseudo_hessian, "PIECE"), (rigidity, "PIECE"), (exact_hessian, "ROWS")):
+    for module, name in ((pseudo_hessian, "PIECE"), (fit, "PIECE"), (exact_hessian, "ROWS")):
         monkeypatch.setattr(module, name, 5 if name == "ROWS" else 480)
     torch.testing.assert_close(answers(), whole)
 
@@ -363,7 +363,7 @@ def test_the_nll_scale_is_the_closed_form(form):
     x, error = new_data(s)
     pr = fitted(s, ridge=0.05, form=form)
     q = pr.variance(x)
-    report = pr.calibrate(x, s.case.f(s.case.params, x) + error)
+    report = pr.calibrate(x, s.case.f(s.case.params, x) + error, ridge=0.05)
     assert pr.scale**2 == pytest.approx(float((error**2 / q).mean()), rel=1e-5)
     nll = 0.5 * (error**2 / (pr.scale**2 * q) + (2 * math.pi * pr.scale**2 * q).log()).mean()
     assert report.nll == pytest.approx(float(nll), rel=1e-5)

@@ -11,11 +11,11 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import rigidities as rg
-from rigidities.any_regressor import validation as rescaling
 from rigidities.any_regressor.curvature import exact_hessian
 from rigidities.any_regressor.derivatives.differentiation import Differentiation, looped_rows
 from rigidities.any_regressor.derivatives.regressor import Regressor
 from rigidities.any_regressor.derivatives.tangents import Explicit, Gathering, Outer, Tangents
+from rigidities.calibration import gathering
 from rigidities.data.samples import Samples
 from rigidities.losses import GaussianNLL, Huber
 
@@ -170,17 +170,14 @@ def test_the_exact_hessian_keeps_what_it_saves_within_bounds(monkeypatch):
 
 
 def test_calibration_rows_are_thinned_evenly(monkeypatch):
-    x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0), dtype=F64)
-    pr = rg.PredictionRigidity(linear, torch.ones(4, dtype=F64), ridge=0.1).fit(x, x.sum(1))
-    monkeypatch.setattr(rescaling, "LARGEST", 4 * 20)
-    gathered = rescaling.Rescaling(pr._fit.form, True)
-    index = torch.arange(64, dtype=F64)
-    for rows in range(0, 64, 8):
-        tangents = Tangents((Explicit(x[rows : rows + 8, None]),))
-        gathered.add(index[rows : rows + 8, None], tangents)
-    kept = torch.cat(gathered._errors)[:, 0]
-    assert torch.equal(kept, index[:: gathered._stride]) and len(kept) <= 20
-    assert gathered.report("nll", "none").rows == 64
+    monkeypatch.setattr(gathering, "LARGEST", 4 * 20)
+    gathered, index = gathering.Gathering(), torch.arange(64, dtype=F64)
+    for rows in index.split(8):
+        gathered.add(rows[:, None], rows[:, None].expand(-1, 4))
+    kept = gathered.residuals()
+    error = kept.error[:, 0]
+    assert torch.equal(error, index[:: 64 // len(error)]) and 10 <= len(error) <= 20
+    assert kept.rows == 64
 
 
 def test_another_ridge_costs_no_factorisation(monkeypatch):

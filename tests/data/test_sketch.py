@@ -5,7 +5,7 @@ import torch
 
 from rigidities.data import sketch
 from rigidities.data.sketch import RowSketch, row_hashes, tensor_hash
-from rigidities.last_layer.readout.fingerprint import fingerprint
+from rigidities.last_layer.readout.binding import model_fingerprint as fingerprint
 
 
 def hashes(*tensors):

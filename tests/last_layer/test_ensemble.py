@@ -33,7 +33,7 @@ def seeded(seed=0):
 
 
 def joint_of(uq):
-    return JointPosterior.of(uq.posterior, uq.gram, uq._binding.current().layout)
+    return JointPosterior.of(uq.posterior, uq.gram, uq._fit.binding.current().layout)
 
 
 def ensemble(uq, n=None, **options):
@@ -56,7 +56,7 @@ def fitted_case(case):
         warnings.filterwarnings("ignore", "The output is not linear")
         uq = rg.LastLayerRigidity(case.model, **case.options)
         uq.fit([zoo.build(case.id, draw).data for draw in range(2)])
-        uq._posterior = uq.posterior.with_ridge(0.1 * float(uq.gram.diagonal.mean()))
+        uq._fit.posterior = uq.posterior.with_ridge(0.1 * float(uq.gram.diagonal.mean()))
     return uq
 
 
@@ -101,7 +101,7 @@ def changed(clone, names, deviation, layout):
 
 def member_models(case, uq, ens):
     """Real copies of the model with other weights; where that is not linear, the tangent."""
-    tap = uq._binding.current()
+    tap = uq._fit.binding.current()
     clone = oracle.float64_copy(case.model)
     names = oracle.head_parameters(clone, tap.heads) if tap.heads else case.parameters
     base = case.call(clone).detach()
@@ -145,9 +145,9 @@ def test_members_have_the_models_precision(id):
 def test_scaled_targets_of_one_weight_vector_keep_their_own_scales():
     case = zoo.build("fewer_targets_than_head_outputs")
     uq = fitted_case(case)
-    assert uq._binding.current().layout == "joint"
-    uq._posterior = uq.posterior.with_scale(torch.tensor([1.0, 3.0]))
-    exact = joint_of(uq).covariance(uq._binding.current()(*case.args).features)
+    assert uq._fit.binding.current().layout == "joint"
+    uq._fit.posterior = uq.posterior.with_scale(torch.tensor([1.0, 3.0]))
+    exact = joint_of(uq).covariance(uq._fit.binding.current()(*case.args).features)
     spread = ensemble(uq, symmetric=True).propagate(lambda y: y, [case.data])
     size = spread.mean.numel()
     torch.testing.assert_close(spread.covariance, exact.reshape(size, size), rtol=1e-8, atol=1e-10)
@@ -157,7 +157,7 @@ def test_scaled_targets_of_one_weight_vector_keep_their_own_scales():
 
 
 def exact_covariance(uq, x):
-    features = uq._binding.current()(x).features
+    features = uq._fit.binding.current()(x).features
     joint = joint_of(uq)
     size = len(x) * joint.targets
     return joint.covariance(features).reshape(size, size)
@@ -166,7 +166,7 @@ def exact_covariance(uq, x):
 @pytest.mark.parametrize("kind", ["independent", "recentred", "antithetic"])
 def test_random_members_have_the_analytic_covariance_within_their_own_error(fit, x, kind):
     n, rows = 4000, x[:4]
-    features = fit._binding.current()(rows).features
+    features = fit._fit.binding.current()(rows).features
     deviations = drawn(joint_of(fit), kind, n).deviations
     change = torch.einsum("md,nkd->nmk", features.double(), deviations).flatten(1)
     got = MemberValues(change, kind).covariance
@@ -190,7 +190,7 @@ def test_independent_members_scatter_around_the_models_prediction(fit, x):
 
 
 def test_the_covariance_converges_with_the_root_of_the_number_of_members(fit, x):
-    joint, features = joint_of(fit), fit._binding.current()(x[:5]).features.double()
+    joint, features = joint_of(fit), fit._fit.binding.current()(x[:5]).features.double()
     exact = exact_covariance(fit, x[:5])
 
     def error(n, seed):
@@ -236,7 +236,7 @@ def test_a_symmetric_set_with_a_gram_per_target_is_exact_too():
     uq = fitted_case(case)
     assert uq.posterior.eigenvalues.ndim == 2
     spread = ensemble(uq, symmetric=True).propagate(lambda y: y, [case.data])
-    exact = joint_of(uq).covariance(uq._binding.current()(*case.args).features)
+    exact = joint_of(uq).covariance(uq._fit.binding.current()(*case.args).features)
     size = spread.mean.numel()
     torch.testing.assert_close(spread.covariance, exact.reshape(size, size), rtol=1e-8, atol=1e-12)
 
@@ -244,13 +244,13 @@ def test_a_symmetric_set_with_a_gram_per_target_is_exact_too():
 def shared_gram():
     net = trained(targets=3)
     uq = fitted(net)
-    uq._posterior = uq.posterior.with_ridge(0.01 * float(uq.gram.diagonal.mean()))
-    return uq, uq._binding.current()(net.train[0]).features
+    uq._fit.posterior = uq.posterior.with_ridge(0.01 * float(uq.gram.diagonal.mean()))
+    return uq, uq._fit.binding.current()(net.train[0]).features
 
 
 def gram_per_target():
     uq, features = fitted_zoo("each_target_scaled_by_its_own_std")
-    uq._posterior = uq.posterior.with_scale(torch.tensor([1.0, 1.5, 2.0]))
+    uq._fit.posterior = uq.posterior.with_scale(torch.tensor([1.0, 1.5, 2.0]))
     return uq, features
 
 
@@ -260,7 +260,7 @@ def one_weight_vector():
 
 def fitted_zoo(id):
     uq = fitted_case(zoo.build(id))
-    readings = [uq._binding.current()(*zoo.build(id, draw).args) for draw in range(2)]
+    readings = [uq._fit.binding.current()(*zoo.build(id, draw).args) for draw in range(2)]
     return uq, torch.cat([reading.features for reading in readings])
 
 
@@ -303,7 +303,7 @@ def test_nothing_is_missing_at_full_rank_alone():
     assert sets == sorted(sets, reverse=True) and sets[-1] > 0
     scaled, _ = one_weight_vector()
     plain = low_rank(joint_of(scaled), 5).missing
-    scaled._posterior = scaled.posterior.with_scale(torch.tensor([1.0, 3.0]))
+    scaled._fit.posterior = scaled.posterior.with_scale(torch.tensor([1.0, 3.0]))
     assert low_rank(joint_of(scaled), 5).missing == pytest.approx(plain)  # in units of the scales
 
 
@@ -380,7 +380,7 @@ class ForcesByTheWay(nn.Module):
 def test_models_that_differentiate_themselves_are_propagated_without_gradients_too(net):
     uq = rg.LastLayerRigidity(ForcesByTheWay(), output="energy").fit(net.train)
     ens = ensemble(uq, 4)
-    assert ens._tap.case == "plain"
+    assert ens._pass.current().case == "plain"
     expected = ens.propagate(torch.mean, net.test[0]).values
     with torch.no_grad():
         assert torch.equal(ens.propagate(torch.mean, net.test[0]).values, expected)
@@ -462,7 +462,7 @@ def test_small_spreads_of_large_outputs_are_kept(net):
         net.model[-1].bias += 1e6
     far = [(inputs, targets + 1e6) for inputs, targets in net[1:]]
     uq = rg.LastLayerRigidity(net.model).fit(far[0])
-    uq._posterior = uq.posterior.with_scale(torch.tensor([0.1]))
+    uq._fit.posterior = uq.posterior.with_scale(torch.tensor([0.1]))
     x = net.test[0][:20]
     ens = ensemble(uq, symmetric=True)
     spread = ens.propagate(lambda y: y.flatten(), x)
@@ -635,7 +635,7 @@ def test_draws_are_those_of_the_generator(fit):
 def test_a_model_with_other_targets_is_refused(net):
     uq = fitted(net)
     other = fitted(trained(targets=3))
-    ens = Ensemble(other._binding, Feed(other.model), members(joint_of(uq), 4))
+    ens = Ensemble(other._fit.binding, Feed(other.model), members(joint_of(uq), 4))
     with pytest.raises(ValueError, match=r"gives 3 targets with 25 features here.*has 1 with 25"):
         ens(net.test[0])
 

@@ -582,7 +582,7 @@ def test_every_criterion_calibrates_several_targets(net3, criterion, noise):
 def test_calibration_thins_rows_evenly_when_they_would_fill_the_memory(net, monkeypatch):
     uq = rg.LastLayerRigidity(net.model).fit(net.train)
     whole = uq.calibrate(net.valid, batch_size=16)
-    monkeypatch.setattr("rigidities.last_layer.validation.LARGEST", 25 * 100)
+    monkeypatch.setattr("rigidities.calibration.gathering.LARGEST", 25 * 100)
     thinned = uq.calibrate(net.valid, batch_size=16)
     assert thinned.rows == whole.rows == 200
     assert thinned.ridge != whole.ridge

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import struct
+from pathlib import Path
 
 import pytest
 import torch
@@ -182,7 +183,7 @@ def test_a_foreign_safetensors_file_is_refused(net, tmp_path):
 def test_a_newer_file_is_refused_with_the_upgrade(net, saved):
     _, path = saved
     rewritten(path, lambda h: h.update(format=storage.FORMAT + 1, library="9.0"))
-    with pytest.raises(ValueError, match=r"written by rigidities 9.0.*Upgrade"):
+    with pytest.raises(ValueError, match=r"format 3.*written by rigidities 9.0.*>=9.0"):
         rg.LastLayerRigidity.load(path, net.model)
 
 
@@ -257,3 +258,30 @@ def test_an_unfitted_state_dict_loads_too(net):
     uq.load_state_dict(rg.LastLayerRigidity(net.model).state_dict())
     with pytest.raises(ValueError, match="no fit yet"):
         uq(net.test[0])
+
+
+# --- files written before -----------------------------------------------------------------------
+
+FILES = Path(__file__).parents[1] / "support" / "files"
+
+
+def test_files_of_the_first_format_still_load():
+    """Both were written by the first format's code, and gave these numbers there."""
+    model = torch.nn.Linear(2, 1, dtype=torch.float64)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[1.0, 2.0]]))
+        model.bias.fill_(0.5)
+    x = torch.ones(1, 2, dtype=torch.float64)
+    uq = rg.LastLayerRigidity.load(FILES / "format-1-fit.safetensors", model)
+    assert uq.noise.name == "constant" and uq.law.name == "gaussian"
+    assert str(uq.report).startswith("Calibrated on 20 rows by nll: -0.966397")
+    assert [round(float(part), 4) for part in uq(x)] == [3.5, 0.0924]
+    ens = rg.Ensemble.load(FILES / "format-1-ensemble.safetensors", model)
+    assert [round(y, 4) for y in ens(x).flatten().tolist()] == [3.5441, 3.5285, 3.4948, 3.497]
+
+
+def test_a_calibration_with_keys_from_the_future_is_refused_with_the_version(net, saved):
+    _, path = saved
+    rewritten(path, lambda h: (h["calibration"].update(tilt=1.0), h.update(library="9.0")))
+    with pytest.raises(ValueError, match=r"tilt.*does not know.*pip install 'rigidities>=9\.0'"):
+        rg.LastLayerRigidity.load(path, net.model)

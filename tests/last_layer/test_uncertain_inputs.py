@@ -271,7 +271,7 @@ def test_atoms_may_act_on_several_structures(monkeypatch, across, kind):
 @pytest.mark.parametrize(("dtype", "count"), [(F64, 1), (F64, 50), (torch.float32, 6001)])
 def test_the_structure_of_each_atom_is_found(dtype, count):
     given = structures(count, False, dtype)
-    tap, batch = atoms(dtype)._tap(), Batch(given, {}, None, given)
+    tap, batch = atoms(dtype).readout, Batch(given, {}, None, given)
     point = FeatureMap.of(tap, batch, Slot.find(batch, 0, tap))
     assert not point.aligned
     assert torch.equal(row_owners(point), given[1])

@@ -152,7 +152,7 @@ def calibrated(
     """The scale, and the ridge if asked, of the greatest likelihood."""
     textbook = None if ridge == "search" else pr.residual_scale
     y = points.y.reshape(pr.predict(points.x).mean.shape)
-    pr.calibrate(points.x, y, ridge=ridge)
+    pr.calibrate(points.x, y, ridge=ridge or pr.ridge)
 
     def predict(x: Tensor) -> tuple[Tensor, Tensor]:
         prediction = pr.predict(x)

@@ -14,36 +14,36 @@ low-cost uncertainties in trained neural networks" (2024), Sec. 3.2 to 3.4.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import os
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from ..calibration.calibration import Calibration
 from ..calibration.report import CalibrationReport
-from ..data.samples import SampleBatch, Samples, SampleWeight
+from ..data.samples import Samples, SampleWeight
+from ..data.storage import Snapshot
 from ..losses import LossLike, loss_for
 from ..models.modes import differentiating
+from ..notices import NotFittedError
+from ..prediction.law import Law, law_named
+from ..prediction.noise import Noise, noise_named
 from ..prediction.prediction import Prediction
-from .curvature.dense_form import DenseForm
 from .curvature.exact_hessian import Penalty, Regulariser
-from .curvature.forms import FORMS, Form, FormName, Problem, chosen
+from .curvature.forms import FORMS, FormName, Problem, chosen
 from .curvature.memory import available
-from .curvature.pseudo_hessian import PIECE, Totals, TrainingRows
+from .curvature.pseudo_hessian import TrainingRows
 from .curvature.solving import solved
 from .derivatives.differentiation import Differentiation
 from .derivatives.parameters import Subset
 from .derivatives.regressor import Function, Regressor
-from .derivatives.tangents import Tangents
-from .validation import Rescaling
+from .fit import Fit, restored, snapshot
+from .validation import calibrated
 
 MEMORY_SHARE = 0.7
 """Share of the free memory that a fit may plan with."""
-
-UNLIKE = 3.0
-"""Ratio of best scales beyond which outputs should not share one."""
 
 HessianName = Literal["gauss-newton", "exact"]
 
@@ -109,8 +109,7 @@ class PredictionRigidity:
         self._loss, self._hessian = loss_for(loss), hessian
         self._given_ridge, self._regulariser = float(ridge), regulariser
         self._wanted, self._tolerance, self._memory = form, tolerance, memory
-        self._fit: _Fit | None = None
-        self._scale, self._noise = 1.0, 0.0
+        self._fit: Fit | None = None
 
     @differentiating
     def fit(
@@ -155,21 +154,36 @@ class PredictionRigidity:
         )
         slope = None if penalty is None else penalty.gradient
         norm = training.totals.gradient.check(slope, problem.ridge, regressor.flat)
-        self._fit = _Fit(differentiation, form, training.totals, len(first.args), norm)
-        self._scale, self._noise = 1.0, 0.0
+        totals = training.totals
+        self._fit = Fit(
+            regressor,
+            form,
+            differentiation.shape,
+            len(first.args),
+            norm,
+            (totals.rows, totals.dispersion),
+            Calibration.unscaled(form.ridge, 1, regressor.flat.device),
+            differentiation=differentiation,
+        )
         return self
 
     @differentiating
     def predict(self, x: Any) -> Prediction:
         """Mean and error bar, shaped like f's output."""
-        fit, means, quadratics = self._fitted(), [], []
+        fit, means, quadratics = self._ready(x), [], []
         for batch in fit.pieces(x):
-            prediction, tangents = fit.differentiation(*batch.args, **batch.kwargs)
+            prediction, tangents = fit.differentiate(*batch.args, **batch.kwargs)
             means.append(prediction)
             quadratics.append(fit.form.quadratic(tangents))
-        mean, q = fit.shaped(torch.cat(means)), fit.shaped(torch.cat(quadratics))
-        epistemic = self._scale**2 * q
-        return Prediction(mean.to(q), epistemic, torch.full_like(q, self._noise), 1 / q)
+        q, chosen = torch.cat(quadratics), fit.calibration
+        mean = torch.cat(means).to(q)
+        return Prediction(
+            mean=fit.shaped(mean),
+            epistemic=fit.shaped(chosen.epistemic(q)),
+            noise=fit.shaped(chosen.noise_variance(mean).to(q)),
+            rigidity=fit.shaped(1 / q),
+            law=chosen.law,
+        )
 
     @differentiating
     def calibrate(
@@ -179,42 +193,42 @@ class PredictionRigidity:
         *,
         criterion: str = "nll",
         ridge: Literal["search"] | float | None = None,
-        noise: str = "none",
+        noise: str | type[Noise] = "none",
+        law: str | Law = "gaussian",
     ) -> CalibrationReport:
-        r"""Choose $\alpha$, and if asked the ridge and a noise floor, on data not used in the fit.
+        r"""Choose ridge, $\alpha$ and noise on data not used in the fit.
 
         Args:
             X: inputs, in any form that `fit` takes.
             y: targets.
             criterion: "nll", "bins", "crps" or "absolute"; see `LastLayerRigidity.calibrate`.
-            ridge: None keeps the present one; "search" or another value need the dense form.
-            noise: "none", "constant" or "bayes" (noise equal to $\alpha^2$); one number for all
-                outputs.
+            ridge: fix $\varsigma^2$ instead of choosing it; another than that of the fit needs the
+                dense form. The dual and the matrix-free form have it in their factorisation and
+                keep it, unless "search" insists, which they refuse.
+            noise: as in `LastLayerRigidity.calibrate`; one level for all outputs.
+            law: as there.
 
         Returns:
             What was chosen and how good it is; print it.
         """
-        fit = self._fitted()
         if isinstance(ridge, str) and ridge != "search":
             raise ValueError(f"ridge must be None, 'search' or a number, got {ridge!r}.")
-        if ridge is not None and ridge != "search":
-            fit = fit.with_ridge(float(ridge))
-        gathered = Rescaling(fit.form, ridge == "search")
-        standard: list[Tensor] = []  # errors in units of the unscaled error bars
-        for batch in fit.pieces(X, y):
-            prediction, tangents = fit.differentiation(*batch.args, **batch.kwargs)
-            target = batch.target_rows(prediction, fit.differentiation.shape)
-            if target is None:
-                raise ValueError("Calibration needs targets: calibrate(X, y).")
-            error = target - prediction.to(torch.float64)
-            gathered.add(error, tangents)
-            if fit.differentiation.outputs > 1:
-                standard.append(error / fit.form.quadratic(tangents).sqrt())
-        report = gathered.report(criterion, noise)
-        if standard:
-            _compare(torch.cat(standard))
-        self._fit = fit.with_ridge(report.ridge) if ridge == "search" else fit
-        self._scale, self._noise = float(report.scale), float(report.noise)
+        kind, shape = noise_named(noise), law_named(law)
+        fit = self._ready(X, y)
+        if isinstance(ridge, (int, float)):
+            fit = replace(fit, form=fit.form.with_ridge(float(ridge)))
+        assert fit.differentiation is not None
+        report = calibrated(
+            fit.differentiation,
+            fit.form,
+            fit.pieces(X, y),
+            searching=ridge == "search" or (ridge is None and fit.form.name == "dense"),
+            criterion=criterion,
+            noise=kind,
+            law=shape,
+        )
+        form = fit.form.with_ridge(report.ridge)
+        self._fit = replace(fit, form=form, calibration=report.calibration, report=report)
         return report
 
     def variance(self, x: Any) -> Tensor:
@@ -228,12 +242,11 @@ class PredictionRigidity:
     @differentiating
     def covariance(self, x1: Any, x2: Any = None) -> Tensor:
         """Covariances between predictions: (N, M), or (N, K, M, K) for several outputs."""
-        fit = self._fitted()
+        fit = self._ready(x1)
         left = fit.tangents(x1)
         right = left if x2 is None else fit.tangents(x2)
-        covariance, shape = fit.form.covariance(left, right), fit.differentiation.shape
-        covariance = self._scale**2 * covariance
-        return covariance.reshape(left.shape[0], *shape, right.shape[0], *shape)
+        covariance = fit.calibration.epistemic(fit.form.covariance(left, right))
+        return covariance.reshape(left.shape[0], *fit.shape, right.shape[0], *fit.shape)
 
     @differentiating
     def sample(self, n: int, generator: torch.Generator | None = None) -> Any:
@@ -246,7 +259,7 @@ class PredictionRigidity:
         fit = self._fitted()
         if n < 1:
             raise ValueError(f"n must be at least 1, got {n}.")
-        deviations = self._scale * fit.form.sample(n, generator)
+        deviations = fit.calibration.scale * fit.form.sample(n, generator)
         flat = fit.regressor.flat
         drawn = flat.to(torch.float64) + deviations
         return fit.regressor.parameters.stacked(drawn.to(flat))
@@ -260,36 +273,88 @@ class PredictionRigidity:
         with more parameters than the data hold: calibrate that one on new data.
         """
         fit = self._fitted()
-        totals = fit.totals
-        if not totals.dispersion >= 0:
+        rows, dispersion = fit.dispersion
+        if not dispersion >= 0:
             raise ValueError(
                 "There are no training residuals: fit(X, y) with targets, and a loss whose value "
                 "is known."
             )
-        left = totals.rows - fit.effective_rank
-        if not left > 1e-6 * totals.rows:
+        left = rows - fit.effective_rank
+        if not left > 1e-6 * rows:
             raise ValueError(
-                f"No residual degrees of freedom: {totals.rows} rows and {fit.effective_rank:.3g} "
+                f"No residual degrees of freedom: {rows} rows and {fit.effective_rank:.3g} "
                 "directions fitted to them. Calibrate on other data."
             )
-        return float((totals.dispersion / left) ** 0.5)
+        return float((dispersion / left) ** 0.5)
 
     def set_scale(self, scale: float) -> PredictionRigidity:
         r"""Set $\alpha$, for example to `residual_scale`; returns the object itself."""
         if not 0 < scale < float("inf"):
             raise ValueError(f"scale must be positive and finite, got {scale}.")
-        self._scale, self._noise = float(scale), 0.0
+        fit = self._fitted()
+        plain = Calibration.unscaled(fit.form.ridge, 1, fit.regressor.flat.device)
+        chosen = replace(plain, scale=float(scale) * plain.scale)
+        self._fit = replace(fit, calibration=chosen, report=None)
         return self
+
+    @property
+    def calibration(self) -> Calibration:
+        """Ridge, scale, noise and law; scale 1 and no noise until they are set or calibrated."""
+        return self._fitted().calibration
 
     @property
     def scale(self) -> float:
         r"""$\alpha$; 1 until it is set or calibrated."""
-        return self._scale
+        return 1.0 if self._fit is None else float(self._fit.calibration.scale)
 
     @property
     def ridge(self) -> float:
         r"""$\varsigma^2$."""
         return self._given_ridge if self._fit is None else self._fit.form.ridge
+
+    @property
+    def noise(self) -> Noise:
+        """The noise; zero before calibration and with `noise="none"`."""
+        return self.calibration.noise
+
+    @property
+    def law(self) -> Law:
+        """The law around the mean; Gaussian before calibration."""
+        return self.calibration.law
+
+    @property
+    def report(self) -> CalibrationReport | None:
+        """The last calibration's report."""
+        return None if self._fit is None else self._fit.report
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write everything but f and its parameters to a safetensors file, atomically.
+
+        Raises:
+            ValueError: the form is matrix-free, which goes through the training data anew.
+        """
+        snapshot(self._fitted()).write(path)
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], f: Function | torch.nn.Module, *args: Any, **options: Any
+    ) -> PredictionRigidity:
+        """Read a file for the regressor it was made with.
+
+        Args:
+            path: written by `save`.
+            f: the same regressor.
+            args: its parameters, the same.
+            options: of the constructor; the form, its ridge and the scale come from the file.
+
+        Raises:
+            FileNotFoundError: no such file.
+            ValueError: damaged, foreign, or made with another regressor or other parameters.
+        """
+        given = Snapshot.read(path, holds="regressor")
+        pr = cls(f, *args, **options)
+        pr._fit = restored(given, pr._regressor)
+        return pr
 
     @property
     def form(self) -> str:
@@ -332,78 +397,12 @@ class PredictionRigidity:
             memory=int(memory),
         )
 
-    def _fitted(self) -> _Fit:
+    def _fitted(self) -> Fit:
         if self._fit is None:
-            raise RuntimeError("There is no fit yet: call fit(X, y) first.")
+            raise NotFittedError("fit(X, y)")
         return self._fit
 
-
-def _compare(standard: Tensor) -> None:
-    """Warn where the best scales of the outputs (N, K) are so unlike that one cannot serve all."""
-    rms = standard.square().mean(0).sqrt()
-    ratio = float(rms.max() / rms.clamp(min=torch.finfo(rms.dtype).tiny).min())
-    if ratio > UNLIKE:
-        warnings.warn(
-            f"The best scales of the outputs differ by a factor of {ratio:.2g}, and one serves "
-            "them all, since they share their parameters. Weigh the outputs in the loss "
-            "(GaussianNLL with one variance each), or make a rigidity for each.",
-            stacklevel=4,
-        )
-
-
-@dataclass(frozen=True)
-class _Fit:
-    """What a fit leaves.
-
-    Attributes:
-        differentiation: of the parameters that f uses.
-        form: the solved curvature.
-        totals: sums over the training data.
-        inputs: number of positional inputs.
-        gradient_norm: of the loss.
-    """
-
-    differentiation: Differentiation
-    form: Form
-    totals: Totals
-    inputs: int
-    gradient_norm: float
-
-    @property
-    def regressor(self) -> Regressor:
-        return self.differentiation.regressor
-
-    @property
-    def effective_rank(self) -> float:
-        rank = getattr(self.form, "effective_rank", None)
-        if rank is None:
-            raise ValueError(
-                "The matrix-free form does not know how many directions the data determine. "
-                "Calibrate on other data."
-            )
-        return float(rank)
-
-    def with_ridge(self, ridge: float) -> _Fit:
-        """The same fit with another ridge, where the form allows it."""
-        if not isinstance(self.form, DenseForm):
-            raise ValueError(
-                f"The ridge of the {self.form.name} form is fixed by its factorisation: give it to "
-                "PredictionRigidity."
-            )
-        return replace(self, form=self.form.with_ridge(ridge))
-
-    def pieces(self, x: Any, y: Any = None) -> Iterator[SampleBatch]:
-        """Batches of inputs, small enough for their tangents to be held."""
-        numbers = self.differentiation.numbers
-        if self.form.name == "dense":
-            numbers = 2 * self.differentiation.outputs * len(self.regressor)
-        samples = Samples.of(x, y, like=self.regressor.flat, count=self.inputs, ordered=True)
-        yield from samples.pieces(max(1, PIECE // (8 * numbers)))
-
-    def tangents(self, x: Any) -> Tangents:
-        parts = [self.differentiation(*b.args, **b.kwargs)[1] for b in self.pieces(x)]
-        return Tangents.join(parts)
-
-    def shaped(self, rows: Tensor) -> Tensor:
-        """(N, K) -> shaped like f's output."""
-        return rows.reshape(len(rows), *self.differentiation.shape)
+    def _ready(self, x: Any, y: Any = None) -> Fit:
+        """The fit, with a way to differentiate that a loaded one finds on its first inputs."""
+        self._fit = self._fitted().ready(x, y)
+        return self._fit

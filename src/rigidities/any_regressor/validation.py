@@ -1,124 +1,100 @@
-r"""Scale, noise and, in the dense form, the ridge of a rigidity from new data.
+r"""Calibration of a rigidity: one pass over new data, and the report.
 
-The same criteria as for the last layer (`calibration`). The dense form has an eigenbasis, so that
-every ridge can be tried; the other forms keep theirs, which reads as one effective eigenvalue
-$\lambda = s$ with $q = p / (\lambda + s)$, $p = 2 s q$.
+The dense form has an eigenbasis, so that every ridge can be tried. The other forms keep their
+ridge, and so does a fixed one: that reads as one effective eigenvalue $\lambda = s$ with
+$q = p / (\lambda + s)$, $p = 2 s q$.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from ..calibration.objective import (
-    Objective,
-    Residuals,
-    check_noise,
-    constant_nll,
-    criterion_for,
-    mean_nll,
-    search,
-)
+from ..calibration.choosing import chosen
+from ..calibration.criteria import criterion_for
+from ..calibration.gathering import Gathering
 from ..calibration.report import CalibrationReport
-from .curvature.dense_form import DenseForm
+from ..data.samples import SampleBatch
+from ..notices import notify
+from ..posterior.posterior import Posterior
+from ..prediction.law import Law
+from ..prediction.noise import Noise
 from .curvature.forms import Form
+from .derivatives.differentiation import Differentiation
 from .derivatives.tangents import Tangents
 
-LARGEST = 1 << 27
-"""Numbers to keep at most (1 GiB in float64); beyond it every other row is dropped."""
+UNLIKE = 3.0
+"""Ratio of best scales beyond which outputs should not share one."""
 
 
-@dataclass
-class Rescaling:
-    """Errors and what decides their variance, gathered batch by batch.
+def calibrated(
+    differentiation: Differentiation,
+    form: Form,
+    batches: Iterable[SampleBatch],
+    *,
+    searching: bool,
+    criterion: str,
+    noise: type[Noise],
+    law: Law,
+) -> CalibrationReport:
+    """Choose scale and noise, and the ridge where `searching`; see `PredictionRigidity.calibrate`.
 
-    Attributes:
-        form: the solved curvature.
-        searching: whether the ridge is to be chosen.
+    Raises:
+        ValueError: no targets, a criterion of the last layer, or what `Gathering` refuses.
     """
+    if criterion in {"evidence", "loo"}:
+        raise ValueError(f"criterion={criterion!r} is for LastLayerRigidity.")
+    criterion_for(criterion, law)
+    basis = form.eigenbasis if searching else None
+    gathered, standard = Gathering(), list[Tensor]()
+    for batch in batches:
+        prediction, tangents = differentiation(*batch.args, **batch.kwargs)
+        target = batch.target_rows(prediction, differentiation.shape)
+        if target is None:
+            raise ValueError("Calibration needs targets: calibrate(X, y).")
+        mean = prediction.to(torch.float64)
+        error, shape = target - mean, noise.shape(mean.reshape(-1, 1), None)
+        gathered.add(error.reshape(-1, 1), _power(form, basis, tangents), shape=shape)
+        if differentiation.outputs > 1:  # in units of the unscaled error bars
+            standard.append(error / form.quadratic(tangents).sqrt())
+    residuals = gathered.residuals()
+    known = residuals.error.new_tensor([2 * _shift(form) - form.ridge])
+    report = chosen(
+        residuals,
+        known if basis is None else basis.eigenvalues,
+        form.with_ridge,
+        criterion=criterion,
+        noise=noise,
+        law=law,
+        ridge=None if searching else form.ridge,
+        least=form.least_ridge if searching else -math.inf,
+    )
+    if standard:
+        _compare(torch.cat(standard))
+    return report
 
-    form: Form
-    searching: bool
 
-    def __post_init__(self) -> None:
-        if self.searching and not isinstance(self.form, DenseForm):
-            raise ValueError(
-                f"The ridge of the {self.form.name} form is fixed by its factorisation. Calibrate "
-                "with the ridge given to PredictionRigidity, or use form='dense'."
-            )
-        self._errors: list[Tensor] = []
-        self._powers: list[Tensor] = []
-        self._rows, self._stride = 0, 1
+def _power(form: Form, basis: Posterior | None, tangents: Tangents) -> Tensor:
+    if basis is None:
+        return 2 * _shift(form) * form.quadratic(tangents).reshape(-1, 1)
+    return basis.projections(tangents.matrix().flatten(0, 1)).square()
 
-    def add(self, error: Tensor, tangents: Tangents) -> None:
-        """Errors (N, K) of one batch."""
-        error = error.reshape(-1, 1)
-        if isinstance(self.form, DenseForm) and self.searching:
-            power = self.form.eigenbasis.projections(tangents.matrix().flatten(0, 1)).square()
-        else:
-            power = 2 * self._shift * self.form.quadratic(tangents).reshape(-1, 1)
-        start = -self._rows % self._stride
-        self._rows += len(error)
-        self._errors.append(error[start :: self._stride].clone())
-        self._powers.append(power[start :: self._stride].clone())
-        if sum(part.numel() for part in self._powers) > LARGEST:  # every other row will do
-            self._errors = [torch.cat(self._errors)[::2].clone()]
-            self._powers = [torch.cat(self._powers)[::2].clone()]
-            self._stride *= 2
 
-    @property
-    def _shift(self) -> float:
-        """The effective eigenvalue: the ridge, or 1/2 where there is none."""
-        return self.form.ridge or 0.5
+def _shift(form: Form) -> float:
+    """The effective eigenvalue: the ridge, or 1/2 where there is none."""
+    return form.ridge or 0.5
 
-    def report(self, criterion: str, noise: str) -> CalibrationReport:
-        """Choose and judge."""
-        check_noise(noise)
-        if criterion in {"evidence", "loo"}:
-            raise ValueError(f"criterion={criterion!r} is for LastLayerRigidity.")
-        error, power = torch.cat(self._errors), torch.cat(self._powers)
-        bad = int((~torch.isfinite(error)).sum())
-        if bad:
-            raise ValueError(
-                f"{bad} of {len(error)} calibration targets or predictions are not finite. Leave "
-                "those rows out."
-            )
-        if len(error) < 2:
-            raise ValueError(f"Calibration needs at least two rows, got {len(error)}.")
-        ones = torch.ones_like(error)
-        data = Residuals(error, power, ones, ones, self._rows)
-        ridge = None if self.searching else self.form.ridge
-        eigenvalues = self._eigenvalues(error)
-        objective = Objective(data, eigenvalues, criterion_for(criterion), noise)
-        choice, edge = search(objective, ridge)
-        return CalibrationReport(
-            ridge=choice.ridge,
-            scale=choice.scale2.sqrt(),
-            noise=choice.scale2 * choice.floor,
-            criterion=criterion,
-            value=choice.value,
-            at_edge=edge,
-            condition=self._condition(choice.ridge),
-            effective_rank=self._rank(choice.ridge),
-            width=self.form.width,
-            nll=mean_nll(data, objective.variance(choice)),
-            nll_constant=constant_nll(data),
-            rows=self._rows,
+
+def _compare(standard: Tensor) -> None:
+    """Warn where the best scales of the outputs (N, K) are so unlike that one cannot serve all."""
+    rms = standard.square().mean(0).sqrt()
+    ratio = float(rms.max() / rms.clamp(min=torch.finfo(rms.dtype).tiny).min())
+    if ratio > UNLIKE:
+        notify(
+            f"The best scales of the outputs differ by a factor of {ratio:.2g}, and one serves "
+            "them all, since they share their parameters. Weigh the outputs in the loss "
+            "(GaussianNLL with one variance each), or make a rigidity for each."
         )
-
-    def _eigenvalues(self, like: Tensor) -> Tensor:
-        if isinstance(self.form, DenseForm) and self.searching:
-            return self.form.eigenbasis.eigenvalues
-        return like.new_tensor([2 * self._shift - self.form.ridge])
-
-    def _condition(self, ridge: float) -> float:
-        if isinstance(self.form, DenseForm):
-            return self.form.with_ridge(ridge).posterior.condition
-        return self.form.tolerance / torch.finfo(torch.float64).eps
-
-    def _rank(self, ridge: float) -> float:
-        if isinstance(self.form, DenseForm):
-            return self.form.with_ridge(ridge).effective_rank
-        return float(getattr(self.form, "effective_rank", float("nan")))

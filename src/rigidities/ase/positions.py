@@ -12,7 +12,7 @@ from ase import Atoms
 
 from ..data.batches import Batch
 from ..data.slots import InputName, Slot
-from ..last_layer.fit import FittedReadout
+from ..last_layer import LastLayerRigidity
 from ..last_layer.gradients.feature_map import UNCONNECTED
 from ..models.modes import outside_inference_mode
 from .structures import periodic_cell
@@ -21,14 +21,14 @@ ROUNDING = 16
 """Units in the last place by which positions may differ, of single precision or less."""
 
 
-def slot_of(uq: FittedReadout, given: Any, wrt: InputName) -> tuple[Batch, Slot]:
+def slot_of(uq: LastLayerRigidity, given: Any, wrt: InputName) -> tuple[Batch, Slot]:
     """One structure's inputs as the model gets them, and where the positions stand.
 
     Raises:
         ValueError: there is no such input.
     """
-    (batch,) = uq._batches([given], None, "forces", False)
-    return batch, Slot.find(batch, wrt, uq._tap())
+    (batch,) = uq.feed.unlabelled()([given], "forces", progress=False)
+    return batch, Slot.find(batch, wrt, uq.readout)
 
 
 def check_positions(batch: Batch, slot: Slot, atoms: Atoms, length_unit: float) -> None:
@@ -66,7 +66,7 @@ def check_positions(batch: Batch, slot: Slot, atoms: Atoms, length_unit: float) 
 
 
 @outside_inference_mode
-def slope(uq: FittedReadout, batch: Batch, slot: Slot) -> Tensor:
+def slope(uq: LastLayerRigidity, batch: Batch, slot: Slot) -> Tensor:
     """The derivative of the energy by the positions, in one backward pass; no bars.
 
     Raises:
@@ -75,7 +75,7 @@ def slope(uq: FittedReadout, batch: Batch, slot: Slot) -> Tensor:
     free = slot.get(batch).detach().clone().requires_grad_()
     args, kwargs = slot.put(batch, free)
     with torch.enable_grad():
-        output = uq._tap().graph(*args, **kwargs).output
+        output = uq.readout.graph(*args, **kwargs).output
         found = None
         if output.requires_grad:
             (found,) = torch.autograd.grad(output.sum(), free, allow_unused=True)

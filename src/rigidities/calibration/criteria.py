@@ -2,7 +2,8 @@ r"""How good a spread is, once its scale is the best one: profile criteria of ca
 
 Each takes residuals r (n, J) and unscaled variances u = q + floor (n, J) for J candidates at
 once, finds the best $\alpha^2$ of each candidate in closed form (or by bisection) and returns
-($\alpha^2$, value), both (J,); smaller values are better.
+($\alpha^2$, value), both (J,); smaller values are better. The likelihood's is the law's own
+(`Law.profile`).
 """
 
 from __future__ import annotations
@@ -13,22 +14,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..prediction.law import Gaussian, Law
+
 Criterion = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
-LOG_TWO_PI = math.log(2 * math.pi)
 BIN_SIZE = 100
-
-
-def nll(residual: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
-    r"""$\alpha^2 = \overline{r^2/u}$; Gaussian negative log-likelihood per row.
-
-    Examples:
-        >>> scale, value = nll(torch.tensor([[2.0], [-2.0]]), torch.ones(2, 1))
-        >>> scale.item(), round(value.item(), 4)
-        (4.0, 2.1121)
-    """
-    scale = (residual.square() / spread).mean(0)
-    return scale, 0.5 * (1 + LOG_TWO_PI + scale.log() + spread.log().mean(0))
 
 
 def absolute(residual: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,7 +83,28 @@ def pooled(criterion: Criterion, values: Tensor) -> Tensor:
     return values.log().mean(-1).exp() if criterion is crps else values.mean(-1)
 
 
-CRITERIA: dict[str, Criterion] = {"nll": nll, "bins": bins, "crps": crps, "absolute": absolute}
+CRITERIA: dict[str, Criterion] = {"bins": bins, "crps": crps, "absolute": absolute}
+BY_LIKELIHOOD = ("nll", "evidence", "loo")
+"""Criteria that set the scale by the law's likelihood."""
+
+
+def criterion_for(name: str, law: Law) -> Criterion:
+    """The profile criterion of that name under a law.
+
+    Raises:
+        ValueError: there is none, or it is made for the Gaussian law alone.
+    """
+    if name in BY_LIKELIHOOD:
+        return law.profile
+    if name not in CRITERIA:
+        known = ", ".join(["nll", *CRITERIA, *BY_LIKELIHOOD[1:]])
+        raise ValueError(f"Unknown criterion {name!r}. Known: {known}.")
+    if name != "bins" and not isinstance(law, Gaussian):
+        raise ValueError(
+            f"criterion={name!r} is a formula of the Gaussian law, and the law here is "
+            f"{law.name!r}. Take 'nll', or 'bins', which looks at variances alone."
+        )
+    return CRITERIA[name]
 
 
 def _density(z: Tensor) -> Tensor:

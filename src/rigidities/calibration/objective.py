@@ -13,55 +13,22 @@ row and optimistic for a net trained end to end.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from .criteria import CRITERIA, LOG_TWO_PI, Criterion, pooled
+from ..prediction.law import Gaussian, Law
+from ..prediction.noise import Noise, NoNoise
+from .calibration import Calibration
+from .criteria import Criterion, pooled
+from .gathering import Residuals
 
 DECADES = (-10.0, 4.0)
 """Range of the ridge in powers of ten of the Gram's largest eigenvalue."""
 
 PER_DECADE = 4
 _FLOOR_DECADES = torch.linspace(-4, 4, 33, dtype=torch.float64)
-
-
-NOISES = ("none", "constant", "bayes")
-"""No noise (the paper's); a constant floor of its own; and Bayesian linear regression's, where the
-noise is the scale squared, so that the variance is scale squared times (1 + q)."""
-
-
-@dataclass(frozen=True)
-class Residuals:
-    """What one pass over data leaves for calibration.
-
-    Attributes:
-        error: target minus prediction, (n, K); NaN where a target is masked.
-        power: squared components in the Gram's eigenbasis, (n, D), or (n, K, D) per target.
-        weight: weight of each row in the Gram, (n, 1) or (n, K).
-        importance: the user's sample weight c, which divides the noise, (n, 1) or (n, K).
-        rows: how many rows were seen; n may be fewer, evenly thinned to bound the memory.
-        samples: how many samples were compared with the training data.
-        duplicates: how many of those stand in the training data too.
-    """
-
-    error: Tensor
-    power: Tensor
-    weight: Tensor
-    importance: Tensor
-    rows: int
-    samples: int = 0
-    duplicates: float = 0.0
-
-    def quadratic(self, eigenvalues: Tensor, ridges: Tensor) -> Tensor:
-        """q for each ridge: (n, 1 or K, J)."""
-        inverse = 1 / (eigenvalues[..., None] + ridges)
-        if self.power.ndim == 2:
-            return (self.power @ inverse)[:, None]
-        if inverse.ndim == 2:
-            return self.power @ inverse
-        return torch.einsum("nkd,kdj->nkj", self.power, inverse)
 
 
 @dataclass(frozen=True)
@@ -82,15 +49,19 @@ class Objective:
         residuals: the data.
         eigenvalues: of the Gram, (D,) or (K, D).
         criterion: a profile criterion.
-        noise: one of `NOISES`: no floor, a constant one, or one equal to the scale squared.
+        noise: whose floor, in units of the squared scale, is tied to it or searched.
+        law: of the predictions.
         left_out: treat every row as left out of the fit (`loo`).
+        least: ridges up to here leave the curvature singular or indefinite.
     """
 
     residuals: Residuals
     eigenvalues: Tensor
     criterion: Criterion
-    noise: str = "none"
+    noise: type[Noise] = NoNoise
+    law: Law = field(default_factory=Gaussian)
     left_out: bool = False
+    least: float = -math.inf
 
     def choices(
         self, ridges: Tensor, around: Choice | None = None, width: float = 1
@@ -109,37 +80,44 @@ class Objective:
             torch.stack(parts, dim=-1) for parts in zip(*columns, strict=True)
         )
         value = pooled(self.criterion, values).nan_to_num(nan=math.inf)
+        value = torch.where(ridges > self.least, value, math.inf)
         return [
             Choice(float(ridge), float(value[j]), scales[j], floors[j])
             for j, ridge in enumerate(ridges)
         ]
 
-    def variance(self, choice: Choice) -> Tensor:
-        """The chosen variances of all rows, (n, K)."""
+    def calibration(self, choice: Choice) -> Calibration:
+        """The choice as everything after calibration uses it."""
+        level = choice.scale2 * choice.floor
+        return Calibration(choice.ridge, choice.scale2.sqrt(), self.noise(level), self.law)
+
+    def nll(self, choice: Choice) -> tuple[float, float]:
+        """NLL per row and target at the choice, and that of the best constant error bar."""
         ridges = self.eigenvalues.new_tensor([choice.ridge])
         q = self.residuals.quadratic(self.eigenvalues, ridges)[..., 0]
+        error = self.residuals.error
         if self.left_out:
-            q = q / (1 - self.residuals.weight * q)
-        return choice.scale2 * (q + choice.floor / self.residuals.importance)
-
-    def as_left_out(self, ridge: float) -> Residuals:
-        """The residuals that rows would have if each were left out of the fit."""
-        q = self.residuals.quadratic(self.eigenvalues, self.eigenvalues.new_tensor([ridge]))[..., 0]
-        return replace(self.residuals, error=self.residuals.error / (1 - self.residuals.weight * q))
+            kept = 1 - self.residuals.weight * q
+            error, q = error / kept, q / kept
+        std = (choice.scale2 * (q + choice.floor * self.residuals.share)).sqrt()
+        value = (std.log() - self.law.log_density(error / std)).nanmean()
+        known = [column[torch.isfinite(column), None] for column in error.unbind(1)]
+        constant = [self.law.profile(column, torch.ones_like(column))[1] for column in known]
+        return float(value), float(torch.cat(constant).mean())
 
     def _target(
         self, q: Tensor, k: int, around: Choice | None, width: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(value, scale^2, floor) of target k, each (J,)."""
         error, spread, share = self._rows(q, k)
-        if self.noise != "constant":
-            tied = float(self.noise == "bayes")
-            scale2, value = self.criterion(error, spread + tied * share)
+        if (tied := self.noise.tied) is not None:
+            scale2, value = self.criterion(error, spread + tied * share if tied else spread)
             return value, scale2, torch.full_like(value, tied)
         best = []
         for j in range(spread.shape[1]):
             column = spread[:, j, None]
-            floors = _floors(column, None if around is None else around.floor[k], width)
+            mean = column.nanmean() / self.residuals.unit
+            floors = _floors(mean, None if around is None else around.floor[k], width)
             one = error if error.shape[1] == 1 else error[:, j, None]
             scale2, value = self.criterion(one, column + floors * share)
             at = value.nan_to_num(nan=math.inf).argmin()
@@ -148,24 +126,18 @@ class Objective:
         return value, scale2, floor
 
     def _rows(self, q: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Errors and spreads of target k where it is not masked, and the noise's share 1/c."""
+        """Errors and spreads of target k where it is not masked, and the noise's share."""
         data = self.residuals
         known = torch.isfinite(data.error[:, k])
         error = data.error[known, k, None]
         weight = _column(data.weight, k)[known]
-        share = 1 / _column(data.importance, k)[known]
+        share = _column(data.share, k)[known]
         spread = _column(q, k)[known][:, 0]
         if not self.left_out:
             return error, spread, share
         kept = 1 - weight * spread
         kept = torch.where(kept > 1e-12, kept, math.nan)
         return error / kept, spread / kept, share
-
-
-def check_noise(noise: str) -> None:
-    """Refuse what is none of `NOISES`."""
-    if noise not in NOISES:
-        raise ValueError(f"Unknown noise {noise!r}. Known: {', '.join(NOISES)}.")
 
 
 def search(objective: Objective, ridge: float | None) -> tuple[Choice, str | None]:
@@ -177,7 +149,7 @@ def search(objective: Objective, ridge: float | None) -> tuple[Choice, str | Non
     if ridge is not None:
         at = torch.tensor([ridge], dtype=torch.float64, device=objective.eigenvalues.device)
         best = _best(objective.choices(at))
-        for width in (1.0, 0.25, 0.0625) if objective.noise == "constant" else ():
+        for width in (1.0, 0.25, 0.0625) if objective.noise.tied is None else ():
             best = _best([best, *objective.choices(at, best, width)])
         return best, None
     exponents = ridge_exponents().to(objective.eigenvalues.device)
@@ -218,33 +190,11 @@ def _best(choices: list[Choice]) -> Choice:
     return best
 
 
-def _floors(spread: Tensor, around: Tensor | None, width: float) -> Tensor:
+def _floors(mean: Tensor, around: Tensor | None, width: float) -> Tensor:
     """Candidate floors: none, and multiples of the mean variance or of a floor found before."""
-    zero = spread.new_zeros(1)
+    zero = mean.new_zeros(1)
     if around is None or not bool(around > 0):
-        return torch.cat([zero, spread.nanmean() * 10 ** _FLOOR_DECADES.to(spread.device)])
+        return torch.cat([zero, mean * 10 ** _FLOOR_DECADES.to(mean.device)])
     step = float(_FLOOR_DECADES[1] - _FLOOR_DECADES[0]) * width
-    offsets = torch.linspace(-step, step, 9, dtype=torch.float64, device=spread.device)
+    offsets = torch.linspace(-step, step, 9, dtype=torch.float64, device=mean.device)
     return torch.cat([zero, around * 10**offsets])
-
-
-def mean_nll(residuals: Residuals, variance: Tensor) -> float:
-    """Gaussian NLL per row and target of given variances (n, K)."""
-    z2 = residuals.error.square() / variance
-    return float(0.5 * (LOG_TWO_PI + variance.log() + z2).nanmean())
-
-
-def constant_nll(residuals: Residuals) -> float:
-    """The same for the best constant error bar of each target."""
-    mse = residuals.error.square().nanmean(0)
-    return float(0.5 * (1 + LOG_TWO_PI + mse.log()).mean())
-
-
-def criterion_for(name: str) -> Criterion:
-    """The profile criterion of that name; `evidence` and `loo` set the scale by the NLL."""
-    if name in {"evidence", "loo"}:
-        return CRITERIA["nll"]
-    if name not in CRITERIA:
-        known = ", ".join([*CRITERIA, "evidence", "loo"])
-        raise ValueError(f"Unknown criterion {name!r}. Known: {known}.")
-    return CRITERIA[name]

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .calibration import Calibration
+
 
 @dataclass(frozen=True)
 class CalibrationReport:
-    r"""Chosen ridge, scale and noise, with what a user needs to judge them.
+    r"""Chosen ridge, scale, noise and law, with what a user needs to judge them.
 
     Attributes:
-        ridge: $\varsigma^2$.
-        scale: $\alpha$, one entry per target.
-        noise: noise variance, one entry per target; zeros for none.
+        calibration: what was chosen.
         criterion: its name.
         value: of the criterion at the choice (smaller is better).
         at_edge: "lower" or "upper" where the best ridge lies at the end of its range.
         condition: condition number of $G + \varsigma^2 I$.
         effective_rank: directions that the data determine.
         width: number of features.
-        nll: Gaussian negative log-likelihood per row on the calibration data.
+        nll: negative log-likelihood per row under the law, on the calibration data.
         nll_constant: the same for the best constant error bar.
         rows: calibration rows (predictions, where a sample has several).
         samples: calibration samples compared with the training data.
@@ -35,9 +35,7 @@ class CalibrationReport:
         gradient_scale: scale of derivatives, one entry per target, where it was calibrated.
     """
 
-    ridge: float
-    scale: Tensor
-    noise: Tensor
+    calibration: Calibration
     criterion: str
     value: float
     at_edge: str | None
@@ -52,6 +50,21 @@ class CalibrationReport:
     zero_curvature: int = 0
     stale: bool = False
     gradient_scale: Tensor | None = None
+
+    @property
+    def ridge(self) -> float:
+        r"""$\varsigma^2$."""
+        return self.calibration.ridge
+
+    @property
+    def scale(self) -> Tensor:
+        r"""$\alpha$, one entry per target."""
+        return self.calibration.scale
+
+    @property
+    def noise(self) -> Tensor:
+        """Noise variance (its level, where it has a shape), one entry per target."""
+        return self.calibration.noise.level
 
     @property
     def gain(self) -> float:
@@ -99,6 +112,8 @@ class CalibrationReport:
         ]
         if self.gradient_scale is not None:
             lines.insert(3, f"  of derivatives  {_numbers(self.gradient_scale)}")
+        if self.calibration.law.name != "gaussian":
+            lines.append(f"  law             {self.calibration.law.name}")
         if math.isfinite(self.effective_rank):
             lines.append(
                 f"  effective rank  {self.effective_rank:.1f} of {self.width}, "
@@ -108,27 +123,38 @@ class CalibrationReport:
 
     def to(self, device: torch.device) -> CalibrationReport:
         """The same report on another device."""
-        moved: dict[str, Any] = {name: value.to(device) for name, value in self.tensors().items()}
-        return replace(self, **moved)
+        own = None if self.gradient_scale is None else self.gradient_scale.to(device)
+        return replace(self, calibration=self.calibration.to(device), gradient_scale=own)
 
     def header(self) -> dict[str, Any]:
         """Plain values for a file's header; the tensors go by `tensors`."""
-        kept = {k: v for k, v in vars(self).items() if not isinstance(v, Tensor)}
-        return {k: v for k, v in kept.items() if k != "gradient_scale"}
+        own = {name: value for name, value in vars(self).items() if name not in _APART}
+        return {**own, **self.calibration.header()}
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors for a file."""
-        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        own = {} if self.gradient_scale is None else {"gradient_scale": self.gradient_scale}
+        return {**self.calibration.tensors(), **own}
 
     @classmethod
     def from_state(cls, header: dict[str, Any], tensors: dict[str, Tensor]) -> CalibrationReport:
-        """The report that `header` and `tensors` came from."""
-        return cls(
-            **header,
-            scale=tensors["scale"],
-            noise=tensors["noise"],
-            gradient_scale=tensors.get("gradient_scale"),
-        )
+        """The report that `header` and `tensors` came from.
+
+        Raises:
+            ValueError: the header holds what this version does not know.
+        """
+        calibration = Calibration.from_state(header, tensors)
+        own = {name: value for name, value in header.items() if name not in calibration.header()}
+        if unknown := set(own) - {item.name for item in fields(cls)}:
+            raise ValueError(
+                f"The calibration holds {', '.join(sorted(unknown))}, which this version does not "
+                "know."
+            )
+        own["gradient_scale"] = tensors.get("gradient_scale")
+        return cls(calibration=calibration, **own)
+
+
+_APART = ("calibration", "gradient_scale")
 
 
 def _numbers(tensor: Tensor, most: int = 6) -> str:

@@ -5,17 +5,76 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-FORMAT = 1
-"""Version of the layout below; a file with a larger one is refused."""
+FORMAT = 2
+"""Version of the layout below; a file with a larger one is refused. The first named no noise and no
+law."""
 
 _KEY = "rigidities"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A state as tensors and plain values: for files and state dicts."""
+
+    tensors: dict[str, Tensor]
+    header: dict[str, Any]
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Into a file, atomically."""
+        write(path, self.tensors, self.header)
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str], holds: str) -> Snapshot:
+        """From a file.
+
+        Args:
+            path: of the file.
+            holds: a key that the header must have.
+
+        Raises:
+            FileNotFoundError: no such file.
+            ValueError: truncated or damaged, foreign, or written by a newer version.
+        """
+        tensors, header = read(path)
+        if holds not in header:
+            raise ValueError(
+                f"{path} holds no {holds}: it is damaged, or of another kind. A fit is read by the "
+                "load of the class that saved it."
+            )
+        return cls(tensors, header)
+
+    def part(self, name: str, made: Callable[[dict[str, Any], dict[str, Tensor]], T]) -> T | None:
+        """A part made of the header and the tensors under its name; None where there is none.
+
+        Raises:
+            ValueError: it holds what this version does not know.
+        """
+        if self.header[name] is None:
+            return None
+        try:
+            return made(self.header[name], unprefixed(name, self.tensors))
+        except ValueError as error:
+            raise ValueError(f"{error} {_remedy(self.header)}") from error
+
+    def state(self) -> dict[str, Any]:
+        """As plain values and tensors, which `torch.load(weights_only=True)` accepts."""
+        return {"tensors": self.tensors, "header": json.dumps(self.header)} if self.header else {}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Snapshot:
+        """The snapshot that `state` came from."""
+        return cls(state["tensors"], json.loads(state["header"])) if state else cls({}, {})
 
 
 def write(path: str | os.PathLike[str], tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
@@ -74,16 +133,18 @@ def _header(metadata: dict[str, str], path: Path) -> dict[str, Any]:
     try:
         header: dict[str, Any] = json.loads(metadata[_KEY])
         version = int(header["format"])
-        if version <= FORMAT and "readout" not in header:
-            raise KeyError("readout")
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"The header of {path} is damaged ({error}). Save it again.") from error
     if version > FORMAT:
         raise ValueError(
-            f"{path} has format {version}, written by rigidities {header.get('library', '?')}; "
-            f"this version reads up to {FORMAT}. Upgrade: pip install -U rigidities."
+            f"{path} has format {version}, and this version reads up to {FORMAT}. {_remedy(header)}"
         )
     return header
+
+
+def _remedy(header: dict[str, Any]) -> str:
+    library = header.get("library", "?")
+    return f"It was written by rigidities {library}: pip install 'rigidities>={library}'."
 
 
 def _umask() -> int:

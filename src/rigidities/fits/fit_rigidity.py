@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..notices import require_level
 from ..posterior.posterior import Posterior
 from ..prediction.prediction import Prediction
 from .arrays import Values, float64
@@ -124,8 +125,7 @@ class FitRigidity:
         The interval of `predict(x)` is Gaussian: the same for many degrees of freedom, too narrow
         for few. Needs SciPy: `pip install "rigidities[experiments]"`.
         """
-        if not 0 < level < 1:
-            raise ValueError(f"An interval's level must lie between 0 and 1, got {level}.")
+        require_level(level, "An interval's")
         try:
             from scipy.special import stdtrit
         except ImportError as error:

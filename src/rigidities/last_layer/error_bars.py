@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..calibration.calibration import Calibration
 from ..posterior.quadratic import QuadraticForm
-from ..prediction.law import Law
-from ..prediction.noise import Noise
 from ..prediction.prediction import Prediction
 from .readout.reading import Reading
 
@@ -34,34 +33,30 @@ class ErrorBars:
 
     Attributes:
         form: the quadratic form q in the model's precision.
-        scale: one entry per target.
-        noise: the noise model.
-        law: the law around the mean.
+        calibration: scale, noise and law.
     """
 
     form: QuadraticForm
-    scale: Tensor
-    noise: Noise
-    law: Law
+    calibration: Calibration
 
     def spread(self, reading: Reading, weight: Tensor | None = None) -> Spread:
         """What must be computed batch by batch; `weight` is c, (M, 1) or (M, K)."""
-        targets, fitted = reading.inner[reading.axis], self.scale.shape[0]
+        targets, fitted = reading.inner[reading.axis], self.calibration.scale.shape[0]
         if targets != fitted:
             raise ValueError(
                 f"The model gives {targets} targets here and gave {fitted} in the fit. Use the "
                 "same forward= and output= as in the fit."
             )
         q = self.form(reading.features)
-        noise = self.noise.variance(reading.features)
-        noise = noise if weight is None else noise / weight
         q = q[:, None] if q.ndim == 1 else q
-        return Spread(replace(reading, features=q), noise.expand(q.shape[0], -1))
+        mean = reading.rows(reading.output)
+        noise = self.calibration.noise_variance(mean, reading.features, weight)
+        return Spread(replace(reading, features=q), noise)
 
     def std(self, spread: Spread) -> Tensor:
         """The standard deviation of one batch, shaped and typed like the output."""
         q, output = spread.reading.features, spread.reading.output
-        variance = self.scale.square().to(q) * q + spread.noise.to(q)
+        variance = self.calibration.epistemic(q) + spread.noise.to(q)
         return spread.reading.unrows(variance.sqrt().to(output.dtype))
 
     def prediction(self, spreads: Sequence[Spread]) -> Prediction:
@@ -75,9 +70,9 @@ class ErrorBars:
         dtype = torch.promote_types(reading.output.dtype, torch.float32)  # half has too few digits
         return Prediction(
             mean=reading.output,
-            epistemic=reading.unrows((self.scale.square().to(q) * q).to(dtype)),
+            epistemic=reading.unrows(self.calibration.epistemic(q).to(dtype)),
             noise=reading.unrows(noise.to(dtype)),
             rigidity=reading.unrows((1 / q).to(dtype)),
             from_inputs=torch.cat(inputs).to(dtype) if inputs else q.new_zeros(()),
-            law=self.law,
+            law=self.calibration.law,
         )

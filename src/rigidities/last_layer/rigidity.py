@@ -12,35 +12,51 @@ low-cost uncertainties in trained neural networks" (2024), Sec. 3.5.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .. import selection
+from ..calibration.calibration import Calibration
+from ..calibration.report import CalibrationReport
+from ..data.feed import Feed
 from ..data.slots import InputName, Slot
+from ..data.storage import Snapshot
+from ..losses import LossLike, loss_for
+from ..models.calling import FeatureFunction, ForwardFunction, Source
 from ..models.modes import outside_inference_mode
 from ..posterior.draws import MEMBERS
+from ..posterior.gram import Gram
 from ..posterior.joint import JointPosterior
+from ..posterior.posterior import Posterior
+from ..prediction.law import Law, law_named
+from ..prediction.noise import Noise, noise_named
 from ..prediction.prediction import Prediction
 from ..selection import Selection
+from .accumulation import Weighing
 from .ensemble.ensemble import Ensemble
 from .ensemble.members import members as member_set
-from .fit import FittedReadout
+from .fit import ReadoutFit
 from .gradients.feature_map import FeatureMap
 from .gradients.gradient import Differentiator, Gradient, shared_out
+from .gradients.loss import GradientTarget, GradientWeight, gradient_loss
 from .gradients.uncertain_inputs import InputUncertainty
 from .local_terms import LocalTerms, local_terms
 from .propagation.derived import Derived
 from .propagation.outputs import repeatable
 from .propagation.propagation import covariance_between, propagated
-from .readout.binding import Binding
 from .readout.reading import Reading
 from .readout.tap import AnyTap
 from .rows import SampleWeight, sample_weights
+from .wrapper import ModelWrapper
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 SAMPLED = (
     "There are too many inputs to differentiate exactly: the standard deviations come from {} "
@@ -48,7 +64,7 @@ SAMPLED = (
 )
 
 
-class LastLayerRigidity(FittedReadout):
+class LastLayerRigidity(ModelWrapper):
     """Error bars for a trained `nn.Module`, which is never changed.
 
     Args:
@@ -74,10 +90,136 @@ class LastLayerRigidity(FittedReadout):
         (True, True)
     """
 
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        layer: str | list[str] | None = None,
+        features: FeatureFunction | None = None,
+        forward: ForwardFunction | None = None,
+        target: Callable[[Any], Tensor] | None = None,
+        output: str | int | None = None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
+        if layer is not None and features is not None:
+            raise ValueError("Give layer= or features=, not both.")
+        super().__init__(model)
+        self._fit = ReadoutFit(model, Source(forward, features, output), layer, target)
+
+    @outside_inference_mode
+    def fit(
+        self,
+        train: Any,
+        *,
+        loss: LossLike = "mse",
+        sample_weight: SampleWeight | None = None,
+        gradients: InputName = None,
+        gradient_weight: GradientWeight | None = None,
+        gradient_target: GradientTarget | None = None,
+        batch_size: int | None = None,
+        progress: bool | None = None,
+    ) -> Self:
+        r"""Accumulate the Gram in one pass over the training data; nothing is factorised.
+
+        Args:
+            train: a tuple of tensors (x, y), a Dataset, a DataLoader, or an iterable of batches.
+            loss: the loss the model was trained with: "mse", "huber", "log-cosh", "poisson",
+                an object of `losses`, or callable(prediction, target) -> one loss per sample.
+            sample_weight: callable(batch) -> weights (N,), where the training loss was weighted.
+            gradients: position or name of the input by whose derivatives the model was trained
+                too ("pos" for forces): half their squared error, times the
+            gradient_weight: $\beta$, stood in the loss; a number, by default 1, or
+                callable(batch) -> one per row of that input.
+            gradient_target: the derivatives' target, where there is one: key or attribute of a
+                batch, or callable(batch); forces with their sign changed. `calibrate` then gives
+                derivatives a scale of their own.
+            batch_size: rows per batch where the data are not batches already; by default a
+                loader's own, else 1024.
+            progress: show a bar; by default on a terminal only.
+
+        Returns:
+            The object itself. An error or interruption leaves it as it was.
+        """
+        derivatives = gradient_loss(gradients, gradient_weight, gradient_target)
+        weighing = Weighing(loss_for(loss), sample_weight, derivatives)
+        self._fit.fit(train, weighing, batch_size=batch_size, progress=progress)
+        return self
+
+    @outside_inference_mode
+    def partial_fit(
+        self, more: Any, *, batch_size: int | None = None, progress: bool | None = None
+    ) -> Self:
+        """Add data, exactly as if they had been in the fit; marks the calibration stale."""
+        if self._fit.statistics is None:
+            return self.fit(more, batch_size=batch_size, progress=progress)
+        self._fit.revise(more, remove=False, batch_size=batch_size, progress=progress)
+        return self
+
+    @outside_inference_mode
+    def forget(
+        self, some: Any, *, batch_size: int | None = None, progress: bool | None = None
+    ) -> Self:
+        """Remove data that were in the fit; marks the calibration stale."""
+        self._fit.revise(some, remove=True, batch_size=batch_size, progress=progress)
+        return self
+
+    @outside_inference_mode
+    def calibrate(
+        self,
+        valid: Any = None,
+        *,
+        train: Any = None,
+        criterion: str = "nll",
+        ridge: float | None = None,
+        noise: str | type[Noise] = "none",
+        law: str | Law = "gaussian",
+        gradients: InputName = None,
+        gradient_target: GradientTarget | None = None,
+        batch_size: int | None = None,
+        progress: bool | None = None,
+    ) -> CalibrationReport:
+        r"""Choose ridge, scale and noise in one pass over data the model has not seen.
+
+        Args:
+            valid: validation data, in any form that `fit` takes.
+            train: the training data, for `criterion="loo"`, which needs no validation data.
+            criterion: "nll" (default), "bins" (the paper's), "crps", "absolute"; "evidence"
+                chooses the ridge from the training data and the scale on `valid`; "loo" uses
+                leave-one-out residuals of the training data (optimistic for a net trained end
+                to end).
+            ridge: fix $\varsigma^2$ instead of choosing it.
+            noise: "none" (the paper's); "constant", a noise floor added to the variance; or
+                "bayes", where the noise is $\alpha^2$ as in Bayesian linear regression, so that
+                the variance is $\alpha^2 (1 + q)$: with `criterion="evidence"` the safest before
+                predictions are averaged or subtracted; or a class of `prediction.noise`.
+            law: of the predictions: "gaussian", or an object of `prediction.law`.
+            gradients: as in `fit`; by default what the fit was given.
+            gradient_target: likewise. With one, derivatives get a scale of their own, from a
+                second pass.
+            batch_size: as in `fit`.
+            progress: as in `fit`.
+
+        Returns:
+            What was chosen and how good it is; print it.
+        """
+        return self._fit.calibrate(
+            valid,
+            train,
+            criterion=criterion,
+            ridge=ridge,
+            noise=noise_named(noise),
+            law=law_named(law),
+            gradients=gradients,
+            gradient_target=gradient_target,
+            batch_size=batch_size,
+            progress=progress,
+        )
+
     def forward(self, *inputs: Any, **keywords: Any) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation, each shaped like the model's output."""
-        reading = self._tap()(*inputs, **keywords)
-        bars = self._error_bars()
+        reading = self._fit.tap()(*inputs, **keywords)
+        bars = self._fit.bars
         return reading.output, bars.std(bars.spread(reading))
 
     @outside_inference_mode
@@ -108,7 +250,7 @@ class LastLayerRigidity(FittedReadout):
             batch_size: as in `fit`.
             progress: as in `fit`.
         """
-        tap, bars = self._tap(), self._error_bars()
+        tap, bars = self._fit.tap(), self._fit.bars
         inputs = None
         if input_covariance is None and (input_samples or wrt is not None):
             raise ValueError("input_samples= and wrt= are for uncertain inputs: input_covariance=.")
@@ -117,7 +259,9 @@ class LastLayerRigidity(FittedReadout):
             inputs = given.variances()
         spreads = []
         with torch.enable_grad():
-            for batch in self._batches(data, batch_size, "predict", progress):
+            for batch in self._fit.batches(
+                data, "predict", batch_size=batch_size, progress=progress
+            ):
                 reading = tap(*batch.args, **batch.kwargs)
                 spread = bars.spread(reading, sample_weights(sample_weight, batch, reading))
                 if inputs is not None:
@@ -230,7 +374,7 @@ class LastLayerRigidity(FittedReadout):
                 is exact, below it a lower bound, and `missing` says what share it lacks.
             rank: of that set; by default full, or n / 2.
         """
-        tap = self._tap()
+        tap = self._fit.tap()
         drawn = member_set(
             self._joint(tap),
             n,
@@ -240,9 +384,9 @@ class LastLayerRigidity(FittedReadout):
             symmetric=symmetric,
             rank=rank,
         )
-        binding = Binding(self.model, self._source, self._layer)
-        binding.restore(self._binding.header())
-        return Ensemble(binding, self._feed(self._weighing).unlabelled(), drawn)
+        binding = self._fit.new_binding()
+        binding.restore(self._fit.binding.header())
+        return Ensemble(binding, self.feed.unlabelled(), drawn)
 
     def covariance(self, x1: Any, x2: Any = None, *, batch_size: int | None = None) -> Tensor:
         """Joint covariance of predictions (the epistemic part).
@@ -255,9 +399,9 @@ class LastLayerRigidity(FittedReadout):
         Returns:
             (N, M) for one output per sample, else (N, *outputs, M, *outputs).
         """
-        tap = self._tap()
+        tap = self._fit.tap()
         first, second = (
-            None if x is None else partial(self._batches, x, batch_size, "covariance", False)
+            None if x is None else partial(self._fit.batches, x, "covariance", batch_size, False)
             for x in (x1, x2)
         )
         assert first is not None
@@ -288,8 +432,10 @@ class LastLayerRigidity(FittedReadout):
             batch_size: as in `fit`.
             progress: as in `fit`.
         """
-        tap = self._tap()
-        batches = partial(self._batches, data, batch_size, "propagate", progress)
+        tap = self._fit.tap()
+        batches = partial(
+            self._fit.batches, data, "propagate", batch_size=batch_size, progress=progress
+        )
         again = repeatable(data)
         return propagated(
             fn, tap, self._joint(tap), batches, second_order=second_order, again=again
@@ -306,9 +452,9 @@ class LastLayerRigidity(FittedReadout):
             batch_size: as in `fit`.
             progress: as in `fit`.
         """
-        tap = self._tap()
+        tap = self._fit.tap()
         with torch.enable_grad():
-            batches = self._batches(data, batch_size, "local", progress)
+            batches = self._fit.batches(data, "local", batch_size, progress)
             return local_terms(tap, self.posterior, batches)
 
     def features(
@@ -376,13 +522,125 @@ class LastLayerRigidity(FittedReadout):
         )
 
     @property
+    def gram(self) -> Gram:
+        """The accumulated rows."""
+        return self._fit.known().gram
+
+    @property
+    def posterior(self) -> Posterior:
+        """Eigenbasis, ridge and scale; factorised once, when first needed."""
+        return self._fit.posterior
+
+    @property
+    def calibration(self) -> Calibration:
+        """Ridge, scale, noise and law; before calibration, defaults."""
+        return self._fit.calibration
+
+    @property
+    def ridge(self) -> float:
+        r"""$\varsigma^2$: calibrated, or a default relative to the Gram's diagonal."""
+        return self.calibration.ridge
+
+    @property
+    def scale(self) -> Tensor:
+        r"""$\alpha$, one entry per target; ones before calibration."""
+        return self.calibration.scale
+
+    @property
+    def noise(self) -> Noise:
+        """The noise; zero before calibration and with `noise="none"`."""
+        return self.calibration.noise
+
+    @property
+    def law(self) -> Law:
+        """The law around the mean; Gaussian before calibration."""
+        return self.calibration.law
+
+    @property
+    def gradient_scale(self) -> Tensor:
+        r"""$\alpha_g$ of derivatives by the inputs: calibrated on their targets, else `scale`."""
+        return self._fit.gradient_scale
+
+    @property
+    def report(self) -> CalibrationReport | None:
+        """The last calibration's report."""
+        return self._fit.report
+
+    @property
+    def readout(self) -> AnyTap:
+        """The readout of the fit, as a pass that gives outputs and features.
+
+        Raises:
+            ValueError: there is no fit, or the model's weights have changed since.
+        """
+        return self._fit.tap()
+
+    @property
+    def feed(self) -> Feed:
+        """How data reach the model: `uq.feed(data, "what for")` gives batches."""
+        return self._fit.feed()
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], model: nn.Module, **options: Any) -> Self:
+        """Read a file for the model it was made with.
+
+        Args:
+            path: written by `save`.
+            model: with the same weights, on any device.
+            options: the functions `forward`, `features` and `target` of the fit, which a file
+                does not hold.
+        """
+        snapshot = Snapshot.read(path, holds="readout")
+        options.setdefault("output", snapshot.header["readout"]["output"])
+        uq = cls(model, **options)
+        uq._fit.take(snapshot)
+        uq._fit.binding.current()
+        return uq
+
+    def set_loss(
+        self,
+        loss: LossLike = "mse",
+        sample_weight: SampleWeight | None = None,
+        *,
+        gradients: InputName = None,
+        gradient_weight: GradientWeight | None = None,
+        gradient_target: GradientTarget | None = None,
+    ) -> Self:
+        """Give the functions again that a loaded fit was made with and a file does not hold."""
+        self._fit.known()
+        if self._fit.weighing is not None:
+            raise ValueError("The loss of this fit is known. To use another, call fit again.")
+        derivatives = gradient_loss(gradients, gradient_weight, gradient_target)
+        self._fit.weighing = Weighing(loss_for(loss), sample_weight, derivatives)
+        return self
+
+    @property
     def rounding(self) -> float:
         """Bound on the relative rounding error of the variances that `uq(x)` gives.
 
         See `QuadraticForm.rounding`; rounding errors within a sum are taken as independent.
         """
-        self._tap()
-        return self._error_bars().form.rounding
+        self._fit.tap()
+        return self._fit.bars.form.rounding
+
+    def extra_repr(self) -> str:
+        """Where the features come from and how much was learnt."""
+        if self._fit.statistics is None:
+            return "unfitted"
+        state = "uncalibrated" if self.report is None else f"calibrated by {self.report.criterion}"
+        return f"{self.gram!r}, {state}"
+
+    def _snapshot(self, *, thorough: bool = False) -> Snapshot:
+        if thorough:
+            self._fit.known()
+            self._fit.binding.current(thorough=True)
+        return Snapshot({}, {}) if self._fit.statistics is None else self._fit.snapshot()
+
+    def _take(self, given: Snapshot) -> None:
+        self._fit.take(given if given.header else None)
+
+    def _moved(self) -> None:
+        self._fit.follow_device()
 
     def _one_row_each(self, data: Any, batch_size: int | None, progress: bool | None) -> Tensor:
         """Features (N, D) of N inputs.
@@ -404,9 +662,9 @@ class LastLayerRigidity(FittedReadout):
 
     @outside_inference_mode
     def _readings(self, data: Any, batch_size: int | None, progress: bool | None) -> list[Reading]:
-        tap = self._tap()
+        tap = self._fit.tap()
         with torch.enable_grad():
-            batches = self._batches(data, batch_size, "features", progress)
+            batches = self._fit.batches(data, "features", batch_size, progress)
             readings = [tap(*batch.args, **batch.kwargs).detached() for batch in batches]
         if not readings:
             raise ValueError("There are no features: no batches were given.")
@@ -418,8 +676,8 @@ class LastLayerRigidity(FittedReadout):
     def _feature_maps(
         self, data: Any, wrt: InputName, batch_size: int | None, what: str, progress: bool | None
     ) -> Iterator[FeatureMap]:
-        tap = self._tap()
-        for batch in self._batches(data, batch_size, what, progress):
+        tap = self._fit.tap()
+        for batch in self._fit.batches(data, what, batch_size, progress):
             with torch.enable_grad():
                 point = FeatureMap.of(tap, batch, Slot.find(batch, wrt, tap))
             yield point
@@ -427,11 +685,11 @@ class LastLayerRigidity(FittedReadout):
     def _joined(self, found: list[Gradient], members: int | None) -> Gradient:
         gradient = Gradient.join(found)
         if gradient.sampling_error and members is None:
-            self._say_once("sampled gradient", SAMPLED.format(MEMBERS, gradient.sampling_error))
+            self._fit.say_once("sampled gradient", SAMPLED.format(MEMBERS, gradient.sampling_error))
         return gradient
 
     def _differentiator(
         self, members: int | None, generator: torch.Generator | None
     ) -> Differentiator:
-        form = self._error_bars().form
+        form = self._fit.bars.form
         return Differentiator(self.posterior, form, self.gradient_scale, members, generator)

@@ -1,31 +1,92 @@
-"""Noise: the part of the variance that more data would not remove."""
+r"""Noise: the part of the variance that more data would not remove.
+
+A noise is a level for each target times a shape, $\ell_k\, s(x)$, divided by the row's loss weight.
+Another noise is another class here with a name, its shape and, where its level is no free choice,
+what ties it to the scale; `NOISES` lists the names that `calibrate(noise=...)` and files know.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, TypeVar
 
 from torch import Tensor
 
 
-class Noise(Protocol):
-    """The part of the variance that more data would not remove."""
-
-    @property
-    def name(self) -> str:
-        """What files call it."""
-
-    def variance(self, features: Tensor) -> Tensor:
-        """Of each target, broadcast against (M, K), for features (M, ...)."""
-
-
 @dataclass(frozen=True)
-class ConstantNoise:
-    """The same noise variance everywhere, one entry per target; zeros for none."""
+class Noise:
+    """The base: a level for each target, of the same shape everywhere.
+
+    Attributes:
+        name: what users and files call it.
+        tied: the level in units of the squared scale; None where calibration chooses it.
+        level: (K,).
+    """
+
+    name: ClassVar[str]
+    tied: ClassVar[float | None] = None
 
     level: Tensor
-    name: str = "constant"
 
-    def variance(self, features: Tensor) -> Tensor:
-        """(K,), whatever the features."""
-        return self.level
+    @classmethod
+    def shape(cls, mean: Tensor, features: Tensor | None) -> Tensor | None:
+        """What the level is multiplied by, (M, 1) or (M, K); None for one.
+
+        Args:
+            mean: predictions, (M, K).
+            features: of the readout, (M, ...); None for a regressor without one.
+        """
+        return None
+
+    def variance(self, mean: Tensor, features: Tensor | None) -> Tensor:
+        """Of each target, broadcast against (M, K)."""
+        shape = self.shape(mean, features)
+        return self.level if shape is None else self.level * shape.to(self.level)
+
+
+NOISES: dict[str, type[Noise]] = {}
+"""By name."""
+
+N = TypeVar("N", bound=type[Noise])
+
+
+def register_noise(kind: N) -> N:
+    """Make a noise known to `calibrate` and to files, under its name; a class decorator."""
+    NOISES[kind.name] = kind
+    return kind
+
+
+def noise_named(given: str | type[Noise]) -> type[Noise]:
+    """The noise of that name, or the class itself.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if isinstance(given, type) and issubclass(given, Noise):
+        return given
+    if given not in NOISES:
+        raise ValueError(f"Unknown noise {given!r}. Known: {', '.join(NOISES)}.")
+    return NOISES[given]
+
+
+@register_noise
+class NoNoise(Noise):
+    """None: the paper's form, whose scale holds what noise there is."""
+
+    name = "none"
+    tied = 0.0
+
+
+@register_noise
+class ConstantNoise(Noise):
+    """A floor of its own, the same everywhere."""
+
+    name = "constant"
+
+
+@register_noise
+class BayesNoise(Noise):
+    """Bayesian linear regression's: the squared scale, so that the variance is scale^2 (1 + q)."""
+
+    name = "bayes"
+    tied = 1.0

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ..notices import require_level
 from .law import Gaussian, Law
 
 
@@ -53,15 +54,13 @@ class Prediction:
 
     def quantile(self, level: float) -> Tensor:
         """The value with probability `level` below it."""
-        if not 0 < level < 1:
-            raise ValueError(f"A quantile's level must lie between 0 and 1, got {level}.")
+        require_level(level, "A quantile's")
         z = self.law.quantile(torch.tensor(level, dtype=torch.float64))
         return self.mean + z.to(self.std) * self.std
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         """The central interval that holds probability `level`: (low, high)."""
-        if not 0 < level < 1:
-            raise ValueError(f"An interval's level must lie between 0 and 1, got {level}.")
+        require_level(level, "An interval's")
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from ..calibration.report import CalibrationReport
 from ..data.batches import Batch
+from ..data.feed import Feed
 
 MOST_INPUTS = 12
 """Numbers per input row up to which they are shown beside a point."""
@@ -25,15 +25,9 @@ class Bars(Protocol):
     def __call__(self, *inputs: Any, **keywords: Any) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation."""
 
-    def _batches(
-        self,
-        data: Any,
-        batch_size: int | None,
-        what: str,
-        progress: bool | None,
-        *,
-        labelled: bool = False,
-    ) -> Iterator[Batch]: ...
+    @property
+    def feed(self) -> Feed:
+        """How data reach the model."""
 
 
 def labelled(
@@ -48,7 +42,7 @@ def labelled(
     """
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     inputs: list[Tensor | None] = []
-    for batch in bars._batches(data, None, "report", progress, labelled=True):
+    for batch in bars.feed(data, "report", progress=progress):
         if batch.target is None:
             raise ValueError(
                 "Expected labelled data, got batches without a target. Pass (x, y), or give the "
@@ -68,7 +62,7 @@ def bars_on(bars: Bars, data: Any, progress: bool | None = None) -> Tensor:
     """The error bars alone, of labelled or unlabelled data, flat for one target, else (N, K)."""
     parts = [
         bars(*batch.args, **batch.kwargs)[1].detach().cpu()
-        for batch in bars._batches(data, None, "reference", progress)
+        for batch in bars.feed.unlabelled()(data, "reference", progress=progress)
     ]
     return torch.cat(parts)
 

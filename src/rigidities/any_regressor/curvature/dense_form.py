@@ -79,8 +79,7 @@ class DenseForm:
         cls, hessian: Hessian, values: Tensor, vectors: Tensor, ridge: float, units: Tensor | None
     ) -> DenseForm:
         """From eigenvalues and eigenvectors; refuse what is singular or indefinite."""
-        lowest, largest = float(values[0]), max(abs(float(values[0])), abs(float(values[-1])))
-        floor = len(values) * hessian.epsilon * largest
+        lowest, floor = float(values[0]), _floor(hessian, values)
         if lowest + ridge < -floor:
             raise ValueError(_indefinite(hessian))
         if lowest + ridge <= floor:
@@ -102,6 +101,11 @@ class DenseForm:
         """Machine epsilon times the condition number."""
         return self.hessian.epsilon * self.posterior.condition
 
+    @property
+    def condition(self) -> float:
+        """Of the matrix that was factorised."""
+        return self.posterior.condition
+
     @cached_property
     def effective_rank(self) -> float:
         r"""Directions that the data determine, $\mathrm{tr}\, G (G + R + s I)^{-1}$."""
@@ -117,6 +121,12 @@ class DenseForm:
         else:
             values, vectors = torch.linalg.eigh(self.hessian.matrix)
         return Posterior(values, vectors, 0.0, values.new_ones(()))
+
+    @property
+    def least_ridge(self) -> float:
+        """Ridges up to here leave the Hessian singular or indefinite."""
+        values = self.eigenbasis.eigenvalues
+        return _floor(self.hessian, values) - float(values[0])
 
     def with_ridge(self, ridge: float) -> DenseForm:
         """The same Hessian with another ridge."""
@@ -155,6 +165,11 @@ class DenseForm:
 
     def _scaled(self, rows: Tensor) -> Tensor:
         return rows if self.units is None else rows / self.units
+
+
+def _floor(hessian: Hessian, values: Tensor) -> float:
+    """What rounding may have added to an eigenvalue."""
+    return len(values) * hessian.epsilon * float(values.abs().max())
 
 
 def _indefinite(hessian: Hessian) -> str:

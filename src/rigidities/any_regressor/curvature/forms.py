@@ -13,12 +13,17 @@ that fit, the one with the least arithmetic is taken, and the dense one where pa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
+import torch
 from torch import Generator, Tensor
 
+from ...posterior.posterior import Posterior
 from ..derivatives.tangents import Tangents
 from .memory import readable
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 FormName = Literal["auto", "dense", "dual", "matrix-free"]
 FORMS = ("auto", "dense", "dual", "matrix-free")
@@ -48,6 +53,33 @@ class Form(Protocol):
     def tolerance(self) -> float:
         """Bound on the relative error of q."""
 
+    @property
+    def condition(self) -> float:
+        """Condition number, or what the tolerance says of it."""
+
+    @property
+    def effective_rank(self) -> float:
+        """Directions that the data determine; NaN where that is not known."""
+
+    @property
+    def eigenbasis(self) -> Posterior:
+        """In which every ridge can be tried.
+
+        Raises:
+            ValueError: the ridge is fixed by the factorisation.
+        """
+
+    @property
+    def least_ridge(self) -> float:
+        """Ridges up to here leave the curvature singular or indefinite."""
+
+    def with_ridge(self, ridge: float) -> Form:
+        """The same curvature with another ridge.
+
+        Raises:
+            ValueError: the ridge is fixed by the factorisation.
+        """
+
     def quadratic(self, tangents: Tangents) -> Tensor:
         """q of each prediction, (N, K)."""
 
@@ -56,6 +88,42 @@ class Form(Protocol):
 
     def sample(self, n: int, generator: Generator | None) -> Tensor:
         """Deviations of the parameters with covariance (H + s I)^-1, (n, P)."""
+
+
+class FixedRidge:
+    """What forms have in common whose factorisation fixes the ridge."""
+
+    name: str
+    ridge: float
+    tolerance: float
+
+    @property
+    def condition(self) -> float:
+        """What the tolerance says of it."""
+        return self.tolerance / torch.finfo(torch.float64).eps
+
+    @property
+    def eigenbasis(self) -> Posterior:
+        """There is none."""
+        raise ValueError(self._fixed)
+
+    @property
+    def least_ridge(self) -> float:
+        """Its own is the only one."""
+        return self.ridge
+
+    def with_ridge(self, ridge: float) -> Self:
+        """Itself, if the ridge is its own."""
+        if ridge != self.ridge:
+            raise ValueError(self._fixed)
+        return self
+
+    @property
+    def _fixed(self) -> str:
+        return (
+            f"The ridge of the {self.name} form is fixed by its factorisation. Calibrate with the "
+            "ridge given to PredictionRigidity, or use form='dense'."
+        )
 
 
 @dataclass(frozen=True)

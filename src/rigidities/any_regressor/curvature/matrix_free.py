@@ -24,6 +24,7 @@ from ...posterior.draws import standard_normal
 from ..derivatives.tangents import Tangents
 from .conjugate_gradients import Product, conjugate_gradients, lower_bounds
 from .dual_form import assembled
+from .forms import FixedRidge
 
 SMALLEST_TOLERANCE = 1e-12
 """What rounding allows."""
@@ -70,7 +71,7 @@ class Preconditioner:
 
 
 @dataclass(frozen=True)
-class MatrixFreeForm:
+class MatrixFreeForm(FixedRidge):
     """Products with the training rows, and the systems they define.
 
     Attributes:
@@ -93,6 +94,7 @@ class MatrixFreeForm:
     preconditioner: Product | None = None
     together: int = 16
     name = "matrix-free"
+    effective_rank = math.nan
 
     def product(self, vectors: Tensor) -> Tensor:
         """A v: (m, P) -> (m, P)."""

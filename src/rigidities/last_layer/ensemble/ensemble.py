@@ -10,7 +10,6 @@ of any number of outputs gets its error bar.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,21 +20,21 @@ from torch import Tensor, nn
 
 from ..._version import __version__
 from ...data.feed import Feed
-from ...data.storage import read, write
+from ...data.storage import Snapshot
 from ...models.calling import FeatureFunction, ForwardFunction, Source
 from ...models.shadow import placement
 from ...posterior.joint import JointPosterior
 from ..readout.binding import Binding
+from ..readout.graph import ReadoutPass
 from ..readout.reading import Reading
-from ..readout.tap import AnyTap, Tap
-from ..readout.traced import TracedReadout
+from ..wrapper import ModelWrapper
 from .member_values import MemberValues, evaluated
 from .members import Drawing, Members
 
 _KIND = "ensemble"
 
 
-class Ensemble(nn.Module):
+class Ensemble(ModelWrapper):
     """Members of a last-layer ensemble: `ens(x)` -> (members, *output.shape).
 
     Differentiable by the inputs where the readout is a plain layer. The model is part of this
@@ -60,24 +59,21 @@ class Ensemble(nn.Module):
     deviations: Tensor
 
     def __init__(self, binding: Binding, feed: Feed, members: Members) -> None:
-        super().__init__()
-        self.model = binding.model
+        super().__init__(binding.model)
         self.drawing: Drawing = members.drawing
         self.missing = members.missing
         own = members.deviations.clone(memory_format=torch.contiguous_format)
         self.register_buffer("deviations", own, persistent=False)
-        self._binding, self._feed = binding, feed
-        self._tap: AnyTap | None = None
-        self._graph: TracedReadout | None = None
+        self._feed, self._pass = feed, ReadoutPass(binding)
         self.training = False  # members are always those of eval mode
-        self._current()
+        self._pass.current()
 
     def forward(self, *inputs: Any, **keywords: Any) -> Tensor:
         """Outputs of all members, in the model's precision.
 
         A spread below the rounding of the outputs is lost in it: `propagate` keeps that.
         """
-        return outputs(self._reading(inputs, keywords), self.deviations)
+        return outputs(self._pass(inputs, keywords), self.deviations)
 
     def propagate(
         self,
@@ -111,18 +107,13 @@ class Ensemble(nn.Module):
         parts, own = [], torch.float64
         with torch.enable_grad():  # for models that differentiate inside forward
             for batch in self._feed(x, "propagate", batch_size=batch_size, progress=progress):
-                reading = self._eager(batch.args, batch.kwargs).detached()
+                reading = self._pass.eager(batch.args, batch.kwargs).detached()
                 own = reading.output.dtype
                 parts.append(outputs(reading, self.deviations, torch.float64))
         precisions = (torch.float64, torch.promote_types(own, torch.float32), own)
         return evaluated(
             fn, _joined(parts), self.drawing, missing=self.missing, precisions=precisions
         )
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write everything but the model's weights to a safetensors file, atomically."""
-        self._binding.current(thorough=True)
-        write(path, {"deviations": self.deviations}, self._header())
 
     @classmethod
     def load(
@@ -151,8 +142,8 @@ class Ensemble(nn.Module):
             FileNotFoundError: no such file.
             ValueError: damaged, foreign, or made with another model or other weights.
         """
-        tensors, header = read(path)
-        members = _members_of(tensors, header)
+        given = Snapshot.read(path, holds="readout")
+        members, header = _members_of(given), given.header
         chosen = header["readout"].get("output") if output is None else output
         binding = Binding(model, Source(forward, features, chosen), layer)
         binding.restore(header["readout"])
@@ -160,24 +151,6 @@ class Ensemble(nn.Module):
         feed = Feed(model, whole, target, header.get("inputs"), header.get("apart"))
         own = members.deviations.to(placement(model)[0])
         return cls(binding, feed, replace(members, deviations=own))
-
-    def get_extra_state(self) -> dict[str, Any]:
-        """The members and the readout, inside the `state_dict`."""
-        return {"tensors": {"deviations": self.deviations}, "header": json.dumps(self._header())}
-
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Take up members from a `state_dict`; the weights that come with it are checked later."""
-        header = json.loads(state["header"])
-        members = _members_of(state["tensors"], header)
-        self._restore(self._binding.source, self._binding.layer, header["readout"])
-        self.deviations = members.deviations.clone().to(self.deviations.device)
-        self.drawing, self.missing = members.drawing, members.missing
-        self._feed = replace(self._feed, inputs=header.get("inputs"), apart=header.get("apart"))
-
-    def train(self, mode: bool = True) -> Ensemble:
-        """Set the wrapper's flag alone: the model's is the user's, and members use eval."""
-        self.training = mode
-        return self
 
     def extra_repr(self) -> str:
         """Sizes and kind."""
@@ -190,62 +163,47 @@ class Ensemble(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # A tap shares the model's memory, which a copy would not: it is built again.
-        binding = self._binding
-        kept = (binding.source, binding.layer, binding.header())
-        return {**self.__dict__, "_binding": kept, "_tap": None, "_graph": None}
+        binding = self._pass.binding
+        return {**self.__dict__, "_pass": (binding.source, binding.layer, binding.header())}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._restore(*state["_binding"])
+        self._restore(*state["_pass"])
 
     def _restore(
         self, source: Source, layer: str | list[str] | None, readout: dict[str, Any]
     ) -> None:
-        self._binding = Binding(self.model, source, layer)
-        self._binding.restore(readout)
-        self._tap = self._graph = None
+        binding = Binding(self.model, source, layer)
+        binding.restore(readout)
+        self._pass = ReadoutPass(binding)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Ensemble:
-        exact = self.deviations
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.deviations = exact.to(self.deviations.device)
-        self._tap = self._graph = None
+    def _moved(self) -> None:
+        self._pass.forget()
         if not self.deviations.is_meta:
             with contextlib.suppress(ValueError):  # a cast that lost digits: the next call says so
-                self._current()
-        return self
+                self._pass.current()
 
-    def _reading(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Reading:
-        if not torch.compiler.is_compiling():
-            return self._eager(inputs, keywords)
-        if self._graph is not None and self._tap is not None and self._tap.case == "plain":
-            return self._graph(inputs, keywords)
-        if torch.compiler.is_exporting():
-            raise ValueError(_refusal(self._tap))
-        # Only a plain readout is one graph: any other is read between two graphs.
-        between = torch.compiler.disable(self._eager)  # type: ignore[no-untyped-call]
-        reading: Reading = between(inputs, keywords)
-        return reading
+    def _take(self, given: Snapshot) -> None:
+        members, header = _members_of(given), given.header
+        binding = self._pass.binding
+        self._restore(binding.source, binding.layer, header["readout"])
+        self.deviations = members.deviations.clone().to(self.deviations.device)
+        self.drawing, self.missing = members.drawing, members.missing
+        self._feed = replace(self._feed, inputs=header.get("inputs"), apart=header.get("apart"))
 
-    def _eager(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Reading:
-        return self._current()(*inputs, **keywords)
-
-    def _current(self) -> AnyTap:
-        tap = self._binding.current()
-        if tap is not self._tap:
-            self._tap, self._graph = tap, _graph(self.model, tap)
-        return tap
-
-    def _header(self) -> dict[str, Any]:
-        return {
+    def _snapshot(self, *, thorough: bool = False) -> Snapshot:
+        if thorough:
+            self._pass.binding.current(thorough=True)
+        header = {
             "library": __version__,
             "kind": _KIND,
-            "readout": self._binding.header(),
+            "readout": self._pass.binding.header(),
             "drawing": self.drawing,
             "missing": self.missing,
             "inputs": self._feed.inputs,
             "apart": self._feed.apart,
         }
+        return Snapshot({"deviations": self.deviations}, header)
 
 
 def outputs(reading: Reading, deviations: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -275,27 +233,6 @@ def outputs(reading: Reading, deviations: Tensor, dtype: torch.dtype | None = No
     return output + change.to(output.dtype)
 
 
-def _graph(model: nn.Module, tap: AnyTap) -> TracedReadout | None:
-    return TracedReadout(model, tap) if isinstance(tap, Tap) and tap.case == "plain" else None
-
-
-def _refusal(tap: AnyTap | None) -> str:
-    """Why there is no graph, and what to do."""
-    if tap is None:
-        return "This ensemble has not met its model yet: call ens(x) once before exporting it."
-    if tap.case == "features":
-        reason = "its features come from the function features="
-    else:
-        reason = (
-            f"what follows the readout layer ({', '.join(tap.heads)}) is differentiated in each "
-            f"call (case {tap.case!r})"
-        )
-    return (
-        f"This ensemble cannot be exported: {reason}. Let the model return the output of a linear "
-        "layer as it is, fit that model, and scale or sum the members afterwards."
-    )
-
-
 def _joined(parts: list[Tensor]) -> Tensor:
     """(n, N, ...) from the outputs of consecutive batches."""
     if not parts:
@@ -309,8 +246,9 @@ def _joined(parts: list[Tensor]) -> Tensor:
     return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
 
-def _members_of(tensors: dict[str, Tensor], header: dict[str, Any]) -> Members:
+def _members_of(given: Snapshot) -> Members:
     """Members of a file or a state dict."""
+    tensors, header = given.tensors, given.header
     if header.get("kind") != _KIND:
         raise ValueError(
             "The file holds no ensemble. Expected one written by Ensemble.save; a fit is read by "

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...notices import require_level
 from .members import Drawing
 
 
@@ -109,8 +110,7 @@ class MemberValues:
 
     def quantile(self, level: float) -> Tensor:
         """The value with a share `level` of the members below it, interpolated between members."""
-        if not 0 < level < 1:
-            raise ValueError(f"A quantile's level must lie between 0 and 1, got {level}.")
+        require_level(level, "A quantile's")
         if self.drawing == "symmetric":
             raise ValueError(
                 "A symmetric set stands for a mean and a covariance, not for a law: its members "
@@ -123,8 +123,7 @@ class MemberValues:
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         """The central interval that holds a share `level` of the members: (low, high)."""
-        if not 0 < level < 1:
-            raise ValueError(f"An interval's level must lie between 0 and 1, got {level}.")
+        require_level(level, "An interval's")
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
     def __len__(self) -> int:

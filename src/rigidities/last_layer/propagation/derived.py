@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ...notices import require_level
 from ...prediction.law import Gaussian, gaussian_interval
 
 
@@ -94,8 +95,7 @@ class Derived:
 
     def quantile(self, level: float) -> Tensor:
         """The value with probability `level` below it, if the quantity is Gaussian."""
-        if not 0 < level < 1:
-            raise ValueError(f"A quantile's level must lie between 0 and 1, got {level}.")
+        require_level(level, "A quantile's")
         z = Gaussian().quantile(torch.tensor(level, dtype=torch.float64))
         return self.mean + z.to(self.std) * self.std
 

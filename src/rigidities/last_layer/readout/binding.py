@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from ...data.batches import Batch
+from ...data.sketch import fingerprint
 from ...models.calling import Source
 from ...models.shadow import signature, unwrapped
 from .feature_tap import FeatureTap
-from .fingerprint import fingerprint
 from .tap import AnyTap, Tap
 
 
@@ -41,7 +41,7 @@ class Binding:
             output=self.source.output,
         )
         self._signature = signature(self.model)
-        self.fingerprint = fingerprint(self.model)
+        self.fingerprint = model_fingerprint(self.model)
         return self._tap
 
     def current(self, *, thorough: bool = False) -> AnyTap:
@@ -62,7 +62,7 @@ class Binding:
             return self._tap
         if now == self._signature and not thorough:
             return self._tap
-        if fingerprint(self.model) != self.fingerprint:
+        if model_fingerprint(self.model) != self.fingerprint:
             raise ValueError(
                 "The model's weights have changed since the fit (training, loading, or a cast "
                 "that loses digits), so its error bars no longer hold. Call fit(train) and "
@@ -102,7 +102,7 @@ class Binding:
                 f"{type(self.model).__name__} does not have. Load it with the model it was made "
                 "with."
             )
-        if fingerprint(self.model) != header["fingerprint"]:
+        if model_fingerprint(self.model) != header["fingerprint"]:
             raise ValueError(
                 "The model's weights differ from those the file was fitted with. Load the same "
                 "checkpoint into the model first, or fit again."
@@ -130,6 +130,12 @@ class Binding:
             "output": self.source.output,
             "fingerprint": self.fingerprint,
         }
+
+
+def model_fingerprint(model: nn.Module) -> str:
+    """Of every parameter and buffer: the same on every device, and after a lossless cast."""
+    model = unwrapped(model)
+    return fingerprint([*model.named_parameters(), *model.named_buffers()])
 
 
 def _check_source(source: Source, header: dict[str, Any]) -> None:

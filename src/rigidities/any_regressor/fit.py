@@ -1,0 +1,208 @@
+"""What a fit of any regressor leaves, and how it is kept in files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._version import __version__
+from ..calibration.calibration import Calibration
+from ..calibration.report import CalibrationReport
+from ..data.samples import SampleBatch, Samples
+from ..data.sketch import fingerprint
+from ..data.storage import Snapshot, prefixed, unprefixed
+from .curvature.dense_form import DenseForm, Hessian
+from .curvature.dual_form import DualForm
+from .curvature.forms import Form
+from .curvature.pseudo_hessian import PIECE
+from .derivatives.differentiation import Differentiation
+from .derivatives.regressor import Regressor
+from .derivatives.tangents import Block, Explicit, Outer, Tangents
+
+BLOCKS: dict[str, type[Block]] = {kind.__name__: kind for kind in (Explicit, Outer)}
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a fit leaves.
+
+    Attributes:
+        regressor: with the parameters that f uses.
+        form: the solved curvature.
+        shape: of one sample's output.
+        inputs: number of positional inputs.
+        gradient_norm: of the loss.
+        dispersion: training predictions with a curvature, and the sum of their squared residuals.
+        calibration: ridge, scale, noise and law.
+        report: of the last calibration.
+        differentiation: of the regressor; None after loading, until there are inputs.
+    """
+
+    regressor: Regressor
+    form: Form
+    shape: torch.Size
+    inputs: int
+    gradient_norm: float
+    dispersion: tuple[int, float]
+    calibration: Calibration
+    report: CalibrationReport | None = None
+    differentiation: Differentiation | None = field(default=None, repr=False)
+
+    @property
+    def effective_rank(self) -> float:
+        """Directions that the data determine.
+
+        Raises:
+            ValueError: the form does not know.
+        """
+        rank = self.form.effective_rank
+        if rank != rank:
+            raise ValueError(
+                "The matrix-free form does not know how many directions the data determine. "
+                "Calibrate on other data."
+            )
+        return rank
+
+    def ready(self, x: Any, y: Any = None) -> Fit:
+        """The same, able to differentiate: the way is found on the first of the inputs."""
+        if self.differentiation is not None:
+            return self
+        first = next(iter(self._samples(x, y)))
+        way = Differentiation.of(self.regressor, *first.args, **first.kwargs)
+        return replace(self, differentiation=way)
+
+    def differentiate(self, *inputs: Any, **keywords: Any) -> tuple[Tensor, Tangents]:
+        """Predictions (N, K) and their tangents."""
+        assert self.differentiation is not None
+        return self.differentiation(*inputs, **keywords)
+
+    def pieces(self, x: Any, y: Any = None) -> Iterator[SampleBatch]:
+        """Batches of inputs, small enough for their tangents to be held."""
+        assert self.differentiation is not None
+        numbers = self.differentiation.numbers
+        if self.form.name == "dense":
+            numbers = 2 * self.differentiation.outputs * len(self.regressor)
+        yield from self._samples(x, y).pieces(max(1, PIECE // (8 * numbers)))
+
+    def tangents(self, x: Any) -> Tangents:
+        """Of all inputs."""
+        return Tangents.join([self.differentiate(*b.args, **b.kwargs)[1] for b in self.pieces(x)])
+
+    def shaped(self, rows: Tensor) -> Tensor:
+        """(N, K) -> shaped like f's output."""
+        return rows.reshape(len(rows), *self.shape)
+
+    def _samples(self, x: Any, y: Any) -> Samples:
+        return Samples.of(x, y, like=self.regressor.flat, count=self.inputs, ordered=True)
+
+
+def snapshot(fit: Fit) -> Snapshot:
+    """Everything but f and its parameters.
+
+    Raises:
+        ValueError: the form is matrix-free.
+    """
+    kept, tensors = _form_state(fit.form)
+    chosen = fit.calibration if fit.report is None else fit.report
+    header = {
+        "library": __version__,
+        "regressor": {
+            "names": fit.regressor.parameters.names,
+            "fingerprint": _fingerprint(fit.regressor),
+            "shape": list(fit.shape),
+            "inputs": fit.inputs,
+            "gradient_norm": fit.gradient_norm,
+            "dispersion": fit.dispersion,
+        },
+        "form": kept,
+        "calibration": chosen.header(),
+        "reported": fit.report is not None,
+    }
+    return Snapshot(prefixed("form", tensors) | prefixed("calibration", chosen.tensors()), header)
+
+
+def restored(given: Snapshot, regressor: Regressor) -> Fit:
+    """The fit of a file, for the regressor it was made with.
+
+    Raises:
+        ValueError: another regressor or other parameters, or the file is damaged.
+    """
+    device = regressor.flat.device
+    own = Snapshot({k: v.to(device) for k, v in given.tensors.items()}, given.header)
+    try:
+        kept = own.header["regressor"]
+        _check_parameters(regressor, kept)
+        idle = set(regressor.parameters.names) - set(kept["names"])
+        if idle:
+            regressor = replace(regressor, parameters=regressor.parameters.without(idle))
+        if _fingerprint(regressor) != kept["fingerprint"]:
+            raise ValueError(
+                "The parameters differ from those the file was fitted with. Give the same ones, or "
+                "fit again."
+            )
+        report = None
+        if own.header["reported"]:
+            report = own.part("calibration", CalibrationReport.from_state)
+        calibration = own.part("calibration", Calibration.from_state)
+        assert calibration is not None
+        return Fit(
+            regressor,
+            _form_from(own.header["form"], unprefixed("form", own.tensors)),
+            torch.Size(kept["shape"]),
+            kept["inputs"],
+            kept["gradient_norm"],
+            tuple(kept["dispersion"]),
+            calibration,
+            report,
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"The fit is incomplete: {error} is missing or wrong. Save it again from the fitted "
+            "object."
+        ) from error
+
+
+def _check_parameters(regressor: Regressor, kept: dict[str, Any]) -> None:
+    missing = [name for name in kept["names"] if name not in regressor.parameters.names]
+    if missing:
+        raise ValueError(
+            f"The file was made with a parameter {missing[0]!r}, which this regressor does not "
+            "have. Load it with the regressor and the subset= it was made with."
+        )
+
+
+def _fingerprint(regressor: Regressor) -> str:
+    pieces = regressor.flat.split_with_sizes(regressor.parameters.sizes)
+    return fingerprint(zip(regressor.parameters.names, pieces, strict=True))
+
+
+def _form_state(form: Form) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    header: dict[str, Any] = {"name": form.name, "ridge": form.ridge}
+    if isinstance(form, DenseForm):
+        fields = vars(form.hessian)
+        tensors = {name: value for name, value in fields.items() if isinstance(value, Tensor)}
+        return header | {k: v for k, v in fields.items() if k not in {"matrix", "data"}}, tensors
+    if isinstance(form, DualForm):
+        blocks = form.rows.blocks
+        names = [type(block).__name__ for block in blocks]
+        tensors = {f"{i}.{k}": v for i, block in enumerate(blocks) for k, v in vars(block).items()}
+        return header | {"blocks": names}, tensors
+    raise ValueError(
+        "A matrix-free rigidity goes through the training data for every prediction, and a file "
+        "does not hold them. Fit again where they are, or use form='dense' or 'dual'."
+    )
+
+
+def _form_from(header: dict[str, Any], tensors: dict[str, Tensor]) -> Form:
+    fields = dict(header)
+    name, ridge = fields.pop("name"), fields.pop("ridge")
+    if name == "dense":
+        fields["names"] = [tuple(pair) for pair in fields["names"]]
+        return DenseForm.of(Hessian(**(fields | tensors)), ridge)
+    kinds = [BLOCKS[kind] for kind in fields["blocks"]]
+    blocks = [kind(**unprefixed(str(i), tensors)) for i, kind in enumerate(kinds)]
+    return DualForm.of(Tangents(tuple(blocks)), ridge)

@@ -1,0 +1,84 @@
+r"""What a calibration chooses, as everything after it uses it: ridge, scale, noise and law."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..prediction.law import LAWS, Gaussian, Law
+from ..prediction.noise import NOISES, Noise, NoNoise
+
+
+@dataclass(frozen=True)
+class Calibration:
+    r"""$\sigma^2 = \alpha^2 q(\varsigma^2) + \text{noise}$, and the law of that variance.
+
+    Attributes:
+        ridge: $\varsigma^2$.
+        scale: $\alpha$, one entry per target.
+        noise: with one level per target.
+        law: around the mean.
+    """
+
+    ridge: float
+    scale: Tensor
+    noise: Noise
+    law: Law = field(default_factory=Gaussian)
+
+    @classmethod
+    def unscaled(
+        cls, ridge: float, targets: int, device: torch.device | None = None
+    ) -> Calibration:
+        """Before any calibration: scale 1, no noise, Gaussian."""
+        one = torch.ones(targets, dtype=torch.float64, device=device)
+        return cls(ridge, one, NoNoise(torch.zeros_like(one)))
+
+    def epistemic(self, q: Tensor) -> Tensor:
+        r"""$\alpha^2 q$ of rows (M, 1 or K)."""
+        return self.scale.square().to(q) * q
+
+    def noise_variance(
+        self, mean: Tensor, features: Tensor | None = None, weight: Tensor | None = None
+    ) -> Tensor:
+        """Of rows whose predictions are (M, K), divided by their loss weights: (M, K)."""
+        noise = self.noise.variance(mean, features)
+        return (noise if weight is None else noise / weight).expand(mean.shape)
+
+    def to(self, device: torch.device) -> Calibration:
+        """The same on another device."""
+        noise = replace(self.noise, level=self.noise.level.to(device))
+        return replace(self, scale=self.scale.to(device), noise=noise)
+
+    def header(self) -> dict[str, Any]:
+        """Plain values for a file's header; the tensors go by `tensors`."""
+        law = {"name": self.law.name, "settings": dict(vars(self.law))}
+        return {"ridge": self.ridge, "noise": self.noise.name, "law": law}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors for a file."""
+        return {"scale": self.scale, "noise": self.noise.level}
+
+    @classmethod
+    def from_state(cls, header: dict[str, Any], tensors: dict[str, Tensor]) -> Calibration:
+        """The calibration that `header` and `tensors` came from.
+
+        A file of the first format names neither noise nor law: it knew constant noise and the
+        Gaussian law alone.
+
+        Raises:
+            ValueError: the noise or law is none that is known here.
+        """
+        level = tensors["noise"]
+        noise = header.get("noise", "constant" if bool(level.any()) else "none")
+        law = header.get("law", {"name": "gaussian", "settings": {}})
+        for what, name, known in (("noise", noise, NOISES), ("law", law["name"], LAWS)):
+            if name not in known:
+                raise ValueError(
+                    f"The {what} {name!r} of this file is not known here, only {', '.join(known)}. "
+                    f"Where it is your own, register it first (register_{what})."
+                )
+        kept = LAWS[law["name"]](**law["settings"])
+        return cls(header["ridge"], tensors["scale"], NOISES[noise](level), kept)

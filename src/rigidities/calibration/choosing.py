@@ -1,0 +1,93 @@
+"""From residuals to a report: the choice of ridge, scale and noise, and what is said of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from torch import Tensor
+
+from ..notices import notify
+from ..prediction.law import Law
+from ..prediction.noise import Noise
+from .criteria import criterion_for
+from .evidence import most_evident_ridge
+from .gathering import Residuals
+from .objective import Objective, search
+from .report import CalibrationReport
+
+Evidence = Callable[[Tensor], Tensor]
+
+
+class Solved(Protocol):
+    """What a report says of a solved curvature, such as a `Posterior`."""
+
+    @property
+    def condition(self) -> float:
+        """Condition number."""
+
+    @property
+    def effective_rank(self) -> float:
+        """Directions that the data determine."""
+
+    @property
+    def width(self) -> int:
+        """Number of features or parameters."""
+
+
+def chosen(
+    residuals: Residuals,
+    eigenvalues: Tensor,
+    solved: Callable[[float], Solved],
+    *,
+    criterion: str,
+    noise: type[Noise],
+    law: Law,
+    ridge: float | None = None,
+    least: float = -math.inf,
+    evidence: Evidence | None = None,
+    zero_curvature: int = 0,
+) -> CalibrationReport:
+    """Choose, and judge the choice on the same rows.
+
+    Args:
+        residuals: of data.
+        eigenvalues: (D,) or (K, D), of the basis that the residuals' powers stand in.
+        solved: the curvature at a ridge.
+        criterion: one of `criteria`; "loo" treats every row as left out of the fit.
+        noise: kind of noise.
+        law: around the mean.
+        ridge: fixed; None searches.
+        least: ridges up to here are not searched.
+        evidence: negative log evidence of ridges, which then choose it.
+        zero_curvature: training rows without weight, for the report.
+    """
+    left_out = criterion == "loo"
+    profile = criterion_for(criterion, law)
+    objective = Objective(residuals, eigenvalues, profile, noise, law, left_out, least)
+    if evidence is not None and ridge is None:
+        ridge, value, edge = most_evident_ridge(evidence, float(eigenvalues.max()))
+        choice = replace(search(objective, ridge)[0], value=value)
+    else:
+        choice, edge = search(objective, ridge)
+    final, (nll, constant) = solved(choice.ridge), objective.nll(choice)
+    report = CalibrationReport(
+        calibration=objective.calibration(choice),
+        criterion=criterion,
+        value=choice.value,
+        at_edge=edge,
+        condition=final.condition,
+        effective_rank=final.effective_rank,
+        width=final.width,
+        nll=nll,
+        nll_constant=constant,
+        rows=residuals.rows,
+        samples=residuals.samples,
+        duplicates=round(residuals.duplicates),
+        zero_curvature=zero_curvature,
+    )
+    if report.duplicates:
+        notify(report.warnings[0])
+    return report

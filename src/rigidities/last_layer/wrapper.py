@@ -1,0 +1,61 @@
+"""A module around a user's model: it moves with the model, and leaves its mode to the user."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from ..data.storage import Snapshot
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class ModelWrapper(nn.Module):
+    """The model as a part of this module, and a state that a `state_dict` and a file hold.
+
+    A subclass says what its state is (`_snapshot`, `_take`), and what to do after a move
+    (`_moved`). Its own buffers keep their precision, whatever the module is cast to.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write everything but the model's weights to a safetensors file, atomically."""
+        self._snapshot(thorough=True).write(path)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """What this object knows, inside the `state_dict`."""
+        return self._snapshot().state()
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Take it up; the weights that come with it are checked later."""
+        self._take(Snapshot.from_state(state))
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the wrapper's flag alone: the model's is the user's, and predictions use eval."""
+        self.training = mode
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        exact = dict(self.named_buffers(recurse=False))
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, tensor in exact.items():
+            setattr(self, name, tensor.to(getattr(self, name).device))
+        self._moved()
+        return self
+
+    def _snapshot(self, *, thorough: bool = False) -> Snapshot:
+        """The state; `thorough` checks first that it still belongs to the model."""
+        raise NotImplementedError
+
+    def _take(self, given: Snapshot) -> None:
+        raise NotImplementedError
+
+    def _moved(self) -> None:
+        raise NotImplementedError

@@ -1,0 +1,119 @@
+"""Files of `PredictionRigidity`: the same answers for the same regressor, and a refusal else."""
+
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import rigidities as rg
+from tests.support import rigidity_cases as cases
+from tests.support.rigidity_cases import X1
+from tests.support.rigidity_oracle import F64
+
+pytestmark = pytest.mark.filterwarnings("ignore:The parameters are not a minimum")
+
+FORMS = {
+    "dense": {"form": "dense", "ridge": 0.1},
+    "dual": {"form": "dual", "ridge": 0.1},
+    "exact": {"hessian": "exact", "ridge": 5.0},
+}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "pr.safetensors"
+
+
+def line(w, x):
+    return w["offset"] + w["slope"] * x
+
+
+PARAMS = {"offset": torch.tensor(1.0, dtype=F64), "slope": torch.tensor(2.0, dtype=F64)}
+Y = line(PARAMS, X1) + 0.1 * X1.sin()
+
+
+def fitted(**options):
+    return rg.PredictionRigidity(line, PARAMS, **options).fit(X1, Y)
+
+
+def load(path, f=line, params=PARAMS, **options):
+    return rg.PredictionRigidity.load(path, f, params, **options)
+
+
+@pytest.mark.parametrize("id", sorted(cases.CASES))
+@pytest.mark.parametrize("form", FORMS)
+def test_a_reloaded_rigidity_answers_alike(id, form, path):
+    s = cases.solved(id)
+    made = (s.case.f,) if isinstance(s.case.f, nn.Module) else (s.case.f, s.case.params)
+    pr = rg.PredictionRigidity(*made, **FORMS[form])
+    pr.fit(*cases.handed(s.case.train, s.target))
+    data, (new,) = cases.handed(s.case.train, s.target), cases.handed(s.case.new)
+    pr.calibrate(*data, noise="constant")
+    pr.save(path)
+    again = rg.PredictionRigidity.load(path, *made)
+    before, after = pr.predict(new), again.predict(new)
+    for name in ("mean", "epistemic", "noise", "rigidity"):
+        torch.testing.assert_close(getattr(after, name), getattr(before, name))
+    assert (again.ridge, again.scale, again.form) == (pr.ridge, pr.scale, pr.form)
+    assert str(again.report) == str(pr.report)
+    torch.testing.assert_close(again.covariance(new), pr.covariance(new))
+    assert again.gradient_norm == pr.gradient_norm
+    assert again.calibrate(*data).ridge == pytest.approx(pr.calibrate(*data).ridge)
+
+
+def test_a_scale_that_was_set_is_kept(path):
+    pr = fitted()
+    pr.set_scale(pr.residual_scale).save(path)
+    again = load(path)
+    assert again.scale == pr.scale == again.residual_scale and again.report is None
+    drawn = [one.sample(3, torch.Generator().manual_seed(0))["slope"] for one in (pr, again)]
+    torch.testing.assert_close(*drawn)
+
+
+def test_a_matrix_free_form_is_not_saved(path):
+    with pytest.raises(ValueError, match=r"matrix-free.*training data.*form='dense' or 'dual'"):
+        fitted(form="matrix-free", ridge=0.1).save(path)
+    assert not path.exists()
+
+
+def test_another_regressor_or_other_parameters_are_refused(path):
+    fitted().save(path)
+    with pytest.raises(ValueError, match=r"parameters differ.*Give the same ones, or fit again"):
+        load(path, params={**PARAMS, "slope": torch.tensor(2.5, dtype=F64)})
+    with pytest.raises(ValueError, match="parameter 'slope', which this regressor does not have"):
+        load(path, params={"offset": PARAMS["offset"]})
+
+
+def test_a_file_of_the_other_facade_is_refused_by_both(path):
+    fitted().save(path)
+    model = nn.Linear(1, 1)
+    with pytest.raises(ValueError, match="holds no readout"):
+        rg.LastLayerRigidity.load(path, model)
+    rg.LastLayerRigidity(model).fit((torch.ones(4, 1), torch.ones(4, 1))).save(path)
+    with pytest.raises(ValueError, match="holds no regressor"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "match"),
+    [
+        (lambda h, t: h["calibration"].update(sharpness=3), "sharpness.*not know.*pip install"),
+        (lambda h, t: h["regressor"].pop("shape"), "incomplete: 'shape' is missing"),
+        (lambda h, t: t.pop("form.matrix"), "incomplete.*matrix.*Save it again"),
+    ],
+    ids=["unknown key", "lost key", "lost tensor"],
+)
+def test_a_spoilt_file_is_refused(spoil, match, path):
+    pr = fitted()
+    pr.calibrate(X1, Y)
+    pr.save(path)
+    with safe_open(path, framework="pt") as file:
+        header = json.loads(file.metadata()["rigidities"])
+    tensors = load_file(path)
+    spoil(header, tensors)
+    save_file(tensors, path, metadata={"rigidities": json.dumps(header)})
+    with pytest.raises(ValueError, match=match):
+        load(path)

@@ -1,0 +1,205 @@
+"""Another noise or law is one class: it calibrates, predicts, saves and reloads by both façades."""
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+import rigidities as rg
+from rigidities.prediction import law as laws
+from rigidities.prediction import noise as noises
+
+F64 = torch.float64
+
+
+class Relative(noises.Noise):
+    """A standard deviation in proportion to the prediction."""
+
+    name = "relative"
+
+    @classmethod
+    def shape(cls, mean, features):
+        return mean.square()
+
+
+@dataclass(frozen=True)
+class Laplace(laws.Law):
+    """Of unit variance, times a setting that files must keep."""
+
+    name = "laplace"
+    shift: float = 0.0
+
+    def quantile(self, level):
+        return (
+            self.shift - math.sqrt(0.5) * (level - 0.5).sign() * (1 - 2 * (level - 0.5).abs()).log()
+        )
+
+    def log_density(self, z):
+        return -math.sqrt(2) * (z - self.shift).abs() - 0.5 * math.log(2)
+
+    def sample(self, like, n, generator):
+        return self.quantile(torch.rand((n, *like.shape), generator=generator).to(like))
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    for known, kind in ((noises.NOISES, Relative), (laws.LAWS, Laplace)):
+        monkeypatch.setitem(known, kind.name, None)  # and out again afterwards
+    noises.register_noise(Relative)
+    laws.register_law(Laplace)
+
+
+def rows(n, seed):
+    """y = 3 + x . w, with Laplacian errors of a tenth of y."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(n, 3, generator=generator, dtype=F64) * 4
+    mean = 3 + x @ W
+    z = Laplace().sample(mean, 1, generator)[0]
+    return x, (mean + 0.1 * mean * z)[:, None]
+
+
+W = torch.tensor([1.0, 2.0, -0.5], dtype=F64)
+
+
+class LastLayer:
+    """The façade of a model's readout."""
+
+    def __init__(self):
+        self.model = nn.Linear(3, 1, dtype=F64)
+        with torch.no_grad():
+            self.model.weight.copy_(W)
+            self.model.bias.fill_(3.0)
+        self.uq = rg.LastLayerRigidity(self.model).fit(rows(200, 0))
+
+    def calibrate(self, data, **options):
+        return self.uq.calibrate(data, **options)
+
+    def load(self, path):
+        return rg.LastLayerRigidity.load(path, self.model)
+
+
+class AnyRegressor:
+    """The façade of any function of parameters."""
+
+    def __init__(self):
+        self.params = torch.cat([W, torch.tensor([3.0], dtype=F64)])
+        self.uq = rg.PredictionRigidity(self.line, self.params).fit(*rows(200, 0))
+
+    @staticmethod
+    def line(w, x):
+        return x @ w[:3, None] + w[3]
+
+    def calibrate(self, data, **options):
+        return self.uq.calibrate(*data, **options)
+
+    def load(self, path):
+        return rg.PredictionRigidity.load(path, self.line, self.params)
+
+
+FACADES = pytest.mark.parametrize("facade", [LastLayer, AnyRegressor])
+X = rows(5, 9)[0]
+
+
+@FACADES
+def test_a_new_noise_and_a_new_law_need_a_class_each_and_nothing_else(facade, registered, tmp_path):
+    made = facade()
+    report = made.calibrate(rows(4000, 1), noise="relative", law=Laplace(shift=0.01))
+    p, level = made.uq.predict(X), float(made.uq.noise.level)
+    assert level**0.5 == pytest.approx(0.1, rel=0.05)
+    torch.testing.assert_close(p.noise, level * p.mean.square())
+    assert p.law == made.uq.law == report.calibration.law == Laplace(shift=0.01)
+    torch.testing.assert_close(p.variance, p.epistemic + p.noise)
+    x, y = rows(4000, 2)
+    low, high = made.uq.predict(x).interval(0.9)
+    assert float(((y >= low) & (y <= high)).double().mean()) == pytest.approx(0.9, abs=0.02)
+    assert "laplace" in str(report)
+    made.uq.save(tmp_path / "uq.safetensors")
+    again = made.load(tmp_path / "uq.safetensors")
+    assert type(again.noise) is Relative and again.law == p.law
+    assert str(again.report) == str(report)
+    for one, other in zip(again.predict(X).interval(0.8), p.interval(0.8), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@FACADES
+def test_the_numerical_scale_of_a_law_minimises_its_nll(facade, registered):
+    made, data = facade(), rows(300, 3)
+    report = made.calibrate(data, law="laplace", ridge=1e-3)
+    p = made.uq.predict(data[0])
+    nll = -p.log_prob(data[1]).mean()
+    assert report.nll == pytest.approx(float(nll), rel=1e-9)
+    for factor in (0.999, 1.001):
+        other = rg.Prediction(p.mean, factor * p.epistemic, p.noise, p.rigidity, law=p.law)
+        assert -other.log_prob(data[1]).mean() > nll
+
+
+@FACADES
+def test_a_file_with_an_unknown_noise_or_law_is_refused_with_the_version_to_install(
+    facade, registered, tmp_path
+):
+    for name, options in (("noise", {"noise": "relative"}), ("law", {"law": "laplace"})):
+        made = facade()
+        made.calibrate(rows(50, 1), **options)
+        made.uq.save(tmp_path / "uq.safetensors")
+        known = {"noise": noises.NOISES, "law": laws.LAWS}[name]
+        kept = known.pop(options[name])
+        with pytest.raises(ValueError, match=rf"{name} '{options[name]}'.*register.*>={VERSION}"):
+            made.load(tmp_path / "uq.safetensors")
+        known[options[name]] = kept
+
+
+VERSION = rg.__version__.replace(".", r"\.")
+
+
+@FACADES
+def test_unknown_names_and_unfit_criteria_are_refused_and_change_nothing(facade, registered):
+    made = facade()
+    made.calibrate(rows(50, 1))
+    before = made.uq.calibration
+    for options, match in (
+        ({"noise": "features"}, "Unknown noise 'features'. Known: none, constant, bayes"),
+        ({"law": "cauchy"}, "Unknown law 'cauchy'. Known: gaussian"),
+        ({"law": "laplace", "criterion": "crps"}, "formula of the Gaussian law.*'nll', or 'bins'"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            made.calibrate(rows(50, 1), **options)
+    assert made.uq.calibration is before
+    made.calibrate(rows(400, 1), law="laplace", criterion="bins")
+    assert made.uq.law == Laplace()
+
+
+@FACADES
+def test_both_facades_speak_alike(facade):
+    made = facade()
+    assert made.uq.report is None and made.uq.noise.name == "none"
+    assert made.uq.law == laws.Gaussian() and float(made.uq.noise.level) == 0
+    report = made.calibrate(rows(60, 1), noise="constant")
+    assert made.uq.report is report and made.uq.ridge == report.ridge
+    assert float(made.uq.scale) == float(report.scale)
+    assert made.uq.noise.name == "constant" and torch.equal(made.uq.noise.level, report.noise)
+    assert made.calibrate(rows(60, 1)).ridge == made.calibrate(rows(60, 1), ridge=None).ridge
+    assert made.calibrate(rows(60, 1), ridge=0.5).ridge == made.uq.ridge == 0.5
+
+
+def test_the_facades_choose_the_same_for_a_linear_model():
+    one, other = LastLayer(), AnyRegressor()
+    for options in ({}, {"noise": "constant"}, {"criterion": "crps", "noise": "bayes"}):
+        a, b = (made.calibrate(rows(60, 1), **options) for made in (one, other))
+        assert a.ridge == pytest.approx(b.ridge, rel=1e-6)
+        assert a.nll == pytest.approx(b.nll) and a.nll_constant == pytest.approx(b.nll_constant)
+        torch.testing.assert_close(one.uq.predict(X).std, other.uq.predict(X).std)
+
+
+@pytest.mark.parametrize(
+    ("make", "call"),
+    [
+        (lambda: rg.LastLayerRigidity(nn.Linear(3, 1)), r"fit\(train\)"),
+        (lambda: rg.PredictionRigidity(AnyRegressor.line, torch.ones(4)), r"fit\(X, y\)"),
+    ],
+)
+def test_what_needs_a_fit_says_so_alike(make, call):
+    for ask in (lambda uq: uq.predict(X), lambda uq: uq.noise, lambda uq: uq.save("nowhere")):
+        with pytest.raises(ValueError, match=f"There is no fit yet. Call {call} first."):
+            ask(make())
