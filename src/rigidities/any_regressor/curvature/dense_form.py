@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...posterior.posterior import Posterior
 from ..derivatives.tangents import Tangents
+from .forms import Form
 
 Names = list[tuple[str, int]]
 
@@ -43,7 +44,7 @@ class Hessian:
 
 
 @dataclass(frozen=True)
-class DenseForm:
+class DenseForm(Form):
     """A posterior over all selected parameters.
 
     Attributes:

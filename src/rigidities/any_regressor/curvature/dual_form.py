@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ...posterior.draws import standard_normal
 from ..derivatives.tangents import Tangents
-from .forms import FixedRidge
+from .forms import Form
 
 BLOCK = 1024
 """Rows and columns of the kernel that are computed at once."""
@@ -30,7 +30,7 @@ PIECE = 1 << 27
 
 
 @dataclass(frozen=True)
-class DualForm(FixedRidge):
+class DualForm(Form):
     """The training rows and the Cholesky factor of their kernel plus ridge.
 
     Attributes:

@@ -12,8 +12,9 @@ that fit, the one with the least arithmetic is taken, and the dense one where pa
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor
@@ -21,9 +22,6 @@ from torch import Generator, Tensor
 from ...posterior.posterior import Posterior
 from ..derivatives.tangents import Tangents
 from .memory import readable
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 FormName = Literal["auto", "dense", "dual", "matrix-free"]
 FORMS = ("auto", "dense", "dual", "matrix-free")
@@ -36,84 +34,58 @@ FEW = 500
 """Up to so many parameters the dense form, which rounds least, takes well under a second."""
 
 
-class Form(Protocol):
+class Form(ABC):
     """A solved curvature: quadratic forms of tangents."""
 
-    name: str
+    name: ClassVar[str]
 
-    @property
-    def ridge(self) -> float:
-        """s."""
+    if TYPE_CHECKING:  # fields of some forms, properties of others
 
-    @property
-    def width(self) -> int:
-        """Number of parameters P."""
+        @property
+        def ridge(self) -> float:
+            """s; fixed by the factorisation, where a form says nothing else."""
 
-    @property
-    def tolerance(self) -> float:
-        """Bound on the relative error of q."""
+        @property
+        def width(self) -> int:
+            """Number of parameters P."""
+
+        @property
+        def tolerance(self) -> float:
+            """Bound on the relative error of q."""
+
+        @property
+        def effective_rank(self) -> float:
+            """Directions that the data determine; NaN where that is not known."""
+
+    @abstractmethod
+    def quadratic(self, tangents: Tangents) -> Tensor:
+        """q of each prediction, (N, K)."""
+
+    @abstractmethod
+    def covariance(self, left: Tangents, right: Tangents) -> Tensor:
+        """Unscaled covariances between two sets of predictions, (N K, M K)."""
+
+    @abstractmethod
+    def sample(self, n: int, generator: Generator | None) -> Tensor:
+        """Deviations of the parameters with covariance (H + s I)^-1, (n, P)."""
 
     @property
     def condition(self) -> float:
         """Condition number, or what the tolerance says of it."""
-
-    @property
-    def effective_rank(self) -> float:
-        """Directions that the data determine; NaN where that is not known."""
-
-    @property
-    def eigenbasis(self) -> Posterior:
-        """In which every ridge can be tried.
-
-        Raises:
-            ValueError: the ridge is fixed by the factorisation.
-        """
-
-    @property
-    def least_ridge(self) -> float:
-        """Ridges up to here leave the curvature singular or indefinite."""
-
-    def with_ridge(self, ridge: float) -> Form:
-        """The same curvature with another ridge.
-
-        Raises:
-            ValueError: the ridge is fixed by the factorisation.
-        """
-
-    def quadratic(self, tangents: Tangents) -> Tensor:
-        """q of each prediction, (N, K)."""
-
-    def covariance(self, left: Tangents, right: Tangents) -> Tensor:
-        """Unscaled covariances between two sets of predictions, (N K, M K)."""
-
-    def sample(self, n: int, generator: Generator | None) -> Tensor:
-        """Deviations of the parameters with covariance (H + s I)^-1, (n, P)."""
-
-
-class FixedRidge:
-    """What forms have in common whose factorisation fixes the ridge."""
-
-    name: str
-    ridge: float
-    tolerance: float
-
-    @property
-    def condition(self) -> float:
-        """What the tolerance says of it."""
         return self.tolerance / torch.finfo(torch.float64).eps
 
     @property
     def eigenbasis(self) -> Posterior:
-        """There is none."""
+        """In which every ridge above `least_ridge` can be tried."""
         raise ValueError(self._fixed)
 
     @property
     def least_ridge(self) -> float:
-        """Its own is the only one."""
+        """Ridges up to here leave the curvature singular or indefinite."""
         return self.ridge
 
-    def with_ridge(self, ridge: float) -> Self:
-        """Itself, if the ridge is its own."""
+    def with_ridge(self, ridge: float) -> Form:
+        """The same curvature with another ridge, where the form allows it."""
         if ridge != self.ridge:
             raise ValueError(self._fixed)
         return self

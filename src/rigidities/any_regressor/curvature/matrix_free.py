@@ -24,7 +24,7 @@ from ...posterior.draws import standard_normal
 from ..derivatives.tangents import Tangents
 from .conjugate_gradients import Product, conjugate_gradients, lower_bounds
 from .dual_form import assembled
-from .forms import FixedRidge
+from .forms import Form
 
 SMALLEST_TOLERANCE = 1e-12
 """What rounding allows."""
@@ -71,7 +71,7 @@ class Preconditioner:
 
 
 @dataclass(frozen=True)
-class MatrixFreeForm(FixedRidge):
+class MatrixFreeForm(Form):
     """Products with the training rows, and the systems they define.
 
     Attributes:

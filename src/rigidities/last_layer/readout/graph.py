@@ -1,15 +1,25 @@
-"""A pass of the model that is safe inside a compiled or exported graph."""
+"""The pass of a model that is safe inside a graph: for `torch.compile`, `torch.export` and ONNX.
+
+A tap looks at values and memory to check itself, which no tracer allows; in a graph nothing is
+looked at. Two twins of the model are kept: one whose parameters are frozen aliases, for
+compilation, and one that holds the model's own parameters, by whose identity an exporter names
+them.
+"""
 
 from __future__ import annotations
 
 from typing import Any, cast
 
 import torch
+from torch import Tensor, nn
 
+from ...models.shadow import shadow, unwrapped
 from .binding import Binding
+from .heads import Recorder, as_rows, channel_axis, guard, has_bias, record
 from .reading import Reading
 from .tap import AnyTap, Tap
-from .traced import TracedReadout
+
+Places = list[tuple[dict[str, Any], dict[str, Any]]]
 
 
 class ReadoutPass:
@@ -70,3 +80,66 @@ def _refusal(tap: AnyTap | None) -> str:
         f"This ensemble cannot be exported: {reason}. Let the model return the output of a linear "
         "layer as it is, fit that model, and scale or sum the members afterwards."
     )
+
+
+class TracedReadout:
+    """Inputs -> (output, features) for a plain head, without a look at any value.
+
+    Args:
+        model: the trained model.
+        tap: found on it; its case is plain.
+    """
+
+    def __init__(self, model: nn.Module, tap: Tap) -> None:
+        self._source = tap.source
+        self._frozen, _ = _twin(model, tap)
+        self._named, self._places = _twin(model, tap)
+        _bind(self._places)
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
+        """One forward pass inside a tracer."""
+        if not torch.compiler.is_exporting():
+            return self._read(self._frozen, args, kwargs)
+        if torch.compiler.is_dynamo_compiling():
+            return self._read(self._named, args, kwargs)
+        return self._read_stand_ins(args, kwargs)
+
+    def _read_stand_ins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
+        """A non-strict export puts stand-ins into the model while it runs: follow it."""
+        own = [dict(mine) for mine, _ in self._places]
+        _bind(self._places)
+        try:
+            return self._read(self._named, args, kwargs)
+        finally:
+            for (mine, _), tensors in zip(self._places, own, strict=True):
+                mine.update(tensors)
+
+    def _read(
+        self, twin: tuple[nn.Module, Recorder], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Reading:
+        model, recorder = twin
+        recorder.reset()
+        output: Tensor = self._source.run(model, args, kwargs)
+        call = recorder.calls[0]
+        recorder.reset()
+        rows = as_rows(call.head, call.input)
+        if has_bias(call.head):
+            rows = torch.cat([rows, torch.ones_like(rows[:, :1])], dim=1)
+        return Reading(output, rows, call.output.shape, channel_axis(call.head))
+
+
+def _twin(model: nn.Module, tap: Tap) -> tuple[tuple[nn.Module, Recorder], Places]:
+    """A shadow with its recorder; its parameters and buffers beside the model's, by module."""
+    model = unwrapped(model)
+    twin = shadow(model)
+    places: Places = []
+    for mine, theirs in zip(twin.modules(), model.modules(), strict=True):
+        places += [(mine._parameters, theirs._parameters), (mine._buffers, theirs._buffers)]
+    guard(twin, tap.silent)
+    twin, (recorder,) = record(twin, tap.heads)
+    return (twin, recorder), places
+
+
+def _bind(places: Places) -> None:
+    for mine, theirs in places:
+        mine.update(theirs)
