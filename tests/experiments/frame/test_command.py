@@ -141,6 +141,35 @@ def test_an_interrupted_run_says_what_is_kept(fake, tmp_path, monkeypatch, capsy
     assert "earlier run" not in capsys.readouterr().out
 
 
+def test_parts_of_other_code_are_rekeyed_on_demand_and_the_page_names_them(
+    fake, tmp_path, monkeypatch, capsys
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    job = jobs.Job("first", outcomes.mean_and_error, {"values": [1, 3]})
+    with monkeypatch.context() as before:
+        before.setattr(jobs.sources, "digest", lambda work: "other code")
+        jobs.results("fake", [job])
+
+    def run(*, quick: bool, seed: int) -> Outcome:
+        jobs.results("fake", [job])
+        return outcome()
+
+    monkeypatch.setattr(sys.modules["experiments.studies.fake"], "run", run)
+    assert command.main(["fake", "--rekey", "--out", str(tmp_path / "new")]) == 0
+    said = capsys.readouterr().out
+    assert "you assert" in said and "1 of 1 parts re-keyed, computed" in said
+    assert f"({jobs.machine()}, re-keyed: 1)" in (tmp_path / "new/fake.md").read_text()
+    assert jobs.keys.VARIABLE not in os.environ
+    assert command.main(["fake", "--out", str(tmp_path / "new")]) == 0
+    assert "assert" not in capsys.readouterr().out
+    assert ", re-keyed: 1)" in (tmp_path / "new/fake.md").read_text()
+    for other in ("--quick", "--fresh"):
+        with pytest.raises(SystemExit):
+            command.main(["fake", "--rekey", other])
+        assert "--rekey goes on from kept parts" in capsys.readouterr().err
+    assert len(jobs.kept("fake")) == 1
+
+
 def test_data_and_device_reach_the_experiment_and_are_put_back(fake, tmp_path, monkeypatch) -> None:
     seen = {}
 
@@ -258,7 +287,7 @@ def test_something_else_than_an_outcome_is_refused(fake, monkeypatch, tmp_path) 
 def test_every_name_has_a_module_and_a_line_in_the_readme() -> None:
     readme = (ROOT / "experiments/README.md").read_text()
     for name in EXPERIMENTS:
-        assert find_spec(f"experiments.{name}"), name
+        assert find_spec(f"experiments.studies.{name}"), name
         assert f"| `{name}` |" in readme
 
 
