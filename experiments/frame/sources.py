@@ -203,6 +203,10 @@ class _Bare(ast.NodeTransformer):
             node.exc = node.exc.func
         return self.generic_visit(node)
 
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
+        node.values = [part for part in node.values if getattr(part, "value", None) != ""]
+        return self.generic_visit(node)  # without the empty texts that some versions of Python add
+
     def visit_Import(self, node: ast.Import | ast.ImportFrom) -> None:
         return None
 
