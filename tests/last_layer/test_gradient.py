@@ -16,16 +16,11 @@ from rigidities.last_layer.gradients import feature_derivatives as input_derivat
 from rigidities.last_layer.gradients import gradient as gradient_module
 from tests.support import derivative_oracle as dense
 from tests.support import oracle, zoo
+from tests.support.tensors import close
 
 F64 = torch.float64
 RIDGE = 0.1
 TRAIN, VALID, TEST = (0, 1), 2, 3  # draws of the zoo
-
-
-def close(actual, expected, rtol=1e-8):
-    """Equal to a part of the largest entry, shapes included."""
-    size = float(expected.abs().max())
-    torch.testing.assert_close(actual.to(expected), expected, rtol=rtol, atol=rtol * size)
 
 
 def wrt(id):

@@ -15,20 +15,11 @@ from rigidities.calibration.evidence import evidence
 from rigidities.last_layer.gradients import feature_derivatives as input_derivatives
 from tests.support import derivative_oracle as dense
 from tests.support import oracle, zoo
+from tests.support.tensors import close, normal
 
 F64 = torch.float64
 BETA, RIDGE = 0.7, 0.1
 NAMES = ["2.weight", "2.bias"]
-
-
-def close(actual, expected, rtol=1e-8):
-    """Equal to a part of the largest entry, shapes included."""
-    size = float(expected.abs().max())
-    torch.testing.assert_close(actual.to(expected), expected, rtol=rtol, atol=rtol * size)
-
-
-def normal(*shape, seed):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
 def run(m, x):

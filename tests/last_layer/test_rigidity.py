@@ -9,20 +9,14 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import rigidities as rg
 from rigidities.calibration.evidence import evidence, most_evident_ridge
 from rigidities.data.batches import raw_batches
-from tests.support.nets import trained
+from tests.support.nets import Rows, fitted, trained
 
 F64 = torch.float64
-
-
-def fitted(net, **options):
-    uq = rg.LastLayerRigidity(net.model, **options).fit(net.train)
-    uq.calibrate(net.valid)
-    return uq
 
 
 def features(model, x):
@@ -320,17 +314,6 @@ def test_unscaled_invariance_y_to_a_y_plus_b(net):
 
 
 # --- data in every form -------------------------------------------------------------------------
-
-
-class Rows(Dataset):
-    def __init__(self, x, y):
-        self.x, self.y = x, y
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, i):
-        return self.x[i], self.y[i]
 
 
 class Pair(NamedTuple):

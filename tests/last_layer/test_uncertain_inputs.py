@@ -20,19 +20,10 @@ from rigidities.last_layer.gradients import (
 from rigidities.last_layer.gradients.feature_map import FeatureMap, row_owners
 from tests.support import derivative_oracle as dense
 from tests.support import oracle, zoo
+from tests.support.tensors import close, normal
 
 F64 = torch.float64
 ROWS = 6
-
-
-def close(actual, expected, rtol=1e-8):
-    """Equal to a part of the largest entry, shapes included."""
-    size = float(expected.abs().max())
-    torch.testing.assert_close(actual.to(expected), expected, rtol=rtol, atol=rtol * size)
-
-
-def normal(*shape, seed):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
 def covariances(rows, numbers, seed=0):
