@@ -869,13 +869,9 @@ def test_copies_stand_on_their_own(net, saved):
 # --- graphs -------------------------------------------------------------------------------------
 
 TRACED = [
-    "mlp_with_several_targets",
-    "mlp_with_a_squeezed_output",
-    "reshaped_output",
-    "several_time_steps_and_targets_out",
-    "dropout_and_batch_norm_in_train_mode",
-    "pointwise_convolution_in_two_dimensions",
-    "two_inputs",
+    *("mlp_with_several_targets", "mlp_with_a_squeezed_output", "reshaped_output"),
+    *("several_time_steps_and_targets_out", "dropout_and_batch_norm_in_train_mode"),
+    *("pointwise_convolution_in_two_dimensions", "two_inputs"),
 ]
 SIDE_EFFECTS = "ignore:While compiling, we found certain side effects:UserWarning"
 BATCH = torch.export.Dim("batch", min=1, max=4096)

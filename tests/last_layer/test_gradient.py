@@ -103,23 +103,13 @@ def test_a_directional_derivative_and_its_variance_equal_the_nested_loops(id):
 
 
 BENT = (
-    "mlp_with_a_squeezed_output",
-    "mlp_with_several_targets",
-    "bare_linear_model",
-    "transformer_with_a_head_on_the_first_token",
-    "scaled_and_shifted_output",
-    "sum_over_padded_atoms",
-    "sum_over_atoms_with_species_shifts",
-    "wide_and_deep",
-    "raw_parameter_head_with_its_features",
-    "two_inputs",
-    "each_sample_scaled_by_an_input",
-    "batch_norm_after_the_head",
-    "targets_mixed_by_a_fixed_matrix",
-    "attention_pooling_by_a_constant_query",
-    "two_heads_as_two_targets",
-    "softplus_after_the_head",
-    "product_of_two_heads",
+    *("mlp_with_a_squeezed_output", "mlp_with_several_targets", "bare_linear_model"),
+    *("transformer_with_a_head_on_the_first_token", "scaled_and_shifted_output"),
+    *("sum_over_padded_atoms", "sum_over_atoms_with_species_shifts", "wide_and_deep"),
+    *("raw_parameter_head_with_its_features", "two_inputs", "each_sample_scaled_by_an_input"),
+    *("batch_norm_after_the_head", "targets_mixed_by_a_fixed_matrix"),
+    *("attention_pooling_by_a_constant_query", "two_heads_as_two_targets"),
+    *("softplus_after_the_head", "product_of_two_heads"),
 )
 
 
@@ -320,17 +310,10 @@ def test_the_mode_with_fewer_passes_is_taken(monkeypatch, numbers, width, forwar
 
 
 MODES = (
-    "mlp_with_several_targets",
-    "reshaped_output",
-    "several_time_steps_and_targets_out",
-    "mean_over_time_steps",
-    "sum_over_padded_atoms",
-    "sum_over_atoms_with_species_shifts",
-    "one_head_for_each_species",
-    "wide_and_deep",
-    "head_called_twice_for_two_targets",
-    "pointwise_convolution_in_one_dimension",
-    "transformer_with_a_head_on_the_first_token",
+    *("mlp_with_several_targets", "reshaped_output", "several_time_steps_and_targets_out"),
+    *("mean_over_time_steps", "sum_over_padded_atoms", "sum_over_atoms_with_species_shifts"),
+    *("one_head_for_each_species", "wide_and_deep", "head_called_twice_for_two_targets"),
+    *("pointwise_convolution_in_one_dimension", "transformer_with_a_head_on_the_first_token"),
 )
 
 
@@ -608,12 +591,8 @@ def settings(model):
 
 
 CHANGEABLE = (
-    "dropout_and_batch_norm_in_train_mode",
-    "frozen_trunk",
-    "sum_over_atoms_by_index_add",
-    "spectral_normed_head",
-    "softplus_after_the_head",
-    "targets_mixed_by_a_fixed_matrix",
+    *("dropout_and_batch_norm_in_train_mode", "frozen_trunk", "sum_over_atoms_by_index_add"),
+    *("spectral_normed_head", "softplus_after_the_head", "targets_mixed_by_a_fixed_matrix"),
 )
 
 

@@ -731,48 +731,25 @@ def test_evidence_needs_a_readouts_weights(net):
         uq.calibrate(net.valid, criterion="evidence")
 
 
+wrapped, ONES = rg.LastLayerRigidity, torch.ones(2, 4)
+
+
 @pytest.mark.parametrize(
     ("make", "error", "match"),
     [
-        (lambda m: rg.LastLayerRigidity("model"), TypeError, "torch.nn.Module, got str"),
-        (lambda m: rg.LastLayerRigidity(m, layer="4", features=m), ValueError, "not both"),
+        (lambda m: wrapped("model"), TypeError, "torch.nn.Module, got str"),
+        (lambda m: wrapped(m, layer="4", features=m), ValueError, "not both"),
+        (lambda m: wrapped(m, layer="5").fit(ONES), ValueError, "Its linear"),
+        (lambda m: wrapped(m, layer=m[4]).fit(ONES), TypeError, "the name"),
+        (lambda m: wrapped(m).fit(3), TypeError, "got int"),
+        (lambda m: wrapped(m).fit([object()]), TypeError, "pass forward="),
+        (lambda m: wrapped(m).fit(("a", "b")), TypeError, "Pass a list for batches"),
+        (lambda m: wrapped(m).fit(ONES, batch_size=0), ValueError, "batch_s"),
+        (lambda m: wrapped(m).fit(ONES, loss="l1"), ValueError, "Unknown loss"),
+        (lambda m: wrapped(m).fit(ONES, loss=3), TypeError, "a name or a call"),
+        (lambda m: wrapped(m).fit(ONES, loss="huber"), ValueError, "needs targets"),
         (
-            lambda m: rg.LastLayerRigidity(m, layer="5").fit(torch.ones(2, 4)),
-            ValueError,
-            "Its linear",
-        ),
-        (
-            lambda m: rg.LastLayerRigidity(m, layer=m[4]).fit(torch.ones(2, 4)),
-            TypeError,
-            "the name",
-        ),
-        (lambda m: rg.LastLayerRigidity(m).fit(3), TypeError, "got int"),
-        (lambda m: rg.LastLayerRigidity(m).fit([object()]), TypeError, "pass forward="),
-        (lambda m: rg.LastLayerRigidity(m).fit(("a", "b")), TypeError, "Pass a list for batches"),
-        (
-            lambda m: rg.LastLayerRigidity(m).fit(torch.ones(2, 4), batch_size=0),
-            ValueError,
-            "batch_s",
-        ),
-        (
-            lambda m: rg.LastLayerRigidity(m).fit(torch.ones(2, 4), loss="l1"),
-            ValueError,
-            "Unknown loss",
-        ),
-        (
-            lambda m: rg.LastLayerRigidity(m).fit(torch.ones(2, 4), loss=3),
-            TypeError,
-            "a name or a call",
-        ),
-        (
-            lambda m: rg.LastLayerRigidity(m).fit(torch.ones(2, 4), loss="huber"),
-            ValueError,
-            "needs targets",
-        ),
-        (
-            lambda m: rg.LastLayerRigidity(m).fit(
-                torch.ones(2, 4), sample_weight=lambda b: torch.ones(3)
-            ),
+            lambda m: wrapped(m).fit(ONES, sample_weight=lambda b: torch.ones(3)),
             ValueError,
             "one weight per sample",
         ),

@@ -282,14 +282,9 @@ def test_a_structure_that_no_atom_moves_gets_nothing():
 
 
 SOME = (
-    "scaled_and_shifted_squeezed_output",
-    "targets_mixed_by_a_fixed_matrix",
-    "reshaped_output",
-    "softplus_after_the_head",
-    "pointwise_convolution_in_one_dimension",
-    "two_inputs",
-    "cumulative_sum_over_time",
-    "transposed_time_steps_and_targets",
+    *("scaled_and_shifted_squeezed_output", "targets_mixed_by_a_fixed_matrix", "reshaped_output"),
+    *("softplus_after_the_head", "pointwise_convolution_in_one_dimension", "two_inputs"),
+    *("cumulative_sum_over_time", "transposed_time_steps_and_targets"),
 )
 
 
