@@ -16,16 +16,12 @@ from rigidities.last_layer.gradients import feature_derivatives as input_derivat
 from rigidities.last_layer.gradients import gradient as gradient_module
 from tests.support import derivative_oracle as dense
 from tests.support import oracle, zoo
+from tests.support.derivative_oracle import wrt
 from tests.support.tensors import close
 
 F64 = torch.float64
 RIDGE = 0.1
 TRAIN, VALID, TEST = (0, 1), 2, 3  # draws of the zoo
-
-
-def wrt(id):
-    """How to name the first input."""
-    return "x" if id in zoo.GRAPHS else 0
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from rigidities.calibration.evidence import evidence
 from rigidities.last_layer.gradients import feature_derivatives as input_derivatives
 from tests.support import derivative_oracle as dense
 from tests.support import oracle, zoo
+from tests.support.derivative_oracle import wrt
 from tests.support.tensors import close, normal
 
 F64 = torch.float64
@@ -24,10 +25,6 @@ NAMES = ["2.weight", "2.bias"]
 
 def run(m, x):
     return m(x)
-
-
-def wrt(id):
-    return "x" if id in zoo.GRAPHS else 0
 
 
 # --- every kind of readout ----------------------------------------------------------------------
@@ -74,10 +71,8 @@ def test_a_model_without_a_graph_is_refused_with_a_hint():
 
 
 CHUNKED = (
-    "mlp_with_several_targets",
-    "sum_over_atoms_with_species_shifts",
-    "several_time_steps_and_targets_out",
-    "each_target_scaled_by_its_own_std",
+    *("mlp_with_several_targets", "sum_over_atoms_with_species_shifts"),
+    *("several_time_steps_and_targets_out", "each_target_scaled_by_its_own_std"),
     "targets_mixed_by_a_fixed_matrix",
 )
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+import rigidities as rg
 from tests.support.rigidity_oracle import F64, Flat, flat, jacobian, outputs, sample, stationary
 from tests.support.tensors import normal
 
@@ -191,3 +192,8 @@ def handed(inputs, target=None):
         return (first,) if target is None else ({**first, "y": target},)
     data = first if len(inputs) == 1 else inputs
     return (data,) if target is None else (data, target)
+
+
+def fitted(solved, **options):
+    pr = rg.PredictionRigidity(solved.case.f, solved.case.params, **options)
+    return pr.fit(*handed(solved.case.train, solved.target))
