@@ -1,15 +1,26 @@
-"""Peak memory of a fit as its rows grow tenfold, each in a fresh process."""
+"""Peak memory of a fit as its rows grow tenfold, each in a fresh process.
+
+Run as a module of its own (``python -m benchmarks.memory rows width threads``) it fits once over
+generated batches and prints its peak memory.
+"""
 
 from __future__ import annotations
 
-from benchmarks.frame.apart import measured_apart
+import json
+import sys
+
+import torch
+
+import rigidities as rg
+from benchmarks.frame.apart import measured_apart, peak_bytes
 from benchmarks.frame.results import Row, at_most, for_information
+from benchmarks.frame.workload import batches, workload
 
 
 def run(*, quick: bool = False) -> list[Row]:
     """N and 10 N rows from a generator of batches."""
     rows, width = (2_000, 32) if quick else (50_000, 256)
-    few, many = peaks(rows, width), peaks(10 * rows, width)
+    few, many = (measured_apart("benchmarks.memory", n, width) for n in (rows, 10 * rows))
     growth = many["after"] - few["after"]
     return [
         at_most(
@@ -29,6 +40,15 @@ def run(*, quick: bool = False) -> list[Row]:
     ]
 
 
-def peaks(rows: int, width: int) -> dict[str, int]:
-    """Peak bytes before and after a fit in a process of its own."""
-    return measured_apart("benchmarks.streamed_fit", rows, width)
+def main(rows: int, width: int, threads: int) -> None:
+    """Warm up on few rows, then fit all and report both peaks."""
+    torch.set_num_threads(threads)
+    model = workload(2_000, width=width).model
+    rg.LastLayerRigidity(model).fit(batches(4 * 1024))
+    before = peak_bytes()
+    rg.LastLayerRigidity(model).fit(batches(rows))
+    print(json.dumps({"before": before, "after": peak_bytes()}))
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -13,12 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.frame.apart import measured_apart
+from benchmarks.frame.apart import measured_apart, peak_bytes
 from benchmarks.frame.results import Row, at_most, for_information
 from benchmarks.frame.timing import Task, interleaved
-from benchmarks.frame.workload import workload
+from benchmarks.frame.workload import batches, workload
 from benchmarks.speed import PASSES, calibrated
-from benchmarks.streamed_fit import batches, peak_bytes
 
 
 class Generated:

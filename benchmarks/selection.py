@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import rigidities as rg
-from benchmarks.frame.apart import measured_apart
+from benchmarks.frame.apart import measured_apart, peak_bytes
 from benchmarks.frame.results import Row, at_most, for_information
+from benchmarks.frame.timing import clocked
 from rigidities import selection
 
 OBJECTIVES = ("logdet", "variance")
@@ -75,11 +78,6 @@ def goodness(matrix: Tensor, features: Tensor, objective: selection.Objective) -
 
 def main(rows: int, width: int, n: int, number: int, threads: int) -> None:
     """One batch; prints its seconds and the peak of memory."""
-    import json
-
-    from benchmarks.frame.timing import clocked
-    from benchmarks.streamed_fit import peak_bytes
-
     torch.set_num_threads(threads)
     objective = OBJECTIVES[number]
     pool, posterior = pool_and_posterior(rows, width)
@@ -89,6 +87,4 @@ def main(rows: int, width: int, n: int, number: int, threads: int) -> None:
 
 
 if __name__ == "__main__":
-    import sys
-
     main(*map(int, sys.argv[1:]))

@@ -16,7 +16,7 @@ from benchmarks.frame.provenance import provenance
 
 from experiments.data.files import VARIABLE as DATA
 from experiments.data.files import DataError
-from experiments.frame import figures, jobs, report
+from experiments.frame import figures, jobs, keys, report
 from experiments.frame.catalogue import EXPERIMENTS, Experiment, listing
 from experiments.frame.outcome import Outcome, Table
 from experiments.training.protocol import VARIABLE as DEVICE
@@ -24,6 +24,11 @@ from experiments.training.protocol import device
 
 RESULTS = Path(__file__).parent / "results"
 QUICK = Path(__file__).parent / "results-quick"
+REKEY = "go on from parts that other code computed: you assert that today's computes the same"
+ASSERTED = (
+    "  Parts of the same arguments and data that other code computed are re-keyed, not computed: "
+    "you assert\n  that today's code computes the same. Nothing checks it; the results name them."
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,8 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(problem, file=sys.stderr)
         return 1
     print(opening(experiment, folder, quick=options.quick), flush=True)
+    if options.rekey:
+        print(ASSERTED, flush=True)
+    variables = {DATA: options.data, DEVICE: options.device, keys.VARIABLE: options.rekey}
     try:
-        with surroundings({DATA: options.data, DEVICE: options.device}):
+        with surroundings(variables):
             return finished(experiment, options, folder)
     except (DataError, jobs.CacheError, jobs.WorkerError) as error:  # the message says what to do
         print(error, file=sys.stderr)
@@ -136,7 +144,10 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, help=f"folder of the data sets (default: ${DATA})")
     parser.add_argument("--device", help="where nets are trained: cpu (default) or cuda")
     parser.add_argument("--fresh", action="store_true", help="do not go on from an earlier run")
+    parser.add_argument("--rekey", choices=keys.WAYS, nargs="?", const=keys.WAYS[0], help=REKEY)
     options = parser.parse_args(arguments)
+    if options.rekey and (options.quick or options.fresh):
+        parser.error("--rekey goes on from kept parts, --quick and --fresh from none: choose")
     if options.name is not None and options.name not in EXPERIMENTS:
         parser.error(f"unknown experiment {options.name!r}. There are\n\n{listing()}")
     return options

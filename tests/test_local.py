@@ -13,14 +13,11 @@ from hypothesis import strategies as st
 
 from rigidities import Gram, Posterior, local
 from rigidities.posterior.quadratic import LARGEST_ROUNDING, QuadraticForm, rounding_bound
+from tests.support.tensors import normal
 
 F64 = torch.float64
 WIDTH, SIZES = 6, [3, 1, 4, 2, 5, 2, 3, 4, 1, 3]
 EXACT = {"rtol": 1e-10, "atol": 1e-14}
-
-
-def normal(*shape, seed=0, dtype=F64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def owners(sizes):

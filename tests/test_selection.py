@@ -10,13 +10,10 @@ from hypothesis import strategies as st
 from rigidities import Gram, Posterior
 from rigidities.posterior.conditioning import SquaredNorms
 from rigidities.selection import greedy, top
+from tests.support.tensors import normal
 
 F64 = torch.float64
 OBJECTIVES = ["logdet", "variance"]
-
-
-def normal(*shape, seed=0, dtype=F64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def posterior_of(train, ridge=0.1):

@@ -1,8 +1,10 @@
-"""A measurement in a process of its own, whose last printed line is JSON."""
+"""A measurement in a process of its own, whose last printed line is JSON; its peak memory."""
 
 from __future__ import annotations
 
 import json
+import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -22,3 +24,18 @@ def measured_apart(module: str, *arguments: int) -> dict[str, Any]:
         raise RuntimeError(f"{module} failed:\n{done.stderr}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def peak_bytes() -> int:
+    """The process's largest resident set so far.
+
+    ``ru_maxrss`` starts at the parent's resident set, which may exceed anything that happens here;
+    Linux's ``VmHWM`` counts from the start of the program.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        found = re.search(r"VmHWM:\s*(\d+) kB", status.read_text(encoding="utf-8"))
+        if found:
+            return 1024 * int(found.group(1))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak

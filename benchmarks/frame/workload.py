@@ -68,6 +68,14 @@ def target(x: Tensor, *, targets: int, seed: int) -> Tensor:
     return torch.sin(2 * x @ directions) @ mixing
 
 
+def batches(rows: int, *, batch_size: int = 1024) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows that never exist together."""
+    generator = torch.Generator().manual_seed(1)
+    for start in range(0, rows, batch_size):
+        x = torch.randn(min(batch_size, rows - start), 90, generator=generator)
+        yield x, target(x, targets=1, seed=0)
+
+
 def train(work: Workload, *, epochs: int, rows: int = 10_000) -> None:
     """A few epochs of Adam on the first rows: enough for features that look trained."""
     optimizer = torch.optim.Adam(work.model.parameters(), lr=1e-3)

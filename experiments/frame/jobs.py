@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import multiprocessing
 import os
@@ -10,6 +9,7 @@ import shutil
 import signal
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from experiments.data.files import cache_folder, digest
-from experiments.frame import progress, sources
+from experiments.frame import keys, progress, sources
 from experiments.frame.files import replace
 from experiments.frame.machine import machine
 from experiments.frame.outcome import plain
@@ -67,21 +67,26 @@ def results(
         experiment: whose jobs they are.
         jobs: independent of each other.
         keep: results on disk, and take those that are there already: an interrupted experiment
-            goes on where it was. They are found by the job's arguments, the text of the code and
-            the data, wherever they were computed: `earlier` tells where.
+            goes on where it was. They are found by the job's arguments, its data and what the
+            code does, wherever they were computed: `earlier` tells where.
         workers: processes; one a core by default, none besides this one on a GPU.
     """
-    files = {job.name: _file(experiment, job) for job in jobs} if keep else {}
+    records = {job.name: _record(job) for job in jobs} if keep else {}
+    files = {name: _file(experiment, record) for name, record in records.items()}
     for file in files.values():
         _require_writable(file.parent)
-    found = {name: Part(*_read(file)) for name, file in files.items() if file.exists()}
+    taken = [name for name, file in files.items() if keys.rekeyed(file)]
+    found = {name: _read(file) for name, file in files.items() if file.exists()}
+    origins = Counter(keys.origin(files[name], found[name].machine) for name in taken)
+    for origin, count in origins.items():
+        print(f"  {count} of {len(jobs)} parts re-keyed, computed {origin}")
     finished.extend(files[name] for name in found)
     if found:
         earlier.extend(found.values())
         print(f"  {len(found)} of {len(jobs)} parts are there from an earlier run")
     for name, part in _computed([job for job in jobs if job.name not in found], workers):
         if keep:
-            replace(files[name], json.dumps(part).encode())
+            replace(files[name], json.dumps({**records[name], **part._asdict()}).encode())
             finished.append(files[name])
         found[name] = part
     return {job.name: found[job.name].value for job in jobs}
@@ -172,14 +177,16 @@ def _folder(experiment: str) -> Path:
     return cache_folder() / "experiments" / experiment
 
 
-def _file(experiment: str, job: Job) -> Path:
-    """Where a job's result lies: another argument, line of code or number is another file."""
-    work = job.work
-    arguments = json.dumps(plain(job.arguments), sort_keys=True)
-    parts = [work.__qualname__, arguments, digest(job.data)]
-    key = hashlib.sha256("\0".join([sources.digest(work.__module__), *parts]).encode())
-    readable = "".join(c if c.isalnum() else "-" for c in job.name)
-    return _folder(experiment) / f"{readable}-{key.hexdigest()[:16]}.json"
+def _record(job: Job) -> dict[str, Any]:
+    """What a job's result depends on: another argument, number or piece of code is another file."""
+    work = f"{job.work.__module__}:{job.work.__qualname__.split('.')[0]}"
+    asked = {"name": job.name, "arguments": plain(job.arguments), "data": digest(job.data)}
+    return {**asked, "work": work, "code": sources.digest(work)}
+
+
+def _file(experiment: str, record: Mapping[str, Any]) -> Path:
+    question = [record["arguments"], record["data"]]
+    return keys.path(_folder(experiment), record["name"], question, record["code"], ".json")
 
 
 def _listed(value: Any) -> Any:
@@ -187,5 +194,10 @@ def _listed(value: Any) -> Any:
     return value.tolist()
 
 
-def _read(file: Path) -> Any:
-    return json.loads(file.read_text(encoding="utf-8"))
+def _read(file: Path) -> Part:
+    """A part that was kept: with its record, or as a mere list."""
+    stored = json.loads(file.read_text(encoding="utf-8"))
+    if isinstance(stored, list):
+        stored = dict(zip(Part._fields, stored, strict=True))
+    machine = stored["machine"] + keys.mark(file, stored.get("code"))
+    return Part(stored["value"], stored["seconds"], machine)

@@ -13,13 +13,10 @@ from tests.support import rigidity_cases as cases
 from tests.support import rigidity_oracle as oracle
 from tests.support.rigidity_cases import X1, X2
 from tests.support.rigidity_oracle import F64
+from tests.support.tensors import line
 
 W = torch.tensor([1.0, 2.0], dtype=F64)
 NAN = torch.tensor(torch.nan, dtype=F64)
-
-
-def line(w, x):
-    return w[0] + w[1] * x
 
 
 def fit(f=line, params=W, x=X1, y=None, weight=None, **options):

@@ -14,15 +14,11 @@ from rigidities.any_regressor.curvature import exact_hessian, pseudo_hessian
 from rigidities.losses import GaussianNLL
 from tests.support import rigidity_cases as cases
 from tests.support import rigidity_oracle as oracle
-from tests.support.rigidity_cases import X1, X2
+from tests.support.rigidity_cases import X1, X2, fitted
 from tests.support.rigidity_oracle import F64
+from tests.support.tensors import line
 
 PER_ROW = torch.linspace(0.5, 3.0, len(X1), dtype=F64)
-
-
-def fitted(solved, **options):
-    pr = rg.PredictionRigidity(solved.case.f, solved.case.params, **options)
-    return pr.fit(*cases.handed(solved.case.train, solved.target))
 
 
 def wide():
@@ -294,10 +290,6 @@ def test_a_form_that_cannot_express_the_problem_is_refused(options, cause):
 
 
 # --- scale ----------------------------------------------------------------------------------------
-
-
-def line(w, x):
-    return w[0] + w[1] * x
 
 
 def least_squares(x, y, weight=None):

@@ -13,17 +13,12 @@ import rigidities as rg
 from rigidities.losses import GaussianNLL
 from tests.support import rigidity_cases as cases
 from tests.support import rigidity_oracle as oracle
-from tests.support.rigidity_cases import CASES, X1
+from tests.support.rigidity_cases import CASES, X1, fitted
 from tests.support.rigidity_oracle import F64
 
 REGULAR = ["straight line", "cubic of a column", "two Gaussians in nested dicts", "two inputs"]
 REGULAR += ["lists and tuples", "a named tuple", "three outputs", "net", "net with several outputs"]
 """Cases that need no ridge."""
-
-
-def fitted(solved, **options):
-    pr = rg.PredictionRigidity(solved.case.f, solved.case.params, **options)
-    return pr.fit(*cases.handed(solved.case.train, solved.target))
 
 
 def shaped(rows, shape):

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset
 
 import rigidities as rg
 from rigidities.any_regressor.curvature import exact_hessian
@@ -18,6 +17,7 @@ from rigidities.any_regressor.derivatives.tangents import Explicit, Gathering, O
 from rigidities.calibration import gathering
 from rigidities.data.samples import Samples
 from rigidities.losses import GaussianNLL, Huber
+from tests.support.nets import Rows
 
 F64 = torch.float64
 
@@ -92,17 +92,6 @@ def test_running_statistics_that_move_after_the_fit_are_not_followed():
     model[1].running_mean += 1
     after = pr.predict(x)
     assert torch.equal(before.mean, after.mean) and torch.equal(before.std, after.std)
-
-
-class Rows(Dataset):
-    def __init__(self, x, y):
-        self.x, self.y = x, y
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, i):
-        return self.x[i], self.y[i]
 
 
 @pytest.mark.parametrize("form", ["dense", "dual"])

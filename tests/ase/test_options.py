@@ -13,29 +13,14 @@ import rigidities as rg
 from ase import Atoms, units
 from rigidities.ase import RigidityCalculator, UncertainStructureError, with_error_bars
 from rigidities.ase.structures import closest_pair
-from tests.ase.test_calculator import (
+from tests.support.clusters import (
     TRAIN,
     VALID,
     Counting,
     Crystal,
     Periodic,
-    cluster,
-    fitted,
     surroundings,
 )
-
-
-@pytest.fixture(scope="module")
-def one():
-    return fitted(2)
-
-
-@pytest.fixture
-def atoms():
-    structure = cluster(np.random.default_rng(7))
-    structure.numbers, structure.calc = [29, 79, 29, 79], None
-    return structure
-
 
 # --- units of one's own inputs ----------------------------------------------------------------
 

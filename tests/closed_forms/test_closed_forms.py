@@ -17,12 +17,9 @@ from rigidities.closed_forms import (
     primal_quadratic,
     unexplained,
 )
+from tests.support.tensors import normal
 
 F64 = torch.float64
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
 def assert_equal(got, expected, rtol=1e-8, atol=0.0):

@@ -12,6 +12,7 @@ from rigidities.constrained.extrapolation import Tableau
 from rigidities.constrained.newton import NotConverged, _null_space, constrained, minimised
 from rigidities.constrained.problem import ConstrainedProblem
 from rigidities.losses import GaussianNLL
+from tests.support.tensors import line
 
 F64 = torch.float64
 TOY = torch.tensor([-0.8, -0.75, 0.0, 0.05, 0.07, 0.7, 0.73], dtype=F64)
@@ -24,10 +25,6 @@ def vector(*values):
 def toy_targets(seed):
     noise = torch.randn(7, generator=torch.Generator().manual_seed(seed), dtype=F64)
     return TOY.cos() ** 2 + 0.01 * noise
-
-
-def line(w, x):
-    return w[0] + w[1] * x
 
 
 def cubic(w, x):

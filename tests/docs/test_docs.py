@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ["any_regressor.md", "chemistry.md", "propagation.md", "report.md", "theory.md"]
@@ -21,15 +20,6 @@ def blocks(page: str) -> list[tuple[str, str]]:
 
 def numbers(text: str) -> list[float]:
     return [float(number) for number in NUMBER.findall(text)]
-
-
-@pytest.fixture
-def plain_torch():
-    """Pages may set the default precision and the seed."""
-    before = torch.get_default_dtype()
-    with torch.random.fork_rng():
-        yield
-    torch.set_default_dtype(before)
 
 
 @pytest.mark.parametrize("page", PAGES)

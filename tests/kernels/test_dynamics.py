@@ -10,12 +10,9 @@ from scipy.integrate import solve_ivp
 from rigidities import Gram, Posterior
 from rigidities.closed_forms import unexplained
 from rigidities.kernels import FullyConnected, gaussian_process_at, last_layer_process_at
+from tests.support.tensors import normal
 
 F64 = torch.float64
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
 def wide_net(rows=7, points=4, depth=2, name="gelu", **kwargs):

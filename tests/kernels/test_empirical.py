@@ -5,12 +5,9 @@ import torch
 from torch import nn
 
 from rigidities.kernels import FullyConnected, empirical_nngp, empirical_ntk
+from tests.support.tensors import normal
 
 F64 = torch.float64
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
 def mlp(outputs=1, width=7, seed=0):

@@ -7,12 +7,9 @@ import pytest
 import torch
 
 from rigidities.kernels import FullyConnected, activation
+from tests.support.tensors import normal
 
 F64 = torch.float64
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
 def reference(net, x, z):

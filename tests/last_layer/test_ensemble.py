@@ -21,7 +21,7 @@ from rigidities.last_layer.ensemble.member_values import MemberValues
 from rigidities.last_layer.ensemble.members import Members, members, random_set, symmetric_set
 from rigidities.posterior.joint import JointPosterior
 from tests.support import oracle, zoo
-from tests.support.nets import trained
+from tests.support.nets import fitted, trained
 
 F64 = torch.float64
 ACCEPTED = [id for id in zoo.IDS if zoo.OUTCOMES[id] != "refused"]
@@ -43,12 +43,6 @@ def ensemble(uq, n=None, **options):
         warnings.filterwarnings("ignore", "The error bars are not calibrated")
         warnings.filterwarnings("ignore", "A symmetric set of rank")
         return uq.ensemble(n, **options)
-
-
-def fitted(net, **options):
-    uq = rg.LastLayerRigidity(net.model, **options).fit(net.train)
-    uq.calibrate(net.valid)
-    return uq
 
 
 def fitted_case(case):
@@ -875,13 +869,9 @@ def test_copies_stand_on_their_own(net, saved):
 # --- graphs -------------------------------------------------------------------------------------
 
 TRACED = [
-    "mlp_with_several_targets",
-    "mlp_with_a_squeezed_output",
-    "reshaped_output",
-    "several_time_steps_and_targets_out",
-    "dropout_and_batch_norm_in_train_mode",
-    "pointwise_convolution_in_two_dimensions",
-    "two_inputs",
+    *("mlp_with_several_targets", "mlp_with_a_squeezed_output", "reshaped_output"),
+    *("several_time_steps_and_targets_out", "dropout_and_batch_norm_in_train_mode"),
+    *("pointwise_convolution_in_two_dimensions", "two_inputs"),
 ]
 SIDE_EFFECTS = "ignore:While compiling, we found certain side effects:UserWarning"
 BATCH = torch.export.Dim("batch", min=1, max=4096)

@@ -16,21 +16,12 @@ from rigidities.last_layer.gradients import feature_derivatives as input_derivat
 from rigidities.last_layer.gradients import gradient as gradient_module
 from tests.support import derivative_oracle as dense
 from tests.support import oracle, zoo
+from tests.support.derivative_oracle import wrt
+from tests.support.tensors import close
 
 F64 = torch.float64
 RIDGE = 0.1
 TRAIN, VALID, TEST = (0, 1), 2, 3  # draws of the zoo
-
-
-def close(actual, expected, rtol=1e-8):
-    """Equal to a part of the largest entry, shapes included."""
-    size = float(expected.abs().max())
-    torch.testing.assert_close(actual.to(expected), expected, rtol=rtol, atol=rtol * size)
-
-
-def wrt(id):
-    """How to name the first input."""
-    return "x" if id in zoo.GRAPHS else 0
 
 
 @functools.cache
@@ -108,23 +99,13 @@ def test_a_directional_derivative_and_its_variance_equal_the_nested_loops(id):
 
 
 BENT = (
-    "mlp_with_a_squeezed_output",
-    "mlp_with_several_targets",
-    "bare_linear_model",
-    "transformer_with_a_head_on_the_first_token",
-    "scaled_and_shifted_output",
-    "sum_over_padded_atoms",
-    "sum_over_atoms_with_species_shifts",
-    "wide_and_deep",
-    "raw_parameter_head_with_its_features",
-    "two_inputs",
-    "each_sample_scaled_by_an_input",
-    "batch_norm_after_the_head",
-    "targets_mixed_by_a_fixed_matrix",
-    "attention_pooling_by_a_constant_query",
-    "two_heads_as_two_targets",
-    "softplus_after_the_head",
-    "product_of_two_heads",
+    *("mlp_with_a_squeezed_output", "mlp_with_several_targets", "bare_linear_model"),
+    *("transformer_with_a_head_on_the_first_token", "scaled_and_shifted_output"),
+    *("sum_over_padded_atoms", "sum_over_atoms_with_species_shifts", "wide_and_deep"),
+    *("raw_parameter_head_with_its_features", "two_inputs", "each_sample_scaled_by_an_input"),
+    *("batch_norm_after_the_head", "targets_mixed_by_a_fixed_matrix"),
+    *("attention_pooling_by_a_constant_query", "two_heads_as_two_targets"),
+    *("softplus_after_the_head", "product_of_two_heads"),
 )
 
 
@@ -325,17 +306,10 @@ def test_the_mode_with_fewer_passes_is_taken(monkeypatch, numbers, width, forwar
 
 
 MODES = (
-    "mlp_with_several_targets",
-    "reshaped_output",
-    "several_time_steps_and_targets_out",
-    "mean_over_time_steps",
-    "sum_over_padded_atoms",
-    "sum_over_atoms_with_species_shifts",
-    "one_head_for_each_species",
-    "wide_and_deep",
-    "head_called_twice_for_two_targets",
-    "pointwise_convolution_in_one_dimension",
-    "transformer_with_a_head_on_the_first_token",
+    *("mlp_with_several_targets", "reshaped_output", "several_time_steps_and_targets_out"),
+    *("mean_over_time_steps", "sum_over_padded_atoms", "sum_over_atoms_with_species_shifts"),
+    *("one_head_for_each_species", "wide_and_deep", "head_called_twice_for_two_targets"),
+    *("pointwise_convolution_in_one_dimension", "transformer_with_a_head_on_the_first_token"),
 )
 
 
@@ -613,12 +587,8 @@ def settings(model):
 
 
 CHANGEABLE = (
-    "dropout_and_batch_norm_in_train_mode",
-    "frozen_trunk",
-    "sum_over_atoms_by_index_add",
-    "spectral_normed_head",
-    "softplus_after_the_head",
-    "targets_mixed_by_a_fixed_matrix",
+    *("dropout_and_batch_norm_in_train_mode", "frozen_trunk", "sum_over_atoms_by_index_add"),
+    *("spectral_normed_head", "softplus_after_the_head", "targets_mixed_by_a_fixed_matrix"),
 )
 
 

@@ -15,58 +15,31 @@ from rigidities.calibration.evidence import evidence
 from rigidities.last_layer.gradients import feature_derivatives as input_derivatives
 from tests.support import derivative_oracle as dense
 from tests.support import oracle, zoo
+from tests.support.derivative_oracle import wrt
+from tests.support.tensors import close, normal
 
 F64 = torch.float64
 BETA, RIDGE = 0.7, 0.1
 NAMES = ["2.weight", "2.bias"]
 
 
-def close(actual, expected, rtol=1e-8):
-    """Equal to a part of the largest entry, shapes included."""
-    size = float(expected.abs().max())
-    torch.testing.assert_close(actual.to(expected), expected, rtol=rtol, atol=rtol * size)
-
-
-def normal(*shape, seed):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
-
-
 def run(m, x):
     return m(x)
-
-
-def wrt(id):
-    return "x" if id in zoo.GRAPHS else 0
 
 
 # --- every kind of readout ----------------------------------------------------------------------
 
 READOUTS = (
-    "mlp_with_a_squeezed_output",
-    "mlp_with_several_targets",
-    "mlp_without_a_bias",
-    "bare_linear_model",
-    "reshaped_output",
-    "several_time_steps_and_targets_out",
-    "scaled_and_shifted_output",
-    "each_target_scaled_by_its_own_std",
-    "each_sample_scaled_by_an_input",
-    "sum_over_padded_atoms",
-    "mean_over_time_steps",
-    "cumulative_sum_over_time",
-    "transposed_time_steps_and_targets",
-    "targets_mixed_by_a_fixed_matrix",
-    "sum_over_atoms_with_species_shifts",
-    "one_head_for_each_species",
-    "two_heads_as_two_targets",
-    "head_called_twice_for_two_targets",
-    "weight_normed_head",
-    "pointwise_convolution_in_one_dimension",
-    "raw_parameter_head_with_its_features",
-    "softplus_after_the_head",
-    "product_of_two_heads",
-    "two_inputs",
-    "transformer_with_a_head_on_the_first_token",
+    *("mlp_with_a_squeezed_output", "mlp_with_several_targets", "mlp_without_a_bias"),
+    *("bare_linear_model", "reshaped_output", "several_time_steps_and_targets_out"),
+    *("scaled_and_shifted_output", "each_target_scaled_by_its_own_std"),
+    *("each_sample_scaled_by_an_input", "sum_over_padded_atoms", "mean_over_time_steps"),
+    *("cumulative_sum_over_time", "transposed_time_steps_and_targets"),
+    *("targets_mixed_by_a_fixed_matrix", "sum_over_atoms_with_species_shifts"),
+    *("one_head_for_each_species", "two_heads_as_two_targets", "head_called_twice_for_two_targets"),
+    *("weight_normed_head", "pointwise_convolution_in_one_dimension"),
+    *("raw_parameter_head_with_its_features", "softplus_after_the_head", "product_of_two_heads"),
+    *("two_inputs", "transformer_with_a_head_on_the_first_token"),
 )
 
 
@@ -98,10 +71,8 @@ def test_a_model_without_a_graph_is_refused_with_a_hint():
 
 
 CHUNKED = (
-    "mlp_with_several_targets",
-    "sum_over_atoms_with_species_shifts",
-    "several_time_steps_and_targets_out",
-    "each_target_scaled_by_its_own_std",
+    *("mlp_with_several_targets", "sum_over_atoms_with_species_shifts"),
+    *("several_time_steps_and_targets_out", "each_target_scaled_by_its_own_std"),
     "targets_mixed_by_a_fixed_matrix",
 )
 

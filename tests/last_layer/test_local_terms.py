@@ -8,15 +8,10 @@ import rigidities as rg
 from tests.support import zoo
 
 SUMS = [
-    "sum_over_padded_atoms",
-    "sum_over_atoms_by_index_add",
-    "sum_over_atoms_with_species_shifts",
-    "one_head_for_each_species",
-    "mean_over_atoms_of_the_head_of_their_species",
-    "mean_over_time_steps",
-    "pointwise_convolution_then_mean_over_pixels",
-    "average_of_several_heads",
-    "mlp_with_several_targets",
+    *("sum_over_padded_atoms", "sum_over_atoms_by_index_add", "sum_over_atoms_with_species_shifts"),
+    *("one_head_for_each_species", "mean_over_atoms_of_the_head_of_their_species"),
+    *("mean_over_time_steps", "pointwise_convolution_then_mean_over_pixels"),
+    *("average_of_several_heads", "mlp_with_several_targets"),
 ]
 
 
@@ -199,14 +194,7 @@ def test_the_gains_of_top_are_total_variances():
         lambda uq, x: uq.ensemble(4)(x),
     ],
     ids=[
-        "call",
-        "predict",
-        "gradient",
-        "local",
-        "features",
-        "select",
-        "covariance",
-        "propagate",
+        *("call", "predict", "gradient", "local", "features", "select", "covariance", "propagate"),
         "ensemble",
     ],
 )

@@ -338,15 +338,10 @@ def log_cosh(prediction: Tensor, target: Tensor) -> Tensor:
 
 
 WEIGHTED = [
-    "mlp_with_a_squeezed_output",
-    "mlp_with_several_targets",
-    "each_target_scaled_by_its_own_std",
-    "several_time_steps_and_targets_out",
-    "sum_over_padded_atoms",
-    "one_head_for_each_species",
-    "targets_mixed_by_a_fixed_matrix",
-    "two_heads_as_two_targets",
-    "head_called_twice_for_two_targets",
+    *("mlp_with_a_squeezed_output", "mlp_with_several_targets"),
+    *("each_target_scaled_by_its_own_std", "several_time_steps_and_targets_out"),
+    *("sum_over_padded_atoms", "one_head_for_each_species", "targets_mixed_by_a_fixed_matrix"),
+    *("two_heads_as_two_targets", "head_called_twice_for_two_targets"),
     "pointwise_convolution_in_two_dimensions",
 ]
 

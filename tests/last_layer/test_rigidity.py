@@ -9,20 +9,14 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import rigidities as rg
 from rigidities.calibration.evidence import evidence, most_evident_ridge
 from rigidities.data.batches import raw_batches
-from tests.support.nets import trained
+from tests.support.nets import Rows, fitted, trained
 
 F64 = torch.float64
-
-
-def fitted(net, **options):
-    uq = rg.LastLayerRigidity(net.model, **options).fit(net.train)
-    uq.calibrate(net.valid)
-    return uq
 
 
 def features(model, x):
@@ -320,17 +314,6 @@ def test_unscaled_invariance_y_to_a_y_plus_b(net):
 
 
 # --- data in every form -------------------------------------------------------------------------
-
-
-class Rows(Dataset):
-    def __init__(self, x, y):
-        self.x, self.y = x, y
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, i):
-        return self.x[i], self.y[i]
 
 
 class Pair(NamedTuple):
@@ -748,48 +731,25 @@ def test_evidence_needs_a_readouts_weights(net):
         uq.calibrate(net.valid, criterion="evidence")
 
 
+wrapped, ONES = rg.LastLayerRigidity, torch.ones(2, 4)
+
+
 @pytest.mark.parametrize(
     ("make", "error", "match"),
     [
-        (lambda m: rg.LastLayerRigidity("model"), TypeError, "torch.nn.Module, got str"),
-        (lambda m: rg.LastLayerRigidity(m, layer="4", features=m), ValueError, "not both"),
+        (lambda m: wrapped("model"), TypeError, "torch.nn.Module, got str"),
+        (lambda m: wrapped(m, layer="4", features=m), ValueError, "not both"),
+        (lambda m: wrapped(m, layer="5").fit(ONES), ValueError, "Its linear"),
+        (lambda m: wrapped(m, layer=m[4]).fit(ONES), TypeError, "the name"),
+        (lambda m: wrapped(m).fit(3), TypeError, "got int"),
+        (lambda m: wrapped(m).fit([object()]), TypeError, "pass forward="),
+        (lambda m: wrapped(m).fit(("a", "b")), TypeError, "Pass a list for batches"),
+        (lambda m: wrapped(m).fit(ONES, batch_size=0), ValueError, "batch_s"),
+        (lambda m: wrapped(m).fit(ONES, loss="l1"), ValueError, "Unknown loss"),
+        (lambda m: wrapped(m).fit(ONES, loss=3), TypeError, "a name or a call"),
+        (lambda m: wrapped(m).fit(ONES, loss="huber"), ValueError, "needs targets"),
         (
-            lambda m: rg.LastLayerRigidity(m, layer="5").fit(torch.ones(2, 4)),
-            ValueError,
-            "Its linear",
-        ),
-        (
-            lambda m: rg.LastLayerRigidity(m, layer=m[4]).fit(torch.ones(2, 4)),
-            TypeError,
-            "the name",
-        ),
-        (lambda m: rg.LastLayerRigidity(m).fit(3), TypeError, "got int"),
-        (lambda m: rg.LastLayerRigidity(m).fit([object()]), TypeError, "pass forward="),
-        (lambda m: rg.LastLayerRigidity(m).fit(("a", "b")), TypeError, "Pass a list for batches"),
-        (
-            lambda m: rg.LastLayerRigidity(m).fit(torch.ones(2, 4), batch_size=0),
-            ValueError,
-            "batch_s",
-        ),
-        (
-            lambda m: rg.LastLayerRigidity(m).fit(torch.ones(2, 4), loss="l1"),
-            ValueError,
-            "Unknown loss",
-        ),
-        (
-            lambda m: rg.LastLayerRigidity(m).fit(torch.ones(2, 4), loss=3),
-            TypeError,
-            "a name or a call",
-        ),
-        (
-            lambda m: rg.LastLayerRigidity(m).fit(torch.ones(2, 4), loss="huber"),
-            ValueError,
-            "needs targets",
-        ),
-        (
-            lambda m: rg.LastLayerRigidity(m).fit(
-                torch.ones(2, 4), sample_weight=lambda b: torch.ones(3)
-            ),
+            lambda m: wrapped(m).fit(ONES, sample_weight=lambda b: torch.ones(3)),
             ValueError,
             "one weight per sample",
         ),

@@ -20,19 +20,10 @@ from rigidities.last_layer.gradients import (
 from rigidities.last_layer.gradients.feature_map import FeatureMap, row_owners
 from tests.support import derivative_oracle as dense
 from tests.support import oracle, zoo
+from tests.support.tensors import close, normal
 
 F64 = torch.float64
 ROWS = 6
-
-
-def close(actual, expected, rtol=1e-8):
-    """Equal to a part of the largest entry, shapes included."""
-    size = float(expected.abs().max())
-    torch.testing.assert_close(actual.to(expected), expected, rtol=rtol, atol=rtol * size)
-
-
-def normal(*shape, seed):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
 def covariances(rows, numbers, seed=0):
@@ -291,14 +282,9 @@ def test_a_structure_that_no_atom_moves_gets_nothing():
 
 
 SOME = (
-    "scaled_and_shifted_squeezed_output",
-    "targets_mixed_by_a_fixed_matrix",
-    "reshaped_output",
-    "softplus_after_the_head",
-    "pointwise_convolution_in_one_dimension",
-    "two_inputs",
-    "cumulative_sum_over_time",
-    "transposed_time_steps_and_targets",
+    *("scaled_and_shifted_squeezed_output", "targets_mixed_by_a_fixed_matrix", "reshaped_output"),
+    *("softplus_after_the_head", "pointwise_convolution_in_one_dimension", "two_inputs"),
+    *("cumulative_sum_over_time", "transposed_time_steps_and_targets"),
 )
 
 

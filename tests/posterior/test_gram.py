@@ -8,12 +8,9 @@ from hypothesis import strategies as st
 from rigidities import Gram
 from rigidities.posterior.gram import JOINT_TARGETS
 from tests.support import oracle
+from tests.support.tensors import normal
 
 F64 = torch.float64
-
-
-def normal(*shape, seed=0, dtype=F64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def gram_of(features, *args, **kwargs):

@@ -8,12 +8,9 @@ from hypothesis import strategies as st
 from rigidities import Gram, Posterior
 from rigidities.posterior.quadratic import LARGEST_ROUNDING, QuadraticForm, rounding_bound
 from tests.support import oracle
+from tests.support.tensors import normal
 
 F64 = torch.float64
-
-
-def normal(*shape, seed=0, dtype=F64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def gram_of(features, weights=None, **kwargs):

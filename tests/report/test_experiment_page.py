@@ -14,15 +14,12 @@ import pytest
 from rigidities import report
 from rigidities.report.experiments import nested
 from rigidities.report.scores import METRICS
-from tests.support.pages import Page, shorten
+from tests.support.pages import Page
+
+pytestmark = pytest.mark.usefixtures("short")
 
 RESULTS = sorted((Path(__file__).parents[2] / "experiments" / "results").rglob("*.json"))
 METHODS = ("llpr", "best", "mc_dropout", "deep_ensemble", "laplace")
-
-
-@pytest.fixture(autouse=True)
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    shorten(monkeypatch)
 
 
 def uci(sets: int = 2) -> dict[str, Any]:

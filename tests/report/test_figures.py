@@ -13,13 +13,9 @@ from rigidities import metrics, plots
 from rigidities.report import figures
 from rigidities.report.rows import MOST_SHOWN, Rows, shown
 from rigidities.report.scores import bin_sizes
-from tests.support.pages import shorten
 from tests.support.report_rows import changed, columns, page, rows
 
-
-@pytest.fixture(autouse=True)
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    shorten(monkeypatch)
+pytestmark = pytest.mark.usefixtures("short")
 
 
 def test_long_names_of_methods_stay_distinct() -> None:

@@ -12,7 +12,9 @@ import pytest
 import rigidities as rg
 from rigidities import cli, metrics
 from tests.support.nets import trained
-from tests.support.pages import Page, shorten
+from tests.support.pages import Page
+
+pytestmark = pytest.mark.usefixtures("short")
 
 GOOD = "mean,std,target\n" + "".join(f"{k},{1 + k / 10},{k + (-1) ** k}\n" for k in range(40))
 
@@ -22,11 +24,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of its own, in which the command runs."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.fixture(autouse=True)
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    shorten(monkeypatch)
 
 
 def run(*arguments: str) -> int:

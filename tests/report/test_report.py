@@ -19,21 +19,13 @@ import rigidities as rg
 from rigidities import metrics, report
 from rigidities.report.labelled_data import labelled
 from rigidities.report.rows import rows_of
-from tests.support.nets import Trained, trained
-from tests.support.pages import Page, shorten
+from tests.support.nets import Trained
+from tests.support.pages import Page
 from tests.support.report_rows import columns, page
 
+pytestmark = pytest.mark.usefixtures("short")
+
 EVIL = "<script>window.bad = 1</script>"
-
-
-@pytest.fixture(autouse=True)
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    shorten(monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def net() -> Trained:
-    return trained()
 
 
 # --- the page ----------------------------------------------------------------------------------

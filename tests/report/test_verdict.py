@@ -23,19 +23,10 @@ from rigidities.report.verdict import (
     size,
     verdict,
 )
-from tests.support.nets import Trained, trained
-from tests.support.pages import shorten
+from tests.support.nets import Trained
 from tests.support.report_rows import changed, columns, page, rows
 
-
-@pytest.fixture(autouse=True)
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    shorten(monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def net() -> Trained:
-    return trained()
+pytestmark = pytest.mark.usefixtures("short")
 
 
 # --- the verdict -------------------------------------------------------------------------------

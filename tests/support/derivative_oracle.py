@@ -128,10 +128,8 @@ def features(model: nn.Module, call: Call, parameters: Iterable[str], x: Tensor)
 
 GRAPHS = tuple(zoo.GRAPHS)
 NOT_DIFFERENTIABLE = (
-    "dict_batches_with_labels",
-    "output_object_with_logits",
-    "forward_without_gradients_with_its_features",
-    "forces_computed_inside_forward",
+    *("dict_batches_with_labels", "output_object_with_logits"),
+    *("forward_without_gradients_with_its_features", "forces_computed_inside_forward"),
     "forces_computed_in_the_callers_grad_mode",
 )
 COUPLED = ("weighted_sum_over_neighbours_after_the_head",)
@@ -228,3 +226,8 @@ def sum_of_products(g: Tensor, s: Tensor) -> Tensor:
     """sum_ij g_i S_ij g_j, term by term."""
     terms = [g[i] * s[i, j] * g[j] for i in range(len(g)) for j in range(len(g))]
     return torch.stack(terms).sum()
+
+
+def wrt(id: str) -> str | int:
+    """How to name the first input."""
+    return "x" if id in zoo.GRAPHS else 0

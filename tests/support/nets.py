@@ -4,6 +4,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+import rigidities as rg
 
 
 class Trained(NamedTuple):
@@ -37,3 +40,20 @@ def trained(targets: int = 1, seed: int = 0, steps: int = 150) -> Trained:
         optimizer.step()
     model.zero_grad(set_to_none=True)
     return Trained(model, *sets)
+
+
+def fitted(net: Trained, **options: object) -> rg.LastLayerRigidity:
+    uq = rg.LastLayerRigidity(net.model, **options).fit(net.train)
+    uq.calibrate(net.valid)
+    return uq
+
+
+class Rows(Dataset[tuple[Tensor, Tensor]]):
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        return self.x[i], self.y[i]

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+import rigidities as rg
 from tests.support.rigidity_oracle import F64, Flat, flat, jacobian, outputs, sample, stationary
+from tests.support.tensors import normal
 
 
 class Case(NamedTuple):
@@ -37,13 +39,9 @@ class Forward(nn.Module):
         return self.call(self, *inputs, **named)
 
 
-def _numbers(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
-
-
 X1, NEW1 = torch.linspace(-1.5, 1.5, 14, dtype=F64), torch.tensor([-2.0, 0.3, 2.5], dtype=F64)
-X2, NEW2 = _numbers(24, 2), 1.5 * _numbers(4, 2, seed=1)
-X32, NEW32 = _numbers(20, 3, 2, seed=2), _numbers(4, 3, 2, seed=3)
+X2, NEW2 = normal(24, 2), 1.5 * normal(4, 2, seed=1)
+X32, NEW32 = normal(20, 3, 2, seed=2), normal(4, 3, 2, seed=3)
 SPECIES, NEW_SPECIES = torch.arange(24) % 3, torch.tensor([2, 0, 1, 1])
 
 
@@ -59,7 +57,7 @@ def _peak(height: float, centre: float, width: float) -> dict[str, Tensor]:
 
 
 def _functions() -> dict[str, Case]:
-    w, one = _numbers(12, seed=5), (X1,)
+    w, one = normal(12, seed=5), (X1,)
     powers = torch.arange(4)
     peaks = {"peaks": [_peak(1.0, -0.5, 0.6), _peak(0.7, 0.8, 0.4)]}
     nested = {"a": [w[0].clone(), (w[1:3].clone(), w[3:4].clone())]}
@@ -134,10 +132,10 @@ def _modules() -> dict[str, Case]:
                         l=linear(2, 3), o=linear(3, 1)), (X32,), (NEW32,)),
             "a layer of parameters alone": (
                 Forward(lambda m, x: m.o(x * m.l(m.q)), l=linear(2, 2, bias=False),
-                        q=parameter(_numbers(2)), o=linear(2, 1)), *two),
+                        q=parameter(normal(2)), o=linear(2, 1)), *two),
             "a raw parameter": (
                 Forward(lambda m, x: torch.tanh(x @ m.w) @ m.v + m.l(x)[:, 0],
-                        w=parameter(_numbers(2, 2)), v=parameter(_numbers(2, seed=1)),
+                        w=parameter(normal(2, 2)), v=parameter(normal(2, seed=1)),
                         l=linear(2, 1)), *two),
             "an embedding": (
                 Forward(lambda m, x, z: m.o(torch.tanh(m.l(x)) + m.e(z)), l=linear(2, 2),
@@ -194,3 +192,8 @@ def handed(inputs, target=None):
         return (first,) if target is None else ({**first, "y": target},)
     data = first if len(inputs) == 1 else inputs
     return (data,) if target is None else (data, target)
+
+
+def fitted(solved, **options):
+    pr = rg.PredictionRigidity(solved.case.f, solved.case.params, **options)
+    return pr.fit(*handed(solved.case.train, solved.target))

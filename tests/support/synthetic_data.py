@@ -21,66 +21,16 @@ WIDTHS = {
 }
 ROWS = 200
 COMPASS = [
-    "N",
-    "NNE",
-    "NE",
-    "ENE",
-    "E",
-    "ESE",
-    "SE",
-    "SSE",
-    "S",
-    "SSW",
-    "SW",
-    "WSW",
-    "W",
-    "WNW",
-    "NW",
+    *("N", "NNE", "NE", "ENE", "E", "ESE", "SE", "SSE", "S", "SSW", "SW", "WSW", "W", "WNW", "NW"),
     "NNW",
 ]
-NUMBERS = [
-    "MinTemp",
-    "MaxTemp",
-    "Rainfall",
-    "Evaporation",
-    "Sunshine",
-    "WindGustSpeed",
-    "WindSpeed9am",
-    "WindSpeed3pm",
-    "Humidity9am",
-    "Humidity3pm",
-    "Pressure9am",
-    "Pressure3pm",
-    "Cloud9am",
-    "Cloud3pm",
-    "Temp9am",
-    "Temp3pm",
-]
 COLUMNS = [
-    "Date",
-    "Location",
-    "MinTemp",
-    "MaxTemp",
-    "Rainfall",
-    "Evaporation",
-    "Sunshine",
-    "WindGustDir",
-    "WindGustSpeed",
-    "WindDir9am",
-    "WindDir3pm",
-    "WindSpeed9am",
-    "WindSpeed3pm",
-    "Humidity9am",
-    "Humidity3pm",
-    "Pressure9am",
-    "Pressure3pm",
-    "Cloud9am",
-    "Cloud3pm",
-    "Temp9am",
-    "Temp3pm",
-    "RainToday",
-    "RainTomorrow",
+    *("Date", "Location", "MinTemp", "MaxTemp", "Rainfall", "Evaporation", "Sunshine"),
+    *("WindGustDir", "WindGustSpeed", "WindDir9am", "WindDir3pm", "WindSpeed9am", "WindSpeed3pm"),
+    *("Humidity9am", "Humidity3pm", "Pressure9am", "Pressure3pm", "Cloud9am", "Cloud3pm"),
+    *("Temp9am", "Temp3pm", "RainToday", "RainTomorrow"),
 ]
+NUMBERS = [name for name in COLUMNS[2:-2] if "Dir" not in name]
 VALENCE = {6: 4, 7: 3, 8: 2, 9: 1}
 FREE_ATOM = {1: -0.500273, 6: -37.846772, 7: -54.583861, 8: -75.064579, 9: -99.718730}
 REACH = {1: 0.5, 6: 1.0, 7: 1.1, 8: 1.2, 9: 0.9}  # how strongly a made-up atom binds
@@ -121,13 +71,7 @@ def _california(path: Path, rng: np.random.Generator, rows: int = 1000) -> None:
     x[:, 7] += 2 * np.sign(x[:, 7])
     y = 2 + 0.5 * np.sin(x[:, 0]) + 0.3 * x[:, 7] + 0.1 * rng.normal(size=rows)
     names = [
-        "MedInc",
-        "HouseAge",
-        "AveRooms",
-        "AveBedrms",
-        "Population",
-        "AveOccup",
-        "Latitude",
+        *("MedInc", "HouseAge", "AveRooms", "AveBedrms", "Population", "AveOccup", "Latitude"),
         "Longitude",
     ]
     np.savez(

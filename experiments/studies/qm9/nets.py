@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from experiments.atoms import bpnn
 from experiments.atoms.spectrum import width
 from experiments.data.files import FormatError, cache_folder, digest
 from experiments.data.qm9 import NAMES
-from experiments.frame import sources
+from experiments.frame import keys, sources
 from experiments.frame.files import replace
 from experiments.frame.machine import machine
 from experiments.studies.qm9 import training
@@ -46,20 +44,26 @@ def of_split(data: Samples, *, split: int, seed: int, epochs: int, keep: bool = 
         found = training.trained(data, own, epochs)
         return Kept(found.net, found.epoch, found.loss, machine())
     path = file(split, seed, epochs, [len(data.train), len(data.valid), len(data.test)])
+    if keys.rekeyed(path):
+        print(f"  net of split {split} re-keyed, trained {keys.origin(path, read(path).machine)}")
     if not path.exists():
         found = training.trained(data, own, epochs)
         path.parent.mkdir(parents=True, exist_ok=True)
         header = {"epoch": str(found.epoch), "loss": repr(found.loss), "machine": machine()}
-        replace(path, save(dict(found.net.state_dict()), header))
+        replace(path, save(dict(found.net.state_dict()), header | {"code": code()}))
     return read(path)
 
 
 def file(split: int, seed: int, epochs: int, sizes: list[int]) -> Path:
     """Where a net lies: other arguments, data or code of the training are another file."""
-    code = sources.digest("experiments.studies.qm9.training", library=False)
-    arguments = json.dumps([split, seed, epochs, sizes])
-    key = hashlib.sha256("\0".join([code, digest(NAMES), arguments]).encode()).hexdigest()
-    return cache_folder() / "experiments" / "qm9" / f"trained-{split}-{key[:16]}.safetensors"
+    folder = cache_folder() / "experiments" / "qm9"
+    question = [split, seed, epochs, sizes, digest(NAMES)]
+    return keys.path(folder, f"trained {split}", question, code(), ".safetensors")
+
+
+def code() -> str:
+    """Of the training and of what it is given."""
+    return sources.digest(training.__name__, Samples.__module__, library=False)
 
 
 def read(path: Path) -> Kept:
@@ -69,7 +73,8 @@ def read(path: Path) -> Kept:
         with safetensors.safe_open(path, framework="pt") as stored:
             header = stored.metadata()
         net.load_state_dict(load_file(path))
-        epoch, loss, machine = int(header["epoch"]), float(header["loss"]), header["machine"]
+        epoch, loss = int(header["epoch"]), float(header["loss"])
+        machine = header["machine"] + keys.mark(path, header.get("code"))
     except (safetensors.SafetensorError, RuntimeError, KeyError, TypeError) as error:
         raise FormatError(
             f"{path} is no net of this experiment ({error}). Delete it: it is then trained again."

@@ -75,12 +75,7 @@ def refused(error: BaseException):
         frame("surface_area", "age", "t1").astype(str).astype("category"),
     ],
     ids=[
-        "same",
-        "reordered",
-        "more",
-        "renamed",
-        "constant-left-out",
-        "another-target",
+        *("same", "reordered", "more", "renamed", "constant-left-out", "another-target"),
         "categories",
     ],
 )

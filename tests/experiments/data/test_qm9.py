@@ -231,6 +231,11 @@ def test_the_package_is_not_asked_where_a_folder_is_given(tables, nowhere, tmp_p
     assert qm9.missing(tmp_path / "empty") is not None and not nowhere.exists()
 
 
+def at_first(old: str, new: str) -> Callable[[list[str]], list[str]]:
+    """Another text in the line of the first molecule."""
+    return lambda lines: [lines[0], lines[1].replace(old, new, 1), *lines[2:]]
+
+
 DAMAGES: dict[str, tuple[Callable[[list[str]], list[str]], str]] = {
     "cut short": (lambda lines: [*lines[:-1], lines[-1][:120]], "unexpected end of data"),
     "a line lost": (lambda lines: lines[:-1], f"molecules={COUNT}, .* got .*={COUNT - 1}"),
@@ -239,20 +244,14 @@ DAMAGES: dict[str, tuple[Callable[[list[str]], list[str]], str]] = {
         "line 4",
     ),
     "cells lost": (lambda lines: [*lines[:-1], "1,2,3\n"], "out of range"),
-    "stoichiometry": (
-        lambda lines: [lines[0], lines[1].replace('"[', '"[1', 1), *lines[2:]],
-        r"line 2: molecule \d+ .*stoichiometry",
-    ),
-    "element": (lambda lines: [lines[0], lines[1].replace("'H'", "'S'", 1), *lines[2:]], "'S'"),
+    "stoichiometry": (at_first('"[', '"[1'), r"line 2: molecule \d+ .*stoichiometry"),
+    "element": (at_first("'H'", "'S'"), "'S'"),
     "coordinate lost": (
-        lambda lines: [lines[0], lines[1].replace("[[", "[[1.,", 1), *lines[2:]],
+        at_first("[[", "[[1.,"),
         r"line 2: molecule \d+ of \d+ atoms has \d+ coordinates",
     ),
-    "words": (lambda lines: [lines[0], lines[1].replace("[[", "[[x", 1), *lines[2:]], "'x"),
-    "position": (
-        lambda lines: [lines[0], lines[1].replace("[[", "[[1", 1), *lines[2:]],
-        "square=.* got .*square=",
-    ),
+    "words": (at_first("[[", "[[x"), "'x"),
+    "position": (at_first("[[", "[[1"), "square=.* got .*square="),
     "energy": (
         lambda lines: [*lines[:-1], lines[-1].rpartition(",")[0] + ",-1.\n"],
         "got .*energy=",

@@ -7,8 +7,10 @@ import json
 import os
 import re
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import pytest
@@ -33,6 +35,7 @@ from tests.support import synthetic_data
 from tests.support.numbers_on_pages import unsupported
 
 ROOT = Path(__file__).parents[3]
+JOB = jobs.Job("first", outcomes.mean_and_error, {"values": [1, 3]})
 WHERE = {
     "command": "python -m experiments fake",
     "date": "2024-01-01",
@@ -54,8 +57,8 @@ def outcome() -> Outcome:
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Experiment:
-    """An experiment whose numbers show what the runner set up."""
+def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any]], None]:
+    """An experiment whose numbers show what the runner set up; gives it another run."""
 
     class Module:
         @staticmethod
@@ -65,10 +68,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Experiment:
             numbers = {"quick": quick, "seed": seed, "drawn": drawn, "size": size}
             return Outcome("Fake", numbers, outcome().page)
 
-    experiment = Experiment("fake", "nothing much", 1)
-    monkeypatch.setitem(EXPERIMENTS, "fake", experiment)
+    monkeypatch.setitem(EXPERIMENTS, "fake", Experiment("fake", "nothing much", 1))
     monkeypatch.setitem(sys.modules, "experiments.studies.fake", Module)
-    return experiment
+    return lambda run: monkeypatch.setattr(Module, "run", run)
 
 
 def test_a_run_writes_numbers_page_and_pictures(fake, tmp_path: Path, capsys) -> None:
@@ -114,7 +116,7 @@ def test_quick_results_go_where_git_does_not_look(fake, tmp_path, monkeypatch) -
 
 def test_an_unwritable_folder_is_said_before_the_work(fake, tmp_path, monkeypatch, capsys) -> None:
     ran = []
-    monkeypatch.setattr(sys.modules["experiments.studies.fake"], "run", lambda **_: ran.append(1))
+    fake(lambda **_: ran.append(1))
     occupied = tmp_path / "a file"
     occupied.write_text("")
     assert command.main(["fake", "--out", str(occupied / "below")]) == 1
@@ -127,10 +129,10 @@ def test_an_interrupted_run_says_what_is_kept(fake, tmp_path, monkeypatch, capsy
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def stopped(*, quick: bool, seed: int) -> Outcome:
-        jobs.results("fake", [jobs.Job("first", outcomes.mean_and_error, {"values": [1, 3]})])
+        jobs.results("fake", [JOB])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["experiments.studies.fake"], "run", stopped)
+    fake(stopped)
     assert command.main(["fake", "--out", str(tmp_path / "new")]) == 130
     said = capsys.readouterr().err
     assert "Finished parts are kept (1 so far): the same command goes on" in said
@@ -141,6 +143,34 @@ def test_an_interrupted_run_says_what_is_kept(fake, tmp_path, monkeypatch, capsy
     assert "earlier run" not in capsys.readouterr().out
 
 
+def test_parts_of_other_code_are_rekeyed_on_demand_and_the_page_names_them(
+    fake, tmp_path, monkeypatch, capsys
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with monkeypatch.context() as before:
+        before.setattr(jobs.sources, "digest", lambda work: "other code")
+        jobs.results("fake", [JOB])
+
+    def run(*, quick: bool, seed: int) -> Outcome:
+        jobs.results("fake", [JOB])
+        return outcome()
+
+    fake(run)
+    assert command.main(["fake", "--rekey", "--out", str(tmp_path / "new")]) == 0
+    said = capsys.readouterr().out
+    assert "you assert" in said and "1 of 1 parts re-keyed, computed" in said
+    assert f"({jobs.machine()}, re-keyed: 1)" in (tmp_path / "new/fake.md").read_text()
+    assert jobs.keys.VARIABLE not in os.environ
+    assert command.main(["fake", "--out", str(tmp_path / "new")]) == 0
+    assert "assert" not in capsys.readouterr().out
+    assert ", re-keyed: 1)" in (tmp_path / "new/fake.md").read_text()
+    for other in ("--quick", "--fresh"):
+        with pytest.raises(SystemExit):
+            command.main(["fake", "--rekey", other])
+        assert "--rekey goes on from kept parts" in capsys.readouterr().err
+    assert len(jobs.kept("fake")) == 1
+
+
 def test_data_and_device_reach_the_experiment_and_are_put_back(fake, tmp_path, monkeypatch) -> None:
     seen = {}
 
@@ -148,7 +178,7 @@ def test_data_and_device_reach_the_experiment_and_are_put_back(fake, tmp_path, m
         seen.update({k: os.environ.get(k) for k in ("RIGIDITIES_DATA", "RIGIDITIES_DEVICE")})
         return outcome()
 
-    monkeypatch.setattr(sys.modules["experiments.studies.fake"], "run", run)
+    fake(run)
     monkeypatch.setenv("RIGIDITIES_DATA", "before")
     monkeypatch.delenv("RIGIDITIES_DEVICE", raising=False)
     folder = ["--out", str(tmp_path / "new")]
@@ -174,15 +204,14 @@ def test_a_quick_run_leaves_the_parts_of_the_whole_one_alone(
     fake, tmp_path, monkeypatch, capsys
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    job = jobs.Job("first", outcomes.mean_and_error, {"values": [1, 3]})
-    jobs.results("fake", [job])
+    jobs.results("fake", [JOB])
     command.main(["fake", "--quick", "--fresh", "--out", str(tmp_path / "new")])
     assert len(jobs.kept("fake")) == 1
 
     def stopped(**_: object) -> Outcome:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["experiments.studies.fake"], "run", stopped)
+    fake(stopped)
     assert command.main(["fake", "--quick", "--out", str(tmp_path / "new")]) == 130
     assert "Nothing was kept or written." in capsys.readouterr().err
 
@@ -193,9 +222,7 @@ def test_a_cache_that_cannot_be_written_is_said_without_a_traceback(
     occupied = tmp_path / "a file"
     occupied.write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(occupied))
-    job = jobs.Job("first", outcomes.mean_and_error, {"values": [1, 3]})
-    run = sys.modules["experiments.studies.fake"]
-    monkeypatch.setattr(run, "run", lambda **_: jobs.results("fake", [job]))
+    fake(lambda **_: jobs.results("fake", [JOB]))
     assert command.main(["fake", "--out", str(tmp_path / "new")]) == 1
     assert "Set XDG_CACHE_HOME" in capsys.readouterr().err
 
@@ -214,9 +241,7 @@ def test_altered_data_are_said_without_a_traceback(fake, tmp_path, monkeypatch, 
     with (data / "uci_yacht.npz").open("r+b") as file:
         file.seek(300)
         file.write(b"!")
-    monkeypatch.setattr(
-        sys.modules["experiments.studies.fake"], "run", lambda **_: uci.read("yacht", data)
-    )
+    fake(lambda **_: uci.read("yacht", data))
     assert command.main(["fake", "--out", str(tmp_path / "new")]) == 1
     said = capsys.readouterr().err
     assert "Expected sha256" in said and "uci_yacht.npz" in said
@@ -250,7 +275,7 @@ def test_a_missing_package_is_named_with_the_extra(fake, monkeypatch, tmp_path, 
 
 
 def test_something_else_than_an_outcome_is_refused(fake, monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(sys.modules["experiments.studies.fake"], "run", lambda **_: {"a": 1})
+    fake(lambda **_: {"a": 1})
     with pytest.raises(TypeError, match=r"must return an Outcome, got dict"):
         command.main(["fake", "--out", str(tmp_path)])
 
@@ -258,7 +283,7 @@ def test_something_else_than_an_outcome_is_refused(fake, monkeypatch, tmp_path) 
 def test_every_name_has_a_module_and_a_line_in_the_readme() -> None:
     readme = (ROOT / "experiments/README.md").read_text()
     for name in EXPERIMENTS:
-        assert find_spec(f"experiments.{name}"), name
+        assert find_spec(f"experiments.studies.{name}"), name
         assert f"| `{name}` |" in readme
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import time
+from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ import pytest
 import torch
 from experiments.frame.jobs import Job, results
 
-from experiments.frame import jobs, sources
+from experiments.frame import jobs, keys, sources
 
 NAMES = ("first", "second", "third")
 NETS = "experiments.studies.uci.nets"
@@ -84,7 +87,7 @@ def test_other_arguments_are_computed_anew(log: Path) -> None:
 
 def test_changed_code_is_run_again(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results("trial", made(log), workers=1)
-    monkeypatch.setattr(jobs.sources, "digest", lambda module: "other text")
+    monkeypatch.setattr(jobs.sources, "digest", lambda work: "other text")
     results("trial", made(log), workers=1)
     assert len(calls(log)) == 6
 
@@ -145,7 +148,7 @@ def test_a_cache_that_cannot_be_written_is_said_before_the_work(
 
 
 def test_the_code_a_part_depends_on_is_followed_through_its_imports() -> None:
-    names = {path.relative_to(sources.HERE).as_posix() for path in sources.imported(NETS)}
+    names = {one.file.relative_to(sources.HERE).as_posix() for one in sources.reached(NETS)}
     assert names >= {
         *("studies/uci/nets.py", "studies/uci/samples.py"),
         *("judging/error_bars.py", "baselines/laplace.py"),
@@ -161,18 +164,6 @@ def test_the_library_that_computes_counts_and_what_only_shows_does_not() -> None
     assert not names & {"cli/demo.py", "plots.py", "report/__init__.py", "__init__.py"}
 
 
-def test_a_work_module_that_imports_a_package_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    package = tmp_path / "experiments_of_mine"
-    package.mkdir()
-    (package / "__init__.py").write_text("VALUE = 1\n")
-    (package / "work.py").write_text("from experiments_of_mine import VALUE\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ImportError, match=r"VALUE .*experiments_of_mine.* a module of its own"):
-        sources.imported("experiments_of_mine.work")
-
-
 def ended(name: str) -> str:
     """Work whose process is gone before it is done."""
     if name == "second":
@@ -186,3 +177,96 @@ def test_a_worker_that_is_gone_is_told_and_the_finished_parts_are_kept(log: Path
     with pytest.raises(jobs.WorkerError, match="Finished parts are kept: the same command goes on"):
         results("trial", parts, workers=2)
     assert [path.name.split("-")[0] for path in jobs.kept("trial")] == ["first"]
+
+
+# --- parts of other code --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def code(log: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Sets the digest of the code; two parts are there, which "old" code computed."""
+
+    def now(digest: str) -> None:
+        monkeypatch.setattr(jobs.sources, "digest", lambda work: digest)
+
+    now("old")
+    with monkeypatch.context() as there:
+        there.setattr(jobs, "machine", lambda: "a large card")
+        results("trial", made(log)[:2], workers=1)
+    now("new")
+    monkeypatch.setenv(keys.VARIABLE, "same")
+    monkeypatch.setattr(jobs, "earlier", [])
+    return now
+
+
+def test_parts_of_other_code_are_rekeyed_where_the_user_asks_for_it(
+    log: Path, code, monkeypatch, capsys
+) -> None:
+    before = {path.read_bytes() for path in jobs.kept("trial")}
+    found = results("trial", made(log), workers=1)
+    assert list(found) == list(NAMES) and calls(log) == list(NAMES)
+    assert before < {path.read_bytes() for path in jobs.kept("trial")}
+    assert len(jobs.kept("trial")) == 3
+    today = f"{datetime.now():%Y-%m-%d}"
+    assert f"2 of 3 parts re-keyed, computed {today} on a large card\n" in capsys.readouterr().out
+    monkeypatch.delenv(keys.VARIABLE)
+    jobs.earlier.clear()
+    assert results("trial", made(log), workers=1).keys() == found.keys()
+    machines = [part.machine for part in jobs.earlier]
+    assert machines == ["a large card, re-keyed"] * 2 + [jobs.machine()]
+    code("old")
+    results("trial", made(log)[:1], workers=1)
+    assert len(calls(log)) == 4
+
+
+def test_without_the_option_nothing_is_rekeyed(log: Path, code, monkeypatch) -> None:
+    monkeypatch.delenv(keys.VARIABLE)
+    results("trial", made(log)[:2], workers=1)
+    assert len(calls(log)) == len(jobs.kept("trial")) == 4
+
+
+def test_parts_of_other_arguments_are_not_rekeyed(log: Path, code, capsys) -> None:
+    results("trial", made(log, (1.0, 2.5))[:1], workers=1)
+    assert calls(log) == ["first", "second", "first"]
+    told = "first: not re-keyed. 1 kept with other arguments or data.\n"
+    assert told in capsys.readouterr().out
+
+
+def test_a_part_of_todays_code_is_never_replaced_and_the_newest_serves(
+    log: Path, code, monkeypatch
+) -> None:
+    with monkeypatch.context() as without:
+        without.delenv(keys.VARIABLE)
+        results("trial", made(log)[:1], workers=1)
+    os.utime(jobs.finished[-1], (0, 0))  # long before the part of the old code
+    kept = {path: path.read_bytes() for path in jobs.kept("trial")}
+    results("trial", made(log)[:1], workers=1)
+    assert {path: path.read_bytes() for path in jobs.kept("trial")} == kept
+    code("last")
+    results("trial", made(log)[:1], workers=1)
+    (gone,) = set(kept) - set(jobs.kept("trial"))
+    assert json.loads(kept[gone])["code"] == "old"
+
+
+@pytest.mark.parametrize(
+    ("way", "digits", "told"),
+    [
+        ("same", "0", "1 kept that cannot tell arguments and data: --rekey named takes it"),
+        ("named", "0", "1 of 1 parts re-keyed, computed .* on a laptop\n"),
+        ("named", "01", "2 kept that cannot tell arguments and data: delete all but the right"),
+    ],
+)
+def test_a_part_that_tells_nothing_is_rekeyed_by_its_name_alone_if_the_user_asks_for_that(
+    way: str, digits: str, told: str, log: Path, code, monkeypatch, capsys
+) -> None:
+    monkeypatch.setenv(keys.VARIABLE, way)
+    for name in ("third", "third-rate"):
+        for digit in digits:
+            path = jobs._folder("trial") / f"{name}-{digit * 16}.json"
+            path.write_text(json.dumps([5, 60.0, "a laptop"]))
+    found = results("trial", made(log)[2:], workers=1)["third"]
+    assert re.search(told, capsys.readouterr().out)
+    served = "parts re-keyed" in told
+    assert (found == 5) is served and ("third" in calls(log)) is not served
+    assert [part.machine for part in jobs.earlier] == ["a laptop, re-keyed"] * served
+    assert len(jobs.kept("trial")) == 2 + 2 * len(digits) + (not served)

@@ -170,12 +170,8 @@ FLOOR = Calibration(noise="constant")
         ({PAPER: (0.1, 0.01), FLOOR: (0.2, 0.01), BINS: (0.3, 0.2)}, FLOOR),
     ],
     ids=[
-        "alone",
-        "others worse",
-        "better within two errors",
-        "one clearly better",
-        "both clearly: the best mean, not the surest",
-        "the better mean is not clear",
+        *("alone", "others worse", "better within two errors", "one clearly better"),
+        *("both clearly: the best mean, not the surest", "the better mean is not clear"),
         "among three",
     ],
 )

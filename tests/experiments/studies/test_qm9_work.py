@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,13 @@ from experiments.frame.outcome import plain
 from experiments.studies.qm9 import costs, nets, samples, training, work
 from experiments.studies.qm9.samples import SOAP, SPECIES, Samples
 from experiments.training.loop import Fitted
+from safetensors.torch import save_file
 from torch import Tensor
 
 import rigidities as rg
 from experiments.atoms import batches, bpnn, composition
 from experiments.data import files, qm9
-from experiments.frame import sources
+from experiments.frame import keys, sources
 from rigidities import metrics
 from tests.support import synthetic_data
 
@@ -231,13 +233,36 @@ def test_other_arguments_data_or_code_are_another_file(
     with monkeypatch.context() as patch:
         patch.setenv(files.VARIABLE, str(made_in(tmp_path / "other", seed=1)))
         found.add(name())
-    monkeypatch.setattr(sources, "digest", lambda module, library: f"{module} {library}")
+    monkeypatch.setattr(sources, "digest", lambda *modules, library: f"{modules} {library}")
     found.add(name())
     assert len(found) == 7
 
 
+def test_a_net_of_other_code_is_rekeyed_where_the_user_asks_for_it(
+    data: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    net = bpnn.drawn(5, 2325, 0)
+    with monkeypatch.context() as before:
+        before.setattr(sources, "digest", lambda *_, library: "other code")
+        before.setattr(training, "trained", lambda *_: Fitted(net, 2, 1 / 3))
+        nets.of_split(data, split=2, seed=7, epochs=9)
+    monkeypatch.setattr(training, "trained", no_training)
+    monkeypatch.setenv(keys.VARIABLE, "same")
+    with pytest.raises(AssertionError, match="a net was trained"):
+        nets.of_split(data, split=2, seed=8, epochs=9)
+    assert "trained-2: not re-keyed. 1 kept with other arguments" in capsys.readouterr().out
+    assert nets.of_split(data, split=2, seed=7, epochs=9).machine == f"{machine()}, re-keyed"
+    assert f"net of split 2 re-keyed, trained {date.today()} on" in capsys.readouterr().out
+    (path,) = tmp_path.rglob("trained*")
+    header = {"epoch": "2", "loss": "0.5", "machine": "a laptop"}  # as it was once
+    save_file(net.state_dict(), path.with_name(f"trained-3-{'a' * 16}.safetensors"), header)
+    monkeypatch.setenv(keys.VARIABLE, "named")
+    assert nets.of_split(data, split=3, seed=7, epochs=9).machine == "a laptop, re-keyed"
+
+
 def test_the_key_follows_the_modules_of_the_training() -> None:
-    followed = {path.name for path in sources.imported("experiments.studies.qm9.training")}
+    followed = {one.file.name for one in sources.reached(training.__name__, Samples.__module__)}
     own = {"bpnn.py", "fitting.py", "batches.py", "soap.py", "spectrum.py", "composition.py"}
     assert own | {"samples.py", "loop.py", "qm9.py", "training.py"} <= followed
     assert not {"nets.py", "work.py", "costs.py"} & followed
