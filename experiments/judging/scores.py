@@ -1,8 +1,14 @@
-"""How good error bars are, beside a constant one: the numbers that every experiment gives."""
+"""How good error bars are, beside a constant one: the numbers that every experiment gives.
+
+`SCORES` is the one place that knows a score: what it computes, the head of its column, and which
+way is better.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,20 +21,61 @@ POINTS = 1500
 """Rows that a scatter plot shows: more would hide one another."""
 
 
-def scores(mean: Tensor, std: Tensor, target: Tensor, bin_size: int) -> dict[str, float]:
-    """Of error bars. `offset` is the mean over bins of log10(MSE / variance), with its sign."""
+@dataclass(frozen=True)
+class Score:
+    """One number about error bars.
+
+    Attributes:
+        head: of its column.
+        better: 1 where larger is better, -1 where smaller is, 0 where neither.
+        of: mean, bar and target, (N,) each, and the rows of a bin -> its value; None for scores
+            that a study adds by itself.
+    """
+
+    head: str
+    better: int
+    of: Callable[[Tensor, Tensor, Tensor, int], float] | None = None
+
+
+def _offset(mean: Tensor, std: Tensor, target: Tensor, bin_size: int) -> float:
+    """The mean over bins of log10(MSE / variance), with its sign."""
     variance, mse = metrics.binned(mean, std, target, bin_size)
+    return float((mse / variance).log10().mean())
+
+
+def _ence(mean: Tensor, std: Tensor, target: Tensor, bin_size: int) -> float:
+    bins = len(metrics.binned(mean, std, target, bin_size)[0])
+    return metrics.ence(mean, std, target, bins=bins)
+
+
+SCORES = {
+    "rmse": Score("RMSE", -1, lambda mean, std, target, size: metrics.rmse(mean, target)),
+    "nll": Score("NLL", -1, lambda mean, std, target, size: metrics.nll(mean, std, target)),
+    "crps": Score("CRPS", -1, lambda mean, std, target, size: metrics.crps(mean, std, target)),
+    "binned_log_ratio": Score("log ratio", -1, metrics.binned_log_ratio),
+    "offset": Score("offset", 0, _offset),
+    "ence": Score("ENCE", -1, _ence),
+    "coverage": Score(
+        "coverage", 0, lambda mean, std, target, size: metrics.coverage(mean, std, target)
+    ),
+    "slope": Score("slope", 0, metrics.slope),
+    "decades": Score("decades", 0, lambda mean, std, target, size: metrics.decades(std, size)),
+    "spearman": Score(
+        "rank corr.", 1, lambda mean, std, target, size: metrics.spearman(mean, std, target)
+    ),
+    "gain": Score("gain", 1),
+    "floor": Score("floor", 0),
+    "wide_log_ratio": Score("in wide bins", -1),
+    "bar": Score("bar", 0),
+    **{f"coverage_{level}": Score(f"in {level} %", 0) for level in (68, 90, 95)},
+}
+"""Scores by name, in the order of the numbers that are kept."""
+
+
+def scores(mean: Tensor, std: Tensor, target: Tensor, bin_size: int) -> dict[str, float]:
+    """All that rows and bars alone give."""
     return {
-        "rmse": metrics.rmse(mean, target),
-        "nll": metrics.nll(mean, std, target),
-        "crps": metrics.crps(mean, std, target),
-        "binned_log_ratio": metrics.binned_log_ratio(mean, std, target, bin_size),
-        "offset": float((mse / variance).log10().mean()),
-        "ence": metrics.ence(mean, std, target, bins=len(variance)),
-        "coverage": metrics.coverage(mean, std, target),
-        "slope": metrics.slope(mean, std, target, bin_size),
-        "decades": metrics.decades(std, bin_size),
-        "spearman": metrics.spearman(mean, std, target),
+        name: score.of(mean, std, target, bin_size) for name, score in SCORES.items() if score.of
     }
 
 
@@ -39,6 +86,11 @@ def beside_constant(
     flat = torch.full_like(std, constant)
     own, other = (scores(mean, bar, target, bin_size) for bar in (std, flat))
     return {"scores": {**own, "gain": other["nll"] - own["nll"]}, "constant": {"scores": other}}
+
+
+def pictured(mean: Tensor, std: Tensor, target: Tensor, bin_size: int) -> dict[str, Any]:
+    """The numbers of both plots: "bins" and "points"."""
+    return {"bins": bins(mean, std, target, bin_size), "points": points(mean, std, target)}
 
 
 def bins(mean: Tensor, std: Tensor, target: Tensor, bin_size: int) -> dict[str, Any]:
@@ -59,9 +111,35 @@ def over_seeds(repeated: Sequence[Mapping[str, float]]) -> dict[str, list[float]
     return {name: list(mean_and_error([one[name] for one in repeated])) for name in repeated[0]}
 
 
+def beside_constant_over_seeds(repeated: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The same of what `beside_constant` gives."""
+    constant = [one["constant"]["scores"] for one in repeated]
+    return {
+        "scores": over_seeds([one["scores"] for one in repeated]),
+        "constant": {"scores": over_seeds(constant)},
+    }
+
+
 def paired(
     repeated: Sequence[Mapping[str, float]], other: Sequence[Mapping[str, float]]
 ) -> dict[str, list[float]]:
     """[mean, standard error] of the differences, repetition by repetition."""
     differences = [{k: a[k] - b[k] for k in a} for a, b in zip(repeated, other, strict=True)]
     return over_seeds(differences)
+
+
+def quartiles(values: Sequence[float]) -> list[float]:
+    """[median, lower quartile, upper quartile], for scores whose mean one repetition can ruin.
+
+    >>> quartiles([3.0, 1.0, 2.0, 5.0, 4.0])
+    [3.0, 2.0, 4.0]
+    """
+    if len(values) == 1:
+        return [values[0]] * 3
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return [middle, low, high]
+
+
+def quartiles_of_each(repeated: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    """The same of every score over repetitions."""
+    return {name: quartiles([one[name] for one in repeated]) for name in repeated[0]}

@@ -16,7 +16,9 @@ from experiments.atoms.batches import Environments, loss_weight
 from experiments.data import qm9
 from experiments.judging import error_bars, scores
 from experiments.judging.floors import floors
-from experiments.studies.qm9 import nets, novelty, pictures, samples
+from experiments.studies.qm9 import nets, samples
+from experiments.studies.qm9.novelty import work as novelty
+from experiments.studies.qm9.pictures import work as pictures
 from experiments.studies.qm9.samples import Samples
 from experiments.training.protocol import device
 from rigidities import metrics
@@ -131,9 +133,7 @@ def _scored(bars: Bars, data: Samples, constant: float, bin_size: int) -> dict[s
             "rmse_per_atom": float(per_atom.square().mean().sqrt()) * MILLIELECTRONVOLT,
             "floor": floors(bars.error, std, bin_size, seed=0)["shuffled"],
         }
-    found["bins"] = scores.bins(*three, bin_size)
-    found["points"] = scores.points(*three)
-    return found
+    return found | scores.pictured(*three, bin_size)
 
 
 def _novelty(bars: Bars, data: Samples) -> dict[str, Any]:

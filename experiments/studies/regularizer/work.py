@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import rigidities as rg
-from experiments.data.california import WIDTH
-from experiments.judging import error_bars, scores
+from experiments.data.california import WIDTH, Pair, drawn
+from experiments.judging import error_bars, scores, stacks
 from experiments.judging.error_bars import Calibration
-from experiments.studies.california.rows import Pair, drawn
-from experiments.training.descent import trained
+from experiments.judging.stacks import Judged
 from experiments.training.protocol import Protocol
 from rigidities import metrics
 
@@ -28,6 +27,15 @@ JUDGED = ("nll", "binned_log_ratio", "slope", "decades", "spearman", "coverage")
 
 STOPPING = ("best", "last")
 """Weights of the smallest validation loss, or of the last epoch."""
+
+
+def name_of(decay: float, copies: int, stopping: str) -> str:
+    """Of a condition.
+
+    >>> name_of(0.01, 2, "best")
+    'decay 0.01, 2 copies, best'
+    """
+    return f"decay {decay:g}, {copies} {'copy' if copies == 1 else 'copies'}, {stopping}"
 
 
 def nets(
@@ -57,8 +65,7 @@ def nets(
     Returns:
         By stopping: one entry a net.
     """
-    samples = drawn(count, seed, WIDTH, most=most)
-    x, y = (part.repeat(1, copies, 1) for part in samples.train)
+    samples = drawn(count, seed, WIDTH, most=most).copied(copies)
     protocol = Protocol(
         (hidden, hidden),
         "silu",
@@ -66,38 +73,29 @@ def nets(
         decay=decay,
         patience=max(1, Protocol.patience // copies),
     )
-    seeds = [1000 * seed + k for k in range(count)]
     what = f"nets of decay {decay:g}, {copies} copies"
-    stacks = trained((x, y), samples.valid, protocol, seeds, what)
-    found: dict[str, Any] = {}
-    for stopping in STOPPING:
-        stack = getattr(stacks, stopping)
-        found[stopping] = [
-            _judged(stack.module(k), (x[k], y[k]), *samples.of(k)[1:], bin_size)
-            for k in range(count)
+    found = stacks.trained(samples, protocol, seed, what)
+    each: dict[str, Any] = {
+        stopping: [
+            _judged(one, bin_size) for one in stacks.judged(getattr(found, stopping), samples)
         ]
-    rows = {
-        "train": x.shape[1],
-        "valid": samples.valid[0].shape[1],
-        "test": len(samples.test[0][0]),
+        for stopping in STOPPING
     }
-    return {**found, "epoch": stacks.epoch, "rows": rows}
+    return {**each, "epoch": found.epoch, "rows": samples.counts}
 
 
-def _judged(
-    net: nn.Sequential, train: Pair, valid: Pair, test: Pair, bin_size: int
-) -> dict[str, Any]:
+def _judged(one: Judged, bin_size: int) -> dict[str, Any]:
     """One net: by calibration what was chosen and how good it is; and the effect of the bias."""
-    uq = error_bars.fitted(net, train)
     found: dict[str, Any] = {
-        name: _calibrated(uq, valid, test, how, bin_size) for name, how in CALIBRATIONS.items()
+        name: _calibrated(one.uq, one.valid, one.test, how, bin_size)
+        for name, how in CALIBRATIONS.items()
     }
     return {
         **found,
-        "bias": without_bias(uq, net, train, valid, test, bin_size),
-        "weights": math.sqrt(sum(float(p.detach().square().sum()) for p in net.parameters())),
-        "valid_rmse": _rmse(net, valid),
-        "test_rmse": _rmse(net, test),
+        "bias": without_bias(one.uq, one.net, one.train, one.valid, one.test, bin_size),
+        "weights": math.sqrt(sum(float(p.detach().square().sum()) for p in one.net.parameters())),
+        "valid_rmse": _rmse(one.net, one.valid),
+        "test_rmse": _rmse(one.net, one.test),
     }
 
 

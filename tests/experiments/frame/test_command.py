@@ -67,7 +67,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Experiment:
 
     experiment = Experiment("fake", "nothing much", 1)
     monkeypatch.setitem(EXPERIMENTS, "fake", experiment)
-    monkeypatch.setitem(sys.modules, "experiments.studies.fake", Module)
+    monkeypatch.setitem(sys.modules, "experiments.studies.fake.run", Module)
     return experiment
 
 
@@ -114,7 +114,9 @@ def test_quick_results_go_where_git_does_not_look(fake, tmp_path, monkeypatch) -
 
 def test_an_unwritable_folder_is_said_before_the_work(fake, tmp_path, monkeypatch, capsys) -> None:
     ran = []
-    monkeypatch.setattr(sys.modules["experiments.studies.fake"], "run", lambda **_: ran.append(1))
+    monkeypatch.setattr(
+        sys.modules["experiments.studies.fake.run"], "run", lambda **_: ran.append(1)
+    )
     occupied = tmp_path / "a file"
     occupied.write_text("")
     assert command.main(["fake", "--out", str(occupied / "below")]) == 1
@@ -130,7 +132,7 @@ def test_an_interrupted_run_says_what_is_kept(fake, tmp_path, monkeypatch, capsy
         jobs.results("fake", [jobs.Job("first", outcomes.mean_and_error, {"values": [1, 3]})])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["experiments.studies.fake"], "run", stopped)
+    monkeypatch.setattr(sys.modules["experiments.studies.fake.run"], "run", stopped)
     assert command.main(["fake", "--out", str(tmp_path / "new")]) == 130
     said = capsys.readouterr().err
     assert "Finished parts are kept (1 so far): the same command goes on" in said
@@ -148,7 +150,7 @@ def test_data_and_device_reach_the_experiment_and_are_put_back(fake, tmp_path, m
         seen.update({k: os.environ.get(k) for k in ("RIGIDITIES_DATA", "RIGIDITIES_DEVICE")})
         return outcome()
 
-    monkeypatch.setattr(sys.modules["experiments.studies.fake"], "run", run)
+    monkeypatch.setattr(sys.modules["experiments.studies.fake.run"], "run", run)
     monkeypatch.setenv("RIGIDITIES_DATA", "before")
     monkeypatch.delenv("RIGIDITIES_DEVICE", raising=False)
     folder = ["--out", str(tmp_path / "new")]
@@ -182,7 +184,7 @@ def test_a_quick_run_leaves_the_parts_of_the_whole_one_alone(
     def stopped(**_: object) -> Outcome:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["experiments.studies.fake"], "run", stopped)
+    monkeypatch.setattr(sys.modules["experiments.studies.fake.run"], "run", stopped)
     assert command.main(["fake", "--quick", "--out", str(tmp_path / "new")]) == 130
     assert "Nothing was kept or written." in capsys.readouterr().err
 
@@ -194,7 +196,7 @@ def test_a_cache_that_cannot_be_written_is_said_without_a_traceback(
     occupied.write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(occupied))
     job = jobs.Job("first", outcomes.mean_and_error, {"values": [1, 3]})
-    run = sys.modules["experiments.studies.fake"]
+    run = sys.modules["experiments.studies.fake.run"]
     monkeypatch.setattr(run, "run", lambda **_: jobs.results("fake", [job]))
     assert command.main(["fake", "--out", str(tmp_path / "new")]) == 1
     assert "Set XDG_CACHE_HOME" in capsys.readouterr().err
@@ -215,7 +217,7 @@ def test_altered_data_are_said_without_a_traceback(fake, tmp_path, monkeypatch, 
         file.seek(300)
         file.write(b"!")
     monkeypatch.setattr(
-        sys.modules["experiments.studies.fake"], "run", lambda **_: uci.read("yacht", data)
+        sys.modules["experiments.studies.fake.run"], "run", lambda **_: uci.read("yacht", data)
     )
     assert command.main(["fake", "--out", str(tmp_path / "new")]) == 1
     said = capsys.readouterr().err
@@ -250,7 +252,7 @@ def test_a_missing_package_is_named_with_the_extra(fake, monkeypatch, tmp_path, 
 
 
 def test_something_else_than_an_outcome_is_refused(fake, monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(sys.modules["experiments.studies.fake"], "run", lambda **_: {"a": 1})
+    monkeypatch.setattr(sys.modules["experiments.studies.fake.run"], "run", lambda **_: {"a": 1})
     with pytest.raises(TypeError, match=r"must return an Outcome, got dict"):
         command.main(["fake", "--out", str(tmp_path)])
 
@@ -258,7 +260,7 @@ def test_something_else_than_an_outcome_is_refused(fake, monkeypatch, tmp_path) 
 def test_every_name_has_a_module_and_a_line_in_the_readme() -> None:
     readme = (ROOT / "experiments/README.md").read_text()
     for name in EXPERIMENTS:
-        assert find_spec(f"experiments.{name}"), name
+        assert find_spec(f"experiments.studies.{name}.run"), name
         assert f"| `{name}` |" in readme
 
 
