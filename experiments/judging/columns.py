@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
+from experiments.frame.outcome import Cell, Found
 from experiments.frame.wording import measured
 from experiments.judging.scores import SCORES
-
-Cell = str | float | None
 
 CALIBRATIONS = {
     "paper": "paper (bins)",
@@ -32,13 +30,13 @@ def heads(names: Iterable[str]) -> list[str]:
     return [SCORES[name].head for name in names]
 
 
-def cells(scores: Mapping[str, Any], names: Iterable[str]) -> list[Cell]:
+def cells(scores: Found, names: Iterable[str]) -> list[Cell]:
     """[mean, standard error] of each score, nothing where there is none."""
     return [measured(scores[name]) if name in scores else None for name in names]
 
 
 def score_rows(
-    calibrations: Mapping[str, Any],
+    calibrations: Found,
     names: Iterable[str],
     labelled: Mapping[str, str] = CALIBRATIONS,
     first: Iterable[str] = (),

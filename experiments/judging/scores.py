@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +21,19 @@ POINTS = 1500
 """Rows that a scatter plot shows: more would hide one another."""
 
 
+class Rows(NamedTuple):
+    """What is judged, (N,) each."""
+
+    mean: Tensor
+    std: Tensor
+    target: Tensor
+
+    @property
+    def error(self) -> Tensor:
+        """Of each prediction, with its sign."""
+        return self.mean - self.target
+
+
 @dataclass(frozen=True)
 class Score:
     """One number about error bars.
@@ -28,41 +41,35 @@ class Score:
     Attributes:
         head: of its column.
         better: 1 where larger is better, -1 where smaller is, 0 where neither.
-        of: mean, bar and target, (N,) each, and the rows of a bin -> its value; None for scores
-            that a study adds by itself.
+        of: the value for some rows and so many rows a bin; None where a study adds it by itself.
     """
 
     head: str
     better: int
-    of: Callable[[Tensor, Tensor, Tensor, int], float] | None = None
+    of: Callable[[Rows, int], float] | None = None
 
 
-def _offset(mean: Tensor, std: Tensor, target: Tensor, bin_size: int) -> float:
+def _offset(rows: Rows, size: int) -> float:
     """The mean over bins of log10(MSE / variance), with its sign."""
-    variance, mse = metrics.binned(mean, std, target, bin_size)
+    variance, mse = metrics.binned(*rows, size)
     return float((mse / variance).log10().mean())
 
 
-def _ence(mean: Tensor, std: Tensor, target: Tensor, bin_size: int) -> float:
-    bins = len(metrics.binned(mean, std, target, bin_size)[0])
-    return metrics.ence(mean, std, target, bins=bins)
+def _ence(rows: Rows, size: int) -> float:
+    return metrics.ence(*rows, bins=len(metrics.binned(*rows, size)[0]))
 
 
 SCORES = {
-    "rmse": Score("RMSE", -1, lambda mean, std, target, size: metrics.rmse(mean, target)),
-    "nll": Score("NLL", -1, lambda mean, std, target, size: metrics.nll(mean, std, target)),
-    "crps": Score("CRPS", -1, lambda mean, std, target, size: metrics.crps(mean, std, target)),
-    "binned_log_ratio": Score("log ratio", -1, metrics.binned_log_ratio),
+    "rmse": Score("RMSE", -1, lambda rows, _: metrics.rmse(rows.mean, rows.target)),
+    "nll": Score("NLL", -1, lambda rows, _: metrics.nll(*rows)),
+    "crps": Score("CRPS", -1, lambda rows, _: metrics.crps(*rows)),
+    "binned_log_ratio": Score("log ratio", -1, lambda rows, n: metrics.binned_log_ratio(*rows, n)),
     "offset": Score("offset", 0, _offset),
     "ence": Score("ENCE", -1, _ence),
-    "coverage": Score(
-        "coverage", 0, lambda mean, std, target, size: metrics.coverage(mean, std, target)
-    ),
-    "slope": Score("slope", 0, metrics.slope),
-    "decades": Score("decades", 0, lambda mean, std, target, size: metrics.decades(std, size)),
-    "spearman": Score(
-        "rank corr.", 1, lambda mean, std, target, size: metrics.spearman(mean, std, target)
-    ),
+    "coverage": Score("coverage", 0, lambda rows, _: metrics.coverage(*rows)),
+    "slope": Score("slope", 0, lambda rows, size: metrics.slope(*rows, size)),
+    "decades": Score("decades", 0, lambda rows, size: metrics.decades(rows.std, size)),
+    "spearman": Score("rank corr.", 1, lambda rows, _: metrics.spearman(*rows)),
     "gain": Score("gain", 1),
     "floor": Score("floor", 0),
     "wide_log_ratio": Score("in wide bins", -1),
@@ -74,18 +81,32 @@ SCORES = {
 
 def scores(mean: Tensor, std: Tensor, target: Tensor, bin_size: int) -> dict[str, float]:
     """All that rows and bars alone give."""
-    return {
-        name: score.of(mean, std, target, bin_size) for name, score in SCORES.items() if score.of
-    }
+    rows = Rows(mean, std, target)
+    return {name: score.of(rows, bin_size) for name, score in SCORES.items() if score.of}
 
 
 def beside_constant(
-    mean: Tensor, std: Tensor, target: Tensor, constant: float, bin_size: int
+    mean: Tensor,
+    std: Tensor,
+    target: Tensor,
+    constant: float,
+    bin_size: int,
+    more: Callable[[Tensor], dict[str, float]] = lambda std: {},
 ) -> dict[str, Any]:
-    """The scores of the bars and of a constant one, with the gain in NLL over it."""
+    """The scores of the bars and of a constant one, with the gain in NLL over it.
+
+    Args:
+        mean, std, target: of the rows, (N,) each.
+        constant: the other bar.
+        bin_size: rows of a bin.
+        more: further scores of bars, (N,).
+    """
     flat = torch.full_like(std, constant)
     own, other = (scores(mean, bar, target, bin_size) for bar in (std, flat))
-    return {"scores": {**own, "gain": other["nll"] - own["nll"]}, "constant": {"scores": other}}
+    return {
+        "scores": {**own, "gain": other["nll"] - own["nll"], **more(std)},
+        "constant": {"scores": other | more(flat)},
+    }
 
 
 def pictured(mean: Tensor, std: Tensor, target: Tensor, bin_size: int) -> dict[str, Any]:
@@ -126,6 +147,11 @@ def paired(
     """[mean, standard error] of the differences, repetition by repetition."""
     differences = [{k: a[k] - b[k] for k in a} for a, b in zip(repeated, other, strict=True)]
     return over_seeds(differences)
+
+
+def from_paper(own: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:
+    """The same between each calibration and the paper's."""
+    return {name: paired(of, own["paper"]) for name, of in own.items() if name != "paper"}
 
 
 def quartiles(values: Sequence[float]) -> list[float]:

@@ -14,6 +14,7 @@ import rigidities as rg
 from experiments.data.california import Pair, Samples
 from experiments.judging import error_bars, scores
 from experiments.judging.error_bars import Bars, Calibration
+from experiments.judging.scores import Rows
 from experiments.training import descent
 from experiments.training.descent import Trained
 from experiments.training.protocol import Protocol
@@ -46,11 +47,10 @@ class Judged:
         """Calibrated on the validation rows, of the test rows."""
         return error_bars.bars(self.uq, self.valid, self.test[0], how)
 
-    def rows(self, bars: Bars, of: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean, bar and target of the test rows, or of some of them, (n,) each in float64."""
-        every = bars.mean, bars.std, self.test[1].flatten().double()
-        mean, std, target = every if of is None else (part[of] for part in every)
-        return mean, std, target
+    def rows(self, bars: Bars, of: Tensor | None = None) -> Rows:
+        """The test rows, or some of them, in float64."""
+        every = Rows(bars.mean, bars.std, self.test[1].flatten().double())
+        return every if of is None else Rows(*(part[of] for part in every))
 
     def scored(self, bars: Bars, bin_size: int, of: Tensor | None = None) -> dict[str, Any]:
         """The scores of the bars beside those of the constant one."""

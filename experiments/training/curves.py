@@ -1,8 +1,10 @@
-"""Curves of few parameters: a cubic, and two Gaussians with a prior."""
+"""Curves of few parameters: a cubic, two Gaussians with a prior, and how they are fitted."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,3 +31,18 @@ def gaussians(parameters: Tensor, x: Tensor) -> Tensor:
 def prior(parameters: Tensor) -> Tensor:
     """The regulariser of the Gaussians: without it seven points hardly determine six numbers."""
     return PRIOR_PRECISION / 2 * (parameters - START).square().sum()
+
+
+def minimised(loss: Callable[[Tensor], Tensor], start: Tensor, **options: Any) -> Tensor:
+    """The parameters of the smallest loss, by L-BFGS with these options of torch's."""
+    parameters = start.clone().requires_grad_()
+    optimiser = torch.optim.LBFGS([parameters], line_search_fn="strong_wolfe", **options)
+
+    def step() -> Tensor:
+        optimiser.zero_grad()
+        value = loss(parameters)
+        value.backward()
+        return value
+
+    optimiser.step(step)
+    return parameters.detach()

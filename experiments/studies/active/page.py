@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from experiments.frame.figures import BLUE, GREEN, GREY, VERMILION, panels
-from experiments.frame.outcome import Picture, Table
-from experiments.studies.active.work import BASES, Protocol, Summary
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from experiments.frame.outcome import Entry, Found, Picture, Table
+from experiments.studies.active.work import BASES, Protocol
 
 NAMES = {
     "random": "random",
@@ -24,10 +21,10 @@ NAMES = {
 
 
 def entries(
-    found: Mapping[str, Summary], protocols: Sequence[Protocol], *, quick: bool
-) -> list[str | Table | Picture]:
+    found: Mapping[str, Found], protocols: Sequence[Protocol], *, quick: bool
+) -> list[Entry]:
     """The page."""
-    page: list[str | Table | Picture] = [
+    page: list[Entry] = [
         *opening(protocols[0]),
         Picture("curves", drawn(found), CAPTION),
     ]
@@ -39,7 +36,7 @@ def entries(
     return page
 
 
-def curve_table(found: Summary, caption: str) -> Table:
+def curve_table(found: Found, caption: str) -> Table:
     """RMSE at every size."""
     columns = ["labels", *(NAMES[method] for method in found["methods"])]
     rows = [
@@ -52,7 +49,7 @@ def curve_table(found: Summary, caption: str) -> Table:
     return Table(columns, rows, caption)
 
 
-def difference_table(found: Summary, caption: str) -> Table:
+def difference_table(found: Found, caption: str) -> Table:
     """Paired differences to random choice and to the largest variances."""
     columns = ["choice", "less random, last", "all rounds", "less largest variances, last"]
     columns += ["all rounds", "better than random in", "labels to random's last RMSE"]
@@ -90,7 +87,7 @@ COLOURS = {"random": GREY, "top": VERMILION, "logdet": GREEN, "variance": BLUE}
 MARKERS = {"random": "o", "top": "v", "logdet": "s", "variance": "D"}
 
 
-def drawn(settings: Mapping[str, Summary]) -> Figure:
+def drawn(settings: Mapping[str, Found]) -> Figure:
     """One row a setting: RMSE on the left, less random's on the right."""
     figure, axes = panels(columns=2, rows=len(settings), height=3.1)
     for (title, found), left, right in zip(settings.items(), axes[::2], axes[1::2], strict=True):
@@ -103,13 +100,13 @@ def drawn(settings: Mapping[str, Summary]) -> Figure:
     return figure
 
 
-def _curves(ax: Axes, found: Summary) -> None:
+def _curves(ax: Axes, found: Found) -> None:
     for method, one in found["methods"].items():
         mean, error = zip(*one["rmse"], strict=True)
         ax.errorbar(found["labels"], mean, yerr=error, label=NAMES[method], **_look(method))
 
 
-def _differences(ax: Axes, found: Summary) -> None:
+def _differences(ax: Axes, found: Found) -> None:
     random = found["methods"]["random"]["each"]
     ax.axhline(0, color=GREY, lw=1)
     for method, one in found["methods"].items():

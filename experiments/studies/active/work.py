@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
 import rigidities as rg
 from experiments.data.uci import Rows
-from experiments.frame.outcome import mean_and_error
+from experiments.frame.outcome import Found, mean_and_error
 from experiments.frame.progress import steps
 from experiments.training.adam import Adam
 from experiments.training.objectives import squared_error
@@ -227,19 +226,18 @@ def rmse(net: Stack, task: Task) -> float:
 
 
 BASES = ("random", "top")
-Summary = dict[str, Any]
 
 
-def summary(curves: Mapping[str, Tensor], protocol: Protocol) -> Summary:
+def summary(curves: Mapping[str, Tensor], protocol: Protocol) -> Found:
     """Everything that the tables and the figure show.
 
     Differences are taken within each repetition: at the last round, and of the mean over all
     rounds after the first choice.
     """
-    methods: Summary = {}
+    methods: Found = {}
     for method, curve in curves.items():
         rmse = [mean_and_error(row) for row in curve.tolist()]
-        found: Summary = {
+        found: Found = {
             "rmse": rmse,
             "rmse_thousandths": [_thousandths(pair) for pair in rmse],
             "each": curve,
@@ -258,7 +256,7 @@ def summary(curves: Mapping[str, Tensor], protocol: Protocol) -> Summary:
     }
 
 
-def _paired(difference: Tensor) -> Summary:
+def _paired(difference: Tensor) -> Found:
     averaged = difference[1:].mean(0)
     pairs = {
         "last": mean_and_error(difference[-1].tolist()),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from experiments.frame.figures import BLACK, BLUE, GREY, VERMILION, panels
-from experiments.frame.outcome import Picture, Table
+from experiments.frame.outcome import Cell, Entry, Found, Picture, Table
 from experiments.frame.wording import (
     SHARED_ROWS,
     WHOLE_SCALE,
@@ -19,12 +20,6 @@ from experiments.judging import parity
 from experiments.judging.columns import cells, heads, labels, score_rows
 from experiments.studies.california.work import CALIBRATIONS
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-Found = dict[str, Any]
-
 LABELS = labels(CALIBRATIONS)
 COLUMNS = (
     *("rmse", "nll", "gain", "binned_log_ratio", "slope", "decades"),
@@ -33,16 +28,16 @@ COLUMNS = (
 """Scores of a table."""
 
 
-def entries(found: Found) -> list[str | Table | Picture]:
+def entries(found: Found) -> list[Entry]:
     """The page."""
     return [
         *opening(found),
         Picture("longitude", longitudes(found), longitude_caption(found)),
         domain_table(found, "inside", inside_caption(found)),
-        limit_table(found, limit_caption(found)),
+        limit_table(found),
         domain_table(found, "outside", OUTSIDE, "offset"),
-        detection_table(found, DETECTION),
-        difference_table(found, DIFFERENCES),
+        detection_table(found),
+        difference_table(found),
         Picture("paper", both_sides(found, "paper"), parity_caption(found, "paper")),
         Picture("best", both_sides(found, "best"), parity_caption(found, "best")),
         Picture("nets", of_each_net(found), NETS),
@@ -64,7 +59,7 @@ def domain_table(found: Found, domain: str, caption: str, *more: str) -> Table:
     return Table(["bars", *heads(names)], score_rows(side, names), caption)
 
 
-def detection_table(found: Found, caption: str) -> Table:
+def detection_table(found: Found) -> Table:
     """How well the bars tell far rows, and what the validation rows knew of it."""
     rows = [
         [
@@ -81,10 +76,10 @@ def detection_table(found: Found, caption: str) -> Table:
     ]
     columns = ["bars", "AUROC", "coverage of the farthest fifth", "coverage outside"]
     columns += ["criterion, noise (nets)", "ridge", "scale", "noise"]
-    return Table(columns, rows, caption)
+    return Table(columns, rows, DETECTION)
 
 
-def difference_table(found: Found, caption: str) -> Table:
+def difference_table(found: Found) -> Table:
     """Each calibration minus the paper's, net by net."""
     names = ["nll", "binned_log_ratio", "slope", "spearman", "ence", "coverage"]
     rows = [
@@ -93,21 +88,30 @@ def difference_table(found: Found, caption: str) -> Table:
         for domain in ("inside", "outside")
     ]
     columns = ["bars", "rows", *heads(names), "AUROC"]
-    return Table(columns, rows, caption)
+    return Table(columns, rows, DIFFERENCES)
 
 
-def limit_table(found: Found, caption: str) -> Table:
+def limit_table(found: Found) -> Table:
     """The log ratio in the domain beside that of errors which are right for the bars."""
     limits, calibrations = found["limits"], found["calibrations"]
     ratios = {name: one["inside"]["scores"] for name, one in calibrations.items()}
     ratios["constant"] = calibrations["paper"]["inside"]["constant"]["scores"]
-    rows: list[list[str | float | None]] = [
+    rows: list[list[Cell]] = [
         [LABELS.get(name, name), measured(one["binned_log_ratio"])]
         + [measured(limits["floors"][name][kind]) for kind in ("shuffled", "gaussian")]
         for name, one in ratios.items()
     ]
     rows.append(
         ["chosen in hindsight", measured(limits["hindsight"]["binned_log_ratio"]), None, None]
+    )
+    s = found["settings"]
+    caption = (
+        f"How close to the line the in-domain test rows can come. *Own errors, shuffled*: the mean "
+        f"log ratio over {s['draws']} draws of errors σ z, where z are the net's own e / σ "
+        "(scaled to mean square one) dealt to other rows; *Gaussian errors*: the same with normal "
+        "z. Both are errors for which these bars are right: what they score is the scatter of "
+        f"{s['bin_size']} squared errors a bin. *Chosen in hindsight* is the best α² q of any "
+        "ridge and scale for the very test rows: no calibration, since it knows the answers."
     )
     return Table(["bars", "log ratio", "own errors, shuffled", "Gaussian errors"], rows, caption)
 
@@ -252,19 +256,6 @@ def inside_caption(found: Found) -> str:
         "of log MSE on log variance over bins (1 is right), *decades* of variance that the bins "
         "span, *rank corr.* of bar and absolute error, *ENCE* over as many bins, *coverage* of "
         "90 % intervals."
-    )
-
-
-def limit_caption(found: Found) -> str:
-    """Of the table of floors."""
-    s = found["settings"]
-    return (
-        f"How close to the line the in-domain test rows can come. *Own errors, shuffled*: the mean "
-        f"log ratio over {s['draws']} draws of errors σ z, where z are the net's own e / σ "
-        "(scaled to mean square one) dealt to other rows; *Gaussian errors*: the same with normal "
-        "z. Both are errors for which these bars are right: what they score is the scatter of "
-        f"{s['bin_size']} squared errors a bin. *Chosen in hindsight* is the best α² q of any "
-        "ridge and scale for the very test rows: no calibration, since it knows the answers."
     )
 
 

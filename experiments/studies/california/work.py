@@ -62,9 +62,9 @@ def nets(
     nets = enumerate(zip(stacks.judged(stack.best, samples), samples.inside, strict=True))
     judged = [_judged(one, inside, k, bin_size) for k, (one, inside) in nets]
     return {
-        "each": [{name: _without_plots(one[name]) for name in CALIBRATIONS} for one in judged],
+        "each": [{name: one[name] for name in CALIBRATIONS} for one in judged],
         "limits": [one["limits"] for one in judged],
-        "shown": {name: {d: _plots(judged[0][name][d]) for d in DOMAINS} for name in SHOWN},
+        "shown": judged[0]["shown"],
         "epoch": stack.epoch,
         "train": samples.counts["train"],
         "valid": samples.counts["valid"],
@@ -90,15 +90,14 @@ def _judged(one: Judged, inside: Tensor, k: int, bin_size: int) -> dict[str, Any
         bars = one.bars(how)
         mean, stds[name], target = one.rows(bars, inside)
         found[name] = {
-            **{
-                d: one.scored(bars, bin_size, side)
-                | scores.pictured(*one.rows(bars, side), bin_size)
-                for d, side in sides.items()
-            },
+            **{d: one.scored(bars, bin_size, side) for d, side in sides.items()},
             "auroc": metrics.auroc(*(bars.std[side] for side in sides.values())),
             "farthest": beyond,
             "chosen": bars.chosen,
         }
+        if name in SHOWN:
+            plots = {d: _plots(one.rows(bars, side), bin_size) for d, side in sides.items()}
+            found.setdefault("shown", {})[name] = plots
     stds["constant"] = torch.full_like(stds["paper"], one.constant)
     error = target - mean
     found["limits"] = {
@@ -124,11 +123,5 @@ def farthest(
     }
 
 
-def _plots(side: dict[str, Any]) -> dict[str, Any]:
-    return {name: side[name] for name in ("points", "bins")}
-
-
-def _without_plots(found: dict[str, Any]) -> dict[str, Any]:
-    """A calibration's numbers without single rows and bins, which one net is enough to show."""
-    sides = {d: {k: found[d][k] for k in ("scores", "constant")} for d in DOMAINS}
-    return {**found, **sides}
+def _plots(rows: scores.Rows, bin_size: int) -> dict[str, Any]:
+    return {"points": scores.points(*rows), "bins": scores.bins(*rows, bin_size)}

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.frame.timing import figure as shown
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from experiments.frame.figures import BLACK, BLUE, GREY, VERMILION, panels
-from experiments.frame.outcome import Picture, Table
+from experiments.frame.outcome import Cell, Entry, Found, Picture, Table
 from experiments.studies.cost.work import MEMBERS, PASSES, Workload
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-Found = dict[str, Any]
 
 LABELS = {
     "none": "no error bars",
@@ -33,7 +30,7 @@ THEORY: dict[str, dict[str, int]] = {
 and does not speak of adversarial rows."""
 
 
-def entries(numbers: Found, works: dict[str, Workload]) -> list[str | Table | Picture]:
+def entries(numbers: Found, works: dict[str, Workload]) -> list[Entry]:
     """The page."""
     found = numbers["nets"]
     return [
@@ -48,9 +45,9 @@ def entries(numbers: Found, works: dict[str, Workload]) -> list[str | Table | Pi
 def cost_table(found: Found, name: str, caption: str) -> Table:
     """One net: training and inference by every method."""
     one = found[name]
-    rows: list[list[str | float | None]] = []
+    rows: list[list[Cell]] = []
     for method, label in LABELS.items():
-        row: list[str | float | None] = [label]
+        row: list[Cell] = [label]
         for phase in ("training", "inference"):
             row += [THEORY[method][phase], _ratio(one[phase][method])]
         rows.append(row)
@@ -83,8 +80,6 @@ def digits(value: float) -> str:
 
 def drawn(found: dict[str, Any]) -> Figure:
     """A panel for training, one for inference."""
-    from matplotlib.ticker import FuncFormatter, NullFormatter
-
     figure, axes = panels(columns=2, height=3.8, sharey=True)
     methods = list(LABELS)[::-1]
     heights = range(len(methods))
@@ -112,8 +107,7 @@ def drawn(found: dict[str, Any]) -> Figure:
         ax.xaxis.set_minor_formatter(NullFormatter())
         ax.grid(axis="x", which="both", color=GREY, alpha=0.2, lw=0.6)
     axes[0].set_yticks(heights, [LABELS[method] for method in methods])
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=3)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
     return figure
 
 

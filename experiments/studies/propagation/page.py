@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from experiments.frame.figures import BLACK, BLUE, GREEN, GREY, PURPLE, VERMILION, panels
-from experiments.frame.outcome import Picture, Table
+from experiments.frame.outcome import Cell, Entry, Found, Picture, Table
 from experiments.frame.wording import listed
 from experiments.studies.propagation.work import CALIBRATIONS, DIFFERENCE, PROTOCOL, Sizes
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 LABELS = {
     "none": 'noise="none"',
@@ -19,10 +19,9 @@ LABELS = {
     "evidence": 'noise="constant", criterion="evidence"',
     "bayes": 'noise="bayes", criterion="evidence"',
 }
-Found = dict[str, dict[str, Any]]
 
 
-def entries(numbers: dict[str, Any], sizes: Sizes, epochs: int) -> list[str | Table | Picture]:
+def entries(numbers: dict[str, Any], sizes: Sizes, epochs: int) -> list[Entry]:
     """The page."""
     found, groups = numbers["sets"], numbers["groups"]
     largest = str(groups[-1])
@@ -89,7 +88,7 @@ def choice_table(found: Found) -> Table:
 
 
 def _compared(found: Found, quantity: str, caption: str) -> Table:
-    rows: list[list[str | float | None]] = []
+    rows: list[list[Cell]] = []
     for name, one in found.items():
         for way in CALIBRATIONS:
             joint, alone = one[way]["joint"], one[way]["independent"]
@@ -115,8 +114,6 @@ COLOURS = {"none": VERMILION, "constant": BLUE, "evidence": GREEN, "bayes": PURP
 
 def drawn(found: Found, groups: Sequence[int]) -> Figure:
     """One panel a set, both axes logarithmic."""
-    from matplotlib.ticker import NullFormatter
-
     figure, axes = panels(columns=len(found), height=3.4)
     for ax, (name, one) in zip(axes, found.items(), strict=True):
         for way, colour in COLOURS.items():
@@ -128,8 +125,7 @@ def drawn(found: Found, groups: Sequence[int]) -> Figure:
         ax.set(title=name, xlabel="predictions in the mean")
         ax.yaxis.set_minor_formatter(NullFormatter())
     axes[0].set_ylabel("error of the mean")
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=3)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
     return figure
 
 
@@ -168,6 +164,7 @@ with other random numbers had shown the first two to fail.""",
 
 def closing(found: Found, size: str) -> tuple[str, ...]:
     """What came out, with the numbers of this run."""
+    commons = [f"{one['bayes']['ratio_of_common']:.2f} ({name})" for name, one in found.items()]
     return (
         f"""\
 **Without a noise floor the mean looks far too uncertain.** The likelihood of single predictions
@@ -204,7 +201,7 @@ error of a net does not average out.""",
         f"""\
 **What a last layer cannot know.** Retrained nets differ in all their weights. The second table
 separates that from the noise: it is the spread of one and the same mean over the nets. The
-posterior of the last layer with `noise="bayes"` predicts {_commons(found, "bayes")} of it. With
+posterior of the last layer with `noise="bayes"` predicts {listed(commons)} of it. With
 this many nets such a ratio is known to a few per cent (6 % with 120), so that little is left to the
 trunk here; it would be missing below one.""",
     )
@@ -215,7 +212,3 @@ def _ratios(found: Found, way: str, quantity: str, rule: str = "joint") -> str:
     return listed(
         [f"{one[way][rule]['ratio'][quantity]:.2f} ({name})" for name, one in found.items()]
     )
-
-
-def _commons(found: Found, way: str) -> str:
-    return listed([f"{one[way]['ratio_of_common']:.2f} ({name})" for name, one in found.items()])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from experiments.frame.outcome import Picture, Table
+from experiments.frame.outcome import Cell, Entry, Found, Picture, Table
 from experiments.frame.wording import SHARED_ROWS, compared, measured
 from experiments.judging import parity
 from experiments.judging.columns import cells, heads, labels, score_rows
@@ -13,8 +11,6 @@ from experiments.studies.qm9.forces import page as forces
 from experiments.studies.qm9.learning import page as learning
 from experiments.studies.qm9.novelty import page as novelty
 from experiments.studies.qm9.pictures import page as pictures
-
-Found = dict[str, Any]
 
 LABELS = labels(("paper", "nll", "evidence"))
 COLUMNS = (
@@ -30,7 +26,7 @@ FIRST = (
 )
 
 
-def entries(numbers: Found) -> list[str | Table | Picture]:
+def entries(numbers: Found) -> list[Entry]:
     """The page."""
     energies = numbers["energies"]
     ways = energies["calibrations"]
@@ -73,7 +69,7 @@ def score_table(calibrations: Found, caption: str) -> Table:
 
 def difference_table(differences: Found, caption: str) -> Table:
     """Calibrations minus the paper's on the same nets."""
-    rows: list[list[str | float | None]] = [
+    rows: list[list[Cell]] = [
         [f"{LABELS[name]} - paper", *cells(one, COMPARED)] for name, one in differences.items()
     ]
     return Table(["bars", *heads(COMPARED)], rows, caption)
@@ -82,7 +78,7 @@ def difference_table(differences: Found, caption: str) -> Table:
 def choice_table(calibrations: Found, caption: str) -> Table:
     """What each calibration chose."""
     names = ("ridge", "scale", "noise_variance", "effective_rank")
-    rows: list[list[str | float | None]] = [
+    rows: list[list[Cell]] = [
         [LABELS[name], *(one["chosen"][key] for key in names)] for name, one in calibrations.items()
     ]
     columns = ["bars", "ridge", "scale", "noise variance", "effective rank"]
@@ -92,7 +88,7 @@ def choice_table(calibrations: Found, caption: str) -> Table:
 def cost_table(found: Found, caption: str) -> Table:
     """Seconds, and their ratio to the bare pass."""
     fit, predict = found["fit"], found["predict"]
-    rows: list[list[str | float | None]] = [
+    rows: list[list[Cell]] = [
         ["fit", fit["molecules"], fit["bare"], fit["fit"], fit["ratio"]],
         ["predictions", predict["molecules"], predict["bare"], predict["bars"], predict["ratio"]],
     ]
@@ -132,6 +128,8 @@ PARITY = (
 def opening(settings: Found) -> tuple[str, ...]:
     """What was done."""
     s, soap = settings, settings["soap"]
+    trial = ", ".join(f"{name} {value:.2f}" for name, value in s["trial"]["rmse"].items())
+    machines = "; ".join(f"{name} (nets: {count})" for name, count in s["trained_on"].items())
     return (
         f"""\
 Energies of small organic molecules (QM9) by a net of atoms (paper, Sec. 4.3). {s["splits"]} random
@@ -155,7 +153,7 @@ mean zero over the training atoms and divided by one number, their root mean squ
 published descriptors were scaled is not known. This scaling was chosen beforehand, in a trial that
 is no part of this run: one net each, {s["trial"]["epochs"]} epochs, RMSE of
 {s["trial"]["molecules"]} molecules outside its training set, most of which are test molecules here
-too: {_trial(s["trial"]["rmse"])} kcal/mol.""",
+too: {trial} kcal/mol.""",
         f"""\
 Three calibrations use the validation molecules, which also chose the weights. *Paper*: ridge
 and scale by bins of {s["calibration_bin_size"]} molecules, as its text says. *Likelihood*: the same
@@ -163,19 +161,10 @@ two numbers by the Gaussian likelihood, as its code does. *Evidence*: the ridge 
 evidence of the training molecules; scale and a noise of n times a constant by the likelihood, which
 chose no noise at all on {s["noiseless"]} of {s["splits"]} splits. Scores are taken in bins of
 {s["bin_size"]} molecules, as in the paper's figure.""",
-        f"Trained on: {_machines(s['trained_on'])}. {SHARED_ROWS} A difference is called one "
+        f"Trained on: {machines}. {SHARED_ROWS} A difference is called one "
         f"beyond two standard errors; of {s['splits']} repetitions chance alone passes that in "
         f"{s['chance']['splits']:.0%} of comparisons, of three in {s['chance']['three']:.0%}.",
     )
-
-
-def _trial(rmse: Found) -> str:
-    return ", ".join(f"{name} {value:.2f}" for name, value in rmse.items())
-
-
-def _machines(counts: Found) -> str:
-    """On what the nets were trained."""
-    return "; ".join(f"{name} (nets: {count})" for name, count in counts.items())
 
 
 def closing(found: Found) -> str:

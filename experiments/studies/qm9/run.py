@@ -13,7 +13,7 @@ from experiments.atoms.fitting import PROTOCOL
 from experiments.atoms.spectrum import width
 from experiments.data.qm9 import NAMES, TRAIN, VALID, read
 from experiments.frame.jobs import Job, results
-from experiments.frame.outcome import Outcome
+from experiments.frame.outcome import Found, Outcome
 from experiments.frame.wording import BEYOND
 from experiments.judging import scores
 from experiments.studies.qm9 import costs, page
@@ -148,8 +148,6 @@ def _settings(net: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-Found = dict[str, Any]
-
 MERGED = 10
 """Bins that make one wide bin, in which single large errors count less."""
 
@@ -164,14 +162,11 @@ def over_splits(nets: Sequence[Found]) -> Found:
         "calibrations" with [mean, standard error] of every score and the medians of what they
         chose; "differences" from the paper's calibration, split by split.
     """
-    names = list(nets[0]["calibrations"])
-    each = {name: [net["calibrations"][name] for net in nets] for name in names}
+    each = {name: [net["calibrations"][name] for net in nets] for name in nets[0]["calibrations"]}
     own = {name: [one["scores"] for one in found] for name, found in each.items()}
     return {
         "calibrations": {name: _together(found) for name, found in each.items()},
-        "differences": {
-            name: scores.paired(own[name], own["paper"]) for name in names if name != "paper"
-        },
+        "differences": scores.from_paper(own),
         "epochs": [net["epoch"] for net in nets],
         "trained_on": Counter(net["trained_on"] for net in nets),
         "novelty": nets[0]["novelty"],

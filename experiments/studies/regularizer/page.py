@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from matplotlib.figure import Figure
 
 from experiments.frame.figures import BLACK, BLUE, GREY, VERMILION, panels
-from experiments.frame.outcome import Picture, Table
+from experiments.frame.outcome import Cell, Entry, Found, Picture, Table
 from experiments.frame.wording import (
     SHARED_ROWS,
     WHOLE_SCALE,
@@ -18,11 +18,6 @@ from experiments.judging.columns import cells, heads
 from experiments.studies.regularizer.signs import bounded, counted
 from experiments.studies.regularizer.work import CALIBRATIONS, STOPPING, name_of
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-Found = dict[str, Any]
-
 SCORES = ("binned_log_ratio", "spearman")
 """Whose change without the bias is shown."""
 
@@ -34,71 +29,98 @@ LABELS = {
 }
 
 
-def entries(found: Found) -> list[str | Table | Picture]:
+def entries(found: Found) -> list[Entry]:
     """The page."""
     return [
         *opening(found),
         Picture("ridges", ridges(found), RIDGES),
-        ridge_table(found, RIDGE_TABLE),
-        effect_table(found, effect_caption(found)),
-        nll_table(found, nll_caption(found)),
-        ratio_table(found, ratio_caption(found)),
-        bias_table(found, bias_caption(found)),
+        ridge_table(found),
+        effect_table(found),
+        nll_table(found),
+        ratio_table(found),
+        bias_table(found),
         *closing(found),
     ]
 
 
-def ridge_table(found: Found, caption: str) -> Table:
+def ridge_table(found: Found) -> Table:
     """Medians and quartiles of the relative ridge, and of the absolute one by the likelihood."""
-    rows: list[list[str | float | None]] = []
+    rows: list[list[Cell]] = []
     for name, one in found["conditions"].items():
         ridges = [ridge_cell(one[way], "log_relative_ridge") for way in CALIBRATIONS]
         absolute = ridge_cell(one["nll"], "log_ridge")
         rows.append([name, *ridges, absolute, measured(one["weights"], 1)])
     columns = ["training", *LABELS.values(), "likelihood, absolute", "norm of the weights"]
-    return Table(columns, rows, caption)
+    return Table(columns, rows, RIDGE_TABLE)
 
 
-def effect_table(found: Found, caption: str) -> Table:
+def effect_table(found: Found) -> Table:
     """Changes of log10 ridges, relative and absolute, and of the NLL."""
-    rows: list[list[str | float | None]] = []
+    rows: list[list[Cell]] = []
     for label, one in found["effects"].items():
         cells = [sign_cell(one[way]["log_relative_ridge"]) for way in CALIBRATIONS]
         rows.append(
             [label, *cells, sign_cell(one["nll"]["log_ridge"]), measured(one["nll"]["nll"])]
         )
+    caption = (
+        "Effects net by net: the change of log10 (ridge / largest eigenvalue) by calibration, then "
+        "of log10 ridge by the likelihood without noise: its median (≥ or ≤ where only bounded), "
+        "and in how many nets it goes up or down, stays the same, or is open, since both ridges "
+        "are at the edge. Bold: a clear change, by Wilcoxon's signed ranks (two-sided, at "
+        f"{found['settings']['rank_test']:g}, one test at a time; open ones are left out). Last "
+        "the test NLL by the same, mean and standard error. *Decay*: against none. *Last epoch*: "
+        "against the best validation weights. *Two copies*: against one."
+    )
     columns = ["effect of", *LABELS.values(), "likelihood, absolute", "likelihood: NLL"]
     return Table(columns, rows, caption)
 
 
-def nll_table(found: Found, caption: str) -> Table:
+def nll_table(found: Found) -> Table:
     """RMSE, NLL and the noise floor on the test rows."""
-    rows: list[list[str | float | None]] = []
+    rows: list[list[Cell]] = []
     for name, one in found["conditions"].items():
         nlls = [measured(one[way]["scores"]["nll"]) for way in CALIBRATIONS]
         noise = with_quartiles(one["nll, floor"]["noise"])
         rows.append([name, measured(one["test_rmse"]), *nlls, noise])
+    caption = (
+        f"On the test rows, mean and standard error over {found['settings']['count']} nets: RMSE, "
+        "then the NLL by calibration; and the standard deviation of the noise floor, median and "
+        "quartiles."
+    )
     columns = ["training", "RMSE", *LABELS.values(), "floor by the likelihood"]
     return Table(columns, rows, caption)
 
 
-def ratio_table(found: Found, caption: str) -> Table:
+def ratio_table(found: Found) -> Table:
     """Binned log ratios on the test rows."""
-    rows: list[list[str | float | None]] = [
+    rows: list[list[Cell]] = [
         [name, *(measured(one[way]["scores"]["binned_log_ratio"]) for way in CALIBRATIONS)]
         for name, one in found["conditions"].items()
     ]
+    s = found["settings"]
+    caption = (
+        f"The same nets and rows: log ratio, the mean over bins of {s['bin_size']} rows of "
+        "|log10(MSE / variance)|, by calibration."
+    )
     return Table(["training", *LABELS.values()], rows, caption)
 
 
-def bias_table(found: Found, caption: str) -> Table:
+def bias_table(found: Found) -> Table:
     """Without the bias minus with it."""
-    rows: list[list[str | float | None]] = []
+    rows: list[list[Cell]] = []
     for name, one in found["conditions"].items():
         bias = one["bias"]
         nll = with_quartiles(bias["median"]["nll"], 3)
         bars = cells(bias, (*SCORES, "log_ratio_of_bars", "rank_correlation_of_bars"))
         rows.append([name, nll, bias["ruined"], *bars])
+    beyond = found["settings"]["ruined_beyond"]
+    caption = (
+        "Features without the column of ones that the bias of the last layer contributes, minus "
+        "with it; both calibrated by the likelihood without noise. NLL: median and quartiles over "
+        f"the nets, and how many rise by more than {beyond:g} (*ruined*). "
+        "Then mean and standard error: log ratio, rank correlation of bar and absolute error, and "
+        "the bars themselves: mean of |log10| of the ratio of the two, and their rank correlation."
+    )
     columns = ["training", "NLL, median", "ruined nets", *heads(SCORES)]
     columns += ["bars: ratio", "bars: rank corr."]
     return Table(columns, rows, caption)
@@ -139,8 +161,7 @@ def ridges(found: Found) -> Figure:
         ax.set(title=title, xlabel="log10 (ridge / largest eigenvalue)")
     axes[0].set_yticks(range(len(conditions)), list(conditions))
     axes[0].invert_yaxis()
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
 
 
@@ -184,49 +205,6 @@ without noise, which is the paper's form, and with a constant noise floor. That 
 large ridge makes q almost the same for all rows, which is what a noise floor does. If a floor
 lowers it, it had done some of a floor's work.""",
         SHARED_ROWS,
-    )
-
-
-def effect_caption(found: Found) -> str:
-    """Of the table of effects."""
-    return (
-        "Effects net by net: the change of log10 (ridge / largest eigenvalue) by calibration, then "
-        "of log10 ridge by the likelihood without noise: its median (≥ or ≤ where only bounded), "
-        "and in how many nets it goes up or down, stays the same, or is open, since both ridges "
-        "are at the edge. Bold: a clear change, by Wilcoxon's signed ranks (two-sided, at "
-        f"{found['settings']['rank_test']:g}, one test at a time; open ones are left out). Last "
-        "the test NLL by the same, mean and standard error. *Decay*: against none. *Last epoch*: "
-        "against the best validation weights. *Two copies*: against one."
-    )
-
-
-def nll_caption(found: Found) -> str:
-    """Of the first table of scores."""
-    return (
-        f"On the test rows, mean and standard error over {found['settings']['count']} nets: RMSE, "
-        "then the NLL by calibration; and the standard deviation of the noise floor, median and "
-        "quartiles."
-    )
-
-
-def ratio_caption(found: Found) -> str:
-    """Of the second table of scores."""
-    s = found["settings"]
-    return (
-        f"The same nets and rows: log ratio, the mean over bins of {s['bin_size']} rows of "
-        "|log10(MSE / variance)|, by calibration."
-    )
-
-
-def bias_caption(found: Found) -> str:
-    """Of the table of the bias."""
-    beyond = found["settings"]["ruined_beyond"]
-    return (
-        "Features without the column of ones that the bias of the last layer contributes, minus "
-        "with it; both calibrated by the likelihood without noise. NLL: median and quartiles over "
-        f"the nets, and how many rise by more than {beyond:g} (*ruined*). "
-        "Then mean and standard error: log ratio, rank correlation of bar and absolute error, and "
-        "the bars themselves: mean of |log10| of the ratio of the two, and their rank correlation."
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from experiments.frame.outcome import Outcome, Picture, Table
+from experiments.frame.outcome import Entry, Outcome, Picture
 
 SECTIONS = ("proportional", "width", "training", "stopping", "rows", "bayesian")
 """One question each, in the order of the page: a folder with sizes and numbers in `work`, and with
@@ -28,7 +28,7 @@ def run(*, quick: bool, seed: int) -> Outcome:
     return Outcome("The theory, step by step", numbers, page)
 
 
-def entries(name: str, numbers: dict[str, Any]) -> list[str | Table | Picture]:
+def entries(name: str, numbers: dict[str, Any]) -> list[Entry]:
     """A section of the page."""
     page = import_module(f"{__package__}.{name}.page")
     picture = Picture(name, page.drawn(numbers), page.CAPTION)

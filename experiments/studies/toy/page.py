@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from experiments.data.cosine import (
     CALIBRATION,
@@ -14,12 +17,8 @@ from experiments.data.cosine import (
     TEST_REACH,
 )
 from experiments.frame.figures import BLACK, BLUE, VERMILION, panels
-from experiments.frame.outcome import Picture, Table, with_error
-from experiments.studies.toy.work import BARS, REGIONS, Score
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from experiments.frame.outcome import Entry, Found, Picture, Table, with_error
+from experiments.studies.toy.work import BARS, REGIONS
 
 CHOICES = (
     "What was chosen (medians; the noise is 0.01), and how large the errors and the mean error "
@@ -27,7 +26,7 @@ CHOICES = (
 )
 
 
-def entries(numbers: dict[str, Any]) -> list[str | Table | Picture]:
+def entries(numbers: dict[str, Any]) -> list[Entry]:
     """The page."""
     found = numbers["models"]
     return [
@@ -39,7 +38,7 @@ def entries(numbers: dict[str, Any]) -> list[str | Table | Picture]:
     ]
 
 
-def score_table(found: dict[str, Score]) -> Table:
+def score_table(found: dict[str, Found]) -> Table:
     """Coverage and NLL, rigidities beside constant bars."""
     rows = [
         [name, label]
@@ -61,11 +60,11 @@ def score_table(found: dict[str, Score]) -> Table:
     return Table(columns, rows, caption)
 
 
-def _nll(judgement: Score) -> str:
+def _nll(judgement: Found) -> str:
     return f"{with_error(*judgement['nll'])} ({judgement['nll_median']:.2f})"
 
 
-def choice_table(found: dict[str, Score]) -> Table:
+def choice_table(found: dict[str, Found]) -> Table:
     """What the calibration chose, and how large the errors are."""
     rows = []
     for name, model in found.items():
@@ -85,8 +84,6 @@ def choice_table(found: dict[str, Score]) -> Table:
     return Table(columns, rows, CHOICES)
 
 
-Curves = dict[str, Any]
-
 CAPTION = (
     "The first draw: seven noisy points, the fits, and error bars of one and two calibrated "
     "standard deviations. The dashed line is the function without noise."
@@ -95,7 +92,7 @@ LIGHT, MIDDLE = "#D3E6F2", "#8FC1DF"
 """The blue of the fit, thinned."""
 
 
-def drawn(shown: Curves) -> Figure:
+def drawn(shown: Found) -> Figure:
     """One panel a model."""
     figure, axes = panels(columns=2, rows=2, height=2.9, sharex=True, sharey=True)
     for ax, letter, (name, model) in zip(axes, "abcd", shown["models"].items(), strict=True):
@@ -111,7 +108,7 @@ def drawn(shown: Curves) -> Figure:
     return figure
 
 
-def _draw_model(ax: Axes, shown: Curves, model: Mapping[str, Any]) -> None:
+def _draw_model(ax: Axes, shown: Found, model: Mapping[str, Any]) -> None:
     x, mean, std, train = shown["x"], model["mean"], model["std"], shown["train"]
     for k, colour in ((2, LIGHT), (1, MIDDLE)):
         band = mean - k * std, mean + k * std

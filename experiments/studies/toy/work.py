@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.func import jacrev
 
 from experiments.data.cosine import TEST_REACH, Points, Sample, truth
-from experiments.frame.outcome import mean_and_error
-from experiments.training.curves import PRIOR_PRECISION, START, cubic, gaussians, prior
+from experiments.frame.outcome import Found, mean_and_error
+from experiments.training.curves import PRIOR_PRECISION, START, cubic, gaussians, minimised, prior
 from rigidities import LastLayerRigidity, PredictionRigidity, metrics
 from rigidities.cli.demo import mlp, train_net
 
@@ -71,24 +71,14 @@ def fitted_cubic(sample: Sample) -> Model:
 def fitted_gaussians(sample: Sample) -> Model:
     """L-BFGS on half the squared error plus the regulariser."""
     x, y = sample.train.x, sample.train.y[:, 0]
-    parameters = START.clone().requires_grad_()
-    optimiser = torch.optim.LBFGS(
-        [parameters],
+    found = minimised(
+        lambda w: (y - gaussians(w, x)).square().sum() / 2 + prior(w),
+        START,
         max_iter=2000,
         history_size=20,
         tolerance_grad=1e-12,
         tolerance_change=1e-16,
-        line_search_fn="strong_wolfe",
     )
-
-    def loss() -> Tensor:
-        optimiser.zero_grad()
-        value = (y - gaussians(parameters, x)).square().sum() / 2 + prior(parameters)
-        value.backward()
-        return value
-
-    optimiser.step(loss)
-    found = parameters.detach()
     pr = PredictionRigidity(gaussians, found, regulariser=prior).fit(x, y)
     stretches = torch.linalg.svdvals(jacrev(gaussians)(found, x))
     return replace(
@@ -151,14 +141,12 @@ BARS = {
 }
 LEVEL = 0.9
 
-Score = dict[str, Any]
 
-
-def scored(model: Model, sample: Sample) -> Score:
+def scored(model: Model, sample: Sample) -> Found:
     """One model on one draw: what was chosen, and each kind of error bar in each region."""
     seen = sample.calibration
     constant = metrics.rmse(model.predict(seen.x)[0], seen.y)
-    found: Score = {
+    found: Found = {
         "ridge": model.ridge,
         "scale": model.scale,
         "residual_scale": model.residual_scale,
@@ -186,7 +174,7 @@ def judged(mean: Tensor, std: Tensor, target: Tensor) -> dict[str, float]:
     }
 
 
-def summary(draws: Sequence[Score]) -> Score:
+def summary(draws: Sequence[Found]) -> Found:
     """Means over the draws with their standard errors, medians, and what each draw chose."""
     chosen = {
         key: [draw[key] for draw in draws]
@@ -208,7 +196,7 @@ def summary(draws: Sequence[Score]) -> Score:
     return {"draws": len(draws), **regions, "each_draw": chosen, "medians": medians}
 
 
-def _judgements(draws: Sequence[dict[str, float]]) -> Score:
+def _judgements(draws: Sequence[dict[str, float]]) -> Found:
     values = {key: [draw[key] for draw in draws] for key in draws[0]}
     means = {key: mean_and_error(column) for key, column in values.items()}
     return {**means, "nll_median": statistics.median(values["nll"])}

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter, ScalarFormatter
 
 from experiments.baselines import deep_ensemble, laplace, mc_dropout
 from experiments.data import uci
 from experiments.frame.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION, panels
-from experiments.frame.outcome import Picture, Table, with_error
+from experiments.frame.outcome import Cell, Entry, Found, Picture, Table, with_error
 from experiments.judging import error_bars
 from experiments.judging.scores import SCORES
 from experiments.studies.uci.entries import (
@@ -21,12 +24,6 @@ from experiments.studies.uci.entries import (
     RIGIDITIES,
 )
 from experiments.training.protocol import Protocol
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-Found = Mapping[str, Mapping[str, Any]]
 
 LABELS = {
     "llpr": "LLPR",
@@ -46,7 +43,7 @@ SMALL = 2.0
 """Combined standard errors that count as agreement."""
 
 
-def entries(found: Found) -> list[str | Table | Picture]:
+def entries(found: Found) -> list[Entry]:
     """The page."""
     trained = [pair for pair in AGAINST_LLPR if pair[0] in BASELINES]
     epochs = next(iter(found.values()))["settings"]["epochs"]
@@ -71,7 +68,7 @@ def score_table(found: Found, metric: str) -> Table:
     """One metric of all methods, then the paper's columns."""
     methods = present(found)
     quoted = list(next(iter(found.values()))["published"])
-    rows: list[list[str | float | None]] = []
+    rows: list[list[Cell]] = []
     for name, one in found.items():
         digits = decimals(one["llpr"][metric])
         ours = [one[method][metric] if method in one else None for method in methods]
@@ -96,7 +93,7 @@ def difference_table(found: Found, metric: str, pairs: Sequence[tuple[str, str]]
     """Differences between methods, split by split."""
     names = [f"{one} - {other}" for one, other in pairs]
     shown = [name for name in names if any(name in one["paired"] for one in found.values())]
-    rows: list[list[str | float | None]] = []
+    rows: list[list[Cell]] = []
     for name, one in found.items():
         digits = decimals(one["llpr"][metric])
         values = [one["paired"].get(pair, {}).get(metric) for pair in shown]
@@ -112,7 +109,7 @@ def difference_table(found: Found, metric: str, pairs: Sequence[tuple[str, str]]
 
 def reproduction_table(found: Found) -> Table:
     """Ours against the paper's own column."""
-    rows: list[list[str | float | None]] = []
+    rows: list[list[Cell]] = []
     for name, one in found.items():
         for metric in METRICS:
             digits = decimals(one["llpr"][metric])
@@ -230,8 +227,6 @@ def likelihoods(found: Found) -> Figure:
 
 def errors(found: Found) -> Figure:
     """Ratios of the RMSE."""
-    from matplotlib.ticker import NullFormatter, ScalarFormatter
-
     figure, (ax,) = panels(height=3.2)
     values = {
         method: [one["ratio"].get(f"{method} / llpr") for one in found.values()]
@@ -240,7 +235,8 @@ def errors(found: Found) -> Figure:
     _dodged(ax, values, list(found))
     ax.axhline(1, color="black", lw=0.8)
     ax.set_yscale("log")
-    ax.set_yticks([tick for tick in TICKS if _inside(ax, tick)])
+    low, high = ax.get_ylim()
+    ax.set_yticks([tick for tick in TICKS if low <= tick <= high])
     ax.yaxis.set_major_formatter(ScalarFormatter())
     ax.yaxis.set_minor_formatter(NullFormatter())
     ax.set_ylabel("RMSE / RMSE of LLPR")
@@ -269,11 +265,6 @@ def _dodged(ax: Axes, values: dict[str, list[list[float] | None]], names: list[s
         ax.axvline(border - 0.5, color="0.9", lw=0.8, zorder=0)
     ax.set_xticks(range(len(names)), names)
     ax.set_xlim(-0.5, len(names) - 0.5)
-
-
-def _inside(ax: Axes, tick: float) -> bool:
-    low, high = ax.get_ylim()
-    return low <= tick <= high
 
 
 NLL_CAPTION = (

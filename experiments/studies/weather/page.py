@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from matplotlib.figure import Figure
 
 from experiments.frame.figures import BLACK, BLUE, panels
-from experiments.frame.outcome import Picture, Table
+from experiments.frame.outcome import Cell, Entry, Found, Picture, Table
 from experiments.frame.wording import SHARED_ROWS, compared, listed, measured
 from experiments.judging import parity
 from experiments.judging.columns import cells, heads, labels, score_rows
 from experiments.studies.weather.work import SHOWN
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-Found = dict[str, Any]
 
 LABELS = labels(("paper", "nll", "best", "best_bins"))
 COLUMNS = (
@@ -26,7 +21,7 @@ EXTREME = 3
 """Stations shown at either end."""
 
 
-def entries(numbers: Found) -> list[str | Table | Picture]:
+def entries(numbers: Found) -> list[Entry]:
     """The page."""
     kinds = numbers["targets"]
     of_stations = kinds["raw"]["stations"]["paper"]
@@ -44,7 +39,7 @@ def entries(numbers: Found) -> list[str | Table | Picture]:
 
 def score_table(found: Found, caption: str) -> Table:
     """All calibrations of both kinds of nets, and the constant bar."""
-    rows: list[list[str | float | None]] = []
+    rows: list[list[Cell]] = []
     for target, one in found.items():
         rows += score_rows(one["calibrations"], COLUMNS, first=[TARGETS[target]])
     return Table(["target", "bars", *heads(COLUMNS)], rows, caption)
@@ -53,7 +48,7 @@ def score_table(found: Found, caption: str) -> Table:
 def difference_table(found: Found, between: Found, caption: str) -> Table:
     """Calibrations minus the paper's on the same nets, and one kind of nets minus the other."""
     names = ("rmse", "nll", "crps", "binned_log_ratio", "ence", "coverage", "spearman")
-    rows: list[list[str | float | None]] = [
+    rows: list[list[Cell]] = [
         [TARGETS[target], f"{LABELS[name]} - paper", *cells(one, names)]
         for target, kind in found.items()
         for name, one in kind["differences"].items()
@@ -67,7 +62,7 @@ def difference_table(found: Found, between: Found, caption: str) -> Table:
 
 def choice_table(found: Found, caption: str) -> Table:
     """What each calibration chose."""
-    rows: list[list[str | float | None]] = []
+    rows: list[list[Cell]] = []
     for target, kind in found.items():
         for name, one in kind["calibrations"].items():
             chosen = one["chosen"]
@@ -82,7 +77,7 @@ def station_table(stations: Found, caption: str) -> Table:
     """The stations of the smallest and of the largest errors."""
     names = list(stations)
     shown = names if len(names) <= 2 * EXTREME else names[:EXTREME] + names[-EXTREME:]
-    rows: list[list[str | float | None]] = [
+    rows: list[list[Cell]] = [
         [name, stations[name]["rows"], *(measured(stations[name][k], 2) for k in ("bar", "rmse"))]
         for name in shown
     ]

@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.data.weather import NAMES
 from experiments.frame.jobs import Job, results
-from experiments.frame.outcome import Outcome, mean_and_error
+from experiments.frame.outcome import Found, Outcome, mean_and_error
 from experiments.frame.wording import direction
 from experiments.judging import scores
 from experiments.judging.error_bars import FOLDS
@@ -76,8 +76,6 @@ def _settings(net: dict[str, Any], splits: int, sizes: dict[str, Any]) -> dict[s
     }
 
 
-Found = dict[str, Any]
-
 LED = ("binned_log_ratio", "gain")
 """Scores of which the page names the best."""
 
@@ -93,14 +91,11 @@ def over_splits(nets: Sequence[Found]) -> Found:
         the figures; "differences" from the paper's calibration and, "from_constant", of the binned
         log ratio from that of the constant bar; "leaders" by score; "stations" over all splits.
     """
-    names = list(nets[0]["calibrations"])
-    each = {name: [net["calibrations"][name] for net in nets] for name in names}
+    each = {name: [net["calibrations"][name] for net in nets] for name in nets[0]["calibrations"]}
     own = {name: [one["scores"] for one in found] for name, found in each.items()}
     return {
         "calibrations": {name: _together(found) for name, found in each.items()},
-        "differences": {
-            name: scores.paired(own[name], own["paper"]) for name in names if name != "paper"
-        },
+        "differences": scores.from_paper(own),
         "from_constant": {name: _from_constant(found) for name, found in each.items()},
         "leaders": {score: leader(own, score, SCORES[score].better) for score in LED},
         "stations": {name: _stations([net["stations"][name] for net in nets]) for name in SHOWN},

@@ -55,7 +55,7 @@ def judged(
     }
     constant = _constant(uq, samples)
     bars = {name: _bars(uq, samples, how) for name, how in ways.items()}
-    target = _degrees(samples, samples.test[-1])
+    target = samples.level + samples.spread * samples.test[-1].double().flatten()
     return {
         "calibrations": {
             name: _scored(one, target, constant, bin_size, name) for name, one in bars.items()
@@ -88,14 +88,13 @@ def _constant(uq: rg.LastLayerRigidity, samples: Samples) -> float:
 def _scored(
     bars: error_bars.Bars, target: Tensor, constant: float, bin_size: int, name: str
 ) -> dict[str, Any]:
-    found = scores.beside_constant(bars.mean, bars.std, target, constant, bin_size)
-    found["chosen"] = bars.chosen
-    flat = torch.full_like(bars.std, constant)
-    for one, std in ((found, bars.std), (found["constant"], flat)):
-        one["scores"]["floor"] = floors(target - bars.mean, std, bin_size, seed=0)["shuffled"]
-    if name in SHOWN:
-        found |= scores.pictured(bars.mean, bars.std, target, bin_size)
-    return found
+    rows = scores.Rows(bars.mean, bars.std, target)
+
+    def more(std: Tensor) -> dict[str, float]:
+        return {"floor": floors(-rows.error, std, bin_size, seed=0)["shuffled"]}
+
+    found = scores.beside_constant(*rows, constant, bin_size, more) | {"chosen": bars.chosen}
+    return found | scores.pictured(*rows, bin_size) if name in SHOWN else found
 
 
 def _per_station(bars: error_bars.Bars, target: Tensor, samples: Samples) -> dict[str, Any]:
@@ -111,10 +110,6 @@ def _per_station(bars: error_bars.Bars, target: Tensor, samples: Samples) -> dic
                 "rmse": metrics.rmse(bars.mean[here], target[here]),
             }
     return found
-
-
-def _degrees(samples: Samples, target: Tensor) -> Tensor:
-    return samples.level + samples.spread * target.double().flatten()
 
 
 @dataclass(frozen=True)
@@ -158,15 +153,10 @@ def drawn(split: int, seed: int, *, standardised: bool, rows: int | None = None)
     x, y = torch.as_tensor(records.continuous), torch.as_tensor(records.y)[:, None]
     station = torch.as_tensor(records.station)
     spread_x, mean_x = torch.std_mean(x[train], dim=0)
-    spread, level = _spread_and_level(y[train]) if standardised else (1.0, 0.0)
+    spread, level = map(float, torch.std_mean(y[train])) if standardised else (1.0, 0.0)
     x, y = ((x - mean_x) / spread_x).float(), ((y - level) / spread).float()
     parts = ((x[part], station[part], y[part]) for part in (train, valid, test))
     return Samples(*parts, records.station_names, level, spread)
-
-
-def _spread_and_level(y: Tensor) -> tuple[float, float]:
-    spread, level = torch.std_mean(y)
-    return float(spread), float(level)
 
 
 EMBEDDING = 256

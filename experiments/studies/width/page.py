@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from experiments.frame.figures import BLUE, GREEN, GREY, VERMILION, panels
-from experiments.frame.outcome import Picture, Table
+from experiments.frame.outcome import Cell, Entry, Found, Picture, Table
 from experiments.frame.wording import SHARED_ROWS, WHOLE_SCALE, listed, measured, with_quartiles
 from experiments.judging import parity
 from experiments.judging.columns import heads, labels
 from experiments.studies.width.work import CALIBRATIONS
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-Found = dict[str, Any]
 
 COLUMNS = ("rmse", "nll", "gain", "binned_log_ratio", "slope", "decades", "spearman", "coverage")
 NAMES = {
@@ -33,33 +30,42 @@ MEDIANS = ("nll", "gain", "binned_log_ratio", "slope")
 LABELS = labels(CALIBRATIONS)
 
 
-def entries(found: Found) -> list[str | Table | Picture]:
+def entries(found: Found) -> list[Entry]:
     """The page."""
     drawn = quality(found)
     return [
         *opening(found),
         Picture("quality", drawn, quality_caption(beyond(drawn))),
-        *(width_table(found, name, width_caption(found, name)) for name in LABELS),
-        narrow_table(found, narrow_caption(found)),
-        trend_table(found, TREND),
+        *(width_table(found, name) for name in LABELS),
+        narrow_table(found),
+        trend_table(found),
         Picture("binned", binned(found), binned_caption(found)),
         *closing(found),
     ]
 
 
-def width_table(found: Found, calibration: str, caption: str) -> Table:
+def width_table(found: Found, calibration: str) -> Table:
     """One row a width."""
     rows = []
     for width, one in found["widths"].items():
         block = one[calibration]
         cells = [score(block, name) for name in COLUMNS]
         rows.append([str(width), *cells, score(block["constant"], "binned_log_ratio")])
+    s = found["settings"]
+    caption = (
+        f"Calibration: {LABELS[calibration]}. Over {s['count']} splits: median and quartiles of "
+        "NLL, gain, log ratio and slope, mean and standard error of the others. "
+        f"*Log ratio*: mean over bins of {s['bin_size']} rows of |log10(MSE / variance)|; *gain*: "
+        "NLL of the constant bar minus NLL; *slope* of log MSE on log variance over bins; "
+        "*decades* of variance that the bins span; *rank corr.* of bar and absolute error; "
+        "*coverage* of 90 % intervals."
+    )
     return Table(["width", *heads(COLUMNS), "constant: log ratio"], rows, caption)
 
 
-def narrow_table(found: Found, caption: str) -> Table:
+def narrow_table(found: Found) -> Table:
     """Bars close to zero, all calibrations."""
-    rows: list[list[str | float | None]] = [
+    rows: list[list[Cell]] = [
         [
             str(width),
             *(
@@ -70,24 +76,29 @@ def narrow_table(found: Found, caption: str) -> Table:
         ]
         for width, one in found["widths"].items()
     ]
-    heads = [
-        f"{label}: {what}" for label in LABELS.values() for what in ("ruined nets", "least bar")
-    ]
-    return Table(["width", *heads], rows, caption)
+    told = ("ruined nets", "least bar")
+    columns = [f"{label}: {what}" for label in LABELS.values() for what in told]
+    s = found["settings"]
+    caption = (
+        f"Bars close to zero. *Ruined nets*: of {s['count']}, those with a gain below "
+        f"{s['ruined_below']:g}. *Least bar*: the smallest bar of a test row relative to the "
+        "median bar of its net, over all nets."
+    )
+    return Table(["width", *columns], rows, caption)
 
 
-def trend_table(found: Found, caption: str) -> Table:
+def trend_table(found: Found) -> Table:
     """One row a score, all calibrations."""
     trends = found["trends"]
     rows = []
     for name, label in NAMES.items():
-        cells: list[str | float | None] = [label]
+        cells: list[Cell] = [label]
         for calibration in LABELS:
             one = trends[calibration][name]
             cells += [f"{one['says']}, {measured(one['rank_correlation'], 2)}", one["per_doubling"]]
         rows.append(cells)
-    heads = [head for label in LABELS.values() for head in (label, "per doubling")]
-    return Table(["score", *heads], rows, caption)
+    columns = [head for label in LABELS.values() for head in (label, "per doubling")]
+    return Table(["score", *columns], rows, TREND)
 
 
 def score(block: dict[str, Any], name: str) -> str:
@@ -125,8 +136,7 @@ def quality(found: Found) -> Figure:
         ax.set_title(f"{NAMES[name]}, {'median' if name in MEDIANS else 'mean'}")
     for ax in axes[2:]:
         ax.set_xlabel("neurons a layer")
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure
 
 
@@ -245,29 +255,6 @@ def quality_caption(beyond: Mapping[str, bool]) -> str:
         + "The log ratio is the distance from y = x in the binned plots, where a constant bar can "
         "do as well; gain, rank correlation and slope (dashed: 0 gain, slope 1) tell good bars "
         "from it."
-    )
-
-
-def width_caption(found: Found, calibration: str) -> str:
-    """Of the tables."""
-    s = found["settings"]
-    return (
-        f"Calibration: {LABELS[calibration]}. Over {s['count']} splits: median and quartiles of "
-        "NLL, gain, log ratio and slope, mean and standard error of the others. "
-        f"*Log ratio*: mean over bins of {s['bin_size']} rows of |log10(MSE / variance)|; *gain*: "
-        "NLL of the constant bar minus NLL; *slope* of log MSE on log variance over bins; "
-        "*decades* of variance that the bins span; *rank corr.* of bar and absolute error; "
-        "*coverage* of 90 % intervals."
-    )
-
-
-def narrow_caption(found: Found) -> str:
-    """Of the table of bars close to zero."""
-    s = found["settings"]
-    return (
-        f"Bars close to zero. *Ruined nets*: of {s['count']}, those with a gain below "
-        f"{s['ruined_below']:g}. *Least bar*: the smallest bar of a test row relative to the "
-        "median bar of its net, over all nets."
     )
 
 

@@ -52,18 +52,17 @@ def numbers(
             "rows": stacks[widths[0]]["rows"],
         },
         "narrow": {name: _narrow(stacks, name) for name in work.CALIBRATIONS},
-        "widths": {width: _width(one) for width, one in stacks.items()},
+        "widths": {
+            width: {name: _calibration(stack[name]["each"]) for name in work.CALIBRATIONS}
+            for width, stack in stacks.items()
+        },
         "trends": {name: _trends(stacks, name) for name in work.CALIBRATIONS},
         "shown": {w: one["paper"]["bins"] for w, one in stacks.items() if quick or w in SHOWN},
     }
 
 
-def _width(stack: dict[str, Any]) -> dict[str, Any]:
-    """Means with standard errors, and medians with quartiles, over the nets of one width."""
-    return {name: _calibration(stack[name]["each"]) for name in work.CALIBRATIONS}
-
-
 def _calibration(each: list[dict[str, Any]]) -> dict[str, Any]:
+    """Means with standard errors, and medians with quartiles, over the nets of one width."""
     own = [one["scores"] for one in each]
     means = scores.over_seeds(own)
     constant = [one["constant"]["scores"] for one in each]

@@ -2,14 +2,15 @@
 
 from pathlib import Path
 
+import matplotlib
 import pytest
 
+from experiments.frame import figures
 from tests.support import synthetic_data
 
 
 @pytest.fixture
 def synthetic(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Written once; the studies look there."""
     folder = tmp_path_factory.getbasetemp() / "synthetic"
     if not (folder / "california_housing.npz").exists():
         synthetic_data.write(folder)
@@ -20,9 +21,6 @@ def synthetic(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 @pytest.fixture
 def outcome(request: pytest.FixtureRequest, synthetic: Path) -> object:
     """The quick run of the module's `experiment`, in the style of figures."""
-    import matplotlib
-
-    from experiments.frame import figures
 
     with matplotlib.rc_context(figures.style()):
         return request.module.experiment.run(quick=True, seed=0)

@@ -25,15 +25,8 @@ from tests.support.numbers_on_pages import unsupported
 
 pytestmark = [pytest.mark.xdist_group("california"), pytest.mark.usefixtures("synthetic")]
 
-SMALL = {
-    "count": 2,
-    "seed": 0,
-    "epochs": 2,
-    "hidden": 8,
-    "decay": 1e-3,
-    "bin_size": 20,
-    "most": None,
-}
+SMALL = {"count": 2, "seed": 0, "epochs": 2, "hidden": 8, "bin_size": 20, "most": None}
+SMALL |= {"decay": 1e-3}
 
 
 # --- rows ---------------------------------------------------------------------------------------

@@ -13,13 +13,7 @@ import torch
 from experiments.frame.outcome import Picture, Table
 from experiments.studies.propagation import work
 from experiments.studies.propagation.run import run
-from experiments.studies.propagation.work import (
-    CALIBRATIONS,
-    DIFFERENCE,
-    Groups,
-    Samples,
-    Sizes,
-)
+from experiments.studies.propagation.work import CALIBRATIONS, DIFFERENCE, Groups, Samples, Sizes
 
 from experiments.data import files
 from experiments.frame import report

@@ -273,7 +273,7 @@ def test_bars_of_the_right_size_are_covered_and_gain_over_a_constant() -> None:
     random = torch.Generator().manual_seed(0)
     std = torch.rand(4000, generator=random, dtype=F64) + 0.1
     error = std * torch.randn(4000, generator=random, dtype=F64)
-    bars = experiment.Bars(torch.zeros_like(std), std, error)
+    bars = experiment.Rows(torch.zeros_like(std), std, error)
     found = experiment.scored(bars, float(error.square().mean().sqrt()), 100, shown=True)
     own = found["scores"]
     assert [own[f"coverage_{k}"] for k in (68, 90, 95)] == pytest.approx(
@@ -383,4 +383,4 @@ def test_the_growth_sentence_follows_the_numbers() -> None:
 
 def test_sizes_stand_in_one_place() -> None:
     names = {"seeds", *TINY}
-    assert names == {*experiment.QUICK} == {*experiment.WHOLE}
+    assert names == {*experiment.QUICK} == {*experiment.FULL}

@@ -92,7 +92,7 @@ def test_ridges_are_those_that_the_library_chooses(net: Trained) -> None:
 
 def test_the_bias_is_a_column_of_ones(net: Trained) -> None:
     uq = error_bars.fitted(net.model, net.train)
-    found = work.without_bias(uq, net.model, net.train, net.valid, net.test, 40)
+    found = work.without_bias(Judged(net.model, uq, *net[1:]), 40)
     bars = []
     for ones in (True, False):
 

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+
+from matplotlib.figure import Figure
 
 from experiments.frame.figures import panels
-from experiments.frame.outcome import Picture, Table
+from experiments.frame.outcome import Cell, Entry, Found, Picture, Table
 from experiments.frame.wording import changed, direction, listed, measured
 from experiments.judging import parity
 from experiments.judging.columns import cells, heads, score_rows
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-Found = dict[str, Any]
-Entry = str | Table | Picture
 
 FAMILIES = {
     "like": "like the training",
@@ -96,7 +91,7 @@ training.""",
 
 def score_table(found: Found, what: str) -> Table:
     """All families and ways, and the constant bar."""
-    rows: list[list[str | float | None]] = []
+    rows: list[list[Cell]] = []
     for family, label in FAMILIES.items():
         rows += score_rows(found["families"][family][what], COLUMNS, WAYS, first=[label])
     size = found["settings"]["bins"][what]
@@ -112,7 +107,7 @@ def score_table(found: Found, what: str) -> Table:
 def growth_table(found: Found) -> Table:
     """Bars and errors of far clusters over those like the training."""
     ways = found["growth"]
-    rows: list[list[str | float | None]] = [
+    rows: list[list[Cell]] = [
         [
             FAMILIES[family],
             QUANTITIES[what],
@@ -133,7 +128,7 @@ def growth_table(found: Found) -> Table:
 def choice_table(found: Found) -> Table:
     """What each way chose."""
     names = ("ridge", "effective_rank", "scale", "gradient_scale")
-    rows: list[list[str | float | None]] = [
+    rows: list[list[Cell]] = [
         [WAYS[way], *(one[name][0] for name in names)] for way, one in found["chosen"].items()
     ]
     columns = ["bars", "ridge", "effective rank", "scale of energies", "scale of forces"]
@@ -147,7 +142,7 @@ def choice_table(found: Found) -> Table:
 
 def difference_table(found: Found) -> Table:
     """The other ways minus the first, on the same nets."""
-    rows: list[list[str | float | None]] = [
+    rows: list[list[Cell]] = [
         [WAYS[way], FAMILIES[family], QUANTITIES[what], *cells(one[what], DIFFERENCES)]
         for way, families in found["differences"].items()
         for family, one in families.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -14,8 +14,9 @@ from experiments.atoms import composition
 from experiments.atoms.batches import Batch
 from experiments.atoms.fitting import PROTOCOL
 from experiments.atoms.positions import FromPositions
-from experiments.frame.outcome import mean_and_error
+from experiments.frame.outcome import Found, mean_and_error
 from experiments.judging import scores
+from experiments.judging.scores import Rows
 from experiments.studies.qm9.clusters import nets
 from experiments.studies.qm9.clusters.structures import (
     FAMILIES,
@@ -27,8 +28,6 @@ from experiments.studies.qm9.clusters.structures import (
 )
 from experiments.training.protocol import device
 from rigidities import metrics
-
-Found = dict[str, Any]
 
 QUICK = {
     "seeds": 2,
@@ -137,7 +136,7 @@ def together(nets: Sequence[Found]) -> Found:
     forces, from the main way.
     """
     kept = {"settings": {**nets[0]["settings"], "seeds": len(nets)}}
-    return {**_averaged([_without(net, "settings") for net in nets]), **kept} | {
+    return {**_averaged([{k: net[k] for k in net if k != "settings"} for net in nets]), **kept} | {
         "differences": {
             way: {
                 name: {what: _difference(nets, name, what, way) for what in QUANTITIES}
@@ -173,10 +172,6 @@ def _shown(key: str, value: Any) -> Any:
         return value
     step = -(-len(value["std"]) // POINTS)
     return {**value, **{name: value[name][::step] for name in ("std", "error")}}
-
-
-def _without(found: Found, name: str) -> Found:
-    return {key: value for key, value in found.items() if key != name}
 
 
 def _by_quantity(ways: Found, name: str) -> Found:
@@ -234,15 +229,6 @@ DRAWS = 4
 """Ensembles that are compared with the exact bars."""
 
 
-@dataclass(frozen=True)
-class Bars:
-    """Predictions, error bars and the truth of one quantity, each (N,)."""
-
-    mean: Tensor
-    std: Tensor
-    target: Tensor
-
-
 def judged(
     uq: rg.LastLayerRigidity,
     criterion: str,
@@ -282,7 +268,7 @@ def judged(
     }
 
 
-def bars(uq: rg.LastLayerRigidity, batches: Sequence[Batch]) -> dict[str, Bars]:
+def bars(uq: rg.LastLayerRigidity, batches: Sequence[Batch]) -> dict[str, Rows]:
     """Energies and forces; a derivative and its force differ in sign, their bars do not."""
     inputs = nets.bare(batches)
     energy, slope = uq.predict(inputs), uq.gradient(inputs, wrt="positions", members=0)
@@ -290,21 +276,20 @@ def bars(uq: rg.LastLayerRigidity, batches: Sequence[Batch]) -> dict[str, Bars]:
         "energy": (energy.mean, energy.std, nets.joined(batches, "y")),
         "forces": (-slope.mean, slope.std, -nets.joined(batches, "slope")),
     }
-    return {what: Bars(*(part.flatten().cpu() for part in of)) for what, of in found.items()}
+    return {what: Rows(*(part.flatten().cpu() for part in of)) for what, of in found.items()}
 
 
-def scored(of: Bars, constant: float, bin_size: int, *, shown: bool) -> Found:
+def scored(rows: Rows, constant: float, bin_size: int, *, shown: bool) -> Found:
     """Scores beside a constant bar's, and the numbers of the figures where they are shown."""
-    rows = of.mean, of.std, of.target
-    found = scores.beside_constant(*rows, constant, bin_size)
-    for one, std in ((found, of.std), (found["constant"], torch.full_like(of.std, constant))):
-        one["scores"]["bar"] = float(std.square().mean().sqrt())
-        for level in LEVELS:
-            name = f"coverage_{100 * level:.0f}"
-            one["scores"][name] = metrics.coverage(of.mean, std, of.target, level)
-    if shown:
-        found |= scores.pictured(*rows, bin_size)
-    return found
+
+    def more(std: Tensor) -> dict[str, float]:
+        return {"bar": float(std.square().mean().sqrt())} | {
+            f"coverage_{100 * level:.0f}": metrics.coverage(rows.mean, std, rows.target, level)
+            for level in LEVELS
+        }
+
+    found = scores.beside_constant(*rows, constant, bin_size, more)
+    return found | scores.pictured(*rows, bin_size) if shown else found
 
 
 def growth(families: Found) -> Found:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from experiments.frame.figures import BLACK, BLUE, GREEN, ORANGE, VERMILION, panels
-from experiments.frame.outcome import Picture, Table
+from experiments.frame.outcome import Entry, Found, Picture, Table
 from experiments.frame.wording import listed
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-Found = Mapping[str, Any]
 
 WAYS = {
     "exact": ("exact", BLUE, "D"),
@@ -40,7 +34,7 @@ CAPTION = (
 )
 
 
-def entries(found: Found) -> list[str | Table | Picture]:
+def entries(found: Found) -> list[Entry]:
     """The section.
 
     Args:

@@ -9,7 +9,6 @@ error of $1 / \sqrt{2 n}$. QM9 has no forces, so these are compared with each ot
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -25,6 +24,7 @@ from experiments.atoms.positions import batch as of_positions
 from experiments.atoms.structures import Structures
 from experiments.frame.machine import machine
 from experiments.studies.qm9 import nets, samples
+from experiments.studies.qm9.costs import seconds
 from experiments.studies.qm9.samples import SOAP, SPECIES
 from experiments.studies.qm9.work import BATCH, MAIN, WAYS
 from experiments.training.protocol import device
@@ -250,20 +250,12 @@ def times(case: Case, repeats: int) -> dict[str, Any]:
     }
     for way in ways.values():
         way()
-    rounds = [{name: _seconds(way) for name, way in ways.items()} for _ in range(repeats)]
+    rounds = [{name: seconds(way) for name, way in ways.items()} for _ in range(repeats)]
     return {
         "atoms": case.atoms,
         "milliseconds": {name: 1e3 * median(one[name] for one in rounds) for name in ways},
         "ratios": {name: median(one["exact"] / one[name] for one in rounds) for name in ways},
     }
-
-
-def _seconds(way: Callable[[], Tensor]) -> float:
-    start = time.perf_counter()
-    found = way()
-    if found.is_cuda:
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 def of_forces(

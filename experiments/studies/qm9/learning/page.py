@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from experiments.frame.figures import BLUE, GREY, VERMILION, panels
-from experiments.frame.outcome import Picture, Table
-from experiments.frame.wording import direction, measured
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-Found = Mapping[str, Any]
+from experiments.frame.outcome import Cell, Entry, Found, Picture, Table
+from experiments.frame.wording import compared, measured
 
 NAMES = {"random": "random", "greedy": "greedy, total variance", "top": "largest bars"}
 COLOURS = {"random": GREY, "greedy": BLUE, "top": VERMILION}
@@ -38,7 +32,7 @@ CAPTION = (
 )
 
 
-def entries(found: Found) -> list[str | Table | Picture]:
+def entries(found: Found) -> list[Entry]:
     """The section.
 
     Args:
@@ -76,9 +70,7 @@ def curve_table(found: Found) -> Table:
     columns = [*ERRORS.values(), "bar", "RMSE / bar", "atoms", "rare"]
     names = [*ERRORS, "bar", "ratio", "atoms", "rare"]
     first, last = found["labels"][0], found["labels"][-1]
-    rows: list[list[str | float | None]] = [
-        [first, "start", *_cells(found["strategies"]["random"], names, 0)]
-    ]
+    rows: list[list[Cell]] = [[first, "start", *_cells(found["strategies"]["random"], names, 0)]]
     for way, one in found["strategies"].items():
         rows.append([last, NAMES[way], *_cells(one, names, -1)])
     return Table(["labels", "choice", *columns], rows, CURVES.format(**found["settings"]))
@@ -86,7 +78,7 @@ def curve_table(found: Found) -> Table:
 
 def difference_table(found: Found) -> Table:
     """Paired differences to random choice."""
-    rows: list[list[str | float | None]] = [
+    rows: list[list[Cell]] = [
         [
             NAMES[way],
             when.replace("_", " "),
@@ -101,7 +93,6 @@ def difference_table(found: Found) -> Table:
 
 def said(found: Found) -> list[str]:
     """One sentence a way of choosing, by the numbers."""
-    verbs = {1: "is above", -1: "is below", 0: "does not clearly differ from"}
     lines = []
     for way, one in found["strategies"].items():
         if way == "random":
@@ -109,7 +100,7 @@ def said(found: Found) -> list[str]:
         parts = []
         for name, text in (("rmse", "the RMSE"), ("worst", "the mean of the largest errors")):
             pair = one["less_random"][name]["all_rounds"]
-            parts.append(f"{text} {verbs[direction(pair)]} that of random choice")
+            parts.append(f"{text} {compared(pair)} that of random choice")
         lines.append(f"*{NAMES[way]}*: averaged over the rounds, {' and '.join(parts)}.")
     return lines
 

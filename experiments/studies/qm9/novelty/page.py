@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from experiments.frame.figures import BLUE, GREY, VERMILION, panels
-from experiments.frame.outcome import Picture, Table
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from experiments.frame.outcome import Cell, Entry, Picture, Table
 
 Row = Mapping[str, Any]
 
@@ -37,7 +37,7 @@ CAPTION = (
 )
 
 
-def entries(found: Mapping[str, Any]) -> list[str | Table | Picture]:
+def entries(found: Mapping[str, Any]) -> list[Entry]:
     """The section.
 
     Args:
@@ -49,7 +49,7 @@ def entries(found: Mapping[str, Any]) -> list[str | Table | Picture]:
         Table(
             ["kind", "share in training", "test molecules", "RMSE", "bar", "ratio"],
             [
-                [row["kind"], _share(row), row["molecules"], *_numbers(row)]
+                [row["kind"], f"{100 * row['share']:.2f} %", row["molecules"], *_numbers(row)]
                 for row in found["kinds"]
             ],
             KINDS,
@@ -133,16 +133,10 @@ def _both(ax: Axes, x: Sequence[float], rows: Sequence[Row], line: str) -> None:
 
 def label_ticks(ax: Axes) -> None:
     """Numbers as one writes them, 1, 2 and 5 of each decade."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
     ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ax.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _share(row: Row) -> str:
-    return f"{100 * row['share']:.2f} %"
-
-
-def _numbers(row: Row) -> list[str | float | None]:
+def _numbers(row: Row) -> list[Cell]:
     return [row[name] for name in ("rmse", "bar", "ratio")]

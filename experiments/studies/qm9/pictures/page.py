@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.patches import Circle
 
 from experiments.frame.figures import WIDTH
 from experiments.frame.outcome import Picture
 from experiments.studies.qm9.novelty.page import label_ticks
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.figure import Figure
 
 Molecule = Mapping[str, Any]
 
@@ -56,10 +56,6 @@ def entries(found: Sequence[Molecule]) -> list[str | Picture]:
 
 def drawn(found: Sequence[Molecule]) -> Figure:
     """A column for each of smallest, median and largest bars."""
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import LogNorm
-    from matplotlib.figure import Figure
-
     local = np.concatenate([np.asarray(one["points"]["local"]) for one in found])
     colours = ScalarMappable(LogNorm(local.min(), max(local.max(), 1.01 * local.min())), COLOURS)
     columns = {which: [one for one in found if one["which"] == which] for which in HEADS}
@@ -133,8 +129,6 @@ def ball_and_stick(
     ax: Axes, points: Mapping[str, Any], seen: np.ndarray, colours: ScalarMappable
 ) -> None:
     """One molecule; what is nearer to the eye is drawn later."""
-    from matplotlib.patches import Circle
-
     for i, j in points["bonds"]:
         depth = 2 + min(seen[i, 2], seen[j, 2]) / 100
         ends = seen[[i, j], 0], seen[[i, j], 1]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 
 from experiments.data.cosine import NOISE
 from experiments.frame.figures import BLACK, BLUE, GREY, VERMILION, panels
@@ -15,9 +16,6 @@ from experiments.studies.theory.bayesian.work import (
     WEIGHT_VARIANCE,
     interpolated,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def drawn(numbers: dict[str, Any]) -> Figure:
@@ -45,8 +43,7 @@ def drawn(numbers: dict[str, Any]) -> Figure:
             ax.axvline(math.cos(INPUTS[place]) ** 2, color=GREY, lw=1, ls=":")
     for ax in axes[-len(models) :]:
         ax.set_xlabel("prediction held at ε")
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=3)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
     return figure
 
 

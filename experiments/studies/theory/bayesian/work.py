@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from experiments.data.cosine import NOISE, Points, Sample
 from experiments.frame.progress import steps
-from experiments.training.curves import START, cubic, gaussians, prior
+from experiments.training.curves import START, cubic, gaussians, minimised, prior
 from rigidities import PredictionRigidity
 from rigidities.constrained import constrained_profile, constrained_rigidity
 
@@ -27,6 +29,7 @@ INPUTS = {"inside": 0.4, "outside": 1.0}
 FULL = {"draws": 3, "reach": 6, "per_deviation": 2, "models": 3, "places": tuple(INPUTS)}
 QUICK = {"draws": 1, "reach": 3, "per_deviation": 1, "models": 2, "places": ("outside",)}
 LEVELS = (0.68, 0.90, 0.95)
+LBFGS = {"max_iter": 1000, "history_size": 50, "tolerance_grad": 1e-9, "tolerance_change": 1e-18}
 HIDDEN, WEIGHT_VARIANCE = 2, 4.0
 
 
@@ -45,6 +48,11 @@ class Toy:
     function: Callable[[Tensor, Tensor], Tensor]
     start: Tensor
     penalty: Callable[[Tensor], Tensor] | None = None
+
+    def loss(self, w: Tensor, train: Points) -> Tensor:
+        """Minus the log-posterior, times the noise's variance."""
+        value = (train.y[:, 0] - self.function(w, train.x)).square().sum() / 2
+        return value if self.penalty is None else value + self.penalty(w)
 
 
 def net(w: Tensor, x: Tensor) -> Tensor:
@@ -97,7 +105,7 @@ def measured(
     for draw in steps(range(draws), "draws of the noise"):
         train = Sample.draw(seed + draw).train
         for toy in chosen:
-            fitted = minimised(toy, train)
+            fitted = minimised(partial(toy.loss, train=train), toy.start, **LBFGS)
             for place, x in inputs.items():
                 entry = compared(toy, fitted, train, x, reach, per_deviation)
                 numbers["models"][toy.name][place].append(entry)
@@ -106,29 +114,6 @@ def measured(
         for name, found in numbers["models"].items()
     }
     return numbers
-
-
-def minimised(toy: Toy, train: Points) -> Tensor:
-    """The most likely parameters, by L-BFGS."""
-    w = toy.start.clone().requires_grad_()
-    optimiser = torch.optim.LBFGS(
-        [w],
-        max_iter=1000,
-        history_size=50,
-        tolerance_grad=1e-9,
-        tolerance_change=1e-18,
-        line_search_fn="strong_wolfe",
-    )
-
-    def loss() -> Tensor:
-        optimiser.zero_grad()
-        value = (train.y[:, 0] - toy.function(w, train.x)).square().sum() / 2
-        value = value if toy.penalty is None else value + toy.penalty(w)
-        value.backward()
-        return value
-
-    optimiser.step(loss)
-    return w.detach()
 
 
 def compared(
@@ -214,11 +199,6 @@ def averaged(entries: list[dict[str, Any]]) -> dict[str, float]:
     nine = [entry["levels"]["0.9"] for entry in entries]
     keys = ("std", "gauss_newton", "total_variation", "skewness")
     return {
-        **{key: mean([entry[key] for entry in entries]) for key in keys},
-        **{f"{key}_90": mean([one[key] for one in nine]) for key in ("low", "high", "held")},
+        **{key: fmean([entry[key] for entry in entries]) for key in keys},
+        **{f"{key}_90": fmean([one[key] for one in nine]) for key in ("low", "high", "held")},
     }
-
-
-def mean(values: list[float]) -> float:
-    """Of some draws."""
-    return math.fsum(values) / len(values)

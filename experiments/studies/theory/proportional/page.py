@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.figure import Figure
 
 from experiments.frame.figures import BLACK, COLOURS, panels
 from experiments.frame.outcome import Table, with_error
@@ -12,9 +14,6 @@ from experiments.studies.theory.proportional.work import (
     SCATTERED,
     SHOWN_DEPTH,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MARKERS = "os^vDP"
 

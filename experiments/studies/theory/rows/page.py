@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.figure import Figure
 
 from experiments.frame.figures import BLACK, COLOURS, GREY, panels
 from experiments.frame.outcome import Table
 from experiments.studies.theory.rows.work import NOISE, WIDTH
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def drawn(numbers: dict[str, Any]) -> Figure:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from experiments.frame.figures import BLACK, BLUE, COLOURS, GREY, VERMILION, panels
 from experiments.frame.outcome import Table
 from experiments.studies.theory.stopping.work import GROUPS, REACH, TEST
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 def drawn(numbers: dict[str, Any]) -> Figure:
@@ -48,18 +46,13 @@ def draw_filters(ax: Axes, numbers: dict[str, Any]) -> None:
     for i, colour in zip(shown(numbers), (COLOURS[2], COLOURS[4], COLOURS[3]), strict=True):
         time = float(numbers["time"][i]) / largest
         ridge, scale = numbers["matches"]["ridge"][i], numbers["matches"]["scale"][i]
-        label = rounded(time * largest)
+        label = f"{float(f'{time * largest:.2g}'):g}"  # two digits, written out
         ax.plot(lam / largest, torch.exp(-2 * lam * time), color=colour, label=label)
         ax.plot(lam / largest, scale / (lam + ridge), ":", color=colour)
     ax.plot(eigenvalues / largest, [1.4e-6] * len(eigenvalues), "|", color=BLACK, ms=5)
     ax.set(xscale="log", yscale="log", ylim=(1e-6, 10), xlabel="λ / λ_max", title="(a) share left")
     ax.legend(title="time", loc="center left", bbox_to_anchor=(0.0, 0.24))
     ax.axhline(1, color=GREY, lw=0.8)
-
-
-def rounded(value: float) -> str:
-    """Two digits, written out."""
-    return f"{float(f'{value:.2g}'):g}"
 
 
 def shown(numbers: dict[str, Any]) -> list[int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.figure import Figure
 
 from experiments.frame.figures import BLUE, GREY, VERMILION, panels
 from experiments.frame.outcome import Table, with_error
@@ -13,9 +15,6 @@ from experiments.studies.theory.training.work import (
     ROWS,
     WAYS,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MEASURES = {"change": "relative change", "angle": "1 - cosine"}
 
@@ -41,8 +40,7 @@ def drawn(numbers: dict[str, Any]) -> Figure:
                 ax.set_ylabel(label)
         axes[column].set_title(f"({'abc'[column]}) {way}")
         axes[3 + column].set_xlabel("width")
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=2)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     return figure
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.figure import Figure
 
 from experiments.frame.figures import BLACK, COLOURS, GREY, panels
 from experiments.frame.outcome import Table, with_error
@@ -15,9 +17,6 @@ from experiments.studies.theory.width.work import (
     NARROW,
     POINTS,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def drawn(numbers: dict[str, Any]) -> Figure:
