@@ -55,7 +55,7 @@ def judged(
     }
     constant = _constant(uq, samples)
     bars = {name: _bars(uq, samples, how) for name, how in ways.items()}
-    target = samples.level + samples.spread * samples.test[-1].double().flatten()
+    target = samples.degrees(samples.test[-1])
     return {
         "calibrations": {
             name: _scored(one, target, constant, bin_size, name) for name, one in bars.items()
@@ -134,6 +134,10 @@ class Samples:
     stations: tuple[str, ...]
     level: float
     spread: float
+
+    def degrees(self, target: Tensor) -> Tensor:
+        """The temperatures that targets of the net mean, (n,) in float64."""
+        return self.level + self.spread * target.double().flatten()
 
 
 def drawn(split: int, seed: int, *, standardised: bool, rows: int | None = None) -> Samples:

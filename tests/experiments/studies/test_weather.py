@@ -150,7 +150,7 @@ def test_scores_are_in_degrees_whatever_the_net_sees(folder: Path) -> None:
             net.head.bias.sub_(split.level).div_(split.spread)
         uq = LastLayerRigidity(net).fit(own.train, progress=False)
         bars = work._bars(uq, own, Calibration("nll", "constant"))
-        target = work._degrees(own, own.test[-1])
+        target = own.degrees(own.test[-1])
         constant = work._constant(uq, own)
         found.append((bars, work._scored(bars, target, constant, 50, "paper")))
     (one, first), (two, second) = found
