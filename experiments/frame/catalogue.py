@@ -14,7 +14,7 @@ class Experiment:
     """An entry of the list.
 
     Attributes:
-        name: of the command and of the module ``experiments.studies.<name>``, whose
+        name: of the command and of the module ``experiments.studies.<name>.run``, whose
             ``run(*, quick: bool, seed: int) -> Outcome`` does the work.
         summary: one line.
         minutes: that a whole run takes on two cores.
@@ -40,10 +40,10 @@ class Experiment:
 
     def run(self, *, quick: bool, seed: int) -> Outcome:
         """Run it: the module is imported only now."""
-        outcome = import_module(f"experiments.studies.{self.name}").run(quick=quick, seed=seed)
+        outcome = import_module(f"experiments.studies.{self.name}.run").run(quick=quick, seed=seed)
         if not isinstance(outcome, Outcome):
             raise TypeError(
-                f"experiments.studies.{self.name}.run must return an Outcome, got "
+                f"experiments.studies.{self.name}.run.run must return an Outcome, got "
                 f"{type(outcome).__name__}. Put its numbers, tables and figures into one."
             )
         return outcome

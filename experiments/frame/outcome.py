@@ -10,6 +10,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Found = dict[str, Any]
+"""Numbers by name, nested, as an experiment finds them and JSON keeps them."""
+
+Cell = str | float | None
+"""Of a table."""
+
 DIGITS = 8
 """Significant digits of the numbers that are kept: more would only differ between machines."""
 
@@ -25,7 +31,7 @@ class Table:
     """
 
     columns: Sequence[str]
-    rows: Sequence[Sequence[str | float | None]]
+    rows: Sequence[Sequence[Cell]]
     caption: str = ""
 
     def __post_init__(self) -> None:
@@ -72,7 +78,7 @@ class Outcome:
 
     title: str
     numbers: Mapping[str, Any]
-    page: Sequence[str | Table | Picture] = field(default_factory=tuple)
+    page: Sequence[Entry] = field(default_factory=tuple)
 
     @property
     def pictures(self) -> list[Picture]:
@@ -80,7 +86,11 @@ class Outcome:
         return [block for block in self.page if isinstance(block, Picture)]
 
 
-def cell(value: str | float | None) -> str:
+Entry = str | Table | Picture
+"""Of a page."""
+
+
+def cell(value: Cell) -> str:
     """The text of a table's cell.
 
     >>> cell(0.12345), cell(12345.0), cell(7), cell(None), cell("a | b")

@@ -10,6 +10,9 @@ from experiments.frame.outcome import with_error
 BEYOND = 2
 """Standard errors from which on a difference is called one."""
 
+LARGE = 1000.0
+"""From here on a power of ten is shorter."""
+
 SHARED_ROWS = (
     "A word on the standard errors: the splits are drawn from one set, so that repetitions share "
     "rows. For comparisons of methods on these rows the errors are right; for statements about "
@@ -40,6 +43,20 @@ def measured(pair: Sequence[float], digits: int = 3) -> str:
     """
     mean, error = pair
     return "-" if math.isnan(mean) else with_error(mean, error, digits)
+
+
+def with_quartiles(values: Sequence[float], digits: int = 2) -> str:
+    """Median and quartiles for a cell.
+
+    >>> with_quartiles([-1.0, -1.5, 0.25])
+    '-1.00 (-1.50 to 0.25)'
+    >>> with_quartiles([1.5, 1.0, 398874.1])
+    '1.50 (1.00 to 4.0e+05)'
+    """
+    middle, low, high = (
+        f"{value:.1e}" if abs(value) >= LARGE else f"{value:.{digits}f}" for value in values
+    )
+    return f"{middle} ({low} to {high})"
 
 
 def direction(pair: Sequence[float]) -> int:

@@ -8,7 +8,7 @@ errors of bins.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from experiments.frame.figures import BLACK, COLOURS, GREY, panels
@@ -86,13 +86,10 @@ def pairs(series: Mapping[str, Block], *, height: float = 4.2) -> Figure:
 def _limits(blocks: Any) -> tuple[float, float]:
     """Of both axes: around all positive values, a decade or more apart."""
     values = [value for block in blocks for name in ("variance", "mse") for value in block[name]]
-    low, high = _ends([float(value) for value in values if value > 0])
+    positive = [float(value) for value in values if value > 0]
+    low, high = min(positive) / MARGIN, max(positive) * MARGIN
     widen = max(0.0, 1 - math.log10(high / low)) / 2
     return low / 10**widen, high * 10**widen
-
-
-def _ends(values: Sequence[float]) -> tuple[float, float]:
-    return min(values) / MARGIN, max(values) * MARGIN
 
 
 def _label_ticks(ax: Axes, decades: float) -> None:

@@ -41,6 +41,12 @@ class Protocol:
     cosine: bool = False
 
 
+FORECASTS = Protocol(
+    hidden=(256, 256), activation="silu", epochs=100, batch=128, rate=1e-3, decay=1e-2
+)
+"""Of the net that forecasts the weather, and of the larger net whose cost is measured."""
+
+
 def device() -> torch.device:
     """Where nets are trained: the environment variable, else the CPU."""
     return torch.device(os.environ.get(VARIABLE, "cpu"))

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import rigidities as rg
-from experiments.data.california import OUT_OF_DOMAIN
-from experiments.judging import error_bars, scores
+from experiments.data.california import OUT_OF_DOMAIN, Pair, drawn, longitudes
+from experiments.judging import error_bars, scores, stacks
 from experiments.judging.floors import floors, hindsight, kurtosis
-from experiments.studies.california.rows import Pair, Samples, drawn, longitudes
-from experiments.training.descent import trained
+from experiments.judging.stacks import Judged
 from experiments.training.protocol import Protocol
 from rigidities import metrics
 
@@ -59,16 +58,16 @@ def nets(
     """
     samples = drawn(count, seed, OUT_OF_DOMAIN, restricted=True, most=most)
     protocol = Protocol((hidden, hidden), "silu", epochs=epochs, decay=decay)
-    seeds = [1000 * seed + k for k in range(count)]
-    stack = trained(samples.train, samples.valid, protocol, seeds, "California's nets")
-    judged = [_judged(stack.best.module(k), samples, k, bin_size) for k in range(count)]
+    stack = stacks.trained(samples, protocol, seed, "California's nets")
+    nets = enumerate(zip(stacks.judged(stack.best, samples), samples.inside, strict=True))
+    judged = [_judged(one, inside, k, bin_size) for k, (one, inside) in nets]
     return {
-        "each": [{name: _without_plots(one[name]) for name in CALIBRATIONS} for one in judged],
+        "each": [{name: one[name] for name in CALIBRATIONS} for one in judged],
         "limits": [one["limits"] for one in judged],
-        "shown": {name: {d: _plots(judged[0][name][d]) for d in DOMAINS} for name in SHOWN},
+        "shown": judged[0]["shown"],
         "epoch": stack.epoch,
-        "train": samples.train[0].shape[1],
-        "valid": samples.valid[0].shape[1],
+        "train": samples.counts["train"],
+        "valid": samples.counts["valid"],
         "inside": [int(mask.sum()) for mask in samples.inside],
         "outside": [int((~mask).sum()) for mask in samples.inside],
     }
@@ -79,33 +78,32 @@ def histogram(*, bins: int) -> dict[str, Any]:
     return longitudes([-3 + 6 * k / bins for k in range(bins + 1)])
 
 
-def _judged(net: nn.Module, samples: Samples, k: int, bin_size: int) -> dict[str, Any]:
+def _judged(one: Judged, inside: Tensor, k: int, bin_size: int) -> dict[str, Any]:
     """One net's error bars by all calibrations, which see validation rows inside the domain."""
-    train, valid, (x, y) = samples.of(k)
-    uq = error_bars.fitted(net, train)
-    with torch.no_grad():
-        constant = error_bars.constant(net(valid[0]), valid[1])
-    ways = (error_bars.BINS, error_bars.PAPER, error_bars.best(uq, valid), BAYES)
-    sides = {"inside": samples.inside[k], "outside": ~samples.inside[k]}
+    best = error_bars.best(one.uq, one.valid)
+    ways = (error_bars.BINS, error_bars.PAPER, best, BAYES)
+    sides = {"inside": inside, "outside": ~inside}
     found: dict[str, Any] = {}
     stds = {}
     for name, how in zip(CALIBRATIONS, ways, strict=True):
-        beyond = farthest(uq, valid, how)
-        bars = error_bars.bars(uq, valid, x, how)
-        stds[name] = bars.std[sides["inside"]]
+        beyond = farthest(one.uq, one.valid, how)
+        bars = one.bars(how)
+        mean, stds[name], target = one.rows(bars, inside)
         found[name] = {
-            **{d: _side(bars, y, side, constant, bin_size) for d, side in sides.items()},
+            **{d: one.scored(bars, bin_size, side) for d, side in sides.items()},
             "auroc": metrics.auroc(*(bars.std[side] for side in sides.values())),
             "farthest": beyond,
             "chosen": bars.chosen,
         }
-    stds["constant"] = torch.full_like(stds["paper"], constant)
-    inside = sides["inside"]
-    error = (y.flatten().double() - bars.mean)[inside]
+        if name in SHOWN:
+            plots = {d: _plots(one.rows(bars, side), bin_size) for d, side in sides.items()}
+            found.setdefault("shown", {})[name] = plots
+    stds["constant"] = torch.full_like(stds["paper"], one.constant)
+    error = target - mean
     found["limits"] = {
         "kurtosis": kurtosis(error),
         "floors": {name: floors(error, std, bin_size, seed=k) for name, std in stds.items()},
-        "hindsight": hindsight(uq, x[inside], error, bin_size),
+        "hindsight": hindsight(one.uq, one.test[0][inside], error, bin_size),
     }
     return found
 
@@ -125,22 +123,5 @@ def farthest(
     }
 
 
-def _side(
-    bars: error_bars.Bars, y: Tensor, side: Tensor, constant: float, bin_size: int
-) -> dict[str, Any]:
-    rows = bars.mean[side], bars.std[side], y[side].flatten().double()
-    return {
-        **scores.beside_constant(*rows, constant, bin_size),
-        "points": scores.points(*rows),
-        "bins": scores.bins(*rows, bin_size),
-    }
-
-
-def _plots(side: dict[str, Any]) -> dict[str, Any]:
-    return {name: side[name] for name in ("points", "bins")}
-
-
-def _without_plots(found: dict[str, Any]) -> dict[str, Any]:
-    """A calibration's numbers without single rows and bins, which one net is enough to show."""
-    sides = {d: {k: found[d][k] for k in ("scores", "constant")} for d in DOMAINS}
-    return {**found, **sides}
+def _plots(rows: scores.Rows, bin_size: int) -> dict[str, Any]:
+    return {"points": scores.points(*rows), "bins": scores.bins(*rows, bin_size)}

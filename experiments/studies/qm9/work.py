@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +15,10 @@ from experiments.atoms.batches import Environments, loss_weight
 from experiments.data import qm9
 from experiments.judging import error_bars, scores
 from experiments.judging.floors import floors
-from experiments.studies.qm9 import nets, novelty, pictures, samples
+from experiments.judging.scores import Rows
+from experiments.studies.qm9 import nets, samples
+from experiments.studies.qm9.novelty import work as novelty
+from experiments.studies.qm9.pictures import work as pictures
 from experiments.studies.qm9.samples import Samples
 from experiments.training.protocol import device
 from rigidities import metrics
@@ -35,20 +37,6 @@ MAIN = "nll"
 """The calibration that the other parts of the page use."""
 
 BATCH = 512
-
-
-@dataclass(frozen=True)
-class Bars:
-    """The test molecules' predictions and error bars, each (N,), in kcal/mol."""
-
-    mean: Tensor
-    std: Tensor
-    target: Tensor
-
-    @property
-    def error(self) -> Tensor:
-        """Of each prediction, with its sign."""
-        return self.mean - self.target
 
 
 def judged(
@@ -109,41 +97,39 @@ def calibrated(
     return own
 
 
-def predicted(ways: Mapping[str, rg.LastLayerRigidity], data: Samples) -> dict[str, Bars]:
+def predicted(ways: Mapping[str, rg.LastLayerRigidity], data: Samples) -> dict[str, Rows]:
     """All test molecules, by every calibration."""
     found = {name: torch.empty(3, len(data.test), dtype=torch.float64) for name in ways}
     for places, part in data.test_parts():
         for name, uq in ways.items():
             p = uq.predict(part.batches(BATCH), sample_weight=loss_weight, progress=False)
             found[name][:, places] = torch.stack([p.mean, p.std, part.y]).cpu()
-    return {name: Bars(*numbers) for name, numbers in found.items()}
+    return {name: Rows(*numbers) for name, numbers in found.items()}
 
 
-def _scored(bars: Bars, data: Samples, constant: float, bin_size: int) -> dict[str, Any]:
+def _scored(rows: Rows, data: Samples, constant: float, bin_size: int) -> dict[str, Any]:
     """The scores beside those of a constant bar, and the numbers of the figures."""
-    three = bars.mean, bars.std, bars.target
-    found = scores.beside_constant(*three, constant, bin_size)
-    per_atom = bars.error / data.molecules.structures.counts[data.test]
-    flat = torch.full_like(bars.std, constant)
-    for one, std in ((found, bars.std), (found["constant"], flat)):
-        one["scores"] |= {
-            "mae": metrics.mae(bars.mean, bars.target),
+    per_atom = rows.error / data.molecules.structures.counts[data.test]
+
+    def more(std: Tensor) -> dict[str, float]:
+        return {
+            "mae": metrics.mae(rows.mean, rows.target),
             "rmse_per_atom": float(per_atom.square().mean().sqrt()) * MILLIELECTRONVOLT,
-            "floor": floors(bars.error, std, bin_size, seed=0)["shuffled"],
+            "floor": floors(rows.error, std, bin_size, seed=0)["shuffled"],
         }
-    found["bins"] = scores.bins(*three, bin_size)
-    found["points"] = scores.points(*three)
-    return found
+
+    found = scores.beside_constant(*rows, constant, bin_size, more)
+    return found | scores.pictured(*rows, bin_size)
 
 
-def _novelty(bars: Bars, data: Samples) -> dict[str, Any]:
+def _novelty(bars: Rows, data: Samples) -> dict[str, Any]:
     """Errors and bars by the kinds and by the sizes of molecules."""
     learnt, others = (data.molecules.structures.picked(rows) for rows in (data.train, data.test))
     kinds = novelty.groups(novelty.kinds(learnt), novelty.kinds(others), bars.error, bars.std)
     return {"kinds": kinds, "sizes": novelty.by_size(others, bars.error, bars.std)}
 
 
-def _shown(uq: rg.LastLayerRigidity, bars: Bars, data: Samples) -> list[dict[str, Any]]:
+def _shown(uq: rg.LastLayerRigidity, bars: Rows, data: Samples) -> list[dict[str, Any]]:
     """The molecules of the figure, with their atoms' error bars."""
     places = torch.cat(list(pictures.chosen(bars.std).values()))
     rows = data.test[places]

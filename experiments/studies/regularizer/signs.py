@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.frame.quartiles import quartiles
+from experiments.judging.scores import quartiles
 
 Range = tuple[float, float]
 """The least and the most that a number can be; the same twice where it is known."""

@@ -6,14 +6,14 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import rigidities as rg
-from experiments.data.california import WIDTH
-from experiments.judging import error_bars, scores
+from experiments.data.california import WIDTH, Pair, drawn
+from experiments.judging import error_bars, scores, stacks
 from experiments.judging.error_bars import Calibration
-from experiments.studies.california.rows import Pair, drawn
-from experiments.training.descent import trained
+from experiments.judging.scores import Rows
+from experiments.judging.stacks import Judged
 from experiments.training.protocol import Protocol
 from rigidities import metrics
 
@@ -28,6 +28,15 @@ JUDGED = ("nll", "binned_log_ratio", "slope", "decades", "spearman", "coverage")
 
 STOPPING = ("best", "last")
 """Weights of the smallest validation loss, or of the last epoch."""
+
+
+def name_of(decay: float, copies: int, stopping: str) -> str:
+    """Of a condition.
+
+    >>> name_of(0.01, 2, "best")
+    'decay 0.01, 2 copies, best'
+    """
+    return f"decay {decay:g}, {copies} {'copy' if copies == 1 else 'copies'}, {stopping}"
 
 
 def nets(
@@ -57,8 +66,7 @@ def nets(
     Returns:
         By stopping: one entry a net.
     """
-    samples = drawn(count, seed, WIDTH, most=most)
-    x, y = (part.repeat(1, copies, 1) for part in samples.train)
+    samples = drawn(count, seed, WIDTH, most=most).copied(copies)
     protocol = Protocol(
         (hidden, hidden),
         "silu",
@@ -66,47 +74,34 @@ def nets(
         decay=decay,
         patience=max(1, Protocol.patience // copies),
     )
-    seeds = [1000 * seed + k for k in range(count)]
     what = f"nets of decay {decay:g}, {copies} copies"
-    stacks = trained((x, y), samples.valid, protocol, seeds, what)
-    found: dict[str, Any] = {}
-    for stopping in STOPPING:
-        stack = getattr(stacks, stopping)
-        found[stopping] = [
-            _judged(stack.module(k), (x[k], y[k]), *samples.of(k)[1:], bin_size)
-            for k in range(count)
+    found = stacks.trained(samples, protocol, seed, what)
+    each: dict[str, Any] = {
+        stopping: [
+            _judged(one, bin_size) for one in stacks.judged(getattr(found, stopping), samples)
         ]
-    rows = {
-        "train": x.shape[1],
-        "valid": samples.valid[0].shape[1],
-        "test": len(samples.test[0][0]),
+        for stopping in STOPPING
     }
-    return {**found, "epoch": stacks.epoch, "rows": rows}
+    return {**each, "epoch": found.epoch, "rows": samples.counts}
 
 
-def _judged(
-    net: nn.Sequential, train: Pair, valid: Pair, test: Pair, bin_size: int
-) -> dict[str, Any]:
+def _judged(one: Judged, bin_size: int) -> dict[str, Any]:
     """One net: by calibration what was chosen and how good it is; and the effect of the bias."""
-    uq = error_bars.fitted(net, train)
     found: dict[str, Any] = {
-        name: _calibrated(uq, valid, test, how, bin_size) for name, how in CALIBRATIONS.items()
+        name: _calibrated(one, how, bin_size) for name, how in CALIBRATIONS.items()
     }
     return {
         **found,
-        "bias": without_bias(uq, net, train, valid, test, bin_size),
-        "weights": math.sqrt(sum(float(p.detach().square().sum()) for p in net.parameters())),
-        "valid_rmse": _rmse(net, valid),
-        "test_rmse": _rmse(net, test),
+        "bias": without_bias(one, bin_size),
+        "weights": math.sqrt(sum(float(p.detach().square().sum()) for p in one.net.parameters())),
+        "valid_rmse": _rmse(one.net, one.valid),
+        "test_rmse": _rmse(one.net, one.test),
     }
 
 
-def _calibrated(
-    uq: rg.LastLayerRigidity, valid: Pair, test: Pair, how: Calibration, bin_size: int
-) -> dict[str, float]:
-    report = error_bars.calibrated(uq, valid, how)
-    largest = float(uq.posterior.eigenvalues.max())
-    noise = float(report.noise)
+def _calibrated(one: Judged, how: Calibration, bin_size: int) -> dict[str, float]:
+    report = error_bars.calibrated(one.uq, one.valid, how)
+    largest = float(one.uq.posterior.eigenvalues.max())
     return {
         "log_ridge": math.log10(report.ridge),
         "log_relative_ridge": math.log10(report.ridge / largest),
@@ -114,50 +109,42 @@ def _calibrated(
         "at_lower_edge": float(report.at_edge == "lower"),
         "at_upper_edge": float(report.at_edge == "upper"),
         "effective_rank": float(report.effective_rank),
-        "noise": math.sqrt(noise),
-        **_scores(*_bars(uq, test[0]), test[1], bin_size),
+        "noise": math.sqrt(float(report.noise)),
+        **_scores(_rows(one.uq, one.test), bin_size),
     }
 
 
-def without_bias(
-    uq: rg.LastLayerRigidity,
-    net: nn.Sequential,
-    train: Pair,
-    valid: Pair,
-    test: Pair,
-    bin_size: int,
-) -> dict[str, float]:
+def without_bias(one: Judged, bin_size: int) -> dict[str, float]:
     """Bars from features without the column of ones, beside those with it; both by likelihood.
 
     Returns:
         Scores without minus scores with it; the mean of |log10| of the bars' ratio; and the rank
         correlation of the two.
     """
-    bare = rg.LastLayerRigidity(net, features=lambda model, x: model[:-1](x))
-    bare.fit(train, progress=False)
-    pairs = []
-    for one in (uq, bare):
-        error_bars.calibrated(one, valid, error_bars.PAPER)
-        pairs.append(_bars(one, test[0]))
-    with_it, without = (_scores(*pair, test[1], bin_size) for pair in pairs)
-    (_, wide), (_, narrow) = pairs
+    bare = rg.LastLayerRigidity(one.net, features=lambda model, x: model[:-1](x))
+    bare.fit(one.train, progress=False)
+    for uq in (one.uq, bare):
+        error_bars.calibrated(uq, one.valid, error_bars.PAPER)
+    rows = [_rows(uq, one.test) for uq in (one.uq, bare)]
+    with_it, without = (_scores(each, bin_size) for each in rows)
+    wide, narrow = (each.std for each in rows)
     zero = torch.zeros_like(wide)
     return {
         **{name: without[name] - with_it[name] for name in without},
         "log_ratio_of_bars": float((narrow / wide).log10().abs().mean()),
         "rank_correlation_of_bars": metrics.spearman(zero, narrow, wide),
-        "log_ridge": math.log10(bare.ridge) - math.log10(uq.ridge),
+        "log_ridge": math.log10(bare.ridge) - math.log10(one.uq.ridge),
     }
 
 
-def _bars(uq: rg.LastLayerRigidity, x: Tensor) -> tuple[Tensor, Tensor]:
-    p = uq.predict(x)
-    return p.mean.double().flatten(), p.std.double().flatten()
+def _rows(uq: rg.LastLayerRigidity, test: Pair) -> Rows:
+    p = uq.predict(test[0])
+    return Rows(*(part.double().flatten() for part in (p.mean, p.std, test[1])))
 
 
-def _scores(mean: Tensor, std: Tensor, target: Tensor, bin_size: int) -> dict[str, float]:
+def _scores(rows: Rows, bin_size: int) -> dict[str, float]:
     """Those of `experiments.judging.scores` that bars without a constant one beside them have."""
-    found = scores.scores(mean, std, target.flatten().double(), bin_size)
+    found = scores.scores(*rows, bin_size)
     return {name: found[name] for name in JUDGED}
 
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import rigidities as rg
+from experiments.data import weather
 from experiments.judging import error_bars, scores
+from experiments.judging.error_bars import BINS, PAPER, Calibration, held_out
 from experiments.judging.floors import floors
-from experiments.studies.weather.choice import best_bins
-from experiments.studies.weather.nets import PROTOCOL, drawn
-from experiments.studies.weather.samples import Samples
-from experiments.studies.weather.samples import drawn as samples_drawn
 from experiments.training import loop
+from experiments.training.loop import Rows
+from experiments.training.protocol import FORECASTS, Protocol
+from experiments.training.stack import ACTIVATIONS
 from rigidities import metrics
 
 SHOWN = ("paper", "best", "best_bins")
@@ -39,10 +41,10 @@ def judged(
         "calibrations", each with its scores, what it chose, and the numbers of the figures;
         "stations"; the epoch of the best weights; the numbers of inputs and rows.
     """
-    samples = samples_drawn(split, seed, standardised=standardised, rows=rows)
+    samples = drawn(split, seed, standardised=standardised, rows=rows)
     own = 1000 * seed + split
-    net = drawn(samples.train[0].shape[1], len(samples.stations), own)
-    protocol = replace(PROTOCOL, epochs=epochs)
+    net = forecaster(samples.train[0].shape[1], len(samples.stations), own)
+    protocol = replace(FORECASTS, epochs=epochs)
     trained = loop.fitted(net, samples.train, samples.valid, protocol, own, what=f"net {split}")
     uq = rg.LastLayerRigidity(trained.net).fit(samples.train, progress=False)
     ways = {
@@ -53,7 +55,7 @@ def judged(
     }
     constant = _constant(uq, samples)
     bars = {name: _bars(uq, samples, how) for name, how in ways.items()}
-    target = _degrees(samples, samples.test[-1])
+    target = samples.degrees(samples.test[-1])
     return {
         "calibrations": {
             name: _scored(one, target, constant, bin_size, name) for name, one in bars.items()
@@ -86,15 +88,13 @@ def _constant(uq: rg.LastLayerRigidity, samples: Samples) -> float:
 def _scored(
     bars: error_bars.Bars, target: Tensor, constant: float, bin_size: int, name: str
 ) -> dict[str, Any]:
-    found = scores.beside_constant(bars.mean, bars.std, target, constant, bin_size)
-    found["chosen"] = bars.chosen
-    flat = torch.full_like(bars.std, constant)
-    for one, std in ((found, bars.std), (found["constant"], flat)):
-        one["scores"]["floor"] = floors(target - bars.mean, std, bin_size, seed=0)["shuffled"]
-    if name in SHOWN:
-        found["bins"] = scores.bins(bars.mean, bars.std, target, bin_size)
-        found["points"] = scores.points(bars.mean, bars.std, target)
-    return found
+    rows = scores.Rows(bars.mean, bars.std, target)
+
+    def more(std: Tensor) -> dict[str, float]:
+        return {"floor": floors(-rows.error, std, bin_size, seed=0)["shuffled"]}
+
+    found = scores.beside_constant(*rows, constant, bin_size, more) | {"chosen": bars.chosen}
+    return found | scores.pictured(*rows, bin_size) if name in SHOWN else found
 
 
 def _per_station(bars: error_bars.Bars, target: Tensor, samples: Samples) -> dict[str, Any]:
@@ -112,5 +112,118 @@ def _per_station(bars: error_bars.Bars, target: Tensor, samples: Samples) -> dic
     return found
 
 
-def _degrees(samples: Samples, target: Tensor) -> Tensor:
-    return samples.level + samples.spread * target.double().flatten()
+@dataclass(frozen=True)
+class Samples:
+    """One split; every part is (records (n, d), station (n,), target (n, 1)).
+
+    The records have mean 0 and standard deviation 1 over the training rows. A target t of the net
+    is a temperature `level` + `spread` t.
+
+    Attributes:
+        train: training rows.
+        valid: validation rows.
+        test: test rows.
+        stations: their names.
+        level: degrees Celsius; zero for raw targets.
+        spread: degrees Celsius; one for raw targets.
+    """
+
+    train: Rows
+    valid: Rows
+    test: Rows
+    stations: tuple[str, ...]
+    level: float
+    spread: float
+
+    def degrees(self, target: Tensor) -> Tensor:
+        """The temperatures that targets of the net mean, (n,) in float64."""
+        return self.level + self.spread * target.double().flatten()
+
+
+def drawn(split: int, seed: int, *, standardised: bool, rows: int | None = None) -> Samples:
+    """A random 40/30/30 split.
+
+    Args:
+        split: which of the seed's splits.
+        seed: of the splits.
+        standardised: whether the net sees targets of mean 0 and standard deviation 1, or degrees.
+        rows: at most so many of each part; all by default.
+    """
+    records = weather.read()
+    places = records.random(split, seed)
+    train, valid, test = (
+        torch.as_tensor(p[:rows]) for p in (places.train, places.valid, places.test)
+    )
+    x, y = torch.as_tensor(records.continuous), torch.as_tensor(records.y)[:, None]
+    station = torch.as_tensor(records.station)
+    spread_x, mean_x = torch.std_mean(x[train], dim=0)
+    spread, level = map(float, torch.std_mean(y[train])) if standardised else (1.0, 0.0)
+    x, y = ((x - mean_x) / spread_x).float(), ((y - level) / spread).float()
+    parts = ((x[part], station[part], y[part]) for part in (train, valid, test))
+    return Samples(*parts, records.station_names, level, spread)
+
+
+EMBEDDING = 256
+"""Numbers that describe a station."""
+
+
+class Forecaster(nn.Module):
+    """Two inputs: the continuous records (N, d) and the station's place in the list (N,)."""
+
+    def __init__(self, inputs: int, stations: int, protocol: Protocol = FORECASTS) -> None:
+        super().__init__()
+        self.stations = nn.Embedding(stations, EMBEDDING)
+        width, layers = inputs + EMBEDDING, []
+        for hidden in protocol.hidden:
+            layers += [nn.Linear(width, hidden), ACTIVATIONS[protocol.activation].module()]
+            width = hidden
+        self.hidden = nn.Sequential(*layers)
+        self.head = nn.Linear(width, 1, bias=protocol.last_bias)
+
+    def forward(self, continuous: Tensor, station: Tensor) -> Tensor:
+        """(N, 1)."""
+        inputs = torch.cat([continuous, self.stations(station)], dim=-1)
+        output: Tensor = self.head(self.hidden(inputs))
+        return output
+
+
+def forecaster(inputs: int, stations: int, seed: int, protocol: Protocol = FORECASTS) -> Forecaster:
+    """Torch's default first weights, from a seed of their own."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Forecaster(inputs, stations, protocol)
+
+
+CANDIDATES = (BINS, Calibration("bins", "constant"), PAPER)
+"""The paper's two, and its bins with a constant noise."""
+
+KEPT = 0.5
+"""Share of the gain in likelihood over a constant bar, as the paper's form has it, that the choice
+must keep: a constant bar scores well in bins and tells nothing."""
+
+
+def best_bins(
+    uq: rg.LastLayerRigidity,
+    valid: Rows,
+    bin_size: int,
+    candidates: Sequence[Calibration] = CANDIDATES,
+) -> Calibration:
+    """The best by the mean distance of log MSE from log variance in bins.
+
+    Every validation row gets a bar by the numbers that the other folds of the rows choose; the
+    bars of a candidate are then judged together.
+
+    Args:
+        uq: fitted.
+        valid: inputs and target.
+        bin_size: of the judge.
+        candidates: to choose from, the paper's bins among them.
+    """
+    target = valid[-1].double().flatten()
+    bars = {how: held_out(uq, valid, how) for how in candidates}
+    likelihood = {how: metrics.nll(*bar, target) for how, bar in bars.items()}
+    mean, std = bars[BINS]
+    constant = metrics.nll(mean, torch.full_like(std, metrics.rmse(mean, target)), target)
+    least = constant - KEPT * (constant - likelihood[BINS])
+    telling = [how for how in bars if how == BINS or likelihood[how] <= least]
+    return min(telling, key=lambda how: metrics.binned_log_ratio(*bars[how], target, bin_size))

@@ -10,22 +10,17 @@ import torch
 
 from experiments.frame.outcome import mean_and_error
 from experiments.frame.wording import direction
+from experiments.judging.scores import SCORES
 from rigidities import metrics
 from rigidities.metrics.ranks import ranks
 
-BETTER = {
-    "rmse": -1,
-    "nll": -1,
-    "gain": 1,
-    "binned_log_ratio": -1,
-    "spearman": 1,
-    "decades": 0,
-    "slope": 0,
-    "slope_error": -1,
-    "coverage": 0,
-    "coverage_error": -1,
-}
-"""Scores that are followed: 1 where larger is better, -1 where smaller is, 0 where neither."""
+FOLLOWED = (
+    *("rmse", "nll", "gain", "binned_log_ratio", "spearman", "decades"),
+    *("slope", "slope_error", "coverage", "coverage_error"),
+)
+BETTER = {name: SCORES[name].better if name in SCORES else -1 for name in FOLLOWED}
+"""Scores that are followed: 1 where larger is better, -1 where smaller is, 0 where neither.
+The distances of slope and coverage from what they should be are no scores of every experiment."""
 
 Scores = Mapping[int, Sequence[Mapping[str, float]]]
 """By width, one entry a net; the k-th nets of all widths share their split."""

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
-from experiments.data.california import WIDTH
-from experiments.judging import error_bars, scores
-from experiments.studies.california.rows import drawn
-from experiments.training.descent import trained
+from experiments.data.california import WIDTH, drawn
+from experiments.judging import error_bars, scores, stacks
 from experiments.training.protocol import Protocol
 
 CALIBRATIONS = {"paper": error_bars.BINS, "nll": error_bars.PAPER, "floor": error_bars.SAFE}
@@ -36,25 +32,14 @@ def nets(
     """
     samples = drawn(count, seed, WIDTH, most=most)
     protocol = Protocol((width, width), "silu", last_bias=False, epochs=epochs, decay=decay)
-    seeds = [1000 * seed + k for k in range(count)]
-    stack = trained(samples.train, samples.valid, protocol, seeds, f"nets of width {width}").best
+    stack = stacks.trained(samples, protocol, seed, f"nets of width {width}").best
     found: dict[str, Any] = {name: {"each": []} for name in CALIBRATIONS}
-    for k in range(count):
-        train, valid, (x, y) = samples.of(k)
-        net = stack.module(k)
-        uq = error_bars.fitted(net, train)
-        with torch.no_grad():
-            constant = error_bars.constant(net(valid[0]), valid[1])
+    for one in stacks.judged(stack, samples):
         for name, how in CALIBRATIONS.items():
-            bars = error_bars.bars(uq, valid, x, how)
-            rows = bars.mean, bars.std, y.flatten().double()
-            judged = scores.beside_constant(*rows, constant, bin_size)
+            bars = one.bars(how)
             smallest = float(bars.std.min() / bars.std.median())
-            judged |= {"smallest_bar": smallest, "chosen": bars.chosen}
-            found[name]["each"].append(judged)
-            if k == 0:
-                found[name]["bins"] = scores.bins(*rows, bin_size)
-    return {
-        **found,
-        "rows": {"train": samples.train[0].shape[1], "valid": len(valid[0]), "test": len(x)},
-    }
+            found[name].setdefault("bins", scores.bins(*one.rows(bars), bin_size))
+            found[name]["each"].append(
+                one.scored(bars, bin_size) | {"smallest_bar": smallest, "chosen": bars.chosen}
+            )
+    return {**found, "rows": samples.counts}

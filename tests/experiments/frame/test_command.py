@@ -69,7 +69,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any]], None
             return Outcome("Fake", numbers, outcome().page)
 
     monkeypatch.setitem(EXPERIMENTS, "fake", Experiment("fake", "nothing much", 1))
-    monkeypatch.setitem(sys.modules, "experiments.studies.fake", Module)
+    monkeypatch.setitem(sys.modules, "experiments.studies.fake.run", Module)
     return lambda run: monkeypatch.setattr(Module, "run", run)
 
 
@@ -283,7 +283,7 @@ def test_something_else_than_an_outcome_is_refused(fake, monkeypatch, tmp_path) 
 def test_every_name_has_a_module_and_a_line_in_the_readme() -> None:
     readme = (ROOT / "experiments/README.md").read_text()
     for name in EXPERIMENTS:
-        assert find_spec(f"experiments.studies.{name}"), name
+        assert find_spec(f"experiments.studies.{name}.run"), name
         assert f"| `{name}` |" in readme
 
 

@@ -19,7 +19,7 @@ from experiments.frame.jobs import Job, results
 from experiments.frame import jobs, keys, sources
 
 NAMES = ("first", "second", "third")
-NETS = "experiments.studies.uci.nets"
+NETS = "experiments.studies.uci.work"
 
 
 def squares(name: str, numbers: list[float], log: str) -> dict[str, Any]:
@@ -150,12 +150,26 @@ def test_a_cache_that_cannot_be_written_is_said_before_the_work(
 def test_the_code_a_part_depends_on_is_followed_through_its_imports() -> None:
     names = {one.file.relative_to(sources.HERE).as_posix() for one in sources.reached(NETS)}
     assert names >= {
-        *("studies/uci/nets.py", "studies/uci/samples.py"),
+        *("studies/uci/work.py", "studies/uci/samples.py"),
         *("judging/error_bars.py", "baselines/laplace.py"),
         *("training/descent.py", "training/stack.py", "training/adam.py", "training/plateau.py"),
         *("data/uci.py", "data/splits.py", "data/files.py", "data/download.py"),
     }
-    assert not any(name.endswith(("texts.py", "tables.py", "drawing.py")) for name in names)
+
+
+STUDIES = sources.HERE / "studies"
+WORKS = [file.relative_to(STUDIES).parts[:-1] for file in sorted(STUDIES.rglob("work.py"))]
+
+
+@pytest.mark.parametrize("study", WORKS, ids="/".join)
+def test_no_part_depends_on_a_page_or_another_study(study: tuple[str, ...]) -> None:
+    module = ".".join(["experiments.studies", *study, "work"])
+    names = {path.relative_to(sources.HERE).as_posix() for path in sources.imported(module)}
+    assert f"studies/{'/'.join(study)}/work.py" in names
+    assert {name.split("/")[1] for name in names if name.startswith("studies")} == {study[0]}
+    assert not any(
+        name.endswith(("page.py", "figures.py", "parity.py", "run.py")) for name in names
+    )
 
 
 def test_the_library_that_computes_counts_and_what_only_shows_does_not() -> None:

@@ -9,14 +9,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from experiments.studies.active import rounds, scores
-from experiments.studies.active.nets import Training, trained
-from experiments.studies.active.rounds import METHODS, Protocol, Task, learning_curves
+from experiments.studies.active import page as pages
+from experiments.studies.active import run as experiment
+from experiments.studies.active import work
+from experiments.studies.active.work import (
+    METHODS,
+    Protocol,
+    Task,
+    Training,
+    learning_curves,
+    trained,
+)
 from experiments.training.stack import Stack
 
 from experiments.data import files, uci
 from experiments.frame import report
-from experiments.studies import active
 from tests.support.numbers_on_pages import unsupported
 
 pytestmark = pytest.mark.xdist_group("active")
@@ -52,7 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-SMALL = replace(active.quickened(Protocol("kin8nm")), pool=200, test=100)
+SMALL = replace(experiment.QUICK[0], pool=200, test=100)
 
 
 # --- data ---------------------------------------------------------------------------------------
@@ -60,7 +67,7 @@ SMALL = replace(active.quickened(Protocol("kin8nm")), pool=200, test=100)
 
 def test_data_that_are_not_in_the_folder_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"uci_kin8nm\.npz is not in the folder given"):
-        active.run(quick=True, seed=0, folder=tmp_path)
+        experiment.run(quick=True, seed=0, folder=tmp_path)
 
 
 @pytest.mark.skipif(uci.missing("kin8nm") is not None, reason="uci_kin8nm.npz is not here")
@@ -109,7 +116,7 @@ def test_choices_are_unlabelled_different_and_their_methods_own(method: str, fol
     net = Stack.drawn([0], (3, 16, 1), "silu")
     labelled = torch.arange(10, 50)
     generator = torch.Generator().manual_seed(0)
-    rows = rounds.chosen(net, task, labelled, SMALL, method, generator)
+    rows = work.chosen(net, task, labelled, SMALL, method, generator)
     assert len(set(rows.tolist())) == SMALL.batch
     assert not set(rows.tolist()) & set(labelled.tolist())
     features = net.features(task.x[None])[0].double()
@@ -151,7 +158,7 @@ def test_the_rmse_is_in_the_targets_unit(folder: Path) -> None:
     task = Task.drawn(uci.read("kin8nm", folder), SMALL, seed=0)
     net = Stack.drawn([0], (3, 4, 1), "silu")
     net.flat.zero_()
-    assert rounds.rmse(net, replace(task, unit=3.0)) == pytest.approx(
+    assert work.rmse(net, replace(task, unit=3.0)) == pytest.approx(
         3 * float(task.y_test.square().mean().sqrt())
     )
 
@@ -164,7 +171,7 @@ def test_differences_are_paired_and_labels_are_interpolated() -> None:
     random = torch.tensor([[4.0, 6.0], [3.0, 5.0], [2.0, 4.0]])
     better = torch.tensor([[4.0, 6.0], [2.0, 4.0], [1.0, 2.0]])
     curves = {"random": random, "top": random, "logdet": random, "variance": better}
-    found = scores.summary(curves, protocol)
+    found = work.summary(curves, protocol)
     one = found["methods"]["variance"]
     assert one["less_random"] == {
         "last": (-1.5, 0.5),
@@ -176,17 +183,17 @@ def test_differences_are_paired_and_labels_are_interpolated() -> None:
     assert one["rmse_thousandths"][0] == (5000.0, 1000.0)
     assert one["labels_to_randoms_last"] == 200.0
     assert found["methods"]["random"]["labels_to_randoms_last"] == 300.0
-    assert scores.labels_needed([1, 2], [3.0, 2.0], 1.0) is None
-    assert scores.labels_needed([100, 200, 300], [3.0, 1.0, 0.5], 2.0) == 150.0
-    early = scores.summary({**curves, "random": random.flip(0)}, protocol)
-    assert scores.difference_table(early, "").rows[-1][-1] == "all begin below it"
-    table = scores.difference_table(found, "")
+    assert work.labels_needed([1, 2], [3.0, 2.0], 1.0) is None
+    assert work.labels_needed([100, 200, 300], [3.0, 1.0, 0.5], 2.0) == 150.0
+    early = work.summary({**curves, "random": random.flip(0)}, protocol)
+    assert pages.difference_table(early, "").rows[-1][-1] == "all begin below it"
+    table = pages.difference_table(found, "")
     assert table.rows[-1][:3] == ["greedy, variance", "-1500.00 ± 500.00", "-1250.00 ± 250.00"]
     assert table.rows[-1][-2:] == ["2 of 2", "200 of 300"]
 
 
 def test_a_quick_run_keeps_numbers_tables_and_figure(folder: Path, tmp_path: Path) -> None:
-    outcome = active.run(quick=True, seed=0, folder=folder)
+    outcome = experiment.run(quick=True, seed=0, folder=folder)
     report.write("active", outcome, {**WHERE, "minutes": 0.0}, tmp_path)
     stored = json.loads((tmp_path / "active.json").read_text())
     assert list(stored) == ["kin8nm", "naval"]
@@ -202,7 +209,7 @@ def test_a_quick_run_keeps_numbers_tables_and_figure(folder: Path, tmp_path: Pat
 def test_the_stored_curves_keep_what_the_page_says() -> None:
     stored = json.loads(STORED.read_text())
     kin8nm, naval = (stored[name]["methods"] for name in ("kin8nm", "naval"))
-    for base in scores.BASES:
+    for base in work.BASES:
         for when in ("last", "all_rounds"):
             mean, error = kin8nm["variance"][f"less_{base}"][when]
             assert mean + 3 * error < 0, (base, when)

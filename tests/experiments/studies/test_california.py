@@ -11,55 +11,29 @@ import pytest
 import torch
 from experiments.frame.outcome import Outcome
 from experiments.judging.error_bars import PAPER
-from experiments.studies.california import averages, drawing, rows, tables, texts, work
+from experiments.studies.california import page as pages
+from experiments.studies.california import run as experiment
+from experiments.studies.california import work
 
 from experiments import __main__ as command
 from experiments.data import california
 from experiments.frame import report, wording
 from experiments.judging import error_bars, floors
-from experiments.studies import california as experiment
 from rigidities import metrics
-from tests.support import synthetic_data
 from tests.support.nets import Trained
 from tests.support.numbers_on_pages import unsupported
 
-pytestmark = pytest.mark.xdist_group("california")
+pytestmark = [pytest.mark.xdist_group("california"), pytest.mark.usefixtures("synthetic")]
 
-SMALL = {
-    "count": 2,
-    "seed": 0,
-    "epochs": 2,
-    "hidden": 8,
-    "decay": 1e-3,
-    "bin_size": 20,
-    "most": None,
-}
-
-
-@pytest.fixture(autouse=True)
-def data(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path_factory.getbasetemp() / "synthetic"
-    if not (folder / "california_housing.npz").exists():
-        synthetic_data.write(folder)
-    monkeypatch.setenv("RIGIDITIES_DATA", str(folder))
-    return folder
-
-
-@pytest.fixture
-def outcome() -> Outcome:
-    import matplotlib
-
-    from experiments.frame import figures
-
-    with matplotlib.rc_context(figures.style()):
-        return experiment.run(quick=True, seed=0)
+SMALL = {"count": 2, "seed": 0, "epochs": 2, "hidden": 8, "bin_size": 20, "most": None}
+SMALL |= {"decay": 1e-3}
 
 
 # --- rows ---------------------------------------------------------------------------------------
 
 
 def test_training_and_validation_stay_in_the_domain_and_the_test_does_not() -> None:
-    found = rows.drawn(3, 0, california.OUT_OF_DOMAIN, restricted=True)
+    found = california.drawn(3, 0, california.OUT_OF_DOMAIN, restricted=True)
     for x, _ in (found.train, found.valid):
         assert float(x[..., 7].min()) > california.THRESHOLD
     for (x, _), inside in zip(found.test, found.inside, strict=True):
@@ -70,7 +44,7 @@ def test_training_and_validation_stay_in_the_domain_and_the_test_does_not() -> N
 def test_all_nets_have_as_many_rows_as_the_smallest_split() -> None:
     data = california.read()
     splits = [data.random(k, 0).within(data.in_domain) for k in range(4)]
-    found = rows.drawn(4, 0, california.OUT_OF_DOMAIN, restricted=True)
+    found = california.drawn(4, 0, california.OUT_OF_DOMAIN, restricted=True)
     assert found.train[0].shape == (4, min(len(s.train) for s in splits), 8)
     assert found.valid[1].shape == (4, min(len(s.valid) for s in splits), 1)
     first = torch.from_numpy(data.y[splits[2].train[:5]]).float()
@@ -79,7 +53,7 @@ def test_all_nets_have_as_many_rows_as_the_smallest_split() -> None:
 
 
 def test_inputs_are_standardised_on_the_whole_set_and_targets_left() -> None:
-    found = rows.drawn(1, 0, california.WIDTH)
+    found = california.drawn(1, 0, california.WIDTH)
     (train, valid, test), data = found.of(0), california.read()
     x, y = (torch.cat(parts).double() for parts in zip(train, valid, test, strict=True))
     assert len(x) == len(data.x)
@@ -89,7 +63,7 @@ def test_inputs_are_standardised_on_the_whole_set_and_targets_left() -> None:
 
 
 def test_a_quick_look_takes_the_first_rows_of_each_part() -> None:
-    all_of_them, few = (rows.drawn(2, 0, california.WIDTH, most=most) for most in (None, 30))
+    all_of_them, few = (california.drawn(2, 0, california.WIDTH, most=most) for most in (None, 30))
     assert torch.equal(few.train[0], all_of_them.train[0][:, :30])
     assert torch.equal(few.test[1][0], all_of_them.test[1][0][:30])
 
@@ -109,7 +83,7 @@ def test_the_histogram_counts_every_row_and_the_threshold_is_an_edge() -> None:
 
 def test_scores_and_separation_are_of_the_rows_of_each_side() -> None:
     found = work.nets(**SMALL)
-    samples = rows.drawn(2, 0, california.OUT_OF_DOMAIN, restricted=True)
+    samples = california.drawn(2, 0, california.OUT_OF_DOMAIN, restricted=True)
     assert found["inside"] == [int(mask.sum()) for mask in samples.inside]
     shown = found["shown"]["paper"]
     std = {d: shown[d]["points"]["std"] for d in work.DOMAINS}
@@ -204,7 +178,7 @@ def test_limits_are_of_the_rows_inside() -> None:
         floors.floors(std, std, 20, seed=0)["gaussian"]
     )
     assert set(one["floors"]) == {*work.CALIBRATIONS, "constant"}
-    whole = averages.limits(found["limits"])
+    whole = experiment.limits(found["limits"])
     first, second = (each["kurtosis"] for each in found["limits"])
     assert whole["kurtosis"][0] == pytest.approx((first + second) / 2)
     ratios = [each["hindsight"]["binned_log_ratio"] for each in found["limits"]]
@@ -218,7 +192,7 @@ def test_limits_are_of_the_rows_inside() -> None:
 
 def test_means_and_differences_are_over_the_nets() -> None:
     each = work.nets(**SMALL)["each"]
-    found = averages.summary(each)
+    found = experiment.summary(each)
     first, second = (one["nll"]["inside"]["scores"]["nll"] for one in each)
     mean, error = found["calibrations"]["nll"]["inside"]["scores"]["nll"]
     assert mean == pytest.approx((first + second) / 2)
@@ -231,11 +205,11 @@ def test_means_and_differences_are_over_the_nets() -> None:
 
 def test_words_follow_the_numbers() -> None:
     found = {"differences": {"bayes": {"outside": {"coverage": [-0.3, 0.05]}}}}
-    assert "covers less than" in texts._bayes(found)
+    assert "covers less than" in pages._bayes(found)
     found["differences"]["bayes"]["outside"]["coverage"] = [0.3, 0.05]
-    assert "covers more than" in texts._bayes(found)
+    assert "covers more than" in pages._bayes(found)
     found["differences"]["bayes"]["outside"]["coverage"] = [0.3, 0.2]
-    assert "does not clearly differ" in texts._bayes(found)
+    assert "does not clearly differ" in pages._bayes(found)
 
 
 def test_the_page_names_the_longitude_and_shows_all_bars(outcome: Outcome) -> None:
@@ -243,7 +217,7 @@ def test_the_page_names_the_longitude_and_shows_all_bars(outcome: Outcome) -> No
     assert "**longitude**" in page
     assert wording.SHARED_ROWS in page
     assert "has seen any, but for the scale of the inputs" in page
-    for label in [*tables.LABELS.values(), "constant", "chosen in hindsight"]:
+    for label in [*pages.LABELS.values(), "constant", "chosen in hindsight"]:
         assert f"| {label} |" in page
     numbers = json.loads(report.rendered_numbers(outcome))
     assert unsupported(page, numbers) == []
@@ -257,7 +231,7 @@ def test_the_page_names_the_longitude_and_shows_all_bars(outcome: Outcome) -> No
 
 
 def test_the_histogram_is_cut_to_the_bins_that_hold_rows() -> None:
-    assert drawing._occupied([0, 2, 0, 1, 0], [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]) == (1.0, 4.0)
+    assert pages._occupied([0, 2, 0, 1, 0], [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]) == (1.0, 4.0)
 
 
 def test_the_command_runs_it(tmp_path: Path) -> None:

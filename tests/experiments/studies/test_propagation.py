@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 from experiments.frame.outcome import Picture, Table
-from experiments.studies.propagation import errors, nets, run, samples
-from experiments.studies.propagation.errors import CALIBRATIONS, DIFFERENCE, Groups
-from experiments.studies.propagation.samples import Samples, Sizes
+from experiments.studies.propagation import work
+from experiments.studies.propagation.run import run
+from experiments.studies.propagation.work import CALIBRATIONS, DIFFERENCE, Groups, Samples, Sizes
 
 from experiments.data import files
 from experiments.frame import report
@@ -46,7 +46,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def drawn(folder: Path) -> Samples:
-    return samples.drawn("kin8nm", SMALL, seed=0)
+    return work.drawn("kin8nm", SMALL, seed=0)
 
 
 def test_every_net_has_rows_of_its_own_and_none_the_common_ones(drawn: Samples) -> None:
@@ -61,17 +61,17 @@ def test_every_net_has_rows_of_its_own_and_none_the_common_ones(drawn: Samples) 
         assert len(set.union(*parts)) == sum(map(len, parts)) == 150 + 80 + 20 + 20
     assert not torch.equal(drawn.train[0][0], drawn.train[0][1])
     assert drawn.spread == pytest.approx(8.8, rel=0.1)
-    again = samples.drawn("kin8nm", SMALL, seed=0)
+    again = work.drawn("kin8nm", SMALL, seed=0)
     assert torch.equal(again.train[0], drawn.train[0])
 
 
 def test_too_few_rows_are_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match="Expected at least 2500 rows in 'kin8nm', got 600"):
-        samples.drawn("kin8nm", Sizes(), seed=0)
+        work.drawn("kin8nm", Sizes(), seed=0)
 
 
 def test_training_reduces_the_error_of_every_net(drawn: Samples) -> None:
-    trained = nets.trained(*drawn.train, epochs=100, seed=1)
+    trained = work.trained(*drawn.train, epochs=100, seed=1)
     x, y = drawn.test
     for net, rows, target in zip(trained, x, y, strict=True):
         assert float((net(rows).detach() - target).square().mean()) < 0.5 * float(
@@ -90,18 +90,18 @@ def test_groups_are_means_and_differences() -> None:
 
 
 def test_neighbours_are_nearest_and_counted_once() -> None:
-    pairs = errors.nearest(torch.tensor([[0.0], [1.0], [5.0], [5.5]]))
+    pairs = work.nearest(torch.tensor([[0.0], [1.0], [5.0], [5.5]]))
     assert pairs.tolist() == [[0, 1], [2, 3]]
 
 
 def test_predicted_variances_are_those_of_the_dense_covariance(drawn: Samples) -> None:
-    (net,) = nets.trained(drawn.train[0][:1], drawn.train[1][:1], epochs=20, seed=1)
+    (net,) = work.trained(drawn.train[0][:1], drawn.train[1][:1], epochs=20, seed=1)
     net = copy.deepcopy(net).double()
     x, valid = drawn.test[0][0].double(), tuple(part[0].double() for part in drawn.valid)
     uq = LastLayerRigidity(net).fit(tuple(part[0].double() for part in drawn.train))
     uq.calibrate(valid, noise="constant", criterion="evidence")
-    groups = Groups.of((1, 4), errors.nearest(x), len(x))
-    found = errors.predicted(uq, x, groups)
+    groups = Groups.of((1, 4), work.nearest(x), len(x))
+    found = work.predicted(uq, x, groups)
     covariance, a = uq.covariance(x), groups.matrix
     noise = float(uq.noise.level) * a.square().sum(1)
     assert bool((noise > 0).all())
@@ -118,7 +118,7 @@ def test_predicted_variances_are_those_of_the_dense_covariance(drawn: Samples) -
 def test_ratios_and_coverages_are_of_the_errors_given() -> None:
     wrong = {"5": torch.tensor([3.0, -4.0], dtype=torch.float64)}
     variance = {"5": torch.tensor([4.0, 4.0], dtype=torch.float64)}
-    found = errors.compared(wrong, variance, unit=10.0)
+    found = work.compared(wrong, variance, unit=10.0)
     assert found["std"]["5"] == 20
     assert found["ratio"]["5"] == pytest.approx(2 / math.sqrt(12.5))
     assert found["coverage"]["5"] == 0.5  # 1.645 * 2 = 3.29

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from experiments.frame.catalogue import EXPERIMENTS
-from experiments.studies.qm9 import nets, novelty_page, summary, tables, texts
+from experiments.studies.qm9 import nets
+from experiments.studies.qm9 import page as pages
+from experiments.studies.qm9 import run as qm9
+from experiments.studies.qm9.novelty import page as novelty_page
 
 from experiments import __main__ as command
 from experiments.frame import jobs
-from experiments.studies import qm9
 from rigidities import metrics
 from tests.support import synthetic_data
 from tests.support.numbers_on_pages import unsupported
@@ -50,7 +52,7 @@ def test_every_number_of_the_tables_stands_in_the_json(written: Path) -> None:
 def test_both_criteria_and_the_costs_are_there(written: Path) -> None:
     stored = json.loads((written / "qm9.json").read_text(encoding="utf-8"))
     ways = stored["energies"]["calibrations"]
-    assert set(ways) == set(tables.LABELS)
+    assert set(ways) == set(pages.LABELS)
     assert {one["chosen"]["scale"] > 0 for one in ways.values()} == {True}
     assert stored["costs"]["fit"]["ratio"] > 1 and stored["costs"]["predict"]["ratio"] > 0.5
     assert stored["forces"]["dense"]["difference"] < 1e-8
@@ -65,21 +67,21 @@ def test_merged_bins_are_those_of_larger_bins() -> None:
     bins = {"variance": variance.tolist(), "mse": mse.tolist()}
     for merged in (1, 4, 10):
         expected = metrics.binned_log_ratio(torch.zeros(4000), std, error, 100 * merged)
-        assert summary.log_ratio(bins, merged) == pytest.approx(expected, rel=1e-9)
-    assert summary.log_ratio(bins, 10_000) == pytest.approx(
+        assert qm9.log_ratio(bins, merged) == pytest.approx(expected, rel=1e-9)
+    assert qm9.log_ratio(bins, 10_000) == pytest.approx(
         abs(math.log10(float(mse.mean() / variance.mean())))
     )
 
 
 def test_what_is_compared_in_words_follows_the_numbers() -> None:
-    score = {name: [0.1, 0.01] for name in (*tables.COLUMNS, "spearman")}
-    ways = {name: {"scores": score} for name in tables.LABELS}
+    score = {name: [0.1, 0.01] for name in (*pages.COLUMNS, "spearman")}
+    ways = {name: {"scores": score} for name in pages.LABELS}
     for difference, word in (
         ([0.05, 0.01], "is above"),
         ([0.0, 0.01], "does not clearly differ"),
     ):
         found = {"calibrations": ways, "differences": {"nll": {"binned_log_ratio": difference}}}
-        assert word in texts.closing(found)
+        assert word in pages.closing(found)
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch, capsys) -> None:

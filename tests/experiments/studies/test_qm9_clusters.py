@@ -12,10 +12,10 @@ import torch
 from experiments.atoms.batches import Batch
 from experiments.frame.jobs import Job
 from experiments.frame.outcome import Outcome, Picture, Table, mean_and_error
-from experiments.studies.qm9 import cluster_nets as nets
-from experiments.studies.qm9 import cluster_scores, clusters_page
-from experiments.studies.qm9 import clusters as experiment
-from experiments.studies.qm9.cluster_structures import (
+from experiments.studies.qm9.clusters import nets
+from experiments.studies.qm9.clusters import page as pages
+from experiments.studies.qm9.clusters import work as experiment
+from experiments.studies.qm9.clusters.structures import (
     FAMILIES,
     SPECIES,
     Family,
@@ -226,7 +226,7 @@ def test_bars_of_forces_equal_the_dense_solution(small, forces: bool) -> None:
     f = torch.cat([rows(net, batch)[0] for batch in valid])
     q = {"forces": (g * torch.linalg.solve(h, g.T).T).sum(1)}
     q["energy"] = (f * torch.linalg.solve(h, f.T).T).sum(1)
-    found = cluster_scores.bars(uq, valid)
+    found = experiment.bars(uq, valid)
     errors = found["forces"].target - found["forces"].mean
     scale = (errors.square() / q["forces"]).mean().sqrt()
     close(found["forces"].std, scale * q["forces"].sqrt())
@@ -237,7 +237,7 @@ def test_means_and_targets_are_forces_and_energies(small) -> None:
     net, train, valid = small
     uq = nets.fitted(net, train, forces=True)
     nets.calibrate(uq, valid, "nll")
-    found = cluster_scores.bars(uq, valid)
+    found = experiment.bars(uq, valid)
     pairs = [nets.energies_and_slopes(net, batch) for batch in valid]
     close(found["energy"].mean, torch.cat([e for e, _ in pairs]).detach())
     close(found["forces"].mean, -torch.cat([s for _, s in pairs]).flatten())
@@ -248,7 +248,7 @@ def test_members_scatter_about_the_exact_bars_as_their_number_says(small) -> Non
     net, train, valid = small
     uq = nets.fitted(net, train, forces=True)
     nets.calibrate(uq, valid, "nll")
-    found = cluster_scores.of_members(uq, valid, 64, seed=0)
+    found = experiment.of_members(uq, valid, 64, seed=0)
     assert found["expected"] == pytest.approx(1 / math.sqrt(128))
     assert found["error"] == pytest.approx(found["expected"], rel=0.25)
     assert found["components"] == nets.joined(valid, "slope").numel()
@@ -263,7 +263,7 @@ def test_a_member_is_the_net_with_other_readouts(small) -> None:
     _, g = rows(net, valid[0])
     _, own = nets.energies_and_slopes(net, valid[0])
     expected = own.flatten() + (g @ ensemble.deviations[:, 0].T).T
-    close(cluster_scores.member_slopes(ensemble, inputs).flatten(1), expected)
+    close(experiment.member_slopes(ensemble, inputs).flatten(1), expected)
 
 
 # --- scores and the page --------------------------------------------------------------------------
@@ -273,8 +273,8 @@ def test_bars_of_the_right_size_are_covered_and_gain_over_a_constant() -> None:
     random = torch.Generator().manual_seed(0)
     std = torch.rand(4000, generator=random, dtype=F64) + 0.1
     error = std * torch.randn(4000, generator=random, dtype=F64)
-    bars = cluster_scores.Bars(torch.zeros_like(std), std, error)
-    found = cluster_scores.scored(bars, float(error.square().mean().sqrt()), 100, shown=True)
+    bars = experiment.Rows(torch.zeros_like(std), std, error)
+    found = experiment.scored(bars, float(error.square().mean().sqrt()), 100, shown=True)
     own = found["scores"]
     assert [own[f"coverage_{k}"] for k in (68, 90, 95)] == pytest.approx(
         [0.68, 0.9, 0.95], abs=0.02
@@ -337,7 +337,7 @@ def test_seeds_are_averaged_and_compared_net_by_net(runs) -> None:
 
 def test_every_number_of_the_page_stands_in_the_json(runs) -> None:
     found = experiment.together(runs)
-    page = clusters_page.entries(found)
+    page = pages.entries(found)
     outcome = Outcome("Clusters", {"clusters": found}, page)
     stored = json.loads(report.rendered_numbers(outcome))
     tables = [block for block in page if isinstance(block, Table)]
@@ -354,7 +354,7 @@ def test_every_number_of_the_page_stands_in_the_json(runs) -> None:
 
 
 def test_a_single_seed_gives_a_page_without_errors_of_means(runs) -> None:
-    page = clusters_page.entries(experiment.together(runs[:1]))
+    page = pages.entries(experiment.together(runs[:1]))
     assert "nan" not in " ".join(str(block) for block in page if not hasattr(block, "figure"))
 
 
@@ -367,7 +367,7 @@ def test_pictures_of_many_points_are_small_enough(runs) -> None:
     found = experiment.together(many)
     kept = found["families"]["like"]["forces"]["nll"]["points"]
     assert len(kept["std"]) == len(kept["error"]) == 500 and kept["rows"] == 1500
-    figure = clusters_page.points(found, "forces")
+    figure = pages.points(found, "forces")
     assert report.checked_png(Picture("forces", figure, ""))
 
 
@@ -376,11 +376,11 @@ def test_the_growth_sentence_follows_the_numbers() -> None:
         "distorted": {"bar": [5.0, 0.1], "rmse": [10.0, 0.1], "share": [0.5, 0.01]},
         "gold": {"bar": [3.0, 0.1], "rmse": [3.0, 0.1], "share": [1.0, 0.03]},
     }
-    text = clusters_page._growth("forces", grown)
+    text = pages._growth("forces", grown)
     assert "too small for clusters more distorted" in text
     assert "not clearly off for clusters rich in gold" in text and "too large" not in text
 
 
 def test_sizes_stand_in_one_place() -> None:
     names = {"seeds", *TINY}
-    assert names == {*experiment.QUICK} == {*experiment.WHOLE}
+    assert names == {*experiment.QUICK} == {*experiment.FULL}

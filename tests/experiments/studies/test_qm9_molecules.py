@@ -17,17 +17,15 @@ from experiments.atoms.batches import Environments, loss_weight
 from experiments.atoms.spectrum import power_spectrum
 from experiments.atoms.structures import Structures
 from experiments.frame.outcome import Table
-from experiments.studies.qm9 import (
-    forces,
-    forces_page,
-    learning,
-    learning_page,
-    novelty,
-    novelty_page,
-    pictures,
-    pictures_page,
-    samples,
-)
+from experiments.studies.qm9 import samples
+from experiments.studies.qm9.forces import page as forces_page
+from experiments.studies.qm9.forces import work as forces
+from experiments.studies.qm9.learning import page as learning_page
+from experiments.studies.qm9.learning import work as learning
+from experiments.studies.qm9.novelty import page as novelty_page
+from experiments.studies.qm9.novelty import work as novelty
+from experiments.studies.qm9.pictures import page as pictures_page
+from experiments.studies.qm9.pictures import work as pictures
 
 import rigidities as rg
 from experiments.atoms import bpnn

@@ -9,40 +9,26 @@ import re
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import pytest
 import torch
 from experiments.frame.outcome import Outcome, Table
-from experiments.studies.regularizer import signs, summary, tables, texts, work
+from experiments.judging.stacks import Judged
+from experiments.studies.regularizer import page as pages
+from experiments.studies.regularizer import run as experiment
+from experiments.studies.regularizer import signs, work
 
 from experiments import __main__ as command
-from experiments.frame import figures, report, wording
-from experiments.frame import quartiles as spread
+from experiments.frame import report, wording
 from experiments.judging import error_bars
-from experiments.studies import regularizer as experiment
+from experiments.judging import scores as spread
+from experiments.training import descent
 from rigidities import LastLayerRigidity
-from tests.support import synthetic_data
 from tests.support.nets import Trained
 from tests.support.numbers_on_pages import unsupported
 
-pytestmark = pytest.mark.xdist_group("california")
+pytestmark = [pytest.mark.xdist_group("california"), pytest.mark.usefixtures("synthetic")]
 
 SMALL = {"count": 2, "seed": 0, "epochs": 6, "hidden": 8, "bin_size": 40, "most": 120}
-
-
-@pytest.fixture(autouse=True)
-def data(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path_factory.getbasetemp() / "synthetic"
-    if not (folder / "california_housing.npz").exists():
-        synthetic_data.write(folder)
-    monkeypatch.setenv("RIGIDITIES_DATA", str(folder))
-    return folder
-
-
-@pytest.fixture
-def outcome() -> Outcome:
-    with matplotlib.rc_context(figures.style()):
-        return experiment.run(quick=True, seed=0)
 
 
 def entry(ridge: float, **more: float) -> dict[str, Any]:
@@ -67,8 +53,8 @@ def test_copies_enter_the_training_and_the_gram_at_the_same_number_of_steps(monk
         seen.append((train[0], protocol))
         return original(train, valid, protocol, seeds, what)
 
-    original = work.trained
-    monkeypatch.setattr(work, "trained", trained)
+    original = descent.trained
+    monkeypatch.setattr(descent, "trained", trained)
     one, two = (work.nets(copies=copies, decay=0.0, **SMALL) for copies in (1, 2))
     (x, first), (xx, second) = seen
     assert torch.equal(xx, torch.cat([x, x], 1))
@@ -89,7 +75,8 @@ def test_decay_shrinks_the_weights_and_the_last_weights_differ_from_the_best() -
 
 
 def test_ridges_are_those_that_the_library_chooses(net: Trained) -> None:
-    found = work._judged(net.model, net.train, net.valid, net.test, 40)
+    fitted = error_bars.fitted(net.model, net.train)
+    found = work._judged(Judged(net.model, fitted, *net[1:]), 40)
     uq = LastLayerRigidity(net.model).fit(net.train)
     report_ = uq.calibrate(net.valid, noise="constant")
     one = found["nll, floor"]
@@ -105,7 +92,7 @@ def test_ridges_are_those_that_the_library_chooses(net: Trained) -> None:
 
 def test_the_bias_is_a_column_of_ones(net: Trained) -> None:
     uq = error_bars.fitted(net.model, net.train)
-    found = work.without_bias(uq, net.model, net.train, net.valid, net.test, 40)
+    found = work.without_bias(Judged(net.model, uq, *net[1:]), 40)
     bars = []
     for ones in (True, False):
 
@@ -128,7 +115,7 @@ def test_the_bias_is_a_column_of_ones(net: Trained) -> None:
 def test_effects_are_differences_net_by_net() -> None:
     decays = (0.0, 0.1)
     conditions = {
-        summary.name_of(decay, copies, stopping): [
+        work.name_of(decay, copies, stopping): [
             entry(10 * net + 5 * (decay > 0) + copies + 0.25 * (stopping == "last"))
             for net in range(3)
         ]
@@ -136,7 +123,7 @@ def test_effects_are_differences_net_by_net() -> None:
         for copies in (1, 2)
         for stopping in work.STOPPING
     }
-    found = summary.effects(conditions, decays)
+    found = experiment.effects(conditions, decays)
     for label, change in {
         "decay 0.1, best": 5,
         "decay 0.1, last": 5,
@@ -153,7 +140,7 @@ def test_effects_are_differences_net_by_net() -> None:
 def test_the_floors_effect_is_with_it_minus_without() -> None:
     net = entry(0.0)
     net["nll, floor"] = {**net["nll"], "log_relative_ridge": -3.0, "nll": 0.5}
-    found = summary.floor_effects({"a": [net, net]})["a"]
+    found = experiment.floor_effects({"a": [net, net]})["a"]
     ridge = found["nll"]["log_relative_ridge"]
     assert (ridge["median"], ridge["down"]) == ([-3.0, -3.0], 2)
     assert found["nll"]["nll"] == [-0.5, 0.0]
@@ -169,7 +156,7 @@ def test_a_change_between_two_ridges_at_the_edge_is_open() -> None:
     assert signs.range_of_change(edge, low, "log_relative_ridge") == (5.0, math.inf)
     assert signs.range_of_change(low, edge, "log_relative_ridge") == (-math.inf, -5.0)
     assert signs.range_of_change(high, low, "log_relative_ridge") == (4.0, 4.0)
-    found = summary.difference([edge, edge, high, low, low], [low, edge, low, high, low])
+    found = experiment.difference([edge, edge, high, low, low], [low, edge, low, high, low])
     ridge = found["log_relative_ridge"]
     assert [ridge[k] for k in ("up", "down", "same", "open")] == [2, 1, 1, 1]
     # five changes: -4, 0, 4, at least 5, and anything
@@ -184,7 +171,7 @@ def test_the_largest_ridge_of_the_search_moves_no_verdict() -> None:
     for end in (4.0, 12.0):
         there = [at_edge(end)] * 6 + [entry(ridge)["nll"] for ridge in (1.9, -1.4)]
         here = [entry(ridge)["nll"] for ridge in nets]
-        found.append(summary.difference(there, here)["log_relative_ridge"])
+        found.append(experiment.difference(there, here)["log_relative_ridge"])
     near, far = ({k: v for k, v in one.items() if k != "median"} for one in found)
     assert near == far
     assert near["says"] == "rises"
@@ -215,12 +202,12 @@ def test_bounds_are_taken_against_the_change() -> None:
 
 def test_a_median_at_the_edge_is_at_least_that() -> None:
     ridges = [entry(-1.0)["nll"]] * 3 + [at_edge(4.0)] * 5
-    block = summary._calibration(ridges)
+    block = experiment._calibration(ridges)
     assert (
-        tables.ridge_cell(block, "log_relative_ridge") == "≥ 4.00 (-1.00 to ≥ 4.00); 5 at the edge"
+        pages.ridge_cell(block, "log_relative_ridge") == "≥ 4.00 (-1.00 to ≥ 4.00); 5 at the edge"
     )
-    block = summary._calibration([entry(ridge)["nll"] for ridge in (1.0, 2.0, 3.0)])
-    assert tables.ridge_cell(block, "log_relative_ridge") == "2.00 (1.50 to 2.50)"
+    block = experiment._calibration([entry(ridge)["nll"] for ridge in (1.0, 2.0, 3.0)])
+    assert pages.ridge_cell(block, "log_relative_ridge") == "2.00 (1.50 to 2.50)"
     lower = {**entry(-10.0)["nll"], "at_lower_edge": 1.0}
     assert (
         signs.bounded(signs.bounded_quartiles([signs.range_of(lower, "log_ridge")])[0]) == "≤ -6.00"
@@ -244,7 +231,7 @@ def test_only_clear_changes_by_a_floor_are_counted() -> None:
             "nll": [0.0, 0.0],
         }
     }
-    assert summary.floor_counts(floor, "nll") == {
+    assert experiment.floor_counts(floor, "nll") == {
         "of": 5,
         "falls": 2,
         "rises": 1,
@@ -256,14 +243,14 @@ def test_only_clear_changes_by_a_floor_are_counted() -> None:
 
 def test_edges_are_counted_by_decay() -> None:
     conditions = {
-        summary.name_of(decay, 1, stopping): [
+        work.name_of(decay, 1, stopping): [
             entry(4.0, at_upper_edge=float(decay > 0 and stopping == "last")),
             entry(0.0),
         ]
         for decay in (0.0, 0.1)
         for stopping in work.STOPPING
     }
-    found = summary.edge_counts(conditions, (0.0, 0.1), (1,))
+    found = experiment.edge_counts(conditions, (0.0, 0.1), (1,))
     assert {decay: (one["nets"], one["bins"]) for decay, one in found.items()} == {
         "0": (4, 0),
         "0.1": (4, 1),
@@ -282,12 +269,12 @@ def test_medians_and_quartiles_are_those_of_the_nets() -> None:
         "a": [middle, low, high],
         "b": [1.0, 1.0, 1.0],
     }
-    assert summary._pair([1.0, math.nan])[0] != summary._pair([1.0, math.nan])[0]
+    assert experiment._pair([1.0, math.nan])[0] != experiment._pair([1.0, math.nan])[0]
 
 
 def test_one_ruined_net_does_not_move_the_biass_nll() -> None:
     biases = [{"nll": nll, "spearman": 0.5} for nll in (0.0, 0.01, 0.02, 0.03, 1e16)]
-    found = summary._bias(biases)
+    found = experiment._bias(biases)
     assert found["median"]["nll"] == pytest.approx([0.02, 0.01, 0.03])
     assert (found["ruined"], found["largest_nll"]) == (1, 1e16)
     assert found["spearman"] == [0.5, 0.0]
@@ -295,7 +282,7 @@ def test_one_ruined_net_does_not_move_the_biass_nll() -> None:
 
 
 def test_examples_in_docstrings_hold() -> None:
-    for module in (summary, spread, signs):
+    for module in (work, spread, signs):
         done = doctest.testmod(module)
         assert (done.failed, done.attempted > 0) == (0, True)
 
@@ -305,19 +292,19 @@ def test_examples_in_docstrings_hold() -> None:
 
 def test_words_follow_the_numbers() -> None:
     rise = signs.signs([(float(k), math.inf) for k in range(1, 9)])
-    assert texts._moved(rise) == "rises (8 up, 0 down; median ≥ 4.50)"
-    assert tables.sign_cell(rise) == "**≥ 4.50; 8 up, 0 down**"
+    assert pages._moved(rise) == "rises (8 up, 0 down; median ≥ 4.50)"
+    assert pages.sign_cell(rise) == "**≥ 4.50; 8 up, 0 down**"
     both = signs.signs([(1.0, 1.0), (-2.0, -2.0)])
-    assert texts._moved(both) == "does not clearly change (1 up, 1 down; median -0.50)"
+    assert pages._moved(both) == "does not clearly change (1 up, 1 down; median -0.50)"
     counts = {"of": 12, "falls": 0, "rises": 0, "open": 0}
-    assert "not clear" in texts._conclusion("bins", counts)
-    assert "in 4 trainings of 12; in the others" in texts._conclusion(
+    assert "not clear" in pages._conclusion("bins", counts)
+    assert "in 4 trainings of 12; in the others" in pages._conclusion(
         "bins", {**counts, "falls": 4}
     )
-    assert "in 11 trainings of 12, part" in texts._conclusion("bins", {**counts, "falls": 11})
-    assert "no one sign" in texts._conclusion("bins", {**counts, "falls": 11, "rises": 1})
-    assert "open" not in texts._clearly(counts)
-    assert "in 3 at least half" in texts._clearly({**counts, "open": 3})
+    assert "in 11 trainings of 12, part" in pages._conclusion("bins", {**counts, "falls": 11})
+    assert "no one sign" in pages._conclusion("bins", {**counts, "falls": 11, "rises": 1})
+    assert "open" not in pages._clearly(counts)
+    assert "in 3 at least half" in pages._clearly({**counts, "open": 3})
 
 
 def test_the_page_gives_every_training_and_what_the_control_says(outcome: Outcome) -> None:

@@ -2,39 +2,39 @@
 
 import math
 import re
+import typing
 
 import matplotlib
 import pytest
 import torch
-from experiments.frame.outcome import Picture, Table, plain
+from experiments.frame.outcome import Table, plain
 from experiments.frame.report import checked_png
-from experiments.studies.theory import (
-    bayesian,
-    nets,
-    proportional,
-    rows,
-    stopping,
-    training,
-    width,
-)
+from experiments.studies.theory import nets
+from experiments.studies.theory import run as theory
+from experiments.studies.theory.bayesian import work as bayesian
+from experiments.studies.theory.proportional import work as proportional
+from experiments.studies.theory.rows import work as rows
+from experiments.studies.theory.stopping import work as stopping
+from experiments.studies.theory.training import work as training
+from experiments.studies.theory.width import work as width
 
 from experiments.frame import figures
-from experiments.studies import theory
 from rigidities.kernels import FullyConnected
 from tests.support.numbers_on_pages import table_rows, unsupported
 
 F64 = torch.float64
 
 
-def check_page(name, numbers, module):
+def check_page(name, numbers):
     """Figure, table and text come out of the numbers, and the numbers fit into JSON."""
-    table = module.table(numbers)
+    with matplotlib.rc_context(figures.style()):
+        head, picture, table, text = theory.entries(name, numbers)
+        content = checked_png(picture)
     assert isinstance(table, Table) and len(list(table_rows(str(table)))) == len(table.rows) > 0
     assert unsupported(str(table), plain(numbers)) == []
-    with matplotlib.rc_context(figures.style()):
-        content = checked_png(Picture(name, module.drawn(numbers), module.CAPTION))
     assert content.startswith(b"\x89PNG")
-    check_text(module.says(numbers) if hasattr(module, "says") else module.SAYS)
+    check_text(text)
+    return head
 
 
 def check_text(text):
@@ -60,7 +60,7 @@ def test_a_text_without_results_is_noticed(text):
 
 
 def test_the_constant_is_not_depth_plus_one_and_the_variance_does_not_mind():
-    numbers = proportional.measured(40, 2, (1, 3), seed=0)
+    numbers = proportional.measured(**proportional.QUICK, seed=0)
     constants = {name: numbers[name][3]["constant"][0] for name in proportional.ACTIVATIONS}
     assert all(constants[name] > 4 for name in ("erf", "tanh", "sin"))
     assert 2 < constants["gelu"] < 3 < constants["silu"] < 4
@@ -68,7 +68,7 @@ def test_the_constant_is_not_depth_plus_one_and_the_variance_does_not_mind():
         least = 0.99 if name == "relu" else 0.999
         assert numbers[name][3]["spearman"][0] > least
         assert numbers[name][3]["spread"][0] < 0.05
-    check_page("proportional", numbers, proportional)
+    check_page("proportional", numbers)
 
 
 def test_the_ridge_in_all_four_terms_is_the_dense_formula():
@@ -101,7 +101,7 @@ def test_the_error_falls_with_the_root_of_the_width_of_all_layers_only():
     for name in width.ACTIVATIONS:
         whole, last = (numbers[name][grown]["slope"][0] for grown in width.GROWN)
         assert -0.75 < whole < -0.3 and last > whole + 0.1
-    check_page("width", numbers, width)
+    check_page("width", numbers)
 
 
 def test_the_slope_of_a_power_law_is_its_exponent():
@@ -119,7 +119,7 @@ def test_nothing_is_left_once_rows_outnumber_features():
     assert bool(((ratio > 0.5) & (ratio < 2)).all())
     small = numbers["ridges"][f"{rows.NOISE**2 / 100:g}"]
     assert small["variance"][2] < 0.05 * small["squared_error"][2]
-    check_page("rows", numbers, rows)
+    check_page("rows", numbers)
 
 
 def test_the_ridge_form_is_ridge_regression():
@@ -156,7 +156,7 @@ def test_a_ridge_imitates_early_times_and_not_late_ones():
     for group in stopping.GROUPS:
         assert bool((numbers["filter"][group].diff() < 0).all())
         assert numbers["filter"][group][0] < numbers["prior"][group][0]
-    check_page("stopping", numbers, stopping)
+    check_page("stopping", numbers)
 
 
 def test_the_net_of_the_theory_has_the_ntk_of_the_theory():
@@ -190,14 +190,12 @@ def test_the_training_section_can_be_written():
     for way in training.WAYS:
         assert all(len(values) == 2 for values in numbers[way][8].values())
         assert numbers[way][8]["features_change"][-1][0] > 0
-    check_page("training", numbers, training)
+    check_page("training", numbers)
 
 
 def test_the_likelihood_is_gaussian_for_the_cubic_alone():
-    section = bayesian.section(quick=True, seed=0)
-    cubic, bent = (
-        section.numbers["models"][name]["outside"][0] for name in ("cubic", "two Gaussians")
-    )
+    numbers = bayesian.measured(**bayesian.QUICK, seed=0)
+    cubic, bent = (numbers["models"][name]["outside"][0] for name in ("cubic", "two Gaussians"))
     half = cubic["offsets"].square() / 2
     torch.testing.assert_close(cubic["heights"], half, rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(cubic["slopes"], cubic["offsets"], rtol=1e-6, atol=1e-9)
@@ -207,8 +205,7 @@ def test_the_likelihood_is_gaussian_for_the_cubic_alone():
     assert bent["levels"]["0.9"]["held"] < 0.8
     middle = bent["offsets"].abs().argmin()
     assert bent["heights"][middle] == pytest.approx(0, abs=1e-8)
-    check_page("bayesian", section.numbers, bayesian)
-    head = section.page[0]
+    head = check_page("bayesian", numbers)
     assert "1-2-1" in head and "saddles" in head and "x = 1," in head
 
 
@@ -244,13 +241,18 @@ def test_all_sections_stand_on_one_page(monkeypatch):
     called = []
 
     class Fake:
+        QUICK: typing.ClassVar = {"size": 3}
+        HEAD, CAPTION = "## A heading", "a caption"
+
         @staticmethod
-        def section(*, quick, seed):
-            called.append((quick, seed))
-            return theory.Section(f"part{len(called)}", {"x": 1.0}, ["## A heading"])
+        def measured(*, size, seed):
+            called.append((size, seed))
+            return {"x": 1.0}
+
+        drawn = table = says = staticmethod(str)
 
     monkeypatch.setattr(theory, "import_module", lambda name: Fake)
     outcome = theory.run(quick=True, seed=5)
-    assert set(called) == {(True, 5)}
+    assert set(called) == {(3, 5)}
     assert len(outcome.numbers) == len(called) >= 5
     assert outcome.page.count("## A heading") == len(called)

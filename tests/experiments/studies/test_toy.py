@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 from experiments.__main__ import RESULTS, main
-from experiments.studies.toy import points, scores
-from experiments.studies.toy.models import (
+from experiments.data.cosine import Points, Sample
+from experiments.studies.toy import work
+from experiments.studies.toy.work import (
     PRIOR_PRECISION,
     START,
     Model,
@@ -21,8 +22,8 @@ from experiments.studies.toy.models import (
     fitted_models,
     gaussians,
 )
-from experiments.studies.toy.points import Points, Sample
 
+from experiments.data import cosine
 from tests.support.numbers_on_pages import unsupported
 
 pytestmark = pytest.mark.xdist_group("toy")
@@ -126,7 +127,7 @@ def test_scores_of_a_known_bar() -> None:
     y = torch.tensor([[1.0], [-1.0], [2.0], [10.0]], dtype=torch.float64)
     every = Points(x, y)
     model = Model("m", lambda x: (torch.zeros(len(x)), torch.full((len(x),), 2.0)), 1.0)
-    found = scores.scored(replace(model, residual_scale=3.0), Sample(every, every, every))
+    found = work.scored(replace(model, residual_scale=3.0), Sample(every, every, every))
     assert found["constant_bar"] == pytest.approx(math.sqrt(106 / 4))
     assert found["inside"]["rmse"] == 1.0
     assert found["outside"]["rigidity"]["coverage"] == 0.5
@@ -135,8 +136,8 @@ def test_scores_of_a_known_bar() -> None:
 
 
 def test_summaries_have_means_standard_errors_and_medians(sample, models) -> None:
-    draws = [scores.scored(models[0], Sample.draw(seed)) for seed in range(3)]
-    summary = scores.summary(draws)
+    draws = [work.scored(models[0], Sample.draw(seed)) for seed in range(3)]
+    summary = work.summary(draws)
     values = torch.tensor([draw["outside"]["rigidity"]["nll"] for draw in draws])
     mean, error = summary["outside"]["rigidity"]["nll"]
     assert mean == pytest.approx(float(values.mean()), rel=1e-5)
@@ -170,9 +171,9 @@ def test_the_committed_bars_keep_what_the_page_says() -> None:
         assert outside["rigidity"]["nll"][0] < outside["constant"]["nll"][0], name
         assert outside["constant"]["coverage"][0] < 0.75, name
         if name != "cubic":
-            for region in scores.REGIONS:
+            for region in work.REGIONS:
                 assert model[region]["rigidity"]["coverage"][0] == pytest.approx(0.9, abs=0.05)
     assert stored["two Gaussians"]["draws"] >= 20
-    noise = points.NOISE
+    noise = cosine.NOISE
     scale = sorted(stored["two Gaussians"]["each_draw"]["scale"])
     assert 0.5 * noise < scale[len(scale) // 2] < 1.5 * noise

@@ -14,7 +14,9 @@ import pytest
 import torch
 from experiments.baselines.mc_dropout import Predicted
 from experiments.data.uci import Rows
-from experiments.studies.uci import dropout, ensembles, entries, nets, samples, tables, texts
+from experiments.studies.uci import entries, samples, work
+from experiments.studies.uci import page as pages
+from experiments.studies.uci import run as experiment
 from experiments.studies.uci.samples import OFFICIAL, RANDOM, standardised
 from experiments.training.protocol import Protocol
 from torch import nn
@@ -23,7 +25,6 @@ from experiments import __main__ as command
 from experiments.baselines import laplace, published
 from experiments.data import files, uci
 from experiments.frame import catalogue
-from experiments.studies import uci as experiment
 from tests.support import synthetic_data
 from tests.support.numbers_on_pages import unsupported
 
@@ -111,8 +112,8 @@ def test_copies_of_training_rows_are_counted() -> None:
 
 def test_the_page_says_which_sets_have_no_published_lists() -> None:
     known, drawn = ({"settings": {"published_lists": yes}} for yes in (True, False))
-    assert texts._lists({"yacht": known}) == "the test lists of the published splits"
-    mixed = texts._lists({"yacht": known, "wine": drawn})
+    assert pages._lists({"yacht": known}) == "the test lists of the published splits"
+    mixed = pages._lists({"yacht": known, "wine": drawn})
     assert "those of wine came without them and are split at random" in mixed
     assert "yacht" not in mixed
 
@@ -123,7 +124,7 @@ def test_the_page_says_which_sets_have_no_published_lists() -> None:
 def test_scores_are_in_the_unit_of_the_target() -> None:
     mean, std, y = torch.tensor([[0.0, 1.0], [0.5, 2.0], [1.0, -1.0]]).double()
     unit = 7.0
-    found = nets.in_unit(mean, std, y[:, None], unit, {"ridge": 1.0})
+    found = work.in_unit(mean, std, y[:, None], unit, {"ridge": 1.0})
     law = torch.distributions.Normal(unit * mean, unit * std)
     assert found["nll"] == pytest.approx(-float(law.log_prob(unit * y).mean()))
     assert found["rmse"] == pytest.approx(unit * math.sqrt((1 + 4) / 2))
@@ -131,22 +132,22 @@ def test_scores_are_in_the_unit_of_the_target() -> None:
 
 
 def test_the_nets_error_bars_share_one_mean(folder: Path) -> None:
-    found = nets.measured("yacht", splits=2, drawing=OFFICIAL, seed=0, epochs=4, laplace=False)
+    found = work.last_layers("yacht", splits=2, drawing=OFFICIAL, seed=0, epochs=4, laplace=False)
     methods = found["methods"]
     assert set(methods) == {"llpr", "best", "constant"}
     assert methods["llpr"]["rmse"] == methods["best"]["rmse"] == methods["constant"]["rmse"]
     assert methods["llpr"]["nll"] != methods["constant"]["nll"]
     assert methods["llpr"]["noise_variance"] == [0, 0]
     assert all(1 <= epoch <= 4 for epoch in found["epoch"]) and len(found["epoch"]) == 2
-    one = nets.measured("yacht", splits=1, drawing=OFFICIAL, seed=0, epochs=4, laplace=False)
+    one = work.last_layers("yacht", splits=1, drawing=OFFICIAL, seed=0, epochs=4, laplace=False)
     assert one["methods"]["llpr"]["nll"][0] == pytest.approx(methods["llpr"]["nll"][0], rel=1e-4)
-    drawn = nets.measured("yacht", splits=2, drawing=RANDOM, seed=0, epochs=4, laplace=False)
+    drawn = work.last_layers("yacht", splits=2, drawing=RANDOM, seed=0, epochs=4, laplace=False)
     assert set(drawn["methods"]) == {"llpr_random"}
 
 
 @pytest.mark.skipif(not laplace.installed(), reason=f"needs laplace-torch: {laplace.REMEDY}")
 def test_laplace_joins_where_it_is_installed(folder: Path) -> None:
-    found = nets.measured("yacht", splits=1, drawing=OFFICIAL, seed=0, epochs=4, laplace=True)
+    found = work.last_layers("yacht", splits=1, drawing=OFFICIAL, seed=0, epochs=4, laplace=True)
     methods = found["methods"]
     assert methods["laplace"]["rmse"] == pytest.approx(methods["llpr"]["rmse"], rel=1e-5)
     assert math.isfinite(methods["laplace"]["nll"][0])
@@ -159,7 +160,7 @@ def test_the_constant_bar_is_the_error_on_the_validation_rows() -> None:
         (torch.randn(n, 2, generator=generator), torch.randn(n, 1, generator=generator))
         for n in (60, 30, 30)
     ]
-    found = dict(nets.judged(net.eval(), parts, 1.0, every=True, laplace=False))
+    found = dict(work.judged(net.eval(), parts, 1.0, every=True, laplace=False))
     with torch.no_grad():
         error = float((net(parts[1][0]) - parts[1][1]).square().mean().sqrt())
         law = torch.distributions.Normal(net(parts[2][0]), error)
@@ -183,10 +184,10 @@ def test_dropout_chooses_the_likeliest_pair_of_each_split(
         likelihood[1, 2], likelihood[7, 0] = 1.0, 2.0
         return Predicted(torch.zeros(8, 1), likelihood)
 
-    monkeypatch.setattr(dropout, "predicted", predicted)
+    monkeypatch.setattr(work.mc_dropout, "predicted", predicted)
     precisions = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
     protocol = Protocol((5,), epochs=1, batch=64)
-    probability, precision = dropout.chosen(inner, precisions, protocol, 0, 12)
+    probability, precision = work.chosen(inner, precisions, protocol, 0, 12)
     assert probability.tolist() == [0.01, 0.1]
     assert precision.tolist() == [3.0, 1.0]
     assert seen["probability"].tolist() == [0.005, 0.01, 0.05, 0.1] * 2
@@ -197,14 +198,14 @@ def test_dropout_chooses_the_likeliest_pair_of_each_split(
 
 def test_the_baselines_give_one_score_a_split(folder: Path) -> None:
     common: dict[str, Any] = {"splits": 2, "seed": 0}
-    dropped = dropout.measured("energy", epochs=30, selecting=5, passes=20, **common)
+    dropped = work.dropout("energy", epochs=30, selecting=5, passes=20, **common)
     scores = dropped["methods"]["mc_dropout"]
-    own = ensembles.measured("energy", method="deep_ensemble", epochs=30, **common)["methods"]
+    own = work.ensembles("energy", method="deep_ensemble", epochs=30, **common)["methods"]
     for one in (scores, own["deep_ensemble"]):
         assert len(one["rmse"]) == len(one["nll"]) == 2
         assert all(0.1 < value < 2 for value in one["rmse"])  # the target's spread is 1.2
-    assert set(scores["precision"]) <= set(dropout.PRECISIONS["energy"])
-    assert set(dropout.PRECISIONS) == set(uci.SETS)
+    assert set(scores["precision"]) <= set(work.PRECISIONS["energy"])
+    assert set(work.PRECISIONS) == set(uci.SETS)
 
 
 def test_the_baselines_follow_the_unit_of_the_target(
@@ -215,10 +216,10 @@ def test_the_baselines_follow_the_unit_of_the_target(
     found = []
     for factor in (1.0, 100.0):
         monkeypatch.setattr(uci, "read", lambda name, f=factor: replace(rows, y=f * rows.y))
-        monkeypatch.setitem(dropout.PRECISIONS, "energy", (0.5 / factor**2, 1 / factor**2))
+        monkeypatch.setitem(work.PRECISIONS, "energy", (0.5 / factor**2, 1 / factor**2))
         common: dict[str, Any] = {"splits": 2, "seed": 0, "epochs": 5}
-        dropped = dropout.measured("energy", selecting=5, passes=20, **common)["methods"]
-        own = ensembles.measured("energy", method="deep_ensemble", **common)["methods"]
+        dropped = work.dropout("energy", selecting=5, passes=20, **common)["methods"]
+        own = work.ensembles("energy", method="deep_ensemble", **common)["methods"]
         found.append([dropped["mc_dropout"], own["deep_ensemble"]])
     for small_unit, large_unit in zip(*found, strict=True):
         ratio = np.divide(large_unit["rmse"], small_unit["rmse"])
@@ -277,18 +278,16 @@ def test_the_comparison_with_the_paper_knows_all_three_errors() -> None:
 def test_agreement_is_counted_where_it_can_be() -> None:
     found = {"yacht": found_of(), "year": found_of("year")}
     # yacht: RMSE 1.5 +- 0.289 for 1.19 +- 0.16; NLL 0.7 +- 0.115 for 1.58 +- 0.20.
-    assert tables.within(found, "llpr") == (1, 2)
-    assert [(name, metric) for name, metric, _ in tables.beyond(found, "llpr")] == [
-        ("yacht", "nll")
-    ]
-    assert "1 of the paper's 2 comparable numbers" in texts.reproduced(found)
-    assert "outside: yacht NLL by -3.8" in texts.reproduced(found)
-    assert "naval" not in texts.reproduced(found)
-    assert "16 inputs alone" in texts.reproduced({"naval": found_of("naval")})
+    assert pages.within(found, "llpr") == (1, 2)
+    assert [(name, metric) for name, metric, _ in pages.beyond(found, "llpr")] == [("yacht", "nll")]
+    assert "1 of the paper's 2 comparable numbers" in pages.reproduced(found)
+    assert "outside: yacht NLL by -3.8" in pages.reproduced(found)
+    assert "naval" not in pages.reproduced(found)
+    assert "16 inputs alone" in pages.reproduced({"naval": found_of("naval")})
 
 
 def test_the_counts_on_the_page_follow_the_differences() -> None:
-    text = texts.compared({"yacht": found_of()})
+    text = pages.compared({"yacht": found_of()})
     assert "best against LLPR: better on 1, worse on 0, undecided on 0" in text
     assert "best against MC dropout: better on 1, worse on 0, undecided on 0" in text
     assert "constant against LLPR: better on 0, worse on 0, undecided on 1" in text
@@ -301,15 +300,15 @@ def test_copies_and_what_is_left_out_are_told() -> None:
         name: found_of() | {"settings": settings, "copies": {"valid": n, "test": n}}
         for name, n in (("wine", 0.245), ("yacht", 0.0))
     }
-    text = " ".join(texts.opening(found, 400))
+    text = " ".join(pages.opening(found, 400))
     assert "wine 24.5 % of the test rows and 24.5 % of the validation rows equal" in text
     assert "yacht 0" not in text
-    assert all(words in " ".join(text.split()) for words in texts.WORDS.values())
-    without = " ".join(texts.opening({"yacht": found["yacht"]}, 400))
+    assert all(words in " ".join(text.split()) for words in pages.WORDS.values())
+    without = " ".join(pages.opening({"yacht": found["yacht"]}, 400))
     assert "copies" not in without
 
 
-@pytest.mark.parametrize("module", [entries, tables])
+@pytest.mark.parametrize("module", [entries, pages])
 def test_the_examples_in_the_docstrings_hold(module: Any) -> None:
     failed, tried = doctest.testmod(module)
     assert tried and not failed

@@ -11,7 +11,9 @@ import pytest
 import torch
 from experiments.frame.catalogue import EXPERIMENTS, Experiment
 from experiments.judging.error_bars import BINS, CANDIDATES, PAPER, Calibration
-from experiments.studies.weather import choice, nets, samples, summary, texts, work
+from experiments.studies.weather import page as pages
+from experiments.studies.weather import run as experiment
+from experiments.studies.weather import work
 from experiments.training.loop import Rows
 from torch import Tensor
 
@@ -19,7 +21,6 @@ from experiments import __main__ as command
 from experiments.data import weather as records
 from experiments.frame import wording
 from experiments.judging import error_bars
-from experiments.studies import weather
 from rigidities import LastLayerRigidity, metrics
 from tests.support import synthetic_data
 from tests.support.numbers_on_pages import unsupported
@@ -35,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def fitted(rows: int = 600, seed: int = 0) -> tuple[LastLayerRigidity, Rows]:
     """An untrained forecaster whose errors follow its own variances, and validation rows."""
     generator = torch.Generator().manual_seed(seed)
-    net = nets.drawn(5, 3, seed).double().eval()
+    net = work.forecaster(5, 3, seed).double().eval()
 
     def inputs(count: int) -> tuple[Tensor, Tensor]:
         x = torch.randn(count, 5, generator=generator, dtype=torch.float64)
@@ -49,7 +50,7 @@ def fitted(rows: int = 600, seed: int = 0) -> tuple[LastLayerRigidity, Rows]:
 
 
 def test_records_are_standardised_on_the_training_rows_alone(folder: Path) -> None:
-    split = samples.drawn(0, 0, standardised=True)
+    split = work.drawn(0, 0, standardised=True)
     x, station, y = split.train
     assert x.shape[1] == 22 and station.dtype == torch.int64 and len(split.stations) == 3
     torch.testing.assert_close(x.double().mean(0), torch.zeros(22).double(), atol=1e-5, rtol=0)
@@ -59,7 +60,7 @@ def test_records_are_standardised_on_the_training_rows_alone(folder: Path) -> No
 
 
 def test_raw_and_standardised_targets_are_the_same_temperatures(folder: Path) -> None:
-    raw, scaled = (samples.drawn(1, 0, standardised=flag) for flag in (False, True))
+    raw, scaled = (work.drawn(1, 0, standardised=flag) for flag in (False, True))
     original = records.read()
     places = original.random(1, 0)
     for name in ("train", "valid", "test"):
@@ -72,18 +73,18 @@ def test_raw_and_standardised_targets_are_the_same_temperatures(folder: Path) ->
 
 
 def test_splits_are_40_30_30_without_a_row_in_common(folder: Path) -> None:
-    split = samples.drawn(0, 0, standardised=False)
+    split = work.drawn(0, 0, standardised=False)
     counts = [len(part[-1]) for part in (split.train, split.valid, split.test)]
     total = len(records.read().y)
     assert sum(counts) == total
     assert counts == pytest.approx([0.4 * total, 0.3 * total, 0.3 * total], abs=1)
     parts = [{tuple(row.tolist()) for row in part[0]} for part in (split.train, split.valid)]
     assert not parts[0] & parts[1]
-    assert len(samples.drawn(0, 0, standardised=False, rows=50).test[0]) == 50
+    assert len(work.drawn(0, 0, standardised=False, rows=50).test[0]) == 50
 
 
 def test_the_forecast_depends_on_records_and_station() -> None:
-    net = nets.drawn(22, 26, seed=0)
+    net = work.forecaster(22, 26, seed=0)
     x, station = torch.randn(4, 22), torch.tensor([0, 1, 2, 25])
     with torch.no_grad():
         by_hand = net.head(net.hidden(torch.cat([x, net.stations.weight[station]], dim=1)))
@@ -93,8 +94,8 @@ def test_the_forecast_depends_on_records_and_station() -> None:
         (256, 278),
         (256, 256),
     ]
-    assert torch.equal(nets.drawn(22, 26, seed=0).head.weight, net.head.weight)
-    assert not torch.equal(nets.drawn(22, 26, seed=1).head.weight, net.head.weight)
+    assert torch.equal(work.forecaster(22, 26, seed=0).head.weight, net.head.weight)
+    assert not torch.equal(work.forecaster(22, 26, seed=1).head.weight, net.head.weight)
 
 
 def test_a_constant_bar_is_not_chosen_for_its_bins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,27 +107,27 @@ def test_a_constant_bar_is_not_chosen_for_its_bins(monkeypatch: pytest.MonkeyPat
     flat = torch.full_like(target, metrics.rmse(zero, target))
     floor = Calibration("bins", "constant")
     given = {PAPER: (zero, 3 * spread), BINS: (zero, 1.3 * spread), floor: (zero, flat)}
-    monkeypatch.setattr(choice, "held_out", lambda uq, valid, how: given[how])
+    monkeypatch.setattr(work, "held_out", lambda uq, valid, how: given[how])
     rows = (*valid[:-1], target[:, None])
-    assert choice.best_bins(uq, rows, 400) == BINS
+    assert work.best_bins(uq, rows, 400) == BINS
     given[floor] = (zero, spread)
-    assert choice.best_bins(uq, rows, 400) == floor
+    assert work.best_bins(uq, rows, 400) == floor
 
 
 def test_the_choice_by_bins_has_the_smallest_held_out_ratio() -> None:
     uq, valid = fitted(300)
-    found = choice.best_bins(uq, valid, 20)
+    found = work.best_bins(uq, valid, 20)
     target = valid[-1].flatten()
     ratios = {
         how: metrics.binned_log_ratio(*error_bars.held_out(uq, valid, how), target, 20)
-        for how in choice.CANDIDATES
+        for how in work.CANDIDATES
     }
     assert len(set(ratios.values())) > 1
     assert found == min(ratios, key=ratios.__getitem__)
 
 
 def test_stations_get_the_root_mean_squares_of_their_own_rows(folder: Path) -> None:
-    split = samples.drawn(0, 0, standardised=False)
+    split = work.drawn(0, 0, standardised=False)
     count = len(split.test[-1])
     station = split.test[1]
     std = 1.0 + station.double()
@@ -138,18 +139,18 @@ def test_stations_get_the_root_mean_squares_of_their_own_rows(folder: Path) -> N
 
 def test_scores_are_in_degrees_whatever_the_net_sees(folder: Path) -> None:
     """Rescaled targets with a net rescaled alike give the same scores."""
-    raw, scaled = (samples.drawn(0, 0, standardised=flag) for flag in (False, True))
-    net = nets.drawn(22, 3, seed=0).double().eval()
+    raw, scaled = (work.drawn(0, 0, standardised=flag) for flag in (False, True))
+    net = work.forecaster(22, 3, seed=0).double().eval()
     found = []
     for split in (raw, scaled):
         parts = [(part[0].double(), part[1], part[2].double()) for part in _parts(split)]
-        own = samples.Samples(*parts, split.stations, split.level, split.spread)
+        own = work.Samples(*parts, split.stations, split.level, split.spread)
         with torch.no_grad():
             net.head.weight.div_(split.spread)
             net.head.bias.sub_(split.level).div_(split.spread)
         uq = LastLayerRigidity(net).fit(own.train, progress=False)
         bars = work._bars(uq, own, Calibration("nll", "constant"))
-        target = work._degrees(own, own.test[-1])
+        target = own.degrees(own.test[-1])
         constant = work._constant(uq, own)
         found.append((bars, work._scored(bars, target, constant, 50, "paper")))
     (one, first), (two, second) = found
@@ -160,7 +161,7 @@ def test_scores_are_in_degrees_whatever_the_net_sees(folder: Path) -> None:
     assert one.chosen["noise_variance"] == pytest.approx(two.chosen["noise_variance"], rel=0.02)
 
 
-def _parts(split: samples.Samples) -> tuple[Rows, Rows, Rows]:
+def _parts(split: work.Samples) -> tuple[Rows, Rows, Rows]:
     return split.train, split.valid, split.test
 
 
@@ -189,7 +190,7 @@ def test_nets_are_put_together_by_means_errors_and_pairs() -> None:
         }
 
     both = [net(1.0, 2.0), net(3.0, 4.0)]
-    found = summary.over_splits(both)
+    found = experiment.over_splits(both)
     assert found["calibrations"]["paper"]["scores"]["nll"] == [2.0, 1.0]
     assert found["calibrations"]["paper"]["chosen"]["ways"] == {"nll, none": 2}
     assert found["differences"]["best"]["nll"] == [2.0, 1.0]
@@ -203,7 +204,7 @@ def test_nets_are_put_together_by_means_errors_and_pairs() -> None:
     assert (gain["name"], gain["tied"], gain["same"]) == ("paper", [], ["best"])
     assert list(found["stations"]["paper"]) == ["A", "B"]
     assert found["stations"]["paper"]["B"] == {"rows": 4, "bar": [0.5, 0.0], "rmse": [3.0, 1.0]}
-    assert summary.between(both, both[::-1])["paper"]["nll"] == [0.0, 2.0]
+    assert experiment.between(both, both[::-1])["paper"]["nll"] == [0.0, 2.0]
 
 
 def test_a_winner_by_less_than_its_error_is_called_a_tie() -> None:
@@ -213,17 +214,17 @@ def test_a_winner_by_less_than_its_error_is_called_a_tie() -> None:
         "best": [{"gain": value} for value in (0.10, 0.21, 0.30)],
         "best_bins": [{"gain": value} for value in (0.05, 0.14, 0.25)],
     }
-    found = summary.leader(own, "gain", 1)
+    found = experiment.leader(own, "gain", 1)
     assert (found["name"], found["same"], found["tied"]) == ("nll", ["best"], ["paper"])
-    assert texts._ties(found) == (
+    assert pages._ties(found) == (
         "*best* has the same on every split; *paper (bins)* (-0.003 ± 0.003) does not clearly "
         "differ from it; *best by bins* (-0.057 ± 0.007) is clearly behind"
     )
-    assert summary.leader(own, "gain", -1)["name"] == "best_bins"
+    assert experiment.leader(own, "gain", -1)["name"] == "best_bins"
 
 
 def test_the_page_says_what_the_papers_recipe_gives() -> None:
-    settings = weather._settings(
+    settings = experiment._settings(
         {
             "rows": dict.fromkeys(("train", "valid", "test"), 9),
             "inputs": 22,
@@ -232,7 +233,7 @@ def test_the_page_says_what_the_papers_recipe_gives() -> None:
         2,
         {"epochs": 1, "bin_size": 5},
     )
-    text = " ".join(" ".join(texts.opening(settings)).split())
+    text = " ".join(" ".join(pages.opening(settings)).split())
     assert "own recipe, which turns each wind direction into two numbers, gives 22" in text
     assert "not the 26 that it names" in text
     assert "next calendar day at the station" in text
@@ -243,7 +244,9 @@ def test_a_quick_run_writes_numbers_tables_and_figures(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(EXPERIMENTS, "weather", Experiment("weather", "tomorrow's maximum", 15))
-    monkeypatch.setattr(weather, "QUICK", {"splits": 2, "epochs": 2, "bin_size": 20, "rows": 120})
+    monkeypatch.setattr(
+        experiment, "QUICK", {"splits": 2, "epochs": 2, "bin_size": 20, "rows": 120}
+    )
     assert command.main(["weather", "--quick", "--out", str(folder / "out")]) == 0
     found = json.loads((folder / "out/weather.json").read_text(encoding="utf-8"))
     page = (folder / "out/weather.md").read_text(encoding="utf-8")

@@ -7,37 +7,21 @@ import json
 import math
 from pathlib import Path
 
-import matplotlib
 import pytest
 import torch
 from experiments.frame.outcome import Outcome
-from experiments.studies.width import drawing, tables, texts, trends, work
+from experiments.studies.width import page as pages
+from experiments.studies.width import run as experiment
+from experiments.studies.width import trends, work
 
 from experiments import __main__ as command
 from experiments.frame import figures, report, wording
 from experiments.judging import error_bars
-from experiments.studies import width as experiment
-from tests.support import synthetic_data
 from tests.support.numbers_on_pages import unsupported
 
-pytestmark = pytest.mark.xdist_group("california")
+pytestmark = [pytest.mark.xdist_group("california"), pytest.mark.usefixtures("synthetic")]
 
 SMALL = {"count": 2, "seed": 0, "epochs": 1, "decay": 1e-3, "bin_size": 50, "most": 300}
-
-
-@pytest.fixture(autouse=True)
-def data(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path_factory.getbasetemp() / "synthetic"
-    if not (folder / "california_housing.npz").exists():
-        synthetic_data.write(folder)
-    monkeypatch.setenv("RIGIDITIES_DATA", str(folder))
-    return folder
-
-
-@pytest.fixture
-def outcome() -> Outcome:
-    with matplotlib.rc_context(figures.style()):
-        return experiment.run(quick=True, seed=0)
 
 
 def scores(values: dict[int, list[float]]) -> dict[int, list[dict[str, float]]]:
@@ -71,7 +55,7 @@ def test_the_slope_survives_a_width_at_which_most_nets_are_ruined() -> None:
 def test_points_beyond_the_axes_are_triangles_at_their_edge() -> None:
     _, (ax,) = figures.panels()
     ax.errorbar([4, 8, 16], [0.0, -1e11, 0.2], [0.1, 1.0, 0.1], marker="o", capsize=2)
-    drawing._cut(ax, (-0.15, 1.0))
+    pages._cut(ax, (-0.15, 1.0))
     low, high = ax.get_ylim()
     assert (low, high) == pytest.approx((-0.124, 0.324))
     marks = [line for line in ax.lines if line.get_marker() == "v"]
@@ -87,8 +71,8 @@ def test_the_caption_explains_what_leaves_the_axes_and_nothing_else() -> None:
     ):
         figure, (ax,) = figures.panels()
         ax.errorbar([4, 8, 16], values, ends, marker="o", capsize=2)
-        drawing._cut(ax, (-0.15, 1.0))
-        caption = texts.quality_caption(drawing.beyond(figure))
+        pages._cut(ax, (-0.15, 1.0))
+        caption = pages.quality_caption(pages.beyond(figure))
         assert {phrase for phrase in (triangle, bar) if phrase in caption} == told
 
 
@@ -118,7 +102,7 @@ def test_medians_are_kept_where_a_bar_close_to_zero_ruins_the_mean() -> None:
     assert (found["ruined"], found["least_bar"]) == (1, 1e-9)
     stacks = {4: {"paper": {"each": each}}, 8: {"paper": {"each": each[:3]}}}
     assert experiment._narrow(stacks, "paper") == {"ruined": 1, "least_bar": 1e-9}
-    cell = tables.score({"median": {"gain": [0.15, -2.5e15, 0.225]}}, "gain")
+    cell = pages.score({"median": {"gain": [0.15, -2.5e15, 0.225]}}, "gain")
     assert cell == "0.150 (-2.5e+15 to 0.225)"
 
 
@@ -151,10 +135,10 @@ def test_slope_and_coverage_are_followed_by_their_distance() -> None:
 
 
 def test_words_follow_the_numbers() -> None:
-    assert "2 clearly improve with the width, 1 clearly get worse" in texts._whole(2, 1)
-    assert texts._whole(0, 0).startswith("None")
-    assert "4 clearly improve with the width and none gets worse" in texts._whole(4, 0)
-    assert "3 clearly get worse with the width and none improves" in texts._whole(0, 3)
+    assert "2 clearly improve with the width, 1 clearly get worse" in pages._whole(2, 1)
+    assert pages._whole(0, 0).startswith("None")
+    assert "4 clearly improve with the width and none gets worse" in pages._whole(4, 0)
+    assert "3 clearly get worse with the width and none improves" in pages._whole(0, 3)
 
 
 def test_the_last_layer_has_no_bias(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,175 @@
+"""The page: the tables of costs beside the paper's, the figure, and texts with the numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.frame.timing import figure as shown
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from experiments.frame.figures import BLACK, BLUE, GREY, VERMILION, panels
+from experiments.frame.outcome import Cell, Entry, Found, Picture, Table
+from experiments.studies.cost.work import MEMBERS, PASSES, Workload
+
+LABELS = {
+    "none": "no error bars",
+    **{f"dropout_{n}": f"MC dropout, M = {n}" for n in PASSES},
+    **{f"ensemble_{n}": f"deep ensemble, N = {n}" for n in MEMBERS},
+    **{f"adversarial_{n}": f"deep ensemble, adversarial rows, N = {n}" for n in MEMBERS},
+    "ours": "rigidities",
+}
+THEORY: dict[str, dict[str, int]] = {
+    "none": {"training": 1, "inference": 1},
+    **{f"dropout_{n}": {"training": 1, "inference": n} for n in PASSES},
+    **{f"ensemble_{n}": {"training": n, "inference": n} for n in MEMBERS},
+    **{f"adversarial_{n}": {"training": n, "inference": n} for n in MEMBERS},
+    "ours": {"training": 1, "inference": 1},
+}
+"""The paper's table; it says "about" for the training of MC dropout and for both of the last row,
+and does not speak of adversarial rows."""
+
+
+def entries(numbers: Found, works: dict[str, Workload]) -> list[Entry]:
+    """The page."""
+    found = numbers["nets"]
+    return [
+        *opening(works, numbers["settings"]),
+        Picture("ratios", drawn(found), CAPTION),
+        *(cost_table(found, name, COSTS) for name in found),
+        *closing(found, works),
+        second_table(found, SECONDS),
+    ]
+
+
+def cost_table(found: Found, name: str, caption: str) -> Table:
+    """One net: training and inference by every method."""
+    one = found[name]
+    rows: list[list[Cell]] = []
+    for method, label in LABELS.items():
+        row: list[Cell] = [label]
+        for phase in ("training", "inference"):
+            row += [THEORY[method][phase], _ratio(one[phase][method])]
+        rows.append(row)
+    columns = ["method", "training: paper", "measured", "inference: paper", "measured"]
+    return Table(columns, rows, f"**{name}.** {caption}")
+
+
+def second_table(found: Found, caption: str) -> Table:
+    """Median seconds of what was timed."""
+    tasks = next(iter(found.values()))["seconds"]
+    rows = [[task, *(one["seconds"][task] for one in found.values())] for task in tasks]
+    return Table(["seconds of", *found], rows, caption)
+
+
+def _ratio(ratio: dict[str, float]) -> str:
+    """Median and quartiles; the unit itself has no spread."""
+    if ratio["lower"] == ratio["upper"]:
+        return digits(ratio["median"])
+    return f"{digits(ratio['median'])} ({digits(ratio['lower'])} to {digits(ratio['upper'])})"
+
+
+def digits(value: float) -> str:
+    """Three decimals about one, where a small addition is all there is to see.
+
+    >>> digits(1.00213), digits(5.123), digits(103.4)
+    ('1.002', '5.12', '103')
+    """
+    return f"{value:.3f}" if 0.9 < value < 1.1 else shown(value)
+
+
+def drawn(found: dict[str, Any]) -> Figure:
+    """A panel for training, one for inference."""
+    figure, axes = panels(columns=2, height=3.8, sharey=True)
+    methods = list(LABELS)[::-1]
+    heights = range(len(methods))
+    for ax, phase in zip(axes, ("training", "inference"), strict=True):
+        theory = [THEORY[method][phase] for method in methods]
+        ax.plot(theory, heights, "o", mfc="none", mec=BLACK, ms=11, label="paper (theory)")
+        styles = zip(found.items(), (BLUE, VERMILION), (0.12, -0.12), "os", strict=False)
+        for (name, one), colour, shift, marker in styles:
+            ratios = [one[phase][method] for method in methods]
+            ax.errorbar(
+                [ratio["median"] for ratio in ratios],
+                [height + shift for height in heights],
+                xerr=[
+                    [ratio["median"] - ratio["lower"] for ratio in ratios],
+                    [ratio["upper"] - ratio["median"] for ratio in ratios],
+                ],
+                fmt=marker,
+                color=colour,
+                ms=4.5,
+                lw=1,
+                label=name,
+            )
+        ax.set(xscale="log", title=phase, xlabel="times the plain net's")
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        ax.xaxis.set_minor_formatter(NullFormatter())
+        ax.grid(axis="x", which="both", color=GREY, alpha=0.2, lw=0.6)
+    axes[0].set_yticks(heights, [LABELS[method] for method in methods])
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    return figure
+
+
+COSTS = (
+    "Costs in those of the same net without error bars: median over rounds of ratios within a "
+    "round (quartiles). Training of rigidities is 1 + (fit + calibrate) / (epochs x one epoch); "
+    "that of ensembles N times one member's epoch, at equal numbers of epochs. The paper's table "
+    "does not speak of adversarial rows."
+)
+SECONDS = "Median seconds of one epoch of each kind of net, of our two steps, and of predictions."
+CAPTION = (
+    "Cost of training and of predictions with error bars, in those of the same net without them, "
+    "on a logarithmic axis. Rings: the paper's table. Dots: measured medians, with quartiles where "
+    "they are wider than the dots."
+)
+
+
+def opening(works: dict[str, Workload], settings: Found) -> tuple[str, ...]:
+    """What was done."""
+    listed = "\n".join(f"- *{name}*: {_described(work)}" for name, work in works.items())
+    return (
+        f"""\
+The paper's table of theoretical costs, measured. Two nets, on made-up rows:
+
+{listed}""",
+        f"""\
+Every task is timed once a round, in turns, over {settings["rounds"]} rounds after one that does not
+count, on {settings["threads"]} threads of the CPU. Training is timed by the epoch: of the plain
+net with the squared error; of the same net with dropout before every layer; of a net with a mean
+and a variance and the Gaussian likelihood, as members of deep ensembles are, without and with
+adversarial rows. All methods are given the same number of epochs, so that their ratios need no
+whole training; what search for a dropout rate or a noise level costs is left out. Ours adds one
+fit and one calibration to a plain training of the stated number of epochs (seconds of one epoch
+times their number). Predictions go through the net in blocks of rows and end with a mean and a
+variance a row.""",
+    )
+
+
+def closing(found: Found, works: dict[str, Workload]) -> tuple[str, ...]:
+    """What came out, with the numbers of this run."""
+    return tuple(_said(name, one, works[name]) for name, one in found.items())
+
+
+def _said(name: str, one: Found, work: Workload) -> str:
+    added = one["added_to_training"]["median"]
+    return (
+        f"*{name}*: fit and calibration take as long as {digits(added)} epochs of "
+        f"{work.protocol.epochs}; predictions with error bars cost "
+        f"{digits(one['inference']['ours']['median'])} plain ones, against "
+        f"{digits(one['inference']['ensemble_5']['median'])} for an ensemble of five and "
+        f"{digits(one['inference']['dropout_100']['median'])} for a hundred passes with dropout. "
+        f"An epoch of an ensemble's member costs "
+        f"{digits(one['member']['variance']['median'])} plain ones, with adversarial rows "
+        f"{digits(one['member']['adversarial']['median'])}."
+    )
+
+
+def _described(work: Workload) -> str:
+    sizes = "-".join(map(str, (work.inputs, *work.protocol.hidden, 1)))
+    activation = {"relu": "ReLU", "silu": "SiLU"}[work.protocol.activation]
+    return (
+        f"{sizes}, {activation}; {work.train} training, {work.valid} validation and {work.test} "
+        f"test rows; AdamW in batches of {work.protocol.batch}, {work.protocol.epochs} epochs; "
+        f"predictions in blocks of {work.block}."
+    )

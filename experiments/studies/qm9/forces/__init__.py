@@ -1,0 +1,1 @@
+"""Error bars of forces of molecules: exact, from ensembles, by brute force; and their time."""

@@ -1,0 +1,1 @@
+"""What to label next: learning curves of molecules."""

@@ -1,0 +1,1 @@
+"""How errors and bars follow the kinds and sizes of molecules."""

@@ -1,0 +1,1 @@
+"""Which atoms are uncertain: molecules drawn with their atoms' bars."""

@@ -1,0 +1,1 @@
+"""The rigidity as a likelihood: the constrained loss against its Laplace approximation."""

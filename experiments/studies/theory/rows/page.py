@@ -1,0 +1,96 @@
+"""The section on the page: figure, table, and what the numbers say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from experiments.frame.figures import BLACK, COLOURS, GREY, panels
+from experiments.frame.outcome import Table
+from experiments.studies.theory.rows.work import NOISE, WIDTH
+
+
+def drawn(numbers: dict[str, Any]) -> Figure:
+    """Variances, and the errors that they should describe."""
+    figure, (left, right) = panels(columns=2, height=3.4, sharey=True)
+    counts = numbers["setting"]["rows"]
+    limit = numbers["limit"]
+    seen = [(n, v) for n, v in zip(counts, limit["variance"].tolist(), strict=True) if v > 0]
+    floor = 1e-6
+    for ax in (left, right):
+        ax.axvline(WIDTH, color=GREY, lw=1, ls=":")
+        ax.set(xscale="log", yscale="log", ylim=(floor, 100), xlabel="training rows N")
+        ticks = [n for n in (8, 16, 32, 64, 128, 256) if min(counts) <= n <= max(counts)]
+        ax.set_xticks(ticks, [str(n) for n in ticks])
+        ax.minorticks_off()
+    left.text(WIDTH * 1.05, 30, f"N = D = {WIDTH}", fontsize=9, color=GREY)
+    left.plot(*zip(*seen, strict=True), color=BLACK, marker="o", ms=4, label="t → ∞")
+    zero = [n for n, v in zip(counts, limit["variance"].tolist(), strict=True) if v == 0]
+    left.plot(zero, [1.3 * floor] * len(zero), "v", color=BLACK, ms=5, clip_on=False)
+    for (ridge, entry), colour in zip(numbers["ridges"].items(), COLOURS, strict=False):
+        style = {"color": colour, "marker": "s", "ms": 3, "lw": 1.3}
+        left.plot(counts, entry["variance"], **style, label=f"ridge {ridge}")
+        right.plot(counts, entry["squared_error"], **style)
+    right.plot(counts, limit["squared_error"], color=BLACK, marker="o", ms=4)
+    left.set(ylabel="mean over test points", title="(a) predicted variance")
+    right.set_title("(b) squared error against the noise-free truth")
+    figure.legend(loc="outside upper center", ncols=5)
+    return figure
+
+
+def table(numbers: dict[str, Any]) -> Table:
+    """Some numbers of rows."""
+    counts = numbers["setting"]["rows"]
+    chosen = [n for n in (16, 48, 64, 68, 96, 256) if n in counts]
+    rows = []
+    for n in chosen:
+        i = counts.index(n)
+        limit = numbers["limit"]
+        rows.append([n, float(limit["variance"][i]), float(limit["squared_error"][i])])
+        for entry in numbers["ridges"].values():
+            rows[-1] += [float(entry["variance"][i]), float(entry["squared_error"][i])]
+    columns = ["rows", "t → ∞: variance", "error"]
+    for ridge in numbers["ridges"]:
+        columns += [f"ridge {ridge}: variance", "error"]
+    return Table(columns, rows, TABLE)
+
+
+def says(numbers: dict[str, Any]) -> str:
+    """What the numbers mean."""
+    last = {
+        ridge: float(entry["variance"][-1]) / float(entry["squared_error"][-1])
+        for ridge, entry in numbers["ridges"].items()
+    }
+    small, right, large = last.values()
+    return (
+        f"From N = {WIDTH} on the variance at t → ∞ is zero to the last bit, for every test point "
+        "and whatever the noise, while the squared error of that prediction is largest just there: "
+        "it interpolates noise. The theory has no noise, so nothing is left for its variance to "
+        "describe, and the ridge that the paper inserts afterwards is a modelling choice. "
+        f"ς² = {NOISE**2:g}, the noise variance over the prior variance of a weight, makes the "
+        "form the Bayesian posterior variance, which follows the error on both sides of N = D "
+        f"(variance over squared error {right:.2f} at the largest N); with a ridge a hundred "
+        f"times smaller that ratio is {small:.2g}, with one a hundred times larger {large:.2g}. "
+        "A calibrated α² mends the level and not the shape, which is why both are calibrated."
+    )
+
+
+TABLE = (
+    f"Mean variance and mean squared error of the test points, {WIDTH} features; weights drawn "
+    f"from the prior N(0, 1), noise of standard deviation {NOISE:g}."
+)
+
+HEAD = f"""\
+## Rows against features
+
+In the last-layer form K_NTK = c F Fᵀ, K_NNGP = σ_w² F Fᵀ the variance at t → ∞ is
+σ_w² (fᵀf - fᵀFᵀ(FFᵀ)⁻¹Ff): the part of f that the training rows do not span. {WIDTH} features
+of a random net, weights drawn from the prior, targets with noise of standard deviation {NOISE:g}.
+Beside it the form with a ridge ς² inserted by hand, σ_w² ς² fᵀ(FᵀF + ς²)⁻¹f."""
+
+CAPTION = (
+    "(a) Mean variance of the test points against the number of training rows: at t → ∞ it is "
+    "exactly zero from N = D on (triangles at the lower edge). (b) The squared errors of the same "
+    "predictions."
+)

@@ -1,0 +1,97 @@
+"""The section on the page: figure, table, and what the numbers say."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from experiments.frame.figures import BLACK, COLOURS, GREY, panels
+from experiments.frame.outcome import Table, with_error
+from experiments.studies.theory.width.work import (
+    ACTIVATIONS,
+    DEPTH,
+    DIMENSION,
+    GROWN,
+    NARROW,
+    POINTS,
+)
+
+
+def drawn(numbers: dict[str, Any]) -> Figure:
+    """One panel for each way to grow."""
+    figure, axes = panels(columns=2, height=3.2, sharey=True)
+    widths = numbers["setting"]["widths"]
+    for ax, grown, letter in zip(axes, GROWN, "ab", strict=True):
+        for name, colour, marker in zip(ACTIVATIONS, COLOURS, "osv", strict=False):
+            one = numbers[name][grown]
+            ax.errorbar(
+                widths,
+                one["error"],
+                one["spread"],
+                color=colour,
+                marker=marker,
+                ms=5,
+                lw=1.3,
+                label=name,
+            )
+        start = max(float(numbers[name]["all layers"]["error"][0]) for name in ACTIVATIONS)
+        guide = [1.3 * start * math.sqrt(widths[0] / w) for w in widths]
+        ax.plot(widths, guide, "--", color=BLACK, lw=1.2, label="width^(-1/2)")
+        ax.set(xscale="log", yscale="log", title=f"({letter}) {grown}")
+        ax.set_xlabel(
+            "width" if grown == "all layers" else f"width of the last layer, others {NARROW}"
+        )
+        ax.set_xticks(widths, [str(w) for w in widths])
+        ax.minorticks_off()
+        ax.grid(axis="y", color=GREY, alpha=0.2)
+    axes[0].set_ylabel("relative error of FFᵀ")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
+    return figure
+
+
+def table(numbers: dict[str, Any]) -> Table:
+    """Slopes and the error at both ends."""
+    widths = numbers["setting"]["widths"]
+    rows = []
+    for grown in GROWN:
+        for name in ACTIVATIONS:
+            one = numbers[name][grown]
+            ends = float(one["error"][0]), float(one["error"][-1])
+            rows.append([grown, name, with_error(*one["slope"], 3), *ends])
+    return Table(
+        ["what grows", "activation", "slope", f"error at {widths[0]}", f"error at {widths[-1]}"],
+        rows,
+        f"Slope of log error on log width ({numbers['setting']['seeds']} nets a width, standard "
+        "error between seeds), and the relative Frobenius error at both ends.",
+    )
+
+
+def says(numbers: dict[str, Any]) -> str:
+    """What the numbers mean."""
+    spans = []
+    for grown in GROWN:
+        slopes = sorted(numbers[name][grown]["slope"][0] for name in ACTIVATIONS)
+        spans.append(f"{slopes[0]:.2f} to {slopes[-1]:.2f}")
+    return (
+        f"Where *all* hidden layers grow the slope is {spans[0]}, close to -1/2 already at these "
+        f"widths. Where the last layer alone grows it is {spans[1]}: behind layers of {NARROW} the "
+        "error stops falling, because F Fᵀ then converges to the kernel of that narrow net and not "
+        "to the NNGP. So the width that the rate speaks of is that of the whole net. (For an error "
+        "bar this is no loss: the features of the net at hand are what one has.)"
+    )
+
+
+HEAD = f"""\
+## How wide is wide enough?
+
+σ_w² F Fᵀ estimates the NNGP, with an error that the paper says falls as N_L^(-1/2). Random nets of
+{DEPTH} hidden layers, {POINTS} inputs on the sphere in {DIMENSION} dimensions, error
+‖FFᵀ - K_NNGP‖ / ‖K_NNGP‖ (Frobenius)."""
+
+CAPTION = (
+    "Relative error of the Gram of the last features (root mean square and standard deviation over "
+    "seeds) when (a) all hidden layers grow, (b) the last one alone does."
+)
