@@ -114,7 +114,7 @@ def members(
         ValueError: numbers out of range, or options that contradict each other.
 
     Examples:
-        >>> from rigidities.gram import Gram
+        >>> from rigidities.posterior.gram import Gram
         >>> from rigidities.posterior import Posterior
         >>> gram = Gram(1)
         >>> gram.update(torch.tensor([[2.0]]))
