@@ -23,6 +23,7 @@ from ..._version import __version__
 from ...data.feed import Feed
 from ...data.storage import read, write
 from ...models.calling import FeatureFunction, ForwardFunction, Source
+from ...models.modes import exporting
 from ...models.shadow import placement
 from ...posterior.joint import JointPosterior
 from ..readout.binding import Binding
@@ -220,7 +221,7 @@ class Ensemble(nn.Module):
             return self._eager(inputs, keywords)
         if self._graph is not None and self._tap is not None and self._tap.case == "plain":
             return self._graph(inputs, keywords)
-        if torch.compiler.is_exporting():
+        if exporting():
             raise ValueError(_refusal(self._tap))
         # Only a plain readout is one graph: any other is read between two graphs.
         between = torch.compiler.disable(self._eager)  # type: ignore[no-untyped-call]

@@ -114,8 +114,7 @@ def members(
         ValueError: numbers out of range, or options that contradict each other.
 
     Examples:
-        >>> from rigidities.posterior.gram import Gram
-        >>> from rigidities.posterior import Posterior
+        >>> from rigidities import Gram, Posterior
         >>> gram = Gram(1)
         >>> gram.update(torch.tensor([[2.0]]))
         >>> post = Posterior.from_gram(gram, ridge=0.0).with_scale(torch.tensor([3.0]))

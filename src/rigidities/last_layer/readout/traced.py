@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...models.modes import exporting
 from ...models.shadow import shadow, unwrapped
 from .heads import Recorder, as_rows, channel_axis, guard, has_bias, record
 from .reading import Reading
@@ -36,7 +37,7 @@ class TracedReadout:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
         """One forward pass inside a tracer."""
-        if not torch.compiler.is_exporting():
+        if not exporting():
             return self._read(self._frozen, args, kwargs)
         if torch.compiler.is_dynamo_compiling():
             return self._read(self._named, args, kwargs)
