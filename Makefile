@@ -17,7 +17,7 @@ PIP_INSTALL := -m pip install -qq --disable-pip-version-check -c constraints.txt
 SOURCES := $(wildcard src tests benchmarks experiments examples docs)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format types pytest browser bench docs clean
+.PHONY: help venv demo test lint format types pytest rounding versions browser bench docs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -58,6 +58,17 @@ types: .venv/.stamp ## mypy, strict, on src
 pytest: .venv/.stamp browser ## tests and doctests only (ARGS="-k name" to choose)
 	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
+# A seed's net differs between processors and numbers of threads; so it does here. Slow kernels, another
+# order of summation, and other seeds stand in for the machines that are not at hand.
+rounding: .venv/.stamp ## the tests under other roundings: threads, kernels, seeds
+	OMP_NUM_THREADS=2 MPLBACKEND=Agg $(BIN)/python -m pytest $(ARGS)
+	ATEN_CPU_CAPABILITY=default $(MAKE) pytest
+	ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE $(MAKE) pytest
+	$(MAKE) pytest ARGS='--moved-seeds 1 $(ARGS)'
+
+versions: .venv/.stamp ## the tests on the oldest, pinned and newest PyTorch, on every Python found
+	$(BIN)/python tests/support/versions.py $(ARGS)
+
 # The tests of the HTML report drive it; without one they are left out, with a word at the end.
 browser: ## find Chromium or, as root on Debian, install it
 	@sh tests/support/get_browser.sh
@@ -91,5 +102,5 @@ docs: .venv/.docs-stamp ## build the documentation into site/
 	@touch $@
 
 clean: ## remove environments, caches and what the commands wrote
-	rm -rf .venv .venv-rivals .venv-metatrain .mypy_cache .ruff_cache .pytest_cache .hypothesis site dist build rigidities-demo experiments/results-quick
+	rm -rf .venv .venv-rivals .venv-metatrain .venv-versions .mypy_cache .ruff_cache .pytest_cache .hypothesis site dist build rigidities-demo experiments/results-quick
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -46,6 +46,7 @@ class Molecule(torch.nn.Module):
 BETA = 0.1
 train, valid, model = labelled(200), labelled(200), Molecule()
 optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 400)  # so that it comes to rest
 for _ in range(400):
     pos = train["pos"].clone().requires_grad_()
     energy = model(pos)
@@ -54,6 +55,7 @@ for _ in range(400):
     optimiser.zero_grad()
     loss.backward()
     optimiser.step()
+    schedule.step()
 
 uq = rg.LastLayerRigidity(model)
 uq.fit(train, gradients="pos", gradient_weight=BETA, gradient_target="slope")

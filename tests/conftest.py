@@ -1,8 +1,9 @@
-"""What several test files share: a small trained net and its data; and who needs a browser."""
+"""What several test files share: a small trained net and its data; other seeds; the browser."""
 
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support import browser
 from tests.support.nets import Trained, trained
@@ -18,6 +19,28 @@ def net() -> Trained:
 @pytest.fixture
 def net3() -> Trained:
     return trained(targets=3)
+
+
+# From one seed, processors and numbers of threads train different nets. Other seeds train nets that
+# differ more: what a test asks of a net, it must ask of those too.
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "added to all seeds of torch: other draws, other nets, which the tests must bear"
+    parser.addoption("--moved-seeds", type=int, default=0, metavar="N", help=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    moved: int = config.getoption("--moved-seeds")
+    seeded, plain = torch.manual_seed, torch.Generator
+
+    class Generator(plain):  # type: ignore[misc,valid-type]
+        def manual_seed(self, seed: int) -> torch.Generator:
+            return super().manual_seed(seed + moved)
+
+    if moved:
+        torch.manual_seed = lambda seed: seeded(seed + moved)
+        torch.Generator = Generator
 
 
 # Where there is no browser, its tests are left out, and the summary says how many. In CI they stay,

@@ -19,6 +19,7 @@ from rigidities.data.feed import Feed
 from rigidities.last_layer.ensemble.ensemble import Ensemble
 from rigidities.last_layer.ensemble.member_values import MemberValues
 from rigidities.last_layer.ensemble.members import Members, members, random_set, symmetric_set
+from rigidities.models.modes import exporting
 from rigidities.posterior.joint import JointPosterior
 from tests.support import oracle, zoo
 from tests.support.nets import fitted, trained
@@ -875,6 +876,9 @@ TRACED = [
 ]
 SIDE_EFFECTS = "ignore:While compiling, we found certain side effects:UserWarning"
 BATCH = torch.export.Dim("batch", min=1, max=4096)
+needs_export = pytest.mark.skipif(
+    not hasattr(torch.compiler, "is_exporting"), reason="export needs PyTorch 2.7 or newer"
+)
 
 
 def few(tensors, rows=3):
@@ -885,6 +889,7 @@ def few(tensors, rows=3):
 @pytest.mark.parametrize(
     ("id", "strict"), [(id, False) for id in TRACED] + [(id, True) for id in TRACED[3:5]]
 )
+@needs_export
 def test_an_exported_ensemble_gives_the_same_numbers_for_any_batch(id, strict):
     case = zoo.build(id)
     ens = ensemble(fitted_case(case), 4)
@@ -899,6 +904,7 @@ def test_an_exported_ensemble_gives_the_same_numbers_for_any_batch(id, strict):
     assert torch.equal(ens(*case.args), expected)  # nothing of the tracer is left behind
 
 
+@needs_export
 def test_keywords_can_be_exported_too():
     case = zoo.build("dict_batches_with_labels")
     ens = ensemble(fitted_case(case), 4)
@@ -908,6 +914,7 @@ def test_keywords_can_be_exported_too():
 
 # Raised inside torch 2.11 while it reads its own file.
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")
+@needs_export
 def test_an_exported_ensemble_survives_a_file(fit, x):
     ens = ensemble(fit, 4)
     buffer = io.BytesIO()
@@ -942,6 +949,7 @@ def test_any_other_readout_is_compiled_around():
 # Raised inside torch while it converts a graph.
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")
 @pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")
+@needs_export
 def test_an_onnx_runtime_gives_the_same_numbers(fit, x):
     ens = ensemble(fit, 6)
     shapes = {"inputs": ({0: BATCH},)}
@@ -963,6 +971,7 @@ def test_an_onnx_runtime_gives_the_same_numbers(fit, x):
     ],
 )
 @pytest.mark.parametrize("strict", [False, True])
+@needs_export
 def test_what_cannot_be_exported_says_why(id, match, strict):
     case = zoo.build(id)
     ens = ensemble(fitted_case(case), 4)
@@ -970,6 +979,15 @@ def test_what_cannot_be_exported_says_why(id, match, strict):
         torch.export.export(ens, case.args, strict=strict)
 
 
+def test_an_old_torch_says_that_it_cannot_export(monkeypatch):
+    monkeypatch.delattr(torch.compiler, "is_exporting", raising=False)
+    assert not exporting()
+    monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)
+    with pytest.raises(RuntimeError, match=r"Export needs PyTorch 2\.7 or newer"):
+        exporting()
+
+
+@needs_export
 def test_an_ensemble_exports_after_it_was_moved_or_copied(net, x):
     ens = ensemble(fitted(net), 4).double()
     program = torch.export.export(ens, (x.double(),))

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -194,10 +195,27 @@ def test_an_operation_without_forward_mode_has_derivatives_too():
     close(found.std, expected.std)
 
 
+class Once(torch.autograd.Function):
+    """The identity, without a derivative."""
+
+    @staticmethod
+    def forward(ctx, h):
+        return h.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        raise NotImplementedError("the identity is not differentiated")
+
+
+class SineOnce(Sine):
+    @staticmethod
+    def backward(ctx, g):
+        return Once.apply(Sine.backward(ctx, g))
+
+
 def test_an_operation_with_one_derivative_alone_says_so():
-    centres = inputs(6, 8, 9)
-    uq, x = mapped(lambda h: torch.cdist(h, centres), 6)
-    twin, _ = mapped(lambda h: (h[:, None] - centres).norm(dim=-1), 6)
+    uq, x = mapped(SineOnce.apply)
+    twin, _ = mapped(torch.sin)
     found, expected = uq.gradient(x), twin.gradient(x)
     close(found.mean, expected.mean)
     close(found.std, expected.std)
@@ -881,3 +899,34 @@ def test_a_weight_changed_after_the_fit_is_noticed():
         uq.model[0].weight.mul_(2)
     with pytest.raises((ValueError, RuntimeError), match="changed"):
         uq.gradient(x)
+
+
+FORWARD_MODES = {
+    "gradient": lambda uq, pr, x: uq.gradient(x),
+    "along": lambda uq, pr, x: uq.gradient(x, along=torch.ones(3, dtype=F64)),
+    "hessian_product": lambda uq, pr, x: uq.hessian_product(x, torch.ones(3, dtype=F64)),
+    "propagate": lambda uq, pr, x: uq.propagate(lambda y: y.exp().sum(), x, second_order=True),
+    "any regressor": lambda uq, pr, x: pr("gauss-newton"),
+    "exact Hessian": lambda uq, pr, x: pr("exact"),
+}
+
+
+@pytest.mark.filterwarnings("error:.torch.jit.script")
+@pytest.mark.parametrize("call", FORWARD_MODES.values(), ids=FORWARD_MODES)
+def test_torchs_forward_mode_compiles_without_a_word_to_the_user(call, monkeypatch):
+    pushed, make_dual = [], forward_ad.make_dual
+
+    def loud(*args, **kwargs):  # as in torch's first forward pass
+        pushed.append(warnings.warn("`torch.jit.script` is deprecated.", FutureWarning, 2))
+        return make_dual(*args, **kwargs)
+
+    uq, x = mapped(torch.sin)
+    monkeypatch.setattr(forward_ad, "make_dual", loud)
+
+    def rigidity(hessian):
+        t = torch.linspace(0, 1, 9, dtype=F64)
+        regressor = rg.PredictionRigidity(lambda w, t: w[0] * t, t[4:5], hessian=hessian)
+        return regressor.fit(t, t / 2).variance(t)
+
+    call(uq, rigidity, x)
+    assert pushed

@@ -376,7 +376,7 @@ class Scripted(nn.Module):
         return self.head(self.activation(x))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace")
 def test_a_compiled_function_among_the_attributes_is_shared_and_not_copied():
     model = Scripted()
     x = torch.randn(5, 3)

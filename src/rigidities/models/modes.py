@@ -47,15 +47,27 @@ def transformable() -> Iterator[None]:
     try:
         with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
-            warnings.filterwarnings("ignore", ".torch.jit.script", DeprecationWarning)
+            # torch's own forward mode compiles its decompositions with it on first use
+            warnings.filterwarnings("ignore", ".torch.jit.script")
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
 
 
+def exporting() -> bool:
+    """Whether `torch.export` traces this call.
+
+    Raises:
+        RuntimeError: it does, and cannot be told from `torch.compile`: PyTorch is too old.
+    """
+    if hasattr(torch.compiler, "is_exporting"):
+        return torch.compiler.is_exporting()
+    if torch.compiler._is_compiling_flag:  # set by export alone, up to 2.6
+        raise RuntimeError(f"Export needs PyTorch 2.7 or newer; this is {torch.__version__}.")
+    return False
+
+
 P = ParamSpec("P")
-
-
 R = TypeVar("R")
 
 

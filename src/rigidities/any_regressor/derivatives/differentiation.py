@@ -155,8 +155,9 @@ def tangents(regressor: Regressor, *inputs: Any, **kwargs: Any) -> tuple[Tensor,
 
 def forward_rows(regressor: Regressor, *inputs: Any, **kwargs: Any) -> Tensor:
     """(N, K, P) by forward mode, one pass per parameter."""
-    rows: Tensor = jacfwd(lambda p: regressor.outputs(p, *inputs, **kwargs))(regressor.flat)
-    return rows
+    jacobian: Rows = jacfwd(lambda p: regressor.outputs(p, *inputs, **kwargs))
+    with transformable():
+        return jacobian(regressor.flat)
 
 
 def reverse_rows(regressor: Regressor, *inputs: Any, **kwargs: Any) -> Tensor:

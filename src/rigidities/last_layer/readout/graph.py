@@ -13,6 +13,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from ...models.modes import exporting
+from ...models.modes import exporting
 from ...models.shadow import shadow, unwrapped
 from .binding import Binding
 from .heads import Recorder, as_rows, channel_axis, guard, has_bias, record
@@ -40,7 +42,7 @@ class ReadoutPass:
             return self.eager(inputs, keywords)
         if self._graph is not None:
             return self._graph(inputs, keywords)
-        if torch.compiler.is_exporting():
+        if exporting():
             raise ValueError(_refusal(self._tap))
         # Only a plain readout is one graph: any other is read between two graphs.
         between = torch.compiler.disable(self.eager)  # type: ignore[no-untyped-call]
@@ -98,7 +100,7 @@ class TracedReadout:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
         """One forward pass inside a tracer."""
-        if not torch.compiler.is_exporting():
+        if not exporting():
             return self._read(self._frozen, args, kwargs)
         if torch.compiler.is_dynamo_compiling():
             return self._read(self._named, args, kwargs)

@@ -180,7 +180,7 @@ def guard(model: nn.Module, names: list[str]) -> None:
 
 def channel_axis(head: nn.Module) -> int:
     """Dimension of the channels, counted from the end so that inputs without a batch work too."""
-    for spatial, convolution in enumerate(_CONVOLUTIONS, start=1):
+    for spatial, convolution in enumerate(_CONVOLUTIONS, 1):
         if isinstance(head, convolution):
             return -1 - spatial
     return -1
