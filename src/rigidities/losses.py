@@ -16,13 +16,14 @@ A loss here is any object with `curvature(prediction, target, batch)`; names, pl
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+
+from .notices import notify
 
 
 @runtime_checkable
@@ -239,9 +240,8 @@ def _second_derivative(values: Tensor, y: Tensor) -> Tensor:
         diagonal[:, k] = row[:, k]
         coupled = coupled or bool((row.abs().sum(1) - row[:, k].abs() > 1e-9).any())
     if coupled:
-        warnings.warn(
-            "The loss couples the targets of a sample; only the diagonal of its curvature is used.",
-            stacklevel=2,
+        notify(
+            "The loss couples the targets of a sample; only the diagonal of its curvature is used."
         )
     return diagonal.reshape(y.shape)
 

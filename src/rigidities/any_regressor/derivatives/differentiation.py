@@ -7,14 +7,13 @@ Three ways, chosen on the first batch:
 - everything else: `torch.func.vmap` of reverse mode over the samples; for functions that it cannot
   transform, a loop of backward passes, with a warning.
 
-That the factors are the whole derivative is checked on the first batch against a backward pass;
-where they are not (a layer's weight is also used elsewhere, or its rows are not samples), the
-layers are given up.
+Each way is checked on the first batch against a backward pass, and given up where it differs: a
+layer's weight is also used elsewhere, its rows are not samples, or torch batches an operation
+wrongly.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,7 +23,9 @@ from torch import Tensor
 from torch.func import jacfwd, jacrev, vmap
 
 from ...data.samples import sample_count
+from ...models.directional import pulled, pulls, recorded, units
 from ...models.modes import transformable
+from ...notices import notify
 from .linear_layers import LinearLayers, NotFactored
 from .parameters import Parameters
 from .regressor import Regressor
@@ -119,26 +120,12 @@ class Differentiation:
         return Explicit(outputs.new_zeros(*outputs.shape, 1).expand(*outputs.shape, size))
 
     def _agrees(self, *inputs: Any, **kwargs: Any) -> bool:
-        """Whether $J^T u$ equals a backward pass, parameter by parameter."""
         assert self.layers is not None
         try:
             self.layers.blocks(self.regressor, *inputs, **kwargs)
         except NotFactored:
             return False
-        outputs, tangent = self(*inputs, **kwargs)
-        generator = torch.Generator(device=outputs.device).manual_seed(0)
-        u = torch.rand(outputs.shape, generator=generator, device=outputs.device) + 0.5
-        with torch.enable_grad():
-            flat = self.regressor.flat.clone().requires_grad_()
-            total = (u * self.regressor.outputs(flat, *inputs, **kwargs)).sum()
-            (expected,) = torch.autograd.grad(total, flat)
-        difference = tangent.backward(u.to(torch.float64)[None])[0] - expected
-        sizes = self.regressor.parameters.sizes
-        pairs = zip(
-            difference.split_with_sizes(sizes), expected.split_with_sizes(sizes), strict=True
-        )
-        floor = 1e-6 * float(expected.norm())
-        return all(float(d.norm()) <= 1e-3 * float(e.norm()) + floor for d, e in pairs)
+        return _confirmed(self.regressor, self(*inputs, **kwargs)[1], *inputs, **kwargs)
 
 
 def tangents(regressor: Regressor, *inputs: Any, **kwargs: Any) -> tuple[Tensor, Tangents]:
@@ -179,13 +166,10 @@ def reverse_rows(regressor: Regressor, *inputs: Any, **kwargs: Any) -> Tensor:
 
 def looped_rows(regressor: Regressor, *inputs: Any, **kwargs: Any) -> Tensor:
     """(N, K, P) by one backward pass per output of each sample."""
-    with torch.enable_grad():
-        flat = regressor.flat.clone().requires_grad_()
-        outputs = regressor.outputs(flat, *inputs, **kwargs)
-        rows = [
-            torch.autograd.grad(y, flat, retain_graph=True)[0] for y in outputs.reshape(-1).unbind()
-        ]
-    return torch.stack(rows).reshape(*outputs.shape, -1)
+    flat, outputs = recorded(lambda p: regressor.outputs(p, *inputs, **kwargs), regressor.flat)
+    values = outputs.reshape(-1)
+    rows = [pulled(values, flat, units(values, i, 1)) for i in range(len(values))]
+    return torch.cat(rows).reshape(*outputs.shape, -1)
 
 
 def _explicit(regressor: Regressor, rows: Tensor) -> dict[str, Block]:
@@ -203,16 +187,33 @@ def _way(regressor: Regressor | None, *inputs: Any, **kwargs: Any) -> Rows:
     few = len(regressor) <= FEW_PARAMETERS
     for way in (forward_rows, reverse_rows) if few else (reverse_rows,):
         try:
-            way(regressor, *inputs, **kwargs)
-        except (RuntimeError, NotImplementedError):
+            blocks = _explicit(regressor, way(regressor, *inputs, **kwargs))
+        except RuntimeError:
             continue
-        return way
-    warnings.warn(
-        "f cannot be transformed by torch.func.vmap (in-place writes, data-dependent control flow "
-        "or .item()): one backward pass per sample instead, which is slow.",
-        stacklevel=5,
+        if _confirmed(regressor, Tangents(tuple(blocks.values())), *inputs, **kwargs):
+            return way
+    notify(
+        "f cannot be transformed by torch.func.vmap (in-place writes, data-dependent control flow, "
+        ".item(), or torch.cdist, which torch batches wrongly): one backward pass per sample "
+        "instead, which is slow."
     )
     return looped_rows
+
+
+def _confirmed(regressor: Regressor, tangents: Tangents, *inputs: Any, **kwargs: Any) -> bool:
+    """Whether $J^T u$ equals a backward pass, parameter by parameter."""
+    generator = torch.Generator().manual_seed(0)
+    u = torch.rand(tangents.shape[:2], generator=generator, dtype=torch.float64) + 0.5
+    u = u.to(tangents.device)
+    expected = pulls(lambda p: regressor.outputs(p, *inputs, **kwargs), regressor.flat, u[None])[0]
+    sizes, tolerance = (
+        regressor.parameters.sizes,
+        max(1e-3, torch.finfo(regressor.flat.dtype).eps ** 0.5),
+    )
+    difference = (tangents.backward(u[None])[0] - expected).split_with_sizes(sizes)
+    floor = 1e-3 * float(expected.norm())
+    pairs = zip(difference, expected.split_with_sizes(sizes), strict=True)
+    return not any(float(d.norm()) > tolerance * (float(e.norm()) + floor) for d, e in pairs)
 
 
 def _without(regressor: Regressor, names: set[str]) -> Regressor | None:

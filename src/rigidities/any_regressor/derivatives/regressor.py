@@ -2,7 +2,6 @@ r"""Any regressor as a function $\tilde y(w, x)$ of one flat vector of parameter
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +13,7 @@ from torch.func import functional_call
 from ...data.samples import sample_count
 from ...models.outputs import pick
 from ...models.shadow import shadow
+from ...notices import notify
 from .parameters import Parameters, Subset
 
 Function = Callable[..., Any]
@@ -121,10 +121,7 @@ class Regressor:
                 "functions."
             )
         listed = ", ".join(name for name in names if name in idle)
-        warnings.warn(
-            f"f does not use {listed}: left out, as they have no say in any prediction.",
-            stacklevel=4,
-        )
+        notify(f"f does not use {listed}: left out, as they have no say in any prediction.")
         return replace(self, parameters=self.parameters.without(idle))
 
     def _touched(self, *inputs: Any, **kwargs: Any) -> set[str]:

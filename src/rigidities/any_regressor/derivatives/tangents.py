@@ -26,12 +26,12 @@ class Block(Protocol):
     """Columns of J that belong to one parameter, in float64 wherever they are summed."""
 
     @property
-    def width(self) -> int:
-        """Number of columns."""
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What is stored, each with a row per sample; the last (N, K, ...)."""
 
     @property
-    def numbers(self) -> int:
-        """How many numbers are stored."""
+    def width(self) -> int:
+        """Number of columns."""
 
     def matrix(self) -> Tensor:
         """(N, K, width), in the precision they were computed in."""
@@ -60,6 +60,12 @@ class Block(Protocol):
     def take(self, index: slice | Tensor) -> Block:
         """Some of the samples."""
 
+    def room(self, samples: int) -> Block:
+        """The same for so many samples, yet to be written."""
+
+    def explicit(self) -> Explicit:
+        """The same, held as it is."""
+
 
 @dataclass(frozen=True)
 class Explicit:
@@ -68,14 +74,14 @@ class Explicit:
     rows: Tensor
 
     @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The rows."""
+        return (self.rows,)
+
+    @property
     def width(self) -> int:
         """Number of columns."""
         return self.rows.shape[-1]
-
-    @property
-    def numbers(self) -> int:
-        """How many numbers are stored."""
-        return self.rows.numel()
 
     def matrix(self) -> Tensor:
         """The rows."""
@@ -114,6 +120,14 @@ class Explicit:
         """Some of the samples."""
         return Explicit(self.rows[index])
 
+    def room(self, samples: int) -> Explicit:
+        """For so many samples, yet to be written."""
+        return Explicit(_room(self.rows, samples))
+
+    def explicit(self) -> Explicit:
+        """Itself."""
+        return self
+
 
 @dataclass(frozen=True)
 class Outer:
@@ -123,14 +137,14 @@ class Outer:
     slopes: Tensor
 
     @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The factors."""
+        return self.inputs, self.slopes
+
+    @property
     def width(self) -> int:
         """Number of columns, O x I."""
         return self.slopes.shape[-1] * self.inputs.shape[-1]
-
-    @property
-    def numbers(self) -> int:
-        """How many numbers are stored."""
-        return self.inputs.numel() + self.slopes.numel()
 
     def matrix(self) -> Tensor:
         """The outer products written out."""
@@ -144,7 +158,7 @@ class Outer:
     def kernel(self, other: Block) -> Tensor:
         """Elementwise product of the Gram of slopes and that of inputs."""
         if not isinstance(other, Outer):
-            return Explicit(self.matrix()).kernel(other)
+            return self.explicit().kernel(other)
         shape = (*self.slopes.shape[:2], *other.slopes.shape[:2])
         slopes, inputs = self._double()
         others, theirs = other._double()
@@ -188,6 +202,14 @@ class Outer:
         """Some of the samples."""
         return Outer(self.inputs[index], self.slopes[index])
 
+    def room(self, samples: int) -> Outer:
+        """For so many samples, yet to be written."""
+        return Outer(_room(self.inputs, samples), _room(self.slopes, samples))
+
+    def explicit(self) -> Explicit:
+        """Row by row."""
+        return Explicit(self.matrix())
+
     def _double(self) -> tuple[Tensor, Tensor]:
         return self.slopes.to(torch.float64), self.inputs.to(torch.float64)
 
@@ -207,15 +229,18 @@ class Tangents:
     @property
     def shape(self) -> tuple[int, int, int]:
         """(N, K, P)."""
-        block = self.blocks[0]
-        rows = block.slopes if isinstance(block, Outer) else block.matrix()
-        return rows.shape[0], rows.shape[1], sum(self.widths)
+        rows, outputs = self._like.shape[:2]
+        return rows, outputs, sum(self.widths)
 
     @property
     def device(self) -> torch.device:
         """Where the blocks lie."""
-        block = self.blocks[0]
-        return (block.slopes if isinstance(block, Outer) else block.matrix()).device
+        return self._like.device
+
+    @property
+    def _like(self) -> Tensor:
+        """Of the first block, (N, K, ...)."""
+        return self.blocks[0].tensors[-1]
 
     @property
     def widths(self) -> list[int]:
@@ -225,15 +250,13 @@ class Tangents:
     @property
     def numbers(self) -> int:
         """How many numbers are stored."""
-        return sum(block.numbers for block in self.blocks)
+        return sum(tensor.numel() for block in self.blocks for tensor in block.tensors)
 
     def matrix(self) -> Tensor:
         """J written out, (N, K, P)."""
-        shape, blocks = self.shape, self.blocks
-        like = blocks[0].slopes if isinstance(blocks[0], Outer) else blocks[0].matrix()
-        whole = like.new_empty(shape)
+        whole = self._like.new_empty(self.shape)
         pieces = whole.split_with_sizes(self.widths, dim=-1)
-        for block, piece in zip(blocks, pieces, strict=True):
+        for block, piece in zip(self.blocks, pieces, strict=True):
             block.write(piece)
         return whole
 
@@ -290,60 +313,43 @@ class Gathering:
 
     def __init__(self, count: int) -> None:
         self._room, self._held = max(1, count), 0
-        self._places: list[tuple[Tensor, ...]] | None = None
-        self._factored: list[bool] = []
+        self._blocks: tuple[Block, ...] = ()
 
     def add(self, part: Tangents) -> None:
         """Append the samples of a batch."""
-        rows = part.shape[0]
-        factored = [isinstance(block, Outer) for block in part.blocks]
-        if self._places is None:
-            self._factored = factored
-            self._places = [self._place(_tensors(block)) for block in part.blocks]
-        if factored != self._factored:
-            self._write_out([a and b for a, b in zip(factored, self._factored, strict=True)])
-        if self._held + rows > self._room:
-            self._room = max(self._held + rows, 2 * self._room)
-            self._places = [self._grown(place) for place in self._places]
-        end = self._held + rows
-        for place, block, whole in zip(self._places, part.blocks, self._factored, strict=True):
-            given = _tensors(block) if whole else (block.matrix(),)
-            for to, values in zip(place, given, strict=True):
-                to[self._held : end] = values
+        end = self._held + part.shape[0]
+        self._room = self._room if end <= self._room else max(end, 2 * self._room)
+        blocks = self._blocks or [block.room(self._room) for block in part.blocks]
+        pairs = zip(blocks, part.blocks, strict=True)
+        self._blocks = tuple(self._joined(held, more, end) for held, more in pairs)
         self._held = end
 
     def tangents(self) -> Tangents:
         """All samples so far."""
-        if self._places is None:
+        if not self._blocks:
             raise ValueError("There are no tangents to gather.")
-        blocks: list[Block] = []
-        for place, factored in zip(self._places, self._factored, strict=True):
-            parts = [tensor[: self._held] for tensor in place]
-            blocks.append(Outer(*parts) if factored else Explicit(*parts))
-        return Tangents(tuple(blocks))
+        return Tangents(self._blocks).take(slice(self._held))
 
-    def _place(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(tensor.new_empty(self._room, *tensor.shape[1:]) for tensor in tensors)
-
-    def _grown(self, place: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        larger = self._place(place)
-        for to, values in zip(larger, place, strict=True):
-            to[: self._held] = values[: self._held]
-        return larger
-
-    def _write_out(self, factored: list[bool]) -> None:
-        """Blocks that some batch cannot factorise are held row by row."""
-        if self._held:
-            blocks = self.tangents().blocks
-            self._places = [
-                self._grown(_tensors(block) if whole else (block.matrix(),))
-                for block, whole in zip(blocks, factored, strict=True)
-            ]
-        self._factored = factored
+    def _joined(self, held: Block, more: Block, end: int) -> Block:
+        """Samples written behind those held; row by row where a batch cannot factorise them."""
+        before = slice(self._held)
+        if type(held) is not type(more):
+            held, more = held.take(before).explicit(), more.explicit()
+        if len(held.tensors[0]) < self._room:
+            larger = held.room(self._room)
+            _write(held.take(before), larger, before)
+            held = larger
+        _write(more, held, slice(self._held, end))
+        return held
 
 
-def _tensors(block: Block) -> tuple[Tensor, ...]:
-    return (block.inputs, block.slopes) if isinstance(block, Outer) else (block.matrix(),)
+def _write(block: Block, to: Block, place: slice) -> None:
+    for tensor, values in zip(to.tensors, block.tensors, strict=True):
+        tensor[place] = values
+
+
+def _room(tensor: Tensor, samples: int) -> Tensor:
+    return tensor.new_empty(samples, *tensor.shape[1:])
 
 
 def _mixed(rows: Tensor, mixing: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from ...models.directional import pulled, push, units
 from ...models.modes import transformable
 from .feature_map import UNCONNECTED, FeatureMap
 
@@ -172,10 +173,8 @@ def output_derivatives_apart(point: FeatureMap, reduce: Callable[[Tensor], Tenso
     """
     x = point.point.detach().clone().requires_grad_()
     with transformable(), torch.enable_grad():
-        parts = _pulls(point.values(x)[0].flatten(), x)
+        parts = _pulls(point.values(x)[0].flatten(), x, unconnected=UNCONNECTED)
         kept = [reduce(part.detach().reshape(len(part), len(x), -1)) for part in parts]
-    if not kept:
-        raise ValueError(UNCONNECTED)
     return torch.cat(kept).reshape(point.samples, -1)
 
 
@@ -195,16 +194,16 @@ def _tangents(point: FeatureMap) -> Iterator[tuple[Tensor, Tensor]]:
     assert steady is not None
     inner = x.shape[1:] if point.aligned else x.shape
 
-    def push(direction: Tensor) -> tuple[Tensor, Tensor]:
-        along = direction.reshape(inner).expand(x.shape)
-        tangent: tuple[Tensor, Tensor] = torch.func.jvp(steady, (x,), (along,))[1]
-        return tangent
+    def along(direction: Tensor) -> tuple[Tensor, Tensor]:
+        tangents: tuple[Tensor, Tensor] = push(steady, x, direction.reshape(inner).expand(x.shape))
+        return tangents
 
     chunk = max(1, NUMBERS // point.reading.features.numel())
-    for start in range(0, inner.numel(), chunk):
-        directions = _units(x, inner.numel(), start, chunk)
+    numbers = x.new_empty(inner.numel())
+    for start in range(0, len(numbers), chunk):
+        directions = units(numbers, start, chunk)
         with transformable(), torch.no_grad():
-            output, features = torch.func.vmap(push)(directions)
+            output, features = torch.func.vmap(along)(directions)
         output = output.reshape(len(directions), point.samples, -1)
         if not point.aligned:
             shape = (len(directions), point.samples, point.rows)
@@ -246,68 +245,22 @@ def _columns(
 
     They are zero where the values do not depend on x, unless they are needed.
     """
-    pulled = _pulled(values, x, graph=direction is not None)
-    if pulled is None and needed:
-        raise ValueError(UNCONNECTED)
-    if pulled is not None and direction is not None:
-        pulled = _pulled((pulled * direction).flatten(1).sum(1), x)
-    pulled = x.new_zeros(len(values), *x.shape) if pulled is None else pulled
-    return pulled.reshape(len(values), len(x), x[0].numel())
-
-
-def _pulled(values: Tensor, x: Tensor, *, graph: bool = False) -> Tensor | None:
-    """Gradients (C, *x.shape) of C values, several at once where autograd can; None if unused."""
-    if graph:
-        parts = list(_pulls(values, x, graph=True))
-        return torch.cat(parts) if parts else None
-    found, done = None, 0
-    for part in _pulls(values, x):
-        found = part.new_empty(len(values), *x.shape) if found is None else found
+    message = UNCONNECTED if needed else None
+    if direction is not None:
+        slopes = torch.cat(list(_pulls(values, x, graph=True, unconnected=message)))
+        values, message = (slopes * direction).flatten(1).sum(1), None
+    found, done = x.new_empty(len(values), *x.shape), 0
+    for part in _pulls(values, x, unconnected=message):
         found[done : done + len(part)] = part
         done += len(part)
-    return found
+    return found.reshape(len(values), len(x), x[0].numel())
 
 
-def _pulls(values: Tensor, x: Tensor, *, graph: bool = False) -> Iterator[Tensor]:
-    """The same, some values after the others; nothing if unused."""
-    first = (
-        _pull(values, x, _units(values, len(values), 0, 1)[0], graph=graph)
-        if values.requires_grad
-        else None
-    )
-    if first is None:
-        return
-    yield first[None]
-    batched, chunk = True, max(1, min(64, NUMBERS // max(1, x.numel())))
-    for start in range(1, len(values), chunk):
-        units, part = _units(values, len(values), start, chunk), None
-        if batched:
-            try:
-                part = _pull(values, x, units, batched=True, graph=graph)
-            except RuntimeError:  # an operation whose backward pass cannot be batched
-                batched = False
-        if part is None:
-            singly = (_pull(values, x, one, graph=graph) for one in units)
-            part = torch.stack([one for one in singly if one is not None])
-        yield part
-
-
-def _units(like: Tensor, size: int, start: int, count: int) -> Tensor:
-    """Unit vectors of a length from number `start` on, at most `count`."""
-    numbers = torch.arange(start, min(start + count, size), device=like.device)
-    return torch.nn.functional.one_hot(numbers, size).to(like.dtype)
-
-
-def _pull(
-    values: Tensor, x: Tensor, cotangents: Tensor, *, batched: bool = False, graph: bool = False
-) -> Tensor | None:
-    found: Tensor | None = torch.autograd.grad(
-        values,
-        x,
-        cotangents,
-        retain_graph=True,
-        create_graph=graph,
-        allow_unused=True,
-        is_grads_batched=batched,
-    )[0]
-    return found
+def _pulls(
+    values: Tensor, x: Tensor, *, graph: bool = False, unconnected: str | None = None
+) -> Iterator[Tensor]:
+    """Gradients (c, *x.shape) of each of the values, some after the others."""
+    chunk = max(1, min(64, NUMBERS // max(1, x.numel())))
+    for start in range(0, len(values), chunk):
+        some = units(values, start, chunk)
+        yield pulled(values, x, some, graph=graph, unconnected=unconnected)

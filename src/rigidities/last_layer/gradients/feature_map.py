@@ -16,7 +16,9 @@ from torch import Tensor
 
 from ...data.batches import Batch
 from ...data.slots import Slot
+from ...models.directional import pushes, pushes_by_reverse
 from ...models.modes import transformable
+from ...models.owners import owners_by_digits
 from ..readout.reading import Reading
 from ..readout.tap import AnyTap
 
@@ -103,9 +105,6 @@ class FeatureMap:
     def along(self, direction: Tensor) -> FeatureMap:
         r"""The map of directional derivatives, $x \mapsto (y'(x) v, f'(x) v)$.
 
-        Its values come by forward mode where there is one. Its own derivatives come by reverse mode
-        over reverse mode: other combinations are not right for every operation of torch.
-
         Raises:
             ValueError: the direction does not fit, or an operation can be differentiated once only.
         """
@@ -115,22 +114,21 @@ class FeatureMap:
 
     def _pushed(self, direction: Tensor) -> Pair:
         """The derivatives along a direction at the point itself."""
-        failure: Exception | None = None
-        with transformable():
-            if self.steady is not None:
-                try:
-                    with torch.no_grad():
-                        pair: Pair = torch.func.jvp(self.steady, (self.point,), (direction,))[1]
-                    return pair
-                except (NotImplementedError, RuntimeError) as error:
-                    failure = error
-            try:
-                return _pushed_by_reverse(self.values, self.point, direction)
-            except (NotImplementedError, RuntimeError) as error:
-                raise ValueError(
-                    "An operation of the model has neither forward mode nor a second derivative "
-                    f"({failure or error}). Call gradient(x) without along= and multiply."
-                ) from error
+        function = self.eager if self.steady is None else self.steady
+        way = pushes_by_reverse if self.steady is None else pushes
+        try:
+            with torch.no_grad():
+                (pushed,) = way(lambda x: _joined(function(x)), self.point, direction[None])
+        except RuntimeError as error:
+            raise ValueError(
+                "An operation of the model has neither forward mode nor a second derivative "
+                f"({error.__context__ or error}). Call gradient(x) without along= and multiply."
+            ) from error
+        output, features = self.reading
+        parts = pushed.split([output.numel(), features.numel()])
+        return parts[0].reshape(output.shape).to(output), parts[1].reshape(features.shape).to(
+            features
+        )
 
 
 def checked_direction(direction: Tensor, point: Tensor) -> Tensor:
@@ -152,25 +150,12 @@ def checked_direction(direction: Tensor, point: Tensor) -> Tensor:
 
 
 def row_owners(point: FeatureMap) -> Tensor | None:
-    """The sample that each row of the input acts on, (L,); None where a row acts on several.
-
-    Samples are numbered in digits small enough to survive the dtype: a row's derivative of the
-    numbered sum over its derivative of the plain sum is its sample's number.
-    """
+    """The sample that each row of the input acts on, (L,); None where a row acts on several."""
     x = point.point.detach().clone().requires_grad_()
     with transformable(), torch.enable_grad():
         mixed = _mixed(x, point.samples, [point.values(x)[0]])
         plain = _weighed(mixed, x, torch.ones_like(mixed))
-        largest = plain.abs().argmax(1, keepdim=True)
-        numbers = torch.arange(point.samples, device=x.device)
-        digit, place = int(torch.finfo(x.dtype).eps ** -0.5), 1
-        owners = torch.zeros(len(x), dtype=torch.long, device=x.device)
-        while place < point.samples:
-            coded = _weighed(mixed, x, (numbers // place % digit).to(x.dtype))
-            ratio = (coded.gather(1, largest) / plain.gather(1, largest))[:, 0]
-            owners += ratio.nan_to_num(0, 0, 0).round().long().clamp(0, digit) * place
-            place *= digit
-        owners = owners.clamp(max=point.samples - 1)
+        (owners,) = owners_by_digits(lambda code: [_weighed(mixed, x, code)], mixed, [plain])
         return owners if _owned(mixed, x, plain, owners) else None
 
 
@@ -221,16 +206,5 @@ def _as_reading(like: Reading, pair: Pair) -> Reading:
     return replace(like, output=pair[0].detach(), features=pair[1].detach())
 
 
-def _pushed_by_reverse(function: Callable[[Tensor], Pair], x: Tensor, direction: Tensor) -> Pair:
-    r"""$J v$ as the derivative of $u \mapsto u^\top J v$."""
-    with torch.enable_grad():
-        x = x.detach().clone().requires_grad_()
-        values = function(x)
-        dummies = [torch.zeros_like(value, requires_grad=True) for value in values]
-        (pulled,) = torch.autograd.grad(
-            list(values), x, dummies, create_graph=True, allow_unused=True, materialize_grads=True
-        )
-        output, features = torch.autograd.grad(
-            pulled, dummies, direction, allow_unused=True, materialize_grads=True
-        )
-    return output, features
+def _joined(pair: Pair) -> Tensor:
+    return torch.cat([part.reshape(-1) for part in pair])

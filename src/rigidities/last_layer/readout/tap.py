@@ -8,7 +8,6 @@ is found on the first batch, and its features checked there by changing the head
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from ...models.calling import FeatureFunction, ForwardFunction, Source
 from ...models.modes import outside_inference_mode
 from ...models.shadow import input_names, shadow, unwrapped
+from ...notices import notify
 from .cases import CASES, Case, Separate, Shared
 from .feature_tap import FeatureTap
 from .heads import Call, channel_axis, guard, linear_maps, record
@@ -268,11 +268,10 @@ class Tap:
                 "features=callable(model, *inputs) -> (N, D) (for an output h @ w, the h), or "
                 "name the layer= to use all the same."
             )
-        warnings.warn(
+        notify(
             f"The output is not linear in the weights of {self._names}: its local derivative "
             "is used, so the error bars are first order. Take the output before the "
-            "nonlinearity (forward=), or name another layer=.",
-            stacklevel=6,
+            "nonlinearity (forward=), or name another layer=."
         )
 
     def _is_plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
