@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from .modes import transformable
 
+T = TypeVar("T")
 VectorFunction = Callable[[Tensor], Tensor]
 
 ASYMMETRIC = (
@@ -33,6 +34,12 @@ ASYMMETRIC = (
     "whose backward pass cannot itself be differentiated, or a custom torch.autograd.Function?). "
     "Write the operation in plain torch functions, or do without second derivatives."
 )
+
+
+def normal_like(like: Tensor, seed: int = 0) -> Tensor:
+    """Standard normal numbers like a tensor, always the same."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like)
 
 
 def units(like: Tensor, start: int, count: int) -> Tensor:
@@ -82,7 +89,7 @@ def pulls(function: VectorFunction, point: Tensor, cotangents: Tensor) -> Tensor
     return pulled(values, x, cotangents.to(values)).to(torch.float64)
 
 
-def recorded(function: VectorFunction, point: Tensor) -> tuple[Tensor, Tensor]:
+def recorded(function: Callable[[Tensor], T], point: Tensor) -> tuple[Tensor, T]:
     """A copy of the point and the function's value there, with the graph between them."""
     x = point.detach().clone().requires_grad_()
     with torch.enable_grad(), transformable():
@@ -192,10 +199,8 @@ class Differentiated:
     @cached_property
     def _probe(self) -> tuple[Tensor, Tensor]:
         """A random u and H u."""
-        generator = torch.Generator().manual_seed(0)
-        u = torch.randn(self.point.shape, generator=generator, dtype=torch.float64)
-        u = u.to(self.point)
-        turned = pulled(self.slope, self.point, u[None])[0]
+        u = normal_like(self.point)
+        (turned,) = pulled(self.slope, self.point, u[None])
         return u.to(torch.float64), turned.to(torch.float64)
 
 
@@ -212,8 +217,7 @@ def bends(function: VectorFunction, x: Tensor, values: Tensor, directions: Tenso
         directions: along which.
     """
     point, values, directions = x.detach(), values.reshape(-1), directions.to(x)
-    generator = torch.Generator().manual_seed(0)
-    mixture = torch.randn(len(values), generator=generator, dtype=torch.float64).to(values)
+    mixture = normal_like(values)
 
     def twice(v: Tensor) -> Tensor:
         along: Tensor = push(lambda y: push(function, y, v), point, v)

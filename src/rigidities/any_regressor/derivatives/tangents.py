@@ -14,61 +14,81 @@ flat vector.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 
-class Block(Protocol):
+class Block(ABC):
     """Columns of J that belong to one parameter, in float64 wherever they are summed."""
 
     @property
+    @abstractmethod
     def tensors(self) -> tuple[Tensor, ...]:
         """What is stored, each with a row per sample; the last (N, K, ...)."""
 
     @property
+    @abstractmethod
     def width(self) -> int:
         """Number of columns."""
 
+    @abstractmethod
     def matrix(self) -> Tensor:
         """(N, K, width), in the precision they were computed in."""
 
-    def write(self, place: Tensor) -> None:
-        """The same into a given place."""
-
-    def kernel(self, other: Block) -> Tensor:
-        """(N K, M L), the inner products of rows."""
-
-    def squares(self) -> Tensor:
-        """(N, K), the squared lengths of rows."""
-
-    def forward(self, vectors: Tensor) -> Tensor:
-        """J v: (m, width) -> (m, N, K)."""
-
-    def backward(self, rows: Tensor) -> Tensor:
-        """J^T u: (m, N, K) -> (m, width)."""
-
-    def magnitudes(self, rows: Tensor) -> Tensor:
-        """Sum over samples of |sum_k u_k J_k|: (N, K) -> (width,)."""
-
+    @abstractmethod
     def mixed(self, mixing: Tensor) -> Block:
         """Rows L^T J of each sample, L (N, K, K), or rows scaled by L (N, K)."""
 
+    @abstractmethod
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Block:
+        """The same with every stored tensor changed."""
+
     def take(self, index: slice | Tensor) -> Block:
         """Some of the samples."""
+        return self.mapped(lambda tensor: tensor[index])
 
     def room(self, samples: int) -> Block:
         """The same for so many samples, yet to be written."""
+        return self.mapped(lambda tensor: tensor.new_empty(samples, *tensor.shape[1:]))
 
     def explicit(self) -> Explicit:
         """The same, held as it is."""
+        return Explicit(self.matrix())
+
+    def write(self, place: Tensor) -> None:
+        """The matrix into a given place."""
+        place.copy_(self.matrix())
+
+    def kernel(self, other: Block) -> Tensor:
+        """(N K, M L), the inner products of rows."""
+        return self._double().flatten(0, 1) @ other._double().flatten(0, 1).mT
+
+    def squares(self) -> Tensor:
+        """(N, K), the squared lengths of rows."""
+        return self._double().square().sum(-1)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """J v: (m, width) -> (m, N, K)."""
+        return torch.einsum("nkp,mp->mnk", self._double(), vectors)
+
+    def backward(self, rows: Tensor) -> Tensor:
+        """J^T u: (m, N, K) -> (m, width)."""
+        return torch.einsum("mnk,nkp->mp", rows, self._double())
+
+    def magnitudes(self, rows: Tensor) -> Tensor:
+        """Sum over samples of |sum_k u_k J_k|: (N, K) -> (width,)."""
+        return torch.einsum("nk,nkp->np", rows, self._double()).abs().sum(0)
+
+    def _double(self) -> Tensor:
+        return self.matrix().to(torch.float64)
 
 
 @dataclass(frozen=True)
-class Explicit:
+class Explicit(Block):
     """A block held as it is: rows (N, K, width)."""
 
     rows: Tensor
@@ -87,50 +107,17 @@ class Explicit:
         """The rows."""
         return self.rows
 
-    def write(self, place: Tensor) -> None:
-        """Copy the rows."""
-        place.copy_(self.rows)
-
-    def kernel(self, other: Block) -> Tensor:
-        """One matrix product."""
-        right = other.matrix().to(torch.float64)
-        return self.rows.to(torch.float64).flatten(0, 1) @ right.flatten(0, 1).mT
-
-    def squares(self) -> Tensor:
-        """Squared lengths of the rows."""
-        return self.rows.to(torch.float64).square().sum(-1)
-
-    def forward(self, vectors: Tensor) -> Tensor:
-        """(m, width) -> (m, N, K)."""
-        return torch.einsum("nkp,mp->mnk", self.rows.to(torch.float64), vectors)
-
-    def backward(self, rows: Tensor) -> Tensor:
-        """(m, N, K) -> (m, width)."""
-        return torch.einsum("mnk,nkp->mp", rows, self.rows.to(torch.float64))
-
-    def magnitudes(self, rows: Tensor) -> Tensor:
-        """(N, K) -> (width,)."""
-        return torch.einsum("nk,nkp->np", rows, self.rows.to(torch.float64)).abs().sum(0)
-
     def mixed(self, mixing: Tensor) -> Explicit:
         """Rows combined within each sample."""
         return Explicit(_mixed(self.rows, mixing))
 
-    def take(self, index: slice | Tensor) -> Explicit:
-        """Some of the samples."""
-        return Explicit(self.rows[index])
-
-    def room(self, samples: int) -> Explicit:
-        """For so many samples, yet to be written."""
-        return Explicit(_room(self.rows, samples))
-
-    def explicit(self) -> Explicit:
-        """Itself."""
-        return self
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Explicit:
+        """The same with other rows."""
+        return Explicit(change(self.rows))
 
 
 @dataclass(frozen=True)
-class Outer:
+class Outer(Block):
     """The weight of a linear layer: rows vec(s a^T) from inputs (N, I) and slopes (N, K, O)."""
 
     inputs: Tensor
@@ -158,22 +145,22 @@ class Outer:
     def kernel(self, other: Block) -> Tensor:
         """Elementwise product of the Gram of slopes and that of inputs."""
         if not isinstance(other, Outer):
-            return self.explicit().kernel(other)
+            return super().kernel(other)
         shape = (*self.slopes.shape[:2], *other.slopes.shape[:2])
-        slopes, inputs = self._double()
-        others, theirs = other._double()
+        slopes, inputs = self._factors()
+        others, theirs = other._factors()
         kernel = slopes.flatten(0, 1) @ others.flatten(0, 1).mT
         kernel.reshape(shape).mul_((inputs @ theirs.mT)[:, None, :, None])
         return kernel
 
     def squares(self) -> Tensor:
         """Product of squared lengths."""
-        slopes, inputs = self._double()
+        slopes, inputs = self._factors()
         return slopes.square().sum(-1) * inputs.square().sum(-1)[:, None]
 
     def forward(self, vectors: Tensor) -> Tensor:
         """(m, O I) -> (m, N, K): (V a) . s."""
-        slopes, inputs = self._double()
+        slopes, inputs = self._factors()
         through = inputs @ vectors.reshape(-1, inputs.shape[-1]).mT  # one product for all vectors
         through = through.reshape(len(inputs), len(vectors), -1)
         if slopes.shape[1] == 1:  # many small products of one row are slow
@@ -182,7 +169,7 @@ class Outer:
 
     def backward(self, rows: Tensor) -> Tensor:
         """(m, N, K) -> (m, O I): sum of u s a^T."""
-        slopes, inputs = self._double()
+        slopes, inputs = self._factors()
         one = slopes.shape[1] == 1
         pulled = rows.transpose(0, 1) * slopes if one else rows.transpose(0, 1) @ slopes
         pulled = pulled.flatten(1)
@@ -190,7 +177,7 @@ class Outer:
 
     def magnitudes(self, rows: Tensor) -> Tensor:
         """(N, K) -> (O I,): absolute values factorise too."""
-        slopes, inputs = self._double()
+        slopes, inputs = self._factors()
         pulled = torch.einsum("nk,nko->no", rows, slopes).abs()
         return (pulled.mT @ inputs.abs()).flatten()
 
@@ -198,19 +185,11 @@ class Outer:
         """Slopes combined within each sample."""
         return Outer(self.inputs, _mixed(self.slopes, mixing))
 
-    def take(self, index: slice | Tensor) -> Outer:
-        """Some of the samples."""
-        return Outer(self.inputs[index], self.slopes[index])
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Outer:
+        """The same with other factors."""
+        return Outer(change(self.inputs), change(self.slopes))
 
-    def room(self, samples: int) -> Outer:
-        """For so many samples, yet to be written."""
-        return Outer(_room(self.inputs, samples), _room(self.slopes, samples))
-
-    def explicit(self) -> Explicit:
-        """Row by row."""
-        return Explicit(self.matrix())
-
-    def _double(self) -> tuple[Tensor, Tensor]:
+    def _factors(self) -> tuple[Tensor, Tensor]:
         return self.slopes.to(torch.float64), self.inputs.to(torch.float64)
 
 
@@ -346,10 +325,6 @@ class Gathering:
 def _write(block: Block, to: Block, place: slice) -> None:
     for tensor, values in zip(to.tensors, block.tensors, strict=True):
         tensor[place] = values
-
-
-def _room(tensor: Tensor, samples: int) -> Tensor:
-    return tensor.new_empty(samples, *tensor.shape[1:])
 
 
 def _mixed(rows: Tensor, mixing: Tensor) -> Tensor:

@@ -23,9 +23,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ...models.directional import pulled, push, units
+from ...models.directional import pulled, push, recorded, units
 from ...models.modes import transformable
 from .feature_map import UNCONNECTED, FeatureMap
+from .layout import by_rows
 
 NUMBERS = 1 << 23
 """Of the features' derivatives that are held at once, at most (64 MiB in float64)."""
@@ -55,7 +56,7 @@ def passes(point: FeatureMap, columns: int, targets: int) -> tuple[float, int]:
     """
     x = point.point
     forward = x[0].numel() if point.aligned else x.numel()
-    possible = point.steady is not None and point.direction is None
+    possible = point.steady and point.direction is None
     return forward if possible else float("inf"), point.rows * targets * columns
 
 
@@ -116,7 +117,7 @@ def forward_quadratic(point: FeatureMap, quadratic: Quadratic) -> tuple[Tensor, 
         slopes.append(output)
     rows, slope = len(point.point), torch.cat(slopes)
     moved = slope.permute(1, 2, 0) if point.aligned else slope.reshape(rows, -1, slope.shape[-1]).mT
-    return moved, _arranged(point, torch.cat(parts))
+    return moved, by_rows(point, torch.cat(parts))
 
 
 def reverse_quadratic(point: FeatureMap, project: Projection) -> tuple[Tensor, Tensor]:
@@ -155,10 +156,10 @@ def reverse_rows(point: FeatureMap) -> Iterator[Chunk]:
 
 def output_derivatives(point: FeatureMap) -> Tensor:
     """Derivatives of the output, (L, O, d) for the O outputs of a sample, by reverse mode."""
-    x = point.point.detach().clone().requires_grad_()
-    with transformable(), torch.enable_grad():
-        output = point.values(x)[0].reshape(point.samples, -1).sum(0)
-        return _columns(output, x, point.direction, needed=True).movedim(0, 1).detach()
+    x, values = recorded(
+        lambda x: point.values(x)[0].reshape(point.samples, -1).sum(0), point.point
+    )
+    return _columns(values, x, point.direction, needed=True).movedim(0, 1)
 
 
 def output_derivatives_apart(point: FeatureMap, reduce: Callable[[Tensor], Tensor]) -> Tensor:
@@ -171,10 +172,9 @@ def output_derivatives_apart(point: FeatureMap, reduce: Callable[[Tensor], Tenso
     Returns:
         (N, O), after N * O passes.
     """
-    x = point.point.detach().clone().requires_grad_()
-    with transformable(), torch.enable_grad():
-        parts = _pulls(point.values(x)[0].flatten(), x, unconnected=UNCONNECTED)
-        kept = [reduce(part.detach().reshape(len(part), len(x), -1)) for part in parts]
+    x, values = recorded(lambda x: point.values(x)[0].flatten(), point.point)
+    parts = _pulls(values, x, unconnected=UNCONNECTED)
+    kept = [reduce(part.reshape(len(part), len(x), -1)) for part in parts]
     return torch.cat(kept).reshape(point.samples, -1)
 
 
@@ -190,12 +190,13 @@ def _tangents(point: FeatureMap) -> Iterator[tuple[Tensor, Tensor]]:
 
     (c, N, O) and (c, M, D) or (c, M, K, D), or without N and with I for M where samples are summed.
     """
-    x, steady = point.point, point.steady
-    assert steady is not None
+    x = point.point
     inner = x.shape[1:] if point.aligned else x.shape
 
     def along(direction: Tensor) -> tuple[Tensor, Tensor]:
-        tangents: tuple[Tensor, Tensor] = push(steady, x, direction.reshape(inner).expand(x.shape))
+        tangents: tuple[Tensor, Tensor] = push(
+            point.values, x, direction.reshape(inner).expand(x.shape)
+        )
         return tangents
 
     chunk = max(1, NUMBERS // point.reading.features.numel())
@@ -212,30 +213,20 @@ def _tangents(point: FeatureMap) -> Iterator[tuple[Tensor, Tensor]]:
         yield output, features
 
 
-def _arranged(point: FeatureMap, values: Tensor) -> Tensor:
-    """(directions, M or I) or (directions, M or I, K) -> (L, I, K, d)."""
-    values = values[..., None] if values.ndim == 2 else values
-    targets, rows = values.shape[-1], len(point.point)
-    if point.aligned:
-        values = values.reshape(-1, rows, point.rows, targets)
-        return values.permute(1, 2, 3, 0)
-    return values.reshape(rows, -1, point.rows, targets).permute(0, 2, 3, 1)
-
-
 def _reverse(
     point: FeatureMap, project: Projection, reduce: Callable[[Tensor], Tensor]
 ) -> Iterator[list[Tensor]]:
     """Reduced derivatives (C, L, d) of each target's projections, for one i after the other."""
-    x = point.point.detach().clone().requires_grad_()
-    with transformable(), torch.enable_grad():
+
+    def summed(x: Tensor) -> list[tuple[Tensor, ...]]:
         projected = project(point.values(x)[1])
         projected = projected[:, None] if projected.ndim == 2 else projected
-        summed = projected.reshape(point.samples, point.rows, *projected.shape[1:]).sum(0)
-        rows = [row.unbind(0) for row in summed]
+        total = projected.reshape(point.samples, point.rows, *projected.shape[1:]).sum(0)
+        return [row.unbind(0) for row in total]
+
+    x, rows = recorded(summed, point.point)
     for row in rows:
-        with transformable(), torch.enable_grad():
-            found = [reduce(_columns(entry, x, point.direction).detach()) for entry in row]
-        yield found
+        yield [reduce(_columns(entry, x, point.direction)) for entry in row]
 
 
 def _columns(
@@ -247,8 +238,9 @@ def _columns(
     """
     message = UNCONNECTED if needed else None
     if direction is not None:
-        slopes = torch.cat(list(_pulls(values, x, graph=True, unconnected=message)))
-        values, message = (slopes * direction).flatten(1).sum(1), None
+        with torch.enable_grad():
+            slopes = torch.cat(list(_pulls(values, x, graph=True, unconnected=message)))
+            values, message = (slopes * direction).flatten(1).sum(1), None
     found, done = x.new_empty(len(values), *x.shape), 0
     for part in _pulls(values, x, unconnected=message):
         found[done : done + len(part)] = part

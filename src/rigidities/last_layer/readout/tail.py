@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...models.directional import normal_like
 from ...models.owners import owners_by_digits
 from .heads import Call, as_rows
 
@@ -64,7 +65,7 @@ def gains(outputs: Tensor, pull: Pull) -> list[Gain] | None:
     if any(gain.shape[1] != outputs.shape[1] for gain in base):
         return None
     found = owners_by_digits(lambda code: pull(code[:, None].expand_as(outputs)), outputs, base)
-    probe = _random(outputs)
+    probe = normal_like(outputs)
     for gain, owner, pulled in zip(base, found, pull(probe), strict=True):
         if not _close(pulled, gain * probe[owner]):
             return None
@@ -73,19 +74,14 @@ def gains(outputs: Tensor, pull: Pull) -> list[Gain] | None:
 
 def sample_owners(outputs: Tensor, pull: Pull) -> list[Tensor] | None:
     """The sample that owns each head row for outputs (N, K), or None if samples are coupled."""
-    mixture = _random(outputs[:1]).abs().add(0.5).expand_as(outputs)
+    mixture = normal_like(outputs[:1]).abs().add(0.5).expand_as(outputs)
     base = pull(mixture)
     found = owners_by_digits(lambda code: pull(mixture * code[:, None]), mixture, base)
-    probe = _random(outputs[:, :1])
+    probe = normal_like(outputs[:, :1])
     for gain, owner, pulled in zip(base, found, pull(probe * mixture), strict=True):
         if not _close(pulled, gain * probe[owner]):
             return None
     return found
-
-
-def _random(like: Tensor) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like)
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

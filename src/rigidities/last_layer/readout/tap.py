@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ...models.calling import FeatureFunction, ForwardFunction, Source
+from ...models.directional import normal_like
 from ...models.modes import outside_inference_mode
 from ...models.shadow import input_names, shadow, unwrapped
 from ...notices import notify
@@ -322,10 +323,8 @@ def _explained() -> Iterator[None]:
 
 def _large_change(weights: Tensor, seed: int) -> Tensor:
     """Random, large enough to carry the output through whatever nonlinearity may follow."""
-    generator = torch.Generator().manual_seed(seed)
-    change = torch.randn(weights.shape, generator=generator, dtype=torch.float64)
     size = float(weights.square().mean().sqrt()) or 1.0
-    return change.to(weights.device) * 10 * size
+    return normal_like(weights.to(torch.float64), seed) * 10 * size
 
 
 def _checked_names(model: nn.Module, names: list[Any]) -> list[str]:
