@@ -131,7 +131,7 @@ def pulled(
         shape = (len(u), *x.shape) if batched else x.shape
         return x.new_zeros(shape) if found is None else found
 
-    with transformable():
+    with transformable(), torch.enable_grad():
         if len(cotangents) > 1:
             with suppress(RuntimeError):  # an operation whose backward pass cannot be batched
                 return pull(cotangents, True)
@@ -162,7 +162,8 @@ class Differentiated:
     @classmethod
     def at(cls, value: Tensor, point: Tensor) -> Differentiated:
         """Of a value with its graph."""
-        (slope,) = pulled(value, point, torch.ones_like(value)[None], graph=True)
+        with torch.enable_grad():
+            (slope,) = pulled(value, point, torch.ones_like(value)[None], graph=True)
         return cls(value.detach(), point, slope)
 
     @property
@@ -223,14 +224,15 @@ def bends(function: VectorFunction, x: Tensor, values: Tensor, directions: Tenso
         along: Tensor = push(lambda y: push(function, y, v), point, v)
         return along.reshape(-1)
 
-    with suppress(RuntimeError, ValueError):  # no forward mode
+    with suppress(RuntimeError, ValueError), torch.enable_grad():  # it may have no forward mode
         bent = each(twice, directions).detach()
         terms, total = mixture * bent[0], (mixture * values).sum()
         expected = Differentiated.at(total, x).bends(directions[:1])
         tolerance = torch.finfo(x.dtype).eps ** 0.5 * float(terms.abs().sum())
         if abs(float(terms.sum()) - float(expected)) <= tolerance:
             return bent.to(torch.float64)
-    columns = [Differentiated.at(value, x).bends(directions) for value in values]
+    with torch.enable_grad():
+        columns = [Differentiated.at(value, x).bends(directions) for value in values]
     return torch.stack(columns, dim=1).to(torch.float64)
 
 

@@ -15,6 +15,7 @@ wrongly.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,7 +24,7 @@ from torch import Tensor
 from torch.func import jacfwd, jacrev, vmap
 
 from ...data.samples import sample_count
-from ...models.directional import pulled, pulls, recorded, units
+from ...models.directional import normal_like, pulled, pulls, recorded, units
 from ...models.modes import transformable
 from ...notices import notify
 from .linear_layers import LinearLayers, NotFactored
@@ -68,8 +69,10 @@ class Differentiation:
         if layers is not None:
             rest = _without(regressor, layers.names)
             factored = cls(regressor, layers, rest, shape, _way(rest, *args, **named))
-            if factored._agrees(*args, **named):
-                return factored._measured(*args, **named)
+            with suppress(NotFactored):
+                layers.blocks(regressor, *args, **named)
+                if _confirmed(regressor, factored(*args, **named)[1], *args, **named):
+                    return factored._measured(*args, **named)
         plain = cls(regressor, None, regressor, shape, _way(regressor, *args, **named))
         return plain._measured(*args, **named)
 
@@ -118,14 +121,6 @@ class Differentiation:
         # A layer that this batch does not call has no influence on its predictions.
         size = dict(zip(self.names, self.regressor.parameters.sizes, strict=True))[name]
         return Explicit(outputs.new_zeros(*outputs.shape, 1).expand(*outputs.shape, size))
-
-    def _agrees(self, *inputs: Any, **kwargs: Any) -> bool:
-        assert self.layers is not None
-        try:
-            self.layers.blocks(self.regressor, *inputs, **kwargs)
-        except NotFactored:
-            return False
-        return _confirmed(self.regressor, self(*inputs, **kwargs)[1], *inputs, **kwargs)
 
 
 def tangents(regressor: Regressor, *inputs: Any, **kwargs: Any) -> tuple[Tensor, Tangents]:
@@ -202,16 +197,11 @@ def _way(regressor: Regressor | None, *inputs: Any, **kwargs: Any) -> Rows:
 
 def _confirmed(regressor: Regressor, tangents: Tangents, *inputs: Any, **kwargs: Any) -> bool:
     """Whether $J^T u$ equals a backward pass, parameter by parameter."""
-    generator = torch.Generator().manual_seed(0)
-    u = torch.rand(tangents.shape[:2], generator=generator, dtype=torch.float64) + 0.5
-    u = u.to(tangents.device)
-    expected = pulls(lambda p: regressor.outputs(p, *inputs, **kwargs), regressor.flat, u[None])[0]
-    sizes, tolerance = (
-        regressor.parameters.sizes,
-        max(1e-3, torch.finfo(regressor.flat.dtype).eps ** 0.5),
-    )
-    difference = (tangents.backward(u[None])[0] - expected).split_with_sizes(sizes)
-    floor = 1e-3 * float(expected.norm())
+    flat, sizes = regressor.flat, regressor.parameters.sizes
+    u = normal_like(flat.new_empty(tangents.shape[:2])).abs().add(0.5).double()[None]
+    expected = pulls(lambda p: regressor.outputs(p, *inputs, **kwargs), flat, u)[0]
+    difference = (tangents.backward(u)[0] - expected).split_with_sizes(sizes)
+    tolerance, floor = max(1e-3, torch.finfo(flat.dtype).eps ** 0.5), 1e-3 * float(expected.norm())
     pairs = zip(difference, expected.split_with_sizes(sizes), strict=True)
     return not any(float(d.norm()) > tolerance * (float(e.norm()) + floor) for d, e in pairs)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ...data.samples import sample_count
+from ...data.samples import doubled, sample_count
 from ...models.outputs import pick
 from ...models.shadow import shadow
 from ...notices import notify
@@ -136,10 +136,6 @@ class Regressor:
         return {name for name, slope in pairs if slope is not None}
 
 
-def _doubled(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
-
-
 def _slopes(result: Tensor, leaves: list[Tensor]) -> list[Tensor | None]:
     if not result.requires_grad:
         return [None] * len(leaves)
@@ -178,5 +174,5 @@ class _Applied:
 
     def double(self) -> _Applied:
         """The same in float64."""
-        floating = {name: _doubled(buffer) for name, buffer in self.buffers.items()}
+        floating = {name: doubled(buffer) for name, buffer in self.buffers.items()}
         return replace(self, buffers=floating)
