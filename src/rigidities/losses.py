@@ -16,13 +16,14 @@ A loss here is any object with `curvature(prediction, target, batch)`; names, pl
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+
+from .notices import notify
 
 
 @runtime_checkable
@@ -181,23 +182,42 @@ class PerSampleLoss:
     def curvature(self, prediction: Tensor, target: Tensor | None, batch: Any) -> Tensor:
         """Diagonal of the second derivative by automatic differentiation, (N, K)."""
         assert target is not None
+        diagonal = prediction.new_zeros(prediction.shape, dtype=torch.float64)
+        places, coupled = diagonal.view(len(prediction), -1), False
+        for k, row in enumerate(self._hessian_rows(prediction, target)):
+            places[:, k] = row[:, k]
+            coupled = coupled or bool((row.abs().sum(1) - row[:, k].abs() > 1e-9).any())
+        if coupled:
+            notify(
+                "The loss couples the targets of a sample; only the diagonal of its curvature is "
+                "used."
+            )
+        return diagonal
+
+    def coupled_curvature(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """The whole second derivative of each sample's loss, (N, K, K)."""
+        return torch.stack(list(self._hessian_rows(prediction, target)), dim=1)
+
+    def _hessian_rows(self, prediction: Tensor, target: Tensor) -> Iterator[Tensor]:
+        """Row k of every sample's Hessian, (N, K), one backward pass each."""
         with torch.enable_grad():
             y = prediction.detach().to(torch.float64).requires_grad_()
             t = target.to(torch.float64) if target.is_floating_point() else target
             values = self.function(y, t)
             self._check(values, y, t)
-            return _second_derivative(values, y).detach()
-
-    def coupled_curvature(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """The whole second derivative of each sample's loss, (N, K, K)."""
-        with torch.enable_grad():
-            y = prediction.detach().to(torch.float64).requires_grad_()
-            values = self.function(y, target)
-            self._check(values, y, target)
-            slope = _slope(values, y)
-            if not slope.requires_grad:
-                return y.new_zeros(*y.shape, y.shape[1])
-            return torch.stack(list(_hessian_rows(slope, y)), dim=1).detach()
+            if not values.requires_grad:
+                raise ValueError(
+                    "The loss does not depend on the prediction through torch operations."
+                )
+            (slope,) = torch.autograd.grad(values.sum(), y, create_graph=True)
+            columns = slope.reshape(len(y), -1).unbind(1)
+        for column in columns:
+            row = torch.zeros_like(y)
+            if column.requires_grad:
+                (row,) = torch.autograd.grad(
+                    column, y, torch.ones_like(column), retain_graph=True, materialize_grads=True
+                )
+            yield row.reshape(len(y), -1)
 
     def _check(self, values: Tensor, prediction: Tensor, target: Tensor) -> None:
         rows = len(prediction)
@@ -218,41 +238,6 @@ class PerSampleLoss:
                     "Return the plain loss of each sample, not divided by the batch size."
                 )
         self._checked = True
-
-
-def _slope(values: Tensor, y: Tensor) -> Tensor:
-    """First derivative of a sum of per-row losses, still differentiable."""
-    if not values.requires_grad:
-        raise ValueError("The loss does not depend on the prediction through torch operations.")
-    (slope,) = torch.autograd.grad(values.sum(), y, create_graph=True)
-    return slope
-
-
-def _second_derivative(values: Tensor, y: Tensor) -> Tensor:
-    """Diagonal of the Hessian by y of a sum of per-row losses."""
-    slope = _slope(values, y)
-    if not slope.requires_grad:
-        return torch.zeros_like(y)
-    diagonal = torch.zeros_like(y).reshape(len(y), -1)
-    coupled = False
-    for k, row in enumerate(_hessian_rows(slope, y)):
-        diagonal[:, k] = row[:, k]
-        coupled = coupled or bool((row.abs().sum(1) - row[:, k].abs() > 1e-9).any())
-    if coupled:
-        warnings.warn(
-            "The loss couples the targets of a sample; only the diagonal of its curvature is used.",
-            stacklevel=2,
-        )
-    return diagonal.reshape(y.shape)
-
-
-def _hessian_rows(slope: Tensor, y: Tensor) -> Iterator[Tensor]:
-    """Row k of every sample's Hessian, (N, K), one backward pass each."""
-    for column in slope.reshape(len(y), -1).unbind(1):
-        (row,) = torch.autograd.grad(
-            column.sum(), y, retain_graph=True, allow_unused=True, materialize_grads=True
-        )
-        yield row.reshape(len(y), -1)
 
 
 def loss_for(loss: LossLike) -> Loss:

@@ -15,7 +15,6 @@ from rigidities.data.feed import Feed
 from rigidities.last_layer.propagation import outputs as joint_outputs
 from rigidities.last_layer.propagation import propagation
 from rigidities.last_layer.propagation.derived import Derived
-from rigidities.last_layer.propagation.differential import Differential
 from rigidities.last_layer.propagation.outputs import repeatable
 from rigidities.last_layer.propagation.propagation import covariance_between, propagated
 from rigidities.posterior.joint import JointPosterior
@@ -642,14 +641,3 @@ def test_an_uncalibrated_fit_says_so(net):
     uq = rg.LastLayerRigidity(net.model).fit(net.train)
     with pytest.warns(UserWarning, match="not calibrated"):
         uq.propagate(torch.mean, net.test[0])
-
-
-def test_an_operation_that_forward_mode_bends_wrongly_is_bent_by_reverse_mode() -> None:
-    point = torch.linspace(-1, 2, 6, dtype=torch.float64).reshape(1, 6)
-    slope = Differential(lambda y: torch.nn.functional.layer_norm(y, (6,)).exp().sum(1), point)
-    tangent = torch.linspace(1, -3, 6, dtype=torch.float64).reshape(1, 1, 6) ** 2
-    hessian = torch.autograd.functional.hessian(
-        lambda y: torch.nn.functional.layer_norm(y, (6,)).exp().sum(), point
-    ).reshape(6, 6)
-    expected = tangent.flatten() @ hessian @ tangent.flatten()
-    assert float(slope.bent(tangent)) == pytest.approx(float(expected), rel=1e-9)

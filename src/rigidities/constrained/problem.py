@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,7 @@ from ..any_regressor.curvature.exact_hessian import Penalty, Regulariser
 from ..any_regressor.derivatives.parameters import Subset
 from ..any_regressor.derivatives.regressor import Function, Regressor
 from ..losses import LossLike, ValuedLoss, loss_for
+from ..models.directional import Differentiated
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +34,7 @@ class Local:
     @property
     def gradient(self) -> Tensor:
         """Of the loss, (P,)."""
-        return self._loss.slope.detach()
+        return self._loss.gradient
 
     @cached_property
     def hessian(self) -> Tensor:
@@ -48,7 +49,7 @@ class Local:
     @property
     def slope(self) -> Tensor:
         """Gradient of the prediction, (P,)."""
-        return self._prediction.slope.detach()
+        return self._prediction.gradient
 
     @cached_property
     def bend(self) -> Tensor:
@@ -61,50 +62,15 @@ class Local:
         problem = self.problem
         with torch.no_grad():
             outputs = problem.outputs(self.vector)
-        return float(_Differentiated.of(problem.losses, outputs).slope.detach().norm())
+        return float(Differentiated.of(problem.losses, outputs).gradient.norm())
 
     @cached_property
-    def _loss(self) -> _Differentiated:
-        return _Differentiated.of(self.problem.total, self.vector)
+    def _loss(self) -> Differentiated:
+        return Differentiated.of(self.problem.total, self.vector)
 
     @cached_property
-    def _prediction(self) -> _Differentiated:
-        return _Differentiated.of(self.problem.prediction, self.vector)
-
-
-@dataclass(frozen=True, eq=False)
-class _Differentiated:
-    """A scalar function at a point, its gradient, and the graph for its Hessian."""
-
-    value: Tensor
-    slope: Tensor
-    point: Tensor
-
-    @classmethod
-    def of(cls, function: Callable[[Tensor], Tensor], point: Tensor) -> _Differentiated:
-        with torch.enable_grad():
-            point = point.detach().requires_grad_()
-            value = function(point)
-            if not value.requires_grad:
-                return cls(value, torch.zeros_like(point), point)
-            (slope,) = torch.autograd.grad(value, point, create_graph=True)
-        return cls(value.detach(), slope, point)
-
-    def hessian(self) -> Tensor:
-        """(P, P), symmetric; reverse mode twice, all columns at once."""
-        width = self.point.numel()
-        if not self.slope.requires_grad:
-            return self.point.new_zeros(width, width)
-        identity = torch.eye(width, dtype=self.point.dtype)
-        (matrix,) = torch.autograd.grad(
-            self.slope,
-            self.point,
-            identity,
-            is_grads_batched=True,
-            materialize_grads=True,
-            allow_unused=True,
-        )
-        return (matrix + matrix.mT) / 2
+    def _prediction(self) -> Differentiated:
+        return Differentiated.of(self.problem.prediction, self.vector)
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,8 @@ class SampleBatch:
 
     def double(self) -> SampleBatch:
         """The same with floating-point inputs in float64."""
-        kwargs = {key: _doubled(value) for key, value in self.kwargs.items()}
-        return replace(self, args=tuple(map(_doubled, self.args)), kwargs=kwargs)
+        kwargs = {key: doubled(value) for key, value in self.kwargs.items()}
+        return replace(self, args=tuple(map(doubled, self.args)), kwargs=kwargs)
 
     def pieces(self, rows: int) -> Iterator[SampleBatch]:
         """The same samples, at most `rows` at a time."""
@@ -187,7 +187,8 @@ def _array(values: Any, dtype: torch.dtype) -> Any:
     return values
 
 
-def _doubled(value: Any) -> Any:
+def doubled(value: Any) -> Any:
+    """In float64 where it is a tensor of real numbers."""
     floating = isinstance(value, Tensor) and value.is_floating_point()
     return value.double() if floating else value
 

@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.func import grad
 
 from ...data.samples import SampleBatch, Samples
 from ...losses import Loss, ValuedLoss
-from ...models.directional import hessian_matrix, hessian_products
+from ...models.directional import Differentiated
 from ..derivatives.regressor import Regressor
 
 ROWS, COLUMNS = 1024, 64
@@ -54,7 +53,7 @@ def exact_hessian(
     rows, columns = _pace(regressor, next(iter(samples)), double=double)
     for batch in samples.pieces(rows):
         batch = batch.double() if double else batch
-        total += hessian_matrix(_summed(regressor, shape, batch, loss), flat, columns)
+        total += Differentiated.of(_summed(regressor, shape, batch, loss), flat).hessian(columns)
     return total, torch.finfo(flat.dtype).eps
 
 
@@ -135,16 +134,19 @@ class Penalty:
     @property
     def gradient(self) -> Tensor:
         """(P,) in float64."""
-        slope: Tensor = grad(self._value)(self._regressor.flat)
-        return slope.detach().to(torch.float64)
+        return self._at_the_fit.gradient.to(torch.float64)
 
     def hessian(self) -> Tensor:
         """(P, P) in float64."""
-        return hessian_matrix(self._value, self._regressor.flat)
+        return self._at_the_fit.hessian()
 
     def product(self, vectors: Tensor) -> Tensor:
         """Its Hessian times vectors: (m, P) -> (m, P)."""
-        return hessian_products(self._value, self._regressor.flat, vectors)
+        return self._at_the_fit.products(vectors)
+
+    @property
+    def _at_the_fit(self) -> Differentiated:
+        return Differentiated.of(self._value, self._regressor.flat)
 
     def _value(self, flat: Tensor) -> Any:
         return self._regulariser(self._regressor.parameters.restore(flat))

@@ -7,15 +7,15 @@ Three ways, chosen on the first batch:
 - everything else: `torch.func.vmap` of reverse mode over the samples; for functions that it cannot
   transform, a loop of backward passes, with a warning.
 
-That the factors are the whole derivative is checked on the first batch against a backward pass;
-where they are not (a layer's weight is also used elsewhere, or its rows are not samples), the
-layers are given up.
+Each way is checked on the first batch against a backward pass, and given up where it differs: a
+layer's weight is also used elsewhere, its rows are not samples, or torch batches an operation
+wrongly.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,7 +24,9 @@ from torch import Tensor
 from torch.func import jacfwd, jacrev, vmap
 
 from ...data.samples import sample_count
+from ...models.directional import normal_like, pulled, pulls, recorded, units
 from ...models.modes import transformable
+from ...notices import notify
 from .linear_layers import LinearLayers, NotFactored
 from .parameters import Parameters
 from .regressor import Regressor
@@ -67,8 +69,10 @@ class Differentiation:
         if layers is not None:
             rest = _without(regressor, layers.names)
             factored = cls(regressor, layers, rest, shape, _way(rest, *args, **named))
-            if factored._agrees(*args, **named):
-                return factored._measured(*args, **named)
+            with suppress(NotFactored):
+                layers.blocks(regressor, *args, **named)
+                if _confirmed(regressor, factored(*args, **named)[1], *args, **named):
+                    return factored._measured(*args, **named)
         plain = cls(regressor, None, regressor, shape, _way(regressor, *args, **named))
         return plain._measured(*args, **named)
 
@@ -118,28 +122,6 @@ class Differentiation:
         size = dict(zip(self.names, self.regressor.parameters.sizes, strict=True))[name]
         return Explicit(outputs.new_zeros(*outputs.shape, 1).expand(*outputs.shape, size))
 
-    def _agrees(self, *inputs: Any, **kwargs: Any) -> bool:
-        """Whether $J^T u$ equals a backward pass, parameter by parameter."""
-        assert self.layers is not None
-        try:
-            self.layers.blocks(self.regressor, *inputs, **kwargs)
-        except NotFactored:
-            return False
-        outputs, tangent = self(*inputs, **kwargs)
-        generator = torch.Generator(device=outputs.device).manual_seed(0)
-        u = torch.rand(outputs.shape, generator=generator, device=outputs.device) + 0.5
-        with torch.enable_grad():
-            flat = self.regressor.flat.clone().requires_grad_()
-            total = (u * self.regressor.outputs(flat, *inputs, **kwargs)).sum()
-            (expected,) = torch.autograd.grad(total, flat)
-        difference = tangent.backward(u.to(torch.float64)[None])[0] - expected
-        sizes = self.regressor.parameters.sizes
-        pairs = zip(
-            difference.split_with_sizes(sizes), expected.split_with_sizes(sizes), strict=True
-        )
-        floor = 1e-6 * float(expected.norm())
-        return all(float(d.norm()) <= 1e-3 * float(e.norm()) + floor for d, e in pairs)
-
 
 def tangents(regressor: Regressor, *inputs: Any, **kwargs: Any) -> tuple[Tensor, Tangents]:
     """Predictions (N, K) and per-sample derivatives (N, K, P) of one batch.
@@ -180,13 +162,10 @@ def reverse_rows(regressor: Regressor, *inputs: Any, **kwargs: Any) -> Tensor:
 
 def looped_rows(regressor: Regressor, *inputs: Any, **kwargs: Any) -> Tensor:
     """(N, K, P) by one backward pass per output of each sample."""
-    with torch.enable_grad():
-        flat = regressor.flat.clone().requires_grad_()
-        outputs = regressor.outputs(flat, *inputs, **kwargs)
-        rows = [
-            torch.autograd.grad(y, flat, retain_graph=True)[0] for y in outputs.reshape(-1).unbind()
-        ]
-    return torch.stack(rows).reshape(*outputs.shape, -1)
+    flat, outputs = recorded(lambda p: regressor.outputs(p, *inputs, **kwargs), regressor.flat)
+    values = outputs.reshape(-1)
+    rows = [pulled(values, flat, units(values, i, 1)) for i in range(len(values))]
+    return torch.cat(rows).reshape(*outputs.shape, -1)
 
 
 def _explicit(regressor: Regressor, rows: Tensor) -> dict[str, Block]:
@@ -204,16 +183,28 @@ def _way(regressor: Regressor | None, *inputs: Any, **kwargs: Any) -> Rows:
     few = len(regressor) <= FEW_PARAMETERS
     for way in (forward_rows, reverse_rows) if few else (reverse_rows,):
         try:
-            way(regressor, *inputs, **kwargs)
-        except (RuntimeError, NotImplementedError):
+            blocks = _explicit(regressor, way(regressor, *inputs, **kwargs))
+        except RuntimeError:
             continue
-        return way
-    warnings.warn(
-        "f cannot be transformed by torch.func.vmap (in-place writes, data-dependent control flow "
-        "or .item()): one backward pass per sample instead, which is slow.",
-        stacklevel=5,
+        if _confirmed(regressor, Tangents(tuple(blocks.values())), *inputs, **kwargs):
+            return way
+    notify(
+        "f cannot be transformed by torch.func.vmap (in-place writes, data-dependent control flow, "
+        ".item(), or torch.cdist, which torch batches wrongly): one backward pass per sample "
+        "instead, which is slow."
     )
     return looped_rows
+
+
+def _confirmed(regressor: Regressor, tangents: Tangents, *inputs: Any, **kwargs: Any) -> bool:
+    """Whether $J^T u$ equals a backward pass, parameter by parameter."""
+    flat, sizes = regressor.flat, regressor.parameters.sizes
+    u = normal_like(flat.new_empty(tangents.shape[:2])).abs().add(0.5).double()[None]
+    expected = pulls(lambda p: regressor.outputs(p, *inputs, **kwargs), flat, u)[0]
+    difference = (tangents.backward(u)[0] - expected).split_with_sizes(sizes)
+    tolerance, floor = max(1e-3, torch.finfo(flat.dtype).eps ** 0.5), 1e-3 * float(expected.norm())
+    pairs = zip(difference, expected.split_with_sizes(sizes), strict=True)
+    return not any(float(d.norm()) > tolerance * (float(e.norm()) + floor) for d, e in pairs)
 
 
 def _without(regressor: Regressor, names: set[str]) -> Regressor | None:

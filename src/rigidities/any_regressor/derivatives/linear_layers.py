@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...models.directional import normal_like
 from .regressor import Regressor
 from .tangents import Block, Explicit, Outer
 
@@ -85,32 +86,19 @@ class LinearLayers:
         made = [call for name in self.layers for call in calls[name]]
         found: dict[int, list[Tensor]] = {id(call): [] for call in made}
         for k in range(rows.shape[1]):
-            grads = torch.autograd.grad(
-                rows[:, k].sum(),
-                [call.output for call in made],
-                retain_graph=True,
-                allow_unused=True,
-                materialize_grads=True,
-            )
-            for call, grad in zip(made, grads, strict=True):
-                found[id(call)].append(_positions(grad))
+            for call, grad in zip(made, _gradients(rows[:, k].sum(), made), strict=True):
+                found[id(call)].append(grad)
         slopes = {key: torch.stack(parts, dim=1) for key, parts in found.items()}
         self._check_owners(rows, made, slopes)
         return slopes
 
     def _check_owners(self, rows: Tensor, made: list[_Call], slopes: dict[int, Tensor]) -> None:
         """Row n of a layer must belong to sample n: weights of the samples must come back there."""
-        generator = torch.Generator().manual_seed(0)
-        weights = (torch.rand(len(rows), 1, generator=generator) + 0.5).to(rows)
-        weighted = torch.autograd.grad(
-            (weights * rows).sum(),
-            [call.output for call in made],
-            allow_unused=True,
-            materialize_grads=True,
-        )
+        weights = normal_like(rows[:, :1]).abs().add(0.5)
+        weighted = _gradients((weights * rows).sum(), made)
         for call, grad in zip(made, weighted, strict=True):
             expected = weights[..., None] * slopes[id(call)].sum(1)
-            wrong = (_positions(grad) - expected).norm()
+            wrong = (grad - expected).norm()
             if not bool(wrong <= 1e-3 * expected.norm()):
                 raise NotFactored
 
@@ -156,6 +144,18 @@ def _check_samples(calls: list[_Call], rows: int) -> None:
 class _Call:
     input: Tensor
     output: Tensor = field(repr=False)
+
+
+def _gradients(total: Tensor, calls: list[_Call]) -> list[Tensor]:
+    """By what left each call, (N, T, O)."""
+    found = torch.autograd.grad(
+        total,
+        [call.output for call in calls],
+        retain_graph=True,
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    return [_positions(gradient) for gradient in found]
 
 
 def _positions(tensor: Tensor) -> Tensor:

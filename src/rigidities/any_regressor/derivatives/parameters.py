@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...data.samples import doubled
+
 BARE = "params"
 """Name of a tensor that stands alone."""
 
@@ -116,7 +118,7 @@ class Parameters:
 
     def double(self) -> Parameters:
         """The same in float64."""
-        tree = _mapped(self.tree, lambda _, leaf: _doubled(leaf))
+        tree = _mapped(self.tree, lambda _, leaf: doubled(leaf))
         return replace(self, tree=tree, flat=self.flat.double())
 
     def without(self, names: Iterable[str]) -> Parameters:
@@ -160,10 +162,6 @@ def _mapped(tree: Any, change: Callable[[str, Tensor], Tensor], path: str = "") 
         fields = hasattr(tree, "_fields")
         return type(tree)(*below.values()) if fields else tuple(below.values())
     return list(below.values()) if isinstance(tree, list) else tree
-
-
-def _doubled(leaf: Tensor) -> Tensor:
-    return leaf.double() if leaf.is_floating_point() else leaf
 
 
 def _members(tree: Any) -> list[tuple[Any, Any]]:

@@ -2,7 +2,6 @@ r"""Any regressor as a function $\tilde y(w, x)$ of one flat vector of parameter
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ...data.samples import sample_count
+from ...data.samples import doubled, sample_count
 from ...models.outputs import pick
 from ...models.shadow import shadow
+from ...notices import notify
 from .parameters import Parameters, Subset
 
 Function = Callable[..., Any]
@@ -121,10 +121,7 @@ class Regressor:
                 "functions."
             )
         listed = ", ".join(name for name in names if name in idle)
-        warnings.warn(
-            f"f does not use {listed}: left out, as they have no say in any prediction.",
-            stacklevel=4,
-        )
+        notify(f"f does not use {listed}: left out, as they have no say in any prediction.")
         return replace(self, parameters=self.parameters.without(idle))
 
     def _touched(self, *inputs: Any, **kwargs: Any) -> set[str]:
@@ -137,10 +134,6 @@ class Regressor:
             slopes = _slopes(result, leaves)
         pairs = zip(self.parameters.names, slopes, strict=True)
         return {name for name, slope in pairs if slope is not None}
-
-
-def _doubled(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def _slopes(result: Tensor, leaves: list[Tensor]) -> list[Tensor | None]:
@@ -181,5 +174,5 @@ class _Applied:
 
     def double(self) -> _Applied:
         """The same in float64."""
-        floating = {name: _doubled(buffer) for name, buffer in self.buffers.items()}
+        floating = {name: doubled(buffer) for name, buffer in self.buffers.items()}
         return replace(self, buffers=floating)

@@ -14,123 +14,124 @@ flat vector.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 
-class Block(Protocol):
+class Block(ABC):
     """Columns of J that belong to one parameter, in float64 wherever they are summed."""
 
     @property
+    @abstractmethod
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What is stored, each with a row per sample; the last (N, K, ...)."""
+
+    @property
+    @abstractmethod
     def width(self) -> int:
         """Number of columns."""
 
-    @property
-    def numbers(self) -> int:
-        """How many numbers are stored."""
-
+    @abstractmethod
     def matrix(self) -> Tensor:
         """(N, K, width), in the precision they were computed in."""
 
-    def write(self, place: Tensor) -> None:
-        """The same into a given place."""
-
-    def kernel(self, other: Block) -> Tensor:
-        """(N K, M L), the inner products of rows."""
-
-    def squares(self) -> Tensor:
-        """(N, K), the squared lengths of rows."""
-
-    def forward(self, vectors: Tensor) -> Tensor:
-        """J v: (m, width) -> (m, N, K)."""
-
-    def backward(self, rows: Tensor) -> Tensor:
-        """J^T u: (m, N, K) -> (m, width)."""
-
-    def magnitudes(self, rows: Tensor) -> Tensor:
-        """Sum over samples of |sum_k u_k J_k|: (N, K) -> (width,)."""
-
+    @abstractmethod
     def mixed(self, mixing: Tensor) -> Block:
         """Rows L^T J of each sample, L (N, K, K), or rows scaled by L (N, K)."""
 
+    @abstractmethod
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Block:
+        """The same with every stored tensor changed."""
+
     def take(self, index: slice | Tensor) -> Block:
         """Some of the samples."""
+        return self.mapped(lambda tensor: tensor[index])
+
+    def room(self, samples: int) -> Block:
+        """The same for so many samples, yet to be written."""
+        return self.mapped(lambda tensor: tensor.new_empty(samples, *tensor.shape[1:]))
+
+    def explicit(self) -> Explicit:
+        """The same, held as it is."""
+        return Explicit(self.matrix())
+
+    def write(self, place: Tensor) -> None:
+        """The matrix into a given place."""
+        place.copy_(self.matrix())
+
+    def kernel(self, other: Block) -> Tensor:
+        """(N K, M L), the inner products of rows."""
+        return self._double().flatten(0, 1) @ other._double().flatten(0, 1).mT
+
+    def squares(self) -> Tensor:
+        """(N, K), the squared lengths of rows."""
+        return self._double().square().sum(-1)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """J v: (m, width) -> (m, N, K)."""
+        return torch.einsum("nkp,mp->mnk", self._double(), vectors)
+
+    def backward(self, rows: Tensor) -> Tensor:
+        """J^T u: (m, N, K) -> (m, width)."""
+        return torch.einsum("mnk,nkp->mp", rows, self._double())
+
+    def magnitudes(self, rows: Tensor) -> Tensor:
+        """Sum over samples of |sum_k u_k J_k|: (N, K) -> (width,)."""
+        return torch.einsum("nk,nkp->np", rows, self._double()).abs().sum(0)
+
+    def _double(self) -> Tensor:
+        return self.matrix().to(torch.float64)
 
 
 @dataclass(frozen=True)
-class Explicit:
+class Explicit(Block):
     """A block held as it is: rows (N, K, width)."""
 
     rows: Tensor
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The rows."""
+        return (self.rows,)
 
     @property
     def width(self) -> int:
         """Number of columns."""
         return self.rows.shape[-1]
 
-    @property
-    def numbers(self) -> int:
-        """How many numbers are stored."""
-        return self.rows.numel()
-
     def matrix(self) -> Tensor:
         """The rows."""
         return self.rows
-
-    def write(self, place: Tensor) -> None:
-        """Copy the rows."""
-        place.copy_(self.rows)
-
-    def kernel(self, other: Block) -> Tensor:
-        """One matrix product."""
-        right = other.matrix().to(torch.float64)
-        return self.rows.to(torch.float64).flatten(0, 1) @ right.flatten(0, 1).mT
-
-    def squares(self) -> Tensor:
-        """Squared lengths of the rows."""
-        return self.rows.to(torch.float64).square().sum(-1)
-
-    def forward(self, vectors: Tensor) -> Tensor:
-        """(m, width) -> (m, N, K)."""
-        return torch.einsum("nkp,mp->mnk", self.rows.to(torch.float64), vectors)
-
-    def backward(self, rows: Tensor) -> Tensor:
-        """(m, N, K) -> (m, width)."""
-        return torch.einsum("mnk,nkp->mp", rows, self.rows.to(torch.float64))
-
-    def magnitudes(self, rows: Tensor) -> Tensor:
-        """(N, K) -> (width,)."""
-        return torch.einsum("nk,nkp->np", rows, self.rows.to(torch.float64)).abs().sum(0)
 
     def mixed(self, mixing: Tensor) -> Explicit:
         """Rows combined within each sample."""
         return Explicit(_mixed(self.rows, mixing))
 
-    def take(self, index: slice | Tensor) -> Explicit:
-        """Some of the samples."""
-        return Explicit(self.rows[index])
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Explicit:
+        """The same with other rows."""
+        return Explicit(change(self.rows))
 
 
 @dataclass(frozen=True)
-class Outer:
+class Outer(Block):
     """The weight of a linear layer: rows vec(s a^T) from inputs (N, I) and slopes (N, K, O)."""
 
     inputs: Tensor
     slopes: Tensor
 
     @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The factors."""
+        return self.inputs, self.slopes
+
+    @property
     def width(self) -> int:
         """Number of columns, O x I."""
         return self.slopes.shape[-1] * self.inputs.shape[-1]
-
-    @property
-    def numbers(self) -> int:
-        """How many numbers are stored."""
-        return self.inputs.numel() + self.slopes.numel()
 
     def matrix(self) -> Tensor:
         """The outer products written out."""
@@ -144,22 +145,22 @@ class Outer:
     def kernel(self, other: Block) -> Tensor:
         """Elementwise product of the Gram of slopes and that of inputs."""
         if not isinstance(other, Outer):
-            return Explicit(self.matrix()).kernel(other)
+            return super().kernel(other)
         shape = (*self.slopes.shape[:2], *other.slopes.shape[:2])
-        slopes, inputs = self._double()
-        others, theirs = other._double()
+        slopes, inputs = self._factors()
+        others, theirs = other._factors()
         kernel = slopes.flatten(0, 1) @ others.flatten(0, 1).mT
         kernel.reshape(shape).mul_((inputs @ theirs.mT)[:, None, :, None])
         return kernel
 
     def squares(self) -> Tensor:
         """Product of squared lengths."""
-        slopes, inputs = self._double()
+        slopes, inputs = self._factors()
         return slopes.square().sum(-1) * inputs.square().sum(-1)[:, None]
 
     def forward(self, vectors: Tensor) -> Tensor:
         """(m, O I) -> (m, N, K): (V a) . s."""
-        slopes, inputs = self._double()
+        slopes, inputs = self._factors()
         through = inputs @ vectors.reshape(-1, inputs.shape[-1]).mT  # one product for all vectors
         through = through.reshape(len(inputs), len(vectors), -1)
         if slopes.shape[1] == 1:  # many small products of one row are slow
@@ -168,7 +169,7 @@ class Outer:
 
     def backward(self, rows: Tensor) -> Tensor:
         """(m, N, K) -> (m, O I): sum of u s a^T."""
-        slopes, inputs = self._double()
+        slopes, inputs = self._factors()
         one = slopes.shape[1] == 1
         pulled = rows.transpose(0, 1) * slopes if one else rows.transpose(0, 1) @ slopes
         pulled = pulled.flatten(1)
@@ -176,7 +177,7 @@ class Outer:
 
     def magnitudes(self, rows: Tensor) -> Tensor:
         """(N, K) -> (O I,): absolute values factorise too."""
-        slopes, inputs = self._double()
+        slopes, inputs = self._factors()
         pulled = torch.einsum("nk,nko->no", rows, slopes).abs()
         return (pulled.mT @ inputs.abs()).flatten()
 
@@ -184,11 +185,11 @@ class Outer:
         """Slopes combined within each sample."""
         return Outer(self.inputs, _mixed(self.slopes, mixing))
 
-    def take(self, index: slice | Tensor) -> Outer:
-        """Some of the samples."""
-        return Outer(self.inputs[index], self.slopes[index])
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Outer:
+        """The same with other factors."""
+        return Outer(change(self.inputs), change(self.slopes))
 
-    def _double(self) -> tuple[Tensor, Tensor]:
+    def _factors(self) -> tuple[Tensor, Tensor]:
         return self.slopes.to(torch.float64), self.inputs.to(torch.float64)
 
 
@@ -207,15 +208,18 @@ class Tangents:
     @property
     def shape(self) -> tuple[int, int, int]:
         """(N, K, P)."""
-        block = self.blocks[0]
-        rows = block.slopes if isinstance(block, Outer) else block.matrix()
-        return rows.shape[0], rows.shape[1], sum(self.widths)
+        rows, outputs = self._like.shape[:2]
+        return rows, outputs, sum(self.widths)
 
     @property
     def device(self) -> torch.device:
         """Where the blocks lie."""
-        block = self.blocks[0]
-        return (block.slopes if isinstance(block, Outer) else block.matrix()).device
+        return self._like.device
+
+    @property
+    def _like(self) -> Tensor:
+        """Of the first block, (N, K, ...)."""
+        return self.blocks[0].tensors[-1]
 
     @property
     def widths(self) -> list[int]:
@@ -225,15 +229,13 @@ class Tangents:
     @property
     def numbers(self) -> int:
         """How many numbers are stored."""
-        return sum(block.numbers for block in self.blocks)
+        return sum(tensor.numel() for block in self.blocks for tensor in block.tensors)
 
     def matrix(self) -> Tensor:
         """J written out, (N, K, P)."""
-        shape, blocks = self.shape, self.blocks
-        like = blocks[0].slopes if isinstance(blocks[0], Outer) else blocks[0].matrix()
-        whole = like.new_empty(shape)
+        whole = self._like.new_empty(self.shape)
         pieces = whole.split_with_sizes(self.widths, dim=-1)
-        for block, piece in zip(blocks, pieces, strict=True):
+        for block, piece in zip(self.blocks, pieces, strict=True):
             block.write(piece)
         return whole
 
@@ -290,60 +292,39 @@ class Gathering:
 
     def __init__(self, count: int) -> None:
         self._room, self._held = max(1, count), 0
-        self._places: list[tuple[Tensor, ...]] | None = None
-        self._factored: list[bool] = []
+        self._blocks: tuple[Block, ...] = ()
 
     def add(self, part: Tangents) -> None:
         """Append the samples of a batch."""
-        rows = part.shape[0]
-        factored = [isinstance(block, Outer) for block in part.blocks]
-        if self._places is None:
-            self._factored = factored
-            self._places = [self._place(_tensors(block)) for block in part.blocks]
-        if factored != self._factored:
-            self._write_out([a and b for a, b in zip(factored, self._factored, strict=True)])
-        if self._held + rows > self._room:
-            self._room = max(self._held + rows, 2 * self._room)
-            self._places = [self._grown(place) for place in self._places]
-        end = self._held + rows
-        for place, block, whole in zip(self._places, part.blocks, self._factored, strict=True):
-            given = _tensors(block) if whole else (block.matrix(),)
-            for to, values in zip(place, given, strict=True):
-                to[self._held : end] = values
+        end = self._held + part.shape[0]
+        self._room = self._room if end <= self._room else max(end, 2 * self._room)
+        blocks = self._blocks or [block.room(self._room) for block in part.blocks]
+        pairs = zip(blocks, part.blocks, strict=True)
+        self._blocks = tuple(self._joined(held, more, end) for held, more in pairs)
         self._held = end
 
     def tangents(self) -> Tangents:
         """All samples so far."""
-        if self._places is None:
+        if not self._blocks:
             raise ValueError("There are no tangents to gather.")
-        blocks: list[Block] = []
-        for place, factored in zip(self._places, self._factored, strict=True):
-            parts = [tensor[: self._held] for tensor in place]
-            blocks.append(Outer(*parts) if factored else Explicit(*parts))
-        return Tangents(tuple(blocks))
+        return Tangents(self._blocks).take(slice(self._held))
 
-    def _place(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(tensor.new_empty(self._room, *tensor.shape[1:]) for tensor in tensors)
-
-    def _grown(self, place: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        larger = self._place(place)
-        for to, values in zip(larger, place, strict=True):
-            to[: self._held] = values[: self._held]
-        return larger
-
-    def _write_out(self, factored: list[bool]) -> None:
-        """Blocks that some batch cannot factorise are held row by row."""
-        if self._held:
-            blocks = self.tangents().blocks
-            self._places = [
-                self._grown(_tensors(block) if whole else (block.matrix(),))
-                for block, whole in zip(blocks, factored, strict=True)
-            ]
-        self._factored = factored
+    def _joined(self, held: Block, more: Block, end: int) -> Block:
+        """Samples written behind those held; row by row where a batch cannot factorise them."""
+        before = slice(self._held)
+        if type(held) is not type(more):
+            held, more = held.take(before).explicit(), more.explicit()
+        if len(held.tensors[0]) < self._room:
+            larger = held.room(self._room)
+            _write(held.take(before), larger, before)
+            held = larger
+        _write(more, held, slice(self._held, end))
+        return held
 
 
-def _tensors(block: Block) -> tuple[Tensor, ...]:
-    return (block.inputs, block.slopes) if isinstance(block, Outer) else (block.matrix(),)
+def _write(block: Block, to: Block, place: slice) -> None:
+    for tensor, values in zip(to.tensors, block.tensors, strict=True):
+        tensor[place] = values
 
 
 def _mixed(rows: Tensor, mixing: Tensor) -> Tensor:

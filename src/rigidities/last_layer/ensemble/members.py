@@ -27,13 +27,13 @@ the training data may need an axis that adds nothing there.
 from __future__ import annotations
 
 import operator
-import warnings
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from ...notices import notify
 from ...posterior.draws import MEMBERS, standard_normal
 from ...posterior.joint import JointPosterior
 
@@ -178,7 +178,7 @@ def symmetric_set(joint: JointPosterior, rank: int | None = None) -> Members:
     half = joint.weights(rank**0.5 * points.flatten(1))
     missing = _share(contributions.flatten(), left_out)
     if missing > TOLERATED:
-        warnings.warn(TOO_LOW.format(rank, joint.coordinates, 100 * missing), stacklevel=4)
+        notify(TOO_LOW.format(rank, joint.coordinates, 100 * missing))
     return Members(torch.cat([half, -half]), "symmetric", missing)
 
 

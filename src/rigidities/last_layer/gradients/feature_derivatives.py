@@ -23,8 +23,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from ...models.directional import pulled, push, recorded, units
 from ...models.modes import transformable
 from .feature_map import UNCONNECTED, FeatureMap
+from .layout import by_rows
 
 NUMBERS = 1 << 23
 """Of the features' derivatives that are held at once, at most (64 MiB in float64)."""
@@ -54,7 +56,7 @@ def passes(point: FeatureMap, columns: int, targets: int) -> tuple[float, int]:
     """
     x = point.point
     forward = x[0].numel() if point.aligned else x.numel()
-    possible = point.steady is not None and point.direction is None
+    possible = point.steady and point.direction is None
     return forward if possible else float("inf"), point.rows * targets * columns
 
 
@@ -115,7 +117,7 @@ def forward_quadratic(point: FeatureMap, quadratic: Quadratic) -> tuple[Tensor, 
         slopes.append(output)
     rows, slope = len(point.point), torch.cat(slopes)
     moved = slope.permute(1, 2, 0) if point.aligned else slope.reshape(rows, -1, slope.shape[-1]).mT
-    return moved, _arranged(point, torch.cat(parts))
+    return moved, by_rows(point, torch.cat(parts))
 
 
 def reverse_quadratic(point: FeatureMap, project: Projection) -> tuple[Tensor, Tensor]:
@@ -154,10 +156,10 @@ def reverse_rows(point: FeatureMap) -> Iterator[Chunk]:
 
 def output_derivatives(point: FeatureMap) -> Tensor:
     """Derivatives of the output, (L, O, d) for the O outputs of a sample, by reverse mode."""
-    x = point.point.detach().clone().requires_grad_()
-    with transformable(), torch.enable_grad():
-        output = point.values(x)[0].reshape(point.samples, -1).sum(0)
-        return _columns(output, x, point.direction, needed=True).movedim(0, 1).detach()
+    x, values = recorded(
+        lambda x: point.values(x)[0].reshape(point.samples, -1).sum(0), point.point
+    )
+    return _columns(values, x, point.direction, needed=True).movedim(0, 1)
 
 
 def output_derivatives_apart(point: FeatureMap, reduce: Callable[[Tensor], Tensor]) -> Tensor:
@@ -170,12 +172,9 @@ def output_derivatives_apart(point: FeatureMap, reduce: Callable[[Tensor], Tenso
     Returns:
         (N, O), after N * O passes.
     """
-    x = point.point.detach().clone().requires_grad_()
-    with transformable(), torch.enable_grad():
-        parts = _pulls(point.values(x)[0].flatten(), x)
-        kept = [reduce(part.detach().reshape(len(part), len(x), -1)) for part in parts]
-    if not kept:
-        raise ValueError(UNCONNECTED)
+    x, values = recorded(lambda x: point.values(x)[0].flatten(), point.point)
+    parts = _pulls(values, x, unconnected=UNCONNECTED)
+    kept = [reduce(part.reshape(len(part), len(x), -1)) for part in parts]
     return torch.cat(kept).reshape(point.samples, -1)
 
 
@@ -191,20 +190,21 @@ def _tangents(point: FeatureMap) -> Iterator[tuple[Tensor, Tensor]]:
 
     (c, N, O) and (c, M, D) or (c, M, K, D), or without N and with I for M where samples are summed.
     """
-    x, steady = point.point, point.steady
-    assert steady is not None
+    x = point.point
     inner = x.shape[1:] if point.aligned else x.shape
 
-    def push(direction: Tensor) -> tuple[Tensor, Tensor]:
-        along = direction.reshape(inner).expand(x.shape)
-        tangent: tuple[Tensor, Tensor] = torch.func.jvp(steady, (x,), (along,))[1]
-        return tangent
+    def along(direction: Tensor) -> tuple[Tensor, Tensor]:
+        tangents: tuple[Tensor, Tensor] = push(
+            point.values, x, direction.reshape(inner).expand(x.shape)
+        )
+        return tangents
 
     chunk = max(1, NUMBERS // point.reading.features.numel())
-    for start in range(0, inner.numel(), chunk):
-        directions = _units(x, inner.numel(), start, chunk)
+    numbers = x.new_empty(inner.numel())
+    for start in range(0, len(numbers), chunk):
+        directions = units(numbers, start, chunk)
         with transformable(), torch.no_grad():
-            output, features = torch.func.vmap(push)(directions)
+            output, features = torch.func.vmap(along)(directions)
         output = output.reshape(len(directions), point.samples, -1)
         if not point.aligned:
             shape = (len(directions), point.samples, point.rows)
@@ -213,30 +213,20 @@ def _tangents(point: FeatureMap) -> Iterator[tuple[Tensor, Tensor]]:
         yield output, features
 
 
-def _arranged(point: FeatureMap, values: Tensor) -> Tensor:
-    """(directions, M or I) or (directions, M or I, K) -> (L, I, K, d)."""
-    values = values[..., None] if values.ndim == 2 else values
-    targets, rows = values.shape[-1], len(point.point)
-    if point.aligned:
-        values = values.reshape(-1, rows, point.rows, targets)
-        return values.permute(1, 2, 3, 0)
-    return values.reshape(rows, -1, point.rows, targets).permute(0, 2, 3, 1)
-
-
 def _reverse(
     point: FeatureMap, project: Projection, reduce: Callable[[Tensor], Tensor]
 ) -> Iterator[list[Tensor]]:
     """Reduced derivatives (C, L, d) of each target's projections, for one i after the other."""
-    x = point.point.detach().clone().requires_grad_()
-    with transformable(), torch.enable_grad():
+
+    def summed(x: Tensor) -> list[tuple[Tensor, ...]]:
         projected = project(point.values(x)[1])
         projected = projected[:, None] if projected.ndim == 2 else projected
-        summed = projected.reshape(point.samples, point.rows, *projected.shape[1:]).sum(0)
-        rows = [row.unbind(0) for row in summed]
+        total = projected.reshape(point.samples, point.rows, *projected.shape[1:]).sum(0)
+        return [row.unbind(0) for row in total]
+
+    x, rows = recorded(summed, point.point)
     for row in rows:
-        with transformable(), torch.enable_grad():
-            found = [reduce(_columns(entry, x, point.direction).detach()) for entry in row]
-        yield found
+        yield [reduce(_columns(entry, x, point.direction)) for entry in row]
 
 
 def _columns(
@@ -246,68 +236,23 @@ def _columns(
 
     They are zero where the values do not depend on x, unless they are needed.
     """
-    pulled = _pulled(values, x, graph=direction is not None)
-    if pulled is None and needed:
-        raise ValueError(UNCONNECTED)
-    if pulled is not None and direction is not None:
-        pulled = _pulled((pulled * direction).flatten(1).sum(1), x)
-    pulled = x.new_zeros(len(values), *x.shape) if pulled is None else pulled
-    return pulled.reshape(len(values), len(x), x[0].numel())
-
-
-def _pulled(values: Tensor, x: Tensor, *, graph: bool = False) -> Tensor | None:
-    """Gradients (C, *x.shape) of C values, several at once where autograd can; None if unused."""
-    if graph:
-        parts = list(_pulls(values, x, graph=True))
-        return torch.cat(parts) if parts else None
-    found, done = None, 0
-    for part in _pulls(values, x):
-        found = part.new_empty(len(values), *x.shape) if found is None else found
+    message = UNCONNECTED if needed else None
+    if direction is not None:
+        with torch.enable_grad():
+            slopes = torch.cat(list(_pulls(values, x, graph=True, unconnected=message)))
+            values, message = (slopes * direction).flatten(1).sum(1), None
+    found, done = x.new_empty(len(values), *x.shape), 0
+    for part in _pulls(values, x, unconnected=message):
         found[done : done + len(part)] = part
         done += len(part)
-    return found
+    return found.reshape(len(values), len(x), x[0].numel())
 
 
-def _pulls(values: Tensor, x: Tensor, *, graph: bool = False) -> Iterator[Tensor]:
-    """The same, some values after the others; nothing if unused."""
-    first = (
-        _pull(values, x, _units(values, len(values), 0, 1)[0], graph=graph)
-        if values.requires_grad
-        else None
-    )
-    if first is None:
-        return
-    yield first[None]
-    batched, chunk = True, max(1, min(64, NUMBERS // max(1, x.numel())))
-    for start in range(1, len(values), chunk):
-        units, part = _units(values, len(values), start, chunk), None
-        if batched:
-            try:
-                part = _pull(values, x, units, batched=True, graph=graph)
-            except RuntimeError:  # an operation whose backward pass cannot be batched
-                batched = False
-        if part is None:
-            singly = (_pull(values, x, one, graph=graph) for one in units)
-            part = torch.stack([one for one in singly if one is not None])
-        yield part
-
-
-def _units(like: Tensor, size: int, start: int, count: int) -> Tensor:
-    """Unit vectors of a length from number `start` on, at most `count`."""
-    numbers = torch.arange(start, min(start + count, size), device=like.device)
-    return torch.nn.functional.one_hot(numbers, size).to(like.dtype)
-
-
-def _pull(
-    values: Tensor, x: Tensor, cotangents: Tensor, *, batched: bool = False, graph: bool = False
-) -> Tensor | None:
-    found: Tensor | None = torch.autograd.grad(
-        values,
-        x,
-        cotangents,
-        retain_graph=True,
-        create_graph=graph,
-        allow_unused=True,
-        is_grads_batched=batched,
-    )[0]
-    return found
+def _pulls(
+    values: Tensor, x: Tensor, *, graph: bool = False, unconnected: str | None = None
+) -> Iterator[Tensor]:
+    """Gradients (c, *x.shape) of each of the values, some after the others."""
+    chunk = max(1, min(64, NUMBERS // max(1, x.numel())))
+    for start in range(0, len(values), chunk):
+        some = units(values, start, chunk)
+        yield pulled(values, x, some, graph=graph, unconnected=unconnected)

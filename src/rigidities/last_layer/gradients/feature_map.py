@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ...data.batches import Batch
 from ...data.slots import Slot
-from ...models.modes import transformable
+from ...models.directional import normal_like, pulled, pushes, pushes_by_reverse, recorded
+from ...models.owners import owners_by_digits
 from ..readout.reading import Reading
 from ..readout.tap import AnyTap
 
@@ -37,8 +38,8 @@ class FeatureMap:
     Attributes:
         point: the input.
         reading: output and features there, and their layout.
-        eager: the function by autograd.
-        steady: the function as `torch.func` can transform it; None where it cannot.
+        values: output and features as a function of the input.
+        steady: whether `torch.func` can transform it.
         aligned: whether the input has one row per sample, which acts on that sample alone; else a
             sum over samples is differentiated.
         direction: where given, what stands in `reading` and is to be differentiated further are
@@ -47,8 +48,8 @@ class FeatureMap:
 
     point: Tensor
     reading: Reading
-    eager: Callable[[Tensor], Pair]
-    steady: Callable[[Tensor], Pair] | None
+    values: Callable[[Tensor], Pair]
+    steady: bool
     aligned: bool
     direction: Tensor | None = None
 
@@ -70,18 +71,12 @@ class FeatureMap:
         reading = reading.detached()
         steady = tap.steady(*args, **kwargs)
 
-        def eager(x: Tensor) -> Pair:
+        def values(x: Tensor) -> Pair:
             args, kwargs = slot.put(batch, x)
-            output, features = tap.graph(*args, **kwargs)
+            output, features = (tap.graph if steady is None else steady)(*args, **kwargs)
             return output, features
 
-        def pure(x: Tensor) -> Pair:
-            assert steady is not None
-            args, kwargs = slot.put(batch, x)
-            output, features = steady(*args, **kwargs)
-            return output, features
-
-        return cls(point, reading, eager, None if steady is None else pure, aligned)
+        return cls(point, reading, values, steady is not None, aligned)
 
     @property
     def samples(self) -> int:
@@ -93,44 +88,30 @@ class FeatureMap:
         """Rows of features per sample."""
         return len(self.reading.features) // self.samples
 
-    def values(self, x: Tensor) -> Pair:
-        """Output and features at x themselves, with a graph for autograd."""
-        if self.steady is None:
-            return self.eager(x)
-        with torch.enable_grad():
-            return self.steady(x)
-
     def along(self, direction: Tensor) -> FeatureMap:
         r"""The map of directional derivatives, $x \mapsto (y'(x) v, f'(x) v)$.
-
-        Its values come by forward mode where there is one. Its own derivatives come by reverse mode
-        over reverse mode: other combinations are not right for every operation of torch.
 
         Raises:
             ValueError: the direction does not fit, or an operation can be differentiated once only.
         """
         direction = checked_direction(direction, self.point)
-        reading = _as_reading(self.reading, self._pushed(direction))
+        way = pushes if self.steady else pushes_by_reverse
+        try:
+            with torch.no_grad():
+                (pushed,) = way(lambda x: _joined(self.values(x)), self.point, direction[None])
+        except RuntimeError as error:
+            raise ValueError(
+                "An operation of the model has neither forward mode nor a second derivative "
+                f"({error.__context__ or error}). Call gradient(x) without along= and multiply."
+            ) from error
+        output, features = self.reading
+        first, rest = pushed[: output.numel()], pushed[output.numel() :]
+        reading = replace(
+            self.reading,
+            output=first.reshape(output.shape).to(output),
+            features=rest.reshape(features.shape).to(features),
+        )
         return replace(self, reading=reading, direction=direction)
-
-    def _pushed(self, direction: Tensor) -> Pair:
-        """The derivatives along a direction at the point itself."""
-        failure: Exception | None = None
-        with transformable():
-            if self.steady is not None:
-                try:
-                    with torch.no_grad():
-                        pair: Pair = torch.func.jvp(self.steady, (self.point,), (direction,))[1]
-                    return pair
-                except (NotImplementedError, RuntimeError) as error:
-                    failure = error
-            try:
-                return _pushed_by_reverse(self.values, self.point, direction)
-            except (NotImplementedError, RuntimeError) as error:
-                raise ValueError(
-                    "An operation of the model has neither forward mode nor a second derivative "
-                    f"({failure or error}). Call gradient(x) without along= and multiply."
-                ) from error
 
 
 def checked_direction(direction: Tensor, point: Tensor) -> Tensor:
@@ -152,26 +133,11 @@ def checked_direction(direction: Tensor, point: Tensor) -> Tensor:
 
 
 def row_owners(point: FeatureMap) -> Tensor | None:
-    """The sample that each row of the input acts on, (L,); None where a row acts on several.
-
-    Samples are numbered in digits small enough to survive the dtype: a row's derivative of the
-    numbered sum over its derivative of the plain sum is its sample's number.
-    """
-    x = point.point.detach().clone().requires_grad_()
-    with transformable(), torch.enable_grad():
-        mixed = _mixed(x, point.samples, [point.values(x)[0]])
-        plain = _weighed(mixed, x, torch.ones_like(mixed))
-        largest = plain.abs().argmax(1, keepdim=True)
-        numbers = torch.arange(point.samples, device=x.device)
-        digit, place = int(torch.finfo(x.dtype).eps ** -0.5), 1
-        owners = torch.zeros(len(x), dtype=torch.long, device=x.device)
-        while place < point.samples:
-            coded = _weighed(mixed, x, (numbers // place % digit).to(x.dtype))
-            ratio = (coded.gather(1, largest) / plain.gather(1, largest))[:, 0]
-            owners += ratio.nan_to_num(0, 0, 0).round().long().clamp(0, digit) * place
-            place *= digit
-        owners = owners.clamp(max=point.samples - 1)
-        return owners if _owned(mixed, x, plain, owners) else None
+    """The sample that each row of the input acts on, (L,); None where a row acts on several."""
+    x, mixed = recorded(lambda x: _mixed(x, point.samples, [point.values(x)[0]]), point.point)
+    plain = _weighed(mixed, x, torch.ones_like(mixed))
+    (owners,) = owners_by_digits(lambda code: [_weighed(mixed, x, code)], mixed, [plain])
+    return owners if _owned(mixed, x, plain, owners) else None
 
 
 def _stand_alone(x: Tensor, reading: Reading) -> bool:
@@ -186,17 +152,13 @@ def _stand_alone(x: Tensor, reading: Reading) -> bool:
 def _mixed(x: Tensor, samples: int, values: list[Tensor]) -> Tensor:
     """A random combination of each sample's values, (N,)."""
     parts = [value.reshape(samples, -1).to(x.dtype) for value in values]
-    drawn = [_drawn(x, part.shape[1], seed) for seed, part in enumerate(parts)]
-    products = (part @ one for part, one in zip(parts, drawn, strict=True))
+    products = (part @ normal_like(part[0], seed) for seed, part in enumerate(parts))
     return sum(products, start=x.new_zeros(samples))
 
 
 def _weighed(mixed: Tensor, x: Tensor, weights: Tensor) -> Tensor:
     """The derivatives (L, d) of a weighted sum over samples."""
-    (found,) = torch.autograd.grad(mixed, x, weights, retain_graph=True, allow_unused=True)
-    if found is None:
-        raise ValueError(UNCONNECTED)
-    return found.reshape(len(x), -1)
+    return pulled(mixed, x, weights[None], unconnected=UNCONNECTED).reshape(len(x), -1)
 
 
 def _owned(mixed: Tensor, x: Tensor, plain: Tensor, owners: Tensor) -> bool:
@@ -206,31 +168,11 @@ def _owned(mixed: Tensor, x: Tensor, plain: Tensor, owners: Tensor) -> bool:
     $\nabla_{x_l} \sum_m s_m t_m = s_n \nabla_{x_l} \sum_m t_m$ for the owner n of row l if, and but
     for chance only if, it does.
     """
-    signs = _drawn(x, len(mixed), seed=2)
+    signs = normal_like(mixed, seed=2)
     expected = signs[owners, None] * plain
     tolerance = torch.finfo(x.dtype).eps ** 0.5 * float(expected.abs().max())
     return bool(((_weighed(mixed, x, signs) - expected).abs() <= tolerance).all())
 
 
-def _drawn(like: Tensor, count: int, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(count, generator=generator, dtype=torch.float64).to(like)
-
-
-def _as_reading(like: Reading, pair: Pair) -> Reading:
-    return replace(like, output=pair[0].detach(), features=pair[1].detach())
-
-
-def _pushed_by_reverse(function: Callable[[Tensor], Pair], x: Tensor, direction: Tensor) -> Pair:
-    r"""$J v$ as the derivative of $u \mapsto u^\top J v$."""
-    with torch.enable_grad():
-        x = x.detach().clone().requires_grad_()
-        values = function(x)
-        dummies = [torch.zeros_like(value, requires_grad=True) for value in values]
-        (pulled,) = torch.autograd.grad(
-            list(values), x, dummies, create_graph=True, allow_unused=True, materialize_grads=True
-        )
-        output, features = torch.autograd.grad(
-            pulled, dummies, direction, allow_unused=True, materialize_grads=True
-        )
-    return output, features
+def _joined(pair: Pair) -> Tensor:
+    return torch.cat([part.reshape(-1) for part in pair])

@@ -27,6 +27,7 @@ from ...posterior.quadratic import QuadraticForm
 from ...prediction.law import gaussian_interval
 from .feature_derivatives import Projection, either, forward_quadratic, passes, reverse_quadratic
 from .feature_map import FeatureMap
+from .layout import by_outputs, shaped
 
 EXACT_PASSES = 2048
 """Passes through the trunk for one batch beyond which members are drawn instead."""
@@ -110,7 +111,7 @@ class Differentiator:
                 lambda: reverse_quadratic(point, self._projection()),
             )
         variance = self.scale.square().to(q)[:, None] * q
-        std = arranged(point, variance).sqrt().to(mean.dtype)
+        std = by_outputs(point, variance).sqrt().to(mean.dtype)
         error = (2 * members) ** -0.5 if members else 0.0
         return Gradient(shaped(point, mean), shaped(point, std), error, not point.aligned)
 
@@ -164,19 +165,3 @@ def shared_out(
         yield share.next(len(point.point)), point
     if share is not None:
         share.check_used_up()
-
-
-def arranged(point: FeatureMap, values: Tensor) -> Tensor:
-    """(L, I, K, d) in the order of a sample's outputs, (L, O, d)."""
-    reading, (rows, inner, targets, numbers) = point.reading, values.shape
-    order = torch.arange(inner * targets, device=values.device)
-    per_sample = order.reshape(1, inner, targets).expand(point.samples, -1, -1)
-    outputs = reading.unrows(per_sample.reshape(-1, targets))[0].flatten()
-    return values.reshape(rows, inner * targets, numbers)[:, outputs]
-
-
-def shaped(point: FeatureMap, values: Tensor) -> Tensor:
-    """(L, O, d) as the input's shape for one output per sample, else (L, *output, *input)."""
-    outputs = point.reading.output.shape[1:]
-    outputs = outputs if outputs.numel() > 1 else torch.Size()
-    return values.reshape(len(values), *outputs, *point.point.shape[1:])

@@ -24,7 +24,8 @@ from ...posterior.quadratic import QuadraticForm
 from ..readout.tap import AnyTap
 from .feature_derivatives import derivative_rows, output_derivatives
 from .feature_map import FeatureMap
-from .gradient import Differentiator, arranged, shaped
+from .gradient import Differentiator
+from .layout import by_places, per_target, shaped
 
 GradientWeight = float | Callable[[Any], Tensor]
 GradientTarget = str | Callable[[Any], Tensor]
@@ -89,8 +90,6 @@ class GradientLoss:
         """What the derivatives of one batch add to the Gram, one chunk after the other."""
         point = self.map(tap, batch)
         residuals = self._residuals(point, batch)
-        if residuals is not None:  # (L, O, d) in the order of the outputs -> (L * I * d, K)
-            residuals = _unarranged(point, residuals)
         weights = self._weights(batch, point)
         per_row = point.rows * point.point[0].numel()
         for features, places in derivative_rows(point):
@@ -121,12 +120,13 @@ class GradientLoss:
         return torch.as_tensor(found, dtype=torch.float64)
 
     def _residuals(self, point: FeatureMap, batch: Batch) -> Tensor | None:
-        """Target minus derivative, (L, O, d)."""
+        """Target minus derivative, (L * I * d, K)."""
         target = self.known_target(batch)
         if target is None:
             return None
         mean = output_derivatives(point)
-        return checked_target(target, point).to(torch.float64).reshape(mean.shape) - mean
+        target = checked_target(target, point).to(torch.float64)
+        return by_places(point, target.reshape(mean.shape) - mean)
 
     def _weights(self, batch: Batch, point: FeatureMap) -> Tensor:
         rows, like = len(point.point), point.reading.features
@@ -220,8 +220,8 @@ def gradient_scale(
         known = q > 0
         left_out += int((~known).sum())
         ratio = torch.where(known, error.to(torch.float64).square() / q, 0.0)
-        total += _per_target(point, ratio).cpu()
-        count += _per_target(point, known.to(torch.float64)).cpu()
+        total += per_target(point, ratio).cpu()
+        count += per_target(point, known.to(torch.float64)).cpu()
     if not bool((count > 0).all()):
         raise ValueError(
             "No derivative of the features by that input is different from zero: there is "
@@ -233,23 +233,3 @@ def gradient_scale(
             "the calibration."
         )
     return (total / count).sqrt().to(differentiator.scale.device)
-
-
-def _per_target(point: FeatureMap, values: Tensor) -> Tensor:
-    """Sums over everything but the targets, (K,)."""
-    rows = len(point.point)
-    per_output = values.reshape(rows, -1, point.point[0].numel()).sum((0, 2))  # (O,)
-    reading = point.reading
-    first = per_output.reshape(1, *reading.output.shape[1:]).expand(reading.output.shape)
-    return reading.rows(first)[: point.rows].sum(0)
-
-
-def _unarranged(point: FeatureMap, values: Tensor) -> Tensor:
-    """(L, O, d) -> (L * I * d, K): the inverse of `gradient.arranged`, as the rows stand."""
-    rows, outputs, numbers = values.shape
-    targets = outputs // point.rows
-    order = torch.arange(outputs, device=values.device).reshape(1, point.rows, targets, 1)
-    places = arranged(point, order)[0, :, 0]  # output o stands at (i, k) = places[o]
-    back = torch.empty_like(places).scatter_(0, places, torch.arange(outputs, device=values.device))
-    moved = values[:, back].reshape(rows, point.rows, targets, numbers)
-    return moved.movedim(2, 3).reshape(-1, targets)

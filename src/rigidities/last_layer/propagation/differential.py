@@ -3,7 +3,7 @@ r"""Derivatives of a user's function of the predictions, by whichever mode fits.
 With $J = \partial z / \partial y$ for quantities $z = \mathrm{fn}(y)$ and $H_q$ the second
 derivatives of $z_q$: `cotangents` gives rows of J (reverse mode, one pass per quantity),
 `pushed` gives $J t$ (forward mode, one pass per direction, all quantities at once), and `bent`
-gives $t^\top H_q t$ (forward mode twice).
+gives $t^\top H_q t$.
 
 Derivatives are taken in float64 where the function takes it, whatever the model's precision:
 functions that subtract large numbers lose their digits otherwise. One that does not (it
@@ -13,13 +13,12 @@ multiplies by a float32 matrix) gets the model's own precision.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...models.modes import transformable
+from ...models.directional import bends, each, pulled, push, units
 
 Function = Callable[[Tensor], Tensor]
 
@@ -68,7 +67,8 @@ class Differential:
         flat = self._result.reshape(-1)
         for start in range(0, self.quantities, self.chunk):
             part = slice(start, min(start + self.chunk, self.quantities))
-            rows = _gradients(flat[part], self._point)
+            values = flat[part]
+            rows = pulled(values, self._point, units(values, 0, len(values)))
             yield part, _finite(rows.flatten(1), start).reshape(rows.shape)
 
     def pushed(self, tangents: Tensor) -> Tensor:
@@ -77,21 +77,16 @@ class Differential:
         Raises:
             NotImplementedError: the function has no forward mode.
         """
-        return _finite(self._mapped(self._along, tangents).mT, 0).mT
+        tangents, point = tangents.to(self.precision), self._point.detach()
+        try:
+            found = each(lambda t: push(self._fn, point, t).reshape(-1), tangents)
+        except (RuntimeError, ValueError) as error:
+            raise NotImplementedError(f"fn has no forward mode: {error}") from error
+        return _finite(found.detach().to(torch.float64).mT, 0).mT
 
     def bent(self, tangents: Tensor) -> Tensor:
-        """Second derivatives along directions: (n, *point) -> (n, Q).
-
-        By forward mode twice over, which torch has not right for every operation (layer_norm):
-        one direction is checked, and reverse mode taken where it differs.
-        """
-        try:
-            curved = self._mapped(self._twice_along, tangents)
-        except NotImplementedError:
-            curved = None
-        if curved is None or not self._bends_so(tangents[0], curved[0]):
-            curved = self._bent_by_reverse_mode(tangents)
-        return _finite(curved.mT, 0).mT
+        """Second derivatives along directions: (n, *point) -> (n, Q)."""
+        return _finite(bends(self._fn, self._point, self._result, tangents).mT, 0).mT
 
     def _graph(self, point: Tensor) -> tuple[Tensor, Tensor]:
         """The point, in float64 if the function takes it, and the result that hangs on it."""
@@ -117,85 +112,6 @@ class Differential:
                 "(argmax, a comparison, NumPy, .item(), detach or torch.no_grad in it?). " + REMEDY
             )
         return point, result
-
-    def _along(self, tangent: Tensor) -> Tensor:
-        return _jvp(self._fn, self._point.detach(), tangent).reshape(-1)
-
-    def _twice_along(self, tangent: Tensor) -> Tensor:
-        point = self._point.detach()
-        return _jvp(lambda y: _jvp(self._fn, y, tangent), point, tangent).reshape(-1)
-
-    def _mapped(self, one: Function, tangents: Tensor) -> Tensor:
-        """`one` for each tangent: at once where the function allows it, else in turn."""
-        tangents = tangents.to(self.precision)
-        with transformable():
-            try:
-                found = torch.vmap(one)(tangents)
-            except (RuntimeError, ValueError):
-                try:
-                    found = torch.stack([one(tangent) for tangent in tangents])
-                except (RuntimeError, ValueError) as error:
-                    raise NotImplementedError(f"fn has no forward mode: {error}") from error
-        return found.detach().to(torch.float64)
-
-    def _bends_so(self, tangent: Tensor, curved: Tensor) -> bool:
-        """Whether second derivatives (Q,) along a direction are those that reverse mode gives."""
-        generator = torch.Generator().manual_seed(0)
-        mixture = torch.randn(self.quantities, generator=generator, dtype=torch.float64)
-        mixture = mixture.to(self._result)
-        tangent, total = tangent.to(self.precision), (mixture * self._result.reshape(-1)).sum()
-        (slope,) = torch.autograd.grad(total, self._point, create_graph=True)
-        expected = torch.zeros((), dtype=torch.float64)
-        if slope.requires_grad:
-            (turned,) = torch.autograd.grad(
-                slope, self._point, tangent, retain_graph=True, materialize_grads=True
-            )
-            expected = (turned * tangent).sum()
-        terms = mixture * curved.to(mixture)
-        tolerance = torch.finfo(self.precision).eps ** 0.5 * float(terms.abs().sum())
-        return bool(abs(float(terms.sum()) - float(expected)) <= tolerance)
-
-    def _bent_by_reverse_mode(self, tangents: Tensor) -> Tensor:
-        tangents = tangents.to(self.precision)
-        curved = tangents.new_zeros(len(tangents), self.quantities)
-        for q, quantity in enumerate(self._result.reshape(-1)):
-            (slope,) = torch.autograd.grad(
-                quantity, self._point, create_graph=True, materialize_grads=True
-            )
-            if not slope.requires_grad:
-                continue  # linear
-            for j, tangent in enumerate(tangents):
-                (turned,) = torch.autograd.grad(
-                    slope, self._point, tangent, retain_graph=True, materialize_grads=True
-                )
-                curved[j, q] = (turned * tangent).sum()
-        return curved.to(torch.float64)
-
-
-def _jvp(fn: Function, point: Tensor, tangent: Tensor) -> Tensor:
-    result: Tensor = torch.func.jvp(fn, (point,), (tangent,))[1]
-    return result
-
-
-def _gradients(flat: Tensor, point: Tensor) -> Tensor:
-    """d flat / d point, (q, *point)."""
-
-    def of(result: Tensor, weights: Tensor, batched: bool) -> Tensor:
-        return torch.autograd.grad(
-            result,
-            point,
-            weights,
-            retain_graph=True,
-            is_grads_batched=batched,
-            materialize_grads=True,
-        )[0]
-
-    eye = torch.eye(len(flat), dtype=flat.dtype, device=flat.device)
-    if len(flat) > 1:
-        # an operation that cannot be batched is differentiated one by one
-        with suppress(RuntimeError, ValueError), transformable():
-            return of(flat, eye, True)
-    return torch.stack([of(flat, one, False) for one in eye])
 
 
 def _checked(value: Any) -> Tensor:

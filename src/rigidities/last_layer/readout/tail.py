@@ -19,6 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...models.directional import normal_like
+from ...models.owners import owners_by_digits
 from .heads import Call, as_rows
 
 Pull = Callable[[Tensor], list[Tensor]]
@@ -62,8 +64,8 @@ def gains(outputs: Tensor, pull: Pull) -> list[Gain] | None:
     base = pull(torch.ones_like(outputs))
     if any(gain.shape[1] != outputs.shape[1] for gain in base):
         return None
-    found = _owners(pull, torch.ones_like(outputs), base)
-    probe = _random(outputs)
+    found = owners_by_digits(lambda code: pull(code[:, None].expand_as(outputs)), outputs, base)
+    probe = normal_like(outputs)
     for gain, owner, pulled in zip(base, found, pull(probe), strict=True):
         if not _close(pulled, gain * probe[owner]):
             return None
@@ -72,37 +74,14 @@ def gains(outputs: Tensor, pull: Pull) -> list[Gain] | None:
 
 def sample_owners(outputs: Tensor, pull: Pull) -> list[Tensor] | None:
     """The sample that owns each head row for outputs (N, K), or None if samples are coupled."""
-    mixture = _random(outputs[:1]).abs().add(0.5).expand_as(outputs)
+    mixture = normal_like(outputs[:1]).abs().add(0.5).expand_as(outputs)
     base = pull(mixture)
-    found = _owners(pull, mixture, base)
-    probe = _random(outputs[:, :1])
+    found = owners_by_digits(lambda code: pull(mixture * code[:, None]), mixture, base)
+    probe = normal_like(outputs[:, :1])
     for gain, owner, pulled in zip(base, found, pull(probe * mixture), strict=True):
         if not _close(pulled, gain * probe[owner]):
             return None
     return found
-
-
-def _owners(pull: Pull, mixture: Tensor, base: list[Tensor]) -> list[Tensor]:
-    """Number every output row in digits small enough to survive the dtype; read them back."""
-    count = len(mixture)
-    digit = int(torch.finfo(mixture.dtype).eps ** -0.5)
-    index = torch.arange(count, device=mixture.device)
-    owners = [torch.zeros(len(b), dtype=torch.long, device=b.device) for b in base]
-    columns = [b.abs().argmax(1, keepdim=True) for b in base]
-    place = 1
-    while place < count:
-        code = (index // place % digit).to(mixture.dtype)
-        for i, coded in enumerate(pull(mixture * code[:, None])):
-            gain = base[i].gather(1, columns[i])
-            ratio = (coded.gather(1, columns[i]) / gain)[:, 0]
-            owners[i] += ratio.nan_to_num(0, 0, 0).round().long().clamp(0, digit) * place
-        place *= digit
-    return [owner.clamp(max=count - 1) for owner in owners]
-
-
-def _random(like: Tensor) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like)
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

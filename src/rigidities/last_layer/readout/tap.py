@@ -8,7 +8,6 @@ is found on the first batch, and its features checked there by changing the head
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,8 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from ...models.calling import FeatureFunction, ForwardFunction, Source
+from ...models.directional import normal_like
 from ...models.modes import outside_inference_mode
 from ...models.shadow import input_names, shadow, unwrapped
+from ...notices import notify
 from .cases import CASES, Case, Separate, Shared
 from .feature_tap import FeatureTap
 from .heads import Call, channel_axis, guard, linear_maps, record
@@ -268,11 +269,10 @@ class Tap:
                 "features=callable(model, *inputs) -> (N, D) (for an output h @ w, the h), or "
                 "name the layer= to use all the same."
             )
-        warnings.warn(
+        notify(
             f"The output is not linear in the weights of {self._names}: its local derivative "
             "is used, so the error bars are first order. Take the output before the "
-            "nonlinearity (forward=), or name another layer=.",
-            stacklevel=6,
+            "nonlinearity (forward=), or name another layer=."
         )
 
     def _is_plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -323,10 +323,8 @@ def _explained() -> Iterator[None]:
 
 def _large_change(weights: Tensor, seed: int) -> Tensor:
     """Random, large enough to carry the output through whatever nonlinearity may follow."""
-    generator = torch.Generator().manual_seed(seed)
-    change = torch.randn(weights.shape, generator=generator, dtype=torch.float64)
     size = float(weights.square().mean().sqrt()) or 1.0
-    return change.to(weights.device) * 10 * size
+    return normal_like(weights.to(torch.float64), seed) * 10 * size
 
 
 def _checked_names(model: nn.Module, names: list[Any]) -> list[str]:
