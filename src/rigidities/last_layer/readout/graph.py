@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from ...models.modes import exporting
-from ...models.modes import exporting
 from ...models.shadow import shadow, unwrapped
 from .binding import Binding
 from .heads import Recorder, as_rows, channel_axis, guard, has_bias, record
