@@ -164,7 +164,7 @@ WORKS = [file.relative_to(STUDIES).parts[:-1] for file in sorted(STUDIES.rglob("
 @pytest.mark.parametrize("study", WORKS, ids="/".join)
 def test_no_part_depends_on_a_page_or_another_study(study: tuple[str, ...]) -> None:
     module = ".".join(["experiments.studies", *study, "work"])
-    names = {path.relative_to(sources.HERE).as_posix() for path in sources.imported(module)}
+    names = {one.file.relative_to(sources.HERE).as_posix() for one in sources.reached(module)}
     assert f"studies/{'/'.join(study)}/work.py" in names
     assert {name.split("/")[1] for name in names if name.startswith("studies")} == {study[0]}
     assert not any(

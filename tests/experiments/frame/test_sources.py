@@ -240,7 +240,7 @@ def test_every_name_of_ours_that_a_study_uses_is_found() -> None:
     """Otherwise a change behind the name would not be seen."""
     lost = {
         (one.file.name, file.name, name)
-        for module in ("experiments.studies.uci.nets", "experiments.studies.qm9.work")
+        for module in ("experiments.studies.uci.work", "experiments.studies.qm9.work")
         for one in sources.reached(module)
         for file, name in one.used
         if not sources._meant(file, name) and not name.startswith("__")
