@@ -7,7 +7,8 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import rigidities as rg
 from rigidities.constrained.problem import ConstrainedProblem
-from rigidities.models.directional import bends, pushes, recorded
+from rigidities.last_layer.propagation.differential import Differential
+from rigidities.models.directional import pushes
 
 from ..support import rigidity_oracle as oracle
 
@@ -102,7 +103,7 @@ BENDING = {
 def test_second_derivatives_along_directions_are_right_where_forward_mode_twice_is_not(name):
     function, point, directions = BENDING[name], numbers(6), numbers(3, 6)
     h = torch.stack([by_differences(lambda y, q=q: function(y)[q], point) for q in range(6)])
-    found = bends(function, *recorded(function, point), directions)
+    found = Differential(function, point).bent(directions)
     expected = torch.einsum("mp,qpr,mr->mq", directions, h, directions)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 

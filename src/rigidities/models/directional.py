@@ -131,9 +131,10 @@ def pulled(
         shape = (len(u), *x.shape) if batched else x.shape
         return x.new_zeros(shape) if found is None else found
 
-    with transformable(), torch.enable_grad():
+    with torch.enable_grad():
         if len(cotangents) > 1:
-            with suppress(RuntimeError):  # an operation whose backward pass cannot be batched
+            # an operation whose backward pass cannot be batched is pulled through one by one
+            with suppress(RuntimeError), transformable():
                 return pull(cotangents, True)
         return torch.stack([pull(u, False) for u in cotangents])
 

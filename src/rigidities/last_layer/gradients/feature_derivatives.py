@@ -243,7 +243,9 @@ def _columns(
             values, message = (slopes * direction).flatten(1).sum(1), None
     found, done = x.new_empty(len(values), *x.shape), 0
     for part in _pulls(values, x, unconnected=message):
-        found[done : done + len(part)] = part
+        if len(part) == len(values):
+            return part.reshape(len(values), len(x), x[0].numel())
+        found[done : done + len(part)] = part  # chunk by chunk: never held twice
         done += len(part)
     return found.reshape(len(values), len(x), x[0].numel())
 
