@@ -15,7 +15,7 @@ from matplotlib.collections import PathCollection
 from torch import Tensor
 
 from experiments.frame import figures
-from experiments.judging import error_bars, parity, scores
+from experiments.judging import columns, error_bars, parity, scores
 from rigidities import LastLayerRigidity, metrics
 from tests.support.nets import Trained
 
@@ -272,3 +272,15 @@ def test_pairs_have_rows_above_and_bins_below() -> None:
     assert labels == ["absolute error"] * 2 + ["mean squared error"] * 2
     scatters = [c for c in figure.axes[0].collections if isinstance(c, PathCollection)]
     assert sum(len(c.get_offsets()) for c in scatters) == len(block["points"]["std"])
+
+
+def test_a_table_has_a_row_for_each_calibration_and_for_the_constant_bar() -> None:
+    one = {
+        "scores": {"nll": [1.0, 0.1], "gain": [0.5, 0.1]},
+        "constant": {"scores": {"nll": [2, 0]}},
+    }
+    found = columns.score_rows({"paper": one, "best": one}, ("nll", "gain"), first=["a"])
+    assert [row[:2] for row in found] == [["a", "paper (bins)"], ["a", "best"], ["a", "constant"]]
+    assert found[1][2:] == ["1.000 ± 0.100", "0.500 ± 0.100"]
+    assert found[2][2:] == ["2.000 ± 0.000", None]
+    assert columns.heads(("nll", "binned_log_ratio")) == ["NLL", "log ratio"]

@@ -21,6 +21,5 @@ def synthetic(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 @pytest.fixture
 def outcome(request: pytest.FixtureRequest, synthetic: Path) -> object:
     """The quick run of the module's `experiment`, in the style of figures."""
-
     with matplotlib.rc_context(figures.style()):
         return request.module.experiment.run(quick=True, seed=0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import doctest
 import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from experiments.studies.width import page as pages
 from experiments.studies.width import run as experiment
 from experiments.studies.width import trends, work
 
-from experiments import __main__ as command
 from experiments.frame import figures, report, wording
 from experiments.judging import error_bars
 from tests.support.numbers_on_pages import unsupported
@@ -189,8 +187,3 @@ def test_the_page_gives_every_width_and_its_numbers(outcome: Outcome) -> None:
 def test_full_sizes_span_four_to_five_hundred_and_twelve() -> None:
     assert [2**k for k in range(2, 10)] == list(experiment.WIDTHS)
     assert set(experiment.SHOWN) <= set(experiment.WIDTHS)
-
-
-def test_the_command_runs_it(tmp_path: Path) -> None:
-    assert command.main(["width", "--quick", "--out", str(tmp_path / "out")]) == 0
-    assert (tmp_path / "out/width.json").exists()
