@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ["any_regressor.md", "chemistry.md", "propagation.md", "report.md", "theory.md"]
@@ -41,15 +40,6 @@ def assert_as_shown(printed: str, shown: str, trained: str) -> None:
         apart = max(6 * float(bar or 0), 1.01 * 10.0 ** -len(digits))
         near = abs(got - value) <= apart or 1 / 3 <= got / (value or 1e-9) <= 3
         assert near, f"{got}, shown {text}, in\n{printed}\nshown\n{shown}"
-
-
-@pytest.fixture
-def plain_torch():
-    """Pages may set the default precision and the seed."""
-    before = torch.get_default_dtype()
-    with torch.random.fork_rng():
-        yield
-    torch.set_default_dtype(before)
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -5,18 +5,8 @@ import runpy
 from pathlib import Path
 
 import pytest
-import torch
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
-
-
-@pytest.fixture
-def plain_torch():
-    """Examples may set the default precision and the seed."""
-    before = torch.get_default_dtype()
-    with torch.random.fork_rng():
-        yield
-    torch.set_default_dtype(before)
 
 
 def printed(name, capsys):
