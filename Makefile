@@ -66,8 +66,9 @@ rounding: .venv/.stamp ## the tests under other roundings: threads, kernels, see
 	ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE $(MAKE) pytest
 	$(MAKE) pytest ARGS='--moved-seeds 1 $(ARGS)'
 
-versions: .venv/.stamp ## the tests on the oldest, pinned and newest PyTorch, on every Python found
-	$(BIN)/python tests/support/versions.py $(ARGS)
+# TORCHES="2.4.0 2.15.0" PYTHONS=python3.12 choose; KEEP=1 keeps the environments.
+versions: ## the tests on the oldest, pinned and newest PyTorch, on every Python found
+	@WORKERS=$(WORKERS) sh tests/support/versions.sh $(ARGS)
 
 # The tests of the HTML report drive it; without one they are left out, with a word at the end.
 browser: ## find Chromium or, as root on Debian, install it

@@ -1,5 +1,6 @@
 """What several test files share: a small trained net and its data; other seeds; the browser."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +15,15 @@ LEFT_OUT = pytest.StashKey[int]()
 @pytest.fixture
 def net() -> Trained:
     return trained()
+
+
+@pytest.fixture
+def plain_torch() -> Iterator[None]:
+    """For pages and examples, which may set the default precision and the seed."""
+    before = torch.get_default_dtype()
+    with torch.random.fork_rng():
+        yield
+    torch.set_default_dtype(before)
 
 
 @pytest.fixture

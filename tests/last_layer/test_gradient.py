@@ -901,13 +901,20 @@ def test_a_weight_changed_after_the_fit_is_noticed():
         uq.gradient(x)
 
 
+def rigidity(hessian):
+    t = torch.linspace(0, 1, 9, dtype=F64)
+    regressor = rg.PredictionRigidity(lambda w, t: w[0] * t, t[4:5], hessian=hessian)
+    return regressor.fit(t, t / 2).variance(t)
+
+
+ALONG = torch.ones(3, dtype=F64)
 FORWARD_MODES = {
-    "gradient": lambda uq, pr, x: uq.gradient(x),
-    "along": lambda uq, pr, x: uq.gradient(x, along=torch.ones(3, dtype=F64)),
-    "hessian_product": lambda uq, pr, x: uq.hessian_product(x, torch.ones(3, dtype=F64)),
-    "propagate": lambda uq, pr, x: uq.propagate(lambda y: y.exp().sum(), x, second_order=True),
-    "any regressor": lambda uq, pr, x: pr("gauss-newton"),
-    "exact Hessian": lambda uq, pr, x: pr("exact"),
+    "gradient": lambda uq, x: uq.gradient(x),
+    "along": lambda uq, x: uq.gradient(x, along=ALONG),
+    "hessian_product": lambda uq, x: uq.hessian_product(x, ALONG),
+    "propagate": lambda uq, x: uq.propagate(lambda y: y.exp().sum(), x, second_order=True),
+    "any regressor": lambda uq, x: rigidity("gauss-newton"),
+    "exact Hessian": lambda uq, x: rigidity("exact"),
 }
 
 
@@ -922,11 +929,5 @@ def test_torchs_forward_mode_compiles_without_a_word_to_the_user(call, monkeypat
 
     uq, x = mapped(torch.sin)
     monkeypatch.setattr(forward_ad, "make_dual", loud)
-
-    def rigidity(hessian):
-        t = torch.linspace(0, 1, 9, dtype=F64)
-        regressor = rg.PredictionRigidity(lambda w, t: w[0] * t, t[4:5], hessian=hessian)
-        return regressor.fit(t, t / 2).variance(t)
-
-    call(uq, rigidity, x)
+    call(uq, x)
     assert pushed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -55,11 +54,7 @@ def transformable() -> Iterator[None]:
 
 
 def exporting() -> bool:
-    """Whether `torch.export` traces this call.
-
-    Raises:
-        RuntimeError: it does, and cannot be told from `torch.compile`: PyTorch is too old.
-    """
+    """Whether `torch.export` traces this call; refused where torch does not tell."""
     if hasattr(torch.compiler, "is_exporting"):
         return torch.compiler.is_exporting()
     if torch.compiler._is_compiling_flag:  # set by export alone, up to 2.6
@@ -74,7 +69,7 @@ R = TypeVar("R")
 def differentiating(method: Callable[P, R]) -> Callable[P, R]:
     """The method with gradients on, also under `torch.no_grad` and `torch.inference_mode`."""
 
-    @functools.wraps(method)
+    @wraps(method)
     def inside(*args: P.args, **kwargs: P.kwargs) -> R:
         with torch.inference_mode(False), torch.enable_grad():
             return method(*args, **kwargs)
