@@ -1,8 +1,9 @@
 """How good error bars are, in pictures.
 
-Arguments are tensors, arrays or lists, as in `rigidities.metrics`. Each function draws on the axes
-it is given, or on new ones, and returns them; it shows and saves nothing and leaves matplotlib's
-settings alone. Needs `pip install "rigidities[plots]"`.
+As in `rigidities.metrics`, `mean` holds predictions, `std` their error bars (above zero) and
+`target` true values: tensors, arrays or lists. Each function draws on the axes `ax` that it is
+given, or on new ones, and returns them; it shows and saves nothing and leaves matplotlib's settings
+alone. Needs `pip install "rigidities[plots]"`.
 
 References:
     Colours: Okabe and Ito, "Color universal design", 2008.
@@ -37,15 +38,6 @@ def errors(mean: Values, std: Values, target: Values, ax: Axes | None = None) ->
     The lines are y = low sigma and y = high sigma, by `confidence_factors`; y = sigma is the mode
     of log |e|. The smallest half per cent of errors, and zeros, may lie below the axis: they are
     drawn as triangles on its lower edge.
-
-    Args:
-        mean: predictions.
-        std: their error bars, above zero.
-        target: true values.
-        ax: axes to draw on, new ones by default.
-
-    Returns:
-        The axes.
     """
     std, error = _std_and_absolute_error(mean, std, target)
     smallest = error.kthvalue(1 + len(error) // 200).values
@@ -67,18 +59,8 @@ def binned(
     """MSE against predicted variance, of bins of rows sorted by predicted variance.
 
     The band about y = x is twice the standard error sqrt(2 / bin_size) of log MSE that Gaussian
-    errors have. Closeness to the line alone would flatter a constant bar, so the numbers that tell
-    it apart are written in.
-
-    Args:
-        mean: predictions.
-        std: their error bars, above zero.
-        target: true values.
-        bin_size: rows per bin; an incomplete last bin is left out.
-        ax: axes to draw on, new ones by default.
-
-    Returns:
-        The axes.
+    errors have; an incomplete last bin is left out. Closeness to the line alone would flatter a
+    constant bar, so the numbers that tell it apart are written in.
     """
     std, error = _std_and_absolute_error(mean, std, target)
     variance, mse = metrics.binned(torch.zeros_like(error), std, error, bin_size)
@@ -101,19 +83,10 @@ def calibration(mean: Values, std: Values, target: Values, ax: Axes | None = Non
 
     Above the diagonal the bars are too wide, below it too narrow. The grey band is twice the
     binomial standard error sqrt(p (1 - p) / N).
-
-    Args:
-        mean: predictions.
-        std: their error bars, above zero.
-        target: true values.
-        ax: axes to draw on, new ones by default.
-
-    Returns:
-        The axes.
     """
     nominal, observed = metrics.calibration_curve(mean, std, target)
     rows = len(nominal) - 2
-    nominal, observed = _thinned(nominal, observed)
+    nominal, observed = thinned_curve(nominal, observed)
     x, y = nominal.repeat_interleave(2)[1:], observed.repeat_interleave(2)[:-1]  # as steps
     area = metrics.miscalibration_area(mean, std, target)
     ax = _axes(ax, PARITY_SIZE)
@@ -185,14 +158,19 @@ def _axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
 
 
 def _parity(ax: Axes, values: Tensor) -> tuple[float, float]:
-    """Make both axes logarithmic with the same limits around the values, a decade or more apart."""
-    low, high = float(values.min()) / 1.3, float(values.max()) * 1.3
-    widen = max(0.0, 1 - math.log10(high / low)) / 2
-    low, high = low / 10**widen, high * 10**widen
+    """Make both axes logarithmic with the same limits around the values."""
+    low, high = log_limits(values)
     ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
     ax.set_box_aspect(1)
     _label_log_ticks(ax, decades=math.log10(high / low))
     return low, high
+
+
+def log_limits(values: Tensor) -> tuple[float, float]:
+    """Limits around positive values, a decade or more apart."""
+    low, high = float(values.min()) / 1.3, float(values.max()) * 1.3
+    widen = 10 ** (max(0.0, 1 - math.log10(high / low)) / 2)
+    return low / widen, high * widen
 
 
 def _label_log_ticks(ax: Axes, decades: float) -> None:
@@ -235,7 +213,7 @@ def _resolution(error: Tensor, std: Tensor, bin_size: int) -> str:
     )
 
 
-def _thinned(nominal: Tensor, observed: Tensor, knots: int = 2000) -> tuple[Tensor, Tensor]:
+def thinned_curve(nominal: Tensor, observed: Tensor, knots: int = 2000) -> tuple[Tensor, Tensor]:
     """At most so many knots of a curve, both ends among them: more would not show."""
     kept = torch.linspace(0, len(nominal) - 1, min(knots, len(nominal)), dtype=torch.float64)
     return nominal[kept.long()], observed[kept.long()]

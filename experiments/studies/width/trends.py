@@ -11,7 +11,7 @@ import torch
 from experiments.frame.outcome import mean_and_error
 from experiments.frame.wording import direction
 from rigidities import metrics
-from rigidities.metrics.ranks import ranks
+from rigidities.metrics.ranking import ranks
 
 BETTER = {
     "rmse": -1,

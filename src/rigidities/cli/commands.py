@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .._version import __version__
 from ..last_layer.rigidity import LastLayerRigidity
-from ..report.from_file import from_file
+from ..report.files import from_file
 from . import demo
 
 

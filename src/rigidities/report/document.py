@@ -37,7 +37,11 @@ def page(
     Raises:
         ModuleNotFoundError: plotly is missing.
     """
-    drawing = [tag("script", _script(_plotly()))] if figures else []
+    drawing = []
+    if figures:
+        script = _plotly().replace("</script", "<\\/script")  # which would end the element
+        drawing = [tag("noscript", tag("p", "The plots need JavaScript."))]
+        drawing.append(tag("script", Markup(script)))
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -50,7 +54,6 @@ def page(
         "body",
         tag("main", content),
         tag("footer", f"Made with rigidities {__version__}."),
-        *([tag("noscript", tag("p", "The plots need JavaScript."))] if figures else []),
         *drawing,
         embedded({name: _plain(figure) for name, figure in figures.items()}, "figures"),
         embedded(dict(hovers or {}), "hovers"),
@@ -137,12 +140,8 @@ def checked_place(path: str | os.PathLike[str]) -> Path:
     return path
 
 
-def check_plotly() -> None:
-    """Say early what is missing."""
-    _plotly_module()
-
-
-def _plotly_module() -> Any:
+def require_plotly() -> Any:
+    """Plotly's module for pages; called early, to say what is missing."""
     try:
         from plotly import offline
     except ImportError as error:
@@ -153,12 +152,7 @@ def _plotly_module() -> Any:
 
 
 def _plotly() -> str:
-    return str(_plotly_module().get_plotlyjs())
-
-
-def _script(source: str) -> Markup:
-    """JavaScript, which must not hold what ends its element."""
-    return Markup(source.replace("</script", "<\\/script"))
+    return str(require_plotly().get_plotlyjs())
 
 
 def _asset(name: str) -> str:
