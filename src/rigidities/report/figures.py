@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from .. import metrics
-from ..metrics.confidence import confidence_factors
 from ..metrics.ranking import retained_rmse
-from ..plots import BLUE, GREY, VERMILION, log_limits, thinned_curve
+from ..plots import BLUE, GREY, VERMILION, confidence_factors, log_limits, thinned_curve
 from .markup import around
 from .rows import Rows, thinned
 from .scores import bin_sizes, default_bin_size
@@ -73,7 +72,7 @@ def errors(std: Tensor, error: Tensor, hover: Trace) -> Figure:
     below = (error < low).nonzero()[:, 0]
     drawn = points(std, error, "rows", hover)
     under = points(std[below], torch.full_like(std[below], low), "below the axis", hover)
-    under["meta"] = {**hover, "only": LOG, "picks": _picked(hover, below)}
+    under["meta"] = {**hover, "only": LOG, "picks": below.tolist()}
     under["marker"] |= {"symbol": "triangle-down"}
     traces = [drawn, *([under] if len(below) else []), *_sigma_lines(low, high)]
     return Figure(
@@ -143,7 +142,9 @@ def coverage(rows: Rows) -> Figure:
         x, y = _steps(rows.mean, rows.constant, rows.target)
         traces.append(line(x, y, "constant bar", color=GREY, dash="dash"))
     traces.append(line(nominal, observed, "these bars", color=BLUE, width=2.5))
-    traces[-1] |= {"hoverinfo": "text", "hovertext": _coverage_texts(nominal, observed)}
+    pairs = zip(nominal.tolist(), observed.tolist(), strict=True)
+    texts = [f"{100 * p:.1f} % intervals hold {100 * q:.1f} %" for p, q in pairs]
+    traces[-1] |= {"hoverinfo": "text", "hovertext": texts}
     return Figure(
         "coverage",
         "Do intervals hold what they promise?",
@@ -361,15 +362,6 @@ def _steps(mean: Tensor, std: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """The calibration curve as steps, at most so many that more would not show."""
     nominal, observed = thinned_curve(*metrics.calibration_curve(mean, std, target), knots=_CURVE)
     return nominal.repeat_interleave(2)[1:], observed.repeat_interleave(2)[:-1]
-
-
-def _coverage_texts(nominal: Tensor, observed: Tensor) -> list[str]:
-    pairs = zip(nominal.tolist(), observed.tolist(), strict=True)
-    return [f"{100 * p:.1f} % intervals hold {100 * q:.1f} %" for p, q in pairs]
-
-
-def _picked(hover: Trace, index: Tensor) -> list[int]:
-    return index.tolist() if "picks" not in hover else [hover["picks"][i] for i in index.tolist()]
 
 
 # --- parts of plots, as plotly.js takes them ---------------------------------------------------
