@@ -73,18 +73,13 @@ def place(name: str, figure: Figure, *, controls: bool = True) -> Markup:
         aria_label=figure.label,
         style=f"height:{figure.height}px",
     )
-    choices = figure_choices(name, figure) if controls else Markup()
-    return tag("figure", tag("h3", figure.title), choices, plot, *caption)
-
-
-def figure_choices(name: str, figure: Figure) -> Markup:
-    """The choices of one plot: a list for its traces, buttons for its axes."""
-    found = []
-    if len(figure.traces) > 1:
+    found = []  # a list of choices for its traces, buttons for its axes
+    if controls and len(figure.traces) > 1:
         found.append(chooser([name], "trace", figure.choice, list(figure.traces), figure.chosen))
-    if len(figure.layouts) > 1:
+    if controls and len(figure.layouts) > 1:
         found.append(_buttons(name, list(figure.layouts)))
-    return tag("div", *found, class_="controls") if found else Markup()
+    choices = tag("div", *found, class_="controls") if found else Markup()
+    return tag("figure", tag("h3", figure.title), choices, plot, *caption)
 
 
 def chooser(

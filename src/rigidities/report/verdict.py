@@ -92,9 +92,11 @@ def size(rows: Rows) -> Finding:
         f"90 % intervals hold {100 * inside / count:.1f} % of the {count} true values; with right "
         f"bars chance gives {100 * low / count:.1f} to {100 * high / count:.1f} %."
     )
-    crowded = high == count and _below_chi_square(rows)
+    squares = rows.z.square()
+    chance = torch.special.gammainc(squares.new_tensor(count / 2), squares.sum() / 2)
+    crowded = high == count and bool(chance < TAIL)
     if crowded:
-        text += f" The RMS of error / bar is {number(float(rows.z.square().mean().sqrt()))}, not 1."
+        text += f" The RMS of error / bar is {number(float(squares.mean().sqrt()))}, not 1."
     if low <= inside <= high and not crowded:
         lead = "About right." if count >= FEW else "Not visibly wrong."
         return _finding(rows, subject, GOOD, f"{lead} {text}")
@@ -126,12 +128,6 @@ def held_by_chance(count: int) -> tuple[int, int]:
     chance = (ways + k * math.log(LEVEL) + (total - k) * math.log1p(-LEVEL)).exp().cumsum(0)
     low, high = (int((chance < limit).sum()) for limit in (TAIL, 1 - TAIL))
     return first + low, first + min(high, last - first)
-
-
-def _below_chi_square(rows: Rows) -> bool:
-    """Whether the sum of z² is smaller than chance allows."""
-    half = torch.tensor(len(rows) / 2, dtype=torch.float64)
-    return bool(torch.special.gammainc(half, rows.z.square().sum() / 2) < TAIL)
 
 
 def _finding(rows: Rows, subject: str, status: str, text: str) -> Finding:
@@ -221,13 +217,12 @@ def _dropped(rows: Rows) -> str:
 
 
 def _headline(rows: Rows, sized: Finding, useful: Finding) -> str:
+    side = "narrow" if needed_factor(rows) > 1 else "wide"
     if sized.status == BAD:
-        side = "narrow" if needed_factor(rows) > 1 else "wide"
         return f"Do not trust these bars as they stand: they are far too {side}."
     if useful.status == BAD:
         return "Do not trust these bars as they stand: one constant bar does better."
     if sized.status == CAREFUL:
-        side = "narrow" if needed_factor(rows) > 1 else "wide"
         return f"Use these bars with care: they are too {side}."
     if useful.status == CAREFUL:
         return "Right in size, but no better than one constant bar."
@@ -254,13 +249,7 @@ class Caution:
 def cautions(
     rows: Rows, calibration: CalibrationReport | None = None, reference: Tensor | None = None
 ) -> list[Caution]:
-    """What to beware of, the weightiest first.
-
-    Args:
-        rows: what the report is about.
-        calibration: how the bars were calibrated, where known.
-        reference: bars of rows like those of the calibration.
-    """
+    """What to beware of, the weightiest first; arguments as in `report.html`."""
     return [
         *([] if calibration is None else _of_calibration(calibration)),
         *_few(rows),
