@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rigidities import Gram, Posterior
-from rigidities.posterior.conditioning import SquaredNorms
-from rigidities.selection import greedy, top
+from rigidities.selection import _SquaredNorms, greedy, top
 from tests.support.tensors import normal
 
 F64 = torch.float64
@@ -147,7 +146,7 @@ def test_variances_that_fall_by_twelve_decades_keep_their_digits(objective):
 
 def test_a_value_that_rose_and_fell_is_computed_anew():
     """What is subtracted is off by a thousandth, as rounding would leave it after 1e13."""
-    norms = SquaredNorms(torch.ones(2, 1, dtype=F64))
+    norms = _SquaredNorms(torch.ones(2, 1, dtype=F64))
     norms.lower(torch.tensor([-1e4, 0.0], dtype=F64), torch.tensor([[1e2]], dtype=F64))
     assert norms.values.tolist() == [10001.0, 1.0]
     norms.lower(

@@ -38,6 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -318,22 +319,14 @@ def _columns(components: Components, width: int) -> list[slice | Tensor]:
         raise ValueError("components are empty: pass at least one, e.g. the sizes of the blocks.")
     sizes = [entry for entry in components if isinstance(entry, int)]
     if len(sizes) == len(components):
-        return list(_blocks(sizes, width))
+        if min(sizes) < 1 or sum(sizes) != width:
+            raise ValueError(
+                f"sizes of components must be positive and add up to the posterior's {width} "
+                f"columns, got {sizes}, which add up to {sum(sizes)}. For other subsets pass "
+                "slices or index tensors."
+            )
+        return [slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
     return [_indices(entry, number, width) for number, entry in enumerate(components)]
-
-
-def _blocks(sizes: Sequence[int], width: int) -> Iterator[slice]:
-    """Consecutive slices of the given sizes."""
-    if min(sizes) < 1 or sum(sizes) != width:
-        raise ValueError(
-            f"sizes of components must be positive and add up to the posterior's {width} columns, "
-            f"got {list(sizes)}, which add up to {sum(sizes)}. For other subsets pass slices or "
-            "index tensors."
-        )
-    start = 0
-    for size in sizes:
-        yield slice(start, start + size)
-        start += size
 
 
 def _indices(entry: Columns, number: int, width: int) -> slice | Tensor:

@@ -1,11 +1,14 @@
 """How good error bars are, in pictures.
 
-Arguments are tensors, arrays or lists, as in `rigidities.metrics`. Each function draws on the axes
-it is given, or on new ones, and returns them; it shows and saves nothing and leaves matplotlib's
-settings alone. Needs `pip install "rigidities[plots]"`.
+As in `rigidities.metrics`, `mean` holds predictions, `std` their error bars (above zero) and
+`target` true values: tensors, arrays or lists. Each function draws on the axes `ax` that it is
+given, or on new ones, and returns them; it shows and saves nothing and leaves matplotlib's settings
+alone. Needs `pip install "rigidities[plots]"`.
 
 References:
     Colours: Okabe and Ito, "Color universal design", 2008.
+    Confidence lines: Bigi et al., "A prediction rigidity formalism for low-cost uncertainties in
+        trained neural networks", 2024, appendix "Plot details".
 """
 
 from __future__ import annotations
@@ -17,8 +20,7 @@ import torch
 from torch import Tensor
 
 from . import metrics
-from .metrics.alignment import aligned
-from .metrics.confidence import confidence_factors
+from .metrics.alignment import aligned, error_and_positive_std
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,15 +39,6 @@ def errors(mean: Values, std: Values, target: Values, ax: Axes | None = None) ->
     The lines are y = low sigma and y = high sigma, by `confidence_factors`; y = sigma is the mode
     of log |e|. The smallest half per cent of errors, and zeros, may lie below the axis: they are
     drawn as triangles on its lower edge.
-
-    Args:
-        mean: predictions.
-        std: their error bars, above zero.
-        target: true values.
-        ax: axes to draw on, new ones by default.
-
-    Returns:
-        The axes.
     """
     std, error = _std_and_absolute_error(mean, std, target)
     smallest = error.kthvalue(1 + len(error) // 200).values
@@ -67,18 +60,8 @@ def binned(
     """MSE against predicted variance, of bins of rows sorted by predicted variance.
 
     The band about y = x is twice the standard error sqrt(2 / bin_size) of log MSE that Gaussian
-    errors have. Closeness to the line alone would flatter a constant bar, so the numbers that tell
-    it apart are written in.
-
-    Args:
-        mean: predictions.
-        std: their error bars, above zero.
-        target: true values.
-        bin_size: rows per bin; an incomplete last bin is left out.
-        ax: axes to draw on, new ones by default.
-
-    Returns:
-        The axes.
+    errors have; an incomplete last bin is left out. Closeness to the line alone would flatter a
+    constant bar, so the numbers that tell it apart are written in.
     """
     std, error = _std_and_absolute_error(mean, std, target)
     variance, mse = metrics.binned(torch.zeros_like(error), std, error, bin_size)
@@ -101,19 +84,10 @@ def calibration(mean: Values, std: Values, target: Values, ax: Axes | None = Non
 
     Above the diagonal the bars are too wide, below it too narrow. The grey band is twice the
     binomial standard error sqrt(p (1 - p) / N).
-
-    Args:
-        mean: predictions.
-        std: their error bars, above zero.
-        target: true values.
-        ax: axes to draw on, new ones by default.
-
-    Returns:
-        The axes.
     """
     nominal, observed = metrics.calibration_curve(mean, std, target)
     rows = len(nominal) - 2
-    nominal, observed = _thinned(nominal, observed)
+    nominal, observed = thinned_curve(nominal, observed)
     x, y = nominal.repeat_interleave(2)[1:], observed.repeat_interleave(2)[:-1]  # as steps
     area = metrics.miscalibration_area(mean, std, target)
     ax = _axes(ax, PARITY_SIZE)
@@ -164,14 +138,44 @@ def along(
     return ax
 
 
+def confidence_factors(sigmas: float = 1) -> tuple[float, float]:
+    """Multiples of sigma between which |e| lies as often as a Gaussian lies within +- `sigmas`.
+
+    For e ~ N(0, 1) and x = |e|, the density of log x is proportional to x exp(-x^2 / 2), with its
+    mode at x = 1. The pair is fixed by its probability and by equal density at both ends:
+
+        erf(high / sqrt 2) - erf(low / sqrt 2) = erf(sigmas / sqrt 2)
+        low exp(-low^2 / 2) = high exp(-high^2 / 2)
+
+    With high = low exp(t) the second line gives high^2 = 2 t / (1 - exp(-2 t)); the first is
+    solved for t by bisection, to the last bit.
+
+    Returns:
+        (low, high), with low < 1 < high.
+
+    Raises:
+        ValueError: `sigmas` is not between 0 and 30.
+
+    Examples:
+        >>> [round(factor, 4) for factor in confidence_factors(1)]
+        [0.3313, 1.8975]
+    """
+    if not 0 < sigmas <= 30:
+        raise ValueError(f"Expected 0 < sigmas <= 30, got {sigmas}. Pass 1, 2 or 3.")
+    # probabilities outside, because those inside round to 1 from eight sigmas on
+    outside = math.erfc(sigmas / math.sqrt(2))
+    narrow, wide = 0.0, 700.0
+    while narrow < (middle := (narrow + wide) / 2) < wide:
+        if _outside(*_equal_density_pair(middle)) > outside:
+            narrow = middle
+        else:
+            wide = middle
+    return _equal_density_pair(wide)
+
+
 def _std_and_absolute_error(mean: Values, std: Values, target: Values) -> tuple[Tensor, Tensor]:
-    mean, std, target = aligned(mean=mean, std=std, target=target)
-    if zeros := int((std == 0).sum()):
-        raise ValueError(
-            f"Expected std > 0 for a logarithmic axis, got {zeros} of {len(std)} values zero. "
-            "Drop those rows or add a noise floor to the variance."
-        )
-    return std, (target - mean).abs()
+    error, std = error_and_positive_std(mean, std, target, " for a logarithmic axis")
+    return std, error.abs()
 
 
 def _axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
@@ -185,14 +189,19 @@ def _axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
 
 
 def _parity(ax: Axes, values: Tensor) -> tuple[float, float]:
-    """Make both axes logarithmic with the same limits around the values, a decade or more apart."""
-    low, high = float(values.min()) / 1.3, float(values.max()) * 1.3
-    widen = max(0.0, 1 - math.log10(high / low)) / 2
-    low, high = low / 10**widen, high * 10**widen
+    """Make both axes logarithmic with the same limits around the values."""
+    low, high = log_limits(values)
     ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
     ax.set_box_aspect(1)
     _label_log_ticks(ax, decades=math.log10(high / low))
     return low, high
+
+
+def log_limits(values: Tensor) -> tuple[float, float]:
+    """Limits around positive values, a decade or more apart."""
+    low, high = float(values.min()) / 1.3, float(values.max()) * 1.3
+    widen = 10 ** (max(0.0, 1 - math.log10(high / low)) / 2)
+    return low / widen, high * widen
 
 
 def _label_log_ticks(ax: Axes, decades: float) -> None:
@@ -216,6 +225,17 @@ def _confidence_lines(ax: Axes, low: float, high: float) -> None:
         ax.plot(ends, below * ends, style, color=VERMILION, lw=1.2, zorder=3)
 
 
+def _equal_density_pair(log_ratio: float) -> tuple[float, float]:
+    """(low, high) of equal density on the log axis, where high / low = exp(log_ratio)."""
+    high = math.sqrt(2 * log_ratio / -math.expm1(-2 * log_ratio))
+    return high * math.exp(-log_ratio), high
+
+
+def _outside(low: float, high: float) -> float:
+    """Probability that |e| < low or |e| > high."""
+    return math.erf(low / math.sqrt(2)) + math.erfc(high / math.sqrt(2))
+
+
 def _mean_and_bands(ax: Axes, x: Tensor, mean: Tensor, std: Tensor) -> None:
     ax.plot(x, mean, color=BLUE, lw=2, zorder=3, label="mean")
     for k, alpha in ((1, 0.35), (2, 0.2)):
@@ -235,7 +255,7 @@ def _resolution(error: Tensor, std: Tensor, bin_size: int) -> str:
     )
 
 
-def _thinned(nominal: Tensor, observed: Tensor, knots: int = 2000) -> tuple[Tensor, Tensor]:
+def thinned_curve(nominal: Tensor, observed: Tensor, knots: int = 2000) -> tuple[Tensor, Tensor]:
     """At most so many knots of a curve, both ends among them: more would not show."""
     kept = torch.linspace(0, len(nominal) - 1, min(knots, len(nominal)), dtype=torch.float64)
     return nominal[kept.long()], observed[kept.long()]

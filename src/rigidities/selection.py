@@ -15,8 +15,11 @@ whatever its label will be: a batch can be planned before anything is measured. 
   them, a pick lowers their total variance $\mathrm{tr}(M C)$ by
   $w_j f_j^\top M C M f_j / (1 + w_j q_j)$.
 
-Everything happens in whitened coordinates z (with $z \cdot z' = f^\top M f'$), (N, D) in float64.
-A pick costs one (`"variance"`: two) products of that matrix with a vector.
+Everything happens in whitened coordinates z, (N, D) in float64: $z \cdot z' = f^\top M f'$ before
+the first pick. After it $M = S S^\top$ in these coordinates, with S = 1 at first; a pick s of
+weight w shrinks S along $p = S^\top z_s$ by $1 / \sqrt{1 + w |p|^2}$. The root S, unlike M itself,
+keeps its digits where a variance falls by many decades. One product of the rows with a vector,
+$z_j \cdot u$ with $u = M z_s$, gives all candidates' new variances (`"variance"` takes two).
 
 References:
     MacKay, "Information-based objective functions for active data selection", Neural Computation
@@ -27,19 +30,24 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .posterior.conditioning import BLOCK, Candidates, Goal, Information, TotalVariance
 from .posterior.posterior import Posterior
 
 Objective = Literal["logdet", "variance"]
 Numbers = Tensor | Sequence[float] | float
 Indices = Tensor | Sequence[int]
+
+BLOCK = 8192
+"""Rows that are worked on at a time where a copy is made."""
+
+_CANCELLATION = 1e-3
+"""Fall of a running value, relative to its largest so far, at which it is computed anew."""
 
 
 @dataclass(frozen=True)
@@ -92,14 +100,10 @@ def top(
             "several targets choose one, or add them up: variances.sum(1)."
         )
     variances = variances.detach().double()
-    if not bool(((variances >= 0) & (variances < torch.inf)).all()):
-        raise ValueError(
-            f"variances must be finite and not negative, got {float(variances.min()):g} to "
-            f"{float(variances.max()):g}."
-        )
+    _check_range("variances", variances)
     taken = _taken(chosen, variances)
     _check_number(n, variances, taken)
-    score = variances / _costs(costs, variances)
+    score = variances / _per_row("costs", costs, variances)
     score[taken] = -torch.inf
     indices = score.topk(n).indices
     return Selection(indices, variances[indices])
@@ -159,18 +163,18 @@ def greedy(
     taken = _taken(chosen, features)
     _check_number(n, features, taken)
     device = posterior.eigenvectors.device
-    w = _weights(weights, features).to(device)
-    cost = _costs(costs, features).to(device)
+    w = _per_row("weights", weights, features).to(device)
+    cost = _per_row("costs", costs, features).to(device)
     whitener = _whitener(posterior, features[taken], w[taken.to(device)])
-    candidates = Candidates(_whitened(posterior, features, whitener), w)
-    goal: Goal = Information(candidates)
+    candidates = _Candidates(_whitened(posterior, features, whitener), w)
+    goal: _Information | _TotalVariance = _Information(candidates)
     if objective == "variance":
         cared = candidates.rows if of is None else _whitened(posterior, of, whitener)
-        goal = TotalVariance(candidates, cared)
+        goal = _TotalVariance(candidates, cared)
     return _picked(goal, n, cost, taken.to(device))
 
 
-def _picked(goal: Goal, n: int, costs: Tensor, taken: Tensor) -> Selection:
+def _picked(goal: _Information | _TotalVariance, n: int, costs: Tensor, taken: Tensor) -> Selection:
     indices, gains = [], []
     free = torch.ones_like(costs, dtype=torch.bool)
     free[taken] = False
@@ -237,27 +241,21 @@ def _per_row(name: str, values: Numbers | None, like: Tensor) -> Tensor:
     values = values.detach().to(like.device)
     if values.ndim and tuple(values.shape) != (len(like),):
         raise ValueError(f"{name} must be one number or ({len(like)},), got {tuple(values.shape)}.")
+    _check_range(name, values)
     return values.expand(len(like))
 
 
-def _weights(weights: Numbers | None, like: Tensor) -> Tensor:
-    values = _per_row("weights", weights, like)
-    if not bool(((values >= 0) & (values < torch.inf)).all()):
+def _check_range(name: str, values: Tensor) -> None:
+    """Finite and not negative; costs above zero."""
+    bound, remedy, inside = "not negative", "", values >= 0
+    if name == "costs":
+        bound, inside = "above zero", values > 0
+        remedy = " For rows that cost nothing, label them all."
+    if not bool((inside & (values < torch.inf)).all()):
         raise ValueError(
-            f"weights must be finite and not negative, got {float(values.min()):g} to "
-            f"{float(values.max()):g}."
+            f"{name} must be finite and {bound}, got {float(values.min()):g} to "
+            f"{float(values.max()):g}.{remedy}"
         )
-    return values
-
-
-def _costs(costs: Numbers | None, like: Tensor) -> Tensor:
-    values = _per_row("costs", costs, like)
-    if not bool(((values > 0) & (values < torch.inf)).all()):
-        raise ValueError(
-            f"costs must be finite and above zero, got {float(values.min()):g} to "
-            f"{float(values.max()):g}. For rows that cost nothing, label them all."
-        )
-    return values
 
 
 def _taken(chosen: Indices | None, like: Tensor) -> Tensor:
@@ -291,3 +289,137 @@ def _check_number(n: int, candidates: Tensor, taken: Tensor) -> None:
             f"n must lie in 1..{free}, the number of candidates{already}; got {n}. "
             "Ask for fewer or give more candidates."
         )
+
+
+# --- variances as picks enter the Gram, one rank-one change at a time --------------------------
+
+
+class _SquaredNorms:
+    """|A^T z_j|^2 of all rows, changed pick by pick as A is.
+
+    Differences lose digits. A value that has fallen to a thousandth of its largest since it was
+    last computed is computed anew from A, as a sum of squares: rounding stays near 1e-12 of each
+    value, and nothing becomes negative, so nothing is clamped.
+    """
+
+    def __init__(self, rows: Tensor, *factors: Tensor) -> None:
+        self.rows = rows
+        self.values = torch.cat([_squared_norms(part, factors) for part in _blocks(rows)])
+        self._largest = self.values.clone()
+
+    def lower(self, by: Tensor, *factors: Tensor) -> None:
+        """Subtract; A is the product of the factors, which belong to the new values."""
+        self.values -= by
+        (fallen,) = (self.values < _CANCELLATION * self._largest).nonzero(as_tuple=True)
+        for part in _blocks(fallen):
+            self.values[part] = self._largest[part] = _squared_norms(self.rows[part], factors)
+        torch.maximum(self._largest, self.values, out=self._largest)
+
+
+class _Step(NamedTuple):
+    """What a pick did: $S' = S (1 - h p p^T)$ and $M' = M - k u u^T$ with u = S p."""
+
+    p: Tensor
+    products: Tensor  # z_j . u of all rows
+    k: Tensor
+    h: Tensor
+
+
+class _Candidates:
+    """q of all rows under the picks so far.
+
+    Args:
+        rows: (N, D), whitened.
+        weights: (N,), with which they would enter the Gram.
+    """
+
+    def __init__(self, rows: Tensor, weights: Tensor) -> None:
+        self.rows = rows
+        self.weights = weights
+        self.root = torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device)
+        self.quadratic = _SquaredNorms(rows)
+
+    def add(self, pick: int) -> _Step:
+        w, p = self.weights[pick], self.root.mT @ self.rows[pick]
+        stretch = (1 + w * p.square().sum()).sqrt()
+        u = self.root @ p
+        products = self.rows @ u
+        # h = (1 - 1 / stretch) / |p|^2, without the difference.
+        k, h = w / stretch.square(), w / (stretch * (1 + stretch))
+        self.root -= h * torch.outer(u, p)
+        self.quadratic.lower(k * products.square(), self.root)
+        return _Step(p, products, k, h)
+
+
+class _Information:
+    r"""Gains $\tfrac12 \log(1 + w_j q_j)$."""
+
+    def __init__(self, candidates: _Candidates) -> None:
+        self.candidates = candidates
+
+    def gains(self) -> Tensor:
+        return torch.log1p(self.candidates.weights * self.candidates.quadratic.values) / 2
+
+    def add(self, pick: int) -> None:
+        self.candidates.add(pick)
+
+
+class _TotalVariance:
+    r"""Gains $w_j a_j / (1 + w_j q_j)$ with $a_j = z_j^\top M C M z_j$, $C = \sum_i z_i z_i^\top$.
+
+    With $A A^\top = S^\top C S$, $a_j = |(S A)^\top z_j|^2$; a pick shrinks A as it shrinks S.
+
+    Args:
+        candidates: before any pick.
+        cared: (M, D), the rows whose variance is to shrink, whitened alike.
+    """
+
+    def __init__(self, candidates: _Candidates, cared: Tensor) -> None:
+        self.candidates = candidates
+        self.root = _square_root(cared)  # A
+        self.squares = _SquaredNorms(candidates.rows, self.root)
+
+    def gains(self) -> Tensor:
+        w, q = self.candidates.weights, self.candidates.quadratic.values
+        return w * self.squares.values / (1 + w * q)
+
+    def add(self, pick: int) -> None:
+        # M' = M - k u u^T, so a' = a - 2 k (z.u) (z.M C u) + k^2 (z.u)^2 u^T C u, where
+        # u^T C u = |A^T p|^2 and M C u = S A A^T p.
+        rows, root = self.candidates.rows, self.candidates.root
+        seen = self.root.mT @ (root.mT @ rows[pick])  # A^T p
+        partners = rows @ (root @ (self.root @ seen))  # z.M C u
+        step = self.candidates.add(pick)
+        self.root -= step.h * torch.outer(step.p, seen)
+        by = step.k * step.products * (2 * partners - step.k * seen.square().sum() * step.products)
+        self.squares.lower(by, self.candidates.root, self.root)
+
+
+def _square_root(rows: Tensor) -> Tensor:
+    r"""A with $A A^\top$ = rows^T rows, (D, M) or (D, D), whichever is smaller.
+
+    A (D, D) one comes from the eigenvalues of rows^T rows, of which those that rounding made
+    negative count as zero. Products in blocks suit a busy machine, where a QR factorisation waits
+    for all threads at every column.
+    """
+    if len(rows) <= rows.shape[1]:
+        return rows.mT.clone()
+    total = rows.new_zeros(rows.shape[1], rows.shape[1])
+    for part in _blocks(rows):
+        total.addmm_(part.mT, part)
+    eigenvalues, eigenvectors = torch.linalg.eigh(total)
+    root: Tensor = eigenvectors * eigenvalues.clamp(min=0).sqrt()
+    return root
+
+
+def _blocks(rows: Tensor) -> Iterator[Tensor]:
+    """Slices of `BLOCK` rows."""
+    for start in range(0, len(rows), BLOCK):
+        yield rows[start : start + BLOCK]
+
+
+def _squared_norms(rows: Tensor, factors: tuple[Tensor, ...]) -> Tensor:
+    for factor in factors:
+        rows = rows @ factor
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
+    return norms.square()

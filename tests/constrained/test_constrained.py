@@ -8,9 +8,9 @@ from torch import nn
 
 from rigidities.any_regressor.rigidity import PredictionRigidity
 from rigidities.constrained import constrained_profile, constrained_rigidity
-from rigidities.constrained.extrapolation import Tableau
 from rigidities.constrained.newton import NotConverged, _null_space, constrained, minimised
 from rigidities.constrained.problem import ConstrainedProblem
+from rigidities.constrained.rigidity import Tableau
 from rigidities.losses import GaussianNLL
 from tests.support.tensors import line
 

@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import rigidities as rg
 from rigidities import metrics, report
-from rigidities.report.labelled_data import labelled
-from rigidities.report.rows import rows_of
+from rigidities.report.rows import labelled, rows_of
 from tests.support.nets import Trained
 from tests.support.pages import Page
 from tests.support.report_rows import columns, page

@@ -11,11 +11,11 @@ from scipy import stats
 
 import rigidities as rg
 from rigidities import metrics, report
-from rigidities.report.cautions import cautions
 from rigidities.report.rows import Rows
 from rigidities.report.scores import METRICS, Judged
 from rigidities.report.verdict import (
     FEW,
+    cautions,
     gain_and_error,
     held_by_chance,
     needed_factor,

@@ -12,7 +12,7 @@ from experiments.frame.outcome import mean_and_error
 from experiments.frame.wording import direction
 from experiments.judging.scores import SCORES
 from rigidities import metrics
-from rigidities.metrics.ranks import ranks
+from rigidities.metrics.ranking import ranks
 
 FOLLOWED = (
     *("rmse", "nll", "gain", "binned_log_ratio", "spearman", "decades"),

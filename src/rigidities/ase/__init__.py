@@ -31,8 +31,7 @@ Needs `pip install "rigidities[ase]"`.
 from __future__ import annotations
 
 try:
-    from .calculator import RigidityCalculator, with_error_bars
-    from .limits import UncertainStructureError
+    from .calculator import RigidityCalculator, UncertainStructureError, with_error_bars
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] != "ase":
         raise

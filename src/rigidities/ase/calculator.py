@@ -1,26 +1,29 @@
-"""The calculator: results for ASE, one structure at a time."""
+"""The calculator: results for ASE, one structure at a time, as far as they may be trusted."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
-from ase.calculators.calculator import Calculator, all_changes
+from ase.calculators.calculator import Calculator, CalculatorError, all_changes
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.outputs import Properties, all_outputs
+from torch import Tensor
 
 from ase import Atoms
 
-from ..data.slots import InputName
+from ..data.batches import Batch
+from ..data.slots import InputName, Slot
+from ..last_layer.gradients.feature_map import UNCONNECTED
 from ..last_layer.rigidity import LastLayerRigidity
 from ..last_layer.rows import SampleWeight
+from ..models.modes import outside_inference_mode
 from ..models.shadow import input_names, placement
 from ..notices import notify
-from .limits import BARS, UncertainStructureError, check_limits, checked_limits, positive
-from .positions import check_positions, slope, slot_of
 from .structures import (
     Baseline,
     atomic_number,
@@ -28,7 +31,30 @@ from .structures import (
     check_structure,
     checked_baseline,
     no_baseline,
+    periodic_cell,
 )
+
+BARS = {"energy_std": "eV", "forces_std": "eV/Å"}
+"""The error bars among the results, and their units."""
+
+ROUNDING = 16
+"""Units in the last place by which positions may differ, of single precision or less."""
+
+
+class UncertainStructureError(CalculatorError):
+    """An error bar passed its limit.
+
+    Attributes:
+        atoms: a copy of the structure, without a calculator.
+        results: energy, forces and bars there, as far as they were asked for.
+    """
+
+    def __init__(self, message: str, atoms: Atoms, results: dict[str, Any]) -> None:
+        super().__init__(message)
+        self.atoms, self.results = atoms, results
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.atoms, self.results)
 
 
 class RigidityCalculator(Calculator):
@@ -95,11 +121,11 @@ class RigidityCalculator(Calculator):
         _ = uq.gram  # an unfitted one says so
         self.uq, self.inputs, self.wrt, self.members = uq, inputs, wrt, members
         self.force_bars, self.sample_weight = force_bars, sample_weight
-        self.energy_unit = positive(energy_unit, "energy_unit")
-        self.length_unit = positive(length_unit, "length_unit")
+        self.energy_unit = _positive(energy_unit, "energy_unit")
+        self.length_unit = _positive(length_unit, "length_unit")
         self.baseline = checked_baseline(no_baseline if baseline is None else baseline)
         self.species = None if species is None else {atomic_number(one) for one in species}
-        self.limits = checked_limits(limits or {})
+        self.limits = _checked_limits(limits or {})
         self._said_periodic = False
 
     def calculate(
@@ -128,7 +154,7 @@ class RigidityCalculator(Calculator):
             limited = "forces_std" in self.limits
             bars = self.force_bars or limited or "forces_std" in properties
             self.results.update(self._forces(batch, wrt, structure, bars=bars))
-        check_limits(self.limits, structure, self.results)
+        _check_limits(self.limits, structure, self.results)
 
     def get_property(
         self, name: str, atoms: Atoms | None = None, allow_calculation: bool = True
@@ -140,7 +166,7 @@ class RigidityCalculator(Calculator):
         """
         value = super().get_property(name, atoms, allow_calculation)  # type: ignore[no-untyped-call]
         if allow_calculation and self.atoms is not None:  # else a file is written
-            check_limits(self.limits, self.atoms, self.results)
+            _check_limits(self.limits, self.atoms, self.results)
         return value
 
     def set(self, **parameters: Any) -> dict[str, Any]:
@@ -164,7 +190,7 @@ class RigidityCalculator(Calculator):
     def _energy(self, batch: Any, atoms: Atoms) -> dict[str, float]:
         weight: SampleWeight | None = None
         if self.sample_weight is not None:
-            own = positive(self.sample_weight(atoms), "sample_weight")
+            own = _positive(self.sample_weight(atoms), "sample_weight")
             weight = lambda _: torch.tensor([own], dtype=torch.float64)  # noqa: E731
         found = self.uq.predict([batch], sample_weight=weight, progress=False)
         if found.mean.numel() != 1:
@@ -187,16 +213,17 @@ class RigidityCalculator(Calculator):
     def _forces(
         self, given: Any, wrt: InputName, atoms: Atoms, *, bars: bool
     ) -> dict[str, np.ndarray]:
-        batch, slot = slot_of(self.uq, given, wrt)
+        (batch,) = self.uq.feed.unlabelled()([given], "forces", progress=False)
+        slot = Slot.find(batch, wrt, self.uq.readout)
         if self.inputs is not None:
-            check_positions(batch, slot, atoms, self.length_unit)
+            _check_positions(batch, slot, atoms, self.length_unit)
         if bars:
             both = self.uq.gradient([given], wrt, members=self.members, progress=False)
             found = {"forces": -both.mean, "forces_std": both.std}
             if not both.mean.any():
-                slope(self.uq, batch, slot)  # refuses positions that were detached
+                _slope(self.uq, batch, slot)  # refuses positions that were detached
         else:
-            found = {"forces": -slope(self.uq, batch, slot)}
+            found = {"forces": -_slope(self.uq, batch, slot)}
         if found["forces"].numel() != 3 * len(atoms):
             raise ValueError(
                 f"Expected derivatives by the positions of {len(atoms)} atoms, got them shaped "
@@ -292,3 +319,74 @@ def _check_finite(what: str, *values: Any) -> None:
                 f"The model's {name} for this structure is NaN or infinite. Look at the positions, "
                 "at their unit, and at what the model does with atoms that have no neighbours."
             )
+
+
+def _checked_limits(limits: Mapping[str, float]) -> dict[str, float]:
+    if unknown := set(limits) - set(BARS):
+        raise ValueError(f"limits= knows {', '.join(BARS)}, got {', '.join(sorted(unknown))}.")
+    return {name: _positive(limit, f"The limit of {name}") for name, limit in limits.items()}
+
+
+def _check_limits(limits: Mapping[str, float], atoms: Atoms, results: Mapping[str, Any]) -> None:
+    for name in [name for name in limits if name in results]:
+        # one row for the energy, one per atom for forces
+        bars = np.linalg.norm(np.atleast_2d(results[name]), axis=1)
+        worst = int(bars.argmax())
+        if bars[worst] <= limits[name]:
+            continue
+        what = "the energy"
+        if name == "forces_std":
+            what = f"the force on atom {worst} ({atoms.symbols[worst]})"
+        raise UncertainStructureError(
+            f"The error bar of {what} is {bars[worst]:.4g} {BARS[name]}, above the limit "
+            f"{name} = {limits[name]:.4g}. The model does not know this structure: label it "
+            "(.atoms of this error), add it to the training data and fit again.",
+            atoms.copy(),
+            dict(results),
+        )
+
+
+def _positive(value: float, name: str) -> float:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} must be a positive number, got {value}.")
+    return float(value)
+
+
+def _check_positions(batch: Batch, slot: Slot, atoms: Atoms, length_unit: float) -> None:
+    """Forces are derivatives by positions: compare the input with those of the structure.
+
+    It may be shifted as a whole and by vectors of the cell, which changes no derivative. Inputs
+    that are not shaped (n, 3) or (1, n, 3) are not looked at.
+    """
+    given = slot.get(batch).detach()
+    if given.shape not in ((len(atoms), 3), (1, len(atoms), 3)):
+        return
+    eps = max(torch.finfo(given.dtype).eps, torch.finfo(torch.float32).eps)
+    found = length_unit * given.cpu().double().numpy().reshape(-1, 3)
+    shift = found - atoms.positions
+    shift -= shift[0]
+    cell, periodic = periodic_cell(atoms)
+    images = np.round(np.linalg.solve(cell.T, shift.T).T) * periodic
+    off = float(np.abs(shift - images @ cell).max())
+    if off > ROUNDING * eps * max(1.0, float(np.abs(atoms.positions).max())):
+        raise ValueError(
+            f"The input {slot.key!r} is not atoms.positions / length_unit: distances differ by up "
+            f"to {off:.3g} Å, and forces would be wrong. Let inputs= give positions and cell in "
+            f"the model's unit, with length_unit={length_unit:g} Å per unit, or name the input "
+            "that holds the positions with wrt=."
+        )
+
+
+@outside_inference_mode
+def _slope(uq: LastLayerRigidity, batch: Batch, slot: Slot) -> Tensor:
+    """The derivative of the energy by the positions, in one backward pass; no bars."""
+    free = slot.get(batch).detach().clone().requires_grad_()
+    args, kwargs = slot.put(batch, free)
+    with torch.enable_grad():
+        output = uq.readout.graph(*args, **kwargs).output
+        found = None
+        if output.requires_grad:
+            (found,) = torch.autograd.grad(output.sum(), free, allow_unused=True)
+    if found is None:
+        raise ValueError(UNCONNECTED)
+    return found

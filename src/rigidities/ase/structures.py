@@ -94,8 +94,7 @@ def periodic_cell(atoms: Atoms) -> tuple[np.ndarray, np.ndarray]:
 def _own_image(atoms: Atoms) -> tuple[int, int, float] | None:
     """The first atom, its nearest image and their distance, where a vector of the cell is short.
 
-    Raises:
-        ValueError: no vector is, but two or three of them nearly lie in a line or plane.
+    Refuses a cell of which no vector is, but where two or three nearly lie in a line or plane.
     """
     cell, periodic = periodic_cell(atoms)
     lengths = np.where(periodic, np.linalg.norm(cell, axis=1), np.inf)

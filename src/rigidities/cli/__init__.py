@@ -1,5 +1,106 @@
-"""The command line."""
+"""The command line: `rigidities <command>`, or `python -m rigidities <command>`."""
 
-from .commands import main
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from .._version import __version__
+from ..last_layer.rigidity import LastLayerRigidity
+from ..report.files import from_file
+from . import demo
 
 __all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status.
+
+    Args:
+        arguments: what follows the program's name; by default what the shell gave.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # a folder's name may hold what the terminal's encoding does not
+        sys.stdout.reconfigure(errors="backslashreplace")
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except (ModuleNotFoundError, OSError) as error:
+        # a missing extra or a folder that cannot be written: the message says what to do
+        print(f"rigidities: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rigidities", description="Calibrated error bars for trained regressors."
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="command", required=True)
+    _add_demo(commands)
+    _add_report(commands)
+    return parser
+
+
+def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    summary = "train two small nets, add error bars, print how good they are, draw them"
+    parser = commands.add_parser(
+        "demo",
+        help=summary,
+        description=f"{summary.capitalize()}. Takes seconds and needs no network connection.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("rigidities-demo"), help="folder for the figures"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of splits, noise and nets")
+    parser.set_defaults(run=_demo)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    demo.run(options.out, seed=options.seed)
+    return 0
+
+
+def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    summary = "one HTML page that says how far error bars can be trusted"
+    parser = commands.add_parser(
+        "report",
+        help=summary,
+        description=f"Write {summary}. Needs no network connection, nor does the page.",
+    )
+    parser.add_argument(
+        "file",
+        type=Path,
+        help="predictions (.csv), an experiment's numbers (.json) or a saved fit (.safetensors)",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("report.html"), help="the page (default: %(default)s)"
+    )
+    parser.add_argument("--title", help="its heading (default: the name of the file)")
+    for name, what in (("mean", "predictions"), ("std", "error bars"), ("target", "true values")):
+        parser.add_argument(
+            f"--{name}",
+            nargs="+",
+            metavar="COLUMN",
+            help=f"columns of the {what}, one per target (default: {name})",
+        )
+    parser.add_argument(
+        "--model", metavar="MODULE:FUNCTION", help="returns the trained model of a saved fit"
+    )
+    parser.add_argument("--data", type=Path, help="labelled test data for it, .npz or .csv")
+    parser.set_defaults(run=_report)
+
+
+def _report(options: argparse.Namespace) -> int:
+    chosen = {key: value for key, value in vars(options).items() if key not in ("run", "file")}
+    try:
+        written = from_file(options.file, load=LastLayerRigidity.load, **chosen)
+    except ValueError as error:
+        print(f"rigidities: {error}", file=sys.stderr)
+        return 1
+    print(f"Wrote {written}")
+    return 0

@@ -10,9 +10,14 @@ The paper's appendix on linear models and Gaussian processes writes losses witho
 Hessians are twice these; the factor goes into the calibrated scale.
 """
 
-from .linear_regression import linear_regression
+from .linear_regression import (
+    dual_quadratic,
+    kernel_quadratic,
+    linear_regression,
+    primal_quadratic,
+    unexplained,
+)
 from .subset_of_regressors import GaussianKernel, SubsetOfRegressors
-from .woodbury import dual_quadratic, kernel_quadratic, primal_quadratic, unexplained
 
 __all__ = [
     "GaussianKernel",

@@ -1,16 +1,20 @@
-r"""Linear regression with any penalty: loss $\frac12 |y - X w|^2 + \frac12 w^\top \Sigma w$."""
+r"""Linear regression with any penalty: loss $\frac12 |y - X w|^2 + \frac12 w^\top \Sigma w$.
+
+With Woodbury's two forms of $q = f^\top (F^\top F + s I)^{-1} f$, and the limit $s \to 0$.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..fits.arrays import Values, column, float64
-from ..fits.fit_rigidity import FitRigidity
+from ..fits.fit_rigidity import FitRigidity, linear_model
 from ..fits.sources import from_jacobian, penalty_rows, weight_roots
+from ..posterior.row_span import RowSpan
 
 
 def linear_regression(
@@ -59,9 +63,82 @@ def linear_regression(
         scale=scale,
         parameters=parameters,
     )
+    return replace(fit, model=linear_model(lambda x: float64(x, "x", 2), parameters))
 
-    def model(x: Any) -> tuple[Tensor, Tensor]:
-        rows = float64(x, "x", 2)
-        return rows @ parameters, rows
 
-    return replace(fit, model=model)
+def primal_quadratic(F: Values, f: Values, ridge: float) -> Tensor:
+    r"""$f^\top (F^\top F + s I)^{-1} f$ with as many unknowns as features.
+
+    Args:
+        F: (N, D) training features.
+        f: (M, D) features of the predictions.
+        ridge: s > 0, or zero for N >= D of full rank.
+
+    Examples:
+        >>> round(primal_quadratic([[1.0], [2.0]], [[10.0]], 5.0).item(), 12)
+        10.0
+        >>> round(dual_quadratic([[1.0], [2.0]], [[10.0]], 5.0).item(), 12)
+        10.0
+    """
+    return from_jacobian(F, ridge=ridge).variance(f)
+
+
+def dual_quadratic(F: Values, f: Values, ridge: float) -> Tensor:
+    r"""The same with as many unknowns as rows: $[f^\top f - k^\top (F F^\top + s I)^{-1} k] / s$.
+
+    Here $k = F f$. Its relative rounding error is about machine epsilon times $f^\top f / s q$.
+    """
+    rows, features = _pair(F, f)
+    return kernel_quadratic(rows @ rows.mT, rows @ features.mT, features.square().sum(1), ridge)
+
+
+def kernel_quadratic(kernel: Values, cross: Values, own: Values, ridge: float) -> Tensor:
+    r"""The dual form from kernels alone: $[k_{**} - k^\top (K + s I)^{-1} k] / s$.
+
+    Args:
+        kernel: K, (N, N) of the training rows.
+        cross: k, (N, M) between training rows and predictions.
+        own: $k_{**}$, (M,).
+        ridge: s > 0.
+    """
+    if not 0 < ridge < math.inf:
+        raise ValueError(
+            f"The dual form divides by the ridge: expected ridge > 0, got {ridge}. Its limit times "
+            "the ridge is unexplained(F, f)."
+        )
+    matrix, columns = float64(kernel, "kernel", 2), float64(cross, "cross", 2)
+    if tuple(matrix.shape) != 2 * (len(columns),):
+        raise ValueError(
+            f"Expected kernel (N, N) and cross (N, M), got {tuple(matrix.shape)} and "
+            f"{tuple(columns.shape)}."
+        )
+    factor = torch.linalg.cholesky(matrix + ridge * torch.eye(len(matrix), dtype=torch.float64))
+    whitened = torch.linalg.solve_triangular(factor, columns, upper=False)
+    explained: Tensor = whitened.square().sum(0)
+    return (column(own, "own", columns.shape[1]) - explained) / ridge
+
+
+def unexplained(F: Values, f: Values) -> Tensor:
+    r"""$\lim_{s \to 0} s\, q(s) = f^\top f - f^\top F^\top (F F^\top)^{-1} F f$.
+
+    The squared distance of f from the span of the training rows. Times $\sigma_w^2$ it is the
+    variance of a Gaussian process with kernels $\sigma_w^2 F F^\top$ and $c F F^\top$ after
+    infinitely long training: exactly zero, whatever f, once the rows span all features. A ridge
+    that is put in then is a choice of the modeller. What is no more than rounding,
+    $(D \epsilon |f|)^2$, is zero too.
+
+    Examples:
+        >>> unexplained([[1.0, 0.0]], [[3.0, 2.0]])
+        tensor([4.], dtype=torch.float64)
+    """
+    rows, features = _pair(F, f)
+    return RowSpan.of(rows).outside(features)[0]
+
+
+def _pair(F: Values, f: Values) -> tuple[Tensor, Tensor]:
+    rows, features = float64(F, "F", 2), float64(f, "f", 2)
+    if rows.shape[1] != features.shape[1]:
+        raise ValueError(
+            f"Expected F (N, D) and f (M, D), got {tuple(rows.shape)} and {tuple(features.shape)}."
+        )
+    return rows, features

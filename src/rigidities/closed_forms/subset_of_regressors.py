@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ..fits.arrays import Values, float64
-from ..fits.fit_rigidity import FitRigidity
+from ..fits.fit_rigidity import FitRigidity, linear_model
 from .linear_regression import linear_regression
 
 Kernel = Callable[[Any, Any], Any]
@@ -98,14 +98,8 @@ class SubsetOfRegressors:
         """
         scale = math.sqrt(self.noise)
         fit = linear_regression(self.features(X), y, ridge=self.noise, scale=scale)
-        weights = fit.parameters
-        assert weights is not None
-
-        def model(x: Any) -> tuple[Tensor, Tensor]:
-            features = self.features(x)
-            return features @ weights, features
-
-        return replace(fit, model=model)
+        assert fit.parameters is not None
+        return replace(fit, model=linear_model(self.features, fit.parameters))
 
     def features(self, x: Values) -> Tensor:
         r"""$\mu^{-1/2} U^\top k(Z, x)$, (N, rank)."""

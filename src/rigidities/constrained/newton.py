@@ -28,7 +28,6 @@ FLAT = 1e-13
 WEAKEST, STRONGEST = 1e-9, 1e2
 """Range of the damping that is added to the curvatures, relative to the largest of them."""
 
-
 LENGTHS = (10.0, 1.0, 0.1, 0.01)
 """Of the steps that leave a saddle, in units of the losses' derivatives."""
 
@@ -145,16 +144,8 @@ def _improved(
 ) -> tuple[Local, float] | None:
     """The first step, ever more damped, with a new smallest residual or a lower merit.
 
-    Args:
-        problem: whose.
-        at: the point to leave.
-        value: of the constraint, or None.
-        smallest: residual so far.
-        price: of the distance from the constraint in the merit.
-        damping: the first and the strongest to try.
-
-    Returns:
-        The new point and the damping it took; None if there is none.
+    Of the damping, the first and the strongest to try are given, and that which it took is returned
+    with the new point; None if there is none.
     """
     (shift, strongest), merit = damping, _merit(at, value, price)
     while shift <= strongest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ from ..any_regressor.curvature.exact_hessian import Regulariser
 from ..any_regressor.derivatives.parameters import Subset
 from ..any_regressor.derivatives.regressor import Function
 from ..losses import LossLike
-from .extrapolation import Tableau
 from .newton import NotConverged, Solution, constrained, minimised
 from .problem import ConstrainedProblem
 
@@ -86,6 +85,57 @@ class ConstrainedProfile:
     parameters: Any
 
 
+@dataclass
+class Tableau:
+    r"""Differences at shrinking steps h, h/2, h/4, ..., extrapolated to step zero.
+
+    For an even error series $D(h) = D + c_1 h^2 + c_2 h^4 + \ldots$ the tableau
+    $A_{i,j} = (4^j A_{i,j-1} - A_{i-1,j-1}) / (4^j - 1)$ over $h_i = h / 2^i$ removes one term a
+    column (Richardson; Ridders). Its entries first agree better, then worse, when rounding takes
+    over: the one that agrees best with its neighbours is taken, and that disagreement is the error
+    estimate.
+
+    Attributes:
+        value: the limit, as far as known.
+        error: estimate of its absolute error.
+
+    Examples:
+        >>> tableau = Tableau()
+        >>> for h in (1.0, 0.5, 0.25):
+        ...     tableau.add((math.exp(h) - math.exp(-h)) / (2 * h))
+        >>> round(tableau.value, 5)
+        1.0
+    """
+
+    value: float = math.nan
+    error: float = math.inf
+    _row: list[float] = field(default_factory=list)
+    _best: int = 0
+
+    def add(self, difference: float) -> None:
+        """The difference at half the step of the one before."""
+        row = [difference]
+        for j, above in enumerate(self._row, start=1):
+            entry = (4**j * row[-1] - above) / (4**j - 1)
+            error = max(abs(entry - row[-1]), abs(entry - above))
+            if error < self.error:
+                self.value, self.error, self._best = entry, error, len(self._row) + 1
+            row.append(entry)
+        if not self._row:
+            self.value = difference
+        self._row = row
+
+    @property
+    def relative(self) -> float:
+        """The error relative to the value."""
+        return self.error / abs(self.value) if self.value else math.inf
+
+    @property
+    def stalled(self) -> bool:
+        """Whether three smaller steps in a row brought nothing: rounding has taken over."""
+        return self.relative < 1e-3 and len(self._row) - self._best >= 3
+
+
 def constrained_rigidity(
     f: Function | nn.Module,
     params: Any = None,
@@ -155,14 +205,7 @@ def constrained_rigidity(
     before = float(problem.total(problem.start))
     problem, optimum = _minimum(problem, tolerance, max_iterations)
     h = _first_step(problem, optimum) if step is None else step
-    return _differentiated(problem, optimum, h, tolerance, before - optimum.loss)
-
-
-def _differentiated(
-    problem: ConstrainedProblem, optimum: Solution, step: float, tolerance: float, moved: float
-) -> ConstrainedRigidity:
-    """The derivative of the multipliers at the optimum, from differences of falling steps."""
-    slopes, curvatures, solutions = _differenced(problem, optimum, step, tolerance)
+    slopes, curvatures, solutions = _differenced(problem, optimum, h, tolerance)
     found = sorted(solutions, key=lambda s: s.prediction)
     return ConstrainedRigidity(
         rigidity=slopes.value,
@@ -173,7 +216,7 @@ def _differentiated(
         losses=_column([s.loss for s in found]),
         multipliers=_column([s.multiplier for s in found]),
         parameters=_restored(problem, optimum),
-        moved=moved,
+        moved=before - optimum.loss,
     )
 
 

@@ -15,8 +15,8 @@ Tensors are sliced, never collated row by row.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ from torch.utils.data import (
 
 TARGET_KEYS = ("labels", "y", "target")
 BATCH_SIZE = 1024
+B = TypeVar("B", bound="Batch")
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,11 @@ class Batch:
     kwargs: dict[str, Any]
     target: Tensor | None
     raw: Any
+
+    def mapped(self: B, change: Callable[[Any], Any]) -> B:
+        """The same with each input changed."""
+        kwargs = {key: change(value) for key, value in self.kwargs.items()}
+        return replace(self, args=tuple(map(change, self.args)), kwargs=kwargs)
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,7 @@ class Reader:
         if isinstance(value, Mapping):
             return {k: self._placed(v) for k, v in value.items()}
         if isinstance(value, tuple):
-            return _tuple_like(value, map(self._placed, value))
+            return tuple_like(value, map(self._placed, value))
         if isinstance(value, list):
             return [self._placed(v) for v in value]
         if _is_array(value):
@@ -211,11 +217,11 @@ def _slice(tensors: Any, start: int, stop: int) -> Any:
     if isinstance(tensors, Mapping):
         return {key: value[start:stop] for key, value in tensors.items()}
     if isinstance(tensors, tuple):
-        return _tuple_like(tensors, (tensor[start:stop] for tensor in tensors))
+        return tuple_like(tensors, (tensor[start:stop] for tensor in tensors))
     return tensors[start:stop]
 
 
-def _tuple_like(model: tuple[Any, ...], members: Iterable[Any]) -> Any:
+def tuple_like(model: tuple[Any, ...], members: Iterable[Any]) -> Any:
     """A tuple of the same type, named or not."""
     return type(model)(*members) if hasattr(model, "_fields") else tuple(members)
 

@@ -18,14 +18,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Feed:
-    """How data reach one model.
+    """How data reach one model, whose device and precision decide theirs.
 
-    Attributes:
-        model: where the data go; its device and precision decide theirs.
-        whole: the batch is the model's one input (a user's `forward` takes it apart).
-        target: callable(batch) -> target, where the usual places do not hold it.
-        inputs: number of positional inputs where known, to tell (x1, x2) from (x, y).
-        apart: key of a batch that is neither input nor target.
+    The other attributes are those of `batches.Reader`.
     """
 
     model: nn.Module
@@ -63,7 +58,7 @@ class Feed:
 
 
 def _none(batch: Any) -> None:
-    """No target."""
+    """No target; by a name, so that it can be pickled."""
 
 
 def progressing(

@@ -11,20 +11,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from .batches import TARGET_KEYS, Batch, Reader, raw_batches
+from .batches import TARGET_KEYS, Batch, Reader, raw_batches, tuple_like
 
 SampleWeight = Tensor | Callable[[Any], Tensor]
 
 
 @dataclass(frozen=True)
-class SampleBatch:
-    """Inputs of one call, with targets (N, K) and weights (N, 1) in float64 where there are any."""
+class SampleBatch(Batch):
+    """A batch with the weights (N, 1) of its samples, in float64, where there are any."""
 
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    target: Tensor | None
     weight: Tensor | None
-    raw: Any
 
     def __len__(self) -> int:
         return sample_count(*self.args, **self.kwargs) or 0
@@ -43,8 +39,7 @@ class SampleBatch:
 
     def double(self) -> SampleBatch:
         """The same with floating-point inputs in float64."""
-        kwargs = {key: doubled(value) for key, value in self.kwargs.items()}
-        return replace(self, args=tuple(map(doubled, self.args)), kwargs=kwargs)
+        return self.mapped(doubled)
 
     def pieces(self, rows: int) -> Iterator[SampleBatch]:
         """The same samples, at most `rows` at a time."""
@@ -59,13 +54,8 @@ class SampleBatch:
                 same = isinstance(value, Tensor) and value.ndim > 0 and len(value) == count
                 return value[part] if same else value
 
-            yield SampleBatch(
-                tuple(map(cut, self.args)),
-                {key: cut(value) for key, value in self.kwargs.items()},
-                cut(self.target),
-                cut(self.weight),
-                _cut_raw(self.raw, cut),
-            )
+            own = {"target": cut(self.target), "weight": cut(self.weight)}
+            yield replace(self.mapped(cut), raw=_cut_raw(self.raw, cut), **own)
 
 
 @dataclass(frozen=True)
@@ -199,12 +189,7 @@ def _tracked(batch: Batch) -> Batch:
     def ordinary(value: Any) -> Any:
         return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
 
-    return replace(
-        batch,
-        args=tuple(map(ordinary, batch.args)),
-        kwargs={key: ordinary(value) for key, value in batch.kwargs.items()},
-        target=ordinary(batch.target),
-    )
+    return replace(batch.mapped(ordinary), target=ordinary(batch.target))
 
 
 def _with_weight(batch: Batch, weight: SampleWeight | None, offset: int) -> SampleBatch:
@@ -222,14 +207,14 @@ def _with_weight(batch: Batch, weight: SampleWeight | None, offset: int) -> Samp
         column = column.to(torch.float64).reshape(len(column), -1)
         if not bool(((column >= 0) & (column < torch.inf)).all()):
             raise ValueError("sample_weight must be finite and not negative.")
-    return SampleBatch(batch.args, batch.kwargs, batch.target, column, batch.raw)
+    return SampleBatch(batch.args, batch.kwargs, batch.target, batch.raw, column)
 
 
 def _cut_raw(raw: Any, cut: Callable[[Any], Any]) -> Any:
     if isinstance(raw, Mapping):
         return {key: cut(value) for key, value in raw.items()}
     if isinstance(raw, tuple):
-        return type(raw)(*map(cut, raw)) if hasattr(raw, "_fields") else tuple(map(cut, raw))
+        return tuple_like(raw, map(cut, raw))
     return [cut(value) for value in raw] if isinstance(raw, list) else cut(raw)
 
 

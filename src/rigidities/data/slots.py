@@ -55,7 +55,9 @@ class Slot:
             ValueError: there is no such input, or none was named and there are several.
         """
         whole = tap.source.forward is not None
-        known = _members(batch.args[0]) if whole else _inputs(batch)
+        known: Members = dict(enumerate(batch.args))
+        known.update(batch.kwargs)
+        known = _members(batch.args[0]) if whole else known
         real = [key for key, value in known.items() if _is_real(value)]
         if wrt is None:
             if len(real) != 1:
@@ -64,7 +66,8 @@ class Slot:
                 )
             return cls(real[0], whole)
         if not whole and isinstance(wrt, str) and wrt not in batch.kwargs:
-            wrt = _position(tap.input_names[: len(batch.args)], wrt)
+            names = tap.input_names[: len(batch.args)]
+            wrt = names.index(wrt) if wrt in names else wrt
         if wrt not in known:
             raise ValueError(f"There is no input {wrt!r}. Those there are: {_listed(real)}.")
         if not _is_real(known[wrt]):
@@ -99,12 +102,6 @@ class Slot:
         return self.key
 
 
-def _inputs(batch: Batch) -> Members:
-    known: Members = dict(enumerate(batch.args))
-    known.update(batch.kwargs)
-    return known
-
-
 def _members(raw: Any) -> Members:
     """The parts of a batch that hold tensors, by key, position or attribute."""
     if isinstance(raw, Tensor):
@@ -134,11 +131,6 @@ def _replaced(raw: Any, key: Any, tensor: Tensor) -> Any:
     twin = copy.copy(raw)
     setattr(twin, key, tensor)
     return twin
-
-
-def _position(names: Sequence[str], name: str) -> str | int:
-    """The position of an input that the model's `forward` calls by this name."""
-    return names.index(name) if name in names else name
 
 
 def _is_real(value: Any) -> bool:

@@ -20,9 +20,8 @@ Arrays may be NumPy's, torch's, JAX's or lists. What comes out are float64 tenso
 """
 
 from .fit_rigidity import FitRigidity
-from .linear_models import linear
+from .linear_models import linear, polyfit
 from .nonlinear import curve_fit, least_squares
-from .polynomials import polyfit
 from .sources import from_covariance, from_jacobian
 
 __all__ = [

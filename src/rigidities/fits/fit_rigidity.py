@@ -28,6 +28,16 @@ Model = Callable[[Any], tuple[Tensor, Tensor]]
 """x -> predictions (M,) and their derivatives by the parameters (M, P)."""
 
 
+def linear_model(rows: Callable[[Any], Tensor], parameters: Tensor) -> Model:
+    """Of a fit that is linear in its parameters: x -> rows(x) @ parameters, and the rows."""
+
+    def model(x: Any) -> tuple[Tensor, Tensor]:
+        found = rows(x)
+        return found @ parameters, found
+
+    return model
+
+
 @dataclass(frozen=True)
 class FitRigidity:
     r"""Error bars of a fit. Tensors come out in float64 on the CPU (`numpy.asarray` takes them).

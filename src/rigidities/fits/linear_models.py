@@ -1,16 +1,18 @@
-r"""Linear fits by statsmodels and scikit-learn: $\tilde y = x^\top w$ (+ intercept)."""
+r"""Linear fits, $\tilde y = x^\top w$ (+ intercept), by statsmodels, scikit-learn and NumPy."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .arrays import Values, column, float64
-from .fit_rigidity import FitRigidity, Model
+from .fit_rigidity import FitRigidity, linear_model
 from .sources import from_covariance, from_jacobian, held, weight_roots
 
 
@@ -56,6 +58,42 @@ def linear(
     )
 
 
+def polyfit(
+    coefficients: Any,
+    x: Values,
+    y: Values,
+    *,
+    w: Values | None = None,
+    scale: float | None = None,
+) -> FitRigidity:
+    r"""Error bars of `polyfit(numpy.polyfit(x, y, degree), x, y)`.
+
+    `parameter_covariance` equals that of `numpy.polyfit(..., cov=True)`, with `scale=1.0` that of
+    `cov="unscaled"`.
+
+    Args:
+        coefficients: as NumPy returned them, the highest power first; or a fitted series of
+            `numpy.polynomial` (`Polynomial`, `Chebyshev`, ...), with its domain and window and its
+            own order of coefficients.
+        x: (N,) the fit's inputs.
+        y: (N,) its targets.
+        w: (N,) NumPy's weights, applied to the residuals: $1/\sigma_i$, not $1/\sigma_i^2$.
+        scale: the residual standard deviation in units of 1/w, where known.
+
+    Examples:
+        >>> fit = polyfit([1.0, 0.0], x=[-1.0, 0.0, 1.0], y=[-0.9, -0.2, 1.1])
+        >>> fit.predict([0.0]).std.item() ** 2  # 0.06 / 3
+        0.02...
+    """
+    parameters, basis = _series(coefficients)
+    model = linear_model(lambda x: basis(float64(x, "x").reshape(-1)), parameters)
+    mean, rows = model(x)
+    residuals = column(y, "y", len(mean)) - mean
+    weights = None if w is None else column(w, "w", len(mean)).square()
+    fit = from_jacobian(rows, residuals, weights=weights, scale=scale, parameters=parameters)
+    return replace(fit, model=model)
+
+
 def _from_statsmodels(results: Any) -> FitRigidity:
     parameters = float64(results.params, "params", 1)
     design = float64(results.model.exog, "exog", 2)
@@ -71,7 +109,7 @@ def _from_statsmodels(results: Any) -> FitRigidity:
         scale=math.sqrt(float(results.scale)),
         degrees_of_freedom=float(results.df_resid) if results.use_t else math.inf,
     )
-    return replace(fit, model=_linear_model(parameters))
+    return replace(fit, model=linear_model(partial(_rows, width=len(parameters)), parameters))
 
 
 def _from_sklearn(
@@ -89,12 +127,14 @@ def _from_sklearn(
             "by itself: they share the design matrix."
         )
     parameters = parameters.reshape(-1)
+    width = len(parameters)
     penalties = torch.full_like(parameters, _alpha(model))
     if model.fit_intercept:
         intercept = float64(model.intercept_, "intercept_").reshape(1)
         parameters = torch.cat([parameters, intercept])
         penalties = torch.cat([penalties, torch.zeros(1, dtype=torch.float64)])
-    predict = _linear_model(parameters, intercept=bool(model.fit_intercept))
+    form = partial(_rows, width=width, intercept=bool(model.fit_intercept))
+    predict = linear_model(form, parameters)
     mean, rows = predict(design)
     fixed = tuple((parameters[: design.shape[1]] == 0).nonzero().flatten().tolist())
     fixed = fixed if getattr(model, "positive", False) else ()
@@ -120,13 +160,6 @@ def _check_minimum(
 
     A new fit would lower $\sum w r^2$ by $d^\top H^{-1} d$ with the defect $d = X^\top W r - \alpha
     w$: by rounding, or what an iterative solver leaves.
-
-    Args:
-        fit: of the free parameters.
-        rows: (N, F) their design matrix.
-        residuals: (N,).
-        weights: (N,) or None.
-        penalties: (F,) their $\alpha$.
     """
     weight, parameters = weight_roots(weights, len(rows)).square(), fit.parameters
     assert parameters is not None
@@ -155,21 +188,26 @@ def _from_bayesian_ridge(model: Any) -> FitRigidity:
     return replace(fit, model=predict)
 
 
-def _linear_model(parameters: Tensor, intercept: bool = False) -> Model:
-    def model(x: Any) -> tuple[Tensor, Tensor]:
-        rows = _rows(x, len(parameters) - intercept)
-        if intercept:
-            rows = torch.cat([rows, rows.new_ones(len(rows), 1)], 1)
-        return rows @ parameters, rows
-
-    return model
-
-
-def _rows(x: Any, width: int) -> Tensor:
+def _rows(x: Any, width: int, intercept: bool = False) -> Tensor:
     rows = float64(x, "x", 2)
     if rows.shape[1] != width:
         raise ValueError(f"Expected x with {width} columns, got {tuple(rows.shape)}.")
-    return rows
+    return torch.cat([rows, rows.new_ones(len(rows), 1)], 1) if intercept else rows
+
+
+def _series(coefficients: Any) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """Coefficients, and the basis functions x (N,) -> (N, P) that they multiply."""
+    if not hasattr(coefficients, "basis"):
+        values = float64(coefficients, "coefficients").reshape(-1)
+        powers = torch.arange(len(values) - 1, -1, -1)
+        return values, lambda x: x[:, None] ** powers
+    series, coef = coefficients, float64(coefficients.coef, "coefficients", 1)
+
+    def basis(x: Tensor) -> Tensor:
+        functions = [series.basis(i, series.domain, series.window) for i in range(len(coef))]
+        return torch.stack([torch.as_tensor(function(x.numpy())) for function in functions], 1)
+
+    return coef, basis
 
 
 def _alpha(model: Any) -> float:

@@ -1,9 +1,8 @@
 """Kernels of wide nets: dual activations, NNGP and NTK, and the process at training time t."""
 
 from .activations import Activation, activation, by_quadrature
-from .dynamics import TrainedProcess, gaussian_process_at
+from .dynamics import TrainedProcess, gaussian_process_at, last_layer_process_at
 from .empirical import empirical_nngp, empirical_ntk
-from .feature_dynamics import last_layer_process_at
 from .fully_connected import FullyConnected, Kernels
 from .series import (
     CubicCorrections,

@@ -12,6 +12,18 @@ $$ \sigma^2 = k_\mathrm{NNGP}(\star, \star) + A_t K_\mathrm{NNGP} A_t^\top
 each time costs one filter $g_t(\lambda) = (1 - e^{-\eta\lambda t}) / \lambda$, and nothing is
 inverted: $g_t(0) = \eta t$, $g_\infty(\lambda) = 1/\lambda$.
 
+Where both kernels are multiples of the last layer's, $K_\mathrm{NTK} = c\, F F^\top$ and
+$K_\mathrm{NNGP} = \sigma_w^2\, F F^\top$ (the paper's two approximations), with the right singular
+vectors $v_j$ of F and $\lambda_j = s_j^2$ the four terms of the variance collapse to
+
+$$ \sigma^2 = \sigma_w^2 \Big[ |f_\perp|^2
+   + \sum_j (v_j^\top f)^2 e^{-2 \eta c \lambda_j t} \Big], $$
+
+$f_\perp$ the part of f outside the span of the rows of F. At $t = \infty$ that part alone is left:
+for as many independent rows as features it is exactly zero, whatever the noise in the data. The
+ridge of the paper's final formula is a modelling choice made after this limit, and no ridge has
+the shape of the filter at finite t.
+
 Reference: J. Lee et al., "Wide neural networks of any depth evolve as linear models under gradient
 descent" (2019).
 """
@@ -24,6 +36,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from ..posterior.row_span import RowSpan
 
 Times = float | Sequence[float] | Tensor
 
@@ -92,9 +106,9 @@ def gaussian_process_at(
     """
     k, cross = _pair(*ntk, "ntk")
     prior, prior_cross = _pair(*nngp[:2], "nngp")
-    test, y = finite(nngp[2], "nngp test kernel"), finite(targets, "targets")
+    test, y = _finite(nngp[2], "nngp test kernel"), _finite(targets, "targets")
     _check_shapes(k, cross, prior, prior_cross, test, y, full=covariance)
-    times = checked_times(time, learning_rate).to(k.device)
+    times = _checked_times(time, learning_rate).to(k.device)
 
     eigenvalues, vectors, threshold = _spectrum(k, tolerance)
     learnt = eigenvalues > threshold
@@ -116,12 +130,75 @@ def gaussian_process_at(
             covariances.append(test + moved @ a.mT - mixed - mixed.mT)
     return TrainedProcess(
         times,
-        stacked(means, times),
-        stacked(variances, times),
-        stacked(covariances, times) if covariance else None,
+        _stacked(means, times),
+        _stacked(variances, times),
+        _stacked(covariances, times) if covariance else None,
         threshold,
         int(learnt.sum()),
-        stacked(roundings, times),
+        _stacked(roundings, times),
+    )
+
+
+def last_layer_process_at(
+    time: Times,
+    features: Tensor,
+    test_features: Tensor,
+    targets: Tensor,
+    *,
+    constant: float = 1.0,
+    weight_variance: float = 1.0,
+    learning_rate: float = 1.0,
+    tolerance: float | None = None,
+) -> TrainedProcess:
+    r"""Mean and variance at time t from the features; no difference of large terms is taken.
+
+    Args:
+        time: as in `gaussian_process_at`.
+        features: F, (N, D).
+        test_features: (M, D).
+        targets: (N,) or (N, K).
+        constant: c.
+        weight_variance: $\sigma_w^2$.
+        learning_rate: $\eta$.
+        tolerance: singular values up to `tolerance` times the largest count as zero; by default
+            max(N, D) times the rounding of float64. The threshold returned is in units of the NTK.
+
+    Examples:
+        >>> F = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+        >>> last_layer_process_at(torch.inf, F, torch.eye(2), torch.ones(2)).variance.tolist()
+        [0.0, 1.0]
+    """
+    f, test = _finite(features, "features"), _finite(test_features, "test features")
+    y = _finite(targets, "targets")
+    if f.ndim != 2 or test.ndim != 2 or f.shape[1] != test.shape[1] or len(y) != len(f):
+        raise ValueError(
+            "Expected features (N, D), test features (M, D) and targets (N,) or (N, K), got "
+            f"{tuple(f.shape)}, {tuple(test.shape)} and {tuple(y.shape)}."
+        )
+    if not (constant > 0 and weight_variance >= 0):
+        raise ValueError(
+            f"Expected constant > 0 and weight_variance >= 0, got {constant} and {weight_variance}."
+        )
+    times = _checked_times(time, learning_rate).to(f.device)
+    span = RowSpan.of(f, tolerance)
+    singular = span.singular
+    inside = test @ span.right.mT  # (M, rank)
+    outside, rounding = span.outside(test)
+    seen = span.left.mT @ y
+    means, variances = [], []
+    for t in times.reshape(-1).tolist():
+        exponent = -learning_rate * constant * t * singular.square()
+        means.append((inside * (-torch.expm1(exponent) / singular)) @ seen)
+        left_over = (inside.square() * torch.exp(2 * exponent)).sum(-1)
+        variances.append(weight_variance * (outside + left_over))
+    return TrainedProcess(
+        times,
+        _stacked(means, times),
+        _stacked(variances, times),
+        None,
+        constant * span.threshold**2,
+        len(singular),
+        _stacked([weight_variance * rounding] * times.numel(), times),
     )
 
 
@@ -135,7 +212,7 @@ def _rounding(own: Tensor, a: Tensor, largest: Tensor) -> Tensor:
     return 4 * (a.shape[-1] + 1) * torch.finfo(torch.float64).eps * size.square()
 
 
-def stacked(values: list[Tensor], times: Tensor) -> Tensor:
+def _stacked(values: list[Tensor], times: Tensor) -> Tensor:
     """With the times as the leading axis, where there is one."""
     return torch.stack(values).reshape(times.shape + values[0].shape)
 
@@ -168,7 +245,7 @@ def _without_rounding(components: Tensor, learnt: Tensor) -> Tensor:
 
 
 def _pair(train: Tensor, cross: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    train, cross = finite(train, f"{name} train kernel"), finite(cross, f"{name} cross kernel")
+    train, cross = _finite(train, f"{name} train kernel"), _finite(cross, f"{name} cross kernel")
     if train.ndim != 2 or train.shape[0] != train.shape[1] or cross.shape[1:] != train.shape[1:]:
         raise ValueError(
             f"{name}: expected the train kernel (N, N) and the cross kernel (M, N), test rows by "
@@ -204,7 +281,7 @@ def _check_shapes(
         raise ValueError(f"targets: expected ({rows},) or ({rows}, K), got {tuple(y.shape)}.")
 
 
-def checked_times(time: Times, rate: float) -> Tensor:
+def _checked_times(time: Times, rate: float) -> Tensor:
     """() or (T,), and a clear error for times and rates that cannot be."""
     times = torch.as_tensor(time, dtype=torch.float64)
     if times.ndim > 1 or times.numel() == 0 or not bool((times >= 0).all()):
@@ -214,7 +291,7 @@ def checked_times(time: Times, rate: float) -> Tensor:
     return times
 
 
-def finite(tensor: Tensor, name: str) -> Tensor:
+def _finite(tensor: Tensor, name: str) -> Tensor:
     """In float64; NaN, infinity and empty tensors are refused by name."""
     tensor = tensor.detach().to(torch.float64)
     if tensor.numel() == 0 or not bool(torch.isfinite(tensor).all()):

@@ -66,11 +66,8 @@ class FullyConnected:
     def __post_init__(self) -> None:
         if self.depth < 0:
             raise ValueError(f"depth is the number of hidden layers, at least 0; got {self.depth}.")
-        for name, value in (
-            ("weight_variance", self.weight_variance),
-            ("bias_variance", self.bias_variance),
-        ):
-            if not 0 <= value < float("inf"):
+        for name in ("weight_variance", "bias_variance"):
+            if not 0 <= (value := getattr(self, name)) < float("inf"):
                 raise ValueError(f"{name} must be finite and not negative, got {value}.")
         if self.input_scale != "dim" and not 0 < float(self.input_scale) < float("inf"):
             raise ValueError(f"input_scale must be 'dim' or positive, got {self.input_scale!r}.")
@@ -120,7 +117,7 @@ class FullyConnected:
         if z is None:
             r.diagonal().copy_(p)  # the product's rounding would pass for a correlation below 1
         kernels = self._recursion(p[:, None], q[None], r, tangent=tangent)
-        return kernels if z is not None else Kernels(*(_symmetric(k) for k in kernels))
+        return kernels if z is not None else Kernels(*((k + k.mT) / 2 for k in kernels))
 
     def _first(self, products: Tensor, width: int) -> Tensor:
         scale = 1 / width if self.input_scale == "dim" else self.input_scale
@@ -147,7 +144,3 @@ def _inputs(x: Tensor, name: str) -> Tensor:
     if not bool(torch.isfinite(x).all()):
         raise ValueError(f"{name} holds NaN or infinity. Clean the inputs.")
     return x
-
-
-def _symmetric(kernel: Tensor) -> Tensor:
-    return (kernel + kernel.mT) / 2

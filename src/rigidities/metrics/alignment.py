@@ -66,12 +66,14 @@ def _checked(name: str, values: Tensor) -> Tensor:
     return values
 
 
-def error_and_positive_std(mean: Values, std: Values, target: Values) -> tuple[Tensor, Tensor]:
-    """y - mu and sigma as flat float64 tensors, sigma above zero."""
+def error_and_positive_std(
+    mean: Values, std: Values, target: Values, why: str = ""
+) -> tuple[Tensor, Tensor]:
+    """y - mu and sigma as flat float64 tensors, sigma above zero; `why`, for the message."""
     mean, std, target = aligned(mean=mean, std=std, target=target)
     if zeros := int((std == 0).sum()):
         raise ValueError(
-            f"Expected std > 0, got {zeros} of {len(std)} values zero. "
+            f"Expected std > 0{why}, got {zeros} of {len(std)} values zero. "
             "Drop those rows or add a noise floor to the variance."
         )
     return target - mean, std

@@ -19,14 +19,13 @@ from torch import Tensor
 
 from ..calibration.report import CalibrationReport
 from ..metrics.alignment import Values, aligned
-from .cautions import Caution
-from .document import check_plotly, checked_place, page
+from .document import checked_place, page, require_plotly
 from .document import write_page as save
 from .experiments.page import experiment
-from .labelled_data import Bars, bars_on, labelled
 from .markup import Markup, joined, tag
-from .rows import MOST_SHOWN, Rows, rows_of, shape_of
-from .target_section import Content, overview, section
+from .rows import MOST_SHOWN, Bars, Rows, bars_on, labelled, rows_of, shape_of
+from .target_section import Drawn, overview, section
+from .verdict import Caution
 
 __all__ = ["experiment", "html", "save", "write"]
 
@@ -74,28 +73,26 @@ def html(
         ValueError: shapes that differ, or values that are not finite or not above zero.
         ModuleNotFoundError: plotly is missing.
     """
-    check_plotly()
+    require_plotly()
     parts = rows_of(mean, std, target, names=names, inputs=inputs, first=first_row)
     limits = _reference(reference, len(parts))
     chosen = parts[:MOST_TARGETS]
-    most = max(500, MOST_SHOWN // len(chosen))
-    sections = [
-        section(
+    drawn, sections = Drawn(), []
+    for k, rows in enumerate(chosen):
+        content = section(
             rows,
+            drawn,
             name=f"t{k}",
-            most=most,
+            most=max(500, MOST_SHOWN // len(chosen)),
             calibration=calibration,
             reference=limits[k],
             further=cautions,
             alone=len(parts) == 1,
         )
-        for k, rows in enumerate(chosen)
-    ]
+        sections.append(tag("section", content, data_target=f"t{k}", aria_label=rows.name))
     head = joined([tag("h1", title), tag("p", _about(parts), class_="about")])
-    content = joined([head, _several(parts), *_framed(chosen, sections)])
-    figures = {name: figure for part in sections for name, figure in part.figures.items()}
-    hovers = {name: texts for part in sections for name, texts in part.hovers.items()}
-    return page(title, content, figures, hovers)
+    whole = joined([head, _several(parts), *sections])
+    return page(title, whole, drawn.figures, drawn.hovers)
 
 
 def write(
@@ -128,7 +125,7 @@ def write(
         The file.
     """
     checked_place(path)
-    check_plotly()
+    require_plotly()
     mean, std, target, own = labelled(uq, data, progress)
     usual = None if reference is None else bars_on(uq, reference, progress)
     text = html(
@@ -157,11 +154,8 @@ def _reference(values: Values | None, targets: int) -> list[Tensor | None]:
 
 
 def _about(parts: Sequence[Rows]) -> str:
-    rows, targets = len(parts[0]), len(parts)
-    first = f"Rows are counted from {parts[0].first}."
-    if targets == 1:
-        return f"{rows} rows of {parts[0].name}. {first}"
-    return f"{rows} rows of {targets} targets. {first}"
+    what = parts[0].name if len(parts) == 1 else f"{len(parts)} targets"
+    return f"{len(parts[0])} rows of {what}. Rows are counted from {parts[0].first}."
 
 
 def _several(parts: Sequence[Rows]) -> Markup:
@@ -185,11 +179,3 @@ def _several(parts: Sequence[Rows]) -> Markup:
             tag("div", choice, class_="controls"),
         ]
     )
-
-
-def _framed(parts: Sequence[Rows], sections: Sequence[Content]) -> list[Markup]:
-    """Sections, of which the page shows the chosen one."""
-    return [
-        tag("section", content.html, data_target=f"t{k}", aria_label=rows.name)
-        for k, (rows, content) in enumerate(zip(parts, sections, strict=True))
-    ]

@@ -37,7 +37,11 @@ def page(
     Raises:
         ModuleNotFoundError: plotly is missing.
     """
-    drawing = [tag("script", _script(_plotly()))] if figures else []
+    drawing = []
+    if figures:
+        script = _plotly().replace("</script", "<\\/script")  # which would end the element
+        drawing = [tag("noscript", tag("p", "The plots need JavaScript."))]
+        drawing.append(tag("script", Markup(script)))
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -50,7 +54,6 @@ def page(
         "body",
         tag("main", content),
         tag("footer", f"Made with rigidities {__version__}."),
-        *([tag("noscript", tag("p", "The plots need JavaScript."))] if figures else []),
         *drawing,
         embedded({name: _plain(figure) for name, figure in figures.items()}, "figures"),
         embedded(dict(hovers or {}), "hovers"),
@@ -70,18 +73,13 @@ def place(name: str, figure: Figure, *, controls: bool = True) -> Markup:
         aria_label=figure.label,
         style=f"height:{figure.height}px",
     )
-    choices = figure_choices(name, figure) if controls else Markup()
-    return tag("figure", tag("h3", figure.title), choices, plot, *caption)
-
-
-def figure_choices(name: str, figure: Figure) -> Markup:
-    """The choices of one plot: a list for its traces, buttons for its axes."""
-    found = []
-    if len(figure.traces) > 1:
+    found = []  # a list of choices for its traces, buttons for its axes
+    if controls and len(figure.traces) > 1:
         found.append(chooser([name], "trace", figure.choice, list(figure.traces), figure.chosen))
-    if len(figure.layouts) > 1:
+    if controls and len(figure.layouts) > 1:
         found.append(_buttons(name, list(figure.layouts)))
-    return tag("div", *found, class_="controls") if found else Markup()
+    choices = tag("div", *found, class_="controls") if found else Markup()
+    return tag("figure", tag("h3", figure.title), choices, plot, *caption)
 
 
 def chooser(
@@ -137,12 +135,8 @@ def checked_place(path: str | os.PathLike[str]) -> Path:
     return path
 
 
-def check_plotly() -> None:
-    """Say early what is missing."""
-    _plotly_module()
-
-
-def _plotly_module() -> Any:
+def require_plotly() -> Any:
+    """Plotly's module for pages; called early, to say what is missing."""
     try:
         from plotly import offline
     except ImportError as error:
@@ -153,12 +147,7 @@ def _plotly_module() -> Any:
 
 
 def _plotly() -> str:
-    return str(_plotly_module().get_plotlyjs())
-
-
-def _script(source: str) -> Markup:
-    """JavaScript, which must not hold what ends its element."""
-    return Markup(source.replace("</script", "<\\/script"))
+    return str(require_plotly().get_plotlyjs())
 
 
 def _asset(name: str) -> str:

@@ -3,7 +3,7 @@ r"""The interactive plots, as plain data for plotly.js.
 A `Figure` holds its traces for each choice of one kind (the rows per bin) and its layout for each
 choice of another (logarithmic or linear axes). `meta` of a trace tells the page's script what
 plotly does not know: `ink`, drawn in the colour of text; `only`, shown with one layout alone;
-`rows` and `picks`, where its hover texts lie.
+`rows` and `picks`, where its hover texts lie (the `hover` of plots of single rows).
 
 Text that plotly draws may hold tags, so that text from data is escaped here too.
 """
@@ -20,26 +20,16 @@ import torch
 from torch import Tensor
 
 from .. import metrics
-from ..metrics.confidence import confidence_factors
-from ..metrics.ranks import retained_rmse
-from ..plots import BLUE, GREY, VERMILION
+from ..metrics.ranking import retained_rmse
+from ..plots import BLUE, GREY, VERMILION, confidence_factors, log_limits, thinned_curve
 from .markup import around
 from .rows import Rows, thinned
 from .scores import bin_sizes, default_bin_size
-from .traces import (
-    LOG,
-    Trace,
-    across,
-    axis,
-    band,
-    layout,
-    limits,
-    line,
-    points,
-    rounded,
-    two_layouts,
-)
 
+Trace = dict[str, Any]
+
+LOG, LINEAR = "logarithmic", "linear"
+_BAND = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "type": "scatter"}
 _CURVE = 400
 _MOST_BARS = 800
 
@@ -72,23 +62,17 @@ class Figure:
 
 
 def errors(std: Tensor, error: Tensor, hover: Trace) -> Figure:
-    """|error| against bar, with the lines that hold 1, 2 and 3 sigma.
-
-    Args:
-        std: bars of the rows to show.
-        error: their errors.
-        hover: the `meta` that leads to their hover texts.
-    """
+    """|error| against bar of the rows to show, with the lines that hold 1, 2 and 3 sigma."""
     error = error.abs()
     floor = max(
         float(error.kthvalue(1 + len(error) // 200).values),
         confidence_factors(3)[0] * float(std.min()),
     )
-    low, high = limits(torch.cat([std, error.clamp(min=floor)]))
+    low, high = log_limits(torch.cat([std, error.clamp(min=floor)]))
     below = (error < low).nonzero()[:, 0]
     drawn = points(std, error, "rows", hover)
     under = points(std[below], torch.full_like(std[below], low), "below the axis", hover)
-    under["meta"] = {**hover, "only": LOG, "picks": _picked(hover, below)}
+    under["meta"] = {**hover, "only": LOG, "picks": below.tolist()}
     under["marker"] |= {"symbol": "triangle-down"}
     traces = [drawn, *([under] if len(below) else []), *_sigma_lines(low, high)]
     return Figure(
@@ -109,7 +93,7 @@ def binned(bins: Mapping[int, tuple[Tensor, Tensor]]) -> Figure:
         bins: variance and MSE of the bins, by rows per bin.
     """
     values = torch.cat([torch.cat([variance, mse[mse > 0]]) for variance, mse in bins.values()])
-    low, high = limits(values)
+    low, high = log_limits(values)
     chosen = default_bin_size({size: len(mse) for size, (_, mse) in bins.items()})
     return Figure(
         "binned",
@@ -158,7 +142,9 @@ def coverage(rows: Rows) -> Figure:
         x, y = _steps(rows.mean, rows.constant, rows.target)
         traces.append(line(x, y, "constant bar", color=GREY, dash="dash"))
     traces.append(line(nominal, observed, "these bars", color=BLUE, width=2.5))
-    traces[-1] |= {"hoverinfo": "text", "hovertext": _coverage_texts(nominal, observed)}
+    pairs = zip(nominal.tolist(), observed.tolist(), strict=True)
+    texts = [f"{100 * p:.1f} % intervals hold {100 * q:.1f} %" for p, q in pairs]
+    traces[-1] |= {"hoverinfo": "text", "hovertext": texts}
     return Figure(
         "coverage",
         "Do intervals hold what they promise?",
@@ -177,14 +163,7 @@ def coverage(rows: Rows) -> Figure:
 
 
 def parity(mean: Tensor, std: Tensor, target: Tensor, hover: Trace) -> Figure:
-    """Predictions with their bars against true values, of some of the rows to show.
-
-    Args:
-        mean: predictions of the rows to show.
-        std: their bars.
-        target: their true values.
-        hover: the `meta` that leads to their hover texts.
-    """
+    """Predictions with their bars against true values, of some of the rows to show."""
     picks = thinned([std, (target - mean).abs()], _MOST_BARS)
     ends = [float(f(torch.cat([mean, target]))) for f in (torch.min, torch.max)]
     drawn = points(target[picks], mean[picks], "rows", {**hover, "picks": picks.tolist()})
@@ -381,16 +360,93 @@ def _sigma_lines(low: float, high: float) -> list[Trace]:
 
 def _steps(mean: Tensor, std: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """The calibration curve as steps, at most so many that more would not show."""
-    nominal, observed = metrics.calibration_curve(mean, std, target)
-    kept = torch.linspace(0, len(nominal) - 1, min(_CURVE, len(nominal)), dtype=torch.float64)
-    nominal, observed = nominal[kept.long()], observed[kept.long()]
+    nominal, observed = thinned_curve(*metrics.calibration_curve(mean, std, target), knots=_CURVE)
     return nominal.repeat_interleave(2)[1:], observed.repeat_interleave(2)[:-1]
 
 
-def _coverage_texts(nominal: Tensor, observed: Tensor) -> list[str]:
-    pairs = zip(nominal.tolist(), observed.tolist(), strict=True)
-    return [f"{100 * p:.1f} % intervals hold {100 * q:.1f} %" for p, q in pairs]
+# --- parts of plots, as plotly.js takes them ---------------------------------------------------
 
 
-def _picked(hover: Trace, index: Tensor) -> list[int]:
-    return index.tolist() if "picks" not in hover else [hover["picks"][i] for i in index.tolist()]
+def points(x: Tensor, y: Tensor, name: str, hover: Trace) -> Trace:
+    """Markers; the more there are, the fainter."""
+    opacity = min(0.8, max(0.12, 14 / math.sqrt(max(1, len(x)))))
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "x": rounded(x),
+        "y": rounded(y),
+        "name": name,
+        "marker": {"color": BLUE, "size": 6, "opacity": opacity},
+        "hoverinfo": "text",
+        "meta": dict(hover),
+        "showlegend": False,
+    }
+
+
+def line(
+    x: Any,
+    y: Any,
+    name: str,
+    *,
+    color: str = "#000000",
+    dash: str = "solid",
+    width: float = 1.2,
+    meta: Trace | None = None,
+) -> Trace:
+    """A line that hovering passes over."""
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": rounded(x),
+        "y": rounded(y),
+        "name": name,
+        "line": {"color": color, "dash": dash, "width": width},
+        "hoverinfo": "skip",
+        "meta": meta or {},
+    }
+
+
+def band(x: Tensor, low: Tensor, high: Tensor, name: str) -> list[Trace]:
+    """A grey band, as a lower line and one that fills down to it."""
+    lower = {**_BAND, "x": rounded(x), "y": rounded(low), "showlegend": False}
+    upper = {**_BAND, "x": rounded(x), "y": rounded(high), "name": name}
+    return [lower, {**upper, "fill": "tonexty", "fillcolor": "rgba(128,128,128,0.25)"}]
+
+
+def across(low: float, high: float) -> Tensor:
+    """From far below the axis to above it: straight lines on both kinds of axes."""
+    return torch.tensor([low / 1e3, low, high, high * 10], dtype=torch.float64)
+
+
+def two_layouts(x: str, y: str, low: float, high: float) -> dict[str, dict[str, Any]]:
+    """Logarithmic and linear axes of one kind, with the same limits for x and y."""
+    ends = [math.log10(low), math.log10(high)]
+    log: dict[str, Any] = {"type": "log", "range": ends, "exponentformat": "power"}
+    log["dtick"] = 1 if ends[1] - ends[0] >= 2 else "D2"  # powers of ten, or 1, 2, 5, 10
+    linear = {"type": "linear", "range": [0, high]}
+    return {
+        LOG: layout(axis(x, **log), axis(y, **log)),
+        LINEAR: layout(axis(x, **linear), axis(y, **linear)),
+    }
+
+
+def axis(title: str, **options: Any) -> dict[str, Any]:
+    """An axis with its title."""
+    return {"title": {"text": title, "standoff": 8}, "automargin": True, **options}
+
+
+def layout(x: dict[str, Any], y: dict[str, Any]) -> dict[str, Any]:
+    """Both axes, the legend below them."""
+    return {
+        "xaxis": x,
+        "yaxis": y,
+        "hovermode": "closest",
+        "legend": {"orientation": "h", "y": -0.22, "yanchor": "top", "x": 0, "xanchor": "left"},
+        "margin": {"l": 56, "r": 12, "t": 12, "b": 48},
+    }
+
+
+def rounded(values: Tensor | Iterable[float]) -> list[float]:
+    """Six digits: more would not show, and make the page longer."""
+    listed = values.tolist() if isinstance(values, Tensor) else values
+    return [float(f"{value:.6g}") for value in listed]

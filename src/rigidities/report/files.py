@@ -1,4 +1,4 @@
-"""What reports are made from: tables of predictions, data sets, experiments and saved fits."""
+"""Reports from files: predictions, an experiment's numbers, or a saved fit with test data."""
 
 from __future__ import annotations
 
@@ -12,13 +12,125 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from . import experiment, html, save, write
+from .document import checked_place, require_plotly
+from .rows import Bars
+
 TARGETS = ("target", "y", "labels")
 """Names under which the true values are looked for."""
+
+T = TypeVar("T")
+Load = Callable[[Path, nn.Module], Bars]
+
+
+def from_file(
+    path: Path,
+    out: Path,
+    *,
+    load: Load,
+    title: str | None = None,
+    mean: Sequence[str] | None = None,
+    std: Sequence[str] | None = None,
+    target: Sequence[str] | None = None,
+    model: str | None = None,
+    data: Path | None = None,
+) -> Path:
+    """Write the report of a file.
+
+    Args:
+        path: predictions (.csv), an experiment's numbers (.json) or a saved fit (.safetensors).
+        out: the page.
+        load: gives the object with error bars from its file and model.
+        title: the heading; by default the file's name.
+        mean: columns of the predictions, one per target.
+        std: columns of their error bars.
+        target: columns of the true values; of a saved fit, those of the data.
+        model: module:function, which returns the model of a saved fit.
+        data: labelled test data for it, .npz or .csv.
+
+    Returns:
+        The page.
+
+    Raises:
+        OSError: a file or folder that cannot be used.
+        ValueError: what is in a file cannot be used.
+        ModuleNotFoundError: plotly is missing.
+    """
+    checked_place(out)
+    _check_kept(out, path, data)
+    require_plotly()
+    title, kind = title or path.name, path.suffix.lower()
+    columns = {"mean": mean, "std": std, "target": target}
+    _check_columns(kind, path, columns)
+    if kind == ".safetensors":
+        if model is None or data is None:
+            raise ValueError(
+                "A saved fit holds neither the model nor test data. Pass --model module:function "
+                "and --data test.npz or test.csv."
+            )
+        rows, inputs = read_data(data, target)
+        uq = _passing_on("load the fit", load, path, build_model(model))
+        options = {"title": title, "inputs": inputs, "first_row": 0 if inputs is None else 1}
+        return _passing_on("predict", write, out, uq, rows, **options)
+    if model is not None or data is not None:
+        raise ValueError(f"--model and --data go with a .safetensors file, got {path}.")
+    if kind == ".csv":
+        return save(out, _of_predictions(path, title, columns))
+    if kind == ".json":
+        return save(out, experiment(read_numbers(path), title=title))
+    raise ValueError(
+        f"Expected predictions (.csv), an experiment's numbers (.json) or a saved fit "
+        f"(.safetensors), got {path}."
+    )
+
+
+def _check_kept(out: Path, *read: Path | None) -> None:
+    """The page must not replace what it is made from."""
+    for path in read:
+        if path is not None and out.exists() and path.exists() and out.samefile(path):
+            raise ValueError(
+                f"--out {out} is the file that the report is made from. Choose another place for "
+                "the page."
+            )
+
+
+def _check_columns(kind: str, path: Path, columns: Mapping[str, Sequence[str] | None]) -> None:
+    """Columns are named of tables; of a saved fit the target of its data may be."""
+    useless = {".safetensors": ("mean", "std"), ".json": ("mean", "std", "target")}
+    for option in useless.get(kind, ()):
+        if columns[option] is not None:
+            raise ValueError(f"--{option} goes with predictions in a .csv file, got {path}.")
+
+
+def _of_predictions(path: Path, title: str, columns: Mapping[str, Sequence[str] | None]) -> str:
+    names = {kind: chosen or [kind] for kind, chosen in columns.items()}
+    if len({len(chosen) for chosen in names.values()}) > 1:
+        counts = ", ".join(f"{len(chosen)} for --{kind}" for kind, chosen in names.items())
+        raise ValueError(f"Expected as many columns of each kind, got {counts}.")
+    table = read_table(path)
+    return html(
+        *map(table.numbers, names.values()),
+        title=title,
+        names=names["target"],
+        inputs=table.others([name for chosen in names.values() for name in chosen]),
+        first_row=1,
+    )
+
+
+def _passing_on(what: str, function: Callable[..., T], *args: Any, **keywords: Any) -> T:
+    """What a model or its file complains of, as a ValueError: the message is the user's."""
+    try:
+        return function(*args, **keywords)
+    except (ValueError, OSError):
+        raise
+    except Exception as error:  # a model's forward may raise anything
+        said = " ".join(str(error).split())
+        raise ValueError(f"Cannot {what}: {type(error).__name__}: {said}") from error
 
 
 @dataclass(frozen=True)

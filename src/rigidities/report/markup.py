@@ -133,9 +133,7 @@ def around(value: float, error: float | None) -> str:
         >>> around(1.40012, 0.0081), around(123.4, 11.0), around(2.0, None), around(1.5, 0.0)
         ('1.4001 ± 0.0081', '123 ± 11', '2.00', '1.50')
     """
-    if error is None or not math.isfinite(value) or not math.isfinite(error):
-        return number(value)
-    if error <= 1e-6 * abs(value):
+    if error is None or not math.isfinite(value + error) or error <= 1e-6 * abs(value):
         return number(value)
     decimals = max(0, 1 - math.floor(math.log10(error)))
     if decimals > 5:

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from ..calibration.report import CalibrationReport
+from ..data.batches import Batch
+from ..data.feed import Feed
 from ..metrics.alignment import Values, aligned
 
 MOST_SHOWN = 5_000
 """Rows that a scatter plot shows at most."""
+MOST_INPUTS = 12
+"""Numbers per input row up to which they are shown beside a point."""
 _ALWAYS = 0.05
 """Share of the shown rows that goes to each kind of extreme row."""
 
@@ -71,18 +76,10 @@ def rows_of(
     inputs: Mapping[str, Sequence[Any]] | Values | None = None,
     first: int = 0,
 ) -> list[Rows]:
-    """Checked rows, one entry per target.
+    """Checked rows, one entry per target; arguments as the attributes of `Rows`.
 
     (N,) and (N, 1) are one target, (N, K) are K; of anything larger every number is a row of one
-    target.
-
-    Args:
-        mean: predictions.
-        std: their error bars, above zero.
-        target: true values.
-        names: of the targets.
-        inputs: further columns, by name or as an array (N, D).
-        first: the number of the first row.
+    target. `inputs` may be an array (N, D) too.
 
     Raises:
         ValueError: shapes that differ, values that are not finite, bars that are not above zero,
@@ -189,12 +186,86 @@ def _for_each_row(
             raise ValueError(
                 f"Expected {count} values in the input {key!r}, {each}, got {len(values)}."
             )
-    return {key: _repeated(values, count // len(values)) for key, values in named.items()}
-
-
-def _repeated(values: list[Any], times: int) -> list[Any]:
-    return [value for value in values for _ in range(times)]
+    return {
+        key: [value for value in values for _ in range(count // len(values))]
+        for key, values in named.items()
+    }
 
 
 def _listed(values: Any) -> list[Any]:
     return list(values.tolist()) if hasattr(values, "tolist") else list(values)
+
+
+# --- of an object with error bars, in one pass over labelled data ------------------------------
+
+
+class Bars(Protocol):
+    """What a report asks of an object with error bars; `LastLayerRigidity` has it."""
+
+    @property
+    def report(self) -> CalibrationReport | None:
+        """How it was calibrated."""
+
+    def __call__(self, *inputs: Any, **keywords: Any) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation."""
+
+    @property
+    def feed(self) -> Feed:
+        """How data reach the model."""
+
+
+def labelled(
+    bars: Bars, data: Any, progress: bool | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Mean, std and target of labelled data, and the inputs where they are few numbers a row.
+
+    One pass, so that a loader may shuffle and an iterator may end.
+
+    Raises:
+        ValueError: there are no data, or they have no target.
+    """
+    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    inputs: list[Tensor | None] = []
+    for batch in bars.feed(data, "report", progress=progress):
+        if batch.target is None:
+            raise ValueError(
+                "Expected labelled data, got batches without a target. Pass (x, y), or give the "
+                "model's wrapper target=lambda batch: ...."
+            )
+        mean, std = (part.detach().cpu() for part in bars(*batch.args, **batch.kwargs))
+        parts.append((mean, std, batch.target.cpu().reshape(_shape_for(batch.target, mean))))
+        inputs.append(_few_numbers(batch))
+    if not parts:
+        raise ValueError("Expected labelled data, got none.")
+    mean, std, target = (torch.cat(column) for column in zip(*parts, strict=True))
+    known = [part for part in inputs if part is not None]
+    return mean, std, target, torch.cat(known) if len(known) == len(inputs) else None
+
+
+def bars_on(bars: Bars, data: Any, progress: bool | None = None) -> Tensor:
+    """The error bars alone, of labelled or unlabelled data, flat for one target, else (N, K)."""
+    parts = [
+        bars(*batch.args, **batch.kwargs)[1].detach().cpu()
+        for batch in bars.feed.unlabelled()(data, "reference", progress=progress)
+    ]
+    return torch.cat(parts)
+
+
+def _shape_for(target: Tensor, mean: Tensor) -> tuple[int, ...]:
+    """The shape of the prediction, where the target differs by dimensions of size one alone."""
+    if target.squeeze().shape != mean.squeeze().shape:
+        raise ValueError(
+            f"Expected targets shaped like the predictions, {tuple(mean.shape)}, "
+            f"got {tuple(target.shape)}."
+        )
+    return tuple(mean.shape)
+
+
+def _few_numbers(batch: Batch) -> Tensor | None:
+    """The inputs as (N, D), if that is what they are and D is small."""
+    if len(batch.args) != 1 or batch.kwargs:
+        return None
+    (x,) = batch.args
+    if not isinstance(x, Tensor) or x.ndim != 2 or x.shape[1] > MOST_INPUTS:
+        return None
+    return x.detach().cpu()

@@ -11,13 +11,12 @@ from torch import Tensor
 from .. import metrics
 from ..calibration.report import CalibrationReport
 from . import figures
-from .cautions import Caution, cautions
 from .document import place
 from .figures import Figure, hover_texts
 from .markup import Markup, escaped, joined, number, table, tag
 from .rows import Rows, shown
 from .scores import METRICS, Judged, bin_sizes, score_table
-from .verdict import Verdict, gain_and_error, size, verdict
+from .verdict import Caution, Verdict, cautions, gain_and_error, size, verdict
 
 _WORDS = {"good": "good", "careful": "with care", "bad": "not good"}
 _WORST = 10
@@ -25,16 +24,16 @@ _OVERVIEW = ("rmse", "nll", "nll_gain", "coverage", "spearman")
 
 
 @dataclass
-class Content:
-    """HTML, the plots in it and the hover texts that they share."""
+class Drawn:
+    """The plots of a page, by name, and the hover texts that they share."""
 
-    html: Markup = field(default_factory=Markup)
     figures: dict[str, Figure] = field(default_factory=dict)
     hovers: dict[str, list[str]] = field(default_factory=dict)
 
 
 def section(
     rows: Rows,
+    drawn: Drawn,
     *,
     name: str,
     most: int,
@@ -42,11 +41,12 @@ def section(
     reference: Tensor | None,
     further: Sequence[str | Caution] = (),
     alone: bool = True,
-) -> Content:
+) -> Markup:
     """Verdict, cautions, metrics and plots of one target.
 
     Args:
         rows: all its rows.
+        drawn: the page's plots, to which its own are added.
         name: a prefix for identifiers.
         most: points that a scatter plot may have.
         calibration: how the bars were calibrated.
@@ -55,25 +55,24 @@ def section(
         alone: whether there is no other target, so that its name need not be said.
     """
     judged = Judged(rows)
-    found = Content()
     known = [one if isinstance(one, Caution) else Caution(one) for one in further]
     warned = [*known, *cautions(rows, calibration, reference)]
     grave = [caution.grave for caution in warned if caution.grave]
-    parts = [
-        *([] if alone else [tag("h2", rows.name)]),
-        verdict_box(verdict(judged, grave)),
-        caution_box(warned),
-        tag("h2", "Plots"),
-        _plots(rows, name, most, found),
-        tag("h2", "Metrics"),
-        tag("p", _about_metrics(judged), class_="about"),
-        score_table(judged),
-        *([_choices(calibration)] if calibration is not None else []),
-        tag("h2", "Rows to look at"),
-        _worst(rows),
-    ]
-    found.html = joined(parts)
-    return found
+    return joined(
+        [
+            *([] if alone else [tag("h2", rows.name)]),
+            verdict_box(verdict(judged, grave)),
+            caution_box(warned),
+            tag("h2", "Plots"),
+            _plots(rows, name, most, drawn),
+            tag("h2", "Metrics"),
+            tag("p", _about_metrics(judged), class_="about"),
+            score_table(judged),
+            *([_choices(calibration)] if calibration is not None else []),
+            tag("h2", "Rows to look at"),
+            _worst(rows),
+        ]
+    )
 
 
 def verdict_box(judged: Verdict) -> Markup:
@@ -122,20 +121,20 @@ def overview(parts: Sequence[Rows]) -> Markup:
     return table(header, body, label="All targets")
 
 
-def _plots(rows: Rows, name: str, most: int, found: Content) -> Markup:
+def _plots(rows: Rows, name: str, most: int, drawn: Drawn) -> Markup:
     index = shown(rows, most)
-    found.hovers[name] = hover_texts(rows, index)
+    drawn.hovers[name] = hover_texts(rows, index)
     mean, std, target = rows.mean[index], rows.std[index], rows.target[index]
     hover = {"rows": name}
-    drawn = [figures.errors(std, target - mean, hover)]
+    found = [figures.errors(std, target - mean, hover)]
     if bin_sizes(len(rows)):
-        drawn.append(figures.binned(figures.all_bins(rows)))
-    drawn += [figures.coverage(rows), figures.parity(mean, std, target, hover)]
+        found.append(figures.binned(figures.all_bins(rows)))
+    found += [figures.coverage(rows), figures.parity(mean, std, target, hover)]
     if rows.spread and bool(rows.error.any()):
-        drawn.append(figures.sparsification(rows))
-    drawn.append(figures.histogram(rows))
-    named = {f"{name}-{figure.name}": figure for figure in drawn}
-    found.figures.update(named)
+        found.append(figures.sparsification(rows))
+    found.append(figures.histogram(rows))
+    named = {f"{name}-{figure.name}": figure for figure in found}
+    drawn.figures.update(named)
     grid = tag("div", *(place(key, figure) for key, figure in named.items()), class_="figures")
     return joined([_thinning(rows, len(index)), grid])
 

@@ -1,20 +1,23 @@
-"""Are the bars trustworthy? In plain words, from size, resolution and ranking.
+"""Are the bars trustworthy, and what to beware of, in plain words.
 
-Each statement is compared with what chance allows for so many rows, taken as independent.
+The verdict comes from size, resolution and ranking. Each statement is compared with what chance
+allows for so many rows, taken as independent.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from ..metrics.ranks import retained_rmse
+from ..calibration.report import CalibrationReport
+from ..metrics.ranking import retained_rmse
 from .markup import around, number
 from .rows import Rows
-from .scores import Judged
+from .scores import Judged, bin_sizes
 
 LEVEL, HALF_WIDTH = 0.9, 1.6448536269514722
 TAIL = 0.025
@@ -22,6 +25,9 @@ TAIL = 0.025
 FEW = 30
 """Rows below which no verdict is given, and nothing is called good."""
 GOOD, CAREFUL, BAD = "good", "careful", "bad"
+_FAR = 5.0
+"""Multiples of the median bar beyond which a bar is called far out."""
+_TAIL = 4.0
 
 
 @dataclass(frozen=True)
@@ -86,9 +92,11 @@ def size(rows: Rows) -> Finding:
         f"90 % intervals hold {100 * inside / count:.1f} % of the {count} true values; with right "
         f"bars chance gives {100 * low / count:.1f} to {100 * high / count:.1f} %."
     )
-    crowded = high == count and _below_chi_square(rows)
+    squares = rows.z.square()
+    chance = torch.special.gammainc(squares.new_tensor(count / 2), squares.sum() / 2)
+    crowded = high == count and bool(chance < TAIL)
     if crowded:
-        text += f" The RMS of error / bar is {number(float(rows.z.square().mean().sqrt()))}, not 1."
+        text += f" The RMS of error / bar is {number(float(squares.mean().sqrt()))}, not 1."
     if low <= inside <= high and not crowded:
         lead = "About right." if count >= FEW else "Not visibly wrong."
         return _finding(rows, subject, GOOD, f"{lead} {text}")
@@ -122,12 +130,6 @@ def held_by_chance(count: int) -> tuple[int, int]:
     return first + low, first + min(high, last - first)
 
 
-def _below_chi_square(rows: Rows) -> bool:
-    """Whether the sum of z² is smaller than chance allows."""
-    half = torch.tensor(len(rows) / 2, dtype=torch.float64)
-    return bool(torch.special.gammainc(half, rows.z.square().sum() / 2) < TAIL)
-
-
 def _finding(rows: Rows, subject: str, status: str, text: str) -> Finding:
     """An answer, which is never good from few rows."""
     return Finding(subject, CAREFUL if status == GOOD and len(rows) < FEW else status, text)
@@ -154,32 +156,30 @@ def gain_and_error(rows: Rows) -> tuple[float, float]:
 
 def resolution(rows: Rows) -> Finding:
     """Is it worth having bars that differ from row to row?"""
-    subject = "Use"
     if not rows.spread:
-        return Finding(
-            subject, CAREFUL, "All bars have the same size: they cannot tell rows apart."
-        )
+        text = "All bars have the same size: they cannot tell rows apart."
+        return Finding("Use", CAREFUL, text)
     gain, error = gain_and_error(rows)
-    if math.isinf(gain):
-        return Finding(subject, BAD, "Every error is zero, so that any bar is too wide.")
     figures = f"{around(abs(gain), error)} nats per row"
-    if gain > 2 * error:
+    if math.isinf(gain):
+        status, text = BAD, "Every error is zero, so that any bar is too wide."
+    elif gain > 2 * error:
         factor = f"the true values are {math.exp(min(gain, 700)):.3g} times as likely under them"
+        status = GOOD
         text = f"Better than one constant bar by {figures}: row by row, {factor}."
-        return _finding(rows, subject, GOOD, text)
-    if gain < -2 * error:
-        return Finding(
-            subject,
-            BAD,
+    elif gain < -2 * error:
+        status = BAD
+        text = (
             f"Worse than one constant bar, by {figures}: their size or their differences between "
-            "rows mislead.",
+            "rows mislead."
         )
-    return Finding(
-        subject,
-        CAREFUL,
-        f"No clear gain over one constant bar: the difference, {around(gain, error)} nats per "
-        "row, may be chance.",
-    )
+    else:
+        status = CAREFUL
+        text = (
+            f"No clear gain over one constant bar: the difference, {around(gain, error)} nats per "
+            "row, may be chance."
+        )
+    return _finding(rows, "Use", status, text)
 
 
 def ranking(judged: Judged) -> Finding:
@@ -217,14 +217,128 @@ def _dropped(rows: Rows) -> str:
 
 
 def _headline(rows: Rows, sized: Finding, useful: Finding) -> str:
+    side = "narrow" if needed_factor(rows) > 1 else "wide"
     if sized.status == BAD:
-        side = "narrow" if needed_factor(rows) > 1 else "wide"
         return f"Do not trust these bars as they stand: they are far too {side}."
     if useful.status == BAD:
         return "Do not trust these bars as they stand: one constant bar does better."
     if sized.status == CAREFUL:
-        side = "narrow" if needed_factor(rows) > 1 else "wide"
         return f"Use these bars with care: they are too {side}."
     if useful.status == CAREFUL:
         return "Right in size, but no better than one constant bar."
     return "These bars can be trusted on rows like these."
+
+
+# --- what to beware of -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Caution:
+    """Something to beware of.
+
+    Attributes:
+        text: sentences.
+        grave: why bars with this flaw must not be called trustworthy, as the end of a headline;
+            empty where they may be.
+    """
+
+    text: str
+    grave: str = ""
+
+
+def cautions(
+    rows: Rows, calibration: CalibrationReport | None = None, reference: Tensor | None = None
+) -> list[Caution]:
+    """What to beware of, the weightiest first; arguments as in `report.html`."""
+    return [
+        *([] if calibration is None else _of_calibration(calibration)),
+        *_few(rows),
+        *(_far_out(rows) if reference is None else _beyond(rows, reference)),
+        *_repeated(rows),
+        *_outliers(rows),
+        *_biased(rows),
+    ]
+
+
+def _of_calibration(report: CalibrationReport) -> Iterator[Caution]:
+    if report.stale:
+        yield Caution(
+            "Data were added or removed since the calibration: calibrate again.",
+            "they were calibrated for other data",
+        )
+    yield from map(Caution, report.warnings)
+
+
+def _few(rows: Rows) -> Iterator[Caution]:
+    if len(rows) < FEW:
+        yield Caution(f"There are {len(rows)} rows: every figure on this page may be chance.")
+    elif not bin_sizes(len(rows)):
+        yield Caution(f"There are {len(rows)} rows, too few for the plot of bins.")
+
+
+def _beyond(rows: Rows, reference: Tensor) -> Iterator[Caution]:
+    """Rows whose bar exceeds what the calibration data had: a sign of unlike inputs."""
+    known = len(reference)
+    rank = math.ceil(0.999 * known)
+    limit = float(reference.kthvalue(rank).values)
+    beyond = int((rows.std > limit).sum())
+    # the share of like rows beyond this order statistic follows Beta(above, rank): a generous bound
+    above = known - rank + 1
+    expected = len(rows) * min(1.0, (above + 3 * math.sqrt(above) + 2) / known)
+    if beyond > expected + 3 * math.sqrt(expected):
+        yield Caution(
+            f"{_share(beyond, rows)} have a bar above {number(limit)}, which 99.9 % of the "
+            "reference rows stay below: their inputs are unlike those that the bars were "
+            "calibrated on.",
+            "some rows are unlike those that they were calibrated on",
+        )
+
+
+def _far_out(rows: Rows) -> Iterator[Caution]:
+    """Without a reference all one can say is that some bars are much larger than most."""
+    median = float(rows.std.median())
+    if far := int((rows.std > _FAR * median).sum()):
+        yield Caution(
+            f"{_share(far, rows)} have a bar more than {_FAR:g} times the median "
+            f"({number(median)}): their inputs may be unlike the training data. Look at them in "
+            "the plots."
+        )
+
+
+def _repeated(rows: Rows) -> Iterator[Caution]:
+    columns = torch.stack([rows.mean, rows.std, rows.target], 1)
+    copies = len(rows) - len(torch.unique(columns, dim=0))
+    if copies > 0.01 * len(rows):
+        yield Caution(
+            f"{_share(copies, rows)} repeat an earlier row (same prediction, bar and true value): "
+            "what chance allows is more than this page says."
+        )
+
+
+def _outliers(rows: Rows) -> Iterator[Caution]:
+    # bars that are too narrow as a whole do not make tails heavy
+    limit = _TAIL * max(1.0, needed_factor(rows))
+    beyond = int((rows.z.abs() > limit).sum())
+    expected = math.erfc(_TAIL / math.sqrt(2)) * len(rows)
+    if beyond >= max(3, 5 * expected):
+        yield Caution(
+            f"{_share(beyond, rows)} err by more than {limit:.2g} bars, where Gaussian errors "
+            f"would give {number(expected, 2)}: the errors have heavy tails, or these rows are "
+            "faulty."
+        )
+
+
+def _biased(rows: Rows) -> Iterator[Caution]:
+    mean = float(rows.z.mean())
+    spread = float(rows.z.std()) if len(rows) > 1 else math.inf
+    if abs(mean) >= max(0.1, 4 * spread / math.sqrt(len(rows))):
+        side = "low" if mean > 0 else "high"
+        yield Caution(
+            f"The predictions are too {side} on average, by {number(abs(mean))} bars: bars cannot "
+            "mend that, the model can.",
+            f"the predictions are too {side} on average",
+        )
+
+
+def _share(count: int, rows: Rows) -> str:
+    return f"{count} of {len(rows)} rows ({100 * count / len(rows):.2g} %)"

@@ -116,16 +116,11 @@ def _lines(value: Any) -> int:
 
 def _matrix(rows: Mapping[str, Mapping[str, Any]], pairs: bool) -> Markup:
     keys = list(dict.fromkeys(key for row in rows.values() for key in row))
-    body = (
-        [
-            words(name),
-            *(
-                _cell(key, row[key], pairs and not repeated(name)) if key in row else ""
-                for key in keys
-            ),
-        ]
-        for name, row in rows.items()
-    )
+    body = []
+    for name, row in rows.items():
+        paired = pairs and not repeated(name)
+        cells = (_cell(key, row[key], paired) if key in row else "" for key in keys)
+        body.append([words(name), *cells])
     return table(["", *map(words, keys)], body, label=words(", ".join(rows)))
 
 
@@ -167,12 +162,10 @@ def _is_list(value: Any) -> bool:
 
 def _is_cell(value: Any) -> bool:
     if _is_list(value):
-        return len(value) <= _SHORT and not any(map(_is_nested, value))
+        return len(value) <= _SHORT and not any(
+            isinstance(v, Mapping) or _is_list(v) for v in value
+        )
     return not isinstance(value, Mapping)
-
-
-def _is_nested(value: Any) -> bool:
-    return isinstance(value, Mapping) or _is_list(value)
 
 
 def _cell(key: str, value: Any, pairs: bool = True) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .. import figures
-from ..document import check_plotly, chooser, page, place
+from ..document import chooser, page, place, require_plotly
 from ..figures import Figure
 from ..markup import Markup, around, joined, table, tag, words
 from ..scores import METRICS, glossary, plain_score_table
@@ -35,7 +35,7 @@ def experiment(numbers: Mapping[str, Any], *, title: str = "Results of an experi
             "Expected an experiment's numbers: nested mappings from names to numbers, got no "
             "number at all."
         )
-    check_plotly()
+    require_plotly()
     found, drawn = Recognised(), dict[str, Figure]()
     rest = recognise(numbers, found)
     parts = [_comparison(path, sets, drawn) for path, sets in found.comparisons]
@@ -171,11 +171,6 @@ def _scores(found: Recognised) -> Iterator[tuple[str, Markup]]:
 
 
 def _has_number(entry: Any) -> bool:
-    return value_of(entry) is not None or any(map(_has_number, _children(entry)))
-
-
-def _children(entry: Any) -> Iterator[Any]:
-    if isinstance(entry, Mapping):
-        yield from entry.values()
-    elif isinstance(entry, list):
-        yield from entry
+    members = entry.values() if isinstance(entry, Mapping) else entry
+    inside = members if isinstance(entry, (Mapping, list)) else ()
+    return value_of(entry) is not None or any(map(_has_number, inside))

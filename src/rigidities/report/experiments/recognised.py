@@ -182,14 +182,14 @@ def _figure(key: str, entry: Mapping[str, Any]) -> Figure | None:
 def _bins(entry: Mapping[str, Any]) -> Figure | None:
     pair = _lists(entry, "variance", "mse")
     size = value_of(entry["bin_size"])
-    if pair is None or size is None or size < 1 or not bool((pair[0] > 0).all()):
+    if pair is None or size is None or size < 1:
         return None
     return figures.binned({int(size): pair})
 
 
 def _points(entry: Mapping[str, Any]) -> Figure | None:
     pair = _lists(entry, "std", "error")
-    if pair is None or not bool((pair[0] > 0).all()) or not bool(pair[1].any()):
+    if pair is None or not bool(pair[1].any()):
         return None
     std, error = pair
     kept = thinned([std, error.abs()], MOST_SHOWN)
@@ -210,7 +210,7 @@ def _points(entry: Mapping[str, Any]) -> Figure | None:
 
 
 def _lists(entry: Mapping[str, Any], *keys: str) -> tuple[Tensor, Tensor] | None:
-    """Two lists of finite numbers of one length, or None."""
+    """Two lists of finite numbers of one length, those of the first above zero; or None."""
     found = []
     for key in keys:
         listed = entry.get(key)
@@ -221,4 +221,4 @@ def _lists(entry: Mapping[str, Any], *keys: str) -> tuple[Tensor, Tensor] | None
             return None
         found.append(torch.tensor(values, dtype=torch.float64))
     first, second = found
-    return (first, second) if len(first) == len(second) else None
+    return (first, second) if len(first) == len(second) and bool((first > 0).all()) else None
