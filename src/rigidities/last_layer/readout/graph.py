@@ -44,13 +44,16 @@ class ReadoutPass:
         if exporting():
             raise ValueError(_refusal(self._tap))
         # Only a plain readout is one graph: any other is read between two graphs.
-        between = torch.compiler.disable(self.eager)  # type: ignore[no-untyped-call]
-        reading: Reading = between(inputs, keywords)
+        reading: Reading = self._between(inputs, keywords)
         return reading
 
     def eager(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Reading:
         """One pass outside any graph."""
         return self.current()(*inputs, **keywords)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _between(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Reading:
+        return self.eager(inputs, keywords)
 
     def current(self) -> AnyTap:
         """The tap, if the model's weights are still those of the fit."""
