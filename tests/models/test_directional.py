@@ -61,7 +61,7 @@ def net(*middle, first=None):
 
 NETS = {
     "layer norm": net(lambda: nn.LayerNorm(4)),
-    "group norm": net(lambda: nn.GroupNorm(2, 4)),
+    "group norm": net(lambda: nn.GroupNorm(1, 4)),
     "weight norm": net(first=weight_norm),
     "attention": net(lambda: nn.TransformerEncoderLayer(4, 2, 3, batch_first=True), nn.Flatten),
 }
