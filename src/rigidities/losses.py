@@ -240,6 +240,15 @@ class PerSampleLoss:
         self._checked = True
 
 
+def own_weights(loss: Loss, batch: Any) -> Tensor | None:
+    """The sample weights that a loss brings along, (N, 1) or (N, K) in float64."""
+    own: Callable[[Any], Tensor] | None = getattr(loss, "weight", None)
+    if own is None:
+        return None
+    weights = own(batch).to(torch.float64)
+    return weights.reshape(len(weights), -1)
+
+
 def loss_for(loss: LossLike) -> Loss:
     """The loss object that a name or a per-sample callable stands for.
 

@@ -262,7 +262,7 @@ class PredictionRigidity:
         deviations = fit.calibration.scale * fit.form.sample(n, generator)
         flat = fit.regressor.flat
         drawn = flat.to(torch.float64) + deviations
-        return fit.regressor.parameters.stacked(drawn.to(flat))
+        return fit.regressor.parameters.restore(drawn.to(flat))
 
     @property
     def residual_scale(self) -> float:

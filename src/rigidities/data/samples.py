@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from ..models.modes import ordinary
 from .batches import TARGET_KEYS, Batch, Reader, raw_batches
 
 SampleWeight = Tensor | Callable[[Any], Tensor]
@@ -22,9 +23,9 @@ class SampleBatch:
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    target: Tensor | None
-    weight: Tensor | None
-    raw: Any
+    target: Tensor | None = None
+    weight: Tensor | None = None
+    raw: Any = None
 
     def __len__(self) -> int:
         return sample_count(*self.args, **self.kwargs) or 0
@@ -128,7 +129,7 @@ class Samples:
         offset = 0
         raws, _ = raw_batches(self.data, self.batch_size, any_order=not self.ordered)
         for raw in raws:
-            batch = _with_weight(_tracked(self.reader(raw)), self.weight, offset)
+            batch = _with_weight(self.reader(raw), self.weight, offset)
             yield batch
             offset += len(batch)
 
@@ -193,20 +194,6 @@ def doubled(value: Any) -> Any:
     return value.double() if floating else value
 
 
-def _tracked(batch: Batch) -> Batch:
-    """Tensors made under `torch.inference_mode` as ordinary ones, which can be differentiated."""
-
-    def ordinary(value: Any) -> Any:
-        return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
-
-    return replace(
-        batch,
-        args=tuple(map(ordinary, batch.args)),
-        kwargs={key: ordinary(value) for key, value in batch.kwargs.items()},
-        target=ordinary(batch.target),
-    )
-
-
 def _with_weight(batch: Batch, weight: SampleWeight | None, offset: int) -> SampleBatch:
     column, rows = None, sample_count(*batch.args, **batch.kwargs) or 0
     if isinstance(weight, Tensor):
@@ -222,7 +209,8 @@ def _with_weight(batch: Batch, weight: SampleWeight | None, offset: int) -> Samp
         column = column.to(torch.float64).reshape(len(column), -1)
         if not bool(((column >= 0) & (column < torch.inf)).all()):
             raise ValueError("sample_weight must be finite and not negative.")
-    return SampleBatch(batch.args, batch.kwargs, batch.target, column, batch.raw)
+    args, kwargs, target = ordinary((batch.args, batch.kwargs, batch.target))
+    return SampleBatch(args, kwargs, target, column, batch.raw)
 
 
 def _cut_raw(raw: Any, cut: Callable[[Any], Any]) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...losses import Loss, PerSampleLoss, ValuedLoss
+from ...losses import Loss, PerSampleLoss, ValuedLoss, own_weights
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,9 @@ def loss_terms(
     if target is None and loss.needs_target:
         raise ValueError("This loss needs targets: fit(X, y).")
     prediction = prediction.detach().to(torch.float64)
-    given = _sample_weight(loss, weight, batch)
+    given, own = weight, own_weights(loss, batch)
+    if own is not None:
+        given = own if weight is None else own * weight
     curvature = _curvature(loss, prediction, target, batch)
     slope, apart = _slope(loss, prediction, target, batch)
     _check_weights(given, prediction, apart=apart and (curvature is None or curvature.ndim == 2))
@@ -105,15 +107,6 @@ def loss_terms(
             "The loss has no finite curvature. Are there NaN in the predictions or targets?"
         )
     return LossTerms(curvature, slope, ones)
-
-
-def _sample_weight(loss: Loss, weight: Tensor | None, batch: Any) -> Tensor | None:
-    own = getattr(loss, "weight", None)
-    if own is None:
-        return weight
-    brought: Tensor = own(batch).to(torch.float64)
-    brought = brought.reshape(len(brought), -1)
-    return brought if weight is None else brought * weight
 
 
 def _curvature(loss: Loss, prediction: Tensor, target: Tensor | None, batch: Any) -> Tensor | None:

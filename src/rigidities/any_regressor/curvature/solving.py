@@ -12,9 +12,8 @@ from .dense_form import DenseForm, Hessian
 from .dual_form import DualForm
 from .exact_hessian import Penalty, exact_hessian
 from .forms import Form, Problem
-from .matrix_free import MatrixFreeForm, Preconditioner, Rows
-from .products import Recomputed, Transformed
-from .pseudo_hessian import TrainingRows, WeightedRows
+from .matrix_free import MatrixFreeForm, Preconditioner, Recomputed, Rows, Transformed
+from .pseudo_hessian import TrainingRows
 
 PRECONDITIONING_ROWS = 2000
 """Rows of the preconditioner: its factorisation takes about a second."""
@@ -69,33 +68,27 @@ def _dense(training: TrainingRows, problem: Problem, penalty: Penalty | None) ->
 def _matrix_free(
     training: TrainingRows, problem: Problem, penalty: Penalty | None, tolerance: float
 ) -> MatrixFreeForm:
-    width, outputs = problem.parameters, training.differentiation.outputs
+    width, differentiation = problem.parameters, training.differentiation
     # Half of the memory for the rows, a quarter for the preconditioner, a quarter for the vectors.
-    factored = problem.numbers < width * outputs / 2
+    factored = problem.numbers < width * problem.outputs / 2
+    way = Recomputed if factored else Transformed
     kept = problem.held <= problem.memory / 2
     together = max(1, min(32, int(problem.memory / 4 / (8 * 8 * width))))
     sample = _Sample(problem)
     rows: list[Rows] = []
     for part in training(problem.numbers * together):
         sample.add(part.tangents)
-        rows.append(_rows(training, part, kept=kept, factored=factored))
+        rows.append(part.tangents if kept else way(differentiation, part.batch, part.root))
     return MatrixFreeForm(
         rows,
         problem.ridge,
         tolerance,
         width,
-        training.differentiation.regressor.flat.device,
+        differentiation.regressor.flat.device,
         penalty=None if penalty is None else penalty.product,
         preconditioner=sample.preconditioner(),
         together=together,
     )
-
-
-def _rows(training: TrainingRows, part: WeightedRows, *, kept: bool, factored: bool) -> Rows:
-    if kept:
-        return part.tangents
-    way = Recomputed if factored else Transformed
-    return way(training.differentiation, part.batch, part.root)
 
 
 class _Sample:

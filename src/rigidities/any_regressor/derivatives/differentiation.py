@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.func import jacfwd, jacrev, vmap
 
-from ...data.samples import sample_count
+from ...data.samples import SampleBatch, sample_count
 from ...models.directional import normal_like, pulled, pulls, recorded, units
 from ...models.modes import transformable
 from ...notices import notify
@@ -218,13 +218,8 @@ def _without(regressor: Regressor, names: set[str]) -> Regressor | None:
 def _first_samples(
     inputs: tuple[Any, ...], kwargs: dict[str, Any], count: int
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    rows = sample_count(*inputs, **kwargs)
-
-    def cut(value: Any) -> Any:
-        same = isinstance(value, Tensor) and value.ndim > 0 and len(value) == rows
-        return value[:count] if same else value
-
-    return tuple(map(cut, inputs)), {key: cut(value) for key, value in kwargs.items()}
+    first = next(SampleBatch(inputs, kwargs).pieces(count))
+    return first.args, first.kwargs
 
 
 def _check_alone(regressor: Regressor, *inputs: Any, **kwargs: Any) -> None:
