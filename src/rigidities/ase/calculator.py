@@ -15,8 +15,8 @@ from ase.outputs import Properties, all_outputs
 from ase import Atoms
 
 from ..data.slots import InputName
+from ..last_layer.readout.reading import SampleWeight
 from ..last_layer.rigidity import LastLayerRigidity
-from ..last_layer.rows import SampleWeight
 from ..models.shadow import input_names, placement
 from ..notices import notify
 from .limits import BARS, UncertainStructureError, check_limits, checked_limits, positive

@@ -16,9 +16,8 @@ from ..losses import Loss
 from ..posterior.gram import Gram
 from .gradients.loss import GradientLoss
 from .readout.binding import Binding
-from .readout.reading import Reading
+from .readout.reading import Reading, SampleWeight
 from .readout.tap import AnyTap
-from .rows import SampleWeight, batch_hashes, sample_weights, target_rows
 
 _CHECK_EVERY = 32
 
@@ -63,8 +62,8 @@ class Weighing:
         if target is None and self.loss.needs_target:
             raise ValueError("This loss needs targets: give (x, y) batches or target=.")
         rows = reading.rows(reading.output.detach())
-        given = sample_weights(self.sample_weight, batch, reading)
-        own = sample_weights(getattr(self.loss, "weight", None), batch, reading)
+        given = reading.sample_weights(self.sample_weight, batch)
+        own = reading.sample_weights(getattr(self.loss, "weight", None), batch)
         if own is not None:
             given = own if given is None else own * given
         curvature = self.loss.curvature(rows, target, batch.raw)
@@ -131,7 +130,7 @@ def _add(
     reading = tap(*batch.args, **batch.kwargs)
     if not reading.features.shape[0]:
         raise ValueError("the batch is empty; drop it.")
-    target = target_rows(batch.target, reading)
+    target = reading.target_rows(batch.target)
     weights = _shared_weights(weighing(batch, reading, target))
     residuals = None
     if target is not None:
@@ -149,7 +148,7 @@ def _add(
     (gram.downdate if remove else gram.update)(features, weights, residuals)
     if weighing.gradients is not None:
         _add_derivatives(gram, tap, batch, weighing.gradients, remove, sums)
-    hashes = batch_hashes(batch, reading)
+    hashes = reading.hashes(batch)
     (statistics.sketch.remove if remove else statistics.sketch.add)(hashes)
     return statistics
 
@@ -159,9 +158,9 @@ def _add_derivatives(
 ) -> None:
     change = gram.downdate if remove else gram.update
     for rows in loss.rows(tap, batch):
-        flat = _flat(tap.layout, rows.features, rows.weights[:, None], rows.residuals)
-        sums[-1] += _sums(flat[0], flat[2])  # one entry per batch
-        change(*flat, moments=rows.residuals is not None)
+        features, weights, residuals = _flat(tap.layout, *rows)
+        sums[-1] += _sums(features, residuals)  # one entry per batch
+        change(features, weights, residuals, moments=residuals is not None)
 
 
 def _empty(tap: AnyTap, batch: Batch, reading: Reading) -> Statistics:

@@ -45,14 +45,13 @@ from .fit import ReadoutFit
 from .gradients.feature_map import FeatureMap
 from .gradients.gradient import Differentiator, Gradient, shared_out
 from .gradients.loss import GradientTarget, GradientWeight, gradient_loss
-from .gradients.uncertain_inputs import InputUncertainty
+from .gradients.uncertain_inputs import InputVariances
 from .local_terms import LocalTerms, local_terms
 from .propagation.derived import Derived
 from .propagation.outputs import repeatable
 from .propagation.propagation import covariance_between, propagated
-from .readout.reading import Reading
+from .readout.reading import Reading, SampleWeight
 from .readout.tap import AnyTap
-from .rows import SampleWeight, sample_weights
 from .wrapper import ModelWrapper
 
 if TYPE_CHECKING:
@@ -255,15 +254,12 @@ class LastLayerRigidity(ModelWrapper):
         if input_covariance is None and (input_samples or wrt is not None):
             raise ValueError("input_samples= and wrt= are for uncertain inputs: input_covariance=.")
         if input_covariance is not None:
-            given = InputUncertainty(input_covariance, wrt, input_samples, generator)
-            inputs = given.variances()
+            inputs = InputVariances(input_covariance, wrt, input_samples, generator)
         spreads = []
         with torch.enable_grad():
-            for batch in self._fit.batches(
-                data, "predict", batch_size=batch_size, progress=progress
-            ):
+            for batch in self._fit.batches(data, "predict", batch_size, progress):
                 reading = tap(*batch.args, **batch.kwargs)
-                spread = bars.spread(reading, sample_weights(sample_weight, batch, reading))
+                spread = bars.spread(reading, reading.sample_weights(sample_weight, batch))
                 if inputs is not None:
                     spread = replace(spread, from_inputs=inputs.next(tap, batch, reading.output))
                 spreads.append(spread)
@@ -433,12 +429,9 @@ class LastLayerRigidity(ModelWrapper):
             progress: as in `fit`.
         """
         tap = self._fit.tap()
-        batches = partial(
-            self._fit.batches, data, "propagate", batch_size=batch_size, progress=progress
-        )
-        again = repeatable(data)
+        batches = partial(self._fit.batches, data, "propagate", batch_size, progress)
         return propagated(
-            fn, tap, self._joint(tap), batches, second_order=second_order, again=again
+            fn, tap, self._joint(tap), batches, second_order=second_order, again=repeatable(data)
         )
 
     @outside_inference_mode

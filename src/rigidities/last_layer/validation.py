@@ -20,7 +20,6 @@ from ..prediction.noise import Noise, NoNoise
 from .accumulation import Statistics, Weighing
 from .readout.reading import Reading
 from .readout.tap import AnyTap
-from .rows import batch_hashes, sample_weights, target_rows
 
 
 def calibrated(
@@ -86,7 +85,7 @@ def residuals(
         except ValueError as problem:
             raise ValueError(f"Batch {number}: {problem}") from problem
         if sketch is not None:
-            hashes = batch_hashes(batch, reading)
+            hashes = reading.hashes(batch)
             gathered.count(hashes.numel(), sketch.shared(hashes))
     return gathered.residuals()
 
@@ -99,13 +98,13 @@ def _add(
     weighing: Weighing,
     noise: type[Noise],
 ) -> None:
-    target = target_rows(batch.target, reading)
+    target = reading.target_rows(batch.target)
     if target is None:
         raise ValueError("there is no target; calibration needs (x, y).")
     features, mean = reading.features.detach(), reading.rows(reading.output.detach())
     error = target.to(torch.float64) - mean
     weight = weighing(batch, reading, target)
-    importance = sample_weights(weighing.sample_weight, batch, reading)
+    importance = reading.sample_weights(weighing.sample_weight, batch)
     power = posterior.projections(features).square()
     gathered.add(error, power, weight, noise.shape(mean, features), importance)
 

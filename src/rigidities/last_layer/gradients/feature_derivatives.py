@@ -26,7 +26,6 @@ from torch import Tensor
 from ...models.directional import pulled, push, recorded, units
 from ...models.modes import transformable
 from .feature_map import UNCONNECTED, FeatureMap
-from .layout import by_rows
 
 NUMBERS = 1 << 23
 """Of the features' derivatives that are held at once, at most (64 MiB in float64)."""
@@ -117,7 +116,7 @@ def forward_quadratic(point: FeatureMap, quadratic: Quadratic) -> tuple[Tensor, 
         slopes.append(output)
     rows, slope = len(point.point), torch.cat(slopes)
     moved = slope.permute(1, 2, 0) if point.aligned else slope.reshape(rows, -1, slope.shape[-1]).mT
-    return moved, by_rows(point, torch.cat(parts))
+    return moved, point.by_rows(torch.cat(parts))
 
 
 def reverse_quadratic(point: FeatureMap, project: Projection) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,6 @@ prediction over draws of the input.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,52 +25,42 @@ from .feature_map import FeatureMap, row_owners
 NAME = "input_covariance"
 
 
-@dataclass(frozen=True)
-class InputUncertainty:
-    """Covariance of one input, handed out batch by batch.
+class InputVariances:
+    """The variance that one uncertain input brings to each prediction, batch after batch.
 
-    Attributes:
+    Args:
         covariance: a variance for all numbers of the input; one for each number (d,) or one row of
             them per row of the input (L, d); a matrix (d, d), or one per row (L, d, d). An input
             row may also have its own shape in place of d.
         wrt: the input.
         samples: draws of the input; 0 for first order.
         generator: of the draws.
+
+    Raises:
+        ValueError: fewer than two draws.
     """
 
-    covariance: Any
-    wrt: InputName = None
-    samples: int = 0
-    generator: torch.Generator | None = None
-
-    def variances(self) -> InputVariances:
-        """Ready for the first batch.
-
-        Raises:
-            ValueError: fewer than two draws.
-        """
-        if self.samples == 1 or self.samples < 0 or self.samples != int(self.samples):
-            raise ValueError(
-                f"input_samples must be 0 (first order) or at least 2, got {self.samples}."
-            )
-        return InputVariances(self)
-
-
-class InputVariances:
-    """The variance that the input brings to each prediction, batch after batch."""
-
-    def __init__(self, uncertainty: InputUncertainty) -> None:
-        self._uncertainty = uncertainty
+    def __init__(
+        self,
+        covariance: Any,
+        wrt: InputName = None,
+        samples: int = 0,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        if samples == 1 or samples < 0 or samples != int(samples):
+            raise ValueError(f"input_samples must be 0 (first order) or at least 2, got {samples}.")
+        self._covariance, self._wrt = covariance, wrt
+        self._samples, self._generator = samples, generator
         self._share: RowShare | None = None
 
     def next(self, tap: AnyTap, batch: Batch, output: Tensor) -> Tensor:
         """Of the next batch, shaped like its output."""
-        slot = Slot.find(batch, self._uncertainty.wrt, tap)
+        slot = Slot.find(batch, self._wrt, tap)
         point = slot.get(batch)
         if self._share is None:
-            self._share = _shared(self._uncertainty.covariance, point)
+            self._share = _shared(self._covariance, point)
         covariance = self._share.next(len(point))
-        if self._uncertainty.samples:
+        if self._samples:
             variance = self._sampled(tap, batch, slot, covariance)
         else:
             variance = first_order(FeatureMap.of(tap, batch, slot), covariance)
@@ -84,17 +73,15 @@ class InputVariances:
 
     def _sampled(self, tap: AnyTap, batch: Batch, slot: Slot, covariance: Tensor) -> Tensor:
         """Sample variance of the prediction over draws of the input."""
-        point = slot.get(batch)
-        total = square = None
+        point, n = slot.get(batch), self._samples
         base = tap(*batch.args, **batch.kwargs).output.detach().to(torch.float64)
-        n = self._uncertainty.samples
+        total, square = torch.zeros_like(base), torch.zeros_like(base)
         for _ in range(n):
-            z = standard_normal(tuple(point.shape), point.device, self._uncertainty.generator)
+            z = standard_normal(tuple(point.shape), point.device, self._generator)
             args, kwargs = slot.put(batch, point + _correlated(z, covariance).to(point))
             change = tap(*args, **kwargs).output.detach().to(torch.float64) - base
-            total = change if total is None else total + change
-            square = change.square() if square is None else square + change.square()
-        assert total is not None and square is not None
+            total += change
+            square += change.square()
         return (square - total.square() / n) / (n - 1)
 
 

@@ -70,7 +70,7 @@ class JointOutputs:
         readings, held = [], 0
         for batch in batches():
             reading = tap(*batch.args, **batch.kwargs).detached()
-            _check_targets(reading, joint)
+            reading.check_targets(joint.targets)
             held += reading.features.nbytes
             readings.append(_without_features(reading) if again and held > KEPT else reading)
         return cls(joint, tap, batches, tuple(readings), _joined(readings))
@@ -137,15 +137,6 @@ class JointOutputs:
 
 def _without_features(reading: Reading) -> Reading:
     return replace(reading, features=reading.features.new_empty(0))
-
-
-def _check_targets(reading: Reading, joint: JointPosterior) -> None:
-    targets = reading.inner[reading.axis]
-    if targets != joint.targets:
-        raise ValueError(
-            f"The model gives {targets} targets here and gave {joint.targets} in the fit. Use the "
-            "same forward= and output= as in the fit."
-        )
 
 
 def _joined(readings: list[Reading]) -> Tensor:

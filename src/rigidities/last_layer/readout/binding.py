@@ -11,8 +11,7 @@ from ...data.batches import Batch
 from ...data.sketch import fingerprint
 from ...models.calling import Source
 from ...models.shadow import signature, unwrapped
-from .feature_tap import FeatureTap
-from .tap import AnyTap, Tap
+from .tap import AnyTap, FeatureTap, Tap
 
 
 class Binding:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from ...data.batches import Batch
+from ...data.sketch import row_hashes
+
+SampleWeight = Callable[[Any], Tensor]
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,60 @@ class Reading:
         shape = [n for i, n in enumerate(self.inner) if i != self.axis % len(self.inner)]
         full = rows.expand(-1, targets).reshape(*shape, targets)
         return full.movedim(-1, self.axis).reshape(self.output.shape)
+
+    def check_targets(self, fitted: int) -> None:
+        """The model must give as many targets as in the fit."""
+        if (targets := self.inner[self.axis]) != fitted:
+            raise ValueError(
+                f"The model gives {targets} targets here and gave {fitted} in the fit. Use the "
+                "same forward= and output= as in the fit."
+            )
+
+    def target_rows(self, target: Tensor | None) -> Tensor | None:
+        """The target as (M, K), whatever dimensions of size one it has or lacks."""
+        if target is None:
+            return None
+        if target.squeeze().shape != self.output.squeeze().shape:
+            raise ValueError(
+                f"the target's shape {tuple(target.shape)} does not fit the output's "
+                f"{tuple(self.output.shape)}. If the model predicts more than the target (a mean "
+                "and a variance, say), pick the mean with output= or forward=lambda m, b: "
+                "m(b)[..., 0]."
+            )
+        return self.rows(target.reshape(self.output.shape))
+
+    def sample_weights(self, function: SampleWeight | None, batch: Batch) -> Tensor | None:
+        """The user's weights of the batch, (M, 1) or (M, K)."""
+        if function is None:
+            return None
+        output = self.output
+        given = torch.as_tensor(function(batch.raw), device=output.device).to(torch.float64)
+        if given.squeeze().shape == output.squeeze().shape:
+            return self.rows(given.reshape(output.shape))
+        if given.ndim > 1 or given.numel() != len(output):
+            raise ValueError(
+                f"sample_weight returned {tuple(given.shape)} for an output of "
+                f"{tuple(output.shape)}: expected one weight per sample or per output."
+            )
+        return self.rows(given.reshape(-1, *[1] * (output.ndim - 1)).expand(output.shape))
+
+    def hashes(self, batch: Batch) -> Tensor:
+        """One hash per row of input and target.
+
+        Where inputs have not one row per output, as atoms of several structures, of rounded
+        features and target.
+        """
+        values = [*batch.args, *batch.kwargs.values()]
+        if batch.target is not None:
+            values.append(batch.target)
+        hashes = row_hashes(values, len(self.output))
+        if hashes is not None:
+            return hashes
+        coarse = self.features.detach().flatten(1).to(torch.bfloat16)
+        target = self.target_rows(batch.target)
+        rounded = row_hashes([coarse] if target is None else [coarse, target], len(coarse))
+        assert rounded is not None
+        return rounded
 
 
 @dataclass(frozen=True)
