@@ -1,4 +1,4 @@
-"""What a fit has learnt of a model's readout, its calibration, and everything that changes them."""
+"""What a fit has learnt of a model's readout, its calibration, what changes them, and files."""
 
 from __future__ import annotations
 
@@ -10,29 +10,34 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._version import __version__
 from ..calibration.calibration import Calibration
 from ..calibration.report import CalibrationReport
 from ..data.batches import Batch
 from ..data.feed import Feed
+from ..data.sketch import RowSketch
 from ..data.slots import InputName
-from ..data.storage import Snapshot
+from ..data.storage import Snapshot, prefixed, unprefixed
+from ..losses import MSE, Huber, LogCosh, Loss, PoissonNLL
 from ..models.calling import Source
 from ..models.shadow import placement
 from ..notices import NotFittedError, notify
+from ..posterior.gram import Gram
 from ..posterior.posterior import Posterior
 from ..posterior.quadratic import QuadraticForm
 from ..prediction.law import Law
 from ..prediction.noise import Noise
 from .accumulation import Statistics, Weighing, accumulate, fitted
 from .error_bars import ErrorBars
-from .gradients.loss import GradientTarget, calibration_loss, gradient_scale
+from .gradients.loss import GradientLoss, GradientTarget, calibration_loss, gradient_scale
 from .readout.binding import Binding
 from .readout.tap import AnyTap
-from .snapshot import parts, snapshot
 from .validation import calibrated, calibration_data
 
 DEFAULT_RIDGE = 1e-6
 """Ridge before calibration, relative to the Gram's mean diagonal."""
+
+_LOSSES: dict[str, type[Any]] = {c.__name__: c for c in (MSE, Huber, LogCosh, PoissonNLL)}
 
 
 class ReadoutFit:
@@ -252,7 +257,19 @@ class ReadoutFit:
 
     def snapshot(self) -> Snapshot:
         """Everything but the model."""
-        return snapshot(self.known(), self.binding.header(), self.weighing, self.report)
+        known, report = self.known(), self.report
+        tensors = prefixed("gram", known.gram.state()) | prefixed("sketch", known.sketch.state())
+        if report is not None:
+            tensors |= prefixed("calibration", report.tensors())
+        header = {
+            "library": __version__,
+            "readout": self.binding.header(),
+            "targets": known.targets,
+            "inputs": known.inputs,
+            "loss": _loss_state(self.weighing),
+            "calibration": None if report is None else report.header(),
+        }
+        return Snapshot(tensors, header)
 
     def take(self, given: Snapshot | None) -> None:
         """Take up a fit from a snapshot; None for no fit."""
@@ -261,7 +278,7 @@ class ReadoutFit:
         else:
             binding = self.new_binding()
             binding.restore(given.header["readout"])
-            self.statistics, self.weighing, self.report = parts(given)
+            self.statistics, self.weighing, self.report = _parts(given)
             self.binding = binding
         self._forget_derived()
         self.follow_device()
@@ -273,3 +290,43 @@ class ReadoutFit:
 
     def _forget_derived(self) -> None:
         self._posterior = self._bars = None
+
+
+def _parts(given: Snapshot) -> tuple[Statistics, Weighing | None, CalibrationReport | None]:
+    """What a snapshot holds; no weighing where the loss or weights were functions.
+
+    Raises:
+        ValueError: something is missing, or this version does not know it.
+    """
+    try:
+        gram = Gram.from_state(unprefixed("gram", given.tensors))
+        sketch = RowSketch.from_state(unprefixed("sketch", given.tensors))
+        statistics = Statistics(gram, sketch, given.header["targets"], given.header["inputs"])
+        report = given.part("calibration", CalibrationReport.from_state)
+        return statistics, _loss_from(given.header["loss"]), report
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"The fit is incomplete: {error} is missing or wrong. Save it again from the "
+            "fitted object."
+        ) from error
+
+
+def _loss_state(weighing: Weighing | None) -> dict[str, Any] | None:
+    """Name and settings of a loss that a file can hold."""
+    if weighing is None:
+        return None
+    name, gradients = type(weighing.loss).__name__, weighing.gradients
+    if weighing.sample_weight is not None or name not in _LOSSES:
+        return None
+    if gradients is not None and any(callable(value) for value in vars(gradients).values()):
+        return None
+    state = {"name": name, "settings": vars(weighing.loss)}
+    return state if gradients is None else {**state, "gradients": vars(gradients)}
+
+
+def _loss_from(state: dict[str, Any] | None) -> Weighing | None:
+    if state is None:
+        return None
+    loss: Loss = _LOSSES[state["name"]](**state["settings"])
+    gradients = state.get("gradients")
+    return Weighing(loss, gradients=None if gradients is None else GradientLoss(**gradients))

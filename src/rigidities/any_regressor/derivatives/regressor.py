@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ...data.samples import doubled, sample_count
-from ...models.outputs import pick
+from ...models.calling import pick
 from ...models.shadow import shadow
 from ...notices import notify
 from .parameters import Parameters, Subset

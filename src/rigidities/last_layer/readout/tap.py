@@ -323,20 +323,16 @@ class FeatureTap:
     @outside_inference_mode
     def __call__(self, *args: Any, **kwargs: Any) -> Reading:
         """One forward pass and one call of the user's function."""
-        return self._reading(args, kwargs)
+        return self._reading(*args, **kwargs)
 
     def graph(self, *args: Any, **kwargs: Any) -> Reading:
         """The same, differentiable by the inputs as far as the user's function is."""
         with torch.enable_grad():
-            return self._reading(args, kwargs)
-
-    def unchecked(self, *args: Any, **kwargs: Any) -> Reading:
-        """The same: no value is looked at."""
-        return self._reading(args, kwargs)
+            return self._reading(*args, **kwargs)
 
     def steady(self, *args: Any, **kwargs: Any) -> Callable[..., Reading]:
-        """The pass as a function that `torch.func` can transform."""
-        return self.unchecked
+        """The pass as a function that `torch.func` can transform: no value is looked at."""
+        return self._reading
 
     def terms(self, *args: Any, **kwargs: Any) -> Terms:
         """Refused: what the user's features are sums of is not known.
@@ -349,7 +345,7 @@ class FeatureTap:
             "rigidities.local yourself."
         )
 
-    def _reading(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
+    def _reading(self, *args: Any, **kwargs: Any) -> Reading:
         assert self.source.features is not None
         output = self.source.run(self._model, args, kwargs)
         features = self.source.features(self._model, *args, **kwargs)
