@@ -21,15 +21,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..calibration.calibration import Calibration
+from ..calibration.calibration import Calibration, Wanted
 from ..calibration.report import CalibrationReport
 from ..data.samples import Samples, SampleWeight
 from ..data.storage import Snapshot
 from ..losses import LossLike, loss_for
 from ..models.modes import differentiating
 from ..notices import NotFittedError
-from ..prediction.law import Law, law_named
-from ..prediction.noise import Noise, noise_named
+from ..prediction.law import Law
+from ..prediction.noise import Noise
 from ..prediction.prediction import Prediction
 from .curvature.exact_hessian import Penalty, Regulariser
 from .curvature.forms import FORMS, FormName, Problem, chosen
@@ -213,20 +213,13 @@ class PredictionRigidity:
         """
         if isinstance(ridge, str) and ridge != "search":
             raise ValueError(f"ridge must be None, 'search' or a number, got {ridge!r}.")
-        kind, shape = noise_named(noise), law_named(law)
-        fit = self._ready(X, y)
+        wanted, fit = Wanted.of(criterion, noise, law), self._ready(X, y)
         if isinstance(ridge, (int, float)):
             fit = replace(fit, form=fit.form.with_ridge(float(ridge)))
+        if ridge != "search" and (ridge is not None or fit.form.name != "dense"):
+            wanted = replace(wanted, ridge=fit.form.ridge)
         assert fit.differentiation is not None
-        report = calibrated(
-            fit.differentiation,
-            fit.form,
-            fit.pieces(X, y),
-            searching=ridge == "search" or (ridge is None and fit.form.name == "dense"),
-            criterion=criterion,
-            noise=kind,
-            law=shape,
-        )
+        report = calibrated(fit.differentiation, fit.form, fit.pieces(X, y), wanted)
         form = fit.form.with_ridge(report.ridge)
         self._fit = replace(fit, form=form, calibration=report.calibration, report=report)
         return report

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .._version import __version__
-from ..calibration.calibration import Calibration
+from ..calibration.calibration import Calibration, Wanted
 from ..calibration.report import CalibrationReport
 from ..data.batches import Batch
 from ..data.feed import Feed
@@ -25,8 +25,6 @@ from ..notices import NotFittedError, notify
 from ..posterior.gram import Gram
 from ..posterior.posterior import Posterior
 from ..posterior.quadratic import QuadraticForm
-from ..prediction.law import Law
-from ..prediction.noise import Noise
 from .accumulation import Statistics, Weighing, accumulate, fitted
 from .error_bars import ErrorBars
 from .gradients.loss import GradientLoss, GradientTarget, calibration_loss, gradient_scale
@@ -90,11 +88,8 @@ class ReadoutFit:
         self,
         valid: Any,
         train: Any,
+        wanted: Wanted,
         *,
-        criterion: str,
-        ridge: float | None,
-        noise: type[Noise],
-        law: Law,
         gradients: InputName,
         gradient_target: GradientTarget | None,
         **options: Any,
@@ -104,22 +99,12 @@ class ReadoutFit:
         if gradients is not None or gradient_target is not None:
             judged = calibration_loss(weighing.gradients, gradients, gradient_target)
             weighing = replace(weighing, gradients=judged)
-        data = calibration_data(criterion, valid, train)
+        data = calibration_data(wanted.criterion, valid, train)
         data = list(data) if isinstance(data, Iterator) else data
         tap = self._thorough_tap()
         batches = partial(self.feed(weighing), data, "calibrate", any_order=True, **options)
         with torch.enable_grad():
-            report = calibrated(
-                tap,
-                batches(),
-                statistics,
-                self.posterior,
-                weighing,
-                criterion=criterion,
-                ridge=ridge,
-                noise=noise,
-                law=law,
-            )
+            report = calibrated(tap, batches(), statistics, self.posterior, weighing, wanted)
             final = self.posterior.with_ridge(report.ridge).with_scale(report.scale)
             if weighing.gradients is not None and weighing.gradients.target is not None:
                 dtype = placement(self.model)[1]

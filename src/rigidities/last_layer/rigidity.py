@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import selection
-from ..calibration.calibration import Calibration
+from ..calibration.calibration import Calibration, Wanted
 from ..calibration.report import CalibrationReport
 from ..data.feed import Feed
 from ..data.slots import InputName, Slot
@@ -34,8 +34,8 @@ from ..posterior.draws import MEMBERS
 from ..posterior.gram import Gram
 from ..posterior.joint import JointPosterior
 from ..posterior.posterior import Posterior
-from ..prediction.law import Law, law_named
-from ..prediction.noise import Noise, noise_named
+from ..prediction.law import Law
+from ..prediction.noise import Noise
 from ..prediction.prediction import Prediction
 from ..selection import Selection
 from .accumulation import Weighing
@@ -205,10 +205,7 @@ class LastLayerRigidity(ModelWrapper):
         return self._fit.calibrate(
             valid,
             train,
-            criterion=criterion,
-            ridge=ridge,
-            noise=noise_named(noise),
-            law=law_named(law),
+            Wanted.of(criterion, noise, law, ridge),
             gradients=gradients,
             gradient_target=gradient_target,
             batch_size=batch_size,
