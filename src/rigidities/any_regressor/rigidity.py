@@ -153,8 +153,8 @@ class PredictionRigidity:
             tolerance=self._tolerance,
         )
         slope = None if penalty is None else penalty.gradient
-        norm = training.totals.gradient.check(slope, problem.ridge, regressor.flat)
         totals = training.totals
+        norm = totals.check(slope, problem.ridge, regressor.flat)
         self._fit = Fit(
             regressor,
             form,

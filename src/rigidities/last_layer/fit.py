@@ -55,8 +55,8 @@ class ReadoutFit:
         layer: str | list[str] | None,
         target: Callable[[Any], Tensor] | None,
     ) -> None:
-        self.model, self.source, self.layer, self.target = model, source, layer, target
-        self.binding = self.new_binding()
+        self.model, self.source, self.target = model, source, target
+        self.binding = Binding(model, source, layer)
         self.statistics: Statistics | None = None
         self.weighing: Weighing | None = None
         self.report: CalibrationReport | None = None
@@ -66,7 +66,7 @@ class ReadoutFit:
 
     def fit(self, train: Any, weighing: Weighing, **options: Any) -> None:
         """Accumulate the Gram over the training data."""
-        binding = self.new_binding()
+        binding = self.binding.restored()
         feed = replace(self.feed(weighing), inputs=None)
         statistics = fitted(binding, weighing, feed(train, "fit", any_order=True, **options))
         self.binding, self.weighing, self.statistics = binding, weighing, statistics
@@ -236,10 +236,6 @@ class ReadoutFit:
             self._said.add(key)
             notify(message)
 
-    def new_binding(self) -> Binding:
-        """A tie to the model that knows no readout yet."""
-        return Binding(self.model, self.source, self.layer)
-
     def snapshot(self) -> Snapshot:
         """Everything but the model."""
         known, report = self.known(), self.report
@@ -261,8 +257,7 @@ class ReadoutFit:
         if given is None:
             self.statistics = self.weighing = self.report = None
         else:
-            binding = self.new_binding()
-            binding.restore(given.header["readout"])
+            binding = self.binding.restored(given.header["readout"])
             self.statistics, self.weighing, self.report = _parts(given)
             self.binding = binding
         self._forget_derived()

@@ -377,8 +377,7 @@ class LastLayerRigidity(ModelWrapper):
             symmetric=symmetric,
             rank=rank,
         )
-        binding = self._fit.new_binding()
-        binding.restore(self._fit.binding.header())
+        binding = self._fit.binding.restored(self._fit.binding.header())
         return Ensemble(binding, self.feed.unlabelled(), drawn)
 
     def covariance(self, x1: Any, x2: Any = None, *, batch_size: int | None = None) -> Tensor:

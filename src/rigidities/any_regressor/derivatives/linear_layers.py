@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -106,22 +107,14 @@ class LinearLayers:
     def _recording(self) -> Iterator[dict[str, list[_Call]]]:
         calls: dict[str, list[_Call]] = {name: [] for name in self.layers}
 
-        def recorder(name: str) -> Any:
-            def record(
-                module: nn.Module,
-                args: tuple[Tensor, ...],
-                named: dict[str, Tensor],
-                output: Tensor,
-            ) -> Tensor:
-                entering: Tensor = args[0] if args else named["input"]
-                leaving = output if output.requires_grad else output.detach().requires_grad_()
-                calls[name].append(_Call(entering.detach(), leaving))
-                return leaving.clone()  # what follows may write in place
-
-            return record
+        def record(name: str, module: nn.Module, args: Any, named: Any, output: Tensor) -> Tensor:
+            entering: Tensor = args[0] if args else named["input"]
+            leaving = output if output.requires_grad else output.detach().requires_grad_()
+            calls[name].append(_Call(entering.detach(), leaving))
+            return leaving.clone()  # what follows may write in place
 
         handles = [
-            layer.register_forward_hook(recorder(name), with_kwargs=True)
+            layer.register_forward_hook(partial(record, name), with_kwargs=True)
             for name, layer in self.layers.items()
         ]
         try:

@@ -121,7 +121,9 @@ def forward_quadratic(point: FeatureMap, quadratic: Quadratic) -> tuple[Tensor, 
 
 def reverse_quadratic(point: FeatureMap, project: Projection) -> tuple[Tensor, Tensor]:
     """The same by reverse mode, as sums of squares of the projections' derivatives."""
-    return output_derivatives(point), reverse_squares(point, project)
+    mean = output_derivatives(point)
+    rows = _reverse(point, project, lambda gradients: gradients.square().sum(0))
+    return mean, torch.stack([torch.stack(row, dim=1) for row in rows], dim=1)
 
 
 def forward_rows(point: FeatureMap) -> Iterator[Chunk]:
@@ -132,12 +134,6 @@ def forward_rows(point: FeatureMap) -> Iterator[Chunk]:
     for _, tangents in _tangents(point):
         start, done = done, done + len(tangents)
         yield tangents.flatten(0, 1), table[start:done].flatten()
-
-
-def reverse_squares(point: FeatureMap, project: Projection) -> Tensor:
-    """Summed squares over the projections' derivatives, (L, I, K, d), by reverse mode."""
-    rows = _reverse(point, project, lambda gradients: gradients.square().sum(0))
-    return torch.stack([torch.stack(row, dim=1) for row in rows], dim=1)
 
 
 def reverse_rows(point: FeatureMap) -> Iterator[Chunk]:

@@ -17,8 +17,8 @@ from torch import Tensor
 from ...data.batches import Batch
 from ...data.slots import Slot
 from ...models.directional import normal_like, pulled, pushes, pushes_by_reverse, recorded
-from ...models.owners import owners_by_digits
 from ..readout.reading import Reading
+from ..readout.tail import owners_by_digits
 from ..readout.tap import AnyTap
 
 UNCONNECTED = (

@@ -133,27 +133,24 @@ def _shared(covariance: Any, point: Tensor) -> RowShare:
         given = given[0]
     if not bool(torch.isfinite(given).all()):
         raise ValueError("input_covariance holds NaN or infinity.")
-    matrices = {(numbers, numbers), (*inner, *inner)}
-    if given.ndim == 0 or tuple(given.shape) in {(numbers,), tuple(inner)}:
-        diagonal, split = given.reshape(-1) if given.ndim else given, False
-    elif tuple(given.shape) in matrices:
-        return RowShare(_checked_matrix(given.reshape(1, numbers, numbers)), split=False, name=NAME)
-    elif tuple(given.shape[1:]) in {(numbers,), tuple(inner)}:
-        diagonal, split = given.reshape(len(given), numbers), True
-    elif tuple(given.shape[1:]) in matrices:
-        matrix = _checked_matrix(given.reshape(-1, numbers, numbers))
-        return RowShare(matrix, split=True, name=NAME)
-    else:
+    rows, matrices = {(numbers,), tuple(inner)}, {(numbers, numbers), (*inner, *inner)}
+    split = given.ndim > 0 and tuple(given.shape) not in rows | matrices
+    one = tuple(given.shape[1:] if split else given.shape)
+    if given.ndim and one not in rows | matrices:
         raise ValueError(
             f"input_covariance has the shape {tuple(given.shape)}; for inputs with {numbers} "
             f"numbers per row expected a variance, ({numbers},), (rows, {numbers}), "
             f"({numbers}, {numbers}) or (rows, {numbers}, {numbers})."
         )
-    if bool((diagonal < 0).any()):
+    if given.ndim and one not in rows:
+        matrix = _checked_matrix(given.reshape(-1, numbers, numbers))
+        return RowShare(matrix, split=split, name=NAME)
+    if bool((given < 0).any()):
         raise ValueError(
-            f"input_covariance holds a negative variance, {float(diagonal.min()):.3g}. Give "
+            f"input_covariance holds a negative variance, {float(given.min()):.3g}. Give "
             "variances (squares of standard deviations), or a matrix."
         )
+    diagonal = given.flatten(int(split)) if given.ndim else given
     return RowShare(diagonal, split=split, name=NAME)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ...data.batches import Batch
 from ...posterior.joint import JointPosterior
-from ..readout.reading import Reading
+from ..readout.reading import Reading, joined
 from ..readout.tap import AnyTap
 
 KEPT = 1 << 30
@@ -72,7 +72,9 @@ class JointOutputs:
             reading = tap(*batch.args, **batch.kwargs).detached()
             reading.check_targets(joint.targets)
             held += reading.features.nbytes
-            readings.append(_without_features(reading) if again and held > KEPT else reading)
+            if again and held > KEPT:
+                reading = replace(reading, features=reading.features.new_empty(0))
+            readings.append(reading)
         return cls(joint, tap, batches, tuple(readings), _joined(readings))
 
     def pull(self, cotangents: Tensor) -> Tensor:
@@ -93,7 +95,7 @@ class JointOutputs:
         for part, reading in self._parts():
             # Float32 would lose the digits of features that the Gram hardly determines.
             change = self.joint.response(reading.features.to(torch.float64), weights)
-            moved[:, part] = torch.vmap(reading.unrows)(change)
+            moved[:, part] = reading.unrows(change)
         return moved
 
     def located(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -123,9 +125,7 @@ class JointOutputs:
             batch = next(batches, None)
             if first.features.numel():
                 continue
-            again = None
-            if batch is not None:
-                again = self.tap(*batch.args, **batch.kwargs).detached()
+            again = None if batch is None else self.tap(*batch.args, **batch.kwargs).detached()
             if again is None or not _same(again.output, first.output):
                 raise ValueError(
                     f"Batch {number} differs when the data are read a second time, which "
@@ -135,21 +135,11 @@ class JointOutputs:
             yield again
 
 
-def _without_features(reading: Reading) -> Reading:
-    return replace(reading, features=reading.features.new_empty(0))
-
-
 def _joined(readings: list[Reading]) -> Tensor:
     outputs = [reading.output for reading in readings]
     if not sum(output.numel() for output in outputs):
         raise ValueError("There is nothing to propagate: no batches, or no rows in them.")
-    shapes = {tuple(output.shape[1:]) for output in outputs}
-    if len(shapes) > 1:
-        raise ValueError(
-            f"The batches' outputs have different shapes per sample, {sorted(shapes)}, and cannot "
-            "be joined into one tensor. Propagate over batches of one shape at a time."
-        )
-    return torch.cat(outputs)
+    return joined(outputs, " into one tensor. Propagate over batches of one shape at a time.")
 
 
 def _same(again: Tensor, first: Tensor) -> bool:

@@ -23,7 +23,7 @@ class Reading:
         output: what the model gave.
         features: (M, D), (M, K, D) or (M, K, P); see the module's layouts.
         inner: the shape to view the output in, and
-        axis: the dimension of the targets in it.
+        axis: the dimension of the targets in it, counted from the end.
     """
 
     output: Tensor
@@ -40,13 +40,10 @@ class Reading:
         first = readings[0]
         if len(readings) == 1:
             return first
+        remedy = ". Predict batch by batch: mean, std = uq(x)."
+        output, features = (joined(part, remedy) for part in zip(*readings, strict=True))
         rows = sum(reading.inner[0] for reading in readings)
-        return cls(
-            _cat([reading.output for reading in readings]),
-            _cat([reading.features for reading in readings]),
-            torch.Size([rows, *first.inner[1:]]),
-            first.axis,
-        )
+        return cls(output, features, torch.Size([rows, *first.inner[1:]]), first.axis)
 
     def detached(self) -> Reading:
         """The same values without their derivatives."""
@@ -58,11 +55,11 @@ class Reading:
         return moved.reshape(-1, moved.shape[-1])
 
     def unrows(self, rows: Tensor) -> Tensor:
-        """(M, K), or (M, 1) to be repeated for each target, in the output's shape."""
-        targets = self.inner[self.axis]
+        """(..., M, K), or (..., M, 1) to be repeated for each target, in the output's shape."""
+        targets, several = self.inner[self.axis], rows.shape[:-2]
         shape = [n for i, n in enumerate(self.inner) if i != self.axis % len(self.inner)]
-        full = rows.expand(-1, targets).reshape(*shape, targets)
-        return full.movedim(-1, self.axis).reshape(self.output.shape)
+        full = rows.expand(*several, -1, targets).reshape(*several, *shape, targets)
+        return full.movedim(-1, self.axis).reshape(*several, *self.output.shape)
 
     def check_targets(self, fitted: int) -> None:
         """The model must give as many targets as in the fit."""
@@ -136,11 +133,12 @@ class Terms:
     count: int
 
 
-def _cat(tensors: list[Tensor]) -> Tensor:
-    shapes = {tuple(tensor.shape[1:]) for tensor in tensors}
+def joined(tensors: Sequence[Tensor], remedy: str, dim: int = 0) -> Tensor:
+    """Outputs (or features) of consecutive batches as one tensor; `remedy` ends the refusal."""
+    shapes = {tuple(tensor.shape[dim + 1 :]) for tensor in tensors}
     if len(shapes) > 1:
         raise ValueError(
             f"The batches' outputs have different shapes per sample, {sorted(shapes)}, and cannot "
-            "be joined. Predict batch by batch: mean, std = uq(x)."
+            f"be joined{remedy}"
         )
-    return torch.cat(tensors)
+    return torch.cat(tuple(tensors), dim)
