@@ -32,8 +32,7 @@ from ..prediction.law import Law
 from ..prediction.noise import Noise
 from ..prediction.prediction import Prediction
 from .curvature.exact_hessian import Penalty, Regulariser
-from .curvature.forms import FORMS, FormName, Problem, chosen
-from .curvature.memory import available
+from .curvature.forms import FORMS, FormName, Problem, available, chosen
 from .curvature.pseudo_hessian import TrainingRows
 from .curvature.solving import solved
 from .derivatives.differentiation import Differentiation
@@ -145,13 +144,7 @@ class PredictionRigidity:
         training = TrainingRows(differentiation, samples, self._loss, curved=not exact)
         problem = self._problem(differentiation, samples.count)
         penalty = None if self._regulariser is None else Penalty(regressor, self._regulariser)
-        form = solved(
-            training,
-            problem,
-            chosen(problem, self._wanted),
-            penalty=penalty,
-            tolerance=self._tolerance,
-        )
+        form = solved(training, problem, chosen(problem, self._wanted), penalty, self._tolerance)
         slope = None if penalty is None else penalty.gradient
         totals = training.totals
         norm = totals.check(slope, problem.ridge, regressor.flat)
@@ -375,9 +368,7 @@ class PredictionRigidity:
 
     def _problem(self, differentiation: Differentiation, samples: int) -> Problem:
         flat = differentiation.regressor.flat
-        memory = self._memory
-        if memory is None:
-            memory = MEMORY_SHARE * available(flat.device)
+        memory = MEMORY_SHARE * available(flat.device) if self._memory is None else self._memory
         return Problem(
             parameters=len(flat),
             samples=samples,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -15,7 +14,6 @@ from ..data.sketch import RowSketch
 from ..losses import Loss
 from ..posterior.gram import Gram
 from .gradients.loss import GradientLoss
-from .readout.binding import Binding
 from .readout.reading import Reading, SampleWeight
 from .readout.tap import AnyTap
 
@@ -75,19 +73,10 @@ class Weighing:
         return curvature if given is None else curvature * given
 
 
-def fitted(binding: Binding, weighing: Weighing, batches: Iterator[Batch]) -> Statistics:
-    """Statistics of one pass over the batches; the readout is found on the first."""
-    first = next(batches, None)
-    if first is None:
-        raise ValueError("There are no data: no batch came. Pass at least one row.")
-    with torch.enable_grad():  # for models that differentiate inside forward
-        tap = binding.find(first)
-        return accumulate(None, tap, chain([first], batches), weighing)
-
-
+@torch.enable_grad()  # for models that differentiate inside forward
 def accumulate(
     statistics: Statistics | None,
-    tap: AnyTap,
+    find: Callable[[Batch], AnyTap],
     batches: Iterable[Batch],
     weighing: Weighing,
     *,
@@ -95,13 +84,21 @@ def accumulate(
 ) -> Statistics:
     """Add the batches' rows to the statistics (or take them out) and return them.
 
+    Args:
+        statistics: so far; None for none.
+        find: the readout, for the first batch.
+        batches: of data.
+        weighing: of their rows.
+        remove: take them out.
+
     Raises:
         ValueError: nothing to add, NaN or infinity, shapes that do not fit, negative curvature;
             with the number of the batch, counted from 0.
     """
     sums: list[Tensor] = []
-    number = -1
+    number, tap = -1, None
     for number, batch in enumerate(batches):
+        tap = find(batch) if tap is None else tap
         try:
             statistics = _add(statistics, tap, batch, weighing, remove, sums)
         except ValueError as error:

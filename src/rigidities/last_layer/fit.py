@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .._version import __version__
 from ..calibration.calibration import Calibration, Wanted
@@ -19,13 +19,12 @@ from ..data.sketch import RowSketch
 from ..data.slots import InputName
 from ..data.storage import Snapshot, prefixed, unprefixed
 from ..losses import MSE, Huber, LogCosh, Loss, PoissonNLL
-from ..models.calling import Source
 from ..models.shadow import placement
 from ..notices import NotFittedError, notify
 from ..posterior.gram import Gram
 from ..posterior.posterior import Posterior
 from ..posterior.quadratic import QuadraticForm
-from .accumulation import Statistics, Weighing, accumulate, fitted
+from .accumulation import Statistics, Weighing, accumulate
 from .error_bars import ErrorBars
 from .gradients.loss import GradientLoss, GradientTarget, calibration_loss, gradient_scale
 from .readout.binding import Binding
@@ -42,21 +41,12 @@ class ReadoutFit:
     """The state behind `LastLayerRigidity`; an error or interruption leaves it as it was.
 
     Args:
-        model: the trained model.
-        source: how it is called.
-        layer: name (or names) of the readout layer, where given.
+        binding: the tie to the model.
         target: callable(batch) -> target, where given.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        source: Source,
-        layer: str | list[str] | None,
-        target: Callable[[Any], Tensor] | None,
-    ) -> None:
-        self.model, self.source, self.target = model, source, target
-        self.binding = Binding(model, source, layer)
+    def __init__(self, binding: Binding, target: Callable[[Any], Tensor] | None) -> None:
+        self.binding, self.model, self.target = binding, binding.model, target
         self.statistics: Statistics | None = None
         self.weighing: Weighing | None = None
         self.report: CalibrationReport | None = None
@@ -68,7 +58,8 @@ class ReadoutFit:
         """Accumulate the Gram over the training data."""
         binding = self.binding.restored()
         feed = replace(self.feed(weighing), inputs=None)
-        statistics = fitted(binding, weighing, feed(train, "fit", any_order=True, **options))
+        batches = feed(train, "fit", any_order=True, **options)
+        statistics = accumulate(None, binding.find, batches, weighing)
         self.binding, self.weighing, self.statistics = binding, weighing, statistics
         self.report = None
         self._forget_derived()
@@ -78,8 +69,8 @@ class ReadoutFit:
         statistics, weighing, tap = self.known(), self.known_weighing(), self._thorough_tap()
         what = "forget" if remove else "partial_fit"
         batches = self.feed(weighing)(data, what, any_order=True, **options)
-        with torch.enable_grad():
-            self.statistics = accumulate(statistics.clone(), tap, batches, weighing, remove=remove)
+        own = statistics.clone()
+        self.statistics = accumulate(own, lambda _: tap, batches, weighing, remove=remove)
         if self.report is not None:
             self.report = replace(self.report, stale=True)
         self._forget_derived()
@@ -204,7 +195,7 @@ class ReadoutFit:
         gradients = None if weighing is None else weighing.gradients
         return Feed(
             self.model,
-            whole=self.source.forward is not None,
+            whole=self.binding.source.forward is not None,
             target=self.target,
             inputs=None if self.statistics is None else self.statistics.inputs,
             apart=None if gradients is None else gradients.apart,

@@ -50,6 +50,7 @@ from .local_terms import LocalTerms, local_terms
 from .propagation.derived import Derived
 from .propagation.outputs import repeatable
 from .propagation.propagation import covariance_between, propagated
+from .readout.binding import Binding
 from .readout.reading import Reading, SampleWeight
 from .readout.tap import AnyTap
 from .wrapper import ModelWrapper
@@ -104,7 +105,8 @@ class LastLayerRigidity(ModelWrapper):
         if layer is not None and features is not None:
             raise ValueError("Give layer= or features=, not both.")
         super().__init__(model)
-        self._fit = ReadoutFit(model, Source(forward, features, output), layer, target)
+        binding = Binding(model, Source(forward, features, output), layer)
+        self._fit = ReadoutFit(binding, target)
 
     @outside_inference_mode
     def fit(

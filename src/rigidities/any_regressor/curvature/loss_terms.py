@@ -39,7 +39,22 @@ class LossTerms:
         Raises:
             ValueError: the loss is concave.
         """
-        return None if self.ones else _root(self.curvature)
+        if self.ones:
+            return None
+        if self.curvature.ndim == 2:
+            lowest = float(self.curvature.min())
+            if lowest >= 0:
+                return self.curvature.sqrt()
+        else:
+            values, vectors = torch.linalg.eigh(self.curvature)
+            lowest = float(values.min())
+            if lowest >= -1e-12 * float(values.max()):
+                root: Tensor = vectors * values.clamp(min=0).sqrt()[:, None]
+                return root
+        raise ValueError(
+            f"The loss is concave at some predictions (lowest curvature {lowest:.3g}), where the "
+            "Gauss-Newton form does not hold. Use a convex loss, or hessian='exact'."
+        )
 
     @property
     def diagonal(self) -> Tensor:
@@ -139,23 +154,6 @@ def _check_weights(weights: Tensor | None, prediction: Tensor, *, apart: bool) -
     raise ValueError(
         f"Sample weights (or a loss's variances) must be ({len(prediction)},){each}, got "
         f"{tuple(weights.shape)}."
-    )
-
-
-def _root(curvature: Tensor) -> Tensor:
-    if curvature.ndim == 2:
-        lowest = float(curvature.min())
-        if lowest >= 0:
-            return curvature.sqrt()
-    else:
-        values, vectors = torch.linalg.eigh(curvature)
-        lowest = float(values.min())
-        if lowest >= -1e-12 * float(values.max()):
-            root: Tensor = vectors * values.clamp(min=0).sqrt()[:, None]
-            return root
-    raise ValueError(
-        f"The loss is concave at some predictions (lowest curvature {lowest:.3g}), where the "
-        "Gauss-Newton form does not hold. Use a convex loss, or hessian='exact'."
     )
 
 

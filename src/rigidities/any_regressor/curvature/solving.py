@@ -20,12 +20,7 @@ PRECONDITIONING_ROWS = 2000
 
 
 def solved(
-    training: TrainingRows,
-    problem: Problem,
-    form: str,
-    *,
-    penalty: Penalty | None,
-    tolerance: float,
+    training: TrainingRows, problem: Problem, form: str, penalty: Penalty | None, tolerance: float
 ) -> Form:
     """Go through the training data and solve; see `forms` for what each form needs."""
     if form == "dense":
@@ -74,11 +69,15 @@ def _matrix_free(
     way = Recomputed if factored else Transformed
     kept = problem.held <= problem.memory / 2
     together = max(1, min(32, int(problem.memory / 4 / (8 * 8 * width))))
-    sample = _Sample(problem)
-    rows: list[Rows] = []
+    stride, seen = _stride(problem), 0
+    rows, sample = list[Rows](), list[Tangents]()
     for part in training(problem.numbers * together):
-        sample.add(part.tangents)
+        count = part.tangents.shape[0]
+        index, seen = torch.arange(count)[-seen % stride :: stride], seen + count
+        if len(index):
+            sample.append(part.tangents.take(index))
         rows.append(part.tangents if kept else way(differentiation, part.batch, part.root))
+    few = Tangents.join(sample)
     return MatrixFreeForm(
         rows,
         problem.ridge,
@@ -86,31 +85,13 @@ def _matrix_free(
         width,
         differentiation.regressor.flat.device,
         penalty=None if penalty is None else penalty.product,
-        preconditioner=sample.preconditioner(),
+        preconditioner=Preconditioner.of(few, few.shape[0] / problem.samples, problem.ridge),
         together=together,
     )
 
 
-class _Sample:
-    """Evenly spaced rows for the preconditioner, as many as a share of the memory holds."""
-
-    def __init__(self, problem: Problem) -> None:
-        per_sample = problem.itemsize * problem.numbers
-        most = min(PRECONDITIONING_ROWS / problem.outputs, problem.memory / 4 / per_sample)
-        self._ridge, self._total = problem.ridge, problem.samples
-        self._stride = max(1, math.ceil(problem.samples / max(1.0, most)))
-        self._seen = 0
-        self._parts: list[Tangents] = []
-
-    def add(self, tangents: Tangents) -> None:
-        """Take every stride-th sample of a piece."""
-        count = tangents.shape[0]
-        index = torch.arange(count)[-self._seen % self._stride :: self._stride]
-        self._seen += count
-        if len(index):
-            self._parts.append(tangents.take(index))
-
-    def preconditioner(self) -> Preconditioner:
-        """Factorise what was taken."""
-        rows = Tangents.join(self._parts)
-        return Preconditioner.of(rows, rows.shape[0] / self._total, self._ridge)
+def _stride(problem: Problem) -> int:
+    """Of the preconditioner's evenly spaced rows, as many as a share of the memory holds."""
+    per_sample = problem.itemsize * problem.numbers
+    most = min(PRECONDITIONING_ROWS / problem.outputs, problem.memory / 4 / per_sample)
+    return max(1, math.ceil(problem.samples / max(1.0, most)))

@@ -66,8 +66,9 @@ class LinearLayers:
         with torch.enable_grad(), self._recording() as calls:
             output = regressor.function(regressor.parameters.tree, *inputs, **kwargs)
             rows = output.reshape(len(output), -1)
-            for made in calls.values():
-                _check_samples(made, len(rows))
+            entered = [call.input for some in calls.values() for call in some]
+            if any(entering.ndim < 2 or len(entering) != len(rows) for entering in entered):
+                raise NotFactored
             if not rows.requires_grad:  # the batch calls none of the layers
                 return rows.detach(), {}
             slopes = self._slopes(rows, calls)
@@ -126,11 +127,6 @@ class LinearLayers:
 
 class NotFactored(Exception):
     """Row n of a layer's input does not belong to sample n."""
-
-
-def _check_samples(calls: list[_Call], rows: int) -> None:
-    if any(call.input.ndim < 2 or call.input.shape[0] != rows for call in calls):
-        raise NotFactored
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@ r"""Any regressor as a function $\tilde y(w, x)$ of one flat vector of parameter
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -131,15 +131,12 @@ class Regressor:
             leaves = [piece.clone().requires_grad_() for piece in pieces]
             result = self.function(self.parameters.filled(leaves), *inputs, **kwargs)
             self._check_rows(result, *inputs, **kwargs)
-            slopes = _slopes(result, leaves)
+            if not result.requires_grad:
+                return set()
+            slopes: Sequence[Tensor | None]
+            slopes = torch.autograd.grad(result.sum(), leaves, allow_unused=True)
         pairs = zip(self.parameters.names, slopes, strict=True)
         return {name for name, slope in pairs if slope is not None}
-
-
-def _slopes(result: Tensor, leaves: list[Tensor]) -> list[Tensor | None]:
-    if not result.requires_grad:
-        return [None] * len(leaves)
-    return list(torch.autograd.grad(result.sum(), leaves, allow_unused=True))
 
 
 @dataclass(frozen=True)

@@ -150,8 +150,8 @@ def _shared(covariance: Any, point: Tensor) -> RowShare:
             f"input_covariance holds a negative variance, {float(given.min()):.3g}. Give "
             "variances (squares of standard deviations), or a matrix."
         )
-    diagonal = given.flatten(int(split)) if given.ndim else given
-    return RowShare(diagonal, split=split, name=NAME)
+    shape = (len(given), numbers) if split else (numbers,) if given.ndim else ()
+    return RowShare(given.reshape(shape), split=split, name=NAME)
 
 
 def _checked_matrix(matrix: Tensor) -> Tensor:
