@@ -72,9 +72,8 @@ class Huber:
     def value(self, prediction: Tensor, target: Tensor, batch: Any) -> Tensor:
         r"""$r^2/2$ inside, $\delta(|r| - \delta/2)$ outside."""
         size = (prediction - target).abs()
-        return torch.where(
-            size <= self.delta, size.square() / 2, self.delta * (size - self.delta / 2)
-        )
+        outside = self.delta * (size - self.delta / 2)
+        return torch.where(size <= self.delta, size.square() / 2, outside)
 
     def curvature(self, prediction: Tensor, target: Tensor | None, batch: Any) -> Tensor:
         r"""1 where $|r| \le \delta$, else 0."""

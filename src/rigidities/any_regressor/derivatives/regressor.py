@@ -2,7 +2,7 @@ r"""Any regressor as a function $\tilde y(w, x)$ of one flat vector of parameter
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -133,8 +133,8 @@ class Regressor:
             self._check_rows(result, *inputs, **kwargs)
             if not result.requires_grad:
                 return set()
-            slopes: Sequence[Tensor | None]
-            slopes = torch.autograd.grad(result.sum(), leaves, allow_unused=True)
+            found = torch.autograd.grad(result.sum(), leaves, allow_unused=True)
+            slopes: list[Tensor | None] = list(found)
         pairs = zip(self.parameters.names, slopes, strict=True)
         return {name for name, slope in pairs if slope is not None}
 

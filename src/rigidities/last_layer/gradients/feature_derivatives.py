@@ -189,9 +189,8 @@ def _tangents(point: FeatureMap) -> Iterator[tuple[Tensor, Tensor]]:
     inner = x.shape[1:] if point.aligned else x.shape
 
     def along(direction: Tensor) -> tuple[Tensor, Tensor]:
-        tangents: tuple[Tensor, Tensor] = push(
-            point.values, x, direction.reshape(inner).expand(x.shape)
-        )
+        everywhere = direction.reshape(inner).expand(x.shape)
+        tangents: tuple[Tensor, Tensor] = push(point.values, x, everywhere)
         return tangents
 
     chunk = max(1, NUMBERS // point.reading.features.numel())

@@ -148,9 +148,7 @@ class FeatureMap:
     def _outputs(self) -> Tensor:
         """Which output of a sample stands at row i and target k, (I, K)."""
         output = self.reading.output
-        numbers = torch.arange(output[0].numel(), device=output.device).reshape(
-            1, *output.shape[1:]
-        )
+        numbers = torch.arange(output[0].numel(), device=output.device).reshape(output[:1].shape)
         return self.reading.rows(numbers.expand(output.shape))[: self.rows]
 
 

@@ -79,9 +79,8 @@ class JointOutputs:
 
     def pull(self, cotangents: Tensor) -> Tensor:
         """J T: derivatives (Q, *output) by the outputs -> (Q, coordinates) by the coordinates."""
-        rows = torch.zeros(
-            len(cotangents), self.joint.coordinates, dtype=torch.float64, device=cotangents.device
-        )
+        shape = (len(cotangents), self.joint.coordinates)
+        rows = cotangents.new_zeros(shape, dtype=torch.float64)
         for part, reading in self._parts():
             rows += self.joint.rows(torch.vmap(reading.rows)(cotangents[:, part]), reading.features)
         return rows
@@ -89,9 +88,7 @@ class JointOutputs:
     def push(self, coordinates: Tensor) -> Tensor:
         """T xi: points (n, coordinates) -> changes (n, *output) of the outputs, in float64."""
         weights = self.joint.weights(coordinates)
-        moved = torch.empty(
-            len(weights), *self.output.shape, dtype=torch.float64, device=weights.device
-        )
+        moved = weights.new_empty(len(weights), *self.output.shape)
         for part, reading in self._parts():
             # Float32 would lose the digits of features that the Gram hardly determines.
             change = self.joint.response(reading.features.to(torch.float64), weights)
