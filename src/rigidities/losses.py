@@ -72,9 +72,8 @@ class Huber:
     def value(self, prediction: Tensor, target: Tensor, batch: Any) -> Tensor:
         r"""$r^2/2$ inside, $\delta(|r| - \delta/2)$ outside."""
         size = (prediction - target).abs()
-        return torch.where(
-            size <= self.delta, size.square() / 2, self.delta * (size - self.delta / 2)
-        )
+        outside = self.delta * (size - self.delta / 2)
+        return torch.where(size <= self.delta, size.square() / 2, outside)
 
     def curvature(self, prediction: Tensor, target: Tensor | None, batch: Any) -> Tensor:
         r"""1 where $|r| \le \delta$, else 0."""
@@ -238,6 +237,15 @@ class PerSampleLoss:
                     "Return the plain loss of each sample, not divided by the batch size."
                 )
         self._checked = True
+
+
+def own_weights(loss: Loss, batch: Any) -> Tensor | None:
+    """The sample weights that a loss brings along, (N, 1) or (N, K) in float64."""
+    own: Callable[[Any], Tensor] | None = getattr(loss, "weight", None)
+    if own is None:
+        return None
+    weights = own(batch).to(torch.float64)
+    return weights.reshape(len(weights), -1)
 
 
 def loss_for(loss: LossLike) -> Loss:

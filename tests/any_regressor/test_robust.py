@@ -147,12 +147,12 @@ def test_the_exact_hessian_keeps_what_it_saves_within_bounds(monkeypatch):
     y = net(x).detach()
     regressor = Regressor.of(net)
     whole = rg.PredictionRigidity(net, hessian="exact", ridge=1.0).fit(x, y).variance(x)
-    (batch,) = Samples.of(x, y, like=regressor.flat)
-    rows, columns = exact_hessian._pace(regressor, batch, double=False)
+    batch = next(Samples.of(x, y, like=regressor.flat).pieces(1))
+    rows, columns = exact_hessian._pace(regressor, batch)
     per_row = exact_hessian.SAVED // (rows * columns)
     assert rows < exact_hessian.ROWS and per_row > 4 * 200 * 4  # the activations were counted
     monkeypatch.setattr(exact_hessian, "SAVED", 1 << 14)
-    rows, columns = exact_hessian._pace(regressor, batch, double=False)
+    rows, columns = exact_hessian._pace(regressor, batch)
     assert rows == 1 and columns < 8
     few = rg.PredictionRigidity(net, hessian="exact", ridge=1.0).fit(x, y).variance(x)
     torch.testing.assert_close(few, whole)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from rigidities.any_regressor.curvature import dual_form
-from rigidities.any_regressor.derivatives.differentiation import Differentiation, tangents
+from rigidities.any_regressor.derivatives.differentiation import Differentiation
 from rigidities.any_regressor.derivatives.parameters import Parameters
 from rigidities.any_regressor.derivatives.regressor import Regressor
 from rigidities.any_regressor.derivatives.tangents import Explicit, Outer, Tangents
@@ -36,6 +36,11 @@ def given(inputs):
     """Positional and keyword arguments of one call."""
     (first, *_) = inputs
     return ((), first) if isinstance(first, dict) else (inputs, {})
+
+
+def tangents(regressor, *inputs, **kwargs):
+    """Predictions (N, K) and tangents (N, K, P) of one batch."""
+    return Differentiation.of(regressor, *inputs, **kwargs)(*inputs, **kwargs)
 
 
 def computed(name, which="train"):

@@ -21,19 +21,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..calibration.calibration import Calibration
+from ..calibration.calibration import Calibration, Wanted
 from ..calibration.report import CalibrationReport
 from ..data.samples import Samples, SampleWeight
 from ..data.storage import Snapshot
 from ..losses import LossLike, loss_for
 from ..models.modes import differentiating
 from ..notices import NotFittedError
-from ..prediction.law import Law, law_named
-from ..prediction.noise import Noise, noise_named
+from ..prediction.law import Law
+from ..prediction.noise import Noise
 from ..prediction.prediction import Prediction
 from .curvature.exact_hessian import Penalty, Regulariser
-from .curvature.forms import FORMS, FormName, Problem, chosen
-from .curvature.memory import available
+from .curvature.forms import FORMS, FormName, Problem, available, chosen
 from .curvature.pseudo_hessian import TrainingRows
 from .curvature.solving import solved
 from .derivatives.differentiation import Differentiation
@@ -145,16 +144,10 @@ class PredictionRigidity:
         training = TrainingRows(differentiation, samples, self._loss, curved=not exact)
         problem = self._problem(differentiation, samples.count)
         penalty = None if self._regulariser is None else Penalty(regressor, self._regulariser)
-        form = solved(
-            training,
-            problem,
-            chosen(problem, self._wanted),
-            penalty=penalty,
-            tolerance=self._tolerance,
-        )
+        form = solved(training, problem, chosen(problem, self._wanted), penalty, self._tolerance)
         slope = None if penalty is None else penalty.gradient
-        norm = training.totals.gradient.check(slope, problem.ridge, regressor.flat)
         totals = training.totals
+        norm = totals.check(slope, problem.ridge, regressor.flat)
         self._fit = Fit(
             regressor,
             form,
@@ -213,20 +206,13 @@ class PredictionRigidity:
         """
         if isinstance(ridge, str) and ridge != "search":
             raise ValueError(f"ridge must be None, 'search' or a number, got {ridge!r}.")
-        kind, shape = noise_named(noise), law_named(law)
-        fit = self._ready(X, y)
+        wanted, fit = Wanted.of(criterion, noise, law), self._ready(X, y)
         if isinstance(ridge, (int, float)):
             fit = replace(fit, form=fit.form.with_ridge(float(ridge)))
+        if ridge != "search" and (ridge is not None or fit.form.name != "dense"):
+            wanted = replace(wanted, ridge=fit.form.ridge)
         assert fit.differentiation is not None
-        report = calibrated(
-            fit.differentiation,
-            fit.form,
-            fit.pieces(X, y),
-            searching=ridge == "search" or (ridge is None and fit.form.name == "dense"),
-            criterion=criterion,
-            noise=kind,
-            law=shape,
-        )
+        report = calibrated(fit.differentiation, fit.form, fit.pieces(X, y), wanted)
         form = fit.form.with_ridge(report.ridge)
         self._fit = replace(fit, form=form, calibration=report.calibration, report=report)
         return report
@@ -262,7 +248,7 @@ class PredictionRigidity:
         deviations = fit.calibration.scale * fit.form.sample(n, generator)
         flat = fit.regressor.flat
         drawn = flat.to(torch.float64) + deviations
-        return fit.regressor.parameters.stacked(drawn.to(flat))
+        return fit.regressor.parameters.restore(drawn.to(flat))
 
     @property
     def residual_scale(self) -> float:
@@ -382,9 +368,7 @@ class PredictionRigidity:
 
     def _problem(self, differentiation: Differentiation, samples: int) -> Problem:
         flat = differentiation.regressor.flat
-        memory = self._memory
-        if memory is None:
-            memory = MEMORY_SHARE * available(flat.device)
+        memory = MEMORY_SHARE * available(flat.device) if self._memory is None else self._memory
         return Problem(
             parameters=len(flat),
             samples=samples,

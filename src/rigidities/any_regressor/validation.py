@@ -13,15 +13,13 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from ..calibration.calibration import Wanted
 from ..calibration.choosing import chosen
-from ..calibration.criteria import criterion_for
 from ..calibration.gathering import Gathering
 from ..calibration.report import CalibrationReport
 from ..data.samples import SampleBatch
 from ..notices import notify
 from ..posterior.posterior import Posterior
-from ..prediction.law import Law
-from ..prediction.noise import Noise
 from .curvature.forms import Form
 from .derivatives.differentiation import Differentiation
 from .derivatives.tangents import Tangents
@@ -34,20 +32,16 @@ def calibrated(
     differentiation: Differentiation,
     form: Form,
     batches: Iterable[SampleBatch],
-    *,
-    searching: bool,
-    criterion: str,
-    noise: type[Noise],
-    law: Law,
+    wanted: Wanted,
 ) -> CalibrationReport:
-    """Choose scale and noise, and the ridge where `searching`; see `PredictionRigidity.calibrate`.
+    """Choose scale and noise, and a ridge that is not fixed; see `PredictionRigidity.calibrate`.
 
     Raises:
         ValueError: no targets, a criterion of the last layer, or what `Gathering` refuses.
     """
-    if criterion in {"evidence", "loo"}:
-        raise ValueError(f"criterion={criterion!r} is for LastLayerRigidity.")
-    criterion_for(criterion, law)
+    if wanted.criterion in {"evidence", "loo"}:
+        raise ValueError(f"criterion={wanted.criterion!r} is for LastLayerRigidity.")
+    searching = wanted.ridge is None
     basis = form.eigenbasis if searching else None
     gathered, standard = Gathering(), list[Tensor]()
     for batch in batches:
@@ -56,7 +50,7 @@ def calibrated(
         if target is None:
             raise ValueError("Calibration needs targets: calibrate(X, y).")
         mean = prediction.to(torch.float64)
-        error, shape = target - mean, noise.shape(mean.reshape(-1, 1), None)
+        error, shape = target - mean, wanted.noise.shape(mean.reshape(-1, 1), None)
         gathered.add(error.reshape(-1, 1), _power(form, basis, tangents), shape=shape)
         if differentiation.outputs > 1:  # in units of the unscaled error bars
             standard.append(error / form.quadratic(tangents).sqrt())
@@ -66,10 +60,7 @@ def calibrated(
         residuals,
         known if basis is None else basis.eigenvalues,
         form.with_ridge,
-        criterion=criterion,
-        noise=noise,
-        law=law,
-        ridge=None if searching else form.ridge,
+        wanted,
         least=form.least_ridge if searching else -math.inf,
     )
     if standard:

@@ -19,8 +19,8 @@ from ase import Atoms
 from ..data.batches import Batch
 from ..data.slots import InputName, Slot
 from ..last_layer.gradients.feature_map import UNCONNECTED
+from ..last_layer.readout.reading import SampleWeight
 from ..last_layer.rigidity import LastLayerRigidity
-from ..last_layer.rows import SampleWeight
 from ..models.modes import outside_inference_mode
 from ..models.shadow import input_names, placement
 from ..notices import notify

@@ -1,4 +1,4 @@
-r"""What a calibration chooses, as everything after it uses it: ridge, scale, noise and law."""
+r"""What a calibration is asked, and what it chooses as everything after it uses it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,49 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..prediction.law import LAWS, Gaussian, Law
-from ..prediction.noise import NOISES, Noise, NoNoise
+from ..prediction.law import LAWS, Gaussian, Law, law_named
+from ..prediction.noise import NOISES, Noise, NoNoise, noise_named
+from .criteria import Criterion, criterion_for
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a user asks of a calibration.
+
+    Attributes:
+        criterion: by name.
+        noise: its kind.
+        law: around the mean.
+        ridge: fixed; None searches.
+    """
+
+    criterion: str
+    noise: type[Noise]
+    law: Law
+    ridge: float | None = None
+
+    @classmethod
+    def of(
+        cls, criterion: str, noise: str | type[Noise], law: str | Law, ridge: float | None = None
+    ) -> Wanted:
+        """From names.
+
+        Raises:
+            ValueError: a name is not known, or the criterion does not fit the law.
+        """
+        wanted = cls(criterion, noise_named(noise), law_named(law), ridge)
+        criterion_for(criterion, wanted.law)
+        return wanted
+
+    @property
+    def profile(self) -> Criterion:
+        """The criterion as a function of residuals and spreads."""
+        return criterion_for(self.criterion, self.law)
+
+    @property
+    def left_out(self) -> bool:
+        """Whether every row is treated as left out of the fit."""
+        return self.criterion == "loo"
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,7 @@ from typing import Protocol
 from torch import Tensor
 
 from ..notices import notify
-from ..prediction.law import Law
-from ..prediction.noise import Noise
-from .criteria import criterion_for
+from .calibration import Wanted
 from .evidence import most_evident_ridge
 from .gathering import Residuals
 from .objective import Objective, search
@@ -41,11 +39,8 @@ def chosen(
     residuals: Residuals,
     eigenvalues: Tensor,
     solved: Callable[[float], Solved],
+    wanted: Wanted,
     *,
-    criterion: str,
-    noise: type[Noise],
-    law: Law,
-    ridge: float | None = None,
     least: float = -math.inf,
     evidence: Evidence | None = None,
     zero_curvature: int = 0,
@@ -56,26 +51,21 @@ def chosen(
         residuals: of data.
         eigenvalues: (D,) or (K, D), of the basis that the residuals' powers stand in.
         solved: the curvature at a ridge.
-        criterion: one of `criteria`; "loo" treats every row as left out of the fit.
-        noise: kind of noise.
-        law: around the mean.
-        ridge: fixed; None searches.
+        wanted: by which criterion, and what.
         least: ridges up to here are not searched.
         evidence: negative log evidence of ridges, which then choose it.
         zero_curvature: training rows without weight, for the report.
     """
-    left_out = criterion == "loo"
-    profile = criterion_for(criterion, law)
-    objective = Objective(residuals, eigenvalues, profile, noise, law, left_out, least)
-    if evidence is not None and ridge is None:
+    objective = Objective(residuals, eigenvalues, wanted, least)
+    if evidence is not None and wanted.ridge is None:
         ridge, value, edge = most_evident_ridge(evidence, float(eigenvalues.max()))
         choice = replace(search(objective, ridge)[0], value=value)
     else:
-        choice, edge = search(objective, ridge)
+        choice, edge = search(objective, wanted.ridge)
     final, (nll, constant) = solved(choice.ridge), objective.nll(choice)
     report = CalibrationReport(
         calibration=objective.calibration(choice),
-        criterion=criterion,
+        criterion=wanted.criterion,
         value=choice.value,
         at_edge=edge,
         condition=final.condition,

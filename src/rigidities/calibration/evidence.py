@@ -46,9 +46,8 @@ def evidence(gram: Gram, posterior: Posterior, weights: Tensor) -> Callable[[Ten
     def value(ridges: Tensor) -> Tensor:
         ridges = ridges.to(lam.device)
         s = ridges[:, None, None]
-        fit = (rr + ridges[:, None] * u.square().sum(-1)) - ((c - s * u).square() / (lam + s)).sum(
-            -1
-        )
+        gained = ((c - s * u).square() / (lam + s)).sum(-1)
+        fit = rr + ridges[:, None] * u.square().sum(-1) - gained
         log_volume = (lam + s).log().sum(-1) - gram.width * ridges[:, None].log()
         minus_log = 0.5 * rows * ((2 * math.pi * fit / rows).log() + 1) + 0.5 * log_volume
         return (minus_log / rows).mean(-1).cpu()

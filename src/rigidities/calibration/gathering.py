@@ -86,11 +86,10 @@ class Gathering:
             raise ValueError(
                 "NaN or infinity in the features, targets or predictions. Clean the data."
             )
-        part = (error, power, weight, share)
-        start = -self._rows % self._stride
-        self._parts.append(
-            part if self._stride == 1 else tuple(t[start :: self._stride].clone() for t in part)
-        )
+        part: tuple[Tensor, ...] = (error, power, weight, share)
+        if self._stride > 1:
+            part = tuple(t[-self._rows % self._stride :: self._stride].clone() for t in part)
+        self._parts.append(part)
         self._rows += len(error)
         self._held += self._parts[-1][1].numel()
         if self._held > LARGEST:

@@ -13,15 +13,13 @@ row and optimistic for a net trained end to end.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..prediction.law import Gaussian, Law
-from ..prediction.noise import Noise, NoNoise
-from .calibration import Calibration
-from .criteria import Criterion, pooled
+from .calibration import Calibration, Wanted
+from .criteria import pooled
 from .gathering import Residuals
 
 DECADES = (-10.0, 4.0)
@@ -48,19 +46,14 @@ class Objective:
     Attributes:
         residuals: the data.
         eigenvalues: of the Gram, (D,) or (K, D).
-        criterion: a profile criterion.
-        noise: whose floor, in units of the squared scale, is tied to it or searched.
-        law: of the predictions.
-        left_out: treat every row as left out of the fit (`loo`).
+        wanted: criterion, law, and the noise, whose floor, in units of the squared scale, is tied
+            to it or searched.
         least: ridges up to here leave the curvature singular or indefinite.
     """
 
     residuals: Residuals
     eigenvalues: Tensor
-    criterion: Criterion
-    noise: type[Noise] = NoNoise
-    law: Law = field(default_factory=Gaussian)
-    left_out: bool = False
+    wanted: Wanted
     least: float = -math.inf
 
     def choices(
@@ -79,7 +72,7 @@ class Objective:
         values, scales, floors = (
             torch.stack(parts, dim=-1) for parts in zip(*columns, strict=True)
         )
-        value = pooled(self.criterion, values).nan_to_num(nan=math.inf)
+        value = pooled(self.wanted.profile, values).nan_to_num(nan=math.inf)
         value = torch.where(ridges > self.least, value, math.inf)
         return [
             Choice(float(ridge), float(value[j]), scales[j], floors[j])
@@ -88,21 +81,21 @@ class Objective:
 
     def calibration(self, choice: Choice) -> Calibration:
         """The choice as everything after calibration uses it."""
-        level = choice.scale2 * choice.floor
-        return Calibration(choice.ridge, choice.scale2.sqrt(), self.noise(level), self.law)
+        noise = self.wanted.noise(choice.scale2 * choice.floor)
+        return Calibration(choice.ridge, choice.scale2.sqrt(), noise, self.wanted.law)
 
     def nll(self, choice: Choice) -> tuple[float, float]:
         """NLL per row and target at the choice, and that of the best constant error bar."""
         ridges = self.eigenvalues.new_tensor([choice.ridge])
         q = self.residuals.quadratic(self.eigenvalues, ridges)[..., 0]
-        error = self.residuals.error
-        if self.left_out:
+        error, law = self.residuals.error, self.wanted.law
+        if self.wanted.left_out:
             kept = 1 - self.residuals.weight * q
             error, q = error / kept, q / kept
         std = (choice.scale2 * (q + choice.floor * self.residuals.share)).sqrt()
-        value = (std.log() - self.law.log_density(error / std)).nanmean()
+        value = (std.log() - law.log_density(error / std)).nanmean()
         known = [column[torch.isfinite(column), None] for column in error.unbind(1)]
-        constant = [self.law.profile(column, torch.ones_like(column))[1] for column in known]
+        constant = [law.profile(column, torch.ones_like(column))[1] for column in known]
         return float(value), float(torch.cat(constant).mean())
 
     def _target(
@@ -110,8 +103,9 @@ class Objective:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(value, scale^2, floor) of target k, each (J,)."""
         error, spread, share = self._rows(q, k)
-        if (tied := self.noise.tied) is not None:
-            scale2, value = self.criterion(error, spread + tied * share if tied else spread)
+        profile = self.wanted.profile
+        if (tied := self.wanted.noise.tied) is not None:
+            scale2, value = profile(error, spread + tied * share if tied else spread)
             return value, scale2, torch.full_like(value, tied)
         best = []
         for j in range(spread.shape[1]):
@@ -119,7 +113,7 @@ class Objective:
             mean = column.nanmean() / self.residuals.unit
             floors = _floors(mean, None if around is None else around.floor[k], width)
             one = error if error.shape[1] == 1 else error[:, j, None]
-            scale2, value = self.criterion(one, column + floors * share)
+            scale2, value = profile(one, column + floors * share)
             at = value.nan_to_num(nan=math.inf).argmin()
             best.append((value[at], scale2[at], floors[at]))
         value, scale2, floor = (torch.stack(part) for part in zip(*best, strict=True))
@@ -133,7 +127,7 @@ class Objective:
         weight = _column(data.weight, k)[known]
         share = _column(data.share, k)[known]
         spread = _column(q, k)[known][:, 0]
-        if not self.left_out:
+        if not self.wanted.left_out:
             return error, spread, share
         kept = 1 - weight * spread
         kept = torch.where(kept > 1e-12, kept, math.nan)
@@ -149,7 +143,7 @@ def search(objective: Objective, ridge: float | None) -> tuple[Choice, str | Non
     if ridge is not None:
         at = torch.tensor([ridge], dtype=torch.float64, device=objective.eigenvalues.device)
         best = _best(objective.choices(at))
-        for width in (1.0, 0.25, 0.0625) if objective.noise.tied is None else ():
+        for width in (1.0, 0.25, 0.0625) if objective.wanted.noise.tied is None else ():
             best = _best([best, *objective.choices(at, best, width)])
         return best, None
     exponents = ridge_exponents().to(objective.eigenvalues.device)

@@ -159,6 +159,5 @@ _APART = ("calibration", "gradient_scale")
 
 def _numbers(tensor: Tensor, most: int = 6) -> str:
     values = [f"{value:.4g}" for value in tensor.flatten()[:most].tolist()]
-    return ", ".join(values) + (
-        f", ... ({tensor.numel()} targets)" if tensor.numel() > most else ""
-    )
+    more = f", ... ({tensor.numel()} targets)" if tensor.numel() > most else ""
+    return ", ".join(values) + more

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from ..models.modes import ordinary
 from .batches import TARGET_KEYS, Batch, Reader, raw_batches, tuple_like
 
 SampleWeight = Tensor | Callable[[Any], Tensor]
@@ -20,7 +21,7 @@ SampleWeight = Tensor | Callable[[Any], Tensor]
 class SampleBatch(Batch):
     """A batch with the weights (N, 1) of its samples, in float64, where there are any."""
 
-    weight: Tensor | None
+    weight: Tensor | None = None
 
     def __len__(self) -> int:
         return sample_count(*self.args, **self.kwargs) or 0
@@ -118,7 +119,7 @@ class Samples:
         offset = 0
         raws, _ = raw_batches(self.data, self.batch_size, any_order=not self.ordered)
         for raw in raws:
-            batch = _with_weight(_tracked(self.reader(raw)), self.weight, offset)
+            batch = _with_weight(self.reader(raw), self.weight, offset)
             yield batch
             offset += len(batch)
 
@@ -183,15 +184,6 @@ def doubled(value: Any) -> Any:
     return value.double() if floating else value
 
 
-def _tracked(batch: Batch) -> Batch:
-    """Tensors made under `torch.inference_mode` as ordinary ones, which can be differentiated."""
-
-    def ordinary(value: Any) -> Any:
-        return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
-
-    return replace(batch.mapped(ordinary), target=ordinary(batch.target))
-
-
 def _with_weight(batch: Batch, weight: SampleWeight | None, offset: int) -> SampleBatch:
     column, rows = None, sample_count(*batch.args, **batch.kwargs) or 0
     if isinstance(weight, Tensor):
@@ -207,7 +199,8 @@ def _with_weight(batch: Batch, weight: SampleWeight | None, offset: int) -> Samp
         column = column.to(torch.float64).reshape(len(column), -1)
         if not bool(((column >= 0) & (column < torch.inf)).all()):
             raise ValueError("sample_weight must be finite and not negative.")
-    return SampleBatch(batch.args, batch.kwargs, batch.target, batch.raw, column)
+    args, kwargs, target = ordinary((batch.args, batch.kwargs, batch.target))
+    return SampleBatch(args, kwargs, target, batch.raw, column)
 
 
 def _cut_raw(raw: Any, cut: Callable[[Any], Any]) -> Any:

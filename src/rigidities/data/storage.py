@@ -25,14 +25,31 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A state as tensors and plain values: for files and state dicts."""
+    """A state for files and state dicts: tensors, and a header of anything that JSON can hold.
+
+    A file holds the tensors on the CPU in their own dtype.
+    """
 
     tensors: dict[str, Tensor]
     header: dict[str, Any]
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Into a file, atomically."""
-        write(path, self.tensors, self.header)
+        """Into a file, so that a crash leaves either the old one or the new one."""
+        path = Path(path)
+        text = json.dumps({"format": FORMAT, **self.header})
+        plain = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
+        content = save(plain, metadata={_KEY: text})
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o666 & ~_umask())
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], holds: str) -> Snapshot:
@@ -75,31 +92,6 @@ class Snapshot:
     def from_state(cls, state: dict[str, Any]) -> Snapshot:
         """The snapshot that `state` came from."""
         return cls(state["tensors"], json.loads(state["header"])) if state else cls({}, {})
-
-
-def write(path: str | os.PathLike[str], tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
-    """Write a file so that a crash leaves either the old one or the new one.
-
-    Args:
-        path: where to.
-        tensors: by name; stored on the CPU in their own dtype.
-        header: anything JSON can hold.
-    """
-    path = Path(path)
-    text = json.dumps({"format": FORMAT, **header})
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    content = save(plain, metadata={_KEY: text})
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -15,10 +14,8 @@ from ..data.sketch import RowSketch
 from ..losses import Loss
 from ..posterior.gram import Gram
 from .gradients.loss import GradientLoss
-from .readout.binding import Binding
-from .readout.reading import Reading
+from .readout.reading import Reading, SampleWeight
 from .readout.tap import AnyTap
-from .rows import SampleWeight, batch_hashes, sample_weights, target_rows
 
 _CHECK_EVERY = 32
 
@@ -63,8 +60,8 @@ class Weighing:
         if target is None and self.loss.needs_target:
             raise ValueError("This loss needs targets: give (x, y) batches or target=.")
         rows = reading.rows(reading.output.detach())
-        given = sample_weights(self.sample_weight, batch, reading)
-        own = sample_weights(getattr(self.loss, "weight", None), batch, reading)
+        given = reading.sample_weights(self.sample_weight, batch)
+        own = reading.sample_weights(getattr(self.loss, "weight", None), batch)
         if own is not None:
             given = own if given is None else own * given
         curvature = self.loss.curvature(rows, target, batch.raw)
@@ -76,19 +73,10 @@ class Weighing:
         return curvature if given is None else curvature * given
 
 
-def fitted(binding: Binding, weighing: Weighing, batches: Iterator[Batch]) -> Statistics:
-    """Statistics of one pass over the batches; the readout is found on the first."""
-    first = next(batches, None)
-    if first is None:
-        raise ValueError("There are no data: no batch came. Pass at least one row.")
-    with torch.enable_grad():  # for models that differentiate inside forward
-        tap = binding.find(first)
-        return accumulate(None, tap, chain([first], batches), weighing)
-
-
+@torch.enable_grad()  # for models that differentiate inside forward
 def accumulate(
     statistics: Statistics | None,
-    tap: AnyTap,
+    find: Callable[[Batch], AnyTap],
     batches: Iterable[Batch],
     weighing: Weighing,
     *,
@@ -96,13 +84,21 @@ def accumulate(
 ) -> Statistics:
     """Add the batches' rows to the statistics (or take them out) and return them.
 
+    Args:
+        statistics: so far; None for none.
+        find: the readout, for the first batch.
+        batches: of data.
+        weighing: of their rows.
+        remove: take them out.
+
     Raises:
         ValueError: nothing to add, NaN or infinity, shapes that do not fit, negative curvature;
             with the number of the batch, counted from 0.
     """
     sums: list[Tensor] = []
-    number = -1
+    number, tap = -1, None
     for number, batch in enumerate(batches):
+        tap = find(batch) if tap is None else tap
         try:
             statistics = _add(statistics, tap, batch, weighing, remove, sums)
         except ValueError as error:
@@ -131,7 +127,7 @@ def _add(
     reading = tap(*batch.args, **batch.kwargs)
     if not reading.features.shape[0]:
         raise ValueError("the batch is empty; drop it.")
-    target = target_rows(batch.target, reading)
+    target = reading.target_rows(batch.target)
     weights = _shared_weights(weighing(batch, reading, target))
     residuals = None
     if target is not None:
@@ -149,7 +145,7 @@ def _add(
     (gram.downdate if remove else gram.update)(features, weights, residuals)
     if weighing.gradients is not None:
         _add_derivatives(gram, tap, batch, weighing.gradients, remove, sums)
-    hashes = batch_hashes(batch, reading)
+    hashes = reading.hashes(batch)
     (statistics.sketch.remove if remove else statistics.sketch.add)(hashes)
     return statistics
 
@@ -159,9 +155,9 @@ def _add_derivatives(
 ) -> None:
     change = gram.downdate if remove else gram.update
     for rows in loss.rows(tap, batch):
-        flat = _flat(tap.layout, rows.features, rows.weights[:, None], rows.residuals)
-        sums[-1] += _sums(flat[0], flat[2])  # one entry per batch
-        change(*flat, moments=rows.residuals is not None)
+        features, weights, residuals = _flat(tap.layout, *rows)
+        sums[-1] += _sums(features, residuals)  # one entry per batch
+        change(features, weights, residuals, moments=residuals is not None)
 
 
 def _empty(tap: AnyTap, batch: Batch, reading: Reading) -> Statistics:

@@ -41,12 +41,7 @@ class ErrorBars:
 
     def spread(self, reading: Reading, weight: Tensor | None = None) -> Spread:
         """What must be computed batch by batch; `weight` is c, (M, 1) or (M, K)."""
-        targets, fitted = reading.inner[reading.axis], self.calibration.scale.shape[0]
-        if targets != fitted:
-            raise ValueError(
-                f"The model gives {targets} targets here and gave {fitted} in the fit. Use the "
-                "same forward= and output= as in the fit."
-            )
+        reading.check_targets(len(self.calibration.scale))
         q = self.form(reading.features)
         q = q[:, None] if q.ndim == 1 else q
         mean = reading.rows(reading.output)

@@ -1,4 +1,4 @@
-"""What a fit has learnt of a model's readout, its calibration, and everything that changes them."""
+"""What a fit has learnt of a model's readout, its calibration, what changes them, and files."""
 
 from __future__ import annotations
 
@@ -8,52 +8,45 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..calibration.calibration import Calibration
+from .._version import __version__
+from ..calibration.calibration import Calibration, Wanted
 from ..calibration.report import CalibrationReport
 from ..data.batches import Batch
 from ..data.feed import Feed
+from ..data.sketch import RowSketch
 from ..data.slots import InputName
-from ..data.storage import Snapshot
-from ..models.calling import Source
+from ..data.storage import Snapshot, prefixed, unprefixed
+from ..losses import MSE, Huber, LogCosh, Loss, PoissonNLL
 from ..models.shadow import placement
 from ..notices import NotFittedError, notify
+from ..posterior.gram import Gram
 from ..posterior.posterior import Posterior
 from ..posterior.quadratic import QuadraticForm
-from ..prediction.law import Law
-from ..prediction.noise import Noise
-from .accumulation import Statistics, Weighing, accumulate, fitted
+from .accumulation import Statistics, Weighing, accumulate
 from .error_bars import ErrorBars
-from .gradients.loss import GradientTarget, calibration_loss, gradient_scale
+from .gradients.loss import GradientLoss, GradientTarget, calibration_loss, gradient_scale
 from .readout.binding import Binding
 from .readout.tap import AnyTap
-from .snapshot import parts, snapshot
 from .validation import calibrated, calibration_data
 
 DEFAULT_RIDGE = 1e-6
 """Ridge before calibration, relative to the Gram's mean diagonal."""
+
+_LOSSES: dict[str, type[Any]] = {c.__name__: c for c in (MSE, Huber, LogCosh, PoissonNLL)}
 
 
 class ReadoutFit:
     """The state behind `LastLayerRigidity`; an error or interruption leaves it as it was.
 
     Args:
-        model: the trained model.
-        source: how it is called.
-        layer: name (or names) of the readout layer, where given.
+        binding: the tie to the model.
         target: callable(batch) -> target, where given.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        source: Source,
-        layer: str | list[str] | None,
-        target: Callable[[Any], Tensor] | None,
-    ) -> None:
-        self.model, self.source, self.layer, self.target = model, source, layer, target
-        self.binding = self.new_binding()
+    def __init__(self, binding: Binding, target: Callable[[Any], Tensor] | None) -> None:
+        self.binding, self.model, self.target = binding, binding.model, target
         self.statistics: Statistics | None = None
         self.weighing: Weighing | None = None
         self.report: CalibrationReport | None = None
@@ -63,9 +56,10 @@ class ReadoutFit:
 
     def fit(self, train: Any, weighing: Weighing, **options: Any) -> None:
         """Accumulate the Gram over the training data."""
-        binding = self.new_binding()
+        binding = self.binding.restored()
         feed = replace(self.feed(weighing), inputs=None)
-        statistics = fitted(binding, weighing, feed(train, "fit", any_order=True, **options))
+        batches = feed(train, "fit", any_order=True, **options)
+        statistics = accumulate(None, binding.find, batches, weighing)
         self.binding, self.weighing, self.statistics = binding, weighing, statistics
         self.report = None
         self._forget_derived()
@@ -75,8 +69,8 @@ class ReadoutFit:
         statistics, weighing, tap = self.known(), self.known_weighing(), self._thorough_tap()
         what = "forget" if remove else "partial_fit"
         batches = self.feed(weighing)(data, what, any_order=True, **options)
-        with torch.enable_grad():
-            self.statistics = accumulate(statistics.clone(), tap, batches, weighing, remove=remove)
+        own = statistics.clone()
+        self.statistics = accumulate(own, lambda _: tap, batches, weighing, remove=remove)
         if self.report is not None:
             self.report = replace(self.report, stale=True)
         self._forget_derived()
@@ -85,11 +79,8 @@ class ReadoutFit:
         self,
         valid: Any,
         train: Any,
+        wanted: Wanted,
         *,
-        criterion: str,
-        ridge: float | None,
-        noise: type[Noise],
-        law: Law,
         gradients: InputName,
         gradient_target: GradientTarget | None,
         **options: Any,
@@ -99,22 +90,12 @@ class ReadoutFit:
         if gradients is not None or gradient_target is not None:
             judged = calibration_loss(weighing.gradients, gradients, gradient_target)
             weighing = replace(weighing, gradients=judged)
-        data = calibration_data(criterion, valid, train)
+        data = calibration_data(wanted.criterion, valid, train)
         data = list(data) if isinstance(data, Iterator) else data
         tap = self._thorough_tap()
         batches = partial(self.feed(weighing), data, "calibrate", any_order=True, **options)
         with torch.enable_grad():
-            report = calibrated(
-                tap,
-                batches(),
-                statistics,
-                self.posterior,
-                weighing,
-                criterion=criterion,
-                ridge=ridge,
-                noise=noise,
-                law=law,
-            )
+            report = calibrated(tap, batches(), statistics, self.posterior, weighing, wanted)
             final = self.posterior.with_ridge(report.ridge).with_scale(report.scale)
             if weighing.gradients is not None and weighing.gradients.target is not None:
                 dtype = placement(self.model)[1]
@@ -214,7 +195,7 @@ class ReadoutFit:
         gradients = None if weighing is None else weighing.gradients
         return Feed(
             self.model,
-            whole=self.source.forward is not None,
+            whole=self.binding.source.forward is not None,
             target=self.target,
             inputs=None if self.statistics is None else self.statistics.inputs,
             apart=None if gradients is None else gradients.apart,
@@ -246,22 +227,29 @@ class ReadoutFit:
             self._said.add(key)
             notify(message)
 
-    def new_binding(self) -> Binding:
-        """A tie to the model that knows no readout yet."""
-        return Binding(self.model, self.source, self.layer)
-
     def snapshot(self) -> Snapshot:
         """Everything but the model."""
-        return snapshot(self.known(), self.binding.header(), self.weighing, self.report)
+        known, report = self.known(), self.report
+        tensors = prefixed("gram", known.gram.state()) | prefixed("sketch", known.sketch.state())
+        if report is not None:
+            tensors |= prefixed("calibration", report.tensors())
+        header = {
+            "library": __version__,
+            "readout": self.binding.header(),
+            "targets": known.targets,
+            "inputs": known.inputs,
+            "loss": _loss_state(self.weighing),
+            "calibration": None if report is None else report.header(),
+        }
+        return Snapshot(tensors, header)
 
     def take(self, given: Snapshot | None) -> None:
         """Take up a fit from a snapshot; None for no fit."""
         if given is None:
             self.statistics = self.weighing = self.report = None
         else:
-            binding = self.new_binding()
-            binding.restore(given.header["readout"])
-            self.statistics, self.weighing, self.report = parts(given)
+            binding = self.binding.restored(given.header["readout"])
+            self.statistics, self.weighing, self.report = _parts(given)
             self.binding = binding
         self._forget_derived()
         self.follow_device()
@@ -273,3 +261,43 @@ class ReadoutFit:
 
     def _forget_derived(self) -> None:
         self._posterior = self._bars = None
+
+
+def _parts(given: Snapshot) -> tuple[Statistics, Weighing | None, CalibrationReport | None]:
+    """What a snapshot holds; no weighing where the loss or weights were functions.
+
+    Raises:
+        ValueError: something is missing, or this version does not know it.
+    """
+    try:
+        gram = Gram.from_state(unprefixed("gram", given.tensors))
+        sketch = RowSketch.from_state(unprefixed("sketch", given.tensors))
+        statistics = Statistics(gram, sketch, given.header["targets"], given.header["inputs"])
+        report = given.part("calibration", CalibrationReport.from_state)
+        return statistics, _loss_from(given.header["loss"]), report
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"The fit is incomplete: {error} is missing or wrong. Save it again from the "
+            "fitted object."
+        ) from error
+
+
+def _loss_state(weighing: Weighing | None) -> dict[str, Any] | None:
+    """Name and settings of a loss that a file can hold."""
+    if weighing is None:
+        return None
+    name, gradients = type(weighing.loss).__name__, weighing.gradients
+    if weighing.sample_weight is not None or name not in _LOSSES:
+        return None
+    if gradients is not None and any(callable(value) for value in vars(gradients).values()):
+        return None
+    state = {"name": name, "settings": vars(weighing.loss)}
+    return state if gradients is None else {**state, "gradients": vars(gradients)}
+
+
+def _loss_from(state: dict[str, Any] | None) -> Weighing | None:
+    if state is None:
+        return None
+    loss: Loss = _LOSSES[state["name"]](**state["settings"])
+    gradients = state.get("gradients")
+    return Weighing(loss, gradients=None if gradients is None else GradientLoss(**gradients))

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import selection
-from ..calibration.calibration import Calibration
+from ..calibration.calibration import Calibration, Wanted
 from ..calibration.report import CalibrationReport
 from ..data.feed import Feed
 from ..data.slots import InputName, Slot
@@ -34,8 +34,8 @@ from ..posterior.draws import MEMBERS
 from ..posterior.gram import Gram
 from ..posterior.joint import JointPosterior
 from ..posterior.posterior import Posterior
-from ..prediction.law import Law, law_named
-from ..prediction.noise import Noise, noise_named
+from ..prediction.law import Law
+from ..prediction.noise import Noise
 from ..prediction.prediction import Prediction
 from ..selection import Selection
 from .accumulation import Weighing
@@ -45,14 +45,14 @@ from .fit import ReadoutFit
 from .gradients.feature_map import FeatureMap
 from .gradients.gradient import Differentiator, Gradient, shared_out
 from .gradients.loss import GradientTarget, GradientWeight, gradient_loss
-from .gradients.uncertain_inputs import InputUncertainty
+from .gradients.uncertain_inputs import InputVariances
 from .local_terms import LocalTerms, local_terms
 from .propagation.derived import Derived
 from .propagation.outputs import repeatable
 from .propagation.propagation import covariance_between, propagated
-from .readout.reading import Reading
+from .readout.binding import Binding
+from .readout.reading import Reading, SampleWeight
 from .readout.tap import AnyTap
-from .rows import SampleWeight, sample_weights
 from .wrapper import ModelWrapper
 
 if TYPE_CHECKING:
@@ -105,7 +105,8 @@ class LastLayerRigidity(ModelWrapper):
         if layer is not None and features is not None:
             raise ValueError("Give layer= or features=, not both.")
         super().__init__(model)
-        self._fit = ReadoutFit(model, Source(forward, features, output), layer, target)
+        binding = Binding(model, Source(forward, features, output), layer)
+        self._fit = ReadoutFit(binding, target)
 
     @outside_inference_mode
     def fit(
@@ -206,10 +207,7 @@ class LastLayerRigidity(ModelWrapper):
         return self._fit.calibrate(
             valid,
             train,
-            criterion=criterion,
-            ridge=ridge,
-            noise=noise_named(noise),
-            law=law_named(law),
+            Wanted.of(criterion, noise, law, ridge),
             gradients=gradients,
             gradient_target=gradient_target,
             batch_size=batch_size,
@@ -255,15 +253,12 @@ class LastLayerRigidity(ModelWrapper):
         if input_covariance is None and (input_samples or wrt is not None):
             raise ValueError("input_samples= and wrt= are for uncertain inputs: input_covariance=.")
         if input_covariance is not None:
-            given = InputUncertainty(input_covariance, wrt, input_samples, generator)
-            inputs = given.variances()
+            inputs = InputVariances(input_covariance, wrt, input_samples, generator)
         spreads = []
         with torch.enable_grad():
-            for batch in self._fit.batches(
-                data, "predict", batch_size=batch_size, progress=progress
-            ):
+            for batch in self._fit.batches(data, "predict", batch_size, progress):
                 reading = tap(*batch.args, **batch.kwargs)
-                spread = bars.spread(reading, sample_weights(sample_weight, batch, reading))
+                spread = bars.spread(reading, reading.sample_weights(sample_weight, batch))
                 if inputs is not None:
                     spread = replace(spread, from_inputs=inputs.next(tap, batch, reading.output))
                 spreads.append(spread)
@@ -384,8 +379,7 @@ class LastLayerRigidity(ModelWrapper):
             symmetric=symmetric,
             rank=rank,
         )
-        binding = self._fit.new_binding()
-        binding.restore(self._fit.binding.header())
+        binding = self._fit.binding.restored(self._fit.binding.header())
         return Ensemble(binding, self.feed.unlabelled(), drawn)
 
     def covariance(self, x1: Any, x2: Any = None, *, batch_size: int | None = None) -> Tensor:
@@ -433,12 +427,9 @@ class LastLayerRigidity(ModelWrapper):
             progress: as in `fit`.
         """
         tap = self._fit.tap()
-        batches = partial(
-            self._fit.batches, data, "propagate", batch_size=batch_size, progress=progress
-        )
-        again = repeatable(data)
+        batches = partial(self._fit.batches, data, "propagate", batch_size, progress)
         return propagated(
-            fn, tap, self._joint(tap), batches, second_order=second_order, again=again
+            fn, tap, self._joint(tap), batches, second_order=second_order, again=repeatable(data)
         )
 
     @outside_inference_mode

@@ -7,20 +7,17 @@ from typing import Any
 
 import torch
 
+from ..calibration.calibration import Wanted
 from ..calibration.choosing import chosen
-from ..calibration.criteria import criterion_for
 from ..calibration.evidence import evidence
-from ..calibration.gathering import Gathering, Residuals
+from ..calibration.gathering import Gathering
 from ..calibration.report import CalibrationReport
 from ..data.batches import Batch
-from ..data.sketch import RowSketch
 from ..posterior.posterior import Posterior
-from ..prediction.law import Law
-from ..prediction.noise import Noise, NoNoise
+from ..prediction.noise import Noise
 from .accumulation import Statistics, Weighing
 from .readout.reading import Reading
 from .readout.tap import AnyTap
-from .rows import batch_hashes, sample_weights, target_rows
 
 
 def calibrated(
@@ -29,66 +26,34 @@ def calibrated(
     statistics: Statistics,
     posterior: Posterior,
     weighing: Weighing,
-    *,
-    criterion: str,
-    ridge: float | None,
-    noise: type[Noise],
-    law: Law,
+    wanted: Wanted,
 ) -> CalibrationReport:
     """Choose ridge, scale and noise; see `LastLayerRigidity.calibrate`."""
-    criterion_for(criterion, law)
     score = None
-    if ridge is not None:
-        posterior.with_ridge(ridge)
-    elif criterion == "evidence":
+    if wanted.ridge is not None:
+        posterior.with_ridge(wanted.ridge)
+    elif wanted.criterion == "evidence":
         if tap.weights is None:
             raise ValueError("criterion='evidence' needs the readout's weights, not features=.")
         score = evidence(statistics.gram, posterior, tap.weights)
-    sketch = None if criterion == "loo" else statistics.sketch
-    data = residuals(tap, batches, posterior, weighing, noise, sketch=sketch)
-    return chosen(
-        data,
-        posterior.eigenvalues,
-        posterior.with_ridge,
-        criterion=criterion,
-        noise=noise,
-        law=law,
-        ridge=ridge,
-        evidence=score,
-        zero_curvature=int(statistics.gram.zeros.sum()),
-    )
-
-
-def residuals(
-    tap: AnyTap,
-    batches: Iterable[Batch],
-    posterior: Posterior,
-    weighing: Weighing,
-    noise: type[Noise] = NoNoise,
-    *,
-    sketch: RowSketch | None = None,
-) -> Residuals:
-    """Errors, squared components in the posterior's eigenbasis and weights of all rows.
-
-    Args:
-        tap: the readout.
-        batches: with targets.
-        posterior: whose eigenbasis to use.
-        weighing: the loss's curvature and sample weights.
-        noise: whose shape to note.
-        sketch: of the training rows, to count those that stand in both; None not to.
-    """
     gathered = Gathering()
     for number, batch in enumerate(batches):
         reading = tap(*batch.args, **batch.kwargs)
         try:
-            _add(gathered, batch, reading, posterior, weighing, noise)
+            _add(gathered, batch, reading, posterior, weighing, wanted.noise)
         except ValueError as problem:
             raise ValueError(f"Batch {number}: {problem}") from problem
-        if sketch is not None:
-            hashes = batch_hashes(batch, reading)
-            gathered.count(hashes.numel(), sketch.shared(hashes))
-    return gathered.residuals()
+        if not wanted.left_out:  # rows that stand in the training data too
+            hashes = reading.hashes(batch)
+            gathered.count(hashes.numel(), statistics.sketch.shared(hashes))
+    return chosen(
+        gathered.residuals(),
+        posterior.eigenvalues,
+        posterior.with_ridge,
+        wanted,
+        evidence=score,
+        zero_curvature=int(statistics.gram.zeros.sum()),
+    )
 
 
 def _add(
@@ -99,13 +64,14 @@ def _add(
     weighing: Weighing,
     noise: type[Noise],
 ) -> None:
-    target = target_rows(batch.target, reading)
+    """Errors, squared components in the posterior's eigenbasis and weights of a batch."""
+    target = reading.target_rows(batch.target)
     if target is None:
         raise ValueError("there is no target; calibration needs (x, y).")
     features, mean = reading.features.detach(), reading.rows(reading.output.detach())
     error = target.to(torch.float64) - mean
     weight = weighing(batch, reading, target)
-    importance = sample_weights(weighing.sample_weight, batch, reading)
+    importance = reading.sample_weights(weighing.sample_weight, batch)
     power = posterior.projections(features).square()
     gathered.add(error, power, weight, noise.shape(mean, features), importance)
 

@@ -1,14 +1,12 @@
-"""How to call a model: the user's own functions, and the mode that derivatives need."""
+"""How to call a model, and which tensor of its result is the prediction."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
-
-from .outputs import pick
 
 FeatureFunction = Callable[..., Any]
 ForwardFunction = Callable[[nn.Module, Any], Any]
@@ -26,3 +24,63 @@ class Source:
         """The model's output tensor for a batch."""
         result = model(*args, **kwargs) if self.forward is None else self.forward(model, *args)
         return pick(result, self.output)
+
+
+def pick(result: Any, output: str | int | None) -> Tensor:
+    """The predicted tensor in whatever a model returns.
+
+    Args:
+        result: a tensor, a mapping, a tuple or list, or an object with attributes.
+        output: key, index or attribute; needed where there are several tensors, except that
+            a field named `logits` is taken by itself.
+
+    Raises:
+        ValueError: more than one tensor to choose from, or none by that name.
+    """
+    chosen = _only(result) if output is None else _named(result, output)
+    if not isinstance(chosen, Tensor):
+        raise ValueError(
+            f"The model's output is a {type(chosen).__name__}, expected a tensor. Pass output= "
+            "to pick a field of it, or forward= to compute the prediction."
+        )
+    if chosen.ndim == 0:
+        raise ValueError(
+            "The model's output is a single number for the whole batch, expected one prediction "
+            "per sample. Pass forward= or output= to get at the predictions."
+        )
+    if not chosen.is_floating_point():
+        raise ValueError(f"The model's output is {chosen.dtype}, expected floating point.")
+    return chosen
+
+
+def _only(result: Any) -> Any:
+    if isinstance(result, Tensor):
+        return result
+    if getattr(result, "logits", None) is not None:
+        return result.logits
+    if isinstance(result, Mapping):
+        if "logits" in result:
+            return result["logits"]
+        return _single(list(result.values()), f"a mapping with keys {list(result)}")
+    if isinstance(result, (tuple, list)):
+        return _single(list(result), f"a {type(result).__name__} of {len(result)}")
+    return result
+
+
+def _single(values: list[Any], what: str) -> Any:
+    if len(values) == 1:
+        return values[0]
+    raise ValueError(
+        f"The model returns {what}: which is the prediction? Pass output= "
+        "(a key of a mapping, an index of a tuple), for example output=0."
+    )
+
+
+def _named(result: Any, output: str | int) -> Any:
+    try:
+        if isinstance(output, int) or isinstance(result, Mapping):
+            return result[output]
+        return getattr(result, output)
+    except (KeyError, IndexError, AttributeError, TypeError) as error:
+        kind = f"keys {list(result)}" if isinstance(result, Mapping) else type(result).__name__
+        raise ValueError(f"output={output!r} is not in the model's result ({kind}).") from error

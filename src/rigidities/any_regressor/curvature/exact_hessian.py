@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from ...data.samples import SampleBatch, Samples
-from ...losses import Loss, ValuedLoss
+from ...losses import Loss, ValuedLoss, own_weights
 from ...models.directional import Differentiated
 from ..derivatives.regressor import Regressor
 
@@ -47,19 +47,19 @@ def exact_hessian(
             f"{type(loss).__name__} has none. Pass callable(prediction, target) -> one loss per "
             "sample."
         )
-    regressor, double = _most_precise(regressor, next(iter(samples)))
+    first = next(samples.pieces(1))
+    regressor, double = _most_precise(regressor, first)
     flat = regressor.flat
     total = torch.zeros(len(flat), len(flat), dtype=torch.float64, device=flat.device)
-    rows, columns = _pace(regressor, next(iter(samples)), double=double)
+    rows, columns = _pace(regressor, first.double() if double else first)
     for batch in samples.pieces(rows):
         batch = batch.double() if double else batch
         total += Differentiated.of(_summed(regressor, shape, batch, loss), flat).hessian(columns)
     return total, torch.finfo(flat.dtype).eps
 
 
-def _most_precise(regressor: Regressor, batch: SampleBatch) -> tuple[Regressor, bool]:
+def _most_precise(regressor: Regressor, first: SampleBatch) -> tuple[Regressor, bool]:
     """The regressor in float64 where it runs so."""
-    (first,) = list(batch.pieces(1))[:1]
     double, first = regressor.double(), first.double()
     try:
         with torch.no_grad():
@@ -69,10 +69,8 @@ def _most_precise(regressor: Regressor, batch: SampleBatch) -> tuple[Regressor, 
     return double, True
 
 
-def _pace(regressor: Regressor, batch: SampleBatch, *, double: bool) -> tuple[int, int]:
+def _pace(regressor: Regressor, first: SampleBatch) -> tuple[int, int]:
     """Samples and columns at once, so that what a pass saves stays within `SAVED`."""
-    (first,) = list(batch.pieces(1))[:1]
-    first = first.double() if double else first
     saved = 0
 
     def count(tensor: Tensor) -> Tensor:
@@ -91,8 +89,7 @@ def _summed(
     regressor: Regressor, shape: torch.Size, batch: SampleBatch, loss: ValuedLoss
 ) -> Callable[[Tensor], Tensor]:
     """The weighted loss of a batch as a function of the flat parameters."""
-    own = getattr(loss, "weight", None)
-    extra = None if own is None else _rows(own(batch.raw))
+    extra = own_weights(loss, batch.raw)
 
     def summed(flat: Tensor) -> Tensor:
         prediction = regressor.outputs(flat, *batch.args, **batch.kwargs)
@@ -110,10 +107,6 @@ def _summed(
     return summed
 
 
-def _rows(weights: Tensor) -> Tensor:
-    return weights.reshape(len(weights), -1)
-
-
 class Penalty:
     """A regulariser r(params) as a function of the flat parameters.
 
@@ -125,8 +118,7 @@ class Penalty:
 
     def __init__(self, regressor: Regressor, regulariser: Regulariser) -> None:
         self._regressor, self._regulariser = regressor.double(), regulariser
-        regressor = self._regressor
-        value = self._value(regressor.flat)
+        value = self._value(self._regressor.flat)
         if not isinstance(value, Tensor) or value.ndim:
             got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(f"regulariser(params) must return one number (a tensor), got {got}.")

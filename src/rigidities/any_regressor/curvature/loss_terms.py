@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...losses import Loss, PerSampleLoss, ValuedLoss
+from ...losses import Loss, PerSampleLoss, ValuedLoss, own_weights
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,22 @@ class LossTerms:
         Raises:
             ValueError: the loss is concave.
         """
-        return None if self.ones else _root(self.curvature)
+        if self.ones:
+            return None
+        if self.curvature.ndim == 2:
+            lowest = float(self.curvature.min())
+            if lowest >= 0:
+                return self.curvature.sqrt()
+        else:
+            values, vectors = torch.linalg.eigh(self.curvature)
+            lowest = float(values.min())
+            if lowest >= -1e-12 * float(values.max()):
+                root: Tensor = vectors * values.clamp(min=0).sqrt()[:, None]
+                return root
+        raise ValueError(
+            f"The loss is concave at some predictions (lowest curvature {lowest:.3g}), where the "
+            "Gauss-Newton form does not hold. Use a convex loss, or hessian='exact'."
+        )
 
     @property
     def diagonal(self) -> Tensor:
@@ -88,7 +103,9 @@ def loss_terms(
     if target is None and loss.needs_target:
         raise ValueError("This loss needs targets: fit(X, y).")
     prediction = prediction.detach().to(torch.float64)
-    given = _sample_weight(loss, weight, batch)
+    given, own = weight, own_weights(loss, batch)
+    if own is not None:
+        given = own if weight is None else own * weight
     curvature = _curvature(loss, prediction, target, batch)
     slope, apart = _slope(loss, prediction, target, batch)
     _check_weights(given, prediction, apart=apart and (curvature is None or curvature.ndim == 2))
@@ -105,15 +122,6 @@ def loss_terms(
             "The loss has no finite curvature. Are there NaN in the predictions or targets?"
         )
     return LossTerms(curvature, slope, ones)
-
-
-def _sample_weight(loss: Loss, weight: Tensor | None, batch: Any) -> Tensor | None:
-    own = getattr(loss, "weight", None)
-    if own is None:
-        return weight
-    brought: Tensor = own(batch).to(torch.float64)
-    brought = brought.reshape(len(brought), -1)
-    return brought if weight is None else brought * weight
 
 
 def _curvature(loss: Loss, prediction: Tensor, target: Tensor | None, batch: Any) -> Tensor | None:
@@ -146,23 +154,6 @@ def _check_weights(weights: Tensor | None, prediction: Tensor, *, apart: bool) -
     raise ValueError(
         f"Sample weights (or a loss's variances) must be ({len(prediction)},){each}, got "
         f"{tuple(weights.shape)}."
-    )
-
-
-def _root(curvature: Tensor) -> Tensor:
-    if curvature.ndim == 2:
-        lowest = float(curvature.min())
-        if lowest >= 0:
-            return curvature.sqrt()
-    else:
-        values, vectors = torch.linalg.eigh(curvature)
-        lowest = float(values.min())
-        if lowest >= -1e-12 * float(values.max()):
-            root: Tensor = vectors * values.clamp(min=0).sqrt()[:, None]
-            return root
-    raise ValueError(
-        f"The loss is concave at some predictions (lowest curvature {lowest:.3g}), where the "
-        "Gauss-Newton form does not hold. Use a convex loss, or hessian='exact'."
     )
 
 

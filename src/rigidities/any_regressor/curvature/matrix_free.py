@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ...data.samples import SampleBatch
+from ...models.directional import pulls, pushes
 from ...posterior.draws import standard_normal
+from ..derivatives.differentiation import Differentiation
 from ..derivatives.tangents import Tangents
 from .conjugate_gradients import Product, conjugate_gradients, lower_bounds
 from .dual_form import assembled
@@ -30,14 +32,61 @@ SMALLEST_TOLERANCE = 1e-12
 """What rounding allows."""
 
 
-class Rows(Protocol):
-    """What conjugate gradients need of the weighted rows of a batch."""
+@dataclass(frozen=True)
+class Recomputed:
+    """The rows of a batch that are not stored: their factors are made again for every product.
+
+    Attributes:
+        differentiation: how to make them.
+        batch: of which samples.
+        root: weights of the rows, (N, K) or (N, K, K); None for ones.
+    """
+
+    differentiation: Differentiation
+    batch: SampleBatch
+    root: Tensor | None
 
     def forward(self, vectors: Tensor) -> Tensor:
         """J v: (m, P) -> (m, N, K)."""
+        return self._tangents().forward(vectors)
 
     def backward(self, rows: Tensor) -> Tensor:
         """J^T u: (m, N, K) -> (m, P)."""
+        return self._tangents().backward(rows)
+
+    def _tangents(self) -> Tangents:
+        _, tangents = self.differentiation(*self.batch.args, **self.batch.kwargs)
+        return tangents if self.root is None else tangents.mixed(self.root)
+
+
+@dataclass(frozen=True)
+class Transformed(Recomputed):
+    """Products by automatic differentiation, for models that are not made of linear layers.
+
+    In the precision of the parameters.
+    """
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """J v: (m, P) -> (m, N, K)."""
+        pushed = pushes(self._outputs, self.differentiation.regressor.flat, vectors)
+        if self.root is None or self.root.ndim == 2:
+            return pushed if self.root is None else pushed * self.root
+        return torch.einsum("nkj,mnk->mnj", self.root, pushed)
+
+    def backward(self, rows: Tensor) -> Tensor:
+        """J^T u: (m, N, K) -> (m, P)."""
+        if self.root is not None:
+            diagonal = self.root.ndim == 2
+            rows = rows * self.root if diagonal else torch.einsum("nkj,mnj->mnk", self.root, rows)
+        return pulls(self._outputs, self.differentiation.regressor.flat, rows)
+
+    def _outputs(self, flat: Tensor) -> Tensor:
+        regressor = self.differentiation.regressor
+        return regressor.outputs(flat, *self.batch.args, **self.batch.kwargs)
+
+
+Rows = Tangents | Recomputed
+"""The weighted rows of a batch, of which conjugate gradients need the products alone."""
 
 
 @dataclass(frozen=True)
@@ -120,13 +169,16 @@ class MatrixFreeForm(Form):
 
     def quadratic(self, tangents: Tangents) -> Tensor:
         """q of each prediction, (N, K), at most `tolerance` too small."""
+        parts = [self._quadratic(g) for g in self._vectors(tangents)]
+        return torch.cat(parts).reshape(tangents.shape[:2])
+
+    def _vectors(self, tangents: Tangents) -> Iterator[Tensor]:
+        """The rows as vectors (m, P), as many as are solved at once."""
         samples, outputs, _ = tangents.shape
         step = max(1, self.together // outputs)
-        parts = []
         for start in range(0, samples, step):
-            g = tangents.take(slice(start, start + step)).matrix().to(torch.float64).flatten(0, 1)
-            parts.append(self._quadratic(g))
-        return torch.cat(parts).reshape(samples, outputs)
+            part = tangents.take(slice(start, start + step))
+            yield part.matrix().to(torch.float64).flatten(0, 1)
 
     def _quadratic(self, g: Tensor) -> Tensor:
         """q of each row from the true residual; what rounding left open is solved once more."""
@@ -158,12 +210,8 @@ class MatrixFreeForm(Form):
         few, many = (right, left) if right.shape[0] <= left.shape[0] else (left, right)
         # One side is solved, and e^T A v' is bounded by the root of the gap alone.
         tolerance = max(self.tolerance**2, SMALLEST_TOLERANCE)
-        step = max(1, self.together // few.shape[1])
-        rows = []
-        for start in range(0, few.shape[0], step):
-            g = few.take(slice(start, start + step)).matrix().to(torch.float64).flatten(0, 1)
-            rows.append(many.forward(self.solve(g, tolerance)).flatten(1))
-        covariance = torch.cat(rows)
+        solved = (self.solve(g, tolerance) for g in self._vectors(few))
+        covariance = torch.cat([many.forward(v).flatten(1) for v in solved])
         return covariance.mT if few is right else covariance
 
     def sample(self, n: int, generator: torch.Generator | None) -> Tensor:

@@ -19,36 +19,11 @@ from ...data.samples import SampleBatch, Samples
 from ...losses import Loss
 from ..derivatives.differentiation import Differentiation
 from ..derivatives.tangents import Tangents
-from .loss_terms import LossTerms, loss_terms
-from .stationarity import Gradient
+from .loss_terms import loss_terms
+from .stationarity import Totals
 
 PIECE = 1 << 27
 """Bytes that the tangents of the samples in work may take."""
-
-
-@dataclass
-class Totals:
-    r"""Sums over the training data.
-
-    Attributes:
-        gradient: of the loss.
-        rows: predictions with a curvature.
-        zeros: predictions without one.
-        dispersion: $\sum \ell'^2 / \ell''$, for a squared loss the weighted sum of squared
-            residuals; NaN where the loss has no slope.
-    """
-
-    gradient: Gradient
-    rows: int = 0
-    zeros: int = 0
-    dispersion: float = 0.0
-
-    def add(self, terms: LossTerms, tangents: Tangents, prediction: Tensor) -> None:
-        """Add one batch; tangents are unweighted."""
-        self.rows += terms.rows
-        self.zeros += prediction.numel() - terms.rows
-        self.dispersion += terms.dispersion
-        self.gradient.add(tangents, terms, prediction)
 
 
 @dataclass(frozen=True)
@@ -78,8 +53,7 @@ class TrainingRows:
     totals: Totals = field(init=False)
 
     def __post_init__(self) -> None:
-        flat = self.differentiation.regressor.flat
-        object.__setattr__(self, "totals", Totals(Gradient(len(flat), flat.device)))
+        object.__setattr__(self, "totals", Totals(self.differentiation.regressor.flat))
 
     def __call__(self, numbers: int) -> Iterator[WeightedRows]:
         """Go through the data once, summing the totals.

@@ -12,21 +12,15 @@ from .dense_form import DenseForm, Hessian
 from .dual_form import DualForm
 from .exact_hessian import Penalty, exact_hessian
 from .forms import Form, Problem
-from .matrix_free import MatrixFreeForm, Preconditioner, Rows
-from .products import Recomputed, Transformed
-from .pseudo_hessian import TrainingRows, WeightedRows
+from .matrix_free import MatrixFreeForm, Preconditioner, Recomputed, Rows, Transformed
+from .pseudo_hessian import TrainingRows
 
 PRECONDITIONING_ROWS = 2000
 """Rows of the preconditioner: its factorisation takes about a second."""
 
 
 def solved(
-    training: TrainingRows,
-    problem: Problem,
-    form: str,
-    *,
-    penalty: Penalty | None,
-    tolerance: float,
+    training: TrainingRows, problem: Problem, form: str, penalty: Penalty | None, tolerance: float
 ) -> Form:
     """Go through the training data and solve; see `forms` for what each form needs."""
     if form == "dense":
@@ -69,55 +63,35 @@ def _dense(training: TrainingRows, problem: Problem, penalty: Penalty | None) ->
 def _matrix_free(
     training: TrainingRows, problem: Problem, penalty: Penalty | None, tolerance: float
 ) -> MatrixFreeForm:
-    width, outputs = problem.parameters, training.differentiation.outputs
+    width, differentiation = problem.parameters, training.differentiation
     # Half of the memory for the rows, a quarter for the preconditioner, a quarter for the vectors.
-    factored = problem.numbers < width * outputs / 2
+    factored = problem.numbers < width * problem.outputs / 2
+    way = Recomputed if factored else Transformed
     kept = problem.held <= problem.memory / 2
     together = max(1, min(32, int(problem.memory / 4 / (8 * 8 * width))))
-    sample = _Sample(problem)
-    rows: list[Rows] = []
+    stride, seen = _stride(problem), 0
+    rows, sample = list[Rows](), list[Tangents]()
     for part in training(problem.numbers * together):
-        sample.add(part.tangents)
-        rows.append(_rows(training, part, kept=kept, factored=factored))
+        count = part.tangents.shape[0]
+        index, seen = torch.arange(count)[-seen % stride :: stride], seen + count
+        if len(index):
+            sample.append(part.tangents.take(index))
+        rows.append(part.tangents if kept else way(differentiation, part.batch, part.root))
+    few = Tangents.join(sample)
     return MatrixFreeForm(
         rows,
         problem.ridge,
         tolerance,
         width,
-        training.differentiation.regressor.flat.device,
+        differentiation.regressor.flat.device,
         penalty=None if penalty is None else penalty.product,
-        preconditioner=sample.preconditioner(),
+        preconditioner=Preconditioner.of(few, few.shape[0] / problem.samples, problem.ridge),
         together=together,
     )
 
 
-def _rows(training: TrainingRows, part: WeightedRows, *, kept: bool, factored: bool) -> Rows:
-    if kept:
-        return part.tangents
-    way = Recomputed if factored else Transformed
-    return way(training.differentiation, part.batch, part.root)
-
-
-class _Sample:
-    """Evenly spaced rows for the preconditioner, as many as a share of the memory holds."""
-
-    def __init__(self, problem: Problem) -> None:
-        per_sample = problem.itemsize * problem.numbers
-        most = min(PRECONDITIONING_ROWS / problem.outputs, problem.memory / 4 / per_sample)
-        self._ridge, self._total = problem.ridge, problem.samples
-        self._stride = max(1, math.ceil(problem.samples / max(1.0, most)))
-        self._seen = 0
-        self._parts: list[Tangents] = []
-
-    def add(self, tangents: Tangents) -> None:
-        """Take every stride-th sample of a piece."""
-        count = tangents.shape[0]
-        index = torch.arange(count)[-self._seen % self._stride :: self._stride]
-        self._seen += count
-        if len(index):
-            self._parts.append(tangents.take(index))
-
-    def preconditioner(self) -> Preconditioner:
-        """Factorise what was taken."""
-        rows = Tangents.join(self._parts)
-        return Preconditioner.of(rows, rows.shape[0] / self._total, self._ridge)
+def _stride(problem: Problem) -> int:
+    """Of the preconditioner's evenly spaced rows, as many as a share of the memory holds."""
+    per_sample = problem.itemsize * problem.numbers
+    most = min(PRECONDITIONING_ROWS / problem.outputs, problem.memory / 4 / per_sample)
+    return max(1, math.ceil(problem.samples / max(1.0, most)))

@@ -27,22 +27,35 @@ NEGLIGIBLE = 1e-6
 """Residuals this small beside the predictions are rounding: the model passes through its data."""
 
 
-class Gradient:
-    """Running sums over the training data."""
+class Totals:
+    r"""Running sums over the training data.
 
-    def __init__(self, width: int, device: torch.device) -> None:
-        self.total = torch.zeros(width, dtype=torch.float64, device=device)
-        self.magnitude = torch.zeros_like(self.total)
-        self.residuals = self.predictions = 0.0
+    Attributes:
+        gradient: of the loss, (P,).
+        rows: predictions with a curvature.
+        zeros: predictions without one.
+        dispersion: $\sum \ell'^2 / \ell''$, for a squared loss the weighted sum of squared
+            residuals; NaN where the loss has no slope.
+    """
 
-    def add(self, tangents: Tangents, terms: LossTerms, prediction: Tensor) -> None:
+    def __init__(self, flat: Tensor) -> None:
+        self.gradient = torch.zeros_like(flat, dtype=torch.float64)
+        self.rows = self.zeros = 0
+        self.dispersion = 0.0
+        self._magnitude = torch.zeros_like(self.gradient)
+        self._residuals = self._predictions = 0.0
+
+    def add(self, terms: LossTerms, tangents: Tangents, prediction: Tensor) -> None:
         """Add the samples of a batch: unweighted tangents, predictions (N, K)."""
+        self.rows += terms.rows
+        self.zeros += prediction.numel() - terms.rows
+        self.dispersion += terms.dispersion
         if terms.slope is None:
             return
-        self.total += tangents.backward(terms.slope[None])[0]
-        self.magnitude += tangents.magnitudes(terms.slope)
-        self.residuals += terms.dispersion
-        self.predictions += float((terms.diagonal.abs() * prediction.square()).sum())
+        self.gradient += tangents.backward(terms.slope[None])[0]
+        self._magnitude += tangents.magnitudes(terms.slope)
+        self._residuals += terms.dispersion
+        self._predictions += float((terms.diagonal.abs() * prediction.square()).sum())
 
     def check(self, regulariser: Tensor | None, ridge: float, flat: Tensor) -> float:
         """The gradient's norm; warns where it is far from zero.
@@ -52,12 +65,12 @@ class Gradient:
             ridge: the penalty s w may have been part of the loss or not: either will do.
             flat: the parameters w.
         """
-        penalty = torch.zeros_like(self.total) if regulariser is None else regulariser
-        decay = ridge * flat.to(self.total)
+        penalty = torch.zeros_like(self.gradient) if regulariser is None else regulariser
+        decay = ridge * flat.to(self.gradient)
         shares = [self._share(penalty), self._share(penalty + decay)]
-        total = self.total + (penalty if shares[0] <= shares[1] else penalty + decay)
+        total = self.gradient + (penalty if shares[0] <= shares[1] else penalty + decay)
         norm, share = float(total.norm()), min(shares)
-        exact = self.residuals <= NEGLIGIBLE**2 * self.predictions
+        exact = self._residuals <= NEGLIGIBLE**2 * self._predictions
         if not exact and share > FAR:
             warnings.warn(
                 f"The parameters are not a minimum of the loss: its gradient has norm {norm:.3g}, "
@@ -71,6 +84,6 @@ class Gradient:
 
     def _share(self, penalty: Tensor) -> float:
         """Mean over the parameters that matter of |gradient| / sum of |gradients|."""
-        extent = self.magnitude + penalty.abs()
-        share = (self.total + penalty).abs() / extent
+        extent = self._magnitude + penalty.abs()
+        share = (self.gradient + penalty).abs() / extent
         return float(share[extent > 0].mean()) if bool((extent > 0).any()) else 0.0

@@ -23,12 +23,11 @@ import torch
 from torch import Tensor
 from torch.func import jacfwd, jacrev, vmap
 
-from ...data.samples import sample_count
+from ...data.samples import SampleBatch, sample_count
 from ...models.directional import normal_like, pulled, pulls, recorded, units
 from ...models.modes import transformable
 from ...notices import notify
 from .linear_layers import LinearLayers, NotFactored
-from .parameters import Parameters
 from .regressor import Regressor
 from .tangents import Block, Explicit, Tangents
 
@@ -49,6 +48,13 @@ class Differentiation:
         shape: of one sample's output, K numbers.
         rows: how its Jacobian (N, K, p) is made.
         numbers: how many numbers the tangents of one sample hold.
+
+    Examples:
+        >>> r = Regressor.of(lambda w, x: w[0] * x + w[1], torch.tensor([2.0, 1.0]))
+        >>> x = torch.tensor([3.0, 5.0])
+        >>> y, t = Differentiation.of(r, x)(x)
+        >>> y.tolist(), t.matrix().tolist()
+        ([[7.0], [11.0]], [[[3.0, 1.0]], [[5.0, 1.0]]])
     """
 
     regressor: Regressor
@@ -121,18 +127,6 @@ class Differentiation:
         # A layer that this batch does not call has no influence on its predictions.
         size = dict(zip(self.names, self.regressor.parameters.sizes, strict=True))[name]
         return Explicit(outputs.new_zeros(*outputs.shape, 1).expand(*outputs.shape, size))
-
-
-def tangents(regressor: Regressor, *inputs: Any, **kwargs: Any) -> tuple[Tensor, Tangents]:
-    """Predictions (N, K) and per-sample derivatives (N, K, P) of one batch.
-
-    Examples:
-        >>> r = Regressor.of(lambda w, x: w[0] * x + w[1], torch.tensor([2.0, 1.0]))
-        >>> y, t = tangents(r, torch.tensor([3.0, 5.0]))
-        >>> y.tolist(), t.matrix().tolist()
-        ([[7.0], [11.0]], [[[3.0, 1.0]], [[5.0, 1.0]]])
-    """
-    return Differentiation.of(regressor, *inputs, **kwargs)(*inputs, **kwargs)
 
 
 def forward_rows(regressor: Regressor, *inputs: Any, **kwargs: Any) -> Tensor:
@@ -208,23 +202,16 @@ def _confirmed(regressor: Regressor, tangents: Tangents, *inputs: Any, **kwargs:
 
 
 def _without(regressor: Regressor, names: set[str]) -> Regressor | None:
-    left = [name for name in regressor.parameters.names if name not in names]
-    if not left:
+    if names.issuperset(regressor.parameters.names):
         return None
-    parameters = Parameters.of(regressor.parameters.tree, lambda name: name in left)
-    return replace(regressor, parameters=parameters)
+    return replace(regressor, parameters=regressor.parameters.without(names))
 
 
 def _first_samples(
     inputs: tuple[Any, ...], kwargs: dict[str, Any], count: int
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    rows = sample_count(*inputs, **kwargs)
-
-    def cut(value: Any) -> Any:
-        same = isinstance(value, Tensor) and value.ndim > 0 and len(value) == rows
-        return value[:count] if same else value
-
-    return tuple(map(cut, inputs)), {key: cut(value) for key, value in kwargs.items()}
+    first = next(SampleBatch(inputs, kwargs, None, None).pieces(count))
+    return first.args, first.kwargs
 
 
 def _check_alone(regressor: Regressor, *inputs: Any, **kwargs: Any) -> None:

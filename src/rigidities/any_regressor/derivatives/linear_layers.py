@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,8 +66,9 @@ class LinearLayers:
         with torch.enable_grad(), self._recording() as calls:
             output = regressor.function(regressor.parameters.tree, *inputs, **kwargs)
             rows = output.reshape(len(output), -1)
-            for made in calls.values():
-                _check_samples(made, len(rows))
+            entered = [call.input for some in calls.values() for call in some]
+            if any(entering.ndim < 2 or len(entering) != len(rows) for entering in entered):
+                raise NotFactored
             if not rows.requires_grad:  # the batch calls none of the layers
                 return rows.detach(), {}
             slopes = self._slopes(rows, calls)
@@ -106,22 +108,14 @@ class LinearLayers:
     def _recording(self) -> Iterator[dict[str, list[_Call]]]:
         calls: dict[str, list[_Call]] = {name: [] for name in self.layers}
 
-        def recorder(name: str) -> Any:
-            def record(
-                module: nn.Module,
-                args: tuple[Tensor, ...],
-                named: dict[str, Tensor],
-                output: Tensor,
-            ) -> Tensor:
-                entering: Tensor = args[0] if args else named["input"]
-                leaving = output if output.requires_grad else output.detach().requires_grad_()
-                calls[name].append(_Call(entering.detach(), leaving))
-                return leaving.clone()  # what follows may write in place
-
-            return record
+        def record(name: str, module: nn.Module, args: Any, named: Any, output: Tensor) -> Tensor:
+            entering: Tensor = args[0] if args else named["input"]
+            leaving = output if output.requires_grad else output.detach().requires_grad_()
+            calls[name].append(_Call(entering.detach(), leaving))
+            return leaving.clone()  # what follows may write in place
 
         handles = [
-            layer.register_forward_hook(recorder(name), with_kwargs=True)
+            layer.register_forward_hook(partial(record, name), with_kwargs=True)
             for name, layer in self.layers.items()
         ]
         try:
@@ -133,11 +127,6 @@ class LinearLayers:
 
 class NotFactored(Exception):
     """Row n of a layer's input does not belong to sample n."""
-
-
-def _check_samples(calls: list[_Call], rows: int) -> None:
-    if any(call.input.ndim < 2 or call.input.shape[0] != rows for call in calls):
-        raise NotFactored
 
 
 @dataclass(frozen=True)

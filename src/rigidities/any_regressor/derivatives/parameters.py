@@ -90,29 +90,21 @@ class Parameters:
         return self.flat.numel()
 
     def restore(self, flat: Tensor) -> Any:
-        """The container with the selected leaves taken from a flat vector."""
-        return self.filled(flat.split_with_sizes(self.sizes))
+        """The container with the selected leaves taken from a flat vector.
+
+        From several, (n, P), every tensor gains a leading n.
+        """
+        return self.filled(flat.split_with_sizes(self.sizes, dim=-1))
 
     def filled(self, pieces: Sequence[Tensor]) -> Any:
         """The container with the selected leaves taken from one flat piece each."""
+        several = pieces[0].shape[:-1]
 
         def leaf_for(name: str, leaf: Tensor) -> Tensor:
             if name not in self._slots:
-                return leaf
+                return leaf.expand(several + leaf.shape) if several else leaf
             slot = self._slots[name]
-            return pieces[slot].reshape(self.shapes[slot]).to(leaf.dtype)
-
-        return _mapped(self.tree, leaf_for)
-
-    def stacked(self, vectors: Tensor) -> Any:
-        """The container for several flat vectors (n, P): every tensor gains a leading n."""
-        pieces = vectors.split_with_sizes(self.sizes, dim=-1)
-
-        def leaf_for(name: str, leaf: Tensor) -> Tensor:
-            if name not in self._slots:
-                return leaf.expand(len(vectors), *leaf.shape)
-            slot = self._slots[name]
-            return pieces[slot].reshape(-1, *self.shapes[slot]).to(leaf.dtype)
+            return pieces[slot].reshape(several + self.shapes[slot]).to(leaf.dtype)
 
         return _mapped(self.tree, leaf_for)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ...data.samples import doubled, sample_count
-from ...models.outputs import pick
+from ...models.calling import pick
 from ...models.shadow import shadow
 from ...notices import notify
 from .parameters import Parameters, Subset
@@ -131,15 +131,12 @@ class Regressor:
             leaves = [piece.clone().requires_grad_() for piece in pieces]
             result = self.function(self.parameters.filled(leaves), *inputs, **kwargs)
             self._check_rows(result, *inputs, **kwargs)
-            slopes = _slopes(result, leaves)
+            if not result.requires_grad:
+                return set()
+            found = torch.autograd.grad(result.sum(), leaves, allow_unused=True)
+            slopes: list[Tensor | None] = list(found)
         pairs = zip(self.parameters.names, slopes, strict=True)
         return {name for name, slope in pairs if slope is not None}
-
-
-def _slopes(result: Tensor, leaves: list[Tensor]) -> list[Tensor | None]:
-    if not result.requires_grad:
-        return [None] * len(leaves)
-    return list(torch.autograd.grad(result.sum(), leaves, allow_unused=True))
 
 
 @dataclass(frozen=True)

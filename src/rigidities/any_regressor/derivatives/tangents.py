@@ -23,12 +23,10 @@ from torch import Tensor
 
 
 class Block(ABC):
-    """Columns of J that belong to one parameter, in float64 wherever they are summed."""
+    """Columns of J that belong to one parameter, in float64 wherever they are summed.
 
-    @property
-    @abstractmethod
-    def tensors(self) -> tuple[Tensor, ...]:
-        """What is stored, each with a row per sample; the last (N, K, ...)."""
+    A block's fields are tensors with a row per sample each, the last of them (N, K, ...).
+    """
 
     @property
     @abstractmethod
@@ -39,13 +37,20 @@ class Block(ABC):
     def matrix(self) -> Tensor:
         """(N, K, width), in the precision they were computed in."""
 
-    @abstractmethod
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What is stored."""
+        return tuple(vars(self).values())
+
     def mixed(self, mixing: Tensor) -> Block:
         """Rows L^T J of each sample, L (N, K, K), or rows scaled by L (N, K)."""
+        *factors, rows = self.tensors
+        factors.append(_mixed(rows, mixing))
+        return type(self)(*factors)
 
-    @abstractmethod
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Block:
         """The same with every stored tensor changed."""
+        return type(self)(*map(change, self.tensors))
 
     def take(self, index: slice | Tensor) -> Block:
         """Some of the samples."""
@@ -94,11 +99,6 @@ class Explicit(Block):
     rows: Tensor
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The rows."""
-        return (self.rows,)
-
-    @property
     def width(self) -> int:
         """Number of columns."""
         return self.rows.shape[-1]
@@ -107,14 +107,6 @@ class Explicit(Block):
         """The rows."""
         return self.rows
 
-    def mixed(self, mixing: Tensor) -> Explicit:
-        """Rows combined within each sample."""
-        return Explicit(_mixed(self.rows, mixing))
-
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> Explicit:
-        """The same with other rows."""
-        return Explicit(change(self.rows))
-
 
 @dataclass(frozen=True)
 class Outer(Block):
@@ -122,11 +114,6 @@ class Outer(Block):
 
     inputs: Tensor
     slopes: Tensor
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The factors."""
-        return self.inputs, self.slopes
 
     @property
     def width(self) -> int:
@@ -180,14 +167,6 @@ class Outer(Block):
         slopes, inputs = self._factors()
         pulled = torch.einsum("nk,nko->no", rows, slopes).abs()
         return (pulled.mT @ inputs.abs()).flatten()
-
-    def mixed(self, mixing: Tensor) -> Outer:
-        """Slopes combined within each sample."""
-        return Outer(self.inputs, _mixed(self.slopes, mixing))
-
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> Outer:
-        """The same with other factors."""
-        return Outer(change(self.inputs), change(self.slopes))
 
     def _factors(self) -> tuple[Tensor, Tensor]:
         return self.slopes.to(torch.float64), self.inputs.to(torch.float64)

@@ -26,7 +26,7 @@ from ...models.shadow import placement
 from ...posterior.joint import JointPosterior
 from ..readout.binding import Binding
 from ..readout.graph import ReadoutPass
-from ..readout.reading import Reading
+from ..readout.reading import Reading, joined
 from ..wrapper import ModelWrapper
 from .member_values import MemberValues, evaluated
 from .members import Drawing, Members
@@ -111,9 +111,11 @@ class Ensemble(ModelWrapper):
                 own = reading.output.dtype
                 parts.append(outputs(reading, self.deviations, torch.float64))
         precisions = (torch.float64, torch.promote_types(own, torch.float32), own)
-        return evaluated(
-            fn, _joined(parts), self.drawing, missing=self.missing, precisions=precisions
-        )
+        if not parts:
+            raise ValueError("There is nothing to propagate: no batches were given.")
+        remedy = ". Propagate batch by batch, or give all of x as one batch."
+        whole = joined(parts, remedy, dim=1)
+        return evaluated(fn, whole, self.drawing, missing=self.missing, precisions=precisions)
 
     @classmethod
     def load(
@@ -145,8 +147,7 @@ class Ensemble(ModelWrapper):
         given = Snapshot.read(path, holds="readout")
         members, header = _members_of(given), given.header
         chosen = header["readout"].get("output") if output is None else output
-        binding = Binding(model, Source(forward, features, chosen), layer)
-        binding.restore(header["readout"])
+        binding = Binding(model, Source(forward, features, chosen), layer, header["readout"])
         whole = forward is not None
         feed = Feed(model, whole, target, header.get("inputs"), header.get("apart"))
         own = members.deviations.to(placement(model)[0])
@@ -168,14 +169,7 @@ class Ensemble(ModelWrapper):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._restore(*state["_pass"])
-
-    def _restore(
-        self, source: Source, layer: str | list[str] | None, readout: dict[str, Any]
-    ) -> None:
-        binding = Binding(self.model, source, layer)
-        binding.restore(readout)
-        self._pass = ReadoutPass(binding)
+        self._pass = ReadoutPass(Binding(self.model, *state["_pass"]))
 
     def _moved(self) -> None:
         self._pass.forget()
@@ -185,8 +179,7 @@ class Ensemble(ModelWrapper):
 
     def _take(self, given: Snapshot) -> None:
         members, header = _members_of(given), given.header
-        binding = self._pass.binding
-        self._restore(binding.source, binding.layer, header["readout"])
+        self._pass = ReadoutPass(self._pass.binding.restored(header["readout"]))
         self.deviations = members.deviations.clone().to(self.deviations.device)
         self.drawing, self.missing = members.drawing, members.missing
         self._feed = replace(self._feed, inputs=header.get("inputs"), apart=header.get("apart"))
@@ -217,33 +210,14 @@ def outputs(reading: Reading, deviations: Tensor, dtype: torch.dtype | None = No
     output, features = reading.output, reading.features
     if dtype is not None:
         output, features = output.to(dtype), features.to(dtype)
-    _, targets, width = deviations.shape
-    inner, axis = reading.inner, reading.axis
-    if inner[axis] != targets or features.shape[-1] != width:
+    given, (_, targets, width) = reading.inner[reading.axis], deviations.shape
+    if given != targets or features.shape[-1] != width:
         raise ValueError(
-            f"The model gives {inner[axis]} targets with {features.shape[-1]} features here, and "
-            f"the ensemble has {targets} with {width}. Use the same forward= and output= as in "
-            "the fit."
+            f"The model gives {given} targets with {features.shape[-1]} features here, and the "
+            f"ensemble has {targets} with {width}. Use the same forward= and output= as in the fit."
         )
     change = JointPosterior.response(features, deviations)  # (n, M, K)
-    others = [size for i, size in enumerate(inner) if i != axis % len(inner)]
-    change = change.mT.reshape(len(deviations), targets, *others).movedim(1, axis)
-    if inner != output.shape:
-        change = change.reshape(len(deviations), *output.shape)
-    return output + change.to(output.dtype)
-
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    """(n, N, ...) from the outputs of consecutive batches."""
-    if not parts:
-        raise ValueError("There is nothing to propagate: no batches were given.")
-    shapes = sorted({tuple(part.shape[2:]) for part in parts})
-    if len(shapes) > 1:
-        raise ValueError(
-            f"The batches' outputs have different shapes per sample, {shapes}, and cannot be "
-            "joined. Propagate batch by batch, or give all of x as one batch."
-        )
-    return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+    return output + reading.unrows(change).to(output.dtype)
 
 
 def _members_of(given: Snapshot) -> Members:

@@ -171,7 +171,8 @@ def symmetric_set(joint: JointPosterior, rank: int | None = None) -> Members:
             f"directions), got {rank}."
         )
     mixing, contributions = _principal(joint)
-    left_out, kept = _split(contributions.flatten(), rank)
+    order = contributions.flatten().argsort(stable=True)  # of equals the larger eigenvalue is kept
+    left_out, kept = order[: len(order) - rank], order[len(order) - rank :]
     points = contributions.new_zeros(rank, blocks, width)
     rows = torch.arange(rank, device=kept.device)
     points[rows, :, kept % width] = mixing[kept // width]
@@ -191,12 +192,6 @@ def _principal(joint: JointPosterior) -> tuple[Tensor, Tensor]:
         _, size, mixing = torch.linalg.svd(scaled, full_matrices=False)
     post = joint.posterior
     return mixing, size.square()[:, None] * (post.eigenvalues / post.precisions)
-
-
-def _split(contributions: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Axes to leave out and axes to keep; of equals those with the larger eigenvalue."""
-    order = contributions.argsort(stable=True)
-    return order[: len(order) - rank], order[len(order) - rank :]
 
 
 def _share(contributions: Tensor, left_out: Tensor) -> float:

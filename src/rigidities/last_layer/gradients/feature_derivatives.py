@@ -26,7 +26,6 @@ from torch import Tensor
 from ...models.directional import pulled, push, recorded, units
 from ...models.modes import transformable
 from .feature_map import UNCONNECTED, FeatureMap
-from .layout import by_rows
 
 NUMBERS = 1 << 23
 """Of the features' derivatives that are held at once, at most (64 MiB in float64)."""
@@ -117,12 +116,14 @@ def forward_quadratic(point: FeatureMap, quadratic: Quadratic) -> tuple[Tensor, 
         slopes.append(output)
     rows, slope = len(point.point), torch.cat(slopes)
     moved = slope.permute(1, 2, 0) if point.aligned else slope.reshape(rows, -1, slope.shape[-1]).mT
-    return moved, by_rows(point, torch.cat(parts))
+    return moved, point.by_rows(torch.cat(parts))
 
 
 def reverse_quadratic(point: FeatureMap, project: Projection) -> tuple[Tensor, Tensor]:
     """The same by reverse mode, as sums of squares of the projections' derivatives."""
-    return output_derivatives(point), reverse_squares(point, project)
+    mean = output_derivatives(point)
+    rows = _reverse(point, project, lambda gradients: gradients.square().sum(0))
+    return mean, torch.stack([torch.stack(row, dim=1) for row in rows], dim=1)
 
 
 def forward_rows(point: FeatureMap) -> Iterator[Chunk]:
@@ -133,12 +134,6 @@ def forward_rows(point: FeatureMap) -> Iterator[Chunk]:
     for _, tangents in _tangents(point):
         start, done = done, done + len(tangents)
         yield tangents.flatten(0, 1), table[start:done].flatten()
-
-
-def reverse_squares(point: FeatureMap, project: Projection) -> Tensor:
-    """Summed squares over the projections' derivatives, (L, I, K, d), by reverse mode."""
-    rows = _reverse(point, project, lambda gradients: gradients.square().sum(0))
-    return torch.stack([torch.stack(row, dim=1) for row in rows], dim=1)
 
 
 def reverse_rows(point: FeatureMap) -> Iterator[Chunk]:
@@ -194,9 +189,8 @@ def _tangents(point: FeatureMap) -> Iterator[tuple[Tensor, Tensor]]:
     inner = x.shape[1:] if point.aligned else x.shape
 
     def along(direction: Tensor) -> tuple[Tensor, Tensor]:
-        tangents: tuple[Tensor, Tensor] = push(
-            point.values, x, direction.reshape(inner).expand(x.shape)
-        )
+        everywhere = direction.reshape(inner).expand(x.shape)
+        tangents: tuple[Tensor, Tensor] = push(point.values, x, everywhere)
         return tangents
 
     chunk = max(1, NUMBERS // point.reading.features.numel())

@@ -17,8 +17,8 @@ from torch import Tensor
 from ...data.batches import Batch
 from ...data.slots import Slot
 from ...models.directional import normal_like, pulled, pushes, pushes_by_reverse, recorded
-from ...models.owners import owners_by_digits
 from ..readout.reading import Reading
+from ..readout.tail import owners_by_digits
 from ..readout.tap import AnyTap
 
 UNCONNECTED = (
@@ -34,6 +34,10 @@ Pair = tuple[Tensor, Tensor]
 @dataclass(frozen=True)
 class FeatureMap:
     """Output and features of one batch as functions of one of its inputs.
+
+    Derivatives stand in one of two orders, for the L rows of the input with d numbers each:
+    (L, I, K, d) by the I rows of features of a sample and their K targets, or (L, O, d) by a
+    sample's outputs; `shaped` gives what users see.
 
     Attributes:
         point: the input.
@@ -112,6 +116,40 @@ class FeatureMap:
             features=rest.reshape(features.shape).to(features),
         )
         return replace(self, reading=reading, direction=direction)
+
+    def by_rows(self, values: Tensor) -> Tensor:
+        """(directions, M or I) or (directions, M or I, K), from forward mode -> (L, I, K, d)."""
+        values = values[..., None] if values.ndim == 2 else values
+        targets, rows = values.shape[-1], len(self.point)
+        if self.aligned:
+            return values.reshape(-1, rows, self.rows, targets).permute(1, 2, 3, 0)
+        return values.reshape(rows, -1, self.rows, targets).permute(0, 2, 3, 1)
+
+    def by_outputs(self, values: Tensor) -> Tensor:
+        """(L, I, K, d) -> (L, O, d)."""
+        return values.flatten(1, 2)[:, self._outputs().flatten().argsort()]
+
+    def by_places(self, values: Tensor) -> Tensor:
+        """(L, O, d) -> (L * I * d, K), a row of the Gram each."""
+        moved = values[:, self._outputs()].movedim(2, 3)
+        return moved.reshape(-1, moved.shape[-1])
+
+    def per_target(self, values: Tensor) -> Tensor:
+        """Sums over everything but the targets, (K,)."""
+        per_output = values.reshape(len(self.point), -1, self.point[0].numel()).sum((0, 2))
+        return per_output[self._outputs()].sum(0)
+
+    def shaped(self, values: Tensor) -> Tensor:
+        """(L, O, d) as the input's shape for one output per sample, else (L, *output, *input)."""
+        outputs = self.reading.output.shape[1:]
+        outputs = outputs if outputs.numel() > 1 else torch.Size()
+        return values.reshape(len(values), *outputs, *self.point.shape[1:])
+
+    def _outputs(self) -> Tensor:
+        """Which output of a sample stands at row i and target k, (I, K)."""
+        output = self.reading.output
+        numbers = torch.arange(output[0].numel(), device=output.device).reshape(output[:1].shape)
+        return self.reading.rows(numbers.expand(output.shape))[: self.rows]
 
 
 def checked_direction(direction: Tensor, point: Tensor) -> Tensor:

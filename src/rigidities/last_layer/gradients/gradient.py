@@ -27,7 +27,6 @@ from ...posterior.quadratic import QuadraticForm
 from ...prediction.law import gaussian_interval
 from .feature_derivatives import Projection, either, forward_quadratic, passes, reverse_quadratic
 from .feature_map import FeatureMap
-from .layout import by_outputs, shaped
 
 EXACT_PASSES = 2048
 """Passes through the trunk for one batch beyond which members are drawn instead."""
@@ -111,9 +110,9 @@ class Differentiator:
                 lambda: reverse_quadratic(point, self._projection()),
             )
         variance = self.scale.square().to(q)[:, None] * q
-        std = by_outputs(point, variance).sqrt().to(mean.dtype)
+        std = point.by_outputs(variance).sqrt().to(mean.dtype)
         error = (2 * members) ** -0.5 if members else 0.0
-        return Gradient(shaped(point, mean), shaped(point, std), error, not point.aligned)
+        return Gradient(point.shaped(mean), point.shaped(std), error, not point.aligned)
 
     def directional(self, point: FeatureMap, direction: Tensor) -> Gradient:
         """The derivative of one batch along a direction, shaped like the output."""

@@ -25,25 +25,14 @@ from ..readout.tap import AnyTap
 from .feature_derivatives import derivative_rows, output_derivatives
 from .feature_map import FeatureMap
 from .gradient import Differentiator
-from .layout import by_places, per_target, shaped
 
 GradientWeight = float | Callable[[Any], Tensor]
 GradientTarget = str | Callable[[Any], Tensor]
 
 
-@dataclass(frozen=True)
-class GradientRows:
-    """Rows that some derivatives of one batch add to the Gram.
-
-    Attributes:
-        features: (R, D), or (R, K, D) where they differ between targets.
-        weights: (R,).
-        residuals: (R, K), where the derivatives' targets are known.
-    """
-
-    features: Tensor
-    weights: Tensor
-    residuals: Tensor | None
+GradientRows = tuple[Tensor, Tensor, Tensor | None]
+"""Features (R, D), or (R, K, D) where they differ between targets, weights (R, 1), and residuals
+(R, K), where the derivatives' targets are known."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +83,7 @@ class GradientLoss:
         per_row = point.rows * point.point[0].numel()
         for features, places in derivative_rows(point):
             errors = None if residuals is None else residuals[places]
-            yield GradientRows(features, weights[places // per_row], errors)
+            yield features, weights[places // per_row, None], errors
 
     def known_target(self, batch: Batch) -> Tensor | None:
         """The derivatives' target of a batch, where one was named.
@@ -126,7 +115,7 @@ class GradientLoss:
             return None
         mean = output_derivatives(point)
         target = checked_target(target, point).to(torch.float64)
-        return by_places(point, target.reshape(mean.shape) - mean)
+        return point.by_places(target.reshape(mean.shape) - mean)
 
     def _weights(self, batch: Batch, point: FeatureMap) -> Tensor:
         rows, like = len(point.point), point.reading.features
@@ -179,7 +168,7 @@ def checked_target(target: Tensor, point: FeatureMap) -> Tensor:
     """
     outputs = point.reading.output.shape[1:].numel()
     rows, numbers = len(point.point), point.point[0].numel()
-    expected = shaped(point, target.new_zeros(rows, outputs, numbers)).shape
+    expected = point.shaped(target.new_zeros(rows, outputs, numbers)).shape
     if target.squeeze().shape != torch.Size(n for n in expected if n != 1):
         raise ValueError(
             f"the derivatives' target has the shape {tuple(target.shape)}, expected "
@@ -220,8 +209,8 @@ def gradient_scale(
         known = q > 0
         left_out += int((~known).sum())
         ratio = torch.where(known, error.to(torch.float64).square() / q, 0.0)
-        total += per_target(point, ratio).cpu()
-        count += per_target(point, known.to(torch.float64)).cpu()
+        total += point.per_target(ratio).cpu()
+        count += point.per_target(known.to(torch.float64)).cpu()
     if not bool((count > 0).all()):
         raise ValueError(
             "No derivative of the features by that input is different from zero: there is "

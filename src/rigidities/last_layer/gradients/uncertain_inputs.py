@@ -10,7 +10,6 @@ prediction over draws of the input.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,52 +25,42 @@ from .feature_map import FeatureMap, row_owners
 NAME = "input_covariance"
 
 
-@dataclass(frozen=True)
-class InputUncertainty:
-    """Covariance of one input, handed out batch by batch.
+class InputVariances:
+    """The variance that one uncertain input brings to each prediction, batch after batch.
 
-    Attributes:
+    Args:
         covariance: a variance for all numbers of the input; one for each number (d,) or one row of
             them per row of the input (L, d); a matrix (d, d), or one per row (L, d, d). An input
             row may also have its own shape in place of d.
         wrt: the input.
         samples: draws of the input; 0 for first order.
         generator: of the draws.
+
+    Raises:
+        ValueError: fewer than two draws.
     """
 
-    covariance: Any
-    wrt: InputName = None
-    samples: int = 0
-    generator: torch.Generator | None = None
-
-    def variances(self) -> InputVariances:
-        """Ready for the first batch.
-
-        Raises:
-            ValueError: fewer than two draws.
-        """
-        if self.samples == 1 or self.samples < 0 or self.samples != int(self.samples):
-            raise ValueError(
-                f"input_samples must be 0 (first order) or at least 2, got {self.samples}."
-            )
-        return InputVariances(self)
-
-
-class InputVariances:
-    """The variance that the input brings to each prediction, batch after batch."""
-
-    def __init__(self, uncertainty: InputUncertainty) -> None:
-        self._uncertainty = uncertainty
+    def __init__(
+        self,
+        covariance: Any,
+        wrt: InputName = None,
+        samples: int = 0,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        if samples == 1 or samples < 0 or samples != int(samples):
+            raise ValueError(f"input_samples must be 0 (first order) or at least 2, got {samples}.")
+        self._covariance, self._wrt = covariance, wrt
+        self._samples, self._generator = samples, generator
         self._share: RowShare | None = None
 
     def next(self, tap: AnyTap, batch: Batch, output: Tensor) -> Tensor:
         """Of the next batch, shaped like its output."""
-        slot = Slot.find(batch, self._uncertainty.wrt, tap)
+        slot = Slot.find(batch, self._wrt, tap)
         point = slot.get(batch)
         if self._share is None:
-            self._share = _shared(self._uncertainty.covariance, point)
+            self._share = _shared(self._covariance, point)
         covariance = self._share.next(len(point))
-        if self._uncertainty.samples:
+        if self._samples:
             variance = self._sampled(tap, batch, slot, covariance)
         else:
             variance = first_order(FeatureMap.of(tap, batch, slot), covariance)
@@ -84,17 +73,15 @@ class InputVariances:
 
     def _sampled(self, tap: AnyTap, batch: Batch, slot: Slot, covariance: Tensor) -> Tensor:
         """Sample variance of the prediction over draws of the input."""
-        point = slot.get(batch)
-        total = square = None
+        point, n = slot.get(batch), self._samples
         base = tap(*batch.args, **batch.kwargs).output.detach().to(torch.float64)
-        n = self._uncertainty.samples
+        total, square = torch.zeros_like(base), torch.zeros_like(base)
         for _ in range(n):
-            z = standard_normal(tuple(point.shape), point.device, self._uncertainty.generator)
+            z = standard_normal(tuple(point.shape), point.device, self._generator)
             args, kwargs = slot.put(batch, point + _correlated(z, covariance).to(point))
             change = tap(*args, **kwargs).output.detach().to(torch.float64) - base
-            total = change if total is None else total + change
-            square = change.square() if square is None else square + change.square()
-        assert total is not None and square is not None
+            total += change
+            square += change.square()
         return (square - total.square() / n) / (n - 1)
 
 
@@ -146,28 +133,25 @@ def _shared(covariance: Any, point: Tensor) -> RowShare:
         given = given[0]
     if not bool(torch.isfinite(given).all()):
         raise ValueError("input_covariance holds NaN or infinity.")
-    matrices = {(numbers, numbers), (*inner, *inner)}
-    if given.ndim == 0 or tuple(given.shape) in {(numbers,), tuple(inner)}:
-        diagonal, split = given.reshape(-1) if given.ndim else given, False
-    elif tuple(given.shape) in matrices:
-        return RowShare(_checked_matrix(given.reshape(1, numbers, numbers)), split=False, name=NAME)
-    elif tuple(given.shape[1:]) in {(numbers,), tuple(inner)}:
-        diagonal, split = given.reshape(len(given), numbers), True
-    elif tuple(given.shape[1:]) in matrices:
-        matrix = _checked_matrix(given.reshape(-1, numbers, numbers))
-        return RowShare(matrix, split=True, name=NAME)
-    else:
+    rows, matrices = {(numbers,), tuple(inner)}, {(numbers, numbers), (*inner, *inner)}
+    split = given.ndim > 0 and tuple(given.shape) not in rows | matrices
+    one = tuple(given.shape[1:] if split else given.shape)
+    if given.ndim and one not in rows | matrices:
         raise ValueError(
             f"input_covariance has the shape {tuple(given.shape)}; for inputs with {numbers} "
             f"numbers per row expected a variance, ({numbers},), (rows, {numbers}), "
             f"({numbers}, {numbers}) or (rows, {numbers}, {numbers})."
         )
-    if bool((diagonal < 0).any()):
+    if given.ndim and one not in rows:
+        matrix = _checked_matrix(given.reshape(-1, numbers, numbers))
+        return RowShare(matrix, split=split, name=NAME)
+    if bool((given < 0).any()):
         raise ValueError(
-            f"input_covariance holds a negative variance, {float(diagonal.min()):.3g}. Give "
+            f"input_covariance holds a negative variance, {float(given.min()):.3g}. Give "
             "variances (squares of standard deviations), or a matrix."
         )
-    return RowShare(diagonal, split=split, name=NAME)
+    shape = (len(given), numbers) if split else (numbers,) if given.ndim else ()
+    return RowShare(given.reshape(shape), split=split, name=NAME)
 
 
 def _checked_matrix(matrix: Tensor) -> Tensor:

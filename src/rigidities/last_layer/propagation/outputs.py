@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ...data.batches import Batch
 from ...posterior.joint import JointPosterior
-from ..readout.reading import Reading
+from ..readout.reading import Reading, joined
 from ..readout.tap import AnyTap
 
 KEPT = 1 << 30
@@ -70,16 +70,17 @@ class JointOutputs:
         readings, held = [], 0
         for batch in batches():
             reading = tap(*batch.args, **batch.kwargs).detached()
-            _check_targets(reading, joint)
+            reading.check_targets(joint.targets)
             held += reading.features.nbytes
-            readings.append(_without_features(reading) if again and held > KEPT else reading)
+            if again and held > KEPT:
+                reading = replace(reading, features=reading.features.new_empty(0))
+            readings.append(reading)
         return cls(joint, tap, batches, tuple(readings), _joined(readings))
 
     def pull(self, cotangents: Tensor) -> Tensor:
         """J T: derivatives (Q, *output) by the outputs -> (Q, coordinates) by the coordinates."""
-        rows = torch.zeros(
-            len(cotangents), self.joint.coordinates, dtype=torch.float64, device=cotangents.device
-        )
+        shape = (len(cotangents), self.joint.coordinates)
+        rows = cotangents.new_zeros(shape, dtype=torch.float64)
         for part, reading in self._parts():
             rows += self.joint.rows(torch.vmap(reading.rows)(cotangents[:, part]), reading.features)
         return rows
@@ -87,13 +88,11 @@ class JointOutputs:
     def push(self, coordinates: Tensor) -> Tensor:
         """T xi: points (n, coordinates) -> changes (n, *output) of the outputs, in float64."""
         weights = self.joint.weights(coordinates)
-        moved = torch.empty(
-            len(weights), *self.output.shape, dtype=torch.float64, device=weights.device
-        )
+        moved = weights.new_empty(len(weights), *self.output.shape)
         for part, reading in self._parts():
             # Float32 would lose the digits of features that the Gram hardly determines.
             change = self.joint.response(reading.features.to(torch.float64), weights)
-            moved[:, part] = torch.vmap(reading.unrows)(change)
+            moved[:, part] = reading.unrows(change)
         return moved
 
     def located(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -123,9 +122,7 @@ class JointOutputs:
             batch = next(batches, None)
             if first.features.numel():
                 continue
-            again = None
-            if batch is not None:
-                again = self.tap(*batch.args, **batch.kwargs).detached()
+            again = None if batch is None else self.tap(*batch.args, **batch.kwargs).detached()
             if again is None or not _same(again.output, first.output):
                 raise ValueError(
                     f"Batch {number} differs when the data are read a second time, which "
@@ -135,30 +132,11 @@ class JointOutputs:
             yield again
 
 
-def _without_features(reading: Reading) -> Reading:
-    return replace(reading, features=reading.features.new_empty(0))
-
-
-def _check_targets(reading: Reading, joint: JointPosterior) -> None:
-    targets = reading.inner[reading.axis]
-    if targets != joint.targets:
-        raise ValueError(
-            f"The model gives {targets} targets here and gave {joint.targets} in the fit. Use the "
-            "same forward= and output= as in the fit."
-        )
-
-
 def _joined(readings: list[Reading]) -> Tensor:
     outputs = [reading.output for reading in readings]
     if not sum(output.numel() for output in outputs):
         raise ValueError("There is nothing to propagate: no batches, or no rows in them.")
-    shapes = {tuple(output.shape[1:]) for output in outputs}
-    if len(shapes) > 1:
-        raise ValueError(
-            f"The batches' outputs have different shapes per sample, {sorted(shapes)}, and cannot "
-            "be joined into one tensor. Propagate over batches of one shape at a time."
-        )
-    return torch.cat(outputs)
+    return joined(outputs, " into one tensor. Propagate over batches of one shape at a time.")
 
 
 def _same(again: Tensor, first: Tensor) -> bool:

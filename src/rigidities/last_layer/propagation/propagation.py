@@ -68,11 +68,17 @@ def propagated(
     with torch.enable_grad():
         outputs = JointOutputs.read(tap, joint, batches, again=again)
         slope = Differential(fn, outputs.output)
-        rows, variance, flat = _spread(slope, outputs)
+        spread = _spread(slope, outputs)
         shift = _shift(slope, outputs) if second_order else None
-    if bool(flat.any()):
-        _say_flat(flat)
-    return Derived.of(slope.value, rows, variance=variance, shift=shift, precision=slope.precision)
+    if bool(spread.flat.any()):
+        notify(
+            f"fn has a derivative of exactly zero for {int(spread.flat.sum())} of "
+            f"{slope.quantities} quantities (rounding, clamping, a constant?), so to first order "
+            f"their error bar is zero. {REMEDY}"
+        )
+    return Derived.of(
+        slope.value, spread.rows, variance=spread.variance, shift=shift, precision=slope.precision
+    )
 
 
 @outside_inference_mode
@@ -109,33 +115,30 @@ def covariance_between(
     return matrix.reshape(*shapes[0], *shapes[1])
 
 
-def _spread(slope: Differential, outputs: JointOutputs) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Rows (Q, R) or None, variances (Q,), and which quantities (Q,) have no slope at all.
-
-    One pass of reverse mode per quantity, or one of forward mode per coordinate: the fewer.
-    """
+def _spread(slope: Differential, outputs: JointOutputs) -> _Spread:
+    """One pass of reverse mode per quantity, or one of forward mode per coordinate: the fewer."""
     if slope.quantities > outputs.joint.coordinates:
         with suppress(NotImplementedError):
             return _pushed(slope, outputs)
     return _pulled(slope, outputs)
 
 
-def _pulled(slope: Differential, outputs: JointOutputs) -> tuple[Tensor | None, Tensor, Tensor]:
+def _pulled(slope: Differential, outputs: JointOutputs) -> _Spread:
     spread = _Spread(slope.quantities, outputs)
     for part, cotangents in slope.cotangents():
         spread.flat[part] = ~cotangents.flatten(1).any(1)
         spread.add(part, slice(None), outputs.pull(cotangents))
-    return spread.parts
+    return spread
 
 
-def _pushed(slope: Differential, outputs: JointOutputs) -> tuple[Tensor | None, Tensor, Tensor]:
+def _pushed(slope: Differential, outputs: JointOutputs) -> _Spread:
     spread = _Spread(slope.quantities, outputs)
     spread.flat[:] = True
     for part, tangents in _directions(slope, outputs):
         rows = slope.pushed(tangents).mT
         spread.flat &= ~rows.any(1)
         spread.add(slice(None), part, rows)
-    return spread.parts
+    return spread
 
 
 def _shift(slope: Differential, outputs: JointOutputs) -> Tensor:
@@ -157,7 +160,10 @@ def _directions(slope: Differential, outputs: JointOutputs) -> Iterator[tuple[sl
 
 
 class _Spread:
-    """Rows of derivatives by the coordinates, or their sums of squares alone."""
+    """Rows of derivatives by the coordinates (Q, R), or their sums of squares (Q,) alone.
+
+    Where a quantity has no slope at all, it is `flat`.
+    """
 
     def __init__(self, quantities: int, outputs: JointOutputs) -> None:
         coordinates, device = outputs.joint.coordinates, outputs.output.device
@@ -172,14 +178,3 @@ class _Spread:
         self.variance[quantities] += rows.square().sum(1)
         if self.rows is not None:
             self.rows[quantities, coordinates] = rows
-
-    @property
-    def parts(self) -> tuple[Tensor | None, Tensor, Tensor]:
-        return self.rows, self.variance, self.flat
-
-
-def _say_flat(flat: Tensor) -> None:
-    notify(
-        f"fn has a derivative of exactly zero for {int(flat.sum())} of {flat.numel()} quantities "
-        "(rounding, clamping, a constant?), so to first order their error bar is zero. " + REMEDY
-    )

@@ -11,23 +11,38 @@ from ...data.batches import Batch
 from ...data.sketch import fingerprint
 from ...models.calling import Source
 from ...models.shadow import signature, unwrapped
-from .feature_tap import FeatureTap
-from .tap import AnyTap, Tap
+from .tap import AnyTap, FeatureTap, Tap
 
 
 class Binding:
     """A tap on a model, rebuilt when the model moves, refused when its weights change.
 
+    Args:
+        model: the trained model.
+        source: how it is called.
+        layer: name (or names) of the readout layer, where given.
+        header: of a file or a state dict; its tap is built when it is first needed. (A
+            `state_dict` brings the fit before the weights that it must be checked against.)
+
     Attributes:
         fingerprint: of the weights that the tap was found with.
     """
 
-    def __init__(self, model: nn.Module, source: Source, layer: str | list[str] | None) -> None:
-        self.model, self.source, self.layer = model, source, layer
-        self.fingerprint: str | None = None
+    def __init__(
+        self,
+        model: nn.Module,
+        source: Source,
+        layer: str | list[str] | None,
+        header: dict[str, Any] | None = None,
+    ) -> None:
+        self.model, self.source, self.layer, self._header = model, source, layer, header
+        self.fingerprint: str | None = None if header is None else header["fingerprint"]
         self._tap: AnyTap | None = None
         self._signature: tuple[object, ...] | None = None
-        self._header: dict[str, Any] | None = None
+
+    def restored(self, header: dict[str, Any] | None = None) -> Binding:
+        """Another tie to the same model that knows the readout of a header, or none yet."""
+        return Binding(self.model, self.source, self.layer, header)
 
     def find(self, batch: Batch) -> AnyTap:
         """Find the readout on a first batch."""
@@ -36,9 +51,7 @@ class Binding:
             _few(batch.args, self.source),
             batch.kwargs,
             layer=self.layer,
-            features=self.source.features,
-            forward=self.source.forward,
-            output=self.source.output,
+            **vars(self.source),
         )
         self._signature = signature(self.model)
         self.fingerprint = model_fingerprint(self.model)
@@ -79,14 +92,6 @@ class Binding:
             return self._described(self._tap)
         assert self._header is not None
         return self._header
-
-    def restore(self, header: dict[str, Any]) -> None:
-        """Take up a tap from a file's header, to be built when it is first needed.
-
-        (A `state_dict` brings the fit before the weights that it must be checked against.)
-        """
-        self._header, self._tap = header, None
-        self.fingerprint = header["fingerprint"]
 
     def _from_header(self, header: dict[str, Any]) -> AnyTap:
         """The tap of a file.

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from ...data.batches import Batch
+from ...data.sketch import row_hashes
+
+SampleWeight = Callable[[Any], Tensor]
 
 
 @dataclass(frozen=True)
@@ -17,7 +23,7 @@ class Reading:
         output: what the model gave.
         features: (M, D), (M, K, D) or (M, K, P); see the module's layouts.
         inner: the shape to view the output in, and
-        axis: the dimension of the targets in it.
+        axis: the dimension of the targets in it, counted from the end.
     """
 
     output: Tensor
@@ -34,13 +40,10 @@ class Reading:
         first = readings[0]
         if len(readings) == 1:
             return first
+        remedy = ". Predict batch by batch: mean, std = uq(x)."
+        output, features = (joined(part, remedy) for part in zip(*readings, strict=True))
         rows = sum(reading.inner[0] for reading in readings)
-        return cls(
-            _cat([reading.output for reading in readings]),
-            _cat([reading.features for reading in readings]),
-            torch.Size([rows, *first.inner[1:]]),
-            first.axis,
-        )
+        return cls(output, features, torch.Size([rows, *first.inner[1:]]), first.axis)
 
     def detached(self) -> Reading:
         """The same values without their derivatives."""
@@ -52,11 +55,65 @@ class Reading:
         return moved.reshape(-1, moved.shape[-1])
 
     def unrows(self, rows: Tensor) -> Tensor:
-        """(M, K), or (M, 1) to be repeated for each target, in the output's shape."""
-        targets = self.inner[self.axis]
+        """(..., M, K), or (..., M, 1) to be repeated for each target, in the output's shape."""
+        targets, several = self.inner[self.axis], rows.shape[:-2]
         shape = [n for i, n in enumerate(self.inner) if i != self.axis % len(self.inner)]
-        full = rows.expand(-1, targets).reshape(*shape, targets)
-        return full.movedim(-1, self.axis).reshape(self.output.shape)
+        full = rows.expand(*several, -1, targets).reshape(*several, *shape, targets)
+        return full.movedim(-1, self.axis).reshape(*several, *self.output.shape)
+
+    def check_targets(self, fitted: int) -> None:
+        """The model must give as many targets as in the fit."""
+        if (targets := self.inner[self.axis]) != fitted:
+            raise ValueError(
+                f"The model gives {targets} targets here and gave {fitted} in the fit. Use the "
+                "same forward= and output= as in the fit."
+            )
+
+    def target_rows(self, target: Tensor | None) -> Tensor | None:
+        """The target as (M, K), whatever dimensions of size one it has or lacks."""
+        if target is None:
+            return None
+        if target.squeeze().shape != self.output.squeeze().shape:
+            raise ValueError(
+                f"the target's shape {tuple(target.shape)} does not fit the output's "
+                f"{tuple(self.output.shape)}. If the model predicts more than the target (a mean "
+                "and a variance, say), pick the mean with output= or forward=lambda m, b: "
+                "m(b)[..., 0]."
+            )
+        return self.rows(target.reshape(self.output.shape))
+
+    def sample_weights(self, function: SampleWeight | None, batch: Batch) -> Tensor | None:
+        """The user's weights of the batch, (M, 1) or (M, K)."""
+        if function is None:
+            return None
+        output = self.output
+        given = torch.as_tensor(function(batch.raw), device=output.device).to(torch.float64)
+        if given.squeeze().shape == output.squeeze().shape:
+            return self.rows(given.reshape(output.shape))
+        if given.ndim > 1 or given.numel() != len(output):
+            raise ValueError(
+                f"sample_weight returned {tuple(given.shape)} for an output of "
+                f"{tuple(output.shape)}: expected one weight per sample or per output."
+            )
+        return self.rows(given.reshape(-1, *[1] * (output.ndim - 1)).expand(output.shape))
+
+    def hashes(self, batch: Batch) -> Tensor:
+        """One hash per row of input and target.
+
+        Where inputs have not one row per output, as atoms of several structures, of rounded
+        features and target.
+        """
+        values = [*batch.args, *batch.kwargs.values()]
+        if batch.target is not None:
+            values.append(batch.target)
+        hashes = row_hashes(values, len(self.output))
+        if hashes is not None:
+            return hashes
+        coarse = self.features.detach().flatten(1).to(torch.bfloat16)
+        target = self.target_rows(batch.target)
+        rounded = row_hashes([coarse] if target is None else [coarse, target], len(coarse))
+        assert rounded is not None
+        return rounded
 
 
 @dataclass(frozen=True)
@@ -76,11 +133,12 @@ class Terms:
     count: int
 
 
-def _cat(tensors: list[Tensor]) -> Tensor:
-    shapes = {tuple(tensor.shape[1:]) for tensor in tensors}
+def joined(tensors: Sequence[Tensor], remedy: str, dim: int = 0) -> Tensor:
+    """Outputs (or features) of consecutive batches as one tensor; `remedy` ends the refusal."""
+    shapes = {tuple(tensor.shape[dim + 1 :]) for tensor in tensors}
     if len(shapes) > 1:
         raise ValueError(
             f"The batches' outputs have different shapes per sample, {sorted(shapes)}, and cannot "
-            "be joined. Predict batch by batch: mean, std = uq(x)."
+            f"be joined{remedy}"
         )
-    return torch.cat(tensors)
+    return torch.cat(tuple(tensors), dim)
