@@ -84,7 +84,7 @@ def by_hand(model: nn.Module, protocol: Protocol, seed: int) -> tuple[dict, int,
 
 
 def test_the_loop_equals_one_written_by_hand() -> None:
-    def telling(seed: int) -> bool:  # the best weights from the last, a cut rate from a constant one
+    def telling(seed: int) -> bool:  # best weights from last, a cut rate from a constant
         constant = Protocol(**{**vars(PROTOCOL), "patience": 100})
         _, epoch, losses = by_hand(net(), PROTOCOL, seed)
         return 1 < epoch < PROTOCOL.epochs and by_hand(net(), constant, seed)[2] != losses
