@@ -59,7 +59,7 @@ def test_the_exact_hessian_equals_that_of_the_whole_loss(name):
 def test_the_two_hessians_differ_where_residuals_bend_the_model():
     s = cases.solved("two Gaussians in nested dicts", size=0.1)
     variances = [fitted(s, hessian=h).variance(s.case.new[0]) for h in ("gauss-newton", "exact")]
-    assert ((variances[0] - variances[1]).abs() > 0.01 * variances[0]).all()
+    assert ((variances[0] - variances[1]).abs() > 0.01 * variances[0]).any()
 
 
 @pytest.mark.parametrize("name", ["two Gaussians in nested dicts", "net with several outputs"])
