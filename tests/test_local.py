@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from rigidities import Gram, Posterior, local
 from rigidities.posterior.quadratic import LARGEST_ROUNDING, QuadraticForm, rounding_bound
+from tests.support.refusals import refused
 from tests.support.tensors import normal
 
 F64 = torch.float64
@@ -455,8 +456,7 @@ def test_groups_that_do_not_add_up_are_refused(groups, count, message):
         lambda: local.shares(posterior, features[:3], groups, count=count),
         lambda: local.component_rigidity(posterior, features[:3], [6], groups, count),
     ):
-        with pytest.raises(ValueError, match=message):
-            call()
+        refused(message, call)
 
 
 @pytest.mark.parametrize(
@@ -482,10 +482,8 @@ def test_groups_that_do_not_add_up_are_refused(groups, count, message):
 def test_components_that_are_none_are_refused(components, message):
     features, groups = problem()
     posterior = posterior_of(features, groups)
-    with pytest.raises(ValueError, match=message):
-        local.component_rigidity(posterior, features, components)
-    with pytest.raises(ValueError, match=message):
-        local.shares(posterior, features, groups, components)
+    refused(message, local.component_rigidity, posterior, features, components)
+    refused(message, local.shares, posterior, features, groups, components)
 
 
 @pytest.mark.parametrize(
@@ -498,8 +496,7 @@ def test_components_that_are_none_are_refused(components, message):
 def test_shares_need_a_partition_and_rigidities_do_not(components, message):
     features, groups = problem()
     posterior = posterior_of(features, groups)
-    with pytest.raises(ValueError, match=message):
-        local.shares(posterior, features, groups, components)
+    refused(message, local.shares, posterior, features, groups, components)
     assert local.component_rigidity(posterior, features, components).shape == (len(groups), 2)
 
 
@@ -523,8 +520,7 @@ def test_features_that_do_not_fit_are_refused(change, message):
         lambda: local.component_rigidity(posterior, bad, [2, 4], groups),
         lambda: local.shares(posterior, bad, groups),
     ):
-        with pytest.raises(ValueError, match=message):
-            call()
+        refused(message, call)
 
 
 def test_a_single_nan_is_found_wherever_it_stands():
@@ -533,7 +529,5 @@ def test_a_single_nan_is_found_wherever_it_stands():
     for column in range(WIDTH):
         bad = features.clone()
         bad[9, column] = math.nan
-        with pytest.raises(ValueError, match=r"NaN or infinity \(first in row or group 9\)"):
-            local.rigidity(posterior, bad)
-        with pytest.raises(ValueError, match="NaN or infinity"):
-            local.sums(bad, groups)
+        refused(r"NaN or infinity \(first in row or group 9\)", local.rigidity, posterior, bad)
+        refused("NaN or infinity", local.sums, bad, groups)

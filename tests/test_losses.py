@@ -7,6 +7,7 @@ from torch import nn
 import rigidities as rg
 from rigidities.losses import GaussianNLL, Huber, LogCosh, PoissonNLL, loss_for
 from tests.support import oracle
+from tests.support.refusals import refused
 
 F64 = torch.float64
 Y = torch.randn(50, 2, generator=torch.Generator().manual_seed(0), dtype=F64)
@@ -78,8 +79,7 @@ def test_a_variance_per_target_is_never_taken_for_one_per_row(net3, batch_size):
 def test_a_target_that_is_not_finite_is_refused_unless_its_weight_is_zero(net, loss, value):
     x, y = net.train[0], net.train[1].clone()
     y[:100] = value
-    with pytest.raises(ValueError, match="Batch 0"):
-        rg.LastLayerRigidity(net.model).fit((x, y), loss=loss)
+    refused("Batch 0", rg.LastLayerRigidity(net.model).fit, (x, y), loss=loss)
     known = lambda batch: torch.isfinite(batch[1][:, 0]).double()  # noqa: E731
     masked = rg.LastLayerRigidity(net.model).fit((x, y), loss=loss, sample_weight=known)
     rest = rg.LastLayerRigidity(net.model).fit((x[100:], y[100:]), loss=loss)
@@ -88,8 +88,7 @@ def test_a_target_that_is_not_finite_is_refused_unless_its_weight_is_zero(net, l
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_a_loss_over_the_batch_is_refused_with_the_fix(reduction):
-    with pytest.raises(ValueError, match="reduction='none'"):
-        loss_for(nn.MSELoss(reduction=reduction)).curvature(Y, T, None)
+    refused("reduction='none'", loss_for(nn.MSELoss(reduction=reduction)).curvature, Y, T, None)
 
 
 def test_a_loss_divided_by_the_batch_size_is_refused():
@@ -115,8 +114,7 @@ def test_an_infinite_weight_is_an_error(net):
 
 
 def test_a_variance_that_is_not_positive_is_an_error():
-    with pytest.raises(ValueError, match="above zero"):
-        GaussianNLL(0.0).curvature(Y, None, None)
+    refused("above zero", GaussianNLL(0.0).curvature, Y, None, None)
 
 
 def test_a_loss_that_leaves_torch_is_an_error():

@@ -19,6 +19,7 @@ from matplotlib.axes import Axes
 from scipy.integrate import trapezoid
 
 from rigidities import metrics, plots
+from tests.support.refusals import refused
 
 PARITY = ("errors", "binned", "calibration")
 
@@ -85,8 +86,7 @@ def test_no_interval_on_the_log_axis_is_shorter() -> None:
 
 @pytest.mark.parametrize("sigmas", [0, -1, 31, math.nan])
 def test_confidence_factors_refuse_what_has_none(sigmas: float) -> None:
-    with pytest.raises(ValueError, match="Expected 0 < sigmas <= 30"):
-        plots.confidence_factors(sigmas)
+    refused("Expected 0 < sigmas <= 30", plots.confidence_factors, sigmas)
 
 
 # --- what is drawn ---------------------------------------------------------------------------
@@ -230,13 +230,10 @@ def test_large_plots_are_rasterised_and_draw_without_warnings(tmp_path) -> None:
 @pytest.mark.parametrize("name", PARITY)
 def test_bad_input_is_refused_before_anything_is_opened(name: str) -> None:
     mean, std, target = rows()
-    with pytest.raises(ValueError, match="Expected mean and target of one shape"):
-        getattr(plots, name)(mean, std, target[:-1])
+    refused("Expected mean and target of one shape", getattr(plots, name), mean, std, target[:-1])
     std[0] = 0
-    with pytest.raises(ValueError, match="Expected std > 0"):
-        getattr(plots, name)(mean, std, target)
-    with pytest.raises(ValueError, match="Expected x and mean of one shape"):
-        plots.along([0, 1], [0], [1])
+    refused("Expected std > 0", getattr(plots, name), mean, std, target)
+    refused("Expected x and mean of one shape", plots.along, [0, 1], [0], [1])
     with pytest.raises(ValueError, match="Expected inputs and targets of one shape"):
         plots.along([0, 1], [0, 1], [1, 1], train=([0, 1], [0]))
     assert not plt.get_fignums()
@@ -244,5 +241,4 @@ def test_bad_input_is_refused_before_anything_is_opened(name: str) -> None:
 
 def test_a_missing_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
-    with pytest.raises(ImportError, match=r'pip install "rigidities\[plots\]"'):
-        plots.errors(*rows())
+    refused(r'pip install "rigidities\[plots\]"', plots.errors, *rows(), error=ImportError)

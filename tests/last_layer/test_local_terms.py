@@ -6,6 +6,7 @@ from torch import nn
 
 import rigidities as rg
 from tests.support import zoo
+from tests.support.refusals import refused
 
 SUMS = [
     *("sum_over_padded_atoms", "sum_over_atoms_by_index_add", "sum_over_atoms_with_species_shifts"),
@@ -131,10 +132,8 @@ def test_predictions_without_terms_say_so(id, match):
 
 def test_no_batches_are_refused():
     uq, _ = fitted("mean_over_time_steps")
-    with pytest.raises(ValueError, match="no batches"):
-        uq.local([])
-    with pytest.raises(ValueError, match="no batches"):
-        uq.features([])
+    refused("no batches", uq.local, [])
+    refused("no batches", uq.features, [])
 
 
 def test_selection_through_the_facade_is_that_of_the_features():
@@ -169,8 +168,7 @@ def test_options_that_top_has_no_use_for_are_refused():
     x = case.args[0]
     with pytest.raises(ValueError, match="neither of= nor weights="):
         uq.select(x, 3, objective="top", weights=torch.ones(len(x)))
-    with pytest.raises(ValueError, match="objective must be 'logdet' or 'variance'"):
-        uq.select(x, 3, objective="topp")
+    refused("objective must be 'logdet' or 'variance'", uq.select, x, 3, objective="topp")
 
 
 def test_the_gains_of_top_are_total_variances():

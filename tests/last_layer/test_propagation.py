@@ -20,6 +20,7 @@ from rigidities.last_layer.propagation.propagation import covariance_between, pr
 from rigidities.posterior.joint import JointPosterior
 from tests.support import oracle, zoo
 from tests.support.nets import trained
+from tests.support.refusals import refused
 
 F64 = torch.float64
 
@@ -409,10 +410,8 @@ def test_intervals_are_gaussian():
     torch.testing.assert_close(law.cdf(high) - law.cdf(low), torch.tensor(0.8))
     torch.testing.assert_close(derived.quantile(0.25), law.icdf(torch.tensor(0.25)))
     for wrong in (0, 1):
-        with pytest.raises(ValueError, match="between 0 and 1"):
-            derived.interval(wrong)
-        with pytest.raises(ValueError, match="between 0 and 1"):
-            derived.quantile(wrong)
+        refused("between 0 and 1", derived.interval, wrong)
+        refused("between 0 and 1", derived.quantile, wrong)
 
 
 # --- functions that ask for another way ---------------------------------------------------------
@@ -520,8 +519,7 @@ def test_another_order_at_the_second_reading_is_refused(one, monkeypatch):
     shuffled = DataLoader(TensorDataset(x), batch_size=16, shuffle=True)
     parts.propagate(torch.mean, shuffled)
     monkeypatch.setattr(joint_outputs, "KEPT", 0)
-    with pytest.raises(ValueError, match="does not shuffle"):
-        parts.propagate(torch.mean, shuffled)
+    refused("does not shuffle", parts.propagate, torch.mean, shuffled)
 
 
 # --- bad input ----------------------------------------------------------------------------------
@@ -539,8 +537,7 @@ NO_DERIVATIVE = {
 @pytest.mark.parametrize("fn", NO_DERIVATIVE.values(), ids=NO_DERIVATIVE)
 def test_functions_without_a_derivative_name_the_ensemble(one, fn):
     parts, x = one
-    with pytest.raises(ValueError, match=r"different.*uq\.ensemble\(64\)\.propagate\(fn, x\)"):
-        parts.propagate(fn, x)
+    refused(r"different.*uq\.ensemble\(64\)\.propagate\(fn, x\)", parts.propagate, fn, x)
 
 
 @pytest.mark.parametrize(
@@ -555,8 +552,7 @@ def test_functions_without_a_derivative_name_the_ensemble(one, fn):
 )
 def test_results_that_are_no_real_tensor_are_refused(one, fn, message):
     parts, x = one
-    with pytest.raises(TypeError, match=message):
-        parts.propagate(fn, x)
+    refused(message, parts.propagate, fn, x, error=TypeError)
 
 
 @pytest.mark.parametrize(
@@ -570,8 +566,7 @@ def test_results_that_are_no_real_tensor_are_refused(one, fn, message):
 )
 def test_values_and_derivatives_that_are_not_finite_are_refused(one, fn, message):
     parts, x = one
-    with pytest.raises(ValueError, match=message):
-        parts.propagate(fn, x)
+    refused(message, parts.propagate, fn, x)
 
 
 @pytest.mark.parametrize("fn", [torch.round, lambda y: y.round().sum()])
@@ -593,16 +588,14 @@ def test_only_the_flat_quantities_are_counted(one):
 @pytest.mark.parametrize("data", [[], torch.zeros(0, 4, dtype=F64), [torch.zeros(0, 4, dtype=F64)]])
 def test_empty_data_are_refused(one, data):
     parts, _ = one
-    with pytest.raises(ValueError, match="nothing to propagate"):
-        parts.propagate(torch.mean, data)
+    refused("nothing to propagate", parts.propagate, torch.mean, data)
 
 
 def test_outputs_that_cannot_be_joined_are_refused():
     net = nn.Sequential(nn.Linear(3, 8), nn.SiLU(), nn.Linear(8, 1)).double()
     x = torch.randn(6, 4, 3, dtype=F64, generator=torch.Generator().manual_seed(0))
     parts = Parts(rg.LastLayerRigidity(net).fit((x, x[..., :1])))
-    with pytest.raises(ValueError, match="different shapes per sample"):
-        parts.propagate(torch.mean, [x, x[:, :2]])
+    refused("different shapes per sample", parts.propagate, torch.mean, [x, x[:, :2]])
 
 
 def test_errors_inside_the_function_come_through(one):
@@ -611,8 +604,7 @@ def test_errors_inside_the_function_come_through(one):
     def wrong(y):
         raise KeyError("energy")
 
-    with pytest.raises(KeyError, match="energy"):
-        parts.propagate(wrong, x)
+    refused("energy", parts.propagate, wrong, x, error=KeyError)
 
 
 # --- through the façade -------------------------------------------------------------------------

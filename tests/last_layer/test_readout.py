@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import rigidities as rg
 from rigidities.last_layer.readout.tap import Tap
 from tests.support import oracle, zoo
+from tests.support.refusals import refused
 
 RIDGE = 0.1
 TRAIN, VALID, TEST = (0, 1), 2, 3  # draws
@@ -211,8 +212,7 @@ def test_a_named_head_may_be_absent_from_the_first_batch():
 def test_a_head_that_the_first_batch_does_not_call_is_refused_when_it_is_called():
     case = without_third_species("one_head_for_each_species")
     batches = [case.data, zoo.build(case.id, 1).data]
-    with pytest.raises(ValueError, match=r"first batch.*layer="):
-        rg.LastLayerRigidity(case.model, **case.options).fit(batches)
+    refused(r"first batch.*layer=", rg.LastLayerRigidity(case.model, **case.options).fit, batches)
 
 
 IDENTITY_AT_FIRST = {
@@ -305,8 +305,7 @@ def test_a_head_input_that_is_overwritten_later_is_not_read_afterwards():
 def test_features_of_another_length_than_the_output_are_refused():
     case = zoo.build("raw_parameter_head_with_its_features")
     uq = rg.LastLayerRigidity(case.model, features=lambda m, x: m.trunk(x)[:4])  # a divisor of 12
-    with pytest.raises(ValueError, match="features"):
-        uq.fit([case.data])
+    refused("features", uq.fit, [case.data])
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -395,5 +394,4 @@ def test_a_batch_that_gives_nan_is_named_and_not_called_another_form():
             return self.head(x).sum((1, 2)) * x.mean((1, 2)).square()
 
     tap = Tap.find(Summed(), (torch.randn(4, 6, 3),))
-    with pytest.raises(ValueError, match="output for this batch is NaN or infinite"):
-        tap(torch.full((4, 6, 3), torch.nan))
+    refused("output for this batch is NaN or infinite", tap, torch.full((4, 6, 3), torch.nan))

@@ -21,6 +21,7 @@ from rigidities.report.labelled_data import labelled
 from rigidities.report.rows import rows_of
 from tests.support.nets import Trained
 from tests.support.pages import Page
+from tests.support.refusals import refused
 from tests.support.report_rows import columns, page
 
 pytestmark = pytest.mark.usefixtures("short")
@@ -160,8 +161,7 @@ def test_without_plotly_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 )
 def test_bad_arrays_are_refused(options: dict[str, Any], words: str) -> None:
     good = {"mean": [1.0, 2.0, 3.0], "std": [1.0, 1.0, 1.0], "target": [1.0, 2.5, 3.0]}
-    with pytest.raises(ValueError, match=re.escape(words)):
-        report.html(**{**good, **options})
+    refused(re.escape(words), report.html, **{**good, **options})
 
 
 # --- writing -----------------------------------------------------------------------------------
@@ -249,8 +249,7 @@ def test_data_without_targets_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match="Expected labelled data, got batches without a target"):
         report.write(tmp_path / "r.html", uq, net.test[0])
-    with pytest.raises(ValueError, match="got none"):
-        report.write(tmp_path / "r.html", uq, [])
+    refused("got none", report.write, tmp_path / "r.html", uq, [])
     with pytest.raises(ValueError, match="Expected targets shaped like the predictions"):
         report.write(tmp_path / "r.html", uq, (net.test[0], net.test[1].expand(-1, 3)))
     assert list(tmp_path.iterdir()) == []
@@ -266,8 +265,7 @@ def test_a_failed_write_leaves_the_old_page(
         raise OSError("the disk is full")
 
     monkeypatch.setattr("os.replace", fail)
-    with pytest.raises(OSError, match="the disk is full"):
-        report.save(path, "new")
+    refused("the disk is full", report.save, path, "new", error=OSError)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -277,8 +275,7 @@ def test_a_folder_that_cannot_be_written_is_named(
 ) -> None:
     with pytest.raises(FileNotFoundError, match=r"There is no folder .*nowhere"):
         report.save(tmp_path / "nowhere" / "r.html", "")
-    with pytest.raises(IsADirectoryError, match="is a folder"):
-        report.save(tmp_path, "")
+    refused("is a folder", report.save, tmp_path, "", error=IsADirectoryError)
 
     def refuse(*_: Any) -> None:
         raise PermissionError(13, "Permission denied")
@@ -292,8 +289,7 @@ def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for place in (pipe, Path(os.devnull)):
-        with pytest.raises(FileExistsError, match="is a device or a pipe"):
-            report.save(place, "")
+        refused("is a device or a pipe", report.save, place, "", error=FileExistsError)
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 

@@ -37,6 +37,7 @@ from experiments.atoms import (
     structures,
 )
 from experiments.training import loop
+from tests.support.refusals import refused
 
 F64 = torch.float64
 SPECIES = (1, 6, 7, 8, 9)
@@ -166,8 +167,7 @@ def test_an_empty_structure_is_refused_by_its_place() -> None:
     from ase import Atoms
 
     said = r"Structure 1 has no atoms: .*Leave it out"
-    with pytest.raises(StructureError, match=said):
-        Structures.from_ase([Atoms("H"), Atoms(), Atoms("O")])
+    refused(said, Structures.from_ase, [Atoms("H"), Atoms(), Atoms("O")], error=StructureError)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -194,8 +194,7 @@ def test_an_element_that_the_model_never_saw_is_refused() -> None:
         lambda some: some.composition(SPECIES),
         lambda some: composition.fitted(some, torch.zeros(1), SPECIES),
     ):
-        with pytest.raises(StructureError, match=said):
-            work(of("HCCl3"))
+        refused(said, work, of("HCCl3"), error=StructureError)
 
 
 @pytest.mark.parametrize("number", [0, -1, 200])
@@ -209,8 +208,7 @@ def test_atoms_on_top_of_each_other_are_named(mixed: Structures) -> None:
     to[3 + 6] = to[3 + 2] + torch.tensor([0.0, 0.03, 0.04])
     said = r"Atoms 2 and 6 of structure 1 are 0\.05 angstrom apart: .*at least 0\.1.*leave"
     for work in (expansion, positions.batch):
-        with pytest.raises(StructureError, match=said):
-            work(moved(mixed, to), SPECIES, SOAP)
+        refused(said, work, moved(mixed, to), SPECIES, SOAP, error=StructureError)
     to[3 + 6] = to[3 + 2] + torch.tensor([0.0, 0.06, 0.0801])
     structures.check_apart(moved(mixed, to))
     # Two structures in one place are no clash.
@@ -936,8 +934,7 @@ def test_a_write_that_fails_leaves_nothing(
 
     with monkeypatch.context() as broken:
         broken.setattr(os, "replace", full)
-        with pytest.raises(OSError, match="No space left"):
-            files_in(tmp_path, mixed).rows(torch.tensor([0]))
+        refused("No space left", files_in(tmp_path, mixed).rows, torch.tensor([0]), error=OSError)
     assert names_in(tmp_path) == []
     assert len(files_in(tmp_path, mixed).rows(torch.tensor([0]))) == 3
     assert names_in(tmp_path) == ["00000.safetensors"]
