@@ -225,7 +225,7 @@ def test_an_indefinite_regulariser_is_refused(form):
 
     model = cases.CASES["net"].f
     pr = rg.PredictionRigidity(model, ridge=0.1, regulariser=regulariser, form=form)
-    refused(r"indefinite|not positive", pr.fit(X2, model(X2).detach()).variance, X2)
+    refused("indefinite|not positive", lambda: pr.fit(X2, model(X2).detach()).variance(X2))
 
 
 def test_nothing_can_be_asked_before_a_fit():
@@ -338,7 +338,7 @@ def test_parameters_that_are_not_used_are_named_and_change_nothing(kind):
         more, params, x, y = None, None, X2, f(X2).detach()
     whole = rg.PredictionRigidity(f, params).fit(x, y).variance(x)
     if kind == "module":
-        f = cases.Forward(lambda m, x: m.used(x), used=f, idle=nn.Linear(3, 3)).double()
+        f = cases.Net(lambda m, x: m.used(x), used=f, idle=nn.Linear(3, 3)).double()
     pr = rg.PredictionRigidity(f, more)
     with pytest.warns(UserWarning, match="does not use.*idle"):
         pr.fit(x, y)
@@ -353,7 +353,7 @@ def test_a_parameter_that_only_a_later_batch_uses_is_kept():
         parts = [net(x)[:, 0] * (z == k) for k, net in enumerate(m.nets) if bool((z == k).any())]
         return sum(parts)
 
-    model = cases.Forward(call, nets=nn.ModuleList([nn.Linear(2, 1), nn.Linear(2, 1)])).double()
+    model = cases.Net(call, nets=nn.ModuleList([nn.Linear(2, 1), nn.Linear(2, 1)])).double()
     z = torch.arange(24) // 12
     y = model(X2, z).detach()
     whole = rg.PredictionRigidity(model).fit([(X2, z, y)]).variance((X2, z))

@@ -265,9 +265,9 @@ def test_the_cheapest_form_that_fits_is_taken():
 def test_what_does_not_fit_is_refused_with_its_size(options, remedy):
     model, x, y, _ = wide()
     pr = rg.PredictionRigidity(model, **{"memory": 40_000, **options})
-    with pytest.raises(MemoryError, match=r"needs about [\d.]+ (KiB|MiB|GiB)") as refused:
+    with pytest.raises(MemoryError, match=r"needs about [\d.]+ (KiB|MiB|GiB)") as caught:
         pr.fit(x, y)
-    assert remedy in str(refused.value) and "354 parameters" in str(refused.value)
+    assert remedy in str(caught.value) and "354 parameters" in str(caught.value)
     refused("no fit yet", pr.variance, x, error=RuntimeError)
 
 

@@ -36,6 +36,7 @@ from tests.support.clusters import (
     cluster,
     fitted,
 )
+from tests.support.nets import calibrated
 from tests.support.refusals import refused
 
 
@@ -265,8 +266,7 @@ def test_default_inputs_warn_once_that_a_cell_is_left_out(one, atoms):
 
 
 def test_only_what_is_asked_is_computed_and_only_once(one, atoms):
-    uq = Counting(one.model).fit(TRAIN)
-    uq.calibrate(VALID)
+    uq = calibrated(Counting(one.model).fit(TRAIN), VALID)
     atoms.calc = RigidityCalculator(uq)
     for _ in range(2):
         atoms.get_potential_energy()
@@ -530,8 +530,7 @@ def test_without_species_the_models_own_error_is_passed_on(atoms):
                 raise KeyError("no such element: 78")
             return super().forward(positions, numbers)
 
-    uq = rg.LastLayerRigidity(Table().double()).fit(TRAIN)
-    uq.calibrate(VALID)
+    uq = calibrated(rg.LastLayerRigidity(Table().double()).fit(TRAIN), VALID)
     atoms.symbols[1] = "Pt"
     with pytest.raises(KeyError, match="no such element: 78"):
         RigidityCalculator(uq).get_property("energy", atoms)
@@ -602,8 +601,7 @@ def test_an_output_that_is_not_one_number_is_refused(one, atoms):
 
     model = PerAtom(heads=1).double()
     rows = [(p, z, y.expand(4)) for p, z, y in zip(*TRAIN, strict=True)]
-    uq = rg.LastLayerRigidity(model).fit(rows[:60])
-    uq.calibrate(rows[60:])
+    uq = calibrated(rg.LastLayerRigidity(model).fit(rows[:60]), rows[60:])
     with pytest.raises(ValueError, match=r"one number for the structure, got .*\(4,\)\. Let the"):
         RigidityCalculator(uq).get_property("forces", atoms)
 
@@ -629,8 +627,7 @@ def test_an_energy_that_is_not_a_number_is_refused_and_not_stored(one, atoms):
             far = positions.square().sum((-1, -2)).max() > 1e4
             return super().forward(positions, numbers) * (float("nan") if far else 1.0)
 
-    uq = rg.LastLayerRigidity(Fragile().double()).fit(TRAIN)
-    uq.calibrate(VALID)
+    uq = calibrated(rg.LastLayerRigidity(Fragile().double()).fit(TRAIN), VALID)
     calculator = RigidityCalculator(uq)
     atoms.positions[0] += 1000
     for _ in range(2):
@@ -645,8 +642,7 @@ def test_an_infinite_slope_is_refused(one, atoms):
             scale = 1 + height.square().sqrt()
             return super().forward(positions, numbers) * scale
 
-    uq = rg.LastLayerRigidity(Kinked().double()).fit(TRAIN)
-    uq.calibrate(VALID)
+    uq = calibrated(rg.LastLayerRigidity(Kinked().double()).fit(TRAIN), VALID)
     atoms.positions[:, 2] += 10 - atoms.positions[0, 2]
     atoms.positions[0, 2] = 10.0  # exactly, where the root's slope is infinite
     with pytest.raises(ValueError, match="forces for this structure is NaN"):

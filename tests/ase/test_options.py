@@ -21,6 +21,7 @@ from tests.support.clusters import (
     Periodic,
     surroundings,
 )
+from tests.support.nets import calibrated
 from tests.support.refusals import refused
 
 # --- units of one's own inputs ----------------------------------------------------------------
@@ -127,8 +128,7 @@ def test_a_zero_bar_of_named_species_is_believed():
                 positions, numbers = positions[None], numbers[None]
             return self.head(surroundings(positions, numbers)).sum(1)[:, 0]
 
-    uq = rg.LastLayerRigidity(Bound().double()).fit(TRAIN)
-    uq.calibrate(VALID)
+    uq = calibrated(rg.LastLayerRigidity(Bound().double()).fit(TRAIN), VALID)
     calculator = RigidityCalculator(uq, species=["Cu", "Au"])
     assert calculator.get_property("energy_std", Atoms("Cu")) == 0
     refused("exactly zero", RigidityCalculator(uq).get_property, "energy_std", Atoms("Cu"))
@@ -138,9 +138,7 @@ def test_a_zero_bar_of_named_species_is_believed():
 
 
 def counting(model):
-    uq = Counting(model).fit(TRAIN)
-    uq.calibrate(VALID)
-    return uq
+    return calibrated(Counting(model).fit(TRAIN), VALID)
 
 
 def test_without_force_bars_forces_cost_one_backward_pass_until_bars_are_asked_for(one, atoms):
@@ -177,8 +175,7 @@ def test_forces_of_a_model_that_hides_its_positions_are_refused(one, atoms):
         def forward(self, positions, numbers):
             return super().forward(positions.detach(), numbers)
 
-    uq = rg.LastLayerRigidity(Detached(2).double()).fit(TRAIN)
-    uq.calibrate(VALID)
+    uq = calibrated(rg.LastLayerRigidity(Detached(2).double()).fit(TRAIN), VALID)
     for bars in (True, False):
         with pytest.raises(ValueError, match="does not depend on this input"):
             RigidityCalculator(uq, force_bars=bars).get_property("forces", atoms)

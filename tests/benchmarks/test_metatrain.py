@@ -98,9 +98,7 @@ def test_molecules_of_a_flat_file_keep_their_atoms_and_energies(
     assert energies == pytest.approx([-27.211386, -2 * 27.211386])
 
 
-def test_without_the_file_known_molecules_are_rattled_and_repeat(
-    monkeypatch, tmp_path: Path
-) -> None:
+def test_without_the_file_known_molecules_are_rattled_and_repeat(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("RIGIDITIES_DATA", str(tmp_path))
     monkeypatch.setattr(molecules_module, "BESIDE", tmp_path)
     name, found = molecules(300)

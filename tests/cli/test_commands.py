@@ -33,9 +33,7 @@ def test_demo_takes_a_folder_and_a_seed(asked: list[tuple[Path, int]]) -> None:
 @pytest.mark.parametrize(
     "error", [ModuleNotFoundError('pip install "rigidities[demo]"'), NotADirectoryError("out")]
 )
-def test_an_expected_error_is_a_line_not_a_traceback(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_expected_error_is_a_line_not_a_traceback(error: Exception, monkeypatch, capsys) -> None:
     def fail(out: Path, *, seed: int) -> None:
         raise error
 
@@ -44,9 +42,7 @@ def test_an_expected_error_is_a_line_not_a_traceback(
     assert capsys.readouterr().err == f"rigidities: {error}\n"
 
 
-def test_a_file_in_the_place_of_the_folder_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_in_the_place_of_the_folder_is_named(tmp_path, capsys) -> None:
     (tmp_path / "taken").touch()
     assert cli.main(["demo", "--out", str(tmp_path / "taken")]) == 1
     assert "taken" in capsys.readouterr().err

@@ -61,7 +61,7 @@ def low_rank(joint, rank):
         return symmetric_set(joint, rank)
 
 
-def drawn(joint, kind, n=8):
+def drawn(joint, kind, n):
     if kind == "symmetric":
         return low_rank(joint, n // 2)
     chosen = {} if kind == "independent" else {kind: True}
@@ -359,22 +359,17 @@ def test_moments_and_quantiles_are_those_of_the_values(fit, x):
     assert len(spread) == 200 and spread.mean.dtype == F64
 
 
-class ForcesByTheWay(nn.Module):
-    """A plain readout in a model that also differentiates itself, in its caller's mode."""
-
-    def __init__(self):
-        super().__init__()
-        self.trunk, self.head = nn.Sequential(nn.Linear(4, 6), nn.SiLU()), nn.Linear(6, 1)
-
-    def forward(self, x):
+def test_models_that_differentiate_themselves_are_propagated_without_gradients_too(net):
+    def energy_and_forces(m, x):
+        """A plain readout in a model that also differentiates itself, in its caller's mode."""
         x = x.detach().requires_grad_()
-        energy = self.head(self.trunk(x))
+        energy = m.head(m.trunk(x))
         (slope,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
         return {"energy": energy, "forces": -slope}
 
-
-def test_models_that_differentiate_themselves_are_propagated_without_gradients_too(net):
-    uq = rg.LastLayerRigidity(ForcesByTheWay(), output="energy").fit(net.train)
+    trunk = nn.Sequential(nn.Linear(4, 6), nn.SiLU())
+    model = zoo.Net(energy_and_forces, trunk=trunk, head=nn.Linear(6, 1))
+    uq = rg.LastLayerRigidity(model, output="energy").fit(net.train)
     ens = ensemble(uq, 4)
     assert ens._pass.current().case == "plain"
     expected = ens.propagate(torch.mean, net.test[0]).values

@@ -131,22 +131,12 @@ def test_a_hessian_product_and_its_variance_equal_the_nested_loops(id):
     close(found.variance, variance)
 
 
-class Mapped(nn.Module):
-    """A linear layer, a function and a head."""
-
-    def __init__(self, function, width=8):
-        super().__init__()
-        self.first, self.function, self.head = nn.Linear(3, 8), function, nn.Linear(width, 1)
-
-    def forward(self, x):
-        return self.head(self.function(self.first(x)))
-
-
 def mapped(function, width=8):
-    """Such a net, fitted, and inputs."""
+    """A linear layer, a function and a head, fitted, and inputs."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = Mapped(function, width).double()
+        run = lambda m, x: m.head(function(m.first(x)))  # noqa: E731
+        model = zoo.Net(run, first=nn.Linear(3, 8), head=nn.Linear(width, 1)).double()
     uq = rg.LastLayerRigidity(model).fit((inputs(40, 3, 1), inputs(40, 1, 2)))
     uq.calibrate((inputs(40, 3, 3), inputs(40, 1, 4)), ridge=RIDGE)
     return uq, inputs(5, 3, 5)

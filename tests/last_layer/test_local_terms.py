@@ -97,18 +97,10 @@ def test_sums_of_one_term_may_be_followed_by_sums_of_several():
 def test_an_unfamiliar_site_carries_the_variance():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 1)).double()
-
-    class Chain(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = net
-
-        def forward(self, sites):
-            return self.net(sites).sum(1)
-
+    chain = zoo.Net(lambda m, sites: m.net(sites).sum(1), net=net)
     sites = torch.rand(300, 4, 2, dtype=torch.float64) - 0.5
     energy = net(sites).sum(1).detach() + 0.1 * torch.randn(300, 1, dtype=torch.float64)
-    uq = rg.LastLayerRigidity(Chain()).fit((sites[:200], energy[:200]))
+    uq = rg.LastLayerRigidity(chain).fit((sites[:200], energy[:200]))
     uq.calibrate((sites[200:], energy[200:]), criterion="evidence", noise="bayes")
     odd = sites[:1].clone()
     odd[0, 2] = 3.0

@@ -363,21 +363,10 @@ def test_each_output_weighs_as_the_curvature_of_its_loss(id, loss):
     torch.testing.assert_close(q, expected, rtol=1e-8, atol=1e-13)
 
 
-class Scripted(nn.Module):
-    """A model that keeps a compiled function beside its layers."""
-
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Linear(3, 1)
-        self.activation = torch.jit.trace(torch.tanh, torch.zeros(2, 3))
-
-    def forward(self, x):
-        return self.head(self.activation(x))
-
-
 @pytest.mark.filterwarnings("ignore:.torch.jit.trace")
 def test_a_compiled_function_among_the_attributes_is_shared_and_not_copied():
-    model = Scripted()
+    model = zoo.Net(lambda m, x: m.head(m.activation(x)), head=nn.Linear(3, 1))
+    model.activation = torch.jit.trace(torch.tanh, torch.zeros(2, 3))
     x = torch.randn(5, 3)
     output, features = Tap.find(model, (x,))(x)
     torch.testing.assert_close(output, model(x).detach())
@@ -385,13 +374,6 @@ def test_a_compiled_function_among_the_attributes_is_shared_and_not_copied():
 
 
 def test_a_batch_that_gives_nan_is_named_and_not_called_another_form():
-    class Summed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.head = nn.Linear(3, 1)
-
-        def forward(self, x):
-            return self.head(x).sum((1, 2)) * x.mean((1, 2)).square()
-
-    tap = Tap.find(Summed(), (torch.randn(4, 6, 3),))
+    run = lambda m, x: m.head(x).sum((1, 2)) * x.mean((1, 2)).square()  # noqa: E731
+    tap = Tap.find(zoo.Net(run, head=nn.Linear(3, 1)), (torch.randn(4, 6, 3),))
     refused("output for this batch is NaN or infinite", tap, torch.full((4, 6, 3), torch.nan))

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 import rigidities as rg
 from rigidities.calibration.evidence import evidence, most_evident_ridge
 from rigidities.data.batches import raw_batches
-from tests.support.nets import Rows, fitted, trained
+from tests.support.nets import Net, Rows, fitted, trained
 from tests.support.refusals import refused
 
 F64 = torch.float64
@@ -230,15 +230,8 @@ def test_the_most_evident_ridge_tells_the_edge_it_lies_at():
 
 
 def test_two_heads_side_by_side_have_a_scale_each():
-    class TwoHeads(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(3, 1), nn.Linear(3, 1)
-
-        def forward(self, x):
-            return torch.cat([self.a(x), self.b(x)], 1)
-
-    model, x = TwoHeads(), torch.randn(400, 3)
+    side_by_side = lambda m, x: torch.cat([m.a(x), m.b(x)], 1)  # noqa: E731
+    model, x = Net(side_by_side, a=nn.Linear(3, 1), b=nn.Linear(3, 1)), torch.randn(400, 3)
     y = model(x).detach() + torch.randn(400, 2) * torch.tensor([1.0, 100.0])
     uq = rg.LastLayerRigidity(model).fit((x[:200], y[:200]))
     uq.calibrate((x[200:], y[200:]))
@@ -246,16 +239,9 @@ def test_two_heads_side_by_side_have_a_scale_each():
 
 
 def test_inputs_that_index_each_other_are_not_cut_apart():
-    class Linked(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.head = nn.Linear(3, 1)
-
-        def forward(self, x, index):
-            return self.head(x + x[index])
-
+    model = Net(lambda m, x, index: m.head(x + x[index]), head=nn.Linear(3, 1))
     x, index, y = torch.randn(100, 3), torch.arange(100).flip(0), torch.randn(100, 1)
-    assert rg.LastLayerRigidity(Linked()).fit([(x, index, y)]).gram.count == 100
+    assert rg.LastLayerRigidity(model).fit([(x, index, y)]).gram.count == 100
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
@@ -274,16 +260,9 @@ def test_half_precision_models_keep_small_error_bars(net, dtype):
 
 
 def test_another_number_of_targets_than_in_the_fit_is_refused():
-    class Copies(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.head = nn.Linear(3, 1)
-
-        def forward(self, x, copies=1):
-            return self.head(x).repeat(1, copies)
-
+    model = Net(lambda m, x, copies=1: m.head(x).repeat(1, copies), head=nn.Linear(3, 1))
     x, y = torch.randn(40, 3), torch.randn(40, 1)
-    uq = rg.LastLayerRigidity(Copies(), features=lambda m, x, copies=1: x).fit((x[:20], y[:20]))
+    uq = rg.LastLayerRigidity(model, features=lambda m, x, copies=1: x).fit((x[:20], y[:20]))
     uq.calibrate((x[20:], y[20:]))
     refused("gives 2 targets here and gave 1 in the fit", uq, x, copies=2)
 
@@ -298,16 +277,9 @@ def test_outputs_of_different_length_are_predicted_batch_by_batch():
 
 
 def test_unscaled_invariance_y_to_a_y_plus_b(net):
-    class Scaled(nn.Module):
-        def __init__(self, inner):
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, x):
-            return 7 * self.inner(x) - 3
-
     plain = fitted(net).predict(net.test[0])
-    scaled = rg.LastLayerRigidity(Scaled(net.model)).fit((net.train[0], 7 * net.train[1] - 3))
+    model = Net(lambda m, x: 7 * m.inner(x) - 3, inner=net.model)
+    scaled = rg.LastLayerRigidity(model).fit((net.train[0], 7 * net.train[1] - 3))
     scaled.calibrate((net.valid[0], 7 * net.valid[1] - 3))
     torch.testing.assert_close(scaled.predict(net.test[0]).std, 7 * plain.std, rtol=2e-3, atol=0)
 
@@ -388,15 +360,8 @@ def test_predictions_keep_the_order_of_a_shuffled_loader(net):
 
 
 def test_predict_ignores_targets_and_knows_two_inputs_from_one():
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.head = nn.Linear(3, 1)
-
-        def forward(self, a, b):
-            return self.head(torch.sin(a) + b)
-
-    model, a, b = Two(), torch.randn(40, 3), torch.randn(40, 3)
+    model = Net(lambda m, a, b: m.head(torch.sin(a) + b), head=nn.Linear(3, 1))
+    a, b = torch.randn(40, 3), torch.randn(40, 3)
     uq = rg.LastLayerRigidity(model).fit((a, b, torch.randn(40, 1)))
     uq.calibrate((a + 1, b, torch.randn(40, 1)))
     assert torch.equal(uq.predict((a, b)).mean, uq.predict((a, b, torch.zeros(40))).mean)
@@ -417,8 +382,7 @@ def test_uq_train_leaves_the_models_flag(net):
     uq = fitted(net)
     net.model.eval()
     uq.train()
-    assert not net.model.training
-    assert uq.training
+    assert uq.training and not net.model.training
 
 
 def test_moving_to_float32_keeps_the_statistics_in_float64(net):
@@ -456,17 +420,21 @@ def test_a_retrained_model_is_refused_and_a_restored_one_accepted(net):
     assert torch.equal(uq(net.test[0])[1], before)
 
 
-def test_a_replaced_layer_is_noticed(net):
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.bfloat16(),
+        lambda model: model.__setitem__(2, nn.Linear(24, 24)),
+        lambda model: model[0].weight.data.add_(0.1),
+    ],
+    ids=["rounded to bfloat16", "a replaced layer", "a write through data"],
+)
+def test_changed_weights_are_noticed_before_anything_is_predicted_or_learnt(net, change):
     uq = fitted(net)
-    net.model[2] = nn.Linear(24, 24)
-    refused("weights have changed", uq, net.test[0])
-
-
-def test_writes_through_data_are_noticed_before_anything_is_learnt(net):
-    uq = fitted(net)
-    net.model[0].weight.data.add_(0.1)
-    refused("weights have changed", uq.calibrate, net.valid)
-    refused("weights have changed", uq.partial_fit, net.valid)
+    change(net.model)
+    x, y = (t.to(net.model[0].weight.dtype) for t in net.valid)
+    for call, given in ((uq, x), (uq.predict, x), (uq.calibrate, (x, y)), (uq.partial_fit, (x, y))):
+        refused("weights have changed since the fit", call, given)
 
 
 # --- calibration ------------------------------------------------------------------------------
@@ -568,6 +536,9 @@ def test_calibration_thins_rows_evenly_when_they_would_fill_the_memory(net, monk
 # --- bad input ----------------------------------------------------------------------------------
 
 
+CRITERION = "Unknown criterion 'likelihood'. Known: nll, bins, crps"
+
+
 def check_refused(uq, call, match=None, error=ValueError):
     """The call fails with the message and leaves ridge, scale, Gram and report as they were."""
     before = (uq.report, uq.ridge, uq.gram.count, uq.gram.matrix)
@@ -603,20 +574,6 @@ def test_nan_in_a_late_batch_is_named(net):
     refused("Batch 70: NaN", rg.LastLayerRigidity(net.model).fit, (x, y), batch_size=10)
 
 
-@pytest.mark.parametrize(
-    ("data", "match"),
-    [
-        (lambda x, y: (x, y[:-1]), "same length"),
-        (lambda x, y: (x, torch.cat([y, y], 1)), r"target's shape \(300, 2\) does not fit"),
-        (lambda x, y: [(x, y[:50])], r"\(50, 1\) does not fit the output's \(300, 1\)"),
-    ],
-    ids=["lengths", "targets", "batches"],
-)
-def test_shapes_that_do_not_fit_are_refused(net, data, match):
-    uq = fitted(net)
-    check_refused(uq, lambda: uq.fit(data(*net.train)), match)
-
-
 def test_calling_before_the_fit_is_refused(net):
     uq = rg.LastLayerRigidity(net.model)
     for call in (
@@ -628,25 +585,6 @@ def test_calling_before_the_fit_is_refused(net):
         lambda: uq.save("never.safetensors"),
     ):
         refused(r"no fit yet. Call fit\(train\) first", call)
-
-
-def test_a_single_validation_row_is_refused(net):
-    uq = fitted(net)
-    check_refused(
-        uq, lambda: uq.calibrate(tuple(t[:1] for t in net.valid)), "at least two rows, got 1"
-    )
-
-
-def test_zero_residuals_are_refused(net):
-    uq = fitted(net)
-    exact = (net.valid[0], net.model(net.valid[0]).detach())
-    check_refused(uq, lambda: uq.calibrate(exact), "All residuals are zero")
-
-
-def test_validation_without_targets_is_refused(net):
-    uq = fitted(net)
-    check_refused(uq, lambda: uq.calibrate(net.valid[0]), "there is no target")
-    check_refused(uq, lambda: uq.calibrate(), "needs validation data")
 
 
 def test_constant_features_give_a_constant_error_bar():
@@ -699,17 +637,30 @@ def test_an_interrupted_fit_leaves_the_object_as_it_was(net):
 
 
 @pytest.mark.parametrize(
-    ("options", "match"),
+    ("call", "match"),
     [
-        ({"criterion": "likelihood"}, "Unknown criterion 'likelihood'. Known: nll, bins, crps"),
-        ({"noise": "loud"}, "Unknown noise 'loud'. Known: none, constant"),
-        ({"ridge": -1.0}, "ridge must be finite and not negative"),
+        (lambda uq, x, y: uq.fit((x, y[:-1])), "same length"),
+        (lambda uq, x, y: uq.fit((x, y.repeat(1, 2))), r"target's shape \(200, 2\) does not fit"),
+        (lambda uq, x, y: uq.fit([(x, y[:50])]), r"\(50, 1\) does not fit the output's \(200, 1\)"),
+        (lambda uq, x, y: uq.calibrate((x[:1], y[:1])), "at least two rows, got 1"),
+        (lambda uq, x, y: uq.calibrate((x, uq.model(x).detach())), "All residuals are zero"),
+        (lambda uq, x, y: uq.calibrate(x), "there is no target"),
+        (lambda uq, x, y: uq.calibrate(), "needs validation data"),
+        (lambda uq, x, y: uq.calibrate((x, y), criterion="likelihood"), CRITERION),
+        (
+            lambda uq, x, y: uq.calibrate((x, y), noise="loud"),
+            "Unknown noise 'loud'. Known: none, ",
+        ),
+        (
+            lambda uq, x, y: uq.calibrate((x, y), ridge=-1.0),
+            "ridge must be finite and not negative",
+        ),
     ],
-    ids=["criterion", "noise", "ridge"],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_unknown_choices_are_refused_before_any_work(net, options, match):
+def test_data_and_choices_that_do_not_fit_are_refused(net, call, match):
     uq = fitted(net)
-    check_refused(uq, lambda: uq.calibrate(net.valid, **options), match)
+    check_refused(uq, lambda: call(uq, *net.valid), match)
 
 
 def test_evidence_needs_a_readouts_weights(net):
@@ -794,18 +745,11 @@ def test_bayesian_noise_is_the_scale_squared_and_the_likeliest(net, criterion):
 
 
 def test_structures_alike_in_their_features_but_not_in_their_energies_are_no_copies(recwarn):
-    class Sum(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.head = nn.Linear(2, 1)
-
-        def forward(self, atoms):
-            return self.head(atoms).sum(0)
-
+    model = Net(lambda m, atoms: m.head(atoms).sum(0), head=nn.Linear(2, 1))
     generator = torch.Generator().manual_seed(0)
     alike = [1 + 1e-4 * torch.rand(5, 2, generator=generator) for _ in range(40)]
     data = [(atoms, torch.randn(1, generator=generator)) for atoms in alike]
-    uq = rg.LastLayerRigidity(Sum()).fit(data[:20], progress=False)
+    uq = rg.LastLayerRigidity(model).fit(data[:20], progress=False)
     report = uq.calibrate(data[20:], progress=False)
     assert report.duplicates == 0
     copied = uq.calibrate([*data[20:], *data[:3]], progress=False)

@@ -20,6 +20,7 @@ from rigidities.last_layer.gradients import (
 from rigidities.last_layer.gradients.feature_map import FeatureMap, row_owners
 from tests.support import derivative_oracle as dense
 from tests.support import oracle, zoo
+from tests.support.nets import calibrated
 from tests.support.refusals import refused
 from tests.support.tensors import close, normal
 
@@ -203,16 +204,10 @@ def test_atoms_bring_their_variance_to_their_own_structure(kind):
     close(uq.predict(parts, input_covariance=s, wrt="x").from_inputs, expected)
 
 
-class Atoms(nn.Module):
-    """Two sums over the atoms of each structure, of a nonlinear function of their positions."""
-
-    def __init__(self, width=6):
-        super().__init__()
-        self.trunk, self.head = nn.Sequential(nn.Linear(3, width), nn.Tanh()), nn.Linear(width, 2)
-
-    def forward(self, x, structure, neighbour):
-        y = self.head(self.trunk(x + 0.5 * x[neighbour].sin()))
-        return y.new_zeros(int(structure.max()) + 1, 2).index_add(0, structure, y)
+def two_sums(m, x, structure, neighbour):
+    """Over the atoms of each structure, of a nonlinear function of their positions."""
+    y = m.head(m.trunk(x + 0.5 * x[neighbour].sin()))
+    return y.new_zeros(int(structure.max()) + 1, 2).index_add(0, structure, y)
 
 
 def structures(count, across, dtype=F64):
@@ -231,7 +226,8 @@ def structures(count, across, dtype=F64):
 def atoms(dtype=F64):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        model = Atoms().to(dtype)
+        trunk, head = nn.Sequential(nn.Linear(3, 6), nn.Tanh()), nn.Linear(6, 2)
+        model = zoo.Net(two_sums, trunk=trunk, head=head).to(dtype)
     given = structures(20, False, dtype)
     uq = rg.LastLayerRigidity(model).fit([(*given, normal(20, 2, seed=5).to(dtype))])
     return uq.calibrate([(given[0] + 0.1, *given[1:], normal(20, 2, seed=6).to(dtype))]) and uq
@@ -310,8 +306,7 @@ def test_any_readout_takes_uncertain_inputs(id):
 def test_a_float32_model_keeps_its_dtype():
     model = oracle.float64_copy(mlp(2).model).float()
     sets = [(normal(40, 3, seed=s).float(), normal(40, 2, seed=s + 1).float()) for s in (1, 3)]
-    uq = rg.LastLayerRigidity(model).fit(sets[0])
-    uq.calibrate(sets[1])
+    uq = calibrated(rg.LastLayerRigidity(model).fit(sets[0]), sets[1])
     p = uq.predict(X["flat"].float(), input_covariance=covariances(ROWS, 3))
     assert p.from_inputs.dtype == p.variance.dtype == torch.float32
     close(p.from_inputs, dense.from_inputs(slopes("flat", 2), covariances(ROWS, 3)).float(), 1e-4)
@@ -333,20 +328,10 @@ def test_draws_scatter_about_a_linear_models_variance_as_they_should(form):
     assert 0.2 < float(z.square().mean().sqrt()) < 2.5
 
 
-class Square(nn.Module):
-    """y = x^2 + a constant."""
-
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Linear(1, 1).double()
-        self.head.weight.data.fill_(1.0)
-
-    def forward(self, x):
-        return self.head(x.square())
-
-
 def test_draws_see_what_the_first_order_does_not():
-    uq = fitted(Square(), (1,), 1)
+    square = zoo.Net(lambda m, x: m.head(x.square()), head=nn.Linear(1, 1)).double()
+    square.head.weight.data.fill_(1.0)  # y = x^2 + a constant
+    uq = fitted(square, (1,), 1)
     x = torch.tensor([[0.0], [2.0]], dtype=F64)
     first = uq.predict(x, input_covariance=0.25).from_inputs
     close(first, torch.tensor([[0.0], [4.0]], dtype=F64))  # (2 x)^2 s
@@ -498,8 +483,7 @@ def test_the_uncertain_one_of_several_inputs_must_be_named():
         zoo.build("head_called_twice_for_a_difference"),
         zoo.build("head_called_twice_for_a_difference", 3),
     )
-    uq = rg.LastLayerRigidity(case.model).fit([case.data])
-    uq.calibrate([test.data])
+    uq = calibrated(rg.LastLayerRigidity(case.model).fit([case.data]), [test.data])
     refused(r"wrt=.*0, 1", uq.predict, [test.data], input_covariance=0.1)
     refused("no input 'pos'", uq.predict, [test.data], input_covariance=0.1, wrt="pos")
     first, second = (uq.predict([test.data], input_covariance=0.1, wrt=i) for i in (0, 1))
@@ -508,8 +492,7 @@ def test_the_uncertain_one_of_several_inputs_must_be_named():
 
 def test_integer_inputs_cannot_be_uncertain():
     case = zoo.build("dict_batches_with_labels")
-    uq = rg.LastLayerRigidity(case.model).fit([case.data])
-    uq.calibrate([zoo.build(case.id, 1).data])
+    uq = calibrated(rg.LastLayerRigidity(case.model).fit([case.data]), [zoo.build(case.id, 1).data])
     refused("floating-point", uq.predict, [case.data], input_covariance=0.1)
 
 

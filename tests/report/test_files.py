@@ -137,9 +137,7 @@ def test_fewer_rows_than_a_bin_leave_the_bins_out(here: Path) -> None:
         (["p.csv", "--mean", "mean", "mean"], "2 for --mean, 1 for --std, 1 for --target"),
     ],
 )
-def test_bad_arguments_are_explained(
-    arguments: list[str], words: str, here: Path, capsys: Any
-) -> None:
+def test_bad_arguments_are_explained(arguments: list[str], words: str, here: Path, capsys) -> None:
     for name in ("p.csv", "p.txt"):
         Path(name).write_text(GOOD)
     Path("linked.html").symlink_to("p.csv")
@@ -148,9 +146,7 @@ def test_bad_arguments_are_explained(
     assert Path("p.csv").read_text() == Path("linked.html").read_text() == GOOD
 
 
-def test_a_folder_without_permission_is_named(
-    here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_without_permission_is_named(here: Path, capsys, monkeypatch) -> None:
     def refuse(*_: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
@@ -160,9 +156,7 @@ def test_a_folder_without_permission_is_named(
     assert "Cannot write into the folder" in said(capsys)
 
 
-def test_without_plotly_the_extra_is_named(
-    here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_plotly_the_extra_is_named(here: Path, capsys, monkeypatch) -> None:
     Path("p.csv").write_text(GOOD)
     monkeypatch.setitem(sys.modules, "plotly", None)
     assert run("p.csv") == 1

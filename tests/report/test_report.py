@@ -244,9 +244,7 @@ def test_bars_without_calibration_are_not_trusted_silently(net: Trained, tmp_pat
     assert "can be trusted" not in text
 
 
-def test_data_without_targets_are_refused(
-    net: Trained, uq: rg.LastLayerRigidity, tmp_path: Path
-) -> None:
+def test_data_without_targets_are_refused(net: Trained, uq: rg.LastLayerRigidity, tmp_path) -> None:
     with pytest.raises(ValueError, match="Expected labelled data, got batches without a target"):
         report.write(tmp_path / "r.html", uq, net.test[0])
     refused("got none", report.write, tmp_path / "r.html", uq, [])
@@ -255,9 +253,7 @@ def test_data_without_targets_are_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failed_write_leaves_the_old_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_leaves_the_old_page(tmp_path, monkeypatch) -> None:
     path = tmp_path / "r.html"
     path.write_text("old")
 
@@ -270,9 +266,7 @@ def test_a_failed_write_leaves_the_old_page(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_folder_that_cannot_be_written_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch) -> None:
     with pytest.raises(FileNotFoundError, match=r"There is no folder .*nowhere"):
         report.save(tmp_path / "nowhere" / "r.html", "")
     refused("is a folder", report.save, tmp_path, "", error=IsADirectoryError)

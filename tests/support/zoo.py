@@ -17,6 +17,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 
 from tests.support import oracle
+from tests.support.nets import Net
 
 Outcome = Literal["plain", "linear", "local", "refused"]
 
@@ -124,22 +125,6 @@ def normal(*shape: int) -> Tensor:
 def integers(high: int, *shape: int) -> Tensor:
     """Integers in [0, high)."""
     return torch.randint(high, shape, generator=_DATA)
-
-
-class Net(nn.Module):
-    """A module made of named parts and a forward function of itself and the inputs."""
-
-    def __init__(self, run: Callable[..., Any], **parts: nn.Module | Tensor) -> None:
-        super().__init__()
-        self.run = run
-        for name, part in parts.items():
-            if isinstance(part, Tensor) and not isinstance(part, nn.Parameter):
-                self.register_buffer(name, part)
-            else:
-                setattr(self, name, part)
-
-    def forward(self, *inputs: Any) -> Any:
-        return self.run(self, *inputs)
 
 
 def trunk(inputs: int = INPUTS) -> nn.Module:

@@ -900,9 +900,7 @@ def test_only_species_that_are_there_take_room(stored: Path) -> None:
     assert all(t.dtype == torch.float32 for name, t in tensors.items() if "values" in name)
 
 
-def test_what_is_on_disk_is_not_computed_again(
-    copied: Path, mixed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_on_disk_is_not_computed_again(copied: Path, mixed, monkeypatch) -> None:
     """As after an interruption: the one file that is missing is made, no other is touched."""
     (copied / "00001.safetensors").unlink()
     before = {path.name: path.stat().st_mtime_ns for path in copied.iterdir()}
@@ -926,9 +924,7 @@ def test_the_last_file_may_hold_fewer_structures(tmp_path: Path, mixed, expanded
     assert names_in(tmp_path) == ["00000.safetensors", "00001.safetensors"]
 
 
-def test_a_write_that_fails_leaves_nothing(
-    tmp_path: Path, mixed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_that_fails_leaves_nothing(tmp_path, mixed, monkeypatch) -> None:
     def full(*_) -> None:
         raise OSError("No space left on device")
 
@@ -1046,9 +1042,7 @@ def test_descriptors_that_never_vary_leave_energies_finite() -> None:
     assert bool(torch.isfinite(energy).all())
 
 
-def test_parameters_that_are_equal_as_numbers_are_no_others(
-    tmp_path: Path, mixed: Structures
-) -> None:
+def test_parameters_that_are_equal_as_numbers_are_no_others(tmp_path, mixed: Structures) -> None:
     rows = torch.arange(2)
     first = DescriptorFiles(mixed, SPECIES, Soap(cutoff=5.0), tmp_path).rows(rows)
     close(DescriptorFiles(mixed, SPECIES, Soap(cutoff=5), tmp_path).rows(rows), first)

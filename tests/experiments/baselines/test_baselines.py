@@ -44,9 +44,7 @@ def test_units_are_dropped_with_the_probability_of_their_net_and_scaled_back() -
             assert together == pytest.approx(p * p, abs=5 * p / math.sqrt(dropped.numel()))
 
 
-def test_the_log_likelihood_is_the_mean_of_the_passes_densities(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_log_likelihood_is_the_mean_of_the_passes_densities(monkeypatch) -> None:
     """Streamed in chunks of a few passes, against one sum over all of them."""
     monkeypatch.setattr(mc_dropout, "CPU_CHUNK", 4 * ROWS * 6)
     stack = Stack.drawn(range(NETS), (INPUTS, 6, 1))
@@ -211,9 +209,7 @@ def test_an_ensemble_learns_where_the_noise_is() -> None:
 # --- Laplace -------------------------------------------------------------------------------------
 
 
-def test_without_laplace_torch_the_message_names_the_remedy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_laplace_torch_the_message_names_the_remedy(monkeypatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "laplace", None)

@@ -7,7 +7,6 @@ import gc
 import json
 import math
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -152,9 +151,7 @@ def test_ratios_near_one_keep_three_decimals() -> None:
     assert pages._ratio({"median": 5.5, "lower": 5.0, "upper": 6.0}) == "5.50 (5.00 to 6.00)"
 
 
-def test_a_quick_run_writes_numbers_tables_and_a_figure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quick_run_writes_numbers_tables_and_a_figure(tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(EXPERIMENTS, "cost", Experiment("cost", "what error bars cost", 5))
     monkeypatch.setitem(experiment.QUICK, "rows", 100)
     assert command.main(["cost", "--quick", "--out", str(tmp_path)]) == 0

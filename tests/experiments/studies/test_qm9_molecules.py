@@ -142,9 +142,7 @@ def test_nitrogen_with_four_bonds_is_found() -> None:
     assert found["zwitterion (N with four bonds)"].tolist() == [True, False]
 
 
-def test_kinds_depend_on_neither_the_order_of_atoms_nor_the_other_molecules(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_kinds_depend_on_neither_the_order_of_atoms_nor_the_other_molecules(monkeypatch) -> None:
     frames = [molecule(name) for name in KNOWN]
     rng = np.random.default_rng(0)
     shuffled = of(*(frame[rng.permutation(len(frame))] for frame in frames))

@@ -196,9 +196,7 @@ def test_a_net_on_disk_is_the_net_that_was_trained(data: Samples, trained: Fitte
     assert float(trained.net.spread) != 1, "the net sees standardised descriptors"
 
 
-def test_a_net_is_trained_once(
-    data: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_net_is_trained_once(data: Samples, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     seeds = []
 
@@ -219,9 +217,7 @@ def test_a_net_is_trained_once(
     assert len(kept) == 2 and all(name.startswith("trained-2-") for name in kept)
 
 
-def test_other_arguments_data_or_code_are_another_file(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_arguments_data_or_code_are_another_file(cache: Path, tmp_path, monkeypatch) -> None:
     def name() -> str:
         return nets.file(1, 3, 5, [100, 60, TEST]).name
 
@@ -268,9 +264,7 @@ def test_the_key_follows_the_modules_of_the_training() -> None:
     assert not {"nets.py", "work.py", "costs.py"} & followed
 
 
-def test_a_training_that_fails_keeps_nothing(
-    data: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_that_fails_keeps_nothing(data: Samples, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(training, "trained", no_training)
     with pytest.raises(AssertionError, match="a net was trained"):
@@ -297,9 +291,7 @@ def without(batch: batches.Batch) -> batches.Batch:
 # --- judged ---------------------------------------------------------------------------------------
 
 
-def test_the_second_run_takes_the_net_from_disk_and_finds_the_same(
-    judged, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_second_run_takes_the_net_from_disk_and_finds_the_same(judged, monkeypatch) -> None:
     monkeypatch.setattr(training, "trained", no_training)
     assert json.dumps(plain(work.judged(**ARGUMENTS))) == json.dumps(plain(judged))
 

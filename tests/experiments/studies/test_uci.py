@@ -169,9 +169,7 @@ def test_the_constant_bar_is_the_error_on_the_validation_rows() -> None:
     assert found["constant"]["nll"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_dropout_chooses_the_likeliest_pair_of_each_split(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dropout_chooses_the_likeliest_pair_of_each_split(folder: Path, monkeypatch) -> None:
     """The likelihoods are handed in: one split prefers the third tau of the second probability."""
     rows = uci.read("yacht")
     lists = samples.training_lists(samples.divisions(rows, 2, OFFICIAL, 0))
@@ -208,9 +206,7 @@ def test_the_baselines_give_one_score_a_split(folder: Path) -> None:
     assert set(work.PRECISIONS) == set(uci.SETS)
 
 
-def test_the_baselines_follow_the_unit_of_the_target(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_baselines_follow_the_unit_of_the_target(folder: Path, monkeypatch) -> None:
     """Targets in a unit a hundred times smaller: RMSE times 100, NLL plus log 100."""
     rows = uci.read("energy")
     found = []
@@ -325,9 +321,7 @@ def test_the_longest_parts_begin_first(folder: Path) -> None:
     assert all(json.dumps(dict(job.arguments)) for job in ordered)
 
 
-def test_a_quick_run_writes_the_table(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quick_run_writes_the_table(folder: Path, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(
         experiment,
         "QUICK",

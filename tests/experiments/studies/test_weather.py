@@ -240,9 +240,7 @@ def test_the_page_says_what_the_papers_recipe_gives() -> None:
     assert wording.SHARED_ROWS in text
 
 
-def test_a_quick_run_writes_numbers_tables_and_figures(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quick_run_writes_numbers_tables_and_figures(folder: Path, monkeypatch) -> None:
     monkeypatch.setitem(EXPERIMENTS, "weather", Experiment("weather", "tomorrow's maximum", 15))
     monkeypatch.setattr(
         experiment, "QUICK", {"splits": 2, "epochs": 2, "bin_size": 20, "rows": 120}
