@@ -18,8 +18,9 @@ from rigidities.last_layer.gradients import gradient as gradient_module
 from tests.support import derivative_oracle as dense
 from tests.support import oracle, zoo
 from tests.support.derivative_oracle import wrt
+from tests.support.nets import without_forward_mode
 from tests.support.refusals import refused
-from tests.support.tensors import close
+from tests.support.tensors import alike, close
 
 F64 = torch.float64
 RIDGE = 0.1
@@ -165,25 +166,14 @@ def test_operations_whose_derivatives_torch_writes_by_hand_have_right_hessians(n
     close(found.variance, uq.scale.square() * q)
 
 
-class Sine(torch.autograd.Function):
-    """Written in the old style, which has no forward mode."""
-
-    @staticmethod
-    def forward(ctx, h):
-        ctx.save_for_backward(h)
-        return h.sin()
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * ctx.saved_tensors[0].cos()
+Sine = without_forward_mode(torch.sin, torch.cos)
 
 
-def test_an_operation_without_forward_mode_has_derivatives_too():
+@pytest.mark.parametrize("along", [None, torch.tensor([1.0, -0.5, 2.0], dtype=F64)])
+def test_an_operation_without_forward_mode_has_derivatives_too(along):
     uq, x = mapped(Sine.apply)
     twin, _ = mapped(torch.sin)
-    found, expected = uq.gradient(x), twin.gradient(x)
-    close(found.mean, expected.mean)
-    close(found.std, expected.std)
+    alike(uq.gradient(x, along=along), twin.gradient(x, along=along))
 
 
 class Once(torch.autograd.Function):
@@ -207,20 +197,9 @@ class SineOnce(Sine):
 def test_an_operation_with_one_derivative_alone_says_so():
     uq, x = mapped(SineOnce.apply)
     twin, _ = mapped(torch.sin)
-    found, expected = uq.gradient(x), twin.gradient(x)
-    close(found.mean, expected.mean)
-    close(found.std, expected.std)
+    alike(uq.gradient(x), twin.gradient(x))
     for call in (lambda v: uq.gradient(x, along=v), lambda v: uq.hessian_product(x, v)):
         refused(r"(?s)second derivative.*without along=", call, torch.ones(3, dtype=F64))
-
-
-def test_an_operation_without_forward_mode_has_directional_derivatives_too():
-    v = torch.tensor([1.0, -0.5, 2.0], dtype=F64)
-    uq, x = mapped(Sine.apply)
-    twin, _ = mapped(torch.sin)
-    found, expected = uq.gradient(x, along=v), twin.gradient(x, along=v)
-    close(found.mean, expected.mean)
-    close(found.std, expected.std)
 
 
 def test_a_net_with_one_hidden_layer_has_the_derivative_from_the_textbook():
@@ -328,8 +307,7 @@ def test_both_modes_give_the_same_for_other_readouts(monkeypatch, id):
     for cost in (FORWARD, REVERSE):
         monkeypatch.setattr(input_derivatives, "FORWARD_COST", cost)
         found.append(uq.gradient([case.data], wrt(id)))
-    close(found[0].mean, found[1].mean)
-    close(found[0].std, found[1].std)
+    alike(found[0], found[1])
 
 
 @pytest.mark.parametrize("cost", [FORWARD, REVERSE])
@@ -383,8 +361,7 @@ def test_a_direction_for_one_row_serves_all():
     v = torch.tensor([1.0, -2.0, 0.5], dtype=F64)
     one, all_rows = uq.gradient(x, along=v), uq.gradient(x, along=v.expand(7, 3))
     assert one.mean.shape == (7, 2)
-    close(one.mean, all_rows.mean)
-    close(one.std, all_rows.std)
+    alike(one, all_rows)
     whole = uq.gradient(x)
     close(one.mean, whole.mean @ v)
     assert not torch.allclose(one.variance, whole.variance @ v.square())  # correlated components
@@ -404,12 +381,10 @@ def test_batches_get_their_own_rows_of_a_direction():
     v = inputs(7, 3, 8)
     whole = uq.gradient(x, along=v)
     for parts in (uq.gradient(x, along=v, batch_size=3), uq.gradient([x[:2], x[2:]], along=v)):
-        close(parts.mean, whole.mean)
-        close(parts.std, whole.std)
+        alike(parts, whole)
     hessian = uq.hessian_product(x, v)
     parts = uq.hessian_product(x, v, batch_size=2)
-    close(parts.mean, hessian.mean)
-    close(parts.std, hessian.std)
+    alike(parts, hessian)
 
 
 def test_hessian_products_are_symmetric():
@@ -539,12 +514,10 @@ def test_batches_and_their_containers_do_not_matter():
         x.numpy(),
     ):
         found = uq.gradient(data)
-        close(found.mean, whole.mean)
-        close(found.std, whole.std)
+        alike(found, whole)
     for size in (1, 2, 7, 100):
         found = uq.gradient(x, batch_size=size)
-        close(found.mean, whole.mean)
-        close(found.std, whole.std)
+        alike(found, whole)
 
 
 def test_structures_may_come_one_by_one():
@@ -558,8 +531,7 @@ def test_structures_may_come_one_by_one():
             zoo.Graph(g.x[mine], g.species[mine], 0 * g.molecule[mine], 1, g.energy[n : n + 1])
         )
     found = uq.gradient(alone, "x")
-    close(found.mean, whole.mean)
-    close(found.std, whole.std)
+    alike(found, whole)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
@@ -741,28 +713,11 @@ def test_the_only_floating_point_input_needs_no_name():
 # --- samples that influence one another ---------------------------------------------------------
 
 
-def after_another(m, x):
-    """Each sample sees the one before it too, as in a time series."""
-    return m.body(torch.cat([x[:1], x[1:] + x[:-1]]))
-
-
-def after_the_last(m, x):
-    """The first sample alone sees another, the last."""
-    return m.body(torch.cat([x[:1] + x[-1:], x[1:]]))
-
-
-COUPLINGS = {
-    "mean": lambda m, x: m.body(x - x.mean(0)),
-    "before": after_another,
-    "last": after_the_last,
-}
-
-
 @pytest.mark.parametrize("rows", [2, 3, 8])
-@pytest.mark.parametrize("coupling", COUPLINGS)
+@pytest.mark.parametrize("coupling", dense.COUPLINGS)
 def test_samples_that_influence_one_another_are_right_or_refused(coupling, rows):
     old, x, y = small(rows=rows)
-    net = zoo.Net(COUPLINGS[coupling], body=oracle.float64_copy(old.model))
+    net = zoo.Net(dense.COUPLINGS[coupling], body=oracle.float64_copy(old.model))
     uq = rg.LastLayerRigidity(net).fit((x, y))
     uq.calibrate((inputs(rows, 3, 1), y), ridge=RIDGE)
     try:

@@ -16,8 +16,9 @@ from rigidities.last_layer.gradients import feature_derivatives as input_derivat
 from tests.support import derivative_oracle as dense
 from tests.support import oracle, zoo
 from tests.support.derivative_oracle import wrt
+from tests.support.nets import calibrated, without_forward_mode
 from tests.support.refusals import refused
-from tests.support.tensors import close, normal
+from tests.support.tensors import close, each_close, normal
 
 F64 = torch.float64
 BETA, RIDGE = 0.7, 0.1
@@ -91,28 +92,14 @@ def test_forward_and_reverse_mode_add_the_same_rows_in_any_chunks(monkeypatch, i
     monkeypatch.setattr(input_derivatives, "FORWARD_COST", cost)
     monkeypatch.setattr(input_derivatives, "NUMBERS", numbers)
     found.fit([case.data], **options)
-    for a, b in zip(state(found), state(expected), strict=True):
-        close(a, b)
+    each_close(state(found), state(expected))
     assert found.gram.count == expected.gram.count
-
-
-class Once(torch.autograd.Function):
-    """The tangent hyperbolic without forward mode."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x.tanh())
-        return x.tanh()
-
-    @staticmethod
-    def backward(ctx, grad):
-        (y,) = ctx.saved_tensors
-        return grad * (1 - y.square())
 
 
 def test_an_operation_without_forward_mode_is_counted_once(monkeypatch):
     model, given = net(), data()
-    own = zoo.Net(lambda m, x: m.head(Once.apply(m.trunk(x))), trunk=model[0], head=model[2])
+    tanh = without_forward_mode(torch.tanh, lambda x: 1 - x.tanh().square())
+    own = zoo.Net(lambda m, x: m.head(tanh.apply(m.trunk(x))), trunk=model[0], head=model[2])
     monkeypatch.setattr(input_derivatives, "FORWARD_COST", 0.0)
     uq = rg.LastLayerRigidity(own).fit((given.x, given.y), gradients=0, gradient_weight=BETA)
     close(uq.gram.matrix, statistic(given)[0].matrix)
@@ -415,8 +402,7 @@ def test_batching_and_order_do_not_matter():
     whole = state(fit(given, 2))
     order = torch.randperm(15, generator=torch.Generator().manual_seed(0))
     parts = [given.part(order[i : i + 4]) for i in range(0, 15, 4)]
-    for a, b in zip(state(fit(parts, 2)), whole, strict=True):
-        close(a, b, 1e-12)
+    each_close(state(fit(parts, 2)), whole, 1e-12)
     dataset = TensorDataset(given.x, given.y)
     for train, size in (((given.x, given.y), 4), (DataLoader(dataset, batch_size=2), None)):
         uq = rg.LastLayerRigidity(net(2))
@@ -437,8 +423,7 @@ def test_partial_fit_and_forget_undo_each_other():
     close(uq.gram.cross[:, 0], expected.cross)
     assert uq.gram.count == 21 * 4
     uq.forget([more.batch])
-    for a, b in zip(state(uq), before, strict=True):
-        close(a, b, 1e-12)
+    each_close(state(uq), before, 1e-12)
     assert uq.gram.count == 15 * 4
 
 
@@ -461,8 +446,7 @@ def test_structures_may_come_one_by_one():
         one.slope = target[mine]
         alone.append(one)
     whole, parts = fitted_to([g]), fitted_to(alone)
-    for a, b in zip(state(parts), state(whole), strict=True):
-        close(a, b)
+    each_close(state(parts), state(whole))
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -473,8 +457,7 @@ def test_the_callers_grad_mode_does_not_matter(mode):
     with mode():
         uq = fit(given)
         scale = uq.calibrate([data(seed=7).batch]).gradient_scale
-    for a, b in zip(state(uq), expected, strict=True):
-        close(a, b)
+    each_close(state(uq), expected)
     close(scale, fit(given).calibrate([data(seed=7).batch]).gradient_scale)
 
 
@@ -508,8 +491,7 @@ def test_targets_of_derivatives_come_from_a_key_an_attribute_or_a_function():
     options = {"gradient_weight": BETA, "gradient_target": lambda b: given.slope}
     function.fit([(given.x, given.y)], gradients=0, **options)
     for uq in (attribute, function):
-        for a, b in zip(state(uq), expected, strict=True):
-            close(a, b)
+        each_close(state(uq), expected)
 
 
 def test_the_key_of_the_derivatives_is_no_input_of_the_model():
@@ -611,15 +593,13 @@ def test_forces_of_structures_get_a_scale():
 # --- files --------------------------------------------------------------------------------------
 
 
-def calibrated():
-    uq = fit(data(30))
-    uq.calibrate([data(30, seed=7).batch])
-    return uq
+def calibrated_fit():
+    return calibrated(fit(data(30)), [data(30, seed=7).batch])
 
 
 @pytest.mark.parametrize("way", ["file", "state_dict"])
 def test_a_reloaded_fit_goes_on_with_derivatives(tmp_path, way):
-    uq, more = calibrated(), data(5, seed=3)
+    uq, more = calibrated_fit(), data(5, seed=3)
     if way == "file":
         uq.save(tmp_path / "uq.safetensors")
         again = rg.LastLayerRigidity.load(tmp_path / "uq.safetensors", uq.model)
@@ -631,8 +611,7 @@ def test_a_reloaded_fit_goes_on_with_derivatives(tmp_path, way):
     close(again.gradient(more.x).std, uq.gradient(more.x).std, 1e-12)
     for one in (uq, again):
         one.partial_fit([more.batch])
-    for a, b in zip(state(again), state(uq), strict=True):
-        close(a, b, 1e-12)
+    each_close(state(again), state(uq), 1e-12)
     for one in (uq, again):
         one.forget([more.batch])
         one.calibrate([data(30, seed=7).batch])
@@ -656,8 +635,7 @@ def test_functions_must_be_given_again_after_loading(tmp_path):
     again.set_loss(gradients="input", **functions)
     uq.partial_fit([more.batch])
     again.partial_fit([more.batch])
-    for a, b in zip(state(again), state(uq), strict=True):
-        close(a, b, 1e-12)
+    each_close(state(again), state(uq), 1e-12)
 
 
 def test_a_weight_in_a_tensor_is_a_number(tmp_path):
@@ -705,7 +683,7 @@ BAD_FITS = {
 @pytest.mark.parametrize("case", BAD_FITS)
 def test_a_bad_fit_is_refused_and_leaves_the_object_as_it_was(case):
     options, message = BAD_FITS[case]
-    given, uq = data(), calibrated()
+    given, uq = data(), calibrated_fit()
     before, x = [t.clone() for t in state(uq)], normal(3, 3, seed=1)
     std = uq.gradient(x).std
     options = {"gradients": "input", "gradient_target": "slope", **options}
@@ -713,20 +691,18 @@ def test_a_bad_fit_is_refused_and_leaves_the_object_as_it_was(case):
     if options["gradient_target"] != "slope":
         del batch["slope"]
     refused(message, uq.fit, [batch], error=(ValueError, TypeError), **options)
-    for a, b in zip(state(uq), before, strict=True):
-        assert torch.equal(a, b)
+    each_close(state(uq), before, rtol=0)
     assert torch.equal(uq.gradient(x).std, std)
     uq.partial_fit([given.batch])
 
 
 def test_a_bad_batch_in_the_middle_of_a_partial_fit_changes_nothing():
-    uq = calibrated()
+    uq = calibrated_fit()
     before = [t.clone() for t in state(uq)]
     bad = data(5, seed=4)
     bad.slope = bad.slope[:, :2]
     refused(r"Batch 1.*\(5, 2\)", uq.partial_fit, [data(5, seed=3).batch, bad.batch])
-    for a, b in zip(state(uq), before, strict=True):
-        assert torch.equal(a, b)
+    each_close(state(uq), before, rtol=0)
     assert not uq.report.stale
 
 

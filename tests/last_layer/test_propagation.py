@@ -19,7 +19,7 @@ from rigidities.last_layer.propagation.outputs import repeatable
 from rigidities.last_layer.propagation.propagation import covariance_between, propagated
 from rigidities.posterior.joint import JointPosterior
 from tests.support import oracle, zoo
-from tests.support.nets import trained
+from tests.support.nets import trained, without_forward_mode
 from tests.support.refusals import refused
 
 F64 = torch.float64
@@ -417,18 +417,7 @@ def test_intervals_are_gaussian():
 # --- functions that ask for another way ---------------------------------------------------------
 
 
-class Square(torch.autograd.Function):
-    """A square that knows no forward mode."""
-
-    @staticmethod
-    def forward(ctx, y):
-        ctx.save_for_backward(y)
-        return y.square()
-
-    @staticmethod
-    def backward(ctx, grad):
-        (y,) = ctx.saved_tensors
-        return 2 * y * grad
+Square = without_forward_mode(torch.square, lambda y: 2 * y)
 
 
 def branching(y):

@@ -395,26 +395,13 @@ def test_the_input_is_left_as_it_was():
     assert torch.equal(free, X["flat"])
 
 
-COUPLINGS = {
-    "mean": lambda m, x: m.body(x - x.mean(0)),
-    "before": lambda m, x: m.body(torch.cat([x[:1], x[1:] + x[:-1]])),
-    "last": lambda m, x: m.body(torch.cat([x[:1] + x[-1:], x[1:]])),
-}
+COUPLED = [(name, X["flat"][:rows]) for name in dense.COUPLINGS for rows in (2, 3, ROWS)]
+COUPLED += [("mean", X["flat"][:1].repeat(rows, 1)) for rows in (2, 4)]  # equal rows
 
 
-@pytest.mark.parametrize("rows", [2, 3, ROWS])
-@pytest.mark.parametrize("coupling", COUPLINGS)
-def test_rows_that_influence_one_another_are_right(coupling, rows):
-    check_coupled(coupling, X["flat"][:rows])
-
-
-@pytest.mark.parametrize("rows", [2, 4])
-def test_equal_rows_that_influence_one_another_are_right(rows):
-    check_coupled("mean", X["flat"][:1].repeat(rows, 1))
-
-
-def check_coupled(coupling, x):
-    model, rows = zoo.Net(COUPLINGS[coupling], body=oracle.float64_copy(mlp().model)), len(x)
+@pytest.mark.parametrize(("coupling", "x"), COUPLED)
+def test_rows_that_influence_one_another_are_right(coupling, x):
+    model, rows = zoo.Net(dense.COUPLINGS[coupling], body=oracle.float64_copy(mlp().model)), len(x)
     other = normal(rows, 3, seed=3)
     uq = rg.LastLayerRigidity(model).fit((other, normal(rows, 1, seed=0)))
     uq.calibrate((normal(rows, 3, seed=1), normal(rows, 1, seed=2)), ridge=0.1)

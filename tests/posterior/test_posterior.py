@@ -228,32 +228,31 @@ def test_the_stated_rounding_covers_gram_product_and_result(condition):
 # --- bad input ----------------------------------------------------------------------------------
 
 
-def test_fewer_rows_than_features_at_ridge_zero_is_singular():
-    with pytest.raises(ValueError, match="Gram is singular: 4 samples for 6 features and ridge=0"):
-        Posterior.from_gram(gram_of(normal(4, 6)), ridge=0.0)
-
-
-def test_an_empty_gram_is_refused():
-    refused("Gram is zero", Posterior.from_gram, Gram(3), ridge=1.0)
-
-
 @pytest.mark.parametrize("ridge", [-1.0, float("nan"), float("inf")])
 def test_an_impossible_ridge_is_refused(ridge):
     posterior = Posterior.from_gram(gram_of(normal(40, 3)), ridge=1.0)
     refused("ridge must be finite and not negative", posterior.with_ridge, ridge)
 
 
+FULL = normal(40, 4)
+SINGULAR = "Gram is singular: 4 samples for 6 features and ridge=0"
+
+
 @pytest.mark.parametrize(
-    ("penalty", "match"),
+    ("rows", "options", "match"),
     [
-        (torch.eye(3), r"must be \(4, 4\)"),
-        (torch.ones(4, 4).triu(), "symmetric"),
-        (-torch.eye(4), "positive"),
+        (normal(4, 6), {"ridge": 0.0}, SINGULAR),
+        (torch.zeros(0, 3), {"ridge": 1.0}, "Gram is zero"),
+        (torch.full((3, 2), torch.nan), {"ridge": 1.0}, "NaN or infinity"),
+        (FULL, {"ridge": -1.0}, "not negative, got -1"),  # and not called singular
+        (FULL, {"ridge": 1.0, "penalty": torch.eye(3)}, r"must be \(4, 4\)"),
+        (FULL, {"ridge": 1.0, "penalty": torch.ones(4, 4).triu()}, "symmetric"),
+        (FULL, {"ridge": 1.0, "penalty": -torch.eye(4)}, "positive"),
     ],
-    ids=["shape", "asymmetric", "negative"],
+    ids=["singular", "empty", "NaN", "ridge", "shape", "asymmetric", "negative"],
 )
-def test_a_wrong_penalty_is_refused(penalty, match):
-    refused(match, Posterior.from_gram, gram_of(normal(40, 4)), ridge=1.0, penalty=penalty)
+def test_a_gram_without_a_posterior_is_refused_by_its_cause(rows, options, match):
+    refused(match, Posterior.from_gram, gram_of(rows), **options)
 
 
 def test_wrong_truncations_are_refused():
@@ -270,15 +269,6 @@ def test_a_truncated_posterior_keeps_its_ridge_and_rank():
     refused(r"truncated to rank 2. Truncate the whole", cut.truncate, 1)
     assert cut.condition == pytest.approx(float(posterior.precisions[-1] / 0.1))
     assert posterior.truncate(accuracy=1e9).rank == 1
-
-
-def test_nan_in_a_gram_is_named():
-    with pytest.raises(ValueError, match="NaN or infinity"):
-        Posterior.from_gram(gram_of(torch.full((3, 2), torch.nan)), ridge=1.0)
-
-
-def test_a_negative_ridge_is_not_called_singular():
-    refused("not negative, got -1", Posterior.from_gram, gram_of(normal(40, 4)), ridge=-1.0)
 
 
 def test_features_that_differ_between_targets_give_one_variance_each():

@@ -26,6 +26,22 @@ class Net(nn.Module):
         return self.run(self, *inputs, **named)
 
 
+def without_forward_mode(function: Callable[..., Tensor], slope: Callable[..., Tensor]) -> Any:
+    """An elementwise operation written in the old style, which has no forward mode."""
+
+    class Operation(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return function(x)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return grad * slope(*ctx.saved_tensors)
+
+    return Operation
+
+
 class Trained(NamedTuple):
     model: nn.Module
     train: tuple[Tensor, Tensor]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import math
 
 import pytest
@@ -258,9 +257,3 @@ def test_the_quoted_table_is_whole() -> None:
         assert [round(total, 2) for total in sums] == list(expected), method
     assert all(v[1] is None for one in published.TABLE["year"].values() for v in one.values())
     assert published.TABLE["yacht"]["llpr"] == {"rmse": (1.19, 0.16), "nll": (1.58, 0.20)}
-
-
-@pytest.mark.parametrize("module", [deep_ensemble])
-def test_the_examples_in_the_docstrings_hold(module: object) -> None:
-    failed, tried = doctest.testmod(module)
-    assert tried and not failed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import gzip
 from pathlib import Path
 
@@ -306,9 +305,3 @@ def test_the_real_california_has_the_known_domain() -> None:
     download.checked(rows.x, rows.y, sources.CALIFORNIA)
     within = rows.random(0, seed=0).within(rows.in_domain)
     assert rows.in_domain[within.train].all() and not rows.in_domain[within.test].all()
-
-
-@pytest.mark.parametrize("module", [splits, weather, download])
-def test_examples_in_docstrings_hold(module) -> None:
-    outcome = doctest.testmod(module)
-    assert outcome.attempted > 0 and outcome.failed == 0

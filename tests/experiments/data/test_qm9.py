@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import doctest
 import sys
 from collections.abc import Callable
 from itertools import pairwise
@@ -138,11 +137,6 @@ def test_every_k_and_seed_has_a_split_of_its_own() -> None:
 def test_a_split_with_an_empty_part_is_refused(count: int, train: int, valid: int) -> None:
     said = rf"got {train} for training, {valid} for .* of {count} left .*Pass smaller"
     refused(said, qm9.random, count, 0, 0, train=train, valid=valid)
-
-
-def test_the_examples_in_the_docstrings_hold() -> None:
-    done = doctest.testmod(qm9)
-    assert done.attempted and not done.failed
 
 
 # --- the file ------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 import math
 from pathlib import Path
@@ -118,7 +117,6 @@ def test_the_kurtosis_is_that_of_scipy() -> None:
 
     error = torch.randn(500, generator=torch.Generator().manual_seed(0)).double() ** 3 + 2
     assert floors.kurtosis(error) == pytest.approx(stats.kurtosis(error.numpy(), fisher=False))
-    assert doctest.testmod(floors).failed == 0
 
 
 def test_gaussian_errors_score_what_chi_squared_says() -> None:

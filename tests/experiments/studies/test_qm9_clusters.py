@@ -31,18 +31,13 @@ from torch import Tensor
 from experiments.atoms import composition
 from experiments.frame import report
 from tests.support.numbers_on_pages import unsupported
+from tests.support.tensors import close
 
 pytest.importorskip("featomic")
 ase = pytest.importorskip("ase")
 
 F64 = torch.float64
 TINY = {"train": 12, "valid": 4, "test": 4, "epochs": 15, "force_bin": 40, "energy_bin": 2}
-
-
-def close(actual: Tensor, expected: Tensor, rtol: float = 1e-8) -> None:
-    """Equal to a part of the largest entry, shapes included."""
-    size = float(expected.abs().max())
-    torch.testing.assert_close(actual, expected, rtol=rtol, atol=rtol * size)
 
 
 # --- structures and labels ------------------------------------------------------------------------

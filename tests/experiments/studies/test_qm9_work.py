@@ -33,6 +33,7 @@ from experiments.data import files, qm9
 from experiments.frame import keys, sources
 from rigidities import metrics
 from tests.support import synthetic_data
+from tests.support.tensors import close
 
 pytest.importorskip("featomic")
 pytest.importorskip("ase")
@@ -49,12 +50,6 @@ ARGUMENTS: dict[str, Any] = {
     "bin_size": 20,
     "molecules": None,
 }
-
-
-def close(actual: Tensor, expected: Tensor, rtol: float = 1e-10) -> None:
-    """Equal to a part of the largest entry, shapes included."""
-    size = float(expected.abs().max())
-    torch.testing.assert_close(actual, expected, rtol=rtol, atol=rtol * size)
 
 
 def made_in(folder: Path, seed: int = 9) -> Path:
@@ -131,7 +126,7 @@ def test_environments_are_the_spectra_and_energies_of_their_molecules(data: Samp
     direct = power_spectrum(expansion(own, SPECIES, SOAP).values)
     close(found.x, direct, 1e-6)
     assert found.x.shape[1] == 2325 and found.x.dtype == F64 and found.kinds == 5
-    close(found.y, data.molecules.energy[rows] - data.baseline(own))
+    close(found.y, data.molecules.energy[rows] - data.baseline(own), 1e-10)
     assert torch.equal(found.species, indices(own.numbers, SPECIES))
     assert torch.equal(found.counts, own.counts)
 
@@ -418,13 +413,13 @@ def test_bars_do_not_depend_on_files_and_batches(
     uq.fit(known.batches(512), sample_weight=loss_weight, progress=False)
     ways = {"evidence": work.calibrated(uq, held, work.WAYS["evidence"])}
     whole = work.predicted(ways, data)["evidence"]
-    close(whole.target, data.environments(data.test).y)
+    close(whole.target, data.environments(data.test).y, 1e-10)
     monkeypatch.setattr(work, "BATCH", 9)
     parts = replace(data, files=replace(data.files, part=70, folder=tmp_path))
     other = work.predicted(ways, parts)["evidence"]
     for name in ("mean", "std", "target"):
         close(getattr(other, name), getattr(whole, name), 1e-9)
-    close(whole.error, whole.mean - whole.target)
+    close(whole.error, whole.mean - whole.target, 1e-10)
 
 
 def test_a_quick_run_keeps_no_net(cache: Path, judged) -> None:

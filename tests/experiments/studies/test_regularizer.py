@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 import math
 import re
@@ -279,12 +278,6 @@ def test_one_ruined_net_does_not_move_the_biass_nll() -> None:
     assert (found["ruined"], found["largest_nll"]) == (1, 1e16)
     assert found["spearman"] == [0.5, 0.0]
     assert "nll" not in found
-
-
-def test_examples_in_docstrings_hold() -> None:
-    for module in (work, spread, signs):
-        done = doctest.testmod(module)
-        assert (done.failed, done.attempted > 0) == (0, True)
 
 
 # --- page ---------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 import math
 from pathlib import Path
@@ -125,7 +124,6 @@ def test_one_split_or_a_large_error_is_no_trend() -> None:
     assert trends.trend(scores({4: [1.0], 8: [2.0]}), "nll")["says"] == "no clear trend"
     assert trends.verdict([1.0, 0.6], 1) == "no clear trend"
     assert trends.verdict([1.0, 0.1], 0) == "grows"
-    assert doctest.testmod(trends).failed == 0
 
 
 def test_slope_and_coverage_are_followed_by_their_distance() -> None:
