@@ -1,7 +1,5 @@
 """Plots: the confidence lines against theory and sampling, and what is drawn where."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The comparison with metatrain's LLPR: what needs metatrain is left out where it is absent."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

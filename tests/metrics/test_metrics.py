@@ -1,7 +1,5 @@
 """Metrics against slow references: integrals, loops, scipy and scikit-learn."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The HTML report in a real browser: without a network it draws, switches, tells rows, and fits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

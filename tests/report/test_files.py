@@ -1,7 +1,5 @@
 """`rigidities report`: every kind of file gives its page, every fault a line with the remedy."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Reports: the page is true of its rows, keeps text text, and asks nobody for anything."""
 
-from __future__ import annotations
-
 import ast
 import math
 import os

@@ -1,7 +1,5 @@
 """Where there is no browser its tests are left out aloud, and in CI they stay and fail."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models of atoms: structures, SOAP, batches, the Behler-Parrinello net, positions, files."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """MC dropout, deep ensembles and Laplace against slow formulas, and the quoted table."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The data readers: where files are looked for, whether they are whole, rows and splits."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Downloads: what the libraries return becomes our files, or one message; none is run here."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

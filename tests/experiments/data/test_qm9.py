@@ -1,7 +1,5 @@
 """The reader of QM9: the file, the package it is made from, and the splits."""
 
-from __future__ import annotations
-
 import csv
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The reader of the weather: which rows stay, what their inputs and targets are."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The experiments run, and what they write is whole, plain and complete."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Parts of an experiment: kept on disk, taken up again, the same however they are run."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Numbers in words, as the pages of the experiments have them."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

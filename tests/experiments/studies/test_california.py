@@ -1,7 +1,5 @@
 """In and out of the domain: the rows, the bars on both sides, the summary and the page."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What error bars cost: the methods do what they are timed for, and ratios mean what they say."""
 
-from __future__ import annotations
-
 import gc
 import json
 import math

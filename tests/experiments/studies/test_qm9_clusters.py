@@ -1,7 +1,5 @@
 """Clusters: labels, the Gram of energies and forces, bars of forces, and the part of the page."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

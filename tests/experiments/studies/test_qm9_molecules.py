@@ -1,7 +1,5 @@
 """Parts of the experiment on molecules: novelty, pictures of atoms, learning curves, forces."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """The core of the experiment qm9 on made-up molecules: splits, nets on disk, scores, costs."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator

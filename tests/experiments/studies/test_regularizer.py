@@ -1,7 +1,5 @@
 """What the ridge stands for: the trainings, the bias, the effects and the page."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """The benchmark's table: rows, units, pairs, the paper's numbers beside ours, and the page."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The weather experiment: its rows, its net, the choice of calibrations, and what it writes."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

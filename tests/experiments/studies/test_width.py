@@ -1,7 +1,5 @@
 """Error bars and width: the nets, the trends and the page."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

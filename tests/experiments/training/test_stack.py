@@ -1,7 +1,5 @@
 """Many nets trained at once are trained as each would be alone, by torch's own parts."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from experiments.training.adam import Adam
