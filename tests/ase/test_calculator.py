@@ -9,7 +9,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-from ase.build import bulk
 from ase.calculators.calculator import PropertyNotImplementedError
 from ase.calculators.emt import EMT
 from ase.calculators.fd import calculate_numerical_forces
@@ -32,9 +31,9 @@ from tests.support.clusters import (
     Counting,
     Crystal,
     Net,
-    Periodic,
     cluster,
     fitted,
+    fitted_crystals,
 )
 from tests.support.nets import calibrated
 from tests.support.refusals import refused
@@ -204,28 +203,13 @@ def test_a_fit_on_keywords_takes_the_default_inputs_too(one, atoms):
             np.testing.assert_allclose(other[name], results[0][name], rtol=1e-8, atol=1e-12)
 
 
-def crystal(atoms, energy=None):
-    y = None if energy is None else torch.tensor([energy])
-    return Crystal(torch.tensor(atoms.positions), torch.tensor(atoms.cell.array), y)
+def crystal(atoms):
+    return Crystal(torch.tensor(atoms.positions), torch.tensor(atoms.cell.array))
 
 
 @pytest.fixture(scope="module")
 def periodic():
-    """A fitted periodic model and a shaken crystal."""
-    rng, rows = np.random.default_rng(3), []
-    for _ in range(40):
-        atoms = bulk("Cu", cubic=True) * (1, 1, 2)
-        atoms.set_cell(atoms.cell * rng.uniform(0.9, 1.1), scale_atoms=True)
-        atoms.positions += 0.2 * rng.standard_normal((len(atoms), 3))
-        rows.append(crystal(atoms, float(rng.standard_normal())))
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = Periodic().double()
-    uq = rg.LastLayerRigidity(
-        model, forward=lambda m, batch: m(batch.pos, batch.cell), target=lambda batch: batch.y
-    )
-    uq.fit(rows[:25]).calibrate(rows[25:])
-    return uq, atoms
+    return fitted_crystals(crystal)
 
 
 def test_a_batch_object_with_a_cell_gives_periodic_forces(periodic):

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from ase.build import bulk
 from ase.calculators.fd import calculate_numerical_forces
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import Trajectory, read
@@ -18,7 +17,7 @@ from tests.support.clusters import (
     VALID,
     Counting,
     Crystal,
-    Periodic,
+    fitted_crystals,
     surroundings,
 )
 from tests.support.nets import calibrated
@@ -34,20 +33,7 @@ def in_bohr(atoms):
 
 @pytest.fixture(scope="module")
 def periodic():
-    """A fitted periodic model that takes bohr, and a shaken crystal."""
-    rng, rows = np.random.default_rng(3), []
-    for _ in range(40):
-        atoms = bulk("Cu", cubic=True) * (1, 1, 2)
-        atoms.positions += 0.2 * rng.standard_normal((len(atoms), 3))
-        rows.append(in_bohr(atoms))
-        rows[-1].y = torch.tensor([float(rng.standard_normal())])
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = Periodic().double()
-    forward = lambda m, batch: m(batch.pos, batch.cell)  # noqa: E731
-    uq = rg.LastLayerRigidity(model, forward=forward, target=lambda batch: batch.y)
-    uq.fit(rows[:25]).calibrate(rows[25:])
-    return uq, atoms
+    return fitted_crystals(in_bohr)
 
 
 IN_BOHR = {"wrt": "pos", "energy_unit": units.Hartree, "length_unit": units.Bohr}

@@ -145,25 +145,22 @@ class OnlyDLPack:
         return self.tensor.__dlpack_device__()
 
 
-@pytest.mark.parametrize("library", ["list", "torch", "float32", "dlpack", "frame", "jax", "view"])
+LIBRARIES = {
+    "list": np.ndarray.tolist,
+    "torch": lambda array: torch.tensor(array, requires_grad=True),
+    "float32": np.float32,
+    "dlpack": lambda array: OnlyDLPack(torch.tensor(array)),
+    "frame": pd.DataFrame,
+    "jax": jnp.asarray,
+    "view": lambda array: np.asfortranarray(array[::-1])[::-1],
+}
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
 def test_arrays_of_any_library_come_in(library):
-    rng = np.random.default_rng(0)
-    array = np.round(rng.normal(size=(12, 3)), 2)
+    array = np.round(np.random.default_rng(0).normal(size=(12, 3)), 2)
     expected = fits.from_jacobian(array).variance(array)
-    if library == "list":
-        given = array.tolist()
-    elif library == "torch":
-        given = torch.tensor(array, requires_grad=True)
-    elif library == "float32":
-        given = array.astype(np.float32)
-    elif library == "dlpack":
-        given = OnlyDLPack(torch.tensor(array))
-    elif library == "frame":
-        given = pd.DataFrame(array)
-    elif library == "jax":
-        given = jnp.asarray(array)
-    else:
-        given = np.asfortranarray(array[::-1])[::-1]
+    given = LIBRARIES[library](array)
     got = fits.from_jacobian(given).variance(given)
     assert got.dtype == torch.float64
     single = library in {"float32", "jax"}
@@ -198,10 +195,7 @@ def test_curve_fit_propagates_scipys_covariance(absolute):
     at = np.linspace(-1, 6, 15)
     rows = decay_jac(at, *popt)
     expected = np.sqrt(np.einsum("ni,ij,nj->n", rows, pcov, rows))
-    differences, given = (
-        fits.curve_fit(decay, popt, pcov),
-        fits.curve_fit(decay, popt, pcov, jac=decay_jac),
-    )
+    differences, given = (fits.curve_fit(decay, popt, pcov, jac=jac) for jac in (None, decay_jac))
     np.testing.assert_allclose(differences.predict(at).std, expected, **EXACT)
     np.testing.assert_allclose(given.predict(at).std, expected, rtol=1e-10)
     np.testing.assert_allclose(given.predict(at).mean, decay(at, *popt), rtol=1e-14)
@@ -330,20 +324,22 @@ def test_every_polynomial_basis_has_the_same_error_bars(series):
 # --- statsmodels and scikit-learn ---
 
 
-def statsmodels_fit(kind, rows=30):
-    X, y = line_data(rows)
+LAG = np.abs(np.subtract.outer(np.arange(30), np.arange(30)))
+STATSMODELS = {
+    "ols": lambda y, design: sm.OLS(y, design).fit(),
+    "robust": lambda y, design: sm.OLS(y, design).fit(cov_type="HC3"),
+    "wls": lambda y, design: sm.WLS(y, design, weights=np.linspace(0.5, 2, 30)).fit(),
+    "gls": lambda y, design: sm.GLS(y, design, sigma=0.6**LAG).fit(),
+}
+
+
+def statsmodels_fit(kind):
+    X, y = line_data()
     design = sm.add_constant(X)
-    if kind == "ols":
-        return sm.OLS(y, design).fit(), design
-    if kind == "robust":
-        return sm.OLS(y, design).fit(cov_type="HC3"), design
-    if kind == "wls":
-        return sm.WLS(y, design, weights=np.linspace(0.5, 2, rows)).fit(), design
-    lag = np.abs(np.subtract.outer(np.arange(rows), np.arange(rows)))
-    return sm.GLS(y, design, sigma=0.6**lag).fit(), design
+    return STATSMODELS[kind](y, design), design
 
 
-@pytest.mark.parametrize("kind", ["ols", "robust", "wls", "gls"])
+@pytest.mark.parametrize("kind", STATSMODELS)
 def test_statsmodels_fits_have_their_own_standard_errors(kind):
     results, design = statsmodels_fit(kind)
     at = design[:6] + np.array([0, 3, -2, 1])
@@ -436,22 +432,21 @@ def test_nothing_is_left_when_every_coefficient_is_held():
     refused("All coefficients are held at zero", fits.linear, model, X, -X.sum(1))
 
 
+OTHER_DATA = {
+    "inputs": lambda X, y: (X + 5, y),
+    "order": lambda X, y: (X, y[::-1]),
+    "rows": lambda X, y: (X[:20], y[:20]),
+    "weights": lambda X, y: (X, y, np.linspace(0.5, 2, 30)),
+}
+
+
 @pytest.mark.parametrize("alpha", [0.0, 2.5])
-@pytest.mark.parametrize("change", ["inputs", "order", "rows", "weights"])
+@pytest.mark.parametrize("change", OTHER_DATA.values(), ids=OTHER_DATA)
 def test_data_that_are_not_the_training_data_are_refused(alpha, change):
     X, y = line_data()
     model = (linear_model.Ridge(alpha) if alpha else linear_model.LinearRegression()).fit(X, y)
-    weights = None
-    if change == "inputs":
-        X = X + 5
-    if change == "order":
-        y = y[::-1]
-    if change == "rows":
-        X, y = X[:20], y[:20]
-    if change == "weights":
-        weights = np.linspace(0.5, 2, 30)
-    with pytest.raises(ValueError, match=r"not the fit of these data.*exactly as they were"):
-        fits.linear(model, X, y, sample_weight=weights)
+    said = r"not the fit of these data.*exactly as they were"
+    refused(said, lambda X, y, w=None: fits.linear(model, X, y, sample_weight=w), *change(X, y))
 
 
 @pytest.mark.parametrize("solver", ["svd", "cholesky", "lsqr", "sparse_cg", "sag", "saga"])

@@ -3,6 +3,7 @@
 import functools
 import math
 import warnings
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -660,44 +661,38 @@ def test_an_input_is_named_by_position_or_by_the_name_in_forward(name, which):
 @pytest.mark.parametrize("kind", ["dict", "namedtuple", "object", "list"])
 def test_an_input_is_named_within_any_kind_of_batch(kind, which):
     old, sets, new = paired()
-    forwards = {
-        "dict": lambda m, b: m(b["pos"], b["field"]),
-        "namedtuple": lambda m, b: m(b.pos, b.field),
-        "object": lambda m, b: m(b.pos, b.field),
-        "list": lambda m, b: m(b[0], b[1]),
-    }
-    make = {
-        "dict": lambda *parts: dict(zip(Both._fields, parts, strict=True)),
+    batch = {
+        "dict": lambda *parts: Both(*parts)._asdict(),
         "namedtuple": Both,
-        "object": lambda *parts: type("Batch", (), {})(),
+        "object": lambda *parts: SimpleNamespace(**Both(*parts)._asdict()),
         "list": lambda *parts: list(parts),
-    }
+    }[kind]
 
-    def batch(*parts):
-        made = make[kind](*parts)
-        if kind == "object":
-            made.pos, made.field, made.y = parts
-        return made
+    def part(given, name):
+        if kind in ("namedtuple", "object"):
+            return getattr(given, name)
+        return given[name if kind == "dict" else Both._fields.index(name)]
 
-    target = (lambda b: b["y"]) if kind == "dict" else (lambda b: b[2] if kind == "list" else b.y)
-    uq = rg.LastLayerRigidity(old.model, forward=forwards[kind], target=target)
-    uq.fit([batch(*sets[0])])
-    uq.calibrate([batch(*sets[1])], ridge=RIDGE)
+    uq = rg.LastLayerRigidity(
+        old.model,
+        forward=lambda m, b: m(part(b, "pos"), part(b, "field")),
+        target=lambda b: part(b, "y"),
+    )
+    uq.fit([batch(*sets[0])]).calibrate([batch(*sets[1])], ridge=RIDGE)
     name = Both._fields.index(which) if kind == "list" else which
     given = batch(*new)
     found = uq.gradient([given], name)
     slope, variance = expected_of_pair(which)
     close(found.mean, slope)
     close(found.variance, variance)
-    held = given["pos"] if kind == "dict" else given[0] if kind == "list" else given.pos
-    assert torch.equal(held, new.pos)
+    assert torch.equal(part(given, "pos"), new.pos)
 
 
 def test_keyword_batches_are_differentiated_by_a_key():
     old, sets, new = paired()
-    uq = rg.LastLayerRigidity(old.model)
-    uq.fit([{"pos": sets[0][0], "field": sets[0][1], "y": sets[0][2]}])
-    uq.calibrate([{"pos": sets[1][0], "field": sets[1][1], "y": sets[1][2]}], ridge=RIDGE)
+    train, valid = (Both(*parts)._asdict() for parts in sets)
+    uq = rg.LastLayerRigidity(old.model).fit([train])
+    uq.calibrate([valid], ridge=RIDGE)
     slope, variance = expected_of_pair("field")
     for data in ([{"pos": new.pos, "field": new.field}], new._asdict()):
         found = uq.gradient(data, "field")

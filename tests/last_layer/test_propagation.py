@@ -61,10 +61,14 @@ def fitted(targets):
 
 
 @pytest.fixture
-def one():
-    """One target, float64, with test inputs."""
-    uq, x = fitted(1)
-    return Parts(uq), x
+def parts():
+    """Of one target, float64."""
+    return Parts(fitted(1)[0])
+
+
+@pytest.fixture
+def x():
+    return fitted(1)[1]
 
 
 @pytest.fixture
@@ -240,7 +244,8 @@ def test_masked_targets_have_grams_and_error_bars_of_their_own():
     torch.testing.assert_close(derived.variance[2], expected.sum(), rtol=1e-8, atol=0)
 
 
-def test_covariance_has_the_outputs_shape_on_both_sides(one, three):
+def test_covariance_has_the_outputs_shape_on_both_sides(parts, x, three):
+    assert parts.covariance(x[:7], x[:5]).shape == (7, 5)
     parts, x = three
     dense = dense_covariance(parts, trained(targets=3).train, x)
     found = parts.covariance(x, batch_size=37)
@@ -250,15 +255,12 @@ def test_covariance_has_the_outputs_shape_on_both_sides(one, three):
     torch.testing.assert_close(cross, found[:50, :, 30:90], rtol=1e-10, atol=1e-14)
     variance = found.reshape(600, 600).diagonal().reshape(200, 3)
     torch.testing.assert_close(variance, parts.uq.predict(x).epistemic, rtol=1e-8, atol=0)
-    parts, x = one
-    assert parts.covariance(x[:7], x[:5]).shape == (7, 5)
 
 
 # --- correlations -------------------------------------------------------------------------------
 
 
-def test_the_difference_of_similar_predictions_has_a_small_error_bar(one):
-    parts, x = one
+def test_the_difference_of_similar_predictions_has_a_small_error_bar(parts, x):
     near = torch.stack([x[0], x[0] + 1e-3])
     single = parts.propagate(lambda y: y, near).std
     difference = parts.propagate(lambda y: y[0] - y[1], near).std
@@ -356,8 +358,7 @@ def test_batches_and_order_do_not_matter(three):
     torch.testing.assert_close(other.covariance, once.covariance, rtol=1e-10, atol=1e-16)
 
 
-def test_forward_and_reverse_mode_agree(one, monkeypatch):
-    parts, x = one
+def test_forward_and_reverse_mode_agree(parts, x, monkeypatch):
     forward = parts.propagate(torch.exp, x)
     monkeypatch.setattr(propagation, "_pushed", propagation._pulled)
     reverse = parts.propagate(torch.exp, x)
@@ -395,8 +396,7 @@ def test_half_precision_models_get_error_bars_in_float32():
     assert 0 < float(derived.std) < math.inf
 
 
-def test_the_result_has_the_shape_of_the_function(one):
-    parts, x = one
+def test_the_result_has_the_shape_of_the_function(parts, x):
     derived = parts.propagate(lambda y: y.reshape(4, 5, 10).exp().sum(2), x)
     assert derived.mean.shape == derived.std.shape == derived.shift.shape == (4, 5)
     assert derived.covariance.shape == (20, 20)
@@ -436,8 +436,7 @@ def looping(y):
 
 @pytest.mark.parametrize("rows", [5, 60])
 @pytest.mark.parametrize("fn", [Square.apply, branching, looping])
-def test_functions_without_a_forward_mode_or_with_writes_are_differentiated_too(one, fn, rows):
-    parts, x = one
+def test_functions_without_a_forward_mode_or_with_writes_are_differentiated_too(parts, x, fn, rows):
     expected = parts.propagate(torch.square, x[:rows], second_order=True)
     derived = parts.propagate(fn, x[:rows], second_order=True)
     for name in ("mean", "variance", "shift", "rows"):
@@ -445,8 +444,7 @@ def test_functions_without_a_forward_mode_or_with_writes_are_differentiated_too(
         torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-14)
 
 
-def test_many_quantities_keep_their_variances_without_their_covariance(one, monkeypatch):
-    parts, x = one
+def test_many_quantities_keep_their_variances_without_their_covariance(parts, x, monkeypatch):
     whole = parts.propagate(torch.exp, x)
     monkeypatch.setattr(propagation, "KEPT", 1000)
     lean = parts.propagate(torch.exp, x)
@@ -455,8 +453,7 @@ def test_many_quantities_keep_their_variances_without_their_covariance(one, monk
         _ = lean.covariance
 
 
-def test_small_chunks_change_nothing(one, monkeypatch):
-    parts, x = one
+def test_small_chunks_change_nothing(parts, x, monkeypatch):
     whole = parts.propagate(curved, x, second_order=True)
     wide = parts.propagate(torch.exp, x)
     monkeypatch.setattr("rigidities.last_layer.propagation.differential.WORKING", 8 * 200 * 3)
@@ -466,8 +463,7 @@ def test_small_chunks_change_nothing(one, monkeypatch):
     torch.testing.assert_close(small.variance, wide.variance)
 
 
-def test_gradient_modes_do_not_matter(one):
-    parts, x = one
+def test_gradient_modes_do_not_matter(parts, x):
     expected = parts.propagate(curved, x, second_order=True)
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
@@ -482,8 +478,7 @@ def test_gradient_modes_do_not_matter(one):
 
 @pytest.mark.parametrize("fn", [curved, torch.exp])
 @pytest.mark.parametrize("kept", [0, 39_999])
-def test_features_that_were_not_kept_are_read_again(one, monkeypatch, fn, kept):
-    parts, x = one
+def test_features_that_were_not_kept_are_read_again(parts, x, monkeypatch, fn, kept):
     expected = parts.propagate(fn, x, batch_size=16)
     calls = []
     tap = parts.tap
@@ -494,8 +489,7 @@ def test_features_that_were_not_kept_are_read_again(one, monkeypatch, fn, kept):
     assert len(calls) == (26 if kept == 0 else 13 + 1)  # 12 batches of 3.2 kB fit
 
 
-def test_a_generator_is_read_once_and_kept(one, monkeypatch):
-    parts, x = one
+def test_a_generator_is_read_once_and_kept(parts, x, monkeypatch):
     monkeypatch.setattr(joint_outputs, "KEPT", 0)
     expected = parts.propagate(curved, x)
     got = parts.propagate(curved, (batch for batch in x.split(16)))
@@ -503,8 +497,7 @@ def test_a_generator_is_read_once_and_kept(one, monkeypatch):
     assert not repeatable(iter([1])) and repeatable([1]) and repeatable(x)
 
 
-def test_another_order_at_the_second_reading_is_refused(one, monkeypatch):
-    parts, x = one
+def test_another_order_at_the_second_reading_is_refused(parts, x, monkeypatch):
     shuffled = DataLoader(TensorDataset(x), batch_size=16, shuffle=True)
     parts.propagate(torch.mean, shuffled)
     monkeypatch.setattr(joint_outputs, "KEPT", 0)
@@ -541,21 +534,18 @@ INFINITE = r"derivative of quantity 0 .*"
         (lambda y: y[:0], ValueError, r"at least one value, got shape \(0, 1\)"),
     ],
 )
-def test_functions_without_a_finite_derivative_are_refused_by_their_cause(one, fn, error, message):
-    parts, x = one
+def test_functions_without_a_finite_derivative_are_refused(parts, x, fn, error, message):
     refused(message, parts.propagate, fn, x, error=error)
 
 
 @pytest.mark.parametrize("fn", [torch.round, lambda y: y.round().sum()])
-def test_a_derivative_of_zero_is_said(one, fn):
-    parts, x = one
+def test_a_derivative_of_zero_is_said(parts, x, fn):
     with pytest.warns(UserWarning, match=r"exactly zero for (200 of 200|1 of 1) .*uq\.ensemble"):
         derived = parts.propagate(fn, x)
     assert not derived.std.any()
 
 
-def test_only_the_flat_quantities_are_counted(one):
-    parts, x = one
+def test_only_the_flat_quantities_are_counted(parts, x):
     flat = int((parts.uq.model(x) < 0).sum())
     with pytest.warns(UserWarning, match=f"exactly zero for {flat} of 200"):
         derived = parts.propagate(torch.relu, x)
@@ -563,8 +553,7 @@ def test_only_the_flat_quantities_are_counted(one):
 
 
 @pytest.mark.parametrize("data", [[], torch.zeros(0, 4, dtype=F64), [torch.zeros(0, 4, dtype=F64)]])
-def test_empty_data_are_refused(one, data):
-    parts, _ = one
+def test_empty_data_are_refused(parts, data):
     refused("nothing to propagate", parts.propagate, torch.mean, data)
 
 
@@ -575,8 +564,7 @@ def test_outputs_that_cannot_be_joined_are_refused():
     refused("different shapes per sample", parts.propagate, torch.mean, [x, x[:, :2]])
 
 
-def test_errors_inside_the_function_come_through(one):
-    parts, x = one
+def test_errors_inside_the_function_come_through(parts, x):
 
     def wrong(y):
         raise KeyError("energy")
@@ -599,8 +587,7 @@ def test_the_facade_hands_everything_on(three):
     torch.testing.assert_close(parts.uq.covariance(x[:9]), parts.covariance(x[:9]))
 
 
-def test_the_zero_derivative_is_said_where_the_user_called(one):
-    parts, x = one
+def test_the_zero_derivative_is_said_where_the_user_called(parts, x):
     with pytest.warns(UserWarning, match="exactly zero") as said:
         parts.uq.propagate(torch.round, x)
     assert said[0].filename == __file__

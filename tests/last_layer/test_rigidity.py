@@ -28,11 +28,20 @@ def features(model, x):
     return torch.cat([h, torch.ones(len(h), 1, dtype=F64)], dim=1)
 
 
+@pytest.fixture
+def fit(net):
+    return rg.LastLayerRigidity(net.model).fit(net.train)
+
+
+@pytest.fixture
+def uq(fit, net):
+    return calibrated(fit, net.valid)
+
+
 # --- what it computes ---------------------------------------------------------------------------
 
 
-def test_variance_is_the_papers_formula(net):
-    uq = fitted(net)
+def test_variance_is_the_papers_formula(net, uq):
     x = net.test[0]
     mean, std = uq(x)
     assert torch.equal(mean, net.model(x))
@@ -72,28 +81,27 @@ def test_targets_cost_no_square_of_their_number():
     assert uq.gram.square.shape == (400,)
 
 
-def test_noise_floor_is_added_and_divided_by_the_sample_weight(net):
-    uq = rg.LastLayerRigidity(net.model).fit(net.train)
-    report = uq.calibrate(net.valid, noise="constant")
+def test_noise_floor_is_added_and_divided_by_the_sample_weight(net, fit):
+    report = fit.calibrate(net.valid, noise="constant")
     x = net.test[0]
-    p = uq.predict(x)
+    p = fit.predict(x)
     assert float(report.noise) > 0
     torch.testing.assert_close(p.noise, report.noise.float().expand(200, 1))
     torch.testing.assert_close(p.variance, p.epistemic + p.noise)
-    heavy = uq.predict(x, sample_weight=lambda batch: torch.full((len(batch),), 4.0))
+    heavy = fit.predict(x, sample_weight=lambda batch: torch.full((len(batch),), 4.0))
     torch.testing.assert_close(heavy.noise, p.noise / 4)
     torch.testing.assert_close(heavy.epistemic, p.epistemic)
 
 
-def test_noise_floor_is_no_worse_than_none(net):
-    uq = rg.LastLayerRigidity(net.model).fit(net.train)
+def test_noise_floor_is_no_worse_than_none(net, fit):
     for criterion in ("nll", "crps", "absolute"):
-        without = uq.calibrate(net.valid, criterion=criterion)
-        assert uq.calibrate(net.valid, criterion=criterion, noise="constant").value <= without.value
+        without = fit.calibrate(net.valid, criterion=criterion)
+        assert (
+            fit.calibrate(net.valid, criterion=criterion, noise="constant").value <= without.value
+        )
 
 
-def test_error_bars_grow_away_from_the_data(net):
-    uq = fitted(net)
+def test_error_bars_grow_away_from_the_data(net, uq):
     _, inside = uq(net.test[0])
     _, outside = uq(10 * net.test[0])
     assert float(outside.median()) > 3 * float(inside.median())
@@ -117,8 +125,7 @@ def test_partial_fit_equals_one_fit_and_forget_undoes_it(net):
     assert parts.gram.count == 100
 
 
-def test_changed_data_make_the_calibration_stale(net):
-    uq = fitted(net)
+def test_changed_data_make_the_calibration_stale(net, uq):
     uq.partial_fit(net.test)
     assert uq.report.stale
     with pytest.warns(UserWarning, match="since the calibration"):
@@ -127,20 +134,18 @@ def test_changed_data_make_the_calibration_stale(net):
     uq(net.test[0])
 
 
-def test_uncalibrated_error_bars_warn_once(net):
-    uq = rg.LastLayerRigidity(net.model).fit(net.train)
+def test_uncalibrated_error_bars_warn_once(net, fit):
     with pytest.warns(UserWarning, match="not calibrated"):
-        uq(net.test[0])
-    uq(net.test[0])
-    assert torch.equal(uq.scale, torch.ones(1, dtype=F64))
+        fit(net.test[0])
+    fit(net.test[0])
+    assert torch.equal(fit.scale, torch.ones(1, dtype=F64))
 
 
-def test_default_ridge_is_relative_to_the_gram(net):
-    uq = rg.LastLayerRigidity(net.model).fit(net.train)
+def test_default_ridge_is_relative_to_the_gram(net, fit):
     twice = rg.LastLayerRigidity(net.model).fit(
         net.train, sample_weight=lambda b: 2 * torch.ones(len(b[0]))
     )
-    assert twice.ridge == pytest.approx(2 * uq.ridge)
+    assert twice.ridge == pytest.approx(2 * fit.ridge)
 
 
 def test_huber_tails_are_counted_and_reported(net):
@@ -377,8 +382,7 @@ def test_fit_without_targets_is_enough_for_the_gram(net):
 # --- the model is left alone --------------------------------------------------------------------
 
 
-def test_uq_train_leaves_the_models_flag(net):
-    uq = fitted(net)
+def test_uq_train_leaves_the_models_flag(net, uq):
     net.model.eval()
     uq.train()
     assert uq.training and not net.model.training
@@ -392,8 +396,7 @@ def test_moving_to_float32_keeps_the_statistics_in_float64(net):
     assert uq.gram.matrix.dtype == uq.posterior.eigenvalues.dtype == uq.scale.dtype == F64
 
 
-def test_a_model_made_float64_after_the_fit_still_predicts(net):
-    uq = fitted(net)
+def test_a_model_made_float64_after_the_fit_still_predicts(net, uq):
     before = uq.predict(net.test[0])
     net.model.double()
     after = uq.predict(net.test[0].double())
@@ -401,8 +404,7 @@ def test_a_model_made_float64_after_the_fit_still_predicts(net):
     torch.testing.assert_close(after.std, before.std.double(), rtol=1e-3, atol=0)
 
 
-def test_a_retrained_model_is_refused_and_a_restored_one_accepted(net):
-    uq = fitted(net)
+def test_a_retrained_model_is_refused_and_a_restored_one_accepted(net, uq):
     before = uq(net.test[0])[1]
     weights = copy.deepcopy(net.model.state_dict())
     with torch.no_grad():
@@ -421,8 +423,7 @@ def test_a_retrained_model_is_refused_and_a_restored_one_accepted(net):
     ],
     ids=["rounded to bfloat16", "a replaced layer", "a write through data"],
 )
-def test_changed_weights_are_noticed_before_anything_is_predicted_or_learnt(net, change):
-    uq = fitted(net)
+def test_changed_weights_are_noticed_before_anything_is_predicted_or_learnt(net, change, uq):
     change(net.model)
     x, y = (t.to(net.model[0].weight.dtype) for t in net.valid)
     for call, given in ((uq, x), (uq.predict, x), (uq.calibrate, (x, y)), (uq.partial_fit, (x, y))):
@@ -432,27 +433,25 @@ def test_changed_weights_are_noticed_before_anything_is_predicted_or_learnt(net,
 # --- calibration ------------------------------------------------------------------------------
 
 
-def test_the_report_says_what_was_chosen(net):
-    uq = rg.LastLayerRigidity(net.model).fit(net.train)
-    report = uq.calibrate(net.valid)
-    assert report.ridge == uq.ridge and torch.equal(report.scale, uq.scale)
+def test_the_report_says_what_was_chosen(net, fit):
+    report = fit.calibrate(net.valid)
+    assert report.ridge == fit.ridge and torch.equal(report.scale, fit.scale)
     assert report.rows == 200 and report.width == 25 and 0 < report.effective_rank < 25
-    assert report.condition == pytest.approx(uq.posterior.condition)
+    assert report.condition == pytest.approx(fit.posterior.condition)
     assert report.nll == pytest.approx(report.value)
-    p = uq.predict(net.valid[0])
+    p = fit.predict(net.valid[0])
     assert report.nll == pytest.approx(rg.metrics.nll(p.mean, p.std, net.valid[1]), abs=1e-4)
     assert report.gain == pytest.approx(rg.metrics.nll_gain(p.mean, p.std, net.valid[1]), abs=1e-4)
     for word in ("ridge", "scale", "NLL", "effective rank"):
         assert word in str(report)
 
 
-def test_validation_rows_from_the_training_data_are_found(net):
-    uq = rg.LastLayerRigidity(net.model).fit(net.train)
+def test_validation_rows_from_the_training_data_are_found(net, fit):
     mixed = tuple(torch.cat([a, b[:30]]) for a, b in zip(net.valid, net.train, strict=True))
     with pytest.warns(UserWarning, match="30 of 230 calibration rows stand in the training data"):
-        report = uq.calibrate(mixed)
+        report = fit.calibrate(mixed)
     assert report.duplicates == 30
-    assert uq.calibrate(net.valid).duplicates == 0
+    assert fit.calibrate(net.valid).duplicates == 0
 
 
 def test_duplicates_are_found_in_batches_that_are_not_tensors(net):
@@ -477,26 +476,24 @@ def test_no_gain_over_a_constant_bar_is_said_plainly():
     assert any("no better than a constant" in warning for warning in report.warnings)
 
 
-def test_an_optimum_at_the_edge_is_reported(net):
-    uq = rg.LastLayerRigidity(net.model).fit(net.train)
+def test_an_optimum_at_the_edge_is_reported(net, fit):
     x = net.valid[0]
     with torch.no_grad():
         h = net.model[:-1](x)
         norm = (1 + h.square().sum(1, keepdim=True)).sqrt()
         signs = torch.where(torch.arange(200) % 2 == 0, 1.0, -1.0)[:, None]
-        report = uq.calibrate((x, net.model(x) + norm * signs))
+        report = fit.calibrate((x, net.model(x) + norm * signs))
     assert report.at_edge == "upper"
     assert any("upper end of its range" in warning for warning in report.warnings)
 
 
-def test_leave_one_out_needs_only_the_training_data(net):
-    uq = rg.LastLayerRigidity(net.model).fit(net.train)
-    report = uq.calibrate(train=net.train, criterion="loo")
+def test_leave_one_out_needs_only_the_training_data(net, fit):
+    report = fit.calibrate(train=net.train, criterion="loo")
     assert report.criterion == "loo" and report.rows == 300 and report.duplicates == 0
     for wrong in ({"valid": net.valid}, {"valid": net.valid, "train": net.train}, {}):
         with pytest.raises(ValueError, match=r"takes the training data and no validation data"):
-            uq.calibrate(criterion="loo", **wrong)
-    refused(r"train= is for criterion='loo'", uq.calibrate, net.valid, train=net.train)
+            fit.calibrate(criterion="loo", **wrong)
+    refused(r"train= is for criterion='loo'", fit.calibrate, net.valid, train=net.train)
 
 
 @pytest.mark.parametrize("noise", ["none", "constant"])
@@ -511,14 +508,13 @@ def test_every_criterion_calibrates_several_targets(net3, criterion, noise):
     assert report.scale.shape == report.noise.shape == (3,)
 
 
-def test_calibration_thins_rows_evenly_when_they_would_fill_the_memory(net, monkeypatch):
-    uq = rg.LastLayerRigidity(net.model).fit(net.train)
-    whole = uq.calibrate(net.valid, batch_size=16)
+def test_calibration_thins_rows_evenly_when_they_would_fill_the_memory(net, monkeypatch, fit):
+    whole = fit.calibrate(net.valid, batch_size=16)
     monkeypatch.setattr("rigidities.calibration.gathering.LARGEST", 25 * 100)
-    thinned = uq.calibrate(net.valid, batch_size=16)
+    thinned = fit.calibrate(net.valid, batch_size=16)
     assert thinned.rows == whole.rows == 200
     assert thinned.ridge != whole.ridge
-    half = uq.calibrate(tuple(t[::2] for t in net.valid))
+    half = fit.calibrate(tuple(t[::2] for t in net.valid))
     assert thinned.ridge == pytest.approx(half.ridge)
 
 
@@ -539,8 +535,7 @@ def check_refused(uq, call, match=None, error=ValueError):
 @pytest.mark.parametrize(
     "empty", [[], (torch.empty(0, 4), torch.empty(0, 1))], ids=["list", "rows"]
 )
-def test_no_data_is_refused(net, empty):
-    uq = fitted(net)
+def test_no_data_is_refused(uq, empty):
     check_refused(uq, lambda: uq.fit(empty), "no data")
     check_refused(uq, lambda: uq.partial_fit(empty), "no data")
     check_refused(uq, lambda: uq.calibrate(empty), "at least two rows, got 0")
@@ -549,8 +544,7 @@ def test_no_data_is_refused(net, empty):
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("where", ["features", "targets"])
-def test_nan_or_infinity_is_refused_with_the_batch(net, value, where):
-    uq = fitted(net)
+def test_nan_or_infinity_is_refused_with_the_batch(net, value, where, uq):
     x, y = net.train[0].clone(), net.train[1].clone()
     (x if where == "features" else y)[137] = value
     check_refused(uq, lambda: uq.fit((x, y), batch_size=50), "Batch 2: NaN or infinity in the")
@@ -647,8 +641,7 @@ def test_an_interrupted_fit_leaves_the_object_as_it_was(net):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_data_and_choices_that_do_not_fit_are_refused(net, call, match):
-    uq = fitted(net)
+def test_data_and_choices_that_do_not_fit_are_refused(net, call, match, uq):
     check_refused(uq, lambda: call(uq, *net.valid), match)
 
 
@@ -703,8 +696,7 @@ def test_importing_the_library_imports_no_extras():
     assert found.stdout.strip() == "[]"
 
 
-def test_training_after_the_fit_does_not_disturb_gradients(net):
-    uq = fitted(net)
+def test_training_after_the_fit_does_not_disturb_gradients(net, uq):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         uq(net.test[0])
@@ -718,19 +710,18 @@ def test_error_bars_are_reproducible():
 
 
 @pytest.mark.parametrize("criterion", ["nll", "evidence"])
-def test_bayesian_noise_is_the_scale_squared_and_the_likeliest(net, criterion):
-    uq = rg.LastLayerRigidity(net.model).fit(net.train)
-    report = uq.calibrate(net.valid, criterion=criterion, noise="bayes")
+def test_bayesian_noise_is_the_scale_squared_and_the_likeliest(net, criterion, fit):
+    report = fit.calibrate(net.valid, criterion=criterion, noise="bayes")
     torch.testing.assert_close(report.noise, report.scale.square())
     x, y = net.valid
-    p = uq.predict(x)
+    p = fit.predict(x)
     q, r = 1 / p.rigidity.double(), (y - p.mean).double()
     torch.testing.assert_close(
         report.scale.square(), (r.square() / (1 + q)).mean(0), rtol=1e-4, atol=0
     )
     torch.testing.assert_close(p.noise, report.noise.float().expand_as(p.noise))
     if criterion == "nll":  # a floor of its own can only do better on the same rows
-        assert uq.calibrate(net.valid, noise="constant").nll <= report.nll + 1e-3
+        assert fit.calibrate(net.valid, noise="constant").nll <= report.nll + 1e-3
 
 
 def test_structures_alike_in_their_features_but_not_in_their_energies_are_no_copies(recwarn):

@@ -29,10 +29,19 @@ def path(tmp_path):
 
 
 @pytest.fixture
-def saved(net, path):
-    uq = fitted(net)
+def uq(net):
+    return fitted(net)
+
+
+@pytest.fixture
+def saved(uq, path):
     uq.save(path)
     return uq, path
+
+
+@pytest.fixture
+def written(saved):
+    return saved[1]
 
 
 load = rg.LastLayerRigidity.load
@@ -86,9 +95,8 @@ def test_a_file_loads_into_the_model_in_another_dtype(net, saved):
     torch.testing.assert_close(again(net.test[0].double())[1], before.double(), rtol=1e-3, atol=0)
 
 
-def test_the_header_is_readable_json_with_versions_and_fingerprint(saved):
-    _, path = saved
-    raw = path.read_bytes()
+def test_the_header_is_readable_json_with_versions_and_fingerprint(written):
+    raw = written.read_bytes()
     (size,) = struct.unpack("<Q", raw[:8])
     header = json.loads(json.loads(raw[8 : 8 + size])["__metadata__"]["rigidities"])
     assert header["format"] == storage.FORMAT
@@ -140,19 +148,17 @@ SPOILT = {
 
 
 @pytest.mark.parametrize(("spoil", "match"), SPOILT.values(), ids=SPOILT)
-def test_a_file_that_says_or_holds_something_else_is_refused(net, saved, spoil, match):
-    _, path = saved
-    tensors, header = storage.read(path)
+def test_a_file_that_says_or_holds_something_else_is_refused(net, written, spoil, match):
+    tensors, header = storage.read(written)
     spoil(tensors, header)
-    save_file(tensors, path, metadata={"rigidities": json.dumps(header)})
-    refused(match, load, path, net.model)
+    save_file(tensors, written, metadata={"rigidities": json.dumps(header)})
+    refused(match, load, written, net.model)
 
 
 @pytest.mark.parametrize("keep", [0, 5, 100, -1])
-def test_a_truncated_file_is_refused(net, saved, keep):
-    _, path = saved
-    path.write_bytes(path.read_bytes()[:keep])
-    refused("truncated, damaged or not a safetensors file", load, path, net.model)
+def test_a_truncated_file_is_refused(net, written, keep):
+    written.write_bytes(written.read_bytes()[:keep])
+    refused("truncated, damaged or not a safetensors file", load, written, net.model)
 
 
 def test_a_pickle_is_refused_and_not_run(net, tmp_path):
@@ -173,11 +179,10 @@ def test_a_missing_a_foreign_and_a_damaged_file_are_named(net, path):
     refused(r"header of .* is damaged", load, path, net.model)
 
 
-def test_other_weights_and_another_model_are_refused(saved):
-    _, path = saved
+def test_other_weights_and_another_model_are_refused(written):
     other = trained(seed=5, steps=1).model
-    refused("weights differ from those the file was fitted with", load, path, other)
-    refused("readout named '4', which this Linear does not have", load, path, nn.Linear(4, 1))
+    refused("weights differ from those the file was fitted with", load, written, other)
+    refused("readout named '4', which this Linear does not have", load, written, nn.Linear(4, 1))
 
 
 # --- atomic writing -----------------------------------------------------------------------------
@@ -196,26 +201,23 @@ def test_a_failed_write_leaves_the_old_file(net, saved, monkeypatch):
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
-def test_a_file_has_the_usual_permissions(saved):
-    _, path = saved
-    other = path.with_name("plain")
+def test_a_file_has_the_usual_permissions(written):
+    other = written.with_name("plain")
     other.touch()
-    assert path.stat().st_mode == other.stat().st_mode
+    assert written.stat().st_mode == other.stat().st_mode
 
 
 # --- state dicts --------------------------------------------------------------------------------
 
 
-def test_a_state_dict_loads_into_an_unfitted_module(net, tmp_path):
-    uq = fitted(net)
+def test_a_state_dict_loads_into_an_unfitted_module(net, tmp_path, uq):
     torch.save(uq.state_dict(), tmp_path / "state.pt")
     fresh = rg.LastLayerRigidity(trained(seed=5, steps=1).model)
     fresh.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     assert torch.equal(fresh(net.test[0])[1], uq(net.test[0])[1])
 
 
-def test_a_state_dict_can_be_taken_while_the_model_trains_on(net):
-    uq = fitted(net)
+def test_a_state_dict_can_be_taken_while_the_model_trains_on(net, uq):
     with torch.no_grad():
         net.model[0].weight.add_(0.1)
     fresh = rg.LastLayerRigidity(trained(seed=5, steps=1).model)
@@ -224,8 +226,7 @@ def test_a_state_dict_can_be_taken_while_the_model_trains_on(net):
     refused("weights have changed", uq.save, "never.safetensors")
 
 
-def test_an_unfitted_state_dict_loads_too(net):
-    uq = fitted(net)
+def test_an_unfitted_state_dict_loads_too(net, uq):
     uq.load_state_dict(rg.LastLayerRigidity(net.model).state_dict())
     refused("no fit yet", uq, net.test[0])
 

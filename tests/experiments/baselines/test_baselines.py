@@ -1,6 +1,7 @@
 """MC dropout, deep ensembles and Laplace against slow formulas, and the quoted table."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -9,12 +10,12 @@ from experiments.training.stack import Stack
 from torch import Tensor, nn
 
 from experiments.baselines import deep_ensemble, laplace, mc_dropout, published
+from tests.support.tensors import normal
 
 NETS, ROWS, INPUTS = 3, 11, 4
 
 
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+drawn = partial(normal, dtype=torch.float32)
 
 
 def curved(nets: int, rows: int, seed: int) -> tuple[Tensor, Tensor]:
