@@ -168,9 +168,7 @@ def test_parity_plots_have_equal_limits_that_hold_all_points(name: str, unit: fl
 
 @pytest.mark.parametrize("spread", [0.0, 0.02, 0.5, 5.0])
 @pytest.mark.parametrize("name", ["errors", "binned"])
-def test_log_axes_carry_between_two_and_ten_labels_that_do_not_overlap(
-    name: str, spread: float
-) -> None:
+def test_log_axes_carry_between_two_and_ten_labels_that_do_not_overlap(name, spread) -> None:
     mean, std, target = rows(2000)
     wide = 3e-4 * std**spread
     ax = getattr(plots, name)(mean, wide, mean + wide * (target - mean) / std)

@@ -28,6 +28,9 @@ def toy_targets(seed):
     return TOY.cos() ** 2 + 0.01 * noise
 
 
+WAVES = torch.linspace(0, 3, 25, dtype=F64)
+
+
 def cubic(w, x):
     return w[0] + w[1] * x + w[2] * x**2 + w[3] * x**3
 
@@ -127,20 +130,18 @@ def test_two_gaussians_have_the_rigidity_of_their_exact_hessian(case, x, rtol):
 
 def test_large_residuals_part_gauss_newton_from_the_definition():
     # A sine fitted to a wave of growing and shrinking amplitude: the residuals are of order one.
-    X = torch.linspace(0, 3, 25, dtype=F64)
-    y = X * (3 - X) * torch.cos(2 * X)
+    y = WAVES * (3 - WAVES) * torch.cos(2 * WAVES)
     with pytest.warns(UserWarning, match="not a minimum"):
-        result = constrained_rigidity(wave, vector(1.0, 2.0), X, y, [4.0])
-    exact, newton = dense_rigidities(wave, result.parameters, X, y, 4.0)
+        result = constrained_rigidity(wave, vector(1.0, 2.0), WAVES, y, [4.0])
+    exact, newton = dense_rigidities(wave, result.parameters, WAVES, y, 4.0)
     assert result.rigidity == pytest.approx(exact, rel=1e-4)
     assert newton / exact == pytest.approx(1.2649, abs=1e-3)
 
 
 def test_small_residuals_bring_gauss_newton_back():
-    X = torch.linspace(0, 3, 25, dtype=F64)
-    y = wave(vector(1.0, 2.0), X) + 1e-4 * torch.sin(37 * X)
-    result = constrained_rigidity(wave, vector(1.0, 2.0), X, y, [4.0])
-    exact, newton = dense_rigidities(wave, result.parameters, X, y, 4.0)
+    y = wave(vector(1.0, 2.0), WAVES) + 1e-4 * torch.sin(37 * WAVES)
+    result = constrained_rigidity(wave, vector(1.0, 2.0), WAVES, y, [4.0])
+    exact, newton = dense_rigidities(wave, result.parameters, WAVES, y, 4.0)
     assert result.rigidity == pytest.approx(exact, rel=1e-6)
     assert newton == pytest.approx(exact, rel=1e-3)
 
@@ -362,16 +363,15 @@ def test_multipliers_are_the_slope_of_the_constrained_loss():
 
 
 def test_no_constrained_loss_is_below_a_brute_force_search():
-    X = torch.linspace(0, 3, 25, dtype=F64)
-    y = wave(vector(1.0, 2.0), X) + 0.3 * torch.sin(5 * X)
+    y = wave(vector(1.0, 2.0), WAVES) + 0.3 * torch.sin(5 * WAVES)
     with pytest.warns(UserWarning, match="not a minimum"):
-        profile = constrained_profile(wave, vector(1.0, 2.0), X, y, [0.5], [0.5, 1.2])
+        profile = constrained_profile(wave, vector(1.0, 2.0), WAVES, y, [0.5], [0.5, 1.2])
     frequencies = torch.linspace(1, 3, 20001, dtype=F64)
     for value, found in zip((0.5, 1.2), profile.losses, strict=True):
         amplitudes = value / torch.sin(0.5 * frequencies)  # all that meet the constraint
-        losses = 0.5 * (amplitudes[:, None] * torch.sin(frequencies[:, None] * X) - y).square().sum(
-            1
-        )
+        losses = 0.5 * (
+            amplitudes[:, None] * torch.sin(frequencies[:, None] * WAVES) - y
+        ).square().sum(1)
         assert float(found) == pytest.approx(float(losses.min()), rel=1e-6)
 
 
@@ -396,9 +396,8 @@ def test_unattainable_values_are_refused():
 def test_a_far_value_is_met_in_few_steps():
     # The Lagrangian's curvature makes Newton's steps converge quadratically: without the
     # prediction's own Hessian this takes many more.
-    X = torch.linspace(0, 3, 25, dtype=F64)
-    y = wave(vector(1.0, 2.0), X) + 1e-3 * torch.sin(5 * X)
-    problem = ConstrainedProblem.of(wave, vector(1.0, 2.0), X, y, [0.5])
+    y = wave(vector(1.0, 2.0), WAVES) + 1e-3 * torch.sin(5 * WAVES)
+    problem = ConstrainedProblem.of(wave, vector(1.0, 2.0), WAVES, y, [0.5])
     optimum = minimised(problem, 1e-10, 50)
     far = constrained(problem, optimum, 1.2, 1e-10, 5, 0)
     assert far.residual < 1e-10
@@ -407,6 +406,8 @@ def test_a_far_value_is_met_in_few_steps():
 
 
 # --- bad input ---
+
+GIVEN = {"f": cubic, "params": vector(1, 0, -1, 0), "X": TOY, "y": toy_targets(0), "x": [0.3]}
 
 
 def test_a_point_that_is_no_minimum_is_named_with_its_gradient():
@@ -472,8 +473,7 @@ def test_a_saddle_is_left_for_a_minimum_on_either_side():
     ],
 )
 def test_bad_input_is_refused_with_the_cause(change, message):
-    given = {"f": cubic, "params": vector(1, 0, -1, 0), "X": TOY, "y": toy_targets(0), "x": [0.3]}
-    refused(message, constrained_rigidity, **given | change)
+    refused(message, constrained_rigidity, **GIVEN | change)
 
 
 @pytest.mark.parametrize(
@@ -487,9 +487,8 @@ def test_bad_input_is_refused_with_the_cause(change, message):
     ],
 )
 def test_a_profile_refuses_values_that_no_prediction_can_take(change, message):
-    given = {"f": cubic, "params": vector(1, 0, -1, 0), "X": TOY, "y": toy_targets(0), "x": [0.3]}
-    refused(message, constrained_profile, **{**given, "epsilons": [0.9]} | change)
-    problem = ConstrainedProblem.of(**given)
+    refused(message, constrained_profile, **{**GIVEN, "epsilons": [0.9]} | change)
+    problem = ConstrainedProblem.of(**GIVEN)
     with pytest.raises(ValueError, match="finite value, got nan"):
         constrained(problem, minimised(problem, 1e-8, 50), math.nan, 1e-8, 5)
 

@@ -142,8 +142,8 @@ def data(rows=15, targets=1, seed=0):
 def fit(given, targets=1, **options):
     uq = rg.LastLayerRigidity(net(targets))
     batches = [d.batch for d in given] if isinstance(given, list) else [given.batch]
-    options = {"gradients": "input", "gradient_target": "slope", **options}
-    return uq.fit(batches, gradient_weight=BETA, **options)
+    own = {"gradients": "input", "gradient_target": "slope", "gradient_weight": BETA}
+    return uq.fit(batches, **own | options)
 
 
 def statistic(given, weight=BETA, targets=1, value_weight=1.0):
@@ -348,10 +348,7 @@ def test_a_repeated_derivative_weighs_as_often_as_it_is_given():
 def test_each_row_may_have_a_weight_of_its_own():
     given = data()
     weights = torch.arange(15.0, dtype=F64)  # zero for the first
-    batch = {**given.batch, "slope": given.slope}
-    uq = rg.LastLayerRigidity(net()).fit(
-        [batch], gradients="input", gradient_weight=lambda b: weights, gradient_target="slope"
-    )
+    uq = fit(given, gradient_weight=lambda b: weights)
     expected = statistic(given, weights)[0]
     close(uq.gram.matrix, expected.matrix)
     close(uq.gram.cross[:, 0], expected.cross)
@@ -535,13 +532,16 @@ def test_the_scale_of_derivatives_comes_from_their_residuals_at_the_chosen_ridge
     close(found, unit.gradient(valid.x[:4]).variance * (ratio[:, None] if targets > 1 else ratio))
 
 
-def test_the_scale_of_derivatives_may_be_calibrated_without_a_fit_to_them():
+def test_the_scale_of_derivatives_may_be_calibrated_without_a_fit_to_them_and_dropped():
     given, valid = data(40), data(40, seed=7)
     uq = rg.LastLayerRigidity(net()).fit((given.x, given.y))
     uq.calibrate((valid.x, valid.y), gradients=0, gradient_target=lambda b: valid.slope)
     close(uq.gradient_scale, expected_scale(uq, uq.gram.matrix, valid))
     uq.calibrate((valid.x, valid.y), gradient_target=lambda b: valid.slope)  # one input alone
     close(uq.gradient_scale, expected_scale(uq, uq.gram.matrix, valid))
+    assert not torch.equal(uq.gradient_scale, uq.scale)
+    uq.calibrate((valid.x, valid.y))
+    assert torch.equal(uq.gradient_scale, uq.scale)
 
 
 def test_without_targets_derivatives_have_the_scale_of_the_values():
@@ -551,15 +551,6 @@ def test_without_targets_derivatives_have_the_scale_of_the_values():
     assert report.gradient_scale is None
     assert torch.equal(uq.gradient_scale, uq.scale)
     assert "derivatives" not in str(report)
-
-
-def test_a_calibration_without_targets_drops_the_derivatives_own_scale():
-    given, valid = data(40), data(40, seed=7)
-    uq = rg.LastLayerRigidity(net()).fit((given.x, given.y))
-    uq.calibrate((valid.x, valid.y), gradients=0, gradient_target=lambda b: valid.slope)
-    assert not torch.equal(uq.gradient_scale, uq.scale)
-    uq.calibrate((valid.x, valid.y))
-    assert torch.equal(uq.gradient_scale, uq.scale)
 
 
 def test_derivatives_that_no_weight_moves_are_left_out_of_the_scale_with_a_warning():

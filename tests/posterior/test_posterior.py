@@ -12,6 +12,7 @@ from tests.support.refusals import refused
 from tests.support.tensors import normal
 
 F64 = torch.float64
+TRAIN, TEST = normal(40, 5), normal(8, 5, seed=1)
 
 
 def gram_of(features, weights=None, **kwargs):
@@ -63,19 +64,17 @@ def test_woodburys_two_forms_agree():
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 30), st.floats(1e-6, 1e3))
 def test_adding_data_never_lowers_a_rigidity(rows, ridge):
-    train, test = normal(40, 5), normal(8, 5, seed=1)
-    few = Posterior.from_gram(gram_of(train[:rows]), ridge=ridge).rigidity(test)
-    more = Posterior.from_gram(gram_of(train), ridge=ridge).rigidity(test)
+    few = Posterior.from_gram(gram_of(TRAIN[:rows]), ridge=ridge).rigidity(TEST)
+    more = Posterior.from_gram(gram_of(TRAIN), ridge=ridge).rigidity(TEST)
     assert bool((more >= few * (1 - 1e-9)).all())
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.floats(1e-3, 1e3))
 def test_scaling_features_and_root_ridge_together_changes_nothing(factor):
-    train, test = normal(40, 5), normal(8, 5, seed=1)
-    plain = Posterior.from_gram(gram_of(train), ridge=0.1).variance(test)
-    scaled = Posterior.from_gram(gram_of(factor * train), ridge=0.1 * factor**2)
-    torch.testing.assert_close(scaled.variance(factor * test), plain, rtol=1e-8, atol=0)
+    plain = Posterior.from_gram(gram_of(TRAIN), ridge=0.1).variance(TEST)
+    scaled = Posterior.from_gram(gram_of(factor * TRAIN), ridge=0.1 * factor**2)
+    torch.testing.assert_close(scaled.variance(factor * TEST), plain, rtol=1e-8, atol=0)
 
 
 def test_permuting_features_changes_nothing():
@@ -86,20 +85,18 @@ def test_permuting_features_changes_nothing():
 
 
 def test_another_ridge_needs_no_factorisation(monkeypatch):
-    train, test = normal(40, 5), normal(8, 5, seed=1)
-    posterior = Posterior.from_gram(gram_of(train), ridge=0.1)
+    posterior = Posterior.from_gram(gram_of(TRAIN), ridge=0.1)
     monkeypatch.setattr(torch.linalg, "eigh", None)
     again = posterior.with_ridge(2.0)
-    expected = torch.as_tensor(oracle.quadratic(train, test, 2.0))
-    torch.testing.assert_close(again.variance(test), expected)
+    expected = torch.as_tensor(oracle.quadratic(TRAIN, TEST, 2.0))
+    torch.testing.assert_close(again.variance(TEST), expected)
 
 
 def test_targets_share_the_eigenbasis_each_with_its_scale():
-    train, test = normal(40, 5), normal(8, 5, seed=1)
-    posterior = Posterior.from_gram(gram_of(train), ridge=0.1)
+    posterior = Posterior.from_gram(gram_of(TRAIN), ridge=0.1)
     several = posterior.with_scale(torch.tensor([1.0, 2.0, 3.0]))
-    q = posterior.variance(test)
-    torch.testing.assert_close(several.variance(test), q[:, None] * torch.tensor([1.0, 4, 9]))
+    q = posterior.variance(TEST)
+    torch.testing.assert_close(several.variance(TEST), q[:, None] * torch.tensor([1.0, 4, 9]))
     assert several.eigenvectors is posterior.eigenvectors
 
 

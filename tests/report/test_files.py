@@ -276,9 +276,7 @@ def test_a_saved_fit_and_its_model_give_a_page(data: str, fit: Any, folder: Path
         ("my_module:build", "my_module.py", "Expected data in an .npz or .csv file"),
     ],
 )
-def test_a_fit_that_cannot_be_used_is_explained(
-    model: str, data: str, words: str, folder: Path, capsys: Any
-) -> None:
+def test_a_fit_that_cannot_be_used_is_explained(model, data, words, folder, capsys) -> None:
     assert run("uq.safetensors", "--model", model, "--data", data, "--out", "new.html") == 1
     assert words in said(capsys)
     assert not Path("new.html").exists()

@@ -172,9 +172,7 @@ def uq(net: Trained) -> rg.LastLayerRigidity:
     return fitted
 
 
-def test_a_fitted_model_and_labelled_data_give_a_report(
-    net: Trained, uq: rg.LastLayerRigidity, tmp_path: Path
-) -> None:
+def test_a_fitted_model_and_labelled_data_give_a_report(net, uq, tmp_path) -> None:
     x, y = net.test
     found = Page(report.write(tmp_path / "r.html", uq, (x, y)).read_text(encoding="utf-8"))
     mean, std = (part.detach() for part in uq(x))
@@ -184,9 +182,7 @@ def test_a_fitted_model_and_labelled_data_give_a_report(
     assert [path.name for path in tmp_path.iterdir()] == ["r.html"]
 
 
-def test_a_shuffled_loader_keeps_rows_and_targets_together(
-    net: Trained, uq: rg.LastLayerRigidity
-) -> None:
+def test_a_shuffled_loader_keeps_rows_and_targets_together(net, uq) -> None:
     x, y = net.test
     loader = DataLoader(TensorDataset(x, y), batch_size=32, shuffle=True)
     mean, std, target, inputs = labelled(uq, loader)
@@ -216,18 +212,14 @@ def test_targets_come_from_the_wrappers_own_function(net: Trained, tmp_path: Pat
     assert "Calibration" in Page(path.read_text(encoding="utf-8")).text
 
 
-def test_an_iterator_of_batches_and_flat_targets_will_do(
-    net: Trained, uq: rg.LastLayerRigidity
-) -> None:
+def test_an_iterator_of_batches_and_flat_targets_will_do(net, uq) -> None:
     x, y = net.test
     mean, _, target, _ = labelled(uq, iter([(x[:50], y[:50, 0]), (x[50:], y[50:, 0])]))
     assert mean.shape == target.shape == y.shape
     assert torch.equal(target, y)
 
 
-def test_test_rows_unlike_the_reference_are_reported(
-    net: Trained, uq: rg.LastLayerRigidity, tmp_path: Path
-) -> None:
+def test_test_rows_unlike_the_reference_are_reported(net, uq, tmp_path) -> None:
     far = (10 * net.test[0], net.test[1])
     text = Page(report.write(tmp_path / "r.html", uq, far, reference=net.valid).read_text()).text
     assert "unlike those that the bars were calibrated on" in text

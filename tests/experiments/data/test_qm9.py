@@ -253,9 +253,7 @@ DAMAGES: dict[str, tuple[Callable[[list[str]], list[str]], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_tables_are_refused_with_file_and_remedy(
-    tables: Path, nowhere: Path, damage: str
-) -> None:
+def test_damaged_tables_are_refused_with_file_and_remedy(tables, nowhere, damage) -> None:
     change, said = DAMAGES[damage]
     path = tables / qm9.PARTS[2]
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)

@@ -230,9 +230,10 @@ def test_the_histogram_is_cut_to_the_bins_that_hold_rows() -> None:
     assert pages._occupied([0, 2, 0, 1, 0], [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]) == (1.0, 4.0)
 
 
-def test_the_command_runs_it(tmp_path: Path) -> None:
-    assert command.main(["california", "--quick", "--out", str(tmp_path / "out")]) == 0
-    assert (tmp_path / "out/california.json").exists()
+@pytest.mark.parametrize("name", ["california", "width", "regularizer"])
+def test_the_command_runs_what_learns_from_these_rows(name: str, tmp_path: Path) -> None:
+    assert command.main([name, "--quick", "--out", str(tmp_path / "out")]) == 0
+    assert (tmp_path / f"out/{name}.json").exists()
 
 
 WHERE = {

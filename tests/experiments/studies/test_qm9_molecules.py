@@ -226,9 +226,7 @@ def test_the_smallest_median_and_largest_bars_are_shown() -> None:
     assert std[found["largest"]].tolist() == [100, 99]
 
 
-def test_bars_of_atoms_equal_the_dense_quadratic_form_in_the_order_of_the_atoms(
-    fitted: Fitted,
-) -> None:
+def test_bars_of_atoms_equal_the_dense_quadratic_form_in_the_order_of_the_atoms(fitted) -> None:
     uq, net = fitted.uq, fitted.uq.model
     place = int(fitted.test.counts.argmax())
     own = fitted.test.picked(torch.tensor([place]))
@@ -392,9 +390,7 @@ def test_bars_of_forces_equal_brute_force(case: forces.Case) -> None:
     assert forces.difference(1.01 * case.dense(), case.exact()) > 1e-3
 
 
-def test_members_one_by_one_at_once_and_by_their_energies_agree(
-    fitted: Fitted, case: forces.Case
-) -> None:
+def test_members_one_by_one_at_once_and_by_their_energies_agree(fitted, case) -> None:
     torch.testing.assert_close(case.loop(8), case.batched(8), rtol=1e-9, atol=1e-12)
     _, features = case.graph()
     draw = torch.Generator().manual_seed(0)
@@ -405,9 +401,7 @@ def test_members_one_by_one_at_once_and_by_their_energies_agree(
     torch.testing.assert_close(ensemble(case.batch)[:, 0], members, rtol=1e-9, atol=1e-9)
 
 
-def test_ensembles_miss_the_exact_bars_by_their_sampling_error(
-    fitted: Fitted, case: forces.Case
-) -> None:
+def test_ensembles_miss_the_exact_bars_by_their_sampling_error(fitted, case) -> None:
     for row in forces.compared([case], [case.exact()]):
         assert row["expected"] == pytest.approx((2 * row["members"]) ** -0.5)
         assert 0.3 * row["expected"] < row["error"] < 2.5 * row["expected"]

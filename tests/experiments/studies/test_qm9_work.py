@@ -393,9 +393,7 @@ def test_a_calibration_is_that_of_the_library_and_leaves_the_fit_alone(
     assert chosen["scale"] == pytest.approx(float(report.scale), rel=1e-6)
 
 
-def test_bars_do_not_depend_on_files_and_batches(
-    data: Samples, trained: Fitted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bars_do_not_depend_on_files_and_batches(data, trained, tmp_path, monkeypatch) -> None:
     known, held = data.environments(data.train), data.environments(data.valid)
     uq = rg.LastLayerRigidity(trained.net)
     uq.fit(known.batches(512), sample_weight=loss_weight, progress=False)

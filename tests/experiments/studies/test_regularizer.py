@@ -3,7 +3,6 @@
 import json
 import math
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from experiments.studies.regularizer import page as pages
 from experiments.studies.regularizer import run as experiment
 from experiments.studies.regularizer import signs, work
 
-from experiments import __main__ as command
 from experiments.frame import report, wording
 from experiments.judging import error_bars
 from experiments.judging import scores as spread
@@ -327,8 +325,3 @@ def test_the_page_gives_every_training_and_what_the_control_says(outcome: Outcom
 def _middle(one: dict[str, Any]) -> str:
     """The median as the table has it."""
     return re.escape(f"{one['nll']['log_relative_ridge'][0]:.2f}")
-
-
-def test_the_command_runs_it(tmp_path: Path) -> None:
-    assert command.main(["regularizer", "--quick", "--out", str(tmp_path / "out")]) == 0
-    assert (tmp_path / "out/regularizer.json").exists()
