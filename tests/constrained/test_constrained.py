@@ -369,9 +369,8 @@ def test_no_constrained_loss_is_below_a_brute_force_search():
     frequencies = torch.linspace(1, 3, 20001, dtype=F64)
     for value, found in zip((0.5, 1.2), profile.losses, strict=True):
         amplitudes = value / torch.sin(0.5 * frequencies)  # all that meet the constraint
-        losses = 0.5 * (
-            amplitudes[:, None] * torch.sin(frequencies[:, None] * WAVES) - y
-        ).square().sum(1)
+        misfits = amplitudes[:, None] * torch.sin(frequencies[:, None] * WAVES) - y
+        losses = 0.5 * misfits.square().sum(1)
         assert float(found) == pytest.approx(float(losses.min()), rel=1e-6)
 
 

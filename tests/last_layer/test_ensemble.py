@@ -24,6 +24,7 @@ from rigidities.posterior.joint import JointPosterior
 from tests.support import oracle, zoo
 from tests.support.nets import fitted, trained
 from tests.support.refusals import refused
+from tests.support.zoo_fits import fitted_to
 
 F64 = torch.float64
 ACCEPTED = [id for id in zoo.IDS if zoo.OUTCOMES[id] != "refused"]
@@ -48,11 +49,8 @@ def ensemble(uq, n=None, **options):
 
 
 def fitted_case(case):
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The output is not linear")
-        uq = rg.LastLayerRigidity(case.model, **case.options)
-        uq.fit([zoo.build(case.id, draw).data for draw in range(2)])
-        uq._fit.posterior = uq.posterior.with_ridge(0.1 * float(uq.gram.diagonal.mean()))
+    uq = fitted_to(case, [zoo.build(case.id, draw).data for draw in range(2)])
+    uq._fit.posterior = uq.posterior.with_ridge(0.1 * float(uq.gram.diagonal.mean()))
     return uq
 
 

@@ -22,6 +22,7 @@ from tests.support.derivative_oracle import wrt
 from tests.support.nets import without_forward_mode
 from tests.support.refusals import refused
 from tests.support.tensors import alike, close
+from tests.support.zoo_fits import fitted_to
 
 F64 = torch.float64
 RIDGE = 0.1
@@ -31,13 +32,8 @@ TRAIN, VALID, TEST = (0, 1), 2, 3  # draws of the zoo
 @functools.cache
 def fitted(id):
     """Fitted to two batches of the zoo and calibrated on a third at a given ridge."""
-    case = zoo.build(id)
-    with warnings.catch_warnings():
-        if case.outcome == "local":
-            warnings.filterwarnings("ignore", message=".*not linear")
-        uq = rg.LastLayerRigidity(case.model, **case.options)
-        uq.fit([zoo.build(id, draw).data for draw in TRAIN])
-        uq.calibrate([zoo.build(id, VALID).data], ridge=RIDGE)
+    uq = fitted_to(zoo.build(id), [zoo.build(id, draw).data for draw in TRAIN])
+    uq.calibrate([zoo.build(id, VALID).data], ridge=RIDGE)
     return uq
 
 
@@ -700,9 +696,11 @@ def test_keyword_batches_are_differentiated_by_a_key():
         close(found.variance, variance)
 
 
-def test_the_only_floating_point_input_needs_no_name():
+def test_the_only_floating_point_input_needs_no_name_and_an_integer_one_is_refused():
     uq, case = fitted("two_inputs"), zoo.build("two_inputs", TEST)
     close(uq.gradient([case.data]).std, uq.gradient([case.data], 0).std)
+    for name in (1, "station"):
+        refused(r"floating-point|no input", uq.gradient, [case.data], name)
 
 
 # --- samples that influence one another ---------------------------------------------------------
@@ -813,12 +811,6 @@ def test_bad_input_is_refused_and_leaves_the_object_as_it_was(case):
 def test_one_of_several_inputs_must_be_named():
     uq, _, new = paired()
     refused(r"Which input.*wrt=.*0, 1", uq.gradient, [(new.pos, new.field)])
-
-
-def test_an_integer_input_is_refused_by_name():
-    uq, case = fitted("two_inputs"), zoo.build("two_inputs", TEST)
-    for name in (1, "station"):
-        refused(r"floating-point|no input", uq.gradient, [case.data], name)
 
 
 @pytest.mark.parametrize("id", dense.NOT_DIFFERENTIABLE)

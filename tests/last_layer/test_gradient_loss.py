@@ -2,7 +2,6 @@
 
 import functools
 import math
-import warnings
 from dataclasses import dataclass
 
 import pytest
@@ -19,6 +18,7 @@ from tests.support.derivative_oracle import wrt
 from tests.support.nets import calibrated, without_forward_mode
 from tests.support.refusals import refused
 from tests.support.tensors import close, each_close, normal
+from tests.support.zoo_fits import fitted_to
 
 F64 = torch.float64
 BETA, RIDGE = 0.7, 0.1
@@ -48,11 +48,7 @@ READOUTS = (
 @pytest.mark.parametrize("id", READOUTS)
 def test_each_derivative_adds_its_outer_product_to_the_gram(id):
     case, test = (dense.trimmed(zoo.build(id, draw), 4) for draw in (0, 3))
-    with warnings.catch_warnings():
-        if case.outcome == "local":
-            warnings.filterwarnings("ignore", message=".*not linear")
-        uq = rg.LastLayerRigidity(case.model, **case.options)
-        uq.fit([case.data], gradients=wrt(id), gradient_weight=BETA)
+    uq = fitted_to(case, [case.data], gradients=wrt(id), gradient_weight=BETA)
     uq.calibrate([zoo.build(id, 2).data], ridge=RIDGE)
     values = oracle.rows(oracle.readout_jacobian(case.model, case.call, case.parameters))
     slopes = oracle.rows(dense.of_case(case).features)

@@ -2,7 +2,6 @@
 
 import functools
 import math
-import warnings
 
 import numpy as np
 import pytest
@@ -21,6 +20,7 @@ from rigidities.posterior.joint import JointPosterior
 from tests.support import oracle, zoo
 from tests.support.nets import trained, without_forward_mode
 from tests.support.refusals import refused
+from tests.support.zoo_fits import fitted_to
 
 F64 = torch.float64
 
@@ -132,10 +132,7 @@ def zoo_jacobian(case):
 @functools.cache
 def zoo_parts(id):
     case, valid = zoo.build(id), zoo.build(id, draw=1)
-    uq = rg.LastLayerRigidity(case.model, **case.options)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The output is not linear")
-        uq.fit([case.data])
+    uq = fitted_to(case, [case.data])
     uq.calibrate([valid.data], ridge=0.01 * float(uq.gram.diagonal.mean()))
     source = {"whole": "forward" in case.options, "target": case.options.get("target")}
     return case, Parts(uq, source)

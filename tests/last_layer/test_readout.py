@@ -12,6 +12,7 @@ import rigidities as rg
 from rigidities.last_layer.readout.tap import Tap
 from tests.support import oracle, zoo
 from tests.support.refusals import refused
+from tests.support.zoo_fits import fitted_to
 
 RIDGE = 0.1
 TRAIN, VALID, TEST = (0, 1), 2, 3  # draws
@@ -23,12 +24,8 @@ EXACT = [id for id in ACCEPTED if id not in zoo.PRECISION]
 
 def fitted(case: zoo.Case) -> rg.LastLayerRigidity:
     """Fitted to two batches and calibrated on a third at a given ridge."""
-    with warnings.catch_warnings():
-        if case.outcome == "local":
-            warnings.filterwarnings("ignore", message=".*not linear")
-        uq = rg.LastLayerRigidity(case.model, **case.options)
-        uq.fit([zoo.build(case.id, draw).data for draw in TRAIN])
-        uq.calibrate([zoo.build(case.id, VALID).data], ridge=RIDGE)
+    uq = fitted_to(case, [zoo.build(case.id, draw).data for draw in TRAIN])
+    uq.calibrate([zoo.build(case.id, VALID).data], ridge=RIDGE)
     return uq
 
 
@@ -318,10 +315,10 @@ def test_error_bars_do_not_depend_on_the_callers_grad_mode(id, mode):
     uq = fitted(case)
     with mode():
         assert torch.equal(uq(*test.args)[1], expected)
-    again, batches = rg.LastLayerRigidity(case.model), [zoo.build(id, draw).data for draw in TRAIN]
-    with mode(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*not linear")
-        again.fit(batches).calibrate([valid.data], ridge=RIDGE)
+    batches = [zoo.build(id, draw).data for draw in TRAIN]
+    with mode():
+        again = fitted_to(case, batches)
+        again.calibrate([valid.data], ridge=RIDGE)
         torch.testing.assert_close(again(*test.args)[1], expected)
 
 

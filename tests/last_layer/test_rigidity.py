@@ -572,13 +572,16 @@ def test_calling_before_the_fit_is_refused(net):
         refused(r"no fit yet. Call fit\(train\) first", call)
 
 
+def with_constant_features(level, **options):
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1, **options))
+    nn.init.zeros_(model[0].weight)
+    nn.init.constant_(model[0].bias, level)
+    return model
+
+
 def test_constant_features_give_a_constant_error_bar():
-    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
-    with torch.no_grad():
-        model[0].weight.zero_()
-        model[0].bias.fill_(1.0)
     x, y = torch.randn(60, 3), torch.randn(60, 1)
-    uq = rg.LastLayerRigidity(model).fit((x[:30], y[:30]))
+    uq = rg.LastLayerRigidity(with_constant_features(1.0)).fit((x[:30], y[:30]))
     report = uq.calibrate((x[30:], y[30:]))
     std = uq.predict(x).std
     torch.testing.assert_close(std, std[:1].expand_as(std))
@@ -587,10 +590,7 @@ def test_constant_features_give_a_constant_error_bar():
 
 
 def test_zero_features_are_refused():
-    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1, bias=False))
-    with torch.no_grad():
-        model[0].weight.zero_()
-        model[0].bias.fill_(-1.0)
+    model = with_constant_features(-1.0, bias=False)
     refused("Gram is zero", rg.LastLayerRigidity(model).fit, (torch.randn(5, 3), torch.randn(5, 1)))
 
 

@@ -23,6 +23,7 @@ from tests.support import oracle, zoo
 from tests.support.nets import calibrated
 from tests.support.refusals import refused
 from tests.support.tensors import close, normal
+from tests.support.zoo_fits import fitted_to
 
 F64 = torch.float64
 ROWS = 6
@@ -288,13 +289,7 @@ SOME = (
 @pytest.mark.parametrize("id", SOME)
 def test_any_readout_takes_uncertain_inputs(id):
     case, test = zoo.build(id), dense.trimmed(zoo.build(id, 3), 3)
-    options = dict(case.options)
-    uq = rg.LastLayerRigidity(case.model, **options)
-    if case.outcome == "local":
-        with pytest.warns(UserWarning, match="not linear"):
-            uq.fit([case.data])
-    else:
-        uq.fit([case.data])
+    uq = fitted_to(case, [case.data])
     uq.calibrate([zoo.build(id, 2).data])
     d = test.args[0][0].numel()
     s = covariances(3, d)
@@ -466,10 +461,7 @@ def test_options_of_uncertain_inputs_need_a_covariance(option):
 
 
 def test_the_uncertain_one_of_several_inputs_must_be_named():
-    case, test = (
-        zoo.build("head_called_twice_for_a_difference"),
-        zoo.build("head_called_twice_for_a_difference", 3),
-    )
+    case, test = (zoo.build("head_called_twice_for_a_difference", draw) for draw in (0, 3))
     uq = calibrated(rg.LastLayerRigidity(case.model).fit([case.data]), [test.data])
     refused(r"wrt=.*0, 1", uq.predict, [test.data], input_covariance=0.1)
     refused("no input 'pos'", uq.predict, [test.data], input_covariance=0.1, wrt="pos")

@@ -231,16 +231,16 @@ def test_an_impossible_ridge_is_refused(ridge):
     refused("ridge must be finite and not negative", posterior.with_ridge, ridge)
 
 
-FULL = normal(40, 4)
+FULL = gram_of(normal(40, 4))
 SINGULAR = "Gram is singular: 4 samples for 6 features and ridge=0"
 
 
 @pytest.mark.parametrize(
-    ("rows", "options", "match"),
+    ("gram", "options", "match"),
     [
-        (normal(4, 6), {"ridge": 0.0}, SINGULAR),
-        (torch.zeros(0, 3), {"ridge": 1.0}, "Gram is zero"),
-        (torch.full((3, 2), torch.nan), {"ridge": 1.0}, "NaN or infinity"),
+        (gram_of(normal(4, 6)), {"ridge": 0.0}, SINGULAR),
+        (Gram(3), {"ridge": 1.0}, "Gram is zero"),
+        (gram_of(torch.full((3, 2), torch.nan)), {"ridge": 1.0}, "NaN or infinity"),
         (FULL, {"ridge": -1.0}, "not negative, got -1"),  # and not called singular
         (FULL, {"ridge": 1.0, "penalty": torch.eye(3)}, r"must be \(4, 4\)"),
         (FULL, {"ridge": 1.0, "penalty": torch.ones(4, 4).triu()}, "symmetric"),
@@ -248,8 +248,8 @@ SINGULAR = "Gram is singular: 4 samples for 6 features and ridge=0"
     ],
     ids=["singular", "empty", "NaN", "ridge", "shape", "asymmetric", "negative"],
 )
-def test_a_gram_without_a_posterior_is_refused_by_its_cause(rows, options, match):
-    refused(match, Posterior.from_gram, gram_of(rows), **options)
+def test_a_gram_without_a_posterior_is_refused_by_its_cause(gram, options, match):
+    refused(match, Posterior.from_gram, gram, **options)
 
 
 def test_wrong_truncations_are_refused():

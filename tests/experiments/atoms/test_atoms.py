@@ -206,18 +206,11 @@ def test_a_missing_package_is_said_with_its_extra(mixed, package, monkeypatch) -
 
 def test_the_parameters_are_the_papers() -> None:
     hypers = SOAP.of_featomic()
-    assert hypers["cutoff"] == {
-        "radius": 5.0,
-        "smoothing": {"type": "ShiftedCosine", "width": 1.0},
-    }
-    density = hypers["density"]
-    assert (density["type"], density["width"], density["center_atom_weight"]) == (
-        "Gaussian",
-        0.3,
-        0.0,
-    )
-    scaling = {"type": "Willatt2018", "rate": 1.0, "scale": 2.0, "exponent": 7.0}
-    assert density["scaling"] == scaling
+    smoothing = {"type": "ShiftedCosine", "width": 1.0}
+    assert hypers["cutoff"] == {"radius": 5.0, "smoothing": smoothing}
+    density = {"type": "Gaussian", "width": 0.3, "center_atom_weight": 0.0}
+    density["scaling"] = {"type": "Willatt2018", "rate": 1.0, "scale": 2.0, "exponent": 7.0}
+    assert hypers["density"] == hypers["density"] | density
     assert hypers["basis"]["max_angular"] == 4
     assert hypers["basis"]["radial"] == {"type": "Gto", "max_radial": 5}
 

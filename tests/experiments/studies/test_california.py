@@ -209,7 +209,8 @@ def test_words_follow_the_numbers() -> None:
 
 
 def test_the_page_names_the_longitude_and_shows_all_bars(outcome: Outcome) -> None:
-    page = report.rendered_page("california", outcome, {**WHERE})
+    keys = ("command", "date", "cpu", "cores", "threads", "torch", "python")
+    page = report.rendered_page("california", outcome, dict.fromkeys(keys, "-") | {"minutes": 1.0})
     assert "**longitude**" in page
     assert wording.SHARED_ROWS in page
     assert "has seen any, but for the scale of the inputs" in page
@@ -234,9 +235,3 @@ def test_the_histogram_is_cut_to_the_bins_that_hold_rows() -> None:
 def test_the_command_runs_what_learns_from_these_rows(name: str, tmp_path: Path) -> None:
     assert command.main([name, "--quick", "--out", str(tmp_path / "out")]) == 0
     assert (tmp_path / f"out/{name}.json").exists()
-
-
-WHERE = {
-    **dict.fromkeys(["command", "date", "cpu", "cores", "threads", "torch", "python"], "-"),
-    "minutes": 1.0,
-}
