@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from rigidities import Gram, Posterior, local
 from rigidities.posterior.quadratic import LARGEST_ROUNDING, QuadraticForm, rounding_bound
+from tests.support.refusals import refused
 from tests.support.tensors import normal
 
 F64 = torch.float64
@@ -35,6 +36,10 @@ def posterior_of(features, groups, weights=None, ridge=0.1):
     gram = Gram(features.shape[1])
     gram.update(local.sums(features, groups), weights)
     return Posterior.from_gram(gram, ridge=ridge)
+
+
+FEATURES, GROUPS = problem()
+POSTERIOR = posterior_of(FEATURES, GROUPS)
 
 
 def per_target(posteriors):
@@ -84,12 +89,11 @@ WHOLE = [range(WIDTH)]
 
 @pytest.mark.parametrize("weights", [None, torch.linspace(0, 2, len(SIZES), dtype=F64)])
 def test_local_rigidities_equal_a_loop_over_the_terms(weights):
-    features, groups = problem()
-    inverse = looped_inverse(features, groups, weights, 0.1)
-    expected = looped_rigidity(features.numpy(), inverse, masks_of(WHOLE))[:, 0]
-    posterior = posterior_of(features, groups, weights)
-    torch.testing.assert_close(local.rigidity(posterior, features), expected, **EXACT)
-    torch.testing.assert_close(posterior.rigidity(features), expected, **EXACT)
+    inverse = looped_inverse(FEATURES, GROUPS, weights, 0.1)
+    expected = looped_rigidity(FEATURES.numpy(), inverse, masks_of(WHOLE))[:, 0]
+    posterior = posterior_of(FEATURES, GROUPS, weights)
+    torch.testing.assert_close(local.rigidity(posterior, FEATURES), expected, **EXACT)
+    torch.testing.assert_close(posterior.rigidity(FEATURES), expected, **EXACT)
 
 
 COMPONENTS = {
@@ -105,32 +109,28 @@ COMPONENTS = {
 @pytest.mark.parametrize("name", COMPONENTS)
 def test_component_rigidities_equal_a_loop_over_terms_and_masks(name):
     components, columns = COMPONENTS[name]
-    features, groups = problem()
-    posterior = posterior_of(features, groups)
-    inverse = looped_inverse(features, groups, None, 0.1)
-    expected = looped_rigidity(features.numpy(), inverse, masks_of(columns))
-    found = local.component_rigidity(posterior, features, components)
+    inverse = looped_inverse(FEATURES, GROUPS, None, 0.1)
+    expected = looped_rigidity(FEATURES.numpy(), inverse, masks_of(columns))
+    found = local.component_rigidity(POSTERIOR, FEATURES, components)
     torch.testing.assert_close(found, expected, **EXACT)
-    total = looped_sums(features, groups, len(SIZES))
+    total = looped_sums(FEATURES, GROUPS, len(SIZES))
     expected = looped_rigidity(total, inverse, masks_of(columns))
-    found = local.component_rigidity(posterior, features, components, groups)
+    found = local.component_rigidity(POSTERIOR, FEATURES, components, GROUPS)
     torch.testing.assert_close(found, expected, **EXACT)
 
 
 def test_shares_equal_the_row_sums_of_the_local_covariance():
-    features, groups = problem()
-    posterior = posterior_of(features, groups)
-    inverse = looped_inverse(features, groups, None, 0.1)
-    dense = features.numpy() @ inverse @ features.numpy().T
-    same = groups[:, None] == groups
+    inverse = looped_inverse(FEATURES, GROUPS, None, 0.1)
+    dense = FEATURES.numpy() @ inverse @ FEATURES.numpy().T
+    same = GROUPS[:, None] == GROUPS
     expected = (torch.from_numpy(dense) * same).sum(1)
-    found = local.shares(posterior, features, groups)
+    found = local.shares(POSTERIOR, FEATURES, GROUPS)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
     sizes = [1, 3, 2]
-    by_component = local.shares(posterior, features, groups, sizes)
-    total = looped_sums(features, groups, len(SIZES))[groups.numpy()]
+    by_component = local.shares(POSTERIOR, FEATURES, GROUPS, sizes)
+    total = looped_sums(FEATURES, GROUPS, len(SIZES))[GROUPS.numpy()]
     for c, mask in enumerate(masks_of([[0], [1, 2, 3], [4, 5]])):
-        expected = ((features.numpy() * mask) @ inverse * total).sum(1)
+        expected = ((FEATURES.numpy() * mask) @ inverse * total).sum(1)
         torch.testing.assert_close(
             by_component[:, c], torch.from_numpy(expected), rtol=1e-9, atol=1e-12
         )
@@ -296,16 +296,14 @@ def test_terms_that_only_occur_together_are_held_less_firmly_than_their_sum():
 
 
 def test_more_data_never_lower_a_local_rigidity():
-    features, groups = problem()
-    some = groups < 6
-    few = local.rigidity(posterior_of(features[some], groups[some]), features)
-    more = local.rigidity(posterior_of(features, groups), features)
+    some = GROUPS < 6
+    few = local.rigidity(posterior_of(FEATURES[some], GROUPS[some]), FEATURES)
+    more = local.rigidity(posterior_of(FEATURES, GROUPS), FEATURES)
     assert bool((more >= few * (1 - 1e-9)).all())
 
 
 def test_the_marginal_posterior_is_the_block_of_the_covariance():
-    features, groups = problem()
-    posterior = posterior_of(features, groups).with_scale(2.0)
+    posterior = posterior_of(FEATURES, GROUPS).with_scale(2.0)
     columns = torch.tensor([4, 1, 2])
     part = local.marginal(posterior, columns)
     block = posterior.covariance(torch.eye(WIDTH, dtype=F64))[columns][:, columns]
@@ -317,15 +315,13 @@ def test_the_marginal_posterior_is_the_block_of_the_covariance():
 
 
 def test_chunks_change_nothing(monkeypatch):
-    features, groups = problem()
-    posterior = posterior_of(features, groups)
 
     def everything():
         return (
-            local.sums(features, groups),
-            local.rigidity(posterior, features),
-            local.component_rigidity(posterior, features, [2, 4]),
-            local.shares(posterior, features, groups, [2, 4]),
+            local.sums(FEATURES, GROUPS),
+            local.rigidity(POSTERIOR, FEATURES),
+            local.component_rigidity(POSTERIOR, FEATURES, [2, 4]),
+            local.shares(POSTERIOR, FEATURES, GROUPS, [2, 4]),
         )
 
     whole = everything()
@@ -334,12 +330,11 @@ def test_chunks_change_nothing(monkeypatch):
 
 
 def test_float32_features_are_summed_and_multiplied_in_float64():
-    features, groups = problem()
-    single = features.float()
-    posterior = posterior_of(single, groups)
+    single = FEATURES.float()
+    posterior = posterior_of(single, GROUPS)
     found = local.rigidity(posterior, single)
-    assert found.dtype == local.sums(single, groups).dtype == F64
-    assert torch.equal(local.sums(single, groups), local.sums(single.double(), groups))
+    assert found.dtype == local.sums(single, GROUPS).dtype == F64
+    assert torch.equal(local.sums(single, GROUPS), local.sums(single.double(), GROUPS))
     torch.testing.assert_close(found, local.rigidity(posterior, single.double()), **EXACT)
 
 
@@ -367,42 +362,38 @@ def test_a_float32_product_that_would_round_too_much_is_done_in_float64():
 
 
 def test_arrays_and_lists_are_taken_too():
-    features, groups = problem()
-    posterior = posterior_of(features, groups)
-    expected = local.shares(posterior, features, groups)
-    found = local.shares(posterior, features.numpy(), groups.tolist())
+    expected = local.shares(POSTERIOR, FEATURES, GROUPS)
+    found = local.shares(POSTERIOR, FEATURES.numpy(), GROUPS.tolist())
     assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("form", ["complement", "inverse"])
 @pytest.mark.parametrize("rank", [1, 2, 4, 6])
 def test_truncated_posteriors_are_taken_as_they_are(form, rank):
-    features, groups = problem()
-    posterior = posterior_of(features, groups, ridge=10.0).truncate(rank, form=form)
+    posterior = posterior_of(FEATURES, GROUPS, ridge=10.0).truncate(rank, form=form)
     torch.testing.assert_close(
-        local.rigidity(posterior, features), posterior.rigidity(features), **EXACT
+        local.rigidity(posterior, FEATURES), posterior.rigidity(FEATURES), **EXACT
     )
-    found = local.component_rigidity(posterior, features, [1, 3, 2])
+    found = local.component_rigidity(posterior, FEATURES, [1, 3, 2])
     for c, mask in enumerate(masks_of([[0], [1, 2, 3], [4, 5]])):
-        expected = posterior.rigidity(features * torch.from_numpy(mask))
+        expected = posterior.rigidity(FEATURES * torch.from_numpy(mask))
         torch.testing.assert_close(found[:, c], expected, rtol=1e-8, atol=1e-12)
     part = local.marginal(posterior, slice(1, 4))
-    torch.testing.assert_close(part.rigidity(features[:, 1:4]), found[:, 1], rtol=1e-8, atol=1e-12)
-    covariance = posterior.covariance(features) * (groups[:, None] == groups)
-    shares = local.shares(posterior, features, groups)
+    torch.testing.assert_close(part.rigidity(FEATURES[:, 1:4]), found[:, 1], rtol=1e-8, atol=1e-12)
+    covariance = posterior.covariance(FEATURES) * (GROUPS[:, None] == GROUPS)
+    shares = local.shares(posterior, FEATURES, GROUPS)
     torch.testing.assert_close(shares, covariance.sum(1), rtol=1e-9, atol=1e-12)
 
 
 def test_one_gram_per_target_gives_a_column_per_target():
-    features, groups = problem()
-    single = [posterior_of(features, groups, torch.rand(len(SIZES)) + i) for i in range(3)]
+    single = [posterior_of(FEATURES, GROUPS, torch.rand(len(SIZES)) + i) for i in range(3)]
     posterior = per_target(single)
     calls = {
-        "rigidity": lambda p: local.rigidity(p, features),
-        "components": lambda p: local.component_rigidity(p, features, [2, 4]),
-        "group components": lambda p: local.component_rigidity(p, features, [2, 4], groups),
-        "shares": lambda p: local.shares(p, features, groups),
-        "component shares": lambda p: local.shares(p, features, groups, [2, 4]),
+        "rigidity": lambda p: local.rigidity(p, FEATURES),
+        "components": lambda p: local.component_rigidity(p, FEATURES, [2, 4]),
+        "group components": lambda p: local.component_rigidity(p, FEATURES, [2, 4], GROUPS),
+        "shares": lambda p: local.shares(p, FEATURES, GROUPS),
+        "component shares": lambda p: local.shares(p, FEATURES, GROUPS, [2, 4]),
     }
     for name, call in calls.items():
         expected = torch.stack([call(p) for p in single], dim=-1)
@@ -413,13 +404,11 @@ def test_one_gram_per_target_gives_a_column_per_target():
 
 
 def test_a_group_without_rows_sums_to_zero_and_is_infinitely_rigid():
-    features, groups = problem()
-    posterior = posterior_of(features, groups)
-    found = local.component_rigidity(posterior, features, [2, 4], groups, count=len(SIZES) + 2)
-    assert local.sums(features, groups, len(SIZES) + 2)[-2:].abs().sum() == 0
+    found = local.component_rigidity(POSTERIOR, FEATURES, [2, 4], GROUPS, count=len(SIZES) + 2)
+    assert local.sums(FEATURES, GROUPS, len(SIZES) + 2)[-2:].abs().sum() == 0
     assert bool((found[-2:] == math.inf).all()) and bool(torch.isfinite(found[:-2]).all())
-    shares = local.shares(posterior, features, groups, count=len(SIZES) + 2)
-    torch.testing.assert_close(shares, local.shares(posterior, features, groups))
+    shares = local.shares(POSTERIOR, FEATURES, GROUPS, count=len(SIZES) + 2)
+    torch.testing.assert_close(shares, local.shares(POSTERIOR, FEATURES, GROUPS))
 
 
 def test_an_absent_component_or_term_is_infinitely_rigid():
@@ -455,8 +444,7 @@ def test_groups_that_do_not_add_up_are_refused(groups, count, message):
         lambda: local.shares(posterior, features[:3], groups, count=count),
         lambda: local.component_rigidity(posterior, features[:3], [6], groups, count),
     ):
-        with pytest.raises(ValueError, match=message):
-            call()
+        refused(message, call)
 
 
 @pytest.mark.parametrize(
@@ -480,12 +468,8 @@ def test_groups_that_do_not_add_up_are_refused(groups, count, message):
     ],
 )
 def test_components_that_are_none_are_refused(components, message):
-    features, groups = problem()
-    posterior = posterior_of(features, groups)
-    with pytest.raises(ValueError, match=message):
-        local.component_rigidity(posterior, features, components)
-    with pytest.raises(ValueError, match=message):
-        local.shares(posterior, features, groups, components)
+    refused(message, local.component_rigidity, POSTERIOR, FEATURES, components)
+    refused(message, local.shares, POSTERIOR, FEATURES, GROUPS, components)
 
 
 @pytest.mark.parametrize(
@@ -496,11 +480,8 @@ def test_components_that_are_none_are_refused(components, message):
     ],
 )
 def test_shares_need_a_partition_and_rigidities_do_not(components, message):
-    features, groups = problem()
-    posterior = posterior_of(features, groups)
-    with pytest.raises(ValueError, match=message):
-        local.shares(posterior, features, groups, components)
-    assert local.component_rigidity(posterior, features, components).shape == (len(groups), 2)
+    refused(message, local.shares, POSTERIOR, FEATURES, GROUPS, components)
+    assert local.component_rigidity(POSTERIOR, FEATURES, components).shape == (len(GROUPS), 2)
 
 
 @pytest.mark.parametrize(
@@ -515,25 +496,19 @@ def test_shares_need_a_partition_and_rigidities_do_not(components, message):
     ],
 )
 def test_features_that_do_not_fit_are_refused(change, message):
-    features, groups = problem()
-    posterior, bad = posterior_of(features, groups), change(features)
+    posterior, bad = posterior_of(FEATURES, GROUPS), change(FEATURES)
     for call in (
         lambda: local.rigidity(posterior, bad),
         lambda: local.component_rigidity(posterior, bad, [2, 4]),
-        lambda: local.component_rigidity(posterior, bad, [2, 4], groups),
-        lambda: local.shares(posterior, bad, groups),
+        lambda: local.component_rigidity(posterior, bad, [2, 4], GROUPS),
+        lambda: local.shares(posterior, bad, GROUPS),
     ):
-        with pytest.raises(ValueError, match=message):
-            call()
+        refused(message, call)
 
 
 def test_a_single_nan_is_found_wherever_it_stands():
-    features, groups = problem()
-    posterior = posterior_of(features, groups)
     for column in range(WIDTH):
-        bad = features.clone()
+        bad = FEATURES.clone()
         bad[9, column] = math.nan
-        with pytest.raises(ValueError, match=r"NaN or infinity \(first in row or group 9\)"):
-            local.rigidity(posterior, bad)
-        with pytest.raises(ValueError, match="NaN or infinity"):
-            local.sums(bad, groups)
+        refused(r"NaN or infinity \(first in row or group 9\)", local.rigidity, POSTERIOR, bad)
+        refused("NaN or infinity", local.sums, bad, GROUPS)

@@ -7,6 +7,7 @@ from torch import nn
 import rigidities as rg
 from rigidities.losses import GaussianNLL, Huber, LogCosh, PoissonNLL, loss_for
 from tests.support import oracle
+from tests.support.refusals import refused
 
 F64 = torch.float64
 Y = torch.randn(50, 2, generator=torch.Generator().manual_seed(0), dtype=F64)
@@ -78,47 +79,42 @@ def test_a_variance_per_target_is_never_taken_for_one_per_row(net3, batch_size):
 def test_a_target_that_is_not_finite_is_refused_unless_its_weight_is_zero(net, loss, value):
     x, y = net.train[0], net.train[1].clone()
     y[:100] = value
-    with pytest.raises(ValueError, match="Batch 0"):
-        rg.LastLayerRigidity(net.model).fit((x, y), loss=loss)
+    refused("Batch 0", rg.LastLayerRigidity(net.model).fit, (x, y), loss=loss)
     known = lambda batch: torch.isfinite(batch[1][:, 0]).double()  # noqa: E731
     masked = rg.LastLayerRigidity(net.model).fit((x, y), loss=loss, sample_weight=known)
     rest = rg.LastLayerRigidity(net.model).fit((x[100:], y[100:]), loss=loss)
     torch.testing.assert_close(masked.gram.matrix, rest.gram.matrix)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_a_loss_over_the_batch_is_refused_with_the_fix(reduction):
-    with pytest.raises(ValueError, match="reduction='none'"):
-        loss_for(nn.MSELoss(reduction=reduction)).curvature(Y, T, None)
+@pytest.mark.parametrize(
+    ("loss", "match"),
+    [
+        (nn.MSELoss(reduction="mean"), "reduction='none'"),
+        (nn.MSELoss(reduction="sum"), "reduction='none'"),
+        (lambda y, t: ((y - t) ** 2).mean(1) / len(y), "depends on the rest of its batch"),
+        (lambda y, t: torch.ones(len(y)), "through torch operations"),
+    ],
+    ids=["mean", "sum", "divided by the batch size", "outside torch"],
+)
+def test_a_loss_that_has_no_curvature_of_each_sample_is_refused_with_the_fix(loss, match):
+    refused(match, loss_for(loss).curvature, Y, T, None)
 
 
-def test_a_loss_divided_by_the_batch_size_is_refused():
-    with pytest.raises(ValueError, match="depends on the rest of its batch"):
-        loss_for(lambda y, t: ((y - t) ** 2).mean(1) / len(y)).curvature(Y, T, None)
-
-
-def test_negative_curvature_is_an_error(net):
-    with pytest.raises(ValueError, match="negative curvature"):
-        rg.LastLayerRigidity(net.model).fit(net.train, loss=lambda y, t: torch.cos(3 * (y - t)))
-
-
-def test_a_loss_without_curvature_is_an_error(net):
-    with pytest.raises(ValueError, match="no curvature"):
-        rg.LastLayerRigidity(net.model).fit(net.train, loss=nn.L1Loss(reduction="none"))
-
-
-def test_an_infinite_weight_is_an_error(net):
-    with pytest.raises(ValueError, match="weights must be finite"):
-        rg.LastLayerRigidity(net.model).fit(
-            net.train, sample_weight=lambda b: torch.full((len(b[0]),), torch.inf)
-        )
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"loss": lambda y, t: torch.cos(3 * (y - t))}, "negative curvature"),
+        ({"loss": nn.L1Loss(reduction="none")}, "no curvature"),
+        (
+            {"sample_weight": lambda b: torch.full((len(b[0]),), torch.inf)},
+            "weights must be finite",
+        ),
+    ],
+    ids=["negative", "none", "infinite weight"],
+)
+def test_a_curvature_that_is_not_positive_and_finite_is_an_error(net, options, match):
+    refused(match, rg.LastLayerRigidity(net.model).fit, net.train, **options)
 
 
 def test_a_variance_that_is_not_positive_is_an_error():
-    with pytest.raises(ValueError, match="above zero"):
-        GaussianNLL(0.0).curvature(Y, None, None)
-
-
-def test_a_loss_that_leaves_torch_is_an_error():
-    with pytest.raises(ValueError, match="through torch operations"):
-        loss_for(lambda y, t: torch.ones(len(y))).curvature(Y, T, None)
+    refused("above zero", GaussianNLL(0.0).curvature, Y, None, None)

@@ -1,7 +1,5 @@
 """Plots: the confidence lines against theory and sampling, and what is drawn where."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ from matplotlib.axes import Axes
 from scipy.integrate import trapezoid
 
 from rigidities import metrics, plots
+from tests.support.refusals import refused
 
 PARITY = ("errors", "binned", "calibration")
 
@@ -85,8 +84,7 @@ def test_no_interval_on_the_log_axis_is_shorter() -> None:
 
 @pytest.mark.parametrize("sigmas", [0, -1, 31, math.nan])
 def test_confidence_factors_refuse_what_has_none(sigmas: float) -> None:
-    with pytest.raises(ValueError, match="Expected 0 < sigmas <= 30"):
-        plots.confidence_factors(sigmas)
+    refused("Expected 0 < sigmas <= 30", plots.confidence_factors, sigmas)
 
 
 # --- what is drawn ---------------------------------------------------------------------------
@@ -170,9 +168,7 @@ def test_parity_plots_have_equal_limits_that_hold_all_points(name: str, unit: fl
 
 @pytest.mark.parametrize("spread", [0.0, 0.02, 0.5, 5.0])
 @pytest.mark.parametrize("name", ["errors", "binned"])
-def test_log_axes_carry_between_two_and_ten_labels_that_do_not_overlap(
-    name: str, spread: float
-) -> None:
+def test_log_axes_carry_between_two_and_ten_labels_that_do_not_overlap(name, spread) -> None:
     mean, std, target = rows(2000)
     wide = 3e-4 * std**spread
     ax = getattr(plots, name)(mean, wide, mean + wide * (target - mean) / std)
@@ -230,13 +226,10 @@ def test_large_plots_are_rasterised_and_draw_without_warnings(tmp_path) -> None:
 @pytest.mark.parametrize("name", PARITY)
 def test_bad_input_is_refused_before_anything_is_opened(name: str) -> None:
     mean, std, target = rows()
-    with pytest.raises(ValueError, match="Expected mean and target of one shape"):
-        getattr(plots, name)(mean, std, target[:-1])
+    refused("Expected mean and target of one shape", getattr(plots, name), mean, std, target[:-1])
     std[0] = 0
-    with pytest.raises(ValueError, match="Expected std > 0"):
-        getattr(plots, name)(mean, std, target)
-    with pytest.raises(ValueError, match="Expected x and mean of one shape"):
-        plots.along([0, 1], [0], [1])
+    refused("Expected std > 0", getattr(plots, name), mean, std, target)
+    refused("Expected x and mean of one shape", plots.along, [0, 1], [0], [1])
     with pytest.raises(ValueError, match="Expected inputs and targets of one shape"):
         plots.along([0, 1], [0, 1], [1, 1], train=([0, 1], [0]))
     assert not plt.get_fignums()
@@ -244,5 +237,4 @@ def test_bad_input_is_refused_before_anything_is_opened(name: str) -> None:
 
 def test_a_missing_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
-    with pytest.raises(ImportError, match=r'pip install "rigidities\[plots\]"'):
-        plots.errors(*rows())
+    refused(r'pip install "rigidities\[plots\]"', plots.errors, *rows(), error=ImportError)

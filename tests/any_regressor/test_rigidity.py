@@ -344,7 +344,7 @@ def test_parameters_in_very_different_units_lose_no_digits(ratio, hessian):
 def test_scaling_the_predictions_and_the_ridge_together_scales_the_variance():
     s = cases.solved("net")
     a = 100.0
-    scaled = cases.Forward(lambda m, x: a * m.inner(x), inner=s.case.f)
+    scaled = cases.Net(lambda m, x: a * m.inner(x), inner=s.case.f)
     pr = rg.PredictionRigidity(scaled, ridge=1e-3 * a**2).fit(s.case.train[0], a * s.target)
     expected = fitted(s, ridge=1e-3).variance(s.case.new[0])  # a^2 from g, a^-2 from H
     torch.testing.assert_close(pr.variance(s.case.new[0]), expected)

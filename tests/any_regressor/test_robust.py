@@ -17,7 +17,7 @@ from rigidities.any_regressor.derivatives.tangents import Explicit, Gathering, O
 from rigidities.calibration import gathering
 from rigidities.data.samples import Samples
 from rigidities.losses import GaussianNLL, Huber
-from tests.support.nets import Rows
+from tests.support.nets import Net, Rows
 
 F64 = torch.float64
 
@@ -60,23 +60,16 @@ def test_no_unit_of_a_parameter_hides_that_it_is_no_minimum(unit, slope, warns, 
     assert any("not a minimum" in message for message in said) == warns
 
 
-class Sorted(nn.Module):
-    """Rows are sorted before the layer and unsorted after it, as dispatching models do."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner, self.outer = nn.Linear(2, 4), nn.Linear(4, 1)
-
-    def forward(self, x):
-        order = x[:, 0].argsort()
-        hidden = torch.tanh(self.inner(x[order]))
-        return self.outer(hidden[order.argsort()])
-
-
 @pytest.mark.parametrize("swap", [False, True], ids=["in order", "swapped"])
 def test_rows_that_a_model_reorders_keep_their_own_error_bars(swap):
+    def reordered(m, x):
+        """Rows are sorted before the layer and unsorted after it, as dispatching models do."""
+        order = x[:, 0].argsort()
+        return m.outer(torch.tanh(m.inner(x[order]))[order.argsort()])
+
     torch.manual_seed(0)
-    model, x = Sorted().double(), torch.randn(20, 2, dtype=F64)
+    model = Net(reordered, inner=nn.Linear(2, 4), outer=nn.Linear(4, 1)).double()
+    x = torch.randn(20, 2, dtype=F64)
     if swap:
         x[:2] = x[:2].flip(0)
     regressor = Regressor.of(model)

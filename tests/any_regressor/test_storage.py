@@ -10,6 +10,7 @@ from torch import nn
 
 import rigidities as rg
 from tests.support import rigidity_cases as cases
+from tests.support.refusals import refused
 from tests.support.rigidity_cases import X1
 from tests.support.rigidity_oracle import F64
 
@@ -90,11 +91,9 @@ def test_another_regressor_or_other_parameters_are_refused(path):
 def test_a_file_of_the_other_facade_is_refused_by_both(path):
     fitted().save(path)
     model = nn.Linear(1, 1)
-    with pytest.raises(ValueError, match="holds no readout"):
-        rg.LastLayerRigidity.load(path, model)
+    refused("holds no readout", rg.LastLayerRigidity.load, path, model)
     rg.LastLayerRigidity(model).fit((torch.ones(4, 1), torch.ones(4, 1))).save(path)
-    with pytest.raises(ValueError, match="holds no regressor"):
-        load(path)
+    refused("holds no regressor", load, path)
 
 
 @pytest.mark.parametrize(
@@ -115,5 +114,4 @@ def test_a_spoilt_file_is_refused(spoil, match, path):
     tensors = load_file(path)
     spoil(header, tensors)
     save_file(tensors, path, metadata={"rigidities": json.dumps(header)})
-    with pytest.raises(ValueError, match=match):
-        load(path)
+    refused(match, load, path)

@@ -81,7 +81,7 @@ def test_a_second_use_of_a_weight_is_noticed_in_a_large_model():
         h = torch.tanh(m.layer(x))
         return m.last(h + 0.5 * torch.tanh(nn.functional.linear(h, m.layer.weight)))
 
-    model = cases.Forward(call, layer=layer, last=last).double()
+    model = cases.Net(call, layer=layer, last=last).double()
     x = torch.randn(2, width, generator=torch.Generator().manual_seed(0), dtype=F64)
     _, t = tangents(Regressor.of(model), x)
     flat = oracle.flat(model)
@@ -184,7 +184,7 @@ def test_recurrent_nets_are_differentiated_with_a_warning():
         torch.manual_seed(0)
         call = lambda m, x: m.o(m.r(x)[0][:, -1])  # noqa: E731
         layers = {"r": nn.GRU(2, 3, batch_first=True), "o": nn.Linear(3, 1)}
-    model = cases.Forward(call, **layers).double()
+    model = cases.Net(call, **layers).double()
     with pytest.warns(UserWarning, match="one backward pass per sample"):
         _, t = tangents(Regressor.of(model), cases.X32)
     torch.testing.assert_close(t.matrix(), oracle.jacobian(oracle.flat(model), cases.X32))
@@ -207,7 +207,7 @@ def test_a_layer_that_a_batch_does_not_call_has_no_influence_there():
         parts = [m.a(x) if (z == 0).any() else 0.0, m.b(x) if (z == 1).any() else 0.0]
         return parts[0] * (z == 0)[:, None] + parts[1] * (z == 1)[:, None]
 
-    model = cases.Forward(call, a=nn.Linear(2, 1), b=nn.Linear(2, 1)).double()
+    model = cases.Net(call, a=nn.Linear(2, 1), b=nn.Linear(2, 1)).double()
     z = torch.zeros(24, dtype=torch.long)
     d = Differentiation.of(Regressor.of(model), cases.X2, z)
     for species in (z, z + 1, torch.arange(24) % 2):
@@ -220,7 +220,7 @@ def test_a_batch_that_calls_no_selected_layer_has_tangents_of_zero():
     def call(m, x, z):
         return sum(n(x)[:, 0] * (z == k) for k, n in enumerate(m.nets) if bool((z == k).any()))
 
-    model = cases.Forward(call, nets=nn.ModuleList([nn.Linear(2, 1), nn.Linear(2, 1)])).double()
+    model = cases.Net(call, nets=nn.ModuleList([nn.Linear(2, 1), nn.Linear(2, 1)])).double()
     z = torch.zeros(24, dtype=torch.long)
     d = Differentiation.of(Regressor.of(model, subset="nets.0"), cases.X2, z)
     assert (d(cases.X2, z)[1].matrix() != 0).any()

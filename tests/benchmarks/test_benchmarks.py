@@ -1,7 +1,5 @@
 """The benchmarks run and report; how fast they are is for a quiet machine to say."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

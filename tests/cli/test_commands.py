@@ -20,22 +20,19 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, int]]:
     return calls
 
 
-def test_demo_has_defaults(asked: list[tuple[Path, int]]) -> None:
-    assert cli.main(["demo"]) == 0
-    assert asked == [(Path("rigidities-demo"), 0)]
-
-
-def test_demo_takes_a_folder_and_a_seed(asked: list[tuple[Path, int]]) -> None:
-    assert cli.main(["demo", "--out", "somewhere", "--seed", "3"]) == 0
-    assert asked == [(Path("somewhere"), 3)]
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [([], ("rigidities-demo", 0)), (["--out", "somewhere", "--seed", "3"], ("somewhere", 3))],
+)
+def test_demo_has_defaults_and_takes_a_folder_and_a_seed(asked, arguments, expected) -> None:
+    assert cli.main(["demo", *arguments]) == 0
+    assert asked == [(Path(expected[0]), expected[1])]
 
 
 @pytest.mark.parametrize(
     "error", [ModuleNotFoundError('pip install "rigidities[demo]"'), NotADirectoryError("out")]
 )
-def test_an_expected_error_is_a_line_not_a_traceback(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_expected_error_is_a_line_not_a_traceback(error: Exception, monkeypatch, capsys) -> None:
     def fail(out: Path, *, seed: int) -> None:
         raise error
 
@@ -44,9 +41,7 @@ def test_an_expected_error_is_a_line_not_a_traceback(
     assert capsys.readouterr().err == f"rigidities: {error}\n"
 
 
-def test_a_file_in_the_place_of_the_folder_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_in_the_place_of_the_folder_is_named(tmp_path, capsys) -> None:
     (tmp_path / "taken").touch()
     assert cli.main(["demo", "--out", str(tmp_path / "taken")]) == 1
     assert "taken" in capsys.readouterr().err
@@ -61,18 +56,14 @@ def test_a_name_that_the_terminal_cannot_show_is_no_error(monkeypatch: pytest.Mo
     assert terminal.buffer.getvalue() == rb"gr\xf6\xdfe" + b"\n"
 
 
-def test_without_a_command_it_shows_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"), [([], 2, "usage: rigidities"), (["--help"], 0, "demo")]
+)
+def test_usage_and_help_are_shown(arguments: list[str], code: int, words: str, capsys) -> None:
     with pytest.raises(SystemExit) as left:
-        cli.main([])
-    assert left.value.code == 2
-    assert "usage: rigidities" in capsys.readouterr().err
-
-
-def test_help_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        cli.main(["--help"])
-    assert left.value.code == 0
-    assert "demo" in capsys.readouterr().out
+        cli.main(arguments)
+    assert left.value.code == code
+    assert words in capsys.readouterr()[1 if code else 0]
 
 
 def test_it_runs_as_a_module_and_tells_its_version() -> None:

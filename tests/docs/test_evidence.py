@@ -1,7 +1,5 @@
 """The figures of the README and of the page on evidence are those of the committed results."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -11,8 +11,10 @@ from torch import nn
 
 from rigidities.kernels import activation, by_quadrature, dual_series
 from rigidities.kernels import quadrature as rules
+from tests.support.refusals import refused
 
 F64 = torch.float64
+ONE = torch.ones((), dtype=F64)
 VARIANCES = [0.0, 1e-4, 1.0, 2.5]
 CORRELATIONS = [-1.0, -0.999999, -0.7, 0.0, 0.2, 0.95, 1 - 1e-9, 1.0]
 
@@ -63,18 +65,12 @@ SMOOTH = {
 
 
 @pytest.mark.parametrize("name", SMOOTH)
-def test_the_dual_equals_plain_quadrature(name):
-    p, q, r = cases()
-    expected = plain_quadrature(SMOOTH[name], p, q, r)
-    torch.testing.assert_close(activation(name).dual(p, q, r), expected, rtol=1e-9, atol=1e-10)
-
-
-@pytest.mark.parametrize("name", SMOOTH)
-def test_the_slope_dual_equals_plain_quadrature(name):
-    p, q, r = cases()
-    expected = plain_quadrature(slope(SMOOTH[name]), p, q, r)
-    found = activation(name).slope_dual(p, q, r)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=2e-9)
+def test_the_duals_equal_plain_quadrature(name):
+    phi, found = SMOOTH[name], activation(name)
+    expected = plain_quadrature(phi, *cases())
+    torch.testing.assert_close(found.dual(*cases()), expected, rtol=1e-9, atol=1e-10)
+    expected = plain_quadrature(slope(phi), *cases())
+    torch.testing.assert_close(found.slope_dual(*cases()), expected, rtol=1e-9, atol=2e-9)
 
 
 def relu_expectation(p, q, r, *, derivative):
@@ -104,15 +100,14 @@ def test_the_relu_duals_equal_the_integral(p, q, rho):
 
 
 def test_the_relu_dual_keeps_its_digits_at_the_ends():
-    one = torch.ones((), dtype=F64)
     relu = activation("relu")
-    assert relu.dual(one, one, one).item() == 0.5
-    assert abs(relu.dual(one, one, -one).item()) < 1e-16
-    assert relu.slope_dual(one, one, one).item() == 0.5
-    assert relu.slope_dual(one, one, -one).item() == 0.0
+    assert relu.dual(ONE, ONE, ONE).item() == 0.5
+    assert abs(relu.dual(ONE, ONE, -ONE).item()) < 1e-16
+    assert relu.slope_dual(ONE, ONE, ONE).item() == 0.5
+    assert relu.slope_dual(ONE, ONE, -ONE).item() == 0.0
     gap = 1e-10  # 1 - rho; theta = sqrt(2 gap) to first order
     theta = math.sqrt(2 * gap)
-    share = relu.slope_dual(one, one, one - gap).item()
+    share = relu.slope_dual(ONE, ONE, ONE - gap).item()
     assert share == pytest.approx((math.pi - theta) / (2 * math.pi), rel=1e-11)
 
 
@@ -176,9 +171,8 @@ def test_splitting_for_memory_changes_nothing(monkeypatch):
 
 
 def test_normalised_means_a_unit_second_moment():
-    one = torch.ones((), dtype=F64)
     for name in ("erf", "gelu", "relu", "silu", "sin", "tanh"):
-        assert activation(name).normalised().moment(one).item() == pytest.approx(1, abs=1e-14)
+        assert activation(name).normalised().moment(ONE).item() == pytest.approx(1, abs=1e-14)
 
 
 def test_torch_modules_and_functions_map_to_the_closed_forms():
@@ -187,11 +181,10 @@ def test_torch_modules_and_functions_map_to_the_closed_forms():
     assert activation(nn.SiLU()).name == "silu"
     rough = activation(nn.GELU(approximate="tanh"))
     assert rough.name == "GELU" and rough.raw_dual is not activation("gelu").raw_dual
-    one = torch.ones((), dtype=F64)
-    assert rough.moment(one).item() == pytest.approx(
-        activation("gelu").moment(one).item(), abs=1e-3
+    assert rough.moment(ONE).item() == pytest.approx(
+        activation("gelu").moment(ONE).item(), abs=1e-3
     )
-    assert rough.moment(one).item() != activation("gelu").moment(one).item()
+    assert rough.moment(ONE).item() != activation("gelu").moment(ONE).item()
 
 
 @pytest.mark.parametrize(
@@ -209,23 +202,21 @@ def test_torch_modules_and_functions_map_to_the_closed_forms():
     ids=["jump", "kink", "fast", "partly fast", "60", "62", "250", "snake"],
 )
 def test_a_quadrature_that_does_not_converge_is_an_error(function):
-    one = torch.ones((), dtype=F64)
     with pytest.raises(ValueError, match=r"does not converge: orders 2048 and 4096 differ by"):
-        by_quadrature(function).dual(one, one, one / 2)
+        by_quadrature(function).dual(ONE, ONE, ONE / 2)
 
 
 def test_no_wave_passes_for_a_slower_one():
     """Multiples of each grid's own frequency, where every node sees the same phase, and others."""
-    one = torch.ones((), dtype=F64)
     steps = [float(rules.hermite_rule(order)[0].diff()[0]) for order in (32, 64, 128)]
     waves = [2 * math.pi * k / h + d for h in steps for k in (1, 2, 7) for d in (0.0, 0.3)]
     for wave in waves:
         with pytest.raises(ValueError, match="does not converge"):
-            by_quadrature(lambda x, wave=wave: torch.sin(wave * x + 1)).dual(one, one, one)
+            by_quadrature(lambda x, wave=wave: torch.sin(wave * x + 1)).dual(ONE, ONE, ONE)
     for wave in (1.0, 8.0, 25.0):
         phi = by_quadrature(lambda x, wave=wave: torch.sin(wave * x + 1))
         expected = (1 - math.cos(2) * math.exp(-2 * wave**2)) / 2
-        assert phi.dual(one, one, one).item() == pytest.approx(expected, abs=1e-12)
+        assert phi.dual(ONE, ONE, ONE).item() == pytest.approx(expected, abs=1e-12)
 
 
 def test_no_two_orders_share_a_grid():
@@ -249,37 +240,27 @@ def test_the_quadrature_adapts_to_large_variances():
 
 
 def test_derivatives_are_there_in_inference_mode_too():
-    one = torch.ones((), dtype=F64)
-    expected = activation("tanh").slope_dual(one, one, one / 2)
+    expected = activation("tanh").slope_dual(ONE, ONE, ONE / 2)
     with torch.inference_mode():
-        found = activation("tanh").slope_dual(one, one, one / 2)
+        found = activation("tanh").slope_dual(ONE, ONE, ONE / 2)
     assert found.item() == expected.item()
 
 
 def test_bad_covariances_are_refused_by_name():
     one, phi = torch.ones((), dtype=F64), activation("erf")
-    with pytest.raises(ValueError, match="Variances must not be negative, got -1"):
-        phi.dual(-one, one, one)
-    with pytest.raises(ValueError, match="exceeds sqrt"):
-        phi.dual(one, one, 2 * one)
-    with pytest.raises(ValueError, match=r"NaN or infinity \(in q\)"):
-        phi.slope_dual(one, one / 0, one)
+    refused("Variances must not be negative, got -1", phi.dual, -one, one, one)
+    refused("exceeds sqrt", phi.dual, one, one, 2 * one)
+    refused(r"NaN or infinity \(in q\)", phi.slope_dual, one, one / 0, one)
 
 
 def test_bad_activations_are_refused_by_name():
-    one = torch.ones((), dtype=F64)
-    with pytest.raises(ValueError, match=r"Unknown activation 'selu'. Known: erf, gelu, identity"):
-        activation("selu")
-    with pytest.raises(TypeError, match="got int"):
-        activation(3)
-    with pytest.raises(ValueError, match="NaN or infinity"):
-        activation(torch.log).moment(one)
-    with pytest.raises(ValueError, match="acts on each number alone"):
-        activation(lambda x: x.sum(-1)).moment(one)
+    refused(r"Unknown activation 'selu'. Known: erf, gelu, identity", activation, "selu")
+    refused("got int", activation, 3, error=TypeError)
+    refused("NaN or infinity", activation(torch.log).moment, ONE)
+    refused("acts on each number alone", activation(lambda x: x.sum(-1)).moment, ONE)
     with pytest.raises(ValueError, match="Write it in torch operations"):
-        activation(lambda x: torch.as_tensor(np.tanh(x.detach().numpy()))).slope_dual(one, one, one)
-    with pytest.raises(ValueError, match="is zero"):
-        activation(lambda x: 0 * x).normalised()
+        activation(lambda x: torch.as_tensor(np.tanh(x.detach().numpy()))).slope_dual(ONE, ONE, ONE)
+    refused("is zero", activation(lambda x: 0 * x).normalised)
 
 
 def test_the_relu_series_has_the_known_coefficients():

@@ -10,6 +10,7 @@ from scipy.integrate import solve_ivp
 from rigidities import Gram, Posterior
 from rigidities.closed_forms import unexplained
 from rigidities.kernels import FullyConnected, gaussian_process_at, last_layer_process_at
+from tests.support.refusals import refused
 from tests.support.tensors import normal
 
 F64 = torch.float64
@@ -281,11 +282,8 @@ def test_bad_kernels_are_refused_by_name():
         gaussian_process_at(1.0, **(case | {"ntk": (k / 0, c)}))
     with pytest.raises(ValueError, match="time must be a number or a sequence, not negative"):
         gaussian_process_at([1.0, -2.0], **case)
-    with pytest.raises(ValueError, match="learning_rate must be positive"):
-        gaussian_process_at(1.0, **case, learning_rate=0.0)
-    with pytest.raises(ValueError, match="is not positive semi-definite"):
-        gaussian_process_at(1.0, **(case | {"ntk": (-k, c)}))
-    with pytest.raises(ValueError, match="Expected features"):
-        last_layer_process_at(1.0, normal(4, 3), normal(4, 2), normal(4))
+    refused("learning_rate must be positive", gaussian_process_at, 1.0, **case, learning_rate=0.0)
+    refused("is not positive semi-definite", gaussian_process_at, 1.0, **case | {"ntk": (-k, c)})
+    refused("Expected features", last_layer_process_at, 1.0, normal(4, 3), normal(4, 2), normal(4))
     with pytest.raises(ValueError, match="Expected constant > 0"):
         last_layer_process_at(1.0, normal(4, 3), normal(4, 3), normal(4), constant=0.0)

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from rigidities.kernels import FullyConnected, empirical_nngp, empirical_ntk
+from tests.support.refusals import refused
 from tests.support.tensors import normal
 
 F64 = torch.float64
@@ -100,15 +101,9 @@ def test_a_wide_nets_last_features_approach_the_nngp():
 
 def test_bad_input_is_refused_by_name():
     net, x = mlp(), normal(4, 3)
-    with pytest.raises(ValueError, match="outputs must be 'full' or 'trace', got 'sum'"):
-        empirical_ntk(net, x, outputs="sum")
-    with pytest.raises(ValueError, match="batch_size must be at least 1"):
-        empirical_ntk(net, x, batch_size=0)
-    with pytest.raises(ValueError, match="z holds NaN or infinity"):
-        empirical_ntk(net, x, x / 0)
-    with pytest.raises(ValueError, match="must hold at least one row"):
-        empirical_nngp(net, x[:0])
-    with pytest.raises(ValueError, match="weight_variance must be finite"):
-        empirical_nngp(net, x, weight_variance=-1.0)
-    with pytest.raises(ValueError, match="subset names no parameter"):
-        empirical_ntk(net, x, parameters="nothing")
+    refused("outputs must be 'full' or 'trace', got 'sum'", empirical_ntk, net, x, outputs="sum")
+    refused("batch_size must be at least 1", empirical_ntk, net, x, batch_size=0)
+    refused("z holds NaN or infinity", empirical_ntk, net, x, x / 0)
+    refused("must hold at least one row", empirical_nngp, net, x[:0])
+    refused("weight_variance must be finite", empirical_nngp, net, x, weight_variance=-1.0)
+    refused("subset names no parameter", empirical_ntk, net, x, parameters="nothing")

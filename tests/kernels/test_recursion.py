@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from rigidities.kernels import FullyConnected, activation
+from tests.support.refusals import refused
 from tests.support.tensors import normal
 
 F64 = torch.float64
@@ -155,18 +156,12 @@ def test_float32_inputs_are_computed_in_float64():
 
 def test_bad_input_is_refused_by_name():
     x = normal(4, 3)
-    with pytest.raises(ValueError, match="depth is the number of hidden layers"):
-        FullyConnected(-1, "relu")
+    refused("depth is the number of hidden layers", FullyConnected, -1, "relu")
     with pytest.raises(ValueError, match="weight_variance must be finite and not negative, got -1"):
         FullyConnected(1, "relu", weight_variance=-1.0)
-    with pytest.raises(ValueError, match="input_scale must be 'dim' or positive"):
-        FullyConnected(1, "relu", input_scale=0.0)
-    with pytest.raises(ValueError, match="Unknown activation 'swish'"):
-        FullyConnected(1, "swish")
+    refused("input_scale must be 'dim' or positive", FullyConnected, 1, "relu", input_scale=0.0)
+    refused("Unknown activation 'swish'", FullyConnected, 1, "swish")
     net = FullyConnected(1, "relu")
-    with pytest.raises(ValueError, match=r"x and z must have the same number of columns"):
-        net.ntk(x, normal(4, 2))
-    with pytest.raises(ValueError, match=r"x must be \(N, d\), one row per input, got \(4,\)"):
-        net.ntk(x[:, 0])
-    with pytest.raises(ValueError, match="z holds NaN or infinity"):
-        net.nngp(x, x / 0)
+    refused(r"x and z must have the same number of columns", net.ntk, x, normal(4, 2))
+    refused(r"x must be \(N, d\), one row per input, got \(4,\)", net.ntk, x[:, 0])
+    refused("z holds NaN or infinity", net.nngp, x, x / 0)

@@ -3,6 +3,7 @@
 import functools
 import math
 import warnings
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -18,7 +19,10 @@ from rigidities.last_layer.gradients import gradient as gradient_module
 from tests.support import derivative_oracle as dense
 from tests.support import oracle, zoo
 from tests.support.derivative_oracle import wrt
-from tests.support.tensors import close
+from tests.support.nets import without_forward_mode
+from tests.support.refusals import refused
+from tests.support.tensors import alike, close
+from tests.support.zoo_fits import fitted_to
 
 F64 = torch.float64
 RIDGE = 0.1
@@ -28,13 +32,8 @@ TRAIN, VALID, TEST = (0, 1), 2, 3  # draws of the zoo
 @functools.cache
 def fitted(id):
     """Fitted to two batches of the zoo and calibrated on a third at a given ridge."""
-    case = zoo.build(id)
-    with warnings.catch_warnings():
-        if case.outcome == "local":
-            warnings.filterwarnings("ignore", message=".*not linear")
-        uq = rg.LastLayerRigidity(case.model, **case.options)
-        uq.fit([zoo.build(id, draw).data for draw in TRAIN])
-        uq.calibrate([zoo.build(id, VALID).data], ridge=RIDGE)
+    uq = fitted_to(zoo.build(id), [zoo.build(id, draw).data for draw in TRAIN])
+    uq.calibrate([zoo.build(id, VALID).data], ridge=RIDGE)
     return uq
 
 
@@ -130,22 +129,12 @@ def test_a_hessian_product_and_its_variance_equal_the_nested_loops(id):
     close(found.variance, variance)
 
 
-class Mapped(nn.Module):
-    """A linear layer, a function and a head."""
-
-    def __init__(self, function, width=8):
-        super().__init__()
-        self.first, self.function, self.head = nn.Linear(3, 8), function, nn.Linear(width, 1)
-
-    def forward(self, x):
-        return self.head(self.function(self.first(x)))
-
-
 def mapped(function, width=8):
-    """Such a net, fitted, and inputs."""
+    """A linear layer, a function and a head, fitted, and inputs."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = Mapped(function, width).double()
+        run = lambda m, x: m.head(function(m.first(x)))  # noqa: E731
+        model = zoo.Net(run, first=nn.Linear(3, 8), head=nn.Linear(width, 1)).double()
     uq = rg.LastLayerRigidity(model).fit((inputs(40, 3, 1), inputs(40, 1, 2)))
     uq.calibrate((inputs(40, 3, 3), inputs(40, 1, 4)), ridge=RIDGE)
     return uq, inputs(5, 3, 5)
@@ -174,25 +163,14 @@ def test_operations_whose_derivatives_torch_writes_by_hand_have_right_hessians(n
     close(found.variance, uq.scale.square() * q)
 
 
-class Sine(torch.autograd.Function):
-    """Written in the old style, which has no forward mode."""
-
-    @staticmethod
-    def forward(ctx, h):
-        ctx.save_for_backward(h)
-        return h.sin()
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * ctx.saved_tensors[0].cos()
+Sine = without_forward_mode(torch.sin, torch.cos)
 
 
-def test_an_operation_without_forward_mode_has_derivatives_too():
+@pytest.mark.parametrize("along", [None, torch.tensor([1.0, -0.5, 2.0], dtype=F64)])
+def test_an_operation_without_forward_mode_has_derivatives_too(along):
     uq, x = mapped(Sine.apply)
     twin, _ = mapped(torch.sin)
-    found, expected = uq.gradient(x), twin.gradient(x)
-    close(found.mean, expected.mean)
-    close(found.std, expected.std)
+    alike(uq.gradient(x, along=along), twin.gradient(x, along=along))
 
 
 class Once(torch.autograd.Function):
@@ -216,21 +194,9 @@ class SineOnce(Sine):
 def test_an_operation_with_one_derivative_alone_says_so():
     uq, x = mapped(SineOnce.apply)
     twin, _ = mapped(torch.sin)
-    found, expected = uq.gradient(x), twin.gradient(x)
-    close(found.mean, expected.mean)
-    close(found.std, expected.std)
+    alike(uq.gradient(x), twin.gradient(x))
     for call in (lambda v: uq.gradient(x, along=v), lambda v: uq.hessian_product(x, v)):
-        with pytest.raises(ValueError, match=r"(?s)second derivative.*without along="):
-            call(torch.ones(3, dtype=F64))
-
-
-def test_an_operation_without_forward_mode_has_directional_derivatives_too():
-    v = torch.tensor([1.0, -0.5, 2.0], dtype=F64)
-    uq, x = mapped(Sine.apply)
-    twin, _ = mapped(torch.sin)
-    found, expected = uq.gradient(x, along=v), twin.gradient(x, along=v)
-    close(found.mean, expected.mean)
-    close(found.std, expected.std)
+        refused(r"(?s)second derivative.*without along=", call, torch.ones(3, dtype=F64))
 
 
 def test_a_net_with_one_hidden_layer_has_the_derivative_from_the_textbook():
@@ -338,8 +304,7 @@ def test_both_modes_give_the_same_for_other_readouts(monkeypatch, id):
     for cost in (FORWARD, REVERSE):
         monkeypatch.setattr(input_derivatives, "FORWARD_COST", cost)
         found.append(uq.gradient([case.data], wrt(id)))
-    close(found[0].mean, found[1].mean)
-    close(found[0].std, found[1].std)
+    alike(found[0], found[1])
 
 
 @pytest.mark.parametrize("cost", [FORWARD, REVERSE])
@@ -382,8 +347,7 @@ def test_an_interval_holds_its_level_of_a_gaussian():
     close((high + low) / 2, found.mean)
     close((high - low) / 2, 1.6448536269514722 * found.std)
     assert torch.equal(found.variance, found.std.square())
-    with pytest.raises(ValueError, match="between 0 and 1, got 1"):
-        found.interval(1.0)
+    refused("between 0 and 1, got 1", found.interval, 1.0)
 
 
 # --- directions ---------------------------------------------------------------------------------
@@ -394,8 +358,7 @@ def test_a_direction_for_one_row_serves_all():
     v = torch.tensor([1.0, -2.0, 0.5], dtype=F64)
     one, all_rows = uq.gradient(x, along=v), uq.gradient(x, along=v.expand(7, 3))
     assert one.mean.shape == (7, 2)
-    close(one.mean, all_rows.mean)
-    close(one.std, all_rows.std)
+    alike(one, all_rows)
     whole = uq.gradient(x)
     close(one.mean, whole.mean @ v)
     assert not torch.allclose(one.variance, whole.variance @ v.square())  # correlated components
@@ -415,12 +378,10 @@ def test_batches_get_their_own_rows_of_a_direction():
     v = inputs(7, 3, 8)
     whole = uq.gradient(x, along=v)
     for parts in (uq.gradient(x, along=v, batch_size=3), uq.gradient([x[:2], x[2:]], along=v)):
-        close(parts.mean, whole.mean)
-        close(parts.std, whole.std)
+        alike(parts, whole)
     hessian = uq.hessian_product(x, v)
     parts = uq.hessian_product(x, v, batch_size=2)
-    close(parts.mean, hessian.mean)
-    close(parts.std, hessian.std)
+    alike(parts, hessian)
 
 
 def test_hessian_products_are_symmetric():
@@ -550,12 +511,10 @@ def test_batches_and_their_containers_do_not_matter():
         x.numpy(),
     ):
         found = uq.gradient(data)
-        close(found.mean, whole.mean)
-        close(found.std, whole.std)
+        alike(found, whole)
     for size in (1, 2, 7, 100):
         found = uq.gradient(x, batch_size=size)
-        close(found.mean, whole.mean)
-        close(found.std, whole.std)
+        alike(found, whole)
 
 
 def test_structures_may_come_one_by_one():
@@ -569,8 +528,7 @@ def test_structures_may_come_one_by_one():
             zoo.Graph(g.x[mine], g.species[mine], 0 * g.molecule[mine], 1, g.energy[n : n + 1])
         )
     found = uq.gradient(alone, "x")
-    close(found.mean, whole.mean)
-    close(found.std, whole.std)
+    alike(found, whole)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
@@ -699,44 +657,38 @@ def test_an_input_is_named_by_position_or_by_the_name_in_forward(name, which):
 @pytest.mark.parametrize("kind", ["dict", "namedtuple", "object", "list"])
 def test_an_input_is_named_within_any_kind_of_batch(kind, which):
     old, sets, new = paired()
-    forwards = {
-        "dict": lambda m, b: m(b["pos"], b["field"]),
-        "namedtuple": lambda m, b: m(b.pos, b.field),
-        "object": lambda m, b: m(b.pos, b.field),
-        "list": lambda m, b: m(b[0], b[1]),
-    }
-    make = {
-        "dict": lambda *parts: dict(zip(Both._fields, parts, strict=True)),
+    batch = {
+        "dict": lambda *parts: Both(*parts)._asdict(),
         "namedtuple": Both,
-        "object": lambda *parts: type("Batch", (), {})(),
+        "object": lambda *parts: SimpleNamespace(**Both(*parts)._asdict()),
         "list": lambda *parts: list(parts),
-    }
+    }[kind]
 
-    def batch(*parts):
-        made = make[kind](*parts)
-        if kind == "object":
-            made.pos, made.field, made.y = parts
-        return made
+    def part(given, name):
+        if kind in ("namedtuple", "object"):
+            return getattr(given, name)
+        return given[name if kind == "dict" else Both._fields.index(name)]
 
-    target = (lambda b: b["y"]) if kind == "dict" else (lambda b: b[2] if kind == "list" else b.y)
-    uq = rg.LastLayerRigidity(old.model, forward=forwards[kind], target=target)
-    uq.fit([batch(*sets[0])])
-    uq.calibrate([batch(*sets[1])], ridge=RIDGE)
+    uq = rg.LastLayerRigidity(
+        old.model,
+        forward=lambda m, b: m(part(b, "pos"), part(b, "field")),
+        target=lambda b: part(b, "y"),
+    )
+    uq.fit([batch(*sets[0])]).calibrate([batch(*sets[1])], ridge=RIDGE)
     name = Both._fields.index(which) if kind == "list" else which
     given = batch(*new)
     found = uq.gradient([given], name)
     slope, variance = expected_of_pair(which)
     close(found.mean, slope)
     close(found.variance, variance)
-    held = given["pos"] if kind == "dict" else given[0] if kind == "list" else given.pos
-    assert torch.equal(held, new.pos)
+    assert torch.equal(part(given, "pos"), new.pos)
 
 
 def test_keyword_batches_are_differentiated_by_a_key():
     old, sets, new = paired()
-    uq = rg.LastLayerRigidity(old.model)
-    uq.fit([{"pos": sets[0][0], "field": sets[0][1], "y": sets[0][2]}])
-    uq.calibrate([{"pos": sets[1][0], "field": sets[1][1], "y": sets[1][2]}], ridge=RIDGE)
+    train, valid = (Both(*parts)._asdict() for parts in sets)
+    uq = rg.LastLayerRigidity(old.model).fit([train])
+    uq.calibrate([valid], ridge=RIDGE)
     slope, variance = expected_of_pair("field")
     for data in ([{"pos": new.pos, "field": new.field}], new._asdict()):
         found = uq.gradient(data, "field")
@@ -744,36 +696,21 @@ def test_keyword_batches_are_differentiated_by_a_key():
         close(found.variance, variance)
 
 
-def test_the_only_floating_point_input_needs_no_name():
+def test_the_only_floating_point_input_needs_no_name_and_an_integer_one_is_refused():
     uq, case = fitted("two_inputs"), zoo.build("two_inputs", TEST)
     close(uq.gradient([case.data]).std, uq.gradient([case.data], 0).std)
+    for name in (1, "station"):
+        refused(r"floating-point|no input", uq.gradient, [case.data], name)
 
 
 # --- samples that influence one another ---------------------------------------------------------
 
 
-def after_another(m, x):
-    """Each sample sees the one before it too, as in a time series."""
-    return m.body(torch.cat([x[:1], x[1:] + x[:-1]]))
-
-
-def after_the_last(m, x):
-    """The first sample alone sees another, the last."""
-    return m.body(torch.cat([x[:1] + x[-1:], x[1:]]))
-
-
-COUPLINGS = {
-    "mean": lambda m, x: m.body(x - x.mean(0)),
-    "before": after_another,
-    "last": after_the_last,
-}
-
-
 @pytest.mark.parametrize("rows", [2, 3, 8])
-@pytest.mark.parametrize("coupling", COUPLINGS)
+@pytest.mark.parametrize("coupling", dense.COUPLINGS)
 def test_samples_that_influence_one_another_are_right_or_refused(coupling, rows):
     old, x, y = small(rows=rows)
-    net = zoo.Net(COUPLINGS[coupling], body=oracle.float64_copy(old.model))
+    net = zoo.Net(dense.COUPLINGS[coupling], body=oracle.float64_copy(old.model))
     uq = rg.LastLayerRigidity(net).fit((x, y))
     uq.calibrate((inputs(rows, 3, 1), y), ridge=RIDGE)
     try:
@@ -867,29 +804,19 @@ def test_bad_input_is_refused_and_leaves_the_object_as_it_was(case):
     uq, x, _ = small()
     call, message = REFUSED[case]
     before = uq.gradient(x).std
-    with pytest.raises((ValueError, TypeError), match=message):
-        call(uq, x)
+    refused(message, call, uq, x, error=(ValueError, TypeError))
     assert torch.equal(uq.gradient(x).std, before)
 
 
 def test_one_of_several_inputs_must_be_named():
     uq, _, new = paired()
-    with pytest.raises(ValueError, match=r"Which input.*wrt=.*0, 1"):
-        uq.gradient([(new.pos, new.field)])
-
-
-def test_an_integer_input_is_refused_by_name():
-    uq, case = fitted("two_inputs"), zoo.build("two_inputs", TEST)
-    for name in (1, "station"):
-        with pytest.raises(ValueError, match=r"floating-point|no input"):
-            uq.gradient([case.data], name)
+    refused(r"Which input.*wrt=.*0, 1", uq.gradient, [(new.pos, new.field)])
 
 
 @pytest.mark.parametrize("id", dense.NOT_DIFFERENTIABLE)
 def test_a_model_that_has_no_derivative_by_its_inputs_is_refused_with_a_hint(id):
     uq, case = fitted(id), zoo.build(id, TEST)
-    with pytest.raises(ValueError, match=r"wrt="):
-        uq.gradient([case.data])
+    refused(r"wrt=", uq.gradient, [case.data])
     uq.predict([case.data])
 
 
@@ -897,8 +824,7 @@ def test_a_weight_changed_after_the_fit_is_noticed():
     uq, x, _ = small()
     with torch.no_grad():
         uq.model[0].weight.mul_(2)
-    with pytest.raises((ValueError, RuntimeError), match="changed"):
-        uq.gradient(x)
+    refused("changed", uq.gradient, x, error=(ValueError, RuntimeError))
 
 
 def rigidity(hessian):

@@ -2,7 +2,6 @@
 
 import functools
 import math
-import warnings
 
 import numpy as np
 import pytest
@@ -19,7 +18,9 @@ from rigidities.last_layer.propagation.outputs import repeatable
 from rigidities.last_layer.propagation.propagation import covariance_between, propagated
 from rigidities.posterior.joint import JointPosterior
 from tests.support import oracle, zoo
-from tests.support.nets import trained
+from tests.support.nets import trained, without_forward_mode
+from tests.support.refusals import refused
+from tests.support.zoo_fits import fitted_to
 
 F64 = torch.float64
 
@@ -60,10 +61,14 @@ def fitted(targets):
 
 
 @pytest.fixture
-def one():
-    """One target, float64, with test inputs."""
-    uq, x = fitted(1)
-    return Parts(uq), x
+def parts():
+    """Of one target, float64."""
+    return Parts(fitted(1)[0])
+
+
+@pytest.fixture
+def x():
+    return fitted(1)[1]
 
 
 @pytest.fixture
@@ -127,10 +132,7 @@ def zoo_jacobian(case):
 @functools.cache
 def zoo_parts(id):
     case, valid = zoo.build(id), zoo.build(id, draw=1)
-    uq = rg.LastLayerRigidity(case.model, **case.options)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The output is not linear")
-        uq.fit([case.data])
+    uq = fitted_to(case, [case.data])
     uq.calibrate([valid.data], ridge=0.01 * float(uq.gram.diagonal.mean()))
     source = {"whole": "forward" in case.options, "target": case.options.get("target")}
     return case, Parts(uq, source)
@@ -239,7 +241,8 @@ def test_masked_targets_have_grams_and_error_bars_of_their_own():
     torch.testing.assert_close(derived.variance[2], expected.sum(), rtol=1e-8, atol=0)
 
 
-def test_covariance_has_the_outputs_shape_on_both_sides(one, three):
+def test_covariance_has_the_outputs_shape_on_both_sides(parts, x, three):
+    assert parts.covariance(x[:7], x[:5]).shape == (7, 5)
     parts, x = three
     dense = dense_covariance(parts, trained(targets=3).train, x)
     found = parts.covariance(x, batch_size=37)
@@ -249,15 +252,12 @@ def test_covariance_has_the_outputs_shape_on_both_sides(one, three):
     torch.testing.assert_close(cross, found[:50, :, 30:90], rtol=1e-10, atol=1e-14)
     variance = found.reshape(600, 600).diagonal().reshape(200, 3)
     torch.testing.assert_close(variance, parts.uq.predict(x).epistemic, rtol=1e-8, atol=0)
-    parts, x = one
-    assert parts.covariance(x[:7], x[:5]).shape == (7, 5)
 
 
 # --- correlations -------------------------------------------------------------------------------
 
 
-def test_the_difference_of_similar_predictions_has_a_small_error_bar(one):
-    parts, x = one
+def test_the_difference_of_similar_predictions_has_a_small_error_bar(parts, x):
     near = torch.stack([x[0], x[0] + 1e-3])
     single = parts.propagate(lambda y: y, near).std
     difference = parts.propagate(lambda y: y[0] - y[1], near).std
@@ -355,8 +355,7 @@ def test_batches_and_order_do_not_matter(three):
     torch.testing.assert_close(other.covariance, once.covariance, rtol=1e-10, atol=1e-16)
 
 
-def test_forward_and_reverse_mode_agree(one, monkeypatch):
-    parts, x = one
+def test_forward_and_reverse_mode_agree(parts, x, monkeypatch):
     forward = parts.propagate(torch.exp, x)
     monkeypatch.setattr(propagation, "_pushed", propagation._pulled)
     reverse = parts.propagate(torch.exp, x)
@@ -394,8 +393,7 @@ def test_half_precision_models_get_error_bars_in_float32():
     assert 0 < float(derived.std) < math.inf
 
 
-def test_the_result_has_the_shape_of_the_function(one):
-    parts, x = one
+def test_the_result_has_the_shape_of_the_function(parts, x):
     derived = parts.propagate(lambda y: y.reshape(4, 5, 10).exp().sum(2), x)
     assert derived.mean.shape == derived.std.shape == derived.shift.shape == (4, 5)
     assert derived.covariance.shape == (20, 20)
@@ -409,27 +407,14 @@ def test_intervals_are_gaussian():
     torch.testing.assert_close(law.cdf(high) - law.cdf(low), torch.tensor(0.8))
     torch.testing.assert_close(derived.quantile(0.25), law.icdf(torch.tensor(0.25)))
     for wrong in (0, 1):
-        with pytest.raises(ValueError, match="between 0 and 1"):
-            derived.interval(wrong)
-        with pytest.raises(ValueError, match="between 0 and 1"):
-            derived.quantile(wrong)
+        refused("between 0 and 1", derived.interval, wrong)
+        refused("between 0 and 1", derived.quantile, wrong)
 
 
 # --- functions that ask for another way ---------------------------------------------------------
 
 
-class Square(torch.autograd.Function):
-    """A square that knows no forward mode."""
-
-    @staticmethod
-    def forward(ctx, y):
-        ctx.save_for_backward(y)
-        return y.square()
-
-    @staticmethod
-    def backward(ctx, grad):
-        (y,) = ctx.saved_tensors
-        return 2 * y * grad
+Square = without_forward_mode(torch.square, lambda y: 2 * y)
 
 
 def branching(y):
@@ -448,8 +433,7 @@ def looping(y):
 
 @pytest.mark.parametrize("rows", [5, 60])
 @pytest.mark.parametrize("fn", [Square.apply, branching, looping])
-def test_functions_without_a_forward_mode_or_with_writes_are_differentiated_too(one, fn, rows):
-    parts, x = one
+def test_functions_without_a_forward_mode_or_with_writes_are_differentiated_too(parts, x, fn, rows):
     expected = parts.propagate(torch.square, x[:rows], second_order=True)
     derived = parts.propagate(fn, x[:rows], second_order=True)
     for name in ("mean", "variance", "shift", "rows"):
@@ -457,8 +441,7 @@ def test_functions_without_a_forward_mode_or_with_writes_are_differentiated_too(
         torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-14)
 
 
-def test_many_quantities_keep_their_variances_without_their_covariance(one, monkeypatch):
-    parts, x = one
+def test_many_quantities_keep_their_variances_without_their_covariance(parts, x, monkeypatch):
     whole = parts.propagate(torch.exp, x)
     monkeypatch.setattr(propagation, "KEPT", 1000)
     lean = parts.propagate(torch.exp, x)
@@ -467,8 +450,7 @@ def test_many_quantities_keep_their_variances_without_their_covariance(one, monk
         _ = lean.covariance
 
 
-def test_small_chunks_change_nothing(one, monkeypatch):
-    parts, x = one
+def test_small_chunks_change_nothing(parts, x, monkeypatch):
     whole = parts.propagate(curved, x, second_order=True)
     wide = parts.propagate(torch.exp, x)
     monkeypatch.setattr("rigidities.last_layer.propagation.differential.WORKING", 8 * 200 * 3)
@@ -478,8 +460,7 @@ def test_small_chunks_change_nothing(one, monkeypatch):
     torch.testing.assert_close(small.variance, wide.variance)
 
 
-def test_gradient_modes_do_not_matter(one):
-    parts, x = one
+def test_gradient_modes_do_not_matter(parts, x):
     expected = parts.propagate(curved, x, second_order=True)
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
@@ -494,8 +475,7 @@ def test_gradient_modes_do_not_matter(one):
 
 @pytest.mark.parametrize("fn", [curved, torch.exp])
 @pytest.mark.parametrize("kept", [0, 39_999])
-def test_features_that_were_not_kept_are_read_again(one, monkeypatch, fn, kept):
-    parts, x = one
+def test_features_that_were_not_kept_are_read_again(parts, x, monkeypatch, fn, kept):
     expected = parts.propagate(fn, x, batch_size=16)
     calls = []
     tap = parts.tap
@@ -506,8 +486,7 @@ def test_features_that_were_not_kept_are_read_again(one, monkeypatch, fn, kept):
     assert len(calls) == (26 if kept == 0 else 13 + 1)  # 12 batches of 3.2 kB fit
 
 
-def test_a_generator_is_read_once_and_kept(one, monkeypatch):
-    parts, x = one
+def test_a_generator_is_read_once_and_kept(parts, x, monkeypatch):
     monkeypatch.setattr(joint_outputs, "KEPT", 0)
     expected = parts.propagate(curved, x)
     got = parts.propagate(curved, (batch for batch in x.split(16)))
@@ -515,75 +494,55 @@ def test_a_generator_is_read_once_and_kept(one, monkeypatch):
     assert not repeatable(iter([1])) and repeatable([1]) and repeatable(x)
 
 
-def test_another_order_at_the_second_reading_is_refused(one, monkeypatch):
-    parts, x = one
+def test_another_order_at_the_second_reading_is_refused(parts, x, monkeypatch):
     shuffled = DataLoader(TensorDataset(x), batch_size=16, shuffle=True)
     parts.propagate(torch.mean, shuffled)
     monkeypatch.setattr(joint_outputs, "KEPT", 0)
-    with pytest.raises(ValueError, match="does not shuffle"):
-        parts.propagate(torch.mean, shuffled)
+    refused("does not shuffle", parts.propagate, torch.mean, shuffled)
 
 
 # --- bad input ----------------------------------------------------------------------------------
 
-NO_DERIVATIVE = {
-    "detached": lambda y: y.detach().sum(),
-    "without_gradients": torch.no_grad()(lambda y: y.sum()),
-    "through_numpy": lambda y: torch.from_numpy(y.numpy() ** 2),
-    "through_numpy_detached": lambda y: torch.from_numpy(y.detach().numpy() ** 2),
-    "through_a_number": lambda y: torch.tensor(y.sum().item()),
-    "a_comparison": lambda y: (y > 0).to(y.dtype).mean(),
-}
-
-
-@pytest.mark.parametrize("fn", NO_DERIVATIVE.values(), ids=NO_DERIVATIVE)
-def test_functions_without_a_derivative_name_the_ensemble(one, fn):
-    parts, x = one
-    with pytest.raises(ValueError, match=r"different.*uq\.ensemble\(64\)\.propagate\(fn, x\)"):
-        parts.propagate(fn, x)
+BY_MEMBERS = r"different.*uq\.ensemble\(64\)\.propagate\(fn, x\)"
+INFINITE = r"derivative of quantity 0 .*"
 
 
 @pytest.mark.parametrize(
-    ("fn", "message"),
+    ("fn", "error", "message"),
     [
-        (lambda y: y.argmax(), r"floating-point values, got torch.int64.*ensemble"),
-        (lambda y: y.sum().item(), r"one tensor, got float.*ensemble"),
-        (lambda y: (y.sum(), y.mean()), r"one tensor, got tuple. Join several with torch.stack"),
-        (lambda y: y.numpy(), r"one tensor, got ndarray.*ensemble"),
-        (lambda y: torch.fft.fft(y[:, 0]), r"got torch.complex128"),
+        (lambda y: y.detach().sum(), ValueError, BY_MEMBERS),
+        (torch.no_grad()(lambda y: y.sum()), ValueError, BY_MEMBERS),
+        (lambda y: torch.from_numpy(y.numpy() ** 2), ValueError, BY_MEMBERS),
+        (lambda y: torch.from_numpy(y.detach().numpy() ** 2), ValueError, BY_MEMBERS),
+        (lambda y: torch.tensor(y.sum().item()), ValueError, BY_MEMBERS),
+        (lambda y: (y > 0).to(y.dtype).mean(), ValueError, BY_MEMBERS),
+        (lambda y: y.argmax(), TypeError, r"floating-point values, got torch.int64.*ensemble"),
+        (lambda y: y.sum().item(), TypeError, r"one tensor, got float.*ensemble"),
+        (
+            lambda y: (y.sum(), y.mean()),
+            TypeError,
+            r"one tensor, got tuple. Join several with torch.stack",
+        ),
+        (lambda y: y.numpy(), TypeError, r"one tensor, got ndarray.*ensemble"),
+        (lambda y: torch.fft.fft(y[:, 0]), TypeError, r"got torch.complex128"),
+        (lambda y: (y - 100).log(), ValueError, r"NaN or infinity for 200 of 200 quantities"),
+        (lambda y: (y - y.detach()).sqrt().sum(), ValueError, INFINITE + "ensemble"),
+        (lambda y: (y - y.detach()).sqrt(), ValueError, INFINITE + r"torch.where.*ensemble"),
+        (lambda y: y[:0], ValueError, r"at least one value, got shape \(0, 1\)"),
     ],
 )
-def test_results_that_are_no_real_tensor_are_refused(one, fn, message):
-    parts, x = one
-    with pytest.raises(TypeError, match=message):
-        parts.propagate(fn, x)
-
-
-@pytest.mark.parametrize(
-    ("fn", "message"),
-    [
-        (lambda y: (y - 100).log(), r"NaN or infinity for 200 of 200 quantities"),
-        (lambda y: (y - y.detach()).sqrt().sum(), r"derivative of quantity 0 .*ensemble"),
-        (lambda y: (y - y.detach()).sqrt(), r"derivative of quantity 0 .*torch.where.*ensemble"),
-        (lambda y: y[:0], r"at least one value, got shape \(0, 1\)"),
-    ],
-)
-def test_values_and_derivatives_that_are_not_finite_are_refused(one, fn, message):
-    parts, x = one
-    with pytest.raises(ValueError, match=message):
-        parts.propagate(fn, x)
+def test_functions_without_a_finite_derivative_are_refused(parts, x, fn, error, message):
+    refused(message, parts.propagate, fn, x, error=error)
 
 
 @pytest.mark.parametrize("fn", [torch.round, lambda y: y.round().sum()])
-def test_a_derivative_of_zero_is_said(one, fn):
-    parts, x = one
+def test_a_derivative_of_zero_is_said(parts, x, fn):
     with pytest.warns(UserWarning, match=r"exactly zero for (200 of 200|1 of 1) .*uq\.ensemble"):
         derived = parts.propagate(fn, x)
     assert not derived.std.any()
 
 
-def test_only_the_flat_quantities_are_counted(one):
-    parts, x = one
+def test_only_the_flat_quantities_are_counted(parts, x):
     flat = int((parts.uq.model(x) < 0).sum())
     with pytest.warns(UserWarning, match=f"exactly zero for {flat} of 200"):
         derived = parts.propagate(torch.relu, x)
@@ -591,28 +550,23 @@ def test_only_the_flat_quantities_are_counted(one):
 
 
 @pytest.mark.parametrize("data", [[], torch.zeros(0, 4, dtype=F64), [torch.zeros(0, 4, dtype=F64)]])
-def test_empty_data_are_refused(one, data):
-    parts, _ = one
-    with pytest.raises(ValueError, match="nothing to propagate"):
-        parts.propagate(torch.mean, data)
+def test_empty_data_are_refused(parts, data):
+    refused("nothing to propagate", parts.propagate, torch.mean, data)
 
 
 def test_outputs_that_cannot_be_joined_are_refused():
     net = nn.Sequential(nn.Linear(3, 8), nn.SiLU(), nn.Linear(8, 1)).double()
     x = torch.randn(6, 4, 3, dtype=F64, generator=torch.Generator().manual_seed(0))
     parts = Parts(rg.LastLayerRigidity(net).fit((x, x[..., :1])))
-    with pytest.raises(ValueError, match="different shapes per sample"):
-        parts.propagate(torch.mean, [x, x[:, :2]])
+    refused("different shapes per sample", parts.propagate, torch.mean, [x, x[:, :2]])
 
 
-def test_errors_inside_the_function_come_through(one):
-    parts, x = one
+def test_errors_inside_the_function_come_through(parts, x):
 
     def wrong(y):
         raise KeyError("energy")
 
-    with pytest.raises(KeyError, match="energy"):
-        parts.propagate(wrong, x)
+    refused("energy", parts.propagate, wrong, x, error=KeyError)
 
 
 # --- through the façade -------------------------------------------------------------------------
@@ -630,8 +584,7 @@ def test_the_facade_hands_everything_on(three):
     torch.testing.assert_close(parts.uq.covariance(x[:9]), parts.covariance(x[:9]))
 
 
-def test_the_zero_derivative_is_said_where_the_user_called(one):
-    parts, x = one
+def test_the_zero_derivative_is_said_where_the_user_called(parts, x):
     with pytest.warns(UserWarning, match="exactly zero") as said:
         parts.uq.propagate(torch.round, x)
     assert said[0].filename == __file__

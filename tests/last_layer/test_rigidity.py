@@ -4,6 +4,7 @@ import copy
 import subprocess
 import sys
 import warnings
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -14,7 +15,8 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 import rigidities as rg
 from rigidities.calibration.evidence import evidence, most_evident_ridge
 from rigidities.data.batches import raw_batches
-from tests.support.nets import Rows, fitted, trained
+from tests.support.nets import Net, Rows, calibrated, fitted, trained
+from tests.support.refusals import refused
 
 F64 = torch.float64
 
@@ -26,11 +28,20 @@ def features(model, x):
     return torch.cat([h, torch.ones(len(h), 1, dtype=F64)], dim=1)
 
 
+@pytest.fixture
+def fit(net):
+    return rg.LastLayerRigidity(net.model).fit(net.train)
+
+
+@pytest.fixture
+def uq(fit, net):
+    return calibrated(fit, net.valid)
+
+
 # --- what it computes ---------------------------------------------------------------------------
 
 
-def test_variance_is_the_papers_formula(net):
-    uq = fitted(net)
+def test_variance_is_the_papers_formula(net, uq):
     x = net.test[0]
     mean, std = uq(x)
     assert torch.equal(mean, net.model(x))
@@ -54,8 +65,7 @@ def test_predict_and_call_agree(net3):
 def test_each_target_has_its_own_scale(net3):
     uq = fitted(net3)
     assert uq.scale.shape == (3,)
-    alone = rg.LastLayerRigidity(net3.model).fit(net3.train)
-    alone.calibrate(net3.valid, ridge=uq.ridge)
+    alone = calibrated(rg.LastLayerRigidity(net3.model).fit(net3.train), net3.valid, ridge=uq.ridge)
     torch.testing.assert_close(alone.scale, uq.scale)
     std = fitted(net3).predict(net3.test[0]).std
     torch.testing.assert_close(
@@ -71,29 +81,26 @@ def test_targets_cost_no_square_of_their_number():
     assert uq.gram.square.shape == (400,)
 
 
-def test_noise_floor_is_added_and_divided_by_the_sample_weight(net):
-    uq = rg.LastLayerRigidity(net.model).fit(net.train)
+def test_noise_floor_is_added_and_divided_by_the_sample_weight(net, fit):
     x, y = net.valid
-    report = uq.calibrate((x, y + torch.randn_like(y)), noise="constant")  # much noise, all alike
-    p = uq.predict(x)
+    report = fit.calibrate((x, y + torch.randn_like(y)), noise="constant")  # much noise, all alike
+    p = fit.predict(x)
     assert float(report.noise) > 0
     torch.testing.assert_close(p.noise, report.noise.float().expand(200, 1))
     torch.testing.assert_close(p.variance, p.epistemic + p.noise)
-    heavy = uq.predict(x, sample_weight=lambda batch: torch.full((len(batch),), 4.0))
+    heavy = fit.predict(x, sample_weight=lambda batch: torch.full((len(batch),), 4.0))
     torch.testing.assert_close(heavy.noise, p.noise / 4)
     torch.testing.assert_close(heavy.epistemic, p.epistemic)
 
 
-def test_noise_floor_is_no_worse_than_none(net):
-    uq = rg.LastLayerRigidity(net.model).fit(net.train)
+def test_noise_floor_is_no_worse_than_none(net, fit):
     for criterion in ("nll", "crps", "absolute"):
-        without = uq.calibrate(net.valid, criterion=criterion)
-        floor = uq.calibrate(net.valid, criterion=criterion, noise="constant")
+        without = fit.calibrate(net.valid, criterion=criterion)
+        floor = fit.calibrate(net.valid, criterion=criterion, noise="constant")
         assert floor.value <= without.value + 1e-12
 
 
-def test_error_bars_grow_away_from_the_data(net):
-    uq = fitted(net)
+def test_error_bars_grow_away_from_the_data(net, uq):
     _, inside = uq(net.test[0])
     _, outside = uq(10 * net.test[0])
     assert float(outside.median()) > 3 * float(inside.median())
@@ -117,8 +124,7 @@ def test_partial_fit_equals_one_fit_and_forget_undoes_it(net):
     assert parts.gram.count == 100
 
 
-def test_changed_data_make_the_calibration_stale(net):
-    uq = fitted(net)
+def test_changed_data_make_the_calibration_stale(net, uq):
     uq.partial_fit(net.test)
     assert uq.report.stale
     with pytest.warns(UserWarning, match="since the calibration"):
@@ -127,20 +133,18 @@ def test_changed_data_make_the_calibration_stale(net):
     uq(net.test[0])
 
 
-def test_uncalibrated_error_bars_warn_once(net):
-    uq = rg.LastLayerRigidity(net.model).fit(net.train)
+def test_uncalibrated_error_bars_warn_once(net, fit):
     with pytest.warns(UserWarning, match="not calibrated"):
-        uq(net.test[0])
-    uq(net.test[0])
-    assert torch.equal(uq.scale, torch.ones(1, dtype=F64))
+        fit(net.test[0])
+    fit(net.test[0])
+    assert torch.equal(fit.scale, torch.ones(1, dtype=F64))
 
 
-def test_default_ridge_is_relative_to_the_gram(net):
-    uq = rg.LastLayerRigidity(net.model).fit(net.train)
+def test_default_ridge_is_relative_to_the_gram(net, fit):
     twice = rg.LastLayerRigidity(net.model).fit(
         net.train, sample_weight=lambda b: 2 * torch.ones(len(b[0]))
     )
-    assert twice.ridge == pytest.approx(2 * uq.ridge)
+    assert twice.ridge == pytest.approx(2 * fit.ridge)
 
 
 def test_huber_tails_are_counted_and_reported(net):
@@ -185,11 +189,11 @@ def test_targets_masked_by_their_weight_are_left_out_whatever_they_hold(net3, no
         y[::2, 1] = value
         return data[0], y
 
-    def calibrated(value):
+    def report_of(value):
         uq = rg.LastLayerRigidity(net3.model).fit(holes(net3.train, value), sample_weight=known)
         return uq.calibrate(holes(net3.valid, value), noise=noise)
 
-    report, other = calibrated(1e3), calibrated(2e5)
+    report, other = report_of(1e3), report_of(2e5)
     assert report.nll == pytest.approx(other.nll) and report.nll < 10
     torch.testing.assert_close(report.scale, other.scale)
 
@@ -230,32 +234,17 @@ def test_the_most_evident_ridge_tells_the_edge_it_lies_at():
 
 
 def test_two_heads_side_by_side_have_a_scale_each():
-    class TwoHeads(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(3, 1), nn.Linear(3, 1)
-
-        def forward(self, x):
-            return torch.cat([self.a(x), self.b(x)], 1)
-
-    model, x = TwoHeads(), torch.randn(400, 3)
+    side_by_side = lambda m, x: torch.cat([m.a(x), m.b(x)], 1)  # noqa: E731
+    model, x = Net(side_by_side, a=nn.Linear(3, 1), b=nn.Linear(3, 1)), torch.randn(400, 3)
     y = model(x).detach() + torch.randn(400, 2) * torch.tensor([1.0, 100.0])
-    uq = rg.LastLayerRigidity(model).fit((x[:200], y[:200]))
-    uq.calibrate((x[200:], y[200:]))
+    uq = calibrated(rg.LastLayerRigidity(model).fit((x[:200], y[:200])), (x[200:], y[200:]))
     assert uq.scale.shape == (2,) and 50 < float(uq.scale[1] / uq.scale[0]) < 200
 
 
 def test_inputs_that_index_each_other_are_not_cut_apart():
-    class Linked(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.head = nn.Linear(3, 1)
-
-        def forward(self, x, index):
-            return self.head(x + x[index])
-
+    model = Net(lambda m, x, index: m.head(x + x[index]), head=nn.Linear(3, 1))
     x, index, y = torch.randn(100, 3), torch.arange(100).flip(0), torch.randn(100, 1)
-    assert rg.LastLayerRigidity(Linked()).fit([(x, index, y)]).gram.count == 100
+    assert rg.LastLayerRigidity(model).fit([(x, index, y)]).gram.count == 100
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
@@ -274,19 +263,11 @@ def test_half_precision_models_keep_small_error_bars(net, dtype):
 
 
 def test_another_number_of_targets_than_in_the_fit_is_refused():
-    class Copies(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.head = nn.Linear(3, 1)
-
-        def forward(self, x, copies=1):
-            return self.head(x).repeat(1, copies)
-
+    model = Net(lambda m, x, copies=1: m.head(x).repeat(1, copies), head=nn.Linear(3, 1))
     x, y = torch.randn(40, 3), torch.randn(40, 1)
-    uq = rg.LastLayerRigidity(Copies(), features=lambda m, x, copies=1: x).fit((x[:20], y[:20]))
+    uq = rg.LastLayerRigidity(model, features=lambda m, x, copies=1: x).fit((x[:20], y[:20]))
     uq.calibrate((x[20:], y[20:]))
-    with pytest.raises(ValueError, match="gives 2 targets here and gave 1 in the fit"):
-        uq(x, copies=2)
+    refused("gives 2 targets here and gave 1 in the fit", uq, x, copies=2)
 
 
 def test_outputs_of_different_length_are_predicted_batch_by_batch():
@@ -294,22 +275,14 @@ def test_outputs_of_different_length_are_predicted_batch_by_batch():
     x = torch.randn(40, 3)
     uq = rg.LastLayerRigidity(model).fit((x[:20], torch.randn(20, 1)))
     uq.calibrate((x[20:], torch.randn(20, 1)))
-    with pytest.raises(ValueError, match="Predict batch by batch"):
-        uq.predict([torch.randn(2, 5, 3), torch.randn(2, 4, 3)])
+    refused("Predict batch by batch", uq.predict, [torch.randn(2, 5, 3), torch.randn(2, 4, 3)])
     assert uq(torch.randn(2, 5, 3))[1].shape == (2, 5, 1)
 
 
 def test_unscaled_invariance_y_to_a_y_plus_b(net):
-    class Scaled(nn.Module):
-        def __init__(self, inner):
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, x):
-            return 7 * self.inner(x) - 3
-
     plain = fitted(net).predict(net.test[0])
-    scaled = rg.LastLayerRigidity(Scaled(net.model)).fit((net.train[0], 7 * net.train[1] - 3))
+    model = Net(lambda m, x: 7 * m.inner(x) - 3, inner=net.model)
+    scaled = rg.LastLayerRigidity(model).fit((net.train[0], 7 * net.train[1] - 3))
     scaled.calibrate((net.valid[0], 7 * net.valid[1] - 3))
     torch.testing.assert_close(scaled.predict(net.test[0]).std, 7 * plain.std, rtol=2e-3, atol=0)
 
@@ -390,15 +363,8 @@ def test_predictions_keep_the_order_of_a_shuffled_loader(net):
 
 
 def test_predict_ignores_targets_and_knows_two_inputs_from_one():
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.head = nn.Linear(3, 1)
-
-        def forward(self, a, b):
-            return self.head(torch.sin(a) + b)
-
-    model, a, b = Two(), torch.randn(40, 3), torch.randn(40, 3)
+    model = Net(lambda m, a, b: m.head(torch.sin(a) + b), head=nn.Linear(3, 1))
+    a, b = torch.randn(40, 3), torch.randn(40, 3)
     uq = rg.LastLayerRigidity(model).fit((a, b, torch.randn(40, 1)))
     uq.calibrate((a + 1, b, torch.randn(40, 1)))
     assert torch.equal(uq.predict((a, b)).mean, uq.predict((a, b, torch.zeros(40))).mean)
@@ -409,32 +375,27 @@ def test_fit_without_targets_is_enough_for_the_gram(net):
     torch.testing.assert_close(
         uq.gram.matrix, rg.LastLayerRigidity(net.model).fit(net.train).gram.matrix
     )
-    with pytest.raises(ValueError, match="needs targets in the fit"):
-        uq.calibrate(net.valid, criterion="evidence")
+    refused("needs targets in the fit", uq.calibrate, net.valid, criterion="evidence")
 
 
 # --- the model is left alone --------------------------------------------------------------------
 
 
-def test_uq_train_leaves_the_models_flag(net):
-    uq = fitted(net)
+def test_uq_train_leaves_the_models_flag(net, uq):
     net.model.eval()
     uq.train()
-    assert not net.model.training
-    assert uq.training
+    assert uq.training and not net.model.training
 
 
 def test_moving_to_float32_keeps_the_statistics_in_float64(net):
     net.model.double()
     x = tuple(t.double() for t in net.train)
-    uq = rg.LastLayerRigidity(net.model).fit(x)
-    uq.calibrate(tuple(t.double() for t in net.valid))
+    uq = calibrated(rg.LastLayerRigidity(net.model).fit(x), tuple(t.double() for t in net.valid))
     uq.to(torch.float32)
     assert uq.gram.matrix.dtype == uq.posterior.eigenvalues.dtype == uq.scale.dtype == F64
 
 
-def test_a_model_made_float64_after_the_fit_still_predicts(net):
-    uq = fitted(net)
+def test_a_model_made_float64_after_the_fit_still_predicts(net, uq):
     before = uq.predict(net.test[0])
     net.model.double()
     after = uq.predict(net.test[0].double())
@@ -442,74 +403,62 @@ def test_a_model_made_float64_after_the_fit_still_predicts(net):
     torch.testing.assert_close(after.std, before.std.double(), rtol=1e-3, atol=0)
 
 
-def test_a_model_rounded_to_bfloat16_after_the_fit_is_refused(net):
-    uq = fitted(net)
-    net.model.bfloat16()
-    with pytest.raises(ValueError, match="weights have changed since the fit"):
-        uq(net.test[0].bfloat16())
-
-
-def test_a_retrained_model_is_refused_and_a_restored_one_accepted(net):
-    uq = fitted(net)
+def test_a_retrained_model_is_refused_and_a_restored_one_accepted(net, uq):
     before = uq(net.test[0])[1]
     weights = copy.deepcopy(net.model.state_dict())
     with torch.no_grad():
         net.model[0].weight.add_(0.1)
-    with pytest.raises(ValueError, match="weights have changed since the fit"):
-        uq(net.test[0])
+    refused("weights have changed since the fit", uq, net.test[0])
     net.model.load_state_dict(weights)
     assert torch.equal(uq(net.test[0])[1], before)
 
 
-def test_a_replaced_layer_is_noticed(net):
-    uq = fitted(net)
-    net.model[2] = nn.Linear(24, 24)
-    with pytest.raises(ValueError, match="weights have changed"):
-        uq(net.test[0])
-
-
-def test_writes_through_data_are_noticed_before_anything_is_learnt(net):
-    uq = fitted(net)
-    net.model[0].weight.data.add_(0.1)
-    with pytest.raises(ValueError, match="weights have changed"):
-        uq.calibrate(net.valid)
-    with pytest.raises(ValueError, match="weights have changed"):
-        uq.partial_fit(net.valid)
+@pytest.mark.parametrize(
+    ("change", "leaves_a_trace"),
+    [
+        (lambda model: model.bfloat16(), True),
+        (lambda model: model.__setitem__(2, nn.Linear(24, 24)), True),
+        (lambda model: model[0].weight.data.add_(0.1), False),  # but the values
+    ],
+    ids=["rounded to bfloat16", "a replaced layer", "a write through data"],
+)
+def test_changed_weights_are_noticed_before_anything_is_learnt(net, uq, change, leaves_a_trace):
+    change(net.model)
+    x, y = (t.to(net.model[0].weight.dtype) for t in net.valid)
+    for call in (uq, uq.predict) * leaves_a_trace:
+        refused("weights have changed since the fit", call, x)
+    for call in (uq.calibrate, uq.partial_fit):
+        refused("weights have changed", call, (x, y))
 
 
 # --- calibration ------------------------------------------------------------------------------
 
 
-def test_the_report_says_what_was_chosen(net):
-    uq = rg.LastLayerRigidity(net.model).fit(net.train)
-    report = uq.calibrate(net.valid)
-    assert report.ridge == uq.ridge and torch.equal(report.scale, uq.scale)
+def test_the_report_says_what_was_chosen(net, fit):
+    report = fit.calibrate(net.valid)
+    assert report.ridge == fit.ridge and torch.equal(report.scale, fit.scale)
     assert report.rows == 200 and report.width == 25 and 0 < report.effective_rank < 25
-    assert report.condition == pytest.approx(uq.posterior.condition)
+    assert report.condition == pytest.approx(fit.posterior.condition)
     assert report.nll == pytest.approx(report.value)
-    p = uq.predict(net.valid[0])
+    p = fit.predict(net.valid[0])
     assert report.nll == pytest.approx(rg.metrics.nll(p.mean, p.std, net.valid[1]), abs=1e-4)
     assert report.gain == pytest.approx(rg.metrics.nll_gain(p.mean, p.std, net.valid[1]), abs=1e-4)
     for word in ("ridge", "scale", "NLL", "effective rank"):
         assert word in str(report)
 
 
-def test_validation_rows_from_the_training_data_are_found(net):
-    uq = rg.LastLayerRigidity(net.model).fit(net.train)
+def test_validation_rows_from_the_training_data_are_found(net, fit):
     mixed = tuple(torch.cat([a, b[:30]]) for a, b in zip(net.valid, net.train, strict=True))
     with pytest.warns(UserWarning, match="30 of 230 calibration rows stand in the training data"):
-        report = uq.calibrate(mixed)
+        report = fit.calibrate(mixed)
     assert report.duplicates == 30
-    assert uq.calibrate(net.valid).duplicates == 0
+    assert fit.calibrate(net.valid).duplicates == 0
 
 
 def test_duplicates_are_found_in_batches_that_are_not_tensors(net):
-    class Graph:
-        def __init__(self, x, y):
-            self.x, self.y = x, y
-
     def graphs(data):
-        return [Graph(x, y) for x, y in zip(data[0].split(9), data[1].split(9), strict=True)]
+        parts = zip(data[0].split(9), data[1].split(9), strict=True)
+        return [SimpleNamespace(x=x, y=y) for x, y in parts]
 
     uq = rg.LastLayerRigidity(net.model, forward=lambda m, b: m(b.x), target=lambda b: b.y)
     uq.fit(graphs(net.train))
@@ -528,27 +477,24 @@ def test_no_gain_over_a_constant_bar_is_said_plainly():
     assert any("no better than a constant" in warning for warning in report.warnings)
 
 
-def test_an_optimum_at_the_edge_is_reported(net):
-    uq = rg.LastLayerRigidity(net.model).fit(net.train)
+def test_an_optimum_at_the_edge_is_reported(net, fit):
     x = net.valid[0]
     with torch.no_grad():
         h = net.model[:-1](x)
         norm = (1 + h.square().sum(1, keepdim=True)).sqrt()
         signs = torch.where(torch.arange(200) % 2 == 0, 1.0, -1.0)[:, None]
-        report = uq.calibrate((x, net.model(x) + norm * signs))
+        report = fit.calibrate((x, net.model(x) + norm * signs))
     assert report.at_edge == "upper"
     assert any("upper end of its range" in warning for warning in report.warnings)
 
 
-def test_leave_one_out_needs_only_the_training_data(net):
-    uq = rg.LastLayerRigidity(net.model).fit(net.train)
-    report = uq.calibrate(train=net.train, criterion="loo")
+def test_leave_one_out_needs_only_the_training_data(net, fit):
+    report = fit.calibrate(train=net.train, criterion="loo")
     assert report.criterion == "loo" and report.rows == 300 and report.duplicates == 0
     for wrong in ({"valid": net.valid}, {"valid": net.valid, "train": net.train}, {}):
         with pytest.raises(ValueError, match=r"takes the training data and no validation data"):
-            uq.calibrate(criterion="loo", **wrong)
-    with pytest.raises(ValueError, match=r"train= is for criterion='loo'"):
-        uq.calibrate(net.valid, train=net.train)
+            fit.calibrate(criterion="loo", **wrong)
+    refused(r"train= is for criterion='loo'", fit.calibrate, net.valid, train=net.train)
 
 
 @pytest.mark.parametrize("noise", ["none", "constant"])
@@ -563,25 +509,26 @@ def test_every_criterion_calibrates_several_targets(net3, criterion, noise):
     assert report.scale.shape == report.noise.shape == (3,)
 
 
-def test_calibration_thins_rows_evenly_when_they_would_fill_the_memory(net, monkeypatch):
-    uq = rg.LastLayerRigidity(net.model).fit(net.train)
-    whole = uq.calibrate(net.valid, batch_size=16)
+def test_calibration_thins_rows_evenly_when_they_would_fill_the_memory(net, monkeypatch, fit):
+    whole = fit.calibrate(net.valid, batch_size=16)
     monkeypatch.setattr("rigidities.calibration.gathering.LARGEST", 25 * 100)
-    thinned = uq.calibrate(net.valid, batch_size=16)
+    thinned = fit.calibrate(net.valid, batch_size=16)
     assert thinned.rows == whole.rows == 200
     assert thinned.ridge != whole.ridge
-    half = uq.calibrate(tuple(t[::2] for t in net.valid))
+    half = fit.calibrate(tuple(t[::2] for t in net.valid))
     assert thinned.ridge == pytest.approx(half.ridge)
 
 
 # --- bad input ----------------------------------------------------------------------------------
 
 
+CRITERION = "Unknown criterion 'likelihood'. Known: nll, bins, crps"
+
+
 def check_refused(uq, call, match=None, error=ValueError):
     """The call fails with the message and leaves ridge, scale, Gram and report as they were."""
     before = (uq.report, uq.ridge, uq.gram.count, uq.gram.matrix)
-    with pytest.raises(error, match=match):
-        call()
+    refused(match, call, error=error)
     assert before[:3] == (uq.report, uq.ridge, uq.gram.count)
     assert torch.equal(before[3], uq.gram.matrix)
 
@@ -589,8 +536,7 @@ def check_refused(uq, call, match=None, error=ValueError):
 @pytest.mark.parametrize(
     "empty", [[], (torch.empty(0, 4), torch.empty(0, 1))], ids=["list", "rows"]
 )
-def test_no_data_is_refused(net, empty):
-    uq = fitted(net)
+def test_no_data_is_refused(uq, empty):
     check_refused(uq, lambda: uq.fit(empty), "no data")
     check_refused(uq, lambda: uq.partial_fit(empty), "no data")
     check_refused(uq, lambda: uq.calibrate(empty), "at least two rows, got 0")
@@ -599,8 +545,7 @@ def test_no_data_is_refused(net, empty):
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("where", ["features", "targets"])
-def test_nan_or_infinity_is_refused_with_the_batch(net, value, where):
-    uq = fitted(net)
+def test_nan_or_infinity_is_refused_with_the_batch(net, value, where, uq):
     x, y = net.train[0].clone(), net.train[1].clone()
     (x if where == "features" else y)[137] = value
     check_refused(uq, lambda: uq.fit((x, y), batch_size=50), "Batch 2: NaN or infinity in the")
@@ -610,22 +555,7 @@ def test_nan_or_infinity_is_refused_with_the_batch(net, value, where):
 def test_nan_in_a_late_batch_is_named(net):
     x, y = (t.repeat(3, 1) for t in net.train)
     x[700] = torch.nan
-    with pytest.raises(ValueError, match="Batch 70: NaN"):
-        rg.LastLayerRigidity(net.model).fit((x, y), batch_size=10)
-
-
-@pytest.mark.parametrize(
-    ("data", "match"),
-    [
-        (lambda x, y: (x, y[:-1]), "same length"),
-        (lambda x, y: (x, torch.cat([y, y], 1)), r"target's shape \(300, 2\) does not fit"),
-        (lambda x, y: [(x, y[:50])], r"\(50, 1\) does not fit the output's \(300, 1\)"),
-    ],
-    ids=["lengths", "targets", "batches"],
-)
-def test_shapes_that_do_not_fit_are_refused(net, data, match):
-    uq = fitted(net)
-    check_refused(uq, lambda: uq.fit(data(*net.train)), match)
+    refused("Batch 70: NaN", rg.LastLayerRigidity(net.model).fit, (x, y), batch_size=10)
 
 
 def test_calling_before_the_fit_is_refused(net):
@@ -638,36 +568,19 @@ def test_calling_before_the_fit_is_refused(net):
         lambda: uq.forget(net.train),
         lambda: uq.save("never.safetensors"),
     ):
-        with pytest.raises(ValueError, match=r"no fit yet. Call fit\(train\) first"):
-            call()
+        refused(r"no fit yet. Call fit\(train\) first", call)
 
 
-def test_a_single_validation_row_is_refused(net):
-    uq = fitted(net)
-    check_refused(
-        uq, lambda: uq.calibrate(tuple(t[:1] for t in net.valid)), "at least two rows, got 1"
-    )
-
-
-def test_zero_residuals_are_refused(net):
-    uq = fitted(net)
-    exact = (net.valid[0], net.model(net.valid[0]).detach())
-    check_refused(uq, lambda: uq.calibrate(exact), "All residuals are zero")
-
-
-def test_validation_without_targets_is_refused(net):
-    uq = fitted(net)
-    check_refused(uq, lambda: uq.calibrate(net.valid[0]), "there is no target")
-    check_refused(uq, lambda: uq.calibrate(), "needs validation data")
+def with_constant_features(level, **options):
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1, **options))
+    nn.init.zeros_(model[0].weight)
+    nn.init.constant_(model[0].bias, level)
+    return model
 
 
 def test_constant_features_give_a_constant_error_bar():
-    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
-    with torch.no_grad():
-        model[0].weight.zero_()
-        model[0].bias.fill_(1.0)
     x, y = torch.randn(60, 3), torch.randn(60, 1)
-    uq = rg.LastLayerRigidity(model).fit((x[:30], y[:30]))
+    uq = rg.LastLayerRigidity(with_constant_features(1.0)).fit((x[:30], y[:30]))
     report = uq.calibrate((x[30:], y[30:]))
     std = uq.predict(x).std
     torch.testing.assert_close(std, std[:1].expand_as(std))
@@ -676,12 +589,8 @@ def test_constant_features_give_a_constant_error_bar():
 
 
 def test_zero_features_are_refused():
-    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1, bias=False))
-    with torch.no_grad():
-        model[0].weight.zero_()
-        model[0].bias.fill_(-1.0)
-    with pytest.raises(ValueError, match="Gram is zero"):
-        rg.LastLayerRigidity(model).fit((torch.randn(5, 3), torch.randn(5, 1)))
+    model = with_constant_features(-1.0, bias=False)
+    refused("Gram is zero", rg.LastLayerRigidity(model).fit, (torch.randn(5, 3), torch.randn(5, 1)))
 
 
 def test_duplicate_training_rows_need_no_special_care(net):
@@ -694,8 +603,7 @@ def test_duplicate_training_rows_need_no_special_care(net):
 def test_fewer_rows_than_features_is_fine_with_a_ridge_and_refused_without(net):
     few = tuple(t[:8] for t in net.train)
     uq = rg.LastLayerRigidity(net.model).fit(few)
-    with pytest.raises(ValueError, match="singular at ridge=0"):
-        uq.calibrate(net.valid, ridge=0.0)
+    refused("singular at ridge=0", uq.calibrate, net.valid, ridge=0.0)
     uq.calibrate(net.valid)
     assert bool((uq.predict(net.test[0]).std > 0).all())
 
@@ -713,23 +621,34 @@ def test_an_interrupted_fit_leaves_the_object_as_it_was(net):
 
 
 @pytest.mark.parametrize(
-    ("options", "match"),
+    ("call", "match"),
     [
-        ({"criterion": "likelihood"}, "Unknown criterion 'likelihood'. Known: nll, bins, crps"),
-        ({"noise": "loud"}, "Unknown noise 'loud'. Known: none, constant"),
-        ({"ridge": -1.0}, "ridge must be finite and not negative"),
+        (lambda uq, x, y: uq.fit((x, y[:-1])), "same length"),
+        (lambda uq, x, y: uq.fit((x, y.repeat(1, 2))), r"target's shape \(200, 2\) does not fit"),
+        (lambda uq, x, y: uq.fit([(x, y[:50])]), r"\(50, 1\) does not fit the output's \(200, 1\)"),
+        (lambda uq, x, y: uq.calibrate((x[:1], y[:1])), "at least two rows, got 1"),
+        (lambda uq, x, y: uq.calibrate((x, uq.model(x).detach())), "All residuals are zero"),
+        (lambda uq, x, y: uq.calibrate(x), "there is no target"),
+        (lambda uq, x, y: uq.calibrate(), "needs validation data"),
+        (lambda uq, x, y: uq.calibrate((x, y), criterion="likelihood"), CRITERION),
+        (
+            lambda uq, x, y: uq.calibrate((x, y), noise="loud"),
+            "Unknown noise 'loud'. Known: none, constant",
+        ),
+        (
+            lambda uq, x, y: uq.calibrate((x, y), ridge=-1.0),
+            "ridge must be finite and not negative",
+        ),
     ],
-    ids=["criterion", "noise", "ridge"],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_unknown_choices_are_refused_before_any_work(net, options, match):
-    uq = fitted(net)
-    check_refused(uq, lambda: uq.calibrate(net.valid, **options), match)
+def test_data_and_choices_that_do_not_fit_are_refused(net, call, match, uq):
+    check_refused(uq, lambda: call(uq, *net.valid), match)
 
 
 def test_evidence_needs_a_readouts_weights(net):
     uq = rg.LastLayerRigidity(net.model, features=lambda m, x: m[:-1](x)).fit(net.train)
-    with pytest.raises(ValueError, match="not features="):
-        uq.calibrate(net.valid, criterion="evidence")
+    refused("not features=", uq.calibrate, net.valid, criterion="evidence")
 
 
 wrapped, ONES = rg.LastLayerRigidity, torch.ones(2, 4)
@@ -758,8 +677,7 @@ wrapped, ONES = rg.LastLayerRigidity, torch.ones(2, 4)
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_wrong_arguments_are_refused(net, make, error, match):
-    with pytest.raises(error, match=match):
-        make(net.model)
+    refused(match, make, net.model, error=error)
 
 
 # --- progress -----------------------------------------------------------------------------------
@@ -779,8 +697,7 @@ def test_importing_the_library_imports_no_extras():
     assert found.stdout.strip() == "[]"
 
 
-def test_training_after_the_fit_does_not_disturb_gradients(net):
-    uq = fitted(net)
+def test_training_after_the_fit_does_not_disturb_gradients(net, uq):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         uq(net.test[0])
@@ -794,34 +711,26 @@ def test_error_bars_are_reproducible():
 
 
 @pytest.mark.parametrize("criterion", ["nll", "evidence"])
-def test_bayesian_noise_is_the_scale_squared_and_the_likeliest(net, criterion):
-    uq = rg.LastLayerRigidity(net.model).fit(net.train)
-    report = uq.calibrate(net.valid, criterion=criterion, noise="bayes")
+def test_bayesian_noise_is_the_scale_squared_and_the_likeliest(net, criterion, fit):
+    report = fit.calibrate(net.valid, criterion=criterion, noise="bayes")
     torch.testing.assert_close(report.noise, report.scale.square())
     x, y = net.valid
-    p = uq.predict(x)
+    p = fit.predict(x)
     q, r = 1 / p.rigidity.double(), (y - p.mean).double()
     torch.testing.assert_close(
         report.scale.square(), (r.square() / (1 + q)).mean(0), rtol=1e-4, atol=0
     )
     torch.testing.assert_close(p.noise, report.noise.float().expand_as(p.noise))
     if criterion == "nll":  # a floor of its own can only do better on the same rows
-        assert uq.calibrate(net.valid, noise="constant").nll <= report.nll + 1e-3
+        assert fit.calibrate(net.valid, noise="constant").nll <= report.nll + 1e-3
 
 
 def test_structures_alike_in_their_features_but_not_in_their_energies_are_no_copies(recwarn):
-    class Sum(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.head = nn.Linear(2, 1)
-
-        def forward(self, atoms):
-            return self.head(atoms).sum(0)
-
+    model = Net(lambda m, atoms: m.head(atoms).sum(0), head=nn.Linear(2, 1))
     generator = torch.Generator().manual_seed(0)
     alike = [1 + 1e-4 * torch.rand(5, 2, generator=generator) for _ in range(40)]
     data = [(atoms, torch.randn(1, generator=generator)) for atoms in alike]
-    uq = rg.LastLayerRigidity(Sum()).fit(data[:20], progress=False)
+    uq = rg.LastLayerRigidity(model).fit(data[:20], progress=False)
     report = uq.calibrate(data[20:], progress=False)
     assert report.duplicates == 0
     copied = uq.calibrate([*data[20:], *data[:3]], progress=False)
@@ -829,21 +738,14 @@ def test_structures_alike_in_their_features_but_not_in_their_energies_are_no_cop
 
 
 def test_a_target_function_is_not_asked_where_targets_are_of_no_interest():
-    class Item:
-        def __init__(self, x, energy=None):
-            self.x = x
-            if energy is not None:
-                self.energy = energy
-
     model = nn.Linear(3, 1)
     x, y = torch.randn(40, 3), torch.randn(40, 1)
     options = {"forward": lambda m, item: m(item.x), "target": lambda item: item.energy}
     uq = rg.LastLayerRigidity(model, **options)
-    uq.fit([Item(x[:20], y[:20])], progress=False)
-    uq.calibrate([Item(x[20:], y[20:])], progress=False)
-    bare = [Item(x[:5])]
+    uq.fit([SimpleNamespace(x=x[:20], energy=y[:20])], progress=False)
+    uq.calibrate([SimpleNamespace(x=x[20:], energy=y[20:])], progress=False)
+    bare = [SimpleNamespace(x=x[:5])]
     torch.testing.assert_close(uq.predict(bare).mean, model(x[:5]).detach())
     assert uq.features(bare).shape == (5, 4)
     assert uq.ensemble(4).propagate(lambda out: out.sum(), bare).mean.ndim == 0
-    with pytest.raises(AttributeError, match="energy"):
-        uq.calibrate(bare)
+    refused("energy", uq.calibrate, bare, error=AttributeError)

@@ -13,7 +13,8 @@ from torch import nn
 
 import rigidities as rg
 from rigidities.data import storage
-from tests.support.nets import trained
+from tests.support.nets import Net, calibrated, trained
+from tests.support.refusals import refused
 
 
 def fitted(net, **options):
@@ -23,23 +24,32 @@ def fitted(net, **options):
 
 
 @pytest.fixture
-def saved(net, tmp_path):
-    uq = fitted(net)
-    path = tmp_path / "uq.safetensors"
+def path(tmp_path):
+    return tmp_path / "uq.safetensors"
+
+
+@pytest.fixture
+def uq(net):
+    return fitted(net)
+
+
+@pytest.fixture
+def saved(uq, path):
     uq.save(path)
     return uq, path
 
 
-def rewritten(path, change):
-    """The file with its header changed."""
-    tensors, header = storage.read(path)
-    change(header)
-    save_file(tensors, path, metadata={"rigidities": json.dumps(header)})
+@pytest.fixture
+def written(saved):
+    return saved[1]
+
+
+load = rg.LastLayerRigidity.load
 
 
 def test_a_loaded_fit_predicts_the_same(net, saved):
     uq, path = saved
-    again = rg.LastLayerRigidity.load(path, net.model)
+    again = load(path, net.model)
     x = net.test[0]
     assert torch.equal(again(x)[1], uq(x)[1])
     assert torch.equal(again.predict(x).noise, uq.predict(x).noise)
@@ -49,59 +59,44 @@ def test_a_loaded_fit_predicts_the_same(net, saved):
 
 def test_a_loaded_fit_can_be_extended_and_recalibrated(net, saved):
     uq, path = saved
-    again = rg.LastLayerRigidity.load(path, net.model).partial_fit(net.test)
+    again = load(path, net.model).partial_fit(net.test)
     torch.testing.assert_close(again.gram.matrix, uq.partial_fit(net.test).gram.matrix)
     with pytest.warns(UserWarning, match="stand in the training data"):
         again.calibrate(net.test)
 
 
 @pytest.mark.parametrize("loss", ["huber", "poisson"])
-def test_named_losses_survive_a_file(net, tmp_path, loss):
+def test_named_losses_survive_a_file(net, path, loss):
     uq = fitted(net, loss=loss)
-    uq.save(tmp_path / "uq.safetensors")
-    again = rg.LastLayerRigidity.load(tmp_path / "uq.safetensors", net.model)
+    uq.save(path)
+    again = load(path, net.model)
     torch.testing.assert_close(
         again.partial_fit(net.test).gram.matrix, uq.partial_fit(net.test).gram.matrix
     )
 
 
-def test_functions_do_not_survive_a_file_and_are_asked_for(net, tmp_path):
+def test_functions_do_not_survive_a_file_and_are_asked_for(net, path):
     weight = lambda batch: torch.full((len(batch[0]),), 2.0)  # noqa: E731
     uq = fitted(net, sample_weight=weight)
-    uq.save(tmp_path / "uq.safetensors")
-    again = rg.LastLayerRigidity.load(tmp_path / "uq.safetensors", net.model)
+    uq.save(path)
+    again = load(path, net.model)
     again(net.test[0])
-    with pytest.raises(ValueError, match="set_loss"):
-        again.partial_fit(net.test)
-    with pytest.raises(ValueError, match="set_loss"):
-        again.calibrate(net.valid)
+    refused("set_loss", again.partial_fit, net.test)
+    refused("set_loss", again.calibrate, net.valid)
     again.set_loss("mse", weight).partial_fit(net.test)
     torch.testing.assert_close(again.gram.matrix, uq.partial_fit(net.test).gram.matrix)
-    with pytest.raises(ValueError, match="loss of this fit is known"):
-        again.set_loss("huber")
-
-
-def test_a_fit_by_features_asks_for_the_function_again(net, tmp_path):
-    features = lambda m, x: m[:-1](x)  # noqa: E731
-    uq = rg.LastLayerRigidity(net.model, features=features).fit(net.train)
-    uq.calibrate(net.valid)
-    uq.save(tmp_path / "uq.safetensors")
-    with pytest.raises(ValueError, match="fitted with features="):
-        rg.LastLayerRigidity.load(tmp_path / "uq.safetensors", net.model)
-    again = rg.LastLayerRigidity.load(tmp_path / "uq.safetensors", net.model, features=features)
-    assert torch.equal(again(net.test[0])[1], uq(net.test[0])[1])
+    refused("loss of this fit is known", again.set_loss, "huber")
 
 
 def test_a_file_loads_into_the_model_in_another_dtype(net, saved):
     uq, path = saved
     before = uq(net.test[0])[1]
-    again = rg.LastLayerRigidity.load(path, net.model.double())
+    again = load(path, net.model.double())
     torch.testing.assert_close(again(net.test[0].double())[1], before.double(), rtol=1e-3, atol=0)
 
 
-def test_the_header_is_readable_json_with_versions_and_fingerprint(saved):
-    _, path = saved
-    raw = path.read_bytes()
+def test_the_header_is_readable_json_with_versions_and_fingerprint(written):
+    raw = written.read_bytes()
     (size,) = struct.unpack("<Q", raw[:8])
     header = json.loads(json.loads(raw[8 : 8 + size])["__metadata__"]["rigidities"])
     assert header["format"] == storage.FORMAT
@@ -113,54 +108,57 @@ def test_the_header_is_readable_json_with_versions_and_fingerprint(saved):
 # --- refusals -----------------------------------------------------------------------------------
 
 
-def test_functions_of_the_fit_must_be_given_again(net, tmp_path):
-    forward = lambda m, batch: m(batch[0])[:, :1]  # noqa: E731
-    uq = rg.LastLayerRigidity(net.model, forward=forward).fit([net.train])
-    uq.calibrate([net.valid])
-    uq.save(tmp_path / "uq.safetensors")
-    with pytest.raises(ValueError, match=r"fitted with forward=. Pass the same"):
-        rg.LastLayerRigidity.load(tmp_path / "uq.safetensors", net.model)
-    again = rg.LastLayerRigidity.load(tmp_path / "uq.safetensors", net.model, forward=forward)
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [("forward", lambda m, batch: m(batch[0])[:, :1]), ("features", lambda m, x: m[:-1](x))],
+)
+def test_functions_of_the_fit_must_be_given_again(net, path, name, function):
+    uq = rg.LastLayerRigidity(net.model, **{name: function}).fit([net.train])
+    calibrated(uq, [net.valid]).save(path)
+    refused(f"fitted with {name}=. Pass the same", load, path, net.model)
+    again = load(path, net.model, **{name: function})
     assert torch.equal(again.predict([net.test]).std, uq.predict([net.test]).std)
 
 
-def test_the_picked_output_survives_a_file(tmp_path):
-    class Pair(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.head = nn.Linear(3, 1)
-
-        def forward(self, x):
-            return self.head(x), x
-
-    model, x, y = Pair(), torch.randn(40, 3), torch.randn(40, 1)
-    uq = rg.LastLayerRigidity(model, output=0).fit((x[:20], y[:20]))
-    uq.calibrate((x[20:], y[20:]))
-    uq.save(tmp_path / "uq.safetensors")
-    again = rg.LastLayerRigidity.load(tmp_path / "uq.safetensors", model)
+def test_the_picked_output_survives_a_file(path):
+    model = Net(lambda m, x: (m.head(x), x), head=nn.Linear(3, 1))
+    x, y = torch.randn(40, 3), torch.randn(40, 1)
+    uq = calibrated(rg.LastLayerRigidity(model, output=0).fit((x[:20], y[:20])), (x[20:], y[20:]))
+    uq.save(path)
+    again = load(path, model)
     assert torch.equal(again(x)[1], uq(x)[1])
 
 
-def test_a_file_that_lacks_parts_is_refused(net, saved):
-    _, path = saved
-    tensors, header = storage.read(path)
-    del tensors["gram.matrix"]
-    save_file(tensors, path, metadata={"rigidities": json.dumps(header)})
-    with pytest.raises(ValueError, match="incomplete: 'matrix' is missing"):
-        rg.LastLayerRigidity.load(path, net.model)
+SPOILT = {
+    "a part is missing": (
+        lambda tensors, header: tensors.pop("gram.matrix"),
+        "incomplete: 'matrix' is missing",
+    ),
+    "of a newer format": (
+        lambda tensors, header: header.update(format=storage.FORMAT + 1, library="9.0"),
+        r"format 3.*written by rigidities 9.0.*>=9.0",
+    ),
+    "a calibration with keys from the future": (
+        lambda tensors, header: (
+            header["calibration"].update(tilt=1.0) or header.update(library="9.0")
+        ),
+        r"tilt.*does not know.*pip install 'rigidities>=9\.0'",
+    ),
+}
 
 
-def test_a_missing_file_is_named(net, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no file .*nowhere"):
-        rg.LastLayerRigidity.load(tmp_path / "nowhere", net.model)
+@pytest.mark.parametrize(("spoil", "match"), SPOILT.values(), ids=SPOILT)
+def test_a_file_that_says_or_holds_something_else_is_refused(net, written, spoil, match):
+    tensors, header = storage.read(written)
+    spoil(tensors, header)
+    save_file(tensors, written, metadata={"rigidities": json.dumps(header)})
+    refused(match, load, written, net.model)
 
 
 @pytest.mark.parametrize("keep", [0, 5, 100, -1])
-def test_a_truncated_file_is_refused(net, saved, keep):
-    _, path = saved
-    path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(ValueError, match="truncated, damaged or not a safetensors file"):
-        rg.LastLayerRigidity.load(path, net.model)
+def test_a_truncated_file_is_refused(net, written, keep):
+    written.write_bytes(written.read_bytes()[:keep])
+    refused("truncated, damaged or not a safetensors file", load, written, net.model)
 
 
 def test_a_pickle_is_refused_and_not_run(net, tmp_path):
@@ -169,41 +167,22 @@ def test_a_pickle_is_refused_and_not_run(net, tmp_path):
             return (os.mkdir, (str(tmp_path / "exploded"),))
 
     (tmp_path / "bomb").write_bytes(pickle.dumps(Bomb()))
-    with pytest.raises(ValueError, match="not a safetensors file"):
-        rg.LastLayerRigidity.load(tmp_path / "bomb", net.model)
+    refused("not a safetensors file", load, tmp_path / "bomb", net.model)
     assert not (tmp_path / "exploded").exists()
 
 
-def test_a_foreign_safetensors_file_is_refused(net, tmp_path):
-    save_file({"x": torch.ones(2)}, tmp_path / "other.safetensors")
-    with pytest.raises(ValueError, match="not one of rigidities"):
-        rg.LastLayerRigidity.load(tmp_path / "other.safetensors", net.model)
-
-
-def test_a_newer_file_is_refused_with_the_upgrade(net, saved):
-    _, path = saved
-    rewritten(path, lambda h: h.update(format=storage.FORMAT + 1, library="9.0"))
-    with pytest.raises(ValueError, match=r"format 3.*written by rigidities 9.0.*>=9.0"):
-        rg.LastLayerRigidity.load(path, net.model)
-
-
-def test_a_damaged_header_is_refused(net, saved):
-    _, path = saved
+def test_a_missing_a_foreign_and_a_damaged_file_are_named(net, path):
+    refused(r"no file .*uq\.safetensors", load, path, net.model, error=FileNotFoundError)
+    save_file({"x": torch.ones(2)}, path)
+    refused("not one of rigidities", load, path, net.model)
     save_file({"x": torch.ones(2)}, path, metadata={"rigidities": "{not json"})
-    with pytest.raises(ValueError, match=r"header of .* is damaged"):
-        rg.LastLayerRigidity.load(path, net.model)
+    refused(r"header of .* is damaged", load, path, net.model)
 
 
-def test_other_weights_are_refused(saved):
-    _, path = saved
-    with pytest.raises(ValueError, match="weights differ from those the file was fitted with"):
-        rg.LastLayerRigidity.load(path, trained(seed=5, steps=1).model)
-
-
-def test_another_model_is_refused(saved):
-    _, path = saved
-    with pytest.raises(ValueError, match="readout named '4', which this Linear does not have"):
-        rg.LastLayerRigidity.load(path, nn.Linear(4, 1))
+def test_other_weights_and_another_model_are_refused(written):
+    other = trained(seed=5, steps=1).model
+    refused("weights differ from those the file was fitted with", load, written, other)
+    refused("readout named '4', which this Linear does not have", load, written, nn.Linear(4, 1))
 
 
 # --- atomic writing -----------------------------------------------------------------------------
@@ -217,47 +196,39 @@ def test_a_failed_write_leaves_the_old_file(net, saved, monkeypatch):
         raise OSError("disk full")
 
     monkeypatch.setattr(os, "fsync", broken)
-    with pytest.raises(OSError, match="disk full"):
-        uq.save(path)
+    refused("disk full", uq.save, path, error=OSError)
     assert path.read_bytes() == before
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
-def test_a_file_has_the_usual_permissions(saved):
-    _, path = saved
-    other = path.with_name("plain")
+def test_a_file_has_the_usual_permissions(written):
+    other = written.with_name("plain")
     other.touch()
-    assert path.stat().st_mode == other.stat().st_mode
+    assert written.stat().st_mode == other.stat().st_mode
 
 
 # --- state dicts --------------------------------------------------------------------------------
 
 
-def test_a_state_dict_loads_into_an_unfitted_module(net, tmp_path):
-    uq = fitted(net)
+def test_a_state_dict_loads_into_an_unfitted_module(net, tmp_path, uq):
     torch.save(uq.state_dict(), tmp_path / "state.pt")
     fresh = rg.LastLayerRigidity(trained(seed=5, steps=1).model)
     fresh.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     assert torch.equal(fresh(net.test[0])[1], uq(net.test[0])[1])
 
 
-def test_a_state_dict_can_be_taken_while_the_model_trains_on(net):
-    uq = fitted(net)
+def test_a_state_dict_can_be_taken_while_the_model_trains_on(net, uq):
     with torch.no_grad():
         net.model[0].weight.add_(0.1)
     fresh = rg.LastLayerRigidity(trained(seed=5, steps=1).model)
     fresh.load_state_dict(uq.state_dict())
-    with pytest.raises(ValueError, match="weights differ"):
-        fresh(net.test[0])
-    with pytest.raises(ValueError, match="weights have changed"):
-        uq.save("never.safetensors")
+    refused("weights differ", fresh, net.test[0])
+    refused("weights have changed", uq.save, "never.safetensors")
 
 
-def test_an_unfitted_state_dict_loads_too(net):
-    uq = fitted(net)
+def test_an_unfitted_state_dict_loads_too(net, uq):
     uq.load_state_dict(rg.LastLayerRigidity(net.model).state_dict())
-    with pytest.raises(ValueError, match="no fit yet"):
-        uq(net.test[0])
+    refused("no fit yet", uq, net.test[0])
 
 
 # --- files written before -----------------------------------------------------------------------
@@ -278,10 +249,3 @@ def test_files_of_the_first_format_still_load():
     assert [round(float(part), 4) for part in uq(x)] == [3.5, 0.0924]
     ens = rg.Ensemble.load(FILES / "format-1-ensemble.safetensors", model)
     assert [round(y, 4) for y in ens(x).flatten().tolist()] == [3.5441, 3.5285, 3.4948, 3.497]
-
-
-def test_a_calibration_with_keys_from_the_future_is_refused_with_the_version(net, saved):
-    _, path = saved
-    rewritten(path, lambda h: (h["calibration"].update(tilt=1.0), h.update(library="9.0")))
-    with pytest.raises(ValueError, match=r"tilt.*does not know.*pip install 'rigidities>=9\.0'"):
-        rg.LastLayerRigidity.load(path, net.model)

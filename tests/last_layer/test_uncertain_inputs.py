@@ -20,7 +20,10 @@ from rigidities.last_layer.gradients import (
 from rigidities.last_layer.gradients.feature_map import FeatureMap, row_owners
 from tests.support import derivative_oracle as dense
 from tests.support import oracle, zoo
+from tests.support.nets import calibrated
+from tests.support.refusals import refused
 from tests.support.tensors import close, normal
+from tests.support.zoo_fits import fitted_to
 
 F64 = torch.float64
 ROWS = 6
@@ -202,16 +205,10 @@ def test_atoms_bring_their_variance_to_their_own_structure(kind):
     close(uq.predict(parts, input_covariance=s, wrt="x").from_inputs, expected)
 
 
-class Atoms(nn.Module):
-    """Two sums over the atoms of each structure, of a nonlinear function of their positions."""
-
-    def __init__(self, width=6):
-        super().__init__()
-        self.trunk, self.head = nn.Sequential(nn.Linear(3, width), nn.Tanh()), nn.Linear(width, 2)
-
-    def forward(self, x, structure, neighbour):
-        y = self.head(self.trunk(x + 0.5 * x[neighbour].sin()))
-        return y.new_zeros(int(structure.max()) + 1, 2).index_add(0, structure, y)
+def two_sums(m, x, structure, neighbour):
+    """Over the atoms of each structure, of a nonlinear function of their positions."""
+    y = m.head(m.trunk(x + 0.5 * x[neighbour].sin()))
+    return y.new_zeros(int(structure.max()) + 1, 2).index_add(0, structure, y)
 
 
 def structures(count, across, dtype=F64):
@@ -230,7 +227,8 @@ def structures(count, across, dtype=F64):
 def atoms(dtype=F64):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        model = Atoms().to(dtype)
+        trunk, head = nn.Sequential(nn.Linear(3, 6), nn.Tanh()), nn.Linear(6, 2)
+        model = zoo.Net(two_sums, trunk=trunk, head=head).to(dtype)
     given = structures(20, False, dtype)
     uq = rg.LastLayerRigidity(model).fit([(*given, normal(20, 2, seed=5).to(dtype))])
     return uq.calibrate([(given[0] + 0.1, *given[1:], normal(20, 2, seed=6).to(dtype))]) and uq
@@ -291,13 +289,7 @@ SOME = (
 @pytest.mark.parametrize("id", SOME)
 def test_any_readout_takes_uncertain_inputs(id):
     case, test = zoo.build(id), dense.trimmed(zoo.build(id, 3), 3)
-    options = dict(case.options)
-    uq = rg.LastLayerRigidity(case.model, **options)
-    if case.outcome == "local":
-        with pytest.warns(UserWarning, match="not linear"):
-            uq.fit([case.data])
-    else:
-        uq.fit([case.data])
+    uq = fitted_to(case, [case.data])
     uq.calibrate([zoo.build(id, 2).data])
     d = test.args[0][0].numel()
     s = covariances(3, d)
@@ -309,8 +301,7 @@ def test_any_readout_takes_uncertain_inputs(id):
 def test_a_float32_model_keeps_its_dtype():
     model = oracle.float64_copy(mlp(2).model).float()
     sets = [(normal(40, 3, seed=s).float(), normal(40, 2, seed=s + 1).float()) for s in (1, 3)]
-    uq = rg.LastLayerRigidity(model).fit(sets[0])
-    uq.calibrate(sets[1])
+    uq = calibrated(rg.LastLayerRigidity(model).fit(sets[0]), sets[1])
     p = uq.predict(X["flat"].float(), input_covariance=covariances(ROWS, 3))
     assert p.from_inputs.dtype == p.variance.dtype == torch.float32
     close(p.from_inputs, dense.from_inputs(slopes("flat", 2), covariances(ROWS, 3)).float(), 1e-4)
@@ -332,20 +323,10 @@ def test_draws_scatter_about_a_linear_models_variance_as_they_should(form):
     assert 0.2 < float(z.square().mean().sqrt()) < 2.5
 
 
-class Square(nn.Module):
-    """y = x^2 + a constant."""
-
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Linear(1, 1).double()
-        self.head.weight.data.fill_(1.0)
-
-    def forward(self, x):
-        return self.head(x.square())
-
-
 def test_draws_see_what_the_first_order_does_not():
-    uq = fitted(Square(), (1,), 1)
+    square = zoo.Net(lambda m, x: m.head(x.square()), head=nn.Linear(1, 1)).double()
+    square.head.weight.data.fill_(1.0)  # y = x^2 + a constant
+    uq = fitted(square, (1,), 1)
     x = torch.tensor([[0.0], [2.0]], dtype=F64)
     first = uq.predict(x, input_covariance=0.25).from_inputs
     close(first, torch.tensor([[0.0], [4.0]], dtype=F64))  # (2 x)^2 s
@@ -409,26 +390,13 @@ def test_the_input_is_left_as_it_was():
     assert torch.equal(free, X["flat"])
 
 
-COUPLINGS = {
-    "mean": lambda m, x: m.body(x - x.mean(0)),
-    "before": lambda m, x: m.body(torch.cat([x[:1], x[1:] + x[:-1]])),
-    "last": lambda m, x: m.body(torch.cat([x[:1] + x[-1:], x[1:]])),
-}
+COUPLED = [(name, X["flat"][:rows]) for name in dense.COUPLINGS for rows in (2, 3, ROWS)]
+COUPLED += [("mean", X["flat"][:1].repeat(rows, 1)) for rows in (2, 4)]  # equal rows
 
 
-@pytest.mark.parametrize("rows", [2, 3, ROWS])
-@pytest.mark.parametrize("coupling", COUPLINGS)
-def test_rows_that_influence_one_another_are_right(coupling, rows):
-    check_coupled(coupling, X["flat"][:rows])
-
-
-@pytest.mark.parametrize("rows", [2, 4])
-def test_equal_rows_that_influence_one_another_are_right(rows):
-    check_coupled("mean", X["flat"][:1].repeat(rows, 1))
-
-
-def check_coupled(coupling, x):
-    model, rows = zoo.Net(COUPLINGS[coupling], body=oracle.float64_copy(mlp().model)), len(x)
+@pytest.mark.parametrize(("coupling", "x"), COUPLED)
+def test_rows_that_influence_one_another_are_right(coupling, x):
+    model, rows = zoo.Net(dense.COUPLINGS[coupling], body=oracle.float64_copy(mlp().model)), len(x)
     other = normal(rows, 3, seed=3)
     uq = rg.LastLayerRigidity(model).fit((other, normal(rows, 1, seed=0)))
     uq.calibrate((normal(rows, 3, seed=1), normal(rows, 1, seed=2)), ridge=0.1)
@@ -477,10 +445,8 @@ def test_a_bad_covariance_is_refused_and_leaves_the_object_as_it_was(case):
 
 def test_rows_are_counted_over_all_batches():
     uq, x = mlp(), X["flat"]
-    with pytest.raises(ValueError, match="5 rows, fewer"):
-        uq.predict(x, input_covariance=torch.ones(5, 3), batch_size=2)
-    with pytest.raises(ValueError, match="7 rows for 6"):
-        uq.predict(x, input_covariance=torch.ones(7, 3), batch_size=2)
+    refused("5 rows, fewer", uq.predict, x, input_covariance=torch.ones(5, 3), batch_size=2)
+    refused("7 rows for 6", uq.predict, x, input_covariance=torch.ones(7, 3), batch_size=2)
 
 
 @pytest.mark.parametrize("samples", [1, -1, 1.5])
@@ -491,31 +457,22 @@ def test_too_few_draws_are_refused(samples):
 
 @pytest.mark.parametrize("option", [{"input_samples": 10}, {"wrt": 0}])
 def test_options_of_uncertain_inputs_need_a_covariance(option):
-    with pytest.raises(ValueError, match="input_covariance"):
-        mlp().predict(X["flat"], **option)
+    refused("input_covariance", mlp().predict, X["flat"], **option)
 
 
 def test_the_uncertain_one_of_several_inputs_must_be_named():
-    case, test = (
-        zoo.build("head_called_twice_for_a_difference"),
-        zoo.build("head_called_twice_for_a_difference", 3),
-    )
-    uq = rg.LastLayerRigidity(case.model).fit([case.data])
-    uq.calibrate([test.data])
-    with pytest.raises(ValueError, match=r"wrt=.*0, 1"):
-        uq.predict([test.data], input_covariance=0.1)
-    with pytest.raises(ValueError, match="no input 'pos'"):
-        uq.predict([test.data], input_covariance=0.1, wrt="pos")
+    case, test = (zoo.build("head_called_twice_for_a_difference", draw) for draw in (0, 3))
+    uq = calibrated(rg.LastLayerRigidity(case.model).fit([case.data]), [test.data])
+    refused(r"wrt=.*0, 1", uq.predict, [test.data], input_covariance=0.1)
+    refused("no input 'pos'", uq.predict, [test.data], input_covariance=0.1, wrt="pos")
     first, second = (uq.predict([test.data], input_covariance=0.1, wrt=i) for i in (0, 1))
     assert not torch.allclose(first.from_inputs, second.from_inputs)
 
 
 def test_integer_inputs_cannot_be_uncertain():
     case = zoo.build("dict_batches_with_labels")
-    uq = rg.LastLayerRigidity(case.model).fit([case.data])
-    uq.calibrate([zoo.build(case.id, 1).data])
-    with pytest.raises(ValueError, match="floating-point"):
-        uq.predict([case.data], input_covariance=0.1)
+    uq = calibrated(rg.LastLayerRigidity(case.model).fit([case.data]), [zoo.build(case.id, 1).data])
+    refused("floating-point", uq.predict, [case.data], input_covariance=0.1)
 
 
 def test_a_model_without_a_graph_takes_draws_alone():
@@ -523,12 +480,10 @@ def test_a_model_without_a_graph_takes_draws_alone():
     case = zoo.build(id)
     uq = rg.LastLayerRigidity(case.model, **case.options).fit([case.data])
     uq.calibrate([zoo.build(id, 1).data])
-    with pytest.raises(ValueError, match="no_grad"):
-        uq.predict([case.data], input_covariance=0.1)
+    refused("no_grad", uq.predict, [case.data], input_covariance=0.1)
     p = uq.predict([case.data], input_covariance=0.1, input_samples=50)
     assert float(p.from_inputs.min()) > 0
 
 
 def test_no_data_are_refused():
-    with pytest.raises(ValueError, match="nothing to predict"):
-        mlp().predict([], input_covariance=0.1)
+    refused("nothing to predict", mlp().predict, [], input_covariance=0.1)

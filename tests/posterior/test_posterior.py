@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 from rigidities import Gram, Posterior
 from rigidities.posterior.quadratic import LARGEST_ROUNDING, QuadraticForm, rounding_bound
 from tests.support import oracle
+from tests.support.refusals import refused
 from tests.support.tensors import normal
 
 F64 = torch.float64
+TRAIN, TEST = normal(40, 5), normal(8, 5, seed=1)
 
 
 def gram_of(features, weights=None, **kwargs):
@@ -62,19 +64,17 @@ def test_woodburys_two_forms_agree():
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 30), st.floats(1e-6, 1e3))
 def test_adding_data_never_lowers_a_rigidity(rows, ridge):
-    train, test = normal(40, 5), normal(8, 5, seed=1)
-    few = Posterior.from_gram(gram_of(train[:rows]), ridge=ridge).rigidity(test)
-    more = Posterior.from_gram(gram_of(train), ridge=ridge).rigidity(test)
+    few = Posterior.from_gram(gram_of(TRAIN[:rows]), ridge=ridge).rigidity(TEST)
+    more = Posterior.from_gram(gram_of(TRAIN), ridge=ridge).rigidity(TEST)
     assert bool((more >= few * (1 - 1e-9)).all())
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.floats(1e-3, 1e3))
 def test_scaling_features_and_root_ridge_together_changes_nothing(factor):
-    train, test = normal(40, 5), normal(8, 5, seed=1)
-    plain = Posterior.from_gram(gram_of(train), ridge=0.1).variance(test)
-    scaled = Posterior.from_gram(gram_of(factor * train), ridge=0.1 * factor**2)
-    torch.testing.assert_close(scaled.variance(factor * test), plain, rtol=1e-8, atol=0)
+    plain = Posterior.from_gram(gram_of(TRAIN), ridge=0.1).variance(TEST)
+    scaled = Posterior.from_gram(gram_of(factor * TRAIN), ridge=0.1 * factor**2)
+    torch.testing.assert_close(scaled.variance(factor * TEST), plain, rtol=1e-8, atol=0)
 
 
 def test_permuting_features_changes_nothing():
@@ -85,20 +85,18 @@ def test_permuting_features_changes_nothing():
 
 
 def test_another_ridge_needs_no_factorisation(monkeypatch):
-    train, test = normal(40, 5), normal(8, 5, seed=1)
-    posterior = Posterior.from_gram(gram_of(train), ridge=0.1)
+    posterior = Posterior.from_gram(gram_of(TRAIN), ridge=0.1)
     monkeypatch.setattr(torch.linalg, "eigh", None)
     again = posterior.with_ridge(2.0)
-    expected = torch.as_tensor(oracle.quadratic(train, test, 2.0))
-    torch.testing.assert_close(again.variance(test), expected)
+    expected = torch.as_tensor(oracle.quadratic(TRAIN, TEST, 2.0))
+    torch.testing.assert_close(again.variance(TEST), expected)
 
 
 def test_targets_share_the_eigenbasis_each_with_its_scale():
-    train, test = normal(40, 5), normal(8, 5, seed=1)
-    posterior = Posterior.from_gram(gram_of(train), ridge=0.1)
+    posterior = Posterior.from_gram(gram_of(TRAIN), ridge=0.1)
     several = posterior.with_scale(torch.tensor([1.0, 2.0, 3.0]))
-    q = posterior.variance(test)
-    torch.testing.assert_close(several.variance(test), q[:, None] * torch.tensor([1.0, 4, 9]))
+    q = posterior.variance(TEST)
+    torch.testing.assert_close(several.variance(TEST), q[:, None] * torch.tensor([1.0, 4, 9]))
     assert several.eigenvectors is posterior.eigenvectors
 
 
@@ -227,66 +225,47 @@ def test_the_stated_rounding_covers_gram_product_and_result(condition):
 # --- bad input ----------------------------------------------------------------------------------
 
 
-def test_fewer_rows_than_features_at_ridge_zero_is_singular():
-    with pytest.raises(ValueError, match="Gram is singular: 4 samples for 6 features and ridge=0"):
-        Posterior.from_gram(gram_of(normal(4, 6)), ridge=0.0)
-
-
-def test_an_empty_gram_is_refused():
-    with pytest.raises(ValueError, match="Gram is zero"):
-        Posterior.from_gram(Gram(3), ridge=1.0)
-
-
 @pytest.mark.parametrize("ridge", [-1.0, float("nan"), float("inf")])
 def test_an_impossible_ridge_is_refused(ridge):
     posterior = Posterior.from_gram(gram_of(normal(40, 3)), ridge=1.0)
-    with pytest.raises(ValueError, match="ridge must be finite and not negative"):
-        posterior.with_ridge(ridge)
+    refused("ridge must be finite and not negative", posterior.with_ridge, ridge)
+
+
+FULL = gram_of(normal(40, 4))
+SINGULAR = "Gram is singular: 4 samples for 6 features and ridge=0"
 
 
 @pytest.mark.parametrize(
-    ("penalty", "match"),
+    ("gram", "options", "match"),
     [
-        (torch.eye(3), r"must be \(4, 4\)"),
-        (torch.ones(4, 4).triu(), "symmetric"),
-        (-torch.eye(4), "positive"),
+        (gram_of(normal(4, 6)), {"ridge": 0.0}, SINGULAR),
+        (Gram(3), {"ridge": 1.0}, "Gram is zero"),
+        (gram_of(torch.full((3, 2), torch.nan)), {"ridge": 1.0}, "NaN or infinity"),
+        (FULL, {"ridge": -1.0}, "not negative, got -1"),  # and not called singular
+        (FULL, {"ridge": 1.0, "penalty": torch.eye(3)}, r"must be \(4, 4\)"),
+        (FULL, {"ridge": 1.0, "penalty": torch.ones(4, 4).triu()}, "symmetric"),
+        (FULL, {"ridge": 1.0, "penalty": -torch.eye(4)}, "positive"),
     ],
-    ids=["shape", "asymmetric", "negative"],
+    ids=["singular", "empty", "NaN", "ridge", "shape", "asymmetric", "negative"],
 )
-def test_a_wrong_penalty_is_refused(penalty, match):
-    with pytest.raises(ValueError, match=match):
-        Posterior.from_gram(gram_of(normal(40, 4)), ridge=1.0, penalty=penalty)
+def test_a_gram_without_a_posterior_is_refused_by_its_cause(gram, options, match):
+    refused(match, Posterior.from_gram, gram, **options)
 
 
 def test_wrong_truncations_are_refused():
     posterior = Posterior.from_gram(gram_of(normal(40, 4)), ridge=0.0)
-    with pytest.raises(ValueError, match="either a rank or an accuracy"):
-        posterior.truncate()
-    with pytest.raises(ValueError, match="ridge > 0"):
-        posterior.truncate(2, form="complement")
-    with pytest.raises(ValueError, match=r"1\.\.4"):
-        posterior.truncate(5, form="inverse")
+    refused("either a rank or an accuracy", posterior.truncate)
+    refused("ridge > 0", posterior.truncate, 2, form="complement")
+    refused(r"1\.\.4", posterior.truncate, 5, form="inverse")
 
 
 def test_a_truncated_posterior_keeps_its_ridge_and_rank():
     posterior = Posterior.from_gram(gram_of(normal(40, 4)), ridge=0.1)
     cut = posterior.truncate(2)
-    with pytest.raises(ValueError, match=r"truncated to rank 2. Choose the ridge first"):
-        cut.with_ridge(1.0)
-    with pytest.raises(ValueError, match=r"truncated to rank 2. Truncate the whole"):
-        cut.truncate(1)
+    refused(r"truncated to rank 2. Choose the ridge first", cut.with_ridge, 1.0)
+    refused(r"truncated to rank 2. Truncate the whole", cut.truncate, 1)
     assert cut.condition == pytest.approx(float(posterior.precisions[-1] / 0.1))
     assert posterior.truncate(accuracy=1e9).rank == 1
-
-
-def test_nan_in_a_gram_is_named():
-    with pytest.raises(ValueError, match="NaN or infinity"):
-        Posterior.from_gram(gram_of(torch.full((3, 2), torch.nan)), ridge=1.0)
-
-
-def test_a_negative_ridge_is_not_called_singular():
-    with pytest.raises(ValueError, match="not negative, got -1"):
-        Posterior.from_gram(gram_of(normal(40, 4)), ridge=-1.0)
 
 
 def test_features_that_differ_between_targets_give_one_variance_each():
@@ -303,5 +282,4 @@ def test_samples_of_one_gram_per_target_have_its_shape():
 
 def test_features_of_the_wrong_width_are_refused():
     posterior = Posterior.from_gram(gram_of(normal(40, 4)), ridge=0.0)
-    with pytest.raises(ValueError, match="4 columns"):
-        posterior.variance(normal(3, 5))
+    refused("4 columns", posterior.variance, normal(3, 5))

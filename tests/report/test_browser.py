@@ -1,7 +1,5 @@
 """The HTML report in a real browser: without a network it draws, switches, tells rows, and fits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -204,9 +202,7 @@ def test_text_from_data_is_shown_and_not_run(one: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["one", "experiment"])
-def test_nothing_is_wider_than_a_phone_or_a_desktop(
-    name: str, chromium: Any, folder: Path, tmp_path: Path
-) -> None:
+def test_nothing_is_wider_than_a_phone_or_a_desktop(name, chromium, folder, tmp_path) -> None:
     with opened(chromium, folder / f"{name}.html", width=390) as page:
         for width in (390, 1280):
             page.set_viewport_size({"width": width, "height": 900})

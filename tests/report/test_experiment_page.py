@@ -1,7 +1,5 @@
 """The page of an experiment: what is recognised is drawn, and no number is left out."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """The plots of a report: they show the rows, the bins and the curves that the metrics have."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

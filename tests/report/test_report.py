@@ -1,7 +1,5 @@
 """Reports: the page is true of its rows, keeps text text, and asks nobody for anything."""
 
-from __future__ import annotations
-
 import ast
 import math
 import os
@@ -20,6 +18,7 @@ from rigidities import metrics, report
 from rigidities.report.rows import labelled, rows_of
 from tests.support.nets import Trained
 from tests.support.pages import Page
+from tests.support.refusals import refused
 from tests.support.report_rows import columns, page
 
 pytestmark = pytest.mark.usefixtures("short")
@@ -159,8 +158,7 @@ def test_without_plotly_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 )
 def test_bad_arrays_are_refused(options: dict[str, Any], words: str) -> None:
     good = {"mean": [1.0, 2.0, 3.0], "std": [1.0, 1.0, 1.0], "target": [1.0, 2.5, 3.0]}
-    with pytest.raises(ValueError, match=re.escape(words)):
-        report.html(**{**good, **options})
+    refused(re.escape(words), report.html, **{**good, **options})
 
 
 # --- writing -----------------------------------------------------------------------------------
@@ -173,9 +171,7 @@ def uq(net: Trained) -> rg.LastLayerRigidity:
     return fitted
 
 
-def test_a_fitted_model_and_labelled_data_give_a_report(
-    net: Trained, uq: rg.LastLayerRigidity, tmp_path: Path
-) -> None:
+def test_a_fitted_model_and_labelled_data_give_a_report(net, uq, tmp_path) -> None:
     x, y = net.test
     found = Page(report.write(tmp_path / "r.html", uq, (x, y)).read_text(encoding="utf-8"))
     mean, std = (part.detach() for part in uq(x))
@@ -185,9 +181,7 @@ def test_a_fitted_model_and_labelled_data_give_a_report(
     assert [path.name for path in tmp_path.iterdir()] == ["r.html"]
 
 
-def test_a_shuffled_loader_keeps_rows_and_targets_together(
-    net: Trained, uq: rg.LastLayerRigidity
-) -> None:
+def test_a_shuffled_loader_keeps_rows_and_targets_together(net, uq) -> None:
     x, y = net.test
     loader = DataLoader(TensorDataset(x, y), batch_size=32, shuffle=True)
     mean, std, target, inputs = labelled(uq, loader)
@@ -217,18 +211,14 @@ def test_targets_come_from_the_wrappers_own_function(net: Trained, tmp_path: Pat
     assert "Calibration" in Page(path.read_text(encoding="utf-8")).text
 
 
-def test_an_iterator_of_batches_and_flat_targets_will_do(
-    net: Trained, uq: rg.LastLayerRigidity
-) -> None:
+def test_an_iterator_of_batches_and_flat_targets_will_do(net, uq) -> None:
     x, y = net.test
     mean, _, target, _ = labelled(uq, iter([(x[:50], y[:50, 0]), (x[50:], y[50:, 0])]))
     assert mean.shape == target.shape == y.shape
     assert torch.equal(target, y)
 
 
-def test_test_rows_unlike_the_reference_are_reported(
-    net: Trained, uq: rg.LastLayerRigidity, tmp_path: Path
-) -> None:
+def test_test_rows_unlike_the_reference_are_reported(net, uq, tmp_path) -> None:
     far = (10 * net.test[0], net.test[1])
     text = Page(report.write(tmp_path / "r.html", uq, far, reference=net.valid).read_text()).text
     assert "unlike those that the bars were calibrated on" in text
@@ -243,21 +233,16 @@ def test_bars_without_calibration_are_not_trusted_silently(net: Trained, tmp_pat
     assert "can be trusted" not in text
 
 
-def test_data_without_targets_are_refused(
-    net: Trained, uq: rg.LastLayerRigidity, tmp_path: Path
-) -> None:
+def test_data_without_targets_are_refused(net: Trained, uq: rg.LastLayerRigidity, tmp_path) -> None:
     with pytest.raises(ValueError, match="Expected labelled data, got batches without a target"):
         report.write(tmp_path / "r.html", uq, net.test[0])
-    with pytest.raises(ValueError, match="got none"):
-        report.write(tmp_path / "r.html", uq, [])
+    refused("got none", report.write, tmp_path / "r.html", uq, [])
     with pytest.raises(ValueError, match="Expected targets shaped like the predictions"):
         report.write(tmp_path / "r.html", uq, (net.test[0], net.test[1].expand(-1, 3)))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failed_write_leaves_the_old_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_leaves_the_old_page(tmp_path, monkeypatch) -> None:
     path = tmp_path / "r.html"
     path.write_text("old")
 
@@ -265,19 +250,15 @@ def test_a_failed_write_leaves_the_old_page(
         raise OSError("the disk is full")
 
     monkeypatch.setattr("os.replace", fail)
-    with pytest.raises(OSError, match="the disk is full"):
-        report.save(path, "new")
+    refused("the disk is full", report.save, path, "new", error=OSError)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_folder_that_cannot_be_written_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch) -> None:
     with pytest.raises(FileNotFoundError, match=r"There is no folder .*nowhere"):
         report.save(tmp_path / "nowhere" / "r.html", "")
-    with pytest.raises(IsADirectoryError, match="is a folder"):
-        report.save(tmp_path, "")
+    refused("is a folder", report.save, tmp_path, "", error=IsADirectoryError)
 
     def refuse(*_: Any) -> None:
         raise PermissionError(13, "Permission denied")
@@ -291,8 +272,7 @@ def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for place in (pipe, Path(os.devnull)):
-        with pytest.raises(FileExistsError, match="is a device or a pipe"):
-            report.save(place, "")
+        refused("is a device or a pipe", report.save, place, "", error=FileExistsError)
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 

@@ -1,7 +1,5 @@
 """Verdict, metrics and cautions of a report: no more sure than the rows allow."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace

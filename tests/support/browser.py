@@ -1,7 +1,5 @@
 """The browser that the tests of the HTML report drive: where it lies and how it is started."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,9 +1,10 @@
 """Clusters of copper and gold labelled by effective-medium theory, and models of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from ase.build import bulk
 from ase.calculators.emt import EMT
 from torch import nn
 
@@ -126,3 +127,20 @@ class Periodic(nn.Module):
         apart = (apart - apart.round().detach()) @ cell
         distance = apart.square().sum(-1, keepdim=True).sqrt()
         return self.net(distance - 3).sum(0)
+
+
+def fitted_crystals(inputs):
+    """The periodic model, fitted to shaken crystals as `inputs` gives them, and one of these."""
+    rng, rows = np.random.default_rng(3), []
+    for _ in range(40):
+        atoms = bulk("Cu", cubic=True) * (1, 1, 2)
+        atoms.set_cell(atoms.cell * rng.uniform(0.9, 1.1), scale_atoms=True)
+        atoms.positions += 0.2 * rng.standard_normal((len(atoms), 3))
+        rows.append(replace(inputs(atoms), y=torch.tensor([rng.standard_normal()])))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Periodic().double()
+    forward = lambda m, batch: m(batch.pos, batch.cell)  # noqa: E731
+    uq = rg.LastLayerRigidity(model, forward=forward, target=lambda batch: batch.y)
+    uq.fit(rows[:25]).calibrate(rows[25:])
+    return uq, atoms

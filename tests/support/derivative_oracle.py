@@ -133,6 +133,11 @@ NOT_DIFFERENTIABLE = (
     "forces_computed_in_the_callers_grad_mode",
 )
 COUPLED = ("weighted_sum_over_neighbours_after_the_head",)
+COUPLINGS: dict[str, Call] = {  # of samples that influence one another
+    "mean": lambda m, x: m.body(x - x.mean(0)),
+    "before": lambda m, x: m.body(torch.cat([x[:1], x[1:] + x[:-1]])),  # as in a time series
+    "last": lambda m, x: m.body(torch.cat([x[:1] + x[-1:], x[1:]])),  # the first alone sees another
+}
 IDS = tuple(
     id
     for id in zoo.IDS

@@ -1,12 +1,45 @@
-"""A small trained net and its data, which several test files share."""
+"""Nets that several test files share: one of named parts, and a small trained one with its data."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import rigidities as rg
+
+
+class Net(nn.Module):
+    """A module made of named parts and a forward function of itself and the inputs."""
+
+    def __init__(self, run: Callable[..., Any], **parts: nn.Module | Tensor) -> None:
+        super().__init__()
+        self.run = run
+        for name, part in parts.items():
+            if isinstance(part, Tensor) and not isinstance(part, nn.Parameter):
+                self.register_buffer(name, part)
+            else:
+                setattr(self, name, part)
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        return self.run(self, *inputs, **named)
+
+
+def without_forward_mode(function: Callable[..., Tensor], slope: Callable[..., Tensor]) -> Any:
+    """An elementwise operation written in the old style, which has no forward mode."""
+
+    class Operation(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return function(x)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return grad * slope(*ctx.saved_tensors)
+
+    return Operation
 
 
 class Trained(NamedTuple):
@@ -42,10 +75,13 @@ def trained(targets: int = 1, seed: int = 0, steps: int = 150) -> Trained:
     return Trained(model, *sets)
 
 
-def fitted(net: Trained, **options: object) -> rg.LastLayerRigidity:
-    uq = rg.LastLayerRigidity(net.model, **options).fit(net.train)
-    uq.calibrate(net.valid)
+def calibrated(uq: rg.LastLayerRigidity, valid: Any, **options: Any) -> rg.LastLayerRigidity:
+    uq.calibrate(valid, **options)
     return uq
+
+
+def fitted(net: Trained, **options: Any) -> rg.LastLayerRigidity:
+    return calibrated(rg.LastLayerRigidity(net.model, **options).fit(net.train), net.valid)
 
 
 class Rows(Dataset[tuple[Tensor, Tensor]]):

@@ -1,7 +1,5 @@
 """Which numbers of a Markdown table are roundings of numbers in a JSON file, and which are not."""
 
-from __future__ import annotations
-
 import math
 import re
 from bisect import bisect_left

@@ -1,7 +1,5 @@
 """What a test wants to know of an HTML page: its text, its elements and the plots in it."""
 
-from __future__ import annotations
-
 import json
 from html.parser import HTMLParser
 from typing import Any

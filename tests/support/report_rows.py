@@ -1,7 +1,5 @@
 """Rows for reports, whose errors follow their bars, or miss them in a known way."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,13 +1,13 @@
 """Regressors of every kind, small, with data for which they are a minimum of the squared loss."""
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 import rigidities as rg
+from tests.support.nets import Net
 from tests.support.rigidity_oracle import F64, Flat, flat, jacobian, outputs, sample, stationary
 from tests.support.tensors import normal
 
@@ -24,19 +24,6 @@ class Case(NamedTuple):
 class Pair(NamedTuple):
     slope: Tensor
     offset: Tensor
-
-
-class Forward(nn.Module):
-    """Named layers and the function that calls them."""
-
-    def __init__(self, forward: Callable[..., Tensor], **layers: nn.Module | nn.Parameter) -> None:
-        super().__init__()
-        self.call = forward
-        for name, layer in layers.items():
-            setattr(self, name, layer)
-
-    def forward(self, *inputs: Any, **named: Any) -> Tensor:
-        return self.call(self, *inputs, **named)
 
 
 X1, NEW1 = torch.linspace(-1.5, 1.5, 14, dtype=F64), torch.tensor([-2.0, 0.3, 2.5], dtype=F64)
@@ -113,39 +100,39 @@ def _modules() -> dict[str, Case]:
         cases["convolution"] = cases["convolution"]._replace(train=(X32,), new=(NEW32,))
         forwards: dict[str, tuple[nn.Module, Any, Any]] = {
             "a layer used twice": (
-                Forward(lambda m, x: m.o(torch.tanh(m.l(torch.tanh(m.l(x))))),
+                Net(lambda m, x: m.o(torch.tanh(m.l(torch.tanh(m.l(x))))),
                         l=linear(2, 2), o=linear(2, 1)), *two),
             "tied layers": (
-                Forward(lambda m, x: m.o(torch.tanh(m.b(torch.tanh(m.a(x))))),
+                Net(lambda m, x: m.o(torch.tanh(m.b(torch.tanh(m.a(x))))),
                         a=linear(2, 2), b=linear(2, 2), o=linear(2, 1)), *two),
             "a weight used elsewhere": (
-                Forward(lambda m, x: m.o(torch.tanh(m.l(x)) @ m.l.weight)[:, 0],
+                Net(lambda m, x: m.o(torch.tanh(m.l(x)) @ m.l.weight)[:, 0],
                         l=linear(2, 2), o=linear(2, 1)), *two),
             "linear layers on positions": (
-                Forward(lambda m, x: m.o(torch.tanh(m.l(x))).sum(1), l=linear(2, 3),
+                Net(lambda m, x: m.o(torch.tanh(m.l(x))).sum(1), l=linear(2, 3),
                         o=linear(3, 1)), (X32,), (NEW32,)),
             "positions folded into the batch": (
-                Forward(lambda m, x: m.o(torch.tanh(m.l(x.flatten(0, 1)))).reshape(len(x), -1),
+                Net(lambda m, x: m.o(torch.tanh(m.l(x.flatten(0, 1)))).reshape(len(x), -1),
                         l=linear(2, 2), o=linear(2, 1)), (X32,), (NEW32,)),
             "positions before the batch": (
-                Forward(lambda m, x: m.o(torch.tanh(m.l(x.transpose(0, 1)))).sum(0),
+                Net(lambda m, x: m.o(torch.tanh(m.l(x.transpose(0, 1)))).sum(0),
                         l=linear(2, 3), o=linear(3, 1)), (X32,), (NEW32,)),
             "a layer of parameters alone": (
-                Forward(lambda m, x: m.o(x * m.l(m.q)), l=linear(2, 2, bias=False),
+                Net(lambda m, x: m.o(x * m.l(m.q)), l=linear(2, 2, bias=False),
                         q=parameter(normal(2)), o=linear(2, 1)), *two),
             "a raw parameter": (
-                Forward(lambda m, x: torch.tanh(x @ m.w) @ m.v + m.l(x)[:, 0],
+                Net(lambda m, x: torch.tanh(x @ m.w) @ m.v + m.l(x)[:, 0],
                         w=parameter(normal(2, 2)), v=parameter(normal(2, seed=1)),
                         l=linear(2, 1)), *two),
             "an embedding": (
-                Forward(lambda m, x, z: m.o(torch.tanh(m.l(x)) + m.e(z)), l=linear(2, 2),
+                Net(lambda m, x, z: m.o(torch.tanh(m.l(x)) + m.e(z)), l=linear(2, 2),
                         e=nn.Embedding(3, 2), o=linear(2, 1)), (X2, SPECIES), (NEW2, NEW_SPECIES)),
             "keyword inputs": (
-                Forward(lambda m, x, z: m.o(torch.tanh(m.l(input=x)) + m.e(z)), l=linear(2, 2),
+                Net(lambda m, x, z: m.o(torch.tanh(m.l(input=x)) + m.e(z)), l=linear(2, 2),
                         e=nn.Embedding(3, 2), o=linear(2, 1)),
                 ({"x": X2, "z": SPECIES},), ({"x": NEW2, "z": NEW_SPECIES},)),
             "attention": (
-                Forward(lambda m, x: m.o(m.t(x).mean(1)), o=linear(2, 1),
+                Net(lambda m, x: m.o(m.t(x).mean(1)), o=linear(2, 1),
                         t=nn.TransformerEncoderLayer(2, 1, 2, dropout=0.0, batch_first=True)),
                 (X32,), (NEW32,)),
         }  # fmt: skip

@@ -1,7 +1,5 @@
 """Small made-up files in the very format of the real data sets, for tests of the experiments."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Where there is no browser its tests are left out aloud, and in CI they stay and fail."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path
@@ -88,9 +86,7 @@ def test_a_browser_is_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert selected(config()) == [None]
 
 
-def test_a_name_that_does_not_run_is_no_browser(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_that_does_not_run_is_no_browser(tmp_path, monkeypatch) -> None:
     for name, status in (("chromium", 1), ("google-chrome", 0)):
         (tmp_path / name).write_text(f"#!/bin/sh\nexit {status}\n")
         (tmp_path / name).chmod(0o755)

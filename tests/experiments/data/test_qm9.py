@@ -1,9 +1,6 @@
 """The reader of QM9: the file, the package it is made from, and the splits."""
 
-from __future__ import annotations
-
 import csv
-import doctest
 import sys
 from collections.abc import Callable
 from itertools import pairwise
@@ -15,6 +12,7 @@ import torch
 
 from experiments.data import files, qm9
 from tests.support import synthetic_data
+from tests.support.refusals import refused
 
 COUNT = 40
 needs_file = pytest.mark.skipif(files.find(qm9.NAMES) is None, reason="qm9.npz is not here")
@@ -136,13 +134,7 @@ def test_every_k_and_seed_has_a_split_of_its_own() -> None:
 )
 def test_a_split_with_an_empty_part_is_refused(count: int, train: int, valid: int) -> None:
     said = rf"got {train} for training, {valid} for .* of {count} left .*Pass smaller"
-    with pytest.raises(ValueError, match=said):
-        qm9.random(count, 0, 0, train=train, valid=valid)
-
-
-def test_the_examples_in_the_docstrings_hold() -> None:
-    done = doctest.testmod(qm9)
-    assert done.attempted and not done.failed
+    refused(said, qm9.random, count, 0, 0, train=train, valid=valid)
 
 
 # --- the file ------------------------------------------------------------------------------------
@@ -174,8 +166,7 @@ def rewritten(folder: Path, fields: dict[str, np.ndarray], **changes: np.ndarray
 def test_a_file_that_does_not_fit_together_is_refused(tmp_path: Path, fields) -> None:
     said = r"Expected the shapes .*, got .*qm9\.npz\. Delete it and get it again"
     for change in ({"Z": fields["Z"][1:]}, {"R": fields["R"][:, :2]}, {"U0": fields["U0"][1:]}):
-        with pytest.raises(files.FormatError, match=said):
-            qm9.read(rewritten(tmp_path, fields, **change))
+        refused(said, qm9.read, rewritten(tmp_path, fields, **change), error=files.FormatError)
     with pytest.raises(files.FormatError, match=r"missing \['atomref_U0'\]"):
         qm9.read(rewritten(tmp_path, fields, atomref_U0=None))
     with pytest.raises(files.FormatError, match=r"numbers \[1, 6, 7, 8, 9\], got .*\b10\b"):
@@ -190,8 +181,7 @@ def test_a_file_that_does_not_fit_together_is_refused(tmp_path: Path, fields) ->
 def test_a_file_that_is_not_the_published_one_is_refused(tmp_path: Path, fields) -> None:
     rewritten(tmp_path, fields)
     (tmp_path / "qm9.npz.sha256").unlink()
-    with pytest.raises(files.ChecksumError, match="ba908b1683e78a04"):
-        qm9.read(tmp_path)
+    refused("ba908b1683e78a04", qm9.read, tmp_path, error=files.ChecksumError)
     assert len(qm9.read(tmp_path, check=False)) == COUNT
 
 
@@ -263,9 +253,7 @@ DAMAGES: dict[str, tuple[Callable[[list[str]], list[str]], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_tables_are_refused_with_file_and_remedy(
-    tables: Path, nowhere: Path, damage: str
-) -> None:
+def test_damaged_tables_are_refused_with_file_and_remedy(tables, nowhere, damage) -> None:
     change, said = DAMAGES[damage]
     path = tables / qm9.PARTS[2]
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -278,8 +266,7 @@ def test_damaged_tables_are_refused_with_file_and_remedy(
 
 def test_a_table_that_is_not_there_is_named(tables: Path, nowhere: Path) -> None:
     (tables / qm9.PARTS[1]).unlink()
-    with pytest.raises(files.FormatError, match=r"qm9_part2\.csv, and there is none.*reinstall"):
-        qm9.read()
+    refused(r"qm9_part2\.csv, and there is none.*reinstall", qm9.read, error=files.FormatError)
     assert list(nowhere.iterdir()) == []
 
 

@@ -1,7 +1,5 @@
 """Parts of an experiment: kept on disk, taken up again, the same however they are run."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -121,9 +119,7 @@ def test_other_data_are_another_part(log: Path, monkeypatch: pytest.MonkeyPatch)
     assert calls(log) == list(NAMES) * 3
 
 
-def test_parts_of_another_machine_serve_and_are_told(
-    log: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_of_another_machine_serve_and_are_told(log: Path, monkeypatch) -> None:
     monkeypatch.setattr(jobs, "earlier", [])
     monkeypatch.setattr(jobs, "machine", lambda: "a large card, torch 0.0")
     results("trial", made(log)[:2], workers=1)
@@ -135,9 +131,7 @@ def test_parts_of_another_machine_serve_and_are_told(
     assert calls(log) == list(NAMES)
 
 
-def test_a_cache_that_cannot_be_written_is_said_before_the_work(
-    log: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_cannot_be_written_is_said_before_the_work(log: Path, monkeypatch) -> None:
     occupied = log.parent / "a file"
     occupied.write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(occupied))

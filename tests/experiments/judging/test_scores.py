@@ -1,7 +1,5 @@
 """Scores of error bars, how they are chosen, and the pictures drawn from what is kept."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

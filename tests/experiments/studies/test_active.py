@@ -1,7 +1,5 @@
 """Active learning: the data, the batched nets, the paired curves, the page and the example."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,13 +1,9 @@
 """What error bars cost: the methods do what they are timed for, and ratios mean what they say."""
 
-from __future__ import annotations
-
-import doctest
 import gc
 import json
 import math
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -146,15 +142,11 @@ def test_more_passes_cost_more() -> None:
 
 
 def test_ratios_near_one_keep_three_decimals() -> None:
-    assert doctest.testmod(pages).attempted == 1
-    assert doctest.testmod(pages).failed == 0
     assert pages._ratio({"median": 1.0, "lower": 1.0, "upper": 1.0}) == "1.000"
     assert pages._ratio({"median": 5.5, "lower": 5.0, "upper": 6.0}) == "5.50 (5.00 to 6.00)"
 
 
-def test_a_quick_run_writes_numbers_tables_and_a_figure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quick_run_writes_numbers_tables_and_a_figure(tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(EXPERIMENTS, "cost", Experiment("cost", "what error bars cost", 5))
     monkeypatch.setitem(experiment.QUICK, "rows", 100)
     assert command.main(["cost", "--quick", "--out", str(tmp_path)]) == 0

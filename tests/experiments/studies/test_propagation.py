@@ -1,7 +1,5 @@
 """The experiment on means of many predictions: its nets, its error bars and what it writes."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

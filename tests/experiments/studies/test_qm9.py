@@ -1,7 +1,5 @@
 """The experiment qm9 as a whole: what the command writes, how parts are put together."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

@@ -1,7 +1,5 @@
 """Parts of the experiment on molecules: novelty, pictures of atoms, learning curves, forces."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -142,9 +140,7 @@ def test_nitrogen_with_four_bonds_is_found() -> None:
     assert found["zwitterion (N with four bonds)"].tolist() == [True, False]
 
 
-def test_kinds_depend_on_neither_the_order_of_atoms_nor_the_other_molecules(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_kinds_depend_on_neither_the_order_of_atoms_nor_the_other_molecules(monkeypatch) -> None:
     frames = [molecule(name) for name in KNOWN]
     rng = np.random.default_rng(0)
     shuffled = of(*(frame[rng.permutation(len(frame))] for frame in frames))
@@ -230,9 +226,7 @@ def test_the_smallest_median_and_largest_bars_are_shown() -> None:
     assert std[found["largest"]].tolist() == [100, 99]
 
 
-def test_bars_of_atoms_equal_the_dense_quadratic_form_in_the_order_of_the_atoms(
-    fitted: Fitted,
-) -> None:
+def test_bars_of_atoms_equal_the_dense_quadratic_form_in_the_order_of_the_atoms(fitted) -> None:
     uq, net = fitted.uq, fitted.uq.model
     place = int(fitted.test.counts.argmax())
     own = fitted.test.picked(torch.tensor([place]))
@@ -396,9 +390,7 @@ def test_bars_of_forces_equal_brute_force(case: forces.Case) -> None:
     assert forces.difference(1.01 * case.dense(), case.exact()) > 1e-3
 
 
-def test_members_one_by_one_at_once_and_by_their_energies_agree(
-    fitted: Fitted, case: forces.Case
-) -> None:
+def test_members_one_by_one_at_once_and_by_their_energies_agree(fitted, case) -> None:
     torch.testing.assert_close(case.loop(8), case.batched(8), rtol=1e-9, atol=1e-12)
     _, features = case.graph()
     draw = torch.Generator().manual_seed(0)
@@ -409,9 +401,7 @@ def test_members_one_by_one_at_once_and_by_their_energies_agree(
     torch.testing.assert_close(ensemble(case.batch)[:, 0], members, rtol=1e-9, atol=1e-9)
 
 
-def test_ensembles_miss_the_exact_bars_by_their_sampling_error(
-    fitted: Fitted, case: forces.Case
-) -> None:
+def test_ensembles_miss_the_exact_bars_by_their_sampling_error(fitted, case) -> None:
     for row in forces.compared([case], [case.exact()]):
         assert row["expected"] == pytest.approx((2 * row["members"]) ** -0.5)
         assert 0.3 * row["expected"] < row["error"] < 2.5 * row["expected"]

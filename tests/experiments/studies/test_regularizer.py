@@ -1,8 +1,5 @@
 """What the ridge stands for: the trainings, the bias, the effects and the page."""
 
-from __future__ import annotations
-
-import doctest
 import json
 import math
 import re
@@ -277,12 +274,6 @@ def test_one_ruined_net_does_not_move_the_biass_nll() -> None:
     assert (found["ruined"], found["largest_nll"]) == (1, 1e16)
     assert found["spearman"] == [0.5, 0.0]
     assert "nll" not in found
-
-
-def test_examples_in_docstrings_hold() -> None:
-    for module in (work, spread, signs):
-        done = doctest.testmod(module)
-        assert (done.failed, done.attempted > 0) == (0, True)
 
 
 # --- page ---------------------------------------------------------------------------------------

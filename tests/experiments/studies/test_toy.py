@@ -1,7 +1,5 @@
 """The toy experiment: its fits, its error bars and its scores against formulas written out here."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

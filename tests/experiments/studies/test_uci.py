@@ -1,8 +1,5 @@
 """The benchmark's table: rows, units, pairs, the paper's numbers beside ours, and the page."""
 
-from __future__ import annotations
-
-import doctest
 import json
 import math
 from dataclasses import replace
@@ -169,9 +166,7 @@ def test_the_constant_bar_is_the_error_on_the_validation_rows() -> None:
     assert found["constant"]["nll"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_dropout_chooses_the_likeliest_pair_of_each_split(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dropout_chooses_the_likeliest_pair_of_each_split(folder: Path, monkeypatch) -> None:
     """The likelihoods are handed in: one split prefers the third tau of the second probability."""
     rows = uci.read("yacht")
     lists = samples.training_lists(samples.divisions(rows, 2, OFFICIAL, 0))
@@ -208,9 +203,7 @@ def test_the_baselines_give_one_score_a_split(folder: Path) -> None:
     assert set(work.PRECISIONS) == set(uci.SETS)
 
 
-def test_the_baselines_follow_the_unit_of_the_target(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_baselines_follow_the_unit_of_the_target(folder: Path, monkeypatch) -> None:
     """Targets in a unit a hundred times smaller: RMSE times 100, NLL plus log 100."""
     rows = uci.read("energy")
     found = []
@@ -308,12 +301,6 @@ def test_copies_and_what_is_left_out_are_told() -> None:
     assert "copies" not in without
 
 
-@pytest.mark.parametrize("module", [entries, pages])
-def test_the_examples_in_the_docstrings_hold(module: Any) -> None:
-    failed, tried = doctest.testmod(module)
-    assert tried and not failed
-
-
 # --- the run -------------------------------------------------------------------------------------
 
 
@@ -325,9 +312,7 @@ def test_the_longest_parts_begin_first(folder: Path) -> None:
     assert all(json.dumps(dict(job.arguments)) for job in ordered)
 
 
-def test_a_quick_run_writes_the_table(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quick_run_writes_the_table(folder: Path, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(
         experiment,
         "QUICK",

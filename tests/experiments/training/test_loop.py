@@ -1,7 +1,5 @@
 """The ordinary training loop against one written by hand."""
 
-from __future__ import annotations
-
 import copy
 import math
 

@@ -1,7 +1,5 @@
 """Many nets trained at once are trained as each would be alone, by torch's own parts."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from experiments.training.adam import Adam
@@ -11,6 +9,8 @@ from experiments.training.plateau import Plateau
 from experiments.training.protocol import Protocol, device
 from experiments.training.stack import ACTIVATIONS, Stack
 from torch import Tensor, nn
+
+from tests.support.tensors import normal
 
 CASES = {
     "relu": ((3, 5, 1), "relu", True),
@@ -27,11 +27,6 @@ def stack_of(case: str, dtype: torch.dtype = torch.float64) -> Stack:
     sizes, activation, last_bias = CASES[case]
     drawn = Stack.drawn(range(NETS), sizes, activation, last_bias=last_bias)
     return Stack(drawn.flat.to(dtype), sizes, activation, last_bias)
-
-
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, dtype=torch.float64, generator=generator)
 
 
 def output_of(stack: Stack, flat: Tensor, x: Tensor, masks: list[Tensor] | None) -> Tensor:
@@ -61,10 +56,10 @@ def output_of(stack: Stack, flat: Tensor, x: Tensor, masks: list[Tensor] | None)
 @pytest.mark.parametrize("case", CASES)
 def test_both_passes_of_a_stack_are_those_of_autograd(case: str, dropping: bool) -> None:
     stack = stack_of(case)
-    x, slope = drawn(NETS, ROWS, stack.sizes[0]), drawn(NETS, ROWS, stack.sizes[-1], seed=1)
+    x, slope = normal(NETS, ROWS, stack.sizes[0]), normal(NETS, ROWS, stack.sizes[-1], seed=1)
     masks = None
     if dropping:
-        masks = [1.25 * (drawn(NETS, ROWS, w, seed=w) > -0.8).double() for w in stack.sizes[:-1]]
+        masks = [1.25 * (normal(NETS, ROWS, w, seed=w) > -0.8).double() for w in stack.sizes[:-1]]
     flat, inputs = stack.flat.clone().requires_grad_(), x.clone().requires_grad_()
     expected = output_of(stack, flat, inputs, masks)
     (expected * slope).sum().backward()
@@ -81,7 +76,7 @@ def test_both_passes_of_a_stack_are_those_of_autograd(case: str, dropping: bool)
 @pytest.mark.parametrize("case", CASES)
 def test_a_net_taken_out_of_the_stack_is_the_same(case: str) -> None:
     stack = stack_of(case, torch.float32)
-    x = drawn(NETS, ROWS, stack.sizes[0]).float()
+    x = normal(NETS, ROWS, stack.sizes[0]).float()
     picked = stack.picked([2, 0])
     torch.testing.assert_close(picked(x[[2, 0]]), stack(x)[[2, 0]])
     for net in range(NETS):
@@ -110,7 +105,7 @@ def test_first_weights_are_those_of_torch_in_law_and_of_the_seed_alone() -> None
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_adam_is_that_of_torch_with_a_rate_for_each_net(decay: float) -> None:
-    weights = drawn(3, 6)
+    weights = normal(3, 6)
     own = [weights[net].clone().requires_grad_() for net in range(3)]
     rates = (1e-2, 3e-3, 0.0)
     theirs = [
@@ -120,7 +115,7 @@ def test_adam_is_that_of_torch_with_a_rate_for_each_net(decay: float) -> None:
     ours = Adam(weights, 1.0, decay)
     ours.rate.copy_(torch.tensor(rates, dtype=torch.float64)[:, None])
     for step in range(30):
-        gradient = drawn(3, 6, seed=step) * 10.0 ** (-step / 4)
+        gradient = normal(3, 6, seed=step) * 10.0 ** (-step / 4)
         ours.step(gradient)
         for net, optimiser in enumerate(theirs):
             own[net].grad = gradient[net].clone()
@@ -157,8 +152,8 @@ def test_the_plateau_cuts_rates_when_torch_does_and_keeps_the_best_weights() -> 
 
 
 def rows_of(nets: int, rows: int, seed: int, targets: int = 1) -> tuple[Tensor, Tensor]:
-    x = drawn(nets, rows, 3, seed=seed).float()
-    noise = 0.3 * drawn(nets, rows, targets, seed=seed + 50).float()
+    x = normal(nets, rows, 3, seed=seed).float()
+    noise = 0.3 * normal(nets, rows, targets, seed=seed + 50).float()
     return x, torch.sin(x[..., :1]) * x[..., 1:2] + noise
 
 
@@ -248,7 +243,7 @@ def test_without_validation_rows_the_last_weights_stand() -> None:
 
 def test_the_objective_is_the_gradient_of_the_loss() -> None:
     stack = stack_of("two outputs")
-    x, y = drawn(NETS, ROWS, 3), drawn(NETS, ROWS, 2, seed=1)
+    x, y = normal(NETS, ROWS, 3), normal(NETS, ROWS, 2, seed=1)
     squared_error(stack, x, y)
     flat = stack.flat.clone().requires_grad_()
     loss = (output_of(stack, flat, x, None) - y).square().mean((1, 2))
