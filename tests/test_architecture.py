@@ -58,6 +58,8 @@ def inner_imports(name, tree):
     own = name.split(".") if name != "__init__" else []
     found = set()
     for node in ast.walk(tree):
+        if isinstance(node, ast.Import):  # by its whole name
+            found |= {alias.name.partition(".")[2] for alias in node.names if "rigid" in alias.name}
         if isinstance(node, ast.ImportFrom) and node.level:
             up = node.level - (name in PACKAGES)
             base = own[: len(own) - up] + (node.module.split(".") if node.module else [])

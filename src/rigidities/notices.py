@@ -10,11 +10,11 @@ _LIBRARY = str(Path(__file__).parent)
 _TORCH = f"{Path('torch') / 'nn' / 'modules'}"
 
 
+NO_FIT = "There is no fit yet. Call {} first."
+
+
 class NotFittedError(ValueError, RuntimeError):
     """Something was asked that only a fit can answer."""
-
-    def __init__(self, call: str = "fit(train)") -> None:
-        super().__init__(f"There is no fit yet. Call {call} first.")
 
 
 def notify(message: str) -> None:

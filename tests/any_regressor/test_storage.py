@@ -82,32 +82,54 @@ def test_a_matrix_free_form_is_not_saved(path):
 
 def test_another_regressor_or_other_parameters_are_refused(path):
     fitted().save(path)
-    with pytest.raises(ValueError, match=r"parameters differ.*Give the same ones, or fit again"):
+    with pytest.raises(ValueError, match=r"buffers differ.*Give the same ones, or fit again"):
         load(path, params={**PARAMS, "slope": torch.tensor(2.5, dtype=F64)})
     with pytest.raises(ValueError, match="parameter 'slope', which this regressor does not have"):
         load(path, params={"offset": PARAMS["offset"]})
 
 
+def test_held_parameters_and_buffers_count_too(path):
+    net = nn.Sequential(nn.Linear(1, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).double().eval()
+    rg.PredictionRigidity(net, ridge=0.1, subset="2").fit(X1[:, None], Y[:, None]).save(path)
+    for changed in (net[0].weight, net[1].running_var):
+        changed.data += 1
+        refused("or buffers differ", rg.PredictionRigidity.load, path, net, subset="2")
+        changed.data -= 1
+    rg.PredictionRigidity.load(path, net, subset="2")
+
+
+def test_a_loaded_rigidity_reads_an_iterator_once_and_knows_its_outputs(path):
+    pr = fitted()
+    pr.save(path)
+    found = load(path).predict(x for x in X1.split(5))
+    torch.testing.assert_close(found.epistemic, pr.predict(X1).epistemic)
+    twice = load(path, f=lambda w, x: torch.stack([line(w, x)] * 2, 1))
+    refused(r"outputs of shape \(2,\).*gave \(\) in the fit", twice.predict, X1)
+
+
 def test_a_file_of_the_other_facade_is_refused_by_both(path):
     fitted().save(path)
     model = nn.Linear(1, 1)
-    refused("holds no readout", rg.LastLayerRigidity.load, path, model)
+    refused("holds no 'targets'", rg.LastLayerRigidity.load, path, model)
     rg.LastLayerRigidity(model).fit((torch.ones(4, 1), torch.ones(4, 1))).save(path)
-    refused("holds no regressor", load, path)
+    refused("holds no 'regressor'", load, path)
 
 
 @pytest.mark.parametrize(
     ("spoil", "match"),
     [
         (lambda h, t: h["calibration"].update(sharpness=3), "sharpness.*not know.*pip install"),
+        (lambda h, t: h["calibration"]["law"].update(settings={"df": 3}), "other settings.*df"),
         (lambda h, t: h["regressor"].pop("shape"), "incomplete: 'shape' is missing"),
         (lambda h, t: t.pop("form.matrix"), "incomplete.*matrix.*Save it again"),
     ],
-    ids=["unknown key", "lost key", "lost tensor"],
+    ids=["unknown key", "unknown setting", "lost key", "lost tensor"],
 )
-def test_a_spoilt_file_is_refused(spoil, match, path):
+@pytest.mark.parametrize("reported", [False, True])
+def test_a_spoilt_file_is_refused(spoil, match, reported, path):
     pr = fitted()
-    pr.calibrate(X1, Y)
+    if reported:
+        pr.calibrate(X1, Y)
     pr.save(path)
     with safe_open(path, framework="pt") as file:
         header = json.loads(file.metadata()["rigidities"])

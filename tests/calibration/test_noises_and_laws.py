@@ -1,8 +1,10 @@
 """Another noise or law is one class: it calibrates, predicts, saves and reloads by both façades."""
 
 import math
+import pickle
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -170,6 +172,30 @@ def test_unknown_names_and_unfit_criteria_are_refused_and_change_nothing(facade,
     assert made.uq.law == Laplace()
 
 
+class Nameless(noises.ConstantNoise):
+    """Without a name of its own."""
+
+
+@FACADES
+@pytest.mark.parametrize("options", [{"noise": Nameless}, {"law": Laplace}], ids=str)
+def test_what_files_do_not_know_is_not_saved_under_another_name(facade, options, tmp_path):
+    made = facade()
+    made.calibrate(rows(50, 1), **options)
+    with pytest.raises(ValueError, match=r"Files do not know.*register it \(register_"):
+        made.uq.save(tmp_path / "uq.safetensors")
+
+
+@FACADES
+@pytest.mark.parametrize("ridge", [0.5, np.float32(0.5), torch.tensor(0.5)])
+def test_a_ridge_is_any_number_and_said_to_be_fixed(facade, ridge):
+    made = facade()
+    report = made.calibrate(rows(60, 1), ridge=ridge, noise=made.uq.noise, law=laws.Gaussian)
+    assert made.uq.ridge == 0.5 and "0.5 (fixed)" in str(report)
+    assert made.calibrate(rows(60, 1), ridge="search").fixed is False
+    with pytest.raises(ValueError, match="'search' or a number, got 'best'"):
+        made.calibrate(rows(60, 1), ridge="best")
+
+
 @FACADES
 def test_both_facades_speak_alike(facade):
     made = facade()
@@ -201,5 +227,6 @@ def test_the_facades_choose_the_same_for_a_linear_model():
 )
 def test_what_needs_a_fit_says_so_alike(make, call):
     for ask in (lambda uq: uq.predict(X), lambda uq: uq.noise, lambda uq: uq.save("nowhere")):
-        with pytest.raises(ValueError, match=f"There is no fit yet. Call {call} first."):
+        with pytest.raises(ValueError, match=f"There is no fit yet. Call {call} first.") as told:
             ask(make())
+        assert str(pickle.loads(pickle.dumps(told.value))) == str(told.value)

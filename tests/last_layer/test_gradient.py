@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import rigidities as rg
-from rigidities.last_layer.gradients import feature_derivatives as input_derivatives
+from rigidities.last_layer.gradients import feature_derivatives
 from rigidities.last_layer.gradients import gradient as gradient_module
 from tests.support import derivative_oracle as dense
 from tests.support import oracle, zoo
@@ -272,7 +272,7 @@ FORWARD, REVERSE = 0.0, math.inf  # what a forward pass costs
 @pytest.mark.parametrize(("numbers", "width"), [(2, 12), (12, 3)])
 def test_forward_and_reverse_mode_are_both_exact(monkeypatch, numbers, width, targets, cost):
     uq, x, _ = small(numbers, width, targets)
-    monkeypatch.setattr(input_derivatives, "FORWARD_COST", cost)
+    monkeypatch.setattr(feature_derivatives, "FORWARD_COST", cost)
     found = uq.gradient(x)
     slope, variance = variance_by_loops(uq, x, inputs(40, numbers, 1))
     close(found.mean, slope)
@@ -302,7 +302,7 @@ def test_both_modes_give_the_same_for_other_readouts(monkeypatch, id):
     uq, case = fitted(id), zoo.build(id, TEST)
     found = []
     for cost in (FORWARD, REVERSE):
-        monkeypatch.setattr(input_derivatives, "FORWARD_COST", cost)
+        monkeypatch.setattr(feature_derivatives, "FORWARD_COST", cost)
         found.append(uq.gradient([case.data], wrt(id)))
     alike(found[0], found[1])
 
@@ -319,7 +319,7 @@ def test_several_outputs_of_several_structures_are_differentiated_by_every_atom(
         g.energy = inputs(12, 2, i)
     uq = rg.LastLayerRigidity(net, **zoo.build(id).options).fit(graphs[:2])
     uq.calibrate([graphs[2]], ridge=RIDGE)
-    monkeypatch.setattr(input_derivatives, "FORWARD_COST", cost)
+    monkeypatch.setattr(feature_derivatives, "FORWARD_COST", cost)
     g = graphs[3]
     found = uq.gradient([g], "x")
     a, b = (p.detach() for p in net.trunk[0].parameters())
@@ -729,7 +729,7 @@ def test_samples_that_influence_one_another_are_right_or_refused(coupling, rows)
 def test_as_many_atoms_as_structures_are_still_atoms(monkeypatch, molecule, cost):
     id = "sum_over_atoms_by_index_add"
     uq, case = fitted(id), zoo.build(id)
-    monkeypatch.setattr(input_derivatives, "FORWARD_COST", cost)
+    monkeypatch.setattr(feature_derivatives, "FORWARD_COST", cost)
     x, index = inputs(5, 3, 6), torch.tensor(molecule)
     found = uq.gradient([zoo.Graph(x, 0 * index, index, 5, inputs(5, 1, 7))], "x")
     call = lambda m, x: m(x, 0 * index, index, 5)  # noqa: E731

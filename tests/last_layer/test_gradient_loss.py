@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import rigidities as rg
 from rigidities.calibration.evidence import evidence
-from rigidities.last_layer.gradients import feature_derivatives as input_derivatives
+from rigidities.last_layer.gradients import feature_derivatives
 from tests.support import derivative_oracle as dense
 from tests.support import oracle, zoo
 from tests.support.derivative_oracle import wrt
@@ -85,8 +85,8 @@ def test_forward_and_reverse_mode_add_the_same_rows_in_any_chunks(monkeypatch, i
     options["gradient_weight"] = lambda b: weights
     expected, found = (rg.LastLayerRigidity(case.model, **case.options) for _ in range(2))
     expected.fit([case.data], **options)
-    monkeypatch.setattr(input_derivatives, "FORWARD_COST", cost)
-    monkeypatch.setattr(input_derivatives, "NUMBERS", numbers)
+    monkeypatch.setattr(feature_derivatives, "FORWARD_COST", cost)
+    monkeypatch.setattr(feature_derivatives, "NUMBERS", numbers)
     found.fit([case.data], **options)
     each_close(state(found), state(expected))
     assert found.gram.count == expected.gram.count
@@ -96,7 +96,7 @@ def test_an_operation_without_forward_mode_is_counted_once(monkeypatch):
     model, given = net(), data()
     tanh = without_forward_mode(torch.tanh, lambda x: 1 - x.tanh().square())
     own = zoo.Net(lambda m, x: m.head(tanh.apply(m.trunk(x))), trunk=model[0], head=model[2])
-    monkeypatch.setattr(input_derivatives, "FORWARD_COST", 0.0)
+    monkeypatch.setattr(feature_derivatives, "FORWARD_COST", 0.0)
     uq = rg.LastLayerRigidity(own).fit((given.x, given.y), gradients=0, gradient_weight=BETA)
     close(uq.gram.matrix, statistic(given)[0].matrix)
     assert uq.gram.count == 15 * 4

@@ -468,7 +468,7 @@ def test_duplicates_are_found_in_batches_that_are_not_tensors(net):
 
 
 def test_no_gain_over_a_constant_bar_is_said_plainly():
-    x, y = torch.randn(400, 3), torch.randn(400, 1)
+    x, y = torch.randn(400, 3) ** 3, torch.randn(400, 1)  # bars of all sizes for errors of one
     model = nn.Linear(3, 1)
     nn.init.zeros_(model.weight)
     uq = rg.LastLayerRigidity(model).fit((x[:200], y[:200]))
@@ -749,3 +749,11 @@ def test_a_target_function_is_not_asked_where_targets_are_of_no_interest():
     assert uq.features(bare).shape == (5, 4)
     assert uq.ensemble(4).propagate(lambda out: out.sum(), bare).mean.ndim == 0
     refused("energy", uq.calibrate, bare, error=AttributeError)
+
+
+def test_another_model_has_no_fit_until_it_is_fitted(net, uq):
+    other = trained(seed=5).model
+    uq.model = other
+    refused("no fit yet", uq, net.test[0])
+    uq.fit(net.train).calibrate(net.valid)
+    torch.testing.assert_close(uq(net.test[0])[0], other(net.test[0]))

@@ -12,9 +12,7 @@ import rigidities as rg
 from rigidities.data.batches import Batch
 from rigidities.data.slots import Slot
 from rigidities.last_layer.gradients import (
-    feature_derivatives as input_derivatives,
-)
-from rigidities.last_layer.gradients import (
+    feature_derivatives,
     uncertain_inputs,
 )
 from rigidities.last_layer.gradients.feature_map import FeatureMap, row_owners
@@ -240,7 +238,7 @@ def test_atoms_may_act_on_several_structures(monkeypatch, across, kind):
     uq, (x, structure, neighbour) = atoms(), structures(7, across)
     apart = []
     slow = uncertain_inputs.output_derivatives_apart
-    monkeypatch.setattr(input_derivatives, "NUMBERS", 3 * x.numel())
+    monkeypatch.setattr(feature_derivatives, "NUMBERS", 3 * x.numel())
     monkeypatch.setattr(
         uncertain_inputs,
         "output_derivatives_apart",

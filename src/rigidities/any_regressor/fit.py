@@ -67,12 +67,17 @@ class Fit:
             )
         return rank
 
-    def ready(self, x: Any, y: Any = None) -> Fit:
+    def ready(self, samples: Samples) -> Fit:
         """The same, able to differentiate: the way is found on the first of the inputs."""
         if self.differentiation is not None:
             return self
-        first = next(iter(self._samples(x, y)))
+        first = next(iter(samples))
         way = Differentiation.of(self.regressor, *first.args, **first.kwargs)
+        if way.shape != self.shape:
+            raise ValueError(
+                f"f gives outputs of shape {tuple(way.shape)} for a sample, and gave "
+                f"{tuple(self.shape)} in the fit. Load the file with the f it was made with."
+            )
         return replace(self, differentiation=way)
 
     def differentiate(self, *inputs: Any, **keywords: Any) -> tuple[Tensor, Tangents]:
@@ -80,23 +85,25 @@ class Fit:
         assert self.differentiation is not None
         return self.differentiation(*inputs, **keywords)
 
-    def pieces(self, x: Any, y: Any = None) -> Iterator[SampleBatch]:
-        """Batches of inputs, small enough for their tangents to be held."""
+    def pieces(self, samples: Samples) -> Iterator[SampleBatch]:
+        """Batches, small enough for their tangents to be held."""
         assert self.differentiation is not None
         numbers = self.differentiation.numbers
         if self.form.name == "dense":
             numbers = 2 * self.differentiation.outputs * len(self.regressor)
-        yield from self._samples(x, y).pieces(max(1, PIECE // (8 * numbers)))
+        yield from samples.pieces(max(1, PIECE // (8 * numbers)))
 
-    def tangents(self, x: Any) -> Tangents:
+    def tangents(self, samples: Samples) -> Tangents:
         """Of all inputs."""
-        return Tangents.join([self.differentiate(*b.args, **b.kwargs)[1] for b in self.pieces(x)])
+        pieces = self.pieces(samples)
+        return Tangents.join([self.differentiate(*b.args, **b.kwargs)[1] for b in pieces])
 
     def shaped(self, rows: Tensor) -> Tensor:
         """(N, K) -> shaped like f's output."""
         return rows.reshape(len(rows), *self.shape)
 
-    def _samples(self, x: Any, y: Any) -> Samples:
+    def samples(self, x: Any, y: Any = None) -> Samples:
+        """What a user hands in."""
         return Samples.of(x, y, like=self.regressor.flat, count=self.inputs, ordered=True)
 
 
@@ -141,14 +148,15 @@ def restored(given: Snapshot, regressor: Regressor) -> Fit:
             regressor = replace(regressor, parameters=regressor.parameters.without(idle))
         if _fingerprint(regressor) != kept["fingerprint"]:
             raise ValueError(
-                "The parameters differ from those the file was fitted with. Give the same ones, or "
-                "fit again."
+                "The parameters or buffers differ from those the file was fitted with. Give the "
+                "same ones, or fit again."
             )
         report = None
         if own.header["reported"]:
             report = own.part("calibration", CalibrationReport.from_state)
-        calibration = own.part("calibration", Calibration.from_state)
-        assert calibration is not None
+        calibration = report.calibration if report else own.part("calibration", Calibration.alone)
+        if calibration is None:
+            raise KeyError("calibration")
         return Fit(
             regressor,
             _form_from(own.header["form"], unprefixed("form", own.tensors)),
@@ -176,8 +184,9 @@ def _check_parameters(regressor: Regressor, kept: dict[str, Any]) -> None:
 
 
 def _fingerprint(regressor: Regressor) -> str:
-    pieces = regressor.flat.split_with_sizes(regressor.parameters.sizes)
-    return fingerprint(zip(regressor.parameters.names, pieces, strict=True))
+    """Of all that predictions depend on: what varies, what is held, and buffers."""
+    buffers = {} if regressor.module is None else dict(regressor.module.named_buffers())
+    return fingerprint([*regressor.parameters.leaves, *buffers.items()])
 
 
 def _form_state(form: Form) -> tuple[dict[str, Any], dict[str, Tensor]]:

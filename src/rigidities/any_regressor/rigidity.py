@@ -27,7 +27,7 @@ from ..data.samples import Samples, SampleWeight
 from ..data.storage import Snapshot
 from ..losses import LossLike, loss_for
 from ..models.modes import differentiating
-from ..notices import NotFittedError
+from ..notices import NO_FIT, NotFittedError
 from ..prediction.law import Law
 from ..prediction.noise import Noise
 from ..prediction.prediction import Prediction
@@ -163,8 +163,8 @@ class PredictionRigidity:
     @differentiating
     def predict(self, x: Any) -> Prediction:
         """Mean and error bar, shaped like f's output."""
-        fit, means, quadratics = self._ready(x), [], []
-        for batch in fit.pieces(x):
+        (fit, samples), means, quadratics = self._given(x), [], []
+        for batch in fit.pieces(samples):
             prediction, tangents = fit.differentiate(*batch.args, **batch.kwargs)
             means.append(prediction)
             quadratics.append(fit.form.quadratic(tangents))
@@ -186,8 +186,8 @@ class PredictionRigidity:
         *,
         criterion: str = "nll",
         ridge: Literal["search"] | float | None = None,
-        noise: str | type[Noise] = "none",
-        law: str | Law = "gaussian",
+        noise: str | type[Noise] | Noise = "none",
+        law: str | Law | type[Law] = "gaussian",
     ) -> CalibrationReport:
         r"""Choose ridge, $\alpha$ and noise on data not used in the fit.
 
@@ -204,15 +204,13 @@ class PredictionRigidity:
         Returns:
             What was chosen and how good it is; print it.
         """
-        if isinstance(ridge, str) and ridge != "search":
-            raise ValueError(f"ridge must be None, 'search' or a number, got {ridge!r}.")
-        wanted, fit = Wanted.of(criterion, noise, law), self._ready(X, y)
-        if isinstance(ridge, (int, float)):
-            fit = replace(fit, form=fit.form.with_ridge(float(ridge)))
-        if ridge != "search" and (ridge is not None or fit.form.name != "dense"):
+        wanted, (fit, samples) = Wanted.of(criterion, noise, law, ridge), self._given(X, y)
+        if wanted.ridge is not None:
+            fit = replace(fit, form=fit.form.with_ridge(wanted.ridge))
+        elif ridge is None and fit.form.name != "dense":
             wanted = replace(wanted, ridge=fit.form.ridge)
         assert fit.differentiation is not None
-        report = calibrated(fit.differentiation, fit.form, fit.pieces(X, y), wanted)
+        report = calibrated(fit.differentiation, fit.form, fit.pieces(samples), wanted)
         form = fit.form.with_ridge(report.ridge)
         self._fit = replace(fit, form=form, calibration=report.calibration, report=report)
         return report
@@ -228,9 +226,9 @@ class PredictionRigidity:
     @differentiating
     def covariance(self, x1: Any, x2: Any = None) -> Tensor:
         """Covariances between predictions: (N, M), or (N, K, M, K) for several outputs."""
-        fit = self._ready(x1)
-        left = fit.tangents(x1)
-        right = left if x2 is None else fit.tangents(x2)
+        fit, samples = self._given(x1)
+        left = fit.tangents(samples)
+        right = left if x2 is None else fit.tangents(fit.samples(x2))
         covariance = fit.calibration.epistemic(fit.form.covariance(left, right))
         return covariance.reshape(left.shape[0], *fit.shape, right.shape[0], *fit.shape)
 
@@ -383,10 +381,11 @@ class PredictionRigidity:
 
     def _fitted(self) -> Fit:
         if self._fit is None:
-            raise NotFittedError("fit(X, y)")
+            raise NotFittedError(NO_FIT.format("fit(X, y)"))
         return self._fit
 
-    def _ready(self, x: Any, y: Any = None) -> Fit:
-        """The fit, with a way to differentiate that a loaded one finds on its first inputs."""
-        self._fit = self._fitted().ready(x, y)
-        return self._fit
+    def _given(self, x: Any, y: Any = None) -> tuple[Fit, Samples]:
+        """The fit and the data, on which a loaded fit finds its way to differentiate."""
+        samples = self._fitted().samples(x, y)
+        self._fit = self._fitted().ready(samples)
+        return self._fit, samples

@@ -50,8 +50,9 @@ def calibrated(
         if target is None:
             raise ValueError("Calibration needs targets: calibrate(X, y).")
         mean = prediction.to(torch.float64)
-        error, shape = target - mean, wanted.noise.shape(mean.reshape(-1, 1), None)
-        gathered.add(error.reshape(-1, 1), _power(form, basis, tangents), shape=shape)
+        error, shape = target - mean, wanted.noise.shape(mean, None)
+        column = None if shape is None else shape.expand(mean.shape).reshape(-1, 1)
+        gathered.add(error.reshape(-1, 1), _power(form, basis, tangents), shape=column)
         if differentiation.outputs > 1:  # in units of the unscaled error bars
             standard.append(error / form.quadratic(tangents).sqrt())
     residuals = gathered.residuals()

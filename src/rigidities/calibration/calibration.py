@@ -31,14 +31,21 @@ class Wanted:
 
     @classmethod
     def of(
-        cls, criterion: str, noise: str | type[Noise], law: str | Law, ridge: float | None = None
+        cls,
+        criterion: str,
+        noise: str | type[Noise] | Noise,
+        law: str | Law | type[Law],
+        ridge: float | str | None,
     ) -> Wanted:
-        """From names.
+        """From names; a ridge None or "search" is to be searched.
 
         Raises:
             ValueError: a name is not known, or the criterion does not fit the law.
         """
-        wanted = cls(criterion, noise_named(noise), law_named(law), ridge)
+        if isinstance(ridge, str) and ridge != "search":
+            raise ValueError(f"ridge must be None, 'search' or a number, got {ridge!r}.")
+        number = None if ridge is None or isinstance(ridge, str) else float(ridge)
+        wanted = cls(criterion, noise_named(noise), law_named(law), number)
         criterion_for(criterion, wanted.law)
         return wanted
 
@@ -51,6 +58,13 @@ class Wanted:
     def left_out(self) -> bool:
         """Whether every row is treated as left out of the fit."""
         return self.criterion == "loo"
+
+
+def require_known(others: set[str]) -> None:
+    """Refuse a header that holds what this version does not know."""
+    if others:
+        listed = ", ".join(sorted(others))
+        raise ValueError(f"The calibration holds {listed}, which this version does not know.")
 
 
 @dataclass(frozen=True)
@@ -95,6 +109,12 @@ class Calibration:
 
     def header(self) -> dict[str, Any]:
         """Plain values for a file's header; the tensors go by `tensors`."""
+        for what, part, known in (("noise", self.noise, NOISES), ("law", self.law, LAWS)):
+            if known.get(part.name) is not type(part):
+                raise ValueError(
+                    f"Files do not know the {what} {type(part).__name__}: give the class a name of "
+                    f"its own and register it (register_{what})."
+                )
         law = {"name": self.law.name, "settings": dict(vars(self.law))}
         return {"ridge": self.ridge, "noise": self.noise.name, "law": law}
 
@@ -121,5 +141,15 @@ class Calibration:
                     f"The {what} {name!r} of this file is not known here, only {', '.join(known)}. "
                     f"Where it is your own, register it first (register_{what})."
                 )
-        kept = LAWS[law["name"]](**law["settings"])
+        try:
+            kept = LAWS[law["name"]](**law["settings"])
+        except TypeError as error:
+            raise ValueError(f"The law has other settings here: {error}.") from error
         return cls(header["ridge"], tensors["scale"], NOISES[noise](level), kept)
+
+    @classmethod
+    def alone(cls, header: dict[str, Any], tensors: dict[str, Tensor]) -> Calibration:
+        """The same of a header that holds nothing else."""
+        found = cls.from_state(header, tensors)
+        require_known(set(header) - set(found.header()))
+        return found

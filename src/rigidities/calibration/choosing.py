@@ -74,6 +74,7 @@ def chosen(
         nll=nll,
         nll_constant=constant,
         rows=residuals.rows,
+        fixed=wanted.ridge is not None,
         samples=residuals.samples,
         duplicates=round(residuals.duplicates),
         zero_curvature=zero_curvature,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calibration import Calibration
+from .calibration import Calibration, require_known
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class CalibrationReport:
         rows: calibration rows (predictions, where a sample has several).
         samples: calibration samples compared with the training data.
         duplicates: how many of those stand in the training data too.
+        fixed: whether the ridge was given, by the user or by the form, and not chosen.
         zero_curvature: training rows that the loss gave no weight, counted for each target that
             has weights of its own.
         stale: whether data were added or removed since.
@@ -45,6 +46,7 @@ class CalibrationReport:
     nll: float
     nll_constant: float
     rows: int
+    fixed: bool = False
     samples: int = 0
     duplicates: int = 0
     zero_curvature: int = 0
@@ -104,7 +106,7 @@ class CalibrationReport:
     def __str__(self) -> str:
         lines = [
             f"Calibrated on {self.rows} rows by {self.criterion}: {self.value:.6g}",
-            f"  ridge           {self.ridge:.4g}",
+            f"  ridge           {self.ridge:.4g}{' (fixed)' if self.fixed else ''}",
             f"  scale           {_numbers(self.scale)}",
             f"  noise variance  {_numbers(self.noise)}",
             f"  NLL             {self.nll:.4g} (constant error bar {self.nll_constant:.4g}, "
@@ -145,11 +147,7 @@ class CalibrationReport:
         """
         calibration = Calibration.from_state(header, tensors)
         own = {name: value for name, value in header.items() if name not in calibration.header()}
-        if unknown := set(own) - {item.name for item in fields(cls)}:
-            raise ValueError(
-                f"The calibration holds {', '.join(sorted(unknown))}, which this version does not "
-                "know."
-            )
+        require_known(set(own) - {item.name for item in fields(cls)})
         own["gradient_scale"] = tensors.get("gradient_scale")
         return cls(calibration=calibration, **own)
 

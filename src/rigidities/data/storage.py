@@ -66,8 +66,8 @@ class Snapshot:
         tensors, header = read(path)
         if holds not in header:
             raise ValueError(
-                f"{path} holds no {holds}: it is damaged, or of another kind. A fit is read by the "
-                "load of the class that saved it."
+                f"{path} is damaged, or of another kind: it holds no {holds!r}. What was saved is "
+                "read by the load of the class that saved it."
             )
         return cls(tensors, header)
 

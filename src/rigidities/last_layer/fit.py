@@ -20,7 +20,7 @@ from ..data.slots import InputName
 from ..data.storage import Snapshot, prefixed, unprefixed
 from ..losses import MSE, Huber, LogCosh, Loss, PoissonNLL
 from ..models.shadow import placement
-from ..notices import NotFittedError, notify
+from ..notices import NO_FIT, NotFittedError, notify
 from ..posterior.gram import Gram
 from ..posterior.posterior import Posterior
 from ..posterior.quadratic import QuadraticForm
@@ -114,7 +114,7 @@ class ReadoutFit:
             NotFittedError: nothing yet.
         """
         if self.statistics is None:
-            raise NotFittedError
+            raise NotFittedError(NO_FIT.format("fit(train)"))
         return self.statistics
 
     def known_weighing(self) -> Weighing:
@@ -153,10 +153,6 @@ class ReadoutFit:
             posterior = Posterior.from_gram(self.known().gram, ridge=chosen.ridge)
             self._posterior = posterior.with_scale(chosen.scale)
         return self._posterior
-
-    @posterior.setter
-    def posterior(self, posterior: Posterior) -> None:
-        self._posterior, self._bars = posterior, None
 
     @property
     def bars(self) -> ErrorBars:

@@ -108,6 +108,12 @@ class LastLayerRigidity(ModelWrapper):
         binding = Binding(model, Source(forward, features, output), layer)
         self._fit = ReadoutFit(binding, target)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "model" and "_fit" in vars(self):  # another model has no fit yet
+            old = self._fit.binding
+            self._fit = ReadoutFit(Binding(value, old.source, old.layer), self._fit.target)
+
     @outside_inference_mode
     def fit(
         self,
@@ -172,9 +178,9 @@ class LastLayerRigidity(ModelWrapper):
         *,
         train: Any = None,
         criterion: str = "nll",
-        ridge: float | None = None,
-        noise: str | type[Noise] = "none",
-        law: str | Law = "gaussian",
+        ridge: float | Literal["search"] | None = None,
+        noise: str | type[Noise] | Noise = "none",
+        law: str | Law | type[Law] = "gaussian",
         gradients: InputName = None,
         gradient_target: GradientTarget | None = None,
         batch_size: int | None = None,
@@ -581,7 +587,7 @@ class LastLayerRigidity(ModelWrapper):
             options: the functions `forward`, `features` and `target` of the fit, which a file
                 does not hold.
         """
-        snapshot = Snapshot.read(path, holds="readout")
+        snapshot = Snapshot.read(path, holds="targets")
         options.setdefault("output", snapshot.header["readout"]["output"])
         uq = cls(model, **options)
         uq._fit.take(snapshot)

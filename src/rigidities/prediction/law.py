@@ -28,7 +28,7 @@ class Law(ABC):
         name: what users and files call it.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str] = ""
 
     @abstractmethod
     def quantile(self, level: Tensor) -> Tensor:
@@ -79,15 +79,17 @@ def register_law(kind: L) -> L:
     return kind
 
 
-def law_named(given: str | Law) -> Law:
-    """The law of that name at its default settings, or the law itself.
+def law_named(given: str | Law | type[Law]) -> Law:
+    """The law of that name or class at its default settings, or the law itself.
 
     Raises:
         ValueError: there is none.
     """
     if isinstance(given, Law):
         return given
-    if given not in LAWS:
+    if isinstance(given, type) and issubclass(given, Law):
+        return given()
+    if str(given) not in LAWS:
         raise ValueError(f"Unknown law {given!r}. Known: {', '.join(LAWS)}.")
     return LAWS[given]()
 

@@ -23,7 +23,7 @@ class Noise:
         level: (K,).
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str] = ""
     tied: ClassVar[float | None] = None
 
     level: Tensor
@@ -56,15 +56,17 @@ def register_noise(kind: N) -> N:
     return kind
 
 
-def noise_named(given: str | type[Noise]) -> type[Noise]:
-    """The noise of that name, or the class itself.
+def noise_named(given: str | type[Noise] | Noise) -> type[Noise]:
+    """The noise of that name, of that object, or the class itself.
 
     Raises:
         ValueError: there is none.
     """
+    if isinstance(given, Noise):
+        return type(given)
     if isinstance(given, type) and issubclass(given, Noise):
         return given
-    if given not in NOISES:
+    if str(given) not in NOISES:
         raise ValueError(f"Unknown noise {given!r}. Known: {', '.join(NOISES)}.")
     return NOISES[given]
 

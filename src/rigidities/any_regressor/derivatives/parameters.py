@@ -86,6 +86,11 @@ class Parameters:
         """Number of entries of each leaf."""
         return [shape.numel() for shape in self.shapes]
 
+    @property
+    def leaves(self) -> list[tuple[str, Tensor]]:
+        """All leaves by name, the selected and the others."""
+        return list(_leaves(self.tree))
+
     def __len__(self) -> int:
         return self.flat.numel()
 

@@ -11,6 +11,7 @@ from ...data.batches import Batch
 from ...data.sketch import fingerprint
 from ...models.calling import Source
 from ...models.shadow import signature, unwrapped
+from ...notices import NO_FIT, NotFittedError
 from .tap import AnyTap, FeatureTap, Tap
 
 
@@ -70,7 +71,7 @@ class Binding:
         now = signature(self.model)
         if self._tap is None:
             if self._header is None:
-                raise ValueError("There is no fit yet. Call fit(train) first.")
+                raise NotFittedError(NO_FIT.format("fit(train)"))
             self._tap, self._signature = self._from_header(self._header), now
             return self._tap
         if now == self._signature and not thorough:

@@ -37,23 +37,19 @@ class ReadoutPass:
 
     def __call__(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Reading:
         """One pass."""
-        if not torch.compiler.is_compiling():
-            return self.eager(inputs, keywords)
-        if self._graph is not None:
+        if torch.compiler.is_compiling() and self._graph is not None:
             return self._graph(inputs, keywords)
-        if exporting():
+        if torch.compiler.is_compiling() and exporting():
             raise ValueError(_refusal(self._tap))
         # Only a plain readout is one graph: any other is read between two graphs.
-        reading: Reading = self._between(inputs, keywords)
+        reading: Reading = self.eager(inputs, keywords)
         return reading
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def eager(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Reading:
         """One pass outside any graph."""
-        return self.current()(*inputs, **keywords)
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _between(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Reading:
-        return self.eager(inputs, keywords)
+        reading: Reading = self.current()(*inputs, **keywords)
+        return reading
 
     def current(self) -> AnyTap:
         """The tap, if the model's weights are still those of the fit."""
