@@ -6,32 +6,30 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map_only
 
-F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-def outside_inference_mode(function: F) -> F:
+def outside_inference_mode(function: Callable[P, R]) -> Callable[P, R]:
     """Run a function in normal mode, with ordinary copies of inference tensors."""
 
     @wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
         if not torch.is_inference_mode_enabled():
             return function(*args, **kwargs)
         with torch.inference_mode(False):
-            args, kwargs = tree_map_only(Tensor, _ordinary, (args, kwargs))
-            return function(*args, **kwargs)
+            given: Any = (args, kwargs)
+            given = tree_map_only(Tensor, lambda t: t.clone() if t.is_inference() else t, given)
+            return function(*given[0], **given[1])
 
-    return cast("F", run)
-
-
-def _ordinary(tensor: Tensor) -> Tensor:
-    return tensor.clone() if tensor.is_inference() else tensor
+    return run
 
 
 @contextmanager
@@ -60,10 +58,6 @@ def exporting() -> bool:
     if torch.compiler._is_compiling_flag:  # set by export alone, up to 2.6
         raise RuntimeError(f"Export needs PyTorch 2.7 or newer; this is {torch.__version__}.")
     return False
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 def differentiating(method: Callable[P, R]) -> Callable[P, R]:
