@@ -20,6 +20,7 @@ def threads_are_restored():
     torch.set_num_threads(before)
 
 
+@pytest.mark.filterwarnings("ignore:The parameters are not a minimum")  # quick sizes train little
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_quick_run_of_each_benchmark_writes_its_results(name: str, tmp_path: Path, capsys) -> None:
     written = tmp_path / "all.json"

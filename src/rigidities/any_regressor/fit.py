@@ -142,7 +142,11 @@ def restored(given: Snapshot, regressor: Regressor) -> Fit:
     own = Snapshot({k: v.to(device) for k, v in given.tensors.items()}, given.header)
     try:
         kept = own.header["regressor"]
-        _check_parameters(regressor, kept)
+        if missing := [one for one in kept["names"] if one not in regressor.parameters.names]:
+            raise ValueError(
+                f"The file was made with a parameter {missing[0]!r}, which this regressor does not "
+                "have. Load it with the regressor and the subset= it was made with."
+            )
         idle = set(regressor.parameters.names) - set(kept["names"])
         if idle:
             regressor = replace(regressor, parameters=regressor.parameters.without(idle))
@@ -172,15 +176,6 @@ def restored(given: Snapshot, regressor: Regressor) -> Fit:
             f"The fit is incomplete: {error} is missing or wrong. Save it again from the fitted "
             "object."
         ) from error
-
-
-def _check_parameters(regressor: Regressor, kept: dict[str, Any]) -> None:
-    missing = [name for name in kept["names"] if name not in regressor.parameters.names]
-    if missing:
-        raise ValueError(
-            f"The file was made with a parameter {missing[0]!r}, which this regressor does not "
-            "have. Load it with the regressor and the subset= it was made with."
-        )
 
 
 def _fingerprint(regressor: Regressor) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -19,26 +19,10 @@ from .report import CalibrationReport
 Evidence = Callable[[Tensor], Tensor]
 
 
-class Solved(Protocol):
-    """What a report says of a solved curvature, such as a `Posterior`."""
-
-    @property
-    def condition(self) -> float:
-        """Condition number."""
-
-    @property
-    def effective_rank(self) -> float:
-        """Directions that the data determine."""
-
-    @property
-    def width(self) -> int:
-        """Number of features or parameters."""
-
-
 def chosen(
     residuals: Residuals,
     eigenvalues: Tensor,
-    solved: Callable[[float], Solved],
+    solved: Callable[[float], Any],
     wanted: Wanted,
     *,
     least: float = -math.inf,
@@ -50,7 +34,8 @@ def chosen(
     Args:
         residuals: of data.
         eigenvalues: (D,) or (K, D), of the basis that the residuals' powers stand in.
-        solved: the curvature at a ridge.
+        solved: the curvature at a ridge, of which the report tells condition, effective_rank and
+            width: a `Posterior`, say.
         wanted: by which criterion, and what.
         least: ridges up to here are not searched.
         evidence: negative log evidence of ridges, which then choose it.

@@ -34,11 +34,8 @@ def outside_inference_mode(function: Callable[P, R]) -> Callable[P, R]:
 
 def ordinary(values: T) -> T:
     """The same with copies of inference tensors, which can be differentiated."""
-    return cast("T", tree_map_only(Tensor, _copied, values))
-
-
-def _copied(tensor: Tensor) -> Tensor:
-    return tensor.clone() if tensor.is_inference() else tensor
+    copied = tree_map_only(Tensor, lambda t: t.clone() if t.is_inference() else t, values)
+    return cast("T", copied)
 
 
 @contextmanager
