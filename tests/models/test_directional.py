@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 from torch.nn.utils.parametrizations import weight_norm
 
 import rigidities as rg
@@ -132,6 +133,22 @@ class Cube(torch.autograd.Function):
 def test_an_operation_without_forward_mode_is_pushed_by_reverse_mode():
     point, directions = numbers(6), numbers(3, 6)
     torch.testing.assert_close(pushes(Cube.apply, point, directions), 3 * point**2 * directions)
+
+
+def test_an_operation_that_is_differentiable_once_is_refused_where_twice_is_needed():
+    class Once(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.sin()
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx, g):
+            return g * ctx.saved_tensors[0].cos()
+
+    with pytest.raises(ValueError, match="cannot itself be differentiated"):
+        pushes(Once.apply, numbers(6), numbers(3, 6))
 
 
 @pytest.mark.parametrize("form", ["dense", "matrix-free"])

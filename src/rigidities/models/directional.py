@@ -36,6 +36,13 @@ ASYMMETRIC = (
 )
 
 
+ONCE = (
+    "An operation of the model has a backward pass that cannot itself be differentiated (a custom "
+    "torch.autograd.Function marked once_differentiable?), and no forward mode. Write it in plain "
+    "torch functions."
+)
+
+
 def normal_like(like: Tensor, seed: int = 0) -> Tensor:
     """Standard normal numbers like a tensor, always the same."""
     generator = torch.Generator().manual_seed(seed)
@@ -80,7 +87,8 @@ def pushes_by_reverse(function: VectorFunction, point: Tensor, directions: Tenso
     with torch.enable_grad():
         u = torch.zeros_like(values, requires_grad=True)
         (transposed,) = pulled(values, x, u[None], graph=True)
-    return pulled(transposed, u, directions.to(point)).to(torch.float64)
+    once = ONCE if transposed.requires_grad else None
+    return pulled(transposed, u, directions.to(point), unconnected=once).to(torch.float64)
 
 
 def pulls(function: VectorFunction, point: Tensor, cotangents: Tensor) -> Tensor:
