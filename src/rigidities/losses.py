@@ -248,6 +248,15 @@ def own_weights(loss: Loss, batch: Any) -> Tensor | None:
     return weights.reshape(len(weights), -1)
 
 
+NAMED: dict[str, Loss] = {
+    "mse": MSE(),
+    "huber": Huber(),
+    "log-cosh": LogCosh(),
+    "poisson": PoissonNLL(),
+}
+"""By the names that users give; files keep these, and no functions."""
+
+
 def loss_for(loss: LossLike) -> Loss:
     """The loss object that a name or a per-sample callable stands for.
 
@@ -256,19 +265,13 @@ def loss_for(loss: LossLike) -> Loss:
         tensor([[1.],
                 [0.]], dtype=torch.float64)
     """
-    named: dict[str, Loss] = {
-        "mse": MSE(),
-        "huber": Huber(),
-        "log-cosh": LogCosh(),
-        "poisson": PoissonNLL(),
-    }
     if isinstance(loss, str):
-        if loss not in named:
+        if loss not in NAMED:
             raise ValueError(
-                f"Unknown loss {loss!r}. Known: {', '.join(sorted(named))}, GaussianNLL(variance), "
+                f"Unknown loss {loss!r}. Known: {', '.join(sorted(NAMED))}, GaussianNLL(variance), "
                 "or callable(prediction, target) -> one loss per sample."
             )
-        return named[loss]
+        return NAMED[loss]
     if isinstance(loss, Loss):
         return loss
     if callable(loss):

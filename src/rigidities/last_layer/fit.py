@@ -18,7 +18,7 @@ from ..data.feed import Feed
 from ..data.sketch import RowSketch
 from ..data.slots import InputName
 from ..data.storage import Snapshot, prefixed, unprefixed
-from ..losses import MSE, Huber, LogCosh, Loss, PoissonNLL
+from ..losses import NAMED, Loss
 from ..models.shadow import placement
 from ..notices import NO_FIT, NotFittedError, notify
 from ..posterior.gram import Gram
@@ -34,7 +34,7 @@ from .validation import calibrated, calibration_data
 DEFAULT_RIDGE = 1e-6
 """Ridge before calibration, relative to the Gram's mean diagonal."""
 
-_LOSSES: dict[str, type[Any]] = {c.__name__: c for c in (MSE, Huber, LogCosh, PoissonNLL)}
+_LOSSES: dict[str, type[Any]] = {type(one).__name__: type(one) for one in NAMED.values()}
 
 
 class ReadoutFit:
