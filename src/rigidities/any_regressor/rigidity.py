@@ -168,14 +168,14 @@ class PredictionRigidity:
             prediction, tangents = fit.differentiate(*batch.args, **batch.kwargs)
             means.append(prediction)
             quadratics.append(fit.form.quadratic(tangents))
-        q, chosen = torch.cat(quadratics), fit.calibration
+        q, calibration = torch.cat(quadratics), fit.calibration
         mean = torch.cat(means).to(q)
         return Prediction(
             mean=fit.shaped(mean),
-            epistemic=fit.shaped(chosen.epistemic(q)),
-            noise=fit.shaped(chosen.noise_variance(mean).to(q)),
+            epistemic=fit.shaped(calibration.epistemic(q)),
+            noise=fit.shaped(calibration.noise_variance(mean).to(q)),
             rigidity=fit.shaped(1 / q),
-            law=chosen.law,
+            law=calibration.law,
         )
 
     @differentiating
@@ -277,8 +277,8 @@ class PredictionRigidity:
             raise ValueError(f"scale must be positive and finite, got {scale}.")
         fit = self._fitted()
         plain = Calibration.unscaled(fit.form.ridge, 1, fit.regressor.flat.device)
-        chosen = replace(plain, scale=float(scale) * plain.scale)
-        self._fit = replace(fit, calibration=chosen, report=None)
+        scaled = replace(plain, scale=float(scale) * plain.scale)
+        self._fit = replace(fit, calibration=scaled, report=None)
         return self
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class ModelWrapper(nn.Module):
+class ModelWrapper(nn.Module, ABC):
     """The model as a part of this module, and a state that a `state_dict` and a file hold.
 
     A subclass says what its state is (`_snapshot`, `_take`), and what to do after a move
@@ -50,12 +51,12 @@ class ModelWrapper(nn.Module):
         self._moved()
         return self
 
+    @abstractmethod
     def _snapshot(self, *, thorough: bool = False) -> Snapshot:
         """The state; `thorough` checks first that it still belongs to the model."""
-        raise NotImplementedError
 
-    def _take(self, given: Snapshot) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _take(self, given: Snapshot) -> None: ...
 
-    def _moved(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _moved(self) -> None: ...
