@@ -33,6 +33,7 @@ class OfThread(Generic[T]):
         self._make, self._local = make, threading.local()
 
     def __call__(self) -> T:
+        """This thread's."""
         value: T | None = getattr(self._local, "value", None)
         if value is None:
             value = self._local.value = self._make()
@@ -55,6 +56,7 @@ class Common:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
+        """The setting, for a with statement."""
         with self._lock:
             if not self._inside:
                 self._context = self._make()
