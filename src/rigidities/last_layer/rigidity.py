@@ -30,10 +30,12 @@ from ..data.storage import Snapshot
 from ..losses import LossLike, loss_for
 from ..models.calling import FeatureFunction, ForwardFunction, Source
 from ..models.modes import outside_inference_mode
+from ..models.shadow import placement
 from ..posterior.draws import MEMBERS
 from ..posterior.gram import Gram
 from ..posterior.joint import JointPosterior
 from ..posterior.posterior import Posterior
+from ..posterior.quadratic import rounding_bound
 from ..prediction.law import Law
 from ..prediction.noise import Noise
 from ..prediction.prediction import Prediction
@@ -616,9 +618,14 @@ class LastLayerRigidity(ModelWrapper):
     def rounding(self) -> float:
         """Bound on the relative rounding error of the variances that `uq(x)` gives.
 
-        See `QuadraticForm.rounding`; rounding errors within a sum are taken as independent.
+        See `QuadraticForm.rounding`; rounding errors within a sum are taken as independent. Under
+        `torch.autocast`, whose features have few digits, it is larger: ask for it there.
         """
-        return self._fit.ready()[1].bars.form.rounding
+        (_, learnt), kind = self._fit.ready(), placement(self.model)[0].type
+        own = learnt.bars.form.rounding
+        if not torch.is_autocast_enabled(kind):
+            return own
+        return own + rounding_bound(learnt.posterior, torch.get_autocast_dtype(kind))
 
     def extra_repr(self) -> str:
         """Where the features come from and how much was learnt."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from typing import ParamSpec, TypeVar, cast
 
@@ -64,6 +64,12 @@ operations without a batching rule are looped over, which is slower and right.
 
 forward_mode = Lock()
 """Torch counts the levels of forward mode for the process, not for a thread: one at a time."""
+
+
+def unmixed(tensor: Tensor) -> AbstractContextManager[object]:
+    """Where products keep the precision of what is multiplied, also under `torch.autocast`."""
+    kind = tensor.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def exporting() -> bool:

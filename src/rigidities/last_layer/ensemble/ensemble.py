@@ -22,6 +22,7 @@ from ..._version import __version__
 from ...data.feed import Feed
 from ...data.storage import Snapshot
 from ...models.calling import FeatureFunction, ForwardFunction, Source
+from ...models.modes import unmixed
 from ...models.shadow import placement
 from ...posterior.joint import JointPosterior
 from ..readout.binding import Binding
@@ -214,7 +215,8 @@ def outputs(reading: Reading, deviations: Tensor, dtype: torch.dtype | None = No
             f"The model gives {given} targets with {features.shape[-1]} features here, and the "
             f"ensemble has {targets} with {width}. Use the same forward= and output= as in the fit."
         )
-    change = JointPosterior.response(features, deviations)  # (n, M, K)
+    with unmixed(features):
+        change = JointPosterior.response(features, deviations)  # (n, M, K)
     return output + reading.unrows(change).to(output.dtype)
 
 
