@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..notices import require
+
 SIZE = 1 << 15
 _NO_LIMIT = (1 << 63) - 1
 _CHUNK = 4096
@@ -48,15 +50,29 @@ class RowSketch:
         """Take rows in."""
         self._queue(hashes, torch.ones_like(hashes))
 
-    def remove(self, hashes: Tensor) -> None:
-        """Take rows out, as many copies of each as are given."""
-        self._queue(hashes, -torch.ones_like(hashes))
-
     def merge(self, other: RowSketch) -> None:
         """Take another data set's rows in."""
         other._settle()
         self.limit = min(self.limit, other.limit)
         self._queue(other.hashes, other.counts)
+
+    def without(self, other: RowSketch) -> RowSketch:
+        """The data set that is left when another's rows are taken out, copy by copy."""
+        left = self.clone()
+        left.limit = min(self.limit, other.limit)
+        left._queue(other.hashes, -other.counts)
+        return left
+
+    def lacking(self, other: RowSketch) -> tuple[int, int]:
+        """How many of another data set's rows this one lacks, of how many that can be judged."""
+        self._settle()
+        other._settle()
+        known = other.hashes < min(self.limit, other.limit)
+        hashes, counts = (t[known].to(self.hashes.device) for t in (other.hashes, other.counts))
+        distinct, index = torch.unique(torch.cat([self.hashes, hashes]), return_inverse=True)
+        held = torch.cat([self.counts, -counts])
+        left = torch.zeros_like(distinct).index_add_(0, index, held)
+        return -int(left.clamp(max=0).sum()), int(counts.sum())
 
     def shared(self, hashes: Tensor) -> float:
         """How many of these rows the sketched data set holds (an estimate beyond `SIZE`)."""
@@ -80,7 +96,16 @@ class RowSketch:
 
     @classmethod
     def from_state(cls, state: dict[str, Tensor]) -> RowSketch:
-        """The sketch that `state` came from."""
+        """The sketch that `state` came from.
+
+        Raises:
+            ValueError: it came from none.
+        """
+        hashes, counts, limit = (state[name] for name in ("hashes", "counts", "limit"))
+        whole = all(part.dtype == torch.int64 and part.ndim == 1 for part in state.values())
+        require(whole and hashes.shape == counts.shape and len(limit) == 1, "the rows' hashes")
+        rising = torch.cat([hashes.new_tensor([-1]), hashes, limit]).diff() > 0
+        require(bool(rising.all()) and bool((counts > 0).all()), "the rows' hashes")
         return cls(state["hashes"], state["counts"], int(state["limit"]))
 
     def _queue(self, hashes: Tensor, counts: Tensor) -> None:

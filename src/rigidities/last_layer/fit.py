@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from ..data.slots import InputName
 from ..data.storage import Snapshot, prefixed, unprefixed
 from ..losses import NAMED, Loss
 from ..models.shadow import placement
-from ..notices import NO_FIT, NotFittedError, notify
+from ..notices import NO_FIT, NotFittedError, notify, require, require_kinds
 from ..posterior.gram import Gram
 from ..posterior.posterior import Posterior
 from ..posterior.quadratic import QuadraticForm
@@ -64,13 +64,14 @@ class ReadoutFit:
         self.report = None
         self._forget_derived()
 
-    def revise(self, data: Any, *, remove: bool, **options: Any) -> None:
-        """Add data, or take them out."""
+    def revise(self, data: Any, *, remove: bool, check: bool = True, **options: Any) -> None:
+        """Add data, or take them out; `check` that they are in the fit."""
         statistics, weighing, tap = self.known(), self.known_weighing(), self._thorough_tap()
         what = "forget" if remove else "partial_fit"
         batches = self.feed(weighing)(data, what, any_order=True, **options)
-        own = statistics.clone()
-        self.statistics = accumulate(own, lambda _: tap, batches, weighing, remove=remove)
+        own = statistics if remove else statistics.clone()
+        change = partial(accumulate, own, lambda _: tap, batches, weighing)
+        self.statistics = change(remove=remove, check=check)
         if self.report is not None:
             self.report = replace(self.report, stale=True)
         self._forget_derived()
@@ -244,9 +245,9 @@ class ReadoutFit:
         if given is None:
             self.statistics = self.weighing = self.report = None
         else:
-            binding = self.binding.restored(given.header["readout"])
-            self.statistics, self.weighing, self.report = _parts(given)
-            self.binding = binding
+            with given.opened():
+                parts, binding = _parts(given), self.binding.restored(given.header["readout"])
+            (self.statistics, self.weighing, self.report), self.binding = parts, binding
         self._forget_derived()
         self.follow_device()
 
@@ -265,17 +266,16 @@ def _parts(given: Snapshot) -> tuple[Statistics, Weighing | None, CalibrationRep
     Raises:
         ValueError: something is missing, or this version does not know it.
     """
-    try:
-        gram = Gram.from_state(unprefixed("gram", given.tensors))
-        sketch = RowSketch.from_state(unprefixed("sketch", given.tensors))
-        statistics = Statistics(gram, sketch, given.header["targets"], given.header["inputs"])
-        report = given.part("calibration", CalibrationReport.from_state)
-        return statistics, _loss_from(given.header["loss"]), report
-    except (KeyError, TypeError) as error:
-        raise ValueError(
-            f"The fit is incomplete: {error} is missing or wrong. Save it again from the "
-            "fitted object."
-        ) from error
+    header = given.header
+    require_kinds(header, {"readout": dict, "targets": int, "inputs": int}, "the fit")
+    gram = Gram.from_state(unprefixed("gram", given.tensors))
+    sketch = RowSketch.from_state(unprefixed("sketch", given.tensors))
+    statistics = Statistics(gram, sketch, header["targets"], header["inputs"])
+    fits = gram.targets in (None, statistics.targets) and statistics.inputs >= 0
+    require(fits and statistics.targets > 0, "the number of targets or inputs")
+    report = given.part("calibration", CalibrationReport.from_state)
+    require(report is None or len(report.scale) == statistics.targets, "the calibration's scale")
+    return statistics, _loss_from(header["loss"]), report
 
 
 def _loss_state(weighing: Weighing | None) -> dict[str, Any] | None:
@@ -294,6 +294,10 @@ def _loss_state(weighing: Weighing | None) -> dict[str, Any] | None:
 def _loss_from(state: dict[str, Any] | None) -> Weighing | None:
     if state is None:
         return None
-    loss: Loss = _LOSSES[state["name"]](**state["settings"])
-    gradients = state.get("gradients")
+    kind = _LOSSES[state["name"]]
+    require_kinds(state["settings"], {f.name: type(f.default) for f in fields(kind)}, "the loss")
+    require(all(value >= 0 for value in state["settings"].values()), "the loss")
+    loss: Loss = kind(**state["settings"])
+    if (gradients := state.get("gradients")) is not None:
+        require_kinds(gradients, {"wrt": int | str, "target": str | None}, "the derivatives' loss")
     return Weighing(loss, gradients=None if gradients is None else GradientLoss(**gradients))

@@ -15,10 +15,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..notices import require
+
 JOINT_TARGETS = 256
 """Up to so many targets the residuals' full K x K moment is kept, beyond it the diagonal alone."""
 
 _BUFFER_ROWS = 512
+_ROUNDING = 1e-6
+"""Share of a sum of squares by which a float32 model may miss it when it is called anew."""
 
 
 class Gram:
@@ -118,9 +122,14 @@ class Gram:
         *,
         moments: bool = True,
     ) -> None:
-        """Take rows out that were added before, with the weights they were added with."""
+        """Take rows out that were added before, with the weights they were added with.
+
+        Raises:
+            ValueError: more than are held, or a sum of squares would turn negative.
+        """
         rows = self._rows(features, weights, residuals)
-        self._check_removable(rows.features)
+        square = None if rows.residuals is None or not moments else rows.residuals.square().sum(0)
+        self._check_removable(len(rows.features), rows.features.square().sum(0), square)
         self._add_moments(rows, -1, moments)
         self._add_counts(rows, -1)
         if self.targets is None:
@@ -148,6 +157,19 @@ class Gram:
         self.zeros += other.zeros
         return self
 
+    def without(self, other: Gram) -> Gram:
+        """A Gram of the rows that are left when another's are taken out; `downdate` of them all."""
+        left, right = self.clone(), other if other.device == self.device else other.to(self.device)
+        if left.targets is None and right.targets is not None:
+            left = left.expand(right.targets)
+        elif right.targets is None and left.targets is not None:
+            right = right.expand(left.targets)
+        left._check_removable(right.count, right.diagonal, right.square)
+        left.merge(Gram._of({name: -sums for name, sums in right.state().items()}))
+        if left.square is not None:  # less than nothing by rounding
+            _variances(left.square).clamp_(min=0)
+        return left
+
     def expand(self, targets: int) -> Gram:
         """One Gram per target, each equal to this shared one (its rows had equal weights)."""
         if self.targets is not None:
@@ -170,9 +192,8 @@ class Gram:
 
     def to(self, device: torch.device | str) -> Gram:
         """An independent copy on another device; the sums stay float64."""
-        self._flush()
         state = {name: tensor.clone().to(device) for name, tensor in self.state().items()}
-        return Gram.from_state(state)
+        return Gram._of(state)
 
     def state(self) -> dict[str, Tensor]:
         """Everything as tensors, for files; `from_state` is the way back."""
@@ -183,8 +204,28 @@ class Gram:
 
     @classmethod
     def from_state(cls, state: dict[str, Tensor]) -> Gram:
-        """The Gram that `state` came from."""
-        matrix = state["matrix"].to(torch.float64)
+        """The Gram that `state` came from.
+
+        Raises:
+            ValueError: it came from none: NaN, shapes or types that no Gram has.
+        """
+        matrix, count, zeros = (state[name] for name in ("matrix", "count", "zeros"))
+        sums = [state[name] for name in ("matrix", "cross", "square") if name in state]
+        finite = all(one.dtype == torch.float64 and bool(one.isfinite().all()) for one in sums)
+        square = matrix.ndim in (2, 3) and torch.equal(matrix, matrix.mT)
+        diagonal = matrix.diagonal(dim1=-2, dim2=-1)
+        positive = bool((diagonal >= -_ROUNDING * diagonal.max()).all())
+        require(finite and square and positive, "the Gram's matrix")
+        if "cross" in state:
+            wide = (matrix.shape[-1], state["square"].shape[-1])
+            require(state["cross"].shape == wide, "the residuals' sums")
+        whole = count.dtype == zeros.dtype == torch.int64 and zeros.shape == matrix.shape[:-2]
+        require(whole and bool(((zeros >= 0) & (zeros <= count)).all()), "the Gram's count")
+        return cls._of(state)
+
+    @classmethod
+    def _of(cls, state: dict[str, Tensor]) -> Gram:
+        matrix = state["matrix"]
         targets = None if matrix.ndim == 2 else matrix.shape[0]
         gram = cls(matrix.shape[-1], targets=targets, device=matrix.device)
         gram._upper = matrix.triu()
@@ -279,15 +320,16 @@ class Gram:
         for upper, rows in zip(self._upper, features.unbind(1), strict=True):
             _add_product(upper, rows, sign)
 
-    def _check_removable(self, features: Tensor) -> None:
-        if len(features) > self.count:
-            raise ValueError(f"Cannot remove {len(features)} rows: only {self.count} are held.")
-        before = self.diagonal
-        after = before - features.square().sum(0)
-        if bool((after < -1e-9 * before.amax(-1, keepdim=True)).any()):
+    def _check_removable(self, count: int, diagonal: Tensor, square: Tensor | None) -> None:
+        if count > self.count:
+            raise ValueError(f"Cannot remove {count} rows: only {self.count} are held.")
+        sums = [(self.diagonal, diagonal, self.diagonal.amax(-1, keepdim=True))]
+        if self.square is not None and square is not None:
+            sums.append((_variances(self.square), _variances(square), _variances(self.square)))
+        if any(bool((held - given < -_ROUNDING * size).any()) for held, given, size in sums):
             raise ValueError(
-                "These rows were never added (the Gram would stop being positive). "
-                "Remove rows with the features and weights they were added with."
+                "These rows were never added, or not so (a sum of squares would turn negative). "
+                "Remove rows with the features, weights and targets they were added with."
             )
 
     def _flush(self) -> None:
@@ -328,3 +370,8 @@ def _clone(tensor: Tensor | None) -> Tensor | None:
 
 def _sum(left: Tensor | None, right: Tensor | None) -> Tensor | None:
     return None if left is None or right is None else left + right.to(left.device)
+
+
+def _variances(square: Tensor) -> Tensor:
+    """The diagonal of (K, K), or (K,) itself."""
+    return square if square.ndim == 1 else square.diagonal()

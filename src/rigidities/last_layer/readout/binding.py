@@ -11,8 +11,12 @@ from ...data.batches import Batch
 from ...data.sketch import fingerprint
 from ...models.calling import Source
 from ...models.shadow import signature, unwrapped
-from ...notices import NO_FIT, NotFittedError
+from ...notices import NO_FIT, NotFittedError, require, require_kinds
+from .cases import CASES
 from .tap import AnyTap, FeatureTap, Tap
+
+_FLAGS = {"linear": bool, "forward": bool, "output": str | int | None}
+_HEADER = {"layer": list, "silent": list, "case": str, "layout": str, "fingerprint": str} | _FLAGS
 
 
 class Binding:
@@ -37,6 +41,10 @@ class Binding:
         header: dict[str, Any] | None = None,
     ) -> None:
         self.model, self.source, self.layer, self._header = model, source, layer, header
+        if header is not None:
+            require_kinds(header, _HEADER, "the readout")
+            named = all(isinstance(name, str) for name in header["layer"] + header["silent"])
+            require(named and header["case"] in {*CASES, "features"}, "the readout")
         self.fingerprint: str | None = None if header is None else header["fingerprint"]
         self._tap: AnyTap | None = None
         self._signature: tuple[object, ...] | None = None
