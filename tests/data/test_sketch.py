@@ -84,6 +84,20 @@ def test_sketches_merge_and_forget(monkeypatch):
     assert again.shared(h) == whole.shared(h) and again.limit == whole.limit
 
 
+def test_rows_that_are_lacking_are_counted_copy_by_copy(monkeypatch):
+    monkeypatch.setattr(sketch, "SIZE", 50)
+    h, foreign = hashes(torch.randn(300, 2)), hashes(torch.randn(40, 2))
+    few = sketch_of(h[:20], h[:10])
+    assert few.lacking(sketch_of(h[:20])) == (0, 20)
+    assert few.lacking(sketch_of(h[:10], h[:20])) == (0, 30)
+    assert few.lacking(sketch_of(h[:12], h[:12], foreign[:5])) == (2 + 5, 29)
+    assert RowSketch().lacking(sketch_of(foreign)) == (40, 40)
+    whole = sketch_of(h)
+    assert whole.lacking(sketch_of(h[::2])) == (0, int((h[::2] < whole.limit).sum()))
+    below = int((foreign < whole.limit).sum())
+    assert whole.lacking(sketch_of(foreign)) == (below, below)
+
+
 def test_fingerprints_tell_models_apart_but_not_lossless_casts():
     model = torch.nn.Linear(3, 2)
     one = fingerprint(model)

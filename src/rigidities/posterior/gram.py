@@ -139,11 +139,7 @@ class Gram:
 
     def merge(self, other: Gram) -> Gram:
         """Add another Gram's sums to this one's and return this one."""
-        if (other.width, other.targets) != (self.width, self.targets):
-            raise ValueError(
-                f"Cannot merge Grams of different shape: {tuple(self._upper.shape)} and "
-                f"{tuple(other._upper.shape)}. They must come from the same readout and loss."
-            )
+        self._check_alike(other)
         self._flush()
         other._flush()
         other = other if other.device == self.device else other.to(self.device)
@@ -164,6 +160,7 @@ class Gram:
             left = left.expand(right.targets)
         elif right.targets is None and left.targets is not None:
             right = right.expand(left.targets)
+        left._check_alike(right)
         left._check_removable(right.count, right.diagonal, right.square)
         left.merge(Gram._of({name: -sums for name, sums in right.state().items()}))
         if left.square is not None:  # less than nothing by rounding
@@ -319,6 +316,13 @@ class Gram:
     def _add_per_target(self, features: Tensor, sign: int) -> None:
         for upper, rows in zip(self._upper, features.unbind(1), strict=True):
             _add_product(upper, rows, sign)
+
+    def _check_alike(self, other: Gram) -> None:
+        if (other.width, other.targets) != (self.width, self.targets):
+            raise ValueError(
+                f"Cannot merge Grams of different shape: {tuple(self._upper.shape)} and "
+                f"{tuple(other._upper.shape)}. They must come from the same readout and loss."
+            )
 
     def _check_removable(self, count: int, diagonal: Tensor, square: Tensor | None) -> None:
         if count > self.count:
