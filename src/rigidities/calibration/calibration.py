@@ -138,15 +138,14 @@ class Calibration:
         Gaussian law alone.
 
         Raises:
-            ValueError: the noise or law is none that is known here, or a number is none that a
-                calibration leaves.
+            ValueError: the noise or law is none that is known here, or a number is impossible.
         """
         require_kinds(header, {"ridge": float}, "the calibration")
         require(0 <= header["ridge"] < math.inf, "the calibration's ridge")
         scale, level = tensors["scale"], tensors["noise"]
-        require(level.shape == scale.shape, "the calibration's noise")
         require_levels(scale, "the calibration's scale")
         require_levels(level, "the calibration's noise")
+        require(level.shape == scale.shape, "the calibration's noise")
         noise = header.get("noise", "constant" if bool(level.any()) else "none")
         law = header.get("law", {"name": "gaussian", "settings": {}})
         for what, name, known in (("noise", noise, NOISES), ("law", law["name"], LAWS)):

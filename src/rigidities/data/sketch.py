@@ -56,23 +56,13 @@ class RowSketch:
         self.limit = min(self.limit, other.limit)
         self._queue(other.hashes, other.counts)
 
-    def without(self, other: RowSketch) -> RowSketch:
-        """The data set that is left when another's rows are taken out, copy by copy."""
-        left = self.clone()
-        left.limit = min(self.limit, other.limit)
-        left._queue(other.hashes, -other.counts)
-        return left
-
-    def lacking(self, other: RowSketch) -> tuple[int, int]:
-        """How many of another data set's rows this one lacks, of how many that can be judged."""
-        self._settle()
-        other._settle()
-        known = other.hashes < min(self.limit, other.limit)
-        hashes, counts = (t[known].to(self.hashes.device) for t in (other.hashes, other.counts))
-        distinct, index = torch.unique(torch.cat([self.hashes, hashes]), return_inverse=True)
-        held = torch.cat([self.counts, -counts])
-        left = torch.zeros_like(distinct).index_add_(0, index, held)
-        return -int(left.clamp(max=0).sum()), int(counts.sum())
+    def without(self, other: RowSketch) -> tuple[RowSketch, int, int]:
+        """What is left without another's rows; how many were lacking, and how many were judged."""
+        left, other = self.clone(), other.clone()
+        left.limit = min(left.limit, other.limit)
+        left._pending = [(other.hashes, -other.counts)]
+        judged = int(other.counts[other.hashes < left.limit].sum())
+        return left, left._settle(), judged
 
     def shared(self, hashes: Tensor) -> float:
         """How many of these rows the sketched data set holds (an estimate beyond `SIZE`)."""
@@ -106,7 +96,7 @@ class RowSketch:
         require(whole and hashes.shape == counts.shape and len(limit) == 1, "the rows' hashes")
         rising = torch.cat([hashes.new_tensor([-1]), hashes, limit]).diff() > 0
         require(bool(rising.all()) and bool((counts > 0).all()), "the rows' hashes")
-        return cls(state["hashes"], state["counts"], int(state["limit"]))
+        return cls(hashes, counts, int(limit))
 
     def _queue(self, hashes: Tensor, counts: Tensor) -> None:
         self._pending.append((hashes, counts))
@@ -114,10 +104,10 @@ class RowSketch:
         if self._waiting >= SIZE:
             self._settle()
 
-    def _settle(self) -> None:
-        """Merge the waiting hashes in, on the device where they were made."""
+    def _settle(self) -> int:
+        """Merge the waiting hashes in, where they were made; how many to remove were lacking."""
         if not self._pending:
-            return
+            return 0
         device = self._pending[-1][0].device
         parts = [(self.hashes, self.counts), *self._pending]
         hashes, counts = (torch.cat([t.to(device) for t in ts]) for ts in zip(*parts, strict=True))
@@ -125,11 +115,13 @@ class RowSketch:
         below = hashes < self.limit
         distinct, index = torch.unique(hashes[below], return_inverse=True)
         total = torch.zeros_like(distinct).index_add_(0, index, counts[below])
+        lacking = -int(total.clamp(max=0).sum())
         distinct, total = distinct[total > 0], total[total > 0]
         if len(distinct) > SIZE:
             self.limit = int(distinct[SIZE])
             distinct, total = distinct[:SIZE].clone(), total[:SIZE].clone()
         self.hashes, self.counts = distinct, total
+        return lacking
 
 
 def row_hashes(values: Iterable[Any], rows: int) -> Tensor | None:

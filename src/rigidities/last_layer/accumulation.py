@@ -46,7 +46,7 @@ class Statistics:
 
     def without(self, removed: Statistics, *, check: bool) -> Statistics:
         """What is left when rows are taken out, which must be held; `check` asks their hashes."""
-        missing, judged = self.sketch.lacking(removed.sketch)
+        sketch, missing, judged = self.sketch.without(removed.sketch)
         if check and missing > (0 if removed.exact else _UNSURE * judged):
             share = self.sketch.limit / (1 << 63)
             some = "" if share == 1 else f" that could be judged ({share:.1%} of all)"
@@ -55,8 +55,7 @@ class Statistics:
                 "already, or had another target). Give rows as they were added, in the same "
                 "dtypes, or pass check=False where they cannot be recognised."
             )
-        gram, sketch = self.gram.without(removed.gram), self.sketch.without(removed.sketch)
-        return replace(self, gram=gram, sketch=sketch)
+        return replace(self, gram=self.gram.without(removed.gram), sketch=sketch)
 
 
 @dataclass(frozen=True)

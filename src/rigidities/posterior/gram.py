@@ -104,15 +104,18 @@ class Gram:
                 without targets): `square` goes on without them, `cross` is dropped.
         """
         rows = self._rows(features, weights, residuals)
-        self._add_moments(rows, +1, moments)
-        self._add_counts(rows, +1)
+        self._add_moments(rows, moments)
+        self.count += rows.features.shape[0]
+        if rows.zeros is not None:
+            self.zeros += rows.zeros.reshape(self.zeros.shape)
         if self.targets is None:
             self._buffer.append(rows.features)
             self._buffered += rows.features.shape[0]
             if self._buffered >= _BUFFER_ROWS:
                 self._flush()
         else:
-            self._add_per_target(rows.features, +1)
+            for upper, own in zip(self._upper, rows.features.unbind(1), strict=True):
+                _add_product(upper, own)
 
     def downdate(
         self,
@@ -127,19 +130,19 @@ class Gram:
         Raises:
             ValueError: more than are held, or a sum of squares would turn negative.
         """
-        rows = self._rows(features, weights, residuals)
-        square = None if rows.residuals is None or not moments else rows.residuals.square().sum(0)
-        self._check_removable(len(rows.features), rows.features.square().sum(0), square)
-        self._add_moments(rows, -1, moments)
-        self._add_counts(rows, -1)
-        if self.targets is None:
-            _add_product(self._upper, rows.features, -1)
-        else:
-            self._add_per_target(rows.features, -1)
+        rows = Gram(self.width, targets=self.targets, device=self.device)
+        rows.update(features, weights, residuals, moments=moments)
+        if not moments:
+            rows.square = None if self.square is None else torch.zeros_like(self.square)
+        vars(self).update(vars(self.without(rows)))
 
     def merge(self, other: Gram) -> Gram:
         """Add another Gram's sums to this one's and return this one."""
-        self._check_alike(other)
+        if (other.width, other.targets) != (self.width, self.targets):
+            raise ValueError(
+                f"Cannot merge Grams of different shape: {tuple(self._upper.shape)} and "
+                f"{tuple(other._upper.shape)}. They must come from the same readout and loss."
+            )
         self._flush()
         other._flush()
         other = other if other.device == self.device else other.to(self.device)
@@ -154,17 +157,25 @@ class Gram:
         return self
 
     def without(self, other: Gram) -> Gram:
-        """A Gram of the rows that are left when another's are taken out; `downdate` of them all."""
-        left, right = self.clone(), other if other.device == self.device else other.to(self.device)
-        if left.targets is None and right.targets is not None:
-            left = left.expand(right.targets)
-        elif right.targets is None and left.targets is not None:
-            right = right.expand(left.targets)
-        left._check_alike(right)
-        left._check_removable(right.count, right.diagonal, right.square)
-        left.merge(Gram._of({name: -sums for name, sums in right.state().items()}))
-        if left.square is not None:  # less than nothing by rounding
-            _variances(left.square).clamp_(min=0)
+        """A Gram of the rows that are left when another's are taken out; as `downdate`."""
+        if other.count > self.count:
+            raise ValueError(f"Cannot remove {other.count} rows: only {self.count} are held.")
+        if self.targets is None and other.targets is not None:
+            return self.expand(other.targets).without(other)
+        if self.targets is not None and other.targets is None:
+            other = other.expand(self.targets)
+        left = self.clone().merge(Gram._of({name: -sums for name, sums in other.state().items()}))
+        negative = (left.diagonal < -_ROUNDING * self.diagonal.amax(-1, keepdim=True)).any()
+        left._upper.diagonal(dim1=-2, dim2=-1).clamp_(min=0)
+        if left.square is not None and self.square is not None:
+            squares = _variances(left.square)
+            negative |= (squares < -_ROUNDING * _variances(self.square)).any()
+            squares.clamp_(min=0)
+        if bool(negative):
+            raise ValueError(
+                "These rows were never added, or not so (a sum of squares would turn negative). "
+                "Remove rows with the features, weights and targets they were added with."
+            )
         return left
 
     def expand(self, targets: int) -> Gram:
@@ -288,7 +299,7 @@ class Gram:
         features = features if features.ndim == 3 else features[:, None]
         return features * root.expand(-1, self.targets)[..., None]
 
-    def _add_moments(self, rows: _Rows, sign: int, moments: bool) -> None:
+    def _add_moments(self, rows: _Rows, moments: bool) -> None:
         if not moments:
             self.cross = None
             return
@@ -298,9 +309,9 @@ class Gram:
             return
         full = errors.shape[1] <= JOINT_TARGETS
         square = errors.mT @ errors if full else errors.square().sum(0)
-        self.square = sign * square if self.square is None else self.square + sign * square
+        self.square = square if self.square is None else self.square + square
         if first or self.cross is not None:
-            cross = sign * self._cross(rows.features, errors)
+            cross = self._cross(rows.features, errors)
             self.cross = cross if self.cross is None else self.cross + cross
 
     def _cross(self, features: Tensor, errors: Tensor) -> Tensor:
@@ -308,39 +319,11 @@ class Gram:
             return (errors.mT @ features).mT  # faster than the transposed order
         return torch.einsum("ntd,nt->dt", features, errors)
 
-    def _add_counts(self, rows: _Rows, sign: int) -> None:
-        self.count += sign * rows.features.shape[0]
-        if rows.zeros is not None:
-            self.zeros += sign * rows.zeros.reshape(self.zeros.shape)
-
-    def _add_per_target(self, features: Tensor, sign: int) -> None:
-        for upper, rows in zip(self._upper, features.unbind(1), strict=True):
-            _add_product(upper, rows, sign)
-
-    def _check_alike(self, other: Gram) -> None:
-        if (other.width, other.targets) != (self.width, self.targets):
-            raise ValueError(
-                f"Cannot merge Grams of different shape: {tuple(self._upper.shape)} and "
-                f"{tuple(other._upper.shape)}. They must come from the same readout and loss."
-            )
-
-    def _check_removable(self, count: int, diagonal: Tensor, square: Tensor | None) -> None:
-        if count > self.count:
-            raise ValueError(f"Cannot remove {count} rows: only {self.count} are held.")
-        sums = [(self.diagonal, diagonal, self.diagonal.amax(-1, keepdim=True))]
-        if self.square is not None and square is not None:
-            sums.append((_variances(self.square), _variances(square), _variances(self.square)))
-        if any(bool((held - given < -_ROUNDING * size).any()) for held, given, size in sums):
-            raise ValueError(
-                "These rows were never added, or not so (a sum of squares would turn negative). "
-                "Remove rows with the features, weights and targets they were added with."
-            )
-
     def _flush(self) -> None:
         if self._buffer:
             rows = self._buffer[0] if len(self._buffer) == 1 else torch.cat(self._buffer)
             self._buffer, self._buffered = [], 0
-            _add_product(self._upper, rows, +1)
+            _add_product(self._upper, rows)
 
 
 class _Rows:
@@ -352,13 +335,13 @@ class _Rows:
         self.zeros = zeros
 
 
-def _add_product(upper: Tensor, rows: Tensor, sign: int) -> None:
-    """upper += sign * rows^T rows, block row by block row from the diagonal on (half the work)."""
+def _add_product(upper: Tensor, rows: Tensor) -> None:
+    """upper += rows^T rows, block row by block row from the diagonal on (half the work)."""
     width = upper.shape[0]
     block = _block(width, upper.device.type)
     for start in range(0, width, block):
         left = rows[:, start : start + block]
-        upper[start : start + block, start:].addmm_(left.mT, rows[:, start:], alpha=sign)
+        upper[start : start + block, start:].addmm_(left.mT, rows[:, start:])
 
 
 def _block(width: int, device: str) -> int:
