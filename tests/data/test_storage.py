@@ -33,7 +33,7 @@ def original():
     """A fit of about 30 kB, and what it predicts."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(2, 50), nn.Tanh(), nn.Linear(50, 1))
+        model = nn.Sequential(nn.Linear(2, 55), nn.Tanh(), nn.Linear(55, 1))
         x, y = torch.randn(300, 2), torch.randn(300, 1)
     uq = rg.LastLayerRigidity(model).fit((x[:200], y[:200]))
     uq.calibrate((x[200:], y[200:]), noise="constant")

@@ -352,19 +352,39 @@ def test_an_unfitted_state_dict_loads_too(net, uq):
 FILES = Path(__file__).parents[1] / "support" / "files"
 
 
-def test_files_of_the_first_format_still_load():
-    """Both were written by the first format's code, and gave these numbers there."""
-    word = "format-1-.* carries no checksum. Load it and save it again"
+@pytest.fixture
+def plane():
+    """The model that they were written for."""
     model = torch.nn.Linear(2, 1, dtype=torch.float64)
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[1.0, 2.0]]))
         model.bias.fill_(0.5)
+    return model
+
+
+def old(kind, name, model):
+    """A file of a format that had no checksum is loaded with a word."""
+    with pytest.warns(UserWarning, match=f"{name}.* carries no checksum. Load it and save it"):
+        return kind.load(FILES / f"{name}.safetensors", model)
+
+
+def test_files_of_the_second_format_still_load_and_are_saved_anew(plane, path):
     x = torch.ones(1, 2, dtype=torch.float64)
-    with pytest.warns(UserWarning, match=word):
-        uq = rg.LastLayerRigidity.load(FILES / "format-1-fit.safetensors", model)
+    uq = old(rg.LastLayerRigidity, "format-2-fit", plane)
+    assert uq.noise.name == "bayes"
+    uq.save(path)
+    for one in (uq, load(path, plane)):
+        assert [round(float(part), 4) for part in one(x)] == [3.5, 0.105]
+    pr = old(rg.PredictionRigidity, "format-2-regressor", plane)
+    assert round(float(pr.predict(x).std), 4) == 0.042
+
+
+def test_files_of_the_first_format_still_load(plane):
+    """Both were written by the first format's code, and gave these numbers there."""
+    x = torch.ones(1, 2, dtype=torch.float64)
+    uq = old(rg.LastLayerRigidity, "format-1-fit", plane)
     assert uq.noise.name == "constant" and uq.law.name == "gaussian"
     assert str(uq.report).startswith("Calibrated on 20 rows by nll: -0.966397")
     assert [round(float(part), 4) for part in uq(x)] == [3.5, 0.0924]
-    with pytest.warns(UserWarning, match=word):
-        ens = rg.Ensemble.load(FILES / "format-1-ensemble.safetensors", model)
+    ens = old(rg.Ensemble, "format-1-ensemble", plane)
     assert [round(y, 4) for y in ens(x).flatten().tolist()] == [3.5441, 3.5285, 3.4948, 3.497]

@@ -91,11 +91,12 @@ class RowSketch:
         Raises:
             ValueError: it came from none.
         """
-        hashes, counts, limit = (state[name] for name in ("hashes", "counts", "limit"))
-        whole = all(part.dtype == torch.int64 and part.ndim == 1 for part in state.values())
+        hashes, counts, limit = parts = [state[name] for name in ("hashes", "counts", "limit")]
+        whole = all(part.dtype == torch.int64 and part.ndim == 1 for part in parts)
         require(whole and hashes.shape == counts.shape and len(limit) == 1, "the rows' hashes")
-        rising = torch.cat([hashes.new_tensor([-1]), hashes, limit]).diff() > 0
-        require(bool(rising.all()) and bool((counts > 0).all()), "the rows' hashes")
+        bounded = torch.cat([hashes.new_tensor([-1]), hashes, limit])
+        rising = bool((bounded[1:] > bounded[:-1]).all())
+        require(rising and bool((counts > 0).all()), "the rows' hashes")
         return cls(hashes, counts, int(limit))
 
     def _queue(self, hashes: Tensor, counts: Tensor) -> None:

@@ -149,7 +149,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
             metadata = file.metadata() or {}
             # copies: the file's own memory would follow whoever writes into it
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, ValueError, MemoryError, *_WRONG) as error:
+    except (SafetensorError, ValueError, *_WRONG) as error:
         raise ValueError(
             f"{path} is truncated, damaged or not a safetensors file ({error}). "
             "Save it again from the fitted object."
