@@ -86,11 +86,7 @@ class RowSketch:
 
     @classmethod
     def from_state(cls, state: dict[str, Tensor]) -> RowSketch:
-        """The sketch that `state` came from.
-
-        Raises:
-            ValueError: it came from none.
-        """
+        """The sketch that `state` came from; refused where it came from none."""
         hashes, counts, limit = parts = [state[name] for name in ("hashes", "counts", "limit")]
         whole = all(part.dtype == torch.int64 and part.ndim == 1 for part in parts)
         require(whole and hashes.shape == counts.shape and len(limit) == 1, "the rows' hashes")

@@ -117,11 +117,7 @@ class Snapshot:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Snapshot:
-        """The snapshot that `state` came from.
-
-        Raises:
-            ValueError: it came from none.
-        """
+        """The snapshot that `state` came from; refused where it came from none."""
         given = cls({}, {}, "The state dict's fit")
         with given.opened():
             if state:

@@ -125,11 +125,7 @@ class Gram:
         *,
         moments: bool = True,
     ) -> None:
-        """Take rows out that were added before, with the weights they were added with.
-
-        Raises:
-            ValueError: more than are held, or a sum of squares would turn negative.
-        """
+        """Take rows out that were added before, with the weights they were added with."""
         rows = Gram(self.width, targets=self.targets, device=self.device)
         rows.update(features, weights, residuals, moments=moments)
         if not moments:
@@ -157,7 +153,11 @@ class Gram:
         return self
 
     def without(self, other: Gram) -> Gram:
-        """A Gram of the rows that are left when another's are taken out; as `downdate`."""
+        """A Gram of the rows that are left when another's are taken out.
+
+        Raises:
+            ValueError: more than are held, or a sum of squares would turn negative.
+        """
         if other.count > self.count:
             raise ValueError(f"Cannot remove {other.count} rows: only {self.count} are held.")
         if self.targets is None and other.targets is not None:
@@ -212,11 +212,7 @@ class Gram:
 
     @classmethod
     def from_state(cls, state: dict[str, Tensor]) -> Gram:
-        """The Gram that `state` came from.
-
-        Raises:
-            ValueError: it came from none: NaN, shapes or types that no Gram has.
-        """
+        """The Gram that `state` came from; refused where it came from none."""
         matrix, count, zeros = (state[name] for name in ("matrix", "count", "zeros"))
         sums = [state[name] for name in ("matrix", "cross", "square") if name in state]
         finite = all(one.dtype == torch.float64 and bool(one.isfinite().all()) for one in sums)
