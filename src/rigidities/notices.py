@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 _LIBRARY = str(Path(__file__).parent)
 _TORCH = f"{Path('torch') / 'nn' / 'modules'}"
@@ -29,6 +31,25 @@ def require_level(level: float, what: str) -> None:
     """Refuse a probability outside (0, 1); `what` begins the sentence, as "An interval's"."""
     if not 0 < level < 1:
         raise ValueError(f"{what} level must lie between 0 and 1, got {level}.")
+
+
+class DamagedError(ValueError):
+    """A file or a state dict holds what no fit leaves; the message names the part."""
+
+
+def require(sound: bool, what: str) -> None:
+    """Refuse a part of a file or a state dict, unless it is sound."""
+    if not sound:
+        raise DamagedError(what)
+
+
+def require_kinds(held: Any, kinds: Mapping[str, Any], what: str) -> None:
+    """Refuse a header with entries that are missing or of another type than these."""
+    require(isinstance(held, Mapping), what)
+    for name, kind in kinds.items():
+        value = held.get(name)
+        fits = isinstance(value, kind) or (kind is float and isinstance(value, int))
+        require(fits and (kind is bool or not isinstance(value, bool)), f"{name} of {what}")
 
 
 def _is_inside(path: str) -> bool:

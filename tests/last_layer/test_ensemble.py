@@ -2,7 +2,6 @@
 
 import copy
 import io
-import json
 import warnings
 from dataclasses import replace
 
@@ -10,7 +9,6 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from safetensors.torch import save_file
 from scipy.stats import chi2
 from torch import nn
 
@@ -771,17 +769,21 @@ def test_files_of_others_are_refused(net, saved, tmp_path):
     ("tensors", "header", "match"),
     [
         ({"other": torch.zeros(1)}, {}, "damaged.*deviations"),
-        ({"deviations": torch.zeros(6, 1, 25)}, {}, "damaged.*float64"),
-        ({}, {"drawing": "guess"}, "damaged.*one of"),
+        ({"deviations": torch.zeros(6, 1, 25)}, {}, "float64"),
+        ({}, {"drawing": "guess"}, "one of"),
         ({}, {"missing": None}, "damaged"),
-        ({}, {"missing": 0.5}, "damaged.*random members"),
+        ({}, {"drawing": []}, "one of"),
+        ({}, {"readout": {}}, "damaged.*of the readout"),
+        ({}, {"readout": None}, "damaged.*readout"),
+        ({}, {"inputs": "one"}, "damaged.*inputs"),
+        ({}, {"missing": 0.5}, "random members"),
     ],
 )
 def test_damaged_files_are_refused(net, saved, tensors, header, match):
     _, path = saved
     kept, old = storage.read(path)
-    save_file(tensors or kept, path, metadata={"rigidities": json.dumps(old | header)})
-    refused(match, Ensemble.load, path, net.model)
+    storage.Snapshot(tensors or kept, old | header).write(path)
+    refused(rf"ens\.safetensors.*{match}", Ensemble.load, path, net.model)
 
 
 def test_changed_weights_are_not_saved(net, saved):

@@ -2,12 +2,14 @@ r"""What a calibration is asked, and what it chooses as everything after it uses
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..notices import require, require_kinds
 from ..prediction.law import LAWS, Gaussian, Law, law_named
 from ..prediction.noise import NOISES, Noise, NoNoise, noise_named
 from .criteria import Criterion, criterion_for
@@ -65,6 +67,12 @@ def require_known(others: set[str]) -> None:
     if others:
         listed = ", ".join(sorted(others))
         raise ValueError(f"The calibration holds {listed}, which this version does not know.")
+
+
+def require_levels(tensor: Tensor, what: str) -> None:
+    """Refuse what is not one finite number for each target, none negative."""
+    sound = tensor.dtype == torch.float64 and tensor.ndim == 1 and len(tensor) > 0
+    require(sound and bool(((tensor >= 0) & (tensor < math.inf)).all()), what)
 
 
 @dataclass(frozen=True)
@@ -130,9 +138,14 @@ class Calibration:
         Gaussian law alone.
 
         Raises:
-            ValueError: the noise or law is none that is known here.
+            ValueError: the noise or law is none that is known here, or a number is impossible.
         """
-        level = tensors["noise"]
+        require_kinds(header, {"ridge": float}, "the calibration")
+        require(0 <= header["ridge"] < math.inf, "the calibration's ridge")
+        scale, level = tensors["scale"], tensors["noise"]
+        require_levels(scale, "the calibration's scale")
+        require_levels(level, "the calibration's noise")
+        require(level.shape == scale.shape, "the calibration's noise")
         noise = header.get("noise", "constant" if bool(level.any()) else "none")
         law = header.get("law", {"name": "gaussian", "settings": {}})
         for what, name, known in (("noise", noise, NOISES), ("law", law["name"], LAWS)):
@@ -145,7 +158,7 @@ class Calibration:
             kept = LAWS[law["name"]](**law["settings"])
         except TypeError as error:
             raise ValueError(f"The law has other settings here: {error}.") from error
-        return cls(header["ridge"], tensors["scale"], NOISES[noise](level), kept)
+        return cls(header["ridge"], scale, NOISES[noise](level), kept)
 
     @classmethod
     def alone(cls, header: dict[str, Any], tensors: dict[str, Tensor]) -> Calibration:

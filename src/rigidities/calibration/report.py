@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
 
-from .calibration import Calibration, require_known
+from ..notices import require, require_kinds
+from .calibration import Calibration, require_known, require_levels
 
 
 @dataclass(frozen=True)
@@ -148,8 +149,14 @@ class CalibrationReport:
         calibration = Calibration.from_state(header, tensors)
         own = {name: value for name, value in header.items() if name not in calibration.header()}
         require_known(set(own) - {item.name for item in fields(cls)})
-        own["gradient_scale"] = tensors.get("gradient_scale")
-        return cls(calibration=calibration, **own)
+        kinds = get_type_hints(cls)
+        require_kinds(own, {name: kinds[name] for name in own}, "the calibration")
+        if (derivatives := tensors.get("gradient_scale")) is not None:
+            require_levels(derivatives, "the scale of derivatives")
+        own["gradient_scale"] = derivatives
+        report = cls(calibration=calibration, **own)
+        require(report.rows > 0, "the calibration's rows")
+        return report
 
 
 _APART = ("calibration", "gradient_scale")

@@ -167,10 +167,21 @@ class LastLayerRigidity(ModelWrapper):
 
     @outside_inference_mode
     def forget(
-        self, some: Any, *, batch_size: int | None = None, progress: bool | None = None
+        self,
+        some: Any,
+        *,
+        check: bool = True,
+        batch_size: int | None = None,
+        progress: bool | None = None,
     ) -> Self:
-        """Remove data that were in the fit; marks the calibration stale."""
-        self._fit.revise(some, remove=True, batch_size=batch_size, progress=progress)
+        """Remove data that were in the fit, as they were added; marks the calibration stale.
+
+        Rows that are not in it are refused, and the object is left as it was. Hashes know them:
+        all of up to 32,768 rows, of more a share. Where outputs have no input row of their own
+        (atoms of a structure), features are hashed, whose rounding may hide a tenth of the rows.
+        `check=False` does not ask.
+        """
+        self._fit.revise(some, remove=True, check=check, batch_size=batch_size, progress=progress)
         return self
 
     @outside_inference_mode
@@ -594,7 +605,8 @@ class LastLayerRigidity(ModelWrapper):
                 does not hold.
         """
         snapshot = Snapshot.read(path, holds="targets")
-        options.setdefault("output", snapshot.header["readout"]["output"])
+        with snapshot.opened():
+            options.setdefault("output", snapshot.header["readout"]["output"])
         uq = cls(model, **options)
         uq._fit.take(snapshot)
         uq._fit.known().binding.current()

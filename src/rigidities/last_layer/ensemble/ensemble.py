@@ -24,6 +24,7 @@ from ...data.storage import Snapshot
 from ...models.calling import FeatureFunction, ForwardFunction, Source
 from ...models.modes import unmixed
 from ...models.shadow import placement
+from ...notices import require_kinds
 from ...posterior.joint import JointPosterior
 from ..readout.binding import Binding
 from ..readout.graph import ReadoutPass
@@ -148,7 +149,8 @@ class Ensemble(ModelWrapper):
         given = Snapshot.read(path, holds="readout")
         members, header = _members_of(given), given.header
         chosen = header["readout"].get("output") if output is None else output
-        binding = Binding(model, Source(forward, features, chosen), layer).taken(given)
+        with given.opened():
+            binding = Binding(model, Source(forward, features, chosen), layer).taken(given)
         whole = forward is not None
         feed = Feed(model, whole, target, header.get("inputs"), header.get("apart"))
         own = members.deviations.to(placement(model)[0])
@@ -178,7 +180,9 @@ class Ensemble(ModelWrapper):
 
     def _take(self, given: Snapshot) -> None:
         members, header = _members_of(given), given.header
-        self._pass = ReadoutPass(self._pass.binding.taken(given))
+        with given.opened():
+            binding = self._pass.binding.taken(given)
+        self._pass = ReadoutPass(binding)
         self.deviations = members.deviations.clone().to(self.deviations.device)
         self.drawing, self.missing = members.drawing, members.missing
         self._feed = replace(self._feed, inputs=header.get("inputs"), apart=header.get("apart"))
@@ -228,7 +232,7 @@ def _members_of(given: Snapshot) -> Members:
             "The file holds no ensemble. Expected one written by Ensemble.save; a fit is read by "
             "LastLayerRigidity.load."
         )
-    try:
-        return Members(tensors["deviations"], header["drawing"], float(header["missing"]))
-    except (KeyError, ValueError, TypeError) as error:
-        raise ValueError(f"The ensemble's file is damaged ({error}). Save it again.") from error
+    with given.opened():
+        kinds = {"missing": float, "inputs": int | None, "apart": str | None, "readout": dict}
+        require_kinds(header, kinds, "the ensemble")
+        return Members(tensors["deviations"], header["drawing"], header["missing"])

@@ -115,6 +115,11 @@ class Reading:
         assert rounded is not None
         return rounded
 
+    def hashed_exactly(self, batch: Batch) -> bool:
+        """Whether `hashes` are of inputs, and so the same in every batch."""
+        values = (*batch.args, *batch.kwargs.values())
+        return all(isinstance(v, Tensor) and v.ndim and len(v) == len(self.output) for v in values)
+
 
 @dataclass(frozen=True)
 class Terms:
