@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 
 _LIBRARY = str(Path(__file__).parent)
-_TORCH = f"{Path('torch') / 'nn' / 'modules'}"
+_TORCH = tuple(str(Path("torch") / part) for part in ("nn/modules", "_dynamo"))
 
 
 NO_FIT = "There is no fit yet. Call {} first."
@@ -18,7 +18,7 @@ class NotFittedError(ValueError, RuntimeError):
 
 
 def notify(message: str) -> None:
-    """Warn at the first line outside the library (and outside torch's module calls)."""
+    """Warn at the first line outside the library (and outside torch's calls of modules)."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and _is_inside(frame.f_code.co_filename):
         frame, level = frame.f_back, level + 1
@@ -31,5 +31,15 @@ def require_level(level: float, what: str) -> None:
         raise ValueError(f"{what} level must lie between 0 and 1, got {level}.")
 
 
+def is_own(error: BaseException) -> bool:
+    """Whether an error is a refusal of the library itself."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = "" if trace is None else trace.tb_frame.f_code.co_filename
+    return isinstance(error, ValueError) and where.startswith(_LIBRARY)
+
+
 def _is_inside(path: str) -> bool:
-    return path.startswith(_LIBRARY) or _TORCH in path or path.endswith("contextlib.py")
+    inner = path.startswith(_LIBRARY) or path.endswith("contextlib.py")
+    return inner or any(part in path for part in _TORCH)

@@ -4,19 +4,20 @@
 | --- | --- |
 | a tensor or array | one data set of inputs |
 | a tuple of tensors | one data set, the last entry the target |
-| a mapping of tensors | one data set of keyword inputs, `labels` or `y` the target |
+| a mapping of tensors | one data set of keyword inputs, one of `TARGET_KEYS` the target |
 | `TensorDataset`, or a plain `DataLoader` over one | its tensors, sliced |
 | any other `Dataset` | through a `DataLoader` |
 | a list or any other iterable | batches, each a tensor, a tuple, a mapping or an object |
 
-Tensors are sliced, never collated row by row.
+Tensors are sliced, never collated row by row. A user's `forward` takes a batch whole, and always
+one of the kind that the fit had: (x,) where a tensor comes after a fit to (x, y).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,19 +31,55 @@ from torch.utils.data import (
     default_collate,
 )
 
-TARGET_KEYS = ("labels", "y", "target")
+from ..models.calling import described
+
+TARGET_KEYS = ("labels", "y", "target", "label")
+"""Keys of a mapping that hold the target, the first one present."""
+
 BATCH_SIZE = 1024
 B = TypeVar("B", bound="Batch")
 
 
+class HasOutput(Protocol):
+    """What a pass of a model gives."""
+
+    @property
+    def output(self) -> Tensor:
+        """One entry per sample."""
+
+
+R = TypeVar("R", bound=HasOutput)
+
+
 @dataclass(frozen=True)
 class Batch:
-    """Inputs of one call of the model, the target where there is one, and the batch as given."""
+    """Inputs of one call of the model, the target where there is one, and the batch as given.
+
+    `rows` counts its samples where the library cut them out of the data itself.
+    """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     target: Tensor | None
     raw: Any
+    rows: int | None = None
+
+    def through(self, call: Callable[..., R]) -> R:
+        """A pass over this batch.
+
+        Raises:
+            ValueError: it does not give one output per sample.
+        """
+        result = call(*self.args, **self.kwargs)
+        # A single sample may have lost its dimension to a squeeze.
+        if self.rows not in (None, 1, len(result.output)):
+            raise ValueError(
+                f"the model gives {len(result.output)} outputs, shaped "
+                f"{tuple(result.output.shape)}, for {self.rows} rows of data. Let it (or forward=) "
+                "return one per row; where rows are no samples (atoms of structures), pass a list "
+                "of batches, [batch]."
+            )
+        return result
 
     def mapped(self: B, change: Callable[[Any], Any]) -> B:
         """The same with each input changed."""
@@ -61,6 +98,7 @@ class Reader:
         target: callable(batch) -> target, where the usual places do not hold it.
         inputs: number of positional inputs where known, to tell (x1, x2) from (x, y).
         apart: key of a mapping that is neither input nor target.
+        kind: of the fit's batches, where known; see `kind_of`.
     """
 
     device: torch.device
@@ -69,20 +107,36 @@ class Reader:
     target: Callable[[Any], Tensor | None] | None = None
     inputs: int | None = None
     apart: str | None = None
+    kind: str | None = None
 
-    def __call__(self, raw: Any) -> Batch:
-        """Take one batch apart."""
+    def __call__(self, raw: Any, rows: int | None = None) -> Batch:
+        """Take one batch apart, of so many samples where that is known."""
         raw = self._placed(raw)
         args, kwargs, target = self._parts(raw)
+        if self.whole:
+            args, kwargs = (of_kind(raw, self.kind, args),), {}
+            raw = args[0] if isinstance(raw, Tensor) else raw
         if self.target is not None:
             target = self._placed(self.target(raw))
-        if self.whole:
-            args, kwargs = (raw,), {}
-        if target is not None and not isinstance(target, Tensor):
-            target = torch.as_tensor(target, device=self.device)
-        if target is not None and target.ndim == 0:
-            raise ValueError(f"The target is a single number, {target}, expected one per sample.")
-        return Batch(args, kwargs, target, raw)
+        return Batch(args, kwargs, self._tensor(target), raw, rows)
+
+    def _tensor(self, target: Any) -> Tensor | None:
+        """The target as a tensor; of (y, None) the one that is there."""
+        if isinstance(target, (tuple, list)):
+            known = [one for one in target if one is not None]
+            columns = [one for one in known if isinstance(one, Tensor) and one.ndim]
+            if columns and len(known) > 1:
+                raise ValueError(
+                    f"The target is a {described(target)}, expected one tensor. Name it with "
+                    "target=, for example target=lambda b: b[-1][0]."
+                )
+            target = columns[0] if columns else target
+        if target is None:
+            return None
+        tensor = target if isinstance(target, Tensor) else torch.as_tensor(target).to(self.device)
+        if tensor.ndim == 0:
+            raise ValueError(f"The target is a single number, {tensor}, expected one per sample.")
+        return tensor
 
     def _parts(self, raw: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
         if isinstance(raw, Mapping):
@@ -106,7 +160,8 @@ class Reader:
         if isinstance(value, Tensor):
             return value.detach().to(self.device)
         if callable(getattr(value, "to", None)):
-            return value.to(self.device)
+            moved = value.to(self.device)
+            return value if moved is None else moved  # None: it moved itself
         if isinstance(value, Mapping):
             return {k: self._placed(v) for k, v in value.items()}
         if isinstance(value, tuple):
@@ -120,10 +175,52 @@ class Reader:
         return value
 
 
+def kind_of(raw: Any) -> str:
+    """What a batch is to a function that takes it whole: a key of `KINDS`."""
+    if isinstance(raw, (tuple, list)):
+        return "tuple"
+    if isinstance(raw, Mapping) or (hasattr(raw, "keys") and hasattr(raw, "__getitem__")):
+        return "mapping"
+    return "tensor" if isinstance(raw, Tensor) or _is_array(raw) else "object"
+
+
+KINDS = {
+    "tensor": "a tensor x",
+    "tuple": "a tuple (x, ...)",
+    "mapping": "a mapping with the keys of the fit",
+    "object": "a list of batch objects like those of the fit",
+}
+"""The kinds of batches, and what to pass where the fit had one."""
+
+
+def of_kind(raw: Any, kind: str | None, inputs: tuple[Any, ...]) -> Any:
+    """A batch as a batch of the fit's kind, which may lack the target.
+
+    Args:
+        raw: the batch.
+        kind: the fit's; None where it is not known.
+        inputs: what is in the batch beside the target.
+
+    Raises:
+        ValueError: it cannot be read as one.
+    """
+    given = kind_of(raw)
+    if kind is None or given == kind:
+        return raw
+    if (kind, given) == ("tuple", "tensor"):
+        return (raw,)
+    if (kind, given) == ("tensor", "tuple") and len(inputs) == 1:
+        return inputs[0]
+    raise ValueError(
+        f"A batch is a {given} here and was a {kind} in the fit, and forward= must get the same "
+        f"kind in every call. Pass {KINDS[kind]}; targets may be missing."
+    )
+
+
 def raw_batches(
     data: Any, batch_size: int | None = None, *, any_order: bool = False
-) -> tuple[Iterable[Any], int | None]:
-    """Batches as given, and how many there are if that is known.
+) -> tuple[Iterable[Any], int | None, bool]:
+    """Batches as given, how many there are if that is known, and whether they were cut here.
 
     Args:
         data: what the user handed in; see the module's table.
@@ -136,14 +233,14 @@ def raw_batches(
     tensors = _whole(data, any_order=any_order)
     if tensors is not None:
         own = data.batch_size if isinstance(data, DataLoader) else None
-        return _slices(tensors, batch_size or own or BATCH_SIZE)
+        return *_slices(tensors, batch_size or own or BATCH_SIZE), True
     if isinstance(data, DataLoader):
-        return data, _length(data)
+        return data, _length(data), False
     if isinstance(data, Dataset):
         loader: DataLoader[Any] = DataLoader(data, batch_size=batch_size or BATCH_SIZE)
-        return loader, _length(loader)
+        return loader, _length(loader), False
     if isinstance(data, Iterable) and not isinstance(data, (str, bytes)):
-        return data, _length(data)
+        return data, _length(data), False
     raise TypeError(
         f"Expected tensors, a Dataset, a DataLoader or an iterable of batches, got "
         f"{type(data).__name__}."
@@ -195,6 +292,11 @@ def _is_plain_loader(loader: DataLoader[Any], any_order: bool) -> bool:
         and loader.batch_size is not None
         and not loader.drop_last
     )
+
+
+def rows_of(tensors: Any) -> int:
+    """The number of rows of a slice."""
+    return len(_members(tensors)[0])
 
 
 def _members(tensors: Any) -> list[Any]:

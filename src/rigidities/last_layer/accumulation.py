@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from ..data.batches import Batch
+from ..data.batches import TARGET_KEYS, Batch, kind_of
 from ..data.sketch import RowSketch
 from ..losses import Loss
+from ..notices import notify
 from ..posterior.gram import Gram
 from .gradients.loss import GradientLoss
 from .readout.reading import Reading, SampleWeight
 from .readout.tap import AnyTap
 
 _CHECK_EVERY = 32
+
+NO_TARGET = (
+    f"The fit saw no target in its batches, and went without: the names looked for are "
+    f"{', '.join(map(repr, TARGET_KEYS))}. Say where it is with target=lambda b: ..., or that "
+    "there is none with target=lambda b: None."
+)
 
 
 @dataclass
@@ -28,17 +35,24 @@ class Statistics:
         gram: the accumulated rows.
         sketch: hashes of the rows, to recognise them in validation data.
         targets: number of targets K.
-        inputs: number of positional inputs of the model.
+        inputs: number of positional inputs of the model, or of a tuple that `forward=` takes.
+        kind: of the batches, where known; see `data.batches.kind_of`.
     """
 
     gram: Gram
     sketch: RowSketch
     targets: int
     inputs: int
+    kind: str | None = None
 
     def clone(self) -> Statistics:
         """An independent copy."""
-        return Statistics(self.gram.clone(), self.sketch.clone(), self.targets, self.inputs)
+        return replace(self, gram=self.gram.clone(), sketch=self.sketch.clone())
+
+    def say_unlabelled(self) -> None:
+        """Warn of batches that could have held a target, and did not where it was looked for."""
+        if self.gram.cross is None and self.kind in ("mapping", "object"):
+            notify(NO_TARGET)
 
 
 @dataclass(frozen=True)
@@ -124,7 +138,7 @@ def _add(
     remove: bool,
     sums: list[Tensor],
 ) -> Statistics:
-    reading = tap(*batch.args, **batch.kwargs)
+    reading = batch.through(tap)
     if not reading.features.shape[0]:
         raise ValueError("the batch is empty; drop it.")
     target = reading.target_rows(batch.target)
@@ -164,7 +178,9 @@ def _empty(tap: AnyTap, batch: Batch, reading: Reading) -> Statistics:
     targets = reading.inner[reading.axis]
     own = targets if tap.layout == "separate" else None
     gram = Gram(reading.features.shape[-1], targets=own, device=reading.features.device)
-    return Statistics(gram, RowSketch(), targets, len(batch.args))
+    kind, raw = kind_of(batch.raw), batch.raw
+    inputs = max(1, len(raw) - 1) if kind == "tuple" else len(batch.args)
+    return Statistics(gram, RowSketch(), targets, inputs, kind)
 
 
 def _flat(

@@ -57,9 +57,11 @@ class ReadoutFit:
     def fit(self, train: Any, weighing: Weighing, **options: Any) -> None:
         """Accumulate the Gram over the training data."""
         binding = self.binding.restored()
-        feed = replace(self.feed(weighing), inputs=None)
+        feed = replace(self.feed(weighing), inputs=None, kind=None)
         batches = feed(train, "fit", any_order=True, **options)
         statistics = accumulate(None, binding.find, batches, weighing)
+        if self.target is None:
+            statistics.say_unlabelled()
         self.binding, self.weighing, self.statistics = binding, weighing, statistics
         self.report = None
         self._forget_derived()
@@ -188,13 +190,14 @@ class ReadoutFit:
     def feed(self, weighing: Weighing | None = None) -> Feed:
         """How data reach the model, for the loss of the fit or another."""
         weighing = self.weighing if weighing is None else weighing
-        gradients = None if weighing is None else weighing.gradients
+        gradients, known = None if weighing is None else weighing.gradients, self.statistics
         return Feed(
             self.model,
             whole=self.binding.source.forward is not None,
             target=self.target,
-            inputs=None if self.statistics is None else self.statistics.inputs,
+            inputs=None if known is None else known.inputs,
             apart=None if gradients is None else gradients.apart,
+            kind=None if known is None else known.kind,
         )
 
     def batches(
@@ -234,6 +237,7 @@ class ReadoutFit:
             "readout": self.binding.header(),
             "targets": known.targets,
             "inputs": known.inputs,
+            "batch": known.kind,
             "loss": _loss_state(self.weighing),
             "calibration": None if report is None else report.header(),
         }
@@ -268,7 +272,8 @@ def _parts(given: Snapshot) -> tuple[Statistics, Weighing | None, CalibrationRep
     try:
         gram = Gram.from_state(unprefixed("gram", given.tensors))
         sketch = RowSketch.from_state(unprefixed("sketch", given.tensors))
-        statistics = Statistics(gram, sketch, given.header["targets"], given.header["inputs"])
+        counts = (given.header["targets"], given.header["inputs"])
+        statistics = Statistics(gram, sketch, *counts, given.header.get("batch"))
         report = given.part("calibration", CalibrationReport.from_state)
         return statistics, _loss_from(given.header["loss"]), report
     except (KeyError, TypeError) as error:

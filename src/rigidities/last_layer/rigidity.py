@@ -29,7 +29,7 @@ from ..data.slots import InputName, Slot
 from ..data.storage import Snapshot
 from ..losses import LossLike, loss_for
 from ..models.calling import FeatureFunction, ForwardFunction, Source
-from ..models.modes import outside_inference_mode
+from ..models.modes import exporting, outside_inference_mode, refuse_transforms
 from ..posterior.draws import MEMBERS
 from ..posterior.gram import Gram
 from ..posterior.joint import JointPosterior
@@ -222,8 +222,19 @@ class LastLayerRigidity(ModelWrapper):
 
     def forward(self, *inputs: Any, **keywords: Any) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation, each shaped like the model's output."""
-        reading = self._fit.tap()(*inputs, **keywords)
-        bars = self._fit.bars
+        if torch.compiler.is_compiling() and exporting():
+            raise ValueError(
+                "uq looks at the model in each call, which an exported graph cannot do. Export "
+                "members instead, and take their mean and standard deviation: uq.ensemble(64)."
+            )
+        found: tuple[Tensor, Tensor] = self._eager(inputs, keywords)
+        return found
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _eager(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        refuse_transforms("uq")
+        args, kwargs = self._fit.feed().handed(inputs, keywords)
+        reading, bars = self._fit.tap()(*args, **kwargs), self._fit.bars
         return reading.output, bars.std(bars.spread(reading))
 
     @outside_inference_mode
@@ -263,7 +274,7 @@ class LastLayerRigidity(ModelWrapper):
         spreads = []
         with torch.enable_grad():
             for batch in self._fit.batches(data, "predict", batch_size, progress):
-                reading = tap(*batch.args, **batch.kwargs)
+                reading = batch.through(tap)
                 spread = bars.spread(reading, reading.sample_weights(sample_weight, batch))
                 if inputs is not None:
                     spread = replace(spread, from_inputs=inputs.next(tap, batch, reading.output))
@@ -662,7 +673,7 @@ class LastLayerRigidity(ModelWrapper):
         tap = self._fit.tap()
         with torch.enable_grad():
             batches = self._fit.batches(data, "features", batch_size, progress)
-            readings = [tap(*batch.args, **batch.kwargs).detached() for batch in batches]
+            readings = [batch.through(tap).detached() for batch in batches]
         if not readings:
             raise ValueError("There are no features: no batches were given.")
         return readings

@@ -66,6 +66,17 @@ def exporting() -> bool:
     return False
 
 
+def refuse_transforms(what: str) -> None:
+    """Refuse the function transforms of `torch.func`, inside which no value can be looked at."""
+    level = getattr(torch._C._functorch, "maybe_current_level", lambda: None)()
+    if level is not None:
+        raise ValueError(
+            f"torch.func transforms (vmap, jvp, jacrev) cannot pass through {what}, which checks "
+            "the model in each call. It takes whole batches: call it on all rows at once, without "
+            "vmap; for derivatives use uq.gradient(x) or torch.autograd.grad."
+        )
+
+
 def differentiating(method: Callable[P, R]) -> Callable[P, R]:
     """The method with gradients on, also under `torch.no_grad` and `torch.inference_mode`."""
 

@@ -10,23 +10,23 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Iterator
 from itertools import chain
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 
 def shadow(model: nn.Module) -> nn.Module:
     """A copy of the model in eval mode whose frozen parameters alias the model's memory.
 
     Raises:
-        TypeError: the model cannot be copied (TorchScript, attributes that refuse).
+        TypeError: the model cannot be copied (attributes that refuse).
+        ValueError: it has no weights yet.
     """
     model = unwrapped(model)
-    if isinstance(model, torch.jit.ScriptModule):
-        raise TypeError(
-            "A TorchScript module cannot be looked into. Wrap the original nn.Module instead."
-        )
+    _check_weights(model)
     memo: dict[int, object] = {}
     for module in model.modules():
         for value in _tensors(module):
@@ -42,6 +42,9 @@ def shadow(model: nn.Module) -> nn.Module:
             "is needed so that your model stays untouched: drop the attribute that refuses "
             "copy.deepcopy, or give it a __deepcopy__."
         ) from error
+    if isinstance(model, torch.jit.ScriptModule):  # which knows no memo
+        for mine, theirs in zip(_state(twin), _state(model), strict=True):
+            mine.detach_().data = theirs.data
     return twin.eval()
 
 
@@ -55,7 +58,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def placement(model: nn.Module) -> tuple[torch.device, torch.dtype]:
     """Device and floating-point dtype of a model."""
-    for tensor in chain(model.parameters(), model.buffers()):
+    for tensor in _state(model):
         if tensor.is_floating_point():
             return tensor.device, tensor.dtype
     return torch.device("cpu"), torch.get_default_dtype()
@@ -68,8 +71,34 @@ def input_names(model: nn.Module) -> list[str]:
 
 def signature(model: nn.Module) -> tuple[object, ...]:
     """What changes whenever a weight is written, moved or replaced; cheap, no arithmetic."""
-    tensors = chain(model.parameters(), model.buffers())
+    tensors = (part for tensor in _state(model) for part in plain_parts(tensor))
     return tuple((t.data_ptr(), t._version, t.device, t.dtype) for t in tensors)
+
+
+def plain_parts(tensor: Tensor) -> list[Tensor]:
+    """The tensor itself, or those that one of another class holds, as quantised weights do."""
+    if type(tensor) in (Tensor, nn.Parameter) or not hasattr(tensor, "__tensor_flatten__"):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()
+    return [part for name in names for part in plain_parts(getattr(tensor, name))]
+
+
+def _check_weights(model: nn.Module) -> None:
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        if is_lazy(tensor):
+            raise ValueError(
+                f"The weights {name!r} of a lazy layer are not there yet. Run the model once on a "
+                "batch, and train it, before it gets error bars."
+            )
+        if tensor.is_meta:
+            raise ValueError(
+                f"The weights {name!r} are on the meta device, which holds no values. Move the "
+                "model with to_empty(device=...) and load its weights first."
+            )
+
+
+def _state(model: nn.Module) -> Iterator[Tensor]:
+    return chain(model.parameters(), model.buffers())
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:

@@ -73,7 +73,7 @@ class Ensemble(ModelWrapper):
 
         A spread below the rounding of the outputs is lost in it: `propagate` keeps that.
         """
-        return outputs(self._pass(inputs, keywords), self.deviations)
+        return outputs(self._pass(*self._feed.handed(inputs, keywords)), self.deviations)
 
     def propagate(
         self,
@@ -107,7 +107,7 @@ class Ensemble(ModelWrapper):
         parts, own = [], torch.float64
         with torch.enable_grad():  # for models that differentiate inside forward
             for batch in self._feed(x, "propagate", batch_size=batch_size, progress=progress):
-                reading = self._pass.eager(batch.args, batch.kwargs).detached()
+                reading = batch.through(self._pass.checked).detached()
                 own = reading.output.dtype
                 parts.append(outputs(reading, self.deviations, torch.float64))
         precisions = (torch.float64, torch.promote_types(own, torch.float32), own)
@@ -149,7 +149,7 @@ class Ensemble(ModelWrapper):
         chosen = header["readout"].get("output") if output is None else output
         binding = Binding(model, Source(forward, features, chosen), layer, header["readout"])
         whole = forward is not None
-        feed = Feed(model, whole, target, header.get("inputs"), header.get("apart"))
+        feed = Feed(model, whole, target, **_feed_state(header))
         own = members.deviations.to(placement(model)[0])
         return cls(binding, feed, replace(members, deviations=own))
 
@@ -182,7 +182,7 @@ class Ensemble(ModelWrapper):
         self._pass = ReadoutPass(self._pass.binding.restored(header["readout"]))
         self.deviations = members.deviations.clone().to(self.deviations.device)
         self.drawing, self.missing = members.drawing, members.missing
-        self._feed = replace(self._feed, inputs=header.get("inputs"), apart=header.get("apart"))
+        self._feed = replace(self._feed, **_feed_state(header))
 
     def _snapshot(self, *, thorough: bool = False) -> Snapshot:
         if thorough:
@@ -195,6 +195,7 @@ class Ensemble(ModelWrapper):
             "missing": self.missing,
             "inputs": self._feed.inputs,
             "apart": self._feed.apart,
+            "batch": self._feed.kind,
         }
         return Snapshot({"deviations": self.deviations}, header)
 
@@ -218,6 +219,12 @@ def outputs(reading: Reading, deviations: Tensor, dtype: torch.dtype | None = No
         )
     change = JointPosterior.response(features, deviations)  # (n, M, K)
     return output + reading.unrows(change).to(output.dtype)
+
+
+def _feed_state(header: dict[str, Any]) -> dict[str, Any]:
+    """What a file or a state dict keeps of how data reach the model; older ones lack the kind."""
+    named = {"inputs": "inputs", "apart": "apart", "kind": "batch"}
+    return {name: header.get(key) for name, key in named.items()}
 
 
 def _members_of(given: Snapshot) -> Members:

@@ -67,7 +67,7 @@ class FeatureMap:
         point = slot.get(batch).detach()
         free = point.clone().requires_grad_()
         args, kwargs = slot.put(batch, free)
-        reading = tap.graph(*args, **kwargs)
+        reading = replace(batch, args=args, kwargs=kwargs).through(tap.graph)
         if not reading.output.requires_grad:
             raise ValueError(UNCONNECTED)
         aligned = point.ndim > 0 and len(point) == len(reading.output)

@@ -77,8 +77,8 @@ class Reading:
             raise ValueError(
                 f"the target's shape {tuple(target.shape)} does not fit the output's "
                 f"{tuple(self.output.shape)}. If the model predicts more than the target (a mean "
-                "and a variance, say), pick the mean with output= or forward=lambda m, b: "
-                "m(b)[..., 0]."
+                "and a variance, say), pick the mean with output=, or of batches b = (x, y) with "
+                "forward=lambda m, b: m(b[0])[..., 0]."
             )
         return self.rows(target.reshape(self.output.shape))
 
