@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+import traceback
 import warnings
 from pathlib import Path
 
 _LIBRARY = str(Path(__file__).parent)
-_TORCH = tuple(str(Path("torch") / part) for part in ("nn/modules", "_dynamo"))
+_BETWEEN = (str(Path("torch/nn/modules")), str(Path("torch/_dynamo")), "contextlib.py")
 
 
 NO_FIT = "There is no fit yet. Call {} first."
@@ -33,13 +34,9 @@ def require_level(level: float, what: str) -> None:
 
 def is_own(error: BaseException) -> bool:
     """Whether an error is a refusal of the library itself."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    where = "" if trace is None else trace.tb_frame.f_code.co_filename
-    return isinstance(error, ValueError) and where.startswith(_LIBRARY)
+    *_, (last, _) = traceback.walk_tb(error.__traceback__)
+    return isinstance(error, ValueError) and last.f_code.co_filename.startswith(_LIBRARY)
 
 
 def _is_inside(path: str) -> bool:
-    inner = path.startswith(_LIBRARY) or path.endswith("contextlib.py")
-    return inner or any(part in path for part in _TORCH)
+    return path.startswith(_LIBRARY) or any(part in path for part in _BETWEEN)

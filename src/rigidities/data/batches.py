@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -40,17 +40,6 @@ BATCH_SIZE = 1024
 B = TypeVar("B", bound="Batch")
 
 
-class HasOutput(Protocol):
-    """What a pass of a model gives."""
-
-    @property
-    def output(self) -> Tensor:
-        """One entry per sample."""
-
-
-R = TypeVar("R", bound=HasOutput)
-
-
 @dataclass(frozen=True)
 class Batch:
     """Inputs of one call of the model, the target where there is one, and the batch as given.
@@ -64,22 +53,14 @@ class Batch:
     raw: Any
     rows: int | None = None
 
-    def through(self, call: Callable[..., R]) -> R:
-        """A pass over this batch.
-
-        Raises:
-            ValueError: it does not give one output per sample.
-        """
-        result = call(*self.args, **self.kwargs)
-        # A single sample may have lost its dimension to a squeeze.
-        if self.rows not in (None, 1, len(result.output)):
+    def check(self, outputs: int) -> None:
+        """Refuse another number of outputs; one sample may have lost its dimension to a squeeze."""
+        if self.rows not in (None, 1, outputs):
             raise ValueError(
-                f"the model gives {len(result.output)} outputs, shaped "
-                f"{tuple(result.output.shape)}, for {self.rows} rows of data. Let it (or forward=) "
-                "return one per row; where rows are no samples (atoms of structures), pass a list "
-                "of batches, [batch]."
+                f"The model gives {outputs} outputs for {self.rows} rows of data. Let it (or "
+                "forward=) return one per row; where rows are no samples (atoms of structures), "
+                "pass a list of batches, [batch]."
             )
-        return result
 
     def mapped(self: B, change: Callable[[Any], Any]) -> B:
         """The same with each input changed."""
@@ -123,14 +104,13 @@ class Reader:
     def _tensor(self, target: Any) -> Tensor | None:
         """The target as a tensor; of (y, None) the one that is there."""
         if isinstance(target, (tuple, list)):
-            known = [one for one in target if one is not None]
-            columns = [one for one in known if isinstance(one, Tensor) and one.ndim]
-            if columns and len(known) > 1:
+            known = [one for one in target if isinstance(one, Tensor) and one.ndim]
+            if len(known) > 1:
                 raise ValueError(
                     f"The target is a {described(target)}, expected one tensor. Name it with "
                     "target=, for example target=lambda b: b[-1][0]."
                 )
-            target = columns[0] if columns else target
+            target = known[0] if known else target
         if target is None:
             return None
         tensor = target if isinstance(target, Tensor) else torch.as_tensor(target).to(self.device)
@@ -176,7 +156,7 @@ class Reader:
 
 
 def kind_of(raw: Any) -> str:
-    """What a batch is to a function that takes it whole: a key of `KINDS`."""
+    """What a batch is to a function that takes it whole."""
     if isinstance(raw, (tuple, list)):
         return "tuple"
     if isinstance(raw, Mapping) or (hasattr(raw, "keys") and hasattr(raw, "__getitem__")):
@@ -184,26 +164,8 @@ def kind_of(raw: Any) -> str:
     return "tensor" if isinstance(raw, Tensor) or _is_array(raw) else "object"
 
 
-KINDS = {
-    "tensor": "a tensor x",
-    "tuple": "a tuple (x, ...)",
-    "mapping": "a mapping with the keys of the fit",
-    "object": "a list of batch objects like those of the fit",
-}
-"""The kinds of batches, and what to pass where the fit had one."""
-
-
 def of_kind(raw: Any, kind: str | None, inputs: tuple[Any, ...]) -> Any:
-    """A batch as a batch of the fit's kind, which may lack the target.
-
-    Args:
-        raw: the batch.
-        kind: the fit's; None where it is not known.
-        inputs: what is in the batch beside the target.
-
-    Raises:
-        ValueError: it cannot be read as one.
-    """
+    """A batch, whose `inputs` are known, as one of the fit's kind, which may lack the target."""
     given = kind_of(raw)
     if kind is None or given == kind:
         return raw
@@ -212,9 +174,12 @@ def of_kind(raw: Any, kind: str | None, inputs: tuple[Any, ...]) -> Any:
     if (kind, given) == ("tensor", "tuple") and len(inputs) == 1:
         return inputs[0]
     raise ValueError(
-        f"A batch is a {given} here and was a {kind} in the fit, and forward= must get the same "
-        f"kind in every call. Pass {KINDS[kind]}; targets may be missing."
+        f"forward= must get batches of one kind in every call: the fit had a {kind}, here is a "
+        f"{given}. Pass {_LIKE[kind]}, with or without the target."
     )
+
+
+_LIKE = {"tensor": "x", "tuple": "(x, ...)", "mapping": "{key: x, ...}", "object": "[batch]"}
 
 
 def raw_batches(
@@ -257,7 +222,7 @@ def _whole(data: Any, *, any_order: bool) -> Any:
         return data
     if not isinstance(data, (tuple, Mapping)):
         return None
-    members = _members(data)
+    members = columns(data)
     if not members or not all(isinstance(m, Tensor) or _is_array(m) for m in members):
         kinds = ", ".join(type(m).__name__ for m in members)
         raise TypeError(
@@ -294,19 +259,15 @@ def _is_plain_loader(loader: DataLoader[Any], any_order: bool) -> bool:
     )
 
 
-def rows_of(tensors: Any) -> int:
-    """The number of rows of a slice."""
-    return len(_members(tensors)[0])
-
-
-def _members(tensors: Any) -> list[Any]:
+def columns(tensors: Any) -> list[Any]:
+    """The tensors of a data set that is cut into slices."""
     if isinstance(tensors, Mapping):
         return list(tensors.values())
     return list(tensors) if isinstance(tensors, tuple) else [tensors]
 
 
 def _slices(tensors: Any, size: int) -> tuple[Iterator[Any], int]:
-    members = _members(tensors)
+    members = columns(tensors)
     lengths = {len(member) for member in members}
     if len(lengths) > 1:
         shapes = ", ".join(str(tuple(member.shape)) for member in members)

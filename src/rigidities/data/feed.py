@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from ..models.shadow import placement
-from .batches import Batch, Reader, of_kind, raw_batches, rows_of
+from .batches import Batch, Reader, columns, of_kind, raw_batches
 
 T = TypeVar("T")
 
@@ -63,10 +63,10 @@ class Feed:
         """
         device, dtype = placement(self.model)
         own = (self.whole, self.target, self.inputs, self.apart, self.kind)
-        reader = Reader(device, dtype, *own)
+        read = Reader(device, dtype, *own)
         raws, total, cut = raw_batches(data, batch_size, any_order=any_order)
         shown = progressing(raws, total, what, progress)
-        return (reader(raw, rows_of(raw) if cut else None) for raw in shown)
+        return (read(raw, len(columns(raw)[0]) if cut else None) for raw in shown)
 
 
 def _none(batch: Any) -> None:

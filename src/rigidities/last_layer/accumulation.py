@@ -15,16 +15,10 @@ from ..losses import Loss
 from ..notices import notify
 from ..posterior.gram import Gram
 from .gradients.loss import GradientLoss
-from .readout.reading import Reading, SampleWeight
+from .readout.reading import Reading, SampleWeight, read
 from .readout.tap import AnyTap
 
 _CHECK_EVERY = 32
-
-NO_TARGET = (
-    f"The fit saw no target in its batches, and went without: the names looked for are "
-    f"{', '.join(map(repr, TARGET_KEYS))}. Say where it is with target=lambda b: ..., or that "
-    "there is none with target=lambda b: None."
-)
 
 
 @dataclass
@@ -52,7 +46,11 @@ class Statistics:
     def say_unlabelled(self) -> None:
         """Warn of batches that could have held a target, and did not where it was looked for."""
         if self.gram.cross is None and self.kind in ("mapping", "object"):
-            notify(NO_TARGET)
+            notify(
+                "The fit saw no target in its batches and went without: it looks for "
+                f"{', '.join(map(repr, TARGET_KEYS))}. Say where it is with target=lambda b: ..., "
+                "or that there is none with target=lambda b: None."
+            )
 
 
 @dataclass(frozen=True)
@@ -138,7 +136,7 @@ def _add(
     remove: bool,
     sums: list[Tensor],
 ) -> Statistics:
-    reading = batch.through(tap)
+    reading = read(tap, batch)
     if not reading.features.shape[0]:
         raise ValueError("the batch is empty; drop it.")
     target = reading.target_rows(batch.target)

@@ -29,7 +29,7 @@ from ..data.slots import InputName, Slot
 from ..data.storage import Snapshot
 from ..losses import LossLike, loss_for
 from ..models.calling import FeatureFunction, ForwardFunction, Source
-from ..models.modes import exporting, outside_inference_mode, refuse_transforms
+from ..models.modes import outside_inference_mode, refuse_transforms
 from ..posterior.draws import MEMBERS
 from ..posterior.gram import Gram
 from ..posterior.joint import JointPosterior
@@ -51,7 +51,7 @@ from .propagation.derived import Derived
 from .propagation.outputs import repeatable
 from .propagation.propagation import covariance_between, propagated
 from .readout.binding import Binding
-from .readout.reading import Reading, SampleWeight
+from .readout.reading import Reading, SampleWeight, read
 from .readout.tap import AnyTap
 from .wrapper import ModelWrapper
 
@@ -220,19 +220,10 @@ class LastLayerRigidity(ModelWrapper):
             progress=progress,
         )
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, *inputs: Any, **keywords: Any) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation, each shaped like the model's output."""
-        if torch.compiler.is_compiling() and exporting():
-            raise ValueError(
-                "uq looks at the model in each call, which an exported graph cannot do. Export "
-                "members instead, and take their mean and standard deviation: uq.ensemble(64)."
-            )
-        found: tuple[Tensor, Tensor] = self._eager(inputs, keywords)
-        return found
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _eager(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        refuse_transforms("uq")
+        refuse_transforms()
         args, kwargs = self._fit.feed().handed(inputs, keywords)
         reading, bars = self._fit.tap()(*args, **kwargs), self._fit.bars
         return reading.output, bars.std(bars.spread(reading))
@@ -274,7 +265,7 @@ class LastLayerRigidity(ModelWrapper):
         spreads = []
         with torch.enable_grad():
             for batch in self._fit.batches(data, "predict", batch_size, progress):
-                reading = batch.through(tap)
+                reading = read(tap, batch)
                 spread = bars.spread(reading, reading.sample_weights(sample_weight, batch))
                 if inputs is not None:
                     spread = replace(spread, from_inputs=inputs.next(tap, batch, reading.output))
@@ -673,7 +664,7 @@ class LastLayerRigidity(ModelWrapper):
         tap = self._fit.tap()
         with torch.enable_grad():
             batches = self._fit.batches(data, "features", batch_size, progress)
-            readings = [batch.through(tap).detached() for batch in batches]
+            readings = [read(tap, batch).detached() for batch in batches]
         if not readings:
             raise ValueError("There are no features: no batches were given.")
         return readings

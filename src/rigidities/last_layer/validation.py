@@ -16,7 +16,7 @@ from ..data.batches import TARGET_KEYS, Batch
 from ..posterior.posterior import Posterior
 from ..prediction.noise import Noise
 from .accumulation import Statistics, Weighing
-from .readout.reading import Reading
+from .readout.reading import Reading, read
 from .readout.tap import AnyTap
 
 
@@ -39,7 +39,7 @@ def calibrated(
     gathered = Gathering()
     for number, batch in enumerate(batches):
         try:
-            reading = batch.through(tap)
+            reading = read(tap, batch)
             _add(gathered, batch, reading, posterior, weighing, wanted.noise)
         except ValueError as problem:
             raise ValueError(f"Batch {number}: {problem}") from problem

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,16 +25,12 @@ class Source:
     output: str | int | None = None
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        """The model's output tensor for a batch.
-
-        Raises:
-            TypeError, RuntimeError, ValueError: what the model raised, with how it was called and
-                the options that call it otherwise.
-        """
+        """The model's output tensor for a batch; what it raises says how it was called."""
+        call = model if self.forward is None else partial(self.forward, model)
         if torch.compiler.is_compiling():  # tracers raise errors of their own
-            return pick(self._result(model, args, kwargs), self.output)
+            return pick(call(*args, **kwargs), self.output)
         try:
-            result = self._result(model, args, kwargs)
+            result = call(*args, **kwargs)
         except _WRAPPED as error:
             if type(error) not in _WRAPPED or is_own(error):
                 raise  # out of memory, a class that a user may catch, a refusal
@@ -41,60 +38,44 @@ class Source:
             raise kind(self._explained(error, model, args, kwargs)) from error
         return pick(result, self.output)
 
-    def _result(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.forward is None:
-            return model(*args, **kwargs)
-        if kwargs:
-            raise ValueError(f"forward= takes one batch, got keywords too: {list(kwargs)}.")
-        return self.forward(model, *args)
-
     def _explained(
         self, error: Exception, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> str:
-        """What was called with what, what it raised, and how to have it called otherwise."""
-        name = type(model).__name__ if self.forward is None else "forward"
         given = [*map(described, args), *(f"{k}={described(v)}" for k, v in kwargs.items())]
-        given = given if self.forward is None else ["model", *given]
-        called = f"{name}({', '.join(given)}) raised {type(error).__name__}: {error}"
+        name, remedy = type(model).__name__, _KEYWORDS if kwargs else _PLACES
         if self.forward is not None:
-            remedy = "forward= gets each batch whole, as shown."
-        elif kwargs:
-            remedy = (
-                "A mapping's entries are keyword inputs, but for the target. Where the model takes "
-                "the mapping as it is pass forward=lambda m, b: m(b), where it takes some entries "
-                f"forward=lambda m, b: m(b[{next(iter(kwargs))!r}]), and name the target with "
-                "target=lambda b: b['name']."
-            )
-        else:
-            remedy = (
-                "Of a tuple b all but the last entry are inputs, and the last is the target. Where "
-                "the model wants others pass forward=lambda m, b: m(b[0]) and target=lambda b: "
-                "b[-1], with the places that yours have."
-            )
-        return f"{called}\n{remedy}"
+            name, given, remedy = "forward", [name, *given], "forward= gets each batch whole."
+        return f"{name}({', '.join(given)}) raised {type(error).__name__}: {error}\n{remedy}"
 
 
 _WRAPPED = (
-    *(TypeError, RuntimeError, NotImplementedError, ValueError),
-    *(AttributeError, KeyError, IndexError, AssertionError),
+    TypeError,
+    RuntimeError,
+    ValueError,
+    AttributeError,
+    KeyError,
+    IndexError,
+    AssertionError,
+)
+_PLACES = (
+    "Of a tuple all entries but the last are inputs, the last is the target. For others pass "
+    "forward=lambda m, b: m(b[0]) and target=lambda b: b[-1] with the places that yours have."
+)
+_KEYWORDS = (
+    "A mapping's entries are keyword inputs, but for the target. For a model of the mapping itself "
+    "pass forward=lambda m, b: m(b), for one of some entries forward=lambda m, b: m(b['key']), "
+    "and target=lambda b: b['key'] with the keys that yours have."
 )
 
 
 def described(value: Any) -> str:
-    """Kind and size of a value, for messages.
-
-    Examples:
-        >>> described((torch.zeros(2, 3), None))
-        'tuple of 2 (float32 (2, 3), None)'
-    """
+    """Kind and size of a value, for messages."""
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
     if isinstance(value, (tuple, list)):
-        few = ", ".join([*map(described, value[:8]), *["..."][: len(value) > 8]])
-        return f"{type(value).__name__} of {len(value)} ({few})"
-    if isinstance(value, Mapping):
-        return f"{type(value).__name__} with keys {list(value)}"
-    return "None" if value is None else type(value).__name__
+        return f"{type(value).__name__} of {len(value)} ({', '.join(map(described, value))})"
+    keys = f" with keys {list(value)}" if isinstance(value, Mapping) else ""
+    return "None" if value is None else type(value).__name__ + keys
 
 
 def pick(result: Any, output: str | int | None) -> Tensor:

@@ -66,14 +66,13 @@ def exporting() -> bool:
     return False
 
 
-def refuse_transforms(what: str) -> None:
-    """Refuse the function transforms of `torch.func`, inside which no value can be looked at."""
-    level = getattr(torch._C._functorch, "maybe_current_level", lambda: None)()
-    if level is not None:
+def refuse_transforms() -> None:
+    """Refuse `torch.func` and `torch.export` where the model's values are looked at."""
+    if torch._C._functorch.peek_interpreter_stack() is not None or exporting():
         raise ValueError(
-            f"torch.func transforms (vmap, jvp, jacrev) cannot pass through {what}, which checks "
-            "the model in each call. It takes whole batches: call it on all rows at once, without "
-            "vmap; for derivatives use uq.gradient(x) or torch.autograd.grad."
+            "The model is checked in each call, which torch.func and torch.export do not allow. "
+            "For vmap call it on all rows at once; for derivatives use uq.gradient(x) or "
+            "torch.autograd.grad; export members, uq.ensemble(64), of a model with a linear output."
         )
 
 

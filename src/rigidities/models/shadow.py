@@ -85,15 +85,10 @@ def plain_parts(tensor: Tensor) -> list[Tensor]:
 
 def _check_weights(model: nn.Module) -> None:
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
-        if is_lazy(tensor):
+        if is_lazy(tensor) or tensor.is_meta:
             raise ValueError(
-                f"The weights {name!r} of a lazy layer are not there yet. Run the model once on a "
-                "batch, and train it, before it gets error bars."
-            )
-        if tensor.is_meta:
-            raise ValueError(
-                f"The weights {name!r} are on the meta device, which holds no values. Move the "
-                "model with to_empty(device=...) and load its weights first."
+                f"{name!r} holds no values yet. Run a model with lazy layers once on a batch; move "
+                "one on the meta device with to_empty(device=...); then train it or load weights."
             )
 
 

@@ -107,7 +107,8 @@ class Ensemble(ModelWrapper):
         parts, own = [], torch.float64
         with torch.enable_grad():  # for models that differentiate inside forward
             for batch in self._feed(x, "propagate", batch_size=batch_size, progress=progress):
-                reading = batch.through(self._pass.checked).detached()
+                reading = self._pass.eager(batch.args, batch.kwargs).detached()
+                batch.check(len(reading.output))
                 own = reading.output.dtype
                 parts.append(outputs(reading, self.deviations, torch.float64))
         precisions = (torch.float64, torch.promote_types(own, torch.float32), own)
@@ -149,7 +150,8 @@ class Ensemble(ModelWrapper):
         chosen = header["readout"].get("output") if output is None else output
         binding = Binding(model, Source(forward, features, chosen), layer, header["readout"])
         whole = forward is not None
-        feed = Feed(model, whole, target, **_feed_state(header))
+        kept = [header.get(name) for name in ("inputs", "apart", "batch")]
+        feed = Feed(model, whole, target, *kept)
         own = members.deviations.to(placement(model)[0])
         return cls(binding, feed, replace(members, deviations=own))
 
@@ -182,7 +184,8 @@ class Ensemble(ModelWrapper):
         self._pass = ReadoutPass(self._pass.binding.restored(header["readout"]))
         self.deviations = members.deviations.clone().to(self.deviations.device)
         self.drawing, self.missing = members.drawing, members.missing
-        self._feed = replace(self._feed, **_feed_state(header))
+        inputs, apart, kind = (header.get(name) for name in ("inputs", "apart", "batch"))
+        self._feed = replace(self._feed, inputs=inputs, apart=apart, kind=kind)
 
     def _snapshot(self, *, thorough: bool = False) -> Snapshot:
         if thorough:
@@ -219,12 +222,6 @@ def outputs(reading: Reading, deviations: Tensor, dtype: torch.dtype | None = No
         )
     change = JointPosterior.response(features, deviations)  # (n, M, K)
     return output + reading.unrows(change).to(output.dtype)
-
-
-def _feed_state(header: dict[str, Any]) -> dict[str, Any]:
-    """What a file or a state dict keeps of how data reach the model; older ones lack the kind."""
-    named = {"inputs": "inputs", "apart": "apart", "kind": "batch"}
-    return {name: header.get(key) for name, key in named.items()}
 
 
 def _members_of(given: Snapshot) -> Members:

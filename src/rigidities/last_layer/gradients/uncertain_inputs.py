@@ -74,7 +74,7 @@ class InputVariances:
     def _sampled(self, tap: AnyTap, batch: Batch, slot: Slot, covariance: Tensor) -> Tensor:
         """Sample variance of the prediction over draws of the input."""
         point, n = slot.get(batch), self._samples
-        base = batch.through(tap).output.detach().to(torch.float64)
+        base = tap(*batch.args, **batch.kwargs).output.detach().to(torch.float64)
         total, square = torch.zeros_like(base), torch.zeros_like(base)
         for _ in range(n):
             z = standard_normal(tuple(point.shape), point.device, self._generator)

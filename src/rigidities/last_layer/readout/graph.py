@@ -48,11 +48,7 @@ class ReadoutPass:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def eager(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Reading:
         """One pass outside any graph."""
-        return self.checked(*inputs, **keywords)
-
-    def checked(self, *inputs: Any, **keywords: Any) -> Reading:
-        """One pass by the tap, which checks the model."""
-        refuse_transforms("an ensemble")
+        refuse_transforms()
         reading: Reading = self.current()(*inputs, **keywords)
         return reading
 

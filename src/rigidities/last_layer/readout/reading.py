@@ -116,6 +116,13 @@ class Reading:
         return rounded
 
 
+def read(tap: Callable[..., Reading], batch: Batch) -> Reading:
+    """A pass over a batch, which must give one output per sample."""
+    reading = tap(*batch.args, **batch.kwargs)
+    batch.check(len(reading.output))
+    return reading
+
+
 @dataclass(frozen=True)
 class Terms:
     """The terms that sum to the outputs: one for each row that a head was called with.
