@@ -65,8 +65,11 @@ def placement(model: nn.Module) -> tuple[torch.device, torch.dtype]:
 
 
 def input_names(model: nn.Module) -> list[str]:
-    """What the model's `forward` calls its inputs."""
-    return list(inspect.signature(unwrapped(model).forward).parameters)
+    """What the model's `forward` calls its inputs, where it can tell (a traced one cannot)."""
+    try:
+        return list(inspect.signature(unwrapped(model).forward).parameters)
+    except ValueError:
+        return []
 
 
 def signature(model: nn.Module) -> tuple[object, ...]:
