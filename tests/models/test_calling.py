@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import rigidities as rg
-from rigidities.models.calling import described
+from rigidities.models.calling import _PLAIN, described
 from tests.support.nets import Net
 from tests.support.refusals import refused
 
@@ -78,29 +78,23 @@ def test_a_mapping_for_a_model_of_mappings_is_mended_by_the_lines_printed():
     assert uq({"R": X})[0].shape == (20,)
 
 
-@pytest.mark.parametrize(
-    ("error", "raised"),
-    [
-        *((kind, kind) for kind in (TypeError, RuntimeError, ValueError)),
-        *((kind, ValueError) for kind in (KeyError, AttributeError, IndexError, AssertionError)),
-    ],
-)
+@pytest.mark.parametrize("error", _PLAIN)
 @pytest.mark.parametrize("own", [None, lambda m, b: m(b[0])])
-def test_what_the_model_raises_keeps_its_words_and_a_class_to_catch(error, raised, own):
+def test_what_the_model_raises_keeps_its_words_and_its_class(error, own):
     def fails(model: Net, x: torch.Tensor) -> torch.Tensor:
         raise error("a word of its own")
 
     called = r"Net\(float32 \(20, 3\)\)" if own is None else r"forward\(Net, tuple of 2 \("
-    match = rf"{called}.* raised {error.__name__}: '?a word of its own'?\n.*forward="
+    match = rf"{called}.* raised {error.__name__}: .*a word of its own.*\. .*forward="
     uq = rg.LastLayerRigidity(Net(fails, head=nn.Linear(3, 1)), forward=own)
-    refused(match, uq.fit, (X, Y), error=raised)
+    refused(match, uq.fit, (X, Y), error=error)
 
 
 class Custom(RuntimeError):
     pass
 
 
-@pytest.mark.parametrize("error", [Custom, KeyboardInterrupt, NotImplementedError, StopIteration])
+@pytest.mark.parametrize("error", [Custom, KeyboardInterrupt, NotImplementedError])
 def test_classes_that_a_user_or_torch_may_catch_pass_as_they_are(error):
     def fails(model: Net, x: torch.Tensor) -> torch.Tensor:
         raise error("as it is")

@@ -31,11 +31,10 @@ class Source:
             return pick(call(*args, **kwargs), self.output)
         try:
             result = call(*args, **kwargs)
-        except _WRAPPED as error:
-            if type(error) not in _WRAPPED or is_own(error):
-                raise  # out of memory, a class that a user may catch, a refusal
-            kind = type(error) if type(error) in (TypeError, RuntimeError) else ValueError
-            raise kind(self._explained(error, model, args, kwargs)) from error
+        except _PLAIN as error:
+            if type(error) not in _PLAIN or is_own(error):
+                raise  # out of memory, a class of the user's, a refusal
+            raise type(error)(self._explained(error, model, args, kwargs)) from error
         return pick(result, self.output)
 
     def _explained(
@@ -45,18 +44,11 @@ class Source:
         name, remedy = type(model).__name__, _KEYWORDS if kwargs else _PLACES
         if self.forward is not None:
             name, given, remedy = "forward", [name, *given], "forward= gets each batch whole."
-        return f"{name}({', '.join(given)}) raised {type(error).__name__}: {error}\n{remedy}"
+        said = f"{type(error).__name__}: {error}".rstrip(".")
+        return f"{name}({', '.join(given)}) raised {said}. {remedy}"
 
 
-_WRAPPED = (
-    TypeError,
-    RuntimeError,
-    ValueError,
-    AttributeError,
-    KeyError,
-    IndexError,
-    AssertionError,
-)
+_PLAIN = (TypeError, RuntimeError, ValueError, AttributeError, KeyError, IndexError, AssertionError)
 _PLACES = (
     "Of a tuple all entries but the last are inputs, the last is the target. For others pass "
     "forward=lambda m, b: m(b[0]) and target=lambda b: b[-1] with the places that yours have."
