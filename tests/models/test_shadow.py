@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import rigidities as rg
 from rigidities.last_layer.readout.binding import model_fingerprint
-from rigidities.models.shadow import shadow, signature
+from rigidities.models.shadow import Watch, shadow
 from tests.support.nets import fitted
 from tests.support.refusals import refused
 
@@ -99,9 +99,9 @@ def test_weights_of_a_quantised_class_work_with_features_of_ones_own(net, tmp_pa
     uq.save(tmp_path / "q.safetensors")
     again = rg.LastLayerRigidity.load(tmp_path / "q.safetensors", net.model, **own)
     assert torch.equal(again(x)[1], uq(x)[1])
-    before = signature(net.model), model_fingerprint(net.model)
+    before, watch = model_fingerprint(net.model), Watch(net.model)
     net.model[0].weight.numbers[0, 0] += 1
-    assert signature(net.model) != before[0] and model_fingerprint(net.model) != before[1]
+    assert not watch.same() and model_fingerprint(net.model) != before
     refused("weights have changed", uq, x)
 
 

@@ -3,13 +3,17 @@ r"""Where the features come from: `Tap` turns a model into inputs -> (output, fe
 The features of a prediction are its derivatives by the readout's weights,
 $f = \partial y / \partial w$. A tap runs a `shadow` of the model with a recorder in place of the
 readout head(s); a `Case` (see `cases`) says how the features follow from what was recorded. It
-is found on the first batch, and its features checked there by changing the heads' weights.
+is found on the first batch, and its features checked there by changing the heads' weights. Every
+thread has a shadow with recorders of its own, so that any number of them may call a tap, and a
+model may keep what it likes in its attributes during a pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,9 +23,10 @@ from ...models.calling import FeatureFunction, ForwardFunction, Source
 from ...models.directional import normal_like
 from ...models.modes import outside_inference_mode
 from ...models.shadow import input_names, shadow, unwrapped
+from ...models.threads import OfThread
 from ...notices import notify
 from .cases import CASES, Case, Separate, Shared
-from .heads import Call, channel_axis, guard, linear_maps, record
+from .heads import Call, Recorder, channel_axis, guard, linear_maps, record
 from .reading import Reading, Terms
 from .search import Found, find_heads
 
@@ -51,11 +56,10 @@ class Tap:
         linear: bool = True,
     ) -> None:
         self.source, self.heads, self.silent, self.linear = source, heads, list(silent), linear
+        self.case = case
         self.input_names = input_names(model)
-        twin = shadow(model)
-        guard(twin, self.silent)
-        self._model, self._recorders = record(twin, heads)
-        self._case: Case = CASES[case]([recorder.head for recorder in self._recorders])
+        self._pattern = shadow(model)  # never run: what a pass leaves in it would be copied too
+        self._twin = OfThread(self._make)
 
     @classmethod
     @outside_inference_mode
@@ -99,14 +103,14 @@ class Tap:
         return tap
 
     @property
-    def case(self) -> str:
-        """Name of the case."""
-        return self._case.name
-
-    @property
     def layout(self) -> str:
         """How the features' dimensions and the targets correspond."""
-        return self._case.layout
+        return CASES[self.case].layout
+
+    @property
+    def _case(self) -> Case:
+        """This thread's."""
+        return self._twin().case(self.case)
 
     @property
     def weights(self) -> Tensor:
@@ -165,10 +169,10 @@ class Tap:
         Raises:
             ValueError: the output is no weighted sum of the head's rows, alike for all targets.
         """
-        if not self._case.probes:
+        if not CASES[self.case].probes:
             features = self._reading(args, kwargs).features.detach()
             rows = torch.arange(len(features), device=features.device)
-            if not self._case.probes:  # else this batch is no plain one
+            if not CASES[self.case].probes:  # else this batch is no plain one
                 return Terms(features, rows, torch.zeros_like(rows), len(features))
         case, found = self._case, None
         if isinstance(case, Shared):
@@ -181,6 +185,11 @@ class Tap:
                 "no local terms. Give their features to rigidities.local yourself."
             )
         return case.terms(output, calls, found)
+
+    def _make(self) -> _Twin:
+        twin = shadow(self._pattern)
+        guard(twin, self.silent)
+        return _Twin(*record(twin, self.heads), {})
 
     @property
     def _names(self) -> str:
@@ -195,13 +204,14 @@ class Tap:
         changes: list[Tensor] | None = None,
     ) -> tuple[Tensor, list[Call]]:
         """A forward pass with its recorded calls, perhaps with changed head weights."""
-        for i, recorder in enumerate(self._recorders):
+        twin = self._twin()
+        for i, recorder in enumerate(twin.recorders):
             recorder.reset(probing=probing, change=None if changes is None else changes[i])
         try:
-            output = self.source.run(self._model, args, kwargs)
-            calls = [call for recorder in self._recorders for call in recorder.calls]
+            output = self.source.run(twin.model, args, kwargs)
+            calls = [call for recorder in twin.recorders for call in recorder.calls]
         finally:
-            for recorder in self._recorders:
+            for recorder in twin.recorders:
                 recorder.reset()
         if not calls:
             raise ValueError(f"The forward pass did not call {self._names}: name another layer=.")
@@ -210,14 +220,14 @@ class Tap:
     def _reading(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, graph: bool = False
     ) -> Reading:
-        reading = None
-        if not self._case.probes:
-            reading = self._read(*self._run(args, kwargs), graph=graph)
+        reading, case = None, self._case
+        if not case.probes:
+            reading = self._read(case, *self._run(args, kwargs), graph=graph)
             if reading is None:  # an identity on the first batch (a mask of ones), not on this one
-                self._case = CASES["shared"]([recorder.head for recorder in self._recorders])
+                self.case, case = "shared", self._twin().case("shared")
         if reading is None:
             with torch.enable_grad():
-                reading = self._read(*self._run(args, kwargs, probing=True), graph=graph)
+                reading = self._read(case, *self._run(args, kwargs, probing=True), graph=graph)
         if reading is None:
             self._check_finite(args, kwargs)
             raise ValueError(
@@ -236,9 +246,11 @@ class Tap:
                 "they finite, and in the units of the training data?"
             )
 
-    def _read(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> Reading | None:
+    def _read(
+        self, case: Case, output: Tensor, calls: list[Call], *, graph: bool = False
+    ) -> Reading | None:
         with _explained():
-            return self._case.read(output, calls, graph=graph)
+            return case.read(output, calls, graph=graph)
 
     def _settle(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the first case that fits this batch and check it with changed weights."""
@@ -252,9 +264,9 @@ class Tap:
                     "operations (torch.no_grad, detach or NumPy in the forward pass?). Name "
                     "another layer= or pass features=."
                 )
-            for make in list(CASES.values())[1:]:
-                self._case = make([recorder.head for recorder in self._recorders])
-                reading = self._read(output, calls)
+            for name in list(CASES)[1:]:
+                self.case = name
+                reading = self._read(self._case, output, calls)
                 if reading is not None:
                     self.linear = self._is_linear(reading, args, kwargs)
                     break
@@ -305,6 +317,21 @@ class Tap:
         return True
 
 
+@dataclass(frozen=True)
+class _Twin:
+    """One thread's shadow of the model, the recorders in it, and the cases made of its heads."""
+
+    model: nn.Module
+    recorders: list[Recorder]
+    cases: dict[str, Case]
+
+    def case(self, name: str) -> Case:
+        """The case of that name."""
+        if name not in self.cases:
+            self.cases[name] = CASES[name]([recorder.head for recorder in self.recorders])
+        return self.cases[name]
+
+
 class FeatureTap:
     """A tap whose features the user computes: callable(model, *inputs) -> (N, D) or (N, K, P)."""
 
@@ -312,13 +339,13 @@ class FeatureTap:
     linear = True
     weights = None
 
-    def __init__(self, model: nn.Module, source: Source, layout: str = "shared") -> None:
+    def __init__(self, model: nn.Module, source: Source, layout: str = "") -> None:
         self.source = source
         self.heads: list[str] = []
         self.silent: list[str] = []
-        self.layout = layout
+        self.layout = layout  # none before the first batch
         self.input_names = input_names(model)
-        self._model = shadow(model)
+        self._model = OfThread(partial(shadow, shadow(model)))
 
     @outside_inference_mode
     def __call__(self, *args: Any, **kwargs: Any) -> Reading:
@@ -347,16 +374,17 @@ class FeatureTap:
 
     def _reading(self, *args: Any, **kwargs: Any) -> Reading:
         assert self.source.features is not None
-        output = self.source.run(self._model, args, kwargs)
-        features = self.source.features(self._model, *args, **kwargs)
+        output = self.source.run(self._model(), args, kwargs)
+        features = self.source.features(self._model(), *args, **kwargs)
         if not (isinstance(features, Tensor) and features.ndim in (2, 3)):
             got = getattr(features, "shape", type(features).__name__)
             raise ValueError(f"features= must return a tensor (N, D) or (N, K, P), got {got}.")
-        self.layout = "shared" if features.ndim == 2 else "joint"
-        rows = features.shape[0]
+        layout, rows = "shared" if features.ndim == 2 else "joint", features.shape[0]
+        self.layout = self.layout or layout
         per_row = features.ndim == 2 and rows in {output.shape[0], output.numel()}
         per_output = features.ndim == 3 and features.shape[:2].numel() == output.numel()
-        if not (per_row or (per_output and rows == output.shape[0])):
+        fits = per_row or (per_output and rows == output.shape[0])
+        if not fits or layout != self.layout:
             raise ValueError(
                 f"features= returned {tuple(features.shape)} for an output of shape "
                 f"{tuple(output.shape)}: expected one row of features per row of output."
