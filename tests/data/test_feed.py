@@ -173,7 +173,7 @@ def test_another_number_of_outputs_than_rows_is_refused(net, call):
     uq = rg.LastLayerRigidity(pooled).fit([(x, y[::2])])
     uq.calibrate([(net.valid[0], net.valid[1][::2])])
     assert len(uq.predict([x]).mean) == len(x) // 2
-    refused(r"gives 10 outputs for 20 rows of data\..*\[batch\]", SUMMED[call], uq, x[:20])
+    refused(r"gives 10 outputs for 20 rows of data, .*\[batch\]", SUMMED[call], uq, x[:20])
 
 
 def test_a_single_row_may_lose_its_dimension(net3):

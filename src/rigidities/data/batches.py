@@ -33,33 +33,27 @@ from torch.utils.data import (
 
 from ..models.calling import described
 
-TARGET_KEYS = ("labels", "y", "target", "label")
-"""Keys of a mapping that hold the target, the first one present."""
-
+TARGET_KEYS = ("labels", "y", "target", "label")  # the first that is there
 BATCH_SIZE = 1024
 B = TypeVar("B", bound="Batch")
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs of one call of the model, the target where there is one, and the batch as given.
-
-    `rows` counts its samples where the library cut them out of the data itself.
-    """
+    """Inputs of one call of the model, the target where there is one, and the batch as given."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     target: Tensor | None
     raw: Any
-    rows: int | None = None
+    rows: int | None = None  # samples, where the library cut them out of the data itself
 
     def check(self, outputs: int) -> None:
         """Refuse another number of outputs; one sample may have lost its dimension to a squeeze."""
         if self.rows not in (None, 1, outputs):
             raise ValueError(
-                f"The model gives {outputs} outputs for {self.rows} rows of data. Let it (or "
-                "forward=) return one per row; where rows are no samples (atoms of structures), "
-                "pass a list of batches, [batch]."
+                f"The model gives {outputs} outputs for {self.rows} rows of data, expected one for "
+                "each. Where rows are no samples (atoms of structures) pass a list, [batch]."
             )
 
     def mapped(self: B, change: Callable[[Any], Any]) -> B:
@@ -106,10 +100,8 @@ class Reader:
         if isinstance(target, (tuple, list)):
             known = [one for one in target if isinstance(one, Tensor) and one.ndim]
             if len(known) > 1:
-                raise ValueError(
-                    f"The target is a {described(target)}, expected one tensor. Name it with "
-                    "target=, for example target=lambda b: b[-1][0]."
-                )
+                what = f"The target is a {described(target)}, expected one tensor"
+                raise ValueError(f"{what}. Name it, for example target=lambda b: b[-1][0].")
             target = known[0] if known else target
         if target is None:
             return None

@@ -34,9 +34,7 @@ class Feed:
         """The same for data whose targets are of no interest, and may not be there."""
         return self if self.target is None else replace(self, target=_none)
 
-    def handed(
-        self, inputs: tuple[Any, ...], keywords: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def handed(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, Any]:
         """The inputs of one call, for a user's `forward` as one batch of the fit's kind."""
         if not self.whole or self.kind is None or (inputs and keywords):
             return inputs, keywords

@@ -34,18 +34,13 @@ class Source:
         except _PLAIN as error:
             if type(error) not in _PLAIN or is_own(error):
                 raise  # out of memory, a class of the user's, a refusal
-            raise type(error)(self._explained(error, model, args, kwargs)) from error
+            given = [*map(described, args), *(f"{k}={described(v)}" for k, v in kwargs.items())]
+            name, remedy = type(model).__name__, _KEYWORDS if kwargs else _PLACES
+            if self.forward is not None:
+                name, given, remedy = "forward", [name, *given], "forward= gets each batch whole."
+            said = f"{type(error).__name__}: {error}".rstrip(".")
+            raise type(error)(f"{name}({', '.join(given)}) raised {said}. {remedy}") from error
         return pick(result, self.output)
-
-    def _explained(
-        self, error: Exception, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> str:
-        given = [*map(described, args), *(f"{k}={described(v)}" for k, v in kwargs.items())]
-        name, remedy = type(model).__name__, _KEYWORDS if kwargs else _PLACES
-        if self.forward is not None:
-            name, given, remedy = "forward", [name, *given], "forward= gets each batch whole."
-        said = f"{type(error).__name__}: {error}".rstrip(".")
-        return f"{name}({', '.join(given)}) raised {said}. {remedy}"
 
 
 _PLAIN = (TypeError, RuntimeError, ValueError, AttributeError, KeyError, IndexError, AssertionError)
