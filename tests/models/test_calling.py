@@ -22,7 +22,7 @@ class Graph:
 
 
 class Positional(nn.Module):
-    """As chemprop's: the batch has seven entries, the model takes the first of them."""
+    """As chemprop's: the batch has seven entries, of which the model takes the first two."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,26 +45,38 @@ class OfMapping(nn.Module):
 
 def lines(error: BaseException) -> dict[str, Any]:
     """The options that a message prints, by name, the last of each."""
-    return {
-        name: eval(code.replace("'key'", "'energy'"))
-        for name, code in re.findall(
-            r"(forward|target)=(lambda [^:]*: [mb][\[(].*?[\])])(?=[,\s])", str(error)
-        )
-    }
+    found = re.findall(r"(forward|target)=(lambda .*?)(?=,? and |, for one| with )", str(error))
+    return {name: eval(code.replace("'key'", "'energy'")) for name, code in found}
 
 
 def test_a_tuple_of_more_than_the_model_takes_is_shown_and_mended_by_the_lines_printed():
     def batch(x: torch.Tensor, y: torch.Tensor) -> tuple[Any, ...]:
-        return (Graph(x), None, None, None, None, None, y)
+        return (Graph(x), None, y, None, None, None, None)
 
     with pytest.raises(TypeError, match="takes from 2 to 3 positional arguments") as caught:
         rg.LastLayerRigidity(Positional()).fit([batch(X, Y)])
-    shown = "Positional(Graph, None, None, None, None, None) raised TypeError: "
+    shown = "Positional(Graph, None, float32 (20,), None, None, None) raised TypeError: "
     assert str(caught.value).startswith(shown)
     assert isinstance(caught.value.__cause__, TypeError)
     uq = rg.LastLayerRigidity(Positional(), **lines(caught.value)).fit([batch(X, Y)])
     uq.calibrate([batch(VALID, Y)])
     assert uq.predict([batch(X, None)]).mean.shape == (20,)
+
+
+def test_an_input_that_the_batches_lack_is_none_in_the_line_printed():
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(3, 1)
+
+        def forward(self, numbers: torch.Tensor, kinds: torch.Tensor | None) -> torch.Tensor:
+            return self.head(numbers)[:, 0]
+
+    with pytest.raises(TypeError, match="missing 1 required positional argument") as caught:
+        rg.LastLayerRigidity(Table()).fit((X, Y))
+    uq = rg.LastLayerRigidity(Table(), **lines(caught.value)).fit((X, Y))
+    uq.calibrate((VALID, Y))
+    assert uq(X)[1].shape == uq.predict(X).std.shape == (20,)
 
 
 def test_a_mapping_for_a_model_of_mappings_is_mended_by_the_lines_printed():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -35,7 +37,7 @@ class Source:
             if type(error) not in _PLAIN or is_own(error):
                 raise  # out of memory, a class of the user's, a refusal
             given = [*map(described, args), *(f"{k}={described(v)}" for k, v in kwargs.items())]
-            name, remedy = type(model).__name__, _KEYWORDS if kwargs else _PLACES
+            name, remedy = type(model).__name__, _KEYWORDS if kwargs else _places(model, len(args))
             if self.forward is not None:
                 name, given, remedy = "forward", [name, *given], "forward= gets each batch whole."
             said = f"{type(error).__name__}: {error}".rstrip(".")
@@ -44,15 +46,27 @@ class Source:
 
 
 _PLAIN = (TypeError, RuntimeError, ValueError, AttributeError, KeyError, IndexError, AssertionError)
-_PLACES = (
-    "Of a tuple all entries but the last are inputs, the last is the target. For others pass "
-    "forward=lambda m, b: m(b[0]) and target=lambda b: b[-1] with the places that yours have."
-)
 _KEYWORDS = (
     "A mapping's entries are keyword inputs, but for the target. For a model of the mapping itself "
     "pass forward=lambda m, b: m(b), for one of some entries forward=lambda m, b: m(b['key']), "
     "and target=lambda b: b['key'] with the keys that yours have."
 )
+
+
+def _places(model: nn.Module, given: int) -> str:
+    """What to pass for tuples, with as many places as the model's `forward` takes."""
+    known: list[inspect.Parameter] = []
+    with suppress(ValueError):  # TorchScript has no signature
+        known = [*inspect.signature(model.forward).parameters.values()]
+    named = [one for one in known if one.kind is one.POSITIONAL_OR_KEYWORD]
+    taken = min(given, len(named) or given)
+    places = [f"b[{i}]" for i in range(taken)]
+    places += ["None"] * (sum(one.default is one.empty for one in named) - taken)
+    return (
+        "Of a tuple all entries but the last are inputs, the last is the target. For others pass "
+        f"forward=lambda m, b: m({', '.join(places)}) and target=lambda b: b[{taken}] with the "
+        "places that yours have."
+    )
 
 
 def described(value: Any) -> str:
