@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..models.shadow import plain_parts
 from ..notices import require
 
 SIZE = 1 << 15
@@ -134,6 +135,9 @@ def row_hashes(values: Iterable[Any], rows: int) -> Tensor | None:
 
 def tensor_hash(tensor: Tensor) -> int:
     """One hash of all of a tensor's values; the same on every device and for lossless casts."""
+    parts = plain_parts(tensor)
+    if parts[0] is not tensor:
+        return sum(tensor_hash(part) * (2 * i + 1) for i, part in enumerate(parts)) % (1 << 63)
     flat = tensor.detach().reshape(-1)
     flat = flat.to(torch.float64) if flat.is_floating_point() else flat.to(torch.int64)
     total = flat.numel()

@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..data.batches import Batch
+from ..data.batches import TARGET_KEYS, Batch, kind_of
 from ..data.sketch import RowSketch
 from ..losses import Loss
+from ..notices import notify
 from ..posterior.gram import Gram
 from .gradients.loss import GradientLoss
-from .readout.reading import Reading, SampleWeight
+from .readout.reading import Reading, SampleWeight, read
 from .readout.tap import AnyTap
 
 _CHECK_EVERY = 32
@@ -30,7 +31,8 @@ class Statistics:
         gram: the accumulated rows.
         sketch: hashes of the rows, to recognise them in validation data.
         targets: number of targets K.
-        inputs: number of positional inputs of the model.
+        inputs: number of positional inputs of the model, or of a tuple that `forward=` takes.
+        kind: of the batches, where known; see `data.batches.kind_of`.
         exact: whether the hashes are of inputs, not of features, which round as the batch wills.
     """
 
@@ -38,6 +40,7 @@ class Statistics:
     sketch: RowSketch
     targets: int
     inputs: int
+    kind: str | None = None
     exact: bool = True
 
     def clone(self) -> Statistics:
@@ -56,6 +59,15 @@ class Statistics:
                 "dtypes, or pass check=False where they cannot be recognised."
             )
         return replace(self, gram=self.gram.without(removed.gram), sketch=sketch)
+
+    def say_unlabelled(self) -> None:
+        """Warn of batches that could have held a target, and did not where it was looked for."""
+        if self.gram.cross is None and self.kind in ("mapping", "object"):
+            notify(
+                "The fit saw no target in its batches and went without: it looks for "
+                f"{', '.join(map(repr, TARGET_KEYS))}. Say where it is with target=lambda b: ..., "
+                "or that there is none with target=lambda b: None."
+            )
 
 
 @dataclass(frozen=True)
@@ -147,7 +159,7 @@ def _add(
     weighing: Weighing,
     sums: list[Tensor],
 ) -> Statistics:
-    reading = tap(*batch.args, **batch.kwargs)
+    reading = read(tap, batch)
     if not reading.features.shape[0]:
         raise ValueError("the batch is empty; drop it.")
     target = reading.target_rows(batch.target)
@@ -186,7 +198,9 @@ def _empty(tap: AnyTap, batch: Batch, reading: Reading) -> Statistics:
     targets = reading.inner[reading.axis]
     own = targets if tap.layout == "separate" else None
     gram = Gram(reading.features.shape[-1], targets=own, device=reading.features.device)
-    return Statistics(gram, RowSketch(), targets, len(batch.args))
+    kind, raw = kind_of(batch.raw), batch.raw
+    inputs = max(1, len(raw) - 1) if kind == "tuple" else len(batch.args)
+    return Statistics(gram, RowSketch(), targets, inputs, kind)
 
 
 def _flat(

@@ -127,6 +127,7 @@ class Learnt:
             "library": __version__,
             "targets": known.targets,
             "inputs": known.inputs,
+            "batch": known.kind,
             "loss": _loss_state(self.weighing),
             "calibration": None if report is None else report.header(),
         }
@@ -158,9 +159,11 @@ class ReadoutFit:
         """Accumulate the Gram over the training data."""
         with self._changing:
             binding = self.unbound.again()
-            feed = replace(self.feed(weighing), inputs=None)
+            feed = replace(self.feed(weighing), inputs=None, kind=None)
             batches = feed(train, "fit", any_order=True, **options)
             statistics = accumulate(None, binding.find, batches, weighing)
+            if self.target is None:
+                statistics.say_unlabelled()
             self._swap(Learnt(binding, statistics, weighing))
 
     def revise(self, data: Any, *, remove: bool, check: bool = True, **options: Any) -> None:
@@ -249,6 +252,7 @@ class ReadoutFit:
             target=self.target,
             inputs=None if learnt is None else learnt.statistics.inputs,
             apart=None if gradients is None else gradients.apart,
+            kind=None if learnt is None else learnt.statistics.kind,
         )
 
     def batches(
@@ -314,9 +318,11 @@ def _learnt(given: Snapshot, unbound: Binding) -> Learnt:
     require_kinds(header, {"readout": dict, "targets": int, "inputs": int}, "the fit")
     gram = Gram.from_state(unprefixed("gram", given.tensors))
     sketch = RowSketch.from_state(unprefixed("sketch", given.tensors))
-    statistics = Statistics(gram, sketch, header["targets"], header["inputs"])
+    kind = header.get("batch")
+    statistics = Statistics(gram, sketch, header["targets"], header["inputs"], kind)
     fits = gram.targets in (None, statistics.targets) and statistics.inputs >= 0
     require(fits and statistics.targets > 0, "the number of targets or inputs")
+    require(kind is None or isinstance(kind, str), "the kind of batches")
     report = given.part("calibration", CalibrationReport.from_state)
     require(report is None or len(report.scale) == statistics.targets, "the calibration's scale")
     return Learnt(unbound.taken(given), statistics, _loss_from(header["loss"]), report)

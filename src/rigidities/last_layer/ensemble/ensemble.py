@@ -75,7 +75,7 @@ class Ensemble(ModelWrapper):
 
         A spread below the rounding of the outputs is lost in it: `propagate` keeps that.
         """
-        return outputs(self._pass(inputs, keywords), self.deviations)
+        return outputs(self._pass(*self._feed.handed(inputs, keywords)), self.deviations)
 
     def propagate(
         self,
@@ -110,6 +110,7 @@ class Ensemble(ModelWrapper):
         with torch.enable_grad():  # for models that differentiate inside forward
             for batch in self._feed(x, "propagate", batch_size=batch_size, progress=progress):
                 reading = self._pass.eager(batch.args, batch.kwargs).detached()
+                batch.check(len(reading.output))
                 own = reading.output.dtype
                 parts.append(outputs(reading, self.deviations, torch.float64))
         precisions = (torch.float64, torch.promote_types(own, torch.float32), own)
@@ -152,7 +153,8 @@ class Ensemble(ModelWrapper):
         with given.opened():
             binding = Binding(model, Source(forward, features, chosen), layer).taken(given)
         whole = forward is not None
-        feed = Feed(model, whole, target, header.get("inputs"), header.get("apart"))
+        kept = [header.get(name) for name in ("inputs", "apart", "batch")]
+        feed = Feed(model, whole, target, *kept)
         own = members.deviations.to(placement(model)[0])
         return cls(binding, feed, replace(members, deviations=own))
 
@@ -185,7 +187,8 @@ class Ensemble(ModelWrapper):
         self._pass = ReadoutPass(binding)
         self.deviations = members.deviations.clone().to(self.deviations.device)
         self.drawing, self.missing = members.drawing, members.missing
-        self._feed = replace(self._feed, inputs=header.get("inputs"), apart=header.get("apart"))
+        inputs, apart, kind = (header.get(name) for name in ("inputs", "apart", "batch"))
+        self._feed = replace(self._feed, inputs=inputs, apart=apart, kind=kind)
 
     def _snapshot(self, *, thorough: bool = False, probes: bool = True) -> Snapshot:
         if thorough:
@@ -197,6 +200,7 @@ class Ensemble(ModelWrapper):
             "missing": self.missing,
             "inputs": self._feed.inputs,
             "apart": self._feed.apart,
+            "batch": self._feed.kind,
         }
         tie = self._pass.binding.snapshot(probes=probes)
         return Snapshot({"deviations": self.deviations} | tie.tensors, header | tie.header)

@@ -77,8 +77,8 @@ class Reading:
             raise ValueError(
                 f"the target's shape {tuple(target.shape)} does not fit the output's "
                 f"{tuple(self.output.shape)}. If the model predicts more than the target (a mean "
-                "and a variance, say), pick the mean with output= or forward=lambda m, b: "
-                "m(b)[..., 0]."
+                "and a variance, say), pick the mean with output=, or of batches b = (x, y) with "
+                "forward=lambda m, b: m(b[0])[..., 0]."
             )
         return self.rows(target.reshape(self.output.shape))
 
@@ -119,6 +119,13 @@ class Reading:
         """Whether `hashes` are of inputs, and so the same in every batch."""
         values = (*batch.args, *batch.kwargs.values())
         return all(isinstance(v, Tensor) and v.ndim and len(v) == len(self.output) for v in values)
+
+
+def read(tap: Callable[..., Reading], batch: Batch) -> Reading:
+    """A pass over a batch, which must give one output per sample."""
+    reading = tap(*batch.args, **batch.kwargs)
+    batch.check(len(reading.output))
+    return reading
 
 
 @dataclass(frozen=True)
