@@ -81,7 +81,14 @@ def test_mean_equals_the_models_own_output_in_eval_mode(id):
     torch.testing.assert_close(prediction_for(id).mean, expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize(("id", "tolerance"), [("float32_model", 1e-4), ("bfloat16_model", 0.1)])
+@pytest.mark.parametrize(
+    ("id", "tolerance"),
+    [
+        ("float32_model", 1e-4),
+        ("bfloat16_model", 0.1),
+        ("bfloat16_head_with_a_float32_tail", 0.1),
+    ],
+)
 def test_low_precision_models_keep_float64_statistics(id, tolerance):
     case = zoo.build(id)
     uq = fitted(case)

@@ -8,9 +8,9 @@ is found on the first batch, and its features checked there by changing the head
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,12 @@ from ...models.modes import outside_inference_mode
 from ...models.shadow import input_names, shadow, unwrapped
 from ...notices import notify
 from .cases import CASES, Case, Separate, Shared
-from .heads import Call, channel_axis, guard, linear_maps, record
+from .heads import Call, channel_axis, guard, linear_maps, owners, record
 from .reading import Reading, Terms
-from .search import Found, find_heads
+from .search import find_heads, named_heads, nearest, tolerance
+from .tail import GraphsKept, coarsest
+
+T = TypeVar("T")
 
 
 class Tap:
@@ -52,9 +55,10 @@ class Tap:
     ) -> None:
         self.source, self.heads, self.silent, self.linear = source, heads, list(silent), linear
         self.input_names = input_names(model)
+        self._frees = False
         twin = shadow(model)
         guard(twin, self.silent)
-        self._model, self._recorders = record(twin, heads)
+        self._model, self._recorders = record(twin, heads, CASES[case].recorder)
         self._case: Case = CASES[case]([recorder.head for recorder in self._recorders])
 
     @classmethod
@@ -76,7 +80,8 @@ class Tap:
             model: the trained model; it is not touched.
             args: positional inputs of the batch.
             kwargs: keyword inputs of the batch.
-            layer: name (or names) of the head where the last linear map is not the one wanted.
+            layer: name (or names) of the head where the last linear map is not the one wanted,
+                or of any module by whose parameters to differentiate.
             features: callable(model, *inputs) -> (N, D), instead of a head.
             forward: callable(model, batch) -> output, instead of calling the model.
             output: field, key or index of the output where the model gives several.
@@ -87,12 +92,17 @@ class Tap:
         source, kwargs = Source(forward, features, output), kwargs or {}
         if features is not None:
             return FeatureTap(model, source)
+
+        def run(twin: nn.Module) -> Tensor:
+            return source.run(twin, args, kwargs)
+
         if layer is None:
-            found = find_heads(model, lambda m: source.run(m, args, kwargs))
+            found = find_heads(model, run)
         else:
             names = list(layer) if isinstance(layer, (list, tuple)) else [layer]
-            found = Found(_checked_names(model, names), later=[], silent=[])
-        tap = cls(model, source, heads=found.heads, case="plain", silent=found.silent)
+            with torch.enable_grad():
+                found = named_heads(model, _checked_names(model, names), run)
+        tap = cls(model, source, heads=found.heads, case=found.case, silent=found.silent)
         tap._settle(args, kwargs)
         if not tap.linear:
             tap._own_up(found.later)
@@ -149,8 +159,7 @@ class Tap:
         if not isinstance(case, Separate):
             return None
         with torch.enable_grad():
-            output, calls = self._run(args, kwargs, probing=True)
-            found = case.gains(output, calls, graph=True)
+            found = self._probed(args, kwargs, lambda *run: case.gains(*run, graph=True))
         if found is None or any(gain.gain.requires_grad for gain in found):
             return None
 
@@ -172,15 +181,14 @@ class Tap:
                 return Terms(features, rows, torch.zeros_like(rows), len(features))
         case, found = self._case, None
         if isinstance(case, Shared):
-            with torch.enable_grad(), _explained():
-                output, calls = self._run(args, kwargs, probing=True)
-                found = case.gains(output, calls)
-        if not isinstance(case, Shared) or found is None:
+            with torch.enable_grad():
+                found = self._probed(args, kwargs, lambda *run: _terms(case, *run))
+        if found is None:
             raise ValueError(
                 f"The output is no sum over rows of {self._names} (case {self.case!r}), so it has "
                 "no local terms. Give their features to rigidities.local yourself."
             )
-        return case.terms(output, calls, found)
+        return found
 
     @property
     def _names(self) -> str:
@@ -198,7 +206,8 @@ class Tap:
         for i, recorder in enumerate(self._recorders):
             recorder.reset(probing=probing, change=None if changes is None else changes[i])
         try:
-            output = self.source.run(self._model, args, kwargs)
+            with GraphsKept() if self._frees else nullcontext():
+                output = self.source.run(self._model, args, kwargs)
             calls = [call for recorder in self._recorders for call in recorder.calls]
         finally:
             for recorder in self._recorders:
@@ -207,17 +216,34 @@ class Tap:
             raise ValueError(f"The forward pass did not call {self._names}: name another layer=.")
         return output, calls
 
+    def _probed(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        read: Callable[[Tensor, list[Call]], T],
+    ) -> T:
+        """What is read from a probed pass, also of a model that frees its graph inside forward."""
+        try:
+            return read(*self._run(args, kwargs, probing=True))
+        except RuntimeError as error:
+            if self._frees or "backward through the graph a second time" not in str(error):
+                raise
+        self._frees = True  # forces computed inside forward: from now on its graph is kept
+        return read(*self._run(args, kwargs, probing=True))
+
     def _reading(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, graph: bool = False
     ) -> Reading:
         reading = None
         if not self._case.probes:
-            reading = self._read(*self._run(args, kwargs), graph=graph)
+            reading = self._case.read(*self._run(args, kwargs), graph=graph)
             if reading is None:  # an identity on the first batch (a mask of ones), not on this one
                 self._case = CASES["shared"]([recorder.head for recorder in self._recorders])
         if reading is None:
             with torch.enable_grad():
-                reading = self._read(*self._run(args, kwargs, probing=True), graph=graph)
+                reading = self._probed(
+                    args, kwargs, lambda *run: self._case.read(*run, graph=graph)
+                )
         if reading is None:
             self._check_finite(args, kwargs)
             raise ValueError(
@@ -236,37 +262,39 @@ class Tap:
                 "they finite, and in the units of the training data?"
             )
 
-    def _read(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> Reading | None:
-        with _explained():
-            return self._case.read(output, calls, graph=graph)
-
     def _settle(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the first case that fits this batch and check it with changed weights."""
         with torch.enable_grad():
             if self._is_plain(args, kwargs):
                 return
-            output, calls = self._run(args, kwargs, probing=True)
-            if not output.requires_grad:
-                raise ValueError(
-                    f"The output does not depend on {self._names} through differentiable "
-                    "operations (torch.no_grad, detach or NumPy in the forward pass?). Name "
-                    "another layer= or pass features=."
-                )
-            for make in list(CASES.values())[1:]:
-                self._case = make([recorder.head for recorder in self._recorders])
-                reading = self._read(output, calls)
-                if reading is not None:
-                    self.linear = self._is_linear(reading, args, kwargs)
-                    break
+            reading = self._probed(args, kwargs, self._first_reading)
+            self.linear = self._is_linear(reading, args, kwargs)
+
+    def _first_reading(self, output: Tensor, calls: list[Call]) -> Reading:
+        """The features of the first case that fits a pass."""
+        if not output.requires_grad:
+            raise ValueError(
+                f"The output does not depend on {self._names} through differentiable "
+                "operations (torch.no_grad, detach or NumPy in the forward pass?). Name "
+                "another layer= or pass features=."
+            )
+        named = self.case == "parameters"
+        for make in list(CASES.values())[-1:] if named else list(CASES.values())[1:]:
+            self._case = make([recorder.head for recorder in self._recorders])
+            reading = self._case.read(output, calls)
+            if reading is not None:
+                break
+        assert reading is not None
+        return reading
 
     def _own_up(self, later: list[str]) -> None:
         """Refuse parameters behind a nonlinearity after the heads; otherwise warn."""
         if later:
             raise ValueError(
                 f"The parameters {', '.join(map(repr, later))} act after the last linear layer "
-                f"({self._names}), and not linearly, so that layer is not the readout. Pass "
-                "features=callable(model, *inputs) -> (N, D) (for an output h @ w, the h), or "
-                "name the layer= to use all the same."
+                f"({self._names}), and not linearly, so that layer is not the readout. "
+                f"{nearest(later)}Or pass features=callable(model, *inputs) -> (N, D) (for an "
+                "output h @ w, the h), or name the layer= to use all the same."
             )
         notify(
             f"The output is not linear in the weights of {self._names}: its local derivative "
@@ -276,7 +304,7 @@ class Tap:
 
     def _is_plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the output is the head's output to the bit, with its own and other weights."""
-        if len(self.heads) > 1:
+        if len(self.heads) > 1 or self._case.probes:
             return False
         change = _large_change(self.weights, seed=0)
         for changes in (None, [self._case.columns.share(change, 0)]):
@@ -290,17 +318,17 @@ class Tap:
         columns = self._case.columns
         if not bool(torch.isfinite(reading.output.detach()).all()):
             return True  # NaN says nothing of linearity, and is refused by the fit
-        tolerance = min(0.1, 100 * torch.finfo(reading.output.dtype).eps ** 0.75)
         for seed in (1, 2):
             change = _large_change(columns.weights(), seed)
             changes = [columns.share(change, i) for i in range(len(self.heads))]
-            moved, _ = self._run(args, kwargs, changes=changes)
+            moved, calls = self._run(args, kwargs, changes=changes)
             if moved.shape != reading.output.shape:
                 return False
             actual = reading.rows(moved.detach() - reading.output.detach()).to(torch.float64)
             expected = self._case.response(reading.features.detach().to(torch.float64), change)
             size = torch.maximum(actual.abs().max(), expected.abs().max())
-            if not bool((actual - expected).abs().max() <= tolerance * size):
+            rounding = coarsest([moved, *(call.output for call in calls)])
+            if not bool((actual - expected).abs().max() <= tolerance(rounding) * size):
                 return False
         return True
 
@@ -367,19 +395,9 @@ class FeatureTap:
 AnyTap = Tap | FeatureTap
 
 
-@contextmanager
-def _explained() -> Iterator[None]:
-    """Where backward passes through a graph that the model has freed say so."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "backward through the graph a second time" not in str(error):
-            raise
-        raise ValueError(
-            "The model's forward pass frees the autograd graph of its output (forces computed "
-            "inside forward?). Let it call torch.autograd.grad with retain_graph=True, or "
-            "pass features=."
-        ) from error
+def _terms(case: Shared, output: Tensor, calls: list[Call]) -> Terms | None:
+    found = case.gains(output, calls)
+    return None if found is None else case.terms(output, calls, found)
 
 
 def _large_change(weights: Tensor, seed: int) -> Tensor:
@@ -395,11 +413,20 @@ def _checked_names(model: nn.Module, names: list[Any]) -> list[str]:
             f"layer= takes the name of a layer (or names), as in dict(model.named_modules()), "
             f"got {type(wrong[0]).__name__}."
         )
-    known = linear_maps(unwrapped(model))
+    known = dict(unwrapped(model).named_modules())
+    compiled = [f"{name}._orig_mod" for name in names]
+    names = [c if c in known else name for c, name in zip(compiled, names, strict=True)]
     missing = [name for name in names if name not in known]
     if missing:
         raise ValueError(
-            f"layer={missing[0]!r} is not a linear map of this model. Its linear maps: "
-            f"{', '.join(map(repr, known)) or 'none'}."
+            f"layer={missing[0]!r} is not a module of this model. Its linear maps: "
+            f"{', '.join(map(repr, linear_maps(unwrapped(model)))) or 'none'}."
+        )
+    empty = [name for name in names if not owners(unwrapped(model), name)]
+    if empty:
+        raise ValueError(
+            f"layer={empty[0]!r} is a {type(known[empty[0]]).__name__} without floating-point "
+            "parameters (quantised, perhaps), by which to differentiate. Name the layer of the "
+            "model as it was trained, or pass features=."
         )
     return names
