@@ -493,6 +493,62 @@ def mean_over_atoms(m: Net, x: Tensor, z: Tensor, i: Tensor, n: int) -> Tensor:
     return add_up(atomic, i, n) / add_up(torch.ones_like(atomic), i, n)
 
 
+class Blocks(nn.Module):
+    """Two linear maps of parts of the input by one flat parameter, as in e3nn."""
+
+    def __init__(self, outputs: int = 1) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH * outputs))
+        self.bias = nn.Parameter(torch.zeros(0))
+        self.register_buffer("mask", torch.ones(outputs))
+
+    def forward(self, h: Tensor) -> Tensor:
+        first, second = self.weight.reshape(2, WIDTH // 2, -1)
+        return (h[..., : WIDTH // 2] @ first + 0.5 * h[..., WIDTH // 2 :] @ second) * self.mask
+
+
+class Members(nn.Module):
+    """A linear map for each member of an ensemble, as in TabM."""
+
+    def __init__(self, members: int = 3) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(members, WIDTH, 2))
+        self.bias = nn.Parameter(torch.randn(members, 2))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return torch.einsum("nd,mdk->nmk", h, self.weight) + self.bias
+
+
+class Convolved(nn.Module):
+    """A linear map of the neighbours' sum, as in PyG: the bias is the module's, the weight not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = Blocks()
+        self.bias = nn.Parameter(torch.randn(1))
+
+    def forward(self, h: Tensor, edges: Tensor) -> Tensor:
+        rows = self.lin(h)
+        return rows + rows.new_zeros(rows.shape).index_add(0, edges[1], rows[edges[0]]) + self.bias
+
+
+def readouts() -> nn.ModuleList:
+    """A linear and a nonlinear one, as in MACE."""
+    last = nn.Sequential(Blocks(WIDTH), nn.SiLU(), Blocks())
+    return nn.ModuleList([Blocks(), last])
+
+
+def two_layers_of_readouts(m: Net, x: Tensor, z: Tensor, i: Tensor, n: int) -> Tensor:
+    h = m.trunk(x)
+    return add_up(m.readouts[0](h) + m.readouts[1](m.trunk(h[:, :INPUTS])), i, n)
+
+
+def message_passing(m: Net, x: Tensor, z: Tensor, i: Tensor, n: int) -> Tensor:
+    atoms = torch.arange(len(x))
+    edges = torch.stack([atoms, atoms.roll(1)])
+    return add_up(m.conv(m.trunk(x), edges), i, n)
+
+
 SPECIES = ("heads.0", "heads.1", "heads.2")
 
 GRAPHS: dict[str, Callable[[], Case]] = {
@@ -523,6 +579,19 @@ GRAPHS: dict[str, Callable[[], Case]] = {
         Net(mean_over_atoms, trunk=trunk(), heads=linears(3, bias=False)),
         SPECIES,
         "all heads see all atoms, a gather keeps one of them",
+    ),
+    "sum_over_two_readouts_of_which_one_is_nonlinear": lambda: on_graphs(
+        Net(two_layers_of_readouts, trunk=trunk(), readouts=readouts()),
+        (),
+        "what lies before the last of the nonlinear one is no part of it",
+        ("readouts.0.weight", "readouts.1.2.weight"),
+        layer="readouts",
+    ),
+    "graph_convolution": lambda: on_graphs(
+        Net(message_passing, trunk=trunk(), conv=Convolved()),
+        (),
+        raw_parameters=("conv.bias", "conv.lin.weight"),
+        layer="conv",
     ),
 }
 
@@ -665,13 +734,15 @@ def cubic_of_raw_parameters() -> Case:
         a=nn.Parameter(torch.ones(1)),
         b=nn.Parameter(torch.ones(1)),
     )
-    return Case(net, (normal(ROWS, INPUTS),), normal(ROWS, 1), None, "refused", match="features=")
+    return Case(
+        net, (normal(ROWS, INPUTS),), normal(ROWS, 1), None, "refused", match='layer="".*features='
+    )
 
 
 def recurrent_net_without_a_head() -> Case:
     net = Net(lambda m, x: m.lstm(x)[0][:, -1, :1], lstm=nn.LSTM(INPUTS, WIDTH, batch_first=True))
     data = (normal(ROWS, STEPS, INPUTS),)
-    return Case(net, data, normal(ROWS, 1), None, "refused", match="features=")
+    return Case(net, data, normal(ROWS, 1), None, "refused", match='layer="lstm".*features=')
 
 
 UNUSUAL: dict[str, Callable[[], Case]] = {
@@ -693,7 +764,7 @@ UNUSUAL: dict[str, Callable[[], Case]] = {
     "pointwise_convolution_then_mean_over_pixels": lambda: on_images(
         normal(ROWS, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten()
     ),
-    "raw_parameter_head": lambda: raw_parameter_head("refused", match="features="),
+    "raw_parameter_head": lambda: raw_parameter_head("refused", match='layer="".*features='),
     "raw_parameter_head_with_its_features": lambda: raw_parameter_head(
         "plain", options={"features": lambda m, x: m.trunk(x)}, raw_parameters=("weight",)
     ),
@@ -701,7 +772,7 @@ UNUSUAL: dict[str, Callable[[], Case]] = {
         "refused",
         lambda m, x: functional.linear(m.trunk(x), m.head.weight, m.head.bias),
         heads=None,
-        match="features=",
+        match='layer="head".*features=',
         note="the head's forward is never called",
     ),
     "cubic_of_raw_parameters": cubic_of_raw_parameters,
@@ -710,62 +781,6 @@ UNUSUAL: dict[str, Callable[[], Case]] = {
 
 
 # --- readouts that are no linear layers ---------------------------------------------------------
-
-
-class Blocks(nn.Module):
-    """Two linear maps of parts of the input by one flat parameter, as in e3nn."""
-
-    def __init__(self, outputs: int = 1) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(WIDTH * outputs))
-        self.bias = nn.Parameter(torch.zeros(0))
-        self.register_buffer("mask", torch.ones(outputs))
-
-    def forward(self, h: Tensor) -> Tensor:
-        first, second = self.weight.reshape(2, WIDTH // 2, -1)
-        return (h[..., : WIDTH // 2] @ first + 0.5 * h[..., WIDTH // 2 :] @ second) * self.mask
-
-
-class Members(nn.Module):
-    """A linear map for each member of an ensemble, as in TabM."""
-
-    def __init__(self, members: int = 3) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(members, WIDTH, 2))
-        self.bias = nn.Parameter(torch.randn(members, 2))
-
-    def forward(self, h: Tensor) -> Tensor:
-        return torch.einsum("nd,mdk->nmk", h, self.weight) + self.bias
-
-
-class Convolved(nn.Module):
-    """A linear map of the neighbours' sum, as in PyG: the bias is the module's, the weight not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin = Blocks()
-        self.bias = nn.Parameter(torch.randn(1))
-
-    def forward(self, h: Tensor, edges: Tensor) -> Tensor:
-        rows = self.lin(h)
-        return rows + rows.new_zeros(rows.shape).index_add(0, edges[1], rows[edges[0]]) + self.bias
-
-
-def readouts() -> nn.ModuleList:
-    """A linear and a nonlinear one, as in MACE."""
-    last = nn.Sequential(Blocks(WIDTH), nn.SiLU(), Blocks())
-    return nn.ModuleList([Blocks(), last])
-
-
-def two_layers_of_readouts(m: Net, x: Tensor, z: Tensor, i: Tensor, n: int) -> Tensor:
-    h = m.trunk(x)
-    return add_up(m.readouts[0](h) + m.readouts[1](m.trunk(h[:, :INPUTS])), i, n)
-
-
-def message_passing(m: Net, x: Tensor, z: Tensor, i: Tensor, n: int) -> Tensor:
-    atoms = torch.arange(len(x))
-    edges = torch.stack([atoms, atoms.roll(1)])
-    return add_up(m.conv(m.trunk(x), edges), i, n)
 
 
 def by_parameters(
@@ -791,19 +806,6 @@ PARAMETERS: dict[str, Callable[[], Case]] = {
         ("blocks.weight",),
         parts={"blocks": Blocks(2)},
         targets=2,
-    ),
-    "sum_over_two_readouts_of_which_one_is_nonlinear": lambda: on_graphs(
-        Net(two_layers_of_readouts, trunk=trunk(), readouts=readouts()),
-        (),
-        "what lies before the last of the nonlinear one is no part of it",
-        ("readouts.0.weight", "readouts.1.2.weight"),
-        layer="readouts",
-    ),
-    "graph_convolution": lambda: on_graphs(
-        Net(message_passing, trunk=trunk(), conv=Convolved()),
-        (),
-        raw_parameters=("conv.bias", "conv.lin.weight"),
-        layer="conv",
     ),
     "mean_over_members": lambda: by_parameters(
         lambda m, x: m.members(m.trunk(x)).mean(1),

@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from posixpath import commonpath
 from typing import Any
 
 import torch
@@ -163,9 +164,10 @@ def nearest(parameters: list[str]) -> str:
     if not parameters:
         return ""
     names = list(dict.fromkeys(name.rpartition(".")[0] for name in parameters))[:3]
+    around = commonpath([name.replace(".", "/") for name in names]).replace("/", ".") or names[0]
     return (
         f"The parameters nearest to the output are those of {', '.join(map(repr, names))}: "
-        f'layer="{names[0]}" takes the derivative by them (or by those of the module around them). '
+        f'layer="{around}" takes the derivative by them. '
     )
 
 

@@ -69,12 +69,17 @@ class GraphsKept(TorchFunctionMode):
     """Where a model that differentiates inside its forward pass does not free its graph.
 
     Other threads are not concerned, and nothing of torch is replaced.
+
+    Attributes:
+        met: whether some model did.
     """
+
+    met = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in (torch.autograd.grad, torch.autograd.backward, Tensor.backward):
-            kwargs = {**kwargs, "retain_graph": True}
+            self.met, kwargs = True, {**kwargs, "retain_graph": True}
         return func(*args, **kwargs)
 
 

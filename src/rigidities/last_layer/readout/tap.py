@@ -130,8 +130,10 @@ class Tap:
 
     def graph(self, *args: Any, **kwargs: Any) -> Reading:
         """One forward pass whose output and features autograd can differentiate by the inputs."""
-        with torch.enable_grad():
-            return self._reading(args, kwargs, graph=True)
+        with torch.enable_grad(), GraphsKept() as kept:
+            reading = self._reading(args, kwargs, graph=True)
+        self._frees |= kept.met
+        return reading
 
     def unchecked(self, *args: Any, **kwargs: Any) -> Reading:
         """One forward pass of a plain head without looking at any value.
