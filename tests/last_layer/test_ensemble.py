@@ -4,6 +4,7 @@ import copy
 import io
 import json
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import onnxruntime
@@ -35,8 +36,12 @@ def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
+def set_posterior(uq, posterior):
+    uq._fit.learnt = replace(uq._fit.learnt, factorised=posterior)
+
+
 def joint_of(uq):
-    return JointPosterior.of(uq.posterior, uq.gram, uq._fit.binding.current().layout)
+    return JointPosterior.of(uq.posterior, uq.gram, uq._fit.known().binding.current().layout)
 
 
 def ensemble(uq, n=None, **options):
@@ -50,7 +55,7 @@ def ensemble(uq, n=None, **options):
 
 def fitted_case(case):
     uq = fitted_to(case, [zoo.build(case.id, draw).data for draw in range(2)])
-    uq._fit._posterior = uq.posterior.with_ridge(0.1 * float(uq.gram.diagonal.mean()))
+    set_posterior(uq, uq.posterior.with_ridge(0.1 * float(uq.gram.diagonal.mean())))
     return uq
 
 
@@ -95,7 +100,7 @@ def changed(clone, names, deviation, layout):
 
 def member_models(case, uq, ens):
     """Real copies of the model with other weights; where that is not linear, the tangent."""
-    tap = uq._fit.binding.current()
+    tap = uq._fit.known().binding.current()
     clone = oracle.float64_copy(case.model)
     by_name = bool(case.raw_parameters) or not tap.heads
     names = case.parameters if by_name else oracle.head_parameters(clone, tap.heads)
@@ -141,7 +146,7 @@ def test_members_have_the_models_precision(id):
 
 
 def exact_covariance(uq, x):
-    features = uq._fit.binding.current()(x).features
+    features = uq._fit.known().binding.current()(x).features
     joint = joint_of(uq)
     size = len(x) * joint.targets
     return joint.covariance(features).reshape(size, size)
@@ -150,7 +155,7 @@ def exact_covariance(uq, x):
 @pytest.mark.parametrize("kind", ["independent", "recentred", "antithetic"])
 def test_random_members_have_the_analytic_covariance_within_their_own_error(fit, x, kind):
     n, rows = 4000, x[:4]
-    features = fit._fit.binding.current()(rows).features
+    features = fit._fit.known().binding.current()(rows).features
     deviations = drawn(joint_of(fit), kind, n).deviations
     change = torch.einsum("md,nkd->nmk", features.double(), deviations).flatten(1)
     got = MemberValues(change, kind).covariance
@@ -174,7 +179,7 @@ def test_independent_members_scatter_around_the_models_prediction(fit, x):
 
 
 def test_the_covariance_converges_with_the_root_of_the_number_of_members(fit, x):
-    joint, features = joint_of(fit), fit._fit.binding.current()(x[:5]).features.double()
+    joint, features = joint_of(fit), fit._fit.known().binding.current()(x[:5]).features.double()
     exact = exact_covariance(fit, x[:5])
 
     def error(n, seed):
@@ -225,10 +230,10 @@ def test_a_symmetric_set_of_full_rank_has_the_exact_covariance():
 def test_a_symmetric_set_is_exact_for_each_target_with_its_own_scale_too(id, scales, atol):
     case = zoo.build(id)
     uq = fitted_case(case)
-    tap = uq._fit.binding.current()
+    tap = uq._fit.known().binding.current()
     assert tap.layout == "joint" if scales else uq.posterior.eigenvalues.ndim == 2
     if scales:
-        uq._fit._posterior = uq.posterior.with_scale(torch.tensor(scales))
+        set_posterior(uq, uq.posterior.with_scale(torch.tensor(scales)))
     spread = ensemble(uq, symmetric=True).propagate(lambda y: y, [case.data])
     exact = joint_of(uq).covariance(tap(*case.args).features)
     size = spread.mean.numel()
@@ -238,13 +243,13 @@ def test_a_symmetric_set_is_exact_for_each_target_with_its_own_scale_too(id, sca
 def shared_gram():
     net = trained(targets=3)
     uq = fitted(net)
-    uq._fit._posterior = uq.posterior.with_ridge(0.01 * float(uq.gram.diagonal.mean()))
-    return uq, uq._fit.binding.current()(net.train[0]).features
+    set_posterior(uq, uq.posterior.with_ridge(0.01 * float(uq.gram.diagonal.mean())))
+    return uq, uq._fit.known().binding.current()(net.train[0]).features
 
 
 def gram_per_target():
     uq, features = fitted_zoo("each_target_scaled_by_its_own_std")
-    uq._fit._posterior = uq.posterior.with_scale(torch.tensor([1.0, 1.5, 2.0]))
+    set_posterior(uq, uq.posterior.with_scale(torch.tensor([1.0, 1.5, 2.0])))
     return uq, features
 
 
@@ -254,7 +259,7 @@ def one_weight_vector():
 
 def fitted_zoo(id):
     uq = fitted_case(zoo.build(id))
-    readings = [uq._fit.binding.current()(*zoo.build(id, draw).args) for draw in range(2)]
+    readings = [uq._fit.known().binding.current()(*zoo.build(id, draw).args) for draw in range(2)]
     return uq, torch.cat([reading.features for reading in readings])
 
 
@@ -297,7 +302,7 @@ def test_nothing_is_missing_at_full_rank_alone():
     assert sets == sorted(sets, reverse=True) and sets[-1] > 0
     scaled, _ = one_weight_vector()
     plain = low_rank(joint_of(scaled), 5).missing
-    scaled._fit._posterior = scaled.posterior.with_scale(torch.tensor([1.0, 3.0]))
+    set_posterior(scaled, scaled.posterior.with_scale(torch.tensor([1.0, 3.0])))
     assert low_rank(joint_of(scaled), 5).missing == pytest.approx(plain)  # in units of the scales
 
 
@@ -454,7 +459,7 @@ def test_small_spreads_of_large_outputs_are_kept(net):
         net.model[-1].bias += 1e6
     far = [(inputs, targets + 1e6) for inputs, targets in net[1:]]
     uq = rg.LastLayerRigidity(net.model).fit(far[0])
-    uq._fit._posterior = uq.posterior.with_scale(torch.tensor([0.1]))
+    set_posterior(uq, uq.posterior.with_scale(torch.tensor([0.1])))
     x = net.test[0][:20]
     ens = ensemble(uq, symmetric=True)
     spread = ens.propagate(lambda y: y.flatten(), x)
@@ -606,7 +611,7 @@ def test_draws_are_those_of_the_generator(fit):
 def test_a_model_with_other_targets_is_refused(net):
     uq = fitted(net)
     other = fitted(trained(targets=3))
-    ens = Ensemble(other._fit.binding, Feed(other.model), members(joint_of(uq), 4))
+    ens = Ensemble(other._fit.known().binding, Feed(other.model), members(joint_of(uq), 4))
     refused(r"gives 3 targets with 25 features here.*has 1 with 25", ens, net.test[0])
 
 

@@ -757,3 +757,25 @@ def test_another_model_has_no_fit_until_it_is_fitted(net, uq):
     refused("no fit yet", uq, net.test[0])
     uq.fit(net.train).calibrate(net.valid)
     torch.testing.assert_close(uq(net.test[0])[0], other(net.test[0]))
+
+
+# --- autocast ---------------------------------------------------------------------------------
+
+
+def test_under_autocast_the_model_alone_is_rounded(net, uq):
+    x, half = net.test[0], torch.bfloat16
+    exact, own = uq.predict(x).epistemic, uq.rounding
+    with torch.autocast("cpu", half):
+        coarse, f, stated = uq.predict(x).epistemic, uq.features(x), uq.rounding
+    assert f.dtype == half and own < 1e-3 < stated
+    dense = uq.posterior.variance(f.double())
+    torch.testing.assert_close(coarse.double(), dense, rtol=1e-4, atol=0)
+    assert 1e-4 < float((coarse / exact - 1).abs().max()) < stated
+
+
+def test_under_autocast_members_keep_their_deviations(net, uq):
+    x, ens = net.test[0], uq.ensemble(symmetric=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        spread = ens.propagate(lambda y: y, x).std
+        expected = uq.posterior.variance(uq.features(x).double()).sqrt()
+    torch.testing.assert_close(spread.double(), expected, rtol=1e-6, atol=0)

@@ -54,13 +54,13 @@ class RowSketch:
 
     def merge(self, other: RowSketch) -> None:
         """Take another data set's rows in."""
-        other._settle()
+        other.settle()
         self.limit = min(self.limit, other.limit)
         self._queue(other.hashes, other.counts)
 
     def shared(self, hashes: Tensor) -> float:
         """How many of these rows the sketched data set holds (an estimate beyond `SIZE`)."""
-        self._settle()
+        self.settle()
         hashes = hashes.to(self.hashes.device)
         seen = hashes[hashes < self.limit]
         if not len(seen):
@@ -69,12 +69,12 @@ class RowSketch:
 
     def clone(self) -> RowSketch:
         """An independent copy."""
-        self._settle()
+        self.settle()
         return RowSketch(self.hashes.clone(), self.counts.clone(), self.limit)
 
     def state(self) -> dict[str, Tensor]:
         """As tensors, for files."""
-        self._settle()
+        self.settle()
         limit = torch.tensor([self.limit])
         return {"hashes": self.hashes, "counts": self.counts, "limit": limit}
 
@@ -87,9 +87,9 @@ class RowSketch:
         self._pending.append((hashes, counts))
         self._waiting += hashes.numel()
         if self._waiting >= SIZE:
-            self._settle()
+            self.settle()
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Merge the waiting hashes in, on the device where they were made."""
         if not self._pending:
             return

@@ -113,6 +113,7 @@ def accumulate(
             "The Gram is zero: all features are zero, or the loss has no curvature (an absolute "
             "error has none; use 'huber', 'log-cosh' or 'mse')."
         )
+    statistics.sketch.settle()  # before threads share it; the diagonal has settled the Gram
     return statistics
 
 

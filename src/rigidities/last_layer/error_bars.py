@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..calibration.calibration import Calibration
+from ..models.modes import unmixed
 from ..posterior.quadratic import QuadraticForm
 from ..prediction.prediction import Prediction
 from .readout.reading import Reading
@@ -42,7 +43,8 @@ class ErrorBars:
     def spread(self, reading: Reading, weight: Tensor | None = None) -> Spread:
         """What must be computed batch by batch; `weight` is c, (M, 1) or (M, K)."""
         reading.check_targets(len(self.calibration.scale))
-        q = self.form(reading.features)
+        with unmixed(reading.features):
+            q = self.form(reading.features)
         q = q[:, None] if q.ndim == 1 else q
         mean = reading.rows(reading.output)
         noise = self.calibration.noise_variance(mean, reading.features, weight)

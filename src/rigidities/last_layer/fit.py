@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from ..data.slots import InputName
 from ..data.storage import Snapshot, prefixed, unprefixed
 from ..losses import NAMED, Loss
 from ..models.shadow import placement
+from ..models.threads import Lock
 from ..notices import NO_FIT, NotFittedError, notify
 from ..posterior.gram import Gram
 from ..posterior.posterior import Posterior
@@ -37,85 +38,61 @@ DEFAULT_RIDGE = 1e-6
 _LOSSES: dict[str, type[Any]] = {type(one).__name__: type(one) for one in NAMED.values()}
 
 
-class ReadoutFit:
-    """The state behind `LastLayerRigidity`; an error or interruption leaves it as it was.
+@dataclass(frozen=True)
+class Learnt:
+    """One state of a fit. It never changes, so that any number of threads may read it.
 
-    Args:
+    Attributes:
         binding: the tie to the model.
-        target: callable(batch) -> target, where given.
+        statistics: what the data left; nothing is added to it any more.
+        weighing: loss and weights; None where they were functions and the fit is from a file.
+        report: of the calibration, if any.
+        factorised: the posterior, where it is known already.
     """
 
-    def __init__(self, binding: Binding, target: Callable[[Any], Tensor] | None) -> None:
-        self.binding, self.model, self.target = binding, binding.model, target
-        self.statistics: Statistics | None = None
-        self.weighing: Weighing | None = None
-        self.report: CalibrationReport | None = None
-        self._posterior: Posterior | None = None
-        self._bars: tuple[torch.dtype, ErrorBars] | None = None
-        self._said: set[str] = set()
+    binding: Binding
+    statistics: Statistics
+    weighing: Weighing | None
+    report: CalibrationReport | None = None
+    factorised: Posterior | None = None
+    _bars: dict[torch.dtype, ErrorBars] = field(default_factory=dict, init=False, repr=False)
+    _lock: Lock = field(default_factory=Lock, init=False, repr=False)
 
-    def fit(self, train: Any, weighing: Weighing, **options: Any) -> None:
-        """Accumulate the Gram over the training data."""
-        binding = self.binding.restored()
-        feed = replace(self.feed(weighing), inputs=None)
-        batches = feed(train, "fit", any_order=True, **options)
-        statistics = accumulate(None, binding.find, batches, weighing)
-        self.binding, self.weighing, self.statistics = binding, weighing, statistics
-        self.report = None
-        self._forget_derived()
-
-    def revise(self, data: Any, *, remove: bool, **options: Any) -> None:
-        """Add data, or take them out."""
-        statistics, weighing, tap = self.known(), self.known_weighing(), self._thorough_tap()
-        what = "forget" if remove else "partial_fit"
-        batches = self.feed(weighing)(data, what, any_order=True, **options)
-        own = statistics.clone()
-        self.statistics = accumulate(own, lambda _: tap, batches, weighing, remove=remove)
+    @property
+    def calibration(self) -> Calibration:
+        """What was chosen; before that, scale 1, no noise and a ridge relative to the Gram."""
         if self.report is not None:
-            self.report = replace(self.report, stale=True)
-        self._forget_derived()
+            return self.report.calibration
+        gram = self.statistics.gram
+        ridge = DEFAULT_RIDGE * float(gram.diagonal.mean())
+        return Calibration.unscaled(ridge, self.statistics.targets, gram.device)
 
-    def calibrate(
-        self,
-        valid: Any,
-        train: Any,
-        wanted: Wanted,
-        *,
-        gradients: InputName,
-        gradient_target: GradientTarget | None,
-        **options: Any,
-    ) -> CalibrationReport:
-        """Choose ridge, scale and noise; see `LastLayerRigidity.calibrate`."""
-        statistics, weighing = self.known(), self.known_weighing()
-        if gradients is not None or gradient_target is not None:
-            judged = calibration_loss(weighing.gradients, gradients, gradient_target)
-            weighing = replace(weighing, gradients=judged)
-        data = calibration_data(wanted.criterion, valid, train)
-        data = list(data) if isinstance(data, Iterator) else data
-        tap = self._thorough_tap()
-        batches = partial(self.feed(weighing), data, "calibrate", any_order=True, **options)
-        with torch.enable_grad():
-            report = calibrated(tap, batches(), statistics, self.posterior, weighing, wanted)
-            final = self.posterior.with_ridge(report.ridge).with_scale(report.scale)
-            if weighing.gradients is not None and weighing.gradients.target is not None:
-                dtype = placement(self.model)[1]
-                own = gradient_scale(tap, batches(), final, dtype, weighing.gradients)
-                report = replace(report, gradient_scale=own)
-        self.report = report
-        self._said.discard("stale")
-        self._forget_derived()
-        self._posterior = final
-        return report
+    @property
+    def gradient_scale(self) -> Tensor:
+        """Of derivatives by the inputs: calibrated on their targets, else the scale."""
+        own = None if self.report is None else self.report.gradient_scale
+        return self.calibration.scale if own is None else own
 
-    def known(self) -> Statistics:
-        """What the data left.
+    @property
+    def posterior(self) -> Posterior:
+        """Factorised once, when first needed."""
+        with self._lock:
+            if self.factorised is None:
+                chosen = self.calibration
+                whole = Posterior.from_gram(self.statistics.gram, ridge=chosen.ridge)
+                object.__setattr__(self, "factorised", whole.with_scale(chosen.scale))
+            assert self.factorised is not None
+            return self.factorised
 
-        Raises:
-            NotFittedError: nothing yet.
-        """
-        if self.statistics is None:
-            raise NotFittedError(NO_FIT.format("fit(train)"))
-        return self.statistics
+    @property
+    def bars(self) -> ErrorBars:
+        """Error bars in the model's precision."""
+        dtype = placement(self.binding.model)[1]
+        if dtype not in self._bars:
+            with self._lock:
+                form = QuadraticForm.of(self.posterior, dtype)
+                self._bars[dtype] = ErrorBars(form, self.calibration)
+        return self._bars[dtype]
 
     def known_weighing(self) -> Weighing:
         """The loss and weights of the fit.
@@ -130,70 +107,146 @@ class ReadoutFit:
             )
         return self.weighing
 
-    @property
-    def calibration(self) -> Calibration:
-        """What was chosen; before that, scale 1, no noise and a ridge relative to the Gram."""
-        if self.report is not None:
-            return self.report.calibration
-        known = self.known()
-        ridge = DEFAULT_RIDGE * float(known.gram.diagonal.mean())
-        return Calibration.unscaled(ridge, known.targets, known.gram.device)
+    def to(self, device: torch.device) -> Learnt:
+        """The same on another device; statistics stay float64."""
+        gram, posterior = self.statistics.gram.to(device), self.factorised
+        return replace(
+            self,
+            statistics=replace(self.statistics, gram=gram),
+            report=None if self.report is None else self.report.to(device),
+            factorised=None if posterior is None else posterior.to(device),
+        )
 
-    @property
-    def gradient_scale(self) -> Tensor:
-        """Of derivatives by the inputs: calibrated on their targets, else the scale."""
-        own = None if self.report is None else self.report.gradient_scale
-        return self.calibration.scale if own is None else own
+    def snapshot(self, *, probes: bool = True) -> Snapshot:
+        """Everything but the model; `probes` says whether a few inputs of the fit are in it."""
+        known, report, tie = self.statistics, self.report, self.binding.snapshot(probes=probes)
+        tensors = prefixed("gram", known.gram.state()) | prefixed("sketch", known.sketch.state())
+        if report is not None:
+            tensors |= prefixed("calibration", report.tensors())
+        header = {
+            "library": __version__,
+            "targets": known.targets,
+            "inputs": known.inputs,
+            "loss": _loss_state(self.weighing),
+            "calibration": None if report is None else report.header(),
+        }
+        return Snapshot(tensors | tie.tensors, header | tie.header)
 
-    @property
-    def posterior(self) -> Posterior:
-        """Factorised once, when first needed."""
-        if self._posterior is None:
-            chosen = self.calibration
-            posterior = Posterior.from_gram(self.known().gram, ridge=chosen.ridge)
-            self._posterior = posterior.with_scale(chosen.scale)
-        return self._posterior
 
-    @property
-    def bars(self) -> ErrorBars:
-        """Error bars in the model's precision."""
-        dtype = placement(self.model)[1]
-        if self._bars is None or self._bars[0] != dtype:
-            form = QuadraticForm.of(self.posterior, dtype)
-            self._bars = (dtype, ErrorBars(form, self.calibration))
-        return self._bars[1]
+class ReadoutFit:
+    """The state behind `LastLayerRigidity`; an error or interruption leaves it as it was.
 
-    def tap(self) -> AnyTap:
-        """The readout of the fit; warns once where the bars are uncalibrated or stale.
+    What changes it (`fit`, `revise`, `calibrate`, `take`) runs one call after the other, whatever
+    the threads; meanwhile others read the state before.
+
+    Args:
+        binding: the tie to the model.
+        target: callable(batch) -> target, where given.
+
+    Attributes:
+        unbound: that tie, without a readout.
+        learnt: the state; None before a fit.
+    """
+
+    def __init__(self, binding: Binding, target: Callable[[Any], Tensor] | None) -> None:
+        self.unbound, self.model, self.target = binding, binding.model, target
+        self.learnt: Learnt | None = None
+        self._said: set[str] = set()
+        self._changing, self._swapping = Lock(), Lock()
+
+    def fit(self, train: Any, weighing: Weighing, **options: Any) -> None:
+        """Accumulate the Gram over the training data."""
+        with self._changing:
+            binding = self.unbound.again()
+            feed = replace(self.feed(weighing), inputs=None)
+            batches = feed(train, "fit", any_order=True, **options)
+            statistics = accumulate(None, binding.find, batches, weighing)
+            self._swap(Learnt(binding, statistics, weighing))
+
+    def revise(self, data: Any, *, remove: bool, **options: Any) -> None:
+        """Add data, or take them out."""
+        with self._changing:
+            learnt, tap = self._thorough()
+            weighing = learnt.known_weighing()
+            what = "forget" if remove else "partial_fit"
+            batches = self.feed(weighing)(data, what, any_order=True, **options)
+            own = learnt.statistics.clone()
+            own = accumulate(own, lambda _: tap, batches, weighing, remove=remove)
+            report = None if learnt.report is None else replace(learnt.report, stale=True)
+            self._swap(replace(learnt, statistics=own, report=report, factorised=None))
+
+    def calibrate(
+        self,
+        valid: Any,
+        train: Any,
+        wanted: Wanted,
+        *,
+        gradients: InputName,
+        gradient_target: GradientTarget | None,
+        **options: Any,
+    ) -> CalibrationReport:
+        """Choose ridge, scale and noise; see `LastLayerRigidity.calibrate`."""
+        with self._changing:
+            weighing = self.known().known_weighing()
+            if gradients is not None or gradient_target is not None:
+                judged = calibration_loss(weighing.gradients, gradients, gradient_target)
+                weighing = replace(weighing, gradients=judged)
+            data = calibration_data(wanted.criterion, valid, train)
+            data = list(data) if isinstance(data, Iterator) else data
+            learnt, tap = self._thorough()
+            batches = partial(self.feed(weighing), data, "calibrate", any_order=True, **options)
+            known, posterior = learnt.statistics, learnt.posterior
+            with torch.enable_grad():
+                report = calibrated(tap, batches(), known, posterior, weighing, wanted)
+                final = posterior.with_ridge(report.ridge).with_scale(report.scale)
+                if weighing.gradients is not None and weighing.gradients.target is not None:
+                    dtype = placement(self.model)[1]
+                    own = gradient_scale(tap, batches(), final, dtype, weighing.gradients)
+                    report = replace(report, gradient_scale=own)
+            self._swap(replace(learnt, report=report, factorised=final))
+            self._said.discard("stale")
+            return report
+
+    def known(self) -> Learnt:
+        """The state.
 
         Raises:
-            ValueError: there is no fit, or the model's weights have changed.
+            NotFittedError: there is no fit yet.
         """
-        self.known()
-        tap = self.binding.current()
-        self.follow_device()
-        if self.report is None:
+        if self.learnt is None:
+            raise NotFittedError(NO_FIT.format("fit(train)"))
+        return self.learnt
+
+    def ready(self) -> tuple[AnyTap, Learnt]:
+        """The readout and the state; warns once where the bars are uncalibrated or stale.
+
+        Raises:
+            ValueError: there is no fit, or the model has changed.
+        """
+        tap, learnt = self.known().binding.current(), self.on_device()
+        if learnt.report is None:
             self.say_once(
                 "uncalibrated",
                 "The error bars are not calibrated: scale 1 and a "
                 "default ridge are used. Call calibrate(valid).",
             )
-        elif self.report.stale:
+        elif learnt.report.stale:
             self.say_once(
                 "stale",
                 "Data were added or removed since the calibration. Call calibrate(valid) again.",
             )
-        return tap
+        return tap, learnt
 
     def feed(self, weighing: Weighing | None = None) -> Feed:
         """How data reach the model, for the loss of the fit or another."""
-        weighing = self.weighing if weighing is None else weighing
+        learnt = self.learnt
+        weighing = learnt.weighing if weighing is None and learnt is not None else weighing
         gradients = None if weighing is None else weighing.gradients
         return Feed(
             self.model,
-            whole=self.binding.source.forward is not None,
+            whole=self.unbound.source.forward is not None,
             target=self.target,
-            inputs=None if self.statistics is None else self.statistics.inputs,
+            inputs=None if learnt is None else learnt.statistics.inputs,
             apart=None if gradients is None else gradients.apart,
         )
 
@@ -204,18 +257,26 @@ class ReadoutFit:
         feed = self.feed().unlabelled()
         return feed(data, what, batch_size=batch_size, progress=progress)
 
-    def follow_device(self) -> None:
-        """Bring the statistics to the model's device; they stay float64."""
-        if self.statistics is None:
-            return
-        device = placement(self.model)[0]
-        if self.statistics.gram.device == device:
-            return
-        self.statistics.gram = self.statistics.gram.to(device)
-        self.report = None if self.report is None else self.report.to(device)
-        posterior = self._posterior
-        self._forget_derived()
-        self._posterior = None if posterior is None else posterior.to(device)
+    def on_device(self) -> Learnt:
+        """The state, brought to the model's device."""
+        learnt, device = self.known(), placement(self.model)[0]
+        if learnt.statistics.gram.device == device:
+            return learnt
+        with self._swapping:
+            if self.learnt is learnt:  # else a change has come in between
+                self.learnt = learnt.to(device)
+            return self.known()
+
+    def set_weighing(self, weighing: Weighing) -> None:
+        """Give the loss again that a file does not hold.
+
+        Raises:
+            ValueError: it is known.
+        """
+        with self._changing:
+            if self.known().weighing is not None:
+                raise ValueError("The loss of this fit is known. To use another, call fit again.")
+            self._swap(replace(self.known(), weighing=weighing))
 
     def say_once(self, key: str, message: str) -> None:
         """Warn, unless it was said before."""
@@ -223,43 +284,23 @@ class ReadoutFit:
             self._said.add(key)
             notify(message)
 
-    def snapshot(self) -> Snapshot:
-        """Everything but the model."""
-        known, report = self.known(), self.report
-        tensors = prefixed("gram", known.gram.state()) | prefixed("sketch", known.sketch.state())
-        if report is not None:
-            tensors |= prefixed("calibration", report.tensors())
-        header = {
-            "library": __version__,
-            "readout": self.binding.header(),
-            "targets": known.targets,
-            "inputs": known.inputs,
-            "loss": _loss_state(self.weighing),
-            "calibration": None if report is None else report.header(),
-        }
-        return Snapshot(tensors, header)
-
     def take(self, given: Snapshot | None) -> None:
         """Take up a fit from a snapshot; None for no fit."""
-        if given is None:
-            self.statistics = self.weighing = self.report = None
-        else:
-            binding = self.binding.restored(given.header["readout"])
-            self.statistics, self.weighing, self.report = _parts(given)
-            self.binding = binding
-        self._forget_derived()
-        self.follow_device()
+        with self._changing:
+            self._swap(None if given is None else _learnt(given, self.unbound))
+            if self.learnt is not None:
+                self.on_device()
 
-    def _thorough_tap(self) -> AnyTap:
-        tap = self.binding.current(thorough=True)
-        self.follow_device()
-        return tap
+    def _thorough(self) -> tuple[Learnt, AnyTap]:
+        tap = self.known().binding.current(thorough=True)
+        return self.on_device(), tap
 
-    def _forget_derived(self) -> None:
-        self._posterior = self._bars = None
+    def _swap(self, learnt: Learnt | None) -> None:
+        with self._swapping:
+            self.learnt = learnt
 
 
-def _parts(given: Snapshot) -> tuple[Statistics, Weighing | None, CalibrationReport | None]:
+def _learnt(given: Snapshot, unbound: Binding) -> Learnt:
     """What a snapshot holds; no weighing where the loss or weights were functions.
 
     Raises:
@@ -270,7 +311,7 @@ def _parts(given: Snapshot) -> tuple[Statistics, Weighing | None, CalibrationRep
         sketch = RowSketch.from_state(unprefixed("sketch", given.tensors))
         statistics = Statistics(gram, sketch, given.header["targets"], given.header["inputs"])
         report = given.part("calibration", CalibrationReport.from_state)
-        return statistics, _loss_from(given.header["loss"]), report
+        return Learnt(unbound.taken(given), statistics, _loss_from(given.header["loss"]), report)
     except (KeyError, TypeError) as error:
         raise ValueError(
             f"The fit is incomplete: {error} is missing or wrong. Save it again from the "

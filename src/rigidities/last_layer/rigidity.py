@@ -30,10 +30,12 @@ from ..data.storage import Snapshot
 from ..losses import LossLike, loss_for
 from ..models.calling import FeatureFunction, ForwardFunction, Source
 from ..models.modes import outside_inference_mode
+from ..models.shadow import placement
 from ..posterior.draws import MEMBERS
 from ..posterior.gram import Gram
 from ..posterior.joint import JointPosterior
 from ..posterior.posterior import Posterior
+from ..posterior.quadratic import rounding_bound
 from ..prediction.law import Law
 from ..prediction.noise import Noise
 from ..prediction.prediction import Prediction
@@ -41,7 +43,7 @@ from ..selection import Selection
 from .accumulation import Weighing
 from .ensemble.ensemble import Ensemble
 from .ensemble.members import members as member_set
-from .fit import ReadoutFit
+from .fit import Learnt, ReadoutFit
 from .gradients.feature_map import FeatureMap
 from .gradients.gradient import Differentiator, Gradient, shared_out
 from .gradients.loss import GradientTarget, GradientWeight, gradient_loss
@@ -111,7 +113,7 @@ class LastLayerRigidity(ModelWrapper):
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if name == "model" and "_fit" in vars(self):  # another model has no fit yet
-            old = self._fit.binding
+            old = self._fit.unbound
             self._fit = ReadoutFit(Binding(value, old.source, old.layer), self._fit.target)
 
     @outside_inference_mode
@@ -158,7 +160,7 @@ class LastLayerRigidity(ModelWrapper):
         self, more: Any, *, batch_size: int | None = None, progress: bool | None = None
     ) -> Self:
         """Add data, exactly as if they had been in the fit; marks the calibration stale."""
-        if self._fit.statistics is None:
+        if self._fit.learnt is None:
             return self.fit(more, batch_size=batch_size, progress=progress)
         self._fit.revise(more, remove=False, batch_size=batch_size, progress=progress)
         return self
@@ -222,8 +224,8 @@ class LastLayerRigidity(ModelWrapper):
 
     def forward(self, *inputs: Any, **keywords: Any) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation, each shaped like the model's output."""
-        reading = self._fit.tap()(*inputs, **keywords)
-        bars = self._fit.bars
+        tap, learnt = self._fit.ready()
+        reading, bars = tap(*inputs, **keywords), learnt.bars
         return reading.output, bars.std(bars.spread(reading))
 
     @outside_inference_mode
@@ -254,8 +256,8 @@ class LastLayerRigidity(ModelWrapper):
             batch_size: as in `fit`.
             progress: as in `fit`.
         """
-        tap, bars = self._fit.tap(), self._fit.bars
-        inputs = None
+        tap, learnt = self._fit.ready()
+        bars, inputs = learnt.bars, None
         if input_covariance is None and (input_samples or wrt is not None):
             raise ValueError("input_samples= and wrt= are for uncertain inputs: input_covariance=.")
         if input_covariance is not None:
@@ -312,8 +314,9 @@ class LastLayerRigidity(ModelWrapper):
         """
         if along is not None and members is not None:
             raise ValueError("along= is exact in one pass: it takes no members=.")
-        maps = self._feature_maps(data, wrt, batch_size, "gradient", progress)
-        differentiator = self._differentiator(members, generator)
+        tap, learnt = self._fit.ready()
+        maps = self._feature_maps(tap, data, wrt, batch_size, "gradient", progress)
+        differentiator = _differentiator(learnt, members, generator)
         if along is None:
             found = [differentiator(point) for point in maps]
         else:
@@ -346,8 +349,9 @@ class LastLayerRigidity(ModelWrapper):
         Returns:
             As `gradient`, with the same `gradient_scale`.
         """
-        maps = self._feature_maps(data, wrt, batch_size, "hessian_product", progress)
-        differentiator = self._differentiator(members, generator)
+        tap, learnt = self._fit.ready()
+        maps = self._feature_maps(tap, data, wrt, batch_size, "hessian_product", progress)
+        differentiator = _differentiator(learnt, members, generator)
         found = [differentiator(p.along(v)) for v, p in shared_out(maps, direction)]
         return self._joined(found, members)
 
@@ -375,9 +379,9 @@ class LastLayerRigidity(ModelWrapper):
                 is exact, below it a lower bound, and `missing` says what share it lacks.
             rank: of that set; by default full, or n / 2.
         """
-        tap = self._fit.tap()
+        tap, learnt = self._fit.ready()
         drawn = member_set(
-            self._joint(tap),
+            _joint(tap, learnt),
             n,
             generator=generator,
             recentred=recentred,
@@ -385,8 +389,7 @@ class LastLayerRigidity(ModelWrapper):
             symmetric=symmetric,
             rank=rank,
         )
-        binding = self._fit.binding.restored(self._fit.binding.header())
-        return Ensemble(binding, self.feed.unlabelled(), drawn)
+        return Ensemble(learnt.binding.copy(), self.feed.unlabelled(), drawn)
 
     def covariance(self, x1: Any, x2: Any = None, *, batch_size: int | None = None) -> Tensor:
         """Joint covariance of predictions (the epistemic part).
@@ -399,13 +402,13 @@ class LastLayerRigidity(ModelWrapper):
         Returns:
             (N, M) for one output per sample, else (N, *outputs, M, *outputs).
         """
-        tap = self._fit.tap()
+        tap, learnt = self._fit.ready()
         first, second = (
             None if x is None else partial(self._fit.batches, x, "covariance", batch_size, False)
             for x in (x1, x2)
         )
         assert first is not None
-        return covariance_between(tap, self._joint(tap), first, second)
+        return covariance_between(tap, _joint(tap, learnt), first, second)
 
     def propagate(
         self,
@@ -432,10 +435,13 @@ class LastLayerRigidity(ModelWrapper):
             batch_size: as in `fit`.
             progress: as in `fit`.
         """
-        tap = self._fit.tap()
-        batches = partial(self._fit.batches, data, "propagate", batch_size, progress)
+        tap, learnt = self._fit.ready()
+        batches, joint = (
+            partial(self._fit.batches, data, "propagate", batch_size, progress),
+            _joint(tap, learnt),
+        )
         return propagated(
-            fn, tap, self._joint(tap), batches, second_order=second_order, again=repeatable(data)
+            fn, tap, joint, batches, second_order=second_order, again=repeatable(data)
         )
 
     @outside_inference_mode
@@ -449,10 +455,10 @@ class LastLayerRigidity(ModelWrapper):
             batch_size: as in `fit`.
             progress: as in `fit`.
         """
-        tap = self._fit.tap()
+        tap, learnt = self._fit.ready()
         with torch.enable_grad():
             batches = self._fit.batches(data, "local", batch_size, progress)
-            return local_terms(tap, self.posterior, batches)
+            return local_terms(tap, learnt.posterior, batches)
 
     def features(
         self, data: Any, *, batch_size: int | None = None, progress: bool | None = None
@@ -521,17 +527,17 @@ class LastLayerRigidity(ModelWrapper):
     @property
     def gram(self) -> Gram:
         """The accumulated rows."""
-        return self._fit.known().gram
+        return self._fit.known().statistics.gram
 
     @property
     def posterior(self) -> Posterior:
         """Eigenbasis, ridge and scale; factorised once, when first needed."""
-        return self._fit.posterior
+        return self._fit.known().posterior
 
     @property
     def calibration(self) -> Calibration:
         """Ridge, scale, noise and law; before calibration, defaults."""
-        return self._fit.calibration
+        return self._fit.known().calibration
 
     @property
     def ridge(self) -> float:
@@ -556,21 +562,21 @@ class LastLayerRigidity(ModelWrapper):
     @property
     def gradient_scale(self) -> Tensor:
         r"""$\alpha_g$ of derivatives by the inputs: calibrated on their targets, else `scale`."""
-        return self._fit.gradient_scale
+        return self._fit.known().gradient_scale
 
     @property
     def report(self) -> CalibrationReport | None:
         """The last calibration's report."""
-        return self._fit.report
+        return None if self._fit.learnt is None else self._fit.learnt.report
 
     @property
     def readout(self) -> AnyTap:
         """The readout of the fit, as a pass that gives outputs and features.
 
         Raises:
-            ValueError: there is no fit, or the model's weights have changed since.
+            ValueError: there is no fit, or the model has changed since.
         """
-        return self._fit.tap()
+        return self._fit.ready()[0]
 
     @property
     def feed(self) -> Feed:
@@ -591,7 +597,7 @@ class LastLayerRigidity(ModelWrapper):
         options.setdefault("output", snapshot.header["readout"]["output"])
         uq = cls(model, **options)
         uq._fit.take(snapshot)
-        uq._fit.binding.current()
+        uq._fit.known().binding.current()
         return uq
 
     def set_loss(
@@ -604,40 +610,42 @@ class LastLayerRigidity(ModelWrapper):
         gradient_target: GradientTarget | None = None,
     ) -> Self:
         """Give the functions again that a loaded fit was made with and a file does not hold."""
-        self._fit.known()
-        if self._fit.weighing is not None:
-            raise ValueError("The loss of this fit is known. To use another, call fit again.")
         derivatives = gradient_loss(gradients, gradient_weight, gradient_target)
-        self._fit.weighing = Weighing(loss_for(loss), sample_weight, derivatives)
+        self._fit.set_weighing(Weighing(loss_for(loss), sample_weight, derivatives))
         return self
 
     @property
     def rounding(self) -> float:
         """Bound on the relative rounding error of the variances that `uq(x)` gives.
 
-        See `QuadraticForm.rounding`; rounding errors within a sum are taken as independent.
+        See `QuadraticForm.rounding`; rounding errors within a sum are taken as independent. Under
+        `torch.autocast`, whose features have few digits, it is larger: ask for it there.
         """
-        self._fit.tap()
-        return self._fit.bars.form.rounding
+        (_, learnt), kind = self._fit.ready(), placement(self.model)[0].type
+        own = learnt.bars.form.rounding
+        if not torch.is_autocast_enabled(kind):
+            return own
+        return own + rounding_bound(learnt.posterior, torch.get_autocast_dtype(kind))
 
     def extra_repr(self) -> str:
         """Where the features come from and how much was learnt."""
-        if self._fit.statistics is None:
+        if self._fit.learnt is None:
             return "unfitted"
         state = "uncalibrated" if self.report is None else f"calibrated by {self.report.criterion}"
         return f"{self.gram!r}, {state}"
 
-    def _snapshot(self, *, thorough: bool = False) -> Snapshot:
+    def _snapshot(self, *, thorough: bool = False, probes: bool = True) -> Snapshot:
         if thorough:
-            self._fit.known()
-            self._fit.binding.current(thorough=True)
-        return Snapshot({}, {}) if self._fit.statistics is None else self._fit.snapshot()
+            self._fit.known().binding.current(thorough=True)
+        learnt = self._fit.learnt
+        return Snapshot({}, {}) if learnt is None else learnt.snapshot(probes=probes)
 
     def _take(self, given: Snapshot) -> None:
         self._fit.take(given if given.header else None)
 
     def _moved(self) -> None:
-        self._fit.follow_device()
+        if self._fit.learnt is not None:
+            self._fit.on_device()
 
     def _one_row_each(self, data: Any, batch_size: int | None, progress: bool | None) -> Tensor:
         """Features (N, D) of N inputs.
@@ -659,7 +667,7 @@ class LastLayerRigidity(ModelWrapper):
 
     @outside_inference_mode
     def _readings(self, data: Any, batch_size: int | None, progress: bool | None) -> list[Reading]:
-        tap = self._fit.tap()
+        tap, _ = self._fit.ready()
         with torch.enable_grad():
             batches = self._fit.batches(data, "features", batch_size, progress)
             readings = [tap(*batch.args, **batch.kwargs).detached() for batch in batches]
@@ -667,13 +675,15 @@ class LastLayerRigidity(ModelWrapper):
             raise ValueError("There are no features: no batches were given.")
         return readings
 
-    def _joint(self, tap: AnyTap) -> JointPosterior:
-        return JointPosterior.of(self.posterior, self.gram, tap.layout)
-
     def _feature_maps(
-        self, data: Any, wrt: InputName, batch_size: int | None, what: str, progress: bool | None
+        self,
+        tap: AnyTap,
+        data: Any,
+        wrt: InputName,
+        batch_size: int | None,
+        what: str,
+        progress: bool | None,
     ) -> Iterator[FeatureMap]:
-        tap = self._fit.tap()
         for batch in self._fit.batches(data, what, batch_size, progress):
             with torch.enable_grad():
                 point = FeatureMap.of(tap, batch, Slot.find(batch, wrt, tap))
@@ -685,8 +695,13 @@ class LastLayerRigidity(ModelWrapper):
             self._fit.say_once("sampled gradient", SAMPLED.format(MEMBERS, gradient.sampling_error))
         return gradient
 
-    def _differentiator(
-        self, members: int | None, generator: torch.Generator | None
-    ) -> Differentiator:
-        form = self._fit.bars.form
-        return Differentiator(self.posterior, form, self.gradient_scale, members, generator)
+
+def _joint(tap: AnyTap, learnt: Learnt) -> JointPosterior:
+    return JointPosterior.of(learnt.posterior, learnt.statistics.gram, tap.layout)
+
+
+def _differentiator(
+    learnt: Learnt, members: int | None, generator: torch.Generator | None
+) -> Differentiator:
+    form = learnt.bars.form
+    return Differentiator(learnt.posterior, form, learnt.gradient_scale, members, generator)

@@ -26,9 +26,15 @@ class ModelWrapper(nn.Module, ABC):
         super().__init__()
         self.model = model
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write everything but the model's weights to a safetensors file, atomically."""
-        self._snapshot(thorough=True).write(path)
+    def save(self, path: str | os.PathLike[str], *, probes: bool = True) -> None:
+        """Write everything but the model's weights to a safetensors file, atomically.
+
+        Args:
+            path: of the file.
+            probes: keep a few inputs of the fit and the model's outputs for them, by which `load`
+                tells a model that has changed; False where rows of the training data are private.
+        """
+        self._snapshot(thorough=True, probes=probes).write(path)
 
     def get_extra_state(self) -> dict[str, Any]:
         """What this object knows, inside the `state_dict`."""
@@ -52,7 +58,7 @@ class ModelWrapper(nn.Module, ABC):
         return self
 
     @abstractmethod
-    def _snapshot(self, *, thorough: bool = False) -> Snapshot:
+    def _snapshot(self, *, thorough: bool = False, probes: bool = True) -> Snapshot:
         """The state; `thorough` checks first that it still belongs to the model."""
 
     @abstractmethod

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from .modes import transformable
+from .modes import forward_mode, transformable
 
 T = TypeVar("T")
 VectorFunction = Callable[[Tensor], Tensor]
@@ -65,8 +65,9 @@ def each(function: VectorFunction, points: Tensor) -> Tensor:
 
 
 def push(function: Callable[[Tensor], Any], point: Tensor, direction: Tensor) -> Any:
-    """J v by forward mode, shaped like the function's value."""
-    return torch.func.jvp(function, (point,), (direction,))[1]
+    """J v by forward mode, shaped like the function's value; one thread at a time."""
+    with forward_mode:
+        return torch.func.jvp(function, (point,), (direction,))[1]
 
 
 def pushes(function: VectorFunction, point: Tensor, directions: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from typing import ParamSpec, TypeVar, cast
 
@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map_only
+
+from .threads import Common, Lock
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -39,12 +41,7 @@ def ordinary(values: T) -> T:
 
 
 @contextmanager
-def transformable() -> Iterator[None]:
-    """Where torch's function transforms run quietly.
-
-    Attention goes by its formula, since the fused kernels have no batching rule or second
-    derivative; operations without a batching rule are looped over, which is slower and right.
-    """
+def _transformable() -> Iterator[None]:
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -55,6 +52,24 @@ def transformable() -> Iterator[None]:
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
+
+
+transformable = Common(_transformable)
+"""Where torch's function transforms run quietly.
+
+Attention goes by its formula, since the fused kernels have no batching rule or second derivative;
+operations without a batching rule are looped over, which is slower and right.
+"""
+
+
+forward_mode = Lock()
+"""Torch counts the levels of forward mode for the process, not for a thread: one at a time."""
+
+
+def unmixed(tensor: Tensor) -> AbstractContextManager[object]:
+    """Where products keep the precision of what is multiplied, also under `torch.autocast`."""
+    kind = tensor.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def exporting() -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Iterable
 from itertools import chain
 
 import torch
@@ -66,10 +67,65 @@ def input_names(model: nn.Module) -> list[str]:
     return list(inspect.signature(unwrapped(model).forward).parameters)
 
 
-def signature(model: nn.Module) -> tuple[object, ...]:
-    """What changes whenever a weight is written, moved or replaced; cheap, no arithmetic."""
-    tensors = chain(model.parameters(), model.buffers())
-    return tuple((t.data_ptr(), t._version, t.device, t.dtype) for t in tensors)
+class Watch:
+    """Notices that weights are written, moved or replaced, and that attributes are set anew.
+
+    Cheap: identities and versions, no arithmetic. Writes through `.data` or NumPy, and changes
+    inside an attribute (an entry of a list), leave no trace.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = tuple(unwrapped(model).modules())
+        # kept, since an identity may be given again once its object is gone
+        self._parts = [part for module in self._modules for part in _parts(module)]
+        self._attributes = [dict(vars(module)) for module in self._modules]
+        own = {f"{i}.{name}": v for i, d in enumerate(self._attributes) for name, v in d.items()}
+        self._plain = {name: value for name, value in own.items() if isinstance(value, Tensor)}
+        self._weights = [part for part in self._parts if isinstance(part, Tensor)]
+        self._identities, self._versions = self._seen(), self._counted()
+
+    def same(self) -> bool:
+        """Whether nothing has happened."""
+        return self._versions == self._counted() and self._identities == self._seen()
+
+    def written(self, now: Watch) -> bool:
+        """Whether a later look sees other weights or parts."""
+        mine, theirs = (watch._versions[: len(watch._weights)] for watch in (self, now))
+        parts = [list(map(id, watch._parts)) for watch in (self, now)]
+        return mine != theirs or parts[0] != parts[1]
+
+    def renewed(self, now: Watch) -> set[str]:
+        """Names of the attributes that a later look finds set or written to."""
+        names = set()
+        for mine, theirs in zip(self._attributes, now._attributes, strict=False):
+            every = (mine.keys() | theirs.keys()) - {"training"}
+            names |= {n for n in every if not _alike(mine.get(n, self), theirs.get(n, self))}
+        mine, theirs = (
+            dict(zip(watch._plain, watch._versions[len(watch._weights) :], strict=True))
+            for watch in (self, now)
+        )
+        changed = {name for name in mine if theirs.get(name, mine[name]) != mine[name]}
+        return names | {name.partition(".")[2] for name in changed}
+
+    def _seen(self) -> list[tuple[int, ...]]:
+        return [tuple(map(id, chain(vars(m).values(), _parts(m)))) for m in self._modules]
+
+    def _counted(self) -> list[tuple[object, ...]]:
+        return [_version(tensor) for tensor in chain(self._weights, self._plain.values())]
+
+
+def _parts(module: nn.Module) -> Iterable[object]:
+    return chain(module._parameters.values(), module._buffers.values(), module._modules.values())
+
+
+def _version(tensor: Tensor) -> tuple[object, ...]:
+    version = 0 if tensor.is_inference() else tensor._version
+    return tensor.data_ptr(), version, tensor.device, tensor.dtype
+
+
+def _alike(mine: object, theirs: object) -> bool:
+    plain = (bool, int, float, str)
+    return mine is theirs or (type(mine) is type(theirs) in plain and mine == theirs)
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:

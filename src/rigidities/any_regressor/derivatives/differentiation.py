@@ -25,7 +25,7 @@ from torch.func import jacfwd, jacrev, vmap
 
 from ...data.samples import SampleBatch, sample_count
 from ...models.directional import normal_like, pulled, pulls, recorded, units
-from ...models.modes import transformable
+from ...models.modes import forward_mode, transformable
 from ...notices import notify
 from .linear_layers import LinearLayers, NotFactored
 from .regressor import Regressor
@@ -132,7 +132,7 @@ class Differentiation:
 def forward_rows(regressor: Regressor, *inputs: Any, **kwargs: Any) -> Tensor:
     """(N, K, P) by forward mode, one pass per parameter."""
     jacobian: Rows = jacfwd(lambda p: regressor.outputs(p, *inputs, **kwargs))
-    with transformable():
+    with transformable(), forward_mode:
         return jacobian(regressor.flat)
 
 

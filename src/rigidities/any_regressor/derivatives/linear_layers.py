@@ -26,12 +26,10 @@ class LinearLayers:
     """The layers whose weights and biases enter a regressor through their call alone.
 
     Attributes:
-        module: the regressor's own copy of the model.
-        layers: by name.
+        layers: their names.
     """
 
-    module: nn.Module
-    layers: dict[str, nn.Linear]
+    layers: list[str]
 
     @classmethod
     def of(cls, regressor: Regressor) -> LinearLayers | None:
@@ -45,14 +43,14 @@ class LinearLayers:
             if value is not None
         )
         selected = set(regressor.parameters.names)
-        layers = {
-            name: module
+        layers = [
+            name
             for name, module in regressor.module.named_modules()
             if type(module) is nn.Linear
             and selected & {_joined(name, "weight"), _joined(name, "bias")}
             and all(shared[id(v)] == 1 for v in module._parameters.values() if v is not None)
-        }
-        return cls(regressor.module, layers) if layers else None
+        ]
+        return cls(layers) if layers else None
 
     @property
     def names(self) -> set[str]:
@@ -63,7 +61,8 @@ class LinearLayers:
         self, regressor: Regressor, *inputs: Any, **kwargs: Any
     ) -> tuple[Tensor, dict[str, Block]]:
         """Predictions (N, K) and the block of each layer's weight and bias."""
-        with torch.enable_grad(), self._recording() as calls:
+        assert regressor.module is not None
+        with torch.enable_grad(), self._recording(regressor.module) as calls:
             output = regressor.function(regressor.parameters.tree, *inputs, **kwargs)
             rows = output.reshape(len(output), -1)
             entered = [call.input for some in calls.values() for call in some]
@@ -105,7 +104,7 @@ class LinearLayers:
                 raise NotFactored
 
     @contextmanager
-    def _recording(self) -> Iterator[dict[str, list[_Call]]]:
+    def _recording(self, whole: nn.Module) -> Iterator[dict[str, list[_Call]]]:
         calls: dict[str, list[_Call]] = {name: [] for name in self.layers}
 
         def record(name: str, module: nn.Module, args: Any, named: Any, output: Tensor) -> Tensor:
@@ -115,8 +114,8 @@ class LinearLayers:
             return leaving.clone()  # what follows may write in place
 
         handles = [
-            layer.register_forward_hook(partial(record, name), with_kwargs=True)
-            for name, layer in self.layers.items()
+            whole.get_submodule(name).register_forward_hook(partial(record, name), with_kwargs=True)
+            for name in self.layers
         ]
         try:
             yield calls

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.func import functional_call
 from ...data.samples import doubled, sample_count
 from ...models.calling import pick
 from ...models.shadow import shadow
+from ...models.threads import OfThread
 from ...notices import notify
 from .parameters import Parameters, Subset
 
@@ -26,12 +28,12 @@ class Regressor:
     Attributes:
         parameters: where the flat vector goes.
         function: f(params, *inputs, **kwargs) -> (N, ...).
-        module: an eval-mode copy that shares the model's tensors, where the regressor is one.
+        copies: eval-mode copies that share the model's tensors, where the regressor is one.
     """
 
     parameters: Parameters
     function: Function
-    module: nn.Module | None = None
+    copies: OfThread[nn.Module] | None = None
 
     @classmethod
     def of(
@@ -56,12 +58,18 @@ class Regressor:
             twin = shadow(f)
             tree = dict(twin.named_parameters())
             buffers = {name: buffer.clone() for name, buffer in twin.named_buffers()}
-            return cls(Parameters.of(tree, subset), _Applied(twin, buffers, output), twin)
+            copies = OfThread(partial(shadow, twin))
+            return cls(Parameters.of(tree, subset), _Applied(copies, buffers, output), copies)
         if not callable(f):
             raise TypeError(f"Expected f(params, x) or a torch.nn.Module, got {type(f).__name__}.")
         if params is None:
             raise ValueError("Give the fitted parameters: PredictionRigidity(f, params).")
         return cls(Parameters.of(params, subset), _Picked(f, output))
+
+    @property
+    def module(self) -> nn.Module | None:
+        """This thread's copy, which is called with other parameters put in and may get hooks."""
+        return None if self.copies is None else self.copies()
 
     @property
     def flat(self) -> Tensor:
@@ -161,13 +169,13 @@ class _Picked:
 class _Applied:
     """A module called with other parameters than its own."""
 
-    module: nn.Module
+    copies: OfThread[nn.Module]
     buffers: dict[str, Tensor]
     output: str | int | None
 
     def __call__(self, params: Any, *inputs: Any, **kwargs: Any) -> Tensor:
         state = {**params, **self.buffers}
-        return pick(functional_call(self.module, state, inputs, kwargs), self.output)
+        return pick(functional_call(self.copies(), state, inputs, kwargs), self.output)
 
     def double(self) -> _Applied:
         """The same in float64."""

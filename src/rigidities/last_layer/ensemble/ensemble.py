@@ -22,6 +22,7 @@ from ..._version import __version__
 from ...data.feed import Feed
 from ...data.storage import Snapshot
 from ...models.calling import FeatureFunction, ForwardFunction, Source
+from ...models.modes import unmixed
 from ...models.shadow import placement
 from ...posterior.joint import JointPosterior
 from ..readout.binding import Binding
@@ -147,7 +148,7 @@ class Ensemble(ModelWrapper):
         given = Snapshot.read(path, holds="readout")
         members, header = _members_of(given), given.header
         chosen = header["readout"].get("output") if output is None else output
-        binding = Binding(model, Source(forward, features, chosen), layer, header["readout"])
+        binding = Binding(model, Source(forward, features, chosen), layer).taken(given)
         whole = forward is not None
         feed = Feed(model, whole, target, header.get("inputs"), header.get("apart"))
         own = members.deviations.to(placement(model)[0])
@@ -163,13 +164,11 @@ class Ensemble(ModelWrapper):
         return len(self.deviations)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A tap shares the model's memory, which a copy would not: it is built again.
-        binding = self._pass.binding
-        return {**self.__dict__, "_pass": (binding.source, binding.layer, binding.header())}
+        return {**self.__dict__, "_pass": self._pass.binding}  # what it made is built again
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._pass = ReadoutPass(Binding(self.model, *state["_pass"]))
+        self._pass = ReadoutPass(state["_pass"])
 
     def _moved(self) -> None:
         self._pass.forget()
@@ -179,24 +178,24 @@ class Ensemble(ModelWrapper):
 
     def _take(self, given: Snapshot) -> None:
         members, header = _members_of(given), given.header
-        self._pass = ReadoutPass(self._pass.binding.restored(header["readout"]))
+        self._pass = ReadoutPass(self._pass.binding.taken(given))
         self.deviations = members.deviations.clone().to(self.deviations.device)
         self.drawing, self.missing = members.drawing, members.missing
         self._feed = replace(self._feed, inputs=header.get("inputs"), apart=header.get("apart"))
 
-    def _snapshot(self, *, thorough: bool = False) -> Snapshot:
+    def _snapshot(self, *, thorough: bool = False, probes: bool = True) -> Snapshot:
         if thorough:
             self._pass.binding.current(thorough=True)
         header = {
             "library": __version__,
             "kind": _KIND,
-            "readout": self._pass.binding.header(),
             "drawing": self.drawing,
             "missing": self.missing,
             "inputs": self._feed.inputs,
             "apart": self._feed.apart,
         }
-        return Snapshot({"deviations": self.deviations}, header)
+        tie = self._pass.binding.snapshot(probes=probes)
+        return Snapshot({"deviations": self.deviations} | tie.tensors, header | tie.header)
 
 
 def outputs(reading: Reading, deviations: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -216,7 +215,8 @@ def outputs(reading: Reading, deviations: Tensor, dtype: torch.dtype | None = No
             f"The model gives {given} targets with {features.shape[-1]} features here, and the "
             f"ensemble has {targets} with {width}. Use the same forward= and output= as in the fit."
         )
-    change = JointPosterior.response(features, deviations)  # (n, M, K)
+    with unmixed(features):
+        change = JointPosterior.response(features, deviations)  # (n, M, K)
     return output + reading.unrows(change).to(output.dtype)
 
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ...data.slots import RowShare
+from ...models.modes import unmixed
 from ...posterior.draws import MEMBERS, standard_normal
 from ...posterior.posterior import Posterior
 from ...posterior.quadratic import QuadraticForm
@@ -117,7 +118,8 @@ class Differentiator:
     def directional(self, point: FeatureMap, direction: Tensor) -> Gradient:
         """The derivative of one batch along a direction, shaped like the output."""
         reading = point.along(direction).reading
-        q = self.form(reading.features)
+        with unmixed(reading.features):
+            q = self.form(reading.features)
         q = q[:, None] if q.ndim == 1 else q
         std = (self.scale.square().to(q) * q).sqrt().to(reading.output.dtype)
         return Gradient(reading.output, reading.unrows(std))

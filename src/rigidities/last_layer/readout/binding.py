@@ -9,14 +9,19 @@ from torch import nn
 
 from ...data.batches import Batch
 from ...data.sketch import fingerprint
+from ...data.storage import Snapshot, prefixed
 from ...models.calling import Source
-from ...models.shadow import signature, unwrapped
+from ...models.shadow import Watch, unwrapped
+from ...models.threads import Lock
 from ...notices import NO_FIT, NotFittedError
+from .probes import Probes
 from .tap import AnyTap, FeatureTap, Tap
 
 
 class Binding:
-    """A tap on a model, rebuilt when the model moves, refused when its weights change.
+    """A tap on a model, rebuilt when the model moves, refused when the model changes.
+
+    Any number of threads may ask for the tap.
 
     Args:
         model: the trained model.
@@ -24,6 +29,7 @@ class Binding:
         layer: name (or names) of the readout layer, where given.
         header: of a file or a state dict; its tap is built when it is first needed. (A
             `state_dict` brings the fit before the weights that it must be checked against.)
+        probes: outputs of the model that it must still give.
 
     Attributes:
         fingerprint: of the weights that the tap was found with.
@@ -35,64 +41,114 @@ class Binding:
         source: Source,
         layer: str | list[str] | None,
         header: dict[str, Any] | None = None,
+        probes: Probes | None = None,
     ) -> None:
         self.model, self.source, self.layer, self._header = model, source, layer, header
+        self.probes = probes
         self.fingerprint: str | None = None if header is None else header["fingerprint"]
-        self._tap: AnyTap | None = None
-        self._signature: tuple[object, ...] | None = None
+        self._tied: tuple[AnyTap, Watch] | None = None
+        self._volatile: set[str] = set()
+        self._lock = Lock()
 
-    def restored(self, header: dict[str, Any] | None = None) -> Binding:
+    def again(self, header: dict[str, Any] | None = None, probes: Probes | None = None) -> Binding:
         """Another tie to the same model that knows the readout of a header, or none yet."""
-        return Binding(self.model, self.source, self.layer, header)
+        return Binding(self.model, self.source, self.layer, header, probes)
+
+    def copy(self) -> Binding:
+        """Another tie that knows the same readout."""
+        return self.again(self.header(), self.probes)
+
+    def taken(self, given: Snapshot) -> Binding:
+        """Another tie that knows the readout of a snapshot."""
+        probes = given.part("probes", Probes.from_state) if "probes" in given.header else None
+        return self.again(given.header["readout"], probes)
+
+    def snapshot(self, *, probes: bool = True) -> Snapshot:
+        """What a file or a state dict keeps; `probes` says whether inputs of the fit are in it."""
+        header: dict[str, Any] = {"readout": self.header()}
+        kept = self.probes.state() if probes and self.probes is not None else None
+        if kept is None:
+            return Snapshot({}, header)
+        return Snapshot(prefixed("probes", kept[1]), header | {"probes": kept[0]})
 
     def find(self, batch: Batch) -> AnyTap:
         """Find the readout on a first batch."""
-        self._tap = Tap.find(
+        tap = Tap.find(
             self.model,
             _few(batch.args, self.source),
             batch.kwargs,
             layer=self.layer,
             **vars(self.source),
         )
-        self._signature = signature(self.model)
+        self.probes = Probes.of(self.model, self.source, batch)
         self.fingerprint = model_fingerprint(self.model)
-        return self._tap
+        self._tied = tap, Watch(self.model)
+        return tap
 
     def current(self, *, thorough: bool = False) -> AnyTap:
-        """The tap, if the model's weights are still those of the fit.
+        """The tap, if the model is still that of the fit.
 
         Args:
-            thorough: hash the weights even if nothing seems to have been written to them
-                (writes through `.data` leave no trace).
+            thorough: look at weights and outputs even if nothing seems to have happened (writes
+                through `.data` leave no trace).
 
         Raises:
-            ValueError: the weights have changed.
+            ValueError: weights or outputs have changed.
         """
-        now = signature(self.model)
-        if self._tap is None:
+        tied = self._tied
+        if tied is not None and not thorough and tied[1].same():
+            return tied[0]
+        with self._lock:
+            self._tied = self._checked(thorough)
+            return self._tied[0]
+
+    def header(self) -> dict[str, Any]:
+        """What a file keeps of the tap."""
+        if self._tied is not None:
+            return self._described(self._tied[0])
+        assert self._header is not None
+        return self._header
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A tap shares the model's memory, which a copy would not: it is built again.
+        known = self._tied is not None or self._header is not None
+        return {**vars(self), "_tied": None, "_header": self.header() if known else None}
+
+    def _checked(self, thorough: bool) -> tuple[AnyTap, Watch]:
+        tied, now = self._tied, Watch(self.model)
+        if tied is None:
             if self._header is None:
                 raise NotFittedError(NO_FIT.format("fit(train)"))
-            self._tap, self._signature = self._from_header(self._header), now
-            return self._tap
-        if now == self._signature and not thorough:
-            return self._tap
-        if model_fingerprint(self.model) != self.fingerprint:
+            tap = self._from_header(self._header)
+            self._check_outputs(set())
+            return tap, now
+        tap, before = tied
+        written, renewed = before.written(now), before.renewed(now) - self._volatile
+        if (written or thorough) and model_fingerprint(self.model) != self.fingerprint:
             raise ValueError(
                 "The model's weights have changed since the fit (training, loading, or a cast "
                 "that loses digits), so its error bars no longer hold. Call fit(train) and "
                 "calibrate(valid) again, or restore the weights."
             )
-        if now != self._signature:
-            self._tap = self._from_header(self._described(self._tap))
-            self._signature = now
-        return self._tap
+        if written or thorough or renewed:
+            self._check_outputs(renewed)
+        if written or renewed:
+            tap = self._made(self._described(tap))
+        if self.probes is not None:  # a model may set them in each of its passes
+            self._volatile |= renewed
+        return tap, now
 
-    def header(self) -> dict[str, Any]:
-        """What a file or a state dict keeps of the tap."""
-        if self._tap is not None:
-            return self._described(self._tap)
-        assert self._header is not None
-        return self._header
+    def _check_outputs(self, renewed: set[str]) -> None:
+        off = 0.0 if self.probes is None else self.probes.difference(self.model, self.source)
+        if off:
+            names = ", ".join(map(repr, sorted(renewed)))
+            since = f"{names} set since?" if renewed else "another activation, factor or statistic?"
+            raise ValueError(
+                "The model's weights are those of the fit, but its predictions are not: for "
+                f"inputs kept from the fit they differ by up to {off:.2g} ({since}), so its error "
+                "bars no longer hold. Undo the change, or call fit(train) and calibrate(valid) "
+                "again."
+            )
 
     def _from_header(self, header: dict[str, Any]) -> AnyTap:
         """The tap of a file.
@@ -114,6 +170,9 @@ class Binding:
                 "checkpoint into the model first, or fit again."
             )
         _check_source(self.source, header)
+        return self._made(header)
+
+    def _made(self, header: dict[str, Any]) -> AnyTap:
         if header["case"] == "features":
             return FeatureTap(self.model, self.source, header["layout"])
         return Tap(

@@ -139,8 +139,11 @@ class Shared(Separate):
     name = "shared"
     layout = "shared"
 
-    def terms(self, output: Tensor, calls: list[Call], found: list[Gain]) -> Terms:
-        """The summands of the features, for known gains."""
+    def terms(self, output: Tensor, calls: list[Call]) -> Terms | None:
+        """The summands of the features, or None where the tail has not this form."""
+        found = self.gains(output, calls)
+        if found is None:
+            return None
         inner, axis = found[0].view
         parts = []
         for call, gain in zip(calls, found, strict=True):

@@ -3,13 +3,17 @@ r"""Where the features come from: `Tap` turns a model into inputs -> (output, fe
 The features of a prediction are its derivatives by the readout's weights,
 $f = \partial y / \partial w$. A tap runs a `shadow` of the model with a recorder in place of the
 readout head(s); a `Case` (see `cases`) says how the features follow from what was recorded. It
-is found on the first batch, and its features checked there by changing the heads' weights.
+is found on the first batch, and its features checked there by changing the heads' weights. Every
+thread has a shadow with recorders of its own, so that any number of them may call a tap, and a
+model may keep what it likes in its attributes during a pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -19,9 +23,10 @@ from ...models.calling import FeatureFunction, ForwardFunction, Source
 from ...models.directional import normal_like
 from ...models.modes import outside_inference_mode
 from ...models.shadow import input_names, shadow, unwrapped
+from ...models.threads import OfThread
 from ...notices import notify
 from .cases import CASES, Case, Separate, Shared
-from .heads import Call, channel_axis, guard, linear_maps, owners, record
+from .heads import Call, Recorder, channel_axis, guard, linear_maps, owners, record
 from .reading import Reading, Terms
 from .search import find_heads, named_heads, nearest, tolerance
 from .tail import GraphsKept, coarsest
@@ -54,12 +59,11 @@ class Tap:
         linear: bool = True,
     ) -> None:
         self.source, self.heads, self.silent, self.linear = source, heads, list(silent), linear
+        self.case = case
         self.input_names = input_names(model)
-        self._frees = False
-        twin = shadow(model)
-        guard(twin, self.silent)
-        self._model, self._recorders = record(twin, heads, CASES[case].recorder)
-        self._case: Case = CASES[case]([recorder.head for recorder in self._recorders])
+        self._frees = False  # whether the model differentiates, and frees its graph, inside forward
+        self._pattern = shadow(model)  # never run: what a pass leaves in it would be copied too
+        self._twin = OfThread(self._make)
 
     @classmethod
     @outside_inference_mode
@@ -109,14 +113,14 @@ class Tap:
         return tap
 
     @property
-    def case(self) -> str:
-        """Name of the case."""
-        return self._case.name
-
-    @property
     def layout(self) -> str:
         """How the features' dimensions and the targets correspond."""
-        return self._case.layout
+        return CASES[self.case].layout
+
+    @property
+    def _case(self) -> Case:
+        """This thread's."""
+        return self._twin().case(self.case)
 
     @property
     def weights(self) -> Tensor:
@@ -161,7 +165,7 @@ class Tap:
         if not isinstance(case, Separate):
             return None
         with torch.enable_grad():
-            found = self._probed(args, kwargs, lambda *run: case.gains(*run, graph=True))
+            found = self._probed(args, kwargs, partial(case.gains, graph=True))
         if found is None or any(gain.gain.requires_grad for gain in found):
             return None
 
@@ -176,21 +180,26 @@ class Tap:
         Raises:
             ValueError: the output is no weighted sum of the head's rows, alike for all targets.
         """
-        if not self._case.probes:
+        if not CASES[self.case].probes:
             features = self._reading(args, kwargs).features.detach()
             rows = torch.arange(len(features), device=features.device)
-            if not self._case.probes:  # else this batch is no plain one
+            if not CASES[self.case].probes:  # else this batch is no plain one
                 return Terms(features, rows, torch.zeros_like(rows), len(features))
         case, found = self._case, None
         if isinstance(case, Shared):
             with torch.enable_grad():
-                found = self._probed(args, kwargs, lambda *run: _terms(case, *run))
+                found = self._probed(args, kwargs, case.terms)
         if found is None:
             raise ValueError(
                 f"The output is no sum over rows of {self._names} (case {self.case!r}), so it has "
                 "no local terms. Give their features to rigidities.local yourself."
             )
         return found
+
+    def _make(self) -> _Twin:
+        twin = shadow(self._pattern)
+        guard(twin, self.silent)
+        return _Twin(*record(twin, self.heads, CASES[self.case].recorder), {})
 
     @property
     def _names(self) -> str:
@@ -205,14 +214,15 @@ class Tap:
         changes: list[Tensor] | None = None,
     ) -> tuple[Tensor, list[Call]]:
         """A forward pass with its recorded calls, perhaps with changed head weights."""
-        for i, recorder in enumerate(self._recorders):
+        twin = self._twin()
+        for i, recorder in enumerate(twin.recorders):
             recorder.reset(probing=probing, change=None if changes is None else changes[i])
         try:
             with GraphsKept() if self._frees else nullcontext():
-                output = self.source.run(self._model, args, kwargs)
-            calls = [call for recorder in self._recorders for call in recorder.calls]
+                output = self.source.run(twin.model, args, kwargs)
+            calls = [call for recorder in twin.recorders for call in recorder.calls]
         finally:
-            for recorder in self._recorders:
+            for recorder in twin.recorders:
                 recorder.reset()
         if not calls:
             raise ValueError(f"The forward pass did not call {self._names}: name another layer=.")
@@ -230,22 +240,20 @@ class Tap:
         except RuntimeError as error:
             if self._frees or "backward through the graph a second time" not in str(error):
                 raise
-        self._frees = True  # forces computed inside forward: from now on its graph is kept
+        self._frees = True  # from now on its graph is kept
         return read(*self._run(args, kwargs, probing=True))
 
     def _reading(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, graph: bool = False
     ) -> Reading:
-        reading = None
-        if not self._case.probes:
-            reading = self._case.read(*self._run(args, kwargs), graph=graph)
+        reading, case = None, self._case
+        if not case.probes:
+            reading = case.read(*self._run(args, kwargs), graph=graph)
             if reading is None:  # an identity on the first batch (a mask of ones), not on this one
-                self._case = CASES["shared"]([recorder.head for recorder in self._recorders])
+                self.case, case = "shared", self._twin().case("shared")
         if reading is None:
             with torch.enable_grad():
-                reading = self._probed(
-                    args, kwargs, lambda *run: self._case.read(*run, graph=graph)
-                )
+                reading = self._probed(args, kwargs, partial(case.read, graph=graph))
         if reading is None:
             self._check_finite(args, kwargs)
             raise ValueError(
@@ -267,10 +275,9 @@ class Tap:
     def _settle(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the first case that fits this batch and check it with changed weights."""
         with torch.enable_grad():
-            if self._is_plain(args, kwargs):
-                return
-            reading = self._probed(args, kwargs, self._first_reading)
-            self.linear = self._is_linear(reading, args, kwargs)
+            if not self._is_plain(args, kwargs):
+                reading = self._probed(args, kwargs, self._first_reading)
+                self.linear = self._is_linear(reading, args, kwargs)
 
     def _first_reading(self, output: Tensor, calls: list[Call]) -> Reading:
         """The features of the first case that fits a pass."""
@@ -280,14 +287,12 @@ class Tap:
                 "operations (torch.no_grad, detach or NumPy in the forward pass?). Name "
                 "another layer= or pass features=."
             )
-        named = self.case == "parameters"
-        for make in list(CASES.values())[-1:] if named else list(CASES.values())[1:]:
-            self._case = make([recorder.head for recorder in self._recorders])
+        for name in ["parameters"] if self.case == "parameters" else list(CASES)[1:]:
+            self.case = name
             reading = self._case.read(output, calls)
             if reading is not None:
-                break
-        assert reading is not None
-        return reading
+                return reading
+        raise AssertionError("the last case takes any tail")
 
     def _own_up(self, later: list[str]) -> None:
         """Refuse parameters behind a nonlinearity after the heads; otherwise warn."""
@@ -306,7 +311,7 @@ class Tap:
 
     def _is_plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the output is the head's output to the bit, with its own and other weights."""
-        if len(self.heads) > 1 or self._case.probes:
+        if len(self.heads) > 1 or self.case != "plain":
             return False
         change = _large_change(self.weights, seed=0)
         for changes in (None, [self._case.columns.share(change, 0)]):
@@ -335,6 +340,21 @@ class Tap:
         return True
 
 
+@dataclass(frozen=True)
+class _Twin:
+    """One thread's shadow of the model, the recorders in it, and the cases made of its heads."""
+
+    model: nn.Module
+    recorders: list[Recorder]
+    cases: dict[str, Case]
+
+    def case(self, name: str) -> Case:
+        """The case of that name."""
+        if name not in self.cases:
+            self.cases[name] = CASES[name]([recorder.head for recorder in self.recorders])
+        return self.cases[name]
+
+
 class FeatureTap:
     """A tap whose features the user computes: callable(model, *inputs) -> (N, D) or (N, K, P)."""
 
@@ -342,13 +362,13 @@ class FeatureTap:
     linear = True
     weights = None
 
-    def __init__(self, model: nn.Module, source: Source, layout: str = "shared") -> None:
+    def __init__(self, model: nn.Module, source: Source, layout: str = "") -> None:
         self.source = source
         self.heads: list[str] = []
         self.silent: list[str] = []
-        self.layout = layout
+        self.layout = layout  # none before the first batch
         self.input_names = input_names(model)
-        self._model = shadow(model)
+        self._model = OfThread(partial(shadow, shadow(model)))
 
     @outside_inference_mode
     def __call__(self, *args: Any, **kwargs: Any) -> Reading:
@@ -377,16 +397,17 @@ class FeatureTap:
 
     def _reading(self, *args: Any, **kwargs: Any) -> Reading:
         assert self.source.features is not None
-        output = self.source.run(self._model, args, kwargs)
-        features = self.source.features(self._model, *args, **kwargs)
+        output = self.source.run(self._model(), args, kwargs)
+        features = self.source.features(self._model(), *args, **kwargs)
         if not (isinstance(features, Tensor) and features.ndim in (2, 3)):
             got = getattr(features, "shape", type(features).__name__)
             raise ValueError(f"features= must return a tensor (N, D) or (N, K, P), got {got}.")
-        self.layout = "shared" if features.ndim == 2 else "joint"
-        rows = features.shape[0]
+        layout, rows = "shared" if features.ndim == 2 else "joint", features.shape[0]
+        self.layout = self.layout or layout
         per_row = features.ndim == 2 and rows in {output.shape[0], output.numel()}
         per_output = features.ndim == 3 and features.shape[:2].numel() == output.numel()
-        if not (per_row or (per_output and rows == output.shape[0])):
+        fits = per_row or (per_output and rows == output.shape[0])
+        if not fits or layout != self.layout:
             raise ValueError(
                 f"features= returned {tuple(features.shape)} for an output of shape "
                 f"{tuple(output.shape)}: expected one row of features per row of output."
@@ -395,11 +416,6 @@ class FeatureTap:
 
 
 AnyTap = Tap | FeatureTap
-
-
-def _terms(case: Shared, output: Tensor, calls: list[Call]) -> Terms | None:
-    found = case.gains(output, calls)
-    return None if found is None else case.terms(output, calls, found)
 
 
 def _large_change(weights: Tensor, seed: int) -> Tensor:
@@ -416,8 +432,7 @@ def _checked_names(model: nn.Module, names: list[Any]) -> list[str]:
             f"got {type(wrong[0]).__name__}."
         )
     known = dict(unwrapped(model).named_modules())
-    compiled = [f"{name}._orig_mod" for name in names]
-    names = [c if c in known else name for c, name in zip(compiled, names, strict=True)]
+    names = [f"{name}._orig_mod" if f"{name}._orig_mod" in known else name for name in names]
     missing = [name for name in names if name not in known]
     if missing:
         raise ValueError(
@@ -428,7 +443,7 @@ def _checked_names(model: nn.Module, names: list[Any]) -> list[str]:
     if empty:
         raise ValueError(
             f"layer={empty[0]!r} is a {type(known[empty[0]]).__name__} without floating-point "
-            "parameters (quantised, perhaps), by which to differentiate. Name the layer of the "
-            "model as it was trained, or pass features=."
+            "parameters by which to differentiate (quantised?). Name the layer of the model as "
+            "it was trained, or pass features=."
         )
     return names

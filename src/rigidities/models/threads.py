@@ -1,0 +1,71 @@
+"""What threads share, and what each has of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Lock:
+    """A lock that its holder may take again; a copy or a pickle of it is a new one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[type[Lock], tuple[()]]:
+        return Lock, ()
+
+
+class OfThread(Generic[T]):
+    """One value for each thread, made when the thread first asks; copies begin without any."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make, self._local = make, threading.local()
+
+    def __call__(self) -> T:
+        """This thread's."""
+        value: T | None = getattr(self._local, "value", None)
+        if value is None:
+            value = self._local.value = self._make()
+        return value
+
+    def __reduce__(self) -> tuple[type[OfThread[T]], tuple[Any]]:
+        return OfThread, (self._make,)
+
+
+class Common:
+    """A setting of the whole process for as long as any thread wants it.
+
+    Each thread restoring what it found would undo what another has set: the first that comes
+    enters the context, and the last that goes leaves it.
+    """
+
+    def __init__(self, make: Callable[[], AbstractContextManager[object]]) -> None:
+        self._make, self._lock, self._inside = make, threading.Lock(), 0
+        self._context: AbstractContextManager[object] | None = None
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """The setting, for a with statement."""
+        with self._lock:
+            if not self._inside:
+                self._context = self._make()
+                self._context.__enter__()
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._inside -= 1
+                if not self._inside and self._context is not None:
+                    self._context.__exit__(None, None, None)
