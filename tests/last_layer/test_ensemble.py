@@ -139,7 +139,7 @@ def test_members_have_the_models_precision(id):
     assert got.dtype == case.target.dtype
     expected = member_models(case, fitted_case(case), ens)
     tolerance = 20 * torch.finfo(case.args[0].dtype).eps * float(expected.abs().max())
-    torch.testing.assert_close(got.double(), expected, rtol=0, atol=tolerance)
+    torch.testing.assert_close(got.double(), expected.double(), rtol=0, atol=tolerance)
 
 
 # --- moments ------------------------------------------------------------------------------------

@@ -206,11 +206,18 @@ def test_the_readout_is_found_within_the_memory_of_a_bare_pass():
     assert searching.peak <= 1.1 * bare.peak
 
 
-def test_a_forecast_by_a_head_over_time_has_the_width_of_the_head():
-    case = zoo.build("forecast_by_a_head_over_time")
+@pytest.mark.parametrize(
+    ("id", "rows", "width"),
+    [
+        ("forecast_by_a_head_over_time", zoo.ROWS * zoo.WIDTH, zoo.STEPS + 1),
+        ("forecast_by_a_trend_and_a_season", zoo.ROWS * zoo.INPUTS, 2 * zoo.STEPS + 2),
+    ],
+)
+def test_a_forecast_by_heads_over_time_has_the_width_of_the_heads(id, rows, width):
+    case = zoo.build(id)
     tap = Tap.find(case.model, case.args)
     assert (tap.case, tap.layout) == ("shared", "shared")
-    assert tap(*case.args).features.shape == (zoo.ROWS * zoo.WIDTH, zoo.STEPS + 1)
+    assert tap(*case.args).features.shape == (rows, width)
 
 
 @pytest.mark.parametrize(

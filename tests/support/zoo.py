@@ -381,6 +381,14 @@ LINEAR: dict[str, Callable[[], Case]] = {
         heads=("over_time",),
         shape=(ROWS, 7, WIDTH),
     ),
+    "forecast_by_a_trend_and_a_season": lambda: on_steps(
+        "linear",
+        lambda m, x: (m.trend(x.mean(1, keepdim=True).expand_as(x).mT) + m.season(x.mT)).mT,
+        parts={"trend": linear(7, STEPS), "season": linear(7, STEPS)},
+        heads=("trend", "season"),
+        shape=(ROWS, 7, INPUTS),
+        note="two heads over time, summed: each acts on every output",
+    ),
     "transposed_time_steps_and_targets": lambda: on_steps(
         "linear", lambda m, x: plain(m, x).transpose(1, 2), targets=2, shape=(ROWS, 2, STEPS)
     ),

@@ -14,16 +14,13 @@ one weight vector behind all targets.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from ...models.directional import units
-from ...models.modes import transformable
+from ...models.directional import pulled, units
 from .columns import Columns, ParameterColumns, joint_columns
 from .heads import Call, Holder, Recorder, channel_axis, weights
 from .reading import Reading, Terms
@@ -104,11 +101,14 @@ class Separate:
         """Gain and owner of each call's rows, the gains with one column where all are alike."""
         for view in _views(output, calls[0].head):
             rows = Reading(output, output, *view).rows(output)
-            if len(self.columns.heads) > 1 and len(rows) != len(output):
-                continue  # heads side by side: each output column may be a target of its own
             found = gains(rows, pullback(rows, calls, graph=graph))
-            if found is not None:
-                return self._factored([replace(gain, view=view) for gain in found])
+            if found is None:
+                continue
+            if len(self.columns.heads) > 1 and len(rows) != len(output):
+                owned = (gain.owner.bincount(minlength=len(rows)) for gain in found)
+                if not all(bool(each.all()) for each in owned):
+                    continue  # heads side by side: each output column is a target of its own
+            return self._factored([replace(gain, view=view) for gain in found])
         return None
 
     def gathered(self, output: Tensor, calls: list[Call], found: list[Gain]) -> Reading:
@@ -254,48 +254,22 @@ class Parameters(Jacobian):
     def read(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> Reading | None:
         """Jacobian of the batch as a whole, some outputs at once."""
         self._check_size(output)
-        inner = torch.Size([len(output), output[0].numel()])
-        leaves = [leaf for call in calls for leaf in call.leaves]
-        found = torch.cat(list(self._rows(output.flatten(), leaves, calls, graph)))
-        reading = Reading(output, found.reshape(*inner, -1), inner, -1)
-        return reading if graph else reading.detached()
-
-    def _rows(
-        self, values: Tensor, leaves: list[Tensor], calls: list[Call], graph: bool
-    ) -> Iterator[Tensor]:
-        """(c, P) for some of the values after the others."""
+        inner, values = torch.Size([len(output), output[0].numel()]), output.flatten()
         chunk = max(1, min(64, (1 << 23) // max(self.columns.width, len(values))))
+        features = []
         for start in range(0, len(values), chunk):
-            parts = iter(_pulled(values, leaves, units(values, start, chunk), graph))
-            blocks = [torch.cat([next(parts) for _ in call.leaves], dim=1) for call in calls]
-            yield self.columns.assemble(blocks)
+            some = units(values, start, chunk)
+            parts = [[pulled(values, x, some, graph=graph) for x in call.leaves] for call in calls]
+            blocks = [torch.cat([part.flatten(1) for part in head], dim=1) for head in parts]
+            features.append(self.columns.assemble(blocks))
+        reading = Reading(output, torch.cat(features).reshape(*inner, -1), inner, -1)
+        return reading if graph else reading.detached()
 
 
 CASES: dict[str, type[Plain] | type[Separate] | type[Jacobian]] = {
     case.name: case for case in (Plain, Shared, Separate, Jacobian, Dense, Parameters)
 }
 """By name, in the order in which they are tried; the last for heads that are no linear maps."""
-
-
-def _pulled(values: Tensor, leaves: list[Tensor], cotangents: Tensor, graph: bool) -> list[Tensor]:
-    """J^T u for several u and each leaf, (m, numel): at once where autograd can, else in turn."""
-
-    def pull(u: Tensor, batched: bool) -> list[Tensor]:
-        found: tuple[Tensor | None, ...] = torch.autograd.grad(
-            *(values, leaves, u),
-            retain_graph=True,
-            create_graph=graph,
-            allow_unused=True,
-            is_grads_batched=batched,
-        )
-        pairs = zip(found, leaves, strict=True)
-        full = [leaf.new_zeros(len(u), leaf.numel()) if g is None else g for g, leaf in pairs]
-        return [g.reshape(-1, leaf.numel()) for g, leaf in zip(full, leaves, strict=True)]
-
-    with suppress(RuntimeError), transformable():
-        return pull(cotangents, True)
-    each = [pull(u, False) for u in cotangents]
-    return [torch.cat(parts) for parts in zip(*each, strict=True)]
 
 
 def _views(output: Tensor, head: nn.Module) -> list[tuple[torch.Size, int]]:
