@@ -924,6 +924,7 @@ def test_an_onnx_runtime_gives_the_same_numbers(fit, x):
     [
         ("scaled_and_shifted_output", r"\(head\) is differentiated in each call.*'shared'"),
         ("raw_parameter_head_with_its_features", "features="),
+        ("mean_over_members", r"\(members\) is differentiated in each call.*'parameters'"),
     ],
 )
 @pytest.mark.parametrize("strict", [False, True])
