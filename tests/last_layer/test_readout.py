@@ -103,6 +103,15 @@ def test_low_precision_models_keep_float64_statistics(id, tolerance):
     torch.testing.assert_close(q, expected_quadratic(id), rtol=tolerance, atol=0)
 
 
+def test_a_coarse_head_under_a_fine_tail_keeps_its_rows_apart():
+    case = zoo.build("bfloat16_head_with_a_float32_tail")
+    x = torch.randn(700, zoo.INPUTS).bfloat16()  # more rows than bfloat16 has whole numbers
+    tap = Tap.find(case.model, (x,))
+    h = torch.cat([case.model.trunk(x), torch.ones(700, 1)], 1).detach()
+    assert tap.case == "shared" and tap.linear
+    torch.testing.assert_close(tap(x).features.float(), 2 * h.float())
+
+
 def test_a_plain_heads_gram_is_that_of_its_input_and_a_one():
     case = zoo.build("mlp_with_several_targets")
     h = case.model.trunk(*case.args)
@@ -187,7 +196,7 @@ class Held(TorchDispatchMode):
 
 
 def deep() -> nn.Module:
-    blocks = [nn.Sequential(nn.Linear(8, 128), nn.GELU(), nn.Linear(128, 8)) for _ in range(9)]
+    blocks = [nn.Sequential(nn.Linear(8, 128), nn.ReLU(True), nn.Linear(128, 8)) for _ in range(9)]
 
     def run(m: zoo.Net, x: Tensor) -> Tensor:
         for block in m.blocks:
@@ -218,6 +227,11 @@ def test_a_forecast_by_heads_over_time_has_the_width_of_the_heads(id, rows, widt
     tap = Tap.find(case.model, case.args)
     assert (tap.case, tap.layout) == ("shared", "shared")
     assert tap(*case.args).features.shape == (rows, width)
+
+
+def test_heads_beside_one_another_are_targets_of_their_own():
+    case = zoo.build("two_heads_as_two_time_steps")
+    assert fitted(case).scale.shape == (4,)
 
 
 @pytest.mark.parametrize(
