@@ -196,7 +196,7 @@ class Held(TorchDispatchMode):
 
 
 def deep() -> nn.Module:
-    blocks = [nn.Sequential(nn.Linear(8, 128), nn.ReLU(True), nn.Linear(128, 8)) for _ in range(9)]
+    blocks = [nn.Sequential(nn.Linear(8, 512), nn.ReLU(True), nn.Linear(512, 8)) for _ in range(9)]
 
     def run(m: zoo.Net, x: Tensor) -> Tensor:
         for block in m.blocks:
