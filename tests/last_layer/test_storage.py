@@ -13,8 +13,10 @@ from torch import nn
 
 import rigidities as rg
 from rigidities.data import storage
+from tests.support import zoo
 from tests.support.nets import Net, calibrated, trained
 from tests.support.refusals import refused
+from tests.support.zoo_fits import fitted_to
 
 
 def fitted(net, **options):
@@ -55,6 +57,20 @@ def test_a_loaded_fit_predicts_the_same(net, saved):
     assert torch.equal(again.predict(x).noise, uq.predict(x).noise)
     assert str(again.report) == str(uq.report)
     assert again.gram.count == 300
+
+
+@pytest.mark.parametrize(
+    "id", ["sum_over_two_readouts_of_which_one_is_nonlinear", "forces_that_free_the_graph"]
+)
+def test_a_fit_of_any_readout_is_loaded_by_its_names(id, path):
+    case, more = zoo.build(id), zoo.build(id, 1)
+    uq = fitted_to(case, [case.data])
+    uq.save(path)
+    again = load(path, case.model, **case.options).partial_fit([more.data])
+    whole = fitted_to(case, [case.data, more.data])
+    for one in (whole, again):
+        one.calibrate([zoo.build(id, 2).data], ridge=0.1)
+    torch.testing.assert_close(again.predict([more.data]).std, whole.predict([more.data]).std)
 
 
 def test_a_loaded_fit_can_be_extended_and_recalibrated(net, saved):
