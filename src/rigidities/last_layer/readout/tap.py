@@ -113,6 +113,11 @@ class Tap:
         """Weights behind the features: (D, K) for `shared` and `separate`, (P, 1) for `joint`."""
         return self._case.columns.weights()
 
+    @property
+    def biases(self) -> Tensor | None:
+        """Columns of the features that belong to biases; None where that is not known."""
+        return getattr(self._case.columns, "biases", None)
+
     @outside_inference_mode
     def __call__(self, *args: Any, **kwargs: Any) -> Reading:
         """One forward pass."""
@@ -311,6 +316,7 @@ class FeatureTap:
     case = "features"
     linear = True
     weights = None
+    biases = None
 
     def __init__(self, model: nn.Module, source: Source, layout: str = "shared") -> None:
         self.source = source
