@@ -35,7 +35,7 @@ def calibrated(
     elif wanted.criterion == "evidence":
         if tap.weights is None:
             raise ValueError("criterion='evidence' needs the readout's weights, not features=.")
-        score = evidence(statistics.gram, posterior, tap.weights)
+        score = evidence(statistics.gram, posterior, tap.weights, tap.biases)
     gathered = Gathering()
     for number, batch in enumerate(batches):
         try:

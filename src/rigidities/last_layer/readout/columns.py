@@ -21,12 +21,14 @@ class Columns:
         joint: one column per weight instead of one per input.
         width: number of columns.
         indices: for each head the columns of its weight and then its bias.
+        biases: the columns of all biases.
     """
 
     def __init__(self, heads: list[nn.Module], *, joint: bool) -> None:
         self.heads = heads
         self.joint = joint
         self.width = 0
+        self.biases = torch.empty(0, dtype=torch.long)
         known: dict[int, Tensor] = {}
         self.indices = [torch.cat(self._parts(head, known)) for head in heads]
         self._disjoint = sum(len(index) for index in self.indices) == self.width
@@ -80,6 +82,7 @@ class Columns:
             if columns is None:
                 columns = torch.arange(self.width, self.width + size)
                 self.width += size
+                self.biases = torch.cat([self.biases, columns[: size * (name == "bias")]])
             if parameter is not None:
                 known[id(parameter)] = columns
             parts.append(columns)

@@ -86,8 +86,18 @@ class Reading:
         """The user's weights of the batch, (M, 1) or (M, K)."""
         if function is None:
             return None
-        output = self.output
-        given = torch.as_tensor(function(batch.raw), device=output.device).to(torch.float64)
+        output, weights = self.output, function(batch.raw)
+        if weights is None:
+            raise ValueError(
+                "sample_weight returned None: expected one weight per sample or per output. Does "
+                "the function lack a return?"
+            )
+        given = torch.as_tensor(weights, device=output.device).to(torch.float64)
+        if not bool(((given >= 0) & (given < torch.inf)).all()):
+            raise ValueError(
+                f"sample weights must be finite and not negative, got {float(given.min())} to "
+                f"{float(given.max())}. A row that should not count has weight 0."
+            )
         if given.squeeze().shape == output.squeeze().shape:
             return self.rows(given.reshape(output.shape))
         if given.ndim > 1 or given.numel() != len(output):

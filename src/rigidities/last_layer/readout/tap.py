@@ -127,6 +127,11 @@ class Tap:
         """Weights behind the features: (D, K) for `shared` and `separate`, (P, 1) for `joint`."""
         return self._case.columns.weights()
 
+    @property
+    def biases(self) -> Tensor | None:
+        """Columns of the features that belong to biases; None where that is not known."""
+        return getattr(self._case.columns, "biases", None)
+
     @outside_inference_mode
     def __call__(self, *args: Any, **kwargs: Any) -> Reading:
         """One forward pass."""
@@ -361,6 +366,7 @@ class FeatureTap:
     case = "features"
     linear = True
     weights = None
+    biases = None
 
     def __init__(self, model: nn.Module, source: Source, layout: str = "") -> None:
         self.source = source
