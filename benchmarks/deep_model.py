@@ -1,8 +1,8 @@
 """Peak memory of a fit of a deep transformer with a regression head, against a bare pass.
 
 On an accelerator a model of a billion weights in bfloat16, else a small one. Run as a module of its
-own (``python -m benchmarks.deep_model width layers fit threads``) it makes one pass, or one fit, over
-two batches and prints its peak.
+own (``python -m benchmarks.deep_model width layers fit threads``) it makes one pass, or one fit,
+over two batches and prints its peak.
 """
 
 from __future__ import annotations

@@ -589,7 +589,8 @@ def test_a_calibrated_noise_is_divided_by_the_loss_weight_of_the_structure(atoms
     weight = lambda batch: torch.full((len(batch[-1]),), 0.25, dtype=torch.float64)  # noqa: E731
     uq = rg.LastLayerRigidity(Net().double()).fit(TRAIN, sample_weight=weight)
     uq.calibrate(VALID, noise="constant")
-    for given, factor in ((None, 1.0), (lambda atoms: 1 / len(atoms), 4.0)):
+    weights = (None, 1.0), (lambda atoms: 1 / len(atoms), 1.0), (lambda atoms: 0.05, 5.0)
+    for given, factor in weights:  # 0.25 is what the rows of the fit have, and what None stands for
         calculator = RigidityCalculator(uq, sample_weight=given)
         bar = calculator.get_property("energy_std", atoms)
         found = uq.predict([calculator._batch(atoms)[0]])

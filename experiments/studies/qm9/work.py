@@ -145,7 +145,7 @@ def _chosen(uq: rg.LastLayerRigidity, how: error_bars.Calibration) -> dict[str, 
         "noise": how.noise,
         "ridge": uq.ridge,
         "scale": float(uq.scale),
-        "noise_variance": float(uq.noise.level),
+        "noise_variance": float(uq.noise.level * uq.calibration.weight),  # at weight one
         "effective_rank": uq.report.effective_rank,
     }
 

@@ -54,10 +54,9 @@ class Residuals:
 
 
 def places(first: int, count: int, like: Tensor) -> Tensor:
-    """Numbers in (0, 1) of rows: those below a threshold are that share of the rows, evenly.
+    """Of rows, in [0, 1): those below a threshold are that share of them, evenly spread.
 
-    Multiples of the golden ratio, which keep step with no period that rows may have: time steps,
-    say, or outputs.
+    Multiples of the golden ratio keep step with no period of the rows, of time steps or outputs.
     """
     numbers = torch.arange(first, first + count, dtype=torch.float64, device=like.device)
     return (numbers * _GOLDEN) % 1

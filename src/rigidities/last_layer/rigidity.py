@@ -212,7 +212,8 @@ class LastLayerRigidity(ModelWrapper):
             noise: "none" (the paper's); "constant", a noise floor added to the variance; or
                 "bayes", where the noise is $\alpha^2$ as in Bayesian linear regression, so that
                 the variance is $\alpha^2 (1 + q)$: with `criterion="evidence"` the safest before
-                predictions are averaged or subtracted; or a class of `prediction.noise`.
+                predictions are averaged or subtracted; or a class of `prediction.noise`. With
+                sample weights c a row's noise is the level times the typical weight over c.
             law: of the predictions: "gaussian", or an object of `prediction.law`.
             gradients: as in `fit`; by default what the fit was given.
             gradient_target: likewise. With one, derivatives get a scale of their own, from a
@@ -259,7 +260,8 @@ class LastLayerRigidity(ModelWrapper):
 
         Args:
             data: a tensor of inputs, or anything that `fit` takes.
-            sample_weight: callable(batch) -> loss weights c, by which the noise is divided.
+            sample_weight: callable(batch) -> loss weights c, by which the noise is divided. Rows
+                without get the noise of a typical one: the harmonic mean in the calibration.
             input_covariance: of uncertain inputs, whose variance is added and kept in
                 `from_inputs`: a variance; one for each of the d numbers of an input row, (d,) or
                 (N, d); or a matrix, (d, d) or (N, d, d). (d, d) is always a matrix.

@@ -88,10 +88,7 @@ class Reading:
             return None
         output, weights = self.output, function(batch.raw)
         if weights is None:
-            raise ValueError(
-                "sample_weight returned None: expected one weight per sample or per output. Does "
-                "the function lack a return?"
-            )
+            raise ValueError("sample_weight returned None: expected one weight per sample.")
         given = torch.as_tensor(weights, device=output.device).to(torch.float64)
         if not bool(((given >= 0) & (given < torch.inf)).all()):
             raise ValueError(
