@@ -121,6 +121,8 @@ def row_hashes(values: Iterable[Any], rows: int) -> Tensor | None:
 def tensor_hash(tensor: Tensor) -> int:
     """One hash of all of a tensor's values; the same on every device and for lossless casts."""
     flat = tensor.detach().reshape(-1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat.resolve_conj()).reshape(-1)
     flat = flat.to(torch.float64) if flat.is_floating_point() else flat.to(torch.int64)
     total = flat.numel()
     for number, part in enumerate(torch.split(flat, 1 << 22) if total else ()):
