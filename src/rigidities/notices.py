@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+import traceback
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 _LIBRARY = str(Path(__file__).parent)
-_TORCH = f"{Path('torch') / 'nn' / 'modules'}"
+_BETWEEN = (str(Path("torch/nn/modules")), str(Path("torch/_dynamo")), "contextlib.py")
 
 
 NO_FIT = "There is no fit yet. Call {} first."
@@ -18,7 +21,7 @@ class NotFittedError(ValueError, RuntimeError):
 
 
 def notify(message: str) -> None:
-    """Warn at the first line outside the library (and outside torch's module calls)."""
+    """Warn at the first line outside the library (and outside torch's calls of modules)."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and _is_inside(frame.f_code.co_filename):
         frame, level = frame.f_back, level + 1
@@ -31,5 +34,30 @@ def require_level(level: float, what: str) -> None:
         raise ValueError(f"{what} level must lie between 0 and 1, got {level}.")
 
 
+class DamagedError(ValueError):
+    """A file or a state dict holds what no fit leaves; the message names the part."""
+
+
+def require(sound: bool, what: str) -> None:
+    """Refuse a part of a file or a state dict, unless it is sound."""
+    if not sound:
+        raise DamagedError(what)
+
+
+def require_kinds(held: Any, kinds: Mapping[str, Any], what: str) -> None:
+    """Refuse a header with entries that are missing or of another type than these."""
+    require(isinstance(held, Mapping), what)
+    for name, kind in kinds.items():
+        value = held.get(name)
+        fits = isinstance(value, kind) or (kind is float and isinstance(value, int))
+        require(fits and (kind is bool or not isinstance(value, bool)), f"{name} of {what}")
+
+
+def is_own(error: BaseException) -> bool:
+    """Whether an error is a refusal of the library itself."""
+    *_, (last, _) = traceback.walk_tb(error.__traceback__)
+    return isinstance(error, ValueError) and last.f_code.co_filename.startswith(_LIBRARY)
+
+
 def _is_inside(path: str) -> bool:
-    return path.startswith(_LIBRARY) or _TORCH in path or path.endswith("contextlib.py")
+    return path.startswith(_LIBRARY) or any(part in path for part in _BETWEEN)

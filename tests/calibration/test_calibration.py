@@ -1,6 +1,8 @@
 """Calibration against brute force: dense grids, numerical minimisation, explicit refits."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +11,9 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
 import rigidities as rg
-from tests.support import oracle
+from rigidities.calibration.evidence import evidence
+from tests.support import nets, oracle
+from tests.support.refusals import refused
 
 WIDTH = 8
 CRITERIA = {
@@ -196,9 +200,9 @@ def test_evidence_chooses_the_ridge_of_the_largest_marginal_likelihood():
     uq, _ = calibrated(p, criterion="evidence")
     f, y = features(p.x).numpy(), p.y.numpy()[:, 0]
     ridges = np.logspace(-4, 3, 36)
-    values = [oracle.evidence(f, y, s) for s in ridges]
+    values = [oracle.restricted_evidence(f, y, s) for s in ridges]
     assert 0 < np.argmax(values) < len(ridges) - 1
-    found = oracle.evidence(f, y, float(uq.ridge))
+    found = oracle.restricted_evidence(f, y, float(uq.ridge))
     assert found >= max(values) - 1e-6 * abs(max(values))
     # The evidence's own scale is the noise's: the scale comes from the residuals.
     q, residual = p.quadratic(float(uq.ridge)), p.residual[:, 0]
@@ -215,8 +219,36 @@ def test_evidence_with_sample_weights_is_that_of_the_whitened_rows():
     uq.calibrate((p.x_valid, p.y_valid), criterion="evidence")
     root = weights.sqrt()[:, None]
     f, y = (root * features(p.x)).numpy(), (root * p.y).numpy()[:, 0]
-    best = max(oracle.evidence(f, y, s) for s in np.logspace(-4, 3, 36))
-    assert oracle.evidence(f, y, float(uq.ridge)) >= best - 1e-6 * abs(best)
+    best = max(oracle.restricted_evidence(f, y, s) for s in np.logspace(-4, 3, 36))
+    assert oracle.restricted_evidence(f, y, float(uq.ridge)) >= best - 1e-6 * abs(best)
+
+
+@pytest.mark.parametrize("biases", [[WIDTH], [0, WIDTH], [0, 1, WIDTH]])
+def test_the_evidence_is_that_of_contrasts_which_no_bias_changes(biases):
+    p = problem(seed=6)
+    x = p.x.clone()
+    x[:, 0], x[:, 1] = 2.0, torch.arange(len(x))  # a bias that another equals takes no second row
+    rows = features(x)
+    gram = rg.Gram(WIDTH + 1)
+    w = torch.cat([p.model.weight, p.model.bias[:, None]], 1).detach().mT
+    gram.update(rows, residuals=p.y - rows @ w)
+    value = evidence(gram, rg.Posterior.from_gram(gram, 1.0), w, torch.tensor(biases))
+    ridges = torch.tensor([0.01, 0.3, 20.0], dtype=torch.float64)
+    left = len(x) - len(biases) + (0 in biases)
+    y = p.y.numpy()[:, 0]
+    expected = [oracle.restricted_evidence(rows.numpy(), y, float(s), biases) for s in ridges]
+    np.testing.assert_allclose(-left * value(ridges).numpy(), expected, rtol=1e-9)
+
+
+def test_the_evidence_of_no_more_rows_than_biases_is_refused():
+    p = problem(seed=6)
+    uq = rg.LastLayerRigidity(p.model).fit((p.x[:1], p.y[:1]))
+    refused(
+        "more rows than the readout has biases, got 1",
+        uq.calibrate,
+        (p.x, p.y),
+        criterion="evidence",
+    )
 
 
 def ridge_regression(p: Problem, ridge: float) -> Problem:
@@ -252,41 +284,119 @@ def test_leave_one_out_chooses_the_ridge_of_the_least_nll():
 
 # --- invariances --------------------------------------------------------------------------------
 
+ALL = [*CRITERIA, "evidence", "loo"]
+NOISES = ["none", "constant", "bayes"]
+each_way = pytest.mark.parametrize(("criterion", "noise"), [(c, n) for c in ALL for n in NOISES])
 
-@pytest.mark.parametrize("criterion", [*CRITERIA, "evidence"])
-def test_error_bars_scale_with_the_target(criterion):
-    p = problem(size(criterion), seed=9)
-    a, b = -250.0, 0.0 if criterion == "evidence" else 7.0  # its prior is centred at zero weights
+
+@dataclass(frozen=True)
+class Sums:
+    """Energies: sums over the atoms of two species, each with a head and a bias of its own."""
+
+    model: nn.Module
+    x: Tensor
+    y: Tensor
+    x_valid: Tensor
+    y_valid: Tensor
+
+    @classmethod
+    def of(cls, p: Problem, a: float = 1.0, b: Sequence[float] = (0.0, 0.0)) -> "Sums":
+        """Of a problem's rows, one atom each: y -> a y + b_1 n_1 + b_2 n_2."""
+        weight, bias = p.model.weight.data, p.model.bias.data
+        shifted = [a * bias + float(one) for one in b]
+        heads = [linear(a * weight, shifted[0]), linear(-2 * a * weight, shifted[1])]
+
+        def run(net: nets.Net, atoms: Tensor, count: Tensor) -> Tensor:
+            one, two = (head(atoms).squeeze(-1) for head in net.heads)
+            place = torch.arange(4)
+            first, second = place < count[:, :1], place >= count[:, 1:]
+            return (one * first).sum(1, keepdim=True) + (two * second).sum(1, keepdim=True)
+
+        model = nets.Net(run, heads=nn.ModuleList(heads))
+        pairs = []
+        for x, y in ((p.x, p.y), (p.x_valid, p.y_valid)):
+            atoms = x.reshape(-1, 4, WIDTH)
+            count = torch.arange(2 * len(atoms)).reshape(-1, 2) % 5
+            noise = (y - p.model(x)).detach().reshape(-1, 4)[:, :1]
+            with torch.no_grad():
+                pairs += [(atoms, count), model(atoms, count) + a * noise]
+        return cls(model, *pairs)
+
+
+def moved(p: Problem, a: float, b: float) -> Problem:
+    """y -> a y + b, the readout with it."""
     model = linear(a * p.model.weight.data, a * p.model.bias.data + b)
-    scaled = Problem(model, p.x, a * p.y + b, p.x_valid, a * p.y_valid + b)
-    uq, _ = calibrated(p, criterion=criterion)
-    other, _ = calibrated(scaled, criterion=criterion)
-    assert float(other.ridge) == pytest.approx(float(uq.ridge), rel=1e-3)
-    expected, std = uq.predict(p.x_valid).std, other.predict(p.x_valid).std
-    torch.testing.assert_close(std, abs(a) * expected, rtol=1e-4, atol=0)
+    return Problem(model, p.x, a * p.y + b, p.x_valid, a * p.y_valid + b)
 
 
-@pytest.mark.parametrize("criterion", CRITERIA)
-def test_twice_the_rows_at_half_the_weight_change_nothing(criterion):
-    p = problem(size(criterion), seed=10)
-    uq, _ = calibrated(p, criterion=criterion)
-    twice = rg.LastLayerRigidity(p.model)
-    half = lambda batch: torch.full((len(batch[0]),), 0.5, dtype=torch.float64)  # noqa: E731
-    twice.fit((torch.cat([p.x, p.x]), torch.cat([p.y, p.y])), sample_weight=half)
-    torch.testing.assert_close(twice.gram.matrix, uq.gram.matrix)
-    twice.calibrate((p.x_valid, p.y_valid), criterion=criterion)
-    assert float(twice.ridge) == pytest.approx(float(uq.ridge), rel=1e-4)
-    torch.testing.assert_close(twice.predict(p.x_valid).std, uq.predict(p.x_valid).std)
+def std_after(p: Any, criterion: str, noise: str, weight: Any = None) -> tuple[float, Tensor]:
+    """Ridge and error bars on the validation rows."""
+    uq = rg.LastLayerRigidity(p.model)
+
+    def together(x: Any, y: Tensor) -> tuple[Tensor, ...]:
+        return (*x, y) if isinstance(x, tuple) else (x, y)
+
+    train, valid = together(p.x, p.y), together(p.x_valid, p.y_valid)
+    uq.fit(train, sample_weight=weight)
+    data = {"train": train} if criterion == "loo" else {"valid": valid}
+    uq.calibrate(**data, criterion=criterion, noise=noise)
+    return float(uq.ridge), uq.predict(valid).std.detach()
 
 
-@pytest.mark.parametrize("criterion", [*CRITERIA, "evidence"])
-def test_the_order_of_the_features_does_not_matter(criterion):
+def same(left: tuple[float, Tensor], right: tuple[float, Tensor], factor: float = 1.0) -> None:
+    assert right[0] == pytest.approx(left[0], rel=1e-6)
+    torch.testing.assert_close(right[1], factor * left[1], rtol=1e-6, atol=0)
+
+
+@each_way
+def test_the_unit_and_offset_of_the_target_move_the_error_bars_by_the_unit_alone(criterion, noise):
+    p, a = problem(size(criterion), targets=2, seed=9), -250.0
+    same(std_after(p, criterion, noise), std_after(moved(p, a, 1000.0), criterion, noise), -a)
+
+
+@each_way
+def test_an_offset_for_each_atom_changes_nothing(criterion, noise):
+    p = problem(4 * size(criterion), seed=9)
+    plain = std_after(Sums.of(p), criterion, noise)
+    same(plain, std_after(Sums.of(p, 3.0, (-400.0, 70.0)), criterion, noise), 3.0)
+
+
+@each_way
+def test_the_order_of_rows_and_features_does_not_matter(criterion, noise):
     p = problem(size(criterion), seed=11)
-    order = torch.randperm(WIDTH, generator=torch.Generator().manual_seed(0))
-    model = linear(p.model.weight.data[:, order], p.model.bias.data)
-    shuffled = Problem(model, p.x[:, order], p.y, p.x_valid[:, order], p.y_valid)
-    uq, _ = calibrated(p, criterion=criterion)
-    other, _ = calibrated(shuffled, criterion=criterion)
-    assert float(other.ridge) == pytest.approx(float(uq.ridge), rel=1e-4)
-    expected = uq.predict(p.x_valid).std
-    torch.testing.assert_close(other.predict(p.x_valid[:, order]).std, expected)
+    generator = torch.Generator().manual_seed(0)
+    rows, some = (torch.randperm(n, generator=generator) for n in (len(p.x), WIDTH))
+    model = linear(p.model.weight.data[:, some], p.model.bias.data)
+    x, x_valid = p.x[rows][:, some], p.x_valid[rows][:, some]
+    other = Problem(model, x, p.y[rows], x_valid, p.y_valid[rows])
+    ridge, std = std_after(p, criterion, noise)
+    same((ridge, std[rows]), std_after(other, criterion, noise))
+
+
+@each_way
+def test_the_unit_of_the_weights_does_not_matter(criterion, noise):
+    # They divide the noise of an observation: relative to each other, whatever their sum.
+    p = problem(size(criterion), seed=12)
+    weigh = lambda batch: batch[0][:, 0].detach().abs() + 0.1  # noqa: E731
+    ridge, std = std_after(p, criterion, noise, weigh)
+    heavy = std_after(p, criterion, noise, lambda batch: 500.0 * weigh(batch))
+    same((500 * ridge, std), heavy)
+
+
+@pytest.mark.parametrize("noise", ["none", "constant"])
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_thrice_the_rows_at_a_third_of_the_weight_change_nothing(criterion, noise):
+    # But for evidence, loo and noise="bayes", which take copies for further observations.
+    p = problem(size(criterion), seed=10)
+    thrice = Problem(p.model, p.x.repeat(3, 1), p.y.repeat(3, 1), p.x_valid, p.y_valid)
+    third = lambda batch: torch.full((len(batch[0]),), 1 / 3, dtype=torch.float64)  # noqa: E731
+    same(std_after(p, criterion, noise), std_after(thrice, criterion, noise, third))
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("criterion", ["nll", "crps", "absolute", "evidence"])
+def test_calibration_rows_given_twice_change_nothing(criterion, noise):
+    p = problem(seed=13)
+    twice = Problem(p.model, p.x, p.y, p.x_valid.repeat(2, 1), p.y_valid.repeat(2, 1))
+    ridge, std = std_after(p, criterion, noise)
+    same((ridge, std.repeat(2, 1)), std_after(twice, criterion, noise))

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import rigidities
 from rigidities import cli
@@ -27,6 +28,18 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, int]]:
 def test_demo_has_defaults_and_takes_a_folder_and_a_seed(asked, arguments, expected) -> None:
     assert cli.main(["demo", *arguments]) == 0
     assert asked == [(Path(expected[0]), expected[1])]
+
+
+@pytest.mark.parametrize("seed", [2**70, 2**64, -(2**63) - 1, "one"])
+def test_a_seed_that_torch_does_not_take_is_named(asked, seed, capsys) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["demo", f"--seed={seed}"])
+    expected = "invalid seed" if seed == "one" else f"a seed from -2**63 to 2**64 - 1, got {seed}"
+    assert f"argument --seed: {expected}" in capsys.readouterr().err.replace("expected ", "")
+    assert not asked
+    for seed in (-(2**63), 2**64 - 1):
+        assert cli.main(["demo", f"--seed={seed}"]) == 0
+        torch.Generator().manual_seed(asked.pop()[1])
 
 
 @pytest.mark.parametrize(

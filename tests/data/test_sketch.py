@@ -77,13 +77,25 @@ def test_sketches_merge_and_forget(monkeypatch):
     few = sketch_of(h[:10])
     few.merge(whole)
     assert few.clone().hashes.max() < whole.limit
-    left.remove(h)
-    assert left.shared(h) == 0
+    assert left.without(sketch_of(h))[0].shared(h) == 0
     twice = sketch_of(h[:10], h[:10])
-    twice.remove(h[:10])
-    assert twice.shared(h[:10]) == 10
+    assert twice.without(sketch_of(h[:10]))[0].shared(h[:10]) == 10
     again = RowSketch.from_state(whole.state())
     assert again.shared(h) == whole.shared(h) and again.limit == whole.limit
+
+
+def test_rows_that_are_lacking_are_counted_copy_by_copy(monkeypatch):
+    monkeypatch.setattr(sketch, "SIZE", 50)
+    h, foreign = hashes(torch.randn(300, 2)), hashes(torch.randn(40, 2))
+    few = sketch_of(h[:20], h[:10])
+    assert few.without(sketch_of(h[:20]))[1:] == (0, 20)
+    assert few.without(sketch_of(h[:10], h[:20]))[1:] == (0, 30)
+    assert few.without(sketch_of(h[:12], h[:12], foreign[:5]))[1:] == (2 + 5, 29)
+    assert RowSketch().without(sketch_of(foreign))[1:] == (40, 40)
+    whole = sketch_of(h)
+    assert whole.without(sketch_of(h[::2]))[1:] == (0, int((h[::2] < whole.limit).sum()))
+    below = int((foreign < whole.limit).sum())
+    assert whole.without(sketch_of(foreign))[1:] == (below, below)
 
 
 def test_fingerprints_tell_models_apart_but_not_lossless_casts():

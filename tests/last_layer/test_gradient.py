@@ -820,6 +820,43 @@ def test_a_model_that_has_no_derivative_by_its_inputs_is_refused_with_a_hint(id)
     uq.predict([case.data])
 
 
+FREEING = {
+    "grad": lambda y, x: torch.autograd.grad(y, x),
+    "backward": lambda y, x: y.backward(),
+}
+ENERGIES = {
+    "sum": (lambda m, x: 2 * m.head(m.trunk(x)).sum((1, 2)), (8, 4, 3)),
+    "plain": (lambda m, x: m.head(m.trunk(x)).squeeze(-1), (8, 3)),
+    "parameters": (lambda m, x: m.blocks(m.trunk(x)).sum((1, 2)), (8, 4, 3)),
+}
+
+
+@pytest.mark.parametrize("way", FREEING)
+@pytest.mark.parametrize("kind", ENERGIES)
+def test_a_model_that_frees_its_graph_in_forward_has_the_bars_of_one_that_does_not(kind, way):
+    energy, shape = ENERGIES[kind]
+
+    def freeing(m, x):
+        with torch.enable_grad():
+            x = x if x.requires_grad else x.clone().requires_grad_()
+            y = energy(m, x)
+            FREEING[way](y.sum(), x)
+        return y
+
+    parts = {"trunk": zoo.trunk(), "head": zoo.linear(), "blocks": zoo.Blocks()}
+    x, y = torch.randn(shape, dtype=F64), torch.randn(8, dtype=F64)
+    found = []
+    for run in (energy, freeing):
+        net = zoo.Net(run, **parts).double()
+        uq = rg.LastLayerRigidity(net, layer="blocks" if kind == "parameters" else "head")
+        uq.fit((x, y)).calibrate((-x, y), ridge=RIDGE)
+        found.append((uq.predict(x).std, uq.gradient(x)))
+    (std, expected), (again, got) = found
+    close(again, std)
+    close(got.mean, expected.mean)
+    close(got.std, expected.std)
+
+
 def test_a_weight_changed_after_the_fit_is_noticed():
     uq, x, _ = small()
     with torch.no_grad():

@@ -100,11 +100,7 @@ def uncentred_correlation(residual):
 
 # --- linear functions are exact -----------------------------------------------------------------
 
-MODELS = [
-    id
-    for id in zoo.IDS
-    if zoo.OUTCOMES[id] != "refused" and id not in {"bfloat16_model", "float32_model"}
-]
+MODELS = [id for id in zoo.IDS if zoo.OUTCOMES[id] != "refused" and id not in zoo.PRECISION]
 
 
 def per_target(jacobian, case, targets):

@@ -7,8 +7,12 @@ import warnings
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import rigidities as rg
+from rigidities.last_layer.readout import cases
 from rigidities.last_layer.readout.tap import Tap
 from tests.support import oracle, zoo
 from tests.support.refusals import refused
@@ -81,7 +85,14 @@ def test_mean_equals_the_models_own_output_in_eval_mode(id):
     torch.testing.assert_close(prediction_for(id).mean, expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize(("id", "tolerance"), [("float32_model", 1e-4), ("bfloat16_model", 0.1)])
+@pytest.mark.parametrize(
+    ("id", "tolerance"),
+    [
+        ("float32_model", 1e-4),
+        ("bfloat16_model", 0.1),
+        ("bfloat16_head_with_a_float32_tail", 0.1),
+    ],
+)
 def test_low_precision_models_keep_float64_statistics(id, tolerance):
     case = zoo.build(id)
     uq = fitted(case)
@@ -90,6 +101,15 @@ def test_low_precision_models_keep_float64_statistics(id, tolerance):
     assert prediction.mean.dtype == case.target.dtype
     q = (1 / prediction.rigidity).double()
     torch.testing.assert_close(q, expected_quadratic(id), rtol=tolerance, atol=0)
+
+
+def test_a_coarse_head_under_a_fine_tail_keeps_its_rows_apart():
+    case = zoo.build("bfloat16_head_with_a_float32_tail")
+    x = torch.randn(700, zoo.INPUTS).bfloat16()  # more rows than bfloat16 has whole numbers
+    tap = Tap.find(case.model, (x,))
+    h = torch.cat([case.model.trunk(x), torch.ones(700, 1)], 1).detach()
+    assert tap.case == "shared" and tap.linear
+    torch.testing.assert_close(tap(x).features.float(), 2 * h.float())
 
 
 def test_a_plain_heads_gram_is_that_of_its_input_and_a_one():
@@ -125,6 +145,103 @@ def test_a_readout_that_cannot_be_used_is_refused_with_a_hint(id):
     case = zoo.build(id)
     with pytest.raises((ValueError, TypeError), match=case.match):
         rg.LastLayerRigidity(case.model, **case.options).fit([case.data])
+
+
+def test_a_model_without_linear_layers_is_told_which_modules_end_it():
+    model = zoo.build("sum_over_two_readouts_of_which_one_is_nonlinear").model
+    model.trunk, model.run = zoo.Blocks(zoo.WIDTH), lambda m, h: m.readouts[0](h) + m.readouts[1](h)
+    nearest = r"no linear map.*'readouts.0', 'readouts.1.2', 'readouts.1.0'.*layer=\"readouts\""
+    refused(nearest, Tap.find, model, (torch.randn(4, zoo.WIDTH).double(),))
+
+
+def test_a_layer_without_parameters_is_refused():
+    uq = rg.LastLayerRigidity(zoo.build("mlp_with_a_column_output").model, layer="trunk.1")
+    refused("SiLU without floating-point parameters", uq.fit, (torch.randn(4, 3), torch.randn(4)))
+
+
+@pytest.mark.parametrize("layer", ["head", None])
+def test_a_compiled_head_is_the_layer_inside(layer):
+    case, test = (
+        zoo.build("scaled_and_shifted_output"),
+        zoo.build("scaled_and_shifted_output", TEST),
+    )
+    expected = fitted(case)(*test.args)[1]
+    case.model.head = torch.compile(case.model.head, backend="eager")
+    uq = rg.LastLayerRigidity(case.model, layer=layer)
+    uq.fit([zoo.build(case.id, draw).data for draw in TRAIN])
+    uq.calibrate([zoo.build(case.id, VALID).data], ridge=RIDGE)
+    torch.testing.assert_close(uq(*test.args)[1], expected)
+
+
+# --- what a search and a wide Jacobian take -----------------------------------------------------
+
+
+class Held(TorchDispatchMode):
+    """The most bytes that new tensors held at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                self.alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self.alive = {k: v for k, v in self.alive.items() if not v[0].expired()}
+        self.peak = max(self.peak, sum(size for _, size in self.alive.values()))
+        return result
+
+
+def deep() -> nn.Module:
+    blocks = [nn.Sequential(nn.Linear(8, 512), nn.ReLU(True), nn.Linear(512, 8)) for _ in range(9)]
+
+    def run(m: zoo.Net, x: Tensor) -> Tensor:
+        for block in m.blocks:
+            x = x + block(x)
+        return 2 * m.head(x)
+
+    return zoo.Net(run, blocks=nn.ModuleList(blocks), head=nn.Linear(8, 1))
+
+
+def test_the_readout_is_found_within_the_memory_of_a_bare_pass():
+    model, x = deep(), torch.randn(512, 8)
+    with Held() as bare, torch.no_grad():
+        model(x)
+    with Held() as searching:
+        Tap.find(model, (x,))
+    assert searching.peak <= 1.1 * bare.peak
+
+
+@pytest.mark.parametrize(
+    ("id", "rows", "width"),
+    [
+        ("forecast_by_a_head_over_time", zoo.ROWS * zoo.WIDTH, zoo.STEPS + 1),
+        ("forecast_by_a_trend_and_a_season", zoo.ROWS * zoo.INPUTS, 2 * zoo.STEPS + 2),
+    ],
+)
+def test_a_forecast_by_heads_over_time_has_the_width_of_the_heads(id, rows, width):
+    case = zoo.build(id)
+    tap = Tap.find(case.model, case.args)
+    assert (tap.case, tap.layout) == ("shared", "shared")
+    assert tap(*case.args).features.shape == (rows, width)
+
+
+def test_heads_beside_one_another_are_targets_of_their_own():
+    case = zoo.build("two_heads_as_two_time_steps")
+    assert fitted(case).scale.shape == (4,)
+
+
+@pytest.mark.parametrize(
+    "id", ["targets_reordered_after_the_head", "cumulative_sum_over_time", "bilinear_map"]
+)
+def test_a_jacobian_that_would_not_fit_into_memory_is_refused_with_its_size(id, monkeypatch):
+    case = zoo.build(id)
+    monkeypatch.setattr(cases, "LARGEST", 500)
+    uq = rg.LastLayerRigidity(case.model, **case.options)
+    refused(r"weights of the readout.*GiB.*forward=.*layer=.*batches", uq.fit, [case.data])
 
 
 # --- the user's model ---------------------------------------------------------------------------

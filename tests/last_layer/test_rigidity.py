@@ -338,7 +338,7 @@ def test_a_subset_that_transforms_its_rows_is_taken_at_its_word(net):
 
 def test_a_loaders_own_batch_size_is_kept(net):
     loader = DataLoader(TensorDataset(*net.train), batch_size=7)
-    raw, count = raw_batches(loader)
+    raw, count, _ = raw_batches(loader)
     assert count == 43 and len(next(iter(raw))[0]) == 7
     assert raw_batches(loader, 100)[1] == 3
 

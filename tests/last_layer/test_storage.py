@@ -13,8 +13,10 @@ from torch import nn
 
 import rigidities as rg
 from rigidities.data import storage
+from tests.support import zoo
 from tests.support.nets import Net, calibrated, trained
 from tests.support.refusals import refused
+from tests.support.zoo_fits import fitted_to
 
 
 def fitted(net, **options):
@@ -55,6 +57,20 @@ def test_a_loaded_fit_predicts_the_same(net, saved):
     assert torch.equal(again.predict(x).noise, uq.predict(x).noise)
     assert str(again.report) == str(uq.report)
     assert again.gram.count == 300
+
+
+@pytest.mark.parametrize(
+    "id", ["sum_over_two_readouts_of_which_one_is_nonlinear", "forces_that_free_the_graph"]
+)
+def test_a_fit_of_any_readout_is_loaded_by_its_names(id, path):
+    case, more = zoo.build(id), zoo.build(id, 1)
+    uq = fitted_to(case, [case.data])
+    uq.save(path)
+    again = load(path, case.model, **case.options).partial_fit([more.data])
+    whole = fitted_to(case, [case.data, more.data])
+    for one in (whole, again):
+        one.calibrate([zoo.build(id, 2).data], ridge=0.1)
+    torch.testing.assert_close(again.predict([more.data]).std, whole.predict([more.data]).std)
 
 
 def test_a_loaded_fit_can_be_extended_and_recalibrated(net, saved):
@@ -132,11 +148,11 @@ def test_the_picked_output_survives_a_file(path):
 SPOILT = {
     "a part is missing": (
         lambda tensors, header: tensors.pop("gram.matrix"),
-        "incomplete: 'matrix' is missing",
+        r"incomplete \('matrix'\)",
     ),
     "of a newer format": (
         lambda tensors, header: header.update(format=storage.FORMAT + 1, library="9.0"),
-        r"format 3.*written by rigidities 9.0.*>=9.0",
+        rf"format {storage.FORMAT + 1}.*written by rigidities 9.0.*>=9.0",
     ),
     "a calibration with keys from the future": (
         lambda tensors, header: (
@@ -147,11 +163,127 @@ SPOILT = {
 }
 
 
+def deep(levels):
+    nested = []
+    for _ in range(levels):
+        nested = [nested]
+    return nested
+
+
+def put(name, value):
+    """A tensor in place of another, or one whose first entry is another."""
+    whole = isinstance(value, torch.Tensor)
+
+    def spoil(tensors, header):
+        if whole:
+            tensors[name] = value
+        else:
+            tensors[name].view(-1)[0] = value
+
+    return spoil
+
+
+def say(name, value, *parts):
+    def spoil(tensors, header):
+        for part in parts:
+            header = header[part]
+        header[name] = value
+
+    return spoil
+
+
+WRONG = [
+    put(name, value)
+    for name, value in [
+        *(("gram.matrix", value) for value in (torch.nan, torch.inf, -1e9)),
+        ("gram.matrix", torch.eye(25)),
+        ("gram.matrix", torch.ones(25, 24, dtype=torch.float64)),
+        ("gram.matrix", torch.ones(25, dtype=torch.float64)),
+        ("gram.matrix", torch.ones(2, 25, 25, dtype=torch.float64)),
+        ("gram.matrix", torch.triu(torch.ones(25, 25, dtype=torch.float64))),
+        ("gram.count", -1),
+        ("gram.count", torch.tensor(300.0)),
+        ("gram.count", torch.ones(3, dtype=torch.int64)),
+        ("gram.zeros", -1),
+        ("gram.zeros", 301),
+        ("gram.zeros", torch.zeros(4, dtype=torch.int64)),
+        ("gram.square", torch.nan),
+        ("gram.cross", torch.zeros(24, 1, dtype=torch.float64)),
+        ("sketch.hashes", -5),
+        ("sketch.hashes", (1 << 63) - 1),
+        ("sketch.hashes", torch.zeros(300)),
+        ("sketch.hashes", torch.zeros(7, dtype=torch.int64)),
+        ("sketch.counts", 0),
+        ("sketch.limit", 5),
+        ("sketch.limit", torch.zeros(2, dtype=torch.int64)),
+        *(("calibration.scale", value) for value in (torch.nan, torch.inf, -1.0)),
+        ("calibration.scale", torch.ones(2, dtype=torch.float64)),
+        ("calibration.scale", torch.ones(1)),
+        *(("calibration.noise", value) for value in (torch.nan, torch.inf, -1.0)),
+        ("calibration.noise", torch.ones((), dtype=torch.float64)),
+        ("calibration.gradient_scale", torch.full((1,), torch.nan, dtype=torch.float64)),
+    ]
+] + [
+    say(name, value, *parts)
+    for name, value, *parts in [
+        *(("readout", value) for value in ({}, None, [], "", 7, deep(500))),
+        *(("targets", value) for value in (0, -1, 2.5, "one", None, True, 10**30)),
+        *(("inputs", value) for value in (-1, None, [], deep(500))),
+        *(("loss", value) for value in ({}, [], "mse", {"name": "none", "settings": {}})),
+        ("settings", {"delta": "one"}, "loss"),
+        ("settings", None, "loss"),
+        ("gradients", {}, "loss"),
+        ("gradients", {"wrt": [], "weight": 1.0, "target": None}, "loss"),
+        *(("calibration", value) for value in ({}, [], "", 7, deep(500))),
+        *(("ridge", value, "calibration") for value in (torch.nan, torch.inf, -1.0, "1", None)),
+        ("rows", 0, "calibration"),
+        ("value", "good", "calibration"),
+        ("stale", 1, "calibration"),
+        ("law", [], "calibration"),
+        ("noise", [], "calibration"),
+        ("layer", 7, "readout"),
+        ("layer", [7], "readout"),
+        ("case", "unheard of", "readout"),
+        ("case", None, "readout"),
+        ("fingerprint", None, "readout"),
+        ("output", [], "readout"),
+    ]
+]
+"""Contents that no fit leaves, under a checksum that fits them."""
+
+
+@pytest.mark.parametrize("way", ["file", "state dict"])
+def test_contents_that_no_fit_leaves_are_one_error_with_the_files_name(net, uq, path, way):
+    whole, before = uq.state_dict(), uq(net.test[0])[1]
+
+    def taken_up(spoilt):
+        if way == "file":
+            spoilt.write(path)
+            return load(path, net.model)
+        return uq.load_state_dict(whole | {"_extra_state": spoilt.state()})
+
+    for spoil in WRONG:
+        snapshot = storage.Snapshot.from_state(uq.get_extra_state())
+        tensors = {name: tensor.clone() for name, tensor in snapshot.tensors.items()}
+        spoil(tensors, snapshot.header)
+        where = r"uq\.safetensors" if way == "file" else "state dict's fit"
+        refused(where, taken_up, storage.Snapshot(tensors, snapshot.header))
+    assert torch.equal(uq(net.test[0])[1], before)
+
+
+@pytest.mark.parametrize(
+    "state", [7, [1], {"tensors": {}}, {"tensors": [], "header": "{}"}, {"header": "{"}], ids=str
+)
+def test_a_state_that_is_none_is_refused(uq, state):
+    given = uq.state_dict() | {"_extra_state": state}
+    refused("state dict's fit is damaged", uq.load_state_dict, given)
+
+
 @pytest.mark.parametrize(("spoil", "match"), SPOILT.values(), ids=SPOILT)
 def test_a_file_that_says_or_holds_something_else_is_refused(net, written, spoil, match):
     tensors, header = storage.read(written)
     spoil(tensors, header)
-    save_file(tensors, written, metadata={"rigidities": json.dumps(header)})
+    storage.Snapshot(tensors, header).write(written)
     refused(match, load, written, net.model)
 
 
@@ -236,16 +368,39 @@ def test_an_unfitted_state_dict_loads_too(net, uq):
 FILES = Path(__file__).parents[1] / "support" / "files"
 
 
-def test_files_of_the_first_format_still_load():
-    """Both were written by the first format's code, and gave these numbers there."""
+@pytest.fixture
+def plane():
+    """The model that they were written for."""
     model = torch.nn.Linear(2, 1, dtype=torch.float64)
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[1.0, 2.0]]))
         model.bias.fill_(0.5)
+    return model
+
+
+def old(kind, name, model):
+    """A file of a format that had no checksum is loaded with a word."""
+    with pytest.warns(UserWarning, match=f"{name}.* carries no checksum. Load it and save it"):
+        return kind.load(FILES / f"{name}.safetensors", model)
+
+
+def test_files_of_the_second_format_still_load_and_are_saved_anew(plane, path):
     x = torch.ones(1, 2, dtype=torch.float64)
-    uq = rg.LastLayerRigidity.load(FILES / "format-1-fit.safetensors", model)
+    uq = old(rg.LastLayerRigidity, "format-2-fit", plane)
+    assert uq.noise.name == "bayes"
+    uq.save(path)
+    for one in (uq, load(path, plane)):
+        assert [round(float(part), 4) for part in one(x)] == [3.5, 0.105]
+    pr = old(rg.PredictionRigidity, "format-2-regressor", plane)
+    assert round(float(pr.predict(x).std), 4) == 0.042
+
+
+def test_files_of_the_first_format_still_load(plane):
+    """Both were written by the first format's code, and gave these numbers there."""
+    x = torch.ones(1, 2, dtype=torch.float64)
+    uq = old(rg.LastLayerRigidity, "format-1-fit", plane)
     assert uq.noise.name == "constant" and uq.law.name == "gaussian"
     assert str(uq.report).startswith("Calibrated on 20 rows by nll: -0.966397")
     assert [round(float(part), 4) for part in uq(x)] == [3.5, 0.0924]
-    ens = rg.Ensemble.load(FILES / "format-1-ensemble.safetensors", model)
+    ens = old(rg.Ensemble, "format-1-ensemble", plane)
     assert [round(y, 4) for y in ens(x).flatten().tolist()] == [3.5441, 3.5285, 3.4948, 3.497]

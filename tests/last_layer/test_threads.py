@@ -22,11 +22,17 @@ def remembering(model, x):
     return model.head(model.h)
 
 
+def as_function(model, x):
+    """A readout that is no call of a layer."""
+    return nn.functional.linear(model.trunk(x), model.head.weight, model.head.bias)
+
+
 CASES = {
     "plain": (lambda m, x: m.head(m.trunk(x)), 1, {}),
     "shared": (lambda m, x: m.head(m.trunk(x[:, None] * m.shifts)).sum(1), 1, {}),
     "jacobian": (lambda m, x: m.head(m.trunk(x)) @ m.mixture, 2, {}),
     "features": (lambda m, x: m.head(m.trunk(x)), 1, {"features": lambda m, x: m.trunk(x)}),
+    "parameters": (as_function, 1, {"layer": "head"}),
     "plain with a state": (remembering, 1, {}),
 }
 

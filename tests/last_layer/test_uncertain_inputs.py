@@ -271,7 +271,7 @@ def test_a_structure_that_no_atom_moves_gets_nothing():
     uq = rg.LastLayerRigidity(zoo.Net(lambda m, x: far(m.body, x), body=atoms().model))
     uq.fit([(x, normal(9, 2, seed=0))])
     uq.calibrate([(x + 0.1, normal(9, 2, seed=1))])
-    p = uq.predict(x, input_covariance=0.3)
+    p = uq.predict([x], input_covariance=0.3)
     assert not p.from_inputs[3].any()
     slope = dense.derivatives(atoms().model, far, ["head.weight"], x).slope
     close(p.from_inputs, 0.3 * slope.square().sum((2, 3)))

@@ -71,6 +71,44 @@ def test_downdate_undoes_update():
         torch.testing.assert_close(gram.state()[name], tensor, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("weighted", [(False, False), (True, False), (False, True), (True, True)])
+def test_a_gram_without_another_equals_the_one_of_the_rows_left(weighted):
+    """Each may have one matrix for all targets, or one for each."""
+    features, residuals = normal(60, 5), normal(60, 2, seed=1)
+    weights = torch.ones(60, 2, dtype=F64)
+    own = normal(60, 2, seed=3).abs()
+    weights[:40] = own[:40] if weighted[0] else 1.0
+    weights[40:] = own[40:] if weighted[1] else 1.0
+    whole = Gram(5, targets=2 if weighted[0] else None)
+    for part in (slice(0, 40), slice(40, 60)):
+        if weighted[part.start > 0] and whole.targets is None:
+            whole = whole.expand(2)
+        whole.update(features[part], weights[part] if whole.targets else None, residuals[part])
+    few = Gram(5, targets=2 if weighted[1] else None)
+    few.update(features[40:], weights[40:] if few.targets else None, residuals[40:])
+    left = whole.without(few)
+    assert left.count == 40 and whole.count == 60 and few.count == 20
+    for k in range(2):
+        w, f, r = weights[:40, k, None], features[:40], residuals[:40, k]
+        matrix = left.matrix if left.targets is None else left.matrix[k]
+        torch.testing.assert_close(matrix, f.T @ (w * f))
+        torch.testing.assert_close(left.cross[:, k], f.T @ (w[:, 0] * r))
+        torch.testing.assert_close(left.square[k, k], r @ (w[:, 0] * r))
+
+
+@pytest.mark.parametrize("targets", [2, JOINT_TARGETS + 1])
+def test_a_sum_of_squares_never_turns_negative(targets):
+    features, residuals = normal(9, 3), normal(9, targets, seed=1)
+    gram = gram_of(features, None, residuals)
+    before = {name: tensor.clone() for name, tensor in gram.state().items()}
+    wrong = residuals[:2].clone()
+    wrong[:, 1] *= 99
+    refused("turn negative", gram.downdate, features[:2], None, wrong)
+    refused("turn negative", gram.without, gram_of(features[:2], None, wrong))
+    refused("only 9 are held", gram.without, gram_of(normal(10, 3)))
+    assert all(torch.equal(gram.state()[name], tensor) for name, tensor in before.items())
+
+
 def test_removing_rows_that_were_never_added_is_refused_and_changes_nothing():
     gram = gram_of(normal(5, 3))
     before = gram.matrix

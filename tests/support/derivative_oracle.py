@@ -130,7 +130,7 @@ GRAPHS = tuple(zoo.GRAPHS)
 NOT_DIFFERENTIABLE = (
     *("dict_batches_with_labels", "output_object_with_logits"),
     *("forward_without_gradients_with_its_features", "forces_computed_inside_forward"),
-    "forces_computed_in_the_callers_grad_mode",
+    *("forces_computed_in_the_callers_grad_mode", "forces_that_free_the_graph"),
 )
 COUPLED = ("weighted_sum_over_neighbours_after_the_head",)
 COUPLINGS: dict[str, Call] = {  # of samples that influence one another

@@ -227,6 +227,16 @@ def evidence(features: np.ndarray, target: np.ndarray, ridge: float) -> float:
     return -0.5 * (torch.logdet(2 * math.pi * noise * shape) + len(y)).item()
 
 
+def restricted_evidence(
+    features: np.ndarray, target: np.ndarray, ridge: float, biases: Sequence[int] = (-1,)
+) -> float:
+    """The evidence of as many contrasts of the rows as no weight of the bias columns changes."""
+    free = np.delete(features, list(biases), axis=1)
+    basis, sizes, _ = np.linalg.svd(features[:, list(biases)])
+    contrasts = basis[:, int((sizes > 1e-9 * sizes[0]).sum()) :].T
+    return evidence(contrasts @ free, contrasts @ target, ridge)
+
+
 def ridge_solution(features: np.ndarray, target: np.ndarray, ridge: float) -> np.ndarray:
     """w = argmin |y - F w|^2 + ridge |w|^2 by a QR of the stacked system."""
     width = features.shape[1]

@@ -374,6 +374,21 @@ LINEAR: dict[str, Callable[[], Case]] = {
         shape=(ROWS, STEPS, 1),
         note="one head row feeds several outputs of its sample",
     ),
+    "forecast_by_a_head_over_time": lambda: on_steps(
+        "linear",
+        lambda m, x: m.over_time(m.trunk(x).mT).mT,
+        parts={"over_time": linear(7, STEPS)},
+        heads=("over_time",),
+        shape=(ROWS, 7, WIDTH),
+    ),
+    "forecast_by_a_trend_and_a_season": lambda: on_steps(
+        "linear",
+        lambda m, x: (m.trend(x.mean(1, keepdim=True).expand_as(x).mT) + m.season(x.mT)).mT,
+        parts={"trend": linear(7, STEPS), "season": linear(7, STEPS)},
+        heads=("trend", "season"),
+        shape=(ROWS, 7, INPUTS),
+        note="two heads over time, summed: each acts on every output",
+    ),
     "transposed_time_steps_and_targets": lambda: on_steps(
         "linear", lambda m, x: plain(m, x).transpose(1, 2), targets=2, shape=(ROWS, 2, STEPS)
     ),
@@ -436,7 +451,13 @@ def graph() -> Graph:
     return Graph(normal(atoms, INPUTS), integers(3, atoms), molecule, ROWS, normal(ROWS, 1))
 
 
-def on_graphs(net: nn.Module, heads: tuple[str, ...], note: str = "", **named: Any) -> Case:
+def on_graphs(
+    net: nn.Module,
+    heads: tuple[str, ...],
+    note: str = "",
+    raw_parameters: tuple[str, ...] = (),
+    **named: Any,
+) -> Case:
     """A case whose batches are `Graph` objects, taken apart by `forward=` and `target=`."""
     g = graph()
     inputs = (g.x, g.species, g.molecule, g.molecules)
@@ -445,7 +466,8 @@ def on_graphs(net: nn.Module, heads: tuple[str, ...], note: str = "", **named: A
         "target": lambda b: b.energy,
         **named,
     }
-    return Case(net, inputs, g.energy, heads, "linear", batch=g, options=options, note=note)
+    known = {"note": note, "raw_parameters": raw_parameters}
+    return Case(net, inputs, g.energy, heads, "linear", batch=g, options=options, **known)
 
 
 def add_up(atomic: Tensor, molecule: Tensor, molecules: int) -> Tensor:
@@ -479,6 +501,62 @@ def mean_over_atoms(m: Net, x: Tensor, z: Tensor, i: Tensor, n: int) -> Tensor:
     return add_up(atomic, i, n) / add_up(torch.ones_like(atomic), i, n)
 
 
+class Blocks(nn.Module):
+    """Two linear maps of parts of the input by one flat parameter, as in e3nn."""
+
+    def __init__(self, outputs: int = 1) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH * outputs))
+        self.bias = nn.Parameter(torch.zeros(0))
+        self.register_buffer("mask", torch.ones(outputs))
+
+    def forward(self, h: Tensor) -> Tensor:
+        first, second = self.weight.reshape(2, WIDTH // 2, -1)
+        return (h[..., : WIDTH // 2] @ first + 0.5 * h[..., WIDTH // 2 :] @ second) * self.mask
+
+
+class Members(nn.Module):
+    """A linear map for each member of an ensemble, as in TabM."""
+
+    def __init__(self, members: int = 3) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(members, WIDTH, 2))
+        self.bias = nn.Parameter(torch.randn(members, 2))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return torch.einsum("nd,mdk->nmk", h, self.weight) + self.bias
+
+
+class Convolved(nn.Module):
+    """A linear map of the neighbours' sum, as in PyG: the bias is the module's, the weight not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = Blocks()
+        self.bias = nn.Parameter(torch.randn(1))
+
+    def forward(self, h: Tensor, edges: Tensor) -> Tensor:
+        rows = self.lin(h)
+        return rows + rows.new_zeros(rows.shape).index_add(0, edges[1], rows[edges[0]]) + self.bias
+
+
+def readouts() -> nn.ModuleList:
+    """A linear and a nonlinear one, as in MACE."""
+    last = nn.Sequential(Blocks(WIDTH), nn.SiLU(), Blocks())
+    return nn.ModuleList([Blocks(), last])
+
+
+def two_layers_of_readouts(m: Net, x: Tensor, z: Tensor, i: Tensor, n: int) -> Tensor:
+    h = m.trunk(x)
+    return add_up(m.readouts[0](h) + m.readouts[1](m.trunk(h[:, :INPUTS])), i, n)
+
+
+def message_passing(m: Net, x: Tensor, z: Tensor, i: Tensor, n: int) -> Tensor:
+    atoms = torch.arange(len(x))
+    edges = torch.stack([atoms, atoms.roll(1)])
+    return add_up(m.conv(m.trunk(x), edges), i, n)
+
+
 SPECIES = ("heads.0", "heads.1", "heads.2")
 
 GRAPHS: dict[str, Callable[[], Case]] = {
@@ -509,6 +587,19 @@ GRAPHS: dict[str, Callable[[], Case]] = {
         Net(mean_over_atoms, trunk=trunk(), heads=linears(3, bias=False)),
         SPECIES,
         "all heads see all atoms, a gather keeps one of them",
+    ),
+    "sum_over_two_readouts_of_which_one_is_nonlinear": lambda: on_graphs(
+        Net(two_layers_of_readouts, trunk=trunk(), readouts=readouts()),
+        (),
+        "what lies before the last of the nonlinear one is no part of it",
+        ("readouts.0.weight", "readouts.1.2.weight"),
+        layer="readouts",
+    ),
+    "graph_convolution": lambda: on_graphs(
+        Net(message_passing, trunk=trunk(), conv=Convolved()),
+        (),
+        raw_parameters=("conv.bias", "conv.lin.weight"),
+        layer="conv",
     ),
 }
 
@@ -651,13 +742,15 @@ def cubic_of_raw_parameters() -> Case:
         a=nn.Parameter(torch.ones(1)),
         b=nn.Parameter(torch.ones(1)),
     )
-    return Case(net, (normal(ROWS, INPUTS),), normal(ROWS, 1), None, "refused", match="features=")
+    return Case(
+        net, (normal(ROWS, INPUTS),), normal(ROWS, 1), None, "refused", match='layer="".*features='
+    )
 
 
 def recurrent_net_without_a_head() -> Case:
     net = Net(lambda m, x: m.lstm(x)[0][:, -1, :1], lstm=nn.LSTM(INPUTS, WIDTH, batch_first=True))
     data = (normal(ROWS, STEPS, INPUTS),)
-    return Case(net, data, normal(ROWS, 1), None, "refused", match="features=")
+    return Case(net, data, normal(ROWS, 1), None, "refused", match='layer="lstm".*features=')
 
 
 UNUSUAL: dict[str, Callable[[], Case]] = {
@@ -679,7 +772,7 @@ UNUSUAL: dict[str, Callable[[], Case]] = {
     "pointwise_convolution_then_mean_over_pixels": lambda: on_images(
         normal(ROWS, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten()
     ),
-    "raw_parameter_head": lambda: raw_parameter_head("refused", match="features="),
+    "raw_parameter_head": lambda: raw_parameter_head("refused", match='layer="".*features='),
     "raw_parameter_head_with_its_features": lambda: raw_parameter_head(
         "plain", options={"features": lambda m, x: m.trunk(x)}, raw_parameters=("weight",)
     ),
@@ -687,11 +780,102 @@ UNUSUAL: dict[str, Callable[[], Case]] = {
         "refused",
         lambda m, x: functional.linear(m.trunk(x), m.head.weight, m.head.bias),
         heads=None,
-        match="features=",
+        match='layer="head".*features=',
         note="the head's forward is never called",
     ),
     "cubic_of_raw_parameters": cubic_of_raw_parameters,
     "recurrent_net_without_a_head": recurrent_net_without_a_head,
+}
+
+
+# --- readouts that are no linear layers ---------------------------------------------------------
+
+
+def by_parameters(
+    run: Callable[..., Any],
+    layer: str,
+    names: tuple[str, ...],
+    outcome: Outcome = "linear",
+    **more: Any,
+) -> Case:
+    """A case with inputs (N, 3) whose readout's layer is named."""
+    options = {"options": {"layer": layer}, "raw_parameters": names, "heads": None}
+    return on_rows(outcome, run, **options, **more)
+
+
+def flattened(m: Net, x: Tensor) -> Tensor:
+    return m.conv(m.trunk(x)[:, None]).mean(-1)
+
+
+PARAMETERS: dict[str, Callable[[], Case]] = {
+    "equivariant_linear_map": lambda: by_parameters(
+        lambda m, x: 2 * m.blocks(m.trunk(x)),
+        "blocks",
+        ("blocks.weight",),
+        parts={"blocks": Blocks(2)},
+        targets=2,
+    ),
+    "mean_over_members": lambda: by_parameters(
+        lambda m, x: m.members(m.trunk(x)).mean(1),
+        "members",
+        ("members.weight", "members.bias"),
+        parts={"members": Members()},
+        targets=2,
+    ),
+    "convolution_with_a_wide_kernel": lambda: by_parameters(
+        flattened,
+        "conv",
+        ("conv.weight", "conv.bias"),
+        parts={"conv": nn.Conv1d(1, 2, 3)},
+        targets=2,
+    ),
+    "convolution_with_a_wide_kernel_and_all_its_places": lambda: by_parameters(
+        lambda m, x: m.conv(m.trunk(x)[:, None]),
+        "conv",
+        ("conv.weight", "conv.bias"),
+        parts={"conv": nn.Conv1d(1, 2, 3, stride=2)},
+        shape=(ROWS, 2, 3),
+    ),
+    "bilinear_map": lambda: by_parameters(
+        lambda m, x: m.both(m.trunk(x), x),
+        "both",
+        ("both.weight", "both.bias"),
+        parts={"both": nn.Bilinear(WIDTH, INPUTS, 1)},
+    ),
+    "raw_parameter_of_the_model": lambda: by_parameters(
+        lambda m, x: functional.linear(m.trunk(x), m.weight),
+        "",
+        ("weight",),
+        parts={"weight": nn.Parameter(torch.randn(1, WIDTH))},
+    ),
+    "named_linear_layer_used_as_a_function": lambda: by_parameters(
+        lambda m, x: functional.linear(m.trunk(x), m.head.weight, m.head.bias).squeeze(-1),
+        "head",
+        ("head.weight", "head.bias"),
+        shape=(ROWS,),
+    ),
+    "block_whose_last_layer_is_linear": lambda: by_parameters(
+        lambda m, x: m.block(x),
+        "block",
+        ("block.1.weight", "block.1.bias"),
+        "plain",
+        parts={"block": nn.Sequential(trunk(), linear())},
+    ),
+    "softplus_after_a_convolution": lambda: by_parameters(
+        lambda m, x: functional.softplus(flattened(m, x)),
+        "conv",
+        ("conv.weight", "conv.bias"),
+        "local",
+        parts={"conv": nn.Conv1d(1, 2, 3)},
+        targets=2,
+    ),
+    "all_of_a_cubic": lambda: replace(
+        cubic_of_raw_parameters(),
+        outcome="linear",
+        options={"layer": ""},
+        raw_parameters=("a", "b"),
+        match="",
+    ),
 }
 
 
@@ -916,11 +1100,11 @@ AUTOGRAD: dict[str, Callable[[], Case]] = {
         "linear", create_graph=True, enable_grad=False, note="fails when run under no_grad"
     ),
     "forces_that_free_the_graph": lambda: potential(
-        "refused",
+        "linear",
         create_graph=False,
         enable_grad=True,
-        match="retain_graph|create_graph",
-        note="the energy's own graph is gone when forward returns",
+        differentiable=False,
+        note="the energy's own graph would be gone when forward returns",
     ),
 }
 
@@ -934,12 +1118,22 @@ def in_precision(dtype: torch.dtype) -> Case:
     return replace(built, model=built.model.to(dtype), args=data, target=built.target.to(dtype))
 
 
+def bfloat16_head() -> Case:
+    """Under a tail in float32, as Accelerate's autocast leaves it."""
+    built = on_rows("linear", lambda m, x: plain(m, x).float() * 2 + 1, targets=2)
+    data = tuple(a.to(torch.bfloat16) for a in built.args)
+    model, target = built.model.to(torch.bfloat16), built.target.float()
+    return replace(built, model=model, args=data, target=target)
+
+
 PRECISION: dict[str, Callable[[], Case]] = {
+    "bfloat16_head_with_a_float32_tail": bfloat16_head,
     "bfloat16_model": lambda: in_precision(torch.bfloat16),
     "float32_model": lambda: in_precision(torch.float32),
 }
 
 
-FACTORIES = PLAIN | LINEAR | GRAPHS | SEVERAL | UNUSUAL | LOCAL | SHAPES | AUTOGRAD | PRECISION
+FACTORIES = PLAIN | LINEAR | GRAPHS | SEVERAL | UNUSUAL | PARAMETERS
+FACTORIES |= LOCAL | SHAPES | AUTOGRAD | PRECISION
 IDS = tuple(FACTORIES)
 OUTCOMES: dict[str, Outcome] = {id: build(id).outcome for id in IDS}

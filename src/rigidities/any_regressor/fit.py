@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,6 +16,7 @@ from ..calibration.report import CalibrationReport
 from ..data.samples import SampleBatch, Samples
 from ..data.sketch import fingerprint
 from ..data.storage import Snapshot, prefixed, unprefixed
+from ..notices import DamagedError, require, require_kinds
 from .curvature.dense_form import DenseForm, Hessian
 from .curvature.dual_form import DualForm
 from .curvature.forms import Form
@@ -23,6 +25,8 @@ from .derivatives.differentiation import Differentiation
 from .derivatives.regressor import Regressor
 from .derivatives.tangents import Block, Explicit, Outer, Tangents
 
+_LISTS = {"names": list, "shape": list, "dispersion": list}
+_KEPT = {"fingerprint": str, "inputs": int, "gradient_norm": float} | _LISTS
 BLOCKS: dict[str, type[Block]] = {kind.__name__: kind for kind in (Explicit, Outer)}
 
 
@@ -139,9 +143,10 @@ def restored(given: Snapshot, regressor: Regressor) -> Fit:
         ValueError: another regressor or other parameters, or the file is damaged.
     """
     device = regressor.flat.device
-    own = Snapshot({k: v.to(device) for k, v in given.tensors.items()}, given.header)
-    try:
+    own = replace(given, tensors={k: v.to(device) for k, v in given.tensors.items()})
+    with own.opened():
         kept = own.header["regressor"]
+        require_kinds(kept, _KEPT, "the regressor")
         if missing := [one for one in kept["names"] if one not in regressor.parameters.names]:
             raise ValueError(
                 f"The file was made with a parameter {missing[0]!r}, which this regressor does not "
@@ -159,23 +164,21 @@ def restored(given: Snapshot, regressor: Regressor) -> Fit:
         if own.header["reported"]:
             report = own.part("calibration", CalibrationReport.from_state)
         calibration = report.calibration if report else own.part("calibration", Calibration.alone)
-        if calibration is None:
-            raise KeyError("calibration")
+        if calibration is None or len(calibration.scale) != 1:
+            raise DamagedError("the calibration")
+        form = _form_from(own.header["form"], unprefixed("form", own.tensors))
+        require(form.width == len(regressor), "the form's width")
+        rows, dispersion = kept["dispersion"]
         return Fit(
             regressor,
-            _form_from(own.header["form"], unprefixed("form", own.tensors)),
+            form,
             torch.Size(kept["shape"]),
             kept["inputs"],
             kept["gradient_norm"],
-            tuple(kept["dispersion"]),
+            (rows, float(dispersion)),
             calibration,
             report,
         )
-    except (KeyError, TypeError) as error:
-        raise ValueError(
-            f"The fit is incomplete: {error} is missing or wrong. Save it again from the fitted "
-            "object."
-        ) from error
 
 
 def _fingerprint(regressor: Regressor) -> str:
@@ -204,7 +207,11 @@ def _form_state(form: Form) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def _form_from(header: dict[str, Any], tensors: dict[str, Tensor]) -> Form:
     fields = dict(header)
     name, ridge = fields.pop("name"), fields.pop("ridge")
+    finite = all(bool(one.is_floating_point() and one.isfinite().all()) for one in tensors.values())
+    require(finite and 0 <= float(ridge) < math.inf, "the form's ridge or a tensor")
     if name == "dense":
+        require_kinds(fields, {"rows": int, "flat": int, "exact": bool, "epsilon": float}, "form")
+        require(tensors["matrix"].dtype == torch.float64, "the Hessian")
         fields["names"] = [tuple(pair) for pair in fields["names"]]
         return DenseForm.of(Hessian(**(fields | tensors)), ridge)
     kinds = [BLOCKS[kind] for kind in fields["blocks"]]

@@ -2,12 +2,14 @@ r"""What a calibration is asked, and what it chooses as everything after it uses
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..notices import require, require_kinds
 from ..prediction.law import LAWS, Gaussian, Law, law_named
 from ..prediction.noise import NOISES, Noise, NoNoise, noise_named
 from .criteria import Criterion, criterion_for
@@ -67,6 +69,12 @@ def require_known(others: set[str]) -> None:
         raise ValueError(f"The calibration holds {listed}, which this version does not know.")
 
 
+def require_levels(tensor: Tensor, what: str) -> None:
+    """Refuse what is not one finite number for each target, none negative."""
+    sound = tensor.dtype == torch.float64 and tensor.ndim == 1 and len(tensor) > 0
+    require(sound and bool(((tensor >= 0) & (tensor < math.inf)).all()), what)
+
+
 @dataclass(frozen=True)
 class Calibration:
     r"""$\sigma^2 = \alpha^2 q(\varsigma^2) + \text{noise}$, and the law of that variance.
@@ -76,12 +84,15 @@ class Calibration:
         scale: $\alpha$, one entry per target.
         noise: with one level per target.
         law: around the mean.
+        weight: the loss weight c of a row that has this level: the typical one (harmonic mean) of
+            the calibration rows, one entry per target; 1 where they had no weights.
     """
 
     ridge: float
     scale: Tensor
     noise: Noise
     law: Law = field(default_factory=Gaussian)
+    weight: Tensor = field(default_factory=lambda: torch.ones((), dtype=torch.float64))
 
     @classmethod
     def unscaled(
@@ -91,6 +102,11 @@ class Calibration:
         one = torch.ones(targets, dtype=torch.float64, device=device)
         return cls(ridge, one, NoNoise(torch.zeros_like(one)))
 
+    @property
+    def weighted(self) -> bool:
+        """Whether there is noise, whose level is that of rows of another weight than one."""
+        return bool(((self.weight != 1) & (self.noise.level > 0)).any())
+
     def epistemic(self, q: Tensor) -> Tensor:
         r"""$\alpha^2 q$ of rows (M, 1 or K)."""
         return self.scale.square().to(q) * q
@@ -98,14 +114,18 @@ class Calibration:
     def noise_variance(
         self, mean: Tensor, features: Tensor | None = None, weight: Tensor | None = None
     ) -> Tensor:
-        """Of rows whose predictions are (M, K), divided by their loss weights: (M, K)."""
+        r"""Of rows whose predictions are (M, K), level x shape x $\bar c / c$: (M, K).
+
+        Rows without weights c are taken to have the typical one $\bar c$.
+        """
         noise = self.noise.variance(mean, features)
-        return (noise if weight is None else noise / weight).expand(mean.shape)
+        return (noise if weight is None else noise * self.weight / weight).expand(mean.shape)
 
     def to(self, device: torch.device) -> Calibration:
         """The same on another device."""
         noise = replace(self.noise, level=self.noise.level.to(device))
-        return replace(self, scale=self.scale.to(device), noise=noise)
+        weight = self.weight.to(device)
+        return replace(self, scale=self.scale.to(device), noise=noise, weight=weight)
 
     def header(self) -> dict[str, Any]:
         """Plain values for a file's header; the tensors go by `tensors`."""
@@ -116,7 +136,8 @@ class Calibration:
                     f"its own and register it (register_{what})."
                 )
         law = {"name": self.law.name, "settings": dict(vars(self.law))}
-        return {"ridge": self.ridge, "noise": self.noise.name, "law": law}
+        weight = {"weight": self.weight.tolist()} if self.weighted else {}
+        return {"ridge": self.ridge, "noise": self.noise.name, "law": law, **weight}
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors for a file."""
@@ -130,9 +151,14 @@ class Calibration:
         Gaussian law alone.
 
         Raises:
-            ValueError: the noise or law is none that is known here.
+            ValueError: the noise or law is none that is known here, or a number is impossible.
         """
-        level = tensors["noise"]
+        require_kinds(header, {"ridge": float}, "the calibration")
+        require(0 <= header["ridge"] < math.inf, "the calibration's ridge")
+        scale, level = tensors["scale"], tensors["noise"]
+        require_levels(scale, "the calibration's scale")
+        require_levels(level, "the calibration's noise")
+        require(level.shape == scale.shape, "the calibration's noise")
         noise = header.get("noise", "constant" if bool(level.any()) else "none")
         law = header.get("law", {"name": "gaussian", "settings": {}})
         for what, name, known in (("noise", noise, NOISES), ("law", law["name"], LAWS)):
@@ -145,7 +171,10 @@ class Calibration:
             kept = LAWS[law["name"]](**law["settings"])
         except TypeError as error:
             raise ValueError(f"The law has other settings here: {error}.") from error
-        return cls(header["ridge"], tensors["scale"], NOISES[noise](level), kept)
+        weight = level.new_tensor(header.get("weight", 1.0))
+        require_levels(weight, "the calibration's weight")
+        require(bool((weight > 0).all()), "the calibration's weight")
+        return cls(header["ridge"], scale, NOISES[noise](level), kept, weight)
 
     @classmethod
     def alone(cls, header: dict[str, Any], tensors: dict[str, Tensor]) -> Calibration:

@@ -59,6 +59,7 @@ def chosen(
         nll=nll,
         nll_constant=constant,
         rows=residuals.rows,
+        used=len(residuals.error),
         fixed=wanted.ridge is not None,
         samples=residuals.samples,
         duplicates=round(residuals.duplicates),

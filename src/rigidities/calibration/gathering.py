@@ -7,8 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-LARGEST = 1 << 27
-"""Numbers to keep at most (1 GiB in float64); beyond it every other row is dropped."""
+LARGEST = 3 << 25
+"""Numbers to keep at most (3/4 GiB in float64), and"""
+ROWS = 1 << 17
+"""rows: beyond either, half of them are dropped. A scale of so many is sure to 0.3 %."""
+
+_PIECE, _BATCHES = 1 << 20, 256
+_GOLDEN = (5**0.5 - 1) / 2
 
 
 @dataclass(frozen=True)
@@ -17,21 +22,24 @@ class Residuals:
 
     Attributes:
         error: target minus prediction, (n, K); NaN where a target is masked.
-        power: squared components in the Gram's eigenbasis, (n, D), or (n, K, D) per target.
+        power: squared components in the Gram's eigenbasis, (n, D), or (n, K, D) per target; in
+            pieces, since joining them would take the memory twice.
         weight: weight of each row in the Gram, (n, 1) or (n, K).
-        share: what a unit of noise adds to the row's variance, its shape over the user's sample
-            weight c, (n, 1) or (n, K).
+        share: what a unit of noise adds to the row's variance, (n, 1) or (n, K): its shape, times
+            the typical weight over the user's weight c of the sample.
         unit: mean of that shape.
+        typical: harmonic mean of the weights c above zero, (1, 1) or (1, K); 1 without weights.
         rows: how many rows were seen; n may be fewer, evenly thinned to bound the memory.
         samples: how many samples were compared with the training data.
         duplicates: how many of those stand in the training data too.
     """
 
     error: Tensor
-    power: Tensor
+    power: tuple[Tensor, ...]
     weight: Tensor
     share: Tensor
     rows: int
+    typical: Tensor
     unit: float = 1.0
     samples: int = 0
     duplicates: float = 0.0
@@ -39,11 +47,20 @@ class Residuals:
     def quadratic(self, eigenvalues: Tensor, ridges: Tensor) -> Tensor:
         """q for each ridge: (n, 1 or K, J)."""
         inverse = 1 / (eigenvalues[..., None] + ridges)
-        if self.power.ndim == 2:
-            return (self.power @ inverse)[:, None]
         if inverse.ndim == 2:
-            return self.power @ inverse
-        return torch.einsum("nkd,kdj->nkj", self.power, inverse)
+            q = torch.cat([piece @ inverse for piece in self.power])
+            return q[:, None] if q.ndim == 2 else q
+        return torch.cat([torch.einsum("nkd,kdj->nkj", piece, inverse) for piece in self.power])
+
+
+def places(first: int, count: int, like: Tensor) -> Tensor:
+    """Numbers in (0, 1) of rows: those below a threshold are that share of the rows, evenly.
+
+    Multiples of the golden ratio, which keep step with no period that rows may have: time steps,
+    say, or outputs.
+    """
+    numbers = torch.arange(first, first + count, dtype=torch.float64, device=like.device)
+    return (numbers * _GOLDEN) % 1
 
 
 class Gathering:
@@ -51,7 +68,9 @@ class Gathering:
 
     def __init__(self) -> None:
         self._parts: list[tuple[Tensor, ...]] = []
-        self._rows, self._stride, self._held, self._shapes = 0, 1, 0, 0.0
+        self._latest: list[tuple[Tensor, ...]] = []
+        self._rows, self._kept, self._shapes = 0, 1.0, 0.0
+        self._weights: Tensor | float = 0.0  # how many there are above zero, and their inverses
         self._samples, self._duplicates = 0, 0.0
 
     def add(
@@ -79,22 +98,21 @@ class Gathering:
         share = one if shape is None else shape.to(error)
         self._shapes += float(share.mean()) * len(error) if shape is not None else len(error)
         if importance is not None:
-            error = torch.where(importance > 0, error, torch.nan)
-            share = share / importance
+            counts, inverse = importance > 0, 1 / importance
+            error, share = torch.where(counts, error, torch.nan), share * inverse
+            both = torch.stack([torch.ones_like(inverse), inverse])
+            self._weights = self._weights + torch.where(counts, both, 0.0).sum(1)
         wrong = (~torch.isfinite(error) & (weight > 0)).any() | ~torch.isfinite(power).all()
         if bool(wrong | torch.isinf(error).any()):
             raise ValueError(
                 "NaN or infinity in the features, targets or predictions. Clean the data."
             )
-        part: tuple[Tensor, ...] = (error, power, weight, share)
-        if self._stride > 1:
-            part = tuple(t[-self._rows % self._stride :: self._stride].clone() for t in part)
-        self._parts.append(part)
+        place = places(self._rows, len(error), error)
         self._rows += len(error)
-        self._held += self._parts[-1][1].numel()
-        if self._held > LARGEST:
-            self._parts = [tuple(column[::2].clone() for column in self._columns())]
-            self._held, self._stride = self._parts[0][1].numel(), self._stride * 2
+        self._latest.append(_below(self._kept, (error, power, weight, share, place)))
+        numbers = sum(part[1].numel() for part in self._latest)
+        if numbers >= _PIECE or len(self._latest) >= _BATCHES:
+            self._join()
 
     def count(self, samples: int, duplicates: float) -> None:
         """Samples compared with the training data, and how many stand there too."""
@@ -112,13 +130,36 @@ class Gathering:
                 f"Calibration needs at least two rows, got {self._rows}. A few dozen give a usable "
                 "scale."
             )
-        error, power, weight, share = self._columns()
+        self._join()
+        error, weight, share = (torch.cat([part[i] for part in self._parts]) for i in (0, 2, 3))
+        power = tuple(part[1] for part in self._parts)
         _check_errors(error)
+        typical = error.new_ones(1, 1)
+        if isinstance(self._weights, Tensor):
+            typical = self._weights[:1] / self._weights[1:]
         unit, counts = self._shapes / self._rows, (self._samples, self._duplicates)
-        return Residuals(error, power, weight, share, self._rows, unit, *counts)
+        share = share * typical
+        return Residuals(error, power, weight, share, self._rows, typical, unit, *counts)
 
-    def _columns(self) -> tuple[Tensor, ...]:
-        return tuple(torch.cat(column) for column in zip(*self._parts, strict=True))
+    def _join(self) -> None:
+        """Make one piece of the latest batches, and drop rows where there are too many."""
+        pieces = zip(*(part for part in self._latest if len(part[0])), strict=True)
+        if joined := tuple(torch.cat(piece) for piece in pieces):
+            self._parts.append(joined)
+        self._latest = []
+        while self._held() > LARGEST or sum(len(part[0]) for part in self._parts) > ROWS:
+            self._kept /= 2
+            for i, part in enumerate(self._parts):  # one by one: two copies would not fit
+                self._parts[i] = _below(self._kept, part)
+
+    def _held(self) -> int:
+        """Numbers, those that will be joined counted twice."""
+        return sum(2 * sum(t.numel() for t in part) - part[1].numel() for part in self._parts)
+
+
+def _below(share: float, part: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The rows whose place, the last column, is below that share."""
+    return part if share == 1 else tuple(column[part[-1] < share] for column in part)
 
 
 def _check_errors(error: Tensor) -> None:

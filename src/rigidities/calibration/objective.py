@@ -2,8 +2,8 @@ r"""Ridge, scale and noise from residuals, at the price of one pass and one eige
 
 With $G = V \mathrm{diag}(\lambda) V^\top$ and $P = (F_{val} V)^2$ elementwise, the variances for
 a whole grid of ridges s are one matrix product, $q(s) = P\,(\lambda + s)^{-1}$; the best scale at
-each ridge has a closed form (`criteria`). A noise floor $\rho$ joins as $u = q + \rho / c$, with c
-the row's loss weight.
+each ridge has a closed form (`criteria`). A noise floor $\rho$ joins as $u = q + \rho\,\bar c / c$,
+with c the row's loss weight and $\bar c$ the typical one.
 
 Without validation data, `loo` takes the training rows: a row left out of a ridge regression has
 residual $e/(1-cq)$ and variance $q/(1-cq)$. That is exact for a readout refitted without the
@@ -19,24 +19,31 @@ import torch
 from torch import Tensor
 
 from .calibration import Calibration, Wanted
-from .criteria import pooled
-from .gathering import Residuals
+from .criteria import pooled, price
+from .gathering import Residuals, places
 
 DECADES = (-10.0, 4.0)
 """Range of the ridge in powers of ten of the Gram's largest eigenvalue."""
 
 PER_DECADE = 4
+EFFORT = 1 << 29
+"""Rows times candidates, in units of the cheapest criterion, that one grid may take (some 2 s).
+Beyond it the grid is searched with fewer rows, and what it leaves judged with more."""
+
+_CELLS, _TABLE = 1 << 17, 1 << 22
 _FLOOR_DECADES = torch.linspace(-4, 4, 33, dtype=torch.float64)
+_FINE = 9
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One candidate's best scale and noise floor for every target."""
+    """One candidate's best scale and noise floor for every target, judged by so many rows."""
 
     ridge: float
     value: float
     scale2: Tensor
     floor: Tensor
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -64,25 +71,37 @@ class Objective:
         Args:
             ridges: (J,).
             around: search floors near this choice's rather than over the whole range.
-            width: of that search, in steps of the coarse grid of floors.
+            width: of that search, in steps of the coarse grid of floors; 0 takes it as it is.
         """
+        rows, targets = self.residuals.error.shape
+        floors = 1 + (len(_FLOOR_DECADES) if around is None else _FINE)
+        each = floors if self.wanted.noise.tied is None and width else 1
+        effort = rows * targets * len(ridges) * each * price(self.wanted.profile)
+        kept = places(0, rows, self.residuals.error) < EFFORT / effort
+        parts = torch.split(ridges, max(1, _TABLE // (rows * targets)))
+        return [one for part in parts for one in self._judged(part, kept, around, width)]
+
+    def _judged(
+        self, ridges: Tensor, kept: Tensor, around: Choice | None, width: float
+    ) -> list[Choice]:
         q = self.residuals.quadratic(self.eigenvalues, ridges)
-        targets = self.residuals.error.shape[1]
-        columns = [self._target(q, k, around, width) for k in range(targets)]
+        targets, rows = self.residuals.error.shape[1], int(kept.sum())
+        columns = [self._target(q, k, kept, around, width) for k in range(targets)]
         values, scales, floors = (
             torch.stack(parts, dim=-1) for parts in zip(*columns, strict=True)
         )
         value = pooled(self.wanted.profile, values).nan_to_num(nan=math.inf)
         value = torch.where(ridges > self.least, value, math.inf)
         return [
-            Choice(float(ridge), float(value[j]), scales[j], floors[j])
+            Choice(float(ridge), float(value[j]), scales[j], floors[j], rows)
             for j, ridge in enumerate(ridges)
         ]
 
     def calibration(self, choice: Choice) -> Calibration:
         """The choice as everything after calibration uses it."""
         noise = self.wanted.noise(choice.scale2 * choice.floor)
-        return Calibration(choice.ridge, choice.scale2.sqrt(), noise, self.wanted.law)
+        weight = self.residuals.typical[0].expand_as(choice.floor)
+        return Calibration(choice.ridge, choice.scale2.sqrt(), noise, self.wanted.law, weight)
 
     def nll(self, choice: Choice) -> tuple[float, float]:
         """NLL per row and target at the choice, and that of the best constant error bar."""
@@ -99,46 +118,64 @@ class Objective:
         return float(value), float(torch.cat(constant).mean())
 
     def _target(
-        self, q: Tensor, k: int, around: Choice | None, width: float
+        self, q: Tensor, k: int, kept: Tensor, around: Choice | None, width: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(value, scale^2, floor) of target k, each (J,)."""
-        error, spread, share = self._rows(q, k)
-        profile = self.wanted.profile
-        if (tied := self.wanted.noise.tied) is not None:
-            scale2, value = profile(error, spread + tied * share if tied else spread)
-            return value, scale2, torch.full_like(value, tied)
+        error, spread, share = self._rows(q, k, kept)
+        if (tied := self.wanted.noise.tied) is not None:  # at weight one
+            floor = tied / _column(self.residuals.typical, k)[0]
+            scale2, value = self._profile(error, spread + floor * share if tied else spread)
+            return value, scale2, floor.expand_as(value)
         best = []
         for j in range(spread.shape[1]):
             column = spread[:, j, None]
             mean = column.nanmean() / self.residuals.unit
             floors = _floors(mean, None if around is None else around.floor[k], width)
             one = error if error.shape[1] == 1 else error[:, j, None]
-            scale2, value = profile(one, column + floors * share)
+            scale2, value = self._profile(one, column + floors * share)
             at = value.nan_to_num(nan=math.inf).argmin()
             best.append((value[at], scale2[at], floors[at]))
         value, scale2, floor = (torch.stack(part) for part in zip(*best, strict=True))
         return value, scale2, floor
 
-    def _rows(self, q: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _profile(self, error: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
+        """The criterion of each column, few at a time: what does not fit a cache is slow."""
+        step = max(1, _CELLS // len(spread))
+        columns = torch.split(spread, step, 1)
+        errors = torch.split(error, step, 1) if error.shape[1] > 1 else [error] * len(columns)
+        pairs = zip(errors, columns, strict=True)
+        found = [self.wanted.profile(r, u.contiguous()) for r, u in pairs]
+        scale2, value = (torch.cat(part) for part in zip(*found, strict=True))
+        return scale2, value
+
+    def _rows(self, q: Tensor, k: int, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Errors and spreads of target k where it is not masked, and the noise's share."""
         data = self.residuals
-        known = torch.isfinite(data.error[:, k])
+        known = torch.isfinite(data.error[:, k]) & kept
         error = data.error[known, k, None]
         weight = _column(data.weight, k)[known]
         share = _column(data.share, k)[known]
         spread = _column(q, k)[known][:, 0]
         if not self.wanted.left_out:
             return error, spread, share
-        kept = 1 - weight * spread
-        kept = torch.where(kept > 1e-12, kept, math.nan)
-        return error / kept, spread / kept, share
+        held = 1 - weight * spread
+        held = torch.where(held > 1e-12, held, math.nan)
+        return error / held, spread / held, share
 
 
 def search(objective: Objective, ridge: float | None) -> tuple[Choice, str | None]:
     """The best choice, and the edge ("lower", "upper") of the ridge's range it lies at, if any.
 
-    A grid over the whole range, then finer ones about its best point.
+    A grid over the whole range, then finer ones about its best point. Where there were too many
+    rows to search with, the scale at the end is that of them all.
     """
+    best, edge = _searched(objective, ridge)
+    if best.rows < len(objective.residuals.error):
+        best = _best(objective.choices(objective.eigenvalues.new_tensor([best.ridge]), best, 0))
+    return best, edge
+
+
+def _searched(objective: Objective, ridge: float | None) -> tuple[Choice, str | None]:
     largest = float(objective.eigenvalues.max())
     if ridge is not None:
         at = torch.tensor([ridge], dtype=torch.float64, device=objective.eigenvalues.device)
@@ -175,7 +212,8 @@ def _column(tensor: Tensor, k: int) -> Tensor:
 
 
 def _best(choices: list[Choice]) -> Choice:
-    best = min(choices, key=lambda choice: choice.value)
+    """The least value, of those judged by the most rows: a finer grid holds the old best too."""
+    best = min(choices, key=lambda choice: (-choice.rows, choice.value))
     if not math.isfinite(best.value):
         raise ValueError(
             "No ridge gives a finite criterion. Are there rows whose features are all zero (their "
@@ -187,8 +225,10 @@ def _best(choices: list[Choice]) -> Choice:
 def _floors(mean: Tensor, around: Tensor | None, width: float) -> Tensor:
     """Candidate floors: none, and multiples of the mean variance or of a floor found before."""
     zero = mean.new_zeros(1)
+    if around is not None and not width:
+        return around[None]
     if around is None or not bool(around > 0):
         return torch.cat([zero, mean * 10 ** _FLOOR_DECADES.to(mean.device)])
     step = float(_FLOOR_DECADES[1] - _FLOOR_DECADES[0]) * width
-    offsets = torch.linspace(-step, step, 9, dtype=torch.float64, device=mean.device)
+    offsets = torch.linspace(-step, step, _FINE, dtype=torch.float64, device=mean.device)
     return torch.cat([zero, around * 10**offsets])

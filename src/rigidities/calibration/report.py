@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
 
-from .calibration import Calibration, require_known
+from ..notices import require, require_kinds
+from .calibration import Calibration, require_known, require_levels
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class CalibrationReport:
         nll: negative log-likelihood per row under the law, on the calibration data.
         nll_constant: the same for the best constant error bar.
         rows: calibration rows (predictions, where a sample has several).
+        used: how many of them the choice was made with, evenly chosen where there are very many.
         samples: calibration samples compared with the training data.
         duplicates: how many of those stand in the training data too.
         fixed: whether the ridge was given, by the user or by the form, and not chosen.
@@ -51,6 +53,7 @@ class CalibrationReport:
     duplicates: int = 0
     zero_curvature: int = 0
     stale: bool = False
+    used: int = 0
     gradient_scale: Tensor | None = None
 
     @property
@@ -104,14 +107,18 @@ class CalibrationReport:
         return found
 
     def __str__(self) -> str:
+        some = f" ({self.used} of them used)" if 0 < self.used < self.rows else ""
         lines = [
-            f"Calibrated on {self.rows} rows by {self.criterion}: {self.value:.6g}",
+            f"Calibrated on {self.rows} rows{some} by {self.criterion}: {self.value:.6g}",
             f"  ridge           {self.ridge:.4g}{' (fixed)' if self.fixed else ''}",
             f"  scale           {_numbers(self.scale)}",
             f"  noise variance  {_numbers(self.noise)}",
             f"  NLL             {self.nll:.4g} (constant error bar {self.nll_constant:.4g}, "
             f"gain {self.gain:.3g})",
         ]
+        if self.calibration.weighted:
+            weight = _numbers(self.calibration.weight)
+            lines.insert(4, f"  for a weight of {weight}, as rows without one are taken to have")
         if self.gradient_scale is not None:
             lines.insert(3, f"  of derivatives  {_numbers(self.gradient_scale)}")
         if self.calibration.law.name != "gaussian":
@@ -148,8 +155,14 @@ class CalibrationReport:
         calibration = Calibration.from_state(header, tensors)
         own = {name: value for name, value in header.items() if name not in calibration.header()}
         require_known(set(own) - {item.name for item in fields(cls)})
-        own["gradient_scale"] = tensors.get("gradient_scale")
-        return cls(calibration=calibration, **own)
+        kinds = get_type_hints(cls)
+        require_kinds(own, {name: kinds[name] for name in own}, "the calibration")
+        if (derivatives := tensors.get("gradient_scale")) is not None:
+            require_levels(derivatives, "the scale of derivatives")
+        own["gradient_scale"] = derivatives
+        report = cls(calibration=calibration, **own)
+        require(report.rows > 0, "the calibration's rows")
+        return report
 
 
 _APART = ("calibration", "gradient_scale")

@@ -56,8 +56,15 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser.add_argument(
         "--out", type=Path, default=Path("rigidities-demo"), help="folder for the figures"
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of splits, noise and nets")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of splits, noise and nets")
     parser.set_defaults(run=_demo)
+
+
+def seed(text: str) -> int:
+    """A whole number that torch takes."""
+    if not -(2**63) <= int(text) < 2**64:
+        raise argparse.ArgumentTypeError(f"expected a seed from -2**63 to 2**64 - 1, got {text}")
+    return int(text)
 
 
 def _demo(options: argparse.Namespace) -> int:

@@ -4,12 +4,13 @@
 | --- | --- |
 | a tensor or array | one data set of inputs |
 | a tuple of tensors | one data set, the last entry the target |
-| a mapping of tensors | one data set of keyword inputs, `labels` or `y` the target |
+| a mapping of tensors | one data set of keyword inputs, one of `TARGET_KEYS` the target |
 | `TensorDataset`, or a plain `DataLoader` over one | its tensors, sliced |
 | any other `Dataset` | through a `DataLoader` |
 | a list or any other iterable | batches, each a tensor, a tuple, a mapping or an object |
 
-Tensors are sliced, never collated row by row.
+Tensors are sliced, never collated row by row. A user's `forward` takes a batch whole, and always
+one of the kind that the fit had: (x,) where a tensor comes after a fit to (x, y).
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from torch.utils.data import (
     default_collate,
 )
 
-TARGET_KEYS = ("labels", "y", "target")
+from ..models.calling import described
+
+TARGET_KEYS = ("labels", "y", "target", "label")  # the first that is there
 BATCH_SIZE = 1024
 B = TypeVar("B", bound="Batch")
 
@@ -43,6 +46,15 @@ class Batch:
     kwargs: dict[str, Any]
     target: Tensor | None
     raw: Any
+    rows: int | None = None  # samples, where the library cut them out of the data itself
+
+    def check(self, outputs: int) -> None:
+        """Refuse another number of outputs; one sample may have lost its dimension to a squeeze."""
+        if self.rows not in (None, 1, outputs):
+            raise ValueError(
+                f"The model gives {outputs} outputs for {self.rows} rows of data, expected one for "
+                "each. Where rows are no samples (atoms of structures) pass a list, [batch]."
+            )
 
     def mapped(self: B, change: Callable[[Any], Any]) -> B:
         """The same with each input changed."""
@@ -61,6 +73,7 @@ class Reader:
         target: callable(batch) -> target, where the usual places do not hold it.
         inputs: number of positional inputs where known, to tell (x1, x2) from (x, y).
         apart: key of a mapping that is neither input nor target.
+        kind: of the fit's batches, where known; see `kind_of`.
     """
 
     device: torch.device
@@ -69,20 +82,33 @@ class Reader:
     target: Callable[[Any], Tensor | None] | None = None
     inputs: int | None = None
     apart: str | None = None
+    kind: str | None = None
 
-    def __call__(self, raw: Any) -> Batch:
-        """Take one batch apart."""
+    def __call__(self, raw: Any, rows: int | None = None) -> Batch:
+        """Take one batch apart, of so many samples where that is known."""
         raw = self._placed(raw)
         args, kwargs, target = self._parts(raw)
+        if self.whole:
+            args, kwargs = (of_kind(raw, self.kind, args),), {}
+            raw = args[0] if isinstance(raw, Tensor) else raw
         if self.target is not None:
             target = self._placed(self.target(raw))
-        if self.whole:
-            args, kwargs = (raw,), {}
-        if target is not None and not isinstance(target, Tensor):
-            target = torch.as_tensor(target, device=self.device)
-        if target is not None and target.ndim == 0:
-            raise ValueError(f"The target is a single number, {target}, expected one per sample.")
-        return Batch(args, kwargs, target, raw)
+        return Batch(args, kwargs, self._tensor(target), raw, rows)
+
+    def _tensor(self, target: Any) -> Tensor | None:
+        """The target as a tensor; of (y, None) the one that is there."""
+        if isinstance(target, (tuple, list)):
+            known = [one for one in target if isinstance(one, Tensor) and one.ndim]
+            if len(known) > 1:
+                what = f"The target is a {described(target)}, expected one tensor"
+                raise ValueError(f"{what}. Name it, for example target=lambda b: b[-1][0].")
+            target = known[0] if known else target
+        if target is None:
+            return None
+        tensor = target if isinstance(target, Tensor) else torch.as_tensor(target).to(self.device)
+        if tensor.ndim == 0:
+            raise ValueError(f"The target is a single number, {tensor}, expected one per sample.")
+        return tensor
 
     def _parts(self, raw: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
         if isinstance(raw, Mapping):
@@ -106,7 +132,8 @@ class Reader:
         if isinstance(value, Tensor):
             return value.detach().to(self.device)
         if callable(getattr(value, "to", None)):
-            return value.to(self.device)
+            moved = value.to(self.device)
+            return value if moved is None else moved  # None: it moved itself
         if isinstance(value, Mapping):
             return {k: self._placed(v) for k, v in value.items()}
         if isinstance(value, tuple):
@@ -120,10 +147,37 @@ class Reader:
         return value
 
 
+def kind_of(raw: Any) -> str:
+    """What a batch is to a function that takes it whole."""
+    if isinstance(raw, (tuple, list)):
+        return "tuple"
+    if isinstance(raw, Mapping) or (hasattr(raw, "keys") and hasattr(raw, "__getitem__")):
+        return "mapping"
+    return "tensor" if isinstance(raw, Tensor) or _is_array(raw) else "object"
+
+
+def of_kind(raw: Any, kind: str | None, inputs: tuple[Any, ...]) -> Any:
+    """A batch, whose `inputs` are known, as one of the fit's kind, which may lack the target."""
+    given = kind_of(raw)
+    if kind is None or given == kind:
+        return raw
+    if (kind, given) == ("tuple", "tensor"):
+        return (raw,)
+    if (kind, given) == ("tensor", "tuple") and len(inputs) == 1:
+        return inputs[0]
+    raise ValueError(
+        f"forward= must get batches of one kind in every call: the fit had a {kind}, here is a "
+        f"{given}. Pass {_LIKE[kind]}, with or without the target."
+    )
+
+
+_LIKE = {"tensor": "x", "tuple": "(x, ...)", "mapping": "{key: x, ...}", "object": "[batch]"}
+
+
 def raw_batches(
     data: Any, batch_size: int | None = None, *, any_order: bool = False
-) -> tuple[Iterable[Any], int | None]:
-    """Batches as given, and how many there are if that is known.
+) -> tuple[Iterable[Any], int | None, bool]:
+    """Batches as given, how many there are if that is known, and whether they were cut here.
 
     Args:
         data: what the user handed in; see the module's table.
@@ -136,14 +190,14 @@ def raw_batches(
     tensors = _whole(data, any_order=any_order)
     if tensors is not None:
         own = data.batch_size if isinstance(data, DataLoader) else None
-        return _slices(tensors, batch_size or own or BATCH_SIZE)
+        return *_slices(tensors, batch_size or own or BATCH_SIZE), True
     if isinstance(data, DataLoader):
-        return data, _length(data)
+        return data, _length(data), False
     if isinstance(data, Dataset):
         loader: DataLoader[Any] = DataLoader(data, batch_size=batch_size or BATCH_SIZE)
-        return loader, _length(loader)
+        return loader, _length(loader), False
     if isinstance(data, Iterable) and not isinstance(data, (str, bytes)):
-        return data, _length(data)
+        return data, _length(data), False
     raise TypeError(
         f"Expected tensors, a Dataset, a DataLoader or an iterable of batches, got "
         f"{type(data).__name__}."
@@ -160,7 +214,7 @@ def _whole(data: Any, *, any_order: bool) -> Any:
         return data
     if not isinstance(data, (tuple, Mapping)):
         return None
-    members = _members(data)
+    members = columns(data)
     if not members or not all(isinstance(m, Tensor) or _is_array(m) for m in members):
         kinds = ", ".join(type(m).__name__ for m in members)
         raise TypeError(
@@ -197,14 +251,15 @@ def _is_plain_loader(loader: DataLoader[Any], any_order: bool) -> bool:
     )
 
 
-def _members(tensors: Any) -> list[Any]:
+def columns(tensors: Any) -> list[Any]:
+    """The tensors of a data set that is cut into slices."""
     if isinstance(tensors, Mapping):
         return list(tensors.values())
     return list(tensors) if isinstance(tensors, tuple) else [tensors]
 
 
 def _slices(tensors: Any, size: int) -> tuple[Iterator[Any], int]:
-    members = _members(tensors)
+    members = columns(tensors)
     lengths = {len(member) for member in members}
     if len(lengths) > 1:
         shapes = ", ".join(str(tuple(member.shape)) for member in members)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from ..models.shadow import placement
-from .batches import Batch, Reader, raw_batches
+from .batches import Batch, Reader, columns, of_kind, raw_batches
 
 T = TypeVar("T")
 
@@ -28,10 +28,18 @@ class Feed:
     target: Callable[[Any], Tensor | None] | None = None
     inputs: int | None = None
     apart: str | None = None
+    kind: str | None = None
 
     def unlabelled(self) -> Feed:
         """The same for data whose targets are of no interest, and may not be there."""
         return self if self.target is None else replace(self, target=_none)
+
+    def handed(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, Any]:
+        """The inputs of one call, for a user's `forward` as one batch of the fit's kind."""
+        if not self.whole or self.kind is None or (inputs and keywords):
+            return inputs, keywords
+        raw = keywords or (inputs[0] if len(inputs) == 1 else inputs)
+        return (of_kind(raw, self.kind, raw if isinstance(raw, tuple) else ()),), {}
 
     def __call__(
         self,
@@ -52,9 +60,11 @@ class Feed:
             any_order: whether a shuffled loader may be read in the order of its data set.
         """
         device, dtype = placement(self.model)
-        reader = Reader(device, dtype, self.whole, self.target, self.inputs, self.apart)
-        raw, total = raw_batches(data, batch_size, any_order=any_order)
-        return map(reader, progressing(raw, total, what, progress))
+        own = (self.whole, self.target, self.inputs, self.apart, self.kind)
+        read = Reader(device, dtype, *own)
+        raws, total, cut = raw_batches(data, batch_size, any_order=any_order)
+        shown = progressing(raws, total, what, progress)
+        return (read(raw, len(columns(raw)[0]) if cut else None) for raw in shown)
 
 
 def _none(batch: Any) -> None:

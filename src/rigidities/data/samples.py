@@ -117,7 +117,7 @@ class Samples:
 
     def __iter__(self) -> Iterator[SampleBatch]:
         offset = 0
-        raws, _ = raw_batches(self.data, self.batch_size, any_order=not self.ordered)
+        raws, _, _ = raw_batches(self.data, self.batch_size, any_order=not self.ordered)
         for raw in raws:
             batch = _with_weight(self.reader(raw), self.weight, offset)
             yield batch
@@ -200,7 +200,7 @@ def _with_weight(batch: Batch, weight: SampleWeight | None, offset: int) -> Samp
         if not bool(((column >= 0) & (column < torch.inf)).all()):
             raise ValueError("sample_weight must be finite and not negative.")
     args, kwargs, target = ordinary((batch.args, batch.kwargs, batch.target))
-    return SampleBatch(args, kwargs, target, batch.raw, column)
+    return SampleBatch(args, kwargs, target, batch.raw, weight=column)
 
 
 def _cut_raw(raw: Any, cut: Callable[[Any], Any]) -> Any:

@@ -16,6 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..models.shadow import plain_parts
+from ..notices import require
+
 SIZE = 1 << 15
 _NO_LIMIT = (1 << 63) - 1
 _CHUNK = 4096
@@ -48,15 +51,19 @@ class RowSketch:
         """Take rows in."""
         self._queue(hashes, torch.ones_like(hashes))
 
-    def remove(self, hashes: Tensor) -> None:
-        """Take rows out, as many copies of each as are given."""
-        self._queue(hashes, -torch.ones_like(hashes))
-
     def merge(self, other: RowSketch) -> None:
         """Take another data set's rows in."""
         other.settle()
         self.limit = min(self.limit, other.limit)
         self._queue(other.hashes, other.counts)
+
+    def without(self, other: RowSketch) -> tuple[RowSketch, int, int]:
+        """What is left without another's rows; how many were lacking, and how many were judged."""
+        left, other = self.clone(), other.clone()
+        left.limit = min(left.limit, other.limit)
+        left._pending = [(other.hashes, -other.counts)]
+        judged = int(other.counts[other.hashes < left.limit].sum())
+        return left, left.settle(), judged
 
     def shared(self, hashes: Tensor) -> float:
         """How many of these rows the sketched data set holds (an estimate beyond `SIZE`)."""
@@ -80,8 +87,14 @@ class RowSketch:
 
     @classmethod
     def from_state(cls, state: dict[str, Tensor]) -> RowSketch:
-        """The sketch that `state` came from."""
-        return cls(state["hashes"], state["counts"], int(state["limit"]))
+        """The sketch that `state` came from; refused where it came from none."""
+        hashes, counts, limit = parts = [state[name] for name in ("hashes", "counts", "limit")]
+        whole = all(part.dtype == torch.int64 and part.ndim == 1 for part in parts)
+        require(whole and hashes.shape == counts.shape and len(limit) == 1, "the rows' hashes")
+        bounded = torch.cat([hashes.new_tensor([-1]), hashes, limit])
+        rising = bool((bounded[1:] > bounded[:-1]).all())
+        require(rising and bool((counts > 0).all()), "the rows' hashes")
+        return cls(hashes, counts, int(limit))
 
     def _queue(self, hashes: Tensor, counts: Tensor) -> None:
         self._pending.append((hashes, counts))
@@ -89,10 +102,10 @@ class RowSketch:
         if self._waiting >= SIZE:
             self.settle()
 
-    def settle(self) -> None:
-        """Merge the waiting hashes in, on the device where they were made."""
+    def settle(self) -> int:
+        """Merge the waiting hashes in, where they were made; how many to remove were lacking."""
         if not self._pending:
-            return
+            return 0
         device = self._pending[-1][0].device
         parts = [(self.hashes, self.counts), *self._pending]
         hashes, counts = (torch.cat([t.to(device) for t in ts]) for ts in zip(*parts, strict=True))
@@ -100,11 +113,13 @@ class RowSketch:
         below = hashes < self.limit
         distinct, index = torch.unique(hashes[below], return_inverse=True)
         total = torch.zeros_like(distinct).index_add_(0, index, counts[below])
+        lacking = -int(total.clamp(max=0).sum())
         distinct, total = distinct[total > 0], total[total > 0]
         if len(distinct) > SIZE:
             self.limit = int(distinct[SIZE])
             distinct, total = distinct[:SIZE].clone(), total[:SIZE].clone()
         self.hashes, self.counts = distinct, total
+        return lacking
 
 
 def row_hashes(values: Iterable[Any], rows: int) -> Tensor | None:
@@ -120,6 +135,9 @@ def row_hashes(values: Iterable[Any], rows: int) -> Tensor | None:
 
 def tensor_hash(tensor: Tensor) -> int:
     """One hash of all of a tensor's values; the same on every device and for lossless casts."""
+    parts = plain_parts(tensor)
+    if parts[0] is not tensor:
+        return sum(tensor_hash(part) * (2 * i + 1) for i, part in enumerate(parts)) % (1 << 63)
     flat = tensor.detach().reshape(-1)
     if flat.is_complex():
         flat = torch.view_as_real(flat.resolve_conj()).reshape(-1)

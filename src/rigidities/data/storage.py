@@ -1,24 +1,39 @@
-"""Files: safetensors with a JSON header, written atomically, read without running code."""
+"""Files: safetensors with a JSON header and a checksum, written atomically, read without code."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
-import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+import platform
+import re
+import secrets
+import stat
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-FORMAT = 2
-"""Version of the layout below; a file with a larger one is refused. The first named no noise and no
-law."""
+from ..notices import DamagedError, notify, require
 
-_KEY = "rigidities"
+FORMAT = 3
+"""Version of the layout below; a file with a larger one is refused. The first named no noise and no
+law; the first two had no checksum."""
+
+_KEY, _CHECKSUM = "rigidities", "checksum"
+_LEFT_OVER = 3600.0
+"""Seconds after which a temporary counts as left behind, whoever wrote it."""
+
+_WRONG = (KeyError, TypeError, AttributeError, IndexError, ArithmeticError, RuntimeError)
+"""What damaged contents may raise on their way into an object (RecursionError among them)."""
 
 T = TypeVar("T")
 
@@ -27,29 +42,23 @@ T = TypeVar("T")
 class Snapshot:
     """A state for files and state dicts: tensors, and a header of anything that JSON can hold.
 
-    A file holds the tensors on the CPU in their own dtype.
+    A file holds the tensors on the CPU in their own dtype. Errors call it by its source.
     """
 
     tensors: dict[str, Tensor]
     header: dict[str, Any]
+    source: str = "The snapshot"
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Into a file, so that a crash leaves either the old one or the new one."""
-        path = Path(path)
+        """Into a file, so that a crash leaves either the old one or the new one.
+
+        The file keeps its permissions, and a link its place: what it points to is replaced.
+        """
+        target = Path(os.path.realpath(path))
         text = json.dumps({"format": FORMAT, **self.header})
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
-        content = save(plain, metadata={_KEY: text})
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o666 & ~_umask())
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        metadata = {_KEY: text, _CHECKSUM: _checksum(text, plain)}
+        _replace(target, save(plain, metadata=metadata))
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], holds: str) -> Snapshot:
@@ -69,7 +78,23 @@ class Snapshot:
                 f"{path} is damaged, or of another kind: it holds no {holds!r}. What was saved is "
                 "read by the load of the class that saved it."
             )
-        return cls(tensors, header)
+        return cls(tensors, header, str(path))
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """Whatever goes wrong while the contents are taken up is one ValueError with the source.
+
+        No code of the user's may run inside: its errors would be taken for damage.
+        """
+        try:
+            yield
+        except (DamagedError, json.JSONDecodeError, *_WRONG) as error:
+            raise ValueError(
+                f"{self.source} is damaged or incomplete ({error}). Save it again from the fitted "
+                "object."
+            ) from error
+        except ValueError as error:
+            raise ValueError(f"{self.source}: {error}") from error
 
     def part(self, name: str, made: Callable[[dict[str, Any], dict[str, Tensor]], T]) -> T | None:
         """A part made of the header and the tensors under its name; None where there is none.
@@ -81,6 +106,8 @@ class Snapshot:
             return None
         try:
             return made(self.header[name], unprefixed(name, self.tensors))
+        except DamagedError:
+            raise
         except ValueError as error:
             raise ValueError(f"{error} {_remedy(self.header)}") from error
 
@@ -90,12 +117,21 @@ class Snapshot:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Snapshot:
-        """The snapshot that `state` came from."""
-        return cls(state["tensors"], json.loads(state["header"])) if state else cls({}, {})
+        """The snapshot that `state` came from; refused where it came from none."""
+        given = cls({}, {}, "The state dict's fit")
+        with given.opened():
+            if state:
+                given = replace(given, tensors=state["tensors"], header=json.loads(state["header"]))
+            require(isinstance(given.header, dict), "the header")
+            require(all(isinstance(one, Tensor) for one in given.tensors.values()), "a tensor")
+        return given
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors (on the CPU) and header of a file.
+
+    Warns:
+        UserWarning: the file is of a format that had no checksum.
 
     Raises:
         FileNotFoundError: no such file.
@@ -107,13 +143,23 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            header = _header(metadata, path)
-            return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118
-    except SafetensorError as error:
+            # copies: the file's own memory would follow whoever writes into it
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, ValueError, *_WRONG) as error:
         raise ValueError(
             f"{path} is truncated, damaged or not a safetensors file ({error}). "
             "Save it again from the fitted object."
         ) from error
+    header = _header(metadata, path)
+    if _CHECKSUM in metadata or header["format"] > 2:
+        if metadata.get(_CHECKSUM) != _checksum(metadata[_KEY], tensors):
+            raise ValueError(
+                f"{path} is damaged: its contents do not fit its checksum. Save it again from the "
+                "fitted object, or fetch it anew."
+            )
+    else:
+        notify(f"{path} is of an older format and carries no checksum. Load it and save it again.")
+    return tensors, header
 
 
 def _header(metadata: dict[str, str], path: Path) -> dict[str, Any]:
@@ -124,8 +170,8 @@ def _header(metadata: dict[str, str], path: Path) -> dict[str, Any]:
         )
     try:
         header: dict[str, Any] = json.loads(metadata[_KEY])
-        version = int(header["format"])
-    except (ValueError, KeyError, TypeError) as error:
+        version = header["format"] = int(header["format"])
+    except (ValueError, *_WRONG) as error:
         raise ValueError(f"The header of {path} is damaged ({error}). Save it again.") from error
     if version > FORMAT:
         raise ValueError(
@@ -139,10 +185,59 @@ def _remedy(header: dict[str, Any]) -> str:
     return f"It was written by rigidities {library}: pip install 'rigidities>={library}'."
 
 
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
+def _checksum(text: str, tensors: dict[str, Tensor]) -> str:
+    """SHA-256 over the header's text and every tensor's name, dtype, shape and bytes."""
+    total = hashlib.sha256(text.encode())
+    for name, tensor in sorted(tensors.items()):
+        total.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        total.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+def _replace(target: Path, content: bytes) -> None:
+    """Write beside the target, then take its place."""
+    _sweep(target)
+    kept = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
+    name = f".{target.name}.{_host()}-{os.getpid()}-{secrets.token_hex(4)}.tmp"
+    temporary = target.with_name(name)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    handle = os.open(temporary, flags, 0o666 if kept is None else 0o600)  # less the umask
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if kept is not None:
+            os.chmod(temporary, kept)
+        os.replace(temporary, target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _sweep(target: Path) -> None:
+    """Remove the temporaries of this target that killed writers left behind."""
+    own = rf"\.{re.escape(target.name)}\.([0-9a-f]{{8}})-(\d{{1,9}})-[0-9a-f]{{8}}\.tmp"
+    with contextlib.suppress(OSError):  # not worth a failed save
+        for path in list(target.parent.iterdir()):
+            if found := re.fullmatch(own, path.name):
+                dead = found[1] == _host() and not _alive(int(found[2]))
+                if dead or time.time() - path.stat().st_mtime > _LEFT_OVER:
+                    path.unlink(missing_ok=True)
+
+
+def _host() -> str:
+    """This machine: on a shared file system another's processes cannot be asked after."""
+    return f"{zlib.crc32(platform.node().encode()):08x}"
+
+
+def _alive(process: int) -> bool:
+    try:
+        if os.name == "posix":  # elsewhere the same call ends a process
+            os.kill(process, 0)
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)  # another user's lives
+    return True
 
 
 def prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

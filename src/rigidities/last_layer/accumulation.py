@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from ..data.batches import Batch
+from ..data.batches import TARGET_KEYS, Batch, kind_of
 from ..data.sketch import RowSketch
 from ..losses import Loss
+from ..notices import notify
 from ..posterior.gram import Gram
 from .gradients.loss import GradientLoss
-from .readout.reading import Reading, SampleWeight
+from .readout.reading import Reading, SampleWeight, read
 from .readout.tap import AnyTap
 
 _CHECK_EVERY = 32
+_UNSURE = 0.1
+"""Share of rows that may go unrecognised where features are hashed: their rounding can differ."""
 
 
 @dataclass
@@ -28,17 +31,43 @@ class Statistics:
         gram: the accumulated rows.
         sketch: hashes of the rows, to recognise them in validation data.
         targets: number of targets K.
-        inputs: number of positional inputs of the model.
+        inputs: number of positional inputs of the model, or of a tuple that `forward=` takes.
+        kind: of the batches, where known; see `data.batches.kind_of`.
+        exact: whether the hashes are of inputs, not of features, which round as the batch wills.
     """
 
     gram: Gram
     sketch: RowSketch
     targets: int
     inputs: int
+    kind: str | None = None
+    exact: bool = True
 
     def clone(self) -> Statistics:
         """An independent copy."""
-        return Statistics(self.gram.clone(), self.sketch.clone(), self.targets, self.inputs)
+        return replace(self, gram=self.gram.clone(), sketch=self.sketch.clone())
+
+    def without(self, removed: Statistics, *, check: bool) -> Statistics:
+        """What is left when rows are taken out, which must be held; `check` asks their hashes."""
+        sketch, missing, judged = self.sketch.without(removed.sketch)
+        if check and missing > (0 if removed.exact else _UNSURE * judged):
+            share = self.sketch.limit / (1 << 63)
+            some = "" if share == 1 else f" that could be judged ({share:.1%} of all)"
+            raise ValueError(
+                f"{missing} of {judged} rows{some} were never in the fit (or were taken out "
+                "already, or had another target). Give rows as they were added, in the same "
+                "dtypes, or pass check=False where they cannot be recognised."
+            )
+        return replace(self, gram=self.gram.without(removed.gram), sketch=sketch)
+
+    def say_unlabelled(self) -> None:
+        """Warn of batches that could have held a target, and did not where it was looked for."""
+        if self.gram.cross is None and self.kind in ("mapping", "object"):
+            notify(
+                "The fit saw no target in its batches and went without: it looks for "
+                f"{', '.join(map(repr, TARGET_KEYS))}. Say where it is with target=lambda b: ..., "
+                "or that there is none with target=lambda b: None."
+            )
 
 
 @dataclass(frozen=True)
@@ -81,8 +110,9 @@ def accumulate(
     weighing: Weighing,
     *,
     remove: bool = False,
+    check: bool = True,
 ) -> Statistics:
-    """Add the batches' rows to the statistics (or take them out) and return them.
+    """Statistics with the batches' rows added (in place), or without them (in a copy).
 
     Args:
         statistics: so far; None for none.
@@ -90,17 +120,20 @@ def accumulate(
         batches: of data.
         weighing: of their rows.
         remove: take them out.
+        check: refuse to, where they were never added.
 
     Raises:
         ValueError: nothing to add, NaN or infinity, shapes that do not fit, negative curvature;
             with the number of the batch, counted from 0.
     """
+    known = statistics if remove else None
+    statistics = None if remove else statistics
     sums: list[Tensor] = []
     number, tap = -1, None
     for number, batch in enumerate(batches):
         tap = find(batch) if tap is None else tap
         try:
-            statistics = _add(statistics, tap, batch, weighing, remove, sums)
+            statistics = _add(statistics, tap, batch, weighing, sums)
         except ValueError as error:
             raise ValueError(f"Batch {number}: {error}") from error
         if len(sums) == _CHECK_EVERY:
@@ -108,7 +141,9 @@ def accumulate(
     _check_finite(sums, number)
     if statistics is None or number < 0:
         raise ValueError("There are no data: no batch came. Pass at least one row.")
-    if not remove and not bool((statistics.gram.diagonal > 0).any()):
+    if known is not None:
+        return known.without(statistics, check=check)
+    if not bool((statistics.gram.diagonal > 0).any()):
         raise ValueError(
             "The Gram is zero: all features are zero, or the loss has no curvature (an absolute "
             "error has none; use 'huber', 'log-cosh' or 'mse')."
@@ -122,10 +157,9 @@ def _add(
     tap: AnyTap,
     batch: Batch,
     weighing: Weighing,
-    remove: bool,
     sums: list[Tensor],
 ) -> Statistics:
-    reading = tap(*batch.args, **batch.kwargs)
+    reading = read(tap, batch)
     if not reading.features.shape[0]:
         raise ValueError("the batch is empty; drop it.")
     target = reading.target_rows(batch.target)
@@ -143,29 +177,30 @@ def _add(
     if weights is not None and weights.shape[1] > 1 and gram.targets is None:
         gram = statistics.gram = gram.expand(weights.shape[1])
     sums.append(_sums(features, residuals))
-    (gram.downdate if remove else gram.update)(features, weights, residuals)
+    gram.update(features, weights, residuals)
     if weighing.gradients is not None:
-        _add_derivatives(gram, tap, batch, weighing.gradients, remove, sums)
-    hashes = reading.hashes(batch)
-    (statistics.sketch.remove if remove else statistics.sketch.add)(hashes)
+        _add_derivatives(gram, tap, batch, weighing.gradients, sums)
+    statistics.sketch.add(reading.hashes(batch))
+    statistics.exact = statistics.exact and reading.hashed_exactly(batch)
     return statistics
 
 
 def _add_derivatives(
-    gram: Gram, tap: AnyTap, batch: Batch, loss: GradientLoss, remove: bool, sums: list[Tensor]
+    gram: Gram, tap: AnyTap, batch: Batch, loss: GradientLoss, sums: list[Tensor]
 ) -> None:
-    change = gram.downdate if remove else gram.update
     for rows in loss.rows(tap, batch):
         features, weights, residuals = _flat(tap.layout, *rows)
         sums[-1] += _sums(features, residuals)  # one entry per batch
-        change(features, weights, residuals, moments=residuals is not None)
+        gram.update(features, weights, residuals, moments=residuals is not None)
 
 
 def _empty(tap: AnyTap, batch: Batch, reading: Reading) -> Statistics:
     targets = reading.inner[reading.axis]
     own = targets if tap.layout == "separate" else None
     gram = Gram(reading.features.shape[-1], targets=own, device=reading.features.device)
-    return Statistics(gram, RowSketch(), targets, len(batch.args))
+    kind, raw = kind_of(batch.raw), batch.raw
+    inputs = max(1, len(raw) - 1) if kind == "tuple" else len(batch.args)
+    return Statistics(gram, RowSketch(), targets, inputs, kind)
 
 
 def _flat(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from ..data.storage import Snapshot, prefixed, unprefixed
 from ..losses import NAMED, Loss
 from ..models.shadow import placement
 from ..models.threads import Lock
-from ..notices import NO_FIT, NotFittedError, notify
+from ..notices import NO_FIT, NotFittedError, notify, require, require_kinds
 from ..posterior.gram import Gram
 from ..posterior.posterior import Posterior
 from ..posterior.quadratic import QuadraticForm
@@ -127,6 +127,7 @@ class Learnt:
             "library": __version__,
             "targets": known.targets,
             "inputs": known.inputs,
+            "batch": known.kind,
             "loss": _loss_state(self.weighing),
             "calibration": None if report is None else report.header(),
         }
@@ -158,20 +159,23 @@ class ReadoutFit:
         """Accumulate the Gram over the training data."""
         with self._changing:
             binding = self.unbound.again()
-            feed = replace(self.feed(weighing), inputs=None)
+            feed = replace(self.feed(weighing), inputs=None, kind=None)
             batches = feed(train, "fit", any_order=True, **options)
             statistics = accumulate(None, binding.find, batches, weighing)
+            if self.target is None:
+                statistics.say_unlabelled()
             self._swap(Learnt(binding, statistics, weighing))
 
-    def revise(self, data: Any, *, remove: bool, **options: Any) -> None:
-        """Add data, or take them out."""
+    def revise(self, data: Any, *, remove: bool, check: bool = True, **options: Any) -> None:
+        """Add data, or take them out; `check` that they are in the fit."""
         with self._changing:
             learnt, tap = self._thorough()
             weighing = learnt.known_weighing()
             what = "forget" if remove else "partial_fit"
             batches = self.feed(weighing)(data, what, any_order=True, **options)
-            own = learnt.statistics.clone()
-            own = accumulate(own, lambda _: tap, batches, weighing, remove=remove)
+            own = learnt.statistics if remove else learnt.statistics.clone()
+            change = partial(accumulate, own, lambda _: tap, batches, weighing)
+            own = change(remove=remove, check=check)
             report = None if learnt.report is None else replace(learnt.report, stale=True)
             self._swap(replace(learnt, statistics=own, report=report, factorised=None))
 
@@ -248,6 +252,7 @@ class ReadoutFit:
             target=self.target,
             inputs=None if learnt is None else learnt.statistics.inputs,
             apart=None if gradients is None else gradients.apart,
+            kind=None if learnt is None else learnt.statistics.kind,
         )
 
     def batches(
@@ -287,9 +292,12 @@ class ReadoutFit:
     def take(self, given: Snapshot | None) -> None:
         """Take up a fit from a snapshot; None for no fit."""
         with self._changing:
-            self._swap(None if given is None else _learnt(given, self.unbound))
-            if self.learnt is not None:
-                self.on_device()
+            if given is None:
+                return self._swap(None)
+            with given.opened():
+                learnt = _learnt(given, self.unbound)
+            self._swap(learnt)
+            self.on_device()
 
     def _thorough(self) -> tuple[Learnt, AnyTap]:
         tap = self.known().binding.current(thorough=True)
@@ -306,17 +314,18 @@ def _learnt(given: Snapshot, unbound: Binding) -> Learnt:
     Raises:
         ValueError: something is missing, or this version does not know it.
     """
-    try:
-        gram = Gram.from_state(unprefixed("gram", given.tensors))
-        sketch = RowSketch.from_state(unprefixed("sketch", given.tensors))
-        statistics = Statistics(gram, sketch, given.header["targets"], given.header["inputs"])
-        report = given.part("calibration", CalibrationReport.from_state)
-        return Learnt(unbound.taken(given), statistics, _loss_from(given.header["loss"]), report)
-    except (KeyError, TypeError) as error:
-        raise ValueError(
-            f"The fit is incomplete: {error} is missing or wrong. Save it again from the "
-            "fitted object."
-        ) from error
+    header = given.header
+    require_kinds(header, {"readout": dict, "targets": int, "inputs": int}, "the fit")
+    gram = Gram.from_state(unprefixed("gram", given.tensors))
+    sketch = RowSketch.from_state(unprefixed("sketch", given.tensors))
+    kind = header.get("batch")
+    statistics = Statistics(gram, sketch, header["targets"], header["inputs"], kind)
+    fits = gram.targets in (None, statistics.targets) and statistics.inputs >= 0
+    require(fits and statistics.targets > 0, "the number of targets or inputs")
+    require(kind is None or isinstance(kind, str), "the kind of batches")
+    report = given.part("calibration", CalibrationReport.from_state)
+    require(report is None or len(report.scale) == statistics.targets, "the calibration's scale")
+    return Learnt(unbound.taken(given), statistics, _loss_from(header["loss"]), report)
 
 
 def _loss_state(weighing: Weighing | None) -> dict[str, Any] | None:
@@ -335,6 +344,10 @@ def _loss_state(weighing: Weighing | None) -> dict[str, Any] | None:
 def _loss_from(state: dict[str, Any] | None) -> Weighing | None:
     if state is None:
         return None
-    loss: Loss = _LOSSES[state["name"]](**state["settings"])
-    gradients = state.get("gradients")
+    kind = _LOSSES[state["name"]]
+    require_kinds(state["settings"], {f.name: type(f.default) for f in fields(kind)}, "the loss")
+    require(all(value >= 0 for value in state["settings"].values()), "the loss")
+    loss: Loss = kind(**state["settings"])
+    if (gradients := state.get("gradients")) is not None:
+        require_kinds(gradients, {"wrt": int | str, "target": str | None}, "the derivatives' loss")
     return Weighing(loss, gradients=None if gradients is None else GradientLoss(**gradients))

@@ -63,6 +63,8 @@ def local_terms(tap: AnyTap, posterior: Posterior, batches: Iterable[Batch]) -> 
     count = 0
     for batch in batches:
         terms = tap.terms(*batch.args, **batch.kwargs)
+        if terms.count % (batch.rows or 1):  # a sample may have several outputs
+            batch.check(terms.count)
         parts.append(replace(terms, owners=terms.owners + count))
         count += terms.count
     if not parts or tap.weights is None:

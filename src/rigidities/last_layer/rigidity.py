@@ -29,7 +29,7 @@ from ..data.slots import InputName, Slot
 from ..data.storage import Snapshot
 from ..losses import LossLike, loss_for
 from ..models.calling import FeatureFunction, ForwardFunction, Source
-from ..models.modes import outside_inference_mode
+from ..models.modes import outside_inference_mode, refuse_transforms
 from ..models.shadow import placement
 from ..posterior.draws import MEMBERS
 from ..posterior.gram import Gram
@@ -53,7 +53,7 @@ from .propagation.derived import Derived
 from .propagation.outputs import repeatable
 from .propagation.propagation import covariance_between, propagated
 from .readout.binding import Binding
-from .readout.reading import Reading, SampleWeight
+from .readout.reading import Reading, SampleWeight, read
 from .readout.tap import AnyTap
 from .wrapper import ModelWrapper
 
@@ -167,10 +167,21 @@ class LastLayerRigidity(ModelWrapper):
 
     @outside_inference_mode
     def forget(
-        self, some: Any, *, batch_size: int | None = None, progress: bool | None = None
+        self,
+        some: Any,
+        *,
+        check: bool = True,
+        batch_size: int | None = None,
+        progress: bool | None = None,
     ) -> Self:
-        """Remove data that were in the fit; marks the calibration stale."""
-        self._fit.revise(some, remove=True, batch_size=batch_size, progress=progress)
+        """Remove data that were in the fit, as they were added; marks the calibration stale.
+
+        Rows that are not in it are refused, and the object is left as it was. Hashes know them:
+        all of up to 32,768 rows, of more a share. Where outputs have no input row of their own
+        (atoms of a structure), features are hashed, whose rounding may hide a tenth of the rows.
+        `check=False` does not ask.
+        """
+        self._fit.revise(some, remove=True, check=check, batch_size=batch_size, progress=progress)
         return self
 
     @outside_inference_mode
@@ -222,10 +233,13 @@ class LastLayerRigidity(ModelWrapper):
             progress=progress,
         )
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, *inputs: Any, **keywords: Any) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation, each shaped like the model's output."""
+        refuse_transforms()
+        args, kwargs = self._fit.feed().handed(inputs, keywords)
         tap, learnt = self._fit.ready()
-        reading, bars = tap(*inputs, **keywords), learnt.bars
+        reading, bars = tap(*args, **kwargs), learnt.bars
         return reading.output, bars.std(bars.spread(reading))
 
     @outside_inference_mode
@@ -265,7 +279,7 @@ class LastLayerRigidity(ModelWrapper):
         spreads = []
         with torch.enable_grad():
             for batch in self._fit.batches(data, "predict", batch_size, progress):
-                reading = tap(*batch.args, **batch.kwargs)
+                reading = read(tap, batch)
                 spread = bars.spread(reading, reading.sample_weights(sample_weight, batch))
                 if inputs is not None:
                     spread = replace(spread, from_inputs=inputs.next(tap, batch, reading.output))
@@ -594,7 +608,8 @@ class LastLayerRigidity(ModelWrapper):
                 does not hold.
         """
         snapshot = Snapshot.read(path, holds="targets")
-        options.setdefault("output", snapshot.header["readout"]["output"])
+        with snapshot.opened():
+            options.setdefault("output", snapshot.header["readout"]["output"])
         uq = cls(model, **options)
         uq._fit.take(snapshot)
         uq._fit.known().binding.current()
@@ -670,7 +685,7 @@ class LastLayerRigidity(ModelWrapper):
         tap, _ = self._fit.ready()
         with torch.enable_grad():
             batches = self._fit.batches(data, "features", batch_size, progress)
-            readings = [tap(*batch.args, **batch.kwargs).detached() for batch in batches]
+            readings = [read(tap, batch).detached() for batch in batches]
         if not readings:
             raise ValueError("There are no features: no batches were given.")
         return readings

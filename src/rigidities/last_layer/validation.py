@@ -12,11 +12,11 @@ from ..calibration.choosing import chosen
 from ..calibration.evidence import evidence
 from ..calibration.gathering import Gathering
 from ..calibration.report import CalibrationReport
-from ..data.batches import Batch
+from ..data.batches import TARGET_KEYS, Batch
 from ..posterior.posterior import Posterior
 from ..prediction.noise import Noise
 from .accumulation import Statistics, Weighing
-from .readout.reading import Reading
+from .readout.reading import Reading, read
 from .readout.tap import AnyTap
 
 
@@ -35,11 +35,11 @@ def calibrated(
     elif wanted.criterion == "evidence":
         if tap.weights is None:
             raise ValueError("criterion='evidence' needs the readout's weights, not features=.")
-        score = evidence(statistics.gram, posterior, tap.weights)
+        score = evidence(statistics.gram, posterior, tap.weights, tap.biases)
     gathered = Gathering()
     for number, batch in enumerate(batches):
-        reading = tap(*batch.args, **batch.kwargs)
         try:
+            reading = read(tap, batch)
             _add(gathered, batch, reading, posterior, weighing, wanted.noise)
         except ValueError as problem:
             raise ValueError(f"Batch {number}: {problem}") from problem
@@ -67,7 +67,10 @@ def _add(
     """Errors, squared components in the posterior's eigenbasis and weights of a batch."""
     target = reading.target_rows(batch.target)
     if target is None:
-        raise ValueError("there is no target; calibration needs (x, y).")
+        raise ValueError(
+            "there is no target; calibration needs (x, y), a mapping with one of "
+            f"{', '.join(map(repr, TARGET_KEYS))}, or target=lambda b: ...."
+        )
     features, mean = reading.features.detach(), reading.rows(reading.output.detach())
     error = target.to(torch.float64) - mean
     weight = weighing(batch, reading, target)

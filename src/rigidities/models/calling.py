@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+
+from ..notices import is_own
 
 FeatureFunction = Callable[..., Any]
 ForwardFunction = Callable[[nn.Module, Any], Any]
@@ -21,9 +27,56 @@ class Source:
     output: str | int | None = None
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        """The model's output tensor for a batch."""
-        result = model(*args, **kwargs) if self.forward is None else self.forward(model, *args)
+        """The model's output tensor for a batch; what it raises says how it was called."""
+        call = model if self.forward is None else partial(self.forward, model)
+        if torch.compiler.is_compiling():  # tracers raise errors of their own
+            return pick(call(*args, **kwargs), self.output)
+        try:
+            result = call(*args, **kwargs)
+        except _PLAIN as error:
+            if type(error) not in _PLAIN or is_own(error):
+                raise  # out of memory, a class of the user's, a refusal
+            given = [*map(described, args), *(f"{k}={described(v)}" for k, v in kwargs.items())]
+            name, remedy = type(model).__name__, _KEYWORDS if kwargs else _places(model, len(args))
+            if self.forward is not None:
+                name, given, remedy = "forward", [name, *given], "forward= gets each batch whole."
+            said = f"{type(error).__name__}: {error}".rstrip(".")
+            raise type(error)(f"{name}({', '.join(given)}) raised {said}. {remedy}") from error
         return pick(result, self.output)
+
+
+_PLAIN = (TypeError, RuntimeError, ValueError, AttributeError, KeyError, IndexError, AssertionError)
+_KEYWORDS = (
+    "A mapping's entries are keyword inputs, but for the target. For a model of the mapping itself "
+    "pass forward=lambda m, b: m(b), for one of some entries forward=lambda m, b: m(b['key']), "
+    "and target=lambda b: b['key'] with the keys that yours have."
+)
+
+
+def _places(model: nn.Module, given: int) -> str:
+    """What to pass for tuples, with as many places as the model's `forward` takes."""
+    known: list[inspect.Parameter] = []
+    with suppress(ValueError):  # TorchScript has no signature
+        known = [*inspect.signature(model.forward).parameters.values()]
+    named = [one for one in known if one.kind is one.POSITIONAL_OR_KEYWORD]
+    taken = min(given, len(named) or given)
+    places = [f"b[{i}]" for i in range(taken)]
+    places += ["None"] * (sum(one.default is one.empty for one in named) - taken)
+    return (
+        "Of a tuple all entries but the last are inputs, the last is the target. For others pass "
+        f"forward=lambda m, b: m({', '.join(places)}) and target=lambda b: b[{taken}] with the "
+        "places that yours have."
+    )
+
+
+def described(value: Any) -> str:
+    """Kind and size of a value, for messages."""
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    if isinstance(value, (tuple, list)):
+        return f"{type(value).__name__} of {len(value)} ({', '.join(map(described, value))})"
+    keys = f" with keys {list(value)}" if isinstance(value, Mapping) else ""
+    return "None" if value is None else type(value).__name__ + keys
 
 
 def pick(result: Any, output: str | int | None) -> Tensor:

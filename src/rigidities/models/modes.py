@@ -81,6 +81,16 @@ def exporting() -> bool:
     return False
 
 
+def refuse_transforms() -> None:
+    """Refuse `torch.func` and `torch.export` where the model's values are looked at."""
+    if torch._C._functorch.peek_interpreter_stack() is not None or exporting():
+        raise ValueError(
+            "The model is checked in each call, which torch.func and torch.export do not allow. "
+            "For vmap call it on all rows at once; for derivatives use uq.gradient(x) or "
+            "torch.autograd.grad; export members, uq.ensemble(64), of a model with a linear output."
+        )
+
+
 def differentiating(method: Callable[P, R]) -> Callable[P, R]:
     """The method with gradients on, also under `torch.no_grad` and `torch.inference_mode`."""
 

@@ -10,24 +10,23 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 
 def shadow(model: nn.Module) -> nn.Module:
     """A copy of the model in eval mode whose frozen parameters alias the model's memory.
 
     Raises:
-        TypeError: the model cannot be copied (TorchScript, attributes that refuse).
+        TypeError: the model cannot be copied (attributes that refuse).
+        ValueError: it has no weights yet.
     """
     model = unwrapped(model)
-    if isinstance(model, torch.jit.ScriptModule):
-        raise TypeError(
-            "A TorchScript module cannot be looked into. Wrap the original nn.Module instead."
-        )
+    _check_weights(model)
     memo: dict[int, object] = {}
     for module in model.modules():
         for value in _tensors(module):
@@ -43,6 +42,9 @@ def shadow(model: nn.Module) -> nn.Module:
             "is needed so that your model stays untouched: drop the attribute that refuses "
             "copy.deepcopy, or give it a __deepcopy__."
         ) from error
+    if isinstance(model, torch.jit.ScriptModule):  # which knows no memo
+        for mine, theirs in zip(_state(twin), _state(model), strict=True):
+            mine.detach_().data = theirs.data
     return twin.eval()
 
 
@@ -56,15 +58,18 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def placement(model: nn.Module) -> tuple[torch.device, torch.dtype]:
     """Device and floating-point dtype of a model."""
-    for tensor in chain(model.parameters(), model.buffers()):
+    for tensor in _state(model):
         if tensor.is_floating_point():
             return tensor.device, tensor.dtype
     return torch.device("cpu"), torch.get_default_dtype()
 
 
 def input_names(model: nn.Module) -> list[str]:
-    """What the model's `forward` calls its inputs."""
-    return list(inspect.signature(unwrapped(model).forward).parameters)
+    """What the model's `forward` calls its inputs, where it can tell (a traced one cannot)."""
+    try:
+        return list(inspect.signature(unwrapped(model).forward).parameters)
+    except ValueError:
+        return []
 
 
 class Watch:
@@ -118,7 +123,30 @@ def _parts(module: nn.Module) -> Iterable[object]:
     return chain(module._parameters.values(), module._buffers.values(), module._modules.values())
 
 
+def plain_parts(tensor: Tensor) -> list[Tensor]:
+    """The tensor itself, or those that one of another class holds, as quantised weights do."""
+    if type(tensor) in (Tensor, nn.Parameter) or not hasattr(tensor, "__tensor_flatten__"):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()
+    return [part for name in names for part in plain_parts(getattr(tensor, name))]
+
+
+def _check_weights(model: nn.Module) -> None:
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        if is_lazy(tensor) or tensor.is_meta:
+            raise ValueError(
+                f"{name!r} holds no values yet. Run a model with lazy layers once on a batch; move "
+                "one on the meta device with to_empty(device=...); then train it or load weights."
+            )
+
+
+def _state(model: nn.Module) -> Iterator[Tensor]:
+    return chain(model.parameters(), model.buffers())
+
+
 def _version(tensor: Tensor) -> tuple[object, ...]:
+    if (parts := plain_parts(tensor))[0] is not tensor:
+        return tuple(map(_version, parts))
     version = 0 if tensor.is_inference() else tensor._version
     return tensor.data_ptr(), version, tensor.device, tensor.dtype
 

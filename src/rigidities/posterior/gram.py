@@ -15,10 +15,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..notices import require
+
 JOINT_TARGETS = 256
 """Up to so many targets the residuals' full K x K moment is kept, beyond it the diagonal alone."""
 
 _BUFFER_ROWS = 512
+_ROUNDING = 1e-6
+"""Share of a sum of squares by which a float32 model may miss it when it is called anew."""
 
 
 class Gram:
@@ -100,15 +104,18 @@ class Gram:
                 without targets): `square` goes on without them, `cross` is dropped.
         """
         rows = self._rows(features, weights, residuals)
-        self._add_moments(rows, +1, moments)
-        self._add_counts(rows, +1)
+        self._add_moments(rows, moments)
+        self.count += rows.features.shape[0]
+        if rows.zeros is not None:
+            self.zeros += rows.zeros.reshape(self.zeros.shape)
         if self.targets is None:
             self._buffer.append(rows.features)
             self._buffered += rows.features.shape[0]
             if self._buffered >= _BUFFER_ROWS:
                 self._flush()
         else:
-            self._add_per_target(rows.features, +1)
+            for upper, own in zip(self._upper, rows.features.unbind(1), strict=True):
+                _add_product(upper, own)
 
     def downdate(
         self,
@@ -119,14 +126,11 @@ class Gram:
         moments: bool = True,
     ) -> None:
         """Take rows out that were added before, with the weights they were added with."""
-        rows = self._rows(features, weights, residuals)
-        self._check_removable(rows.features)
-        self._add_moments(rows, -1, moments)
-        self._add_counts(rows, -1)
-        if self.targets is None:
-            _add_product(self._upper, rows.features, -1)
-        else:
-            self._add_per_target(rows.features, -1)
+        rows = Gram(self.width, targets=self.targets, device=self.device)
+        rows.update(features, weights, residuals, moments=moments)
+        if not moments:
+            rows.square = None if self.square is None else torch.zeros_like(self.square)
+        vars(self).update(vars(self.without(rows)))
 
     def merge(self, other: Gram) -> Gram:
         """Add another Gram's sums to this one's and return this one."""
@@ -147,6 +151,32 @@ class Gram:
         self.count += other.count
         self.zeros += other.zeros
         return self
+
+    def without(self, other: Gram) -> Gram:
+        """A Gram of the rows that are left when another's are taken out.
+
+        Raises:
+            ValueError: more than are held, or a sum of squares would turn negative.
+        """
+        if other.count > self.count:
+            raise ValueError(f"Cannot remove {other.count} rows: only {self.count} are held.")
+        if self.targets is None and other.targets is not None:
+            return self.expand(other.targets).without(other)
+        if self.targets is not None and other.targets is None:
+            other = other.expand(self.targets)
+        left = self.clone().merge(Gram._of({name: -sums for name, sums in other.state().items()}))
+        negative = (left.diagonal < -_ROUNDING * self.diagonal.amax(-1, keepdim=True)).any()
+        left._upper.diagonal(dim1=-2, dim2=-1).clamp_(min=0)
+        if left.square is not None and self.square is not None:
+            squares = _variances(left.square)
+            negative |= (squares < -_ROUNDING * _variances(self.square)).any()
+            squares.clamp_(min=0)
+        if bool(negative):
+            raise ValueError(
+                "These rows were never added, or not so (a sum of squares would turn negative). "
+                "Remove rows with the features, weights and targets they were added with."
+            )
+        return left
 
     def expand(self, targets: int) -> Gram:
         """One Gram per target, each equal to this shared one (its rows had equal weights)."""
@@ -170,9 +200,8 @@ class Gram:
 
     def to(self, device: torch.device | str) -> Gram:
         """An independent copy on another device; the sums stay float64."""
-        self._flush()
         state = {name: tensor.clone().to(device) for name, tensor in self.state().items()}
-        return Gram.from_state(state)
+        return Gram._of(state)
 
     def state(self) -> dict[str, Tensor]:
         """Everything as tensors, for files; `from_state` is the way back."""
@@ -183,8 +212,24 @@ class Gram:
 
     @classmethod
     def from_state(cls, state: dict[str, Tensor]) -> Gram:
-        """The Gram that `state` came from."""
-        matrix = state["matrix"].to(torch.float64)
+        """The Gram that `state` came from; refused where it came from none."""
+        matrix, count, zeros = (state[name] for name in ("matrix", "count", "zeros"))
+        sums = [state[name] for name in ("matrix", "cross", "square") if name in state]
+        finite = all(one.dtype == torch.float64 and bool(one.isfinite().all()) for one in sums)
+        square = matrix.ndim in (2, 3) and torch.equal(matrix, matrix.mT)
+        diagonal = matrix.diagonal(dim1=-2, dim2=-1)
+        positive = bool((diagonal >= -_ROUNDING * diagonal.max()).all())
+        require(finite and square and positive, "the Gram's matrix")
+        if "cross" in state:
+            wide = (matrix.shape[-1], state["square"].shape[-1])
+            require(state["cross"].shape == wide, "the residuals' sums")
+        whole = count.dtype == zeros.dtype == torch.int64 and zeros.shape == matrix.shape[:-2]
+        require(whole and bool(((zeros >= 0) & (zeros <= count)).all()), "the Gram's count")
+        return cls._of(state)
+
+    @classmethod
+    def _of(cls, state: dict[str, Tensor]) -> Gram:
+        matrix = state["matrix"]
         targets = None if matrix.ndim == 2 else matrix.shape[0]
         gram = cls(matrix.shape[-1], targets=targets, device=matrix.device)
         gram._upper = matrix.triu()
@@ -250,7 +295,7 @@ class Gram:
         features = features if features.ndim == 3 else features[:, None]
         return features * root.expand(-1, self.targets)[..., None]
 
-    def _add_moments(self, rows: _Rows, sign: int, moments: bool) -> None:
+    def _add_moments(self, rows: _Rows, moments: bool) -> None:
         if not moments:
             self.cross = None
             return
@@ -260,9 +305,9 @@ class Gram:
             return
         full = errors.shape[1] <= JOINT_TARGETS
         square = errors.mT @ errors if full else errors.square().sum(0)
-        self.square = sign * square if self.square is None else self.square + sign * square
+        self.square = square if self.square is None else self.square + square
         if first or self.cross is not None:
-            cross = sign * self._cross(rows.features, errors)
+            cross = self._cross(rows.features, errors)
             self.cross = cross if self.cross is None else self.cross + cross
 
     def _cross(self, features: Tensor, errors: Tensor) -> Tensor:
@@ -270,31 +315,11 @@ class Gram:
             return (errors.mT @ features).mT  # faster than the transposed order
         return torch.einsum("ntd,nt->dt", features, errors)
 
-    def _add_counts(self, rows: _Rows, sign: int) -> None:
-        self.count += sign * rows.features.shape[0]
-        if rows.zeros is not None:
-            self.zeros += sign * rows.zeros.reshape(self.zeros.shape)
-
-    def _add_per_target(self, features: Tensor, sign: int) -> None:
-        for upper, rows in zip(self._upper, features.unbind(1), strict=True):
-            _add_product(upper, rows, sign)
-
-    def _check_removable(self, features: Tensor) -> None:
-        if len(features) > self.count:
-            raise ValueError(f"Cannot remove {len(features)} rows: only {self.count} are held.")
-        before = self.diagonal
-        after = before - features.square().sum(0)
-        if bool((after < -1e-9 * before.amax(-1, keepdim=True)).any()):
-            raise ValueError(
-                "These rows were never added (the Gram would stop being positive). "
-                "Remove rows with the features and weights they were added with."
-            )
-
     def _flush(self) -> None:
         if self._buffer:
             rows = self._buffer[0] if len(self._buffer) == 1 else torch.cat(self._buffer)
             self._buffer, self._buffered = [], 0
-            _add_product(self._upper, rows, +1)
+            _add_product(self._upper, rows)
 
 
 class _Rows:
@@ -306,13 +331,13 @@ class _Rows:
         self.zeros = zeros
 
 
-def _add_product(upper: Tensor, rows: Tensor, sign: int) -> None:
-    """upper += sign * rows^T rows, block row by block row from the diagonal on (half the work)."""
+def _add_product(upper: Tensor, rows: Tensor) -> None:
+    """upper += rows^T rows, block row by block row from the diagonal on (half the work)."""
     width = upper.shape[0]
     block = _block(width, upper.device.type)
     for start in range(0, width, block):
         left = rows[:, start : start + block]
-        upper[start : start + block, start:].addmm_(left.mT, rows[:, start:], alpha=sign)
+        upper[start : start + block, start:].addmm_(left.mT, rows[:, start:])
 
 
 def _block(width: int, device: str) -> int:
@@ -328,3 +353,8 @@ def _clone(tensor: Tensor | None) -> Tensor | None:
 
 def _sum(left: Tensor | None, right: Tensor | None) -> Tensor | None:
     return None if left is None or right is None else left + right.to(left.device)
+
+
+def _variances(square: Tensor) -> Tensor:
+    """The diagonal of (K, K), or (K,) itself."""
+    return square if square.ndim == 1 else square.diagonal()

@@ -1,6 +1,8 @@
 r"""Noise: the part of the variance that more data would not remove.
 
-A noise is a level for each target times a shape, $\ell_k\, s(x)$, divided by the row's loss weight.
+A noise is a level for each target times a shape, $\ell_k\, s(x)\, \bar c / c$: it is divided by the
+row's loss weight c, in units of the typical one of the calibration rows, $\bar c$ (their harmonic
+mean, so that the level is their mean noise). A row without a weight gets the level itself.
 Another noise is another class here with a name, its shape and, where its level is no free choice,
 what ties it to the scale; `NOISES` lists the names that `calibrate(noise=...)` and files know.
 """
@@ -19,7 +21,8 @@ class Noise:
 
     Attributes:
         name: what users and files call it.
-        tied: the level in units of the squared scale; None where calibration chooses it.
+        tied: the level at weight one in units of the squared scale; None where calibration
+            chooses it.
         level: (K,).
     """
 
@@ -88,7 +91,7 @@ class ConstantNoise(Noise):
 
 @register_noise
 class BayesNoise(Noise):
-    """Bayesian linear regression's: the squared scale, so that the variance is scale^2 (1 + q)."""
+    """Bayesian linear regression's: the squared scale over c, the variance scale^2 (1/c + q)."""
 
     name = "bayes"
     tied = 1.0

@@ -19,6 +19,7 @@ MOST_SHOWN = 5_000
 """Rows that a scatter plot shows at most."""
 MOST_INPUTS = 12
 """Numbers per input row up to which they are shown beside a point."""
+_HUGE = 1e140
 _ALWAYS = 0.05
 """Share of the shown rows that goes to each kind of extreme row."""
 
@@ -87,6 +88,7 @@ def rows_of(
     """
     columns = _columns(mean, std, target)
     _check_positive(columns[1], first)
+    _check_squares(columns, first)
     count, targets = columns[0].shape
     names = _checked_names(names, targets)
     full = _for_each_row(_named_inputs(inputs), count, shape_of(mean))
@@ -147,6 +149,18 @@ def _check_positive(std: Tensor, first: int) -> None:
         raise ValueError(
             f"Expected std > 0, got {value:g} in row {int(bad[0]) + first}{more}. "
             "Drop those rows or add a noise floor to the variance."
+        )
+
+
+def _check_squares(columns: tuple[Tensor, ...], first: int) -> None:
+    """Bars, errors and their ratios must have squares that float64 can hold."""
+    std, error = columns[1], (columns[2] - columns[0]).abs()
+    wrong = (std < 1 / _HUGE) | (std > _HUGE) | (error > _HUGE * std.clamp(max=1))
+    if len(bad := wrong.nonzero()):
+        raise ValueError(
+            f"Expected bars from {1 / _HUGE:g} to {_HUGE:g} and errors of up to {_HUGE:g} bars, "
+            f"whose squares are still numbers, got others in row {int(bad[0, 0]) + first}. Pass "
+            "predictions, bars and true values in another unit, or mend what made them."
         )
 
 

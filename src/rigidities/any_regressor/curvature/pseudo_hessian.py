@@ -12,12 +12,11 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from ...data.samples import SampleBatch, Samples
 from ...losses import Loss
-from ..derivatives.differentiation import Differentiation
+from ..derivatives.differentiation import Differentiation, check_finite
 from ..derivatives.tangents import Tangents
 from .loss_terms import loss_terms
 from .stationarity import Totals
@@ -63,10 +62,7 @@ class TrainingRows:
         """
         for batch in self.samples.pieces(max(1, PIECE // (8 * numbers))):
             prediction, tangents = self.differentiation(*batch.args, **batch.kwargs)
-            if not bool(torch.isfinite(prediction).all()):
-                raise ValueError(
-                    "f gives predictions that are not finite for some training samples."
-                )
+            check_finite(prediction)
             target = batch.target_rows(prediction, self.differentiation.shape)
             terms = loss_terms(self.loss, prediction, target, batch.weight, batch.raw)
             self.totals.add(terms, tangents, prediction)

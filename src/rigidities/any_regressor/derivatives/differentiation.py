@@ -201,6 +201,15 @@ def _confirmed(regressor: Regressor, tangents: Tangents, *inputs: Any, **kwargs:
     return not any(float(d.norm()) > tolerance * (float(e.norm()) + floor) for d, e in pairs)
 
 
+def check_finite(prediction: Tensor) -> None:
+    """Refuse NaN and infinity among the predictions of a batch."""
+    if len(bad := (~torch.isfinite(prediction)).nonzero()):
+        raise ValueError(
+            f"f gives a prediction that is not finite for sample {int(bad[0, 0])} of a batch. Are "
+            "its inputs finite, and is f defined there? Leave such samples out."
+        )
+
+
 def _without(regressor: Regressor, names: set[str]) -> Regressor | None:
     if names.issuperset(regressor.parameters.names):
         return None
@@ -222,6 +231,7 @@ def _check_alone(regressor: Regressor, *inputs: Any, **kwargs: Any) -> None:
         together = regressor.outputs(regressor.flat, *inputs, **kwargs)[:1]
         args, named = _first_samples(inputs, kwargs, 1)
         alone = regressor.outputs(regressor.flat, *args, **named)
+    check_finite(together)
     size = 1e-5 * float(together.abs().max())
     if alone.shape != together.shape or not torch.allclose(alone, together, rtol=1e-3, atol=size):
         raise ValueError(

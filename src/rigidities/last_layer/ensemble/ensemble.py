@@ -24,6 +24,7 @@ from ...data.storage import Snapshot
 from ...models.calling import FeatureFunction, ForwardFunction, Source
 from ...models.modes import unmixed
 from ...models.shadow import placement
+from ...notices import require_kinds
 from ...posterior.joint import JointPosterior
 from ..readout.binding import Binding
 from ..readout.graph import ReadoutPass
@@ -74,7 +75,7 @@ class Ensemble(ModelWrapper):
 
         A spread below the rounding of the outputs is lost in it: `propagate` keeps that.
         """
-        return outputs(self._pass(inputs, keywords), self.deviations)
+        return outputs(self._pass(*self._feed.handed(inputs, keywords)), self.deviations)
 
     def propagate(
         self,
@@ -109,6 +110,7 @@ class Ensemble(ModelWrapper):
         with torch.enable_grad():  # for models that differentiate inside forward
             for batch in self._feed(x, "propagate", batch_size=batch_size, progress=progress):
                 reading = self._pass.eager(batch.args, batch.kwargs).detached()
+                batch.check(len(reading.output))
                 own = reading.output.dtype
                 parts.append(outputs(reading, self.deviations, torch.float64))
         precisions = (torch.float64, torch.promote_types(own, torch.float32), own)
@@ -148,9 +150,11 @@ class Ensemble(ModelWrapper):
         given = Snapshot.read(path, holds="readout")
         members, header = _members_of(given), given.header
         chosen = header["readout"].get("output") if output is None else output
-        binding = Binding(model, Source(forward, features, chosen), layer).taken(given)
+        with given.opened():
+            binding = Binding(model, Source(forward, features, chosen), layer).taken(given)
         whole = forward is not None
-        feed = Feed(model, whole, target, header.get("inputs"), header.get("apart"))
+        kept = [header.get(name) for name in ("inputs", "apart", "batch")]
+        feed = Feed(model, whole, target, *kept)
         own = members.deviations.to(placement(model)[0])
         return cls(binding, feed, replace(members, deviations=own))
 
@@ -178,10 +182,13 @@ class Ensemble(ModelWrapper):
 
     def _take(self, given: Snapshot) -> None:
         members, header = _members_of(given), given.header
-        self._pass = ReadoutPass(self._pass.binding.taken(given))
+        with given.opened():
+            binding = self._pass.binding.taken(given)
+        self._pass = ReadoutPass(binding)
         self.deviations = members.deviations.clone().to(self.deviations.device)
         self.drawing, self.missing = members.drawing, members.missing
-        self._feed = replace(self._feed, inputs=header.get("inputs"), apart=header.get("apart"))
+        inputs, apart, kind = (header.get(name) for name in ("inputs", "apart", "batch"))
+        self._feed = replace(self._feed, inputs=inputs, apart=apart, kind=kind)
 
     def _snapshot(self, *, thorough: bool = False, probes: bool = True) -> Snapshot:
         if thorough:
@@ -193,6 +200,7 @@ class Ensemble(ModelWrapper):
             "missing": self.missing,
             "inputs": self._feed.inputs,
             "apart": self._feed.apart,
+            "batch": self._feed.kind,
         }
         tie = self._pass.binding.snapshot(probes=probes)
         return Snapshot({"deviations": self.deviations} | tie.tensors, header | tie.header)
@@ -228,7 +236,7 @@ def _members_of(given: Snapshot) -> Members:
             "The file holds no ensemble. Expected one written by Ensemble.save; a fit is read by "
             "LastLayerRigidity.load."
         )
-    try:
-        return Members(tensors["deviations"], header["drawing"], float(header["missing"]))
-    except (KeyError, ValueError, TypeError) as error:
-        raise ValueError(f"The ensemble's file is damaged ({error}). Save it again.") from error
+    with given.opened():
+        kinds = {"missing": float, "inputs": int | None, "apart": str | None, "readout": dict}
+        require_kinds(header, kinds, "the ensemble")
+        return Members(tensors["deviations"], header["drawing"], header["missing"])

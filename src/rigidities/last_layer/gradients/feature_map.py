@@ -17,7 +17,7 @@ from torch import Tensor
 from ...data.batches import Batch
 from ...data.slots import Slot
 from ...models.directional import normal_like, pulled, pushes, pushes_by_reverse, recorded
-from ..readout.reading import Reading
+from ..readout.reading import Reading, read
 from ..readout.tail import owners_by_digits
 from ..readout.tap import AnyTap
 
@@ -67,7 +67,7 @@ class FeatureMap:
         point = slot.get(batch).detach()
         free = point.clone().requires_grad_()
         args, kwargs = slot.put(batch, free)
-        reading = tap.graph(*args, **kwargs)
+        reading = read(tap.graph, replace(batch, args=args, kwargs=kwargs))
         if not reading.output.requires_grad:
             raise ValueError(UNCONNECTED)
         aligned = point.ndim > 0 and len(point) == len(reading.output)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ...data.batches import Batch
 from ...posterior.joint import JointPosterior
-from ..readout.reading import Reading, joined
+from ..readout.reading import Reading, joined, read
 from ..readout.tap import AnyTap
 
 KEPT = 1 << 30
@@ -69,7 +69,7 @@ class JointOutputs:
         """
         readings, held = [], 0
         for batch in batches():
-            reading = tap(*batch.args, **batch.kwargs).detached()
+            reading = read(tap, batch).detached()
             reading.check_targets(joint.targets)
             held += reading.features.nbytes
             if again and held > KEPT:
@@ -122,7 +122,7 @@ class JointOutputs:
             batch = next(batches, None)
             if first.features.numel():
                 continue
-            again = None if batch is None else self.tap(*batch.args, **batch.kwargs).detached()
+            again = None if batch is None else read(self.tap, batch).detached()
             if again is None or not _same(again.output, first.output):
                 raise ValueError(
                     f"Batch {number} differs when the data are read a second time, which "

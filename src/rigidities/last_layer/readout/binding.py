@@ -13,9 +13,13 @@ from ...data.storage import Snapshot, prefixed
 from ...models.calling import Source
 from ...models.shadow import Watch, unwrapped
 from ...models.threads import Lock
-from ...notices import NO_FIT, NotFittedError
+from ...notices import NO_FIT, NotFittedError, require, require_kinds
+from .cases import CASES
 from .probes import Probes
 from .tap import AnyTap, FeatureTap, Tap
+
+_FLAGS = {"linear": bool, "forward": bool, "output": str | int | None}
+_HEADER = {"layer": list, "silent": list, "case": str, "layout": str, "fingerprint": str} | _FLAGS
 
 
 class Binding:
@@ -45,6 +49,10 @@ class Binding:
     ) -> None:
         self.model, self.source, self.layer, self._header = model, source, layer, header
         self.probes = probes
+        if header is not None:
+            require_kinds(header, _HEADER, "the readout")
+            named = all(isinstance(name, str) for name in header["layer"] + header["silent"])
+            require(named and header["case"] in {*CASES, "features"}, "the readout")
         self.fingerprint: str | None = None if header is None else header["fingerprint"]
         self._tied: tuple[AnyTap, Watch] | None = None
         self._volatile: set[str] = set()

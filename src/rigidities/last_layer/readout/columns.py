@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .heads import has_bias, weights
+from .heads import has_bias, own_parameters, weights
 
 
 class Columns:
@@ -21,12 +21,14 @@ class Columns:
         joint: one column per weight instead of one per input.
         width: number of columns.
         indices: for each head the columns of its weight and then its bias.
+        biases: the columns of all biases.
     """
 
     def __init__(self, heads: list[nn.Module], *, joint: bool) -> None:
         self.heads = heads
         self.joint = joint
         self.width = 0
+        self.biases = torch.empty(0, dtype=torch.long)
         known: dict[int, Tensor] = {}
         self.indices = [torch.cat(self._parts(head, known)) for head in heads]
         self._disjoint = sum(len(index) for index in self.indices) == self.width
@@ -80,9 +82,39 @@ class Columns:
             if columns is None:
                 columns = torch.arange(self.width, self.width + size)
                 self.width += size
+                self.biases = torch.cat([self.biases, columns[: size * (name == "bias")]])
             if parameter is not None:
                 known[id(parameter)] = columns
             parts.append(columns)
+        return parts
+
+
+class ParameterColumns(Columns):
+    """A column for every number in the parameters that the heads, any modules, own themselves."""
+
+    def __init__(self, heads: list[nn.Module]) -> None:
+        super().__init__(heads, joint=True)
+
+    def weights(self) -> Tensor:
+        """The parameters by column, (width, 1); float64."""
+        total = torch.zeros(self.width, 1, dtype=torch.float64)
+        for index, head in zip(self.indices, self.heads, strict=True):
+            flat = torch.cat([p.detach().flatten() for p in own_parameters(head).values()])
+            total = total.to(flat.device)
+            total[index.to(flat.device), 0] = flat.to(torch.float64)
+        return total
+
+    def share(self, change: Tensor, i: int) -> Tensor:
+        """Head i's part (P, 1) of a change (width, 1) of the parameters."""
+        return change[self.indices[i].to(change.device)]
+
+    def _parts(self, head: nn.Module, known: dict[int, Tensor]) -> list[Tensor]:
+        parts = []
+        for parameter in own_parameters(head).values():
+            if id(parameter) not in known:
+                known[id(parameter)] = torch.arange(self.width, self.width + parameter.numel())
+                self.width += parameter.numel()
+            parts.append(known[id(parameter)])
         return parts
 
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ...models.modes import exporting
+from ...models.modes import exporting, refuse_transforms
 from ...models.shadow import shadow, unwrapped
 from .binding import Binding
 from .heads import Recorder, as_rows, channel_axis, guard, has_bias, record
@@ -48,6 +48,7 @@ class ReadoutPass:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def eager(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Reading:
         """One pass outside any graph."""
+        refuse_transforms()
         reading: Reading = self.current()(*inputs, **keywords)
         return reading
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -17,13 +18,15 @@ class Call:
 
     Attributes:
         versions: of input and output when they were recorded, to notice in-place changes.
+        leaves: the parameters that a `Holder` gave the head, by which to differentiate.
     """
 
     head: nn.Module
     input: Tensor
     output: Tensor
     probe: Tensor | None
-    versions: tuple[int, int]
+    versions: tuple[int, int] = (0, 0)
+    leaves: tuple[Tensor, ...] = ()
 
     def passed_on(self, output: Tensor) -> bool:
         """Whether a model's output is this call's output to the bit, perhaps reshaped."""
@@ -96,6 +99,51 @@ class Recorder(nn.Module):
             return getattr(super().__getattr__("head"), name)
 
 
+class Marker(Recorder):
+    """Stands in for a head while a readout is searched: marks the graph and keeps no values.
+
+    The mark is one number, added in place: unless probing, for a model that differentiates itself.
+    """
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The head's output with a zero added that the graph knows."""
+        return tree_map_only(Tensor, self._marked, self.head(*args, **kwargs))
+
+    def _marked(self, output: Tensor) -> Tensor:
+        if not output.is_floating_point():
+            return output
+        mark = output.new_zeros(()).requires_grad_()
+        self.calls.append(Call(self.head, mark, mark, mark))
+        return output + mark if self.probing else output.add_(mark)
+
+
+class Holder(Recorder):
+    """Stands beside a module, called or not, and gives it other parameters for a pass.
+
+    Only those that the module itself owns. Probing, they are leaves of the graph; `change` is
+    (P, 1), one parameter after the other.
+    """
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__(head)
+        self.own = own_parameters(head)
+        self.reset()
+
+    def reset(self, *, probing: bool = False, change: Tensor | None = None) -> None:
+        """Put parameters in place: the model's own, unless some are asked for."""
+        given = dict(self.own)
+        if change is not None:
+            parts = torch.split(change.flatten(), [p.numel() for p in given.values()])
+            pairs = zip(given.items(), parts, strict=True)
+            given = {n: nn.Parameter(p + d.reshape(p.shape).to(p), False) for (n, p), d in pairs}
+        if probing:
+            given = {name: nn.Parameter(p.detach()) for name, p in given.items()}
+        for name, parameter in given.items():
+            setattr(self.head, name, parameter)
+        first = next(iter(given.values()))
+        self.calls = [Call(self.head, first, first, None, leaves=tuple(given.values()))]
+
+
 class Sentinel(Recorder):
     """Stands in for a linear map that was never called, and refuses to be."""
 
@@ -130,6 +178,25 @@ def linear_maps(model: nn.Module) -> dict[str, nn.Module]:
     return {name: module for name, module in model.named_modules() if is_linear_map(module)}
 
 
+def own_parameters(module: nn.Module) -> dict[str, Tensor]:
+    """The floating-point parameters that a module owns itself, by name."""
+    named = module._parameters.items()
+    return {n: p for n, p in named if p is not None and p.is_floating_point() and p.numel()}
+
+
+def owners(model: nn.Module, name: str) -> list[str]:
+    """The modules inside one that own parameters; what is inside a linear map is part of it."""
+    named = model.get_submodule(name).named_modules(prefix=name)
+    found: list[str] = []
+    for inner, module in named:
+        known = any(
+            inner.startswith(f"{n}.") and is_linear_map(model.get_submodule(n)) for n in found
+        )
+        if not known and (own_parameters(module) or is_linear_map(module)):
+            found.append(inner)
+    return found
+
+
 def has_bias(head: nn.Module) -> bool:
     """Whether the head adds a bias."""
     return getattr(head, "bias", None) is not None
@@ -158,17 +225,28 @@ def from_rows(head: nn.Module, rows: Tensor, like: Tensor) -> Tensor:
     return rows.reshape(like.movedim(channel, -1).shape).movedim(-1, channel)
 
 
-def record(model: nn.Module, names: list[str]) -> tuple[nn.Module, list[Recorder]]:
+def record(
+    model: nn.Module, names: list[str], make: type[Recorder] = Recorder
+) -> tuple[nn.Module, list[Recorder]]:
     """Put recorders in place of the named heads of a shadow; returns it with the recorders."""
-    recorders = {id(head): Recorder(head) for head in map(model.get_submodule, names)}
-    if "" in names:
-        recorder = recorders[id(model)]
-        return recorder, [recorder]
+    recorders = {id(head): make(head) for head in map(model.get_submodule, names)}
+    for name in names:
+        _run_eagerly(model, name)
+    if issubclass(make, Holder):
+        return model, list(recorders.values())
     for parent in list(model.modules()):
         for child, module in list(parent._modules.items()):
             if id(module) in recorders and not isinstance(parent, Recorder):
                 setattr(parent, child, recorders[id(module)])
-    return model, list(recorders.values())
+    return recorders.get(id(model), model), list(recorders.values())
+
+
+def _run_eagerly(model: nn.Module, name: str) -> None:
+    """Let compiled modules around a head call what now stands inside them."""
+    parts = name.split(".")
+    for module in (model.get_submodule(".".join(parts[:i])) for i in range(len(parts))):
+        if "_orig_mod" in module._modules:
+            vars(module)["forward"] = lambda *a, _of=module, **k: _of._modules["_orig_mod"](*a, **k)
 
 
 def guard(model: nn.Module, names: list[str]) -> None:

@@ -77,8 +77,8 @@ class Reading:
             raise ValueError(
                 f"the target's shape {tuple(target.shape)} does not fit the output's "
                 f"{tuple(self.output.shape)}. If the model predicts more than the target (a mean "
-                "and a variance, say), pick the mean with output= or forward=lambda m, b: "
-                "m(b)[..., 0]."
+                "and a variance, say), pick the mean with output=, or of batches b = (x, y) with "
+                "forward=lambda m, b: m(b[0])[..., 0]."
             )
         return self.rows(target.reshape(self.output.shape))
 
@@ -86,8 +86,18 @@ class Reading:
         """The user's weights of the batch, (M, 1) or (M, K)."""
         if function is None:
             return None
-        output = self.output
-        given = torch.as_tensor(function(batch.raw), device=output.device).to(torch.float64)
+        output, weights = self.output, function(batch.raw)
+        if weights is None:
+            raise ValueError(
+                "sample_weight returned None: expected one weight per sample or per output. Does "
+                "the function lack a return?"
+            )
+        given = torch.as_tensor(weights, device=output.device).to(torch.float64)
+        if not bool(((given >= 0) & (given < torch.inf)).all()):
+            raise ValueError(
+                f"sample weights must be finite and not negative, got {float(given.min())} to "
+                f"{float(given.max())}. A row that should not count has weight 0."
+            )
         if given.squeeze().shape == output.squeeze().shape:
             return self.rows(given.reshape(output.shape))
         if given.ndim > 1 or given.numel() != len(output):
@@ -114,6 +124,18 @@ class Reading:
         rounded = row_hashes([coarse] if target is None else [coarse, target], len(coarse))
         assert rounded is not None
         return rounded
+
+    def hashed_exactly(self, batch: Batch) -> bool:
+        """Whether `hashes` are of inputs, and so the same in every batch."""
+        values = (*batch.args, *batch.kwargs.values())
+        return all(isinstance(v, Tensor) and v.ndim and len(v) == len(self.output) for v in values)
+
+
+def read(tap: Callable[..., Reading], batch: Batch) -> Reading:
+    """A pass over a batch, which must give one output per sample."""
+    reading = tap(*batch.args, **batch.kwargs)
+    batch.check(len(reading.output))
+    return reading
 
 
 @dataclass(frozen=True)

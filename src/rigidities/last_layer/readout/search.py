@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from posixpath import commonpath
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
+from ...models.directional import normal_like
 from ...models.shadow import shadow, unwrapped
-from .heads import Recorder, linear_maps, record
+from .heads import Holder, Marker, Recorder, linear_maps, owners, record
+from .tail import coarsest
+
+Run = Callable[[nn.Module], Tensor]
+"""Calls a model on the batch and returns the output tensor."""
 
 
 @dataclass(frozen=True)
@@ -21,18 +30,20 @@ class Found:
         heads: the last linear maps.
         later: parameters that act between them and the output.
         silent: linear maps that the batch did not call, of which nothing is known.
+        case: the case to begin with: `parameters` where the heads are any modules.
     """
 
     heads: list[str]
     later: list[str]
     silent: list[str]
+    case: str = "plain"
 
 
-def find_heads(model: nn.Module, run: Callable[[nn.Module], Tensor]) -> Found:
+def find_heads(model: nn.Module, run: Run) -> Found:
     """The last linear maps on the way to the output.
 
-    Every linear map of a shadow is probed in one forward pass; the autograd graph is then walked
-    back from the output, stopping at the first probe on each path. A map that also feeds another
+    Every linear map of a shadow is marked in one forward pass; the autograd graph is then walked
+    back from the output, stopping at the first mark on each path. A map that also feeds another
     one found (through attention weights, a skip connection) is not a last one.
 
     Args:
@@ -43,42 +54,129 @@ def find_heads(model: nn.Module, run: Callable[[nn.Module], Tensor]) -> Found:
         ValueError: there is no such map.
     """
     names = list(linear_maps(unwrapped(model)))
-    if not names:
-        raise ValueError(
-            f"{type(model).__name__} has no linear map (nn.Linear or 1x1 convolution) to take "
-            "features from. Pass features=callable(model, *inputs) -> (N, D)."
-        )
-    probed, recorders = record(shadow(model), names)
-    parameters = _unfreeze(probed)
-    for recorder in recorders:
-        recorder.reset(probing=True)
-    with torch.enable_grad():
-        output = run(probed)
-    by_probe = {id(c.probe): i for i, r in enumerate(recorders) for c in r.calls}
-    found, leaves = _first_probes([output.grad_fn], by_probe)
+    twin = shadow(model)
+    parameters = _unfreeze(twin)
+    markers, marks, output = _marked(run, twin, names)
+    found, leaves = _walk([output.grad_fn], marks)
+    later = [parameters[leaf] for leaf in leaves if leaf in parameters]
     if not found:
-        raise ValueError(
+        raise ValueError(_nothing_found(type(model).__name__, names, later))
+    silent = [name for name, marker in zip(names, markers, strict=True) if not marker.calls]
+    return Found([names[i] for i in _last(found, marks)], sorted(later), silent)
+
+
+def named_heads(model: nn.Module, names: list[str], run: Run) -> Found:
+    """The heads that a user means by the names of some modules.
+
+    Linear maps are taken as they are. Of other modules all parameters inside are taken, if the
+    output is linear in them together; else those of the last modules inside on the way to the
+    output, as in a search.
+
+    Args:
+        model: the model; not touched.
+        names: of modules with parameters.
+        run: calls a model on the batch and returns the output tensor.
+    """
+    inner = unwrapped(model)
+    heads = list(dict.fromkeys(owner for name in names for owner in owners(inner, name)))
+    if heads != names and not _affine(run, *record(shadow(model), heads, Holder)):
+        _, marks, output = _marked(run, shadow(model), heads)
+        last = _last(_walk([output.grad_fn], marks)[0], marks)
+        heads = [heads[i] for i in last] or heads
+    case = "plain" if _called(model, heads, run) else "parameters"
+    return Found(heads, later=[], silent=[], case=case)
+
+
+def _called(model: nn.Module, heads: list[str], run: Run) -> bool:
+    """Whether all heads are linear maps, of which the forward pass calls some."""
+    if not set(heads) <= set(linear_maps(unwrapped(model))):
+        return False
+    probed, recorders = record(shadow(model), heads)
+    run(probed)
+    return any(recorder.calls for recorder in recorders)
+
+
+def _affine(run: Run, model: nn.Module, holders: list[Recorder]) -> bool:
+    """Whether y(w + 2 d) - 2 y(w + d) + y(w) = 0 for large random changes d of all parameters."""
+    for seed in (1, 2):
+        values = []
+        for steps in (0, 1, 2):
+            for holder in holders:
+                own = torch.cat([leaf.detach().flatten() for leaf in holder.own.values()]).double()
+                size = 10 * float(own.square().mean().sqrt()) or 1.0
+                holder.reset(change=normal_like(own, seed) * size * steps)
+            values.append(run(model).detach())
+        rounding, (first, second, third) = coarsest(values), (v.double() for v in values)
+        size = max(float((third - first).abs().max()), float((second - first).abs().max()))
+        if not float((third - 2 * second + first).abs().max()) <= tolerance(rounding) * size:
+            return False
+    return True
+
+
+def tolerance(rounding: float) -> float:
+    """Of a change of the output, relative to it, that is called linear at some rounding."""
+    return min(0.1, 100 * math.pow(rounding, 0.75))
+
+
+def _marked(
+    run: Run, model: nn.Module, names: list[str]
+) -> tuple[list[Recorder], dict[int, int], Tensor]:
+    """Markers of some modules, the modules' numbers by the ids of their marks, and the output.
+
+    The output has its graph but, if possible, nothing that a backward pass would need, so that
+    the pass takes no more memory than one without gradients. A model that differentiates itself
+    is run again with all that it needs.
+    """
+    model, markers = record(model, names, Marker)
+    for marker in markers:
+        marker.reset()
+    with torch.enable_grad():
+        try:
+            with saved_tensors_hooks(lambda _: None, _refuse):
+                output = run(model)
+        except Exception:
+            for marker in markers:
+                marker.reset(probing=True)
+            output = run(model)
+    marks = {id(c.probe): i for i, marker in enumerate(markers) for c in marker.calls}
+    return markers, marks, output
+
+
+def _refuse(_: object) -> Tensor:
+    raise RuntimeError("Nothing was kept for a backward pass.")
+
+
+def _nothing_found(model: str, maps: list[str], later: list[str]) -> str:
+    """Why there is no readout, and what else there is."""
+    if not maps:
+        reason = f"{model} has no linear map (nn.Linear or 1x1 convolution) to take features from."
+    else:
+        reason = (
             "No linear map reaches the output through differentiable operations: does the forward "
             "pass use torch.no_grad, detach, .data or NumPy, or end in something other than a "
-            "linear layer? Pass features=callable(model, *inputs) -> (N, D)."
+            "linear layer?"
         )
-    later = [parameters[leaf] for leaf in leaves if leaf in parameters]
-    silent = [name for name, recorder in zip(names, recorders, strict=True) if not recorder.calls]
-    heads = [names[i] for i in sorted(_last(found, recorders, by_probe))]
-    return Found(heads, sorted(later), silent)
+    return f"{reason} {nearest(later)}Pass features=callable(model, *inputs) -> (N, D)."
 
 
-def _last(found: set[int], recorders: list[Recorder], by_probe: dict[int, int]) -> set[int]:
+def nearest(parameters: list[str]) -> str:
+    """The line that takes the derivative by the parameters nearest to the output, given these."""
+    if not parameters:
+        return ""
+    names = list(dict.fromkeys(name.rpartition(".")[0] for name in parameters))[:3]
+    around = commonpath([name.replace(".", "/") for name in names]).replace("/", ".") or names[0]
+    return (
+        f"The parameters nearest to the output are those of {', '.join(map(repr, names))}: "
+        f'layer="{around}" takes the derivative by them. '
+    )
+
+
+def _last(found: dict[int, list[Any]], marks: dict[int, int]) -> list[int]:
     """Those of the heads found that feed no other of them."""
     feeding: set[int] = set()
-    for i in found:
-        reached, front = {i}, [call.input.grad_fn for call in recorders[i].calls]
-        while front:
-            met, _ = _first_probes(front, by_probe)
-            front = [c.input.grad_fn for j in met - reached for c in recorders[j].calls]
-            reached |= met
-        feeding |= reached - {i}
-    return found - feeding or found
+    for i, before in found.items():
+        feeding |= set(_walk(before, marks, through=True)[0]) - {i}
+    return sorted(set(found) - feeding or found)
 
 
 def _unfreeze(model: nn.Module) -> dict[int, str]:
@@ -91,23 +189,34 @@ def _unfreeze(model: nn.Module) -> dict[int, str]:
     return named
 
 
-def _first_probes(start: list[Any], by_probe: dict[int, int]) -> tuple[set[int], set[int]]:
-    """Heads met first on each path back from some nodes, and parameters met before them."""
-    found: set[int] = set()
-    leaves: set[int] = set()
+def _walk(
+    start: list[Any], marks: dict[int, int], *, through: bool = False
+) -> tuple[dict[int, list[Any]], list[int]]:
+    """Marked leaves on the way back from some nodes, and leaves without a mark.
+
+    Args:
+        start: the nodes.
+        marks: number of the head by the leaf's id.
+        through: go on behind a mark.
+
+    Returns:
+        For each head met the nodes before it; ids of the other leaves, nearest first.
+    """
+    found: dict[int, list[Any]] = {}
+    leaves: dict[int, None] = {}
     seen: set[Any] = set()
-    stack = list(start)
-    while stack:
-        node = stack.pop()
+    queue = deque(start)
+    while queue:
+        node = queue.popleft()
         if node is None or node in seen:
             continue
         seen.add(node)
         children = [child for child, _ in node.next_functions if child is not None]
         variables = [id(v) for c in children if (v := getattr(c, "variable", None)) is not None]
-        probes = [by_probe[v] for v in variables if v in by_probe]
-        if probes:
-            found.update(probes)
-        else:
-            leaves.update(variables)
-            stack.extend(children)
-    return found, leaves
+        met = [marks[v] for v in variables if v in marks]
+        for head in met:
+            found.setdefault(head, []).extend(children)
+        if through or not met:
+            leaves.update(dict.fromkeys(variables))
+            queue.extend(children)
+    return found, list(leaves)

@@ -13,11 +13,13 @@ The trunk is never differentiated.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from ...models.directional import normal_like
 from .heads import Call, as_rows
@@ -27,10 +29,15 @@ Pull = Callable[[Tensor], list[Tensor]]
 
 @dataclass(frozen=True)
 class Gain:
-    """Of one call of a head: the output row that owns each head row, and its gain per target."""
+    """Of one call of a head: the output row that owns each head row, and its gain per target.
+
+    Attributes:
+        view: the shape in which to see the output, and the dimension of its targets.
+    """
 
     owner: Tensor
     gain: Tensor
+    view: tuple[torch.Size, int] = (torch.Size(), -1)
 
 
 def pullback(outputs: Tensor, calls: list[Call], *, graph: bool = False) -> Pull:
@@ -58,6 +65,24 @@ def pullback(outputs: Tensor, calls: list[Call], *, graph: bool = False) -> Pull
     return pull
 
 
+class GraphsKept(TorchFunctionMode):
+    """Where a model that differentiates inside its forward pass does not free its graph.
+
+    Other threads are not concerned, and nothing of torch is replaced.
+
+    Attributes:
+        met: whether some model did.
+    """
+
+    met = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (torch.autograd.grad, torch.autograd.backward, Tensor.backward):
+            self.met, kwargs = True, {**kwargs, "retain_graph": True}
+        return func(*args, **kwargs)
+
+
 def gains(outputs: Tensor, pull: Pull) -> list[Gain] | None:
     """Gain and owner of each call's rows for outputs (M, K); None if the tail has no such form."""
     base = pull(torch.ones_like(outputs))
@@ -66,7 +91,7 @@ def gains(outputs: Tensor, pull: Pull) -> list[Gain] | None:
     found = owners_by_digits(lambda code: pull(code[:, None].expand_as(outputs)), outputs, base)
     probe = normal_like(outputs)
     for gain, owner, pulled in zip(base, found, pull(probe), strict=True):
-        if not _close(pulled, gain * probe[owner]):
+        if not _close(pulled, gain * probe[owner], outputs):
             return None
     return [Gain(owner, gain) for owner, gain in zip(found, base, strict=True)]
 
@@ -78,7 +103,7 @@ def sample_owners(outputs: Tensor, pull: Pull) -> list[Tensor] | None:
     found = owners_by_digits(lambda code: pull(mixture * code[:, None]), mixture, base)
     probe = normal_like(outputs[:, :1])
     for gain, owner, pulled in zip(base, found, pull(probe * mixture), strict=True):
-        if not _close(pulled, gain * probe[owner]):
+        if not _close(pulled, gain * probe[owner], outputs):
             return None
     return found
 
@@ -88,8 +113,8 @@ def owners_by_digits(
 ) -> list[Tensor]:
     """The number of the output that each row acts on, where it acts on one.
 
-    Outputs are numbered in digits small enough to survive the dtype: a row's derivative of the
-    numbered sum over its derivative of the plain sum is its output's number.
+    Outputs are numbered in digits small enough to survive the coarsest dtype on the way: a row's
+    derivative of the numbered sum over its derivative of the plain sum is its output's number.
 
     Args:
         pull: weights of the outputs (N,) -> derivatives (R, C) of their weighted sum by each row,
@@ -100,7 +125,7 @@ def owners_by_digits(
     Returns:
         (R,) for each table; anything where a row acts on several outputs.
     """
-    count, digit = len(outputs), int(torch.finfo(outputs.dtype).eps ** -0.5)
+    count, digit = len(outputs), int(coarsest([outputs, *base]) ** -0.5)
     numbers = torch.arange(count, device=outputs.device)
     owners = [torch.zeros(len(table), dtype=torch.long, device=table.device) for table in base]
     largest = [table.abs().argmax(1, keepdim=True) for table in base]
@@ -114,8 +139,13 @@ def owners_by_digits(
     return [owner.clamp(max=count - 1) for owner in owners]
 
 
-def _close(a: Tensor, b: Tensor) -> bool:
+def coarsest(tensors: Iterable[Tensor]) -> float:
+    """The largest rounding among the dtypes of some tensors."""
+    return max(torch.finfo(tensor.dtype).eps for tensor in tensors)
+
+
+def _close(a: Tensor, b: Tensor, outputs: Tensor) -> bool:
     if a.numel() == 0:
         return True
-    tolerance = 64 * torch.finfo(a.dtype).eps
+    tolerance = 64 * coarsest([a, outputs])
     return bool((a - b).abs().max() <= tolerance * b.abs().max().clamp(min=1e-30))

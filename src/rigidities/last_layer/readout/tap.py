@@ -10,11 +10,11 @@ model may keep what it likes in its attributes during a pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +26,12 @@ from ...models.shadow import input_names, shadow, unwrapped
 from ...models.threads import OfThread
 from ...notices import notify
 from .cases import CASES, Case, Separate, Shared
-from .heads import Call, Recorder, channel_axis, guard, linear_maps, record
+from .heads import Call, Recorder, channel_axis, guard, linear_maps, owners, record
 from .reading import Reading, Terms
-from .search import Found, find_heads
+from .search import find_heads, named_heads, nearest, tolerance
+from .tail import GraphsKept, coarsest
+
+T = TypeVar("T")
 
 
 class Tap:
@@ -58,6 +61,7 @@ class Tap:
         self.source, self.heads, self.silent, self.linear = source, heads, list(silent), linear
         self.case = case
         self.input_names = input_names(model)
+        self._frees = False  # whether the model differentiates, and frees its graph, inside forward
         self._pattern = shadow(model)  # never run: what a pass leaves in it would be copied too
         self._twin = OfThread(self._make)
 
@@ -80,7 +84,8 @@ class Tap:
             model: the trained model; it is not touched.
             args: positional inputs of the batch.
             kwargs: keyword inputs of the batch.
-            layer: name (or names) of the head where the last linear map is not the one wanted.
+            layer: name (or names) of the head where the last linear map is not the one wanted,
+                or of any module by whose parameters to differentiate.
             features: callable(model, *inputs) -> (N, D), instead of a head.
             forward: callable(model, batch) -> output, instead of calling the model.
             output: field, key or index of the output where the model gives several.
@@ -91,12 +96,17 @@ class Tap:
         source, kwargs = Source(forward, features, output), kwargs or {}
         if features is not None:
             return FeatureTap(model, source)
+
+        def run(twin: nn.Module) -> Tensor:
+            return source.run(twin, args, kwargs)
+
         if layer is None:
-            found = find_heads(model, lambda m: source.run(m, args, kwargs))
+            found = find_heads(model, run)
         else:
             names = list(layer) if isinstance(layer, (list, tuple)) else [layer]
-            found = Found(_checked_names(model, names), later=[], silent=[])
-        tap = cls(model, source, heads=found.heads, case="plain", silent=found.silent)
+            with torch.enable_grad():
+                found = named_heads(model, _checked_names(model, names), run)
+        tap = cls(model, source, heads=found.heads, case=found.case, silent=found.silent)
         tap._settle(args, kwargs)
         if not tap.linear:
             tap._own_up(found.later)
@@ -117,6 +127,11 @@ class Tap:
         """Weights behind the features: (D, K) for `shared` and `separate`, (P, 1) for `joint`."""
         return self._case.columns.weights()
 
+    @property
+    def biases(self) -> Tensor | None:
+        """Columns of the features that belong to biases; None where that is not known."""
+        return getattr(self._case.columns, "biases", None)
+
     @outside_inference_mode
     def __call__(self, *args: Any, **kwargs: Any) -> Reading:
         """One forward pass."""
@@ -124,8 +139,10 @@ class Tap:
 
     def graph(self, *args: Any, **kwargs: Any) -> Reading:
         """One forward pass whose output and features autograd can differentiate by the inputs."""
-        with torch.enable_grad():
-            return self._reading(args, kwargs, graph=True)
+        with torch.enable_grad(), GraphsKept() as kept:
+            reading = self._reading(args, kwargs, graph=True)
+        self._frees |= kept.met
+        return reading
 
     def unchecked(self, *args: Any, **kwargs: Any) -> Reading:
         """One forward pass of a plain head without looking at any value.
@@ -153,8 +170,7 @@ class Tap:
         if not isinstance(case, Separate):
             return None
         with torch.enable_grad():
-            output, calls = self._run(args, kwargs, probing=True)
-            found = case.gains(output, calls, graph=True)
+            found = self._probed(args, kwargs, partial(case.gains, graph=True))
         if found is None or any(gain.gain.requires_grad for gain in found):
             return None
 
@@ -176,20 +192,19 @@ class Tap:
                 return Terms(features, rows, torch.zeros_like(rows), len(features))
         case, found = self._case, None
         if isinstance(case, Shared):
-            with torch.enable_grad(), _explained():
-                output, calls = self._run(args, kwargs, probing=True)
-                found = case.gains(output, calls)
-        if not isinstance(case, Shared) or found is None:
+            with torch.enable_grad():
+                found = self._probed(args, kwargs, case.terms)
+        if found is None:
             raise ValueError(
                 f"The output is no sum over rows of {self._names} (case {self.case!r}), so it has "
                 "no local terms. Give their features to rigidities.local yourself."
             )
-        return case.terms(output, calls, found)
+        return found
 
     def _make(self) -> _Twin:
         twin = shadow(self._pattern)
         guard(twin, self.silent)
-        return _Twin(*record(twin, self.heads), {})
+        return _Twin(*record(twin, self.heads, CASES[self.case].recorder), {})
 
     @property
     def _names(self) -> str:
@@ -208,7 +223,8 @@ class Tap:
         for i, recorder in enumerate(twin.recorders):
             recorder.reset(probing=probing, change=None if changes is None else changes[i])
         try:
-            output = self.source.run(twin.model, args, kwargs)
+            with GraphsKept() if self._frees else nullcontext():
+                output = self.source.run(twin.model, args, kwargs)
             calls = [call for recorder in twin.recorders for call in recorder.calls]
         finally:
             for recorder in twin.recorders:
@@ -217,17 +233,32 @@ class Tap:
             raise ValueError(f"The forward pass did not call {self._names}: name another layer=.")
         return output, calls
 
+    def _probed(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        read: Callable[[Tensor, list[Call]], T],
+    ) -> T:
+        """What is read from a probed pass, also of a model that frees its graph inside forward."""
+        try:
+            return read(*self._run(args, kwargs, probing=True))
+        except RuntimeError as error:
+            if self._frees or "backward through the graph a second time" not in str(error):
+                raise
+        self._frees = True  # from now on its graph is kept
+        return read(*self._run(args, kwargs, probing=True))
+
     def _reading(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, graph: bool = False
     ) -> Reading:
         reading, case = None, self._case
         if not case.probes:
-            reading = self._read(case, *self._run(args, kwargs), graph=graph)
+            reading = case.read(*self._run(args, kwargs), graph=graph)
             if reading is None:  # an identity on the first batch (a mask of ones), not on this one
                 self.case, case = "shared", self._twin().case("shared")
         if reading is None:
             with torch.enable_grad():
-                reading = self._read(case, *self._run(args, kwargs, probing=True), graph=graph)
+                reading = self._probed(args, kwargs, partial(case.read, graph=graph))
         if reading is None:
             self._check_finite(args, kwargs)
             raise ValueError(
@@ -246,39 +277,36 @@ class Tap:
                 "they finite, and in the units of the training data?"
             )
 
-    def _read(
-        self, case: Case, output: Tensor, calls: list[Call], *, graph: bool = False
-    ) -> Reading | None:
-        with _explained():
-            return case.read(output, calls, graph=graph)
-
     def _settle(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the first case that fits this batch and check it with changed weights."""
         with torch.enable_grad():
-            if self._is_plain(args, kwargs):
-                return
-            output, calls = self._run(args, kwargs, probing=True)
-            if not output.requires_grad:
-                raise ValueError(
-                    f"The output does not depend on {self._names} through differentiable "
-                    "operations (torch.no_grad, detach or NumPy in the forward pass?). Name "
-                    "another layer= or pass features=."
-                )
-            for name in list(CASES)[1:]:
-                self.case = name
-                reading = self._read(self._case, output, calls)
-                if reading is not None:
-                    self.linear = self._is_linear(reading, args, kwargs)
-                    break
+            if not self._is_plain(args, kwargs):
+                reading = self._probed(args, kwargs, self._first_reading)
+                self.linear = self._is_linear(reading, args, kwargs)
+
+    def _first_reading(self, output: Tensor, calls: list[Call]) -> Reading:
+        """The features of the first case that fits a pass."""
+        if not output.requires_grad:
+            raise ValueError(
+                f"The output does not depend on {self._names} through differentiable "
+                "operations (torch.no_grad, detach or NumPy in the forward pass?). Name "
+                "another layer= or pass features=."
+            )
+        for name in ["parameters"] if self.case == "parameters" else list(CASES)[1:]:
+            self.case = name
+            reading = self._case.read(output, calls)
+            if reading is not None:
+                return reading
+        raise AssertionError("the last case takes any tail")
 
     def _own_up(self, later: list[str]) -> None:
         """Refuse parameters behind a nonlinearity after the heads; otherwise warn."""
         if later:
             raise ValueError(
                 f"The parameters {', '.join(map(repr, later))} act after the last linear layer "
-                f"({self._names}), and not linearly, so that layer is not the readout. Pass "
-                "features=callable(model, *inputs) -> (N, D) (for an output h @ w, the h), or "
-                "name the layer= to use all the same."
+                f"({self._names}), and not linearly, so that layer is not the readout. "
+                f"{nearest(later)}Or pass features=callable(model, *inputs) -> (N, D) (for an "
+                "output h @ w, the h), or name the layer= to use all the same."
             )
         notify(
             f"The output is not linear in the weights of {self._names}: its local derivative "
@@ -288,7 +316,7 @@ class Tap:
 
     def _is_plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the output is the head's output to the bit, with its own and other weights."""
-        if len(self.heads) > 1:
+        if len(self.heads) > 1 or self.case != "plain":
             return False
         change = _large_change(self.weights, seed=0)
         for changes in (None, [self._case.columns.share(change, 0)]):
@@ -302,17 +330,17 @@ class Tap:
         columns = self._case.columns
         if not bool(torch.isfinite(reading.output.detach()).all()):
             return True  # NaN says nothing of linearity, and is refused by the fit
-        tolerance = min(0.1, 100 * torch.finfo(reading.output.dtype).eps ** 0.75)
         for seed in (1, 2):
             change = _large_change(columns.weights(), seed)
             changes = [columns.share(change, i) for i in range(len(self.heads))]
-            moved, _ = self._run(args, kwargs, changes=changes)
+            moved, calls = self._run(args, kwargs, changes=changes)
             if moved.shape != reading.output.shape:
                 return False
             actual = reading.rows(moved.detach() - reading.output.detach()).to(torch.float64)
             expected = self._case.response(reading.features.detach().to(torch.float64), change)
             size = torch.maximum(actual.abs().max(), expected.abs().max())
-            if not bool((actual - expected).abs().max() <= tolerance * size):
+            rounding = coarsest([moved, *(call.output for call in calls)])
+            if not bool((actual - expected).abs().max() <= tolerance(rounding) * size):
                 return False
         return True
 
@@ -338,6 +366,7 @@ class FeatureTap:
     case = "features"
     linear = True
     weights = None
+    biases = None
 
     def __init__(self, model: nn.Module, source: Source, layout: str = "") -> None:
         self.source = source
@@ -395,21 +424,6 @@ class FeatureTap:
 AnyTap = Tap | FeatureTap
 
 
-@contextmanager
-def _explained() -> Iterator[None]:
-    """Where backward passes through a graph that the model has freed say so."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "backward through the graph a second time" not in str(error):
-            raise
-        raise ValueError(
-            "The model's forward pass frees the autograd graph of its output (forces computed "
-            "inside forward?). Let it call torch.autograd.grad with retain_graph=True, or "
-            "pass features=."
-        ) from error
-
-
 def _large_change(weights: Tensor, seed: int) -> Tensor:
     """Random, large enough to carry the output through whatever nonlinearity may follow."""
     size = float(weights.square().mean().sqrt()) or 1.0
@@ -423,11 +437,19 @@ def _checked_names(model: nn.Module, names: list[Any]) -> list[str]:
             f"layer= takes the name of a layer (or names), as in dict(model.named_modules()), "
             f"got {type(wrong[0]).__name__}."
         )
-    known = linear_maps(unwrapped(model))
+    known = dict(unwrapped(model).named_modules())
+    names = [f"{name}._orig_mod" if f"{name}._orig_mod" in known else name for name in names]
     missing = [name for name in names if name not in known]
     if missing:
         raise ValueError(
-            f"layer={missing[0]!r} is not a linear map of this model. Its linear maps: "
-            f"{', '.join(map(repr, known)) or 'none'}."
+            f"layer={missing[0]!r} is not a module of this model. Its linear maps: "
+            f"{', '.join(map(repr, linear_maps(unwrapped(model)))) or 'none'}."
+        )
+    empty = [name for name in names if not owners(unwrapped(model), name)]
+    if empty:
+        raise ValueError(
+            f"layer={empty[0]!r} is a {type(known[empty[0]]).__name__} without floating-point "
+            "parameters by which to differentiate (quantised?). Name the layer of the model as "
+            "it was trained, or pass features=."
         )
     return names

@@ -1,0 +1,244 @@
+"""Files: any damage is refused or changes nothing; what was there stays, whatever happens."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import rigidities as rg
+from rigidities.data import storage
+from rigidities.data.storage import Snapshot
+from tests.support.refusals import refused
+
+SNAPSHOT = Snapshot({"a": torch.arange(3.0), "b": torch.zeros(0)}, {"kind": "test"})
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "kept.safetensors"
+
+
+# --- damage -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def original():
+    """A fit of about 30 kB, and what it predicts."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(2, 55), nn.Tanh(), nn.Linear(55, 1))
+        x, y = torch.randn(300, 2), torch.randn(300, 1)
+    uq = rg.LastLayerRigidity(model).fit((x[:200], y[:200]))
+    uq.calibrate((x[200:], y[200:]), noise="constant")
+    return uq, x
+
+
+@pytest.fixture
+def changed(original, path):
+    """Whether a changed file is refused by its name; what loads must predict the same."""
+    uq, x = original
+    uq.save(path)
+    expected = uq(x)[1]
+
+    def attempt(content):
+        path.write_bytes(content)
+        try:
+            again = rg.LastLayerRigidity.load(path, uq.model)
+        except ValueError as error:
+            return str(path) in str(error)
+        assert torch.equal(again(x)[1], expected) and str(again.report) == str(uq.report)
+        return False
+
+    return attempt, path.read_bytes()
+
+
+def flipped(content, bit):
+    changed = bytearray(content)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+def some_bits(content, count):
+    """So many of the header, evenly spaced, and as many of the whole, drawn at random."""
+    header = 8 * (8 + int.from_bytes(content[:8], "little"))
+    drawn = torch.randint(8 * len(content), (count,), generator=torch.Generator().manual_seed(0))
+    return [*range(0, header, header // count), *drawn.tolist()]
+
+
+def test_a_flipped_bit_is_refused(changed):
+    attempt, content = changed
+    assert 25_000 < len(content) < 40_000
+    assert not attempt(content)
+    assert all(attempt(flipped(content, bit)) for bit in some_bits(content, 500))
+
+
+@pytest.mark.slow
+def test_ten_thousand_flipped_bits_and_every_truncation_are_refused(changed):
+    attempt, content = changed
+    assert all(attempt(flipped(content, bit)) for bit in some_bits(content, 5_000))
+    assert all(attempt(content[:end]) for end in range(len(content)))
+
+
+@pytest.mark.parametrize("cut", [1, 2, 9, 600])
+def test_a_truncated_file_is_refused(changed, cut):
+    attempt, content = changed
+    for part in (content[:-cut], content[: cut - 1], content + b"\0" * cut):
+        assert attempt(part)
+
+
+def rewritten(path, **metadata):
+    """The same tensors under other metadata."""
+    tensors, _ = storage.read(path)
+    path.write_bytes(storage.save(tensors, metadata={k: v for k, v in metadata.items() if v}))
+
+
+def test_a_file_of_this_format_must_have_its_checksum(path):
+    SNAPSHOT.write(path)
+    tensors, header = storage.read(path)
+    assert torch.equal(tensors["a"], torch.arange(3.0)) and header["kind"] == "test"
+    rewritten(path, rigidities='{"format": 3, "kind": "test"}')
+    refused("kept.safetensors is damaged: .* checksum", storage.read, path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, "[]", "{}", "7", '{"format": 1e999}', '{"format": "x"}', '{"format": null}'],
+    ids=lambda text: text[:16],
+)
+def test_a_header_that_is_none_is_refused_by_the_files_name(path, text):
+    SNAPSHOT.write(path)
+    rewritten(path, rigidities=text)
+    refused("kept.safetensors is damaged", storage.read, path)
+
+
+def test_what_was_read_does_not_follow_the_file(path):
+    SNAPSHOT.write(path)
+    tensors, _ = storage.read(path)
+    with path.open("r+b") as file:
+        file.seek(-12, os.SEEK_END)
+        file.write(b"\xff" * 12)
+    assert torch.equal(tensors["a"], torch.arange(3.0))
+
+
+# --- writing ------------------------------------------------------------------------------------
+
+
+def names(folder):
+    return sorted(one.name for one in folder.iterdir())
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444])
+def test_a_file_keeps_its_permissions(path, mode):
+    SNAPSHOT.write(path)
+    path.chmod(mode)
+    SNAPSHOT.write(path)
+    assert path.stat().st_mode & 0o777 == mode
+
+
+def test_the_umask_holds_for_a_new_file_and_is_not_touched(path, monkeypatch):
+    before = os.umask(0o027)
+    try:
+        monkeypatch.setattr(os, "umask", None)
+        SNAPSHOT.write(path)
+    finally:
+        monkeypatch.undo()
+        assert os.umask(before) == 0o027
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_link_stays_and_what_it_points_to_is_replaced(tmp_path, exists):
+    (tmp_path / "far").mkdir()
+    real, link = tmp_path / "far" / "real", tmp_path / "link"
+    link.symlink_to(os.path.join("far", "real"))
+    if exists:
+        real.write_bytes(b"old")
+    SNAPSHOT.write(link)
+    assert link.is_symlink() and not real.is_symlink()
+    assert storage.read(real)[1]["kind"] == "test"
+    assert names(tmp_path) == ["far", "link"] and names(real.parent) == ["real"]
+
+
+HELD = """
+import os, sys, time
+from rigidities.data.storage import Snapshot
+
+def wait(handle):
+    print("writing", flush=True)
+    time.sleep(600)
+
+os.fsync = wait
+Snapshot({}, {}).write(sys.argv[1])
+"""
+
+
+@pytest.fixture
+def writer(path):
+    """Another process in the middle of its write."""
+    command = [sys.executable, "-c", HELD, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "writing\n"
+        yield process
+        process.kill()
+
+
+def test_temporaries_of_a_killed_writer_go_with_the_next_save(path, writer):
+    SNAPSHOT.write(path)
+    assert len(names(path.parent)) == 2  # it may still take its place
+    writer.send_signal(signal.SIGKILL)
+    writer.wait()
+    assert len(names(path.parent)) == 2
+    SNAPSHOT.write(path.with_name("another"))
+    assert len(names(path.parent)) == 3
+    SNAPSHOT.write(path)
+    assert names(path.parent) == ["another", path.name]
+
+
+def test_temporaries_of_other_machines_go_when_they_are_old(path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    foreign = path.with_name(f".{path.name}.00000000-{dead.pid}-00000000.tmp")
+    users = path.with_name(f".{path.name}.mine.tmp")
+    for one in (foreign, users):
+        one.touch()
+    SNAPSHOT.write(path)
+    assert foreign.exists()
+    hours_ago = time.time() - 2 * 3600
+    for one in (foreign, users):
+        os.utime(one, (hours_ago, hours_ago))
+    SNAPSHOT.write(path)
+    assert not foreign.exists() and users.exists()
+
+
+def test_saves_to_one_path_at_once_do_not_harm_each_other(path):
+    failed = []
+
+    def work():
+        try:
+            for _ in range(20):
+                SNAPSHOT.write(path)
+                storage.read(path)
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert not failed and names(path.parent) == [path.name]
+
+
+def test_a_name_may_hold_any_character(tmp_path):
+    odd = tmp_path / "a[b]*(c.safetensors"
+    left = tmp_path / f".{odd.name}.{storage._host()}-999999999-00000000.tmp"
+    left.touch()
+    SNAPSHOT.write(odd)
+    assert names(tmp_path) == [odd.name] and re.escape(odd.name) != odd.name

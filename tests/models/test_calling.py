@@ -1,0 +1,139 @@
+"""What a model raises comes back with how it was called, and the options that mend it."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import rigidities as rg
+from rigidities.models.calling import _PLAIN, described
+from tests.support.nets import Net
+from tests.support.refusals import refused
+
+X, Y = torch.randn(20, 3, generator=torch.Generator().manual_seed(0)), torch.linspace(-1, 1, 20)
+VALID = X.flip(0) + 0.1
+
+
+class Graph:
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+
+class Positional(nn.Module):
+    """As chemprop's: the batch has seven entries, of which the model takes the first two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, 1)
+
+    def forward(self, graph: Graph, extra: Any = None) -> torch.Tensor:
+        return self.head(graph.x)[:, 0]
+
+
+class OfMapping(nn.Module):
+    """As schnetpack's: the model takes a dict, and returns one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, 1)
+
+    def forward(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {"energy": self.head(inputs["R"])[:, 0]}
+
+
+def lines(error: BaseException) -> dict[str, Any]:
+    """The options that a message prints, by name, the last of each."""
+    found = re.findall(r"(forward|target)=(lambda .*?)(?=,? and |, for one| with )", str(error))
+    return {name: eval(code.replace("'key'", "'energy'")) for name, code in found}
+
+
+def test_a_tuple_of_more_than_the_model_takes_is_shown_and_mended_by_the_lines_printed():
+    def batch(x: torch.Tensor, y: torch.Tensor) -> tuple[Any, ...]:
+        return (Graph(x), None, y, None, None, None, None)
+
+    with pytest.raises(TypeError, match="takes from 2 to 3 positional arguments") as caught:
+        rg.LastLayerRigidity(Positional()).fit([batch(X, Y)])
+    shown = "Positional(Graph, None, float32 (20,), None, None, None) raised TypeError: "
+    assert str(caught.value).startswith(shown)
+    assert isinstance(caught.value.__cause__, TypeError)
+    uq = rg.LastLayerRigidity(Positional(), **lines(caught.value)).fit([batch(X, Y)])
+    uq.calibrate([batch(VALID, Y)])
+    assert uq.predict([batch(X, None)]).mean.shape == (20,)
+
+
+def test_an_input_that_the_batches_lack_is_none_in_the_line_printed():
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(3, 1)
+
+        def forward(self, numbers: torch.Tensor, kinds: torch.Tensor | None) -> torch.Tensor:
+            return self.head(numbers)[:, 0]
+
+    with pytest.raises(TypeError, match="missing 1 required positional argument") as caught:
+        rg.LastLayerRigidity(Table()).fit((X, Y))
+    uq = rg.LastLayerRigidity(Table(), **lines(caught.value)).fit((X, Y))
+    uq.calibrate((VALID, Y))
+    assert uq(X)[1].shape == uq.predict(X).std.shape == (20,)
+
+
+def test_a_mapping_for_a_model_of_mappings_is_mended_by_the_lines_printed():
+    model, batch = OfMapping(), {"_idx": torch.arange(20), "R": X, "energy": Y}
+    with pytest.raises(TypeError, match="unexpected keyword argument '_idx'") as caught:
+        rg.LastLayerRigidity(model).fit([batch])
+    assert "OfMapping(_idx=int64 (20,), R=float32 (20, 3), energy=" in str(caught.value)
+    chosen = lines(caught.value)
+    uq = rg.LastLayerRigidity(model, forward=lambda m, b: m(b), target=chosen["target"])
+    uq.fit([batch]).calibrate([batch | {"R": VALID}])
+    assert uq({"R": X})[0].shape == (20,)
+
+
+@pytest.mark.parametrize("error", _PLAIN)
+@pytest.mark.parametrize("own", [None, lambda m, b: m(b[0])])
+def test_what_the_model_raises_keeps_its_words_and_its_class(error, own):
+    def fails(model: Net, x: torch.Tensor) -> torch.Tensor:
+        raise error("a word of its own")
+
+    called = r"Net\(float32 \(20, 3\)\)" if own is None else r"forward\(Net, tuple of 2 \("
+    match = rf"{called}.* raised {error.__name__}: .*a word of its own.*\. .*forward="
+    uq = rg.LastLayerRigidity(Net(fails, head=nn.Linear(3, 1)), forward=own)
+    refused(match, uq.fit, (X, Y), error=error)
+
+
+class Custom(RuntimeError):
+    pass
+
+
+@pytest.mark.parametrize("error", [Custom, KeyboardInterrupt, NotImplementedError])
+def test_classes_that_a_user_or_torch_may_catch_pass_as_they_are(error):
+    def fails(model: Net, x: torch.Tensor) -> torch.Tensor:
+        raise error("as it is")
+
+    uq = rg.LastLayerRigidity(Net(fails, head=nn.Linear(3, 1)))
+    refused("^as it is$", uq.fit, (X, Y), error=error)
+
+
+def test_calls_after_the_fit_say_how_the_model_was_called_too():
+    uq = rg.LastLayerRigidity(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))).fit((X, Y[:, None]))
+    uq.calibrate((VALID, Y[:, None]))
+    for call in (uq, uq.predict, uq.ensemble(4)):
+        refused(r"\(float32 \(20, 2\)\) raised .*shapes cannot", call, X[:, :2], error=RuntimeError)
+
+
+def test_a_refusal_of_the_library_inside_the_model_is_not_wrapped():
+    def forks(model: Net, x: torch.Tensor) -> torch.Tensor:
+        return model.one(x) if bool(x[0, 0] > 0) else model.other(x)
+
+    uq = rg.LastLayerRigidity(Net(forks, one=nn.Linear(3, 1), other=nn.Linear(3, 1)))
+    uq.fit((X.abs(), Y[:, None]))
+    with pytest.raises(ValueError, match="other") as caught, pytest.warns(match="not calib"):
+        uq(-X.abs())
+    assert "raised" not in str(caught.value)
+
+
+def test_values_are_described_by_kind_and_size():
+    given = (X, None, [Y.long()], {"a": 1}, Graph(X))
+    inner = "float32 (20, 3), None, list of 1 (int64 (20,)), dict with keys ['a'], Graph"
+    assert described(given) == f"tuple of 5 ({inner})"
