@@ -5,9 +5,11 @@ Every builder imports its library itself, so that the list of specimens can be r
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 import rigidities as rg
@@ -68,8 +70,12 @@ class Specimen:
 
     def wrapped(self, given: Given) -> rg.LastLayerRigidity:
         """The line, run."""
-        names = {"rg": rg, "torch": torch, "model": given.model, **given.extra}
-        return eval(self.line, names)
+        return eval(self.line, {"rg": rg, "model": given.model, **given.extra})
+
+    def loaded(self, given: Given, path: Path) -> rg.LastLayerRigidity:
+        """A file, loaded with the options of the line."""
+        door = SimpleNamespace(LastLayerRigidity=partial(rg.LastLayerRigidity.load, path))
+        return eval(self.line, {"rg": door, "model": given.model, **given.extra})
 
 
 SPECIMENS: list[Specimen] = []

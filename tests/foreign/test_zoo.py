@@ -48,20 +48,33 @@ def off(uq: rg.LastLayerRigidity, given: Given, wrt: str) -> Iterator[float]:
             yield float((variance.double() / expected - 1).abs().max())
 
 
+def called(uq: rg.LastLayerRigidity, given: Given) -> tuple[torch.Tensor, torch.Tensor]:
+    """`uq(x)` for every test batch."""
+    found = [quietly(uq, *b.args, **b.kwargs) for b in uq.feed(given.test, "call")]
+    means, stds = zip(*found, strict=True)
+    return torch.cat(means).detach(), torch.cat(stds).detach()
+
+
 def joined(function: Callable[..., torch.Tensor], given: Given) -> torch.Tensor:
     return torch.cat([quietly(function, given.model, batch).detach() for batch in given.test])
 
 
 @pytest.mark.parametrize("one", zoo.SPECIMENS, ids=lambda one: one.id)
-def test_the_variance_is_that_of_brute_force(one: Specimen, table: list[Row]) -> None:
+def test_the_variance_is_that_of_brute_force(one: Specimen, table: list[Row], tmp_path) -> None:
     given = quietly(one.build)
     given.model.eval()
     uq, warned = used(one, given)
     assert warned == []
     deviation = max(off(uq, given, one.wrt))
     assert deviation <= TOLERANCE
-    mean = quietly(uq.predict, given.test).mean
-    torch.testing.assert_close(mean, joined(given.output, given), rtol=1e-5, atol=1e-6)
+    predicted = quietly(uq.predict, given.test)
+    means = joined(given.output, given)
+    torch.testing.assert_close(predicted.mean, means, rtol=1e-5, atol=1e-6)
+    uq.save(tmp_path / "uq.safetensors")
+    for each in (uq, quietly(one.loaded, given, tmp_path / "uq.safetensors")):
+        mean, std = called(each, given)
+        torch.testing.assert_close(mean, means, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(std, predicted.std, rtol=1e-5, atol=0)
     if given.slope is not None:
         slopes = quietly(uq.gradient, given.test, one.wrt).mean
         torch.testing.assert_close(slopes, joined(given.slope, given))

@@ -75,6 +75,23 @@ def mixed_precision():
     return Given(model, **thirds(batches), readout=names, output=lambda m, b: m(b[0]))
 
 
+@specimen("accelerate", "the same with units after the head", "rg.LastLayerRigidity(model)")
+def mixed_precision_units():
+    from accelerate import Accelerator
+
+    class Units(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net()
+
+        def forward(self, x):
+            return self.net(x).float() * 2 + 1
+
+    model = Accelerator(mixed_precision="bf16", cpu=True).prepare(Units())
+    names = ["net.2.weight", "net.2.bias"]
+    return Given(model, **thirds(pairs(torch.float32)), readout=names, output=first)
+
+
 @specimen("torch", "a model from torch.compile", "rg.LastLayerRigidity(model)")
 def compiled():
     model = torch.compile(net().double(), backend="aot_eager")
