@@ -122,7 +122,11 @@ FITS = {
                     y=torch.ones(14, 3, 2, dtype=F64)),
         r"\(14, 2, 3\).*\(14, 3, 2\)",
     ),
-    "NaN in the inputs": (lambda: fit(x=replaced(X1, 3, NAN), y=Y), "not finite"),
+    "NaN in the inputs": (
+        lambda: fit(x=replaced(X1, 3, NAN), y=Y),
+        "not finite for sample 3 of a batch.*Leave such samples out",
+    ),
+    "NaN in the first input": (lambda: fit(x=replaced(X1, 0, NAN), y=Y), "finite for sample 0"),
     "NaN in the targets": (lambda: fit(y=replaced(Y, 3, NAN)), "not finite.*sample_weight 0"),
     "NaN in the targets, Huber": (lambda: fit(y=replaced(Y, 3, NAN), loss="huber"), "not finite"),
     "no data": (lambda: fit(x=X1[:0], y=Y[:0]), "no data"),

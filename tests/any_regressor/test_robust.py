@@ -14,7 +14,6 @@ from rigidities.any_regressor.curvature import exact_hessian
 from rigidities.any_regressor.derivatives.differentiation import Differentiation, looped_rows
 from rigidities.any_regressor.derivatives.regressor import Regressor
 from rigidities.any_regressor.derivatives.tangents import Explicit, Gathering, Outer, Tangents
-from rigidities.calibration import gathering
 from rigidities.data.samples import Samples
 from rigidities.losses import GaussianNLL, Huber
 from tests.support.nets import Net, Rows
@@ -149,17 +148,6 @@ def test_the_exact_hessian_keeps_what_it_saves_within_bounds(monkeypatch):
     assert rows == 1 and columns < 8
     few = rg.PredictionRigidity(net, hessian="exact", ridge=1.0).fit(x, y).variance(x)
     torch.testing.assert_close(few, whole)
-
-
-def test_calibration_rows_are_thinned_evenly(monkeypatch):
-    monkeypatch.setattr(gathering, "LARGEST", 4 * 20)
-    gathered, index = gathering.Gathering(), torch.arange(64, dtype=F64)
-    for rows in index.split(8):
-        gathered.add(rows[:, None], rows[:, None].expand(-1, 4))
-    kept = gathered.residuals()
-    error = kept.error[:, 0]
-    assert torch.equal(error, index[:: 64 // len(error)]) and 10 <= len(error) <= 20
-    assert kept.rows == 64
 
 
 def test_another_ridge_costs_no_factorisation(monkeypatch):

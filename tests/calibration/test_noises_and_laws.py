@@ -2,7 +2,7 @@
 
 import math
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 import rigidities as rg
+from rigidities import losses
 from rigidities.prediction import law as laws
 from rigidities.prediction import noise as noises
+from tests.support.refusals import refused
 
 F64 = torch.float64
 
@@ -230,3 +232,81 @@ def test_what_needs_a_fit_says_so_alike(make, call):
         with pytest.raises(ValueError, match=f"There is no fit yet. Call {call} first.") as told:
             ask(make())
         assert str(pickle.loads(pickle.dumps(told.value))) == str(told.value)
+
+
+# --- weights ------------------------------------------------------------------------------------
+
+
+def weighed(noise, loss="mse", unit=100.0):
+    """A linear model whose rows have noise 1 / c, with weights c about a unit."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(600, 3, generator=generator, dtype=F64)
+    c = unit * torch.exp(torch.randn(600, 1, generator=generator, dtype=F64))
+    model = nn.Linear(3, 1, dtype=F64)
+    y = model(x).detach() + torch.randn(600, 1, generator=generator, dtype=F64) / c.sqrt()
+    uq = rg.LastLayerRigidity(model, forward=lambda m, b: m(b[0]), target=lambda b: b[1])
+    uq.fit([(x[:300], y[:300], c[:300])], loss=loss, sample_weight=lambda b: b[2])
+    valid = [(x[300:], y[300:], c[300:])]
+    return uq, uq.calibrate(valid, noise=noise), valid
+
+
+@pytest.mark.parametrize("noise", ["constant", "bayes", Relative])
+def test_a_row_without_a_weight_gets_the_typical_noise(noise, tmp_path):
+    uq, report, valid = weighed(noise)
+    c = valid[0][2]
+    typical = 1 / (1 / c).mean()
+    torch.testing.assert_close(uq.calibration.weight, typical[None])
+    plain, own = uq.predict(valid), uq.predict(valid, sample_weight=lambda b: b[2])
+    torch.testing.assert_close(own.noise, plain.noise * typical / c)
+    torch.testing.assert_close(own.epistemic, plain.epistemic)
+    if noise == "bayes":
+        torch.testing.assert_close(own.noise, uq.scale.square() / c)
+    if noise == "constant":  # what the rows of the calibration have in the mean
+        torch.testing.assert_close(own.noise.mean(), report.noise[0])
+        assert 0.5 < float(own.noise.mean() / (1 / c).mean()) < 2
+    assert f"for a weight of {float(typical):.4g}, as rows without one" in str(report)
+    if noise is not Relative:
+        uq.save(tmp_path / "uq")
+        options = {"forward": lambda m, b: m(b[0]), "target": lambda b: b[1]}
+        again = rg.LastLayerRigidity.load(tmp_path / "uq", uq.model, **options)
+        assert torch.equal(again.predict(valid).std, plain.std)
+        weight = {"sample_weight": lambda b: b[2]}
+        assert torch.equal(again.predict(valid, **weight).std, own.std)
+        assert str(again.report) == str(report)
+
+
+def test_without_noise_weights_leave_no_word():
+    uq, report, valid = weighed("none")
+    assert not uq.calibration.weighted and "weight" not in str(report)
+    assert "weight" not in uq.calibration.header()
+    assert torch.equal(uq.predict(valid, sample_weight=lambda b: b[2]).std, uq.predict(valid).std)
+
+
+WRONG = r"finite and not negative, got .*weight 0"
+
+
+@pytest.mark.parametrize("ask", ["fit", "partial_fit", "calibrate", "predict"])
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [(torch.nan, WRONG), (torch.inf, WRONG), (-1.0, WRONG), (None, "sample_weight returned None")],
+)
+def test_weights_that_are_none_are_refused(ask, value, message):
+    uq, report, valid = weighed("constant")
+    wrong = valid[0][2].clone()
+    wrong[5] = 0.0 if value is None else value
+    uq._fit.weighing = replace(uq._fit.weighing, sample_weight=lambda b: b[3])
+    batches = [(*valid[0], None if value is None else wrong)]
+    options = {"sample_weight": lambda b: b[3]} if ask in {"fit", "predict"} else {}
+    refused(message, getattr(uq, ask), batches, **options)
+    assert uq.report is report
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -1.0])
+def test_weights_of_a_loss_that_are_none_are_refused_by_calibrate(value):
+    class Weighted(losses.MSE):
+        weight = staticmethod(lambda batch: batch[-1])
+
+    uq, _, valid = weighed("constant", Weighted())
+    wrong = torch.ones_like(valid[0][1])
+    wrong[5] = value
+    refused(WRONG, uq.calibrate, [(*valid[0], wrong)])

@@ -147,6 +147,9 @@ def test_without_plotly_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     [
         ({"std": [1.0, 0.0, 2.0]}, "Expected std > 0, got 0 in row 1."),
         ({"std": [1.0, 1.0, -2.0]}, "Expected std > 0, got -2 in row 2."),
+        ({"std": [1.0, 1e-300, 1.0]}, "whose squares are still numbers, got others in row 1."),
+        ({"std": [1.0, 1.0, 1e300]}, "in row 2. Pass predictions, bars and true values in another"),
+        ({"target": [1.0, 1.0, 1e200]}, "got others in row 2."),
         ({"std": [1.0, 1.0]}, "one shape"),
         ({"target": [1.0, math.nan, 1.0]}, "Expected target to be finite"),
         ({"names": ["a", "b"]}, "Expected 1 names"),

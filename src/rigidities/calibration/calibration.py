@@ -172,8 +172,7 @@ class Calibration:
         except TypeError as error:
             raise ValueError(f"The law has other settings here: {error}.") from error
         weight = level.new_tensor(header.get("weight", 1.0))
-        require_levels(weight, "the calibration's weight")
-        require(bool((weight > 0).all()), "the calibration's weight")
+        require(bool(((weight > 0) & (weight < math.inf)).all()), "the calibration's weight")
         return cls(header["ridge"], scale, NOISES[noise](level), kept, weight)
 
     @classmethod

@@ -1,0 +1,94 @@
+"""Calibration on more rows than are held, or searched with: bounded, and what was chosen told."""
+
+import pytest
+import torch
+from torch import nn
+
+import rigidities as rg
+from rigidities.calibration import gathering, objective
+from rigidities.calibration.criteria import criterion_for
+from rigidities.prediction.law import Gaussian
+
+F64 = torch.float64
+
+
+def uq_and_rows(rows=4000, width=6):
+    """A linear model, and rows whose errors have a floor beside what the features tell."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, width, generator=generator, dtype=F64)
+    x *= torch.logspace(0, -2, width, dtype=F64)
+    noise = torch.randn(rows, 1, generator=generator, dtype=F64)
+    model = nn.Linear(width, 1, dtype=F64)
+    y = model(x).detach() + (0.3 + x[:, :1].square()) * noise
+    return rg.LastLayerRigidity(model).fit((x[:50], y[:50])), (x[50:], y[50:])
+
+
+@pytest.mark.parametrize(("largest", "rows"), [(12 * 80, 1 << 17), (1 << 27, 80)])
+@pytest.mark.parametrize("batch", [1, 8, 64])
+def test_rows_are_thinned_evenly_and_in_step_with_no_period(monkeypatch, largest, rows, batch):
+    monkeypatch.setattr(gathering, "LARGEST", largest)
+    monkeypatch.setattr(gathering, "ROWS", rows)
+    monkeypatch.setattr(gathering, "_BATCHES", 3)
+    gathered, index = gathering.Gathering(), torch.arange(1024, dtype=F64)
+    for part in index.split(batch):
+        gathered.add(part[:, None], part[:, None].expand(-1, 4))
+    found = gathered.residuals()
+    kept = found.error[:, 0]
+    assert found.rows == 1024 and 32 <= len(kept) <= 80
+    assert torch.equal(torch.cat(found.power)[:, 0], kept)
+    gaps = kept.diff()
+    assert float(gaps.max()) <= 3 * float(gaps.mean())
+    for period in (2, 4, 8):  # of outputs, say: none is left out, as every other row would do
+        assert len(set((kept % period).tolist())) == period
+
+
+@pytest.mark.parametrize("noise", ["none", "constant", "bayes"])
+@pytest.mark.parametrize("criterion", ["nll", "bins", "crps", "absolute", "loo"])
+def test_a_search_in_small_parts_chooses_the_same(monkeypatch, criterion, noise):
+    uq, rows = uq_and_rows(500)
+    data = {"train": rows} if criterion == "loo" else {"valid": rows}
+    uq.fit(rows) if criterion == "loo" else None
+    whole = uq.calibrate(**data, criterion=criterion, noise=noise)
+    for name in ("_CELLS", "_TABLE"):
+        monkeypatch.setattr(objective, name, 1000)
+    monkeypatch.setattr(gathering, "_PIECE", 600)
+    parts = uq.calibrate(**data, criterion=criterion, noise=noise, batch_size=30)
+    assert parts.ridge == pytest.approx(whole.ridge, rel=1e-9)
+    torch.testing.assert_close(parts.scale, whole.scale, rtol=1e-9, atol=0)
+    torch.testing.assert_close(parts.noise, whole.noise, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("ridge", [None, 0.5])
+@pytest.mark.parametrize("criterion", ["nll", "crps", "bins"])
+def test_a_search_with_some_of_the_rows_ends_with_all_of_them(monkeypatch, criterion, ridge):
+    uq, rows = uq_and_rows()
+    options = {"criterion": criterion, "noise": "constant", "ridge": ridge}
+    whole = uq.calibrate(rows, **options)
+    judged = []
+    target = objective.Objective._target
+    monkeypatch.setattr(
+        objective.Objective,
+        "_target",
+        lambda self, q, k, kept, *rest: judged.append(kept) or target(self, q, k, kept, *rest),
+    )
+    price = objective.price(criterion_for(criterion, Gaussian()))
+    candidates = 34 * (57 if ridge is None else 1)
+    monkeypatch.setattr(objective, "EFFORT", 1000 * candidates * price)
+    some = uq.calibrate(rows, **options)
+    assert 990 <= int(judged[0].sum()) <= 1010 and bool(judged[-1].all())
+    assert some.nll == pytest.approx(whole.nll, abs=0.05 if criterion == "bins" else 2e-3)
+    if criterion == "nll":  # the scale is the best one of all rows
+        p = uq.predict(rows[0])
+        squares = (rows[1] - p.mean).square() / p.variance
+        assert float(squares.mean()) == pytest.approx(1, rel=1e-9)
+
+
+def test_the_report_tells_how_many_rows_were_used(monkeypatch):
+    uq, rows = uq_and_rows()
+    whole = uq.calibrate(rows)
+    assert whole.used == whole.rows == 3950 and "of them used" not in str(whole)
+    monkeypatch.setattr(gathering, "ROWS", 1000)
+    some = uq.calibrate(rows)
+    assert some.rows == 3950 and 900 < some.used <= 1000
+    assert f"on 3950 rows ({some.used} of them used) by nll" in str(some)
+    torch.testing.assert_close(some.scale, whole.scale, rtol=0.1, atol=0)
