@@ -60,7 +60,8 @@ class Transformer(nn.Module):
 def run(*, quick: bool = False) -> list[Row]:
     """The two peaks, each in a process of its own."""
     width, layers = (64, 2) if quick else (2048, 20) if CUDA else (256, 16)
-    bare, fit = (measured_apart("benchmarks.deep_model", width, layers, n) for n in (0, 1))
+    module, sizes = "benchmarks.deep_model", (width, layers)
+    bare, fit = (measured_apart(module, *sizes, n, unfragmented=True) for n in (0, 1))
     size = f"{bare['weights'] / 1e6:,.0f} million weights"
     return [
         at_most(

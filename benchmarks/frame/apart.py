@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import resource
 import subprocess
@@ -15,11 +16,15 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def measured_apart(module: str, *arguments: int) -> dict[str, Any]:
-    """Run ``python -m module arguments threads`` and read what it found."""
+def measured_apart(module: str, *arguments: int, unfragmented: bool = False) -> dict[str, Any]:
+    """Run ``python -m module arguments threads`` and read what it found.
+
+    `unfragmented` gives every large block pages of its own: glibc's heap else keeps what was freed.
+    """
     words = [str(value) for value in (*arguments, torch.get_num_threads())]
     command = [sys.executable, "-m", module, *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    own = os.environ | ({"MALLOC_MMAP_THRESHOLD_": "65536"} if unfragmented else {})
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=own)
     if done.returncode:
         raise RuntimeError(f"{module} failed:\n{done.stderr}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
