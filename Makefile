@@ -17,7 +17,7 @@ PIP_INSTALL := -m pip install -qq --disable-pip-version-check -c constraints.txt
 SOURCES := $(wildcard src tests benchmarks experiments examples docs)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format types pytest rounding versions browser bench docs clean
+.PHONY: help venv demo test lint format types pytest rounding versions browser bench zoo docs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -94,6 +94,18 @@ bench: .venv/.stamp .venv-rivals/.stamp .venv-metatrain/.stamp ## speed and memo
 	@.venv-metatrain/bin/python $(PIP_INSTALL) -r benchmarks/rivals/metatrain-requirements.txt
 	@touch $@
 
+zoo: .zoo-venv/.stamp ## models of other libraries against brute force, in minutes; writes the table of docs/models.md
+	OMP_NUM_THREADS=1 MPLBACKEND=Agg .zoo-venv/bin/python -m pytest tests/foreign $(ARGS)
+
+# All by name and without dependencies: some of these libraries pin others to versions that do not fit together.
+.zoo-venv/.stamp: tests/foreign/requirements.txt pyproject.toml constraints.txt
+	@echo "Setting up .zoo-venv (once, some minutes) ..."
+	@test -x .zoo-venv/bin/python || $(PYTHON) -m venv .zoo-venv
+	@.zoo-venv/bin/python $(PIP_INSTALL) "$(TORCH)"
+	@.zoo-venv/bin/python $(PIP_INSTALL) --no-deps -r tests/foreign/requirements.txt
+	@.zoo-venv/bin/python $(PIP_INSTALL) --no-deps -e .
+	@touch $@
+
 docs: .venv/.docs-stamp ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "Open site/index.html"
@@ -103,5 +115,5 @@ docs: .venv/.docs-stamp ## build the documentation into site/
 	@touch $@
 
 clean: ## remove environments, caches and what the commands wrote
-	rm -rf .venv .venv-rivals .venv-metatrain .venv-versions .mypy_cache .ruff_cache .pytest_cache .hypothesis site dist build rigidities-demo experiments/results-quick
+	rm -rf .venv .venv-rivals .venv-metatrain .venv-versions .zoo-venv .mypy_cache .ruff_cache .pytest_cache .hypothesis site dist build rigidities-demo experiments/results-quick
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -107,6 +107,15 @@ def test_fingerprints_tell_models_apart_but_not_lossless_casts():
     assert fingerprint(model) != one
 
 
+@pytest.mark.parametrize("part", ["real", "imag"])
+def test_either_part_of_a_complex_tensor_changes_its_hash(part):
+    x = torch.randn(70, dtype=torch.complex64)
+    one = tensor_hash(x)
+    assert tensor_hash(x.to(torch.complex128)) == one == tensor_hash(x.conj().resolve_conj().conj())
+    getattr(x, part)[3] += 1e-3
+    assert tensor_hash(x) != one
+
+
 @pytest.mark.parametrize("shape", [(), (0,), (5,), (130,), (64, 64)])
 def test_every_shape_has_a_hash(shape):
     x = torch.randn(shape)

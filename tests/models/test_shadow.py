@@ -30,11 +30,22 @@ def test_a_model_without_values_is_told_what_to_do(net, model, name, features):
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.")
+def test_a_scripted_head_is_seen_and_can_be_named(net):
+    model = nn.Sequential(*net.model[:-1], torch.jit.script(net.model[-1]))
+    name = str(len(model) - 1)
+    refused(f'"?layer="{name}" takes', rg.LastLayerRigidity(model).fit, net.train)
+    uq = fitted(net._replace(model=model), layer=name)
+    torch.testing.assert_close(uq(net.test[0]), fitted(net)(net.test[0]))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.")
 @pytest.mark.parametrize("make", [torch.jit.script, lambda m: torch.jit.trace(m, torch.ones(2, 4))])
 def test_a_scripted_module_works_with_features_of_ones_own_and_is_not_touched(net, make):
     model = nn.Sequential(nn.Sequential(*net.model[:-1]), nn.Dropout(0.5), net.model[-1])
     scripted = make(model.eval()).train()
-    refused("Pass features=", rg.LastLayerRigidity(scripted).fit, net.train)
+    for layer in (None, "2"):
+        uq = rg.LastLayerRigidity(scripted, layer=layer)
+        refused("cannot be looked into. Pass features=", uq.fit, net.train)
 
     def own(m: Any, x: Tensor) -> Tensor:
         hidden = getattr(m, "0")(x)

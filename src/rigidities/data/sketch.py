@@ -139,6 +139,8 @@ def tensor_hash(tensor: Tensor) -> int:
     if parts[0] is not tensor:
         return sum(tensor_hash(part) * (2 * i + 1) for i, part in enumerate(parts)) % (1 << 63)
     flat = tensor.detach().reshape(-1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat.resolve_conj()).reshape(-1)
     flat = flat.to(torch.float64) if flat.is_floating_point() else flat.to(torch.int64)
     total = flat.numel()
     for number, part in enumerate(torch.split(flat, 1 << 22) if total else ()):

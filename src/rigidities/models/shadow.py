@@ -42,9 +42,10 @@ def shadow(model: nn.Module) -> nn.Module:
             "is needed so that your model stays untouched: drop the attribute that refuses "
             "copy.deepcopy, or give it a __deepcopy__."
         ) from error
-    if isinstance(model, torch.jit.ScriptModule):  # which knows no memo
-        for mine, theirs in zip(_state(twin), _state(model), strict=True):
-            mine.detach_().data = theirs.data
+    for copied, module in zip(twin.modules(), model.modules(), strict=True):
+        if isinstance(module, torch.jit.ScriptModule):  # which knows no memo
+            for mine, theirs in zip(_state(copied), _state(module), strict=True):
+                mine.detach_().data = theirs.data
     return twin.eval()
 
 

@@ -96,6 +96,11 @@ class Tap:
         source, kwargs = Source(forward, features, output), kwargs or {}
         if features is not None:
             return FeatureTap(model, source)
+        if isinstance(unwrapped(model), torch.jit.ScriptModule):
+            raise ValueError(
+                "A TorchScript module cannot be looked into. Pass features=callable(model, "
+                "*inputs) -> (N, D), or wrap the nn.Module that it was made from."
+            )
 
         def run(twin: nn.Module) -> Tensor:
             return source.run(twin, args, kwargs)

@@ -1,0 +1,33 @@
+"""The page "Does my model work?": its blocks run, and its table is that of the models tried."""
+
+import re
+
+from tests.docs.test_docs import DOCS, blocks
+from tests.foreign import table, zoo
+
+
+def test_the_blocks_run(plain_torch) -> None:
+    printed: list[str] = []
+    namespace: dict[str, object] = {
+        "print": lambda *words: printed.append(" ".join(map(str, words)))
+    }
+    code = [text for language, _, text in blocks(DOCS / "models.md") if language == "python"]
+    assert len(code) >= 5
+    for text in code:
+        exec(compile(text, "models.md", "exec"), namespace)
+    shown = re.findall(r"print\(.+\)  # (.+)", "".join(code))
+    assert printed == shown != []
+
+
+def test_the_table_has_the_line_of_every_model_and_none_is_far_off() -> None:
+    lines = table.lines()
+    assert [line for line, _ in lines] == [one.line for one in zoo.SPECIMENS]
+    assert max(deviation for _, deviation in lines) <= 1e-5
+
+
+def test_the_models_are_of_the_libraries_promised() -> None:
+    promised = (
+        "transformers torch_geometric timm mace-torch schnetpack chemprop rtdl_revisiting_models "
+        "neuraloperator pytorch-forecasting peft lightning skorch"
+    )
+    assert set(promised.split()) <= {one.package for one in zoo.SPECIMENS}
