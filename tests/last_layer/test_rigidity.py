@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import rigidities as rg
 from rigidities.calibration.evidence import evidence, most_evident_ridge
+from rigidities.calibration.gathering import places
 from rigidities.data.batches import raw_batches
 from tests.support.nets import Net, Rows, calibrated, fitted, trained
 from tests.support.refusals import refused
@@ -511,12 +512,13 @@ def test_every_criterion_calibrates_several_targets(net3, criterion, noise):
 
 def test_calibration_thins_rows_evenly_when_they_would_fill_the_memory(net, monkeypatch, fit):
     whole = fit.calibrate(net.valid, batch_size=16)
-    monkeypatch.setattr("rigidities.calibration.gathering.LARGEST", 25 * 100)
+    monkeypatch.setattr("rigidities.calibration.gathering.LARGEST", 33 * 110)
     thinned = fit.calibrate(net.valid, batch_size=16)
     assert thinned.rows == whole.rows == 200
     assert thinned.ridge != whole.ridge
-    half = fit.calibrate(tuple(t[::2] for t in net.valid))
-    assert thinned.ridge == pytest.approx(half.ridge)
+    kept = places(0, 200, torch.ones(())) < 0.5
+    half = fit.calibrate(tuple(t[kept] for t in net.valid))
+    assert thinned.ridge == pytest.approx(half.ridge) and thinned.used == half.rows
 
 
 # --- bad input ----------------------------------------------------------------------------------
