@@ -512,13 +512,13 @@ def test_every_criterion_calibrates_several_targets(net3, criterion, noise):
 
 def test_calibration_thins_rows_evenly_when_they_would_fill_the_memory(net, monkeypatch, fit):
     whole = fit.calibrate(net.valid, batch_size=16)
-    monkeypatch.setattr("rigidities.calibration.gathering.ROWS", 110)
+    monkeypatch.setattr("rigidities.calibration.gathering.LARGEST", 33 * 110)
     thinned = fit.calibrate(net.valid, batch_size=16)
     assert thinned.rows == whole.rows == 200
     assert thinned.ridge != whole.ridge
-    kept = places(0, 200, net.valid[0]) < 0.5
+    kept = places(0, 200, torch.ones(())) < 0.5
     half = fit.calibrate(tuple(t[kept] for t in net.valid))
-    assert thinned.ridge == pytest.approx(half.ridge)
+    assert thinned.ridge == pytest.approx(half.ridge) and thinned.used == half.rows
 
 
 # --- bad input ----------------------------------------------------------------------------------
