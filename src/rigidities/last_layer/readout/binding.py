@@ -81,13 +81,8 @@ class Binding:
 
     def find(self, batch: Batch) -> AnyTap:
         """Find the readout on a first batch."""
-        tap = Tap.find(
-            self.model,
-            _few(batch.args, self.source),
-            batch.kwargs,
-            layer=self.layer,
-            **vars(self.source),
-        )
+        args = _few(batch.args, self.source)
+        tap = Tap.find(self.model, args, batch.kwargs, layer=self.layer, **vars(self.source))
         self.probes = Probes.of(self.model, self.source, batch)
         self.fingerprint = model_fingerprint(self.model)
         self._tied = tap, Watch(self.model)
@@ -183,22 +178,13 @@ class Binding:
     def _made(self, header: dict[str, Any]) -> AnyTap:
         if header["case"] == "features":
             return FeatureTap(self.model, self.source, header["layout"])
-        return Tap(
-            self.model,
-            self.source,
-            heads=header["layer"],
-            case=header["case"],
-            silent=header["silent"],
-            linear=header["linear"],
-        )
+        known = {name: header[name] for name in ("case", "silent", "linear")}
+        return Tap(self.model, self.source, heads=header["layer"], **known)
 
     def _described(self, tap: AnyTap) -> dict[str, Any]:
         return {
             "layer": tap.heads,
-            "silent": tap.silent,
-            "case": tap.case,
-            "layout": tap.layout,
-            "linear": tap.linear,
+            **{name: getattr(tap, name) for name in ("silent", "case", "layout", "linear")},
             "forward": self.source.forward is not None,
             "output": self.source.output,
             "fingerprint": self.fingerprint,

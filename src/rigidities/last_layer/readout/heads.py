@@ -144,22 +144,6 @@ class Holder(Recorder):
         self.calls = [Call(self.head, first, first, None, leaves=tuple(given.values()))]
 
 
-class Sentinel(Recorder):
-    """Stands in for a linear map that was never called, and refuses to be."""
-
-    def __init__(self, name: str, head: nn.Module) -> None:
-        super().__init__(head)
-        self.name = name
-
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Refuse."""
-        raise ValueError(
-            f"The layer {self.name!r} is called here but was not in the first batch, so it is "
-            "unknown whether it belongs to the readout. Name all readout layers, "
-            "layer=[..., ...], or begin with a batch that calls every layer."
-        )
-
-
 def is_linear_map(module: nn.Module) -> bool:
     """Whether the module computes W x + b row by row: nn.Linear or a 1 x 1 convolution."""
     if isinstance(module, nn.Linear):
@@ -250,10 +234,17 @@ def _run_eagerly(model: nn.Module, name: str) -> None:
 
 
 def guard(model: nn.Module, names: list[str]) -> None:
-    """Put sentinels in place of the named modules of a shadow."""
+    """Let the named linear maps of a shadow, which were never called, refuse to be."""
     for name in names:
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, Sentinel(name, model.get_submodule(name)))
+
+        def refuse(*args: Any, _name: str = name, **kwargs: Any) -> None:
+            raise ValueError(
+                f"The layer {_name!r} is called here but was not in the first batch, so it is "
+                "unknown whether it belongs to the readout. Name all readout layers, "
+                "layer=[..., ...], or begin with a batch that calls every layer."
+            )
+
+        vars(model.get_submodule(name))["forward"] = refuse
 
 
 def channel_axis(head: nn.Module) -> int:
