@@ -114,13 +114,7 @@ def accumulate(
 ) -> Statistics:
     """Statistics with the batches' rows added (in place), or without them (in a copy).
 
-    Args:
-        statistics: so far; None for none.
-        find: the readout, for the first batch.
-        batches: of data.
-        weighing: of their rows.
-        remove: take them out.
-        check: refuse to, where they were never added.
+    `find` gives the readout for the first batch; `check` refuses to take out what was never added.
 
     Raises:
         ValueError: nothing to add, NaN or infinity, shapes that do not fit, negative curvature;
@@ -179,19 +173,13 @@ def _add(
     sums.append(_sums(features, residuals))
     gram.update(features, weights, residuals)
     if weighing.gradients is not None:
-        _add_derivatives(gram, tap, batch, weighing.gradients, sums)
+        for rows in weighing.gradients.rows(tap, batch):
+            features, weights, residuals = _flat(tap.layout, *rows)
+            sums[-1] += _sums(features, residuals)  # one entry per batch
+            gram.update(features, weights, residuals, moments=residuals is not None)
     statistics.sketch.add(reading.hashes(batch))
     statistics.exact = statistics.exact and reading.hashed_exactly(batch)
     return statistics
-
-
-def _add_derivatives(
-    gram: Gram, tap: AnyTap, batch: Batch, loss: GradientLoss, sums: list[Tensor]
-) -> None:
-    for rows in loss.rows(tap, batch):
-        features, weights, residuals = _flat(tap.layout, *rows)
-        sums[-1] += _sums(features, residuals)  # one entry per batch
-        gram.update(features, weights, residuals, moments=residuals is not None)
 
 
 def _empty(tap: AnyTap, batch: Batch, reading: Reading) -> Statistics:

@@ -417,12 +417,11 @@ class LastLayerRigidity(ModelWrapper):
             (N, M) for one output per sample, else (N, *outputs, M, *outputs).
         """
         tap, learnt = self._fit.ready()
-        first, second = (
-            None if x is None else partial(self._fit.batches, x, "covariance", batch_size, False)
-            for x in (x1, x2)
+        batches = partial(
+            self._fit.batches, what="covariance", batch_size=batch_size, progress=False
         )
-        assert first is not None
-        return covariance_between(tap, _joint(tap, learnt), first, second)
+        others = None if x2 is None else partial(batches, x2)
+        return covariance_between(tap, _joint(tap, learnt), partial(batches, x1), others)
 
     def propagate(
         self,
@@ -450,13 +449,9 @@ class LastLayerRigidity(ModelWrapper):
             progress: as in `fit`.
         """
         tap, learnt = self._fit.ready()
-        batches, joint = (
-            partial(self._fit.batches, data, "propagate", batch_size, progress),
-            _joint(tap, learnt),
-        )
-        return propagated(
-            fn, tap, joint, batches, second_order=second_order, again=repeatable(data)
-        )
+        batches = partial(self._fit.batches, data, "propagate", batch_size, progress)
+        options = {"second_order": second_order, "again": repeatable(data)}
+        return propagated(fn, tap, _joint(tap, learnt), batches, **options)
 
     @outside_inference_mode
     def local(
@@ -663,11 +658,7 @@ class LastLayerRigidity(ModelWrapper):
             self._fit.on_device()
 
     def _one_row_each(self, data: Any, batch_size: int | None, progress: bool | None) -> Tensor:
-        """Features (N, D) of N inputs.
-
-        Raises:
-            ValueError: there are several rows per input, or they differ between targets.
-        """
+        """Features (N, D) of N inputs, with one row each."""
         readings = self._readings(data, batch_size, progress)
         features = torch.cat([reading.features for reading in readings])
         inputs = sum(len(reading.output) for reading in readings)

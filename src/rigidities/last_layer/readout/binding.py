@@ -154,11 +154,7 @@ class Binding:
             )
 
     def _from_header(self, header: dict[str, Any]) -> AnyTap:
-        """The tap of a file.
-
-        Raises:
-            ValueError: another model, other weights, or `features=` missing.
-        """
+        """The tap of a file, if model and functions are those that it was made with."""
         known = dict(unwrapped(self.model).named_modules())
         missing = [name for name in header["layer"] if name not in known]
         if missing:

@@ -45,9 +45,6 @@ def find_heads(model: nn.Module, run: Run) -> Found:
     Every linear map of a shadow is marked in one forward pass; the autograd graph is then walked
     back from the output, stopping at the first mark on each path. A map that also feeds another
     one found (through attention weights, a skip connection) is not a last one.
-
-    Raises:
-        ValueError: there is no such map.
     """
     names = list(linear_maps(unwrapped(model)))
     twin = shadow(model)

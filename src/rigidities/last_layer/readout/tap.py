@@ -78,17 +78,7 @@ class Tap:
         forward: ForwardFunction | None = None,
         output: str | int | None = None,
     ) -> Tap | FeatureTap:
-        """Find the readout on one batch of inputs.
-
-        Args:
-            model: the trained model; it is not touched.
-            args: positional inputs of the batch.
-            kwargs: keyword inputs of the batch.
-            layer: name (or names) of the head where the last linear map is not the one wanted,
-                or of any module by whose parameters to differentiate.
-            features: callable(model, *inputs) -> (N, D), instead of a head.
-            forward: callable(model, batch) -> output, instead of calling the model.
-            output: field, key or index of the output where the model gives several.
+        """Find the readout on one batch of inputs; the options are those of `LastLayerRigidity`.
 
         Raises:
             ValueError: no linear map reaches the output; the message names the way out.
@@ -180,11 +170,7 @@ class Tap:
         return read
 
     def terms(self, *args: Any, **kwargs: Any) -> Terms:
-        """The terms that sum to the outputs: atoms of structures, pixels, time steps.
-
-        Raises:
-            ValueError: the output is no weighted sum of the head's rows, alike for all targets.
-        """
+        """The terms that sum to the outputs: atoms of structures, pixels, time steps."""
         if not CASES[self.case].probes:
             features = self._reading((args, kwargs)).features.detach()
             rows = torch.arange(len(features), device=features.device)
@@ -368,11 +354,7 @@ class FeatureTap:
         return self._reading
 
     def terms(self, *args: Any, **kwargs: Any) -> Terms:
-        """Refused: what the user's features are sums of is not known.
-
-        Raises:
-            ValueError: always.
-        """
+        """Refused: what the user's features are sums of is not known."""
         raise ValueError(
             "With features= the terms of a sum are not known. Give their features to "
             "rigidities.local yourself."
