@@ -167,7 +167,11 @@ def _add(
         statistics = _empty(tap, batch, reading)
     features, weights, residuals = _flat(tap.layout, reading.features, weights, residuals)
     gram = statistics.gram
-    _check_width(gram, features)
+    if features.shape[-1] != gram.width:
+        raise ValueError(
+            f"the readout has {features.shape[-1]} features here and {gram.width} in the data "
+            "before. All batches must pass through the same readout."
+        )
     if weights is not None and weights.shape[1] > 1 and gram.targets is None:
         gram = statistics.gram = gram.expand(weights.shape[1])
     sums.append(_sums(features, residuals))
@@ -177,8 +181,9 @@ def _add(
             features, weights, residuals = _flat(tap.layout, *rows)
             sums[-1] += _sums(features, residuals)  # one entry per batch
             gram.update(features, weights, residuals, moments=residuals is not None)
-    statistics.sketch.add(reading.hashes(batch))
-    statistics.exact = statistics.exact and reading.hashed_exactly(batch)
+    hashes, exact = reading.hashes(batch)
+    statistics.sketch.add(hashes)
+    statistics.exact &= exact
     return statistics
 
 
@@ -219,14 +224,6 @@ def _check_curvature(curvature: Tensor) -> None:
         raise ValueError(
             f"the loss has negative curvature ({smallest:.3g}) at some predictions. A rigidity "
             "needs a loss that is convex in the prediction: use 'mse', 'huber' or 'log-cosh'."
-        )
-
-
-def _check_width(gram: Gram, features: Tensor) -> None:
-    if features.shape[-1] != gram.width:
-        raise ValueError(
-            f"the readout has {features.shape[-1]} features here and {gram.width} in the data "
-            "before. All batches must pass through the same readout."
         )
 
 

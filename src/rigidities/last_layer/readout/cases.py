@@ -14,6 +14,7 @@ one weight vector behind all targets.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -89,10 +90,13 @@ class Plain(Case):
 
         Nothing is detached here: a graph is as cheap as none.
         """
-        call = calls[0]
-        if len(calls) > 1 or not call.passed_on(output):
+        if len(calls) > 1 or not calls[0].passed_on(output):
             return None
-        return Reading(output, call.rows, call.output.shape, channel_axis(call.head))
+        return self.gathered(output, calls)
+
+    def gathered(self, output: Tensor, calls: list[Call], _: Sequence[Gain] = ()) -> Reading:
+        """The same without a look at any value, which `torch.func` does not allow."""
+        return Reading(output, calls[0].rows, calls[0].output.shape, channel_axis(calls[0].head))
 
 
 class Separate(Case):
@@ -119,7 +123,7 @@ class Separate(Case):
             return [replace(gain, view=view) for gain in found]
         return None
 
-    def gathered(self, output: Tensor, calls: list[Call], found: list[Gain]) -> Reading:
+    def gathered(self, output: Tensor, calls: list[Call], found: Sequence[Gain]) -> Reading:
         """The reading for known gains: gain times input, summed over each output row's own."""
         inner, axis = found[0].view
         pairs = zip(calls, found, strict=True)

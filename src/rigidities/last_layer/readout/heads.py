@@ -75,7 +75,8 @@ class Recorder(nn.Module):
         x = args[0] if args else next(iter(kwargs.values()))
         if self.change is not None:
             shift = self._call(x, output, None).rows @ self.change.to(x)
-            output = output + from_rows(self.head, shift, output)
+            axis = channel_axis(self.head)
+            output = output + shift.reshape(output.movedim(axis, -1).shape).movedim(-1, axis)
         probe = None
         if self.probing:
             probe = torch.zeros_like(output, requires_grad=True)
@@ -201,12 +202,6 @@ def as_rows(head: nn.Module, tensor: Tensor) -> Tensor:
     if isinstance(head, _CONVOLUTIONS):
         tensor = tensor.movedim(channel_axis(head), -1)
     return tensor.reshape(-1, tensor.shape[-1])
-
-
-def from_rows(head: nn.Module, rows: Tensor, like: Tensor) -> Tensor:
-    """Undo `as_rows` for an output of the head shaped `like`."""
-    channel = channel_axis(head)
-    return rows.reshape(like.movedim(channel, -1).shape).movedim(-1, channel)
 
 
 def record(

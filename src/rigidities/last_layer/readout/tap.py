@@ -24,8 +24,8 @@ from ...models.modes import outside_inference_mode
 from ...models.shadow import input_names, shadow, unwrapped
 from ...models.threads import OfThread
 from ...notices import notify
-from .cases import CASES, Case, Separate, Shared
-from .heads import Call, Recorder, channel_axis, guard, linear_maps, owners, record
+from .cases import CASES, Case, Plain, Separate, Shared
+from .heads import Call, Recorder, guard, linear_maps, owners, record
 from .reading import Reading, Terms
 from .search import find_heads, large_change, named_heads, nearest, tolerance
 from .tail import GraphsKept, coarsest
@@ -137,16 +137,6 @@ class Tap:
         self._frees |= kept.met
         return reading
 
-    def unchecked(self, *args: Any, **kwargs: Any) -> Reading:
-        """One forward pass of a plain head without looking at any value.
-
-        The same as a call, for `torch.func`, which allows no such look. It reads versions of
-        tensors, which a tracer cannot: `torch.export` and `torch.compile` go by `traced`.
-        """
-        assert self.case == "plain"
-        output, calls = self._run((args, kwargs))
-        return Reading(output, calls[0].rows, calls[0].output.shape, channel_axis(calls[0].head))
-
     def steady(self, *args: Any, **kwargs: Any) -> Callable[..., Reading] | None:
         """The pass as a function that `torch.func` can transform, or None where there is none.
 
@@ -154,18 +144,17 @@ class Tap:
         atoms, a change of units); those of the given inputs are kept, where the inputs to
         differentiate by have `requires_grad`.
         """
-        if self.case == "plain":
-            return self.unchecked
-        case = self._case
-        if not isinstance(case, Separate):
-            return None
-        with torch.enable_grad():
-            found = self._probed((args, kwargs), partial(case.gains, graph=True))
-        if found is None or any(gain.gain.requires_grad for gain in found):
+        case, found = self._case, None
+        if isinstance(case, Separate):
+            with torch.enable_grad():
+                found = self._probed((args, kwargs), partial(case.gains, graph=True))
+            if found is None or any(gain.gain.requires_grad for gain in found):
+                return None
+        elif not isinstance(case, Plain):
             return None
 
         def read(*args: Any, **kwargs: Any) -> Reading:
-            return case.gathered(*self._run((args, kwargs)), found)
+            return case.gathered(*self._run((args, kwargs)), found or ())
 
         return read
 
