@@ -329,7 +329,7 @@ class LastLayerRigidity(ModelWrapper):
         if along is not None and members is not None:
             raise ValueError("along= is exact in one pass: it takes no members=.")
         tap, learnt = self._fit.ready()
-        maps = self._feature_maps(tap, data, wrt, batch_size, "gradient", progress)
+        maps = self._feature_maps(tap, wrt, data, "gradient", batch_size, progress)
         differentiator = _differentiator(learnt, members, generator)
         if along is None:
             found = [differentiator(point) for point in maps]
@@ -364,7 +364,7 @@ class LastLayerRigidity(ModelWrapper):
             As `gradient`, with the same `gradient_scale`.
         """
         tap, learnt = self._fit.ready()
-        maps = self._feature_maps(tap, data, wrt, batch_size, "hessian_product", progress)
+        maps = self._feature_maps(tap, wrt, data, "hessian_product", batch_size, progress)
         differentiator = _differentiator(learnt, members, generator)
         found = [differentiator(p.along(v)) for v, p in shared_out(maps, direction)]
         return self._joined(found, members)
@@ -681,16 +681,8 @@ class LastLayerRigidity(ModelWrapper):
             raise ValueError("There are no features: no batches were given.")
         return readings
 
-    def _feature_maps(
-        self,
-        tap: AnyTap,
-        data: Any,
-        wrt: InputName,
-        batch_size: int | None,
-        what: str,
-        progress: bool | None,
-    ) -> Iterator[FeatureMap]:
-        for batch in self._fit.batches(data, what, batch_size, progress):
+    def _feature_maps(self, tap: AnyTap, wrt: InputName, *data: Any) -> Iterator[FeatureMap]:
+        for batch in self._fit.batches(*data):
             with torch.enable_grad():
                 point = FeatureMap.of(tap, batch, Slot.find(batch, wrt, tap))
             yield point
