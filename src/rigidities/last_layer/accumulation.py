@@ -114,13 +114,7 @@ def accumulate(
 ) -> Statistics:
     """Statistics with the batches' rows added (in place), or without them (in a copy).
 
-    Args:
-        statistics: so far; None for none.
-        find: the readout, for the first batch.
-        batches: of data.
-        weighing: of their rows.
-        remove: take them out.
-        check: refuse to, where they were never added.
+    `find` gives the readout for the first batch; `check` refuses to take out what was never added.
 
     Raises:
         ValueError: nothing to add, NaN or infinity, shapes that do not fit, negative curvature;
@@ -173,25 +167,24 @@ def _add(
         statistics = _empty(tap, batch, reading)
     features, weights, residuals = _flat(tap.layout, reading.features, weights, residuals)
     gram = statistics.gram
-    _check_width(gram, features)
+    if features.shape[-1] != gram.width:
+        raise ValueError(
+            f"the readout has {features.shape[-1]} features here and {gram.width} in the data "
+            "before. All batches must pass through the same readout."
+        )
     if weights is not None and weights.shape[1] > 1 and gram.targets is None:
         gram = statistics.gram = gram.expand(weights.shape[1])
     sums.append(_sums(features, residuals))
     gram.update(features, weights, residuals)
     if weighing.gradients is not None:
-        _add_derivatives(gram, tap, batch, weighing.gradients, sums)
-    statistics.sketch.add(reading.hashes(batch))
-    statistics.exact = statistics.exact and reading.hashed_exactly(batch)
+        for rows in weighing.gradients.rows(tap, batch):
+            features, weights, residuals = _flat(tap.layout, *rows)
+            sums[-1] += _sums(features, residuals)  # one entry per batch
+            gram.update(features, weights, residuals, moments=residuals is not None)
+    hashes, exact = reading.hashes(batch)
+    statistics.sketch.add(hashes)
+    statistics.exact &= exact
     return statistics
-
-
-def _add_derivatives(
-    gram: Gram, tap: AnyTap, batch: Batch, loss: GradientLoss, sums: list[Tensor]
-) -> None:
-    for rows in loss.rows(tap, batch):
-        features, weights, residuals = _flat(tap.layout, *rows)
-        sums[-1] += _sums(features, residuals)  # one entry per batch
-        gram.update(features, weights, residuals, moments=residuals is not None)
 
 
 def _empty(tap: AnyTap, batch: Batch, reading: Reading) -> Statistics:
@@ -231,14 +224,6 @@ def _check_curvature(curvature: Tensor) -> None:
         raise ValueError(
             f"the loss has negative curvature ({smallest:.3g}) at some predictions. A rigidity "
             "needs a loss that is convex in the prediction: use 'mse', 'huber' or 'log-cosh'."
-        )
-
-
-def _check_width(gram: Gram, features: Tensor) -> None:
-    if features.shape[-1] != gram.width:
-        raise ValueError(
-            f"the readout has {features.shape[-1]} features here and {gram.width} in the data "
-            "before. All batches must pass through the same readout."
         )
 
 

@@ -35,6 +35,12 @@ from .validation import calibrated, calibration_data
 DEFAULT_RIDGE = 1e-6
 """Ridge before calibration, relative to the Gram's mean diagonal."""
 
+UNCALIBRATED = (
+    "The error bars are not calibrated: scale 1 and a default ridge are used. Call "
+    "calibrate(valid)."
+)
+STALE = "Data were added or removed since the calibration. Call calibrate(valid) again."
+
 _LOSSES: dict[str, type[Any]] = {type(one).__name__: type(one) for one in NAMED.values()}
 
 
@@ -95,11 +101,7 @@ class Learnt:
         return self._bars[dtype]
 
     def known_weighing(self) -> Weighing:
-        """The loss and weights of the fit.
-
-        Raises:
-            ValueError: they were functions, and the fit comes from a file.
-        """
+        """The loss and weights of the fit; refused where a file could not hold them."""
         if self.weighing is None:
             raise ValueError(
                 "The loss or sample weights of this fit were functions, which a file does not "
@@ -212,33 +214,18 @@ class ReadoutFit:
             return report
 
     def known(self) -> Learnt:
-        """The state.
-
-        Raises:
-            NotFittedError: there is no fit yet.
-        """
+        """The state, if there is a fit."""
         if self.learnt is None:
             raise NotFittedError(NO_FIT.format("fit(train)"))
         return self.learnt
 
     def ready(self) -> tuple[AnyTap, Learnt]:
-        """The readout and the state; warns once where the bars are uncalibrated or stale.
-
-        Raises:
-            ValueError: there is no fit, or the model has changed.
-        """
+        """The readout and the state; warns once where the bars are uncalibrated or stale."""
         tap, learnt = self.known().binding.current(), self.on_device()
         if learnt.report is None:
-            self.say_once(
-                "uncalibrated",
-                "The error bars are not calibrated: scale 1 and a "
-                "default ridge are used. Call calibrate(valid).",
-            )
+            self.say_once("uncalibrated", UNCALIBRATED)
         elif learnt.report.stale:
-            self.say_once(
-                "stale",
-                "Data were added or removed since the calibration. Call calibrate(valid) again.",
-            )
+            self.say_once("stale", STALE)
         return tap, learnt
 
     def feed(self, weighing: Weighing | None = None) -> Feed:
@@ -273,11 +260,7 @@ class ReadoutFit:
             return self.known()
 
     def set_weighing(self, weighing: Weighing) -> None:
-        """Give the loss again that a file does not hold.
-
-        Raises:
-            ValueError: it is known.
-        """
+        """Give the loss again that a file does not hold; refused where it is known."""
         with self._changing:
             if self.known().weighing is not None:
                 raise ValueError("The loss of this fit is known. To use another, call fit again.")
@@ -309,11 +292,7 @@ class ReadoutFit:
 
 
 def _learnt(given: Snapshot, unbound: Binding) -> Learnt:
-    """What a snapshot holds; no weighing where the loss or weights were functions.
-
-    Raises:
-        ValueError: something is missing, or this version does not know it.
-    """
+    """What a snapshot holds; no weighing where the loss or weights were functions."""
     header = given.header
     require_kinds(header, {"readout": dict, "targets": int, "inputs": int}, "the fit")
     gram = Gram.from_state(unprefixed("gram", given.tensors))

@@ -49,16 +49,7 @@ class LocalTerms:
 
 
 def local_terms(tap: AnyTap, posterior: Posterior, batches: Iterable[Batch]) -> LocalTerms:
-    """The terms of the predictions of some batches.
-
-    Args:
-        tap: the readout.
-        posterior: of its weights, with one scale per target.
-        batches: of inputs.
-
-    Raises:
-        ValueError: no batches, or predictions that are no sums of the readout's rows.
-    """
+    """The terms of the predictions of some batches; the posterior has one scale per target."""
     parts: list[Terms] = []
     count = 0
     for batch in batches:

@@ -331,7 +331,7 @@ class LastLayerRigidity(ModelWrapper):
         if along is not None and members is not None:
             raise ValueError("along= is exact in one pass: it takes no members=.")
         tap, learnt = self._fit.ready()
-        maps = self._feature_maps(tap, data, wrt, batch_size, "gradient", progress)
+        maps = self._feature_maps(tap, wrt, data, "gradient", batch_size, progress)
         differentiator = _differentiator(learnt, members, generator)
         if along is None:
             found = [differentiator(point) for point in maps]
@@ -366,7 +366,7 @@ class LastLayerRigidity(ModelWrapper):
             As `gradient`, with the same `gradient_scale`.
         """
         tap, learnt = self._fit.ready()
-        maps = self._feature_maps(tap, data, wrt, batch_size, "hessian_product", progress)
+        maps = self._feature_maps(tap, wrt, data, "hessian_product", batch_size, progress)
         differentiator = _differentiator(learnt, members, generator)
         found = [differentiator(p.along(v)) for v, p in shared_out(maps, direction)]
         return self._joined(found, members)
@@ -419,12 +419,11 @@ class LastLayerRigidity(ModelWrapper):
             (N, M) for one output per sample, else (N, *outputs, M, *outputs).
         """
         tap, learnt = self._fit.ready()
-        first, second = (
-            None if x is None else partial(self._fit.batches, x, "covariance", batch_size, False)
-            for x in (x1, x2)
+        batches = partial(
+            self._fit.batches, what="covariance", batch_size=batch_size, progress=False
         )
-        assert first is not None
-        return covariance_between(tap, _joint(tap, learnt), first, second)
+        others = None if x2 is None else partial(batches, x2)
+        return covariance_between(tap, _joint(tap, learnt), partial(batches, x1), others)
 
     def propagate(
         self,
@@ -452,13 +451,9 @@ class LastLayerRigidity(ModelWrapper):
             progress: as in `fit`.
         """
         tap, learnt = self._fit.ready()
-        batches, joint = (
-            partial(self._fit.batches, data, "propagate", batch_size, progress),
-            _joint(tap, learnt),
-        )
-        return propagated(
-            fn, tap, joint, batches, second_order=second_order, again=repeatable(data)
-        )
+        batches = partial(self._fit.batches, data, "propagate", batch_size, progress)
+        options = {"second_order": second_order, "again": repeatable(data)}
+        return propagated(fn, tap, _joint(tap, learnt), batches, **options)
 
     @outside_inference_mode
     def local(
@@ -665,11 +660,7 @@ class LastLayerRigidity(ModelWrapper):
             self._fit.on_device()
 
     def _one_row_each(self, data: Any, batch_size: int | None, progress: bool | None) -> Tensor:
-        """Features (N, D) of N inputs.
-
-        Raises:
-            ValueError: there are several rows per input, or they differ between targets.
-        """
+        """Features (N, D) of N inputs, with one row each."""
         readings = self._readings(data, batch_size, progress)
         features = torch.cat([reading.features for reading in readings])
         inputs = sum(len(reading.output) for reading in readings)
@@ -692,16 +683,8 @@ class LastLayerRigidity(ModelWrapper):
             raise ValueError("There are no features: no batches were given.")
         return readings
 
-    def _feature_maps(
-        self,
-        tap: AnyTap,
-        data: Any,
-        wrt: InputName,
-        batch_size: int | None,
-        what: str,
-        progress: bool | None,
-    ) -> Iterator[FeatureMap]:
-        for batch in self._fit.batches(data, what, batch_size, progress):
+    def _feature_maps(self, tap: AnyTap, wrt: InputName, *data: Any) -> Iterator[FeatureMap]:
+        for batch in self._fit.batches(*data):
             with torch.enable_grad():
                 point = FeatureMap.of(tap, batch, Slot.find(batch, wrt, tap))
             yield point

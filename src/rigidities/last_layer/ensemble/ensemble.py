@@ -148,13 +148,12 @@ class Ensemble(ModelWrapper):
             ValueError: damaged, foreign, or made with another model or other weights.
         """
         given = Snapshot.read(path, holds="readout")
-        members, header = _members_of(given), given.header
-        chosen = header["readout"].get("output") if output is None else output
         with given.opened():
-            binding = Binding(model, Source(forward, features, chosen), layer).taken(given)
-        whole = forward is not None
-        kept = [header.get(name) for name in ("inputs", "apart", "batch")]
-        feed = Feed(model, whole, target, *kept)
+            require_kinds(given.header, {"readout": dict}, "the ensemble")
+            chosen = given.header["readout"].get("output") if output is None else output
+        binding = Binding(model, Source(forward, features, chosen), layer)
+        feed = Feed(model, forward is not None, target)
+        binding, feed, members = _parts_of(given, binding, feed)
         own = members.deviations.to(placement(model)[0])
         return cls(binding, feed, replace(members, deviations=own))
 
@@ -181,14 +180,10 @@ class Ensemble(ModelWrapper):
                 self._pass.current()
 
     def _take(self, given: Snapshot) -> None:
-        members, header = _members_of(given), given.header
-        with given.opened():
-            binding = self._pass.binding.taken(given)
+        binding, self._feed, members = _parts_of(given, self._pass.binding, self._feed)
         self._pass = ReadoutPass(binding)
         self.deviations = members.deviations.clone().to(self.deviations.device)
         self.drawing, self.missing = members.drawing, members.missing
-        inputs, apart, kind = (header.get(name) for name in ("inputs", "apart", "batch"))
-        self._feed = replace(self._feed, inputs=inputs, apart=apart, kind=kind)
 
     def _snapshot(self, *, thorough: bool = False, probes: bool = True) -> Snapshot:
         if thorough:
@@ -207,12 +202,9 @@ class Ensemble(ModelWrapper):
 
 
 def outputs(reading: Reading, deviations: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    r"""Members' outputs $y + f \cdot \delta_n$, (n, *output.shape).
+    r"""Members' outputs $y + f \cdot \delta_n$, (n, *output.shape), for deviations (n, K, D).
 
-    Args:
-        reading: one pass of the model.
-        deviations: (n, K, D).
-        dtype: of the product and the result; by default the features' and the output's.
+    Product and result are in `dtype`, by default the features' and the output's.
     """
     output, features = reading.output, reading.features
     if dtype is not None:
@@ -228,9 +220,9 @@ def outputs(reading: Reading, deviations: Tensor, dtype: torch.dtype | None = No
     return output + reading.unrows(change).to(output.dtype)
 
 
-def _members_of(given: Snapshot) -> Members:
-    """Members of a file or a state dict."""
-    tensors, header = given.tensors, given.header
+def _parts_of(given: Snapshot, binding: Binding, feed: Feed) -> tuple[Binding, Feed, Members]:
+    """What a file or a state dict holds, for the model of a tie and the functions of a feed."""
+    header = given.header
     if header.get("kind") != _KIND:
         raise ValueError(
             "The file holds no ensemble. Expected one written by Ensemble.save; a fit is read by "
@@ -239,4 +231,7 @@ def _members_of(given: Snapshot) -> Members:
     with given.opened():
         kinds = {"missing": float, "inputs": int | None, "apart": str | None, "readout": dict}
         require_kinds(header, kinds, "the ensemble")
-        return Members(tensors["deviations"], header["drawing"], header["missing"])
+        members = Members(given.tensors["deviations"], header["drawing"], header["missing"])
+        inputs, apart, kind = (header.get(name) for name in ("inputs", "apart", "batch"))
+        feed = replace(feed, inputs=inputs, apart=apart, kind=kind)
+        return binding.taken(given), feed, members

@@ -157,18 +157,9 @@ def evaluated(
     missing: float = 0.0,
     precisions: Iterable[torch.dtype] = (torch.float64,),
 ) -> MemberValues:
-    """Call a function once for each member's output and check what it returns.
+    """Call a function once for each member's output, (members, ...), and check what it returns.
 
-    Args:
-        function: of one member's output.
-        outputs: (members, ...).
-        drawing: how the members were drawn.
-        missing: see `MemberValues`.
-        precisions: of the outputs to call it with, the first that it takes.
-
-    Raises:
-        TypeError: not a number, an array or a tensor of real numbers.
-        ValueError: shapes that differ between members; NaN or infinity.
+    It gets the outputs in the first of the precisions that it takes; see `Ensemble.propagate`.
     """
     first, precision = _first_result(function, outputs[0], precisions)
     rows = [_numeric(first, 0)]

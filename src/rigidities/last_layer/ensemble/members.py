@@ -95,23 +95,9 @@ def members(
     symmetric: bool = False,
     rank: int | None = None,
 ) -> Members:
-    """The set that the options describe; see the module's table.
+    """The set that the options of `LastLayerRigidity.ensemble` describe; see the module's table.
 
-    Args:
-        joint: the posterior of all targets' weights.
-        n: number of members; by default 64, or those that a symmetric set needs.
-        generator: for random sets.
-        recentred: subtract the mean of the draws.
-        antithetic: draw pairs of opposite sign (which are centred, so that `recentred` adds
-            nothing); n is even.
-        symmetric: the deterministic set, of which n is twice the rank.
-        rank: axes of a symmetric set, n / 2; by default all, which is exact.
-
-    Warns:
-        UserWarning: the rank leaves out more than a millionth of the variance.
-
-    Raises:
-        ValueError: numbers out of range, or options that contradict each other.
+    By default it has 64 members, or those that a symmetric set needs, twice its rank.
 
     Examples:
         >>> from rigidities import Gram, Posterior
@@ -160,8 +146,7 @@ def random_set(
 def symmetric_set(joint: JointPosterior, rank: int | None = None) -> Members:
     r"""Pairs $\pm\sqrt{r}$ along the r axes that the training predictions vary most with.
 
-    Warns:
-        UserWarning: more than a millionth of their variance is left out.
+    It warns where more than `TOLERATED` of their variance is left out.
     """
     blocks, width = joint.root.shape[1], joint.posterior.width
     rank = joint.coordinates if rank is None else operator.index(rank)

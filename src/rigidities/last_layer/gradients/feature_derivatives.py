@@ -48,10 +48,8 @@ Projection = Callable[[Tensor], Tensor]
 def passes(point: FeatureMap, columns: int, targets: int) -> tuple[float, int]:
     """Passes that forward mode takes (infinite where there is none), and reverse mode.
 
-    Args:
-        point: the batch.
-        columns: combinations of the features to differentiate in reverse mode.
-        targets: 1 where the targets share their features, else their number.
+    The latter differentiates so many columns (combinations of the features) for each of the
+    targets, which are 1 where they share their features.
     """
     x = point.point
     forward = x[0].numel() if point.aligned else x.numel()
@@ -70,13 +68,7 @@ def either(
 ) -> T:
     """The result of forward or reverse mode, whichever takes less work and is possible.
 
-    Args:
-        point: as in `passes`.
-        columns: likewise.
-        targets: likewise.
-        forward: result of forward mode.
-        reverse: of reverse mode.
-        preference: how many times the work of reverse mode forward mode may take.
+    Forward mode may take `preference` times the work of reverse mode; see `passes`.
     """
     pushes, pulls = passes(point, columns, targets)
     if FORWARD_COST * pushes > preference * pulls:
@@ -158,14 +150,9 @@ def output_derivatives(point: FeatureMap) -> Tensor:
 
 
 def output_derivatives_apart(point: FeatureMap, reduce: Callable[[Tensor], Tensor]) -> Tensor:
-    """Derivatives of every output of every sample by the whole input, some after the others.
+    """Derivatives of every output of every sample by the whole input, reduced: (N, O).
 
-    Args:
-        point: the batch, whose samples may influence one another.
-        reduce: what to keep: (c, L, d) -> (c,).
-
-    Returns:
-        (N, O), after N * O passes.
+    It takes N * O passes, some at once: `reduce` says what to keep of (c, L, d), (c,).
     """
     x, values = recorded(lambda x: point.values(x)[0].flatten(), point.point)
     parts = _pulls(values, x, unconnected=UNCONNECTED)

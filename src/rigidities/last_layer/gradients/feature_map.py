@@ -59,11 +59,7 @@ class FeatureMap:
 
     @classmethod
     def of(cls, tap: AnyTap, batch: Batch, slot: Slot) -> FeatureMap:
-        """Of a batch, by the input in a slot of it.
-
-        Raises:
-            ValueError: the output does not depend on that input, as far as autograd knows.
-        """
+        """Of a batch, by the input in a slot of it, on which the output must depend."""
         point = slot.get(batch).detach()
         free = point.clone().requires_grad_()
         args, kwargs = slot.put(batch, free)
@@ -93,16 +89,12 @@ class FeatureMap:
         return len(self.reading.features) // self.samples
 
     def along(self, direction: Tensor) -> FeatureMap:
-        r"""The map of directional derivatives, $x \mapsto (y'(x) v, f'(x) v)$.
-
-        Raises:
-            ValueError: the direction does not fit, or an operation can be differentiated once only.
-        """
+        r"""The map of directional derivatives, $x \mapsto (y'(x) v, f'(x) v)$."""
         direction = checked_direction(direction, self.point)
         way = pushes if self.steady else pushes_by_reverse
         try:
             with torch.no_grad():
-                (pushed,) = way(lambda x: _joined(self.values(x)), self.point, direction[None])
+                (pushed,) = way(self._flat, self.point, direction[None])
         except RuntimeError as error:
             raise ValueError(
                 "An operation of the model has neither forward mode nor a second derivative "
@@ -145,6 +137,9 @@ class FeatureMap:
         outputs = outputs if outputs.numel() > 1 else torch.Size()
         return values.reshape(len(values), *outputs, *self.point.shape[1:])
 
+    def _flat(self, x: Tensor) -> Tensor:
+        return torch.cat([part.reshape(-1) for part in self.values(x)])
+
     def _outputs(self) -> Tensor:
         """Which output of a sample stands at row i and target k, (I, K)."""
         output = self.reading.output
@@ -153,11 +148,7 @@ class FeatureMap:
 
 
 def checked_direction(direction: Tensor, point: Tensor) -> Tensor:
-    """A direction in the shape and precision of the input.
-
-    Raises:
-        ValueError: it does not fit.
-    """
+    """A direction in the shape and precision of the input, if it fits."""
     direction = torch.as_tensor(direction, dtype=torch.float64).to(point)
     if not bool(torch.isfinite(direction).all()):
         raise ValueError("A direction must be finite, got NaN or infinity.")
@@ -210,7 +201,3 @@ def _owned(mixed: Tensor, x: Tensor, plain: Tensor, owners: Tensor) -> bool:
     expected = signs[owners, None] * plain
     tolerance = torch.finfo(x.dtype).eps ** 0.5 * float(expected.abs().max())
     return bool(((_weighed(mixed, x, signs) - expected).abs() <= tolerance).all())
-
-
-def _joined(pair: Pair) -> Tensor:
-    return torch.cat([part.reshape(-1) for part in pair])

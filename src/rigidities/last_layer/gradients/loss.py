@@ -29,7 +29,6 @@ from .gradient import Differentiator
 GradientWeight = float | Callable[[Any], Tensor]
 GradientTarget = str | Callable[[Any], Tensor]
 
-
 GradientRows = tuple[Tensor, Tensor, Tensor | None]
 """Features (R, D), or (R, K, D) where they differ between targets, weights (R, 1), and residuals
 (R, K), where the derivatives' targets are known."""
@@ -86,11 +85,7 @@ class GradientLoss:
             yield features, weights[places // per_row, None], errors
 
     def known_target(self, batch: Batch) -> Tensor | None:
-        """The derivatives' target of a batch, where one was named.
-
-        Raises:
-            ValueError: it was named and is not there.
-        """
+        """The derivatives' target of a batch, where one was named; it must be there."""
         if self.target is None:
             return None
         found: Any
@@ -133,11 +128,7 @@ class GradientLoss:
 def gradient_loss(
     gradients: InputName, weight: GradientWeight | None, target: GradientTarget | None
 ) -> GradientLoss | None:
-    """The loss that a user's options describe, or None.
-
-    Raises:
-        ValueError: options for derivatives, but no input to differentiate by.
-    """
+    """The loss that a user's options describe, or None."""
     if gradients is not None:
         return GradientLoss(gradients, 1.0 if weight is None else weight, target)
     for name, value in (("gradient_weight", weight), ("gradient_target", target)):
@@ -149,11 +140,7 @@ def gradient_loss(
 def calibration_loss(
     fitted: GradientLoss | None, gradients: InputName, target: GradientTarget | None
 ) -> GradientLoss:
-    """What to calibrate derivatives on: as in the fit, except for what is given.
-
-    Raises:
-        ValueError: an input, but no target.
-    """
+    """What to calibrate derivatives on: as in the fit, except for what is given."""
     if target is None:
         raise ValueError("gradients= needs gradient_target=, the derivatives to calibrate on.")
     known = None if fitted is None else fitted.wrt
@@ -161,11 +148,7 @@ def calibration_loss(
 
 
 def checked_target(target: Tensor, point: FeatureMap) -> Tensor:
-    """A target of derivatives, finite and shaped like the derivatives.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """A target of derivatives, if it is finite and shaped like the derivatives."""
     outputs = point.reading.output.shape[1:].numel()
     rows, numbers = len(point.point), point.point[0].numel()
     expected = point.shaped(target.new_zeros(rows, outputs, numbers)).shape
@@ -188,12 +171,7 @@ def gradient_scale(
 ) -> Tensor:
     r"""$\alpha_g$ of each target: $\alpha_g^2 = \mathrm{mean}\, r^2 / q$ over the derivatives.
 
-    Args:
-        tap: the readout.
-        batches: with targets of derivatives.
-        posterior: with the chosen ridge, and one scale per target.
-        dtype: the model's.
-        loss: names the input and the targets.
+    The posterior has the chosen ridge and one scale per target; `dtype` is the model's.
     """
     one, form = torch.ones_like(posterior.scale), QuadraticForm.of(posterior, dtype)
     differentiator = Differentiator(posterior, form, one, members=0)

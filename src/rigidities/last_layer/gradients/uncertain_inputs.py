@@ -29,15 +29,11 @@ class InputVariances:
     """The variance that one uncertain input brings to each prediction, batch after batch.
 
     Args:
-        covariance: a variance for all numbers of the input; one for each number (d,) or one row of
-            them per row of the input (L, d); a matrix (d, d), or one per row (L, d, d). An input
-            row may also have its own shape in place of d.
+        covariance: as in `LastLayerRigidity.predict`, for the L rows of the input; a row may also
+            have its own shape in place of d.
         wrt: the input.
         samples: draws of the input; 0 for first order.
         generator: of the draws.
-
-    Raises:
-        ValueError: fewer than two draws.
     """
 
     def __init__(

@@ -58,14 +58,7 @@ class JointOutputs:
     ) -> JointOutputs:
         """One pass over the data, in a mode that records gradients (forces need it).
 
-        Args:
-            tap: the readout.
-            joint: the posterior of the weights.
-            batches: callable that begins to read the data.
-            again: whether it may be called a second time; without it all features are kept.
-
-        Raises:
-            ValueError: no data, or outputs that cannot be joined.
+        `again` says whether `batches` may be called a second time; else all features are kept.
         """
         readings, held = [], 0
         for batch in batches():

@@ -47,23 +47,9 @@ def propagated(
 ) -> Derived:
     """Mean and covariance of a differentiable function of all predictions together.
 
-    Memory grows with the number of predictions, never with its square.
-
-    Args:
-        fn: takes one tensor, the model's outputs for all batches joined along the first
-            dimension, and returns a tensor of any shape.
-        tap: the readout.
-        joint: the posterior of the weights.
-        batches: callable that begins to read the data.
-        second_order: add half the trace of Hessian times covariance to the mean.
-        again: whether `batches` may be called a second time, for features beyond 1 GiB.
-
-    Raises:
-        ValueError: no data, a function without a derivative, NaN or infinity.
-        TypeError: fn returns no floating-point tensor.
-
-    Warns:
-        UserWarning: some derivatives are exactly zero, as after rounding or clamping.
+    Memory grows with the number of predictions, never with its square. See
+    `LastLayerRigidity.propagate`; `again` says whether `batches` may be called a second time, for
+    features beyond 1 GiB. It warns where derivatives are exactly zero, as after rounding.
     """
     with torch.enable_grad():
         outputs = JointOutputs.read(tap, joint, batches, again=again)
@@ -85,17 +71,10 @@ def propagated(
 def covariance_between(
     tap: AnyTap, joint: JointPosterior, batches: Batches, others: Batches | None = None
 ) -> Tensor:
-    """Joint epistemic covariance of predictions, one dense matrix.
+    """Joint epistemic covariance of N predictions and M others, by default the same.
 
-    Args:
-        tap: the readout.
-        joint: the posterior of the weights.
-        batches: callable that begins to read the data, N samples.
-        others: the same for M samples; None for the same ones.
-
-    Returns:
-        (N, M) for one output per sample, else (N, *out, M, *out) with the outputs' shape per
-        sample; in the model's precision.
+    One dense matrix, (N, M) for one output per sample, else (N, *out, M, *out) with the outputs'
+    shape per sample; in the model's precision.
     """
     with torch.enable_grad():
         left = JointOutputs.read(tap, joint, batches, again=False)

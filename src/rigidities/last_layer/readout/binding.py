@@ -81,13 +81,8 @@ class Binding:
 
     def find(self, batch: Batch) -> AnyTap:
         """Find the readout on a first batch."""
-        tap = Tap.find(
-            self.model,
-            _few(batch.args, self.source),
-            batch.kwargs,
-            layer=self.layer,
-            **vars(self.source),
-        )
+        args = _few(batch.args, self.source)
+        tap = Tap.find(self.model, args, batch.kwargs, layer=self.layer, **vars(self.source))
         self.probes = Probes.of(self.model, self.source, batch)
         self.fingerprint = model_fingerprint(self.model)
         self._tied = tap, Watch(self.model)
@@ -159,11 +154,7 @@ class Binding:
             )
 
     def _from_header(self, header: dict[str, Any]) -> AnyTap:
-        """The tap of a file.
-
-        Raises:
-            ValueError: another model, other weights, or `features=` missing.
-        """
+        """The tap of a file, if model and functions are those that it was made with."""
         known = dict(unwrapped(self.model).named_modules())
         missing = [name for name in header["layer"] if name not in known]
         if missing:
@@ -183,22 +174,13 @@ class Binding:
     def _made(self, header: dict[str, Any]) -> AnyTap:
         if header["case"] == "features":
             return FeatureTap(self.model, self.source, header["layout"])
-        return Tap(
-            self.model,
-            self.source,
-            heads=header["layer"],
-            case=header["case"],
-            silent=header["silent"],
-            linear=header["linear"],
-        )
+        known = {name: header[name] for name in ("case", "silent", "linear")}
+        return Tap(self.model, self.source, heads=header["layer"], **known)
 
     def _described(self, tap: AnyTap) -> dict[str, Any]:
         return {
             "layer": tap.heads,
-            "silent": tap.silent,
-            "case": tap.case,
-            "layout": tap.layout,
-            "linear": tap.linear,
+            **{name: getattr(tap, name) for name in ("silent", "case", "layout", "linear")},
             "forward": self.source.forward is not None,
             "output": self.source.output,
             "fingerprint": self.fingerprint,

@@ -14,8 +14,8 @@ one weight vector behind all targets.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,20 +24,29 @@ from ...models.directional import pulled, units
 from .columns import Columns, ParameterColumns, joint_columns
 from .heads import Call, Holder, Recorder, channel_axis, weights
 from .reading import Reading, Terms
-from .tail import Gain, Pull, gains, pullback, sample_owners
+from .tail import Gain, gains, pullback, sample_owners
 
 LARGEST = 4 << 30
 """Bytes that a Jacobian of one batch, or the Gram matrix of its columns, may take at most."""
 
 
-class Case(Protocol):
-    """One way from recorded calls to features."""
+class Case:
+    """One way from recorded calls to features.
 
-    name: str
-    layout: str
-    probes: bool
-    columns: Columns
-    recorder: type[Recorder]
+    Attributes:
+        name: by which taps and files know it.
+        layout: of the features.
+        probes: whether it differentiates what follows the heads.
+        recorder: what stands in for a head.
+    """
+
+    name = ""
+    layout = "joint"
+    probes = True
+    recorder: type[Recorder] = Recorder
+
+    def __init__(self, heads: list[nn.Module]) -> None:
+        self.columns = Columns(heads, joint=self.layout == "joint")
 
     def read(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> Reading | None:
         """Features of a pass, or None where the tail has not this form.
@@ -47,55 +56,54 @@ class Case(Protocol):
             calls: of the heads.
             graph: keep output and features differentiable by the model's inputs.
         """
+        reading = self._read(output, calls, graph)
+        return reading if reading is None or graph else reading.detached()
 
     def response(self, features: Tensor, change: Tensor) -> Tensor:
         """Change (M, K) of the output for a change (width, K or 1) of the weights."""
+        features = features[:, None] if features.ndim == 2 else features
+        return torch.einsum("mkd,dk->mk", features, change)
+
+    def _read(self, output: Tensor, calls: list[Call], graph: bool) -> Reading | None:
+        raise NotImplementedError
+
+    def _summed(
+        self, parts: list[Tensor], calls: list[Call], owners: list[Tensor], count: int
+    ) -> Tensor:
+        """Features (count, ..., width) from the parts of calls, rows summed into their owners."""
+        blocks: dict[int, Tensor] = {}
+        for part, call, owner in zip(parts, calls, owners, strict=True):
+            i, block = self.columns.heads.index(call.head), _gathered(part, owner, count)
+            blocks[i] = blocks[i] + block if i in blocks else block
+        return self.columns.assemble(blocks)
 
 
-class Plain:
+class Plain(Case):
     """The output is the head's output: the features are its input and no derivative is taken."""
 
     name = "plain"
     layout = "shared"
     probes = False
-    recorder = Recorder
-
-    def __init__(self, heads: list[nn.Module]) -> None:
-        self.columns = Columns(heads, joint=False)
 
     def read(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> Reading | None:
         """The head's input, where there is one call whose output is the model's.
 
         Nothing is detached here: a graph is as cheap as none.
         """
-        call = calls[0]
-        if len(calls) > 1 or not call.passed_on(output):
+        if len(calls) > 1 or not calls[0].passed_on(output):
             return None
-        return Reading(output, call.rows, call.output.shape, channel_axis(call.head))
+        return self.gathered(output, calls)
 
-    def response(self, features: Tensor, change: Tensor) -> Tensor:
-        """f . d."""
-        return features @ change
+    def gathered(self, output: Tensor, calls: list[Call], _: Sequence[Gain] = ()) -> Reading:
+        """The same without a look at any value, which `torch.func` does not allow."""
+        return Reading(output, calls[0].rows, calls[0].output.shape, channel_axis(calls[0].head))
 
 
-class Separate:
+class Separate(Case):
     """Gain and owner of each head row, with gains that differ between targets."""
 
     name = "separate"
     layout = "separate"
-    probes = True
-    recorder = Recorder
-
-    def __init__(self, heads: list[nn.Module]) -> None:
-        self.columns = Columns(heads, joint=False)
-
-    def read(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> Reading | None:
-        """Sums of gain times input over the head rows of each output row."""
-        found = self.gains(output, calls, graph=graph)
-        if found is None:
-            return None
-        reading = self.gathered(output, calls, found)
-        return reading if graph else reading.detached()
 
     def gains(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> list[Gain] | None:
         """Gain and owner of each call's rows, the gains with one column where all are alike."""
@@ -108,29 +116,25 @@ class Separate:
                 owned = (gain.owner.bincount(minlength=len(rows)) for gain in found)
                 if not all(bool(each.all()) for each in owned):
                     continue  # heads side by side: each output column is a target of its own
-            return self._factored([replace(gain, view=view) for gain in found])
+            if self.layout == "shared":
+                if not all(torch.equal(g.gain, g.gain[:, :1].expand_as(g.gain)) for g in found):
+                    return None
+                found = [replace(gain, gain=gain.gain[:, :1]) for gain in found]
+            return [replace(gain, view=view) for gain in found]
         return None
 
-    def gathered(self, output: Tensor, calls: list[Call], found: list[Gain]) -> Reading:
-        """The reading for known gains."""
+    def gathered(self, output: Tensor, calls: list[Call], found: Sequence[Gain]) -> Reading:
+        """The reading for known gains: gain times input, summed over each output row's own."""
         inner, axis = found[0].view
-        count = output.numel() // inner[axis]
-        blocks: dict[int, Tensor] = {}
-        for call, gain in zip(calls, found, strict=True):
-            part = gain.gain[..., None] * call.rows[:, None]
-            _add(blocks, self.columns.heads.index(call.head), _gathered(part, gain.owner, count))
-        features = self.columns.assemble(self.columns.complete(blocks))
-        return Reading(output, self._squeezed(features), inner, axis)
+        pairs = zip(calls, found, strict=True)
+        parts = [gain.gain[..., None] * call.rows[:, None] for call, gain in pairs]
+        owners = [gain.owner for gain in found]
+        features = self._summed(parts, calls, owners, output.numel() // inner[axis])
+        return Reading(output, features[:, 0] if self.layout == "shared" else features, inner, axis)
 
-    def response(self, features: Tensor, change: Tensor) -> Tensor:
-        """f_k . d_k."""
-        return torch.einsum("mkd,dk->mk", features, change)
-
-    def _factored(self, found: list[Gain]) -> list[Gain] | None:
-        return found
-
-    def _squeezed(self, features: Tensor) -> Tensor:
-        return features
+    def _read(self, output: Tensor, calls: list[Call], graph: bool) -> Reading | None:
+        found = self.gains(output, calls, graph=graph)
+        return None if found is None else self.gathered(output, calls, found)
 
 
 class Shared(Separate):
@@ -148,51 +152,38 @@ class Shared(Separate):
         parts = []
         for call, gain in zip(calls, found, strict=True):
             head = self.columns.heads.index(call.head)
-            rows = gain.gain * call.rows
-            features = self.columns.assemble(self.columns.complete({head: rows}))
+            features = self.columns.assemble({head: gain.gain * call.rows})
             parts.append((features, gain.owner, torch.full_like(gain.owner, head)))
         features, owners, heads = (torch.cat(part) for part in zip(*parts, strict=True))
         return Terms(features.detach(), owners, heads, output.numel() // inner[axis])
 
-    def response(self, features: Tensor, change: Tensor) -> Tensor:
-        """f . d."""
-        return features @ change
 
-    def _factored(self, found: list[Gain]) -> list[Gain] | None:
-        if not all(torch.equal(g.gain, g.gain[:, :1].expand_as(g.gain)) for g in found):
-            return None
-        return [replace(gain, gain=gain.gain[:, :1]) for gain in found]
-
-    def _squeezed(self, features: Tensor) -> Tensor:
-        return features[:, 0]
-
-
-class Jacobian:
+class Jacobian(Case):
     """The tail's Jacobian, sample by sample: one backward pass per output of a sample."""
 
     name = "jacobian"
-    layout = "joint"
-    probes = True
-    recorder: type[Recorder] = Recorder
+    coupled = False
 
-    def __init__(self, heads: list[nn.Module]) -> None:
-        self.columns = Columns(heads, joint=True)
-
-    def read(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> Reading | None:
-        """Jacobians of independent samples."""
+    def _read(self, output: Tensor, calls: list[Call], graph: bool) -> Reading | None:
         self._check_size(output)
-        inner = torch.Size([len(output), output[0].numel()])
-        rows = output.reshape(inner)
+        rows = output.reshape(1 if self.coupled else len(output), -1)
         pull = pullback(rows, calls, graph=graph)
-        owners = sample_owners(rows, pull)
+        owners: list[Tensor] | None
+        if self.coupled:
+            owners = [c.output.new_zeros(len(c.rows), dtype=torch.long) for c in calls]
+        else:
+            owners = sample_owners(rows, pull)
         if owners is None:
             return None
-        reading = Reading(output, self._jacobian(rows, calls, pull, owners), inner, -1)
-        return reading if graph else reading.detached()
-
-    def response(self, features: Tensor, change: Tensor) -> Tensor:
-        """f . d."""
-        return (features @ change)[..., 0]
+        features = []
+        for k in range(rows.shape[1]):
+            one = torch.zeros_like(rows)
+            one[:, k] = 1
+            pairs = zip(calls, pull(one), strict=True)
+            blocks = [joint_columns(c.rows[:, :, None] * g[:, None, :], c.head) for c, g in pairs]
+            features.append(self._summed(blocks, calls, owners, len(rows)))
+        inner = torch.Size([output.numel(), 1]) if self.coupled else rows.shape
+        return Reading(output, torch.stack(features, dim=1).reshape(*inner, -1), inner, -1)
 
     def _check_size(self, output: Tensor) -> None:
         """Refuse what does not fit into memory before it is computed."""
@@ -210,36 +201,12 @@ class Jacobian:
                 "batches, or raise rigidities.last_layer.readout.cases.LARGEST."
             )
 
-    def _jacobian(
-        self, rows: Tensor, calls: list[Call], pull: Pull, owners: list[Tensor]
-    ) -> Tensor:
-        """(N, K, P)."""
-        outputs = []
-        for k in range(rows.shape[1]):
-            one = torch.zeros_like(rows)
-            one[:, k] = 1
-            blocks: dict[int, Tensor] = {}
-            for call, owner, gain in zip(calls, owners, pull(one), strict=True):
-                part = joint_columns(call.rows[:, :, None] * gain[:, None, :], call.head)
-                _add(blocks, self.columns.heads.index(call.head), _gathered(part, owner, len(rows)))
-            outputs.append(self.columns.assemble(self.columns.complete(blocks)))
-        return torch.stack(outputs, dim=1)
-
 
 class Dense(Jacobian):
     """The whole Jacobian of the tail: one backward pass per output of the batch."""
 
     name = "dense"
-
-    def read(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> Reading | None:
-        """Jacobian of the batch as a whole."""
-        self._check_size(output)
-        whole = output.reshape(1, -1)
-        owners = [torch.zeros(len(c.rows), dtype=torch.long, device=output.device) for c in calls]
-        features = self._jacobian(whole, calls, pullback(whole, calls, graph=graph), owners)
-        inner = torch.Size([output.numel(), 1])
-        reading = Reading(output, features.movedim(0, 1), inner, -1)
-        return reading if graph else reading.detached()
+    coupled = True
 
 
 class Parameters(Jacobian):
@@ -249,24 +216,22 @@ class Parameters(Jacobian):
     recorder = Holder
 
     def __init__(self, heads: list[nn.Module]) -> None:
-        self.columns = ParameterColumns(heads)
+        self.columns = ParameterColumns(heads, joint=True)
 
-    def read(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> Reading | None:
-        """Jacobian of the batch as a whole, some outputs at once."""
+    def _read(self, output: Tensor, calls: list[Call], graph: bool) -> Reading | None:
         self._check_size(output)
         inner, values = torch.Size([len(output), output[0].numel()]), output.flatten()
         chunk = max(1, min(64, (1 << 23) // max(self.columns.width, len(values))))
         features = []
-        for start in range(0, len(values), chunk):
+        for start in range(0, len(values), chunk):  # some outputs at once
             some = units(values, start, chunk)
             parts = [[pulled(values, x, some, graph=graph) for x in call.leaves] for call in calls]
             blocks = [torch.cat([part.flatten(1) for part in head], dim=1) for head in parts]
-            features.append(self.columns.assemble(blocks))
-        reading = Reading(output, torch.cat(features).reshape(*inner, -1), inner, -1)
-        return reading if graph else reading.detached()
+            features.append(self.columns.assemble(dict(enumerate(blocks))))
+        return Reading(output, torch.cat(features).reshape(*inner, -1), inner, -1)
 
 
-CASES: dict[str, type[Plain] | type[Separate] | type[Jacobian]] = {
+CASES: dict[str, type[Case]] = {
     case.name: case for case in (Plain, Shared, Separate, Jacobian, Dense, Parameters)
 }
 """By name, in the order in which they are tried; the last for heads that are no linear maps."""
@@ -290,7 +255,3 @@ def _gathered(part: Tensor, owner: Tensor, count: int) -> Tensor:
     if len(part) == count and torch.equal(owner, torch.arange(count, device=owner.device)):
         return part
     return part.new_zeros(count, *part.shape[1:]).index_add(0, owner, part)
-
-
-def _add(blocks: dict[int, Tensor], key: int, block: Tensor) -> None:
-    blocks[key] = blocks[key] + block if key in blocks else block

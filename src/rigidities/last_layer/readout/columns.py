@@ -29,34 +29,28 @@ class Columns:
         self.joint = joint
         self.width = 0
         self.biases = torch.empty(0, dtype=torch.long)
-        known: dict[int, Tensor] = {}
+        known: dict[object, Tensor] = {}
         self.indices = [torch.cat(self._parts(head, known)) for head in heads]
         self._disjoint = sum(len(index) for index in self.indices) == self.width
 
-    def complete(self, blocks: dict[int, Tensor]) -> list[Tensor]:
-        """One block per head, zeros for heads that were not called."""
-        any_block = next(iter(blocks.values()))
-        empty = (any_block.new_zeros(*any_block.shape[:-1], len(index)) for index in self.indices)
-        return [blocks.get(i, zero) for i, zero in enumerate(empty)]
-
-    def assemble(self, blocks: list[Tensor]) -> Tensor:
-        """Features (..., width) from one block per head; shared columns add up."""
+    def assemble(self, blocks: dict[int, Tensor]) -> Tensor:
+        """Features (..., width) from the called heads' blocks; shared columns add up."""
+        first = next(iter(blocks.values()))
+        empty = (first.new_zeros(*first.shape[:-1], len(index)) for index in self.indices)
+        whole = [blocks.get(i, zero) for i, zero in enumerate(empty)]
         if self._disjoint:
-            return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=-1)
-        total = blocks[0].new_zeros(*blocks[0].shape[:-1], self.width)
-        for index, block in zip(self.indices, blocks, strict=True):
+            return whole[0] if len(whole) == 1 else torch.cat(whole, dim=-1)
+        total = first.new_zeros(*first.shape[:-1], self.width)
+        for index, block in zip(self.indices, whole, strict=True):
             total = total.index_add(-1, index.to(block.device), block)
         return total
 
     def weights(self) -> Tensor:
         """The heads' weights by column, (width, K), or (width, 1) when joint; float64."""
-        parts = [weights(head).to(torch.float64) for head in self.heads]
-        if self.joint:
-            pairs = zip(parts, self.heads, strict=True)
-            parts = [joint_columns(part, head)[:, None] for part, head in pairs]
+        parts = [self._weights(head).to(torch.float64) for head in self.heads]
         total = parts[0].new_zeros(self.width, parts[0].shape[1])
         for index, part in zip(self.indices, parts, strict=True):
-            total[index.to(part.device)] = part
+            total[index.to(total.device)] = part.to(total.device)
         return total
 
     def share(self, change: Tensor, i: int) -> Tensor:
@@ -70,52 +64,44 @@ class Columns:
         weight, bias = part[:-outputs].reshape(outputs, -1), part[-outputs:].reshape(1, -1)
         return torch.cat([weight.mT, bias])
 
-    def _parts(self, head: nn.Module, known: dict[int, Tensor]) -> list[Tensor]:
+    def _weights(self, head: nn.Module) -> Tensor:
+        return joint_columns(weights(head), head)[:, None] if self.joint else weights(head)
+
+    def _sizes(self, head: nn.Module) -> dict[str, int]:
+        """Columns of each of a head's parameters."""
         inputs, outputs = weights(head).shape
-        inputs -= has_bias(head)
-        each = outputs if self.joint else 1
-        sizes = {"weight": inputs * each, "bias": each if has_bias(head) else 0}
+        bias, each = has_bias(head), outputs if self.joint else 1
+        return {"weight": (inputs - bias) * each, "bias": each * bias}
+
+    def _parts(self, head: nn.Module, known: dict[object, Tensor]) -> list[Tensor]:
         parts = []
-        for name, size in sizes.items():
+        for name, size in self._sizes(head).items():
             parameter = head._parameters.get(name)
-            columns = None if parameter is None else known.get(id(parameter))
-            if columns is None:
-                columns = torch.arange(self.width, self.width + size)
+            key = (id(head), name) if parameter is None else id(parameter)
+            if key not in known:
+                known[key] = torch.arange(self.width, self.width + size)
                 self.width += size
-                self.biases = torch.cat([self.biases, columns[: size * (name == "bias")]])
-            if parameter is not None:
-                known[id(parameter)] = columns
-            parts.append(columns)
+                self.biases = torch.cat([self.biases, known[key][: size * (name == "bias")]])
+            parts.append(known[key])
         return parts
 
 
 class ParameterColumns(Columns):
     """A column for every number in the parameters that the heads, any modules, own themselves."""
 
-    def __init__(self, heads: list[nn.Module]) -> None:
-        super().__init__(heads, joint=True)
-
-    def weights(self) -> Tensor:
-        """The parameters by column, (width, 1); float64."""
-        total = torch.zeros(self.width, 1, dtype=torch.float64)
-        for index, head in zip(self.indices, self.heads, strict=True):
-            flat = torch.cat([p.detach().flatten() for p in own_parameters(head).values()])
-            total = total.to(flat.device)
-            total[index.to(flat.device), 0] = flat.to(torch.float64)
-        return total
+    def __init__(self, heads: list[nn.Module], *, joint: bool) -> None:
+        super().__init__(heads, joint=joint)
+        self.biases = self.biases[:0]  # what a module does with a bias is not known
 
     def share(self, change: Tensor, i: int) -> Tensor:
         """Head i's part (P, 1) of a change (width, 1) of the parameters."""
         return change[self.indices[i].to(change.device)]
 
-    def _parts(self, head: nn.Module, known: dict[int, Tensor]) -> list[Tensor]:
-        parts = []
-        for parameter in own_parameters(head).values():
-            if id(parameter) not in known:
-                known[id(parameter)] = torch.arange(self.width, self.width + parameter.numel())
-                self.width += parameter.numel()
-            parts.append(known[id(parameter)])
-        return parts
+    def _weights(self, head: nn.Module) -> Tensor:
+        return torch.cat([p.detach().flatten() for p in own_parameters(head).values()])[:, None]
+
+    def _sizes(self, head: nn.Module) -> dict[str, int]:
+        return {name: parameter.numel() for name, parameter in own_parameters(head).items()}
 
 
 def joint_columns(block: Tensor, head: nn.Module) -> Tensor:

@@ -24,11 +24,7 @@ Places = list[tuple[dict[str, Any], dict[str, Any]]]
 
 
 class ReadoutPass:
-    """Inputs -> `Reading`: by the tap, which checks the model; in a graph without a look at values.
-
-    Args:
-        binding: the tie to the model.
-    """
+    """Inputs -> `Reading`: by the tap, which checks the model; in a graph without a look."""
 
     def __init__(self, binding: Binding) -> None:
         self.binding = binding
@@ -84,12 +80,7 @@ def _refusal(tap: AnyTap | None) -> str:
 
 
 class TracedReadout:
-    """Inputs -> (output, features) for a plain head, without a look at any value.
-
-    Args:
-        model: the trained model.
-        tap: found on it; its case is plain.
-    """
+    """Inputs -> (output, features) for a plain head, without a look at any value."""
 
     def __init__(self, model: nn.Module, tap: Tap) -> None:
         self._source = tap.source

@@ -75,7 +75,8 @@ class Recorder(nn.Module):
         x = args[0] if args else next(iter(kwargs.values()))
         if self.change is not None:
             shift = self._call(x, output, None).rows @ self.change.to(x)
-            output = output + from_rows(self.head, shift, output)
+            axis = channel_axis(self.head)
+            output = output + shift.reshape(output.movedim(axis, -1).shape).movedim(-1, axis)
         probe = None
         if self.probing:
             probe = torch.zeros_like(output, requires_grad=True)
@@ -144,22 +145,6 @@ class Holder(Recorder):
         self.calls = [Call(self.head, first, first, None, leaves=tuple(given.values()))]
 
 
-class Sentinel(Recorder):
-    """Stands in for a linear map that was never called, and refuses to be."""
-
-    def __init__(self, name: str, head: nn.Module) -> None:
-        super().__init__(head)
-        self.name = name
-
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Refuse."""
-        raise ValueError(
-            f"The layer {self.name!r} is called here but was not in the first batch, so it is "
-            "unknown whether it belongs to the readout. Name all readout layers, "
-            "layer=[..., ...], or begin with a batch that calls every layer."
-        )
-
-
 def is_linear_map(module: nn.Module) -> bool:
     """Whether the module computes W x + b row by row: nn.Linear or a 1 x 1 convolution."""
     if isinstance(module, nn.Linear):
@@ -219,12 +204,6 @@ def as_rows(head: nn.Module, tensor: Tensor) -> Tensor:
     return tensor.reshape(-1, tensor.shape[-1])
 
 
-def from_rows(head: nn.Module, rows: Tensor, like: Tensor) -> Tensor:
-    """Undo `as_rows` for an output of the head shaped `like`."""
-    channel = channel_axis(head)
-    return rows.reshape(like.movedim(channel, -1).shape).movedim(-1, channel)
-
-
 def record(
     model: nn.Module, names: list[str], make: type[Recorder] = Recorder
 ) -> tuple[nn.Module, list[Recorder]]:
@@ -250,10 +229,17 @@ def _run_eagerly(model: nn.Module, name: str) -> None:
 
 
 def guard(model: nn.Module, names: list[str]) -> None:
-    """Put sentinels in place of the named modules of a shadow."""
+    """Let the named linear maps of a shadow, which were never called, refuse to be."""
     for name in names:
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, Sentinel(name, model.get_submodule(name)))
+
+        def refuse(*args: Any, _name: str = name, **kwargs: Any) -> None:
+            raise ValueError(
+                f"The layer {_name!r} is called here but was not in the first batch, so it is "
+                "unknown whether it belongs to the readout. Name all readout layers, "
+                "layer=[..., ...], or begin with a batch that calls every layer."
+            )
+
+        vars(model.get_submodule(name))["forward"] = refuse
 
 
 def channel_axis(head: nn.Module) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from ...data.batches import Batch
 from ...models.calling import Source
@@ -133,13 +133,10 @@ def _outputs(model: nn.Module, source: Source, inputs: _Inputs, dtype: torch.dty
     def placed(value: Any) -> Any:
         if isinstance(value, Tensor) and value.dtype == dtype:
             return value.to(device, now)
-        moved = value.to(device)
+        moved = value.to(device) if callable(getattr(value, "to", None)) else None
         return value if moved is None else moved
 
-    def movable(value: Any) -> bool:
-        return callable(getattr(value, "to", None))
-
-    args, kwargs = tree_map_only(movable, placed, copy.deepcopy(inputs))
+    args, kwargs = tree_map(placed, copy.deepcopy(inputs))
     return source.run(shadow(model), args, kwargs).detach()
 
 

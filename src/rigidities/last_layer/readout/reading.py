@@ -104,28 +104,23 @@ class Reading:
             )
         return self.rows(given.reshape(-1, *[1] * (output.ndim - 1)).expand(output.shape))
 
-    def hashes(self, batch: Batch) -> Tensor:
-        """One hash per row of input and target.
+    def hashes(self, batch: Batch) -> tuple[Tensor, bool]:
+        """One hash per row of input and target, and whether it is the same in every batch.
 
-        Where inputs have not one row per output, as atoms of several structures, of rounded
-        features and target.
+        Where inputs have not one row per output, as atoms of several structures, it is not: then
+        rounded features and target are hashed.
         """
         values = [*batch.args, *batch.kwargs.values()]
         if batch.target is not None:
             values.append(batch.target)
         hashes = row_hashes(values, len(self.output))
         if hashes is not None:
-            return hashes
+            return hashes, True
         coarse = self.features.detach().flatten(1).to(torch.bfloat16)
         target = self.target_rows(batch.target)
         rounded = row_hashes([coarse] if target is None else [coarse, target], len(coarse))
         assert rounded is not None
-        return rounded
-
-    def hashed_exactly(self, batch: Batch) -> bool:
-        """Whether `hashes` are of inputs, and so the same in every batch."""
-        values = (*batch.args, *batch.kwargs.values())
-        return all(isinstance(v, Tensor) and v.ndim and len(v) == len(self.output) for v in values)
+        return rounded, False
 
 
 def read(tap: Callable[..., Reading], batch: Batch) -> Reading:

@@ -45,17 +45,11 @@ def find_heads(model: nn.Module, run: Run) -> Found:
     Every linear map of a shadow is marked in one forward pass; the autograd graph is then walked
     back from the output, stopping at the first mark on each path. A map that also feeds another
     one found (through attention weights, a skip connection) is not a last one.
-
-    Args:
-        model: the model; not touched.
-        run: calls a model on the batch and returns the output tensor.
-
-    Raises:
-        ValueError: there is no such map.
     """
     names = list(linear_maps(unwrapped(model)))
     twin = shadow(model)
-    parameters = _unfreeze(twin)
+    free = [(n, p) for n, p in twin.named_parameters() if p.is_floating_point()]
+    parameters = {id(p.requires_grad_()): name for name, p in free}  # aliases, not the user's
     markers, marks, output = _marked(run, twin, names)
     found, leaves = _walk([output.grad_fn], marks)
     later = [parameters[leaf] for leaf in leaves if leaf in parameters]
@@ -71,11 +65,6 @@ def named_heads(model: nn.Module, names: list[str], run: Run) -> Found:
     Linear maps are taken as they are. Of other modules all parameters inside are taken, if the
     output is linear in them together; else those of the last modules inside on the way to the
     output, as in a search.
-
-    Args:
-        model: the model; not touched.
-        names: of modules with parameters.
-        run: calls a model on the batch and returns the output tensor.
     """
     inner = unwrapped(model)
     heads = list(dict.fromkeys(owner for name in names for owner in owners(inner, name)))
@@ -103,14 +92,19 @@ def _affine(run: Run, model: nn.Module, holders: list[Recorder]) -> bool:
         for steps in (0, 1, 2):
             for holder in holders:
                 own = torch.cat([leaf.detach().flatten() for leaf in holder.own.values()]).double()
-                size = 10 * float(own.square().mean().sqrt()) or 1.0
-                holder.reset(change=normal_like(own, seed) * size * steps)
+                holder.reset(change=large_change(own, seed) * steps)
             values.append(run(model).detach())
         rounding, (first, second, third) = coarsest(values), (v.double() for v in values)
         size = max(float((third - first).abs().max()), float((second - first).abs().max()))
         if not float((third - 2 * second + first).abs().max()) <= tolerance(rounding) * size:
             return False
     return True
+
+
+def large_change(weights: Tensor, seed: int) -> Tensor:
+    """Random, large enough to carry the output through whatever nonlinearity may follow."""
+    size = float(weights.square().mean().sqrt()) or 1.0
+    return normal_like(weights.to(torch.float64), seed) * 10 * size
 
 
 def tolerance(rounding: float) -> float:
@@ -128,8 +122,6 @@ def _marked(
     is run again with all that it needs.
     """
     model, markers = record(model, names, Marker)
-    for marker in markers:
-        marker.reset()
     with torch.enable_grad():
         try:
             with saved_tensors_hooks(lambda _: None, _refuse):
@@ -179,28 +171,12 @@ def _last(found: dict[int, list[Any]], marks: dict[int, int]) -> list[int]:
     return sorted(set(found) - feeding or found)
 
 
-def _unfreeze(model: nn.Module) -> dict[int, str]:
-    """Let the shadow's aliases (never the user's parameters) appear in the graph; their names."""
-    named = {}
-    for name, parameter in model.named_parameters():
-        if parameter.is_floating_point():
-            parameter.requires_grad_()
-            named[id(parameter)] = name
-    return named
-
-
 def _walk(
     start: list[Any], marks: dict[int, int], *, through: bool = False
 ) -> tuple[dict[int, list[Any]], list[int]]:
-    """Marked leaves on the way back from some nodes, and leaves without a mark.
+    """For each head met on the way back the nodes before it; ids of other leaves, nearest first.
 
-    Args:
-        start: the nodes.
-        marks: number of the head by the leaf's id.
-        through: go on behind a mark.
-
-    Returns:
-        For each head met the nodes before it; ids of the other leaves, nearest first.
+    The number of a head stands in `marks` by its leaf's id; `through` goes on behind a mark.
     """
     found: dict[int, list[Any]] = {}
     leaves: dict[int, None] = {}

@@ -41,12 +41,9 @@ class Gain:
 
 
 def pullback(outputs: Tensor, calls: list[Call], *, graph: bool = False) -> Pull:
-    """v (like outputs) -> $J^T v$ for each call, as rows (R, K_head).
+    """v (like outputs) -> $J^T v$ for each probed call, as rows (R, K_head).
 
-    Args:
-        outputs: what to differentiate.
-        calls: probed calls of the heads.
-        graph: keep the result differentiable by the model's inputs.
+    With `graph` the result is differentiable by the model's inputs.
     """
     probes = [call.probe for call in calls if call.probe is not None]
 
@@ -85,25 +82,25 @@ class GraphsKept(TorchFunctionMode):
 
 def gains(outputs: Tensor, pull: Pull) -> list[Gain] | None:
     """Gain and owner of each call's rows for outputs (M, K); None if the tail has no such form."""
-    base = pull(torch.ones_like(outputs))
+    ones = torch.ones_like(outputs)
+    base = pull(ones)
     if any(gain.shape[1] != outputs.shape[1] for gain in base):
         return None
-    found = owners_by_digits(lambda code: pull(code[:, None].expand_as(outputs)), outputs, base)
-    probe = normal_like(outputs)
-    for gain, owner, pulled in zip(base, found, pull(probe), strict=True):
-        if not _close(pulled, gain * probe[owner], outputs):
-            return None
-    return [Gain(owner, gain) for owner, gain in zip(found, base, strict=True)]
+    found = _owners(pull, ones, base, normal_like(outputs))
+    return None if found is None else list(map(Gain, found, base))
 
 
 def sample_owners(outputs: Tensor, pull: Pull) -> list[Tensor] | None:
     """The sample that owns each head row for outputs (N, K), or None if samples are coupled."""
     mixture = normal_like(outputs[:1]).abs().add(0.5).expand_as(outputs)
-    base = pull(mixture)
+    return _owners(pull, mixture, pull(mixture), normal_like(outputs[:, :1]))
+
+
+def _owners(pull: Pull, mixture: Tensor, base: list[Tensor], probe: Tensor) -> list[Tensor] | None:
+    """Owners by the derivatives of a mixture of the outputs, if those of a probe agree."""
     found = owners_by_digits(lambda code: pull(mixture * code[:, None]), mixture, base)
-    probe = normal_like(outputs[:, :1])
     for gain, owner, pulled in zip(base, found, pull(probe * mixture), strict=True):
-        if not _close(pulled, gain * probe[owner], outputs):
+        if not _close(pulled, gain * probe[owner], mixture):
             return None
     return found
 
@@ -121,9 +118,6 @@ def owners_by_digits(
             for one table of rows after the other.
         outputs: N of them; for their number, dtype and device.
         base: the derivatives for weights of one.
-
-    Returns:
-        (R,) for each table; anything where a row acts on several outputs.
     """
     count, digit = len(outputs), int(coarsest([outputs, *base]) ** -0.5)
     numbers = torch.arange(count, device=outputs.device)

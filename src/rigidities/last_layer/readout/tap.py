@@ -20,18 +20,18 @@ import torch
 from torch import Tensor, nn
 
 from ...models.calling import FeatureFunction, ForwardFunction, Source
-from ...models.directional import normal_like
 from ...models.modes import outside_inference_mode
 from ...models.shadow import input_names, shadow, unwrapped
 from ...models.threads import OfThread
 from ...notices import notify
-from .cases import CASES, Case, Separate, Shared
-from .heads import Call, Recorder, channel_axis, guard, linear_maps, owners, record
+from .cases import CASES, Case, Plain, Separate, Shared
+from .heads import Call, Recorder, guard, linear_maps, owners, record
 from .reading import Reading, Terms
-from .search import find_heads, named_heads, nearest, tolerance
+from .search import find_heads, large_change, named_heads, nearest, tolerance
 from .tail import GraphsKept, coarsest
 
 T = TypeVar("T")
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Tap:
@@ -78,22 +78,12 @@ class Tap:
         forward: ForwardFunction | None = None,
         output: str | int | None = None,
     ) -> Tap | FeatureTap:
-        """Find the readout on one batch of inputs.
-
-        Args:
-            model: the trained model; it is not touched.
-            args: positional inputs of the batch.
-            kwargs: keyword inputs of the batch.
-            layer: name (or names) of the head where the last linear map is not the one wanted,
-                or of any module by whose parameters to differentiate.
-            features: callable(model, *inputs) -> (N, D), instead of a head.
-            forward: callable(model, batch) -> output, instead of calling the model.
-            output: field, key or index of the output where the model gives several.
+        """Find the readout on one batch of inputs; the options are those of `LastLayerRigidity`.
 
         Raises:
             ValueError: no linear map reaches the output; the message names the way out.
         """
-        source, kwargs = Source(forward, features, output), kwargs or {}
+        source, inputs = Source(forward, features, output), (args, kwargs or {})
         if features is not None:
             return FeatureTap(model, source)
         if isinstance(unwrapped(model), torch.jit.ScriptModule):
@@ -103,7 +93,7 @@ class Tap:
             )
 
         def run(twin: nn.Module) -> Tensor:
-            return source.run(twin, args, kwargs)
+            return source.run(twin, *inputs)
 
         if layer is None:
             found = find_heads(model, run)
@@ -112,7 +102,10 @@ class Tap:
             with torch.enable_grad():
                 found = named_heads(model, _checked_names(model, names), run)
         tap = cls(model, source, heads=found.heads, case=found.case, silent=found.silent)
-        tap._settle(args, kwargs)
+        with torch.enable_grad():
+            if not tap._is_plain(inputs):
+                reading = tap._probed(inputs, tap._first_reading)
+                tap.linear = tap._is_linear(reading, inputs)
         if not tap.linear:
             tap._own_up(found.later)
         return tap
@@ -140,65 +133,47 @@ class Tap:
     @outside_inference_mode
     def __call__(self, *args: Any, **kwargs: Any) -> Reading:
         """One forward pass."""
-        return self._reading(args, kwargs)
+        return self._reading((args, kwargs))
 
     def graph(self, *args: Any, **kwargs: Any) -> Reading:
         """One forward pass whose output and features autograd can differentiate by the inputs."""
         with torch.enable_grad(), GraphsKept() as kept:
-            reading = self._reading(args, kwargs, graph=True)
+            reading = self._reading((args, kwargs), graph=True)
         self._frees |= kept.met
         return reading
-
-    def unchecked(self, *args: Any, **kwargs: Any) -> Reading:
-        """One forward pass of a plain head without looking at any value.
-
-        The same as a call, for `torch.func`, which allows no such look. It reads versions of
-        tensors, which a tracer cannot: `torch.export` and `torch.compile` go by `traced`.
-        """
-        assert self.case == "plain"
-        output, calls = self._run(args, kwargs)
-        return Reading(output, calls[0].rows, calls[0].output.shape, channel_axis(calls[0].head))
 
     def steady(self, *args: Any, **kwargs: Any) -> Callable[..., Reading] | None:
         """The pass as a function that `torch.func` can transform, or None where there is none.
 
         There is one for a plain head, and for gains that do not depend on the inputs (sums over
-        atoms, a change of units); those of the given inputs are kept.
-
-        Args:
-            args: inputs, those to differentiate by with `requires_grad`.
-            kwargs: likewise.
+        atoms, a change of units); those of the given inputs are kept, where the inputs to
+        differentiate by have `requires_grad`.
         """
-        if self.case == "plain":
-            return self.unchecked
-        case = self._case
-        if not isinstance(case, Separate):
-            return None
-        with torch.enable_grad():
-            found = self._probed(args, kwargs, partial(case.gains, graph=True))
-        if found is None or any(gain.gain.requires_grad for gain in found):
+        case, found = self._case, None
+        if isinstance(case, Separate):
+            with torch.enable_grad():
+                found = self._probed((args, kwargs), partial(case.gains, graph=True))
+            if found is None or any(gain.gain.requires_grad for gain in found):
+                return None
+        elif not isinstance(case, Plain):
             return None
 
         def read(*args: Any, **kwargs: Any) -> Reading:
-            return case.gathered(*self._run(args, kwargs), found)
+            return case.gathered(*self._run((args, kwargs)), found or ())
 
         return read
 
     def terms(self, *args: Any, **kwargs: Any) -> Terms:
-        """The terms that sum to the outputs: atoms of structures, pixels, time steps.
-
-        Raises:
-            ValueError: the output is no weighted sum of the head's rows, alike for all targets.
-        """
+        """The terms that sum to the outputs: atoms of structures, pixels, time steps."""
         if not CASES[self.case].probes:
-            features = self._reading(args, kwargs).features.detach()
+            features = self._reading((args, kwargs)).features.detach()
             rows = torch.arange(len(features), device=features.device)
             if not CASES[self.case].probes:  # else this batch is no plain one
                 return Terms(features, rows, torch.zeros_like(rows), len(features))
         case, found = self._case, None
         if isinstance(case, Shared):
             with torch.enable_grad():
-                found = self._probed(args, kwargs, case.terms)
+                found = self._probed((args, kwargs), case.terms)
         if found is None:
             raise ValueError(
                 f"The output is no sum over rows of {self._names} (case {self.case!r}), so it has "
@@ -216,12 +191,7 @@ class Tap:
         return ", ".join(repr(name) if name else "the model itself" for name in self.heads)
 
     def _run(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        probing: bool = False,
-        changes: list[Tensor] | None = None,
+        self, inputs: Inputs, *, probing: bool = False, changes: list[Tensor] | None = None
     ) -> tuple[Tensor, list[Call]]:
         """A forward pass with its recorded calls, perhaps with changed head weights."""
         twin = self._twin()
@@ -229,7 +199,7 @@ class Tap:
             recorder.reset(probing=probing, change=None if changes is None else changes[i])
         try:
             with GraphsKept() if self._frees else nullcontext():
-                output = self.source.run(twin.model, args, kwargs)
+                output = self.source.run(twin.model, *inputs)
             calls = [call for recorder in twin.recorders for call in recorder.calls]
         finally:
             for recorder in twin.recorders:
@@ -238,56 +208,38 @@ class Tap:
             raise ValueError(f"The forward pass did not call {self._names}: name another layer=.")
         return output, calls
 
-    def _probed(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        read: Callable[[Tensor, list[Call]], T],
-    ) -> T:
+    def _probed(self, inputs: Inputs, read: Callable[[Tensor, list[Call]], T]) -> T:
         """What is read from a probed pass, also of a model that frees its graph inside forward."""
         try:
-            return read(*self._run(args, kwargs, probing=True))
+            return read(*self._run(inputs, probing=True))
         except RuntimeError as error:
             if self._frees or "backward through the graph a second time" not in str(error):
                 raise
         self._frees = True  # from now on its graph is kept
-        return read(*self._run(args, kwargs, probing=True))
+        return read(*self._run(inputs, probing=True))
 
-    def _reading(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, graph: bool = False
-    ) -> Reading:
-        reading, case = None, self._case
+    def _reading(self, inputs: Inputs, *, graph: bool = False) -> Reading:
+        reading, case = None, self._case  # which another thread may change meanwhile
         if not case.probes:
-            reading = case.read(*self._run(args, kwargs), graph=graph)
+            reading = case.read(*self._run(inputs), graph=graph)
             if reading is None:  # an identity on the first batch (a mask of ones), not on this one
-                self.case, case = "shared", self._twin().case("shared")
+                self.case = "shared"
         if reading is None:
             with torch.enable_grad():
-                reading = self._probed(args, kwargs, partial(case.read, graph=graph))
-        if reading is None:
-            self._check_finite(args, kwargs)
-            raise ValueError(
-                f"What follows {self._names} in this batch no longer has the form found on the "
-                f"first batch ({self.case!r}). Pass features= to give the features yourself."
-            )
-        return reading
-
-    def _check_finite(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """NaN hides the form of what follows the heads: name it instead."""
+                reading = self._probed(inputs, partial(self._case.read, graph=graph))
+        if reading is not None:
+            return reading
         with torch.no_grad():
-            output, _ = self._run(args, kwargs)
-        if not bool(torch.isfinite(output).all()):
+            output, _ = self._run(inputs)
+        if not bool(torch.isfinite(output).all()):  # which hides the form
             raise ValueError(
                 "The model's output for this batch is NaN or infinite. Look at the inputs: are "
                 "they finite, and in the units of the training data?"
             )
-
-    def _settle(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Take the first case that fits this batch and check it with changed weights."""
-        with torch.enable_grad():
-            if not self._is_plain(args, kwargs):
-                reading = self._probed(args, kwargs, self._first_reading)
-                self.linear = self._is_linear(reading, args, kwargs)
+        raise ValueError(
+            f"What follows {self._names} in this batch no longer has the form found on the first "
+            f"batch ({self.case!r}). Pass features= to give the features yourself."
+        )
 
     def _first_reading(self, output: Tensor, calls: list[Call]) -> Reading:
         """The features of the first case that fits a pass."""
@@ -319,26 +271,26 @@ class Tap:
             "nonlinearity (forward=), or name another layer=."
         )
 
-    def _is_plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _is_plain(self, inputs: Inputs) -> bool:
         """Whether the output is the head's output to the bit, with its own and other weights."""
         if len(self.heads) > 1 or self.case != "plain":
             return False
-        change = _large_change(self.weights, seed=0)
+        change = large_change(self.weights, seed=0)
         for changes in (None, [self._case.columns.share(change, 0)]):
-            output, calls = self._run(args, kwargs, changes=changes)
+            output, calls = self._run(inputs, changes=changes)
             if len(calls) > 1 or not calls[0].passed_on(output):
                 return False
         return True
 
-    def _is_linear(self, reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _is_linear(self, reading: Reading, inputs: Inputs) -> bool:
         """Whether y(w + d) - y(w) = f . d for large random changes d of the heads' weights."""
         columns = self._case.columns
         if not bool(torch.isfinite(reading.output.detach()).all()):
             return True  # NaN says nothing of linearity, and is refused by the fit
         for seed in (1, 2):
-            change = _large_change(columns.weights(), seed)
+            change = large_change(columns.weights(), seed)
             changes = [columns.share(change, i) for i in range(len(self.heads))]
-            moved, calls = self._run(args, kwargs, changes=changes)
+            moved, calls = self._run(inputs, changes=changes)
             if moved.shape != reading.output.shape:
                 return False
             actual = reading.rows(moved.detach() - reading.output.detach()).to(torch.float64)
@@ -396,11 +348,7 @@ class FeatureTap:
         return self._reading
 
     def terms(self, *args: Any, **kwargs: Any) -> Terms:
-        """Refused: what the user's features are sums of is not known.
-
-        Raises:
-            ValueError: always.
-        """
+        """Refused: what the user's features are sums of is not known."""
         raise ValueError(
             "With features= the terms of a sum are not known. Give their features to "
             "rigidities.local yourself."
@@ -427,12 +375,6 @@ class FeatureTap:
 
 
 AnyTap = Tap | FeatureTap
-
-
-def _large_change(weights: Tensor, seed: int) -> Tensor:
-    """Random, large enough to carry the output through whatever nonlinearity may follow."""
-    size = float(weights.square().mean().sqrt()) or 1.0
-    return normal_like(weights.to(torch.float64), seed) * 10 * size
 
 
 def _checked_names(model: nn.Module, names: list[Any]) -> list[str]:
