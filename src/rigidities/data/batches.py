@@ -191,11 +191,8 @@ def raw_batches(
     if tensors is not None:
         own = data.batch_size if isinstance(data, DataLoader) else None
         return *_slices(tensors, batch_size or own or BATCH_SIZE), True
-    if isinstance(data, DataLoader):
-        return data, _length(data), False
     if isinstance(data, Dataset):
-        loader: DataLoader[Any] = DataLoader(data, batch_size=batch_size or BATCH_SIZE)
-        return loader, _length(loader), False
+        data = DataLoader(data, batch_size=batch_size or BATCH_SIZE)
     if isinstance(data, Iterable) and not isinstance(data, (str, bytes)):
         return data, _length(data), False
     raise TypeError(
