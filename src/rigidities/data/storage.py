@@ -61,7 +61,7 @@ class Snapshot:
         text = json.dumps({"format": FORMAT, **self.header})
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
         metadata = {_KEY: text, _CHECKSUM: _checksum(text, plain)}
-        _replace(target, save(plain, metadata=metadata))
+        write_over(target, save(plain, metadata=metadata))
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], holds: str) -> Snapshot:
@@ -91,11 +91,7 @@ class Snapshot:
             raise ValueError(f"{self.source}: {error}") from error
 
     def part(self, name: str, made: Callable[[dict[str, Any], dict[str, Tensor]], T]) -> T | None:
-        """A part made of the header and the tensors under its name; None where there is none.
-
-        Raises:
-            ValueError: it holds what this version does not know.
-        """
+        """A part made of the header and the tensors under its name; None where there is none."""
         if self.header[name] is None:
             return None
         try:
@@ -188,8 +184,8 @@ def _checksum(text: str, tensors: dict[str, Tensor]) -> str:
     return total.hexdigest()
 
 
-def _replace(target: Path, content: bytes) -> None:
-    """Write beside the target, then take its place."""
+def write_over(target: Path, content: bytes) -> None:
+    """Write beside the target, then take its place, with its rights or those the umask leaves."""
     _sweep(target)
     kept = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
     name = f".{target.name}.{_HOST}-{os.getpid()}-{secrets.token_hex(4)}.tmp"

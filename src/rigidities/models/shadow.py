@@ -19,12 +19,7 @@ from torch.nn.parameter import is_lazy
 
 
 def shadow(model: nn.Module) -> nn.Module:
-    """A copy of the model in eval mode whose frozen parameters alias the model's memory.
-
-    Raises:
-        TypeError: the model cannot be copied (attributes that refuse).
-        ValueError: it has no weights yet.
-    """
+    """A copy of the model in eval mode whose frozen parameters alias the model's memory."""
     model = unwrapped(model)
     _check_weights(model)
     memo: dict[int, object] = {}
