@@ -28,9 +28,7 @@ def page(
     """The whole page, with plots by the identifier of their place and hover texts they share."""
     drawing = []
     if figures:
-        script = str(require_plotly().get_plotlyjs()).replace(
-            "</script", "<\\/script"
-        )  # which would end the element
+        script = _plotly().replace("</script", "<\\/script")  # which would end the element
         drawing = [tag("noscript", tag("p", "The plots need JavaScript."))]
         drawing.append(tag("script", Markup(script)))
     head = tag(
@@ -93,7 +91,7 @@ def write_page(path: str | os.PathLike[str], text: str) -> Path:
         write_over(path, text.encode())
     except OSError as error:
         raise PermissionError(
-            f"Cannot write into the folder {path.parent} ({error.strerror}). "
+            f"Cannot write into the folder {path.parent} ({error.strerror or error}). "
             "Choose another place for the report."
         ) from error
     return path
@@ -124,6 +122,10 @@ def require_plotly() -> Any:
             'A report needs plotly: pip install "rigidities[report]".'
         ) from error
     return offline
+
+
+def _plotly() -> str:
+    return str(require_plotly().get_plotlyjs())
 
 
 def _asset(name: str) -> str:
