@@ -250,7 +250,11 @@ def _quadratic(
     parts: Sequence[tuple[slice | Tensor, Posterior]], features: Tensor, dtype: torch.dtype
 ) -> Tensor:
     """q of each component's columns under its posterior, chunk by chunk: (N, C) or (N, C, T)."""
-    forms = [(component, _form(posterior, dtype)) for component, posterior in parts]
+    forms: list[tuple[slice | Tensor, Callable[[Tensor], Tensor]]] = []
+    for component, posterior in parts:  # a truncated posterior has no triangle but is small already
+        whole = posterior.rank == posterior.width
+        form = QuadraticForm.of(posterior, dtype) if whole else posterior.quadratic
+        forms.append((component, form))
     device = parts[0][1].eigenvectors.device
     found = []
     for chunk in _chunks(features):
@@ -262,13 +266,6 @@ def _quadratic(
 def _chunks(features: Tensor) -> Iterator[slice]:
     """Slices of rows that bound the memory."""
     return (slice(start, start + _ROWS) for start in range(0, features.shape[0], _ROWS))
-
-
-def _form(posterior: Posterior, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """The triangular form; a truncated posterior has none but is small already."""
-    if posterior.rank < posterior.width:
-        return posterior.quadratic
-    return QuadraticForm.of(posterior, dtype)
 
 
 def _checked_rows(features: Tensor, posterior: Posterior | None = None) -> Tensor:

@@ -23,7 +23,10 @@ class NotFittedError(ValueError, RuntimeError):
 def notify(message: str) -> None:
     """Warn at the first line outside the library (and outside torch's calls of modules)."""
     frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and _is_inside(frame.f_code.co_filename):
+    while frame.f_back is not None and (
+        (path := frame.f_code.co_filename).startswith(_LIBRARY)
+        or any(part in path for part in _BETWEEN)
+    ):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, stacklevel=level)
 
@@ -57,7 +60,3 @@ def is_own(error: BaseException) -> bool:
     """Whether an error is a refusal of the library itself."""
     *_, (last, _) = traceback.walk_tb(error.__traceback__)
     return isinstance(error, ValueError) and last.f_code.co_filename.startswith(_LIBRARY)
-
-
-def _is_inside(path: str) -> bool:
-    return path.startswith(_LIBRARY) or any(part in path for part in _BETWEEN)

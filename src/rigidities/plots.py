@@ -91,7 +91,9 @@ def calibration(mean: Values, std: Values, target: Values, ax: Axes | None = Non
     x, y = nominal.repeat_interleave(2)[1:], observed.repeat_interleave(2)[:-1]  # as steps
     area = metrics.miscalibration_area(mean, std, target)
     ax = _axes(ax, PARITY_SIZE)
-    _binomial_band(ax, rows)
+    p = torch.linspace(0, 1, 201)
+    noise = 2 * (p * (1 - p) / rows).sqrt()
+    ax.fill_between(p, p - noise, p + noise, color=GREY, alpha=0.2, lw=0, label="sampling noise")
     ax.fill_between(x, x, y, color=BLUE, alpha=0.2, lw=0, label=f"area {area:.3f}")
     ax.plot([0, 1], [0, 1], color=BLACK, lw=1, label="y = x")
     ax.plot(x, y, color=BLUE, lw=1.6, label="observed")
@@ -126,7 +128,11 @@ def along(
     dots = None if target is None else aligned(x=x, target=target)
     crosses = None if train is None else aligned(inputs=train[0], targets=train[1])
     ax = _axes(ax, WIDE_SIZE)
-    _mean_and_bands(ax, *(column[columns[0].argsort()] for column in columns))
+    at, middle, bar = (column[columns[0].argsort()] for column in columns)
+    ax.plot(at, middle, color=BLUE, lw=2, zorder=3, label="mean")
+    for k, alpha in ((1, 0.35), (2, 0.2)):
+        low, high = middle - k * bar, middle + k * bar
+        ax.fill_between(at, low, high, color=BLUE, alpha=alpha, lw=0, label=f"±{k}σ")
     if dots:
         _scatter(ax, *dots, color=BLACK, s=6, label="target")
     if crosses:
@@ -236,13 +242,6 @@ def _outside(low: float, high: float) -> float:
     return math.erf(low / math.sqrt(2)) + math.erfc(high / math.sqrt(2))
 
 
-def _mean_and_bands(ax: Axes, x: Tensor, mean: Tensor, std: Tensor) -> None:
-    ax.plot(x, mean, color=BLUE, lw=2, zorder=3, label="mean")
-    for k, alpha in ((1, 0.35), (2, 0.2)):
-        low, high = mean - k * std, mean + k * std
-        ax.fill_between(x, low, high, color=BLUE, alpha=alpha, lw=0, label=f"±{k}σ")
-
-
 def _resolution(error: Tensor, std: Tensor, bin_size: int) -> str:
     """The numbers that tell good bars from a constant one."""
     zero = torch.zeros_like(error)
@@ -259,12 +258,6 @@ def thinned_curve(nominal: Tensor, observed: Tensor, knots: int = 2000) -> tuple
     """At most so many knots of a curve, both ends among them: more would not show."""
     kept = torch.linspace(0, len(nominal) - 1, min(knots, len(nominal)), dtype=torch.float64)
     return nominal[kept.long()], observed[kept.long()]
-
-
-def _binomial_band(ax: Axes, rows: int) -> None:
-    p = torch.linspace(0, 1, 201)
-    noise = 2 * (p * (1 - p) / rows).sqrt()
-    ax.fill_between(p, p - noise, p + noise, color=GREY, alpha=0.2, lw=0, label="sampling noise")
 
 
 def _scatter(ax: Axes, x: Tensor, y: Tensor, **style: Any) -> None:

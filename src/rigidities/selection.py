@@ -326,12 +326,7 @@ class _Step(NamedTuple):
 
 
 class _Candidates:
-    """q of all rows under the picks so far.
-
-    Args:
-        rows: (N, D), whitened.
-        weights: (N,), with which they would enter the Gram.
-    """
+    """q of all whitened rows (N, D), which would enter the Gram with weights (N,), so far."""
 
     def __init__(self, rows: Tensor, weights: Tensor) -> None:
         self.rows = rows
@@ -368,10 +363,7 @@ class _TotalVariance:
     r"""Gains $w_j a_j / (1 + w_j q_j)$ with $a_j = z_j^\top M C M z_j$, $C = \sum_i z_i z_i^\top$.
 
     With $A A^\top = S^\top C S$, $a_j = |(S A)^\top z_j|^2$; a pick shrinks A as it shrinks S.
-
-    Args:
-        candidates: before any pick.
-        cared: (M, D), the rows whose variance is to shrink, whitened alike.
+    The rows cared for, (M, D), whose variance is to shrink, are whitened alike.
     """
 
     def __init__(self, candidates: _Candidates, cared: Tensor) -> None:

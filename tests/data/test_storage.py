@@ -238,7 +238,7 @@ def test_saves_to_one_path_at_once_do_not_harm_each_other(path):
 
 def test_a_name_may_hold_any_character(tmp_path):
     odd = tmp_path / "a[b]*(c.safetensors"
-    left = tmp_path / f".{odd.name}.{storage._host()}-999999999-00000000.tmp"
+    left = tmp_path / f".{odd.name}.{storage._HOST}-999999999-00000000.tmp"
     left.touch()
     SNAPSHOT.write(odd)
     assert names(tmp_path) == [odd.name] and re.escape(odd.name) != odd.name

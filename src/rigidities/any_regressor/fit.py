@@ -58,11 +58,7 @@ class Fit:
 
     @property
     def effective_rank(self) -> float:
-        """Directions that the data determine.
-
-        Raises:
-            ValueError: the form does not know.
-        """
+        """Directions that the data determine; refused where the form does not know."""
         rank = self.form.effective_rank
         if rank != rank:
             raise ValueError(
@@ -112,11 +108,7 @@ class Fit:
 
 
 def snapshot(fit: Fit) -> Snapshot:
-    """Everything but f and its parameters.
-
-    Raises:
-        ValueError: the form is matrix-free.
-    """
+    """Everything but f and its parameters; the matrix-free form is refused."""
     kept, tensors = _form_state(fit.form)
     chosen = fit.calibration if fit.report is None else fit.report
     header = {
@@ -137,11 +129,7 @@ def snapshot(fit: Fit) -> Snapshot:
 
 
 def restored(given: Snapshot, regressor: Regressor) -> Fit:
-    """The fit of a file, for the regressor it was made with.
-
-    Raises:
-        ValueError: another regressor or other parameters, or the file is damaged.
-    """
+    """The fit of a file, for the regressor and the parameters it was made with."""
     device = regressor.flat.device
     own = replace(given, tensors={k: v.to(device) for k, v in given.tensors.items()})
     with own.opened():

@@ -19,10 +19,8 @@ from ..calibration.gathering import Gathering
 from ..calibration.report import CalibrationReport
 from ..data.samples import SampleBatch
 from ..notices import notify
-from ..posterior.posterior import Posterior
 from .curvature.forms import Form
 from .derivatives.differentiation import Differentiation
-from .derivatives.tangents import Tangents
 
 UNLIKE = 3.0
 """Ratio of best scales beyond which outputs should not share one."""
@@ -52,7 +50,11 @@ def calibrated(
         mean = prediction.to(torch.float64)
         error, shape = target - mean, wanted.noise.shape(mean, None)
         column = None if shape is None else shape.expand(mean.shape).reshape(-1, 1)
-        gathered.add(error.reshape(-1, 1), _power(form, basis, tangents), shape=column)
+        if basis is None:
+            power = 2 * _shift(form) * form.quadratic(tangents).reshape(-1, 1)
+        else:
+            power = basis.projections(tangents.matrix().flatten(0, 1)).square()
+        gathered.add(error.reshape(-1, 1), power, shape=column)
         if differentiation.outputs > 1:  # in units of the unscaled error bars
             standard.append(error / form.quadratic(tangents).sqrt())
     residuals = gathered.residuals()
@@ -67,12 +69,6 @@ def calibrated(
     if standard:
         _compare(torch.cat(standard))
     return report
-
-
-def _power(form: Form, basis: Posterior | None, tangents: Tangents) -> Tensor:
-    if basis is None:
-        return 2 * _shift(form) * form.quadratic(tangents).reshape(-1, 1)
-    return basis.projections(tangents.matrix().flatten(0, 1)).square()
 
 
 def _shift(form: Form) -> float:

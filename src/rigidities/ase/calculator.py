@@ -125,7 +125,10 @@ class RigidityCalculator(Calculator):
         self.length_unit = _positive(length_unit, "length_unit")
         self.baseline = checked_baseline(no_baseline if baseline is None else baseline)
         self.species = None if species is None else {atomic_number(one) for one in species}
-        self.limits = _checked_limits(limits or {})
+        if unknown := set(limits or {}) - set(BARS):
+            raise ValueError(f"limits= knows {', '.join(BARS)}, got {', '.join(sorted(unknown))}.")
+        named = (limits or {}).items()
+        self.limits = {name: _positive(limit, f"The limit of {name}") for name, limit in named}
         self._said_periodic = False
 
     def calculate(
@@ -319,12 +322,6 @@ def _check_finite(what: str, *values: Any) -> None:
                 f"The model's {name} for this structure is NaN or infinite. Look at the positions, "
                 "at their unit, and at what the model does with atoms that have no neighbours."
             )
-
-
-def _checked_limits(limits: Mapping[str, float]) -> dict[str, float]:
-    if unknown := set(limits) - set(BARS):
-        raise ValueError(f"limits= knows {', '.join(BARS)}, got {', '.join(sorted(unknown))}.")
-    return {name: _positive(limit, f"The limit of {name}") for name, limit in limits.items()}
 
 
 def _check_limits(limits: Mapping[str, float], atoms: Atoms, results: Mapping[str, Any]) -> None:

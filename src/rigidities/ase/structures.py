@@ -58,11 +58,7 @@ def closest_pair(atoms: Atoms, within: float) -> tuple[int, int, float] | None:
     The cell must not be much flatter than `within`: the number of images grows as it gets flatter.
 
     A tree over the atoms of the cell and the images next to its faces: ASE's own neighbour lists
-    take every pair into account where there is no cell.
-
-    Args:
-        atoms: with at least one atom.
-        within: largest distance; None where no two are as near.
+    take every pair into account where there is no cell. None where no two are as near.
     """
     cell, periodic = periodic_cell(atoms)
     places = np.linalg.solve(cell.T, atoms.positions.T).T
@@ -122,11 +118,7 @@ def checked_baseline(baseline: Baseline) -> Baseline:
 
 
 def baseline_energy(baseline: Baseline, atoms: Atoms) -> float:
-    """The baseline of a structure in eV.
-
-    Raises:
-        ValueError: it lacks an element, or is not finite.
-    """
+    """The baseline of a structure in eV; refused where it lacks an element or is not finite."""
     if isinstance(baseline, Mapping):
         numbers = atoms.numbers.tolist()
         if missing := sorted(set(numbers) - set(baseline)):
@@ -141,9 +133,6 @@ def baseline_energy(baseline: Baseline, atoms: Atoms) -> float:
 
 def atomic_number(element: Any) -> int:
     """Of a chemical symbol, or of itself.
-
-    Raises:
-        ValueError: there is no such element.
 
     Examples:
         >>> atomic_number("Cu"), atomic_number(29)

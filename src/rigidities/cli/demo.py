@@ -132,7 +132,11 @@ def run(out: Path, *, seed: int = 0, echo: Callable[[str], None] = say) -> list[
     Raises:
         ModuleNotFoundError: scikit-learn or matplotlib is missing.
     """
-    _check_extra()
+    if missing := [name for name in ("matplotlib", "sklearn") if find_spec(name) is None]:
+        raise ModuleNotFoundError(
+            f"The demo needs {' and '.join(missing)}. Install them with the extra: "
+            'pip install "rigidities[demo]"'
+        )
     out.mkdir(parents=True, exist_ok=True)
     echo(OPENING)
     with torch.random.fork_rng(devices=[]):
@@ -356,12 +360,3 @@ def _number(value: float, form: str) -> str:
     """The number in a format, or a dash where it is undefined."""
     text = "-" if math.isnan(value) else f"{value:{form}}".rstrip(".")
     return "0.00" if text == "-0.00" else text
-
-
-def _check_extra() -> None:
-    missing = [name for name in ("matplotlib", "sklearn") if find_spec(name) is None]
-    if missing:
-        raise ModuleNotFoundError(
-            f"The demo needs {' and '.join(missing)}. Install them with the extra: "
-            'pip install "rigidities[demo]"'
-        )

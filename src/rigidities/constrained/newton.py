@@ -216,9 +216,7 @@ def _coming_multiplier(at: Local, value: float | None) -> float:
 def _null_space(slope: Tensor) -> Tensor:
     """Orthonormal columns that are orthogonal to the slope, (P, P - 1), by a Householder mirror."""
     mirror = slope / slope.norm()
-    sign = 1.0 if float(mirror[0]) >= 0 else -1.0
-    mirror = mirror.clone()
-    mirror[0] += sign
+    mirror[0] += 1.0 if float(mirror[0]) >= 0 else -1.0
     identity = torch.eye(len(slope), dtype=slope.dtype)
     reflection: Tensor = identity - 2 * torch.outer(mirror, mirror) / mirror.square().sum()
     return reflection[:, 1:]

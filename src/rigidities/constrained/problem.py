@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,7 +13,7 @@ from torch import Tensor, nn
 from ..any_regressor.curvature.exact_hessian import Penalty, Regulariser
 from ..any_regressor.derivatives.parameters import Subset
 from ..any_regressor.derivatives.regressor import Function, Regressor
-from ..losses import LossLike, ValuedLoss, loss_for
+from ..losses import LossLike, ValuedLoss, loss_for, own_weights
 from ..models.directional import Differentiated
 
 
@@ -120,7 +118,7 @@ class ConstrainedProblem:
         """Read what the user handed in, in float64."""
         if not 0 <= ridge < math.inf:
             raise ValueError(f"ridge must be finite and not negative, got {ridge}.")
-        regressor = _regressor(f, params, subset)
+        regressor = Regressor.of(f, params, subset=subset).double()
         inputs, point = _inputs(X), _point(x, X)
         with torch.no_grad():
             outputs = regressor.outputs(regressor.flat, *inputs)
@@ -156,9 +154,9 @@ class ConstrainedProblem:
         """The samples' losses, summed."""
         batch = (*self.inputs, self.target)
         values = self.loss.value(outputs, self.target, batch).reshape(len(outputs), -1)
-        own = getattr(self.loss, "weight", None)
-        values = values if own is None else values * own(batch).reshape(len(outputs), -1)
-        return (values if self.weight is None else values * self.weight).sum()
+        for weight in (own_weights(self.loss, batch), self.weight):
+            values = values if weight is None else values * weight
+        return values.sum()
 
     def total(self, vector: Tensor) -> Tensor:
         """The summed loss, the regulariser and the ridge."""
@@ -178,13 +176,6 @@ class ConstrainedProblem:
         return Local(self, vector)
 
 
-def _regressor(f: Function | nn.Module, params: Any, subset: Subset | None) -> Regressor:
-    """In float64, on copies."""
-    if isinstance(f, nn.Module):
-        return Regressor.of(copy.deepcopy(f).double(), params, subset=subset)
-    return Regressor.of(f, _doubled(params, {}), subset=subset)
-
-
 def _valued(loss: LossLike) -> ValuedLoss:
     valued = loss_for(loss)
     if not isinstance(valued, ValuedLoss):
@@ -193,22 +184,6 @@ def _valued(loss: LossLike) -> ValuedLoss:
             f"{type(valued).__name__}. Pass callable(prediction, target) -> loss per sample."
         )
     return valued
-
-
-def _doubled(tree: Any, seen: dict[Hashable, Tensor]) -> Any:
-    """Containers with floating-point leaves in float64; a tensor in two places stays one."""
-    if isinstance(tree, Tensor):
-        if not tree.is_floating_point():
-            return tree
-        place = (tree.data_ptr(), tree.shape, tree.stride())
-        return seen.setdefault(place, tree.detach().double())
-    if isinstance(tree, Mapping):
-        return {key: _doubled(member, seen) for key, member in tree.items()}
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(_doubled(member, seen) for member in tree))
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(_doubled(member, seen) for member in tree)
-    return tree
 
 
 def _inputs(X: Any) -> tuple[Tensor, ...]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import torch
@@ -134,12 +135,8 @@ class Reader:
         if callable(getattr(value, "to", None)):
             moved = value.to(self.device)
             return value if moved is None else moved  # None: it moved itself
-        if isinstance(value, Mapping):
-            return {k: self._placed(v) for k, v in value.items()}
-        if isinstance(value, tuple):
-            return tuple_like(value, map(self._placed, value))
-        if isinstance(value, list):
-            return [self._placed(v) for v in value]
+        if isinstance(value, (Mapping, tuple, list)):
+            return each_member(value, self._placed)
         if _is_array(value):
             tensor = torch.as_tensor(value)
             dtype = self.dtype if tensor.is_floating_point() else tensor.dtype
@@ -191,11 +188,8 @@ def raw_batches(
     if tensors is not None:
         own = data.batch_size if isinstance(data, DataLoader) else None
         return *_slices(tensors, batch_size or own or BATCH_SIZE), True
-    if isinstance(data, DataLoader):
-        return data, _length(data), False
     if isinstance(data, Dataset):
-        loader: DataLoader[Any] = DataLoader(data, batch_size=batch_size or BATCH_SIZE)
-        return loader, _length(loader), False
+        data = DataLoader(data, batch_size=batch_size or BATCH_SIZE)
     if isinstance(data, Iterable) and not isinstance(data, (str, bytes)):
         return data, _length(data), False
     raise TypeError(
@@ -265,20 +259,18 @@ def _slices(tensors: Any, size: int) -> tuple[Iterator[Any], int]:
         shapes = ", ".join(str(tuple(member.shape)) for member in members)
         raise ValueError(f"All tensors of a data set must have the same length, got {shapes}.")
     (rows,) = lengths
-    return (_slice(tensors, i, i + size) for i in range(0, rows, size)), -(-rows // size)
+    parts = (slice(start, start + size) for start in range(0, rows, size))
+    return (each_member(tensors, itemgetter(part)) for part in parts), -(-rows // size)
 
 
-def _slice(tensors: Any, start: int, stop: int) -> Any:
-    if isinstance(tensors, Mapping):
-        return {key: value[start:stop] for key, value in tensors.items()}
-    if isinstance(tensors, tuple):
-        return tuple_like(tensors, (tensor[start:stop] for tensor in tensors))
-    return tensors[start:stop]
-
-
-def tuple_like(model: tuple[Any, ...], members: Iterable[Any]) -> Any:
-    """A tuple of the same type, named or not."""
-    return type(model)(*members) if hasattr(model, "_fields") else tuple(members)
+def each_member(whole: Any, change: Callable[[Any], Any]) -> Any:
+    """The same mapping, tuple or list with each member changed; of anything else, itself."""
+    if isinstance(whole, Mapping):
+        return {key: change(value) for key, value in whole.items()}
+    if isinstance(whole, tuple):
+        members = map(change, whole)
+        return type(whole)(*members) if hasattr(whole, "_fields") else tuple(members)
+    return [change(value) for value in whole] if isinstance(whole, list) else change(whole)
 
 
 def _length(data: Any) -> int | None:

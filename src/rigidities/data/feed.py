@@ -50,15 +50,7 @@ class Feed:
         progress: bool | None = None,
         any_order: bool = False,
     ) -> Iterator[Batch]:
-        """The batches of a data set.
-
-        Args:
-            data: as the table of `batches` has it.
-            what: the name of the call, shown beside the progress bar.
-            batch_size: rows per batch where the data are not batches already.
-            progress: show a bar; by default on a terminal only.
-            any_order: whether a shuffled loader may be read in the order of its data set.
-        """
+        """The batches of a data set, read as `raw_batches` has it; `what` names the call."""
         device, dtype = placement(self.model)
         own = (self.whole, self.target, self.inputs, self.apart, self.kind)
         read = Reader(device, dtype, *own)
@@ -74,14 +66,7 @@ def _none(batch: Any) -> None:
 def progressing(
     items: Iterable[T], total: int | None, description: str, show: bool | None
 ) -> Iterator[T]:
-    """The same items, with a bar on standard error.
-
-    Args:
-        items: what to go through.
-        total: how many there are, if known.
-        description: what is being done.
-        show: True or False; None shows it only on a terminal.
-    """
+    """The same items, with a bar on standard error; None shows it only on a terminal."""
     if not (sys.stderr.isatty() if show is None else show):
         yield from items
         return

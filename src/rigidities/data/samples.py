@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ..models.modes import ordinary
-from .batches import TARGET_KEYS, Batch, Reader, raw_batches, tuple_like
+from .batches import TARGET_KEYS, Batch, Reader, each_member, raw_batches
 
 SampleWeight = Tensor | Callable[[Any], Tensor]
 
@@ -56,7 +56,7 @@ class SampleBatch(Batch):
                 return value[part] if same else value
 
             own = {"target": cut(self.target), "weight": cut(self.weight)}
-            yield replace(self.mapped(cut), raw=_cut_raw(self.raw, cut), **own)
+            yield replace(self.mapped(cut), raw=each_member(self.raw, cut), **own)
 
 
 @dataclass(frozen=True)
@@ -89,17 +89,10 @@ class Samples:
         count: int | None = None,
         ordered: bool = False,
     ) -> Samples:
-        """Read what the user handed in.
+        """Read what the user handed in: X and y, or data that come as batches (x, y).
 
-        Args:
-            inputs: X, a tuple or mapping of several inputs, or with no targets given apart a
-                Dataset, a loader or a list of batches (x, y). An iterator is read into a list.
-            targets: y, or None.
-            weight: of each sample in the loss: (N,), or callable(batch) -> (N,).
-            like: the parameters, for device and precision.
-            batch_size: rows per batch where the data are not batches already.
-            count: number of positional inputs where known, to tell (x1, x2) from (x, y).
-            ordered: whether a shuffled loader is to be read in its own order.
+        An iterator is read into a list. The parameters, `like`, give device and precision; `count`
+        is the number of positional inputs where known, to tell (x1, x2) from (x, y).
         """
         data = _data(_array(inputs, like.dtype), _array(targets, torch.float64))
         if isinstance(data, Iterator):
@@ -201,14 +194,6 @@ def _with_weight(batch: Batch, weight: SampleWeight | None, offset: int) -> Samp
             raise ValueError("sample_weight must be finite and not negative.")
     args, kwargs, target = ordinary((batch.args, batch.kwargs, batch.target))
     return SampleBatch(args, kwargs, target, batch.raw, weight=column)
-
-
-def _cut_raw(raw: Any, cut: Callable[[Any], Any]) -> Any:
-    if isinstance(raw, Mapping):
-        return {key: cut(value) for key, value in raw.items()}
-    if isinstance(raw, tuple):
-        return tuple_like(raw, map(cut, raw))
-    return [cut(value) for value in raw] if isinstance(raw, list) else cut(raw)
 
 
 def sample_count(*inputs: Any, **kwargs: Any) -> int | None:

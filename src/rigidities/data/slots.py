@@ -44,16 +44,7 @@ class Slot:
 
     @classmethod
     def find(cls, batch: Batch, wrt: InputName, tap: Caller) -> Slot:
-        """The slot that `wrt` names; without a name the only floating-point input.
-
-        Args:
-            batch: any batch.
-            wrt: position or name of the input.
-            tap: on the model, whose `forward` may name its positional inputs.
-
-        Raises:
-            ValueError: there is no such input, or none was named and there are several.
-        """
+        """The slot of a position or a name; without one that of the only floating-point input."""
         whole = tap.source.forward is not None
         known: Members = dict(enumerate(batch.args))
         known.update(batch.kwargs)
@@ -167,11 +158,7 @@ class RowShare:
         return share
 
     def check_used_up(self) -> None:
-        """After the last batch.
-
-        Raises:
-            ValueError: rows are left over.
-        """
+        """Refuse rows that are left over after the last batch."""
         if self.split and self._taken < len(self.values):
             raise ValueError(
                 f"{self.name} has {len(self.values)} rows for {self._taken} rows of the input."

@@ -29,6 +29,9 @@ FORMAT = 3
 law; the first two had no checksum."""
 
 _KEY, _CHECKSUM = "rigidities", "checksum"
+_HOST = f"{zlib.crc32(platform.node().encode()):08x}"
+"""This machine: on a shared file system another's processes cannot be asked after."""
+
 _LEFT_OVER = 3600.0
 """Seconds after which a temporary counts as left behind, whoever wrote it."""
 
@@ -58,20 +61,11 @@ class Snapshot:
         text = json.dumps({"format": FORMAT, **self.header})
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
         metadata = {_KEY: text, _CHECKSUM: _checksum(text, plain)}
-        _replace(target, save(plain, metadata=metadata))
+        write_over(target, save(plain, metadata=metadata))
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], holds: str) -> Snapshot:
-        """From a file.
-
-        Args:
-            path: of the file.
-            holds: a key that the header must have.
-
-        Raises:
-            FileNotFoundError: no such file.
-            ValueError: truncated or damaged, foreign, or written by a newer version.
-        """
+        """From a file whose header must have the key `holds`; refuses what `read` does."""
         tensors, header = read(path)
         if holds not in header:
             raise ValueError(
@@ -97,11 +91,7 @@ class Snapshot:
             raise ValueError(f"{self.source}: {error}") from error
 
     def part(self, name: str, made: Callable[[dict[str, Any], dict[str, Tensor]], T]) -> T | None:
-        """A part made of the header and the tensors under its name; None where there is none.
-
-        Raises:
-            ValueError: it holds what this version does not know.
-        """
+        """A part made of the header and the tensors under its name; None where there is none."""
         if self.header[name] is None:
             return None
         try:
@@ -194,11 +184,11 @@ def _checksum(text: str, tensors: dict[str, Tensor]) -> str:
     return total.hexdigest()
 
 
-def _replace(target: Path, content: bytes) -> None:
-    """Write beside the target, then take its place."""
+def write_over(target: Path, content: bytes) -> None:
+    """Write beside the target, then take its place, with its rights or those the umask leaves."""
     _sweep(target)
     kept = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
-    name = f".{target.name}.{_host()}-{os.getpid()}-{secrets.token_hex(4)}.tmp"
+    name = f".{target.name}.{_HOST}-{os.getpid()}-{secrets.token_hex(4)}.tmp"
     temporary = target.with_name(name)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     handle = os.open(temporary, flags, 0o666 if kept is None else 0o600)  # less the umask
@@ -221,14 +211,9 @@ def _sweep(target: Path) -> None:
     with contextlib.suppress(OSError):  # not worth a failed save
         for path in list(target.parent.iterdir()):
             if found := re.fullmatch(own, path.name):
-                dead = found[1] == _host() and not _alive(int(found[2]))
+                dead = found[1] == _HOST and not _alive(int(found[2]))
                 if dead or time.time() - path.stat().st_mtime > _LEFT_OVER:
                     path.unlink(missing_ok=True)
-
-
-def _host() -> str:
-    """This machine: on a shared file system another's processes cannot be asked after."""
-    return f"{zlib.crc32(platform.node().encode()):08x}"
 
 
 def _alive(process: int) -> bool:

@@ -79,16 +79,8 @@ def hermite_rule(order: int) -> tuple[Tensor, Tensor, Tensor]:
 def hermite_coefficients(function: Function, variance: Tensor, order: int) -> tuple[Tensor, Tensor]:
     r"""$a_n(p) = E[\phi(\sqrt p\, z)\, h_n(z)]$ for n below `order`, and $E[\phi(\sqrt p\, z)^2]$.
 
-    Args:
-        function: $\phi$, elementwise.
-        variance: p, (...) and not negative.
-        order: m.
-
-    Returns:
-        (..., m) and (...) in float64; by Parseval the squares of all $a_n$ sum to the second.
-
-    Raises:
-        ValueError: $\phi$ is not finite somewhere.
+    For variances p (...): (..., order) and (...) in float64; by Parseval the squares of all $a_n$
+    sum to the second. Refused where $\phi$ is not finite somewhere.
 
     Examples:
         >>> a, moment = hermite_coefficients(lambda x: x * x, torch.ones(()), 4)
@@ -110,17 +102,9 @@ def mehler_dual(function: Function, p: Tensor, q: Tensor, r: Tensor, name: str =
     r"""$E[\phi(u)\phi(v)]$ for $(u, v) \sim N(0, \binom{p\ r}{r\ q})$, elementwise.
 
     The order doubles until two in succession agree within `TOLERANCE` for the variances at hand
-    and *every* correlation between them, which the coefficients alone decide.
-
-    Args:
-        function: $\phi$, elementwise.
-        p: variances of u; (N, 1) beside q of (1, M) keeps the work at N + M quadratures.
-        q: variances of v.
-        r: covariances; all three broadcast.
-        name: of the activation, for the message.
-
-    Raises:
-        ValueError: no two orders agree (a jump or a kink, fast oscillation, large variances).
+    and *every* correlation between them, which the coefficients alone decide. Where no two do (a
+    jump or a kink, fast oscillation, large variances) the activation is refused by its name. All
+    three broadcast: p of (N, 1) beside q of (1, M) keeps the work at N + M quadratures.
     """
     if p.numel() + q.numel() > _MOST and max(p.shape + q.shape) > 1:
         return _in_halves(function, p, q, r, name)

@@ -114,13 +114,11 @@ def _only(result: Any) -> Any:
     if isinstance(result, Mapping):
         if "logits" in result:
             return result["logits"]
-        return _single(list(result.values()), f"a mapping with keys {list(result)}")
-    if isinstance(result, (tuple, list)):
-        return _single(list(result), f"a {type(result).__name__} of {len(result)}")
-    return result
-
-
-def _single(values: list[Any], what: str) -> Any:
+        values, what = list(result.values()), f"a mapping with keys {list(result)}"
+    elif isinstance(result, (tuple, list)):
+        values, what = list(result), f"a {type(result).__name__} of {len(result)}"
+    else:
+        return result
     if len(values) == 1:
         return values[0]
     raise ValueError(

@@ -113,14 +113,10 @@ def pulled(
     graph: bool = False,
     unconnected: str | None = None,
 ) -> Tensor:
-    """J^T u along a recorded graph for several u: (m, *values) -> (m, *x).
+    """J^T u along a recorded graph for several u, at once where it can: (m, *values) -> (m, *x).
 
-    Args:
-        values: depend on x.
-        x: what to differentiate by.
-        cotangents: the u, all at once where autograd can.
-        graph: keep the result differentiable.
-        unconnected: what to say where values do not depend on x; None for zeros.
+    With `graph` the result can be differentiated; `unconnected` is what to say where values do not
+    depend on x, None for zeros.
     """
 
     def pull(u: Tensor, batched: bool) -> Tensor:
@@ -188,11 +184,7 @@ class Differentiated:
         return (matrix + matrix.mT) / 2
 
     def products(self, vectors: Tensor) -> Tensor:
-        """H v for several v: (m, P) -> (m, P), in float64.
-
-        Raises:
-            ValueError: u . H v is not v . H u for a random u.
-        """
+        """H v for several v, (m, P) -> (m, P) in float64; refused unless u . H v is v . H u."""
         vectors, (u, turned) = vectors.to(self.point), self._probe
         found = pulled(self.slope, self.point, vectors).to(torch.float64)
         vectors = vectors.to(torch.float64)
@@ -219,13 +211,7 @@ def bends(function: VectorFunction, x: Tensor, values: Tensor, directions: Tenso
     """Second derivatives of many values along directions: (m, *x) -> (m, Q), in float64.
 
     By forward mode twice over, all values at once, where a random mixture of them confirms one
-    direction; else by reverse mode, value by value.
-
-    Args:
-        function: whose.
-        x: where, as recorded.
-        values: the Q values there, with their graph.
-        directions: along which.
+    direction; else by reverse mode, value by value. The Q values at x, as recorded, have a graph.
     """
     point, values, directions = x.detach(), values.reshape(-1), directions.to(x)
     mixture = normal_like(values)

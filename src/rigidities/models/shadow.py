@@ -19,21 +19,18 @@ from torch.nn.parameter import is_lazy
 
 
 def shadow(model: nn.Module) -> nn.Module:
-    """A copy of the model in eval mode whose frozen parameters alias the model's memory.
-
-    Raises:
-        TypeError: the model cannot be copied (attributes that refuse).
-        ValueError: it has no weights yet.
-    """
+    """A copy of the model in eval mode whose frozen parameters alias the model's memory."""
     model = unwrapped(model)
     _check_weights(model)
     memo: dict[int, object] = {}
     for module in model.modules():
-        for value in _tensors(module):
-            memo[id(value)] = _alias(value)
-        # a compiled function has no state to copy, and refuses
-        scripts = [v for v in vars(module).values() if isinstance(v, torch.jit.ScriptFunction)]
-        memo.update({id(script): script for script in scripts})
+        for value in chain(_parts(module), vars(module).values()):
+            if isinstance(value, nn.Parameter):
+                memo[id(value)] = nn.Parameter(value.detach(), requires_grad=False)
+            elif isinstance(value, Tensor):
+                memo[id(value)] = value.detach()
+            elif isinstance(value, torch.jit.ScriptFunction):
+                memo[id(value)] = value  # it has no state to copy, and refuses
     try:
         twin = copy.deepcopy(model, memo)
     except Exception as error:
@@ -96,9 +93,8 @@ class Watch:
 
     def written(self, now: Watch) -> bool:
         """Whether a later look sees other weights or parts."""
-        mine, theirs = (watch._versions[: len(watch._weights)] for watch in (self, now))
         parts = [list(map(id, watch._parts)) for watch in (self, now)]
-        return mine != theirs or parts[0] != parts[1]
+        return self._versions[0] != now._versions[0] or parts[0] != parts[1]
 
     def renewed(self, now: Watch) -> set[str]:
         """Names of the attributes that a later look finds set or written to."""
@@ -106,18 +102,16 @@ class Watch:
         for mine, theirs in zip(self._attributes, now._attributes, strict=False):
             every = (mine.keys() | theirs.keys()) - {"training"}
             names |= {n for n in every if not _alike(mine.get(n, self), theirs.get(n, self))}
-        mine, theirs = (
-            dict(zip(watch._plain, watch._versions[len(watch._weights) :], strict=True))
-            for watch in (self, now)
-        )
-        changed = {name for name in mine if theirs.get(name, mine[name]) != mine[name]}
+        before, after = self._versions[1], now._versions[1]
+        changed = {name for name in before if after.get(name, before[name]) != before[name]}
         return names | {name.partition(".")[2] for name in changed}
 
     def _seen(self) -> list[tuple[int, ...]]:
         return [tuple(map(id, chain(vars(m).values(), _parts(m)))) for m in self._modules]
 
-    def _counted(self) -> list[tuple[object, ...]]:
-        return [_version(tensor) for tensor in chain(self._weights, self._plain.values())]
+    def _counted(self) -> tuple[list[object], dict[str, tuple[object, ...]]]:
+        plain = {name: _version(tensor) for name, tensor in self._plain.items()}
+        return [_version(tensor) for tensor in self._weights], plain
 
 
 def _parts(module: nn.Module) -> Iterable[object]:
@@ -155,14 +149,3 @@ def _version(tensor: Tensor) -> tuple[object, ...]:
 def _alike(mine: object, theirs: object) -> bool:
     plain = (bool, int, float, str)
     return mine is theirs or (type(mine) is type(theirs) in plain and mine == theirs)
-
-
-def _tensors(module: nn.Module) -> list[Tensor]:
-    groups = (module._parameters, module._buffers, vars(module))
-    return [value for group in groups for value in group.values() if isinstance(value, Tensor)]
-
-
-def _alias(value: Tensor) -> Tensor:
-    if isinstance(value, nn.Parameter):
-        return nn.Parameter(value.detach(), requires_grad=False)
-    return value.detach()

@@ -12,6 +12,8 @@ float64 *before* the product: a float32 product loses every digit at a condition
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -254,10 +256,10 @@ class Gram:
             errors = residuals.detach().to(device, torch.float64).reshape(n, -1)
             errors = errors if root is None else root * errors
         zeros = None if root is None else (root == 0).sum(0).expand(self.targets or 1)
-        if root is not None:
-            scaled = self._scaled(scaled, root)
-        elif self.targets is not None and scaled.ndim == 2:
-            scaled = scaled[:, None].expand(-1, self.targets, -1)
+        if self.targets is not None:
+            scaled = (scaled if scaled.ndim == 3 else scaled[:, None]).expand(-1, self.targets, -1)
+            root = None if root is None else root.expand(-1, self.targets)[..., None]
+        scaled = scaled if root is None else scaled * root
         return _Rows(scaled, errors, zeros)
 
     def _check_features(self, features: Tensor) -> None:
@@ -272,11 +274,7 @@ class Gram:
     def _root(self, weights: Tensor, rows: int) -> Tensor:
         weights = weights.detach().to(self.device, torch.float64)
         weights = weights[:, None] if weights.ndim == 1 else weights
-        if (
-            weights.ndim != 2
-            or weights.shape[0] != rows
-            or weights.shape[1] not in {1, self.targets or 1}
-        ):
+        if weights.ndim != 2 or len(weights) != rows or weights.shape[1] not in {1, self.targets}:
             raise ValueError(
                 f"weights must be ({rows},)"
                 + (f" or ({rows}, {self.targets})" if self.targets else "")
@@ -288,12 +286,6 @@ class Gram:
                 f"{float(weights.max())}. To take rows out, use downdate()."
             )
         return weights.sqrt()
-
-    def _scaled(self, features: Tensor, root: Tensor) -> Tensor:
-        if self.targets is None:
-            return features * root
-        features = features if features.ndim == 3 else features[:, None]
-        return features * root.expand(-1, self.targets)[..., None]
 
     def _add_moments(self, rows: _Rows, moments: bool) -> None:
         if not moments:
@@ -307,13 +299,11 @@ class Gram:
         square = errors.mT @ errors if full else errors.square().sum(0)
         self.square = square if self.square is None else self.square + square
         if first or self.cross is not None:
-            cross = self._cross(rows.features, errors)
+            if self.targets is None:
+                cross = (errors.mT @ rows.features).mT  # faster than the transposed order
+            else:
+                cross = torch.einsum("ntd,nt->dt", rows.features, errors)
             self.cross = cross if self.cross is None else self.cross + cross
-
-    def _cross(self, features: Tensor, errors: Tensor) -> Tensor:
-        if self.targets is None:
-            return (errors.mT @ features).mT  # faster than the transposed order
-        return torch.einsum("ntd,nt->dt", features, errors)
 
     def _flush(self) -> None:
         if self._buffer:
@@ -322,29 +312,25 @@ class Gram:
             _add_product(self._upper, rows)
 
 
-class _Rows:
+class _Rows(NamedTuple):
     """Checked float64 rows, scaled by the roots of their weights."""
 
-    def __init__(self, features: Tensor, residuals: Tensor | None, zeros: Tensor | None) -> None:
-        self.features = features
-        self.residuals = residuals
-        self.zeros = zeros
+    features: Tensor
+    residuals: Tensor | None
+    zeros: Tensor | None
 
 
 def _add_product(upper: Tensor, rows: Tensor) -> None:
     """upper += rows^T rows, block row by block row from the diagonal on (half the work)."""
     width = upper.shape[0]
-    block = _block(width, upper.device.type)
+    # small blocks save more work; on an accelerator few large products are faster
+    if upper.device.type == "cpu":
+        block = max(64, -(-width // 8))
+    else:
+        block = width if width < 768 else -(-width // 4)
     for start in range(0, width, block):
         left = rows[:, start : start + block]
         upper[start : start + block, start:].addmm_(left.mT, rows[:, start:])
-
-
-def _block(width: int, device: str) -> int:
-    """Small blocks save more work; on an accelerator few large products are faster."""
-    if device == "cpu":
-        return max(64, -(-width // 8))
-    return width if width < 768 else -(-width // 4)
 
 
 def _clone(tensor: Tensor | None) -> Tensor | None:

@@ -89,15 +89,10 @@ class JointPosterior:
         return self.scale[:, None] * torch.einsum("kj,njd->nkd", self.root, whole)
 
     def rows(self, cotangents: Tensor, features: Tensor) -> Tensor:
-        r"""Derivatives of derived quantities by the standard coordinates.
+        r"""Derivatives of Q quantities by the standard coordinates, (Q, coordinates).
 
-        Args:
-            cotangents: derivatives of Q quantities by the outputs, (Q, M, K).
-            features: (M, D), or (M, K, D) where they differ between targets.
-
-        Returns:
-            (Q, coordinates); the quantities' covariance is rows times rows transposed. Rows of
-            several batches of outputs add up.
+        From those by the outputs, (Q, M, K), with features (M, D), or (M, K, D) where they differ
+        between targets. The covariance is rows times rows transposed; rows of batches add up.
         """
         cotangents = cotangents.to(torch.float64) * self.scale
         features = features.to(torch.float64)

@@ -150,7 +150,9 @@ class Posterior:
         r"""$q = f^T (G + \varsigma^2 I)^{-1} f$, unscaled: (..., D) -> (...), or (..., T)."""
         components = self.projections(features)
         inside = (components.square() / self.precisions).sum(-1)
-        return inside + self._outside(features, components) if self.complement else inside
+        if not self.complement:
+            return inside
+        return inside + self._residual(features, components).square().sum(-1) / self.ridge
 
     def variance(self, features: Tensor) -> Tensor:
         r"""$\alpha^2 q$: (..., D) -> (...), with the targets last where scale has several.
@@ -277,9 +279,6 @@ class Posterior:
     def _residual(self, features: Tensor, components: Tensor) -> Tensor:
         """What the kept eigenvectors do not span of f."""
         return features.to(self.eigenvectors) - components @ self.eigenvectors.mT
-
-    def _outside(self, features: Tensor, components: Tensor) -> Tensor:
-        return self._residual(features, components).square().sum(-1) / self.ridge
 
 
 def _check_ridge(ridge: float) -> None:

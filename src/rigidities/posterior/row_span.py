@@ -32,12 +32,9 @@ class RowSpan:
 
     @classmethod
     def of(cls, rows: Tensor, tolerance: float | None = None) -> RowSpan:
-        """From F.
+        """From F, (N, D); the tolerance is relative to the largest singular value.
 
-        Args:
-            rows: F, (N, D).
-            tolerance: of the threshold, relative to the largest singular value; by default
-                max(N, D) times the rounding of F's numbers.
+        By default it is max(N, D) times the rounding of F's numbers.
         """
         left, singular, right = torch.linalg.svd(rows, full_matrices=False)
         rounding = max(rows.shape) * torch.finfo(rows.dtype).eps

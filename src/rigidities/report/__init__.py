@@ -90,7 +90,9 @@ def html(
             alone=len(parts) == 1,
         )
         sections.append(tag("section", content, data_target=f"t{k}", aria_label=rows.name))
-    head = joined([tag("h1", title), tag("p", _about(parts), class_="about")])
+    what = parts[0].name if len(parts) == 1 else f"{len(parts)} targets"
+    about = f"{len(parts[0])} rows of {what}. Rows are counted from {parts[0].first}."
+    head = joined([tag("h1", title), tag("p", about, class_="about")])
     whole = joined([head, _several(parts), *sections])
     return page(title, whole, drawn.figures, drawn.hovers)
 
@@ -151,11 +153,6 @@ def _reference(values: Values | None, targets: int) -> list[Tensor | None]:
     if targets > 1 and (len(shape) != 2 or shape[1] != targets):
         raise ValueError(f"Expected a reference of shape (M, {targets}), got {shape}.")
     return list(flat.reshape(-1, targets).T)
-
-
-def _about(parts: Sequence[Rows]) -> str:
-    what = parts[0].name if len(parts) == 1 else f"{len(parts)} targets"
-    return f"{len(parts[0])} rows of {what}. Rows are counted from {parts[0].first}."
 
 
 def _several(parts: Sequence[Rows]) -> Markup:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import secrets
-import shutil
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from .._version import __version__
+from ..data.storage import write_over
 from .figures import Figure
 from .markup import Markup, embedded, joined, tag
 
@@ -26,17 +25,7 @@ def page(
     figures: Mapping[str, Figure],
     hovers: Mapping[str, Sequence[str]] | None = None,
 ) -> str:
-    """The whole page.
-
-    Args:
-        title: its heading.
-        content: what stands below it.
-        figures: the plots by the identifier of their place in the content.
-        hovers: hover texts that several plots share.
-
-    Raises:
-        ModuleNotFoundError: plotly is missing.
-    """
+    """The whole page, with plots by the identifier of their place and hover texts they share."""
     drawing = []
     if figures:
         script = _plotly().replace("</script", "<\\/script")  # which would end the element
@@ -98,24 +87,13 @@ def write_page(path: str | os.PathLike[str], text: str) -> Path:
         OSError: there is no such folder, or it cannot be written.
     """
     path = checked_place(path)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:
-        # the umask takes from these rights what it takes from those of any new file
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        write_over(path, text.encode())
     except OSError as error:
         raise PermissionError(
-            f"Cannot write into the folder {path.parent} ({error.strerror}). "
+            f"Cannot write into the folder {path.parent} ({error.strerror or error}). "
             "Choose another place for the report."
         ) from error
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        if path.exists():
-            shutil.copymode(path, temporary)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
     return path
 
 

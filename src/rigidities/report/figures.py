@@ -87,11 +87,7 @@ def errors(std: Tensor, error: Tensor, hover: Trace) -> Figure:
 
 
 def binned(bins: Mapping[int, tuple[Tensor, Tensor]]) -> Figure:
-    """MSE against predicted variance of bins, with a choice of the rows per bin.
-
-    Args:
-        bins: variance and MSE of the bins, by rows per bin.
-    """
+    """MSE against variance of bins, given by the rows per bin, of which there is a choice."""
     values = torch.cat([torch.cat([variance, mse[mse > 0]]) for variance, mse in bins.values()])
     low, high = log_limits(values)
     chosen = default_bin_size({size: len(mse) for size, (_, mse) in bins.items()})
@@ -244,12 +240,7 @@ def histogram(rows: Rows) -> Figure:
 
 
 def dots(name: str, panels: Mapping[str, Mapping[str, tuple[float, float | None]]]) -> Figure:
-    """Means with standard errors, one row per method, with a choice of the metric.
-
-    Args:
-        name: of the plot, as the data have it.
-        panels: by metric and by method, a mean and its standard error.
-    """
+    """Means with standard errors by metric and by method, with a choice of the metric."""
     longest = max(len(methods) for methods in panels.values())
     plain = layout(axis(""), {**axis(""), "type": "category", "autorange": "reversed"})
     plain["showlegend"] = False

@@ -40,33 +40,25 @@ def from_file(
     model: str | None = None,
     data: Path | None = None,
 ) -> Path:
-    """Write the report of a file.
+    """Write the report of a file, and return the page; arguments as on the command line.
 
-    Args:
-        path: predictions (.csv), an experiment's numbers (.json) or a saved fit (.safetensors).
-        out: the page.
-        load: gives the object with error bars from its file and model.
-        title: the heading; by default the file's name.
-        mean: columns of the predictions, one per target.
-        std: columns of their error bars.
-        target: columns of the true values; of a saved fit, those of the data.
-        model: module:function, which returns the model of a saved fit.
-        data: labelled test data for it, .npz or .csv.
-
-    Returns:
-        The page.
-
-    Raises:
-        OSError: a file or folder that cannot be used.
-        ValueError: what is in a file cannot be used.
-        ModuleNotFoundError: plotly is missing.
+    `load` gives the object with error bars from its file and model. An OSError is about a file or
+    folder that cannot be used, a ValueError about what is in one.
     """
     checked_place(out)
-    _check_kept(out, path, data)
+    for read in (path, data):
+        if read is not None and out.exists() and read.exists() and out.samefile(read):
+            raise ValueError(
+                f"--out {out} is the file that the report is made from. Choose another place for "
+                "the page."
+            )
     require_plotly()
     title, kind = title or path.name, path.suffix.lower()
     columns = {"mean": mean, "std": std, "target": target}
-    _check_columns(kind, path, columns)
+    useless = {".safetensors": ("mean", "std"), ".json": ("mean", "std", "target")}
+    for option in useless.get(kind, ()):
+        if columns[option] is not None:
+            raise ValueError(f"--{option} goes with predictions in a .csv file, got {path}.")
     if kind == ".safetensors":
         if model is None or data is None:
             raise ValueError(
@@ -87,24 +79,6 @@ def from_file(
         f"Expected predictions (.csv), an experiment's numbers (.json) or a saved fit "
         f"(.safetensors), got {path}."
     )
-
-
-def _check_kept(out: Path, *read: Path | None) -> None:
-    """The page must not replace what it is made from."""
-    for path in read:
-        if path is not None and out.exists() and path.exists() and out.samefile(path):
-            raise ValueError(
-                f"--out {out} is the file that the report is made from. Choose another place for "
-                "the page."
-            )
-
-
-def _check_columns(kind: str, path: Path, columns: Mapping[str, Sequence[str] | None]) -> None:
-    """Columns are named of tables; of a saved fit the target of its data may be."""
-    useless = {".safetensors": ("mean", "std"), ".json": ("mean", "std", "target")}
-    for option in useless.get(kind, ()):
-        if columns[option] is not None:
-            raise ValueError(f"--{option} goes with predictions in a .csv file, got {path}.")
 
 
 def _of_predictions(path: Path, title: str, columns: Mapping[str, Sequence[str] | None]) -> str:
@@ -148,11 +122,7 @@ class Table:
     lines: Sequence[int]
 
     def numbers(self, names: Sequence[str]) -> Tensor:
-        """Columns of finite numbers, (N, K).
-
-        Raises:
-            ValueError: a column is missing, or holds what is not a finite number.
-        """
+        """Columns of finite numbers, (N, K); anything else is refused."""
         missing = [name for name in names if name not in self.columns]
         if missing:
             raise ValueError(
@@ -183,11 +153,7 @@ class Table:
 
 
 def read_table(path: Path) -> Table:
-    """A CSV file with a header; commas, semicolons or tabs between its columns.
-
-    Raises:
-        ValueError: the file is empty, has no rows, or a row of another length.
-    """
+    """A CSV file with a header; commas, semicolons or tabs between its columns."""
     _require(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -216,11 +182,7 @@ def read_table(path: Path) -> Table:
 
 
 def read_numbers(path: Path) -> Mapping[str, Any]:
-    """An experiment's JSON.
-
-    Raises:
-        ValueError: it is damaged, or not a mapping.
-    """
+    """An experiment's JSON, a mapping."""
     _require(path)
     try:
         numbers = json.loads(path.read_text(encoding="utf-8"))
@@ -240,11 +202,8 @@ def read_data(
     """Labelled data as (inputs, ..., target), and columns to show beside each row.
 
     An NPZ file holds the inputs in the order of the model's arguments, and the target under
-    "y", "target" or "labels". Of a CSV file all columns but the target are one input.
-
-    Args:
-        path: the file, .npz or .csv.
-        target: the name, or for a CSV file the names, of the target.
+    "y", "target" or "labels". Of a CSV file all columns but the target, which may have several
+    names, are one input.
     """
     _require(path)
     kind = path.suffix.lower()
@@ -259,13 +218,7 @@ def read_data(
 
 
 def build_model(spec: str) -> nn.Module:
-    """The model that a function returns, named as module:function.
-
-    Modules in the current folder are found too.
-
-    Raises:
-        ValueError: there is no such module or function, or it gives no model.
-    """
+    """The model that module:function returns; modules in the current folder are found too."""
     module_name, colon, function_name = spec.partition(":")
     if not colon or not module_name or not function_name:
         raise ValueError(f"Expected --model module:function, got {spec!r}.")

@@ -70,11 +70,8 @@ def table(
 ) -> Markup:
     """A table in a box of its own that scrolls where the page is too narrow for it.
 
-    Args:
-        header: of the columns.
-        rows: the first cell of each is its heading.
-        label: says what it holds; the box can be reached with the keyboard.
-        classes: of the table.
+    The first cell of each row is its heading. The box can be reached with the keyboard, where the
+    label says what it holds.
     """
     head = tag("tr", *(tag("th", cell, scope="col") for cell in header))
     body = (

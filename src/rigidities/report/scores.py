@@ -22,14 +22,7 @@ _FEWEST_BINS, _MOST_BINS = 3, 600
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric's name, its ideal value and what it tells.
-
-    Attributes:
-        label: its name.
-        ideal: its best value, in words.
-        sentence: what it tells someone who has not met it.
-        percent: whether it is a share.
-    """
+    """A metric's name, its best value in words, what it tells, and whether it is a share."""
 
     label: str
     ideal: str
@@ -198,9 +191,10 @@ def score_table(judged: Judged) -> Markup:
         if key not in judged.bars:
             continue
         constant = metric.text(judged.constant[key]) if key in judged.constant else "-"
+        note = tag("span", metric.sentence, class_="note") if metric.sentence else ""
         body.append(
             [
-                _explained(metric),
+                joined([metric.label, note]),
                 tag("strong", metric.text(judged.bars[key])),
                 constant,
                 _around(metric, *judged.right[key]),
@@ -211,11 +205,7 @@ def score_table(judged: Judged) -> Markup:
 
 
 def plain_score_table(columns: Mapping[str, Scores]) -> Markup:
-    """Metrics that were computed elsewhere, with their standard errors where there are any.
-
-    Args:
-        columns: the metrics of each case; `glossary` explains them.
-    """
+    """Metrics of cases computed elsewhere, with their standard errors where there are any."""
     keys = list(dict.fromkeys(key for scores in columns.values() for key in scores))
     body = []
     for key in keys:
@@ -227,11 +217,7 @@ def plain_score_table(columns: Mapping[str, Scores]) -> Markup:
 
 
 def glossary(keys: Iterable[str]) -> Markup:
-    """What metrics tell, each once, in an entry that opens.
-
-    Args:
-        keys: those that stand on the page; unknown ones are left out.
-    """
+    """What metrics tell, each once, in an entry that opens; unknown ones are left out."""
     present = set(keys)
     known = [metric for key, metric in METRICS.items() if key in present]
     if not known:
@@ -246,11 +232,6 @@ def _score_cell(metric: Metric, pair: tuple[float, float | None] | None) -> Mark
     value, error = pair
     text = metric.text(value) if error is None else _around(metric, value, error)
     return tag("strong", text)
-
-
-def _explained(metric: Metric) -> Markup:
-    note = tag("span", metric.sentence, class_="note") if metric.sentence else ""
-    return joined([metric.label, note])
 
 
 def _around(metric: Metric, value: float, error: float) -> str:

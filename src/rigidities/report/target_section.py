@@ -42,17 +42,10 @@ def section(
     further: Sequence[str | Caution] = (),
     alone: bool = True,
 ) -> Markup:
-    """Verdict, cautions, metrics and plots of one target.
+    """Verdict, cautions, metrics and plots of one target; the plots are added to the page's.
 
-    Args:
-        rows: all its rows.
-        drawn: the page's plots, to which its own are added.
-        name: a prefix for identifiers.
-        most: points that a scatter plot may have.
-        calibration: how the bars were calibrated.
-        reference: bars of rows like those of the calibration.
-        further: cautions from elsewhere.
-        alone: whether there is no other target, so that its name need not be said.
+    Identifiers begin with `name`, scatter plots show at most so many points, and a target that is
+    alone need not be named. The rest as in `report.html`.
     """
     judged = Judged(rows)
     known = [one if isinstance(one, Caution) else Caution(one) for one in further]

@@ -55,12 +55,7 @@ class Verdict:
 
 
 def verdict(judged: Judged, grave: Sequence[str] = ()) -> Verdict:
-    """The verdict on some rows.
-
-    Args:
-        judged: the rows with their metrics.
-        grave: what else speaks against the bars, each as the end of a headline.
-    """
+    """The verdict on some rows; `grave` speaks against the bars, as ends of a headline."""
     findings = (size(judged.rows), resolution(judged.rows), ranking(judged))
     count = len(judged.rows)
     if count < FEW:

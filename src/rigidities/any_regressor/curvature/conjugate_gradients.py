@@ -64,7 +64,14 @@ def conjugate_gradients(
             return solution  # systems that are done have dropped out
         active, g, v, r, p, rz = (t[open_] for t in (active, g, v, r, p, rz))
         image = product(p)
-        step = rz / _curvatures(p, image)
+        curvatures = (p * image).sum(-1)
+        if not bool((curvatures > 0).all()):
+            lowest = float((curvatures / p.square().sum(-1)).min())
+            raise ValueError(
+                f"The Hessian is not positive definite: a direction of curvature {lowest:.3g} was "
+                "met. Pass a larger ridge, or a convex regulariser."
+            )
+        step = rz / curvatures
         v, r = v + step[:, None] * p, r - step[:, None] * image
         z = inverse(r)
         before, rz = rz, (r * z).sum(-1)
@@ -78,14 +85,3 @@ def conjugate_gradients(
         stacklevel=2,
     )
     return solution
-
-
-def _curvatures(directions: Tensor, images: Tensor) -> Tensor:
-    found = (directions * images).sum(-1)
-    if not bool((found > 0).all()):
-        lowest = float((found / directions.square().sum(-1)).min())
-        raise ValueError(
-            f"The Hessian is not positive definite: a direction of curvature {lowest:.3g} was met. "
-            "Pass a larger ridge, or a convex regulariser."
-        )
-    return found

@@ -60,11 +60,7 @@ class DenseForm(Form):
 
     @classmethod
     def of(cls, hessian: Hessian, ridge: float) -> DenseForm:
-        """Factorise.
-
-        Raises:
-            ValueError: the Hessian holds NaN, or is singular or indefinite at this ridge.
-        """
+        """Factorise; refuses NaN, and what is singular or indefinite at this ridge."""
         matrix, units = hessian.matrix, None
         if not bool(torch.isfinite(matrix).all()):
             raise ValueError("The Hessian holds NaN or infinity: some derivatives are not finite.")
@@ -112,7 +108,11 @@ class DenseForm(Form):
         r"""Directions that the data determine, $\mathrm{tr}\, G (G + R + s I)^{-1}$."""
         if self.hessian.data is None:
             return self.posterior.effective_rank
-        return float((self.posterior.whitened(self._scaled(self.hessian.data)) * self._own).sum())
+        identity = torch.eye(self.width, dtype=torch.float64, device=self.hessian.matrix.device)
+        data, own = (
+            self.posterior.whitened(self._scaled(m)) for m in (self.hessian.data, identity)
+        )
+        return float((data * own).sum())
 
     @cached_property
     def eigenbasis(self) -> Posterior:
@@ -154,12 +154,6 @@ class DenseForm(Form):
     def sample(self, n: int, generator: torch.Generator | None) -> Tensor:
         r"""Deviations with covariance $(H + s I)^{-1}$, (n, P)."""
         return self._scaled(self.posterior.sample(n, generator))
-
-    @property
-    def _own(self) -> Tensor:
-        """The identity, whitened like rows."""
-        identity = torch.eye(self.width, dtype=torch.float64, device=self.hessian.matrix.device)
-        return self.posterior.whitened(self._scaled(identity))
 
     def _rows(self, tangents: Tangents) -> Tensor:
         return self._scaled(tangents.matrix().flatten(0, 1).to(torch.float64))

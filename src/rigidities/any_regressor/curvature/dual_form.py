@@ -48,11 +48,7 @@ class DualForm(Form):
 
     @classmethod
     def of(cls, rows: Tangents, ridge: float) -> DualForm:
-        """Assemble and factorise the kernel.
-
-        Raises:
-            ValueError: the ridge is lost in the kernel's rounding.
-        """
+        """Assemble and factorise the kernel; refuses a ridge that is lost in its rounding."""
         kernel = assembled(rows)
         trace = float(kernel.diagonal().sum())
         kernel.diagonal().add_(ridge)

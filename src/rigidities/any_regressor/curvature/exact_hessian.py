@@ -33,13 +33,7 @@ def exact_hessian(
     """(P, P), symmetric, without the regulariser, and the machine epsilon it was computed in.
 
     Computed in float64, whatever the model's precision: second derivatives cancel. A function that
-    does not run in float64 is differentiated as it is.
-
-    Args:
-        regressor: whose parameters.
-        shape: of one sample's output.
-        samples: the training data.
-        loss: of one sample.
+    does not run in float64 is differentiated as it is. `shape` is that of one sample's output.
     """
     if not isinstance(loss, ValuedLoss):
         raise TypeError(
@@ -108,13 +102,7 @@ def _summed(
 
 
 class Penalty:
-    """A regulariser r(params) as a function of the flat parameters.
-
-    Args:
-        regressor: whose parameters it takes.
-        regulariser: callable(params) -> a number, added to the sum of the samples' losses. It is
-            given the parameters in float64.
-    """
+    """A regulariser r(params), which is given them in float64, as a function of the flat ones."""
 
     def __init__(self, regressor: Regressor, regulariser: Regulariser) -> None:
         self._regressor, self._regulariser = regressor.double(), regulariser

@@ -219,7 +219,8 @@ def available(device: torch.device) -> int:
     """Bytes that can still be allocated: of the GPU, or of the machine or its container."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return min([_machine(), *_containers()])
+    left = [_number(limit) - _number(used) for limit, used in _CGROUPS]
+    return min([_machine(), *(int(size) for size in left if 0 < size < float("inf"))])
 
 
 def readable(size: float) -> str:
@@ -245,11 +246,6 @@ def _machine() -> int:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     except (AttributeError, OSError, ValueError):  # not a POSIX system: a cautious guess
         return 4 * 2**30
-
-
-def _containers() -> list[int]:
-    left = [_number(limit) - _number(used) for limit, used in _CGROUPS]
-    return [int(size) for size in left if 0 < size < float("inf")]
 
 
 def _number(path: str) -> float:

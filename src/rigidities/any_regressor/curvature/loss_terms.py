@@ -34,11 +34,7 @@ class LossTerms:
 
     @property
     def root(self) -> Tensor | None:
-        r"""L with $L L^\top = \Lambda$, shaped like it; None for all ones.
-
-        Raises:
-            ValueError: the loss is concave.
-        """
+        r"""L with $L L^\top = \Lambda$, like it; None for all ones. Refuses a concave loss."""
         if self.ones:
             return None
         if self.curvature.ndim == 2:
@@ -87,18 +83,9 @@ def loss_terms(
     weight: Tensor | None,
     batch: Any,
 ) -> LossTerms:
-    """Curvature and slope of a batch.
+    """Curvature and slope of a batch as the user gave it, from predictions and targets (N, K).
 
-    Args:
-        loss: of one sample.
-        prediction: (N, K).
-        target: (N, K), or None for a loss that needs none.
-        weight: sample weights (N, 1), for a loss of each output alone also (N, K), or None.
-        batch: as the user gave it.
-
-    Raises:
-        ValueError: no targets where they are needed, weights of a wrong shape, or values that are
-            not finite.
+    Weights are (N, 1), for a loss of each output alone also (N, K).
     """
     if target is None and loss.needs_target:
         raise ValueError("This loss needs targets: fit(X, y).")
@@ -116,7 +103,12 @@ def loss_terms(
         shaped = given if curvature.ndim == 2 else given[..., None]
         curvature = torch.where(shaped > 0, curvature * shaped, 0.0)
         slope = None if slope is None else torch.where(given > 0, slope * given, 0.0)
-    _check_finite(slope)
+    if slope is not None and not bool(torch.isfinite(slope).all()):
+        row = int((~torch.isfinite(slope)).any(1).nonzero()[0])
+        raise ValueError(
+            f"Row {row} of a batch has a prediction or target that is not finite. Give such rows "
+            "sample_weight 0 or leave them out."
+        )
     if not bool(torch.isfinite(curvature).all()):
         raise ValueError(
             "The loss has no finite curvature. Are there NaN in the predictions or targets?"
@@ -155,12 +147,3 @@ def _check_weights(weights: Tensor | None, prediction: Tensor, *, apart: bool) -
         f"Sample weights (or a loss's variances) must be ({len(prediction)},){each}, got "
         f"{tuple(weights.shape)}."
     )
-
-
-def _check_finite(slope: Tensor | None) -> None:
-    if slope is not None and not bool(torch.isfinite(slope).all()):
-        row = int((~torch.isfinite(slope)).any(1).nonzero()[0])
-        raise ValueError(
-            f"Row {row} of a batch has a prediction or target that is not finite. Give such rows "
-            "sample_weight 0 or leave them out."
-        )

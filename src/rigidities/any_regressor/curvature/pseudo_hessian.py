@@ -55,11 +55,7 @@ class TrainingRows:
         object.__setattr__(self, "totals", Totals(self.differentiation.regressor.flat))
 
     def __call__(self, numbers: int) -> Iterator[WeightedRows]:
-        """Go through the data once, summing the totals.
-
-        Args:
-            numbers: that the consumer of a sample's tangents will hold at once.
-        """
+        """Go through the data once, summing the totals; so many numbers of a sample are held."""
         for batch in self.samples.pieces(max(1, PIECE // (8 * numbers))):
             prediction, tangents = self.differentiation(*batch.args, **batch.kwargs)
             check_finite(prediction)

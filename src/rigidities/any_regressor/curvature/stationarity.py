@@ -58,12 +58,9 @@ class Totals:
         self._predictions += float((terms.diagonal.abs() * prediction.square()).sum())
 
     def check(self, regulariser: Tensor | None, ridge: float, flat: Tensor) -> float:
-        """The gradient's norm; warns where it is far from zero.
+        """The norm of the gradient, with the regulariser's; warns where it is far from zero.
 
-        Args:
-            regulariser: its gradient, (P,), or None.
-            ridge: the penalty s w may have been part of the loss or not: either will do.
-            flat: the parameters w.
+        The ridge's penalty s w may have been part of the loss or not: either will do.
         """
         penalty = torch.zeros_like(self.gradient) if regulariser is None else regulariser
         decay = ridge * flat.to(self.gradient)

@@ -73,7 +73,9 @@ class Differentiation:
         _check_alone(regressor, *args, **named)
         layers = LinearLayers.of(regressor)
         if layers is not None:
-            rest = _without(regressor, layers.names)
+            every, rest = regressor.parameters, None
+            if not layers.names.issuperset(every.names):
+                rest = replace(regressor, parameters=every.without(layers.names))
             factored = cls(regressor, layers, rest, shape, _way(rest, *args, **named))
             with suppress(NotFactored):
                 layers.blocks(regressor, *args, **named)
@@ -208,12 +210,6 @@ def check_finite(prediction: Tensor) -> None:
             f"f gives a prediction that is not finite for sample {int(bad[0, 0])} of a batch. Are "
             "its inputs finite, and is f defined there? Leave such samples out."
         )
-
-
-def _without(regressor: Regressor, names: set[str]) -> Regressor | None:
-    if names.issuperset(regressor.parameters.names):
-        return None
-    return replace(regressor, parameters=regressor.parameters.without(names))
 
 
 def _first_samples(

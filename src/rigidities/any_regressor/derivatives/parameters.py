@@ -48,16 +48,15 @@ class Parameters:
 
     @classmethod
     def of(cls, tree: Any, subset: Subset | None = None) -> Parameters:
-        """Flatten a container.
-
-        Args:
-            tree: a tensor, or mappings, lists and tuples of tensors, nested.
-            subset: names or prefixes ("head" selects "head.weight"), or callable(name) -> bool.
-        """
+        """Flatten nested containers; `subset` as in `PredictionRigidity`."""
         tree = _mapped(tree, lambda _, leaf: leaf.detach())
         selected, slots, seen = list[tuple[str, Tensor]](), dict[str, int](), dict[object, int]()
         names = [name for name, _ in _leaves(tree)]
-        _check_distinct(names)
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
+            raise ValueError(
+                f"Two parameters have the same path {', '.join(twice)}: keys must not hold dots "
+                "that make them look like others."
+            )
         chosen = _chooser(subset, names)
         for name, leaf in _leaves(tree):
             if not chosen(name):
@@ -122,15 +121,6 @@ class Parameters:
         """The same container with fewer leaves selected."""
         left = set(self._slots) - set(names)
         return Parameters.of(self.tree, lambda name: name in left)
-
-
-def _check_distinct(names: list[str]) -> None:
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise ValueError(
-            f"Two parameters have the same path {', '.join(twice)}: keys must not hold dots that "
-            "make them look like others."
-        )
 
 
 def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:

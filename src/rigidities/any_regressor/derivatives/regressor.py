@@ -44,14 +44,7 @@ class Regressor:
         subset: Subset | None = None,
         output: str | int | None = None,
     ) -> Regressor:
-        """A regressor from a function and its parameters, or from a module.
-
-        Args:
-            f: f(params, *inputs) -> (N,) or (N, ...), batched; or an `nn.Module`.
-            params: the fitted parameters; a module brings its own.
-            subset: names or prefixes of the parameters that may vary, or callable(name) -> bool.
-            output: key, index or attribute of the output, where f returns several.
-        """
+        """From a function and its parameters, or a module; arguments of `PredictionRigidity`."""
         if isinstance(f, nn.Module):
             if params is not None:
                 raise ValueError("A module brings its own parameters: leave params out.")
@@ -110,11 +103,7 @@ class Regressor:
     def used(self, batches: Iterable[tuple[tuple[Any, ...], dict[str, Any]]]) -> Regressor:
         """The same regressor without parameters that f does not use; they are named in a warning.
 
-        Args:
-            batches: inputs as (args, kwargs); read until every parameter has been used.
-
-        Raises:
-            ValueError: f uses none of them.
+        Batches, inputs as (args, kwargs), are read until every parameter has been used.
         """
         names = self.parameters.names
         idle = set(names)

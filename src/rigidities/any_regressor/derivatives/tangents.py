@@ -265,8 +265,7 @@ class Tangents:
 class Gathering:
     """Batches of tangents written into one place as they come: never held twice.
 
-    Args:
-        count: samples to expect; with more or fewer, the place is made anew.
+    With more samples than the `count` that was expected the place is made anew.
     """
 
     def __init__(self, count: int) -> None:

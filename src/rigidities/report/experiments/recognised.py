@@ -57,13 +57,7 @@ class Recognised:
 
 
 def recognise(numbers: Mapping[str, Any], found: Recognised, path: Path = ()) -> dict[str, Any]:
-    """Take out of the numbers what is recognised, here and below; return the rest.
-
-    Args:
-        numbers: nested mappings.
-        found: is added to.
-        path: the keys that lead to these numbers.
-    """
+    """Take out of the numbers at a path what is recognised, here and below; return the rest."""
     rest = dict(numbers)
     _take_comparison(rest, found, path)
     _take_scores(rest, found, path)
