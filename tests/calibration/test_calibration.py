@@ -354,6 +354,25 @@ def test_the_unit_and_offset_of_the_target_move_the_error_bars_by_the_unit_alone
     same(std_after(p, criterion, noise), std_after(moved(p, a, 1000.0), criterion, noise), -a)
 
 
+def test_evidence_has_no_prior_on_the_bias_of_any_module_either():
+    p = problem(size("evidence"), seed=9)
+
+    class Affine(nn.Module):
+        def __init__(self, own: nn.Linear) -> None:
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(own.weight.data), nn.Parameter(own.bias.data)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight.mT + self.bias
+
+    ridges = []
+    for one in (p, moved(p, 1.0, 1000.0)):
+        uq = rg.LastLayerRigidity(Affine(one.model), layer="").fit((one.x, one.y))
+        uq.calibrate((one.x_valid, one.y_valid), criterion="evidence")
+        ridges.append(uq.ridge)
+    assert uq.readout.case == "parameters" and ridges[1] == pytest.approx(ridges[0], rel=1e-6)
+
+
 @each_way
 def test_an_offset_for_each_atom_changes_nothing(criterion, noise):
     p = problem(4 * size(criterion), seed=9)

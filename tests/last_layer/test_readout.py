@@ -491,3 +491,16 @@ def test_a_batch_that_gives_nan_is_named_and_not_called_another_form():
     run = lambda m, x: m.head(x).sum((1, 2)) * x.mean((1, 2)).square()  # noqa: E731
     tap = Tap.find(zoo.Net(run, head=nn.Linear(3, 1)), (torch.randn(4, 6, 3),))
     refused("output for this batch is NaN or infinite", tap, torch.full((4, 6, 3), torch.nan))
+
+
+def test_lists_of_parameters_inside_a_named_module_are_looped_over():
+    def run(model, x):
+        for weight in model.inner.weights:
+            x = (x @ weight).tanh()
+        return model.inner.head(x)
+
+    model = zoo.Net(run, inner=nn.Module())
+    model.inner.weights = nn.ParameterList([torch.eye(3), torch.ones(3, 3)])
+    model.inner.head = nn.Linear(3, 1)
+    tap = Tap.find(model, (torch.randn(5, 3),), layer="inner")
+    assert tap.heads == ["inner.head"] and tap.linear

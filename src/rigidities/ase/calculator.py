@@ -92,7 +92,7 @@ class RigidityCalculator(Calculator):
             pass; bars when `get_property("forces_std")` asks for them or `limits` has them.
         members: as in `uq.gradient`; 0 for exact bars of forces however large the structure.
         sample_weight: callable(atoms) -> loss weight of the structure, as in the fit
-            (`lambda atoms: 1 / len(atoms)`): a calibrated noise is divided by it.
+            (`lambda atoms: 1 / len(atoms)`), to which a calibrated noise is inversely proportional.
     """
 
     implemented_properties: list[str] = ["energy", "free_energy", "forces", *BARS]  # noqa: RUF012

@@ -90,7 +90,7 @@ def write_page(path: str | os.PathLike[str], text: str) -> Path:
     try:
         write_over(path, text.encode())
     except OSError as error:
-        raise PermissionError(
+        raise type(error)(
             f"Cannot write into the folder {path.parent} ({error.strerror or error}). "
             "Choose another place for the report."
         ) from error

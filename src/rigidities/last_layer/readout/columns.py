@@ -21,7 +21,7 @@ class Columns:
         joint: one column per weight instead of one per input.
         width: number of columns.
         indices: for each head the columns of its weight and then its bias.
-        biases: the columns of all biases.
+        biases: the columns of all biases, which are parameters of that name.
     """
 
     def __init__(self, heads: list[nn.Module], *, joint: bool) -> None:
@@ -88,10 +88,6 @@ class Columns:
 
 class ParameterColumns(Columns):
     """A column for every number in the parameters that the heads, any modules, own themselves."""
-
-    def __init__(self, heads: list[nn.Module], *, joint: bool) -> None:
-        super().__init__(heads, joint=joint)
-        self.biases = self.biases[:0]  # what a module does with a bias is not known
 
     def share(self, change: Tensor, i: int) -> Tensor:
         """Head i's part (P, 1) of a change (width, 1) of the parameters."""

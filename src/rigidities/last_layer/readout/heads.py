@@ -215,6 +215,8 @@ def record(
         return model, list(recorders.values())
     for parent in list(model.modules()):
         for child, module in list(parent._modules.items()):
+            if isinstance(module, (nn.ParameterList, nn.ParameterDict)):
+                continue  # never called
             if id(module) in recorders and not isinstance(parent, Recorder):
                 setattr(parent, child, recorders[id(module)])
     return recorders.get(id(model), model), list(recorders.values())

@@ -126,9 +126,9 @@ class Tap:
         return self._case.columns.weights()
 
     @property
-    def biases(self) -> Tensor | None:
-        """Columns of the features that belong to biases; None where that is not known."""
-        return getattr(self._case.columns, "biases", None)
+    def biases(self) -> Tensor:
+        """Columns of the features that belong to biases."""
+        return self._case.columns.biases
 
     @outside_inference_mode
     def __call__(self, *args: Any, **kwargs: Any) -> Reading:
