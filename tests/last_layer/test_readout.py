@@ -154,6 +154,32 @@ def test_a_model_without_linear_layers_is_told_which_modules_end_it():
     refused(nearest, Tap.find, model, (torch.randn(4, zoo.WIDTH).double(),))
 
 
+@pytest.mark.parametrize("before", [0, 1])
+@pytest.mark.parametrize("made", ["script", "trace"])
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace(_method)?. is:DeprecationWarning")
+def test_parameters_in_torchscript_are_neither_recommended_nor_taken(made, before):
+    net, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)), torch.randn(9, 3)
+    inner = torch.jit.script(net) if made == "script" else torch.jit.trace(net, x)
+    model = nn.Sequential(*[nn.Linear(3, 3)] * before, inner)
+    with pytest.raises(ValueError, match=r"in TorchScript.*features=") as caught:
+        Tap.find(model, (x,))
+    assert 'layer="' not in str(caught.value)
+    for layer in (f"{before}", f"{before}.2"):
+        message = f"'{layer}' has parameters inside TorchScript.*features="
+        refused(message, Tap.find, model, (x,), layer=layer)
+    assert len(Tap.find(model, (x,), features=lambda m, x: x)(x).features) == 9
+
+
+def test_a_layer_beside_torchscript_is_recommended_alone():
+    class Bent(nn.Bilinear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x, x)
+
+    model = nn.Sequential(torch.jit.script(nn.Sequential(nn.Linear(3, 4))), Bent(4, 4, 1))
+    refused(r'those of \'1\': layer="1"', Tap.find, model, (torch.randn(9, 3),))
+    assert Tap.find(model, (torch.randn(9, 3),), layer="1").heads == ["1"]
+
+
 def test_a_layer_without_parameters_is_refused():
     uq = rg.LastLayerRigidity(zoo.build("mlp_with_a_column_output").model, layer="trunk.1")
     refused("SiLU without floating-point parameters", uq.fit, (torch.randn(4, 3), torch.randn(4)))

@@ -54,7 +54,7 @@ def find_heads(model: nn.Module, run: Run) -> Found:
     found, leaves = _walk([output.grad_fn], marks)
     later = [parameters[leaf] for leaf in leaves if leaf in parameters]
     if not found:
-        raise ValueError(_nothing_found(type(model).__name__, names, later))
+        raise ValueError(_nothing_found(model, names, later))
     silent = [name for name, marker in zip(names, markers, strict=True) if not marker.calls]
     return Found([names[i] for i in _last(found, marks)], sorted(later), silent)
 
@@ -138,28 +138,43 @@ def _refuse(_: object) -> Tensor:
     raise RuntimeError("Nothing was kept for a backward pass.")
 
 
-def _nothing_found(model: str, maps: list[str], later: list[str]) -> str:
+def _nothing_found(model: nn.Module, maps: list[str], later: list[str]) -> str:
     """Why there is no readout, and what else there is."""
     if not maps:
-        reason = f"{model} has no linear map (nn.Linear or 1x1 convolution) to take features from."
+        kinds, name = "nn.Linear or 1x1 convolution", type(model).__name__
+        reason = f"{name} has no linear map ({kinds}) to take features from."
     else:
         reason = (
             "No linear map reaches the output through differentiable operations: does the forward "
             "pass use torch.no_grad, detach, .data or NumPy, or end in something other than a "
             "linear layer?"
         )
-    return f"{reason} {nearest(later)}Pass features=callable(model, *inputs) -> (N, D)."
+    return f"{reason} {nearest(model, later)}Pass features=callable(model, *inputs) -> (N, D)."
 
 
-def nearest(parameters: list[str]) -> str:
+def nearest(model: nn.Module, parameters: list[str]) -> str:
     """The line that takes the derivative by the parameters nearest to the output, given these."""
     if not parameters:
         return ""
-    names = list(dict.fromkeys(name.rpartition(".")[0] for name in parameters))[:3]
-    around = commonpath([name.replace(".", "/") for name in names]).replace("/", ".") or names[0]
+    owning = dict.fromkeys(name.rpartition(".")[0] for name in parameters)
+    names = [name for name in owning if not scripted(model, name)][:3]
+    if not names:
+        return "The nearest are in TorchScript, which cannot be looked into. "
+    around = commonpath([name.replace(".", "/") for name in names]).replace("/", ".")
+    around = names[0] if not around or scripted(model, around) else around
     return (
         f"The parameters nearest to the output are those of {', '.join(map(repr, names))}: "
         f'layer="{around}" takes the derivative by them. '
+    )
+
+
+def scripted(model: nn.Module, name: str) -> bool:
+    """Whether a module has parameters inside TorchScript, which cannot be looked into."""
+    inner = unwrapped(model)
+    return any(
+        isinstance(inner.get_submodule(path.rpartition(".")[0]), torch.jit.ScriptModule)
+        for path, module in inner.get_submodule(name).named_modules(prefix=name)
+        if list(module.parameters(recurse=False))
     )
 
 

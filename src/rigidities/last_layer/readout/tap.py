@@ -27,7 +27,7 @@ from ...notices import notify
 from .cases import CASES, Case, Plain, Separate, Shared
 from .heads import Call, Recorder, guard, linear_maps, owners, record
 from .reading import Reading, Terms
-from .search import find_heads, large_change, named_heads, nearest, tolerance
+from .search import find_heads, large_change, named_heads, nearest, scripted, tolerance
 from .tail import GraphsKept, coarsest
 
 T = TypeVar("T")
@@ -87,10 +87,7 @@ class Tap:
         if features is not None:
             return FeatureTap(model, source)
         if isinstance(unwrapped(model), torch.jit.ScriptModule):
-            raise ValueError(
-                "A TorchScript module cannot be looked into. Pass features=callable(model, "
-                "*inputs) -> (N, D), or wrap the nn.Module that it was made from."
-            )
+            raise ValueError(_SEALED)
 
         def run(twin: nn.Module) -> Tensor:
             return source.run(twin, *inputs)
@@ -262,8 +259,8 @@ class Tap:
             raise ValueError(
                 f"The parameters {', '.join(map(repr, later))} act after the last linear layer "
                 f"({self._names}), and not linearly, so that layer is not the readout. "
-                f"{nearest(later)}Or pass features=callable(model, *inputs) -> (N, D) (for an "
-                "output h @ w, the h), or name the layer= to use all the same."
+                f"{nearest(self._pattern, later)}Or pass features=callable(model, *inputs) -> "
+                "(N, D) (for an output h @ w, the h), or name the layer= to use all the same."
             )
         notify(
             f"The output is not linear in the weights of {self._names}: its local derivative "
@@ -376,6 +373,11 @@ class FeatureTap:
 
 AnyTap = Tap | FeatureTap
 
+_SEALED = (
+    "A TorchScript module cannot be looked into. Pass features=callable(model, *inputs) -> (N, D), "
+    "or wrap the nn.Module that it was made from."
+)
+
 
 def _checked_names(model: nn.Module, names: list[Any]) -> list[str]:
     wrong = [name for name in names if not isinstance(name, str)]
@@ -392,6 +394,9 @@ def _checked_names(model: nn.Module, names: list[Any]) -> list[str]:
             f"layer={missing[0]!r} is not a module of this model. Its linear maps: "
             f"{', '.join(map(repr, linear_maps(unwrapped(model)))) or 'none'}."
         )
+    sealed = [name for name in names if scripted(model, name)]
+    if sealed:
+        raise ValueError(f"layer={sealed[0]!r} has parameters inside TorchScript. {_SEALED}")
     empty = [name for name in names if not owners(unwrapped(model), name)]
     if empty:
         raise ValueError(
