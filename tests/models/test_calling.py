@@ -115,11 +115,29 @@ def test_classes_that_a_user_or_torch_may_catch_pass_as_they_are(error):
     refused("^as it is$", uq.fit, (X, Y), error=error)
 
 
-def test_calls_after_the_fit_say_how_the_model_was_called_too():
-    uq = rg.LastLayerRigidity(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))).fit((X, Y[:, None]))
-    uq.calibrate((VALID, Y[:, None]))
-    for call in (uq, uq.predict, uq.ensemble(4)):
-        refused(r"\(float32 \(20, 2\)\) raised .*shapes cannot", call, X[:, :2], error=RuntimeError)
+CALLING: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "forward": {"forward": lambda m, b: m(b[0])},
+    "features": {"features": lambda m, x: m[:-1](x)},
+}
+
+
+@pytest.mark.parametrize("way", CALLING)
+def test_calls_after_the_first_show_what_was_given_and_what_worked_but_no_other_way(way, tmp_path):
+    model, y = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)), Y[:, None]
+    uq = rg.LastLayerRigidity(model, **CALLING[way]).fit((X, y))
+    uq.calibrate((VALID, y))
+    uq.save(tmp_path / "fit.safetensors")
+    again = rg.LastLayerRigidity.load(tmp_path / "fit.safetensors", model, **CALLING[way])
+    calls = (uq, uq.predict, lambda x: uq.partial_fit((x, y)), uq.ensemble(4), again)
+    for call in calls:
+        with pytest.raises(
+            RuntimeError, match=r"float32 \(20, 2\).* raised .*shapes can"
+        ) as caught:
+            call(X[:, :2])
+        assert "forward=" not in str(caught.value)
+        if call in calls[:3] and way != "features":
+            assert re.search(r"In the fit .*float32 \(20, 3\).* worked", str(caught.value))
 
 
 def test_a_refusal_of_the_library_inside_the_model_is_not_wrapped():

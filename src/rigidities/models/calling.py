@@ -26,8 +26,17 @@ class Source:
     features: FeatureFunction | None = None
     output: str | int | None = None
 
-    def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        """The model's output tensor for a batch; what it raises says how it was called."""
+    def run(
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        worked: str | None = "",
+    ) -> Tensor:
+        """The model's output tensor for a batch; what it raises says how it was called.
+
+        `worked` is how it was called in the fit, as far as known: None on the fit's first batch.
+        """
         call = model if self.forward is None else partial(self.forward, model)
         if torch.compiler.is_compiling():  # tracers raise errors of their own
             return pick(call(*args, **kwargs), self.output)
@@ -36,13 +45,20 @@ class Source:
         except _PLAIN as error:
             if type(error) not in _PLAIN or is_own(error):
                 raise  # out of memory, a class of the user's, a refusal
-            given = [*map(described, args), *(f"{k}={described(v)}" for k, v in kwargs.items())]
-            name, remedy = type(model).__name__, _KEYWORDS if kwargs else _places(model, len(args))
-            if self.forward is not None:
-                name, given, remedy = "forward", [name, *given], "forward= gets each batch whole."
+            remedy = f" In the fit {worked} worked." if worked else ""
+            if worked is None:
+                remedy = _KEYWORDS if kwargs else _places(model, len(args))
+                remedy = " forward= gets each batch whole." if self.forward else f" {remedy}"
             said = f"{type(error).__name__}: {error}".rstrip(".")
-            raise type(error)(f"{name}({', '.join(given)}) raised {said}. {remedy}") from error
+            raise type(error)(f"{self.call(model, args, kwargs)} raised {said}.{remedy}") from error
         return pick(result, self.output)
+
+    def call(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """A call of the model, for messages."""
+        given = [*map(described, args), *(f"{k}={described(v)}" for k, v in kwargs.items())]
+        name = type(model).__name__
+        names = [name] if self.forward is None else ["forward", name]
+        return f"{names[0]}({', '.join(names[1:] + given)})"
 
 
 _PLAIN = (TypeError, RuntimeError, ValueError, AttributeError, KeyError, IndexError, AssertionError)

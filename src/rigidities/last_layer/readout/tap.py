@@ -45,6 +45,7 @@ class Tap:
         case: how the features follow from the heads, by name.
         layout: `shared`, `separate` or `joint`; see `cases`.
         linear: whether the output is linear in the heads' weights.
+        worked: the call of the model that the readout was found with, for messages; "" if unknown.
         input_names: what the model's `forward` calls its inputs.
     """
 
@@ -60,6 +61,7 @@ class Tap:
     ) -> None:
         self.source, self.heads, self.silent, self.linear = source, heads, list(silent), linear
         self.case = case
+        self.worked = ""
         self.input_names = input_names(model)
         self._frees = False  # whether the model differentiates, and frees its graph, inside forward
         self._pattern = shadow(model)  # never run: what a pass leaves in it would be copied too
@@ -90,7 +92,7 @@ class Tap:
             raise ValueError(_SEALED)
 
         def run(twin: nn.Module) -> Tensor:
-            return source.run(twin, *inputs)
+            return source.run(twin, *inputs, None)
 
         if layer is None:
             found = find_heads(model, run)
@@ -99,6 +101,7 @@ class Tap:
             with torch.enable_grad():
                 found = named_heads(model, _checked_names(model, names), run)
         tap = cls(model, source, heads=found.heads, case=found.case, silent=found.silent)
+        tap.worked = source.call(unwrapped(model), *inputs)
         with torch.enable_grad():
             if not tap._is_plain(inputs):
                 reading = tap._probed(inputs, tap._first_reading)
@@ -196,7 +199,7 @@ class Tap:
             recorder.reset(probing=probing, change=None if changes is None else changes[i])
         try:
             with GraphsKept() if self._frees else nullcontext():
-                output = self.source.run(twin.model, *inputs)
+                output = self.source.run(twin.model, *inputs, self.worked)
             calls = [call for recorder in twin.recorders for call in recorder.calls]
         finally:
             for recorder in twin.recorders:
@@ -353,7 +356,7 @@ class FeatureTap:
 
     def _reading(self, *args: Any, **kwargs: Any) -> Reading:
         assert self.source.features is not None
-        output = self.source.run(self._model(), args, kwargs)
+        output = self.source.run(self._model(), args, kwargs, "" if self.layout else None)
         features = self.source.features(self._model(), *args, **kwargs)
         if not (isinstance(features, Tensor) and features.ndim in (2, 3)):
             got = getattr(features, "shape", type(features).__name__)
