@@ -73,18 +73,22 @@ def input_names(model: nn.Module) -> list[str]:
 class Watch:
     """Notices that weights are written, moved or replaced, and that attributes are set anew.
 
-    Cheap: identities and versions, no arithmetic. Writes through `.data` or NumPy, and changes
-    inside an attribute (an entry of a list), leave no trace.
+    Cheap: identities and versions, no arithmetic. Hooks and the entries of short containers count.
+    Writes through `.data` or NumPy, and changes inside other objects, leave no trace.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = tuple(unwrapped(model).modules())
         # kept, since an identity may be given again once its object is gone
         self._parts = [part for module in self._modules for part in _parts(module)]
-        self._attributes = [dict(vars(module)) for module in self._modules]
-        own = {f"{i}.{name}": v for i, d in enumerate(self._attributes) for name, v in d.items()}
-        self._plain = {name: value for name, value in own.items() if isinstance(value, Tensor)}
         self._weights = [part for part in self._parts if isinstance(part, Tensor)]
+        numbered = [(i, vars(module)) for i, module in enumerate(self._modules)]
+        self._held = {f"{i}.{n}": v for i, own in numbered for n, v in own.items() if n not in _OWN}
+        whole = [(name, value, _entries(value)) for name, value in self._held.items()]
+        self._containers = [value for _, value, entries in whole if entries]
+        for name, _, entries in whole:
+            self._held |= {f"{name}[{k!r}]": value for k, value in entries}
+        self._plain = {name: v for name, v in self._held.items() if isinstance(v, Tensor)}
         self._identities, self._versions = self._seen(), self._counted()
 
     def same(self) -> bool:
@@ -92,30 +96,43 @@ class Watch:
         return self._versions == self._counted() and self._identities == self._seen()
 
     def written(self, now: Watch) -> bool:
-        """Whether a later look sees other weights or parts."""
+        """Whether a later look sees other weights, parts or hooks."""
         parts = [list(map(id, watch._parts)) for watch in (self, now)]
         return self._versions[0] != now._versions[0] or parts[0] != parts[1]
 
     def renewed(self, now: Watch) -> set[str]:
-        """Names of the attributes that a later look finds set or written to."""
-        names = set()
-        for mine, theirs in zip(self._attributes, now._attributes, strict=False):
-            every = (mine.keys() | theirs.keys()) - {"training"}
-            names |= {n for n in every if not _alike(mine.get(n, self), theirs.get(n, self))}
-        before, after = self._versions[1], now._versions[1]
-        changed = {name for name in before if after.get(name, before[name]) != before[name]}
-        return names | {name.partition(".")[2] for name in changed}
+        """Attributes that a later look finds set or written to, as "number of the module.name"."""
+        every, before, after = (
+            self._held.keys() | now._held.keys(),
+            self._versions[1],
+            now._versions[1],
+        )
+        names = {n for n in every if not _alike(self._held.get(n, self), now._held.get(n, self))}
+        return names | {n for n in before if after.get(n, before[n]) != before[n]}
 
-    def _seen(self) -> list[tuple[int, ...]]:
-        return [tuple(map(id, chain(vars(m).values(), _parts(m)))) for m in self._modules]
+    def _seen(self) -> list[list[int]]:
+        own = [list(map(id, chain(vars(m).values(), _parts(m)))) for m in self._modules]
+        return own + [[id(value) for _, value in _entries(c)] for c in self._containers]
 
     def _counted(self) -> tuple[list[object], dict[str, tuple[object, ...]]]:
         plain = {name: _version(tensor) for name, tensor in self._plain.items()}
         return [_version(tensor) for tensor in self._weights], plain
 
 
+_OWN = frozenset(vars(nn.Module()))
+
+
+def _entries(value: object) -> list[tuple[object, object]]:
+    """Of a dictionary, list or tuple, if there are few."""
+    if not isinstance(value, (dict, list, tuple)) or len(value) > 64:
+        return []
+    return list(value.items() if isinstance(value, dict) else enumerate(value))
+
+
 def _parts(module: nn.Module) -> Iterable[object]:
-    return chain(module._parameters.values(), module._buffers.values(), module._modules.values())
+    own = (module._parameters, module._buffers, module._modules)
+    hooks = (module._forward_hooks, module._forward_pre_hooks)
+    return chain(*(group.values() for group in (*own, *hooks)))
 
 
 def plain_parts(tensor: Tensor) -> list[Tensor]:
