@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ def shadow(model: nn.Module) -> nn.Module:
     _check_weights(model)
     memo: dict[int, object] = {}
     for module in model.modules():
-        for value in chain(_parts(module), vars(module).values()):
+        for value in chain(*(g.values() for g in _groups(module)), vars(module).values()):
             if isinstance(value, nn.Parameter):
                 memo[id(value)] = nn.Parameter(value.detach(), requires_grad=False)
             elif isinstance(value, Tensor):
@@ -80,10 +81,15 @@ class Watch:
     def __init__(self, model: nn.Module) -> None:
         self._modules = tuple(unwrapped(model).modules())
         # kept, since an identity may be given again once its object is gone
-        self._parts = [part for module in self._modules for part in _parts(module)]
+        groups = [group for module in self._modules for group in _groups(module)]
+        self._groups = [group for group in groups if len(group)]
+        self._empty = [group for group in groups if not len(group)]
+        self._parts = [part for group in self._groups for part in group.values()]
         self._weights = [part for part in self._parts if isinstance(part, Tensor)]
-        numbered = [(i, vars(module)) for i, module in enumerate(self._modules)]
-        self._held = {f"{i}.{n}": v for i, own in numbered for n, v in own.items() if n not in _OWN}
+        self._sizes = [(vars(module), len(vars(module))) for module in self._modules]
+        self._set = [(d, n, v) for d, _ in self._sizes for n, v in d.items() if n not in _OWN]
+        numbers = {id(d): i for i, (d, _) in enumerate(self._sizes)}
+        self._held = {f"{numbers[id(d)]}.{name}": value for d, name, value in self._set}
         whole = [(name, value, _entries(value)) for name, value in self._held.items()]
         self._containers = [value for _, value, entries in whole if entries]
         for name, _, entries in whole:
@@ -93,7 +99,9 @@ class Watch:
 
     def same(self) -> bool:
         """Whether nothing has happened."""
-        return self._versions == self._counted() and self._identities == self._seen()
+        unset = not any(map(len, self._empty)) and all(len(d) == n for d, n in self._sizes)
+        unset = unset and all(d.get(name, self) is value for d, name, value in self._set)
+        return unset and self._versions == self._counted() and self._identities == self._seen()
 
     def written(self, now: Watch) -> bool:
         """Whether a later look sees other weights, parts or hooks."""
@@ -102,17 +110,15 @@ class Watch:
 
     def renewed(self, now: Watch) -> set[str]:
         """Attributes that a later look finds set or written to, as "number of the module.name"."""
-        every, before, after = (
-            self._held.keys() | now._held.keys(),
-            self._versions[1],
-            now._versions[1],
-        )
-        names = {n for n in every if not _alike(self._held.get(n, self), now._held.get(n, self))}
-        return names | {n for n in before if after.get(n, before[n]) != before[n]}
+        mine, theirs, versions = self._held, now._held, now._versions[1]
+        every = mine.keys() | theirs.keys()
+        names = {name for name in every if not _alike(mine.get(name, self), theirs.get(name, self))}
+        return names | {n for n, own in self._versions[1].items() if versions.get(n, own) != own}
 
-    def _seen(self) -> list[list[int]]:
-        own = [list(map(id, chain(vars(m).values(), _parts(m)))) for m in self._modules]
-        return own + [[id(value) for _, value in _entries(c)] for c in self._containers]
+    def _seen(self) -> list[int]:
+        groups = [group.values() for group in self._groups]
+        entries = [value for container in self._containers for _, value in _entries(container)]
+        return list(map(id, chain(*groups, entries)))
 
     def _counted(self) -> tuple[list[object], dict[str, tuple[object, ...]]]:
         plain = {name: _version(tensor) for name, tensor in self._plain.items()}
@@ -129,10 +135,9 @@ def _entries(value: object) -> list[tuple[object, object]]:
     return list(value.items() if isinstance(value, dict) else enumerate(value))
 
 
-def _parts(module: nn.Module) -> Iterable[object]:
-    own = (module._parameters, module._buffers, module._modules)
-    hooks = (module._forward_hooks, module._forward_pre_hooks)
-    return chain(*(group.values() for group in (*own, *hooks)))
+def _groups(module: nn.Module) -> tuple[dict[Any, Any], ...]:
+    own: tuple[dict[Any, Any], ...] = (module._parameters, module._buffers, module._modules)
+    return (*own, module._forward_hooks, module._forward_pre_hooks)
 
 
 def plain_parts(tensor: Tensor) -> list[Tensor]:
@@ -157,10 +162,9 @@ def _state(model: nn.Module) -> Iterator[Tensor]:
 
 
 def _version(tensor: Tensor) -> tuple[object, ...]:
-    if (parts := plain_parts(tensor))[0] is not tensor:
+    if type(tensor) not in (nn.Parameter, Tensor) and (parts := plain_parts(tensor)) != [tensor]:
         return tuple(map(_version, parts))
-    version = 0 if tensor.is_inference() else tensor._version
-    return tensor.data_ptr(), version, tensor.device, tensor.dtype
+    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version, tensor.dtype
 
 
 def _alike(mine: object, theirs: object) -> bool:
