@@ -114,7 +114,7 @@ def test_a_model_that_keeps_results_in_attributes_is_not_looked_at_again_and_aga
     for _ in range(4):
         model(x)
         uq(x)
-    assert len(looks) == 1
+    assert looks == []
 
 
 def test_without_probes_the_mean_is_that_of_the_model_as_it_is(tmp_path):
@@ -196,3 +196,88 @@ def test_numpy_rows_of_a_large_batch_cost_a_small_file(tmp_path):
     uq = rg.LastLayerRigidity(model, features=lambda m, x: x[:, :3]).fit((x, x[:, 0]))
     uq.save(tmp_path / "uq")
     assert (tmp_path / "uq").stat().st_size < 100_000
+
+
+def replace_entry(model):
+    model.table[0] = 5.0
+
+
+def write_entry(model):
+    model.notes["shift"].add_(1)
+
+
+def add_hook(model):
+    model.act.register_forward_hook(lambda module, inputs, output: 2 * output)
+
+
+@pytest.mark.parametrize("change", [replace_entry, write_entry, add_hook])
+def test_entries_of_containers_and_hooks_are_noticed(change):
+    def run(model, x):
+        shifted = x + model.notes["shift"]
+        return model.head(model.act(model.trunk(shifted))) * model.table[0]
+
+    model = Net(run, trunk=nn.Linear(4, 8), act=nn.Tanh(), head=nn.Linear(8, 1))
+    model.table, model.notes = [2.0], {"shift": torch.zeros(4)}
+    uq = calibrated(rg.LastLayerRigidity(model).fit(data(50, 1, 0)), data(50, 1, 1))
+    change(model)
+    refused("but its predictions are not", uq, data(6, 1, 2)[0])
+
+
+def test_an_attribute_set_to_the_same_value_is_watched_on():
+    model, uq = made()
+    x = data(6, 1, 2)[0]
+    model.factor = torch.tensor(2.0)
+    uq(x)
+    model.factor = torch.tensor(10.0)
+    refused("but its predictions are not", uq, x)
+
+
+def test_a_state_dict_holds_no_rows_and_inputs_that_share_memory_can_be_saved(tmp_path):
+    _, uq = made()
+    assert not any("probes" in name for name in uq.state_dict()["_extra_state"]["tensors"])
+    x, y = data(50, 1, 0)
+    sums = Net(lambda m, a, b, c: m.head(a + b + c), head=nn.Linear(4, 1))
+    uq = rg.LastLayerRigidity(sums).fit([{"a": x, "b": x, "c": torch.tensor(1.0), "y": y}])
+    uq.save(tmp_path / "uq")
+    rg.LastLayerRigidity.load(tmp_path / "uq", sums)
+
+
+def test_one_sample_leaves_room_for_the_rounding_of_another_device():
+    x, y = data(1, 1, 0)
+    for seed in range(20):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 1))
+        uq = rg.LastLayerRigidity(model).fit([(x, y), (x + 1, y), (x + 2, y)])
+        probes = uq._fit.known().binding.probes
+        with torch.no_grad():  # ten digits in between, as TF32 has
+            hidden = model[1](model[0](x))
+            coarse = model[2](hidden.half().float())
+        assert probes._off(probes.output, coarse, probes.digits) == 0
+
+
+def test_a_random_pass_that_shows_late_is_no_changed_model():
+    model = Net(lambda m, x: m.head(x) + m.rare.pop(0), head=nn.Linear(4, 1))
+    model.rare = [0.0]
+    object.__setattr__(model, "rare", Late())
+    uq = rg.LastLayerRigidity(model).fit(data(50, 1, 0))
+    Late.random = True
+    with pytest.warns(UserWarning, match="Two passes of the model"):
+        uq.calibrate(data(50, 1, 1))
+    Late.random = False
+
+
+class Late:
+    """Random from some time on."""
+
+    random = False
+
+    def pop(self, _):
+        return torch.rand(()) * Late.random * 100
+
+
+def test_large_batches_that_cannot_be_cut_are_not_kept(monkeypatch):
+    monkeypatch.setattr("rigidities.last_layer.readout.probes.LARGEST_HELD", 500)
+    model = Net(lambda m, a, c: m.head(a) + c, head=nn.Linear(4, 1))
+    x, y = data(50, 1, 0)
+    uq = rg.LastLayerRigidity(model).fit([{"a": x, "c": torch.tensor(1.0), "y": y}])
+    assert uq._fit.known().binding.probes is None

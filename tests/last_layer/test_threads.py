@@ -8,6 +8,7 @@ from torch import nn
 
 import rigidities as rg
 from tests.support.nets import Net, calibrated, data, trained
+from tests.support.refusals import refused
 from tests.support.storms import THREADS, storm
 
 
@@ -164,3 +165,38 @@ def test_the_rigidity_of_any_regressor_is_safe_too():
             torch.testing.assert_close(pr.variance(inputs[at]), expected[at])
 
     storm(work)
+
+
+def test_a_reader_sees_another_fit_whole():
+    run = lambda m, x: m.one(x) + m.two(x.square())  # noqa: E731
+    model, states = Net(run, one=nn.Linear(4, 1), two=nn.Linear(4, 1)), []
+    for layer in ("one", "two"):
+        uq = rg.LastLayerRigidity(model, layer=layer).fit(data(60, 1, 0))
+        uq.calibrate(data(50, 1, 1))
+        states.append(uq.get_extra_state())
+    x, known = data(5, 1, 2)[0], []
+    for state in states:
+        uq.set_extra_state(state)
+        known.append(uq(x)[1])
+
+    def work(number):
+        for i in range(40):
+            if number:
+                std = uq(x)[1]
+                assert any(torch.equal(std, one) for one in known)
+            else:
+                uq.set_extra_state(states[i % 2])
+
+    storm(work)
+
+
+def test_a_change_inside_another_is_refused():
+    net = trained()
+    uq = rg.LastLayerRigidity(net.model).fit(net.train)
+
+    def batches():
+        uq.partial_fit(net.valid)
+        yield net.test
+
+    refused("was called from within another", uq.partial_fit, batches())
+    assert uq.gram.count == 300

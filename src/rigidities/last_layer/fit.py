@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
@@ -155,11 +156,11 @@ class ReadoutFit:
         self.unbound, self.model, self.target = binding, binding.model, target
         self.learnt: Learnt | None = None
         self._said: set[str] = set()
-        self._changing, self._swapping = Lock(), Lock()
+        self._changing, self._swapping, self._changed = Lock(), Lock(), False
 
     def fit(self, train: Any, weighing: Weighing, **options: Any) -> None:
         """Accumulate the Gram over the training data."""
-        with self._changing:
+        with self._alone():
             binding = self.unbound.again()
             feed = replace(self.feed(weighing), inputs=None, kind=None)
             batches = feed(train, "fit", any_order=True, **options)
@@ -170,7 +171,7 @@ class ReadoutFit:
 
     def revise(self, data: Any, *, remove: bool, check: bool = True, **options: Any) -> None:
         """Add data, or take them out; `check` that they are in the fit."""
-        with self._changing:
+        with self._alone():
             learnt, tap = self._thorough()
             weighing = learnt.known_weighing()
             what = "forget" if remove else "partial_fit"
@@ -192,7 +193,7 @@ class ReadoutFit:
         **options: Any,
     ) -> CalibrationReport:
         """Choose ridge, scale and noise; see `LastLayerRigidity.calibrate`."""
-        with self._changing:
+        with self._alone():
             weighing = self.known().known_weighing()
             if gradients is not None or gradient_target is not None:
                 judged = calibration_loss(weighing.gradients, gradients, gradient_target)
@@ -221,7 +222,8 @@ class ReadoutFit:
 
     def ready(self) -> tuple[AnyTap, Learnt]:
         """The readout and the state; warns once where the bars are uncalibrated or stale."""
-        tap, learnt = self.known().binding.current(), self.on_device()
+        learnt = self.on_device()
+        tap = learnt.binding.current()
         if learnt.report is None:
             self.say_once("uncalibrated", UNCALIBRATED)
         elif learnt.report.stale:
@@ -261,7 +263,7 @@ class ReadoutFit:
 
     def set_weighing(self, weighing: Weighing) -> None:
         """Give the loss again that a file does not hold; refused where it is known."""
-        with self._changing:
+        with self._alone():
             if self.known().weighing is not None:
                 raise ValueError("The loss of this fit is known. To use another, call fit again.")
             self._swap(replace(self.known(), weighing=weighing))
@@ -274,7 +276,7 @@ class ReadoutFit:
 
     def take(self, given: Snapshot | None) -> None:
         """Take up a fit from a snapshot; None for no fit."""
-        with self._changing:
+        with self._alone():
             if given is None:
                 return self._swap(None)
             with given.opened():
@@ -283,8 +285,23 @@ class ReadoutFit:
             self.on_device()
 
     def _thorough(self) -> tuple[Learnt, AnyTap]:
-        tap = self.known().binding.current(thorough=True)
-        return self.on_device(), tap
+        learnt = self.on_device()
+        return learnt, learnt.binding.current(thorough=True)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One change after the other; one inside another would be lost, and is refused."""
+        with self._changing:
+            if self._changed:
+                raise ValueError(
+                    "fit, partial_fit, forget or calibrate was called from within another of them, "
+                    "by its data or functions. Let one end before the next begins."
+                )
+            self._changed = True
+            try:
+                yield
+            finally:
+                self._changed = False
 
     def _swap(self, learnt: Learnt | None) -> None:
         with self._swapping:

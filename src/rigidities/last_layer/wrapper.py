@@ -37,8 +37,8 @@ class ModelWrapper(nn.Module, ABC):
         self._snapshot(thorough=True, probes=probes).write(path)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """What this object knows, inside the `state_dict`."""
-        return self._snapshot().state()
+        """What this object knows, inside the `state_dict`; no inputs of the fit are in it."""
+        return self._snapshot(probes=False).state()
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Take it up; the weights that come with it are checked later."""

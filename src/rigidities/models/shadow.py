@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ def shadow(model: nn.Module) -> nn.Module:
     _check_weights(model)
     memo: dict[int, object] = {}
     for module in model.modules():
-        for value in chain(_parts(module), vars(module).values()):
+        for value in chain(*(g.values() for g in _groups(module)), vars(module).values()):
             if isinstance(value, nn.Parameter):
                 memo[id(value)] = nn.Parameter(value.detach(), requires_grad=False)
             elif isinstance(value, Tensor):
@@ -73,49 +74,70 @@ def input_names(model: nn.Module) -> list[str]:
 class Watch:
     """Notices that weights are written, moved or replaced, and that attributes are set anew.
 
-    Cheap: identities and versions, no arithmetic. Writes through `.data` or NumPy, and changes
-    inside an attribute (an entry of a list), leave no trace.
+    Cheap: identities and versions, no arithmetic. Hooks and the entries of short containers count.
+    Writes through `.data` or NumPy, and changes inside other objects, leave no trace.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = tuple(unwrapped(model).modules())
         # kept, since an identity may be given again once its object is gone
-        self._parts = [part for module in self._modules for part in _parts(module)]
-        self._attributes = [dict(vars(module)) for module in self._modules]
-        own = {f"{i}.{name}": v for i, d in enumerate(self._attributes) for name, v in d.items()}
-        self._plain = {name: value for name, value in own.items() if isinstance(value, Tensor)}
+        groups = [group for module in self._modules for group in _groups(module)]
+        self._groups = [group for group in groups if len(group)]
+        self._empty = [group for group in groups if not len(group)]
+        self._parts = [part for group in self._groups for part in group.values()]
         self._weights = [part for part in self._parts if isinstance(part, Tensor)]
+        self._sizes = [(vars(module), len(vars(module))) for module in self._modules]
+        self._set = [(d, n, v) for d, _ in self._sizes for n, v in d.items() if n not in _OWN]
+        numbers = {id(d): i for i, (d, _) in enumerate(self._sizes)}
+        self._held = {f"{numbers[id(d)]}.{name}": value for d, name, value in self._set}
+        whole = [(name, value, _entries(value)) for name, value in self._held.items()]
+        self._containers = [value for _, value, entries in whole if entries]
+        for name, _, entries in whole:
+            self._held |= {f"{name}[{k!r}]": value for k, value in entries}
+        self._plain = {name: v for name, v in self._held.items() if isinstance(v, Tensor)}
         self._identities, self._versions = self._seen(), self._counted()
 
     def same(self) -> bool:
         """Whether nothing has happened."""
-        return self._versions == self._counted() and self._identities == self._seen()
+        unset = not any(map(len, self._empty)) and all(len(d) == n for d, n in self._sizes)
+        unset = unset and all(d.get(name, self) is value for d, name, value in self._set)
+        return unset and self._versions == self._counted() and self._identities == self._seen()
 
     def written(self, now: Watch) -> bool:
-        """Whether a later look sees other weights or parts."""
+        """Whether a later look sees other weights, parts or hooks."""
         parts = [list(map(id, watch._parts)) for watch in (self, now)]
         return self._versions[0] != now._versions[0] or parts[0] != parts[1]
 
     def renewed(self, now: Watch) -> set[str]:
-        """Names of the attributes that a later look finds set or written to."""
-        names = set()
-        for mine, theirs in zip(self._attributes, now._attributes, strict=False):
-            every = (mine.keys() | theirs.keys()) - {"training"}
-            names |= {n for n in every if not _alike(mine.get(n, self), theirs.get(n, self))}
-        before, after = self._versions[1], now._versions[1]
-        changed = {name for name in before if after.get(name, before[name]) != before[name]}
-        return names | {name.partition(".")[2] for name in changed}
+        """Attributes that a later look finds set or written to, as "number of the module.name"."""
+        mine, theirs, versions = self._held, now._held, now._versions[1]
+        every = mine.keys() | theirs.keys()
+        names = {name for name in every if not _alike(mine.get(name, self), theirs.get(name, self))}
+        return names | {n for n, own in self._versions[1].items() if versions.get(n, own) != own}
 
-    def _seen(self) -> list[tuple[int, ...]]:
-        return [tuple(map(id, chain(vars(m).values(), _parts(m)))) for m in self._modules]
+    def _seen(self) -> list[int]:
+        groups = [group.values() for group in self._groups]
+        entries = [value for container in self._containers for _, value in _entries(container)]
+        return list(map(id, chain(*groups, entries)))
 
     def _counted(self) -> tuple[list[object], dict[str, tuple[object, ...]]]:
         plain = {name: _version(tensor) for name, tensor in self._plain.items()}
         return [_version(tensor) for tensor in self._weights], plain
 
 
-def _parts(module: nn.Module) -> Iterable[object]:
-    return chain(module._parameters.values(), module._buffers.values(), module._modules.values())
+_OWN = frozenset(vars(nn.Module()))
+
+
+def _entries(value: object) -> list[tuple[object, object]]:
+    """Of a dictionary, list or tuple, if there are few."""
+    if not isinstance(value, (dict, list, tuple)) or len(value) > 64:
+        return []
+    return list(value.items() if isinstance(value, dict) else enumerate(value))
+
+
+def _groups(module: nn.Module) -> tuple[dict[Any, Any], ...]:
+    own: tuple[dict[Any, Any], ...] = (module._parameters, module._buffers, module._modules)
+    return (*own, module._forward_hooks, module._forward_pre_hooks)
 
 
 def plain_parts(tensor: Tensor) -> list[Tensor]:
@@ -140,10 +162,9 @@ def _state(model: nn.Module) -> Iterator[Tensor]:
 
 
 def _version(tensor: Tensor) -> tuple[object, ...]:
-    if (parts := plain_parts(tensor))[0] is not tensor:
+    if type(tensor) not in (nn.Parameter, Tensor) and (parts := plain_parts(tensor)) != [tensor]:
         return tuple(map(_version, parts))
-    version = 0 if tensor.is_inference() else tensor._version
-    return tensor.data_ptr(), version, tensor.device, tensor.dtype
+    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version, tensor.dtype
 
 
 def _alike(mine: object, theirs: object) -> bool:

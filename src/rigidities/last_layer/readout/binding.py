@@ -55,7 +55,6 @@ class Binding:
             require(named and header["case"] in {*CASES, "features"}, "the readout")
         self.fingerprint: str | None = None if header is None else header["fingerprint"]
         self._tied: tuple[AnyTap, Watch] | None = None
-        self._volatile: set[str] = set()
         self._lock = Lock()
 
     def again(self, header: dict[str, Any] | None = None, probes: Probes | None = None) -> Binding:
@@ -126,7 +125,8 @@ class Binding:
             self._check_outputs(set())
             return tap, now
         tap, before = tied
-        written, renewed = before.written(now), before.renewed(now) - self._volatile
+        own = set() if self.probes is None else self.probes.renewed
+        written, renewed = before.written(now), before.renewed(now) - own
         if (written or thorough) and model_fingerprint(self.model) != self.fingerprint:
             raise ValueError(
                 "The model's weights have changed since the fit (training, loading, or a cast "
@@ -137,14 +137,12 @@ class Binding:
             self._check_outputs(renewed)
         if written or renewed:
             tap = self._made(self._described(tap))
-        if self.probes is not None:  # a model may set them in each of its passes
-            self._volatile |= renewed
         return tap, now
 
     def _check_outputs(self, renewed: set[str]) -> None:
         off = 0.0 if self.probes is None else self.probes.difference(self.model, self.source)
         if off:
-            names = ", ".join(map(repr, sorted(renewed)))
+            names = ", ".join(repr(name.partition(".")[2]) for name in sorted(renewed))
             since = f"{names} set since?" if renewed else "another activation, factor or statistic?"
             raise ValueError(
                 "The model's weights are those of the fit, but its predictions are not: for "

@@ -76,7 +76,7 @@ class Columns:
     def _parts(self, head: nn.Module, known: dict[object, Tensor]) -> list[Tensor]:
         parts = []
         for name, size in self._sizes(head).items():
-            parameter = head._parameters.get(name)
+            parameter = dict(head._parameters.items()).get(name)
             key = (id(head), name) if parameter is None else id(parameter)
             if key not in known:
                 known[key] = torch.arange(self.width, self.width + size)

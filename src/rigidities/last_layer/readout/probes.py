@@ -9,22 +9,27 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ...data.batches import Batch
 from ...models.calling import Source
 from ...models.modes import differentiating
-from ...models.shadow import placement, shadow
+from ...models.shadow import Watch, placement, shadow
 from ...notices import notify
 
 ROWS = 8
-LARGEST = 1 << 20
-"""Bytes of inputs to keep in a file at most."""
+LARGEST, LARGEST_HELD = 1 << 20, 1 << 26
+"""Bytes of inputs to keep at most, in a file and in memory."""
+RANDOM = (
+    "Two passes of the model over the same inputs differ: is a dropout always on, or does the "
+    "forward pass draw random numbers or keep a state? Its mean and error bars are those of one "
+    "such pass."
+)
 
 _Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -38,12 +43,14 @@ class Probes:
         output: of the model in eval mode, float64 on the CPU.
         dtype: of the model then.
         digits: the coarsest relative precision on the way to the output.
+        renewed: attributes that a pass of the model sets itself; see `Watch`.
     """
 
     inputs: _Inputs
     output: Tensor
     dtype: torch.dtype
     digits: float
+    renewed: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, model: nn.Module, source: Source, batch: Batch) -> Probes | None:
@@ -54,46 +61,49 @@ class Probes:
         whole: _Inputs = (batch.args, batch.kwargs)
         dtype = placement(model)[1]
         for inputs in (_few(whole), whole):
+            if sum(leaf.nbytes for leaf in _tensors(inputs)) > LARGEST_HELD:
+                return None
             try:
-                kept = copy.deepcopy(inputs)
-                first, second = (_outputs(model, source, kept, dtype) for _ in range(2))
+                kept, twin = _placed(inputs, torch.device("cpu")), shadow(model)
+                before = Watch(twin)
+                first, second = (_outputs(twin, source, kept, dtype) for _ in range(2))
             except Exception:  # not cut as the model wants it, or not to be copied
                 continue
-            probes = cls(kept, first, dtype, _digits(model, first))
-            off = probes._off(second, probes.digits)
-            if not off <= 1:
-                notify(
-                    "Two passes of the model over the same inputs differ, by up to "
-                    f"{float((first - second).abs().max()):.2g}: is a dropout always on, or does "
-                    "the forward pass draw random numbers or keep a state? Its mean and error bars "
-                    "are those of one such pass."
-                )
+            renewed = frozenset(before.renewed(Watch(twin)))
+            probes = cls(kept, first.double().cpu(), dtype, _digits(model, first), renewed)
+            if probes._off(first, second, probes.digits):
+                notify(RANDOM)
                 return None
-            return replace(probes, output=first.double().cpu())
+            return probes
         return None
 
     def difference(self, model: nn.Module, source: Source) -> float:
         """How far the model's outputs are from those kept; zero within what rounding explains."""
         try:
-            now = _outputs(model, source, self.inputs, self.dtype)
+            now, again = (_outputs(shadow(model), source, self.inputs, self.dtype) for _ in "12")
         except Exception:  # kept inputs that this device or precision does not take
             return 0.0
-        if now.shape != self.output.shape:
-            return math.inf
-        off = self._off(now, max(self.digits, _digits(model, now)))
-        return 0.0 if off <= 1 else float((now.double().cpu() - self.output).abs().max())
+        digits = max(self.digits, _digits(model, now))
+        off = self._off(self.output, now, digits)
+        if off and self._off(now, again, digits):
+            notify(RANDOM)
+            return 0.0
+        return off
 
-    def _off(self, output: Tensor, digits: float) -> float:
-        """The largest deviation in units of what rounding (TF32 included) may bring; NaN for NaN.
+    def _off(self, kept: Tensor, output: Tensor, digits: float) -> float:
+        """The largest deviation, if it is more than rounding (TF32 included) may bring.
 
-        Relative to the spread between samples, since an offset tells nothing of the digits lost.
+        Relative to the spread between samples, since an offset tells nothing of the digits lost; to
+        the size of very few.
         """
-        kept, output = (t.double().cpu().reshape(len(t), -1) for t in (self.output, output))
-        spread = kept.std(0, correction=0) * min(0.1, 30 * digits**0.5)
-        allowed = spread + kept.abs().amax(0) * min(0.05, 1000 * digits)
-        both_nan = kept.isnan() & output.isnan()
-        off = (output - kept).abs() / allowed.clamp(min=1e-300)
-        return float(off.masked_fill(both_nan, 0.0).max())
+        if kept.shape != output.shape:
+            return math.inf
+        kept, output = (t.double().cpu().reshape(len(t), -1) for t in (kept, output))
+        size = kept.abs().amax(0)
+        spread = kept.std(0, correction=0) if len(kept) > 3 else size
+        allowed = spread * min(0.1, 30 * digits**0.5) + size * min(0.05, 1000 * digits)
+        apart = (output - kept).abs().masked_fill(kept.isnan() & output.isnan(), 0.0)
+        return 0.0 if bool((apart <= allowed).all()) else float(apart.max())
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
         """For a file; None where the inputs are too large, or no tensors and plain values."""
@@ -105,7 +115,8 @@ class Probes:
         if sum(tensor.nbytes for tensor in tensors) > LARGEST:
             return None
         dtype = str(self.dtype).removeprefix("torch.")
-        header = {"inputs": inputs, "dtype": dtype, "digits": self.digits}
+        own = sorted(self.renewed)
+        header = {"inputs": inputs, "dtype": dtype, "digits": self.digits, "renewed": own}
         return header, {"output": self.output} | {f"{i}": t for i, t in enumerate(tensors)}
 
     @classmethod
@@ -113,31 +124,43 @@ class Probes:
         """The probes that `state` came from."""
         args, kwargs = _unpacked(header["inputs"], tensors)
         dtype = getattr(torch, header["dtype"])
-        return cls((args, kwargs), tensors["output"], dtype, float(header["digits"]))
+        own = frozenset(header["renewed"])
+        return cls((args, kwargs), tensors["output"], dtype, float(header["digits"]), own)
+
+
+def _tensors(inputs: _Inputs) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
 
 
 def _few(inputs: _Inputs) -> _Inputs:
     """The first rows, where all tensors have as many."""
-    leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+    leaves = _tensors(inputs)
     if len({leaf.shape[:1] for leaf in leaves}) != 1 or not leaves[0].ndim:
         return inputs
     few: _Inputs = tree_map_only(Tensor, lambda t: t[:ROWS].clone(), inputs)
     return few
 
 
-@differentiating
-def _outputs(model: nn.Module, source: Source, inputs: _Inputs, dtype: torch.dtype) -> Tensor:
-    """Of the model as it is now, in eval mode, on its device and in its precision."""
-    device, now = placement(model)
+def _placed(inputs: _Inputs, *where: Any, only: torch.dtype | None = None) -> _Inputs:
+    """A copy on a device; in a precision too where the tensors have the one that is given."""
 
     def placed(value: Any) -> Any:
-        if isinstance(value, Tensor) and value.dtype == dtype:
-            return value.to(device, now)
-        moved = value.to(device) if callable(getattr(value, "to", None)) else None
+        known = isinstance(value, Tensor) and value.dtype == only
+        moved = value.to(*(where if known else where[:1]))
         return value if moved is None else moved
 
-    args, kwargs = tree_map(placed, copy.deepcopy(inputs))
-    return source.run(shadow(model), args, kwargs).detach()
+    def movable(value: Any) -> bool:
+        return callable(getattr(value, "to", None))
+
+    copied: _Inputs = tree_map_only(movable, placed, copy.deepcopy(inputs))
+    return copied
+
+
+@differentiating
+def _outputs(twin: nn.Module, source: Source, inputs: _Inputs, dtype: torch.dtype) -> Tensor:
+    """Of a shadow of the model, on its device and in its precision."""
+    args, kwargs = _placed(inputs, *placement(twin), only=dtype)
+    return source.run(twin, args, kwargs).detach()
 
 
 def _digits(model: nn.Module, output: Tensor) -> float:
@@ -152,7 +175,7 @@ def _digits(model: nn.Module, output: Tensor) -> float:
 def _packed(value: Any, tensors: list[Tensor]) -> Any:
     """A structure as JSON holds it, its tensors apart."""
     if isinstance(value, Tensor):
-        tensors.append(value)
+        tensors.append(value.clone())  # some may share memory, which no file holds
         return {"tensor": len(tensors) - 1}
     if type(value) in (tuple, list):
         return {type(value).__name__: [_packed(each, tensors) for each in value]}
