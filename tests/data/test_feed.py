@@ -1,12 +1,16 @@
 """How data reach the model: the fit's kind of batch in every call, rows, targets, odd batches."""
 
 import re
+from collections import UserList
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 import rigidities as rg
 from tests.support import oracle
@@ -139,10 +143,50 @@ def test_another_kind_of_batch_than_the_fits_is_brought_to_it_or_refused(net, ki
         with pytest.warns(UserWarning, match="not calibrated"):
             assert len(uq.predict(new).mean) == len(net.test[0])
         return
-    message = rf"the fit had a {kind}, here is a {given}. Pass [x(\[{{]"
+    message = rf"the fit had a {kind}\S*, here is a {given}\S* Pass [x(\[{{]"
     with pytest.warns(UserWarning, match="not calibrated"):
         refused(message, uq.predict, new)
     refused(message, uq, new[0] if given == "object" else new)
+
+
+NESTED = {
+    "tuple": lambda x: (x,),
+    "mapping": lambda x: {0: x},
+    "object": lambda x: UserList([x]),
+}
+
+
+@pytest.mark.parametrize("inside", NESTED)
+def test_a_tensor_is_not_taken_for_a_tuple_of_something_else(net, inside):
+    (x, y), (valid, truth), new = net.train, net.valid, net.test[0]
+    nest, pick = NESTED[inside], {"target": lambda b: b[1]}
+    uq = rg.LastLayerRigidity(net.model, forward=lambda m, b: m(b[0][0]), **pick)
+    uq.fit([(nest(x), y)]).calibrate([(nest(valid), truth)])
+    ensemble, message = uq.ensemble(4), rf"the fit had a tuple\({inside}\), here is a t.* Pass \[\("
+    for call in (uq, uq.predict, uq.gradient, ensemble, partial(ensemble.propagate, lambda y: y)):
+        refused(message, call, new)
+    for data in ([new], DataLoader(list(new), batch_size=50)):
+        refused(message, uq.predict, data)
+    if inside != "object":  # of which nothing is known: it may stand for None
+        refused(message, uq.predict, (new, new))
+        refused(message, uq, (new,))
+    assert torch.equal(uq.predict([(nest(new),)]).mean, net.model(new).detach())
+    assert uq((nest(new), None))[0].shape == ensemble((nest(new),))[0].shape == (len(new), 1)
+
+
+@pytest.mark.parametrize("kind", ["tuple(tensor)", "tuple"])
+def test_samples_in_a_list_are_not_mixed_up_with_a_tensor_of_samples(net, kind):
+    """`tuple` is what older files hold."""
+    forward = lambda m, b: m(torch.stack(tuple(b)))  # noqa: E731
+    uq = rg.LastLayerRigidity(net.model, forward=forward, target=lambda b: None)
+    learnt, new = uq.fit([list(net.train[0])])._fit.learnt, net.test[0]
+    uq._fit.learnt = replace(learnt, statistics=replace(learnt.statistics, kind=kind))
+    with pytest.warns(UserWarning, match="not calibrated"):
+        ensemble = uq.ensemble(4)
+    assert uq(list(new))[0].shape == uq.predict([list(new)]).mean.shape == (len(new), 1)
+    propagate = partial(ensemble.propagate, lambda y: y)
+    for call in (uq, ensemble, uq.predict, lambda x: uq.predict([x]), propagate):
+        refused(r"gives 1 outputs for 200 rows of data, .*\[batch\]", call, new)
 
 
 def test_the_hint_for_a_mean_and_a_variance_works_as_printed(net):

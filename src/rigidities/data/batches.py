@@ -47,14 +47,14 @@ class Batch:
     kwargs: dict[str, Any]
     target: Tensor | None
     raw: Any
-    rows: int | None = None  # samples, where the library cut them out of the data itself
+    rows: int | None = None  # samples, where the library cut or wrapped the data itself
 
     def check(self, outputs: int) -> None:
         """Refuse another number of outputs; one sample may have lost its dimension to a squeeze."""
         if self.rows not in (None, 1, outputs):
             raise ValueError(
                 f"The model gives {outputs} outputs for {self.rows} rows of data, expected one for "
-                "each. Where rows are no samples (atoms of structures) pass a list, [batch]."
+                "each. If rows are no samples (atoms) pass batches as in the fit, a list: [batch]."
             )
 
     def mapped(self: B, change: Callable[[Any], Any]) -> B:
@@ -90,8 +90,9 @@ class Reader:
         raw = self._placed(raw)
         args, kwargs, target = self._parts(raw)
         if self.whole:
-            args, kwargs = (of_kind(raw, self.kind, args),), {}
-            raw = args[0] if isinstance(raw, Tensor) else raw
+            whole, own = of_kind(raw, self.kind, args)
+            args, kwargs, rows = (whole,), {}, own or rows
+            raw = whole if isinstance(raw, Tensor) else raw
         if self.target is not None:
             target = self._placed(self.target(raw))
         return Batch(args, kwargs, self._tensor(target), raw, rows)
@@ -145,30 +146,33 @@ class Reader:
 
 
 def kind_of(raw: Any) -> str:
-    """What a batch is to a function that takes it whole."""
+    """What a batch is to a function that takes it whole: one of `KINDS`."""
     if isinstance(raw, (tuple, list)):
-        return "tuple"
+        return f"tuple({kind_of(raw[0]).partition('(')[0]})" if raw else "tuple"
     if isinstance(raw, Mapping) or (hasattr(raw, "keys") and hasattr(raw, "__getitem__")):
         return "mapping"
     return "tensor" if isinstance(raw, Tensor) or _is_array(raw) else "object"
 
 
-def of_kind(raw: Any, kind: str | None, inputs: tuple[Any, ...]) -> Any:
-    """A batch, whose `inputs` are known, as one of the fit's kind, which may lack the target."""
+def of_kind(raw: Any, kind: str | None, inputs: tuple[Any, ...]) -> tuple[Any, int | None]:
+    """A batch of known `inputs` as one of the fit's kind, target or not; rows if it is wrapped."""
     given = kind_of(raw)
-    if kind is None or given == kind:
-        return raw
-    if (kind, given) == ("tuple", "tensor"):
-        return (raw,)
-    if (kind, given) == ("tensor", "tuple") and len(inputs) == 1:
-        return inputs[0]
+    unsure = {kind, given} & {"tuple", "tuple(object)"}  # an older file; an input that is None
+    if kind is None or given == kind or (unsure and kind[:5] == given[:5]):
+        return raw, None
+    if kind in ("tuple", "tuple(tensor)") and given == "tensor":
+        return (raw,), raw.shape[0] if raw.shape else 1
+    if (kind, given) == ("tensor", "tuple(tensor)") and len(inputs) == 1:
+        return inputs[0], None
     raise ValueError(
         f"forward= must get batches of one kind in every call: the fit had a {kind}, here is a "
-        f"{given}. Pass {_LIKE[kind]}, with or without the target."
+        f"{given}. Pass {KINDS[kind]}, with or without the target."
     )
 
 
-_LIKE = {"tensor": "x", "tuple": "(x, ...)", "mapping": "{key: x, ...}", "object": "[batch]"}
+KINDS = {"tensor": "x", "tuple": "(x, ...)", "mapping": "{key: x, ...}", "object": "[batch]"}
+"""What `kind_of` tells apart, and how each is written."""
+KINDS |= {f"tuple({one})": f"[({like.strip('[]')}, ...)]" for one, like in KINDS.items()}
 
 
 def raw_batches(

@@ -34,12 +34,13 @@ class Feed:
         """The same for data whose targets are of no interest, and may not be there."""
         return self if self.target is None else replace(self, target=_none)
 
-    def handed(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, Any]:
+    def handed(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Batch:
         """The inputs of one call, for a user's `forward` as one batch of the fit's kind."""
         if not self.whole or self.kind is None or (inputs and keywords):
-            return inputs, keywords
+            return Batch(inputs, keywords, None, None)
         raw = keywords or (inputs[0] if len(inputs) == 1 else inputs)
-        return (of_kind(raw, self.kind, raw if isinstance(raw, tuple) else ()),), {}
+        whole, rows = of_kind(raw, self.kind, raw if isinstance(raw, tuple) else ())
+        return Batch((whole,), {}, None, None, rows)
 
     def __call__(
         self,

@@ -192,7 +192,7 @@ def _empty(tap: AnyTap, batch: Batch, reading: Reading) -> Statistics:
     own = targets if tap.layout == "separate" else None
     gram = Gram(reading.features.shape[-1], targets=own, device=reading.features.device)
     kind, raw = kind_of(batch.raw), batch.raw
-    inputs = max(1, len(raw) - 1) if kind == "tuple" else len(batch.args)
+    inputs = max(1, len(raw) - 1) if kind.startswith("tuple") else len(batch.args)
     return Statistics(gram, RowSketch(), targets, inputs, kind)
 
 

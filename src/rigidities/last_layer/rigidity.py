@@ -238,9 +238,10 @@ class LastLayerRigidity(ModelWrapper):
     def forward(self, *inputs: Any, **keywords: Any) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation, each shaped like the model's output."""
         refuse_transforms()
-        args, kwargs = self._fit.feed().handed(inputs, keywords)
+        batch = self._fit.feed().handed(inputs, keywords)
         tap, learnt = self._fit.ready()
-        reading, bars = tap(*args, **kwargs), learnt.bars
+        reading, bars = tap(*batch.args, **batch.kwargs), learnt.bars
+        batch.check(len(reading.output))
         return reading.output, bars.std(bars.spread(reading))
 
     @outside_inference_mode

@@ -75,7 +75,10 @@ class Ensemble(ModelWrapper):
 
         A spread below the rounding of the outputs is lost in it: `propagate` keeps that.
         """
-        return outputs(self._pass(*self._feed.handed(inputs, keywords)), self.deviations)
+        batch = self._feed.handed(inputs, keywords)
+        reading = self._pass(batch.args, batch.kwargs)
+        batch.check(reading.output.shape[0])  # len would fix it in a graph
+        return outputs(reading, self.deviations)
 
     def propagate(
         self,
