@@ -33,10 +33,7 @@ class Source:
         kwargs: dict[str, Any],
         worked: str | None = "",
     ) -> Tensor:
-        """The model's output tensor for a batch; what it raises says how it was called.
-
-        `worked` is how it was called in the fit, as far as known: None on the fit's first batch.
-        """
+        """The model's output for a batch; what it raises says how it was called, and `worked`."""
         call = model if self.forward is None else partial(self.forward, model)
         if torch.compiler.is_compiling():  # tracers raise errors of their own
             return pick(call(*args, **kwargs), self.output)
@@ -46,7 +43,7 @@ class Source:
             if type(error) not in _PLAIN or is_own(error):
                 raise  # out of memory, a class of the user's, a refusal
             remedy = f" In the fit {worked} worked." if worked else ""
-            if worked is None:
+            if worked is None:  # on the first batch of a fit
                 remedy = _KEYWORDS if kwargs else _places(model, len(args))
                 remedy = " forward= gets each batch whole." if self.forward else f" {remedy}"
             said = f"{type(error).__name__}: {error}".rstrip(".")

@@ -54,7 +54,7 @@ def find_heads(model: nn.Module, run: Run) -> Found:
     found, leaves = _walk([output.grad_fn], marks)
     later = [parameters[leaf] for leaf in leaves if leaf in parameters]
     if not found:
-        raise ValueError(_nothing_found(model, names, later))
+        raise ValueError(_nothing_found(type(model).__name__, names, nearest(model, later)))
     silent = [name for name, marker in zip(names, markers, strict=True) if not marker.calls]
     return Found([names[i] for i in _last(found, marks)], sorted(later), silent)
 
@@ -138,18 +138,17 @@ def _refuse(_: object) -> Tensor:
     raise RuntimeError("Nothing was kept for a backward pass.")
 
 
-def _nothing_found(model: nn.Module, maps: list[str], later: list[str]) -> str:
+def _nothing_found(model: str, maps: list[str], others: str) -> str:
     """Why there is no readout, and what else there is."""
     if not maps:
-        kinds, name = "nn.Linear or 1x1 convolution", type(model).__name__
-        reason = f"{name} has no linear map ({kinds}) to take features from."
+        reason = f"{model} has no linear map (nn.Linear or 1x1 convolution) to take features from."
     else:
         reason = (
             "No linear map reaches the output through differentiable operations: does the forward "
             "pass use torch.no_grad, detach, .data or NumPy, or end in something other than a "
             "linear layer?"
         )
-    return f"{reason} {nearest(model, later)}Pass features=callable(model, *inputs) -> (N, D)."
+    return f"{reason} {others}Pass features=callable(model, *inputs) -> (N, D)."
 
 
 def nearest(model: nn.Module, parameters: list[str]) -> str:

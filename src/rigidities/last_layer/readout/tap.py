@@ -89,7 +89,10 @@ class Tap:
         if features is not None:
             return FeatureTap(model, source)
         if isinstance(unwrapped(model), torch.jit.ScriptModule):
-            raise ValueError(_SEALED)
+            raise ValueError(
+                "A TorchScript module cannot be looked into. Pass features=callable(model, "
+                "*inputs) -> (N, D), or wrap the nn.Module that it was made from."
+            )
 
         def run(twin: nn.Module) -> Tensor:
             return source.run(twin, *inputs, None)
@@ -376,11 +379,6 @@ class FeatureTap:
 
 AnyTap = Tap | FeatureTap
 
-_SEALED = (
-    "A TorchScript module cannot be looked into. Pass features=callable(model, *inputs) -> (N, D), "
-    "or wrap the nn.Module that it was made from."
-)
-
 
 def _checked_names(model: nn.Module, names: list[Any]) -> list[str]:
     wrong = [name for name in names if not isinstance(name, str)]
@@ -399,7 +397,8 @@ def _checked_names(model: nn.Module, names: list[Any]) -> list[str]:
         )
     sealed = [name for name in names if scripted(model, name)]
     if sealed:
-        raise ValueError(f"layer={sealed[0]!r} has parameters inside TorchScript. {_SEALED}")
+        where = f"layer={sealed[0]!r} has parameters inside TorchScript"
+        raise ValueError(f"{where}, which cannot be looked into. Pass features=.")
     empty = [name for name in names if not owners(unwrapped(model), name)]
     if empty:
         raise ValueError(
