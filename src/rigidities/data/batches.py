@@ -164,11 +164,12 @@ def of_kind(raw: Any, kind: str | None, inputs: tuple[Any, ...]) -> Any:
         return inputs[0]
     raise ValueError(
         f"forward= must get batches of one kind in every call: the fit had a {kind}, here is a "
-        f"{given}. Pass {_LIKE[kind]}, with or without the target."
+        f"{given}. Pass {KINDS[kind]}, with or without the target."
     )
 
 
-_LIKE = {"tensor": "x", "tuple": "(x, ...)", "mapping": "{key: x, ...}", "object": "[batch]"}
+KINDS = {"tensor": "x", "tuple": "(x, ...)", "mapping": "{key: x, ...}", "object": "[batch]"}
+"""What `kind_of` tells apart, and how each is written."""
 
 
 def raw_batches(

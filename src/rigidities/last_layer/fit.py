@@ -13,7 +13,7 @@ from torch import Tensor
 from .._version import __version__
 from ..calibration.calibration import Calibration, Wanted
 from ..calibration.report import CalibrationReport
-from ..data.batches import Batch
+from ..data.batches import KINDS, Batch
 from ..data.feed import Feed
 from ..data.sketch import RowSketch
 from ..data.slots import InputName
@@ -301,7 +301,7 @@ def _learnt(given: Snapshot, unbound: Binding) -> Learnt:
     statistics = Statistics(gram, sketch, header["targets"], header["inputs"], kind)
     fits = gram.targets in (None, statistics.targets) and statistics.inputs >= 0
     require(fits and statistics.targets > 0, "the number of targets or inputs")
-    require(kind is None or isinstance(kind, str), "the kind of batches")
+    require(kind in (None, *KINDS), "the kind of batches")
     report = given.part("calibration", CalibrationReport.from_state)
     require(report is None or len(report.scale) == statistics.targets, "the calibration's scale")
     return Learnt(unbound.taken(given), statistics, _loss_from(header["loss"]), report)

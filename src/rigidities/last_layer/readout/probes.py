@@ -20,7 +20,7 @@ from ...data.batches import Batch
 from ...models.calling import Source
 from ...models.modes import differentiating
 from ...models.shadow import placement, shadow
-from ...notices import notify
+from ...notices import notify, require, require_kinds
 
 ROWS = 8
 LARGEST = 1 << 20
@@ -110,10 +110,14 @@ class Probes:
 
     @classmethod
     def from_state(cls, header: dict[str, Any], tensors: dict[str, Tensor]) -> Probes:
-        """The probes that `state` came from."""
-        args, kwargs = _unpacked(header["inputs"], tensors)
-        dtype = getattr(torch, header["dtype"])
-        return cls((args, kwargs), tensors["output"], dtype, float(header["digits"]))
+        """The probes that `state` came from; refused where they came from none."""
+        require_kinds(header, {"inputs": dict, "dtype": str, "digits": float}, "the probes")
+        inputs, output = _unpacked(header["inputs"], tensors), tensors["output"]
+        dtype: Any = getattr(torch, header["dtype"], None)
+        pair = isinstance(inputs, list) and [type(each) for each in inputs] == [tuple, dict]
+        known = isinstance(dtype, torch.dtype) and 0 < header["digits"] < 1
+        require(pair and known and output.dtype == torch.float64, "the probes")
+        return cls((inputs[0], inputs[1]), output, dtype, float(header["digits"]))
 
 
 def _few(inputs: _Inputs) -> _Inputs:
