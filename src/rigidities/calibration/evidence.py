@@ -39,8 +39,8 @@ def evidence(
     """
     if gram.square is None:
         raise ValueError(
-            "criterion='evidence' needs the residuals of the fit: call fit with (x, y), anew where "
-            "the rows forgotten had residuals beside which those left are lost to rounding."
+            "criterion='evidence' needs the residuals of the fit: call fit with (x, y), anew after "
+            "rows were forgotten beside whose residuals those left are lost to rounding."
         )
     if gram.cross is None:
         raise ValueError(
@@ -107,9 +107,8 @@ def most_evident_ridge(
         at, best = int(values.argmin()), float(values.min())
         if not math.isfinite(best) or math.isinf(values[max(at - 1, 0)]):
             raise ValueError(
-                "criterion='evidence' finds no ridge: beside an offset, or a single residual, far "
-                "beyond all others, what the readout leaves of the residuals is lost to rounding. "
-                "Fit to targets near the predictions, or take another criterion."
+                "criterion='evidence' finds no ridge: beside a far offset, or one far residual, "
+                "the others are lost to rounding. Fit to other targets, or take another criterion."
             )
         centre = float(exponents[at])
         exponents, width = about(centre, width, 17), width / 8

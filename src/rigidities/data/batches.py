@@ -169,7 +169,6 @@ def of_kind(raw: Any, kind: str | None, inputs: tuple[Any, ...]) -> Any:
 
 
 KINDS = {"tensor": "x", "tuple": "(x, ...)", "mapping": "{key: x, ...}", "object": "[batch]"}
-"""What `kind_of` tells apart, and how each is written."""
 
 
 def raw_batches(

@@ -15,7 +15,7 @@ from ...models.shadow import Watch, unwrapped
 from ...models.threads import Lock
 from ...notices import NO_FIT, NotFittedError, require, require_kinds
 from .cases import CASES
-from .heads import Recorder, is_linear_map, own_parameters
+from .heads import is_linear_map, own_parameters
 from .probes import Probes
 from .tap import AnyTap, FeatureTap, Tap
 
@@ -158,16 +158,11 @@ class Binding:
     def _from_header(self, header: dict[str, Any]) -> AnyTap:
         """The tap of a file, if model and functions are those that it was made with."""
         known = dict(unwrapped(self.model).named_modules())
-        missing = [name for name in header["layer"] + header["silent"] if name not in known]
-        readout = "a readout"
-        if not missing and header["layer"]:
-            recorded = CASES[header["case"]].recorder is Recorder
-            fits = is_linear_map if recorded else own_parameters
-            missing = [name for name in header["layer"] if not fits(known[name])]
-            readout = "a linear readout" if recorded else "a readout with parameters"
+        fits = own_parameters if header["case"] == "parameters" else is_linear_map
+        missing = [name for name in header["layer"] if name not in known or not fits(known[name])]
         if missing:
             raise ValueError(
-                f"The file was made with {readout} named {missing[0]!r}, which this "
+                f"The file was made with a readout named {missing[0]!r}, which this "
                 f"{type(self.model).__name__} does not have. Load it with the model it was made "
                 "with."
             )

@@ -20,7 +20,7 @@ from ...data.batches import Batch
 from ...models.calling import Source
 from ...models.modes import differentiating
 from ...models.shadow import placement, shadow
-from ...notices import notify, require, require_kinds
+from ...notices import notify, require
 
 ROWS = 8
 LARGEST = 1 << 20
@@ -111,7 +111,6 @@ class Probes:
     @classmethod
     def from_state(cls, header: dict[str, Any], tensors: dict[str, Tensor]) -> Probes:
         """The probes that `state` came from; refused where they came from none."""
-        require_kinds(header, {"inputs": dict, "dtype": str, "digits": float}, "the probes")
         inputs, output = _unpacked(header["inputs"], tensors), tensors["output"]
         dtype: Any = getattr(torch, header["dtype"], None)
         pair = isinstance(inputs, list) and [type(each) for each in inputs] == [tuple, dict]
