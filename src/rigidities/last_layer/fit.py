@@ -130,6 +130,7 @@ class Learnt:
             "targets": known.targets,
             "inputs": known.inputs,
             "batch": known.kind,
+            "exact": known.exact,
             "loss": _loss_state(self.weighing),
             "calibration": None if report is None else report.header(),
         }
@@ -297,11 +298,11 @@ def _learnt(given: Snapshot, unbound: Binding) -> Learnt:
     require_kinds(header, {"readout": dict, "targets": int, "inputs": int}, "the fit")
     gram = Gram.from_state(unprefixed("gram", given.tensors))
     sketch = RowSketch.from_state(unprefixed("sketch", given.tensors))
-    kind = header.get("batch")
-    statistics = Statistics(gram, sketch, header["targets"], header["inputs"], kind)
+    kind, exact = header.get("batch"), header.get("exact", True)
+    statistics = Statistics(gram, sketch, header["targets"], header["inputs"], kind, exact)
     fits = gram.targets in (None, statistics.targets) and statistics.inputs >= 0
     require(fits and statistics.targets > 0, "the number of targets or inputs")
-    require(kind in (None, *KINDS), "the kind of batches")
+    require(kind in (None, *KINDS) and type(exact) is bool, "the kind of batches")
     report = given.part("calibration", CalibrationReport.from_state)
     require(report is None or len(report.scale) == statistics.targets, "the calibration's scale")
     return Learnt(unbound.taken(given), statistics, _loss_from(header["loss"]), report)
