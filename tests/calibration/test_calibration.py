@@ -251,6 +251,31 @@ def test_the_evidence_of_no_more_rows_than_biases_is_refused():
     )
 
 
+@pytest.mark.parametrize(("offset", "known"), [(1e5, True), (1e7, False), (1e8, False)])
+def test_the_evidence_of_residuals_beside_a_far_offset_is_right_or_refused(offset, known):
+    p = problem(seed=6)
+    uq = rg.LastLayerRigidity(p.model).fit((p.x, p.y + offset))
+    if not known:
+        refused("lost to rounding", uq.calibrate, (p.x_valid, p.y_valid), criterion="evidence")
+        return
+    uq.calibrate((p.x_valid, p.y_valid), criterion="evidence")
+    expected, _ = calibrated(p, criterion="evidence")
+    assert float(uq.ridge) == pytest.approx(float(expected.ridge), rel=0.05)
+
+
+@pytest.mark.parametrize("wild", [1e3, 1e9])
+def test_the_evidence_after_a_wild_row_is_forgotten_is_right_or_refused(wild):
+    p = problem(seed=6)
+    x, y = torch.cat([p.x, p.x[:1] + 1]), torch.cat([p.y, p.y[:1] + wild])
+    uq = rg.LastLayerRigidity(p.model).fit((x, y)).forget((x[-1:], y[-1:]))
+    if wild > 1e8:
+        refused("needs the residuals of the fit", uq.calibrate, (p.x, p.y), criterion="evidence")
+        return
+    _, one = calibrated(p, criterion="evidence")
+    report = uq.calibrate((p.x_valid, p.y_valid), criterion="evidence")
+    assert report.value == pytest.approx(one.value, rel=1e-6)
+
+
 def ridge_regression(p: Problem, ridge: float) -> Problem:
     """The same data with a last layer refitted at a ridge."""
     w = oracle.ridge_solution(features(p.x).numpy(), p.y.numpy()[:, 0], ridge)

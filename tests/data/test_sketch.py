@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rigidities.data import sketch
-from rigidities.data.sketch import RowSketch, row_hashes, tensor_hash
+from rigidities.data.sketch import RowSketch, near_hashes, row_hashes, tensor_hash
 from rigidities.last_layer.readout.binding import model_fingerprint as fingerprint
 
 
@@ -32,6 +32,29 @@ def test_small_whole_numbers_do_not_collide(dtype, width):
     digits = torch.cartesian_prod(*[torch.arange(4)] * 8).to(dtype)
     rows = torch.cat([digits, torch.ones(len(digits), width - 8, dtype=dtype)], 1)
     assert len(torch.unique(hashes(rows))) == len(rows) == 4**8
+
+
+@pytest.mark.parametrize(("digits", "off"), [(2e-16, 3e-4), (1e-7, 3e-4), (8e-3, 8e-3)])
+@pytest.mark.parametrize("labelled", [True, False])
+def test_features_are_known_up_to_rounding(digits, off, labelled):
+    g = torch.Generator().manual_seed(0)
+    x, noise = (torch.randn(5000, 30, generator=g) for _ in range(2))
+    y = torch.randn(5000, 1, generator=g) if labelled else None
+    held = RowSketch()
+    held.add(near_hashes(x, y, digits, None))
+    assert held.shared(near_hashes(x * (1 + off * noise), y, digits, held)) == 5000
+    if labelled:
+        assert held.shared(near_hashes(x, y + 1e-6, digits, held)) == 0
+    if digits < 1e-3:
+        assert held.shared(near_hashes(noise, y, digits, held)) == 0
+        assert held.shared(near_hashes(x * (1 + 0.1 * noise), y, digits, held)) < 10
+
+
+def test_tensors_without_plain_rows_have_no_hashes():
+    x = torch.eye(3)
+    assert hashes(x.to_sparse()) is None and hashes(torch.tensor(3.0)[None], x) is None
+    nested = torch.nested.nested_tensor([x, x], layout=torch.jagged)
+    assert row_hashes([nested], 2) is None
 
 
 def test_order_and_place_of_values_matter():

@@ -144,13 +144,53 @@ def test_structures_are_known_in_any_batch_by_their_features(molecules):
     check_refused(uq, "4 of 8 rows were never in the fit", [*some, *others[:4]])
 
 
-def test_a_tenth_of_hashed_features_may_be_rounded_otherwise(molecules, monkeypatch):
+def test_every_structure_is_known_alone_and_none_that_was_never_added(molecules):
     fit, g, alone = molecules
     uq = fit([g])
-    monkeypatch.setattr("rigidities.last_layer.accumulation._UNSURE", 0.3)
     alone[0].energy = alone[0].energy + 1e-6
-    check_refused(uq, "1 of 3 rows", alone[:3])
-    assert uq.forget(alone[:4]).gram.count == zoo.ROWS - 4
+    check_refused(uq, "1 of 12 rows", alone)
+    alone[1].x = alone[1].x + 0.1
+    check_refused(uq, "1 of 11 rows", alone[1:])
+    for one in alone[2:]:
+        uq.forget([one])
+    assert uq.gram.count == 2
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_structures_of_one_atom_are_known_alone(net, tmp_path, kept):
+    """Alone, they have as many rows of inputs as of outputs."""
+
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.atoms = net.model
+
+        def forward(self, x, owner, n):
+            return x.new_zeros(len(n), 1).index_add(0, owner, self.atoms(x))
+
+    x, y = net.train
+    owner, n = torch.tensor([0, 1, 1, 2, 2, 2]), torch.tensor([1, 2, 3])
+    uq = rg.LastLayerRigidity(Sum()).fit([(x[:6], owner, n, y[:3])])
+    if kept:
+        uq.save(tmp_path / "uq.safetensors")
+        uq = rg.LastLayerRigidity.load(tmp_path / "uq.safetensors", uq.model)
+    uq.forget([(x[:1], owner[:1], n[:1], y[:1])])
+    assert uq.gram.count == 2
+
+
+@pytest.mark.parametrize("whole", [lambda x, y: (x, y), lambda x, y: {"x": [x], "y": y}])
+def test_rows_that_a_function_takes_apart_are_known_exactly(whole):
+    g = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(60, n, generator=g) for n in (8, 1))
+    model = nn.Sequential(nn.Linear(8, 1024), nn.Tanh(), nn.Linear(1024, 1))
+    inputs = {"forward": lambda m, b: m(b["x"][0] if isinstance(b, dict) else b[0])}
+    uq = rg.LastLayerRigidity(model, **inputs).fit([whole(x[:40], y[:40])])
+    check_refused(uq, "2 of 20 rows", [whole(torch.cat([x[:18], x[50:52]]), y[:20])])
+    check_refused(uq, "1 of 11 rows", [whole(x[[*range(10), 0]], y[[*range(10), 0]])])
+    check_refused(uq, "1 of 1 rows", [whole(x[:1] + 1e-6, y[:1])])
+    for i in range(0, 40, 2):
+        uq.forget([whole(x[i : i + 1], y[i : i + 1])])
+    assert uq.gram.count == 20
 
 
 def test_a_loaded_fit_knows_its_rows(net, tmp_path):

@@ -376,7 +376,7 @@ def test_fit_without_targets_is_enough_for_the_gram(net):
     torch.testing.assert_close(
         uq.gram.matrix, rg.LastLayerRigidity(net.model).fit(net.train).gram.matrix
     )
-    refused("needs targets in the fit", uq.calibrate, net.valid, criterion="evidence")
+    refused("needs the residuals of the fit", uq.calibrate, net.valid, criterion="evidence")
 
 
 # --- the model is left alone --------------------------------------------------------------------

@@ -221,6 +221,7 @@ WRONG = [
         ("calibration.scale", torch.ones(1)),
         *(("calibration.noise", value) for value in (torch.nan, torch.inf, -1.0)),
         ("calibration.noise", torch.ones((), dtype=torch.float64)),
+        ("probes.output", torch.zeros(8, 1)),
         ("calibration.gradient_scale", torch.full((1,), torch.nan, dtype=torch.float64)),
     ]
 ] + [
@@ -247,6 +248,11 @@ WRONG = [
         ("case", None, "readout"),
         ("fingerprint", None, "readout"),
         ("output", [], "readout"),
+        ("layer", [], "readout"),
+        *(("batch", value) for value in ("zebra", [1])),
+        *(("inputs", value, "probes") for value in (5, {"list": [1]}, {"list": [1, 2]})),
+        *(("dtype", value, "probes") for value in ("save", 5)),
+        *(("digits", value, "probes") for value in (torch.nan, torch.inf, 0.0, None)),
     ]
 ]
 """Contents that no fit leaves, under a checksum that fits them."""
@@ -263,12 +269,21 @@ def test_contents_that_no_fit_leaves_are_one_error_with_the_files_name(net, uq, 
         return uq.load_state_dict(whole | {"_extra_state": spoilt.state()})
 
     for spoil in WRONG:
-        snapshot = storage.Snapshot.from_state(uq.get_extra_state())
+        snapshot = storage.Snapshot.from_state(uq._snapshot().state())
         tensors = {name: tensor.clone() for name, tensor in snapshot.tensors.items()}
         spoil(tensors, snapshot.header)
         where = r"uq\.safetensors" if way == "file" else "state dict's fit"
         refused(where, taken_up, storage.Snapshot(tensors, snapshot.header))
     assert torch.equal(uq(net.test[0])[1], before)
+
+
+@pytest.mark.parametrize("case", ["plain", "parameters"])
+def test_a_readout_that_is_no_such_layer_of_the_model_is_refused(net, uq, case):
+    snapshot = storage.Snapshot.from_state(uq.get_extra_state())
+    snapshot.header["readout"] |= {"layer": ["1"], "case": case}
+    other = rg.LastLayerRigidity(net.model)
+    other.set_extra_state(snapshot.state())
+    refused("named '1', which this Sequential does not have", other, net.test[0])
 
 
 @pytest.mark.parametrize(

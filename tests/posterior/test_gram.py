@@ -109,6 +109,15 @@ def test_a_sum_of_squares_never_turns_negative(targets):
     assert all(torch.equal(gram.state()[name], tensor) for name, tensor in before.items())
 
 
+@pytest.mark.parametrize("targets", [2, JOINT_TARGETS + 1])
+def test_sums_of_residuals_that_rounding_has_eaten_are_dropped(targets):
+    features, residuals = normal(9, 3), normal(9, targets, seed=1)
+    residuals[0, 1] = 1e9
+    left = gram_of(features, None, residuals).without(gram_of(features[:1], None, residuals[:1]))
+    assert left.square is None and left.cross is None
+    torch.testing.assert_close(left.matrix, features[1:].T @ features[1:])
+
+
 def test_removing_rows_that_were_never_added_is_refused_and_changes_nothing():
     gram = gram_of(normal(5, 3))
     before = gram.matrix

@@ -12,6 +12,9 @@ from ..posterior.gram import Gram
 from ..posterior.posterior import Posterior
 from .objective import DECADES, PER_DECADE, about, ridge_exponents
 
+_ROUNDING = 1e-14
+"""Share of the residuals' sum of squares below which what is left of it is not known."""
+
 
 def evidence(
     gram: Gram, posterior: Posterior, weights: Tensor, biases: Tensor | None = None
@@ -35,7 +38,10 @@ def evidence(
         ridges (J,) -> values (J,), the mean over targets.
     """
     if gram.square is None:
-        raise ValueError("criterion='evidence' needs targets in the fit: call fit with (x, y).")
+        raise ValueError(
+            "criterion='evidence' needs the residuals of the fit: call fit with (x, y), anew after "
+            "rows were forgotten beside whose residuals those left are lost to rounding."
+        )
     if gram.cross is None:
         raise ValueError(
             "criterion='evidence' needs the residuals of all rows, and the fit counted derivatives "
@@ -43,7 +49,7 @@ def evidence(
         )
     lam, basis = posterior.eigenvalues, posterior.eigenvectors
     cross, w = gram.cross.mT[..., None], weights.to(basis).mT[..., None]
-    rr = gram.square.diagonal() if gram.square.ndim == 2 else gram.square
+    rr = total = gram.square.diagonal() if gram.square.ndim == 2 else gram.square
     rows = gram.informative.to(torch.float64)
     if biases is not None and len(biases):
         matrix, free, cross, explained, rank = _projected(gram, cross, biases.to(gram.device))
@@ -62,6 +68,7 @@ def evidence(
         s = ridges[:, None, None]
         gained = ((c - s * u).square() / (lam + s)).sum(-1)
         fit = rr + ridges[:, None] * u.square().sum(-1) - gained
+        fit = torch.where(fit > _ROUNDING * total, fit, torch.nan)
         log_volume = (lam + s).log().sum(-1) - lam.shape[-1] * ridges[:, None].log()
         minus_log = 0.5 * rows * ((2 * math.pi * fit / rows).log() + 1) + 0.5 * log_volume
         return (minus_log / rows).mean(-1).cpu()
@@ -97,7 +104,13 @@ def most_evident_ridge(
     exponents, width = ridge_exponents(), 1 / PER_DECADE
     for _ in range(3):
         values = value(largest * 10**exponents).nan_to_num(nan=math.inf)
-        centre, best = float(exponents[values.argmin()]), float(values.min())
+        at, best = int(values.argmin()), float(values.min())
+        if not math.isfinite(best) or math.isinf(values[max(at - 1, 0)]):
+            raise ValueError(
+                "criterion='evidence' finds no ridge: beside a far offset, or one far residual, "
+                "the others are lost to rounding. Fit to other targets, or take another criterion."
+            )
+        centre = float(exponents[at])
         exponents, width = about(centre, width, 17), width / 8
     edge = {DECADES[0]: "lower", DECADES[1]: "upper"}.get(centre)
     return largest * 10**centre, best, edge

@@ -11,6 +11,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import torch
@@ -74,6 +75,13 @@ class RowSketch:
             return 0.0
         return float(torch.isin(seen, self.hashes).sum()) * len(hashes) / len(seen)
 
+    def recognised(self, hashes: Tensor) -> Tensor:
+        """Of the hashes (C, N) that rows may have, those held here; of others the largest."""
+        self.settle()
+        held = torch.isin(hashes, self.hashes.to(hashes.device))
+        first = hashes.gather(0, held.to(torch.int8).argmax(0, keepdim=True))[0]
+        return torch.where(held.any(0), first, hashes.amax(0))  # judged only if all of them are
+
     def clone(self) -> RowSketch:
         """An independent copy."""
         self.settle()
@@ -126,11 +134,32 @@ def row_hashes(values: Iterable[Any], rows: int) -> Tensor | None:
     """One hash per row over all tensors given, (rows,); None if a value has no such rows."""
     total: Tensor | None = None
     for position, value in enumerate(values):
-        if not isinstance(value, Tensor) or value.ndim == 0 or value.shape[0] != rows:
+        plain = isinstance(value, Tensor) and value.layout is torch.strided and not value.is_nested
+        if not plain or value.shape[:1] != (rows,):
             return None
         part = _products(value.detach(), position)
         total = part if total is None else total + part
     return None if total is None else _mixed(total) & _NO_LIMIT
+
+
+def near_hashes(
+    features: Tensor, target: Tensor | None, digits: float, held: RowSketch | None
+) -> Tensor:
+    """One hash per row (N,) of a target and of features that are known up to rounding.
+
+    Of the features' size and four directions, in cells wider than what `digits` bring. Another
+    pass may find a row beyond a near boundary: of the hashes it may have, the one `held` is taken.
+    """
+    flat = features.detach().flatten(1).to(torch.float64)
+    size = torch.linalg.vector_norm(flat, dim=1, keepdim=True).clamp(min=1e-300)
+    index = torch.arange(1, 4 * flat.shape[1] + 1, device=flat.device).reshape(-1, 4)
+    places = torch.cat([size.log2(), flat @ (_mixed(index).double() / 2**63) / size], 1)
+    places /= max(1 / 128, 25 * digits)  # as wide in float64, to which a model may have been cast
+    rest = 0 if target is None else _products(target.detach(), 1)
+    shifts = [(0.0,) * 5] if held is None else list(product((-0.25, 0.25), repeat=5))
+    cells = [(places + places.new_tensor(shift)).floor().to(torch.int64) for shift in shifts]
+    hashes = torch.stack([_mixed(_products(cell, 0) + rest) & _NO_LIMIT for cell in cells])
+    return hashes[0] if held is None else held.recognised(hashes)
 
 
 def tensor_hash(tensor: Tensor) -> int:

@@ -186,9 +186,10 @@ def _checksum(text: str, tensors: dict[str, Tensor]) -> str:
 
 def write_over(target: Path, content: bytes) -> None:
     """Write beside the target, then take its place, with its rights or those the umask leaves."""
-    _sweep(target)
+    own = f".{hashlib.sha256(os.fsencode(target.name)).hexdigest()[:16]}."  # names may be long
+    _sweep(target.parent, own)
     kept = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
-    name = f".{target.name}.{_HOST}-{os.getpid()}-{secrets.token_hex(4)}.tmp"
+    name = f"{own}{_HOST}-{os.getpid()}-{secrets.token_hex(4)}.tmp"
     temporary = target.with_name(name)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     handle = os.open(temporary, flags, 0o666 if kept is None else 0o600)  # less the umask
@@ -205,11 +206,11 @@ def write_over(target: Path, content: bytes) -> None:
         raise
 
 
-def _sweep(target: Path) -> None:
-    """Remove the temporaries of this target that killed writers left behind."""
-    own = rf"\.{re.escape(target.name)}\.([0-9a-f]{{8}})-(\d{{1,9}})-[0-9a-f]{{8}}\.tmp"
+def _sweep(folder: Path, begin: str) -> None:
+    """Remove the temporaries with this beginning that killed writers left behind."""
+    own = re.escape(begin) + r"([0-9a-f]{8})-(\d{1,9})-[0-9a-f]{8}\.tmp"
     with contextlib.suppress(OSError):  # not worth a failed save
-        for path in list(target.parent.iterdir()):
+        for path in list(folder.iterdir()):
             if found := re.fullmatch(own, path.name):
                 dead = found[1] == _HOST and not _alive(int(found[2]))
                 if dead or time.time() - path.stat().st_mtime > _LEFT_OVER:

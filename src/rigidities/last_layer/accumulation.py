@@ -19,8 +19,6 @@ from .readout.reading import Reading, SampleWeight, read
 from .readout.tap import AnyTap
 
 _CHECK_EVERY = 32
-_UNSURE = 0.1
-"""Share of rows that may go unrecognised where features are hashed: their rounding can differ."""
 
 
 @dataclass
@@ -50,7 +48,7 @@ class Statistics:
     def without(self, removed: Statistics, *, check: bool) -> Statistics:
         """What is left when rows are taken out, which must be held; `check` asks their hashes."""
         sketch, missing, judged = self.sketch.without(removed.sketch)
-        if check and missing > (0 if removed.exact else _UNSURE * judged):
+        if check and missing:
             share = self.sketch.limit / (1 << 63)
             some = "" if share == 1 else f" that could be judged ({share:.1%} of all)"
             raise ValueError(
@@ -127,7 +125,7 @@ def accumulate(
     for number, batch in enumerate(batches):
         tap = find(batch) if tap is None else tap
         try:
-            statistics = _add(statistics, tap, batch, weighing, sums)
+            statistics = _add(statistics, tap, batch, weighing, sums, known)
         except ValueError as error:
             raise ValueError(f"Batch {number}: {error}") from error
         if len(sums) == _CHECK_EVERY:
@@ -152,6 +150,7 @@ def _add(
     batch: Batch,
     weighing: Weighing,
     sums: list[Tensor],
+    known: Statistics | None,
 ) -> Statistics:
     reading = read(tap, batch)
     if not reading.features.shape[0]:
@@ -165,6 +164,7 @@ def _add(
             residuals = torch.where(weights > 0, residuals, 0.0)
     if statistics is None:
         statistics = _empty(tap, batch, reading)
+        statistics.exact = known is None or known.exact
     features, weights, residuals = _flat(tap.layout, reading.features, weights, residuals)
     gram = statistics.gram
     if features.shape[-1] != gram.width:
@@ -181,9 +181,9 @@ def _add(
             features, weights, residuals = _flat(tap.layout, *rows)
             sums[-1] += _sums(features, residuals)  # one entry per batch
             gram.update(features, weights, residuals, moments=residuals is not None)
-    hashes, exact = reading.hashes(batch)
+    held = None if known is None else known.sketch
+    hashes, statistics.exact = reading.hashes(batch, held, exact=statistics.exact)
     statistics.sketch.add(hashes)
-    statistics.exact &= exact
     return statistics
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from .._version import __version__
 from ..calibration.calibration import Calibration, Wanted
 from ..calibration.report import CalibrationReport
-from ..data.batches import Batch
+from ..data.batches import KINDS, Batch
 from ..data.feed import Feed
 from ..data.sketch import RowSketch
 from ..data.slots import InputName
@@ -131,6 +131,7 @@ class Learnt:
             "targets": known.targets,
             "inputs": known.inputs,
             "batch": known.kind,
+            "exact": known.exact,
             "loss": _loss_state(self.weighing),
             "calibration": None if report is None else report.header(),
         }
@@ -314,11 +315,11 @@ def _learnt(given: Snapshot, unbound: Binding) -> Learnt:
     require_kinds(header, {"readout": dict, "targets": int, "inputs": int}, "the fit")
     gram = Gram.from_state(unprefixed("gram", given.tensors))
     sketch = RowSketch.from_state(unprefixed("sketch", given.tensors))
-    kind = header.get("batch")
-    statistics = Statistics(gram, sketch, header["targets"], header["inputs"], kind)
+    kind, exact = header.get("batch"), header.get("exact", True)
+    statistics = Statistics(gram, sketch, header["targets"], header["inputs"], kind, exact)
     fits = gram.targets in (None, statistics.targets) and statistics.inputs >= 0
     require(fits and statistics.targets > 0, "the number of targets or inputs")
-    require(kind is None or isinstance(kind, str), "the kind of batches")
+    require(kind in (None, *KINDS) and type(exact) is bool, "the kind of batches")
     report = given.part("calibration", CalibrationReport.from_state)
     require(report is None or len(report.scale) == statistics.targets, "the calibration's scale")
     return Learnt(unbound.taken(given), statistics, _loss_from(header["loss"]), report)

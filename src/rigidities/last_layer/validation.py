@@ -44,7 +44,7 @@ def calibrated(
         except ValueError as problem:
             raise ValueError(f"Batch {number}: {problem}") from problem
         if not wanted.left_out:  # rows that stand in the training data too
-            hashes, _ = reading.hashes(batch)
+            hashes, _ = reading.hashes(batch, statistics.sketch, exact=statistics.exact)
             gathered.count(hashes.numel(), statistics.sketch.shared(hashes))
     return chosen(
         gathered.residuals(),

@@ -41,7 +41,8 @@ class Gram:
         zeros: rows of zero weight, () or (T,).
         cross: $F^T W r$, (D, K), or None where it does not hold all rows.
         square: $r^T W r$, (K, K), or (K,) for very many targets. Without `cross`, it leaves out
-            the rows that were added with `moments=False`; None where others lacked residuals.
+            the rows that were added with `moments=False`; None where others lacked residuals, or
+            where what `without` left of it was below its rounding.
 
     Examples:
         >>> gram = Gram(2)
@@ -170,9 +171,11 @@ class Gram:
         negative = (left.diagonal < -_ROUNDING * self.diagonal.amax(-1, keepdim=True)).any()
         left._upper.diagonal(dim1=-2, dim2=-1).clamp_(min=0)
         if left.square is not None and self.square is not None:
-            squares = _variances(left.square)
-            negative |= (squares < -_ROUNDING * _variances(self.square)).any()
+            squares, rounding = _variances(left.square), _ROUNDING * _variances(self.square)
+            negative |= (squares < -rounding).any()
             squares.clamp_(min=0)
+            if left.count and bool((squares < rounding).any()):
+                left.cross = left.square = None
         if bool(negative):
             raise ValueError(
                 "These rows were never added, or not so (a sum of squares would turn negative). "

@@ -15,6 +15,7 @@ from ...models.shadow import Watch, unwrapped
 from ...models.threads import Lock
 from ...notices import NO_FIT, NotFittedError, require, require_kinds
 from .cases import CASES
+from .heads import is_linear_map, own_parameters
 from .probes import Probes
 from .tap import AnyTap, FeatureTap, Tap
 
@@ -52,7 +53,8 @@ class Binding:
         if header is not None:
             require_kinds(header, _HEADER, "the readout")
             named = all(isinstance(name, str) for name in header["layer"] + header["silent"])
-            require(named and header["case"] in {*CASES, "features"}, "the readout")
+            own = header["case"] in CASES if header["layer"] else header["case"] == "features"
+            require(named and own, "the readout")
         self.fingerprint: str | None = None if header is None else header["fingerprint"]
         self._tied: tuple[AnyTap, Watch] | None = None
         self._lock = Lock()
@@ -154,7 +156,8 @@ class Binding:
     def _from_header(self, header: dict[str, Any]) -> AnyTap:
         """The tap of a file, if model and functions are those that it was made with."""
         known = dict(unwrapped(self.model).named_modules())
-        missing = [name for name in header["layer"] if name not in known]
+        fits = own_parameters if header["case"] == "parameters" else is_linear_map
+        missing = [name for name in header["layer"] if name not in known or not fits(known[name])]
         if missing:
             raise ValueError(
                 f"The file was made with a readout named {missing[0]!r}, which this "

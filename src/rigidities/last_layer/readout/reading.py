@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from ...data.batches import Batch
-from ...data.sketch import row_hashes
+from ...data.sketch import RowSketch, near_hashes, row_hashes
 
 SampleWeight = Callable[[Any], Tensor]
 
@@ -104,23 +105,20 @@ class Reading:
             )
         return self.rows(given.reshape(-1, *[1] * (output.ndim - 1)).expand(output.shape))
 
-    def hashes(self, batch: Batch) -> tuple[Tensor, bool]:
+    def hashes(self, batch: Batch, held: RowSketch | None, *, exact: bool) -> tuple[Tensor, bool]:
         """One hash per row of input and target, and whether it is the same in every batch.
 
-        Where inputs have not one row per output, as atoms of several structures, it is not: then
-        rounded features and target are hashed.
+        Where inputs have not one row per output, as atoms of several structures (or those before
+        had not: `exact`), it is not: features and target are hashed, to be looked up in `held`.
         """
-        values = [*batch.args, *batch.kwargs.values()]
-        if batch.target is not None:
-            values.append(batch.target)
-        hashes = row_hashes(values, len(self.output))
+        values = tree_leaves([batch.args, batch.kwargs])
+        values += [] if batch.target is None else [batch.target]
+        hashes = row_hashes(values, len(self.output)) if exact else None
         if hashes is not None:
             return hashes, True
-        coarse = self.features.detach().flatten(1).to(torch.bfloat16)
-        target = self.target_rows(batch.target)
-        rounded = row_hashes([coarse] if target is None else [coarse, target], len(coarse))
-        assert rounded is not None
-        return rounded, False
+        floating = [t.dtype for t in (self.features, self.output) if t.is_floating_point()]
+        digits = max(torch.finfo(dtype).eps for dtype in floating)
+        return near_hashes(self.features, self.target_rows(batch.target), digits, held), False
 
 
 def read(tap: Callable[..., Reading], batch: Batch) -> Reading:
