@@ -143,6 +143,8 @@ def zoo_covariance(case, parts, batches):
     def whose(like):
         """The target of each output."""
         kept = reading.inner[reading.axis]
+        if reading.order is not None:
+            return (reading.order.argsort() % kept).repeat(len(like))
         if kept == like.numel() // len(like) and reading.axis == -1:
             return torch.arange(kept).repeat(len(like))
         axis = reading.axis % len(reading.inner)
