@@ -274,8 +274,11 @@ def test_batches_in_different_orders_are_not_joined():
     refused("different orders.*batch by batch", Reading.join, [reading, other])
 
 
-def test_heads_beside_one_another_are_targets_of_their_own():
-    case = zoo.build("two_heads_as_two_time_steps")
+@pytest.mark.parametrize(
+    "id", ["two_heads_as_two_time_steps", "two_calls_of_one_head_side_by_side"]
+)
+def test_heads_beside_one_another_are_targets_of_their_own(id):
+    case = zoo.build(id)
     assert fitted(case).scale.shape == (4,)
 
 

@@ -143,9 +143,11 @@ class Separate(Case):
             yield from _views(output, calls[0].head)
             if targets == 1 or size % targets or len(calls) > 1:
                 return  # calls side by side: each output column is a target of its own
-            order = target_order(output, pullback(output, calls))
+            flat = output.flatten()
+            order = target_order(flat, pullback(flat, calls), size)
         if order is not None:
-            yield torch.Size([len(output), size // targets, targets]), -1, order
+            inner = torch.Size([len(output), size // targets, targets])
+            yield inner, -1, order.to(output.device)
 
     def _read(self, output: Tensor, calls: list[Call], graph: bool) -> Reading | None:
         found = self.gains(output, calls, graph=graph)

@@ -48,8 +48,7 @@ class Reading:
         if any(reading.order is not first.order for reading in readings):
             raise ValueError(f"The batches have their targets in different orders{remedy}")
         rows = sum(reading.inner[0] for reading in readings)
-        inner = torch.Size([rows, *first.inner[1:]])
-        return replace(first, output=output, features=features, inner=inner)
+        return cls(output, features, torch.Size([rows, *first.inner[1:]]), first.axis, first.order)
 
     def detached(self) -> Reading:
         """The same values without their derivatives."""

@@ -92,24 +92,19 @@ def gains(outputs: Tensor, pull: Pull) -> list[Gain] | None:
     return None if found is None else list(map(Gain, found, base))
 
 
-def target_order(output: Tensor, pull: Pull) -> Tensor | None:
+def target_order(outputs: Tensor, pull: Pull, size: int) -> Tensor | None:
     """The order of a sample's outputs in which each head row's targets stand as in the head.
 
-    Outputs instead of rows are numbered here. It is what the form must be if it is `gains`, which
-    checks it; None where some output's place is not known.
+    For one call and flattened outputs, `size` of each sample. Only `gains` tells whether the tail
+    has that form; None where some output's place does not show.
     """
-    flat, size = output.flatten(), output.shape[1:].numel()
-    base = pull(torch.ones_like(output))
-
-    def coded(code: Tensor) -> list[Tensor]:
-        return [table.reshape(-1, 1) for table in pull(code.reshape(output.shape))]
-
-    found = owners_by_digits(coded, flat, [table.reshape(-1, 1) for table in base])
-    keys = torch.full((size,), -1, device=output.device)
-    for gain, owner in zip(base, found, strict=True):
-        targets = torch.arange(gain.shape[1], device=owner.device)
-        places = (owner % size).reshape(gain.shape)[(gain != 0).all(1)]
-        keys[places] = places[:, :1] * len(targets) + targets  # the first target's place names it
+    (gain,) = pull(torch.ones_like(outputs))
+    flat = [gain.reshape(-1, 1)]
+    (owner,) = owners_by_digits(lambda code: [pull(code)[0].reshape(-1, 1)], outputs, flat)
+    places = (owner % size).reshape(gain.shape)[(gain != 0).all(1)]
+    targets = torch.arange(gain.shape[1], device=owner.device)
+    keys = torch.full((size,), -1, device=owner.device)
+    keys[places] = places[:, :1] * len(targets) + targets  # the first target's place names a row
     return keys.argsort() if bool((keys >= 0).all()) else None
 
 
