@@ -143,6 +143,8 @@ def zoo_covariance(case, parts, batches):
     def whose(like):
         """The target of each output."""
         kept = reading.inner[reading.axis]
+        if reading.order is not None:
+            return (reading.order.argsort() % kept).repeat(len(like))
         if kept == like.numel() // len(like) and reading.axis == -1:
             return torch.arange(kept).repeat(len(like))
         axis = reading.axis % len(reading.inner)
@@ -165,8 +167,12 @@ def zoo_covariance(case, parts, batches):
     between = torch.outer(uq.scale, uq.scale)[k][:, k]
     if joint:
         return f @ torch.linalg.inv(train.T @ train + uq.ridge * eye) @ f.T * between
-    residual = (case.target - case.call(oracle.float64_copy(case.model))).detach().reshape(-1)
-    columns = torch.stack([residual[k_train == t] for t in range(targets)], 1)
+    residual = (case.target - case.call(oracle.float64_copy(case.model))).detach()
+    if reading.order is None:
+        residual = residual.reshape(-1)
+        columns = torch.stack([residual[k_train == t] for t in range(targets)], 1)
+    else:  # of one head row each
+        columns = residual.flatten(1)[:, reading.order].reshape(-1, targets)
     rho = torch.from_numpy(uncentred_correlation(columns.numpy()))
     if uq.gram.targets is not None:
         rho = torch.eye(targets, dtype=F64)

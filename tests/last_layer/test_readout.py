@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 import rigidities as rg
 from rigidities.last_layer.readout import cases
+from rigidities.last_layer.readout.reading import Reading
 from rigidities.last_layer.readout.tap import Tap
 from tests.support import oracle, zoo
 from tests.support.refusals import refused
@@ -255,13 +257,59 @@ def test_a_forecast_by_heads_over_time_has_the_width_of_the_heads(id, rows, widt
     assert tap(*case.args).features.shape == (rows, width)
 
 
-def test_heads_beside_one_another_are_targets_of_their_own():
-    case = zoo.build("two_heads_as_two_time_steps")
+ORDERS = {
+    "flip": lambda y: y.flip(-1),
+    "index": lambda y: y[:, [4, 0, 2, 5, 1, 3]],
+    "roll": lambda y: 3 * y.roll(1, -1) - 1,
+    "transposed table": lambda y: y.reshape(-1, 2, 3).mT,
+    "table": lambda y: y.reshape(-1, 2, 3) * 3,
+}
+
+
+@pytest.mark.parametrize("by", ["nll", "evidence"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_another_order_of_the_outputs_changes_nothing_else(order, by):
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(60, n, generator=generator).double() for n in (3, 6))
+    y = y * torch.arange(1, 7)  # a scale for each target
+    net = zoo.Net(zoo.plain, trunk=zoo.trunk(), head=nn.Linear(zoo.WIDTH, 6)).double()
+    moved = zoo.Net(lambda m, x: ORDERS[order](zoo.plain(m, x)), trunk=net.trunk, head=net.head)
+    stds = []
+    for model, target in ((net, y), (moved, ORDERS[order](y))):
+        uq = rg.LastLayerRigidity(model).fit((x[:40], target[:40]))
+        noise = {"nll": "constant", "evidence": "bayes"}[by]
+        uq.calibrate((x[40:], target[40:]), criterion=by, noise=noise)
+        stds.append(uq(x)[1])
+        assert uq.gram.matrix.shape == (zoo.WIDTH + 1, zoo.WIDTH + 1)
+    expected = ORDERS[order](stds[0]) - ORDERS[order](0 * stds[0])
+    torch.testing.assert_close(stds[1], expected, rtol=1e-5, atol=0)
+
+
+def test_an_order_stays_known_where_a_mask_hides_it():
+    case = zoo.build("targets_reordered_after_the_head")
+    (x,), mask = case.args, torch.ones(zoo.ROWS, 1).double()
+    case.model.run = lambda m, x, mask: zoo.plain(m, x).flip(-1) * mask
+    tap = Tap.find(case.model, (x, mask))
+    assert tap(x, mask).order.tolist() == tap(x, 0 * mask).order.tolist() == [2, 1, 0]
+
+
+def test_batches_in_different_orders_are_not_joined():
+    case = zoo.build("targets_reordered_after_the_head")
+    reading = Tap.find(case.model, case.args)(*case.args)
+    other = replace(reading, order=reading.order.flip(0))
+    refused("different orders.*batch by batch", Reading.join, [reading, other])
+
+
+@pytest.mark.parametrize(
+    "id", ["two_heads_as_two_time_steps", "two_calls_of_one_head_side_by_side"]
+)
+def test_heads_beside_one_another_are_targets_of_their_own(id):
+    case = zoo.build(id)
     assert fitted(case).scale.shape == (4,)
 
 
 @pytest.mark.parametrize(
-    "id", ["targets_reordered_after_the_head", "cumulative_sum_over_time", "bilinear_map"]
+    "id", ["every_other_head_output", "cumulative_sum_over_time", "bilinear_map"]
 )
 def test_a_jacobian_that_would_not_fit_into_memory_is_refused_with_its_size(id, monkeypatch):
     case = zoo.build(id)

@@ -412,6 +412,36 @@ LINEAR: dict[str, Callable[[], Case]] = {
     "targets_reordered_after_the_head": lambda: on_rows(
         "linear", lambda m, x: plain(m, x).flip(-1), targets=3
     ),
+    "targets_rolled_and_scaled_by_their_own_std": lambda: on_rows(
+        "linear",
+        lambda m, x: plain(m, x).roll(1, -1) * m.std + x[:, :1],
+        targets=3,
+        parts={"std": buffer(0.1, 1.0, 3.0)},
+    ),
+    "head_outputs_as_a_transposed_table": lambda: on_rows(
+        "linear",
+        lambda m, x: plain(m, x).reshape(-1, 2, 3).mT,
+        targets=6,
+        shape=(ROWS, 3, 2),
+    ),
+    "time_steps_and_targets_in_one_reordered_row": lambda: on_steps(
+        "linear",
+        lambda m, x: 2 * plain(m, x).mT.flatten(1)[:, [3, 0, 6, 1, 9, 2, 7, 8, 5, 4]],
+        targets=2,
+        shape=(ROWS, 2 * STEPS),
+    ),
+    "mean_over_time_steps_with_targets_reordered": lambda: on_steps(
+        "linear", lambda m, x: plain(m, x).mean(1)[:, [2, 0, 1]], targets=3
+    ),
+    "two_calls_of_one_head_side_by_side": lambda: on_rows(
+        "linear",
+        lambda m, x: torch.cat([plain(m, x), plain(m, 2 * x).flip(-1)], -1),
+        targets=2,
+        shape=(ROWS, 4),
+    ),
+    "every_other_head_output": lambda: on_rows(
+        "linear", lambda m, x: plain(m, x)[:, ::2], targets=3, shape=(ROWS, 2)
+    ),
     "attention_pooling_by_a_constant_query": lambda: on_steps(
         "linear", raw_pooling, parts={"query": torch.randn(WIDTH)}
     ),

@@ -558,7 +558,7 @@ class LastLayerRigidity(ModelWrapper):
 
     @property
     def scale(self) -> Tensor:
-        r"""$\alpha$, one entry per target; ones before calibration."""
+        r"""$\alpha$ per target, permuted ones in the readout's order; ones before calibration."""
         return self.calibration.scale
 
     @property

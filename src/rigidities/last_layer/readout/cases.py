@@ -1,8 +1,8 @@
 r"""How the features follow from the heads' recorded calls.
 
 * `plain`: the output is the head's output, perhaps reshaped; the features are the head's input;
-* `shared` and `separate`: scaled, gathered, masked or summed outputs, with gains that are the
-  same for all targets or not (see `tail`);
+* `shared` and `separate`: scaled, gathered, masked, permuted or summed outputs, with gains that
+  are the same for all targets or not (see `tail`);
 * `jacobian`: any tail that treats samples independently, one pass through it per output;
 * `dense`: any tail at all;
 * `parameters`: heads that are any modules with parameters, one pass per output of the batch.
@@ -14,7 +14,7 @@ one weight vector behind all targets.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -24,7 +24,7 @@ from ...models.directional import pulled, units
 from .columns import Columns, ParameterColumns, joint_columns
 from .heads import Call, Holder, Recorder, channel_axis, weights
 from .reading import Reading, Terms
-from .tail import Gain, gains, pullback, sample_owners
+from .tail import Gain, View, gains, pullback, sample_owners, target_order
 
 LARGEST = 4 << 30
 """Bytes that a Jacobian of one batch, or the Gram matrix of its columns, may take at most."""
@@ -104,10 +104,11 @@ class Separate(Case):
 
     name = "separate"
     layout = "separate"
+    _order: Tensor | None = None  # of an earlier batch: a mask may hide it in this one
 
     def gains(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> list[Gain] | None:
         """Gain and owner of each call's rows, the gains with one column where all are alike."""
-        for view in _views(output, calls[0].head):
+        for view in self._views(output, calls):
             rows = Reading(output, output, *view).rows(output)
             found = gains(rows, pullback(rows, calls, graph=graph))
             if found is None:
@@ -120,17 +121,33 @@ class Separate(Case):
                 if not all(torch.equal(g.gain, g.gain[:, :1].expand_as(g.gain)) for g in found):
                     return None
                 found = [replace(gain, gain=gain.gain[:, :1]) for gain in found]
+            self._order = view[2]
             return [replace(gain, view=view) for gain in found]
         return None
 
     def gathered(self, output: Tensor, calls: list[Call], found: Sequence[Gain]) -> Reading:
         """The reading for known gains: gain times input, summed over each output row's own."""
-        inner, axis = found[0].view
+        inner, axis, order = found[0].view
         pairs = zip(calls, found, strict=True)
         parts = [gain.gain[..., None] * call.rows[:, None] for call, gain in pairs]
         owners = [gain.owner for gain in found]
         features = self._summed(parts, calls, owners, output.numel() // inner[axis])
-        return Reading(output, features[:, 0] if self.layout == "shared" else features, inner, axis)
+        features = features[:, 0] if self.layout == "shared" else features
+        return Reading(output, features, inner, axis, order)
+
+    def _views(self, output: Tensor, calls: list[Call]) -> Iterator[View]:
+        """How to see the output as (M, K): as it is, or each sample in another order."""
+        size, targets = output.shape[1:].numel(), weights(calls[0].head).shape[1]
+        order = self._order
+        if order is None or len(order) != size:
+            yield from _views(output, calls[0].head)
+            if targets == 1 or size % targets or len(calls) > 1:
+                return  # calls side by side: each output column is a target of its own
+            flat = output.flatten()
+            order = target_order(flat, pullback(flat, calls), size)
+        if order is not None:
+            inner = torch.Size([len(output), size // targets, targets])
+            yield inner, -1, order.to(output.device)
 
     def _read(self, output: Tensor, calls: list[Call], graph: bool) -> Reading | None:
         found = self.gains(output, calls, graph=graph)
@@ -148,7 +165,7 @@ class Shared(Separate):
         found = self.gains(output, calls)
         if found is None:
             return None
-        inner, axis = found[0].view
+        inner, axis, _ = found[0].view
         parts = []
         for call, gain in zip(calls, found, strict=True):
             head = self.columns.heads.index(call.head)
@@ -194,11 +211,10 @@ class Jacobian(Case):
                 f"The derivatives of {len(output):,} x {output[0].numel():,} outputs by {width:,} "
                 f"weights of the readout and their Gram matrix would take {size / 2**30:,.1f} GiB, "
                 f"more than {LARGEST / 2**30:g} GiB. They are needed since what follows the "
-                "readout layer mixes its outputs, or because it is no linear layer. Let forward= "
-                "return the layer's own output, its dimensions in any order but its outputs in "
-                "one of them (undo a flip, a reshape after a transpose, a product: fit "
-                "lin(h), not lin(h).reshape(...).mT), name a smaller layer=, pass smaller "
-                "batches, or raise rigidities.last_layer.readout.cases.LARGEST."
+                "readout layer mixes its outputs or selects among them, or because it is no "
+                "linear layer. Let forward= return all of the layer's own output, in any order "
+                "(fit lin(h), not lin(h)[:, ::2]), name a smaller layer=, pass smaller batches, or "
+                "raise rigidities.last_layer.readout.cases.LARGEST."
             )
 
 
@@ -237,17 +253,17 @@ CASES: dict[str, type[Case]] = {
 """By name, in the order in which they are tried; the last for heads that are no linear maps."""
 
 
-def _views(output: Tensor, head: nn.Module) -> list[tuple[torch.Size, int]]:
+def _views(output: Tensor, head: nn.Module) -> list[View]:
     """How to see the output as (M, K) for a head of K outputs, usual ways first.
 
     Any dimension but that of the samples may be the targets'.
     """
     targets = weights(head).shape[1]
     if targets == 1:
-        return [(torch.Size([output.numel(), 1]), -1)]
+        return [(torch.Size([output.numel(), 1]), -1, None)]
     axes = dict.fromkeys((channel_axis(head), -1, *range(-2, -output.ndim, -1)))
     fit = [axis for axis in axes if output.ndim >= -axis and output.shape[axis] == targets]
-    return [(output.shape, axis) for axis in fit]
+    return [(output.shape, axis, None) for axis in fit]
 
 
 def _gathered(part: Tensor, owner: Tensor, count: int) -> Tensor:

@@ -25,12 +25,15 @@ class Reading:
         features: (M, D), (M, K, D) or (M, K, P); see the module's layouts.
         inner: the shape to view the output in, and
         axis: the dimension of the targets in it, counted from the end.
+        order: where given, which of a sample's outputs to put first, second, ... before that, so
+            that the targets of each row stand in the order of the head's columns.
     """
 
     output: Tensor
     features: Tensor
     inner: torch.Size
     axis: int
+    order: Tensor | None = None
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.output, self.features))
@@ -43,8 +46,10 @@ class Reading:
             return first
         remedy = ". Predict batch by batch: mean, std = uq(x)."
         output, features = (joined(part, remedy) for part in zip(*readings, strict=True))
+        if any(reading.order is not first.order for reading in readings):
+            raise ValueError(f"The batches have their targets in different orders{remedy}")
         rows = sum(reading.inner[0] for reading in readings)
-        return cls(output, features, torch.Size([rows, *first.inner[1:]]), first.axis)
+        return cls(output, features, torch.Size([rows, *first.inner[1:]]), first.axis, first.order)
 
     def detached(self) -> Reading:
         """The same values without their derivatives."""
@@ -52,6 +57,8 @@ class Reading:
 
     def rows(self, tensor: Tensor) -> Tensor:
         """A tensor shaped like the output as (M, K)."""
+        if self.order is not None:
+            tensor = tensor.reshape(self.inner[0], -1)[:, self.order]
         moved = tensor.reshape(self.inner).movedim(self.axis, -1)
         return moved.reshape(-1, moved.shape[-1])
 
@@ -60,7 +67,10 @@ class Reading:
         targets, several = self.inner[self.axis], rows.shape[:-2]
         shape = [n for i, n in enumerate(self.inner) if i != self.axis % len(self.inner)]
         full = rows.expand(*several, -1, targets).reshape(*several, *shape, targets)
-        return full.movedim(-1, self.axis).reshape(*several, *self.output.shape)
+        full = full.movedim(-1, self.axis)
+        if self.order is not None:
+            full = full.reshape(*several, self.inner[0], -1)[..., self.order.argsort()]
+        return full.reshape(*several, *self.output.shape)
 
     def check_targets(self, fitted: int) -> None:
         """The model must give as many targets as in the fit."""

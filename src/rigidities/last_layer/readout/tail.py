@@ -25,6 +25,7 @@ from ...models.directional import normal_like
 from .heads import Call, as_rows
 
 Pull = Callable[[Tensor], list[Tensor]]
+View = tuple[torch.Size, int, Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,13 @@ class Gain:
     """Of one call of a head: the output row that owns each head row, and its gain per target.
 
     Attributes:
-        view: the shape in which to see the output, and the dimension of its targets.
+        view: the shape in which to see the output, the dimension of its targets and their order;
+            see `Reading`.
     """
 
     owner: Tensor
     gain: Tensor
-    view: tuple[torch.Size, int] = (torch.Size(), -1)
+    view: View = (torch.Size(), -1, None)
 
 
 def pullback(outputs: Tensor, calls: list[Call], *, graph: bool = False) -> Pull:
@@ -88,6 +90,22 @@ def gains(outputs: Tensor, pull: Pull) -> list[Gain] | None:
         return None
     found = _owners(pull, ones, base, normal_like(outputs))
     return None if found is None else list(map(Gain, found, base))
+
+
+def target_order(outputs: Tensor, pull: Pull, size: int) -> Tensor | None:
+    """The order of a sample's outputs in which each head row's targets stand as in the head.
+
+    For one call and flattened outputs, `size` of each sample. Only `gains` tells whether the tail
+    has that form; None where some output's place does not show.
+    """
+    (gain,) = pull(torch.ones_like(outputs))
+    flat = [gain.reshape(-1, 1)]
+    (owner,) = owners_by_digits(lambda code: [pull(code)[0].reshape(-1, 1)], outputs, flat)
+    places = (owner % size).reshape(gain.shape)[(gain != 0).all(1)]
+    targets = torch.arange(gain.shape[1], device=owner.device)
+    keys = torch.full((size,), -1, device=owner.device)
+    keys[places] = places[:, :1] * len(targets) + targets  # the first target's place names a row
+    return keys.argsort() if bool((keys >= 0).all()) else None
 
 
 def sample_owners(outputs: Tensor, pull: Pull) -> list[Tensor] | None:
