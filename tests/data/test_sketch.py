@@ -145,3 +145,10 @@ def test_every_shape_has_a_hash(shape):
     assert 0 <= tensor_hash(x) < 1 << 63
     if x.numel() > 1:
         assert tensor_hash(x) != tensor_hash(x.flip(0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_a_tensor_of_no_columns_beside_others_says_nothing(dtype):
+    x, none = torch.randn(5, 3), torch.empty(5, 0, dtype=dtype)
+    assert torch.equal(hashes(x, none), hashes(x))
+    assert len(torch.unique(hashes(none))) == 1

@@ -190,6 +190,8 @@ def _products(tensor: Tensor, position: int) -> Tensor:
 
     Integer sums depend neither on the order nor on the batch or device.
     """
+    if not tensor.numel():  # rows of no numbers
+        return torch.zeros(tensor.shape[0], dtype=torch.int64, device=tensor.device)
     words = _words(tensor.reshape(tensor.shape[0], -1))
     parts = []
     for start in range(0, words.shape[1], _CHUNK):
