@@ -14,6 +14,7 @@ one weight vector behind all targets.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -30,7 +31,7 @@ LARGEST = 4 << 30
 """Bytes that a Jacobian of one batch, or the Gram matrix of its columns, may take at most."""
 
 
-class Case:
+class Case(ABC):
     """One way from recorded calls to features.
 
     Attributes:
@@ -57,15 +58,17 @@ class Case:
             graph: keep output and features differentiable by the model's inputs.
         """
         reading = self._read(output, calls, graph)
-        return reading if reading is None or graph else reading.detached()
+        if reading is None or graph or not self.probes:  # unprobed, a graph is as cheap as none
+            return reading
+        return reading.detached()
 
     def response(self, features: Tensor, change: Tensor) -> Tensor:
         """Change (M, K) of the output for a change (width, K or 1) of the weights."""
         features = features[:, None] if features.ndim == 2 else features
         return torch.einsum("mkd,dk->mk", features, change)
 
-    def _read(self, output: Tensor, calls: list[Call], graph: bool) -> Reading | None:
-        raise NotImplementedError
+    @abstractmethod
+    def _read(self, output: Tensor, calls: list[Call], graph: bool) -> Reading | None: ...
 
     def _summed(
         self, parts: list[Tensor], calls: list[Call], owners: list[Tensor], count: int
@@ -85,17 +88,12 @@ class Plain(Case):
     layout = "shared"
     probes = False
 
-    def read(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> Reading | None:
-        """The head's input, where there is one call whose output is the model's.
-
-        Nothing is detached here: a graph is as cheap as none.
-        """
-        if len(calls) > 1 or not calls[0].passed_on(output):
-            return None
-        return self.gathered(output, calls)
+    def _read(self, output: Tensor, calls: list[Call], graph: bool) -> Reading | None:
+        one = len(calls) == 1 and calls[0].passed_on(output)
+        return self.gathered(output, calls) if one else None
 
     def gathered(self, output: Tensor, calls: list[Call], _: Sequence[Gain] = ()) -> Reading:
-        """The same without a look at any value, which `torch.func` does not allow."""
+        """The head's input, without a look at any value, which `torch.func` does not allow."""
         return Reading(output, calls[0].rows, calls[0].output.shape, channel_axis(calls[0].head))
 
 
