@@ -86,6 +86,8 @@ class Calibration:
         law: around the mean.
         weight: the loss weight c of a row that has this level: the typical one (harmonic mean) of
             the calibration rows, one entry per target; 1 where they had no weights.
+        joint: $\alpha_B$, the scale of what predictions share with one another, one entry per
+            target; None where it is that of single predictions, `scale`.
     """
 
     ridge: float
@@ -93,6 +95,7 @@ class Calibration:
     noise: Noise
     law: Law = field(default_factory=Gaussian)
     weight: Tensor = field(default_factory=lambda: torch.ones((), dtype=torch.float64))
+    joint: Tensor | None = None
 
     @classmethod
     def unscaled(
@@ -124,8 +127,11 @@ class Calibration:
     def to(self, device: torch.device) -> Calibration:
         """The same on another device."""
         noise = replace(self.noise, level=self.noise.level.to(device))
-        weight = self.weight.to(device)
-        return replace(self, scale=self.scale.to(device), noise=noise, weight=weight)
+        weight, joint = self.weight.to(device), self.joint
+        joint = None if joint is None else joint.to(device)
+        return replace(
+            self, scale=self.scale.to(device), noise=noise, weight=weight, joint=joint
+        )
 
     def header(self) -> dict[str, Any]:
         """Plain values for a file's header; the tensors go by `tensors`."""
@@ -141,7 +147,8 @@ class Calibration:
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors for a file."""
-        return {"scale": self.scale, "noise": self.noise.level}
+        joint = {} if self.joint is None else {"joint": self.joint}
+        return {"scale": self.scale, "noise": self.noise.level, **joint}
 
     @classmethod
     def from_state(cls, header: dict[str, Any], tensors: dict[str, Tensor]) -> Calibration:
@@ -159,6 +166,9 @@ class Calibration:
         require_levels(scale, "the calibration's scale")
         require_levels(level, "the calibration's noise")
         require(level.shape == scale.shape, "the calibration's noise")
+        if (joint := tensors.get("joint")) is not None:
+            require_levels(joint, "the calibration's joint scale")
+            require(joint.shape == scale.shape, "the calibration's joint scale")
         noise = header.get("noise", "constant" if bool(level.any()) else "none")
         law = header.get("law", {"name": "gaussian", "settings": {}})
         for what, name, known in (("noise", noise, NOISES), ("law", law["name"], LAWS)):
@@ -173,7 +183,7 @@ class Calibration:
             raise ValueError(f"The law has other settings here: {error}.") from error
         weight = level.new_tensor(header.get("weight", 1.0))
         require(bool(((weight > 0) & (weight < math.inf)).all()), "the calibration's weight")
-        return cls(header["ridge"], scale, NOISES[noise](level), kept, weight)
+        return cls(header["ridge"], scale, NOISES[noise](level), kept, weight, joint)
 
     @classmethod
     def alone(cls, header: dict[str, Any], tensors: dict[str, Tensor]) -> Calibration:
