@@ -21,7 +21,8 @@ from ..models.shadow import plain_parts
 from ..notices import require
 
 SIZE = 1 << 15
-_NO_LIMIT = (1 << 63) - 1
+NO_LIMIT = (1 << 63) - 1
+"""Every hash is below it, or equal."""
 _CHUNK = 4096
 _ODD = -7046029254386353131  # 2^64 / golden ratio, as a signed number
 _MIX = -4658895280553007687
@@ -40,7 +41,7 @@ class RowSketch:
         self,
         hashes: Tensor | None = None,
         counts: Tensor | None = None,
-        limit: int = _NO_LIMIT,
+        limit: int = NO_LIMIT,
     ) -> None:
         self.hashes = torch.empty(0, dtype=torch.int64) if hashes is None else hashes
         self.counts = torch.ones_like(self.hashes) if counts is None else counts
@@ -139,25 +140,11 @@ def row_hashes(values: Iterable[Any], rows: int) -> Tensor | None:
             return None
         part = _products(value.detach(), position)
         total = part if total is None else total + part
-    return None if total is None else _mixed(total) & _NO_LIMIT
-
-
-def hashed_normals(hashes: Tensor, keys: Tensor) -> Tensor:
-    """A number from N(0, 1) for each pair of a row's hash and a key, int64 that broadcast.
-
-    The same, but for the last digit, wherever it is asked for: by the inverse of the normal
-    law's cdf at one of 2^53 equally spaced levels.
-    """
-    levels = (_mixed(hashes + keys) >> 11).to(torch.float64) + 0.5
-    return torch.special.ndtri(levels * 2.0**-53 + 0.5)
+    return None if total is None else _mixed(total) & NO_LIMIT
 
 
 def near_hashes(
-    features: Tensor,
-    target: Tensor | None,
-    digits: float,
-    held: RowSketch | None,
-    cell: float = 1 / 128,
+    features: Tensor, target: Tensor | None, digits: float, held: RowSketch | None
 ) -> Tensor:
     """One hash per row (N,) of a target and of features that are known up to rounding.
 
@@ -168,11 +155,11 @@ def near_hashes(
     size = torch.linalg.vector_norm(flat, dim=1, keepdim=True).clamp(min=1e-300)
     index = torch.arange(1, 4 * flat.shape[1] + 1, device=flat.device).reshape(-1, 4)
     places = torch.cat([size.log2(), flat @ (_mixed(index).double() / 2**63) / size], 1)
-    places /= max(cell, 25 * digits)  # as wide in float64, to which a model may have been cast
+    places /= max(1 / 128, 25 * digits)  # as wide in float64, to which a model may have been cast
     rest = 0 if target is None else _products(target.detach(), 1)
     shifts = [(0.0,) * 5] if held is None else list(product((-0.25, 0.25), repeat=5))
     cells = [(places + places.new_tensor(shift)).floor().to(torch.int64) for shift in shifts]
-    hashes = torch.stack([_mixed(_products(cell, 0) + rest) & _NO_LIMIT for cell in cells])
+    hashes = torch.stack([_mixed(_products(cell, 0) + rest) & NO_LIMIT for cell in cells])
     return hashes[0] if held is None else held.recognised(hashes)
 
 
@@ -210,19 +197,16 @@ def _products(tensor: Tensor, position: int) -> Tensor:
     parts = []
     for start in range(0, words.shape[1], _CHUNK):
         chunk = words[:, start : start + _CHUNK]
-        made = _odd if torch.compiler.is_compiling() else _multipliers  # no cache in a graph
-        multipliers = made(position, start, chunk.shape[1], words.device)
+        multipliers = _multipliers(position, start, chunk.shape[1], words.device)
         parts.append((chunk * multipliers).sum(1))
     return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
 
-def _odd(position: int, start: int, count: int, device: torch.device) -> Tensor:
+@lru_cache(maxsize=64)
+def _multipliers(position: int, start: int, count: int, device: torch.device) -> Tensor:
     """Fixed pseudo-random odd integers, (count,)."""
     index = torch.arange(start + 1, start + count + 1)
     return (_mixed(_mixed(index) + torch.tensor(position) * _ODD) | 1).to(device)
-
-
-_multipliers = lru_cache(maxsize=64)(_odd)
 
 
 def _words(values: Tensor) -> Tensor:
