@@ -2,6 +2,7 @@
 
 import math
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from scipy import stats
@@ -46,7 +47,7 @@ class Oracle:
             return fn(self.unit * math.sinh(s)) * self.unit * math.cosh(s)
 
         options = {"limit": 400, "epsabs": 1e-13, "epsrel": 1e-11}
-        return sum(quad(rate, *pair, **options)[0] for pair in zip(edges, edges[1:], strict=False))
+        return sum(quad(rate, *pair, **options)[0] for pair in pairwise(edges))
 
     def _ends(self, *ends):
         ends = [math.asinh(x / self.unit) if math.isfinite(x) else x for x in ends]

@@ -168,7 +168,10 @@ class Prediction:
                     f"got {tuple(target.shape)}."
                 )
             target = target.reshape(self.mean.shape)
-        return target.to(self.scale)
+        y = target.to(self.scale)
+        for bound in self._bounds:  # a target at a bound is there whatever its precision
+            y = torch.where(target == bound, bound, y)
+        return y
 
     def __len__(self) -> int:
         return len(self.mean)
