@@ -93,7 +93,7 @@ def pooled(criterion: Criterion, values: Tensor) -> Tensor:
 CRITERIA: dict[str, Criterion] = {"bins": bins, "crps": crps, "absolute": absolute}
 _PRICES = {Gaussian.profile: 1, absolute: 1, crps: 24, StudentT.profile: 32, bins: 48}
 AUTO = "auto"
-"""The full model; see `auto`."""
+"""The full model; see `automatic`."""
 
 _BY_AUTO = ("tilted", "student-t", "gaussian")
 BY_LIKELIHOOD = ("nll", "evidence", "loo")
