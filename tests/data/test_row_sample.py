@@ -60,6 +60,13 @@ def test_order_and_batches_do_not_change_the_rows_of_lowest_hash(hashes, size, b
         check(sample_of(given_, size, batch), lowest(hashes, size))
 
 
+def test_of_a_large_batch_only_what_fits_is_copied():
+    sample = RowSample(5)
+    sample.add(rows_of(list(range(1000, 0, -1))))
+    assert sum(len(part.hashes) for part in sample._parts) == 5
+    check(sample, lowest(range(1, 1001), 5))
+
+
 @settings(deadline=None)
 @given(HASHES, HASHES, SIZES, SIZES)
 def test_two_samples_merge_to_that_of_the_union(left, right, size, other):

@@ -84,17 +84,21 @@ class RowSample:
 
     def add(self, rows: SampledRows) -> None:
         """Take rows in; those above the limit cost no more than a look."""
-        if rows.hashes.device.type == "cpu":
+        width = rows.features.shape[1:].numel()
+        most = min(self.size, LARGEST // width)
+        if len(rows.hashes) > most:
+            self._lower(torch.unique(rows.hashes), most)
+        if rows.hashes.device.type == "cpu" or len(rows.hashes) > most:
             rows = rows.below(self.limit)
         else:  # to look would be to wait; copies, since the caller may write to its own
             rows = rows.each(torch.clone)
         if len(rows.hashes) or not self._parts:
             self._parts.append(rows)
             self._waiting, self._settled = self._waiting + len(rows.hashes), False
-        if self._waiting >= (most := self._most()):
+        if self._waiting >= most:
             hashes, self._waiting = torch.cat([part.hashes for part in self._parts]), 0
-            self._lower(torch.unique(hashes[hashes < self.limit]))
-            if len(hashes) > 4 * most:  # dropped late, so that each is copied once
+            self._lower(torch.unique(hashes[hashes < self.limit]), most)
+            if len(hashes) > min(4 * self.size, 2 * LARGEST // width):  # seldom: a copy of all
                 self.settle()
 
     def merge(self, other: RowSample, *, sign: int = 1) -> RowSample:
@@ -142,20 +146,17 @@ class RowSample:
         distinct, index = torch.unique_consecutive(hashes, return_inverse=True)
         copies = torch.zeros_like(distinct).index_add_(0, index, rows.copies[order])
         first = order[torch.cat([torch.ones_like(index[:1]), index.diff()]) > 0]
-        self._parts = [rows]
-        self._lower(distinct[copies > 0])
+        most = min(self.size, LARGEST // rows.features.shape[1:].numel())
+        self._lower(distinct[copies > 0], most)
         held = (copies > 0) & (distinct < self.limit)
         rows = rows.each(lambda column: column.index_select(0, first[held]))
         self._parts = [rows._replace(copies=copies[held])]
         self._waiting, self._settled = 0, True
 
-    def _most(self) -> int:
-        return min(self.size, LARGEST // self._parts[0].features.shape[1:].numel())
-
-    def _lower(self, distinct: Tensor) -> None:
-        """Lower the limit to where it leaves as many of these hashes, which rise, as may be."""
-        if len(distinct) > (most := self._most()):
-            self.limit = int(distinct[most])
+    def _lower(self, distinct: Tensor, most: int) -> None:
+        """Lower the limit to where it leaves so many of these hashes, which rise."""
+        if len(distinct) > most:
+            self.limit = min(self.limit, int(distinct[most]))
 
 
 def output_hashes(hashes: Tensor, rows: int, importance: Tensor | None) -> Tensor:
