@@ -86,8 +86,8 @@ class Calibration:
         law: around the mean.
         weight: the loss weight c of a row that has this level: the typical one (harmonic mean) of
             the calibration rows, one entry per target; 1 where they had no weights.
-        joint: $\alpha_B$, the scale of what predictions share with one another, one entry per
-            target; None where it is that of single predictions, `scale`.
+        joint: $\alpha_B$, the scale of what predictions share, one entry per target; None for
+            that of single predictions, `scale`.
     """
 
     ridge: float
@@ -127,11 +127,9 @@ class Calibration:
     def to(self, device: torch.device) -> Calibration:
         """The same on another device."""
         noise = replace(self.noise, level=self.noise.level.to(device))
-        weight, joint = self.weight.to(device), self.joint
-        joint = None if joint is None else joint.to(device)
-        return replace(
-            self, scale=self.scale.to(device), noise=noise, weight=weight, joint=joint
-        )
+        moved = replace(self, noise=noise, weight=self.weight.to(device))
+        joint = None if self.joint is None else self.joint.to(device)
+        return replace(moved, scale=self.scale.to(device), joint=joint)
 
     def header(self) -> dict[str, Any]:
         """Plain values for a file's header; the tensors go by `tensors`."""
@@ -163,12 +161,10 @@ class Calibration:
         require_kinds(header, {"ridge": float}, "the calibration")
         require(0 <= header["ridge"] < math.inf, "the calibration's ridge")
         scale, level = tensors["scale"], tensors["noise"]
-        require_levels(scale, "the calibration's scale")
-        require_levels(level, "the calibration's noise")
-        require(level.shape == scale.shape, "the calibration's noise")
-        if (joint := tensors.get("joint")) is not None:
-            require_levels(joint, "the calibration's joint scale")
-            require(joint.shape == scale.shape, "the calibration's joint scale")
+        for name in ("scale", "noise", "joint"):
+            if (each := tensors.get(name)) is not None:
+                require_levels(each, f"the calibration's {name}")
+                require(each.shape == scale.shape, f"the calibration's {name}")
         noise = header.get("noise", "constant" if bool(level.any()) else "none")
         law = header.get("law", {"name": "gaussian", "settings": {}})
         for what, name, known in (("noise", noise, NOISES), ("law", law["name"], LAWS)):
@@ -183,6 +179,7 @@ class Calibration:
             raise ValueError(f"The law has other settings here: {error}.") from error
         weight = level.new_tensor(header.get("weight", 1.0))
         require(bool(((weight > 0) & (weight < math.inf)).all()), "the calibration's weight")
+        joint = tensors.get("joint")
         return cls(header["ridge"], scale, NOISES[noise](level), kept, weight, joint)
 
     @classmethod

@@ -143,13 +143,10 @@ def row_hashes(values: Iterable[Any], rows: int) -> Tensor | None:
 
 
 def hashed_normals(hashes: Tensor, keys: Tensor) -> Tensor:
-    """A number from N(0, 1) for each pair of a row's hash and a key, int64 that broadcast.
-
-    The same, but for the last digit, wherever it is asked for: by the inverse of the normal
-    law's cdf at one of 2^53 equally spaced levels.
-    """
-    levels = (_mixed(hashes + keys) >> 11).to(torch.float64) + 0.5
-    return torch.special.ndtri(levels * 2.0**-53 + 0.5)
+    """From N(0, 1), a number for each pair of a row's hash and a key, int64 that broadcast."""
+    levels = (_mixed(hashes + keys) & _NO_LIMIT) >> 10  # 53 bits
+    numbers: Tensor = torch.special.ndtri((levels.to(torch.float64) + 0.5) / 2**53)
+    return numbers
 
 
 def near_hashes(

@@ -424,8 +424,7 @@ class LastLayerRigidity(ModelWrapper):
             self._fit.batches, what="covariance", batch_size=batch_size, progress=False
         )
         others = None if x2 is None else partial(batches, x2)
-        joint, exact = _joint(tap, learnt), learnt.statistics.exact
-        return covariance_between(tap, joint, partial(batches, x1), others, exact=exact)
+        return covariance_between(tap, _joint(tap, learnt), partial(batches, x1), others)
 
     def propagate(
         self,
@@ -455,7 +454,6 @@ class LastLayerRigidity(ModelWrapper):
         tap, learnt = self._fit.ready()
         batches = partial(self._fit.batches, data, "propagate", batch_size, progress)
         options = {"second_order": second_order, "again": repeatable(data)}
-        options["exact"] = learnt.statistics.exact
         return propagated(fn, tap, _joint(tap, learnt), batches, **options)
 
     @outside_inference_mode

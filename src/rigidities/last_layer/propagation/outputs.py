@@ -7,11 +7,12 @@ $$ y(\xi) = y + T \xi, \qquad T = \partial y / \partial \xi, \qquad \mathrm{Cov}
 T has a row per output and a column per coordinate. It is never built: `pull` gives $J T$ for
 derivatives J of few quantities by the outputs, `push` gives $T \xi$ for few coordinates, both
 batch by batch from the features. Where predictions have a part of their own, $\xi$ ends with the
-coordinates of each distinct row: equal rows have the same ones, and err together.
+coordinates of each distinct row: equal rows have the same ones.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ...data.batches import Batch
-from ...posterior.joint import JointPosterior
+from ...posterior.joint import JointPosterior, OwnPart
 from ..readout.reading import Reading, joined, read
 from ..readout.tap import AnyTap
 
@@ -36,11 +37,9 @@ def repeatable(data: Any) -> bool:
 
 
 class OwnRows(NamedTuple):
-    """What the rows of a batch have of their own: which they are, and the `sizes` of `OwnPart`.
+    """What a batch's rows do not share: hashes, `OwnPart.sizes`, numbers of the distinct rows."""
 
-    `identities` are hashes, `numbers` count the distinct rows of all batches.
-    """
-
+    part: OwnPart
     identities: Tensor
     sizes: Tensor
     numbers: Tensor
@@ -56,7 +55,8 @@ class JointOutputs:
         batches: callable that begins to read the data.
         readings: one per batch; without features where they were not kept.
         output: the batches' outputs joined along the first dimension.
-        own: one per batch, where predictions have a part of their own.
+        own: one per batch; None where all is shared.
+        own_shape: how many distinct rows there are, and the coordinates of each.
     """
 
     joint: JointPosterior
@@ -64,100 +64,80 @@ class JointOutputs:
     batches: Batches
     readings: tuple[Reading, ...]
     output: Tensor
-    own: tuple[OwnRows, ...] = ()
+    own: tuple[OwnRows | None, ...]
+    own_shape: tuple[int, int]
 
     @classmethod
     def read(
-        cls,
-        tap: AnyTap,
-        joint: JointPosterior,
-        batches: Batches,
-        *,
-        again: bool = True,
-        exact: bool = True,
+        cls, tap: AnyTap, joint: JointPosterior, batches: Batches, *, again: bool = True
     ) -> JointOutputs:
         """One pass over the data, in a mode that records gradients (forces need it).
 
         `again` says whether `batches` may be called a second time; else all features are kept.
-        `exact` says whether rows are known by their inputs; see `Reading.identities`.
         """
-        readings, held = [], 0
-        own: list[tuple[Tensor, Tensor]] = []
+        readings, held, own = [], 0, []
         for batch in batches():
             reading = read(tap, batch).detached()
             reading.check_targets(joint.targets)
             held += reading.features.nbytes
-            if joint.own_part is not None:
-                known = reading.identities(batch, exact=exact)
-                own.append((known, joint.own_part.sizes(reading.features)))
+            if joint.own is not None:
+                own.append((reading.identities(batch), joint.own.sizes(reading.features)))
             if again and held > KEPT:
                 reading = replace(reading, features=reading.features.new_empty(0))
             readings.append(reading)
-        return cls(joint, tap, batches, tuple(readings), _joined(readings), _numbered(own))
+        output, parts = _joined(readings), [None] * len(readings)
+        rows, shape = (parts, (0, 0)) if joint.own is None else _numbered(joint.own, own)
+        return cls(joint, tap, batches, tuple(readings), output, tuple(rows), shape)
 
     @property
     def coordinates(self) -> int:
-        """Number of independent standard coordinates: of the weights, and of the distinct rows."""
-        rows, each = self._own_shape
-        return self.joint.coordinates + rows * each
+        """Number of independent standard coordinates, of the weights and of the rows."""
+        return self.joint.coordinates + math.prod(self.own_shape)
 
     def pull(self, cotangents: Tensor) -> Tensor:
         """J T: derivatives (Q, *output) by the outputs -> (Q, coordinates) by the coordinates."""
         shape = (len(cotangents), self.joint.coordinates)
         rows = cotangents.new_zeros(shape, dtype=torch.float64)
-        own = rows.new_zeros(len(cotangents), *self._own_shape)
-        for (part, reading), mine in zip(self._parts(), self._owned(), strict=True):
+        added = rows.new_zeros(len(rows), *self.own_shape)
+        for part, reading, own in self._parts():
             slopes = torch.vmap(reading.rows)(cotangents[:, part])
             rows += self.joint.rows(slopes, reading.features)
-            if mine is not None and self.joint.own_part is not None:
-                added = self.joint.own_part.pulled(mine.sizes, slopes.to(own))
-                own.index_add_(1, mine.numbers, added)
-        return torch.cat([rows, own.flatten(1)], 1) if self.own else rows
+            if own is not None:
+                added.index_add_(1, own.numbers, own.part.rows(own.sizes, slopes.to(added)))
+        return torch.cat([rows, added.flatten(1)], 1)
 
     def push(self, coordinates: Tensor) -> Tensor:
         """T xi: points (n, coordinates) -> changes (n, *output) of the outputs, in float64."""
-        shared, own = coordinates.tensor_split([self.joint.coordinates], dim=1)
-        weights, own = self.joint.weights(shared), own.reshape(len(own), *self._own_shape)
+        shared, single = coordinates.tensor_split([self.joint.coordinates], dim=1)
+        weights, single = self.joint.weights(shared), single.reshape(len(shared), *self.own_shape)
         moved = weights.new_empty(len(weights), *self.output.shape)
-        for (part, reading), mine in zip(self._parts(), self._owned(), strict=True):
+        for part, reading, own in self._parts():
             # Float32 would lose the digits of features that the Gram hardly determines.
             change = self.joint.response(reading.features.to(torch.float64), weights)
-            if mine is not None and self.joint.own_part is not None:
-                change += self.joint.own_part.moved(mine.sizes, own[:, mine.numbers])
+            if own is not None:
+                change = change + own.part.moved(own.sizes, single[:, own.numbers])
             moved[:, part] = reading.unrows(change)
         return moved
 
     def located(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-        """Each batch's positions (M, K) in the flattened output, features and identities."""
+        """Each batch's positions (M, K) in the flattened output, its features and row hashes."""
         per_sample = self.output[0].numel()
-        for (part, reading), mine in zip(self._parts(), self._owned(), strict=True):
+        for part, reading, own in self._parts():
             where = torch.arange(
                 part.start * per_sample, part.stop * per_sample, device=self.output.device
             )
-            positions = reading.rows(where.reshape(reading.output.shape))
-            yield positions, reading.features, None if mine is None else mine.identities
+            rows = reading.rows(where.reshape(reading.output.shape))
+            yield rows, reading.features, None if own is None else own.identities
 
-    @property
-    def _own_shape(self) -> tuple[int, int]:
-        """Distinct rows, and the coordinates of each."""
-        if not self.own or self.joint.own_part is None:
-            return 0, 0
-        rows = 1 + max(int(mine.numbers.max()) for mine in self.own if len(mine.numbers))
-        return rows, self.joint.own_part.coordinates(self.own[0].sizes)
-
-    def _owned(self) -> Iterator[OwnRows | None]:
-        """For each batch, what its rows have of their own."""
-        return iter(self.own or (None,) * len(self.readings))
-
-    def _parts(self) -> Iterator[tuple[slice, Reading]]:
-        """Each batch's rows of the output, and its reading with features."""
+    def _parts(self) -> Iterator[tuple[slice, Reading, OwnRows | None]]:
+        """Each batch's rows of the output, its reading with features, and what is its own."""
         start, fresh = 0, None
-        for reading in self.readings:
+        for reading, own in zip(self.readings, self.own, strict=True):
             stop = start + len(reading.output)
             if fresh is None and not reading.features.numel():
                 fresh = self._read_again()
             whole = reading if fresh is None else next(fresh)
-            yield slice(start, stop), whole
+            yield slice(start, stop), whole, own
             start = stop
 
     def _read_again(self) -> Iterator[Reading]:
@@ -177,13 +157,15 @@ class JointOutputs:
             yield again
 
 
-def _numbered(own: list[tuple[Tensor, Tensor]]) -> tuple[OwnRows, ...]:
-    """The batches' rows with the numbers of the distinct ones."""
-    if not own:
-        return ()
+def _numbered(
+    part: OwnPart, own: list[tuple[Tensor, Tensor]]
+) -> tuple[list[OwnRows | None], tuple[int, int]]:
+    """Hashes and sizes of the batches with the numbers of the distinct rows, and their shape."""
     known, sizes = zip(*own, strict=True)
-    _, numbers = torch.unique(torch.cat(known), return_inverse=True)
-    return tuple(map(OwnRows, known, sizes, numbers.split([len(each) for each in known])))
+    distinct, numbers = torch.unique(torch.cat(known), return_inverse=True)
+    split = numbers.split([len(each) for each in known])
+    rows = [OwnRows(part, *each) for each in zip(known, sizes, split, strict=True)]
+    return list(rows), (len(distinct), part.coordinates(sizes[0]))
 
 
 def _joined(readings: list[Reading]) -> Tensor:

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -45,17 +44,15 @@ def propagated(
     *,
     second_order: bool = False,
     again: bool = True,
-    exact: bool = True,
 ) -> Derived:
     """Mean and covariance of a differentiable function of all predictions together.
 
     Memory grows with the number of predictions, never with its square. See
     `LastLayerRigidity.propagate`; `again` says whether `batches` may be called a second time, for
-    features beyond 1 GiB, and `exact` whether rows are known by their inputs (see
-    `Reading.identities`). It warns where derivatives are exactly zero, as after rounding.
+    features beyond 1 GiB. It warns where derivatives are exactly zero, as after rounding.
     """
     with torch.enable_grad():
-        outputs = JointOutputs.read(tap, joint, batches, again=again, exact=exact)
+        outputs = JointOutputs.read(tap, joint, batches, again=again)
         slope = Differential(fn, outputs.output)
         spread = _spread(slope, outputs)
         shift = _shift(slope, outputs) if second_order else None
@@ -72,22 +69,16 @@ def propagated(
 
 @outside_inference_mode
 def covariance_between(
-    tap: AnyTap,
-    joint: JointPosterior,
-    batches: Batches,
-    others: Batches | None = None,
-    *,
-    exact: bool = True,
+    tap: AnyTap, joint: JointPosterior, batches: Batches, others: Batches | None = None
 ) -> Tensor:
     """Joint epistemic covariance of N predictions and M others, by default the same.
 
     One dense matrix, (N, M) for one output per sample, else (N, *out, M, *out) with the outputs'
     shape per sample; in the model's precision.
     """
-    read = partial(JointOutputs.read, tap, joint, again=False, exact=exact)
     with torch.enable_grad():
-        left = read(batches)
-        right = left if others is None else read(others)
+        left = JointOutputs.read(tap, joint, batches, again=False)
+        right = left if others is None else JointOutputs.read(tap, joint, others, again=False)
     matrix = left.output.new_empty(left.output.numel(), right.output.numel())
     for i, (rows, a, these) in enumerate(left.located()):
         for j, (columns, b, those) in enumerate(right.located()):
