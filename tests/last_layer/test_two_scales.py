@@ -12,6 +12,7 @@ from scipy.stats import chi2, kstest
 
 import rigidities as rg
 from rigidities.calibration.calibration import Calibration
+from rigidities.data import storage
 from rigidities.data.sketch import hashed_normals
 from rigidities.last_layer.ensemble.ensemble import Ensemble
 from tests.support import zoo
@@ -289,6 +290,20 @@ def test_files_and_copies_keep_the_own_part(tmp_path):
     assert cast.own.whitening.dtype == F64 and cast.own.keys.dtype == torch.int64
 
 
+@pytest.mark.parametrize("name", ["own_whitening", "own_mixing", "own_keys"])
+def test_damaged_own_parts_are_refused(tmp_path, name):
+    net, uq, _ = nets(3)
+    path = tmp_path / "ens.safetensors"
+    uq.ensemble(4, generator=seeded()).save(path)
+    tensors, header = storage.read(path)
+    others = (None, tensors[name].float(), tensors[name].repeat(2, 2))
+    for other in others:
+        damaged = {key: value for key, value in tensors.items() if key != name}
+        damaged |= {} if other is None else {name: other}
+        storage.Snapshot(damaged, header).write(path)
+        refused(r"ens\.safetensors.*damaged", Ensemble.load, path, net.model)
+
+
 def test_a_calibration_keeps_its_shared_scale_in_files_and_moves(tmp_path):
     net, uq, x = nets(3)
     chosen = uq.calibration
@@ -304,6 +319,12 @@ def test_a_calibration_keeps_its_shared_scale_in_files_and_moves(tmp_path):
     assert torch.equal(loaded.covariance(x), uq.covariance(x))
 
 
+needs_export = pytest.mark.skipif(
+    not hasattr(torch.compiler, "is_exporting"), reason="export needs PyTorch 2.7 or newer"
+)
+
+
+@needs_export
 @pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects:UserWarning")
 @pytest.mark.parametrize("id", ["mlp_with_several_targets", "several_time_steps_and_targets_out"])
 @pytest.mark.parametrize("strict", [False, True])
@@ -318,15 +339,21 @@ def test_an_exported_graph_holds_the_own_part(id, strict):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
-def test_a_compiled_graph_holds_the_own_part():
+@pytest.mark.parametrize(
+    ("id", "whole"), [("reshaped_output", True), ("scaled_and_shifted_output", False)]
+)
+def test_a_compiled_graph_holds_the_own_part(id, whole):
     torch._dynamo.reset()
-    case = zoo.build("mlp_with_several_targets")
-    ens = zoo_fit(case.id).ensemble(4, generator=seeded())
-    compiled = torch.compile(ens, fullgraph=True, backend="aot_eager")
+    case = zoo.build(id)
+    ens = zoo_fit(id).ensemble(4, generator=seeded())
+    compiled = torch.compile(ens, fullgraph=whole, backend="aot_eager")
     torch.testing.assert_close(compiled(*case.args), ens(*case.args))
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # torch's own
+# Raised inside torch while it converts a graph.
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")
+@needs_export
 def test_an_onnx_graph_says_that_it_leaves_the_own_part_out():
     net = trained(3)
     uq, x = share(fitted(net), 0.8), net.test[0]

@@ -25,7 +25,7 @@ from ...data.storage import Snapshot
 from ...models.calling import FeatureFunction, ForwardFunction, Source
 from ...models.modes import unmixed
 from ...models.shadow import placement
-from ...notices import notify, require_kinds
+from ...notices import notify, require, require_kinds
 from ...posterior.joint import JointPosterior
 from ..readout.binding import Binding
 from ..readout.graph import ReadoutPass
@@ -85,7 +85,7 @@ class Ensemble(ModelWrapper):
         batch = self._feed.handed(inputs, keywords)
         reading = self._pass(batch.args, batch.kwargs)
         batch.check(reading.output.shape[0])  # len would fix it in a graph
-        return outputs(reading, self.deviations, own=self._own(reading, batch))
+        return self._outputs(reading, batch)
 
     def propagate(
         self,
@@ -122,8 +122,7 @@ class Ensemble(ModelWrapper):
                 reading = self._pass.eager(batch.args, batch.kwargs).detached()
                 batch.check(len(reading.output))
                 own = reading.output.dtype
-                added = self._own(reading, batch)
-                parts.append(outputs(reading, self.deviations, torch.float64, added))
+                parts.append(self._outputs(reading, batch, torch.float64))
         precisions = (torch.float64, torch.promote_types(own, torch.float32), own)
         if not parts:
             raise ValueError("There is nothing to propagate: no batches were given.")
@@ -208,13 +207,14 @@ class Ensemble(ModelWrapper):
         self.drawing: Drawing = members.drawing
         self.missing = members.missing
 
-    def _own(self, reading: Reading, batch: Batch) -> Tensor | None:
-        """What the members have of their own at the rows of a batch, (n, M, K)."""
-        own = self.own
-        if own is not None and torch.onnx.is_in_onnx_export():
+    def _outputs(self, reading: Reading, batch: Batch, dtype: torch.dtype | None = None) -> Tensor:
+        shared, own = outputs(reading, self.deviations, dtype), self.own
+        if own is None:
+            return shared
+        if torch.onnx.is_in_onnx_export():
             notify(NOT_IN_ONNX)
-            return None
-        return None if own is None else own(reading, batch, self.drawing)
+            return shared
+        return shared + reading.unrows(own(reading, batch, self.drawing)).to(shared.dtype)
 
     def _snapshot(self, *, thorough: bool = False, probes: bool = True) -> Snapshot:
         if thorough:
@@ -232,16 +232,10 @@ class Ensemble(ModelWrapper):
         return Snapshot(dict(self.named_buffers(recurse=False)) | tie.tensors, header | tie.header)
 
 
-def outputs(
-    reading: Reading,
-    deviations: Tensor,
-    dtype: torch.dtype | None = None,
-    own: Tensor | None = None,
-) -> Tensor:
+def outputs(reading: Reading, deviations: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     r"""Members' outputs $y + f \cdot \delta_n$, (n, *output.shape), for deviations (n, K, D).
 
-    Product and result are in `dtype`, by default the features' and the output's. `own` is added to
-    the product, (n, M, K).
+    Product and result are in `dtype`, by default the features' and the output's.
     """
     output, features = reading.output, reading.features
     if dtype is not None:
@@ -254,7 +248,6 @@ def outputs(
         )
     with unmixed(features):
         change = JointPosterior.response(features, deviations)  # (n, M, K)
-    change = change if own is None else change + own.to(change)
     return output + reading.unrows(change).to(output.dtype)
 
 
@@ -274,6 +267,7 @@ def _parts_of(
         moved = {name: tensor.to(device) for name, tensor in given.tensors.items() if name in _HELD}
         own = OwnDeviations(*(moved[name] for name in _OWN)) if len(moved) > 1 else None
         members = Members(moved["deviations"], header["drawing"], header["missing"], own)
+        require(own is None or own.fits(members.deviations), "what members have of their own")
         inputs, apart, kind = (header.get(name) for name in ("inputs", "apart", "batch"))
         feed = replace(feed, inputs=inputs, apart=apart, kind=kind)
         return binding.taken(given), feed, members

@@ -18,6 +18,8 @@ from ...data.sketch import hashed_normals
 from ...posterior.joint import JointPosterior, OwnPart
 from ..readout.reading import Reading
 
+PAIRED = ("antithetic", "symmetric")
+
 
 class OwnDeviations(NamedTuple):
     """Of a set of members: the two tensors of `OwnPart`, and keys (n, K), of pairs (n / 2, K)."""
@@ -37,6 +39,12 @@ class OwnDeviations(NamedTuple):
         seeds = torch.randint(1 << 62, (n, joint.targets), device=device, generator=generator)
         return cls(*joint.own, seeds.to(joint.root.device))
 
+    def fits(self, deviations: Tensor) -> bool:
+        """Whether it may belong to members of such deviations (n, K, D)."""
+        (_, targets, width), kinds = deviations.shape, [tensor.dtype for tensor in self]
+        sizes = (self.whitening.shape[-1], len(self.mixing), *self.keys.shape[1:])
+        return sizes == (width, targets, targets) and kinds == [torch.float64] * 2 + [torch.int64]
+
     def __call__(self, reading: Reading, batch: Batch, drawing: str) -> Tensor:
         """(members, M, K) in float64, for the rows of a batch."""
         part = OwnPart(self.whitening, self.mixing)
@@ -47,6 +55,3 @@ class OwnDeviations(NamedTuple):
         if drawing == "symmetric":
             z = z.sign()
         return part.moved(sizes, torch.cat([z, -z]) if drawing in PAIRED else z)
-
-
-PAIRED = ("antithetic", "symmetric")

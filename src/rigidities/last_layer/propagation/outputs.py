@@ -6,8 +6,8 @@ $$ y(\xi) = y + T \xi, \qquad T = \partial y / \partial \xi, \qquad \mathrm{Cov}
 
 T has a row per output and a column per coordinate. It is never built: `pull` gives $J T$ for
 derivatives J of few quantities by the outputs, `push` gives $T \xi$ for few coordinates, both
-batch by batch from the features. Where predictions have a part of their own, $\xi$ ends with the
-coordinates of each distinct row: equal rows have the same ones.
+batch by batch from the features. Where predictions have a part of their own (see `joint`), each
+distinct row has further coordinates: `OwnRows` knows equal ones.
 """
 
 from __future__ import annotations
@@ -37,12 +37,31 @@ def repeatable(data: Any) -> bool:
 
 
 class OwnRows(NamedTuple):
-    """What a batch's rows do not share: hashes, `OwnPart.sizes`, numbers of the distinct rows."""
+    """The part of their own that all M rows have: hashes, `OwnPart.sizes`, and equal rows' number.
+
+    `shape` tells how many rows are distinct, and how many coordinates each has.
+    """
 
     part: OwnPart
     identities: Tensor
     sizes: Tensor
     numbers: Tensor
+    shape: tuple[int, int]
+
+    @classmethod
+    def of(cls, part: OwnPart, batches: list[tuple[Tensor, Tensor]]) -> OwnRows:
+        """From the hashes and sizes of all batches."""
+        known, sizes = (torch.cat(each) for each in zip(*batches, strict=True))
+        distinct, numbers = torch.unique(known, return_inverse=True)
+        return cls(part, known, sizes, numbers, (len(distinct), part.coordinates(sizes)))
+
+    def split(self, counts: list[int]) -> Iterator[OwnRows]:
+        """Those of each batch."""
+        columns = (
+            torch.split(each, counts) for each in (self.identities, self.sizes, self.numbers)
+        )
+        for known, sizes, numbers in zip(*columns, strict=True):
+            yield OwnRows(self.part, known, sizes, numbers, self.shape)
 
 
 @dataclass(frozen=True)
@@ -55,8 +74,7 @@ class JointOutputs:
         batches: callable that begins to read the data.
         readings: one per batch; without features where they were not kept.
         output: the batches' outputs joined along the first dimension.
-        own: one per batch; None where all is shared.
-        own_shape: how many distinct rows there are, and the coordinates of each.
+        own: what the rows do not share, if anything.
     """
 
     joint: JointPosterior
@@ -64,8 +82,7 @@ class JointOutputs:
     batches: Batches
     readings: tuple[Reading, ...]
     output: Tensor
-    own: tuple[OwnRows | None, ...]
-    own_shape: tuple[int, int]
+    own: OwnRows | None = None
 
     @classmethod
     def read(
@@ -85,59 +102,68 @@ class JointOutputs:
             if again and held > KEPT:
                 reading = replace(reading, features=reading.features.new_empty(0))
             readings.append(reading)
-        output, parts = _joined(readings), [None] * len(readings)
-        rows, shape = (parts, (0, 0)) if joint.own is None else _numbered(joint.own, own)
-        return cls(joint, tap, batches, tuple(readings), output, tuple(rows), shape)
+        output, rows = _joined(readings), OwnRows.of(joint.own, own) if joint.own else None
+        return cls(joint, tap, batches, tuple(readings), output, rows)
 
     @property
     def coordinates(self) -> int:
-        """Number of independent standard coordinates, of the weights and of the rows."""
-        return self.joint.coordinates + math.prod(self.own_shape)
+        """Number of independent standard coordinates: of the weights, and then of the rows."""
+        return self.joint.coordinates + (math.prod(self.own.shape) if self.own else 0)
 
     def pull(self, cotangents: Tensor) -> Tensor:
         """J T: derivatives (Q, *output) by the outputs -> (Q, coordinates) by the coordinates."""
         shape = (len(cotangents), self.joint.coordinates)
         rows = cotangents.new_zeros(shape, dtype=torch.float64)
-        added = rows.new_zeros(len(rows), *self.own_shape)
-        for part, reading, own in self._parts():
-            slopes = torch.vmap(reading.rows)(cotangents[:, part])
-            rows += self.joint.rows(slopes, reading.features)
-            if own is not None:
-                added.index_add_(1, own.numbers, own.part.rows(own.sizes, slopes.to(added)))
-        return torch.cat([rows, added.flatten(1)], 1)
+        for part, reading in self._parts():
+            rows += self.joint.rows(torch.vmap(reading.rows)(cotangents[:, part]), reading.features)
+        return rows
+
+    def pull_own(self, cotangents: Tensor, own: OwnRows) -> Tensor:
+        """The same by the coordinates of the rows."""
+        batches = torch.split(cotangents, [len(reading.output) for reading in self.readings], 1)
+        pairs = zip(self.readings, batches, strict=True)
+        slopes = torch.cat([torch.vmap(reading.rows)(batch) for reading, batch in pairs], 1)
+        rows = own.part.rows(own.sizes, slopes.to(own.sizes))
+        return rows.new_zeros(len(rows), *own.shape).index_add_(1, own.numbers, rows).flatten(1)
 
     def push(self, coordinates: Tensor) -> Tensor:
         """T xi: points (n, coordinates) -> changes (n, *output) of the outputs, in float64."""
         shared, single = coordinates.tensor_split([self.joint.coordinates], dim=1)
-        weights, single = self.joint.weights(shared), single.reshape(len(shared), *self.own_shape)
+        weights = self.joint.weights(shared)
         moved = weights.new_empty(len(weights), *self.output.shape)
-        for part, reading, own in self._parts():
+        for (part, reading), own in zip(self._parts(), self._own_parts(), strict=True):
             # Float32 would lose the digits of features that the Gram hardly determines.
             change = self.joint.response(reading.features.to(torch.float64), weights)
-            if own is not None:
-                change = change + own.part.moved(own.sizes, single[:, own.numbers])
+            if own is not None and single.numel():
+                z = single.reshape(-1, *own.shape)[:, own.numbers]
+                change = change + own.part.moved(own.sizes, z)
             moved[:, part] = reading.unrows(change)
         return moved
 
     def located(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
         """Each batch's positions (M, K) in the flattened output, its features and row hashes."""
         per_sample = self.output[0].numel()
-        for part, reading, own in self._parts():
+        for (part, reading), own in zip(self._parts(), self._own_parts(), strict=True):
             where = torch.arange(
                 part.start * per_sample, part.stop * per_sample, device=self.output.device
             )
             rows = reading.rows(where.reshape(reading.output.shape))
             yield rows, reading.features, None if own is None else own.identities
 
-    def _parts(self) -> Iterator[tuple[slice, Reading, OwnRows | None]]:
-        """Each batch's rows of the output, its reading with features, and what is its own."""
+    def _own_parts(self) -> Iterator[OwnRows | None]:
+        """What the rows of each batch do not share."""
+        counts = [reading.output.numel() // self.joint.targets for reading in self.readings]
+        return iter([None] * len(counts)) if self.own is None else self.own.split(counts)
+
+    def _parts(self) -> Iterator[tuple[slice, Reading]]:
+        """Each batch's rows of the output, and its reading with features."""
         start, fresh = 0, None
-        for reading, own in zip(self.readings, self.own, strict=True):
+        for reading in self.readings:
             stop = start + len(reading.output)
             if fresh is None and not reading.features.numel():
                 fresh = self._read_again()
             whole = reading if fresh is None else next(fresh)
-            yield slice(start, stop), whole, own
+            yield slice(start, stop), whole
             start = stop
 
     def _read_again(self) -> Iterator[Reading]:
@@ -155,17 +181,6 @@ class JointOutputs:
                     "order each time (a loader that does not shuffle), or fewer at a time."
                 )
             yield again
-
-
-def _numbered(
-    part: OwnPart, own: list[tuple[Tensor, Tensor]]
-) -> tuple[list[OwnRows | None], tuple[int, int]]:
-    """Hashes and sizes of the batches with the numbers of the distinct rows, and their shape."""
-    known, sizes = zip(*own, strict=True)
-    distinct, numbers = torch.unique(torch.cat(known), return_inverse=True)
-    split = numbers.split([len(each) for each in known])
-    rows = [OwnRows(part, *each) for each in zip(known, sizes, split, strict=True)]
-    return list(rows), (len(distinct), part.coordinates(sizes[0]))
 
 
 def _joined(readings: list[Reading]) -> Tensor:
