@@ -240,12 +240,10 @@ class Calibration:
         require_kinds(header, {"ridge": float}, "the calibration")
         require(0 <= header["ridge"] < math.inf, "the calibration's ridge")
         scale, level = tensors["scale"], tensors["noise"]
-        require_levels(scale, "the calibration's scale")
-        require_levels(level, "the calibration's noise")
-        require(level.shape == scale.shape, "the calibration's noise")
-        if (joint := tensors.get("joint")) is not None:
-            require_levels(joint, "the calibration's joint scale")
-            require(joint.shape == scale.shape, "the calibration's joint scale")
+        for name in ("scale", "noise", "joint"):
+            if (each := tensors.get(name)) is not None:
+                require_levels(each, f"the calibration's {name}")
+                require(each.shape == scale.shape, f"the calibration's {name}")
         noise = header.get("noise", "constant" if bool(level.any()) else "none")
         law = header.get("law", {"name": "gaussian", "settings": {}})
         for what, name, known in (("noise", noise, NOISES), ("law", law["name"], LAWS)):
@@ -266,7 +264,7 @@ class Calibration:
         require(head is None or head.targets == len(scale), "the head")
         require(guard is None or guard.scale2.shape == scale.shape, "the guard")
         support = header.get("support")
-        parts = (joint, head, guard, None if support is None else _support(support), scores)
+        parts = (tensors.get("joint"), head, guard, None if support is None else _support(support), scores)
         return cls(header["ridge"], scale, NOISES[noise](level), kept, weight, *parts)
 
     @classmethod

@@ -143,6 +143,13 @@ def row_hashes(values: Iterable[Any], rows: int) -> Tensor | None:
     return None if total is None else _mixed(total) & NO_LIMIT
 
 
+def hashed_normals(hashes: Tensor, keys: Tensor) -> Tensor:
+    """From N(0, 1), a number for each pair of a row's hash and a key, int64 that broadcast."""
+    levels = (_mixed(hashes + keys) & NO_LIMIT) >> 10  # 53 bits
+    numbers: Tensor = torch.special.ndtri((levels.to(torch.float64) + 0.5) / 2**53)
+    return numbers
+
+
 def near_hashes(
     features: Tensor, target: Tensor | None, digits: float, held: RowSketch | None
 ) -> Tensor:

@@ -334,7 +334,8 @@ class LastLayerRigidity(ModelWrapper):
         r"""Derivatives of the prediction by an input, with their standard deviations.
 
         Exact: the readout's features are differentiated, in forward or reverse mode, whichever
-        takes fewer passes. The epistemic part only.
+        takes fewer passes. The epistemic part only. A derivative is a single quantity: it has the
+        scale of those, and not `calibration.joint`.
 
         Args:
             data: a tensor of inputs, or anything that `fit` takes.
@@ -413,7 +414,9 @@ class LastLayerRigidity(ModelWrapper):
         r"""Last-layer members: an `nn.Module` with `ens(x)` -> (n, *output.shape).
 
         All members cost one pass of the model and one matrix product. They carry the epistemic
-        part, with its correlations between predictions and targets.
+        part, with its correlations between predictions and targets. Where what predictions share
+        has a scale of its own (`calibration.joint`), each row deviates by numbers of its own too,
+        the same in every call, which takes another product and a hash of each row.
 
         Args:
             n: how many; 64 by default.
@@ -437,7 +440,11 @@ class LastLayerRigidity(ModelWrapper):
         return Ensemble(learnt.binding.copy(), self.feed.unlabelled(), drawn)
 
     def covariance(self, x1: Any, x2: Any = None, *, batch_size: int | None = None) -> Tensor:
-        """Joint covariance of predictions (the epistemic part).
+        r"""Joint covariance of predictions (the epistemic part).
+
+        $\alpha_B^2 k(x, x') + 1[x = x'] (\alpha^2 - \alpha_B^2)_+ q(x)$, $\alpha$ being `scale` and
+        $\alpha_B$ `calibration.joint`. Rows are equal where their inputs' hashes are; where inputs
+        have not one row each (atoms), where features agree in half of their digits.
 
         Args:
             x1: inputs, in any form that `predict` takes.
@@ -452,8 +459,7 @@ class LastLayerRigidity(ModelWrapper):
             self._fit.batches, what="covariance", batch_size=batch_size, progress=False
         )
         others = None if x2 is None else partial(batches, x2)
-        joint, exact = _joint(tap, learnt), learnt.statistics.exact
-        return covariance_between(tap, joint, partial(batches, x1), others, exact=exact)
+        return covariance_between(tap, _joint(tap, learnt), partial(batches, x1), others)
 
     def propagate(
         self,
@@ -467,9 +473,9 @@ class LastLayerRigidity(ModelWrapper):
         """Mean and standard deviation of a differentiable function of predictions, first order.
 
         One reverse pass of `fn` per derived quantity, correlations kept, never an N x N matrix.
-        The epistemic part only: calibrate with `criterion="evidence", noise="bayes"` first, since
-        otherwise the scale may hold noise too, and a mean of many predictions looks far too
-        uncertain.
+        The epistemic part only, with the covariance of `covariance`. Criteria other than "auto"
+        have one scale, which may hold noise too, so that a mean of many predictions looks far too
+        uncertain: of those take `criterion="evidence", noise="bayes"`.
 
         Args:
             fn: takes the predictions for all of `data` as one tensor, shaped like the model's
@@ -483,7 +489,6 @@ class LastLayerRigidity(ModelWrapper):
         tap, learnt = self._fit.ready()
         batches = partial(self._fit.batches, data, "propagate", batch_size, progress)
         options = {"second_order": second_order, "again": repeatable(data)}
-        options["exact"] = learnt.statistics.exact
         return propagated(fn, tap, _joint(tap, learnt), batches, **options)
 
     @outside_inference_mode
