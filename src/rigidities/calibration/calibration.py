@@ -135,7 +135,7 @@ class Calibration:
                     f"Files do not know the {what} {type(part).__name__}: give the class a name of "
                     f"its own and register it (register_{what})."
                 )
-        law = {"name": self.law.name, "settings": dict(vars(self.law))}
+        law = {"name": self.law.name, "settings": self.law.settings()}
         weight = {"weight": self.weight.tolist()} if self.weighted else {}
         return {"ridge": self.ridge, "noise": self.noise.name, "law": law, **weight}
 
