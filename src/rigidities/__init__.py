@@ -11,6 +11,7 @@ from .last_layer.gradients.gradient import Gradient
 from .last_layer.local_terms import LocalTerms
 from .last_layer.propagation.derived import Derived
 from .last_layer.rigidity import LastLayerRigidity
+from .models.mean_of import MeanOf
 from .posterior.gram import Gram
 from .posterior.posterior import Posterior
 from .prediction.prediction import Prediction
@@ -23,6 +24,7 @@ __all__ = [
     "Gram",
     "LastLayerRigidity",
     "LocalTerms",
+    "MeanOf",
     "MemberValues",
     "Posterior",
     "Prediction",

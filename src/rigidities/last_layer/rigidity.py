@@ -55,6 +55,7 @@ from .propagation.propagation import covariance_between, propagated
 from .readout.binding import Binding
 from .readout.reading import Reading, SampleWeight, read
 from .readout.tap import AnyTap
+from .refit import Refitted
 from .wrapper import ModelWrapper
 
 if TYPE_CHECKING:
@@ -233,6 +234,38 @@ class LastLayerRigidity(ModelWrapper):
             batch_size=batch_size,
             progress=progress,
         )
+
+    @outside_inference_mode
+    def refit(
+        self,
+        valid: Any = None,
+        *,
+        ridge: float | None = None,
+        batch_size: int | None = None,
+        progress: bool | None = None,
+    ) -> LastLayerRigidity:
+        r"""A copy of the model with the ridge-optimal readout, wrapped, fitted and uncalibrated.
+
+        The mean changes, often for the better, as `refitted` of the result says: print it. The
+        sums of the fit give the readout; the training data are not passed again. Then
+        `calibrate(valid)` as usual.
+
+        Args:
+            valid: further rows to refit on; the change is judged on them before. Calibrate the
+                result on other rows then, since these are no longer unseen.
+            ridge: fix $\varsigma^2$ instead of taking the evidence's.
+            batch_size: as in `fit`.
+            progress: as in `fit`.
+
+        Raises:
+            ValueError: another loss than "mse", no targets in the fit, `features=`, an output that
+                is not linear in the readout's weights, weights that are tied or computed.
+        """
+        fit = self._fit.refit(valid, ridge, batch_size=batch_size, progress=progress)
+        source, layer = fit.unbound.source, fit.unbound.layer
+        uq = type(self)(fit.model, layer=layer, target=fit.target, **vars(source))
+        uq._fit = fit
+        return uq
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, *inputs: Any, **keywords: Any) -> tuple[Tensor, Tensor]:
@@ -580,6 +613,11 @@ class LastLayerRigidity(ModelWrapper):
     def report(self) -> CalibrationReport | None:
         """The last calibration's report."""
         return None if self._fit.learnt is None else self._fit.learnt.report
+
+    @property
+    def refitted(self) -> Refitted | None:
+        """What `refit` has changed, where this came from it; files do not hold it."""
+        return self._fit.known().refitted
 
     @property
     def readout(self) -> AnyTap:

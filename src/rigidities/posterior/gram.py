@@ -183,6 +183,29 @@ class Gram:
             )
         return left
 
+    def after(self, change: Tensor) -> Gram:
+        r"""The Gram of the same rows when the weights have changed by $\delta$, (D, K).
+
+        Residuals become $r - F \delta$, so that $b$ becomes $b - G \delta$, and $S$ becomes
+        $S - b^T \delta - \delta^T b + \delta^T G \delta$: of it the diagonal alone where each
+        target has a Gram of its own, since nothing reads the rest there.
+        """
+        if self.cross is None or self.square is None:
+            raise ValueError("This Gram lacks residuals: update it with those of all rows.")
+        change, moved = change.to(self.cross), self.clone()
+        if self.targets is None:
+            pulled = self.matrix @ change
+        else:
+            pulled = torch.einsum("kde,ek->dk", self.matrix, change)
+        if self.targets is None and self.square.ndim == 2:
+            both = change.mT @ (self.cross - pulled / 2)
+            moved.square = self.square - both - both.mT
+        else:
+            _variances(moved.square).sub_((change * (2 * self.cross - pulled)).sum(0))
+        _variances(moved.square).clamp_(min=0)
+        moved.cross = self.cross - pulled
+        return moved
+
     def expand(self, targets: int) -> Gram:
         """One Gram per target, each equal to this shared one (its rows had equal weights)."""
         if self.targets is not None:
