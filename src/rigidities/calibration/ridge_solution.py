@@ -9,57 +9,29 @@ ridge (as in the evidence). Equal bias columns, of heads that are summed, share 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from ..posterior.gram import Gram
-from ..posterior.posterior import Posterior
-from .evidence import evidence, most_evident_ridge, projected
+from .evidence import projected
 
 
-@dataclass(frozen=True)
-class RidgeSolution:
-    r"""How the weights at hand change.
+def ridge_solution(
+    gram: Gram, weights: Tensor, biases: Tensor, ridge: float
+) -> tuple[Tensor, Tensor]:
+    r"""The change $w^* - w$ of the weights (D, K), and how many of them the rows determine.
 
-    Attributes:
-        ridge: $s$.
-        change: $w^* - w$, (D, K).
-        degrees: weights that the rows determine, the trace of $(G + s P)^{-1} G$, () or (K,).
+    That is the trace of $(G + s P)^{-1} G$, () or (K,). The arguments are those of `evidence`.
     """
-
-    ridge: float
-    change: Tensor
-    degrees: Tensor
-
-    @classmethod
-    def of(
-        cls, gram: Gram, posterior: Posterior, weights: Tensor, biases: Tensor, ridge: float | None
-    ) -> RidgeSolution:
-        """For the rows of a Gram.
-
-        Args:
-            gram: with residual sums.
-            posterior: its eigenbasis.
-            weights: about which the residuals were taken, (D, K).
-            biases: columns of the features that belong to biases.
-            ridge: $s$; None for the one under which the rows are most probable.
-        """
-        if ridge is None:
-            value = evidence(gram, posterior, weights, biases)
-            ridge, *_ = most_evident_ridge(value, float(posterior.eigenvalues.max()))
-        assert gram.cross is not None
-        cross, w = gram.cross.mT[..., None], weights.to(gram.cross).mT[..., None]
-        biases = biases.to(gram.device)
-        matrix, free, right, _, rank = projected(gram, cross, biases)
-        values, basis = torch.linalg.eigh(matrix)
-        solved = Posterior(values.clamp(min=0), basis, 0.0).with_ridge(ridge)
-        right = basis.mT @ (right - ridge * w[:, free])
-        change = torch.zeros_like(cross)
-        change[:, free] = basis @ (right / solved.precisions[..., None])
-        rest = cross[:, biases] - gram.matrix[..., biases[:, None], free] @ change[:, free]
-        own = gram.matrix[..., biases[:, None], biases]
-        change[:, biases] = torch.linalg.pinv(own, rtol=1e-12, hermitian=True) @ rest
-        degrees = (solved.eigenvalues / solved.precisions).sum(-1) + rank
-        return cls(ridge, change[..., 0].mT, degrees)
+    assert gram.cross is not None
+    biases, matrix = biases.to(gram.device), gram.matrix
+    cross, w = gram.cross.mT[..., None], weights.to(gram.cross).mT[..., None]
+    rest, free, right, _, rank = projected(gram, cross, biases)
+    values, basis = torch.linalg.eigh(rest)
+    values, change = values.clamp(min=0), torch.zeros_like(cross)
+    right = basis.mT @ (right - ridge * w[:, free])
+    change[:, free] = basis @ (right / (values + ridge)[..., None])
+    right = cross[:, biases] - matrix[..., biases[:, None], free] @ change[:, free]
+    own = torch.linalg.pinv(matrix[..., biases[:, None], biases], rtol=1e-12, hermitian=True)
+    change[:, biases] = own @ right
+    return change[..., 0].mT, (values / (values + ridge)).sum(-1) + rank

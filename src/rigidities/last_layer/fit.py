@@ -31,7 +31,7 @@ from .error_bars import ErrorBars
 from .gradients.loss import GradientLoss, GradientTarget, calibration_loss, gradient_scale
 from .readout.binding import Binding
 from .readout.tap import AnyTap
-from .refit import Refit, Refitted
+from .refit import Refitted, refitted
 from .validation import calibrated, calibration_data
 
 DEFAULT_RIDGE = 1e-6
@@ -56,7 +56,6 @@ class Learnt:
         weighing: loss and weights; None where they were functions and the fit is from a file.
         report: of the calibration, if any.
         factorised: the posterior, where it is known already.
-        refitted: how the readout was refitted, if it was.
     """
 
     binding: Binding
@@ -64,7 +63,6 @@ class Learnt:
     weighing: Weighing | None
     report: CalibrationReport | None = None
     factorised: Posterior | None = None
-    refitted: Refitted | None = None
     _bars: dict[torch.dtype, ErrorBars] = field(default_factory=dict, init=False, repr=False)
     _lock: Lock = field(default_factory=Lock, init=False, repr=False)
 
@@ -218,18 +216,17 @@ class ReadoutFit:
             self._said.discard("stale")
             return report
 
-    def refit(self, valid: Any, ridge: float | None, **options: Any) -> ReadoutFit:
+    def refit(self, valid: Any, *, add: bool, **options: Any) -> tuple[ReadoutFit, Refitted]:
         """The same for a copy of the model with another readout; see `LastLayerRigidity.refit`."""
-        learnt, tap = self._thorough()
-        weighing, rows = learnt.known_weighing(), None
+        learnt, _ = self._thorough()
+        own, weighing, rows = learnt.statistics, learnt.known_weighing(), None
         if valid is not None:
             data = list(valid) if isinstance(valid, Iterator) else valid
             rows = partial(self.feed(weighing), data, "refit", any_order=True, **options)
-        refit = Refit(learnt.binding, tap, weighing, ridge)
-        binding, statistics, report = refit(learnt.statistics, learnt.posterior, rows)
-        other = ReadoutFit(binding, self.target)
-        other.learnt = Learnt(binding, statistics, weighing, refitted=report)
-        return other
+        tied, own, report = refitted(learnt.binding, own, learnt.posterior, weighing, rows, add=add)
+        other = ReadoutFit(tied, self.target)
+        other.learnt = Learnt(tied, own, weighing)
+        return other, report
 
     def known(self) -> Learnt:
         """The state, if there is a fit."""

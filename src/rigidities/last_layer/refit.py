@@ -1,8 +1,7 @@
-r"""Another readout for a trained model: the ridge-optimal one, in a copy.
+"""Another readout for a trained model: the ridge-optimal one, in a copy.
 
 A net that was trained by steps has a readout that need not be the best on its own features. The
-sums that a fit has kept give the best one (`calibration.ridge_solution`) and the sums about it,
-without another pass over the training data.
+sums that a fit has kept give the best one, and the sums about it, without another pass.
 """
 
 from __future__ import annotations
@@ -11,9 +10,10 @@ import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..calibration.ridge_solution import RidgeSolution
+from ..calibration.evidence import evidence, most_evident_ridge
+from ..calibration.ridge_solution import ridge_solution
 from ..data.batches import Batch
 from ..losses import MSE
 from ..models.shadow import unwrapped
@@ -23,7 +23,7 @@ from .accumulation import Statistics, Weighing, accumulate
 from .readout.binding import Binding
 from .readout.cases import CASES
 from .readout.heads import is_linear_map, own_parameters
-from .readout.tap import AnyTap
+from .readout.tap import AnyTap, Tap
 
 
 @dataclass(frozen=True)
@@ -31,154 +31,117 @@ class Refitted:
     r"""What a refit has changed; print it.
 
     Attributes:
-        ridge: $\varsigma^2$, the evidence's unless it was given.
+        ridge: $\varsigma^2$, the evidence's.
         rows: that the readout was refitted on.
         before: root mean square of the residuals of the model as it was, one entry per target;
             with sample weights, of the weighted squares.
-        after: of the model with the refitted readout.
-        judged: the rows that they were taken on.
+        after: of the model refitted to the training rows.
+        judged: validation rows that both were taken on. None: it was training rows, each left out
+            of the readout by generalised cross-validation (Golub, Heath, Wahba 1979).
     """
 
     ridge: float
     rows: int
     before: Tensor
     after: Tensor
-    judged: str
+    judged: int | None = None
 
     @property
-    def ratio(self) -> float:
-        """RMSE after over before, the geometric mean over targets."""
-        return float((self.after / self.before).log().mean().exp())
+    def better(self) -> bool | None:
+        """Whether errors are smaller by a thousandth or more; None without unseen rows to judge by.
 
-    @property
-    def better(self) -> bool:
-        """Whether the refitted readout has smaller errors."""
-        return self.ratio < 1
+        Left-out training rows cannot tell: the layers before the readout have seen them, and their
+        errors shrink on every refit, also where those on other rows grow. Of several targets it
+        is the geometric mean.
+        """
+        ratio = (self.after / self.before).log().mean().exp()
+        return None if self.judged is None else bool(ratio < 0.999)
 
     def __str__(self) -> str:
         pairs = list(zip(self.before.tolist(), self.after.tolist(), strict=True))
-        listed = ", ".join(f"{before:.4g} -> {after:.4g}" for before, after in pairs[:6])
-        listed += f", ... ({len(pairs)} targets)" if len(pairs) > 6 else ""
-        said = f"RMSE {listed} ({self.ratio - 1:+.1%})"
-        if not self.better:
-            said = f"The refitted readout is no better (RMSE {listed}): keep the model as it is."
-        where = f"Readout refitted on {self.rows} rows at ridge {self.ridge:.4g}."
-        return f"{where}\n  {said}\n  Judged on {self.judged}."
+        said = ", ".join(f"{before:.4g} -> {after:.4g}" for before, after in pairs[:6])
+        said += f", ... ({len(pairs)} targets)" if len(pairs) > 6 else ""
+        said = {
+            True: f"RMSE {said} on {self.judged} validation rows",
+            False: f"The refitted readout is no better (RMSE {said} on {self.judged} validation "
+            "rows): keep the model as it is",
+            None: f"RMSE {said} on training rows left out of the readout: whether other rows gain, "
+            "refit(valid, add=False) tells",
+        }[self.better]
+        return f"Readout refitted on {self.rows} rows at ridge {self.ridge:.4g}.\n  {said}."
 
 
-@dataclass(frozen=True)
-class Refit:
-    """What a refit needs of a fit; refused where the best weights are not known, or not to be set.
+def refitted(
+    binding: Binding,
+    known: Statistics,
+    posterior: Posterior,
+    weighing: Weighing,
+    valid: Callable[[], Iterable[Batch]] | None,
+    *,
+    add: bool,
+) -> tuple[Binding, Statistics, Refitted]:
+    """The tie to the copy, the sums about its weights, and what has changed.
 
-    Attributes:
-        binding: the tie to the model.
-        tap: its readout.
-        weighing: loss and weights of the fit.
-        ridge: None for the evidence's.
+    From the tie to the model, the sums of the training rows and their posterior; `valid` gives rows
+    to judge by, and if `add` to refit on afterwards.
     """
-
-    binding: Binding
-    tap: AnyTap
-    weighing: Weighing
-    ridge: float | None = None
-
-    def __post_init__(self) -> None:
-        loss = self.weighing.loss
-        if not isinstance(loss, MSE):
-            raise ValueError(
-                "refit is for loss='mse', whose best weights have a closed form; the fit was made "
-                f"with {type(loss).__name__}."
-            )
-        if not self.tap.heads:
-            raise ValueError(
-                "refit sets the readout's weights, and features= says of none. Wrap the model with "
-                "layer= instead."
-            )
-        if not self.tap.linear:
-            raise ValueError(
-                "The output is not linear in the readout's weights: the best have no closed form. "
-                "Let forward= return the output before the nonlinearity, with targets to match."
-            )
-        _check_parameters(unwrapped(self.binding.model), self.tap.heads)
-
-    def __call__(
-        self,
-        known: Statistics,
-        posterior: Posterior,
-        valid: Callable[[], Iterable[Batch]] | None = None,
-    ) -> tuple[Binding, Statistics, Refitted]:
-        """The tie to the copy, the sums about its weights, and what has changed.
-
-        Args:
-            known: of the training rows.
-            posterior: of their Gram.
-            valid: gives rows to judge by, and then to refit on too.
-        """
-        found = self._solution(known.gram, posterior)
-        if valid is None:
-            judge, degrees = known.gram, found.degrees
-            judged = "training rows, each left out of the readout (generalised cross-validation)"
-        else:
-            judge = accumulate(None, lambda _: self.tap, valid(), self.weighing).gram
-            judged = f"{judge.count} validation rows, by a readout that was refitted without them"
-            degrees = 0.0
-        before, after = (_rmse(gram, degrees) for gram in (judge, judge.after(found.change)))
-        if valid is not None:
-            known = accumulate(known.clone(), lambda _: self.tap, valid(), self.weighing)
-            found = self._solution(known.gram, Posterior.from_gram(known.gram, posterior.ridge))
-        binding = self.binding.copied(self._copy(found.change))
-        change = binding.current().weights - self.tap.weights  # as the model's precision has it
-        report = Refitted(found.ridge, known.gram.count, before, after, judged)
-        return binding, replace(known, gram=known.gram.after(change)), report
-
-    def _solution(self, gram: Gram, posterior: Posterior) -> RidgeSolution:
-        if gram.cross is None or gram.square is None:
-            raise ValueError(
-                "refit needs the residuals of all rows: call fit with (x, y), with gradient_target= "
-                "where derivatives count, and anew where forget has lost them to rounding."
-            )
-        return RidgeSolution.of(gram, posterior, self.tap.weights, self.tap.biases, self.ridge)
-
-    def _copy(self, change: Tensor) -> nn.Module:
-        """The model with a readout whose weights have changed."""
-        model = unwrapped(self.binding.model)
-        try:
-            twin = copy.deepcopy(model)
-        except Exception as error:
-            raise TypeError(
-                f"{type(model).__name__} cannot be copied ({error}), and refit changes a copy: drop "
-                "the attribute that refuses copy.deepcopy, or give it a __deepcopy__."
-            ) from error
-        columns = CASES[self.tap.case]([*map(twin.get_submodule, self.tap.heads)]).columns
-        columns.write(columns.weights() + change)
-        return twin
+    tap, judge, judged = _settable(binding, binding.current(), weighing), known.gram, None
+    ridge, change, degrees = _best(tap, known.gram, posterior)
+    if valid is not None:
+        judge = accumulate(None, lambda _: tap, valid(), weighing).gram
+        degrees, judged = degrees * 0, judge.count
+    before, after = (_rmse(gram, degrees) for gram in (judge, judge.after(change)))
+    if valid is not None and add:
+        known = accumulate(known.clone(), lambda _: tap, valid(), weighing)
+        whole = Posterior.from_gram(known.gram, posterior.ridge)
+        ridge, change, _ = _best(tap, known.gram, whole)
+    model = copy.deepcopy(unwrapped(binding.model))
+    columns = CASES[tap.case]([*map(model.get_submodule, tap.heads)]).columns
+    columns.write(tap.weights + change)
+    known = replace(known, gram=known.gram.after(columns.weights() - tap.weights))  # as rounded
+    report = Refitted(ridge, known.gram.count, before, after, judged)
+    return binding.copied(model), known, report
 
 
-def _rmse(gram: Gram, degrees: Tensor | float) -> Tensor:
-    r"""Root mean square (K,) of a Gram's residuals.
+def _best(tap: Tap, gram: Gram, posterior: Posterior) -> tuple[float, Tensor, Tensor]:
+    """The evidence's ridge, the change of the weights at it, and how many the rows determine."""
+    try:
+        score = evidence(gram, posterior, tap.weights, tap.biases)
+        ridge, *_ = most_evident_ridge(score, float(posterior.eigenvalues.max()))
+    except ValueError as error:
+        raise ValueError(f"refit takes the ridge of the evidence. {error}") from error
+    return ridge, *ridge_solution(gram, tap.weights, tap.biases, ridge)
 
-    With `degrees` of a linear fit to the same rows each counts as if left out, by generalised
-    cross-validation (Golub, Heath, Wahba 1979): $r_i / (1 - h)$, $h$ the mean leverage.
-    """
+
+def _rmse(gram: Gram, degrees: Tensor) -> Tensor:
+    """Root mean square (K,) of residuals over 1 - h, h the mean leverage of a fit's `degrees`."""
     assert gram.square is not None
     square = gram.square.diagonal() if gram.square.ndim == 2 else gram.square
     return (square / gram.informative).sqrt() / (1 - degrees / gram.informative)
 
 
-def _check_parameters(model: nn.Module, heads: list[str]) -> None:
-    """Refuse heads whose weights are computed from others, or used elsewhere too."""
-    named = {name: model.get_submodule(name) for name in heads}
-    owned = {id(p) for head in named.values() for p in own_parameters(head).values()}
-    for name, head in named.items():
-        if is_linear_map(head) and "weight" not in own_parameters(head):
-            raise ValueError(
-                f"The weights of {name!r} are computed from others (a parametrisation?) and cannot "
-                "be set. Remove it first: torch.nn.utils.parametrize.remove_parametrizations."
-            )
-    for name, module in model.named_modules():
-        tied = any(id(p) in owned for p in own_parameters(module).values())
-        if tied and all(module is not head for head in named.values()):
-            raise ValueError(
-                f"The readout's weights are those of {name!r} too (tied): changing them would "
-                "change the features. Give the readout weights of its own first."
-            )
+def _settable(binding: Binding, tap: AnyTap, weighing: Weighing) -> Tap:
+    """Refuse a readout whose best weights are not known, or cannot be set."""
+    loss = type(weighing.loss)
+    if loss is not MSE:
+        raise ValueError(f"refit solves for the least squares of loss='mse', not {loss.__name__}.")
+    if not isinstance(tap, Tap):
+        raise ValueError("refit needs a readout with weights: give layer= instead of features=.")
+    if not tap.linear:
+        raise ValueError(
+            "The output is not linear in the readout's weights, so the best have no closed form. "
+            "Let forward= return the output before the nonlinearity, with targets to match."
+        )
+    modules = dict(unwrapped(binding.model).named_modules(remove_duplicate=False))
+    heads = [modules[name] for name in tap.heads]
+    owned = {id(p) for head in heads for p in own_parameters(head).values()}
+    others = {name: own_parameters(one) for name, one in modules.items() if one not in heads}
+    tied = [name for name, own in others.items() if owned & set(map(id, own.values()))]
+    computed = [head for head in heads if is_linear_map(head) and "weight" not in head._parameters]
+    if tied or computed:
+        why = f"those of {tied[0]!r} too (tied)" if tied else "computed from other parameters"
+        raise ValueError(
+            f"The readout's weights are {why}, so they cannot be changed alone. Give the readout "
+            "parameters of its own first: untie them, or remove_parametrizations."
+        )
+    return tap

@@ -79,6 +79,9 @@ class LastLayerRigidity(ModelWrapper):
         target: callable(batch) -> target.
         output: key, index or attribute of the output, where the model returns several.
 
+    Attributes:
+        refitted: what `refit` has changed, where this came from it; files do not hold it.
+
     Examples:
         >>> _ = torch.manual_seed(0)
         >>> x = torch.linspace(-1, 1, 50)[:, None]
@@ -110,6 +113,7 @@ class LastLayerRigidity(ModelWrapper):
         super().__init__(model)
         binding = Binding(model, Source(forward, features, output), layer)
         self._fit = ReadoutFit(binding, target)
+        self.refitted: Refitted | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -240,20 +244,19 @@ class LastLayerRigidity(ModelWrapper):
         self,
         valid: Any = None,
         *,
-        ridge: float | None = None,
+        add: bool = True,
         batch_size: int | None = None,
         progress: bool | None = None,
-    ) -> LastLayerRigidity:
-        r"""A copy of the model with the ridge-optimal readout, wrapped, fitted and uncalibrated.
+    ) -> Self:
+        """A copy of the model with the ridge-optimal readout, wrapped, fitted and uncalibrated.
 
-        The mean changes, often for the better, as `refitted` of the result says: print it. The
-        sums of the fit give the readout; the training data are not passed again. Then
-        `calibrate(valid)` as usual.
+        The mean changes, often for the better: print `refitted` of the result. The sums of the fit
+        give the readout, and the training data are not passed again. Best is
+        `new = uq.refit(valid, add=False)`, then `new.calibrate(valid)`.
 
         Args:
-            valid: further rows to refit on; the change is judged on them before. Calibrate the
-                result on other rows then, since these are no longer unseen.
-            ridge: fix $\varsigma^2$ instead of taking the evidence's.
+            valid: rows on which the readout refitted to the training rows is judged.
+            add: then refit on these too; they are no longer unseen, so calibrate on others.
             batch_size: as in `fit`.
             progress: as in `fit`.
 
@@ -261,10 +264,10 @@ class LastLayerRigidity(ModelWrapper):
             ValueError: another loss than "mse", no targets in the fit, `features=`, an output that
                 is not linear in the readout's weights, weights that are tied or computed.
         """
-        fit = self._fit.refit(valid, ridge, batch_size=batch_size, progress=progress)
-        source, layer = fit.unbound.source, fit.unbound.layer
-        uq = type(self)(fit.model, layer=layer, target=fit.target, **vars(source))
-        uq._fit = fit
+        fit, report = self._fit.refit(valid, add=add, batch_size=batch_size, progress=progress)
+        own = fit.unbound
+        uq = type(self)(fit.model, layer=own.layer, target=fit.target, **vars(own.source))
+        uq._fit, uq.refitted = fit, report
         return uq
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -613,11 +616,6 @@ class LastLayerRigidity(ModelWrapper):
     def report(self) -> CalibrationReport | None:
         """The last calibration's report."""
         return None if self._fit.learnt is None else self._fit.learnt.report
-
-    @property
-    def refitted(self) -> Refitted | None:
-        """What `refit` has changed, where this came from it; files do not hold it."""
-        return self._fit.known().refitted
 
     @property
     def readout(self) -> AnyTap:

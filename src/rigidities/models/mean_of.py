@@ -7,7 +7,7 @@ times $1/M$.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,10 +17,7 @@ from .calling import pick
 
 
 class MeanOf(nn.Module):
-    """The mean of the outputs of several trained models, as a model of its own.
-
-    Its error bars are those of the mean prediction: wrap it as any other model, or call
-    `refit` on the wrapper to weigh the models against each other.
+    """The mean of the outputs of several trained models, to be wrapped like any other model.
 
     Args:
         models: one or more, of any architecture; they take the same inputs and give outputs of
@@ -34,18 +31,13 @@ class MeanOf(nn.Module):
         True
     """
 
-    def __init__(self, models: Iterable[nn.Module], *, output: str | int | None = None) -> None:
+    def __init__(self, models: Sequence[nn.Module], *, output: str | int | None = None) -> None:
         super().__init__()
-        if isinstance(models, nn.Module) and not isinstance(models, nn.ModuleList):
-            raise TypeError("MeanOf takes a list of models, got one: write MeanOf([model]).")
-        members = list(models)
-        if not members:
-            raise ValueError("MeanOf needs at least one model, got none.")
-        for i, model in enumerate(members):
-            if not isinstance(model, nn.Module):
-                kind = type(model).__name__
-                raise TypeError(f"Model {i} of MeanOf must be a torch.nn.Module, got {kind}.")
-        self.models, self.output = nn.ModuleList(members), output
+        listed = isinstance(models, (list, tuple, nn.ModuleList)) and len(models) > 0
+        if not listed or not all(isinstance(model, nn.Module) for model in models):
+            got = [type(model).__name__ for model in models] if listed else type(models).__name__
+            raise TypeError(f"MeanOf takes a list of one or more torch.nn.Module, got {got}.")
+        self.models, self.output = nn.ModuleList(models), output
 
     def forward(self, *inputs: Any, **named: Any) -> Tensor:
         """The mean over the models."""

@@ -68,8 +68,7 @@ def placement(model: nn.Module) -> tuple[torch.device, torch.dtype]:
 def input_names(model: nn.Module) -> list[str]:
     """What the model's `forward` calls its inputs, where it can tell (a traced one cannot)."""
     model = unwrapped(model)
-    while isinstance(model, MeanOf):  # which passes on what it is given
-        model = unwrapped(model.models[0])
+    model = model.models[0] if isinstance(model, MeanOf) else model  # which passes inputs on
     try:
         return list(inspect.signature(model.forward).parameters)
     except ValueError:

@@ -186,24 +186,22 @@ class Gram:
     def after(self, change: Tensor) -> Gram:
         r"""The Gram of the same rows when the weights have changed by $\delta$, (D, K).
 
-        Residuals become $r - F \delta$, so that $b$ becomes $b - G \delta$, and $S$ becomes
-        $S - b^T \delta - \delta^T b + \delta^T G \delta$: of it the diagonal alone where each
-        target has a Gram of its own, since nothing reads the rest there.
+        Residuals become $r - F \delta$. Where each target has a Gram of its own, `square` follows
+        on its diagonal alone: nothing reads the rest.
         """
-        if self.cross is None or self.square is None:
-            raise ValueError("This Gram lacks residuals: update it with those of all rows.")
-        change, moved = change.to(self.cross), self.clone()
-        if self.targets is None:
-            pulled = self.matrix @ change
+        moved, cross, square = self.clone(), self.cross, self.square
+        if cross is None or square is None:
+            raise ValueError("There are no residuals to change: give targets, (x, y).")
+        change = change.to(cross)
+        each = "de,ek->dk" if self.targets is None else "kde,ek->dk"
+        moved.cross = cross - torch.einsum(each, self.matrix, change)
+        if self.targets is None and square.ndim == 2:  # r'r' = r r - (b + b')^T delta
+            less = change.mT @ (cross + moved.cross)
+            moved.square = square - (less + less.mT) / 2
         else:
-            pulled = torch.einsum("kde,ek->dk", self.matrix, change)
-        if self.targets is None and self.square.ndim == 2:
-            both = change.mT @ (self.cross - pulled / 2)
-            moved.square = self.square - both - both.mT
-        else:
-            _variances(moved.square).sub_((change * (2 * self.cross - pulled)).sum(0))
+            moved.square = square.clone()
+            _variances(moved.square).sub_((change * (cross + moved.cross)).sum(0))
         _variances(moved.square).clamp_(min=0)
-        moved.cross = self.cross - pulled
         return moved
 
     def expand(self, targets: int) -> Gram:

@@ -70,7 +70,8 @@ class Binding:
     def copied(self, model: nn.Module) -> Binding:
         """A tie to a copy of the model, with other weights, that knows the same readout."""
         header = {**self.header(), "fingerprint": model_fingerprint(model)}
-        probes = None if self.probes is None else self.probes.again(model, self.source)
+        rows = None if self.probes is None else Batch(*self.probes.inputs, None, None)
+        probes = None if rows is None else Probes.of(model, self.source, rows)
         return Binding(model, self.source, self.layer, header, probes)
 
     def taken(self, given: Snapshot) -> Binding:

@@ -67,12 +67,13 @@ class Columns:
     @torch.no_grad()
     def write(self, given: Tensor) -> None:
         """Let the heads' parameters be these weights (width, K or 1)."""
-        for i, head in enumerate(self.heads):
-            part = self.share(given, i)
-            for name, parameter in own_parameters(head).items():
-                if name in ("weight", "bias"):
-                    own = part[-1] if name == "bias" else part[: parameter[0].numel()].mT
-                    parameter.copy_(own.reshape(parameter.shape))
+        for index, head in zip(self.indices, self.heads, strict=True):
+            part = given[index.to(given.device)]
+            flat = part[:, 0] if self.joint else joint_columns(part, head)
+            for name in (name for name, size in self._sizes(head).items() if size):
+                parameter = head.get_parameter(name)
+                own, flat = flat.tensor_split([parameter.numel()])
+                parameter.copy_(own.reshape(parameter.shape))
 
     def _weights(self, head: nn.Module) -> Tensor:
         return joint_columns(weights(head), head)[:, None] if self.joint else weights(head)
@@ -102,15 +103,6 @@ class ParameterColumns(Columns):
     def share(self, change: Tensor, i: int) -> Tensor:
         """Head i's part (P, 1) of a change (width, 1) of the parameters."""
         return change[self.indices[i].to(change.device)]
-
-    @torch.no_grad()
-    def write(self, given: Tensor) -> None:
-        """Let the heads' parameters be these numbers (width, 1)."""
-        for i, head in enumerate(self.heads):
-            own = list(own_parameters(head).values())
-            parts = torch.split(self.share(given, i)[:, 0], [p.numel() for p in own])
-            for parameter, part in zip(own, parts, strict=True):
-                parameter.copy_(part.reshape(parameter.shape))
 
     def _weights(self, head: nn.Module) -> Tensor:
         return torch.cat([p.detach().flatten() for p in own_parameters(head).values()])[:, None]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -76,11 +76,6 @@ class Probes:
                 return None
             return probes
         return None
-
-    def again(self, model: nn.Module, source: Source) -> Probes:
-        """What another model gives for the same inputs."""
-        output = _outputs(shadow(model), source, self.inputs, self.dtype)
-        return replace(self, output=output.double().cpu())
 
     def difference(self, model: nn.Module, source: Source) -> float:
         """How far the model's outputs are from those kept; zero within what rounding explains."""
