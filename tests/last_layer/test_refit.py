@@ -322,8 +322,8 @@ def test_fits_without_residuals_or_by_another_loss_are_refused(net):
     refused("needs the residuals", rg.LastLayerRigidity(net.model).fit(x).refit)
     refused("give targets", fitted(net).refit, net.valid[0])
     refused("no fit yet", rg.LastLayerRigidity(net.model).refit)
-    wild = torch.cat([net.train[1][:-1], net.train[1][-1:] + 1e9])
-    refused("refit takes the ridge of the evidence. ", fitted_to_targets(net, wild).refit)
+    one = rg.LastLayerRigidity(net.model).fit((x[:1], net.train[1][:1]))
+    refused("refit takes the ridge of the evidence. .* more rows", one.refit)
 
 
 def fitted_to_targets(net: Trained, targets: Tensor) -> rg.LastLayerRigidity:

@@ -120,10 +120,65 @@ def test_files_state_dicts_and_threads_know_it(mean, uq, tmp_path):
         torch.testing.assert_close(one, wanted)
 
 
-def test_it_exports_and_its_ensemble_does(mean, uq):
-    program = torch.export.export(copy.deepcopy(mean), (TEST,))
-    torch.testing.assert_close(program.module()(TEST), mean(TEST))
-    ensemble = uq.ensemble(4, generator=torch.Generator().manual_seed(0))
+PLAIN = [f"models.{i}.{2 * i + 2}" for i in range(2)]
+
+
+@pytest.fixture
+def plain() -> rg.LastLayerRigidity:
+    """Of two nets that end in a linear layer."""
+    uq = rg.LastLayerRigidity(rg.MeanOf(nets()[:2])).fit((X, Y))
+    uq.calibrate(VALID, criterion="evidence", noise="bayes")
+    return uq
+
+
+def test_nets_that_end_in_a_linear_layer_are_read_without_a_derivative(plain):
+    assert plain.readout.case == "averaged"
+    names = oracle.head_parameters(plain.model, PLAIN)
+    wanted = oracle.readout_jacobian(plain.model, lambda m: m(TEST), names)
+    torch.testing.assert_close(plain.features(TEST), wanted[:, 0])
+    x = TEST.clone().requires_grad_()
+    assert plain(x)[1].requires_grad
+
+
+def test_what_they_no_longer_end_in_is_read_by_derivatives():
+    def halved(m: Net, x: Tensor) -> Tensor:
+        y = m.head(x)
+        return y.mul_(0.5) if len(x) % 2 else y  # in place, where the batch is odd
+
+    members = [Net(halved, head=nn.Linear(4, 1).double()) for _ in range(2)]
+    uq = rg.LastLayerRigidity(rg.MeanOf(members)).fit((X, Y))
+    uq.calibrate(VALID)
+    assert uq.readout.case == "averaged"
+    wanted = torch.cat([TEST, torch.ones(20, 1)], dim=1).repeat(1, 2) / 2
+    torch.testing.assert_close(uq.features(TEST), wanted)
+    torch.testing.assert_close(uq.features(TEST[:19]), wanted[:19] / 2)
+    assert uq.readout.case == "shared"
+
+
+def test_nets_that_share_a_head_or_its_weight_have_one_set_of_columns():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        trunks, head = [nn.Linear(4, 6).double() for _ in range(2)], nn.Linear(6, 1).double()
+    twin = nn.Linear(6, 1).double()
+    twin.weight = head.weight
+    pairs = zip(trunks, (head, twin), strict=True)
+    for members in (
+        [nn.Sequential(trunk, nn.Tanh(), head) for trunk in trunks],
+        [nn.Sequential(trunk, nn.Tanh(), own) for trunk, own in pairs],
+    ):
+        model = rg.MeanOf(members)
+        uq = rg.LastLayerRigidity(model).fit((X, Y))
+        uq.calibrate(VALID)
+        names = ["models.0.2.weight", "models.0.2.bias", "models.1.2.bias"]
+        names = names[: 2 + (members[0][2] is not members[1][2])]
+        wanted = oracle.readout_jacobian(model, lambda m: m(TEST), names)[:, 0]
+        torch.testing.assert_close(uq.features(TEST), wanted)
+
+
+def test_it_exports_and_its_ensemble_does(plain):
+    program = torch.export.export(copy.deepcopy(plain.model), (TEST,))
+    torch.testing.assert_close(program.module()(TEST), plain.model(TEST))
+    ensemble = plain.ensemble(4, generator=torch.Generator().manual_seed(0))
     wanted = ensemble(TEST)
     program = torch.export.export(ensemble, (TEST,))
     torch.testing.assert_close(program.module()(TEST), wanted)
@@ -148,7 +203,7 @@ def test_several_targets_and_float32_keep_the_fast_case():
     pair = [trained(3, seed=seed, steps=5) for seed in (0, 1)]
     uq = rg.LastLayerRigidity(rg.MeanOf([net.model for net in pair])).fit(pair[0].train)
     uq.calibrate(pair[0].valid)
-    assert uq.readout.case == "shared"
+    assert uq.readout.case == "averaged"
     assert uq.gram.width == 50
     assert uq(pair[0].test[0])[1].shape == (200, 3)
 
