@@ -57,6 +57,7 @@ from .propagation.propagation import covariance_between, propagated
 from .readout.binding import Binding
 from .readout.reading import Reading, SampleWeight, read
 from .readout.tap import AnyTap
+from .refit import Refitted
 from .wrapper import ModelWrapper
 
 if TYPE_CHECKING:
@@ -79,6 +80,9 @@ class LastLayerRigidity(ModelWrapper):
         forward: callable(model, batch) -> output, for batches that are not (x, y).
         target: callable(batch) -> target.
         output: key, index or attribute of the output, where the model returns several.
+
+    Attributes:
+        refitted: what `refit` has changed, where this came from it; files do not hold it.
 
     Examples:
         >>> _ = torch.manual_seed(0)
@@ -111,6 +115,7 @@ class LastLayerRigidity(ModelWrapper):
         super().__init__(model)
         binding = Binding(model, Source(forward, features, output), layer)
         self._fit = ReadoutFit(binding, target)
+        self.refitted: Refitted | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -258,6 +263,37 @@ class LastLayerRigidity(ModelWrapper):
             batch_size=batch_size,
             progress=progress,
         )
+
+    @outside_inference_mode
+    def refit(
+        self,
+        valid: Any = None,
+        *,
+        add: bool = True,
+        batch_size: int | None = None,
+        progress: bool | None = None,
+    ) -> Self:
+        """A copy of the model with the ridge-optimal readout, wrapped, fitted and uncalibrated.
+
+        The mean changes, often for the better: print `refitted` of the result. The sums of the fit
+        give the readout, and the training data are not passed again. Best is
+        `new = uq.refit(valid, add=False)`, then `new.calibrate(valid)`.
+
+        Args:
+            valid: rows on which the readout refitted to the training rows is judged.
+            add: then refit on these too; they are no longer unseen, so calibrate on others.
+            batch_size: as in `fit`.
+            progress: as in `fit`.
+
+        Raises:
+            ValueError: another loss than "mse", no targets in the fit, `features=`, an output that
+                is not linear in the readout's weights, weights that are tied or computed.
+        """
+        fit, report = self._fit.refit(valid, add=add, batch_size=batch_size, progress=progress)
+        own = fit.unbound
+        uq = type(self)(fit.model, layer=own.layer, target=fit.target, **vars(own.source))
+        uq._fit, uq.refitted = fit, report
+        return uq
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, *inputs: Any, **keywords: Any) -> tuple[Tensor, Tensor]:

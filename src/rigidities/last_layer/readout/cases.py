@@ -1,6 +1,7 @@
 r"""How the features follow from the heads' recorded calls.
 
 * `plain`: the output is the head's output, perhaps reshaped; the features are the head's input;
+* `averaged`: it is the mean of the heads' outputs (`MeanOf`); their inputs stand side by side;
 * `shared` and `separate`: scaled, gathered, masked, permuted or summed outputs, with gains that
   are the same for all targets or not (see `tail`);
 * `jacobian`: any tail that treats samples independently, one pass through it per output;
@@ -95,6 +96,25 @@ class Plain(Case):
     def gathered(self, output: Tensor, calls: list[Call], _: Sequence[Gain] = ()) -> Reading:
         """The head's input, without a look at any value, which `torch.func` does not allow."""
         return Reading(output, calls[0].rows, calls[0].output.shape, channel_axis(calls[0].head))
+
+
+class Averaged(Plain):
+    """The output is the mean of the heads' outputs: no derivative is taken here either."""
+
+    name = "averaged"
+
+    def _read(self, output: Tensor, calls: list[Call], graph: bool) -> Reading | None:
+        once = [call.head for call in calls if call.untouched] == self.columns.heads
+        sizes = {call.output.numel() for call in calls}
+        if not (once and self.columns.disjoint and sizes == {output.numel()}):
+            return None
+        mean = torch.stack([call.output.flatten() for call in calls]).mean(0)
+        return self.gathered(output, calls) if torch.equal(mean, output.flatten()) else None
+
+    def gathered(self, output: Tensor, calls: list[Call], _: Sequence[Gain] = ()) -> Reading:
+        """The heads' inputs over their number, side by side."""
+        features = self.columns.assemble({i: c.rows / len(calls) for i, c in enumerate(calls)})
+        return Reading(output, features, calls[0].output.shape, channel_axis(calls[0].head))
 
 
 class Separate(Case):
@@ -246,7 +266,7 @@ class Parameters(Jacobian):
 
 
 CASES: dict[str, type[Case]] = {
-    case.name: case for case in (Plain, Shared, Separate, Jacobian, Dense, Parameters)
+    case.name: case for case in (Plain, Averaged, Shared, Separate, Jacobian, Dense, Parameters)
 }
 """By name, in the order in which they are tried; the last for heads that are no linear maps."""
 
