@@ -70,6 +70,8 @@ SCORES = {
     "slope": Score("slope", 0, lambda rows, size: metrics.slope(*rows, size)),
     "decades": Score("decades", 0, lambda rows, size: metrics.decades(rows.std, size)),
     "spearman": Score("rank corr.", 1, lambda rows, _: metrics.spearman(*rows)),
+    "cell": Score("NLL of cells", -1),
+    "interval_score": Score("interval score", -1),
     "gain": Score("gain", 1),
     "floor": Score("floor", 0),
     "wide_log_ratio": Score("in wide bins", -1),
