@@ -7,11 +7,11 @@ import hashlib
 import safetensors
 from safetensors.torch import save
 
+from experiments.atoms import nets
+from experiments.atoms.nets import Kept
+from experiments.atoms.samples import Samples
 from experiments.frame import keys
 from experiments.frame.files import replace
-from experiments.studies.qm9 import nets
-from experiments.studies.qm9.nets import Kept
-from experiments.studies.qm9.samples import Samples
 from experiments.training.kept import FOLDER
 
 PATH = FOLDER / "qm9.safetensors"

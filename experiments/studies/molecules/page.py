@@ -8,25 +8,21 @@ from experiments.frame.figures import BLACK, COLOURS, GREY, panels
 from experiments.frame.outcome import Cell, Entry, Found, Picture, Table
 from experiments.frame.wording import direction, measured
 from experiments.judging import parity
+from experiments.judging.columns import heads, labels
 from experiments.judging.parity import MARKERS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LABELS = {"paper": "paper (bins)", "nll": "likelihood", "auto": "auto"}
+LABELS = labels(("paper", "nll", "auto"))
 WITHIN = (0.7, 1.4)
 """Ratios of RMSE and bar that are called right."""
 
-SCORES = {
-    "nll": "NLL",
-    "crps": "CRPS",
-    "binned_log_ratio": "log ratio",
-    "wide_log_ratio": "in wide bins",
-    "coverage_90": "in 90 %",
-    "interval_score": "interval score",
-    "kurtosis": "kurtosis",
-    "spearman": "rank corr.",
-}
+SCORES = (
+    *("nll", "crps", "binned_log_ratio", "wide_log_ratio", "coverage_90", "interval_score"),
+    *("kurtosis", "spearman"),
+)
+COMPARED = ("nll", "crps")
 
 
 def entries(numbers: Found) -> list[Entry]:
@@ -50,16 +46,16 @@ def score_table(ways: Found, caption: str) -> Table:
     rows: list[list[Cell]] = [
         [LABELS[name], *(one["scores"][key] for key in SCORES)] for name, one in ways.items()
     ]
-    return Table(["bars", *SCORES.values()], rows, caption)
+    return Table(["bars", *heads(SCORES)], rows, caption)
 
 
 def difference_table(differences: Found) -> Table:
     """Calibrations less the paper's, molecule by molecule."""
     rows: list[list[Cell]] = [
-        [f"{LABELS[name]} - paper", *(measured(one[key]) for key in ("nll", "crps"))]
+        [f"{LABELS[name]} - paper", *(measured(one[key]) for key in COMPARED)]
         for name, one in differences.items()
     ]
-    return Table(["bars", "NLL", "CRPS"], rows, DIFFERENCES)
+    return Table(["bars", *heads(COMPARED)], rows, DIFFERENCES)
 
 
 def size_table(ways: Found, fewest: int) -> Table:

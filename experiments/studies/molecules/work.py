@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 import rigidities as rg
+from experiments.atoms import samples
 from experiments.atoms.batches import Environments, loss_weight
+from experiments.atoms.samples import Samples
 from experiments.frame.outcome import mean_and_error
 from experiments.judging import error_bars, scores
 from experiments.judging.predictive import RowScores, row_scores, summary
 from experiments.studies.molecules import net
-from experiments.studies.qm9 import samples
-from experiments.studies.qm9.novelty.work import by_size
-from experiments.studies.qm9.samples import Samples
 from experiments.training.protocol import device
 from rigidities import metrics
 
@@ -132,12 +131,17 @@ def kurtosis(z: Tensor) -> float:
 
 def sizes(rows: RowScores, data: Samples) -> list[dict[str, Any]]:
     """By the number of atoms: RMSE, bar, their ratio and the coverage of 90 % intervals."""
-    structures = data.molecules.structures.picked(data.test)
-    found = by_size(structures, rows.mean - rows.target, rows.bar)["atoms"]
-    held = rows.held.double()
+    counts = data.molecules.structures.counts[data.test]
     return [
-        one | {"coverage_90": float(held[structures.counts == one["size"]].mean())} for one in found
+        {"size": size, **_size(rows.picked(counts == size))} for size in counts.unique().tolist()
     ]
+
+
+def _size(rows: RowScores) -> dict[str, Any]:
+    rmse, bar = metrics.rmse(rows.mean, rows.target), float(rows.bar.square().mean().sqrt())
+    held = float(rows.held.double().mean())
+    found = {"molecules": len(rows.mean), "rmse": rmse, "bar": bar, "ratio": rmse / bar}
+    return found | {"coverage_90": held}
 
 
 def differences(rows: RowScores, paper: RowScores) -> dict[str, list[float]]:

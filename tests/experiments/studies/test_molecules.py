@@ -8,16 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 from experiments.atoms.batches import loss_weight
+from experiments.atoms.nets import Kept
+from experiments.atoms.samples import Samples
 from experiments.frame.machine import machine
 from experiments.judging.predictive import Normal, RowScores, row_scores
 from experiments.studies.molecules import net, page, run, work
-from experiments.studies.qm9 import nets, samples
-from experiments.studies.qm9.nets import Kept
-from experiments.studies.qm9.samples import Samples
 
 import rigidities as rg
 from experiments import __main__ as command
-from experiments.atoms import bpnn
+from experiments.atoms import bpnn, nets, samples
 from experiments.judging import error_bars
 from rigidities import metrics
 from tests.support import synthetic_data
