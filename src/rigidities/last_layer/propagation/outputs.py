@@ -6,14 +6,15 @@ $$ y(\xi) = y + T \xi, \qquad T = \partial y / \partial \xi, \qquad \mathrm{Cov}
 
 T has a row per output and a column per coordinate. It is never built: `pull` gives $J T$ for
 derivatives J of few quantities by the outputs, `push` gives $T \xi$ for few coordinates, both
-batch by batch from the features.
+batch by batch from the features. Where predictions have a part of their own, $\xi$ ends with the
+coordinates of each distinct row: equal rows have the same ones, and err together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +35,17 @@ def repeatable(data: Any) -> bool:
     return not isinstance(data, Iterator)
 
 
+class OwnRows(NamedTuple):
+    """What the rows of a batch have of their own: which they are, and the `sizes` of `OwnPart`.
+
+    `identities` are hashes, `numbers` count the distinct rows of all batches.
+    """
+
+    identities: Tensor
+    sizes: Tensor
+    numbers: Tensor
+
+
 @dataclass(frozen=True)
 class JointOutputs:
     """All outputs of a data set, with the features of each batch or a way to get them again.
@@ -44,6 +56,7 @@ class JointOutputs:
         batches: callable that begins to read the data.
         readings: one per batch; without features where they were not kept.
         output: the batches' outputs joined along the first dimension.
+        own: one per batch, where predictions have a part of their own.
     """
 
     joint: JointPosterior
@@ -51,51 +64,90 @@ class JointOutputs:
     batches: Batches
     readings: tuple[Reading, ...]
     output: Tensor
+    own: tuple[OwnRows, ...] = ()
 
     @classmethod
     def read(
-        cls, tap: AnyTap, joint: JointPosterior, batches: Batches, *, again: bool = True
+        cls,
+        tap: AnyTap,
+        joint: JointPosterior,
+        batches: Batches,
+        *,
+        again: bool = True,
+        exact: bool = True,
     ) -> JointOutputs:
         """One pass over the data, in a mode that records gradients (forces need it).
 
         `again` says whether `batches` may be called a second time; else all features are kept.
+        `exact` says whether rows are known by their inputs; see `Reading.identities`.
         """
         readings, held = [], 0
+        own: list[tuple[Tensor, Tensor]] = []
         for batch in batches():
             reading = read(tap, batch).detached()
             reading.check_targets(joint.targets)
             held += reading.features.nbytes
+            if joint.own_part is not None:
+                known = reading.identities(batch, exact=exact)
+                own.append((known, joint.own_part.sizes(reading.features)))
             if again and held > KEPT:
                 reading = replace(reading, features=reading.features.new_empty(0))
             readings.append(reading)
-        return cls(joint, tap, batches, tuple(readings), _joined(readings))
+        return cls(joint, tap, batches, tuple(readings), _joined(readings), _numbered(own))
+
+    @property
+    def coordinates(self) -> int:
+        """Number of independent standard coordinates: of the weights, and of the distinct rows."""
+        rows, each = self._own_shape
+        return self.joint.coordinates + rows * each
 
     def pull(self, cotangents: Tensor) -> Tensor:
         """J T: derivatives (Q, *output) by the outputs -> (Q, coordinates) by the coordinates."""
         shape = (len(cotangents), self.joint.coordinates)
         rows = cotangents.new_zeros(shape, dtype=torch.float64)
-        for part, reading in self._parts():
-            rows += self.joint.rows(torch.vmap(reading.rows)(cotangents[:, part]), reading.features)
-        return rows
+        own = rows.new_zeros(len(cotangents), *self._own_shape)
+        for (part, reading), mine in zip(self._parts(), self._owned(), strict=True):
+            slopes = torch.vmap(reading.rows)(cotangents[:, part])
+            rows += self.joint.rows(slopes, reading.features)
+            if mine is not None and self.joint.own_part is not None:
+                added = self.joint.own_part.pulled(mine.sizes, slopes.to(own))
+                own.index_add_(1, mine.numbers, added)
+        return torch.cat([rows, own.flatten(1)], 1) if self.own else rows
 
     def push(self, coordinates: Tensor) -> Tensor:
         """T xi: points (n, coordinates) -> changes (n, *output) of the outputs, in float64."""
-        weights = self.joint.weights(coordinates)
+        shared, own = coordinates.tensor_split([self.joint.coordinates], dim=1)
+        weights, own = self.joint.weights(shared), own.reshape(len(own), *self._own_shape)
         moved = weights.new_empty(len(weights), *self.output.shape)
-        for part, reading in self._parts():
+        for (part, reading), mine in zip(self._parts(), self._owned(), strict=True):
             # Float32 would lose the digits of features that the Gram hardly determines.
             change = self.joint.response(reading.features.to(torch.float64), weights)
+            if mine is not None and self.joint.own_part is not None:
+                change += self.joint.own_part.moved(mine.sizes, own[:, mine.numbers])
             moved[:, part] = reading.unrows(change)
         return moved
 
-    def located(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each batch's positions (M, K) in the flattened output, and its features."""
+    def located(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        """Each batch's positions (M, K) in the flattened output, features and identities."""
         per_sample = self.output[0].numel()
-        for part, reading in self._parts():
+        for (part, reading), mine in zip(self._parts(), self._owned(), strict=True):
             where = torch.arange(
                 part.start * per_sample, part.stop * per_sample, device=self.output.device
             )
-            yield reading.rows(where.reshape(reading.output.shape)), reading.features
+            positions = reading.rows(where.reshape(reading.output.shape))
+            yield positions, reading.features, None if mine is None else mine.identities
+
+    @property
+    def _own_shape(self) -> tuple[int, int]:
+        """Distinct rows, and the coordinates of each."""
+        if not self.own or self.joint.own_part is None:
+            return 0, 0
+        rows = 1 + max(int(mine.numbers.max()) for mine in self.own if len(mine.numbers))
+        return rows, self.joint.own_part.coordinates(self.own[0].sizes)
+
+    def _owned(self) -> Iterator[OwnRows | None]:
+        """For each batch, what its rows have of their own."""
+        return iter(self.own or (None,) * len(self.readings))
 
     def _parts(self) -> Iterator[tuple[slice, Reading]]:
         """Each batch's rows of the output, and its reading with features."""
@@ -123,6 +175,15 @@ class JointOutputs:
                     "order each time (a loader that does not shuffle), or fewer at a time."
                 )
             yield again
+
+
+def _numbered(own: list[tuple[Tensor, Tensor]]) -> tuple[OwnRows, ...]:
+    """The batches' rows with the numbers of the distinct ones."""
+    if not own:
+        return ()
+    known, sizes = zip(*own, strict=True)
+    _, numbers = torch.unique(torch.cat(known), return_inverse=True)
+    return tuple(map(OwnRows, known, sizes, numbers.split([len(each) for each in known])))
 
 
 def _joined(readings: list[Reading]) -> Tensor:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -44,15 +45,17 @@ def propagated(
     *,
     second_order: bool = False,
     again: bool = True,
+    exact: bool = True,
 ) -> Derived:
     """Mean and covariance of a differentiable function of all predictions together.
 
     Memory grows with the number of predictions, never with its square. See
     `LastLayerRigidity.propagate`; `again` says whether `batches` may be called a second time, for
-    features beyond 1 GiB. It warns where derivatives are exactly zero, as after rounding.
+    features beyond 1 GiB, and `exact` whether rows are known by their inputs (see
+    `Reading.identities`). It warns where derivatives are exactly zero, as after rounding.
     """
     with torch.enable_grad():
-        outputs = JointOutputs.read(tap, joint, batches, again=again)
+        outputs = JointOutputs.read(tap, joint, batches, again=again, exact=exact)
         slope = Differential(fn, outputs.output)
         spread = _spread(slope, outputs)
         shift = _shift(slope, outputs) if second_order else None
@@ -69,22 +72,29 @@ def propagated(
 
 @outside_inference_mode
 def covariance_between(
-    tap: AnyTap, joint: JointPosterior, batches: Batches, others: Batches | None = None
+    tap: AnyTap,
+    joint: JointPosterior,
+    batches: Batches,
+    others: Batches | None = None,
+    *,
+    exact: bool = True,
 ) -> Tensor:
     """Joint epistemic covariance of N predictions and M others, by default the same.
 
     One dense matrix, (N, M) for one output per sample, else (N, *out, M, *out) with the outputs'
     shape per sample; in the model's precision.
     """
+    read = partial(JointOutputs.read, tap, joint, again=False, exact=exact)
     with torch.enable_grad():
-        left = JointOutputs.read(tap, joint, batches, again=False)
-        right = left if others is None else JointOutputs.read(tap, joint, others, again=False)
+        left = read(batches)
+        right = left if others is None else read(others)
     matrix = left.output.new_empty(left.output.numel(), right.output.numel())
-    for i, (rows, a) in enumerate(left.located()):
-        for j, (columns, b) in enumerate(right.located()):
+    for i, (rows, a, these) in enumerate(left.located()):
+        for j, (columns, b, those) in enumerate(right.located()):
             if right is left and j < i:
                 continue  # the transpose of another block
-            block = joint.covariance(a, b).flatten(2).flatten(0, 1).to(matrix.dtype)
+            same = None if these is None or those is None else these[:, None] == those
+            block = joint.covariance(a, b, same).flatten(2).flatten(0, 1).to(matrix.dtype)
             matrix[rows.reshape(-1, 1), columns.reshape(-1)] = block
             if right is left:
                 matrix[columns.reshape(-1, 1), rows.reshape(-1)] = block.mT
@@ -96,7 +106,7 @@ def covariance_between(
 
 def _spread(slope: Differential, outputs: JointOutputs) -> _Spread:
     """One pass of reverse mode per quantity, or one of forward mode per coordinate: the fewer."""
-    if slope.quantities > outputs.joint.coordinates:
+    if slope.quantities > outputs.coordinates:
         with suppress(NotImplementedError):
             return _pushed(slope, outputs)
     return _pulled(slope, outputs)
@@ -130,7 +140,7 @@ def _shift(slope: Differential, outputs: JointOutputs) -> Tensor:
 
 def _directions(slope: Differential, outputs: JointOutputs) -> Iterator[tuple[slice, Tensor]]:
     """Columns of T, (n, *output), a few at a time."""
-    number, device = outputs.joint.coordinates, outputs.output.device
+    number, device = outputs.coordinates, outputs.output.device
     for start in range(0, number, slope.chunk):
         part = slice(start, min(start + slope.chunk, number))
         unit = torch.zeros(part.stop - start, number, dtype=torch.float64, device=device)
@@ -145,7 +155,7 @@ class _Spread:
     """
 
     def __init__(self, quantities: int, outputs: JointOutputs) -> None:
-        coordinates, device = outputs.joint.coordinates, outputs.output.device
+        coordinates, device = outputs.coordinates, outputs.output.device
         self.variance = torch.zeros(quantities, dtype=torch.float64, device=device)
         self.flat = torch.zeros(quantities, dtype=torch.bool, device=device)
         self.rows = None

@@ -101,25 +101,27 @@ class Reading:
             )
         return self.rows(target.reshape(self.output.shape))
 
-    def sample_weights(self, function: SampleWeight | None, batch: Batch) -> Tensor | None:
-        """The user's weights of the batch, (M, 1) or (M, K)."""
+    def sample_weights(
+        self, function: SampleWeight | None, batch: Batch, what: str = "sample weights"
+    ) -> Tensor | None:
+        """The user's weights of the batch, (M, 1) or (M, K); or what else a function gives."""
         if function is None:
             return None
         output, weights = self.output, function(batch.raw)
         if weights is None:
-            raise ValueError("sample_weight returned None: expected one weight per sample.")
+            raise ValueError(f"The function of {what} returned None: expected one per sample.")
         given = torch.as_tensor(weights, device=output.device).to(torch.float64)
         if not bool(((given >= 0) & (given < torch.inf)).all()):
             raise ValueError(
-                f"sample weights must be finite and not negative, got {float(given.min())} to "
+                f"{what} must be finite and not negative, got {float(given.min())} to "
                 f"{float(given.max())}. A row that should not count has weight 0."
             )
         if given.squeeze().shape == output.squeeze().shape:
             return self.rows(given.reshape(output.shape))
         if given.ndim > 1 or given.numel() != len(output):
             raise ValueError(
-                f"sample_weight returned {tuple(given.shape)} for an output of "
-                f"{tuple(output.shape)}: expected one weight per sample or per output."
+                f"The function of {what} returned {tuple(given.shape)} for an output of "
+                f"{tuple(output.shape)}: expected one per sample or per output."
             )
         return self.rows(given.reshape(-1, *[1] * (output.ndim - 1)).expand(output.shape))
 
@@ -134,9 +136,32 @@ class Reading:
         hashes = row_hashes(values, len(self.output)) if exact else None
         if hashes is not None:
             return hashes, True
+        target = self.target_rows(batch.target)
+        return near_hashes(self.features, target, self._digits, held), False
+
+    def identities(self, batch: Batch, *, exact: bool) -> Tensor:
+        """A hash (M,) by which a row of outputs is known again, in any batch and order.
+
+        Of all that is handed in with its input, and of the row's place where an input has several.
+        Where inputs have not one row per output (or in the fit had not: `exact`), of the features
+        to half of their digits, which rounding may change in about one row of a hundred.
+        """
+        samples, values = self.output.shape[0], tree_leaves([batch.args, batch.kwargs])
+        hashes = row_hashes(values, samples) if exact else None
+        if hashes is None:
+            return near_hashes(self.features, None, self._digits, None, self._digits**0.5)
+        if self.features.shape[0] == samples:
+            return hashes
+        places = torch.arange(self.output.shape[1:].numel(), device=hashes.device)
+        pairs = torch.broadcast_tensors(hashes[:, None], places)
+        several = row_hashes([part.reshape(-1) for part in pairs], self.output.numel())
+        assert several is not None
+        return self.rows(several.reshape(self.output.shape))[:, 0]
+
+    @property
+    def _digits(self) -> float:
         floating = [t.dtype for t in (self.features, self.output) if t.is_floating_point()]
-        digits = max(torch.finfo(dtype).eps for dtype in floating)
-        return near_hashes(self.features, self.target_rows(batch.target), digits, held), False
+        return max(torch.finfo(dtype).eps for dtype in floating)
 
 
 def read(tap: Callable[..., Reading], batch: Batch) -> Reading:
