@@ -40,6 +40,12 @@ LENGTH_SCALE = 1e-2
 CPU_CHUNK, GPU_CHUNK = 2**19, 2**25
 """Hidden values that are held at once: what a cache holds, and what keeps a GPU busy."""
 
+HELD = 5000
+"""Rows of which all passes are held."""
+
+LEVEL = 0.9
+"""That the intervals hold."""
+
 
 @dataclass(frozen=True)
 class Predicted:
@@ -151,6 +157,113 @@ def predicted(
         constant = 0.5 * (precision / (2 * math.pi)).log() - math.log(passes)
         likelihoods.append(mass.mean(1) + constant)
     return Predicted(torch.stack(means).cpu(), torch.stack(likelihoods).cpu())
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The predictive law of every row, (n,) each, in the unit of the targets given.
+
+    Attributes:
+        mean: of the passes.
+        std: of passes and noise.
+        log_prob: of the target.
+        log_mass: of the cell around the target, where there are cells.
+        crps: of as many draws as there were passes.
+        low, high: the ends of the central interval that holds `LEVEL` of these draws.
+    """
+
+    mean: Tensor
+    std: Tensor
+    log_prob: Tensor
+    log_mass: Tensor | None
+    crps: Tensor
+    low: Tensor
+    high: Tensor
+
+
+@torch.no_grad()
+def mixtures(
+    stack: Stack,
+    rows: Rows,
+    probability: Tensor,
+    precision: Tensor,
+    passes: int,
+    seed: int,
+    step: Tensor | None = None,
+) -> list[Mixture]:
+    """What every net says of its rows.
+
+    Args:
+        stack: B nets.
+        rows: (B, n, d) and (B, n, 1).
+        probability: of dropping a unit, (B,).
+        precision: of the targets given, (B,).
+        passes: T.
+        seed: of the dropped units and of the draws.
+        step: between neighbouring targets that lie on a grid, (B,).
+    """
+    generator = torch.Generator(stack.flat.device).manual_seed(seed)
+    found = []
+    for net, (x, y) in enumerate(zip(*rows, strict=True)):
+        noise = float(precision[net]) ** -0.5
+        half = None if step is None else float(step[net]) / 2
+        parts = []
+        for some, target in zip(x.split(HELD), y[:, 0].split(HELD), strict=True):
+            passed = _passes(stack.picked([net]), some, probability[net], passes, generator)
+            outputs = torch.cat(list(passed)).T.contiguous()
+            parts.append(mixture(outputs, noise, target.to(outputs.device), half, generator))
+        found.append(_joined(parts))
+    return found
+
+
+def mixture(
+    outputs: Tensor, noise: float, target: Tensor, half: float | None, generator: torch.Generator
+) -> Mixture:
+    r"""Equal parts of Gaussians about the outputs.
+
+    The density and the mass of a cell are exact. The quantiles and the CRPS,
+    $\frac1T \sum_t |s_t - y| - \frac1{T^2} \sum_t (2 t - T - 1) s_{(t)}$, are those of one draw
+    $s_t$ of each part.
+
+    Args:
+        outputs: of the passes, (n, T).
+        noise: standard deviation of the parts.
+        target: (n,).
+        half: of the width of a cell, or None.
+        generator: of the draws.
+    """
+    count = outputs.shape[1]
+    away = (target[:, None] - outputs).double() / noise
+    constant = math.log(count) + math.log(noise) + 0.5 * math.log(2 * math.pi)
+    log_prob = (-0.5 * away.square()).logsumexp(1) - constant
+    log_mass = None if half is None else _cell(away, half / noise)
+    noises = torch.randn(outputs.shape, generator=generator, device=outputs.device)
+    draws = (outputs + noise * noises).sort(1).values
+    places = 2 * torch.arange(1, count + 1, device=draws.device) - count - 1
+    spread = (draws.double() * places).sum(1) / count**2
+    crps = (draws - target[:, None]).abs().double().mean(1) - spread
+    low, high = (_at(draws, (1 + sign * LEVEL) / 2) for sign in (-1, 1))
+    std = (outputs.double().var(1, correction=0) + noise**2).sqrt()
+    return Mixture(outputs.double().mean(1), std, log_prob, log_mass, crps, low, high)
+
+
+def _cell(away: Tensor, half: float) -> Tensor:
+    """The logarithm of the mass within a half on both sides, (n,); tails keep their digits."""
+    near, far = -away.abs() + half, -away.abs() - half
+    return (torch.special.ndtr(near) - torch.special.ndtr(far)).mean(1).log()
+
+
+def _at(ordered: Tensor, level: float) -> Tensor:
+    """A quantile of ordered draws (n, T), between two of them."""
+    place = level * (ordered.shape[1] - 1)
+    below, above = ordered[:, math.floor(place)], ordered[:, math.ceil(place)]
+    return below.double().lerp(above.double(), place - math.floor(place))
+
+
+def _joined(parts: Sequence[Mixture]) -> Mixture:
+    """Of all rows, on the CPU."""
+    columns = zip(*(vars(part).values() for part in parts), strict=True)
+    return Mixture(*(None if one[0] is None else torch.cat(one).cpu() for one in columns))
 
 
 def _passes(

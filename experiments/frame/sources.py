@@ -1,8 +1,9 @@
 """The code that a result depends on: what it does, whatever its words and places.
 
 A digest is of statements, not of files: those that the work of a part reaches through the names it
-uses, and all of the library that computes. It sees every change of their code: an operation, a
-constant, a default, a field, a name that means another definition or another library's function.
+uses, and, where one of these names is the library's, all of the library that computes. It sees
+every change of their code: an operation, a constant, a default, a field, a name that means another
+definition or another library's function.
 
 It does not see docstrings, comments, the layout, annotations of functions, what an error says, and
 in which file and order definitions stand; nor, as ever, other versions of other libraries and code
@@ -49,6 +50,12 @@ def digest(*works: str, library: bool = True) -> str:
             for one in counted
         }
     return _hash([*(work.partition(":")[2] for work in works), *sorted(marks.values())])
+
+
+def leans(*works: str) -> bool:
+    """Whether pieces of work use anything of the library."""
+    used = (file for one in reached(*works) for file, _ in one.used)
+    return any(LIBRARY in file.parents for file in used)
 
 
 def reached(*works: str) -> set[Statement]:

@@ -17,14 +17,21 @@ Rows = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Calibration:
-    """How ridge, scale and noise are chosen: the arguments of `LastLayerRigidity.calibrate`."""
+    """How ridge, scale, noise and law are chosen: arguments of `LastLayerRigidity.calibrate`."""
 
     criterion: str = "nll"
-    noise: str = "none"
+    noise: str | None = "none"
+    law: str | None = "gaussian"
 
 
 PAPER = Calibration()
 """The paper's for its benchmark: two numbers by the likelihood of the validation rows."""
+
+AUTO = Calibration("auto", None, None)
+"""The library's default."""
+
+FLOOR_T = Calibration(noise="constant", law="student-t")
+"""A constant noise floor and a Student-t law."""
 
 BINS = Calibration("bins")
 """The paper's elsewhere: two numbers by bins of the validation rows."""
@@ -78,8 +85,9 @@ def bars(
 
 
 def calibrated(uq: rg.LastLayerRigidity, valid: Rows, how: Calibration) -> rg.CalibrationReport:
-    """Choose ridge, scale and noise."""
-    return uq.calibrate(valid, criterion=how.criterion, noise=how.noise, progress=False)
+    """Choose ridge, scale, noise and law."""
+    asked = {"criterion": how.criterion, "noise": how.noise, "law": how.law}
+    return uq.calibrate(valid, **asked, progress=False)
 
 
 def best(

@@ -14,7 +14,7 @@ from experiments.data.uci import Rows
 from experiments.studies.uci import entries, samples, work
 from experiments.studies.uci import page as pages
 from experiments.studies.uci import run as experiment
-from experiments.studies.uci.samples import OFFICIAL, RANDOM, standardised
+from experiments.data.benchmark import OFFICIAL, RANDOM, standardised
 from experiments.training.protocol import Protocol
 from torch import nn
 

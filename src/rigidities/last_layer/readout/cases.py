@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from ...models.directional import pulled, units
 from .columns import Columns, ParameterColumns, joint_columns
-from .heads import Call, Holder, Recorder, channel_axis, weights
+from .heads import Call, Holder, Recorder, channel_axis, has_bias, weights
 from .reading import Reading, Terms
 from .tail import Gain, View, gains, pullback, sample_owners, target_order
 
@@ -150,8 +150,22 @@ class Separate(Case):
         parts = [gain.gain[..., None] * call.rows[:, None] for call, gain in pairs]
         owners = [gain.owner for gain in found]
         features = self._summed(parts, calls, owners, output.numel() // inner[axis])
-        features = features[:, 0] if self.layout == "shared" else features
-        return Reading(output, features, inner, axis, order)
+        counts = self._counts(calls, found, len(features))
+        if self.layout == "shared":
+            features, counts = features[:, 0], None if counts is None else counts[:, 0]
+        return Reading(output, features, inner, axis, order, counts)
+
+    def _counts(self, calls: list[Call], found: Sequence[Gain], count: int) -> Tensor | None:
+        r"""$\sum_{r \in m} g_{rk}$ of heads without a bias, (count, K, H); None if all have one."""
+        sums = {
+            head: found[0].gain.new_zeros(count, found[0].gain.shape[1])
+            for head in self.columns.heads
+            if not has_bias(head)
+        }
+        for call, gain in zip(calls, found, strict=True):
+            if call.head in sums:
+                sums[call.head] = sums[call.head] + _gathered(gain.gain, gain.owner, count)
+        return torch.stack(list(sums.values()), dim=-1) if sums else None
 
     def _views(self, output: Tensor, calls: list[Call]) -> Iterator[View]:
         """How to see the output as (M, K): as it is, or each sample in another order."""

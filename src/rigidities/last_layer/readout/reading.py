@@ -27,6 +27,8 @@ class Reading:
         axis: the dimension of the targets in it, counted from the end.
         order: where given, which of a sample's outputs to put first, second, ... before that, so
             that the targets of each row stand in the order of the head's columns.
+        counts: (M, H) or (M, K, H) beside the features, where H heads without a bias are scaled or
+            summed: what the columns of their biases would be (the atoms of each species, say).
     """
 
     output: Tensor
@@ -34,6 +36,7 @@ class Reading:
     inner: torch.Size
     axis: int
     order: Tensor | None = None
+    counts: Tensor | None = None
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.output, self.features))
@@ -49,11 +52,16 @@ class Reading:
         if any(reading.order is not first.order for reading in readings):
             raise ValueError(f"The batches have their targets in different orders{remedy}")
         rows = sum(reading.inner[0] for reading in readings)
-        return cls(output, features, torch.Size([rows, *first.inner[1:]]), first.axis, first.order)
+        inner = torch.Size([rows, *first.inner[1:]])
+        each = [reading.counts for reading in readings if reading.counts is not None]
+        counts = torch.cat(each) if len(each) == len(readings) else None
+        return cls(output, features, inner, first.axis, first.order, counts)
 
     def detached(self) -> Reading:
         """The same values without their derivatives."""
-        return replace(self, output=self.output.detach(), features=self.features.detach())
+        counts = None if self.counts is None else self.counts.detach()
+        output, features = self.output.detach(), self.features.detach()
+        return replace(self, output=output, features=features, counts=counts)
 
     def rows(self, tensor: Tensor) -> Tensor:
         """A tensor shaped like the output as (M, K)."""

@@ -1,4 +1,4 @@
-"""The splits of a set as stacked, standardised tensors: one net an entry."""
+"""The splits of a UCI set as stacked, standardised tensors: one net an entry."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ from experiments.data.splits import Split
 
 WIDTHS = {"protein": 100, "year": 100}
 """Of the hidden layer, where it is not 50."""
+
+SPLITS = {"protein": 5, "year": 1}
+"""Published for a set, where they are not 20."""
+
+STEPS = {"wine": 1.0, "naval": 0.001}
+"""Between neighbouring targets, where they lie on a grid."""
 
 OFFICIAL, RANDOM = "official", "random"
 
@@ -39,16 +45,32 @@ def width(name: str) -> int:
     return WIDTHS.get(name, 50)
 
 
+def split_count(name: str) -> int:
+    """Published splits of a set."""
+    return SPLITS.get(name, 20)
+
+
 def copies(rows: uci.Rows, splits: Sequence[Split]) -> dict[str, float]:
     """The shares of validation and test rows that equal a training row, inputs and target."""
-    table = np.concatenate([rows.x, rows.y[:, None]], axis=1)
-    kind = np.unique(table, axis=0, return_inverse=True)[1].reshape(-1)
+    kind = _kinds(rows)
     return {
         part: float(
             np.mean([np.isin(kind[getattr(one, part)], kind[one.train]).mean() for one in splits])
         )
         for part in ("valid", "test")
     }
+
+
+def copied(rows: uci.Rows, split: Split) -> np.ndarray:
+    """Which test rows equal a training or a validation row, (n,)."""
+    kind = _kinds(rows)
+    return np.isin(kind[split.test], kind[np.concatenate([split.train, split.valid])])
+
+
+def _kinds(rows: uci.Rows) -> np.ndarray:
+    """A number for each row, the same for equal ones."""
+    table = np.concatenate([rows.x, rows.y[:, None]], axis=1)
+    return np.unique(table, axis=0, return_inverse=True)[1].reshape(-1)
 
 
 def divisions(rows: uci.Rows, count: int, drawing: str, seed: int) -> list[Split]:
