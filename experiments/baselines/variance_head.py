@@ -5,8 +5,9 @@ the rows that fit it), by the Gaussian negative log-likelihood of residuals of r
 not trained on; the net and its mean stay. Four fifths of the hold-out rows fit a and w by Adam on
 all of them at once, from the constant variance on; every fifth row stops it: the numbers of its
 smallest loss are kept, over the steps and over a few penalties $\lambda |w|^2 / 2$ of the mean
-loss. Last, one factor on all variances makes the mean of $r^2 / \sigma^2$ one over all hold-out
-rows.
+loss. One factor on all variances makes the mean of $r^2 / \sigma^2$ one over all hold-out rows.
+Elsewhere a log variance is kept within the range that it has on the hold-out rows, without which a
+few dozen of them let it explode on others (our addition, in the head's favour).
 
 The reference fits such heads on several intermediate layers and averages them; the nets here have
 one hidden layer, hence one head.
@@ -36,6 +37,7 @@ class VarianceHead:
         centre, spread: of the features, (D,).
         weight: (D,).
         bias: log variance at the centre, the factor included.
+        ends: the smallest and the largest log variance of hold-out rows.
         steps: after which the loss was smallest.
         penalty: with which it was.
     """
@@ -44,12 +46,14 @@ class VarianceHead:
     spread: Tensor
     weight: Tensor
     bias: float
+    ends: tuple[float, float]
     steps: int
     penalty: float
 
     def std(self, features: Tensor) -> Tensor:
         """Of rows, (N,)."""
-        return (0.5 * (self.bias + self._standardised(features) @ self.weight)).exp()
+        log_variance = self.bias + self._standardised(features) @ self.weight
+        return (0.5 * log_variance.clamp(*self.ends)).exp()
 
     def _standardised(self, features: Tensor) -> Tensor:
         return (features.double() - self.centre) / self.spread
@@ -70,9 +74,10 @@ def fitted(features: Tensor, residual: Tensor) -> VarianceHead:
     phi = (features - own.mean(0)) / spread
     found = [(*_descended(phi, residual.square(), stops, one), one) for one in PENALTIES]
     _, weight, bias, steps, penalty = min(found, key=lambda one: one[0])
-    variance = (bias + phi @ weight).exp()
-    factor = (residual.square() / variance).mean().log()
-    return VarianceHead(own.mean(0), spread, weight, float(bias + factor), steps, penalty)
+    log_variance = bias + phi @ weight
+    factor = (residual.square() / log_variance.exp()).mean().log()
+    ends = tuple(float(end + factor) for end in (log_variance.min(), log_variance.max()))
+    return VarianceHead(own.mean(0), spread, weight, float(bias + factor), ends, steps, penalty)
 
 
 def _descended(
