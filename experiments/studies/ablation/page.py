@@ -243,8 +243,9 @@ def said(found: Found) -> str:
             far[worst]["forms"][form]["outside"]["coverage_90"][0]
             for form in ("paper", "unguarded")
         )
+        where = title(worst).removesuffix(", domain")
         sentences.append(
-            f"**Where it fails.** Outside the domain of {title(worst)} the default's 90 % "
+            f"**Where it fails.** Outside the domain on {where} the default's 90 % "
             f"intervals hold {100 * shares[worst]:.0f} % (the paper's form {100 * paper:.0f} %, "
             f"without the guard {100 * bare:.0f} %): far from all training rows the last layer "
             "alone cannot know how wrong the features are."
