@@ -264,7 +264,13 @@ class Calibration:
         require(head is None or head.targets == len(scale), "the head")
         require(guard is None or guard.scale2.shape == scale.shape, "the guard")
         support = header.get("support")
-        parts = (tensors.get("joint"), head, guard, None if support is None else _support(support), scores)
+        parts = (
+            tensors.get("joint"),
+            head,
+            guard,
+            None if support is None else _support(support),
+            scores,
+        )
         return cls(header["ridge"], scale, NOISES[noise](level), kept, weight, *parts)
 
     @classmethod
