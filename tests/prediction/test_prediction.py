@@ -117,13 +117,20 @@ def test_intervals_and_quantiles_are_those_of_the_normal_law():
 
 
 def test_a_small_mass_at_a_bound_keeps_its_digits():
-    p = replace(P, mean=-197 * ONE, support=(None, 3.0))  # forty standard deviations away
-    z = torch.distributions.Normal(0.0, 1.0)
-    close = replace(P, mean=-47 * ONE, support=(None, 3.0))  # ten
-    torch.testing.assert_close(
-        close.log_prob(3 * ONE), z.cdf(torch.tensor(-10.0, dtype=F64)).log() * ONE
-    )
-    assert float(p.crps(3 * ONE)[0, 0]) == pytest.approx(200 - 5 / math.sqrt(math.pi))
+    far = replace(P, mean=-97 * ONE, support=(None, 3.0))  # twenty standard deviations away
+    expected = math.log(math.erfc(20 / math.sqrt(2)) / 2)
+    single = Prediction(-97 * ONE.float(), 9 * ONE.float(), 16 * ONE.float(), ONE.float())
+    for p in (far, replace(single, support=(None, 3.0))):
+        torch.testing.assert_close(p.log_prob(3 * ONE), (expected * ONE).to(p.mean))
+        assert float(p.crps(3 * ONE)[0, 0]) == pytest.approx(100 - 5 / math.sqrt(math.pi))
+
+
+def test_a_target_at_a_bound_is_there_in_any_precision():
+    p = replace(P, support=(0.1, 4.9))
+    for y in (0.1, 4.9):
+        single, double = (torch.full((4, 2), y, dtype=kind) for kind in (torch.float32, F64))
+        for ask in (p.log_prob, p.cdf, p.crps):
+            torch.testing.assert_close(ask(single), ask(double), rtol=1e-12, atol=0)
 
 
 # --- contract -----------------------------------------------------------------------------------

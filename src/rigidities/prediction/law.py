@@ -225,8 +225,7 @@ class Gaussian(Law):
 
     def cdf(self, z: Tensor) -> Tensor:
         """The normal distribution function."""
-        below: Tensor = torch.special.ndtr(z.to(_kind(z)))
-        return below
+        return 0.5 * torch.erfc(-math.sqrt(0.5) * z.to(_kind(z)))  # ndtr has no small digits
 
     def shortfall(self, z: Tensor, draws: int = 1) -> Tensor:
         r"""$z\Phi + \varphi$; of two draws $z\Phi^2 + 2\Phi\varphi - \Phi(\sqrt 2 z)/\sqrt\pi$.

@@ -130,9 +130,11 @@ class Prediction:
         y, (low, high) = self._matched(target), self._bounds
         value = self.law.log_density(self._z(y)) - self.scale.log()
         if low > -math.inf:
-            value = torch.where(y == low, self.law.cdf(self._z(low)).log(), value)
+            mass = self.law.cdf(self._z(low).double())
+            value = torch.where(y == low, mass.log().to(value), value)
         if high < math.inf:
-            value = torch.where(y == high, self.law.survival(self._z(high)).log(), value)
+            mass = self.law.survival(self._z(high).double())
+            value = torch.where(y == high, mass.log().to(value), value)
         return torch.where((y < low) | (y > high), -math.inf, value)
 
     def cdf(self, target: Tensor) -> Tensor:
