@@ -140,6 +140,23 @@ def test_the_numerical_scale_of_a_law_minimises_its_nll(facade, registered):
 
 
 @FACADES
+@pytest.mark.parametrize("law", [laws.StudentT(3.0), laws.StudentT([4.0]), "student-t"])
+def test_a_heavy_law_is_calibrated_by_its_likelihood_and_kept_in_files(facade, law, tmp_path):
+    made, data = facade(), rows(300, 3)
+    report = made.calibrate(data, law=law, noise="constant", ridge=1e-3)
+    p = made.uq.predict(data[0])
+    nll = -p.log_prob(data[1]).mean()
+    assert report.nll == pytest.approx(float(nll), rel=1e-9)
+    for factor in (0.99, 1.01):
+        parts = (factor * p.epistemic, factor * p.noise, p.rigidity)
+        assert -rg.Prediction(p.mean, *parts, law=p.law).log_prob(data[1]).mean() > nll
+    made.uq.save(tmp_path / "uq.safetensors")
+    again = made.load(tmp_path / "uq.safetensors").predict(data[0])
+    assert again.law == p.law and type(again.law) is type(p.law)
+    torch.testing.assert_close(again.quantile(0.9), p.quantile(0.9))
+
+
+@FACADES
 def test_a_file_with_an_unknown_noise_or_law_is_refused_with_the_version_to_install(
     facade, registered, tmp_path
 ):

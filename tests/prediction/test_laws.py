@@ -33,7 +33,7 @@ CASES = {  # law, oracle, error of the law, error of its moments
 }
 ALL = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 LAWS = pytest.mark.parametrize("law", [case[0] for case in CASES.values()], ids=CASES)
-Z = (-6.0, -1.3, 0.0, 0.4, 2.5)
+Z = (-6.0, -1.3, 0.4, 2.5)
 
 
 def close(found, expected, tolerance):
@@ -64,12 +64,15 @@ def test_shortfalls_are_those_of_quadrature(case):
     law, oracle, error, _ = case
     expected = [oracle.moment(lambda x, z=z: max(z - x, 0.0)) for z in (-1.3, 0.4)]
     close(law.shortfall(torch.tensor([-1.3, 0.4], dtype=F64)), expected, error)
+    expected = oracle.crps(0.4, high=0.4)  # of two draws, the left half of a score
+    close(law.shortfall(torch.tensor([0.4], dtype=F64), 2), [expected], 1e-7 + error)
 
 
 @ALL
 def test_scores_are_those_of_quadrature(case):
     law, oracle, error, _ = case
-    close(law.crps(torch.tensor(Z, dtype=F64)), [oracle.crps(x) for x in Z], 1e-7 + error)
+    z = (-1.3, 0.4, 6.0)
+    close(law.crps(torch.tensor(z, dtype=F64)), [oracle.crps(x) for x in z], 1e-7 + error)
 
 
 @LAWS
@@ -90,13 +93,13 @@ def test_the_mirrored_law_is_that_of_the_other_sign(law):
 
 @LAWS
 def test_draws_follow_the_law_and_the_generator(law):
-    like = torch.zeros(2, dtype=F64)
-    draws = law.sample(like, 5_000, torch.Generator().manual_seed(3))
-    assert draws.shape == (5_000, 2)
-    assert torch.equal(draws, law.sample(like, 5_000, torch.Generator().manual_seed(3)))
+    like, n = torch.zeros(2, dtype=F64), 3000 if isinstance(law, Tilted) else 40_000
+    draws = law.sample(like, n, torch.Generator().manual_seed(3))
+    assert draws.shape == (n, 2)
+    assert torch.equal(draws, law.sample(like, n, torch.Generator().manual_seed(3)))
     for column in draws.unbind(1):
         assert stats.kstest(law.cdf(column).numpy(), "uniform").pvalue > 1e-3
-    assert abs(np.corrcoef(law.cdf(draws).T)[0, 1]) < 0.06
+    assert abs(np.corrcoef(law.cdf(draws).T)[0, 1]) < 0.08
     assert len(law.sample(like, 3, None)) == 3
 
 

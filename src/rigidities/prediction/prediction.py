@@ -77,13 +77,15 @@ class Prediction:
     def scale(self) -> Tensor:
         r"""The law's unit: $s = \sigma / \sqrt{E z^2}$."""
         variance = self.variance.to(torch.promote_types(self.variance.dtype, torch.float32))
-        return (variance / torch.as_tensor(self.law.second).to(variance)).sqrt()
+        return (
+            variance / torch.as_tensor(self.law.second, dtype=torch.float64).to(variance)
+        ).sqrt()
 
     @property
     def centre(self) -> Tensor:
         """The law's own mean, which a tilt and bounds move away from `mean`."""
         scale, (low, high) = self.scale, self._bounds
-        centre = self.mean + scale * torch.as_tensor(self.law.mean).to(scale)
+        centre = self.mean + scale * torch.as_tensor(self.law.mean, dtype=torch.float64).to(scale)
         if low > -math.inf:
             centre = centre + scale * self.law.shortfall(self._z(low))
         if high < math.inf:
@@ -128,9 +130,11 @@ class Prediction:
         y, (low, high) = self._matched(target), self._bounds
         value = self.law.log_density(self._z(y)) - self.scale.log()
         if low > -math.inf:
-            value = torch.where(y == low, self.law.cdf(self._z(low)).log(), value)
+            mass = self.law.cdf(self._z(low).double())
+            value = torch.where(y == low, mass.log().to(value), value)
         if high < math.inf:
-            value = torch.where(y == high, self.law.survival(self._z(high)).log(), value)
+            mass = self.law.survival(self._z(high).double())
+            value = torch.where(y == high, mass.log().to(value), value)
         return torch.where((y < low) | (y > high), -math.inf, value)
 
     def cdf(self, target: Tensor) -> Tensor:
