@@ -227,9 +227,8 @@ class Gaussian(Law):
         return self
 
     def cdf(self, z: Tensor) -> Tensor:
-        """The normal distribution function."""
-        below: Tensor = torch.special.ndtr(z.to(_kind(z)))
-        return below
+        """The normal distribution function (torch's ndtr is 0 below -8.3)."""
+        return 0.5 * torch.erfc(z.to(_kind(z)) * -math.sqrt(0.5))
 
     def shortfall(self, z: Tensor, draws: int = 1) -> Tensor:
         r"""$z\Phi + \varphi$; of two draws $z\Phi^2 + 2\Phi\varphi - \Phi(\sqrt 2 z)/\sqrt\pi$.
