@@ -69,7 +69,7 @@ def test_scores_and_probabilities_are_those_of_the_bounded_law(law, oracle, supp
         return min(max(3 + scale * x, low), high)
 
     torch.testing.assert_close(p.centre, oracle.moment(bounded) * ONE, rtol=1e-6, atol=1e-6)
-    for y in (0.0, 0.7, 4.9, 5.0):
+    for y in (0.0, 2.7, 5.0):
         below, score = oracle.cdf(z(y)), scale * oracle.crps(z(y), z(low), z(high))
         density = math.log(oracle.density(z(y)) / scale)
         expected = math.log(below) if y == low else density
@@ -98,12 +98,12 @@ def test_quantiles_intervals_and_samples_stay_within_the_support(law, oracle, su
         assert torch.equal(p.quantile(level), free.quantile(level).clamp(low, high))
     torch.testing.assert_close(p.interval(0.9)[0], p.quantile(0.05))
     torch.testing.assert_close(p.interval(0.9)[1], p.quantile(0.95))
-    draws = p.sample(1000, torch.Generator().manual_seed(0))
-    assert draws.shape == (1000, 4, 2) and bool(((draws >= low) & (draws <= high)).all())
-    assert torch.equal(draws, p.sample(1000, torch.Generator().manual_seed(0)))
+    draws = p.sample(500, torch.Generator().manual_seed(0))
+    assert draws.shape == (500, 4, 2) and bool(((draws >= low) & (draws <= high)).all())
+    assert torch.equal(draws, p.sample(500, torch.Generator().manual_seed(0)))
     for y in (0.0, 2.0, 5.0):
         share = (draws <= y).double().mean((0, 1, 2))
-        assert float(share) == pytest.approx(float(p.cdf(y * ONE)[0, 0]), abs=0.025)
+        assert float(share) == pytest.approx(float(p.cdf(y * ONE)[0, 0]), abs=0.035)
     error = 4 * float(draws.std()) / math.sqrt(draws.numel())
     assert float(draws.mean()) == pytest.approx(float(p.centre.mean()), abs=error)
 
@@ -143,13 +143,12 @@ def test_half_precision_predictions_are_computed_in_single(law, oracle):
         replace(half, law=law, support=(0.1, None)),
         replace(P, law=law, support=(0.1, None)),
     )
-    y = torch.tensor([[0.1, 1.37]] * 4)
+    exact = torch.tensor([[0.1, 1.37]] * 4, dtype=F64)
+    y = exact.float()
     for ask in ("log_prob", "cdf", "crps"):
         found = getattr(half, ask)(y)
         assert found.dtype == torch.float32
-        torch.testing.assert_close(
-            found, getattr(whole, ask)(y.double()).float(), rtol=1e-4, atol=1e-5
-        )
+        torch.testing.assert_close(found, getattr(whole, ask)(exact).float(), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(half.quantile(0.9), whole.quantile(0.9).float())
     assert half.sample(2).dtype == half.centre.dtype == torch.float32
 

@@ -39,9 +39,11 @@ class Law(ABC):
 
     Attributes:
         name: what users and files call it.
+        symmetric: whether -z has the same law.
     """
 
     name: ClassVar[str] = ""
+    symmetric: ClassVar[bool] = False
 
     @abstractmethod
     def quantile(self, level: Tensor) -> Tensor:
@@ -68,7 +70,7 @@ class Law(ABC):
     @property
     def mirrored(self) -> Law:
         """The law of -z."""
-        return _Mirrored(self)
+        return self if self.symmetric else _Mirrored(self)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Law:
         """The law with every tensor that has an entry for each prediction changed so."""
@@ -204,7 +206,7 @@ def law_named(given: str | Law | type[Law]) -> Law:
 class Gaussian(Law):
     """The standard normal law."""
 
-    name = "gaussian"
+    name, symmetric = "gaussian", True
 
     def quantile(self, level: Tensor) -> Tensor:
         """Inverse of the normal distribution function."""
@@ -220,11 +222,6 @@ class Gaussian(Law):
         device = like.device if generator is None else generator.device
         shape = (n, *like.shape)
         return torch.randn(shape, dtype=like.dtype, device=device, generator=generator).to(like)
-
-    @property
-    def mirrored(self) -> Gaussian:
-        """Itself."""
-        return self
 
     def cdf(self, z: Tensor) -> Tensor:
         """The normal distribution function (torch's ndtr is 0 below -8.3)."""
@@ -292,7 +289,7 @@ def _tail_of(z: Tensor, df: Tensor) -> Tensor:
     return torch.where(z < _INNER, inner, outer)
 
 
-def _degrees(df: Any) -> float | Tensor:
+def _checked(df: Any) -> float | Tensor:
     """A number, or float64 where there are several; more than two."""
     kept = torch.as_tensor(df, dtype=F64, device="cpu")
     if not all(2 < value < math.inf for value in kept.flatten().tolist()):
@@ -318,12 +315,12 @@ class StudentT(Law):
         (2.0, 2.1318)
     """
 
-    name = "student-t"
+    name, symmetric = "student-t", True
     df: float | Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.df is not None:
-            object.__setattr__(self, "df", _degrees(self.df))
+            object.__setattr__(self, "df", _checked(self.df))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, type(self)) and self.settings() == other.settings()
@@ -340,11 +337,6 @@ class StudentT(Law):
     def second(self) -> float | Tensor:
         r"""$\nu / (\nu - 2)$."""
         return self.freedom / (self.freedom - 2)
-
-    @property
-    def mirrored(self) -> StudentT:
-        """Itself."""
-        return self
 
     def _at(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """z and the degrees of freedom, in double precision."""
@@ -378,7 +370,7 @@ class StudentT(Law):
             height = self.log_density(z).exp() * (df + z.square()).sqrt()
             step = (above.log() - tail.log()) * above / height
             s = (s + step).clamp(min=0)
-            if not bool((step.abs() > 4e-16 * s).any()):
+            if not bool((step.abs() > 1e-10 * s + 1e-17).any()):
                 break
         z = torch.where(tail > 0, df.sqrt() * s.sinh(), math.inf).copysign(p - 0.5)
         return torch.where((p >= 0) & (p <= 1), z, math.nan).to(_kind(level))
@@ -449,29 +441,25 @@ def _likeliest(z: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=8)
-def _node_quantiles(df: tuple[float, ...], device: torch.device) -> Tensor:
-    """Student's quantiles at the nodes of the tilt's panels, (df, panels, 8)."""
-    lower = _lower_quantiles(df)
-    return torch.cat([lower, -lower.flip((1, 2))], 1).to(device)
-
-
-@lru_cache(maxsize=8)
 def _lower_quantiles(df: tuple[float, ...]) -> Tensor:
-    return StudentT(torch.tensor(df, dtype=F64)[:, None, None]).quantile(
-        cosine_tilt.half_nodes()[0]
-    )
+    """Student's at the nodes of the tilt's lower half, (df, panels, 8)."""
+    law = StudentT(torch.tensor(df, dtype=F64)[:, None, None])
+    return law.quantile(cosine_tilt.half()[1])
 
 
 @lru_cache(maxsize=16)
-def _moment_weights(df: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """What takes a density at the moments' nodes to its mass, mean and second moment."""
+def _moment_rule(
+    df: tuple[float, ...], dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Basis (8, 64), and what takes the density there to its mass, mean and second moment."""
     at, law = _lower_quantiles(df), StudentT(torch.tensor(df, dtype=F64))
-    zero = torch.zeros(len(df), dtype=F64)
-    first = cosine_tilt.moment_weights(at, -law.shortfall(zero), -1)
+    first = cosine_tilt.moment_weights(at, -law.shortfall(torch.zeros(len(df), dtype=F64)), -1)
     second = cosine_tilt.moment_weights(at.square(), torch.as_tensor(law.second) / 2, 1)
-    mass = torch.ones_like(first) / cosine_tilt.MIDPOINTS
-    mass[:, cosine_tilt.MIDPOINTS :] = 0
-    return torch.stack([mass, first, second], -1).to(device, dtype)
+    inner = torch.arange(first.shape[1]) < cosine_tilt.MIDPOINTS
+    mass = inner.to(F64).expand_as(first) / cosine_tilt.MIDPOINTS
+    weights = torch.stack([mass, first, second], -1)
+    basis = cosine_tilt.basis(cosine_tilt.moment_nodes()).mT.contiguous()
+    return basis.to(device, dtype), weights.to(device, dtype)
 
 
 @register_law
@@ -496,7 +484,7 @@ class Tilted(Law):
     tilt: Tensor = field(default_factory=lambda: torch.zeros(cosine_tilt.TERMS))
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "df", _degrees(self.df))
+        object.__setattr__(self, "df", _checked(self.df))
         tilt = torch.as_tensor(self.tilt)
         if tilt.shape[-1:] != (cosine_tilt.TERMS,):
             raise ValueError(
@@ -506,11 +494,6 @@ class Tilted(Law):
         object.__setattr__(self, "tilt", tilt)
 
     __eq__, __hash__ = StudentT.__eq__, StudentT.__hash__
-
-    @property
-    def untilted(self) -> StudentT:
-        """The law at tilt zero."""
-        return StudentT(self.df)
 
     @property
     def mirrored(self) -> Tilted:
@@ -528,16 +511,16 @@ class Tilted(Law):
     @cached_property
     def _moments(self) -> Tensor:
         """Mass, mean and second moment, (..., 3): 64 nodes a prediction."""
-        kind = _kind(self.tilt)
-        nodes = _moment_basis(kind, self.tilt.device)
-        weights = _moment_weights(self._degrees, kind, self.tilt.device)
-        raised = self.tilt.to(kind) @ nodes
+        kind, df = _kind(self.tilt), torch.as_tensor(self.df)
+        basis, weights = _moment_rule(self._degrees, kind, self.tilt.device)
+        raised = self.tilt.to(kind) @ basis
         raised = (raised - raised.amax(-1, keepdim=True)).exp()
         if len(weights) == 1:
             sums = raised @ weights[0]
         else:
-            weights = weights.reshape(*torch.as_tensor(self.df).shape, *weights.shape[1:])
-            sums = (raised[..., None, :] @ weights)[..., 0, :]
+            sums = (raised[..., None, :] @ weights.reshape(*df.shape, *weights.shape[1:]))[
+                ..., 0, :
+            ]
         return sums / sums[..., :1]
 
     @property
@@ -552,10 +535,11 @@ class Tilted(Law):
 
     def log_density(self, z: Tensor) -> Tensor:
         r"""Student's, plus $\theta \cdot b(u) - A(\theta)$."""
-        base, tilt = self.untilted, self.tilt.to(F64)
-        x = z.to(F64)
-        raised = (cosine_tilt.basis(base.cdf(x)) * tilt).sum(-1)
-        return (base.log_density(x) + raised - cosine_tilt.log_normaliser(tilt)).to(_kind(z))
+
+        def height(tilt: CosineTilt, x: Tensor, law: StudentT, _: Tensor) -> Tensor:
+            return law.log_density(x) + tilt.log_density(law.cdf(x))
+
+        return self._by_row(z, height)
 
     def _by_row(
         self, values: Tensor, answer: Callable[[CosineTilt, Tensor, StudentT, Tensor], Tensor]
@@ -570,8 +554,7 @@ class Tilted(Law):
         found, step = [], max(1, (1 << 18) // (1024 + 16 * flat.shape[1]))
         parts = (torch.split(part, step) for part in (tilt, flat, index))
         for part, of, at in zip(*parts, strict=True):
-            law = StudentT(df.flatten()[at, None])
-            found.append(answer(CosineTilt(part), of, law, at))
+            found.append(answer(CosineTilt(part), of, StudentT(df.flatten()[at, None]), at))
         return torch.cat(found).mT.reshape(shape).to(_kind(values))
 
     def cdf(self, z: Tensor) -> Tensor:
@@ -589,7 +572,8 @@ class Tilted(Law):
 
     def shortfall(self, z: Tensor, draws: int = 1) -> Tensor:
         r"""$z F^n - \int_0^u Q_\nu\, d F^n$, by the panels' rule."""
-        quantiles = _node_quantiles(self._degrees, z.device)
+        lower = _lower_quantiles(self._degrees).to(z.device)
+        quantiles = torch.cat([lower, -lower.flip((1, 2))], 1)
 
         def below(tilt: CosineTilt, x: Tensor, law: StudentT, index: Tensor) -> Tensor:
             rate, place = tilt.density * quantiles[index], _place(law, x)
@@ -606,11 +590,6 @@ class Tilted(Law):
 def _place(law: StudentT, z: Tensor) -> Tensor:
     """u as a signed distance from the nearer end."""
     return law.cdf(-z.abs()).copysign(z)
-
-
-@lru_cache(maxsize=8)
-def _moment_basis(dtype: torch.dtype, device: torch.device) -> Tensor:
-    return cosine_tilt.basis(cosine_tilt.moment_nodes()).mT.to(device, dtype).contiguous()
 
 
 def gaussian_interval(mean: Tensor, std: Tensor, level: float) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,4 @@
-"""Gauss's nodes and weights on the unit interval."""
-
-from __future__ import annotations
+"""Gauss's rule on the unit interval."""
 
 from functools import lru_cache
 
@@ -10,10 +8,9 @@ from torch import Tensor
 
 @lru_cache(maxsize=16)
 def gauss(points: int) -> tuple[Tensor, Tensor]:
-    r"""Nodes and weights of Gauss and Legendre on [0, 1], float64.
+    r"""Nodes and weights on [0, 1], float64.
 
-    The eigenvalues of the Jacobi matrix, with $k / \sqrt{4 k^2 - 1}$ beside its diagonal, and the
-    squared first entries of its eigenvectors (Golub and Welsch).
+    By the Jacobi matrix, $k / \sqrt{4 k^2 - 1}$ beside its diagonal (Golub and Welsch).
 
     Examples:
         >>> x, w = gauss(3)
