@@ -10,7 +10,7 @@ from scipy import stats
 
 from rigidities.calibration.conformal import Conformal, bar_cuts, group_labels, set_aside
 from rigidities.notices import DamagedError
-from rigidities.prediction.law import Gaussian
+from rigidities.prediction.law import Gaussian, StudentT, Tilted
 from rigidities.prediction.prediction import Prediction
 from tests.support.refusals import refused
 
@@ -90,14 +90,48 @@ def test_intervals_grow_with_the_level_from_one_list():
     assert widths == sorted(widths) and len(set(widths)) == 4
 
 
+def tilted(shape):
+    """A law of its own for each entry."""
+    generator = torch.Generator().manual_seed(0)
+    return Tilted(4.0, torch.randn(*shape, 8, dtype=F64, generator=generator) / 2)
+
+
+LAWS = {"gaussian": lambda shape: Gaussian(), "t": lambda shape: StudentT(4.0), "tilted": tilted}
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
-def test_scores_far_out_keep_their_digits_on_either_side(sign, dtype):
-    zero = torch.zeros(10, dtype=dtype)
-    prediction = predicted(zero, zero + 1)
-    target = sign * torch.linspace(10, 19, 10, dtype=dtype)
+@pytest.mark.parametrize("law", LAWS)
+def test_scores_far_out_keep_their_digits_on_either_side(law, sign, dtype):
+    zero, far = torch.zeros(10, dtype=dtype), 1 if law == "gaussian" else 1e4
+    one = LAWS[law]((1,))
+    prediction = predicted(zero, zero + 1, law=one.each(lambda tilt: tilt.expand(10, 8)))
+    target = sign * far * torch.linspace(10, 19, 10, dtype=dtype)
     low, high = Conformal.of(prediction, target).bound().interval(prediction, 0.5)
-    assert (high if sign > 0 else -low).tolist() == pytest.approx([15.0] * 10, rel=1e-5)
+    assert (high if sign > 0 else -low).tolist() == pytest.approx([15.0 * far] * 10, rel=1e-5)
+
+
+@pytest.mark.parametrize(("law", "level"), [("t", 0.5), ("tilted", 0.9)])
+def test_coverage_is_as_good_under_a_law_of_each_row(law, level):
+    calibration, target = draws(29, seed=30, worlds=300, law=LAWS[law]((29, 300)))
+    test, y = draws(10, seed=31, worlds=300, law=LAWS[law]((10, 300)))
+    found = Conformal.of(calibration, target)
+    assert_mean(held(found, test, y, level), math.ceil(30 * level) / 30)
+    bound = replace(test, conformal=found.bound())
+    for end, by_the_law in zip(
+        bound.interval(level, conformal=True), bound.interval(level), strict=True
+    ):
+        assert not torch.allclose(end, by_the_law)
+    assert torch.equal(bound.quantile(0.3), test.quantile(0.3))
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_the_interval_within_a_tail_is_that_between_two_quantiles(law):
+    prediction, _ = draws(30, seed=32, worlds=2, law=LAWS[law]((30, 2)))
+    tail = torch.linspace(0.01, 0.99, 60, dtype=F64).reshape(30, 2)
+    for one, other in zip(prediction.within(tail), (tail / 2, 1 - tail / 2), strict=True):
+        torch.testing.assert_close(prediction.cdf(one), other, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(prediction.tail(one), tail, rtol=1e-6, atol=1e-9)
 
 
 def test_each_target_has_its_own_scores_and_masked_ones_are_left_out():
@@ -236,6 +270,39 @@ def test_tied_scores_are_held_together():
         assert high.max() == pytest.approx(reach, abs=1e-5)
 
 
+def test_the_row_that_set_the_threshold_is_held_whatever_the_rounding():
+    for seed in range(10):
+        prediction, target = draws(9, seed=seed, worlds=20, law=StudentT(3.0))
+        inside = held(Conformal.of(prediction, target), prediction, target, 0.5)
+        assert inside.sum(0).eq(5).all()
+
+
+def test_bounds_of_a_support_are_meant_in_the_precision_of_the_prediction():
+    mean = torch.linspace(0, 0.4, 20)
+    prediction = predicted(mean, torch.ones(20), support=(0.1, 0.7))
+    target = torch.tensor([0.1, 0.7] * 10)
+    low, high = Conformal.of(prediction, target).bound().interval(prediction, 0.95)
+    assert ((low <= target) & (target <= high)).all()
+
+
+def test_targets_beyond_a_support_are_as_far_out_as_can_be():
+    zero = torch.zeros(4)
+    prediction = predicted(zero, zero + 1, support=(-1.0, 1.0))
+    assert prediction.tail(torch.tensor([-1.5, -1.0, 0.5, 1.5])).tolist() == pytest.approx(
+        [0, 2 * stats.norm.cdf(-1), 2 * stats.norm.cdf(-0.5), 0]
+    )
+
+
+def test_cuts_of_the_bar_are_those_of_each_target():
+    std = torch.tensor([[1.0, 10.0], [2.0, 20.0]], dtype=F64).repeat(60, 1)
+    prediction = predicted(torch.zeros_like(std), std)
+    target = std * torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=F64).repeat(60, 1)
+    found = Conformal.of(prediction, target, cuts=torch.tensor([[1.5], [15.0]], dtype=F64))
+    assert found.counts.tolist() == [60, 60, 120] * 2
+    _, high = found.bound().interval(prediction, 0.9)
+    torch.testing.assert_close(high, target, rtol=1e-4, atol=0)
+
+
 @pytest.mark.parametrize("level", [0.5, 0.8, 0.9])
 def test_targets_at_the_bounds_of_a_support_are_covered(level):
     support = (0.3, 1.5)
@@ -348,7 +415,7 @@ def test_labels_are_whole_numbers_one_per_row_for_all_its_outputs():
 def test_bad_input_is_refused():
     prediction, target = draws(20, seed=20, worlds=1)
     refused("kept none", bar_cuts, None)
-    refused(r"shaped \(20, 1\), got \(20,\)", Conformal.of, prediction, target[:, 0])
+    refused(r"shaped .* \(20, 1\), got \(5, 1\)", Conformal.of, prediction, target[:5])
     refused("need targets", Conformal.of, prediction, target * torch.nan)
     broken = replace(prediction, mean=prediction.mean * torch.nan)
     refused("finite predictions", Conformal.of, broken, target)
@@ -362,7 +429,8 @@ def test_a_bar_of_zero_holds_an_exact_prediction_and_nothing_else():
     low, high = found.bound().interval(prediction, 0.5)
     assert low.eq(0).all() and high.eq(0).all()
     with pytest.warns(UserWarning, match="targets that the law holds possible"):
-        found.bound().interval(prediction, 0.6)
+        low, high = found.bound().interval(prediction, 0.6)
+    assert low.eq(-math.inf).all() and high.eq(math.inf).all()
 
 
 def test_the_report_says_rows_groups_the_guarantee_as_it_is_and_asks_about_the_checkpoint():

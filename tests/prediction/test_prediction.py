@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from scipy import stats
 
 from rigidities import Prediction
 from rigidities.prediction.law import Gaussian, StudentT, Tilted

@@ -82,10 +82,12 @@ class Conformal:
             cuts: of the bar, instead of labels; see `bar_cuts`.
             function: that gave the labels.
         """
-        tail = _tail(prediction, target)
+        tail = prediction.tail(target).detach()
         known, which = ~tail.isnan(), _which(targets, tail)
+        if not bool(known.any()) or bool((prediction.mean + prediction.std).isnan().any()):
+            raise ValueError("Conformal rows need targets and finite predictions. Clean the data.")
         given = _labels(prediction.std, which, labels, cuts)
-        seen = given[known & (given != _NONE)].unique()
+        seen: Tensor = torch.unique(given[known & (given != _NONE)])
         if cuts is not None:
             seen = torch.arange(1, cuts.shape[1] + 2, device=cuts.device)
         count, groups, group = int(which.max()) + 1, len(seen), _number(seen, given)[known]
@@ -93,7 +95,7 @@ class Conformal:
         table = (which * (groups + 1) + group).bincount(minlength=count * (groups + 1))
         place = _lists(table.reshape(count, -1)[:, :groups].tolist(), by_size=cuts is None)
         places = which.new_tensor(place)
-        columns = [places[which, column] for column in ([group, -1] if groups else [-1])]
+        columns = [places[which, -1], places[which, group]][: 2 if groups else 1]
         lists, tails = torch.cat(columns), tail[known].repeat(len(columns))
         order = tails.argsort(descending=True)
         order = order[lists[order].argsort(stable=True)]
@@ -136,18 +138,18 @@ class Conformal:
         """The same on another device."""
         return replace(self, **{name: one.to(device) for name, one in self.tensors().items()})
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Any]:
         """The tensors for a file: everything but the function."""
         return {name: one for name, one in vars(self).items() if isinstance(one, Tensor)}
 
     @classmethod
-    def from_state(cls, tensors: dict[str, Tensor]) -> Conformal:
+    def from_state(cls, tensors: dict[str, Any]) -> Conformal:
         """What `tensors` came from; refused where they came from none."""
         what, found = "the conformal scores", cls(**tensors)
         tails, counts, place, cuts = found.tails, found.counts, found.place, found.cuts
         require(tails.dtype == torch.float64 and counts.dtype == place.dtype == torch.int64, what)
         require(bool((counts >= 0).all()) and int(counts.sum()) == len(tails), what)
-        falling = all(bool((one.diff() <= 0).all()) for one in tails.split(counts.tolist()))
+        falling = all(bool((one.diff() <= 0).all()) for one in torch.split(tails, counts.tolist()))
         require(falling and bool(((tails >= 0) & (tails <= 1)).all()), what)
         require(bool(((place >= 0) & (place < len(counts))).all()), what)
         fits = place.shape[1:] == (len(found.labels) + 1,) and bool((found.labels.diff() > 0).all())
@@ -188,7 +190,7 @@ class BoundConformal:
                 f"{int(scores.counts[lists[whole]].min())} rows, with targets that the law holds "
                 f"possible, are too few for level {level:g}."
             )
-        return _ends(prediction, tail)
+        return prediction.within(tail * (1 - _SLACK))
 
 
 def bar_cuts(std: Tensor | None, groups: int = 5) -> Tensor:
@@ -225,40 +227,6 @@ def set_aside(hashes: Tensor, share: float) -> Tensor:
     mixed = hashes * _MIX[0]
     mixed = (mixed ^ (mixed >> 29)) * _MIX[1]  # the sample of training rows takes low hashes
     return mixed <= mixed.sort().values[max(round(share * len(mixed)), 1) - 1]
-
-
-def _tail(prediction: Prediction, target: Tensor) -> Tensor:
-    r"""$2 \min(P(Y \le y), P(Y \ge y))$ of each entry, NaN where the target is masked."""
-    (mean, scale), (low, high), dtype = _located(prediction)
-    y = target.to(mean.device, dtype).double()
-    if y.shape != mean.shape:
-        raise ValueError(f"Targets must be shaped {tuple(mean.shape)}, got {tuple(y.shape)}.")
-    z = torch.where(y == mean, 0.0, (y - mean) / scale)
-    below, above = prediction.law.cdf(z), prediction.law.survival(z)
-    below = torch.where(y < low, 0.0, torch.where(y >= high, 1.0, below))
-    above = torch.where(y > high, 0.0, torch.where(y <= low, 1.0, above))
-    tail = (2 * torch.minimum(below, above)).clamp(max=1)
-    if bool((tail.isnan() & ~y.isnan()).any() | y.isnan().all()):
-        raise ValueError("Conformal rows need targets and finite predictions. Clean the data.")
-    return torch.where(y.isnan(), torch.nan, tail)
-
-
-def _ends(prediction: Prediction, tail: Tensor) -> tuple[Tensor, Tensor]:
-    """The interval of each law between its two tails of half that probability."""
-    (mean, scale), bounds, dtype = _located(prediction)
-    law, half = prediction.law, tail * (0.5 - 0.5 * _SLACK)
-    low = torch.where(tail > 0, mean + scale * law.quantile(half), -torch.inf)
-    high = torch.where(tail > 0, mean - scale * law.mirrored.quantile(half), torch.inf)
-    return low.clamp(*bounds).to(dtype), high.clamp(*bounds).to(dtype)
-
-
-def _located(p: Prediction) -> tuple[tuple[Tensor, Tensor], tuple[float, float], torch.dtype]:
-    """Mean and scale in float64, the bounds as the returned precision has them, and that."""
-    low, high = p.support or (None, None)
-    ends = [-math.inf if low is None else low, math.inf if high is None else high]
-    dtype = torch.promote_types(p.mean.dtype, torch.float32)
-    least, most = torch.tensor(ends, dtype=dtype).tolist()
-    return (p.mean.double(), p.scale.double()), (least, most), dtype
 
 
 def _which(targets: Tensor | None, like: Tensor) -> Tensor:

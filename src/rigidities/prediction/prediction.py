@@ -154,6 +154,22 @@ class Prediction:
             score = score - self.law.mirrored.shortfall(-self._z(high), 2)
         return self.scale * score + (y - inside).abs()
 
+    def tail(self, target: Tensor) -> Tensor:
+        r"""How far out a target lies, $2 \min(P(Y \le y), P(Y \ge y))$, at most 1."""
+        y, (low, high) = self._matched(target), self._bounds
+        mean, scale = self.mean.double(), self.scale.double()
+        z = torch.where(y == mean, 0.0, (y.double() - mean) / scale)  # the scale may be zero
+        below = torch.where(y < low, 0, torch.where(y >= high, 1, self.law.cdf(z)))
+        above = torch.where(y > high, 0, torch.where(y <= low, 1, self.law.survival(z)))
+        return (2 * torch.minimum(below, above)).clamp(max=1)
+
+    def within(self, tail: Tensor) -> tuple[Tensor, Tensor]:
+        """The interval of what lies no farther out: (low, high); all there is for a tail of 0."""
+        mean, scale, half = self.mean.double(), self.scale.double(), tail.double() / 2
+        low = torch.where(half > 0, mean + scale * self.law.quantile(half), -math.inf)
+        high = torch.where(half > 0, mean - scale * self.law.mirrored.quantile(half), math.inf)
+        return low.to(self.scale).clamp(*self._bounds), high.to(self.scale).clamp(*self._bounds)
+
     @property
     def _bounds(self) -> tuple[float, float]:
         low, high = self.support or (None, None)
