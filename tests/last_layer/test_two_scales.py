@@ -15,6 +15,8 @@ from rigidities.calibration.calibration import Calibration
 from rigidities.data import storage
 from rigidities.data.sketch import hashed_normals
 from rigidities.last_layer.ensemble.ensemble import Ensemble
+from rigidities.last_layer.ensemble.member_values import MemberValues
+from rigidities.posterior.joint import OwnPart
 from tests.support import zoo
 from tests.support.nets import fitted, trained
 from tests.support.refusals import refused
@@ -170,10 +172,9 @@ def test_rows_of_every_layout_have_a_part_of_their_own(id):
     a = torch.randn(5, count, dtype=F64, generator=seeded())
     derived = uq.propagate(lambda y: a @ y.reshape(-1), data)
     close(derived.covariance, a @ expected @ a.T, atol=tolerance, rtol=1e-7)
-    ens = uq.ensemble(3000, generator=seeded())
-    spread = ens.propagate(lambda y: a @ y.reshape(-1), data)
-    ratio = spread.std / derived.std
-    assert float((ratio - 1).abs().max()) < 5 / (2 * 3000) ** 0.5
+    members = uq.ensemble(800, generator=seeded())
+    spread = members.propagate(lambda y: a @ y.reshape(-1), data)
+    assert float((spread.std / derived.std - 1).abs().max()) < 5 / (2 * 800) ** 0.5
 
 
 # --- members ------------------------------------------------------------------------------------
@@ -186,7 +187,7 @@ def test_members_have_the_analytic_covariance_within_their_own_error(targets, ki
     n, x = 4000, net.test[0][:4]
     options = {} if kind == "independent" else {kind: True}
     ens = uq.ensemble(n, generator=seeded(), **options)
-    got = ens.propagate(lambda y: y.flatten(), x)
+    got = MemberValues(ens(x).flatten(1), kind)
     root = torch.linalg.cholesky(dense(targets, x))
     whitened = torch.linalg.solve_triangular(root, got.covariance, upper=False)
     whitened = torch.linalg.solve_triangular(root, whitened.mT, upper=False)
@@ -231,6 +232,13 @@ def test_float32_rows_deviate_alike_in_every_batch():
     x = net.test[0]
     parts = torch.cat([ens(part) for part in x.split(9)], 1)
     torch.testing.assert_close(parts, ens(x), rtol=1e-4, atol=1e-4)
+
+
+def test_rounding_hardly_turns_targets_behind_one_weight_vector():
+    part = OwnPart(torch.eye(8, dtype=F64), torch.ones(3, 1, dtype=F64))
+    features = torch.linalg.qr(torch.randn(50, 8, 3, dtype=F64, generator=seeded())).Q.mT
+    rounded = features + 1e-13 * torch.randn(50, 3, 8, dtype=F64, generator=seeded(1))
+    close(part.sizes(rounded), part.sizes(features), atol=1e-9)
 
 
 def test_pairs_deviate_in_opposite_directions():
@@ -326,8 +334,10 @@ needs_export = pytest.mark.skipif(
 
 @needs_export
 @pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects:UserWarning")
-@pytest.mark.parametrize("id", ["mlp_with_several_targets", "several_time_steps_and_targets_out"])
-@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    ("id", "strict"),
+    [("mlp_with_several_targets", False), ("several_time_steps_and_targets_out", True)],
+)
 def test_an_exported_graph_holds_the_own_part(id, strict):
     ens, case = zoo_fit(id).ensemble(4, generator=seeded()), zoo.build(id)
     rows = torch.export.Dim("rows", min=1, max=4096)
