@@ -105,8 +105,12 @@ def fitted(net: Trained, **options: Any) -> rg.LastLayerRigidity:
 
 
 def test_float32_sums_follow_the_weights_as_they_are_rounded(net):
-    new = fitted(net).refit()
+    uq = fitted(net)
+    new = uq.refit()
     assert {p.dtype for p in new.model.parameters()} == {torch.float32}
+    with pytest.warns(UserWarning, match="not calibrated"):
+        change = new.readout.weights - uq.readout.weights
+    torch.testing.assert_close(new.gram.cross, uq.gram.after(change).cross, rtol=0, atol=1e-12)
     assert_same_sums(new, rg.LastLayerRigidity(new.model).fit(net.train), 1e-6)
 
 
