@@ -16,6 +16,7 @@ from ..calibration.calibration import Calibration, Wanted
 from ..calibration.report import CalibrationReport
 from ..data.batches import KINDS, Batch
 from ..data.feed import Feed
+from ..data.row_sample import RowSample
 from ..data.sketch import RowSketch
 from ..data.slots import InputName
 from ..data.storage import Snapshot, prefixed, unprefixed
@@ -113,18 +114,29 @@ class Learnt:
 
     def to(self, device: torch.device) -> Learnt:
         """The same on another device; statistics stay float64."""
-        gram, posterior = self.statistics.gram.to(device), self.factorised
+        known, posterior = self.statistics, self.factorised
+        sample = None if known.sample is None else known.sample.to(device)
         return replace(
             self,
-            statistics=replace(self.statistics, gram=gram),
+            statistics=replace(known, gram=known.gram.to(device), sample=sample),
             report=None if self.report is None else self.report.to(device),
             factorised=None if posterior is None else posterior.to(device),
         )
 
-    def snapshot(self, *, probes: bool = True) -> Snapshot:
-        """Everything but the model; `probes` says whether a few inputs of the fit are in it."""
+    def snapshot(self, *, probes: bool = True, rows: bool = False) -> Snapshot:
+        """Everything but the model.
+
+        `probes` says whether a few inputs of the fit are in it, `rows` whether its sample is.
+        """
         known, report, tie = self.statistics, self.report, self.binding.snapshot(probes=probes)
         tensors = prefixed("gram", known.gram.state()) | prefixed("sketch", known.sketch.state())
+        if rows:
+            if known.sample is None:
+                raise ValueError(
+                    "This fit keeps no rows: it had no targets or sample=0, or was loaded from a "
+                    "file without them. Call fit(train) again, or save with rows=False."
+                )
+            tensors |= prefixed("rows", known.sample.state())
         if report is not None:
             tensors |= prefixed("calibration", report.tensors())
         header = {
@@ -160,13 +172,15 @@ class ReadoutFit:
         self._said: set[str] = set()
         self._changing, self._swapping, self._changed = Lock(), Lock(), False
 
-    def fit(self, train: Any, weighing: Weighing, **options: Any) -> None:
-        """Accumulate the Gram over the training data."""
+    def fit(self, train: Any, weighing: Weighing, *, sample: int, **options: Any) -> None:
+        """Accumulate the Gram over the training data, and keep a `sample` of so many rows."""
+        empty = RowSample(sample)
         with self._alone():
             binding = self.unbound.again()
             feed = replace(self.feed(weighing), inputs=None, kind=None)
             batches = feed(train, "fit", any_order=True, **options)
-            statistics = accumulate(None, binding.find, batches, weighing)
+            kept = empty if empty.size else None
+            statistics = accumulate(None, binding.find, batches, weighing, sample=kept)
             if self.target is None:
                 statistics.say_unlabelled()
             self._swap(Learnt(binding, statistics, weighing))
@@ -329,9 +343,14 @@ def _learnt(given: Snapshot, unbound: Binding) -> Learnt:
     gram = Gram.from_state(unprefixed("gram", given.tensors))
     sketch = RowSketch.from_state(unprefixed("sketch", given.tensors))
     kind, exact = header.get("batch"), header.get("exact", True)
-    statistics = Statistics(gram, sketch, header["targets"], header["inputs"], kind, exact)
+    rows = unprefixed("rows", given.tensors)
+    sample = RowSample.from_state(rows) if rows else None
+    statistics = Statistics(gram, sketch, header["targets"], header["inputs"], kind, exact, sample)
     fits = gram.targets in (None, statistics.targets) and statistics.inputs >= 0
     require(fits and statistics.targets > 0, "the number of targets or inputs")
+    if sample is not None:
+        shape = (sample.rows.features.shape[-1], sample.rows.mean.shape[1])
+        require(shape == (gram.width, statistics.targets), "the sample of rows")
     require(kind in (None, *KINDS) and type(exact) is bool, "the kind of batches")
     report = given.part("calibration", CalibrationReport.from_state)
     require(report is None or len(report.scale) == statistics.targets, "the calibration's scale")

@@ -25,6 +25,7 @@ from .. import selection
 from ..calibration.calibration import Calibration, Wanted
 from ..calibration.report import CalibrationReport
 from ..data.feed import Feed
+from ..data.row_sample import SIZE
 from ..data.slots import InputName, Slot
 from ..data.storage import Snapshot
 from ..losses import LossLike, loss_for
@@ -131,6 +132,7 @@ class LastLayerRigidity(ModelWrapper):
         gradients: InputName = None,
         gradient_weight: GradientWeight | None = None,
         gradient_target: GradientTarget | None = None,
+        sample: int = SIZE,
         batch_size: int | None = None,
         progress: bool | None = None,
     ) -> Self:
@@ -148,6 +150,7 @@ class LastLayerRigidity(ModelWrapper):
             gradient_target: the derivatives' target, where there is one: key or attribute of a
                 batch, or callable(batch); forces with their sign changed. `calibrate` then gives
                 derivatives a scale of their own.
+            sample: how many training rows to keep for `calibrate`, drawn evenly; 0 for none.
             batch_size: rows per batch where the data are not batches already; by default a
                 loader's own, else 1024.
             progress: show a bar; by default on a terminal only.
@@ -157,7 +160,7 @@ class LastLayerRigidity(ModelWrapper):
         """
         derivatives = gradient_loss(gradients, gradient_weight, gradient_target)
         weighing = Weighing(loss_for(loss), sample_weight, derivatives)
-        self._fit.fit(train, weighing, batch_size=batch_size, progress=progress)
+        self._fit.fit(train, weighing, sample=sample, batch_size=batch_size, progress=progress)
         return self
 
     @outside_inference_mode
@@ -683,11 +686,11 @@ class LastLayerRigidity(ModelWrapper):
         state = "uncalibrated" if self.report is None else f"calibrated by {self.report.criterion}"
         return f"{self.gram!r}, {state}"
 
-    def _snapshot(self, *, thorough: bool = False, probes: bool = True) -> Snapshot:
+    def _snapshot(self, *, thorough: bool = False, **parts: bool) -> Snapshot:
         if thorough:
             self._fit.known().binding.current(thorough=True)
         learnt = self._fit.learnt
-        return Snapshot({}, {}) if learnt is None else learnt.snapshot(probes=probes)
+        return Snapshot({}, {}) if learnt is None else learnt.snapshot(**parts)
 
     def _take(self, given: Snapshot) -> None:
         self._fit.take(given if given.header else None)

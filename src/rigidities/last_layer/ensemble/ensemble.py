@@ -188,7 +188,11 @@ class Ensemble(ModelWrapper):
         self.deviations = members.deviations.clone().to(self.deviations.device)
         self.drawing, self.missing = members.drawing, members.missing
 
-    def _snapshot(self, *, thorough: bool = False, probes: bool = True) -> Snapshot:
+    def _snapshot(
+        self, *, thorough: bool = False, probes: bool = True, rows: bool = False
+    ) -> Snapshot:
+        if rows:
+            raise ValueError("An ensemble holds no training rows. Save it without rows=True.")
         if thorough:
             self._pass.binding.current(thorough=True)
         header = {
