@@ -93,6 +93,13 @@ def test_the_sums_about_the_new_weights_are_those_of_a_fresh_fit(id):
         for gram in (new.gram, fresh.gram):
             gram.square = gram.square.diagonal().diag()
     assert_same_sums(new, fresh, 1e-8)
+    mine, theirs = (uq._fit.known().statistics.sample for uq in (new, fresh))
+    if theirs is None:
+        assert mine is None
+        return
+    for name, column in theirs.rows.columns().items():
+        own = mine.rows.columns()[name]
+        torch.testing.assert_close(own, column, rtol=1e-8, atol=1e-9, equal_nan=True)
 
 
 @pytest.fixture(scope="module", params=[1, 3])
@@ -105,8 +112,12 @@ def fitted(net: Trained, **options: Any) -> rg.LastLayerRigidity:
 
 
 def test_float32_sums_follow_the_weights_as_they_are_rounded(net):
-    new = fitted(net).refit()
+    uq = fitted(net)
+    new = uq.refit()
     assert {p.dtype for p in new.model.parameters()} == {torch.float32}
+    with pytest.warns(UserWarning, match="not calibrated"):
+        change = new.readout.weights - uq.readout.weights
+    torch.testing.assert_close(new.gram.cross, uq.gram.after(change).cross, rtol=0, atol=1e-12)
     assert_same_sums(new, rg.LastLayerRigidity(new.model).fit(net.train), 1e-6)
 
 

@@ -169,6 +169,7 @@ def test_nets_that_share_a_head_or_its_weight_have_one_set_of_columns():
         model = rg.MeanOf(members)
         uq = rg.LastLayerRigidity(model).fit((X, Y))
         uq.calibrate(VALID)
+        assert uq.readout.case == "shared"  # a graph has no columns to add up
         names = ["models.0.2.weight", "models.0.2.bias", "models.1.2.bias"]
         names = names[: 2 + (members[0][2] is not members[1][2])]
         wanted = oracle.readout_jacobian(model, lambda m: m(TEST), names)[:, 0]

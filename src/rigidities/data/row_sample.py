@@ -123,6 +123,16 @@ class RowSample:
         copy._parts = [self.rows.each(lambda column: column.to(device))]
         return copy
 
+    def after(self, change: Tensor) -> RowSample:
+        """A copy when the readout's weights have changed by (D, K or 1): r becomes r - F change."""
+        copy, rows = self.clone(), self.rows
+        features, change = rows.features.to(rows.residual), change.to(rows.residual)
+        joint = features.ndim == 3  # a row of features for each target
+        moved = (features * change.mT).sum(-1) if joint else features @ change
+        mean = (rows.mean + moved).to(rows.mean.dtype)
+        copy._parts = [rows._replace(mean=mean, residual=rows.residual - moved)]
+        return copy
+
     def state(self) -> dict[str, Tensor]:
         """As tensors, for files."""
         return {"bounds": torch.tensor([self.size, self.limit]), **self.rows.columns()}

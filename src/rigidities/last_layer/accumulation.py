@@ -65,6 +65,11 @@ class Statistics:
             sample = self.sample.without(removed.sample)
         return replace(self, gram=gram, sketch=sketch, sample=sample)
 
+    def after(self, change: Tensor) -> Statistics:
+        """The same rows when the readout's weights have changed by (D, K or 1)."""
+        sample = None if self.sample is None else self.sample.after(change)
+        return replace(self, gram=self.gram.after(change), sample=sample)
+
     def say_unlabelled(self) -> None:
         """Warn of batches that could have held a target, and did not where it was looked for."""
         if self.gram.cross is None and self.kind in ("mapping", "object"):

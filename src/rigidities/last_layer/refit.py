@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -98,7 +98,7 @@ def refitted(
     model = copy.deepcopy(unwrapped(binding.model))
     columns = CASES[tap.case]([*map(model.get_submodule, tap.heads)]).columns
     columns.write(tap.weights + change)
-    known = replace(known, gram=known.gram.after(columns.weights() - tap.weights))  # as rounded
+    known = known.after(columns.weights() - tap.weights)  # as they are rounded
     report = Refitted(ridge, known.gram.count, before, after, judged)
     return binding.copied(model), known, report
 
