@@ -80,6 +80,13 @@ _ALL = (
         extra="chemistry",
     ),
     Experiment(
+        "molecules",
+        "error bars of molecules of every size: the paper's calibrations beside the default",
+        minutes=12,
+        needs=("matplotlib", "numpy", "ase", "featomic"),
+        extra="chemistry",
+    ),
+    Experiment(
         "weather",
         "tomorrow's maximum temperature in Australia (paper, Fig. 3)",
         minutes=15,

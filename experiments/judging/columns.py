@@ -11,6 +11,7 @@ from experiments.judging.scores import SCORES
 CALIBRATIONS = {
     "paper": "paper (bins)",
     "nll": "likelihood",
+    "auto": "auto",
     "best": "best",
     "best_bins": "best by bins",
     "bayes": "α² (1 + q)",

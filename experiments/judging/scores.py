@@ -72,6 +72,7 @@ SCORES = {
     "spearman": Score("rank corr.", 1, lambda rows, _: metrics.spearman(*rows)),
     "cell": Score("NLL of cells", -1),
     "interval_score": Score("interval score", -1),
+    "kurtosis": Score("kurtosis", 0),
     "gain": Score("gain", 1),
     "floor": Score("floor", 0),
     "wide_log_ratio": Score("in wide bins", -1),

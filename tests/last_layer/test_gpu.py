@@ -50,6 +50,23 @@ def test_a_file_travels_between_devices(cuda, tmp_path):
     torch.testing.assert_close(here(x)[1], there, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("batch_size", [None, 7])
+def test_the_sample_of_rows_is_that_of_the_cpu_and_follows_the_model(cuda, batch_size):
+    here, there = (
+        rg.LastLayerRigidity(trained(3).model.to(device)).fit(
+            trained(3).train, sample=60, batch_size=batch_size
+        )
+        for device in ("cpu", cuda)
+    )
+    one, other = (uq._fit.known().statistics.sample for uq in (here, there))
+    assert one.limit == other.limit and other.rows.features.is_cuda
+    for name, column in one.rows.columns().items():
+        found = other.rows.columns()[name].cpu()
+        torch.testing.assert_close(found, column, rtol=1e-2, atol=1e-2)
+    there.cpu()
+    assert there._fit.known().statistics.sample.rows.features.device.type == "cpu"
+
+
 def test_duplicates_are_recognised_across_devices(cuda):
     net = trained()
     uq = fitted(net, "cpu")

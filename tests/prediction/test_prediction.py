@@ -1,18 +1,111 @@
-"""Predictions: intervals, quantiles, samples and densities of the predictive law."""
+"""Predictions: intervals, quantiles, samples, densities and scores of the predictive law."""
+
+import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from rigidities import Prediction
+from rigidities.prediction.law import Gaussian, StudentT, Tilted
+from tests.prediction.law_oracle import Oracle
 from tests.support.refusals import refused
 
-ONE = torch.ones(4, 2, dtype=torch.float64)
+F64 = torch.float64
+ONE = torch.ones(4, 2, dtype=F64)
 P = Prediction(mean=3 * ONE, epistemic=9 * ONE, noise=16 * ONE, rigidity=ONE)
+TILT = [0.5, -0.4, 0.8, 0.2, 0.0, -0.9, 0.3, 1.0]
+
+CASES = {  # law and oracle
+    "gaussian": (Gaussian(), Oracle()),
+    "t": (StudentT(3.0), Oracle(3.0)),
+    "tilted": (Tilted(4.0, torch.tensor(TILT, dtype=F64).expand(4, 2, 8)), Oracle(4.0, TILT)),
+}
+SUPPORTS = {
+    "unbounded": None,
+    "positive": (0.0, None),
+    "capped": (None, 5.0),
+    "both": (0.0, 5.0),
+}
+LAWS = pytest.mark.parametrize(("law", "oracle"), CASES.values(), ids=CASES)
+BOUNDED = pytest.mark.parametrize("support", SUPPORTS.values(), ids=SUPPORTS)
+
+
+def bounds(support):
+    low, high = support or (None, None)
+    return -math.inf if low is None else low, math.inf if high is None else high
+
+
+# --- moments ------------------------------------------------------------------------------------
 
 
 def test_variance_is_the_sum_of_its_parts():
     assert torch.equal(P.variance, 25 * ONE)
     assert torch.equal(P.std, 5 * ONE)
+
+
+@LAWS
+def test_the_variance_is_the_laws_second_moment_about_the_models_mean(law, oracle):
+    p = replace(P, law=law)
+    second, mean = oracle.moment(lambda x: x * x), oracle.moment(lambda x: x)
+    torch.testing.assert_close(p.scale, 5 / math.sqrt(second) * ONE)
+    torch.testing.assert_close(p.centre, 3 + p.scale * mean)
+    assert torch.equal(p.std, 5 * ONE) and torch.equal(p.mean, P.mean)
+
+
+# --- brute force --------------------------------------------------------------------------------
+
+
+@BOUNDED
+@LAWS
+def test_scores_and_probabilities_are_those_of_the_bounded_law(law, oracle, support):
+    p, (low, high) = replace(P, law=law, support=support), bounds(support)
+    scale = float(p.scale[0, 0])
+
+    def z(value):
+        return (value - 3) / scale
+
+    def bounded(x):
+        return min(max(3 + scale * x, low), high)
+
+    torch.testing.assert_close(p.centre, oracle.moment(bounded) * ONE, rtol=1e-6, atol=1e-6)
+    for y in (0.0, 0.7, 4.9, 5.0):
+        below, score = oracle.cdf(z(y)), scale * oracle.crps(z(y), z(low), z(high))
+        density = math.log(oracle.density(z(y)) / scale)
+        expected = math.log(below) if y == low else density
+        expected = math.log(1 - below) if y == high else expected
+        torch.testing.assert_close(p.cdf(y * ONE), (1.0 if y >= high else below) * ONE)
+        torch.testing.assert_close(p.crps(y * ONE), score * ONE, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(p.log_prob(y * ONE), expected * ONE, rtol=1e-6, atol=1e-6)
+
+
+@LAWS
+def test_a_target_beyond_a_bound_is_impossible_and_its_score_says_how_far(law, oracle):
+    p = replace(P, law=law, support=(0.0, 5.0))
+    for y, bound, below in ((-2.0, 0.0, 0), (8.0, 5.0, 1)):
+        assert p.log_prob(y * ONE).tolist() == [[-math.inf] * 2] * 4
+        assert torch.equal(p.cdf(y * ONE), below * ONE)
+        torch.testing.assert_close(p.crps(y * ONE), p.crps(bound * ONE) + abs(y - bound))
+
+
+@BOUNDED
+@LAWS
+def test_quantiles_intervals_and_samples_stay_within_the_support(law, oracle, support):
+    p, (low, high) = replace(P, law=law, support=support), bounds(support)
+    free = replace(p, support=None)
+    for level in (0.01, 0.2, 0.5, 0.99):
+        torch.testing.assert_close(free.cdf(free.quantile(level)), level * ONE)
+        assert torch.equal(p.quantile(level), free.quantile(level).clamp(low, high))
+    torch.testing.assert_close(p.interval(0.9)[0], p.quantile(0.05))
+    torch.testing.assert_close(p.interval(0.9)[1], p.quantile(0.95))
+    draws = p.sample(1000, torch.Generator().manual_seed(0))
+    assert draws.shape == (1000, 4, 2) and bool(((draws >= low) & (draws <= high)).all())
+    assert torch.equal(draws, p.sample(1000, torch.Generator().manual_seed(0)))
+    for y in (0.0, 2.0, 5.0):
+        share = (draws <= y).double().mean((0, 1, 2))
+        assert float(share) == pytest.approx(float(p.cdf(y * ONE)[0, 0]), abs=0.025)
+    error = 4 * float(draws.std()) / math.sqrt(draws.numel())
+    assert float(draws.mean()) == pytest.approx(float(p.centre.mean()), abs=error)
 
 
 def test_intervals_and_quantiles_are_those_of_the_normal_law():
@@ -23,27 +116,75 @@ def test_intervals_and_quantiles_are_those_of_the_normal_law():
     torch.testing.assert_close(P.quantile(0.5), P.mean)
 
 
-def test_log_prob_is_that_of_the_normal_law_and_does_not_broadcast():
-    y = torch.randn(4, 2, dtype=torch.float64)
-    torch.testing.assert_close(P.log_prob(y), torch.distributions.Normal(3.0, 5.0).log_prob(y))
+def test_a_small_mass_at_a_bound_keeps_its_digits():
+    p = replace(P, mean=-197 * ONE, support=(None, 3.0))  # forty standard deviations away
+    z = torch.distributions.Normal(0.0, 1.0)
+    close = replace(P, mean=-47 * ONE, support=(None, 3.0))  # ten
+    torch.testing.assert_close(
+        close.log_prob(3 * ONE), z.cdf(torch.tensor(-10.0, dtype=F64)).log() * ONE
+    )
+    assert float(p.crps(3 * ONE)[0, 0]) == pytest.approx(200 - 5 / math.sqrt(math.pi))
+
+
+# --- contract -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ask", ["log_prob", "cdf", "crps"])
+def test_targets_are_matched_to_the_prediction_and_do_not_broadcast(ask):
     column = Prediction(ONE[:, :1], ONE[:, :1], ONE[:, :1], ONE[:, :1])
-    assert column.log_prob(torch.zeros(4)).shape == (4, 1)
-    refused(r"shaped like the prediction, \(4, 2\), got \(2,\)", P.log_prob, torch.zeros(2))
+    assert getattr(column, ask)(torch.zeros(4)).shape == (4, 1)
+    refused(r"shaped like the prediction, \(4, 2\), got \(2,\)", getattr(P, ask), torch.zeros(2))
 
 
-def test_samples_have_mean_and_spread_and_follow_the_generator():
-    draws = P.sample(50_000, torch.Generator().manual_seed(0))
-    assert draws.shape == (50_000, 4, 2)
-    torch.testing.assert_close(draws.mean(0), P.mean, atol=0.15, rtol=0)
-    torch.testing.assert_close(draws.std(0), P.std, atol=0.1, rtol=0)
-    again = P.sample(50_000, torch.Generator().manual_seed(0))
-    assert torch.equal(draws, again)
+@LAWS
+def test_half_precision_predictions_are_computed_in_single(law, oracle):
+    half = Prediction(*(part.to(torch.bfloat16) for part in (3 * ONE, 9 * ONE, 16 * ONE, ONE)))
+    half, whole = (
+        replace(half, law=law, support=(0.1, None)),
+        replace(P, law=law, support=(0.1, None)),
+    )
+    y = torch.tensor([[0.1, 1.37]] * 4)
+    for ask in ("log_prob", "cdf", "crps"):
+        found = getattr(half, ask)(y)
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(
+            found, getattr(whole, ask)(y.double()).float(), rtol=1e-4, atol=1e-5
+        )
+    torch.testing.assert_close(half.quantile(0.9), whole.quantile(0.9).float())
+    assert half.sample(2).dtype == half.centre.dtype == torch.float32
+
+
+@LAWS
+def test_a_prediction_that_is_nan_gives_nan_there_alone(law, oracle):
+    mean = torch.tensor([[math.nan, 3.0]] * 4, dtype=F64)
+    p = replace(P, mean=mean, epistemic=9 * mean, law=law, support=(0.0, None))
+    found = (p.crps(ONE), p.log_prob(ONE), p.quantile(0.3), p.centre, p.sample(1)[0], p.cdf(ONE))
+    for values in found:
+        assert values.isnan().tolist() == [[True, False]] * 4
+    target = torch.tensor([[math.nan, 3.0]] * 4)
+    for ask in (P.crps, P.log_prob, P.cdf):
+        assert ask(target).isnan().tolist() == [[True, False]] * 4
 
 
 @pytest.mark.parametrize("level", [0, 1, -0.1, 2])
 def test_impossible_levels_are_refused(level):
     refused("between 0 and 1", P.interval, level)
     refused("between 0 and 1", P.quantile, level)
+
+
+def test_a_support_that_is_empty_is_refused():
+    refused(r"least value before the largest.*got \(5.0, 0.0\)", replace, P, support=(5.0, 0.0))
+
+
+def test_conformal_intervals_are_those_of_their_rows():
+    class Doubled:
+        def interval(self, prediction, level):
+            return prediction.mean - 2 * level, prediction.mean + 2 * level
+
+    refused(r"calibrate\(..., conformal=rows\)", P.interval, 0.9, conformal=True)
+    low, high = replace(P, conformal=Doubled()).interval(0.8, conformal=True)
+    torch.testing.assert_close(high - low, 3.2 * ONE)
+    assert torch.equal(replace(P, conformal=Doubled()).interval(0.8)[0], P.interval(0.8)[0])
 
 
 def test_predictions_are_frozen():

@@ -13,12 +13,11 @@ from typing import Any
 import torch
 
 import rigidities as rg
-from experiments.atoms import bpnn
+from experiments.atoms import bpnn, samples
 from experiments.atoms.batches import Batch, Environments, loss_weight
 from experiments.atoms.fitting import energies
+from experiments.atoms.samples import SPECIES
 from experiments.frame.machine import machine
-from experiments.studies.qm9 import samples
-from experiments.studies.qm9.samples import SPECIES
 from experiments.training.protocol import device
 
 FIT_BATCH = 128

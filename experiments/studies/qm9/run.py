@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from experiments.atoms.fitting import PROTOCOL
+from experiments.atoms.samples import SOAP, SPECIES
 from experiments.atoms.spectrum import width
 from experiments.data.qm9 import NAMES, TRAIN, VALID, read
 from experiments.frame.jobs import Job, results
@@ -20,7 +21,6 @@ from experiments.studies.qm9 import costs, page
 from experiments.studies.qm9.clusters import work as clusters
 from experiments.studies.qm9.forces import work as forces
 from experiments.studies.qm9.learning import work as learning
-from experiments.studies.qm9.samples import SOAP, SPECIES
 from experiments.studies.qm9.work import judged
 from rigidities.calibration.criteria import BIN_SIZE as BINS_OF
 

@@ -10,16 +10,15 @@ import torch
 from torch import Tensor
 
 import rigidities as rg
-from experiments.atoms import fitting
+from experiments.atoms import fitting, nets, samples
 from experiments.atoms.batches import Environments, loss_weight
+from experiments.atoms.samples import Samples
 from experiments.data import qm9
 from experiments.judging import error_bars, scores
 from experiments.judging.floors import floors
 from experiments.judging.scores import Rows
-from experiments.studies.qm9 import nets, samples
 from experiments.studies.qm9.novelty import work as novelty
 from experiments.studies.qm9.pictures import work as pictures
-from experiments.studies.qm9.samples import Samples
 from experiments.training.protocol import device
 from rigidities import metrics
 

@@ -3,6 +3,7 @@ r"""What a calibration is asked, and what it chooses as everything after it uses
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,9 +11,16 @@ import torch
 from torch import Tensor
 
 from ..notices import require, require_kinds
+from ..prediction.head import Guard, Head
 from ..prediction.law import LAWS, Gaussian, Law, law_named
-from ..prediction.noise import NOISES, Noise, NoNoise, noise_named
-from .criteria import Criterion, criterion_for
+from ..prediction.noise import NOISES, GivenNoise, Noise, NoNoise, noise_named
+from .conformal import Conformal
+from .criteria import AUTO, Criterion, criterion_for
+
+Support = tuple[float | None, float | None]
+Given = Callable[[Any], Tensor]
+_DEFAULTS = {True: ("features", "tilted"), False: ("none", "gaussian")}
+"""Noise and law of `criterion="auto"`, and of the others: the paper's form."""
 
 
 @dataclass(frozen=True)
@@ -24,31 +32,46 @@ class Wanted:
         noise: its kind.
         law: around the mean.
         ridge: fixed; None searches.
+        given: variances of each batch's rows, for a noise that is known.
+        support: the targets' bounds.
+        guard: whether bars are widened beyond the training rows; for `auto`.
     """
 
     criterion: str
     noise: type[Noise]
     law: Law
     ridge: float | None = None
+    given: Given | None = None
+    support: Support | None = None
+    guard: bool = True
 
     @classmethod
     def of(
         cls,
         criterion: str,
-        noise: str | type[Noise] | Noise,
-        law: str | Law | type[Law],
-        ridge: float | str | None,
+        noise: str | type[Noise] | Noise | Given | None = None,
+        law: str | Law | type[Law] | None = None,
+        ridge: float | str | None = None,
+        support: Support | None = None,
+        guard: bool = True,
     ) -> Wanted:
-        """From names; a ridge None or "search" is to be searched.
+        """From names; None is the criterion's own, a ridge None or "search" is to be searched.
 
         Raises:
-            ValueError: a name is not known, or the criterion does not fit the law.
+            ValueError: a name is not known, or the criterion does not fit the law or noise.
         """
+        own = _DEFAULTS[criterion == AUTO]
+        noise, law = own[0] if noise is None else noise, own[1] if law is None else law
         if isinstance(ridge, str) and ridge != "search":
             raise ValueError(f"ridge must be None, 'search' or a number, got {ridge!r}.")
         number = None if ridge is None or isinstance(ridge, str) else float(ridge)
-        wanted = cls(criterion, noise_named(noise), law_named(law), number)
-        criterion_for(criterion, wanted.law)
+        kind = noise_named(noise)
+        given: Any = noise.function if isinstance(noise, GivenNoise) else noise
+        given = given if kind is GivenNoise else None
+        if kind is GivenNoise and (not callable(given) or isinstance(given, type)):
+            raise ValueError("A given noise is a function: noise=lambda batch: variances.")
+        wanted = cls(criterion, kind, law_named(law), number, given, _support(support), guard)
+        criterion_for(criterion, wanted.law, kind.name)
         return wanted
 
     @property
@@ -60,6 +83,24 @@ class Wanted:
     def left_out(self) -> bool:
         """Whether every row is treated as left out of the fit."""
         return self.criterion == "loo"
+
+
+def _support(given: Any) -> Support | None:
+    """Two bounds, None or a number, the lower below the upper."""
+    if given is None:
+        return None
+    fits = isinstance(given, tuple | list) and len(given) == 2
+    low, high = (None if b is None else float(b) for b in given) if fits else (math.nan, 0.0)
+    if not (-math.inf if low is None else low) < (math.inf if high is None else high):
+        raise ValueError(
+            f"support must be (low, high) with low below high, None for no bound, got {given!r}."
+        )
+    return None if low is None and high is None else (low, high)
+
+
+def _under(name: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of one part."""
+    return {key[len(name) + 1 :]: t for key, t in tensors.items() if key.startswith(f"{name}.")}
 
 
 def require_known(others: set[str]) -> None:
@@ -86,6 +127,13 @@ class Calibration:
         law: around the mean.
         weight: the loss weight c of a row that has this level: the typical one (harmonic mean) of
             the calibration rows, one entry per target; 1 where they had no weights.
+        joint: $\alpha_B$, the scale of what predictions share with one another, one entry per
+            target; None where it is that of single predictions, `scale`.
+        head: of noise and tilt, where they follow the features; the law's squared scale is then
+            $e^h + \alpha^2 q$, plus the guard's.
+        guard: beyond the training rows, for a head.
+        support: the targets' bounds.
+        conformal: what guarantees intervals' coverage.
     """
 
     ridge: float
@@ -93,6 +141,11 @@ class Calibration:
     noise: Noise
     law: Law = field(default_factory=Gaussian)
     weight: Tensor = field(default_factory=lambda: torch.ones((), dtype=torch.float64))
+    joint: Tensor | None = None
+    head: Head | None = None
+    guard: Guard | None = None
+    support: Support | None = None
+    conformal: Conformal | None = None
 
     @classmethod
     def unscaled(
@@ -121,11 +174,35 @@ class Calibration:
         noise = self.noise.variance(mean, features)
         return (noise if weight is None else noise * self.weight / weight).expand(mean.shape)
 
+    def around(
+        self, q: Tensor, h: Tensor, tilt: Tensor, weight: Tensor | None, given: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        r"""Variance (M, K) beside $\alpha^2 q$, and tilt (M, K, J), of rows by a head's h and tilt.
+
+        All of the law's second moment that is not epistemic: noise, tails, and the guard's.
+        """
+        epistemic, noise = self.epistemic(q), h.exp()
+        if given is not None:
+            noise = noise * given.to(noise)
+        if weight is not None:
+            noise = noise * (self.weight / weight).to(noise)
+        squared = epistemic + noise.to(q)
+        if self.guard is not None:
+            squared = squared + self.guard.variance(q)
+            tilt = tilt * self.guard.fade(q)[..., None].to(tilt)
+        second = torch.as_tensor(self.shaped(tilt).second).to(squared)
+        return squared * second - epistemic, tilt
+
+    def shaped(self, tilt: Tensor) -> Law:
+        """The law of rows with this tilt, (M, K, J); without entries, the law itself."""
+        return self.law.each(lambda _: tilt) if tilt.shape[-1] else self.law
+
     def to(self, device: torch.device) -> Calibration:
         """The same on another device."""
         noise = replace(self.noise, level=self.noise.level.to(device))
-        weight = self.weight.to(device)
-        return replace(self, scale=self.scale.to(device), noise=noise, weight=weight)
+        parts = ("scale", "weight", "joint", "head", "guard", "conformal")
+        held = {name: part for name in parts if (part := getattr(self, name)) is not None}
+        return replace(self, noise=noise, **{name: part.to(device) for name, part in held.items()})
 
     def header(self) -> dict[str, Any]:
         """Plain values for a file's header; the tensors go by `tensors`."""
@@ -135,13 +212,20 @@ class Calibration:
                     f"Files do not know the {what} {type(part).__name__}: give the class a name of "
                     f"its own and register it (register_{what})."
                 )
-        law = {"name": self.law.name, "settings": dict(vars(self.law))}
+        law = {"name": self.law.name, "settings": self.law.settings()}
         weight = {"weight": self.weight.tolist()} if self.weighted else {}
-        return {"ridge": self.ridge, "noise": self.noise.name, "law": law, **weight}
+        bounds = {} if self.support is None else {"support": list(self.support)}
+        return {"ridge": self.ridge, "noise": self.noise.name, "law": law, **weight, **bounds}
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors for a file."""
-        return {"scale": self.scale, "noise": self.noise.level}
+        found = {"scale": self.scale, "noise": self.noise.level}
+        found |= {} if self.joint is None else {"joint": self.joint}
+        for name in ("head", "guard", "conformal"):
+            part = getattr(self, name)
+            own = {} if part is None else part.tensors()
+            found |= {f"{name}.{key}": tensor for key, tensor in own.items()}
+        return found
 
     @classmethod
     def from_state(cls, header: dict[str, Any], tensors: dict[str, Tensor]) -> Calibration:
@@ -156,9 +240,10 @@ class Calibration:
         require_kinds(header, {"ridge": float}, "the calibration")
         require(0 <= header["ridge"] < math.inf, "the calibration's ridge")
         scale, level = tensors["scale"], tensors["noise"]
-        require_levels(scale, "the calibration's scale")
-        require_levels(level, "the calibration's noise")
-        require(level.shape == scale.shape, "the calibration's noise")
+        for name in ("scale", "noise", "joint"):
+            if (each := tensors.get(name)) is not None:
+                require_levels(each, f"the calibration's {name}")
+                require(each.shape == scale.shape, f"the calibration's {name}")
         noise = header.get("noise", "constant" if bool(level.any()) else "none")
         law = header.get("law", {"name": "gaussian", "settings": {}})
         for what, name, known in (("noise", noise, NOISES), ("law", law["name"], LAWS)):
@@ -173,7 +258,14 @@ class Calibration:
             raise ValueError(f"The law has other settings here: {error}.") from error
         weight = level.new_tensor(header.get("weight", 1.0))
         require(bool(((weight > 0) & (weight < math.inf)).all()), "the calibration's weight")
-        return cls(header["ridge"], scale, NOISES[noise](level), kept, weight)
+        head = Head.from_state(part) if (part := _under("head", tensors)) else None
+        guard = Guard.from_state(part) if (part := _under("guard", tensors)) else None
+        scores = Conformal.from_state(part) if (part := _under("conformal", tensors)) else None
+        require(head is None or head.targets == len(scale), "the head")
+        require(guard is None or guard.scale2.shape == scale.shape, "the guard")
+        support = header.get("support")
+        parts = (tensors.get("joint"), head, guard, None if support is None else _support(support), scores)
+        return cls(header["ridge"], scale, NOISES[noise](level), kept, weight, *parts)
 
     @classmethod
     def alone(cls, header: dict[str, Any], tensors: dict[str, Tensor]) -> Calibration:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..prediction.law import Gaussian, Law
+from ..prediction.law import Gaussian, Law, StudentT
 
 Criterion = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -91,7 +91,11 @@ def pooled(criterion: Criterion, values: Tensor) -> Tensor:
 
 
 CRITERIA: dict[str, Criterion] = {"bins": bins, "crps": crps, "absolute": absolute}
-_PRICES = {Gaussian.profile: 1, absolute: 1, crps: 24, bins: 48}
+_PRICES = {Gaussian.profile: 1, absolute: 1, crps: 24, StudentT.profile: 32, bins: 48}
+AUTO = "auto"
+"""The full model; see `automatic`."""
+
+_BY_AUTO = ("tilted", "student-t", "gaussian")
 BY_LIKELIHOOD = ("nll", "evidence", "loo")
 """Criteria that set the scale by the law's likelihood."""
 
@@ -101,16 +105,29 @@ def price(criterion: Criterion) -> int:
     return _PRICES.get(getattr(criterion, "__func__", criterion), 128)
 
 
-def criterion_for(name: str, law: Law) -> Criterion:
-    """The profile criterion of that name under a law.
+def criterion_for(name: str, law: Law, noise: str = "none") -> Criterion:
+    """The profile criterion of that name under a law; for `auto` the likelihood.
 
     Raises:
-        ValueError: there is none, or it is made for the Gaussian law alone.
+        ValueError: there is none, it is made for another law, or the noise is not for it.
     """
+    full = noise == "features" or law.name == "tilted"
+    if full and name != AUTO:
+        raise ValueError(
+            f"noise='features' and law='tilted' are fitted by criterion='auto', not by {name!r}."
+        )
+    if name == AUTO and (noise in ("none", "bayes") or law.name not in _BY_AUTO):
+        raise ValueError(
+            "criterion='auto' fits noise='features', 'constant' or a function, and law='tilted', "
+            f"'student-t' or 'gaussian', got noise={noise!r} and law={law.name!r}. For the paper's "
+            "form take criterion='nll'."
+        )
+    if name == AUTO:
+        return Gaussian().profile
     if name in BY_LIKELIHOOD:
         return law.profile
     if name not in CRITERIA:
-        known = ", ".join(["nll", *CRITERIA, *BY_LIKELIHOOD[1:]])
+        known = ", ".join([AUTO, "nll", *CRITERIA, *BY_LIKELIHOOD[1:]])
         raise ValueError(f"Unknown criterion {name!r}. Known: {known}.")
     if name != "bins" and not isinstance(law, Gaussian):
         raise ValueError(

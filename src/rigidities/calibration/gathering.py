@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ class Residuals:
         rows: how many rows were seen; n may be fewer, evenly thinned to bound the memory.
         samples: how many samples were compared with the training data.
         duplicates: how many of those stand in the training data too.
+        kept: what else was asked to be kept of each row, by name, (n, ...).
     """
 
     error: Tensor
@@ -43,6 +44,15 @@ class Residuals:
     unit: float = 1.0
     samples: int = 0
     duplicates: float = 0.0
+    kept: dict[str, Tensor] = field(default_factory=dict)
+
+    def picked(self, which: Tensor) -> Residuals:
+        """Some of the rows, by booleans (n,)."""
+        pieces = zip(self.power, torch.split(which, [len(one) for one in self.power]), strict=True)
+        rows = {name: getattr(self, name)[which] for name in ("error", "weight", "share")}
+        kept = {name: column[which] for name, column in self.kept.items()}
+        power = tuple(piece[mask] for piece, mask in pieces)
+        return replace(self, power=power, rows=int(which.sum()), kept=kept, **rows)
 
     def quadratic(self, eigenvalues: Tensor, ridges: Tensor) -> Tensor:
         """q for each ridge: (n, 1 or K, J)."""
@@ -63,9 +73,10 @@ def places(first: int, count: int, like: Tensor) -> Tensor:
 
 
 class Gathering:
-    """The rows of a pass so far."""
+    """The rows of a pass so far; at most so many are kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = ROWS) -> None:
+        self._most, self._names = most, tuple[str, ...]()
         self._parts: list[tuple[Tensor, ...]] = []
         self._latest: list[tuple[Tensor, ...]] = []
         self._rows, self._kept, self._shapes = 0, 1.0, 0.0
@@ -79,6 +90,7 @@ class Gathering:
         weight: Tensor | None = None,
         shape: Tensor | None = None,
         importance: Tensor | None = None,
+        **kept: Tensor,
     ) -> None:
         """One batch, as `Residuals` has it.
 
@@ -88,6 +100,7 @@ class Gathering:
             weight: in the Gram; None for ones.
             shape: of the noise; None for ones.
             importance: the user's weight c; None for ones.
+            kept: more columns, (n, ...), the same in every batch.
 
         Raises:
             ValueError: NaN or infinity where a row counts.
@@ -108,7 +121,9 @@ class Gathering:
             )
         place = places(self._rows, len(error), error)
         self._rows += len(error)
-        self._latest.append(_below(self._kept, (error, power, weight, share, place)))
+        self._names = tuple(kept)
+        columns = (error, power, weight, share, *kept.values(), place)
+        self._latest.append(_below(self._kept, columns))
         numbers = sum(part[1].numel() for part in self._latest)
         if numbers >= _PIECE or len(self._latest) >= _BATCHES:
             self._join()
@@ -118,27 +133,31 @@ class Gathering:
         self._samples += samples
         self._duplicates += duplicates
 
-    def residuals(self) -> Residuals:
-        """All of them.
+    def residuals(self, least: int = 2) -> Residuals:
+        """All of them, of which there must be some.
 
         Raises:
             ValueError: too few rows, targets that are all masked or all predicted exactly.
         """
-        if self._rows < 2:
+        if self._rows < least:
             raise ValueError(
-                f"Calibration needs at least two rows, got {self._rows}. A few dozen give a usable "
-                "scale."
+                f"Calibration needs at least {'two rows' if least == 2 else 'one row'}, got "
+                f"{self._rows}. A few dozen give a usable scale."
             )
         self._join()
         error, weight, share = (torch.cat([part[i] for part in self._parts]) for i in (0, 2, 3))
         power = tuple(part[1] for part in self._parts)
-        _check_errors(error)
+        _check_errors(error, least)
         typical = error.new_ones(1, 1)
         if isinstance(self._weights, Tensor):
             typical = self._weights[:1] / self._weights[1:]
         unit, counts = self._shapes / self._rows, (self._samples, self._duplicates)
         share = share * typical
-        return Residuals(error, power, weight, share, self._rows, typical, unit, *counts)
+        kept = {
+            name: torch.cat([part[i] for part in self._parts])
+            for i, name in enumerate(self._names, start=4)
+        }
+        return Residuals(error, power, weight, share, self._rows, typical, unit, *counts, kept)
 
     def _join(self) -> None:
         """Make one piece of the latest batches, and drop rows where there are too many."""
@@ -146,7 +165,7 @@ class Gathering:
         if joined := tuple(torch.cat(piece) for piece in pieces):
             self._parts.append(joined)
         self._latest = []
-        while self._held() > LARGEST or sum(len(part[0]) for part in self._parts) > ROWS:
+        while self._held() > LARGEST or sum(len(part[0]) for part in self._parts) > self._most:
             self._kept /= 2
             for i, part in enumerate(self._parts):  # one by one: two copies would not fit
                 self._parts[i] = _below(self._kept, part)
@@ -161,12 +180,12 @@ def _below(share: float, part: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return part if share == 1 else tuple(column[part[-1] < share] for column in part)
 
 
-def _check_errors(error: Tensor) -> None:
+def _check_errors(error: Tensor, least: int) -> None:
     """Every target must have errors that are known and not all zero."""
     for k, column in enumerate(error.unbind(1)):
         which = "" if error.shape[1] == 1 else f" of target {k}"
         known = column[torch.isfinite(column)]
-        if len(known) < 2:
+        if len(known) < least:
             raise ValueError(
                 f"Fewer than two values{which} are known in these data: the rest is masked. "
                 "Calibrate on rows where every target is known at least twice."

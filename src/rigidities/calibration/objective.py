@@ -112,7 +112,8 @@ class Objective:
             kept = 1 - self.residuals.weight * q
             error, q = error / kept, q / kept
         std = (choice.scale2 * (q + choice.floor * self.residuals.share)).sqrt()
-        value = (std.log() - law.log_density(error / std)).nanmean()
+        scale = std / torch.as_tensor(law.second).to(std).sqrt()
+        value = (scale.log() - law.log_density(error / scale)).nanmean()
         known = [column[torch.isfinite(column), None] for column in error.unbind(1)]
         constant = [law.profile(column, torch.ones_like(column))[1] for column in known]
         return float(value), float(torch.cat(constant).mean())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_type_hints
 
 import torch
@@ -36,6 +36,10 @@ class CalibrationReport:
             has weights of its own.
         stale: whether data were added or removed since.
         gradient_scale: scale of derivatives, one entry per target, where it was calibrated.
+        seen: training rows that `auto` used, as if left out.
+        ladder: for `auto`, the cross-validated NLL per row of the paper's form, and of each part
+            of the full model with those before it.
+        remarks: on the rows and what followed from them.
     """
 
     calibration: Calibration
@@ -55,6 +59,9 @@ class CalibrationReport:
     stale: bool = False
     used: int = 0
     gradient_scale: Tensor | None = None
+    seen: int = 0
+    ladder: dict[str, float] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
 
     @property
     def ridge(self) -> float:
@@ -108,8 +115,9 @@ class CalibrationReport:
 
     def __str__(self) -> str:
         some = f" ({self.used} of them used)" if 0 < self.used < self.rows else ""
+        kept = f" and {self.seen} left-out training rows" if self.seen else ""
         lines = [
-            f"Calibrated on {self.rows} rows{some} by {self.criterion}: {self.value:.6g}",
+            f"Calibrated on {self.rows} rows{some}{kept} by {self.criterion}: {self.value:.6g}",
             f"  ridge           {self.ridge:.4g}{' (fixed)' if self.fixed else ''}",
             f"  scale           {_numbers(self.scale)}",
             f"  noise variance  {_numbers(self.noise)}",
@@ -122,13 +130,50 @@ class CalibrationReport:
         if self.gradient_scale is not None:
             lines.insert(3, f"  of derivatives  {_numbers(self.gradient_scale)}")
         if self.calibration.law.name != "gaussian":
-            lines.append(f"  law             {self.calibration.law.name}")
+            lines.append(f"  law             {self.calibration.law.name}{self._tails}")
         if math.isfinite(self.effective_rank):
             lines.append(
                 f"  effective rank  {self.effective_rank:.1f} of {self.width}, "
                 f"condition number {self.condition:.2g}"
             )
-        return "\n".join([*lines, *(f"  ! {warning}" for warning in self.warnings)])
+        lines += [f"  {line}" for line in [*self._rungs, *self._beyond]]
+        said = [*self.warnings, *self.remarks]
+        return "\n".join([*lines, *(f"  ! {warning}" for warning in said)])
+
+    @property
+    def _tails(self) -> str:
+        df = getattr(self.calibration.law, "df", None)
+        known = "" if df is None else _numbers(torch.as_tensor(df))
+        return f", {known} degrees of freedom" if known else ""
+
+    @property
+    def _rungs(self) -> list[str]:
+        """What was chosen and what each part gained, in plain words."""
+        if not self.ladder:
+            return []
+        full = self.calibration.head is not None
+        chosen = "the full model" if full else "the paper's form: the full one is clearly worse"
+        (_, before), *rungs = self.ladder.items()
+        lines = [f"chosen: {chosen}. Cross-validated NLL of the paper's form {before:.4g}, then"]
+        for name, value in rungs:
+            what = "shape of the law, guard" if name == "full" else name
+            lines.append(f"  {value - before:+.4f} by {what}")
+            before = value
+        return lines
+
+    @property
+    def _beyond(self) -> list[str]:
+        """How the bars behave far from the training rows."""
+        guard = self.calibration.guard
+        if guard is None:
+            return []
+        far, second = 10 * guard.reference, torch.as_tensor(self.calibration.law.second)
+        usual = (self.noise + self.scale.square() * guard.reference).sqrt()
+        ratio = ((guard.variance(far) + self.scale.square() * far) * second).sqrt() / usual
+        return [
+            f"beyond q = {_numbers(guard.reference)}, as a fifth of the training rows, bars grow by "
+            f"themselves: at ten times that they are {_numbers(ratio)} times a usual one at least"
+        ]
 
     def to(self, device: torch.device) -> CalibrationReport:
         """The same report on another device."""

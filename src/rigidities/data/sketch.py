@@ -21,7 +21,8 @@ from ..models.shadow import plain_parts
 from ..notices import require
 
 SIZE = 1 << 15
-_NO_LIMIT = (1 << 63) - 1
+NO_LIMIT = (1 << 63) - 1
+"""Every hash is below it, or equal."""
 _CHUNK = 4096
 _ODD = -7046029254386353131  # 2^64 / golden ratio, as a signed number
 _MIX = -4658895280553007687
@@ -40,7 +41,7 @@ class RowSketch:
         self,
         hashes: Tensor | None = None,
         counts: Tensor | None = None,
-        limit: int = _NO_LIMIT,
+        limit: int = NO_LIMIT,
     ) -> None:
         self.hashes = torch.empty(0, dtype=torch.int64) if hashes is None else hashes
         self.counts = torch.ones_like(self.hashes) if counts is None else counts
@@ -139,7 +140,14 @@ def row_hashes(values: Iterable[Any], rows: int) -> Tensor | None:
             return None
         part = _products(value.detach(), position)
         total = part if total is None else total + part
-    return None if total is None else _mixed(total) & _NO_LIMIT
+    return None if total is None else _mixed(total) & NO_LIMIT
+
+
+def hashed_normals(hashes: Tensor, keys: Tensor) -> Tensor:
+    """From N(0, 1), a number for each pair of a row's hash and a key, int64 that broadcast."""
+    levels = (_mixed(hashes + keys) & NO_LIMIT) >> 10  # 53 bits
+    numbers: Tensor = torch.special.ndtri((levels.to(torch.float64) + 0.5) / 2**53)
+    return numbers
 
 
 def near_hashes(
@@ -158,7 +166,7 @@ def near_hashes(
     rest = 0 if target is None else _products(target.detach(), 1)
     shifts = [(0.0,) * 5] if held is None else list(product((-0.25, 0.25), repeat=5))
     cells = [(places + places.new_tensor(shift)).floor().to(torch.int64) for shift in shifts]
-    hashes = torch.stack([_mixed(_products(cell, 0) + rest) & _NO_LIMIT for cell in cells])
+    hashes = torch.stack([_mixed(_products(cell, 0) + rest) & NO_LIMIT for cell in cells])
     return hashes[0] if held is None else held.recognised(hashes)
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ..data.batches import TARGET_KEYS, Batch, kind_of
-from ..data.sketch import RowSketch
+from ..data.row_sample import RowSample, SampledRows, output_hashes
+from ..data.sketch import NO_LIMIT, RowSketch
 from ..losses import Loss
 from ..notices import notify
 from ..posterior.gram import Gram
@@ -32,6 +33,7 @@ class Statistics:
         inputs: number of positional inputs of the model, or of a tuple that `forward=` takes.
         kind: of the batches, where known; see `data.batches.kind_of`.
         exact: whether the hashes are of inputs, not of features, which round as the batch wills.
+        sample: some of the rows; None where none were asked for or their residuals are not known.
     """
 
     gram: Gram
@@ -40,10 +42,12 @@ class Statistics:
     inputs: int
     kind: str | None = None
     exact: bool = True
+    sample: RowSample | None = None
 
     def clone(self) -> Statistics:
         """An independent copy."""
-        return replace(self, gram=self.gram.clone(), sketch=self.sketch.clone())
+        sample = None if self.sample is None else self.sample.clone()
+        return replace(self, gram=self.gram.clone(), sketch=self.sketch.clone(), sample=sample)
 
     def without(self, removed: Statistics, *, check: bool) -> Statistics:
         """What is left when rows are taken out, which must be held; `check` asks their hashes."""
@@ -56,7 +60,10 @@ class Statistics:
                 "already, or had another target). Give rows as they were added, in the same "
                 "dtypes, or pass check=False where they cannot be recognised."
             )
-        return replace(self, gram=self.gram.without(removed.gram), sketch=sketch)
+        gram, sample = self.gram.without(removed.gram), None
+        if self.sample is not None and removed.sample is not None:
+            sample = self.sample.without(removed.sample)
+        return replace(self, gram=gram, sketch=sketch, sample=sample)
 
     def say_unlabelled(self) -> None:
         """Warn of batches that could have held a target, and did not where it was looked for."""
@@ -84,20 +91,26 @@ class Weighing:
 
     def __call__(self, batch: Batch, reading: Reading, target: Tensor | None) -> Tensor | None:
         """(M, 1) or (M, K); None for all ones."""
+        return self.parts(batch, reading, target)[0]
+
+    def parts(
+        self, batch: Batch, reading: Reading, target: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The weight, and the user's part in it; each (M, 1) or (M, K), None for all ones."""
         if target is None and self.loss.needs_target:
             raise ValueError("This loss needs targets: give (x, y) batches or target=.")
         rows = reading.rows(reading.output.detach())
-        given = reading.sample_weights(self.sample_weight, batch)
+        given = user = reading.sample_weights(self.sample_weight, batch)
         own = reading.sample_weights(getattr(self.loss, "weight", None), batch)
         if own is not None:
             given = own if given is None else own * given
         curvature = self.loss.curvature(rows, target, batch.raw)
         if curvature is None:
-            return given
+            return given, user
         if given is not None:  # what the user masks need not have a curvature
             curvature = torch.where(given > 0, curvature, 0.0)
         _check_curvature(curvature)
-        return curvature if given is None else curvature * given
+        return curvature if given is None else curvature * given, user
 
 
 @torch.enable_grad()  # for models that differentiate inside forward
@@ -109,10 +122,12 @@ def accumulate(
     *,
     remove: bool = False,
     check: bool = True,
+    sample: RowSample | None = None,
 ) -> Statistics:
     """Statistics with the batches' rows added (in place), or without them (in a copy).
 
-    `find` gives the readout for the first batch; `check` refuses to take out what was never added.
+    `find` gives the readout for the first batch; `check` refuses to take out what was never added;
+    `sample`, still empty, is that of new statistics.
 
     Raises:
         ValueError: nothing to add, NaN or infinity, shapes that do not fit, negative curvature;
@@ -120,12 +135,14 @@ def accumulate(
     """
     known = statistics if remove else None
     statistics = None if remove else statistics
+    if known is not None and known.sample is not None:
+        sample = RowSample(known.sample.size, known.sample.limit)
     sums: list[Tensor] = []
     number, tap = -1, None
     for number, batch in enumerate(batches):
         tap = find(batch) if tap is None else tap
         try:
-            statistics = _add(statistics, tap, batch, weighing, sums, known)
+            statistics = _add(statistics, tap, batch, weighing, sums, known, sample)
         except ValueError as error:
             raise ValueError(f"Batch {number}: {error}") from error
         if len(sums) == _CHECK_EVERY:
@@ -141,6 +158,8 @@ def accumulate(
             "error has none; use 'huber', 'log-cosh' or 'mse')."
         )
     statistics.sketch.settle()  # before threads share it; the diagonal has settled the Gram
+    if statistics.sample is not None:
+        statistics.sample.settle()
     return statistics
 
 
@@ -151,20 +170,23 @@ def _add(
     weighing: Weighing,
     sums: list[Tensor],
     known: Statistics | None,
+    sample: RowSample | None,
 ) -> Statistics:
     reading = read(tap, batch)
     if not reading.features.shape[0]:
         raise ValueError("the batch is empty; drop it.")
     target = reading.target_rows(batch.target)
-    weights = _shared_weights(weighing(batch, reading, target))
-    residuals = None
+    weights, importance = weighing.parts(batch, reading, target)
+    weights = _shared_weights(weights)
+    residuals = error = None
     if target is not None:
-        residuals = target.to(torch.float64) - reading.rows(reading.output.detach())
+        residuals = error = target.to(torch.float64) - reading.rows(reading.output.detach())
         if weights is not None:
-            residuals = torch.where(weights > 0, residuals, 0.0)
+            residuals = torch.where(weights > 0, error, 0.0)
     if statistics is None:
         statistics = _empty(tap, batch, reading)
-        statistics.exact = known is None or known.exact
+        statistics.exact, statistics.sample = known is None or known.exact, sample
+    own = (weights, importance)  # before they are laid out for the Gram
     features, weights, residuals = _flat(tap.layout, reading.features, weights, residuals)
     gram = statistics.gram
     if features.shape[-1] != gram.width:
@@ -184,7 +206,35 @@ def _add(
     held = None if known is None else known.sketch
     hashes, statistics.exact = reading.hashes(batch, held, exact=statistics.exact)
     statistics.sketch.add(hashes)
+    statistics.sample = _sampled(statistics, reading, hashes, error, *own)
     return statistics
+
+
+def _sampled(
+    statistics: Statistics,
+    reading: Reading,
+    hashes: Tensor,
+    error: Tensor | None,
+    weights: Tensor | None,
+    importance: Tensor | None,
+) -> RowSample | None:
+    """The sample with a batch's rows in it; none once rows lack residuals or differ in shape."""
+    sample, mean = statistics.sample, reading.rows(reading.output.detach())
+    alike = mean.shape[1] == statistics.targets and len(mean) % len(hashes) == 0
+    if sample is None or error is None or not alike:
+        return None
+    hashes = output_hashes(hashes, len(mean), importance)
+    if importance is not None:
+        error = torch.where(importance > 0, error, torch.nan)
+    if weights is not None:  # a row without any target is above every limit
+        known = error.isfinite()
+        error = torch.where(known, error, torch.nan)
+        hashes = torch.where(known.any(1), hashes, NO_LIMIT)
+    weights = torch.ones_like(error) if weights is None else weights.expand_as(error)
+    columns = reading.features.detach(), mean, error, weights, importance
+    counts = getattr(reading, "counts", None)
+    sample.add(SampledRows(hashes, torch.ones_like(hashes), *columns, counts))
+    return sample
 
 
 def _empty(tap: AnyTap, batch: Batch, reading: Reading) -> Statistics:

@@ -8,9 +8,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..calibration.calibration import Calibration
+from ..calibration.calibration import Calibration, Given
+from ..calibration.conformal import BoundConformal, group_labels
+from ..data.batches import Batch
+from ..data.row_sample import SampledRows
 from ..models.modes import unmixed
+from ..posterior.posterior import Posterior
 from ..posterior.quadratic import QuadraticForm
+from ..prediction.head import HeadForm
+from ..prediction.law import Law, StudentT, Tilted
+from ..prediction.noise import GivenNoise
 from ..prediction.prediction import Prediction
 from .readout.reading import Reading
 
@@ -20,12 +27,16 @@ class Spread:
     """One batch: the reading, with q (M, 1 or K) in place of its features, and the noise.
 
     Attributes:
+        tilt: of the law, (M, K, J), where it has one.
         from_inputs: variance that uncertain inputs bring, shaped like the output, if any.
+        labels: of the groups that conformal intervals know, shaped like the output, if any.
     """
 
     reading: Reading
     noise: Tensor
+    tilt: Tensor | None = None
     from_inputs: Tensor | None = None
+    labels: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -35,20 +46,60 @@ class ErrorBars:
     Attributes:
         form: the quadratic form q in the model's precision.
         calibration: scale, noise and law.
+        head: that of the calibration, in that precision, if any.
     """
 
     form: QuadraticForm
     calibration: Calibration
+    head: HeadForm | None = None
 
-    def spread(self, reading: Reading, weight: Tensor | None = None) -> Spread:
-        """What must be computed batch by batch; `weight` is c, (M, 1) or (M, K)."""
+    @classmethod
+    def of(cls, posterior: Posterior, calibration: Calibration, dtype: torch.dtype) -> ErrorBars:
+        """In a model's precision; the head in float32 at least."""
+        head, wide = calibration.head, torch.promote_types(dtype, torch.float32)
+        own = None if head is None else HeadForm.of(head, wide)
+        return cls(QuadraticForm.of(posterior, dtype), calibration, own)
+
+    def spread(
+        self, reading: Reading, weight: Tensor | None = None, given: Tensor | None = None
+    ) -> Spread:
+        """What must be computed batch by batch.
+
+        Args:
+            reading: of the batch.
+            weight: c, (M, 1) or (M, K).
+            given: variances of a known noise, likewise.
+        """
         reading.check_targets(len(self.calibration.scale))
         with unmixed(reading.features):
             q = self.form(reading.features)
-        q = q[:, None] if q.ndim == 1 else q
-        mean = reading.rows(reading.output)
-        noise = self.calibration.noise_variance(mean, reading.features, weight)
-        return Spread(replace(reading, features=q), noise)
+            q = q[:, None] if q.ndim == 1 else q
+            mean = reading.rows(reading.output)
+            own = replace(reading, features=q)
+            if self.head is None:
+                noise = self.calibration.noise_variance(mean, reading.features, weight)
+                return Spread(own, noise if given is None else noise * given)
+            h, tilt = self.head(q, mean, head_inputs(reading))
+            return Spread(own, *self.calibration.around(q, h, tilt, weight, given))
+
+    def given(self, batch: Batch, reading: Reading) -> Tensor | None:
+        """Variances of a known noise, (M, 1) or (M, K); None for another noise."""
+        noise = self.calibration.noise
+        if not isinstance(noise, GivenNoise):
+            return None
+        if noise.function is None:
+            raise ValueError(
+                "The noise of this calibration was a function, which a file does not hold: pass it "
+                "again, LastLayerRigidity.load(path, model, noise=function)."
+            )
+        return noise_variances(noise.function, batch, reading)
+
+    def labels(self, batch: Batch, reading: Reading) -> Tensor | None:
+        """Of the groups that conformal intervals know, shaped like the output, if any."""
+        conformal = self.calibration.conformal
+        if conformal is None or conformal.function is None:
+            return None
+        return group_labels(conformal.function, batch.raw, reading.output)
 
     def std(self, spread: Spread) -> Tensor:
         """The standard deviation of one batch, shaped and typed like the output."""
@@ -64,6 +115,8 @@ class ErrorBars:
         noise = torch.cat([spread.noise for spread in spreads])
         q = reading.features
         inputs = [spread.from_inputs for spread in spreads if spread.from_inputs is not None]
+        labels = [spread.labels for spread in spreads if spread.labels is not None]
+        tilts = [spread.tilt for spread in spreads if spread.tilt is not None]
         dtype = torch.promote_types(reading.output.dtype, torch.float32)  # half has too few digits
         return Prediction(
             mean=reading.output,
@@ -71,5 +124,53 @@ class ErrorBars:
             noise=reading.unrows(noise.to(dtype)),
             rigidity=reading.unrows((1 / q).to(dtype)),
             from_inputs=torch.cat(inputs).to(dtype) if inputs else q.new_zeros(()),
-            law=self.calibration.law,
+            law=self._law(reading, torch.cat(tilts) if tilts else None),
+            support=self.calibration.support,
+            conformal=self._conformal(reading, torch.cat(labels) if labels else None),
         )
+
+    def _law(self, reading: Reading, tilt: Tensor | None) -> Law:
+        """Of the predictions, its parameters shaped like the output."""
+        law = self.calibration.law
+        if isinstance(law, StudentT | Tilted) and isinstance(law.df, Tensor):  # of each target
+            law = replace(law, df=_each_target(reading, law.df))
+        if tilt is None or not tilt.shape[-1]:
+            return law
+        shaped = reading.unrows(tilt.movedim(-1, 0)).movedim(0, -1)
+        return law.each(lambda _: shaped)
+
+    def _conformal(self, reading: Reading, labels: Tensor | None) -> BoundConformal | None:
+        if self.calibration.conformal is None:
+            return None
+        targets = torch.arange(len(self.calibration.scale), device=reading.output.device)
+        return self.calibration.conformal.bound(labels, _each_target(reading, targets))
+
+
+def noise_variances(function: Given, batch: Batch, reading: Reading) -> Tensor:
+    """(M, 1) or (M, K), by the user's function."""
+    found = reading.sample_weights(function, batch, "noise variances")
+    assert found is not None
+    if not bool((found > 0).all()):
+        raise ValueError("noise variances must be above zero for every row.")
+    return found
+
+
+def head_inputs(rows: Reading | SampledRows) -> Tensor:
+    """Features, and counts where a readout that sums has no column for them."""
+    features, counts = rows.features, getattr(rows, "counts", None)
+    if counts is None:
+        return features
+    counts = counts if features.ndim == 2 else counts[:, None].expand(-1, features.shape[1], -1)
+    return torch.cat([features, counts.to(features)], -1)
+
+
+def _each_target(reading: Reading, values: Tensor) -> Tensor:
+    """Values (K,) of the targets, in a shape that broadcasts to the output's."""
+    if len(values) == 1:
+        return values[0]
+    rows = len(reading.features)
+    whole = reading.unrows(torch.arange(len(values)).expand(rows, -1))[0]
+    for axis in range(whole.ndim):
+        one = whole.narrow(axis, 0, 1)
+        whole = one if torch.equal(one.expand_as(whole), whole) else whole
+    return values[whole.to(values.device)]

@@ -16,6 +16,7 @@ from ..calibration.calibration import Calibration, Wanted
 from ..calibration.report import CalibrationReport
 from ..data.batches import KINDS, Batch
 from ..data.feed import Feed
+from ..data.row_sample import RowSample
 from ..data.sketch import RowSketch
 from ..data.slots import InputName
 from ..data.storage import Snapshot, prefixed, unprefixed
@@ -25,13 +26,13 @@ from ..models.threads import Lock
 from ..notices import NO_FIT, NotFittedError, notify, require, require_kinds
 from ..posterior.gram import Gram
 from ..posterior.posterior import Posterior
-from ..posterior.quadratic import QuadraticForm
 from .accumulation import Statistics, Weighing, accumulate
 from .error_bars import ErrorBars
 from .gradients.loss import GradientLoss, GradientTarget, calibration_loss, gradient_scale
 from .readout.binding import Binding
 from .readout.tap import AnyTap
-from .validation import calibrated, calibration_data
+from .refit import Refitted, refitted
+from .validation import Validation, calibration_data, conformal_rows
 
 DEFAULT_RIDGE = 1e-6
 """Ridge before calibration, relative to the Gram's mean diagonal."""
@@ -97,8 +98,7 @@ class Learnt:
         dtype = placement(self.binding.model)[1]
         if dtype not in self._bars:
             with self._lock:
-                form = QuadraticForm.of(self.posterior, dtype)
-                self._bars[dtype] = ErrorBars(form, self.calibration)
+                self._bars[dtype] = ErrorBars.of(self.posterior, self.calibration, dtype)
         return self._bars[dtype]
 
     def known_weighing(self) -> Weighing:
@@ -112,18 +112,29 @@ class Learnt:
 
     def to(self, device: torch.device) -> Learnt:
         """The same on another device; statistics stay float64."""
-        gram, posterior = self.statistics.gram.to(device), self.factorised
+        known, posterior = self.statistics, self.factorised
+        sample = None if known.sample is None else known.sample.to(device)
         return replace(
             self,
-            statistics=replace(self.statistics, gram=gram),
+            statistics=replace(known, gram=known.gram.to(device), sample=sample),
             report=None if self.report is None else self.report.to(device),
             factorised=None if posterior is None else posterior.to(device),
         )
 
-    def snapshot(self, *, probes: bool = True) -> Snapshot:
-        """Everything but the model; `probes` says whether a few inputs of the fit are in it."""
+    def snapshot(self, *, probes: bool = True, rows: bool = False) -> Snapshot:
+        """Everything but the model.
+
+        `probes` says whether a few inputs of the fit are in it, `rows` whether its sample is.
+        """
         known, report, tie = self.statistics, self.report, self.binding.snapshot(probes=probes)
         tensors = prefixed("gram", known.gram.state()) | prefixed("sketch", known.sketch.state())
+        if rows:
+            if known.sample is None:
+                raise ValueError(
+                    "This fit keeps no rows: it had no targets or sample=0, or was loaded from a "
+                    "file without them. Call fit(train) again, or save with rows=False."
+                )
+            tensors |= prefixed("rows", known.sample.state())
         if report is not None:
             tensors |= prefixed("calibration", report.tensors())
         header = {
@@ -159,13 +170,15 @@ class ReadoutFit:
         self._said: set[str] = set()
         self._changing, self._swapping, self._changed = Lock(), Lock(), False
 
-    def fit(self, train: Any, weighing: Weighing, **options: Any) -> None:
-        """Accumulate the Gram over the training data."""
+    def fit(self, train: Any, weighing: Weighing, *, sample: int, **options: Any) -> None:
+        """Accumulate the Gram over the training data, and keep a `sample` of so many rows."""
+        empty = RowSample(sample)
         with self._alone():
             binding = self.unbound.again()
             feed = replace(self.feed(weighing), inputs=None, kind=None)
             batches = feed(train, "fit", any_order=True, **options)
-            statistics = accumulate(None, binding.find, batches, weighing)
+            kept = empty if empty.size else None
+            statistics = accumulate(None, binding.find, batches, weighing, sample=kept)
             if self.target is None:
                 statistics.say_unlabelled()
             self._swap(Learnt(binding, statistics, weighing))
@@ -191,6 +204,8 @@ class ReadoutFit:
         *,
         gradients: InputName,
         gradient_target: GradientTarget | None,
+        conformal: Any = None,
+        groups: Any = None,
         **options: Any,
     ) -> CalibrationReport:
         """Choose ridge, scale and noise; see `LastLayerRigidity.calibrate`."""
@@ -199,21 +214,54 @@ class ReadoutFit:
             if gradients is not None or gradient_target is not None:
                 judged = calibration_loss(weighing.gradients, gradients, gradient_target)
                 weighing = replace(weighing, gradients=judged)
-            data = calibration_data(wanted.criterion, valid, train)
+            data, train = calibration_data(wanted.criterion, valid, train)
             data = list(data) if isinstance(data, Iterator) else data
             learnt, tap = self._thorough()
-            batches = partial(self.feed(weighing), data, "calibrate", any_order=True, **options)
-            known, posterior = learnt.statistics, learnt.posterior
+            source = self.feed(weighing)
+
+            def feed(data: Any) -> Iterator[Batch]:
+                return source(data, "calibrate", any_order=True, **options)
+
+            posterior = learnt.posterior
+            work = Validation(
+                tap,
+                learnt.statistics,
+                posterior,
+                weighing,
+                wanted,
+                groups if callable(groups) else None,
+                hashed=conformal is not None,
+            )
             with torch.enable_grad():
-                report = calibrated(tap, batches(), known, posterior, weighing, wanted)
+                compared = not wanted.left_out
+                rows = None if data is None else work.gathered(feed(data), compared=compared)
+                apart = None
+                if conformal is not None:
+                    apart, rows = conformal_rows(work, rows, conformal, feed)
+                seen = None if train is None else work.gathered(feed(train), compared=False)
+                report = work.report(rows, seen)
                 final = posterior.with_ridge(report.ridge).with_scale(report.scale)
+                if apart is not None:
+                    report = work.guaranteed(report, apart, groups)
                 if weighing.gradients is not None and weighing.gradients.target is not None:
                     dtype = placement(self.model)[1]
-                    own = gradient_scale(tap, batches(), final, dtype, weighing.gradients)
+                    own = gradient_scale(tap, feed(data), final, dtype, weighing.gradients)
                     report = replace(report, gradient_scale=own)
             self._swap(replace(learnt, report=report, factorised=final))
             self._said.discard("stale")
             return report
+
+    def refit(self, valid: Any, *, add: bool, **options: Any) -> tuple[ReadoutFit, Refitted]:
+        """The same for a copy of the model with another readout; see `LastLayerRigidity.refit`."""
+        learnt, _ = self._thorough()
+        own, weighing, rows = learnt.statistics, learnt.known_weighing(), None
+        if valid is not None:
+            data = list(valid) if isinstance(valid, Iterator) else valid
+            rows = partial(self.feed(weighing), data, "refit", any_order=True, **options)
+        tied, own, report = refitted(learnt.binding, own, learnt.posterior, weighing, rows, add=add)
+        other = ReadoutFit(tied, self.target)
+        other.learnt = Learnt(tied, own, weighing)
+        return other, report
 
     def known(self) -> Learnt:
         """The state, if there is a fit."""
@@ -316,9 +364,14 @@ def _learnt(given: Snapshot, unbound: Binding) -> Learnt:
     gram = Gram.from_state(unprefixed("gram", given.tensors))
     sketch = RowSketch.from_state(unprefixed("sketch", given.tensors))
     kind, exact = header.get("batch"), header.get("exact", True)
-    statistics = Statistics(gram, sketch, header["targets"], header["inputs"], kind, exact)
+    rows = unprefixed("rows", given.tensors)
+    sample = RowSample.from_state(rows) if rows else None
+    statistics = Statistics(gram, sketch, header["targets"], header["inputs"], kind, exact, sample)
     fits = gram.targets in (None, statistics.targets) and statistics.inputs >= 0
     require(fits and statistics.targets > 0, "the number of targets or inputs")
+    if sample is not None:
+        shape = (sample.rows.features.shape[-1], sample.rows.mean.shape[1])
+        require(shape == (gram.width, statistics.targets), "the sample of rows")
     require(kind in (None, *KINDS) and type(exact) is bool, "the kind of batches")
     report = given.part("calibration", CalibrationReport.from_state)
     require(report is None or len(report.scale) == statistics.targets, "the calibration's scale")

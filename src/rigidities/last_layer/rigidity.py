@@ -22,9 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from .. import selection
-from ..calibration.calibration import Calibration, Wanted
+from ..calibration.calibration import Calibration, Given, Support, Wanted
+from ..calibration.conformal import Groups
 from ..calibration.report import CalibrationReport
 from ..data.feed import Feed
+from ..data.row_sample import SIZE
 from ..data.slots import InputName, Slot
 from ..data.storage import Snapshot
 from ..losses import LossLike, loss_for
@@ -55,6 +57,7 @@ from .propagation.propagation import covariance_between, propagated
 from .readout.binding import Binding
 from .readout.reading import Reading, SampleWeight, read
 from .readout.tap import AnyTap
+from .refit import Refitted
 from .wrapper import ModelWrapper
 
 if TYPE_CHECKING:
@@ -77,6 +80,9 @@ class LastLayerRigidity(ModelWrapper):
         forward: callable(model, batch) -> output, for batches that are not (x, y).
         target: callable(batch) -> target.
         output: key, index or attribute of the output, where the model returns several.
+
+    Attributes:
+        refitted: what `refit` has changed, where this came from it; files do not hold it.
 
     Examples:
         >>> _ = torch.manual_seed(0)
@@ -109,6 +115,7 @@ class LastLayerRigidity(ModelWrapper):
         super().__init__(model)
         binding = Binding(model, Source(forward, features, output), layer)
         self._fit = ReadoutFit(binding, target)
+        self.refitted: Refitted | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -126,6 +133,7 @@ class LastLayerRigidity(ModelWrapper):
         gradients: InputName = None,
         gradient_weight: GradientWeight | None = None,
         gradient_target: GradientTarget | None = None,
+        sample: int = SIZE,
         batch_size: int | None = None,
         progress: bool | None = None,
     ) -> Self:
@@ -143,6 +151,7 @@ class LastLayerRigidity(ModelWrapper):
             gradient_target: the derivatives' target, where there is one: key or attribute of a
                 batch, or callable(batch); forces with their sign changed. `calibrate` then gives
                 derivatives a scale of their own.
+            sample: how many training rows to keep for `calibrate`, drawn evenly; 0 for none.
             batch_size: rows per batch where the data are not batches already; by default a
                 loader's own, else 1024.
             progress: show a bar; by default on a terminal only.
@@ -152,7 +161,7 @@ class LastLayerRigidity(ModelWrapper):
         """
         derivatives = gradient_loss(gradients, gradient_weight, gradient_target)
         weighing = Weighing(loss_for(loss), sample_weight, derivatives)
-        self._fit.fit(train, weighing, batch_size=batch_size, progress=progress)
+        self._fit.fit(train, weighing, sample=sample, batch_size=batch_size, progress=progress)
         return self
 
     @outside_inference_mode
@@ -190,31 +199,50 @@ class LastLayerRigidity(ModelWrapper):
         valid: Any = None,
         *,
         train: Any = None,
-        criterion: str = "nll",
+        criterion: str = "auto",
         ridge: float | Literal["search"] | None = None,
-        noise: str | type[Noise] | Noise = "none",
-        law: str | Law | type[Law] = "gaussian",
+        noise: str | type[Noise] | Noise | Given | None = None,
+        law: str | Law | type[Law] | None = None,
+        support: Support | None = None,
+        guard: bool = True,
+        conformal: Any = None,
+        groups: str | Groups | None = None,
         gradients: InputName = None,
         gradient_target: GradientTarget | None = None,
         batch_size: int | None = None,
         progress: bool | None = None,
     ) -> CalibrationReport:
-        r"""Choose ridge, scale and noise in one pass over data the model has not seen.
+        r"""Choose ridge, scale, noise and law in one pass over data the model has not seen.
+
+        `calibrate(valid)` fits a noise that follows the features, heavy tails and the shape of the
+        law, on `valid` and on left-out training rows that the fit kept, with a guard beyond them;
+        cross-validation falls back to the paper's form, `calibrate(valid, criterion="nll")`, where
+        that is clearly better. Print the report.
 
         Args:
             valid: validation data, in any form that `fit` takes.
-            train: the training data, for `criterion="loo"`, which needs no validation data.
-            criterion: "nll" (default), "bins" (the paper's), "crps", "absolute"; "evidence"
-                chooses the ridge from the training data and the scale on `valid`; "loo" uses
-                leave-one-out residuals of the training data (optimistic for a net trained end
-                to end).
+            train: training data, for `criterion="loo"`, which needs no validation data, and for
+                "auto" instead of the rows that the fit kept.
+            criterion: "auto" (default); "nll" and "bins" (the paper's), "crps", "absolute";
+                "evidence" chooses the ridge from the training data and the scale on `valid`;
+                "loo" uses leave-one-out residuals of the training data (optimistic for a net
+                trained end to end).
             ridge: fix $\varsigma^2$ instead of choosing it.
-            noise: "none" (the paper's); "constant", a noise floor added to the variance; or
-                "bayes", where the noise is $\alpha^2$ as in Bayesian linear regression, so that
-                the variance is $\alpha^2 (1 + q)$: with `criterion="evidence"` the safest before
-                predictions are averaged or subtracted; or a class of `prediction.noise`. With
-                sample weights c a row's noise is the level times the typical weight over c.
-            law: of the predictions: "gaussian", or an object of `prediction.law`.
+            noise: "features" (default of "auto"); "none" (the paper's, default of others);
+                "constant", a noise floor added to the variance; "bayes", where the noise is
+                $\alpha^2$ as in Bayesian linear regression; callable(batch) -> variances, for a
+                noise that is known for each row, or a model's own, up to one factor; or a class of
+                `prediction.noise`. With sample weights c a row's noise is the level times the
+                typical weight over c.
+            law: of the predictions: "tilted" (default of "auto"), "student-t", "gaussian" (default
+                of others), or an object of `prediction.law`.
+            support: (low, high) that targets cannot leave, None for no bound: probability beyond a
+                bound is put at the bound.
+            guard: whether "auto" widens the bars beyond the training rows, where its head knows
+                nothing.
+            conformal: rows that fit nothing else, for `p.interval(0.9, conformal=True)`; or a share
+                of `valid` to set aside for it, 0.3 say.
+            groups: for these, callable(batch) -> whole numbers, or "bar" for fifths of the bar.
             gradients: as in `fit`; by default what the fit was given.
             gradient_target: likewise. With one, derivatives get a scale of their own, from a
                 second pass.
@@ -227,12 +255,45 @@ class LastLayerRigidity(ModelWrapper):
         return self._fit.calibrate(
             valid,
             train,
-            Wanted.of(criterion, noise, law, ridge),
+            Wanted.of(criterion, noise, law, ridge, support, guard),
+            conformal=conformal,
+            groups=groups,
             gradients=gradients,
             gradient_target=gradient_target,
             batch_size=batch_size,
             progress=progress,
         )
+
+    @outside_inference_mode
+    def refit(
+        self,
+        valid: Any = None,
+        *,
+        add: bool = True,
+        batch_size: int | None = None,
+        progress: bool | None = None,
+    ) -> Self:
+        """A copy of the model with the ridge-optimal readout, wrapped, fitted and uncalibrated.
+
+        The mean changes, often for the better: print `refitted` of the result. The sums of the fit
+        give the readout, and the training data are not passed again. Best is
+        `new = uq.refit(valid, add=False)`, then `new.calibrate(valid)`.
+
+        Args:
+            valid: rows on which the readout refitted to the training rows is judged.
+            add: then refit on these too; they are no longer unseen, so calibrate on others.
+            batch_size: as in `fit`.
+            progress: as in `fit`.
+
+        Raises:
+            ValueError: another loss than "mse", no targets in the fit, `features=`, an output that
+                is not linear in the readout's weights, weights that are tied or computed.
+        """
+        fit, report = self._fit.refit(valid, add=add, batch_size=batch_size, progress=progress)
+        own = fit.unbound
+        uq = type(self)(fit.model, layer=own.layer, target=fit.target, **vars(own.source))
+        uq._fit, uq.refitted = fit, report
+        return uq
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, *inputs: Any, **keywords: Any) -> tuple[Tensor, Tensor]:
@@ -242,7 +303,8 @@ class LastLayerRigidity(ModelWrapper):
         tap, learnt = self._fit.ready()
         reading, bars = tap(*batch.args, **batch.kwargs), learnt.bars
         batch.check(len(reading.output))
-        return reading.output, bars.std(bars.spread(reading))
+        given = bars.given(batch, reading)
+        return reading.output, bars.std(bars.spread(reading, given=given))
 
     @outside_inference_mode
     def predict(
@@ -283,7 +345,9 @@ class LastLayerRigidity(ModelWrapper):
         with torch.enable_grad():
             for batch in self._fit.batches(data, "predict", batch_size, progress):
                 reading = read(tap, batch)
-                spread = bars.spread(reading, reading.sample_weights(sample_weight, batch))
+                weight = reading.sample_weights(sample_weight, batch)
+                spread = bars.spread(reading, weight, bars.given(batch, reading))
+                spread = replace(spread, labels=bars.labels(batch, reading))
                 if inputs is not None:
                     spread = replace(spread, from_inputs=inputs.next(tap, batch, reading.output))
                 spreads.append(spread)
@@ -306,7 +370,8 @@ class LastLayerRigidity(ModelWrapper):
         r"""Derivatives of the prediction by an input, with their standard deviations.
 
         Exact: the readout's features are differentiated, in forward or reverse mode, whichever
-        takes fewer passes. The epistemic part only.
+        takes fewer passes. The epistemic part only. A derivative is a single quantity: it has the
+        scale of those, and not `calibration.joint`.
 
         Args:
             data: a tensor of inputs, or anything that `fit` takes.
@@ -385,7 +450,9 @@ class LastLayerRigidity(ModelWrapper):
         r"""Last-layer members: an `nn.Module` with `ens(x)` -> (n, *output.shape).
 
         All members cost one pass of the model and one matrix product. They carry the epistemic
-        part, with its correlations between predictions and targets.
+        part, with its correlations between predictions and targets. Where what predictions share
+        has a scale of its own (`calibration.joint`), each row deviates by numbers of its own too,
+        the same in every call, which takes another product and a hash of each row.
 
         Args:
             n: how many; 64 by default.
@@ -409,7 +476,11 @@ class LastLayerRigidity(ModelWrapper):
         return Ensemble(learnt.binding.copy(), self.feed.unlabelled(), drawn)
 
     def covariance(self, x1: Any, x2: Any = None, *, batch_size: int | None = None) -> Tensor:
-        """Joint covariance of predictions (the epistemic part).
+        r"""Joint covariance of predictions (the epistemic part).
+
+        $\alpha_B^2 k(x, x') + 1[x = x'] (\alpha^2 - \alpha_B^2)_+ q(x)$, $\alpha$ being `scale` and
+        $\alpha_B$ `calibration.joint`. Rows are equal where their inputs' hashes are; where inputs
+        have not one row each (atoms), where features agree in half of their digits.
 
         Args:
             x1: inputs, in any form that `predict` takes.
@@ -438,9 +509,9 @@ class LastLayerRigidity(ModelWrapper):
         """Mean and standard deviation of a differentiable function of predictions, first order.
 
         One reverse pass of `fn` per derived quantity, correlations kept, never an N x N matrix.
-        The epistemic part only: calibrate with `criterion="evidence", noise="bayes"` first, since
-        otherwise the scale may hold noise too, and a mean of many predictions looks far too
-        uncertain.
+        The epistemic part only, with the covariance of `covariance`. Criteria other than "auto"
+        have one scale, which may hold noise too, so that a mean of many predictions looks far too
+        uncertain: of those take `criterion="evidence", noise="bayes"`.
 
         Args:
             fn: takes the predictions for all of `data` as one tensor, shaped like the model's
@@ -647,11 +718,11 @@ class LastLayerRigidity(ModelWrapper):
         state = "uncalibrated" if self.report is None else f"calibrated by {self.report.criterion}"
         return f"{self.gram!r}, {state}"
 
-    def _snapshot(self, *, thorough: bool = False, probes: bool = True) -> Snapshot:
+    def _snapshot(self, *, thorough: bool = False, **parts: bool) -> Snapshot:
         if thorough:
             self._fit.known().binding.current(thorough=True)
         learnt = self._fit.learnt
-        return Snapshot({}, {}) if learnt is None else learnt.snapshot(probes=probes)
+        return Snapshot({}, {}) if learnt is None else learnt.snapshot(**parts)
 
     def _take(self, given: Snapshot) -> None:
         self._fit.take(given if given.header else None)
@@ -698,7 +769,8 @@ class LastLayerRigidity(ModelWrapper):
 
 
 def _joint(tap: AnyTap, learnt: Learnt) -> JointPosterior:
-    return JointPosterior.of(learnt.posterior, learnt.statistics.gram, tap.layout)
+    gram, shared = learnt.statistics.gram, learnt.calibration.joint
+    return JointPosterior.of(learnt.posterior, gram, tap.layout, shared)
 
 
 def _differentiator(

@@ -2,94 +2,231 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from ..calibration.calibration import Wanted
+from ..calibration.automatic import automatic
+from ..calibration.calibration import Calibration, Support, Wanted
 from ..calibration.choosing import chosen
+from ..calibration.conformal import Conformal, Groups, bar_cuts, group_labels, set_aside
+from ..calibration.criteria import AUTO
 from ..calibration.evidence import evidence
-from ..calibration.gathering import Gathering
+from ..calibration.gathering import Gathering, Residuals
 from ..calibration.report import CalibrationReport
 from ..data.batches import TARGET_KEYS, Batch
 from ..posterior.posterior import Posterior
-from ..prediction.noise import Noise
+from ..prediction.head import HeadForm
+from ..prediction.prediction import Prediction
 from .accumulation import Statistics, Weighing
+from .error_bars import head_inputs, noise_variances
 from .readout.reading import Reading, read
 from .readout.tap import AnyTap
 
-
-def calibrated(
-    tap: AnyTap,
-    batches: Iterable[Batch],
-    statistics: Statistics,
-    posterior: Posterior,
-    weighing: Weighing,
-    wanted: Wanted,
-) -> CalibrationReport:
-    """Choose ridge, scale and noise; see `LastLayerRigidity.calibrate`."""
-    score = None
-    if wanted.ridge is not None:
-        posterior.with_ridge(wanted.ridge)
-    elif wanted.criterion == "evidence":
-        if tap.weights is None:
-            raise ValueError("criterion='evidence' needs the readout's weights, not features=.")
-        score = evidence(statistics.gram, posterior, tap.weights, tap.biases)
-    gathered = Gathering()
-    for number, batch in enumerate(batches):
-        try:
-            reading = read(tap, batch)
-            _add(gathered, batch, reading, posterior, weighing, wanted.noise)
-        except ValueError as problem:
-            raise ValueError(f"Batch {number}: {problem}") from problem
-        if not wanted.left_out:  # rows that stand in the training data too
-            hashes, _ = reading.hashes(batch, statistics.sketch, exact=statistics.exact)
-            gathered.count(hashes.numel(), statistics.sketch.shared(hashes))
-    return chosen(
-        gathered.residuals(),
-        posterior.eigenvalues,
-        posterior.with_ridge,
-        wanted,
-        evidence=score,
-        zero_curvature=int(statistics.gram.zeros.sum()),
-    )
+MOST = 1 << 15
+"""Rows that the full model is fitted to at most."""
 
 
-def _add(
-    gathered: Gathering,
-    batch: Batch,
-    reading: Reading,
-    posterior: Posterior,
-    weighing: Weighing,
-    noise: type[Noise],
-) -> None:
-    """Errors, squared components in the posterior's eigenbasis and weights of a batch."""
-    target = reading.target_rows(batch.target)
-    if target is None:
-        raise ValueError(
-            "there is no target; calibration needs (x, y), a mapping with one of "
-            f"{', '.join(map(repr, TARGET_KEYS))}, or target=lambda b: ...."
+@dataclass(frozen=True)
+class Validation:
+    """The passes of one calibration, and what they need.
+
+    Attributes:
+        tap: the readout.
+        statistics: of the fit.
+        posterior: likewise.
+        weighing: its loss and weights.
+        wanted: of the calibration.
+        groups: callable(batch) -> labels of rows for conformal scores, if any.
+        hashed: whether rows keep their hashes, and what predicts them, to be set aside.
+    """
+
+    tap: AnyTap
+    statistics: Statistics
+    posterior: Posterior
+    weighing: Weighing
+    wanted: Wanted
+    groups: Groups | None = None
+    hashed: bool = False
+
+    @property
+    def full(self) -> bool:
+        """Whether the full model is asked for."""
+        return self.wanted.criterion == AUTO
+
+    def gathered(self, batches: Iterable[Batch], *, compared: bool = True) -> Residuals:
+        """Residuals of rows, compared with the training data."""
+        found = Gathering(MOST) if self.full else Gathering()
+        for number, batch in enumerate(batches):
+            try:
+                reading = read(self.tap, batch)
+                hashes = self._hashes(batch, reading) if compared or self.hashed else None
+                self._add(found, batch, reading, hashes)
+            except ValueError as problem:
+                raise ValueError(f"Batch {number}: {problem}") from problem
+            if compared and hashes is not None:  # rows that stand in the training data too
+                found.count(hashes.numel(), self.statistics.sketch.shared(hashes))
+        return found.residuals(least=1 if self.full and self.statistics.sample is not None else 2)
+
+    def report(self, residuals: Residuals | None, train: Residuals | None) -> CalibrationReport:
+        """Choose ridge, scale and noise; see `LastLayerRigidity.calibrate`."""
+        wanted, posterior = self.wanted, self.posterior
+        if wanted.ridge is not None:
+            posterior.with_ridge(wanted.ridge)
+        zeros = int(self.statistics.gram.zeros.sum())
+        common = (posterior.eigenvalues, posterior.with_ridge, wanted)
+        if self.full:
+            seen = self.sampled() if train is None else train
+            score = self._evidence()
+            return automatic(residuals, seen, *common, evidence=score, zero_curvature=zeros)
+        assert residuals is not None
+        score = None
+        if wanted.criterion == "evidence" and wanted.ridge is None:
+            if self.tap.weights is None:
+                raise ValueError("criterion='evidence' needs the readout's weights, not features=.")
+            score = self._evidence()
+        return chosen(residuals, *common, evidence=score, zero_curvature=zeros)
+
+    def guaranteed(
+        self, report: CalibrationReport, apart: Residuals, groups: Any
+    ) -> CalibrationReport:
+        """The report with conformal scores of rows that were set apart."""
+        chosen, lam = report.calibration, self.posterior.eigenvalues
+        cuts = None
+        if isinstance(groups, str):
+            if groups != "bar":
+                raise ValueError(f"groups must be 'bar' or callable(batch), got {groups!r}.")
+            seen = self.sampled()
+            cuts = bar_cuts(None if seen is None else _predicted(chosen, seen, lam, seen=True).std)
+        prediction = _predicted(chosen, apart, lam)
+        conformal = Conformal.of(
+            prediction,
+            prediction.mean + apart.error,
+            labels=apart.kept.get("labels"),
+            cuts=cuts,
+            function=self.groups,
         )
-    features, mean = reading.features.detach(), reading.rows(reading.output.detach())
-    error = target.to(torch.float64) - mean
-    weight = weighing(batch, reading, target)
-    importance = reading.sample_weights(weighing.sample_weight, batch)
-    power = posterior.projections(features).square()
-    gathered.add(error, power, weight, noise.shape(mean, features), importance)
+        remarks = [*report.remarks, *conformal.sentences]
+        return replace(report, calibration=replace(chosen, conformal=conformal), remarks=remarks)
+
+    def _evidence(self) -> Callable[[Tensor], Tensor] | None:
+        """Of ridges; for the full model None where it is not known."""
+        gram, weights = self.statistics.gram, self.tap.weights
+        if self.full and (weights is None or gram.square is None or gram.cross is None):
+            return None
+        assert weights is not None
+        return evidence(gram, self.posterior, weights, self.tap.biases)
+
+    def _hashes(self, batch: Batch, reading: Reading) -> Tensor:
+        known = self.statistics
+        return reading.hashes(batch, known.sketch, exact=known.exact)[0]
+
+    def _add(self, found: Gathering, batch: Batch, reading: Reading, hashes: Tensor | None) -> None:
+        """Errors, squared components in the posterior's eigenbasis and weights of a batch."""
+        target, weighing = reading.target_rows(batch.target), self.weighing
+        if target is None:
+            raise ValueError(
+                "there is no target; calibration needs (x, y), a mapping with one of "
+                f"{', '.join(map(repr, TARGET_KEYS))}, or target=lambda b: ...."
+            )
+        require_within(target, self.wanted.support)
+        features, mean = reading.features.detach(), reading.rows(reading.output.detach())
+        error = target.to(torch.float64) - mean
+        weight = weighing(batch, reading, target)
+        importance = reading.sample_weights(weighing.sample_weight, batch)
+        power = self.posterior.projections(features).square()
+        given = self.wanted.given
+        shape = self.wanted.noise.shape(mean, features)
+        shape = shape if given is None else noise_variances(given, batch, reading)
+        kept: dict[str, Tensor] = {}
+        if self.full or self.hashed or self.groups is not None:
+            kept = {"mean": mean, "inputs": head_inputs(reading.detached())}
+        if self.hashed and hashes is not None:
+            kept["hashes"] = hashes.repeat_interleave(len(mean) // len(hashes))
+        if self.groups is not None:
+            labels = group_labels(self.groups, batch.raw, reading.output)
+            kept["labels"] = reading.rows(labels)
+        found.add(error, power, weight, shape, importance, **kept)
+
+    def sampled(self) -> Residuals | None:
+        """The training rows that the fit kept; None where there are none that could be used."""
+        sample = self.statistics.sample
+        if sample is None or self.wanted.given is not None or not len(sample.rows.hashes):
+            return None
+        copies = sample.rows.copies
+        rows = sample.rows.each(lambda column: column.repeat_interleave(copies, 0))
+        found = Gathering(MOST)
+        inputs = head_inputs(rows)
+        power = self.posterior.projections(rows.features).square()
+        kept = {"mean": rows.mean, "inputs": inputs}
+        found.add(rows.residual, power, rows.weight, None, rows.importance, **kept)
+        return found.residuals(least=1)
 
 
-def calibration_data(criterion: str, valid: Any, train: Any) -> Any:
-    """Leave-one-out takes the training data, every other criterion validation data."""
+def _predicted(
+    calibration: Calibration, part: Residuals, eigenvalues: Tensor, *, seen: bool = False
+) -> Prediction:
+    """Gathered rows with their error bars, in the layout of rows (n, K), float64."""
+    q = part.quadratic(eigenvalues, eigenvalues.new_tensor([calibration.ridge]))[..., 0]
+    q = q / (1 - part.weight * q).clamp(min=1e-3) if seen else q
+    mean, inputs = (part.kept[name].to(torch.float64) for name in ("mean", "inputs"))
+    law, epistemic = calibration.law, calibration.epistemic(q).expand(mean.shape)
+    noise = calibration.noise.level * part.share
+    if calibration.head is not None:
+        h, tilt = HeadForm.of(calibration.head, torch.float64)(q, mean, inputs)
+        noise, tilt = calibration.around(q, h, tilt, None, part.share)
+        law = calibration.shaped(tilt)
+    noise, rigidity = (t.expand(mean.shape) for t in (noise, 1 / q))
+    return Prediction(mean, epistemic, noise, rigidity, law=law, support=calibration.support)
+
+
+def require_within(target: Tensor, support: Support | None) -> None:
+    """Refuse a support that targets violate."""
+    low, high = support or (None, None)
+    least, most = -math.inf if low is None else low, math.inf if high is None else high
+    beyond = int(((target < least) | (target > most)).sum())
+    if beyond:
+        known = target[target.isfinite()]
+        raise ValueError(
+            f"{beyond} targets lie outside support=({low}, {high}): they go from "
+            f"{float(known.min()):.6g} to {float(known.max()):.6g}. Widen it, or clean the data."
+        )
+
+
+def conformal_rows(
+    work: Validation, rows: Residuals | None, given: Any, feed: Callable[[Any], Iterable[Batch]]
+) -> tuple[Residuals, Residuals | None]:
+    """Rows for conformal scores, and those left to be fitted: other data, or a share of them."""
+    if not isinstance(given, float):
+        return work.gathered(feed(given)), rows
+    if rows is None:
+        raise ValueError("conformal= as a share needs validation data: calibrate(valid, ...).")
+    apart = set_aside(rows.kept["hashes"], given)
+    return rows.picked(apart), rows.picked(~apart)
+
+
+def calibration_data(criterion: str, valid: Any, train: Any) -> tuple[Any, Any]:
+    """Validation and training data as the criterion takes them; the first are passed over.
+
+    Leave-one-out takes training data alone, `auto` either or both, others validation data alone.
+    """
     if criterion == "loo":
         if train is None or valid is not None:
             raise ValueError(
                 "criterion='loo' takes the training data and no validation data: "
                 "calibrate(train=(x, y), criterion='loo')."
             )
-        return train
+        return train, None
+    if criterion == AUTO:
+        return valid, train
     if train is not None:
-        raise ValueError(f"train= is for criterion='loo'; {criterion!r} takes validation data.")
+        raise ValueError(
+            f"train= is for criterion='loo' and 'auto'; {criterion!r} takes validation data."
+        )
     if valid is None:
         raise ValueError(f"criterion={criterion!r} needs validation data: calibrate((x, y)).")
-    return valid
+    return valid, None

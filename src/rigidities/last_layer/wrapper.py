@@ -26,15 +26,18 @@ class ModelWrapper(nn.Module, ABC):
         super().__init__()
         self.model = model
 
-    def save(self, path: str | os.PathLike[str], *, probes: bool = True) -> None:
+    def save(
+        self, path: str | os.PathLike[str], *, probes: bool = True, rows: bool = False
+    ) -> None:
         """Write everything but the model's weights to a safetensors file, atomically.
 
         Args:
             path: of the file.
             probes: keep a few inputs of the fit and the model's outputs for them, by which `load`
                 tells a model that has changed; False where rows of the training data are private.
+            rows: keep a fit's sample of training rows (features and residuals, not inputs) too.
         """
-        self._snapshot(thorough=True, probes=probes).write(path)
+        self._snapshot(thorough=True, probes=probes, rows=rows).write(path)
 
     def get_extra_state(self) -> dict[str, Any]:
         """What this object knows, inside the `state_dict`; no inputs of the fit are in it."""
@@ -58,7 +61,9 @@ class ModelWrapper(nn.Module, ABC):
         return self
 
     @abstractmethod
-    def _snapshot(self, *, thorough: bool = False, probes: bool = True) -> Snapshot:
+    def _snapshot(
+        self, *, thorough: bool = False, probes: bool = True, rows: bool = False
+    ) -> Snapshot:
         """The state; `thorough` checks first that it still belongs to the model."""
 
     @abstractmethod

@@ -11,12 +11,22 @@ behind all targets, and the identity where every target has a Gram of its own.
 Weights are written in independent standard coordinates $\xi$, one block of D per column of the
 root $L$ of $\rho = L L^\top$: $\;\delta w_k = \alpha_k \sum_j L_{kj} V (\lambda + s)^{-1/2} \xi_j$.
 Only the epistemic part is meant here: noise does not correlate between predictions.
+
+Where what predictions share has a scale $\alpha_B$ below that of single ones, the scale above is
+$\alpha_B$. Each row x then has a deviation of the weights of its own too, independent of all
+others, from the same posterior with $\beta^2 = (\alpha^2 - \alpha_B^2)_+$ for its squared scale:
+
+$$ \mathrm{Cov}(y_k(x), y_l(x')) = \left( \alpha_{B,k} \alpha_{B,l} + 1[x = x'] \beta_k \beta_l
+   \right) \rho_{kl}\, f_k(x)^\top (G + \varsigma^2 I)^{-1} f_l(x') $$
+
+so that differences of targets at one row keep their error bar.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +42,7 @@ class JointPosterior:
     Attributes:
         posterior: of one target's weights, with one scale per target; not truncated.
         correlation: $\rho$, (K, K).
+        own: what single predictions do not share; None for nothing.
 
     Examples:
         >>> gram = Gram(1)
@@ -45,15 +56,27 @@ class JointPosterior:
 
     posterior: Posterior
     correlation: Tensor
+    own: OwnPart | None = None
 
     @classmethod
-    def of(cls, posterior: Posterior, gram: Gram, layout: str) -> JointPosterior:
-        """For the features' layout (see `cases`), with the correlations that the Gram holds."""
+    def of(
+        cls, posterior: Posterior, gram: Gram, layout: str, shared: Tensor | None = None
+    ) -> JointPosterior:
+        """For the features' layout (see `cases`), with the correlations that the Gram holds.
+
+        The posterior is that of single predictions, `shared` the scale (K,) of what they share.
+        """
         targets = posterior.scale.numel()
         if layout == "joint":
-            one = torch.ones(targets, targets, dtype=torch.float64, device=gram.device)
-            return cls(posterior, one)
-        return cls(posterior, residual_correlation(gram, targets))
+            rho = torch.ones(targets, targets, dtype=torch.float64, device=gram.device)
+        else:
+            rho = residual_correlation(gram, targets)
+        if shared is None:
+            return cls(posterior, rho)
+        joint = cls(posterior.with_scale(shared), rho)
+        own = (posterior.scale.square() - shared.square()).clamp(min=0).sqrt()[:, None]
+        whitening = (posterior.eigenvectors / posterior.precisions.sqrt().unsqueeze(-2)).mT
+        return replace(joint, own=OwnPart(whitening, own * joint.root) if own.any() else None)
 
     @property
     def targets(self) -> int:
@@ -115,11 +138,16 @@ class JointPosterior:
         flat = deviations.reshape(members * targets, width) @ features.mT
         return flat.reshape(members, targets, -1).mT
 
-    def covariance(self, left: Tensor, right: Tensor | None = None) -> Tensor:
-        """(M, K, M', K) between the outputs with these features."""
+    def covariance(
+        self, left: Tensor, right: Tensor | None = None, same: Tensor | None = None
+    ) -> Tensor:
+        """(M, K, M', K) between the outputs with these features; `same` (M, M') for equal rows."""
         a = self.posterior.whitened(left)
         b = a if right is None else self.posterior.whitened(right)
         between = (self.correlation * self.scale[:, None] * self.scale)[:, None, :]
+        if same is not None and self.own is not None:
+            own = (self.own.mixing @ self.own.mixing.mT)[:, None, :]
+            between = between + same[:, None, :, None] * own
         if a.ndim == 2:
             return (a @ b.mT)[:, None, :, None] * between
         return torch.einsum("mkd,nld->mknl", a, b) * between
@@ -140,6 +168,47 @@ class JointPosterior:
         mixed = torch.einsum("qkd,kj->qjd", pulled, self.root)
         rows = torch.einsum("qjd,jdr->qjr", mixed, self._basis) / self.posterior.precisions.sqrt()
         return rows.flatten(1)
+
+
+class OwnPart(NamedTuple):
+    r"""What no other row shares of a prediction's error: $S_m z$ at row m, with z ~ N(0, I).
+
+    Attributes:
+        whitening: W with $|W f|^2 = q$, (D, D), or (T, D, D) with one Gram per target.
+        mixing: $\beta_k L_{kj}$, (K, J).
+    """
+
+    whitening: Tensor
+    mixing: Tensor
+
+    def sizes(self, features: Tensor) -> Tensor:
+        r"""$\sqrt q$, (M, 1 or K); behind one weight vector the root of a matrix, (M, K, K)."""
+        features = features.detach().to(self.whitening)
+        if self.whitening.ndim == 3:
+            pattern = "mtd,tcd->mtc" if features.ndim == 3 else "md,tcd->mtc"
+            return torch.einsum(pattern, features, self.whitening).square().sum(-1).sqrt()
+        z = features @ self.whitening.mT
+        if z.ndim == 2:
+            return z.square().sum(-1, keepdim=True).sqrt()
+        values, vectors = torch.linalg.eigh(z @ z.mT)
+        root: Tensor = (vectors * values.clamp(min=0).sqrt()[:, None]) @ vectors.mT
+        return root  # the symmetric one, which rounding does not turn
+
+    def coordinates(self, sizes: Tensor) -> int:
+        """Number of independent standard coordinates of a row."""
+        return self.mixing.shape[1 if sizes.ndim == 2 else 0]
+
+    def moved(self, sizes: Tensor, z: Tensor) -> Tensor:
+        """S z: points (n, M, J) -> changes (n, M, K)."""
+        if sizes.ndim == 2:
+            return sizes * (z @ self.mixing.mT)
+        return torch.einsum("mkj,nmj->nmk", sizes, z) * self.mixing[:, 0]
+
+    def rows(self, sizes: Tensor, cotangents: Tensor) -> Tensor:
+        """Derivatives (Q, M, K) by the outputs -> (Q, M, J) by the coordinates."""
+        if sizes.ndim == 2:
+            return (sizes * cotangents) @ self.mixing
+        return torch.einsum("mkj,qmk->qmj", sizes, cotangents * self.mixing[:, 0])
 
 
 def residual_correlation(gram: Gram, targets: int) -> Tensor:

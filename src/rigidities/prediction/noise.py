@@ -9,8 +9,9 @@ what ties it to the scale; `NOISES` lists the names that `calibrate(noise=...)` 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
@@ -59,8 +60,8 @@ def register_noise(kind: N) -> N:
     return kind
 
 
-def noise_named(given: str | type[Noise] | Noise) -> type[Noise]:
-    """The noise of that name, of that object, or the class itself.
+def noise_named(given: str | type[Noise] | Noise | Callable[[Any], Tensor]) -> type[Noise]:
+    """The noise of that name, of that object, or the class itself; a function gives its shape.
 
     Raises:
         ValueError: there is none.
@@ -69,6 +70,8 @@ def noise_named(given: str | type[Noise] | Noise) -> type[Noise]:
         return type(given)
     if isinstance(given, type) and issubclass(given, Noise):
         return given
+    if callable(given):
+        return GivenNoise
     if str(given) not in NOISES:
         raise ValueError(f"Unknown noise {given!r}. Known: {', '.join(NOISES)}.")
     return NOISES[given]
@@ -95,3 +98,23 @@ class BayesNoise(Noise):
 
     name = "bayes"
     tied = 1.0
+
+
+@register_noise
+class FeatureNoise(Noise):
+    """What a head on the features says (`prediction.head`); the level is that of a middling row."""
+
+    name = "features"
+
+
+@register_noise
+@dataclass(frozen=True)
+class GivenNoise(Noise):
+    """Known for each row up to one factor, the level: one, where it is known well.
+
+    Attributes:
+        function: callable(batch) -> variances, one per sample or output; files do not hold it.
+    """
+
+    name = "given"
+    function: Callable[[Any], Tensor] | None = field(default=None, compare=False)

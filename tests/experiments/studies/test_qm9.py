@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from experiments.frame.catalogue import EXPERIMENTS
-from experiments.studies.qm9 import nets
 from experiments.studies.qm9 import page as pages
 from experiments.studies.qm9 import run as qm9
 from experiments.studies.qm9.novelty import page as novelty_page
 
 from experiments import __main__ as command
+from experiments.atoms import nets
 from experiments.frame import jobs
 from rigidities import metrics
 from tests.support import synthetic_data

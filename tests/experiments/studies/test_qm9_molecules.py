@@ -15,7 +15,6 @@ from experiments.atoms.batches import Environments, loss_weight
 from experiments.atoms.spectrum import power_spectrum
 from experiments.atoms.structures import Structures
 from experiments.frame.outcome import Table
-from experiments.studies.qm9 import samples
 from experiments.studies.qm9.forces import page as forces_page
 from experiments.studies.qm9.forces import work as forces
 from experiments.studies.qm9.learning import page as learning_page
@@ -26,7 +25,7 @@ from experiments.studies.qm9.pictures import page as pictures_page
 from experiments.studies.qm9.pictures import work as pictures
 
 import rigidities as rg
-from experiments.atoms import bpnn
+from experiments.atoms import bpnn, samples
 from rigidities import selection
 from tests.support import synthetic_data
 from tests.support.numbers_on_pages import unsupported

@@ -15,19 +15,19 @@ import pytest
 import torch
 from experiments.atoms.batches import loss_weight
 from experiments.atoms.descriptor_files import DescriptorFiles
+from experiments.atoms.samples import SOAP, SPECIES, Samples
 from experiments.atoms.soap import expansion
 from experiments.atoms.spectrum import power_spectrum
 from experiments.atoms.structures import indices
 from experiments.frame.machine import machine
 from experiments.frame.outcome import plain
-from experiments.studies.qm9 import costs, nets, samples, training, work
-from experiments.studies.qm9.samples import SOAP, SPECIES, Samples
+from experiments.studies.qm9 import costs, work
 from experiments.training.loop import Fitted
 from safetensors.torch import save_file
 from torch import Tensor
 
 import rigidities as rg
-from experiments.atoms import batches, bpnn, composition
+from experiments.atoms import batches, bpnn, composition, nets, samples, training
 from experiments.data import files, qm9
 from experiments.frame import keys, sources
 from rigidities import metrics

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 
 import rigidities as rg
+from experiments.atoms import nets, samples
 from experiments.atoms.batches import Batch, loss_weight
 from experiments.atoms.positions import FromPositions
 from experiments.atoms.positions import batch as of_positions
+from experiments.atoms.samples import SOAP, SPECIES
 from experiments.atoms.structures import Structures
 from experiments.frame.machine import machine
-from experiments.studies.qm9 import nets, samples
 from experiments.studies.qm9.costs import seconds
-from experiments.studies.qm9.samples import SOAP, SPECIES
 from experiments.studies.qm9.work import BATCH, MAIN, WAYS
 from experiments.training.protocol import device
 

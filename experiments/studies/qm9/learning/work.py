@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 import rigidities as rg
-from experiments.atoms import bpnn, composition, fitting
+from experiments.atoms import bpnn, composition, fitting, samples
 from experiments.atoms.batches import Batch, Environments, loss_weight
+from experiments.atoms.samples import SPECIES
 from experiments.atoms.structures import Structures
 from experiments.frame.outcome import mean_and_error
-from experiments.studies.qm9 import samples
 from experiments.studies.qm9.novelty import work as novelty
-from experiments.studies.qm9.samples import SPECIES
 from experiments.training import loop
 from experiments.training.protocol import device
 from rigidities import metrics

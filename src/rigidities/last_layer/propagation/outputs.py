@@ -6,20 +6,22 @@ $$ y(\xi) = y + T \xi, \qquad T = \partial y / \partial \xi, \qquad \mathrm{Cov}
 
 T has a row per output and a column per coordinate. It is never built: `pull` gives $J T$ for
 derivatives J of few quantities by the outputs, `push` gives $T \xi$ for few coordinates, both
-batch by batch from the features.
+batch by batch from the features. Where predictions have a part of their own (see `joint`), each
+distinct row has further coordinates: `OwnRows` knows equal ones.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...data.batches import Batch
-from ...posterior.joint import JointPosterior
+from ...posterior.joint import JointPosterior, OwnPart
 from ..readout.reading import Reading, joined, read
 from ..readout.tap import AnyTap
 
@@ -34,6 +36,34 @@ def repeatable(data: Any) -> bool:
     return not isinstance(data, Iterator)
 
 
+class OwnRows(NamedTuple):
+    """The part of their own that all M rows have: hashes, `OwnPart.sizes`, and equal rows' number.
+
+    `shape` tells how many rows are distinct, and how many coordinates each has.
+    """
+
+    part: OwnPart
+    identities: Tensor
+    sizes: Tensor
+    numbers: Tensor
+    shape: tuple[int, int]
+
+    @classmethod
+    def of(cls, part: OwnPart, batches: list[tuple[Tensor, Tensor]]) -> OwnRows:
+        """From the hashes and sizes of all batches."""
+        known, sizes = (torch.cat(each) for each in zip(*batches, strict=True))
+        distinct, numbers = torch.unique(known, return_inverse=True)
+        return cls(part, known, sizes, numbers, (len(distinct), part.coordinates(sizes)))
+
+    def split(self, counts: list[int]) -> Iterator[OwnRows]:
+        """Those of each batch."""
+        columns = (
+            torch.split(each, counts) for each in (self.identities, self.sizes, self.numbers)
+        )
+        for known, sizes, numbers in zip(*columns, strict=True):
+            yield OwnRows(self.part, known, sizes, numbers, self.shape)
+
+
 @dataclass(frozen=True)
 class JointOutputs:
     """All outputs of a data set, with the features of each batch or a way to get them again.
@@ -44,6 +74,7 @@ class JointOutputs:
         batches: callable that begins to read the data.
         readings: one per batch; without features where they were not kept.
         output: the batches' outputs joined along the first dimension.
+        own: what the rows do not share, if anything.
     """
 
     joint: JointPosterior
@@ -51,6 +82,7 @@ class JointOutputs:
     batches: Batches
     readings: tuple[Reading, ...]
     output: Tensor
+    own: OwnRows | None = None
 
     @classmethod
     def read(
@@ -60,15 +92,23 @@ class JointOutputs:
 
         `again` says whether `batches` may be called a second time; else all features are kept.
         """
-        readings, held = [], 0
+        readings, held, own = [], 0, []
         for batch in batches():
             reading = read(tap, batch).detached()
             reading.check_targets(joint.targets)
             held += reading.features.nbytes
+            if joint.own is not None:
+                own.append((reading.identities(batch), joint.own.sizes(reading.features)))
             if again and held > KEPT:
                 reading = replace(reading, features=reading.features.new_empty(0))
             readings.append(reading)
-        return cls(joint, tap, batches, tuple(readings), _joined(readings))
+        output, rows = _joined(readings), OwnRows.of(joint.own, own) if joint.own else None
+        return cls(joint, tap, batches, tuple(readings), output, rows)
+
+    @property
+    def coordinates(self) -> int:
+        """Number of independent standard coordinates: of the weights, and then of the rows."""
+        return self.joint.coordinates + (math.prod(self.own.shape) if self.own else 0)
 
     def pull(self, cotangents: Tensor) -> Tensor:
         """J T: derivatives (Q, *output) by the outputs -> (Q, coordinates) by the coordinates."""
@@ -78,24 +118,42 @@ class JointOutputs:
             rows += self.joint.rows(torch.vmap(reading.rows)(cotangents[:, part]), reading.features)
         return rows
 
+    def pull_own(self, cotangents: Tensor, own: OwnRows) -> Tensor:
+        """The same by the coordinates of the rows."""
+        batches = torch.split(cotangents, [len(reading.output) for reading in self.readings], 1)
+        pairs = zip(self.readings, batches, strict=True)
+        slopes = torch.cat([torch.vmap(reading.rows)(batch) for reading, batch in pairs], 1)
+        rows = own.part.rows(own.sizes, slopes.to(own.sizes))
+        return rows.new_zeros(len(rows), *own.shape).index_add_(1, own.numbers, rows).flatten(1)
+
     def push(self, coordinates: Tensor) -> Tensor:
         """T xi: points (n, coordinates) -> changes (n, *output) of the outputs, in float64."""
-        weights = self.joint.weights(coordinates)
+        shared, single = coordinates.tensor_split([self.joint.coordinates], dim=1)
+        weights = self.joint.weights(shared)
         moved = weights.new_empty(len(weights), *self.output.shape)
-        for part, reading in self._parts():
+        for (part, reading), own in zip(self._parts(), self._own_parts(), strict=True):
             # Float32 would lose the digits of features that the Gram hardly determines.
             change = self.joint.response(reading.features.to(torch.float64), weights)
+            if own is not None and single.numel():
+                z = single.reshape(-1, *own.shape)[:, own.numbers]
+                change = change + own.part.moved(own.sizes, z)
             moved[:, part] = reading.unrows(change)
         return moved
 
-    def located(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each batch's positions (M, K) in the flattened output, and its features."""
+    def located(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        """Each batch's positions (M, K) in the flattened output, its features and row hashes."""
         per_sample = self.output[0].numel()
-        for part, reading in self._parts():
+        for (part, reading), own in zip(self._parts(), self._own_parts(), strict=True):
             where = torch.arange(
                 part.start * per_sample, part.stop * per_sample, device=self.output.device
             )
-            yield reading.rows(where.reshape(reading.output.shape)), reading.features
+            rows = reading.rows(where.reshape(reading.output.shape))
+            yield rows, reading.features, None if own is None else own.identities
+
+    def _own_parts(self) -> Iterator[OwnRows | None]:
+        """What the rows of each batch do not share."""
+        counts = [reading.output.numel() // self.joint.targets for reading in self.readings]
+        return iter([None] * len(counts)) if self.own is None else self.own.split(counts)
 
     def _parts(self) -> Iterator[tuple[slice, Reading]]:
         """Each batch's rows of the output, and its reading with features."""

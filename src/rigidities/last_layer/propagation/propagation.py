@@ -11,11 +11,13 @@ fn is quadratic). $T$ are the derivatives of the predictions by the weights' sta
 difference of two similar predictions has a small error bar.
 
 Only the **epistemic** part propagates: noise does not correlate between predictions. Where the
-target is a mean of n noisy observations, add noise / n yourself. With `noise="none"` the scale
-$\alpha$ is set by residuals that hold the noise too, which does not average out here: for means
-of 500 predictions, against 120 retrained nets on each of three data sets (the experiment
-`propagation`), the error bar was 3.9 to 12.5 times the actual error, with `noise="constant"` 1.1 to
-9.4 times, and with `criterion="evidence", noise="bayes"`, meant for this, 0.9 to 1.0 times.
+target is a mean of n noisy observations, add noise / n yourself. Where a calibration has a joint
+scale (`criterion="auto"`), what predictions share has that one, and each distinct row adds a part
+of its own up to the scale of single predictions (see `joint`). Other criteria have one scale for
+both. With `noise="none"` it is set by residuals that hold the noise too, which does not average out
+here: for means of 500 predictions, against 120 retrained nets on each of three data sets (the
+experiment `propagation`), the error bar was 3.9 to 12.5 times the actual error, with a floor,
+`noise="constant"`, 1.1 to 9.4 times, with `criterion="evidence", noise="bayes"` 0.9 to 1.0 times.
 """
 
 from __future__ import annotations
@@ -80,11 +82,12 @@ def covariance_between(
         left = JointOutputs.read(tap, joint, batches, again=False)
         right = left if others is None else JointOutputs.read(tap, joint, others, again=False)
     matrix = left.output.new_empty(left.output.numel(), right.output.numel())
-    for i, (rows, a) in enumerate(left.located()):
-        for j, (columns, b) in enumerate(right.located()):
+    for i, (rows, a, these) in enumerate(left.located()):
+        for j, (columns, b, those) in enumerate(right.located()):
             if right is left and j < i:
                 continue  # the transpose of another block
-            block = joint.covariance(a, b).flatten(2).flatten(0, 1).to(matrix.dtype)
+            same = None if these is None or those is None else these[:, None] == those
+            block = joint.covariance(a, b, same).flatten(2).flatten(0, 1).to(matrix.dtype)
             matrix[rows.reshape(-1, 1), columns.reshape(-1)] = block
             if right is left:
                 matrix[columns.reshape(-1, 1), rows.reshape(-1)] = block.mT
@@ -95,25 +98,33 @@ def covariance_between(
 
 
 def _spread(slope: Differential, outputs: JointOutputs) -> _Spread:
-    """One pass of reverse mode per quantity, or one of forward mode per coordinate: the fewer."""
-    if slope.quantities > outputs.joint.coordinates:
+    """One pass of reverse mode per quantity, or one of forward mode per coordinate: the fewer.
+
+    What rows do not share has more coordinates than there are rows, and goes by reverse mode.
+    """
+    spread, shared = None, outputs.joint.coordinates
+    if slope.quantities > shared:
         with suppress(NotImplementedError):
-            return _pushed(slope, outputs)
-    return _pulled(slope, outputs)
+            spread = _pushed(slope, outputs)
+    spread = _pulled(slope, outputs) if spread is None else spread
+    if outputs.own is not None:
+        for part, cotangents in slope.cotangents():
+            spread.add(part, slice(shared, None), outputs.pull_own(cotangents, outputs.own))
+    return spread
 
 
 def _pulled(slope: Differential, outputs: JointOutputs) -> _Spread:
     spread = _Spread(slope.quantities, outputs)
     for part, cotangents in slope.cotangents():
         spread.flat[part] = ~cotangents.flatten(1).any(1)
-        spread.add(part, slice(None), outputs.pull(cotangents))
+        spread.add(part, slice(outputs.joint.coordinates), outputs.pull(cotangents))
     return spread
 
 
 def _pushed(slope: Differential, outputs: JointOutputs) -> _Spread:
     spread = _Spread(slope.quantities, outputs)
     spread.flat[:] = True
-    for part, tangents in _directions(slope, outputs):
+    for part, tangents in _directions(slope, outputs, outputs.joint.coordinates):
         rows = slope.pushed(tangents).mT
         spread.flat &= ~rows.any(1)
         spread.add(slice(None), part, rows)
@@ -123,14 +134,16 @@ def _pushed(slope: Differential, outputs: JointOutputs) -> _Spread:
 def _shift(slope: Differential, outputs: JointOutputs) -> Tensor:
     """Half the trace of H Cov(y), (Q,): the mean bend along the coordinates."""
     total = torch.zeros(slope.quantities, dtype=torch.float64, device=outputs.output.device)
-    for _, tangents in _directions(slope, outputs):
+    for _, tangents in _directions(slope, outputs, outputs.coordinates):
         total += slope.bent(tangents).sum(0) / 2
     return total
 
 
-def _directions(slope: Differential, outputs: JointOutputs) -> Iterator[tuple[slice, Tensor]]:
-    """Columns of T, (n, *output), a few at a time."""
-    number, device = outputs.joint.coordinates, outputs.output.device
+def _directions(
+    slope: Differential, outputs: JointOutputs, number: int
+) -> Iterator[tuple[slice, Tensor]]:
+    """The first columns of T, (n, *output), a few at a time."""
+    device = outputs.output.device
     for start in range(0, number, slope.chunk):
         part = slice(start, min(start + slope.chunk, number))
         unit = torch.zeros(part.stop - start, number, dtype=torch.float64, device=device)
@@ -145,7 +158,7 @@ class _Spread:
     """
 
     def __init__(self, quantities: int, outputs: JointOutputs) -> None:
-        coordinates, device = outputs.joint.coordinates, outputs.output.device
+        coordinates, device = outputs.coordinates, outputs.output.device
         self.variance = torch.zeros(quantities, dtype=torch.float64, device=device)
         self.flat = torch.zeros(quantities, dtype=torch.bool, device=device)
         self.rows = None

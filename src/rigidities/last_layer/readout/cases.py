@@ -1,6 +1,7 @@
 r"""How the features follow from the heads' recorded calls.
 
 * `plain`: the output is the head's output, perhaps reshaped; the features are the head's input;
+* `averaged`: it is the mean of the heads' outputs (`MeanOf`); their inputs stand side by side;
 * `shared` and `separate`: scaled, gathered, masked, permuted or summed outputs, with gains that
   are the same for all targets or not (see `tail`);
 * `jacobian`: any tail that treats samples independently, one pass through it per output;
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 
 from ...models.directional import pulled, units
 from .columns import Columns, ParameterColumns, joint_columns
-from .heads import Call, Holder, Recorder, channel_axis, weights
+from .heads import Call, Holder, Recorder, channel_axis, has_bias, weights
 from .reading import Reading, Terms
 from .tail import Gain, View, gains, pullback, sample_owners, target_order
 
@@ -97,6 +98,25 @@ class Plain(Case):
         return Reading(output, calls[0].rows, calls[0].output.shape, channel_axis(calls[0].head))
 
 
+class Averaged(Plain):
+    """The output is the mean of the heads' outputs: no derivative is taken here either."""
+
+    name = "averaged"
+
+    def _read(self, output: Tensor, calls: list[Call], graph: bool) -> Reading | None:
+        once = [call.head for call in calls if call.untouched] == self.columns.heads
+        sizes = {call.output.numel() for call in calls}
+        if not (once and self.columns.disjoint and sizes == {output.numel()}):
+            return None
+        mean = torch.stack([call.output.flatten() for call in calls]).mean(0)
+        return self.gathered(output, calls) if torch.equal(mean, output.flatten()) else None
+
+    def gathered(self, output: Tensor, calls: list[Call], _: Sequence[Gain] = ()) -> Reading:
+        """The heads' inputs over their number, side by side."""
+        features = self.columns.assemble({i: c.rows / len(calls) for i, c in enumerate(calls)})
+        return Reading(output, features, calls[0].output.shape, channel_axis(calls[0].head))
+
+
 class Separate(Case):
     """Gain and owner of each head row, with gains that differ between targets."""
 
@@ -130,8 +150,22 @@ class Separate(Case):
         parts = [gain.gain[..., None] * call.rows[:, None] for call, gain in pairs]
         owners = [gain.owner for gain in found]
         features = self._summed(parts, calls, owners, output.numel() // inner[axis])
-        features = features[:, 0] if self.layout == "shared" else features
-        return Reading(output, features, inner, axis, order)
+        counts = self._counts(calls, found, len(features))
+        if self.layout == "shared":
+            features, counts = features[:, 0], None if counts is None else counts[:, 0]
+        return Reading(output, features, inner, axis, order, counts)
+
+    def _counts(self, calls: list[Call], found: Sequence[Gain], count: int) -> Tensor | None:
+        r"""$\sum_{r \in m} g_{rk}$ of heads without a bias, (count, K, H); None if all have one."""
+        sums = {
+            head: found[0].gain.new_zeros(count, found[0].gain.shape[1])
+            for head in self.columns.heads
+            if not has_bias(head)
+        }
+        for call, gain in zip(calls, found, strict=True):
+            if call.head in sums:
+                sums[call.head] = sums[call.head] + _gathered(gain.gain, gain.owner, count)
+        return torch.stack(list(sums.values()), dim=-1) if sums else None
 
     def _views(self, output: Tensor, calls: list[Call]) -> Iterator[View]:
         """How to see the output as (M, K): as it is, or each sample in another order."""
@@ -246,7 +280,7 @@ class Parameters(Jacobian):
 
 
 CASES: dict[str, type[Case]] = {
-    case.name: case for case in (Plain, Shared, Separate, Jacobian, Dense, Parameters)
+    case.name: case for case in (Plain, Averaged, Shared, Separate, Jacobian, Dense, Parameters)
 }
 """By name, in the order in which they are tried; the last for heads that are no linear maps."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -27,6 +27,8 @@ class Reading:
         axis: the dimension of the targets in it, counted from the end.
         order: where given, which of a sample's outputs to put first, second, ... before that, so
             that the targets of each row stand in the order of the head's columns.
+        counts: (M, H) or (M, K, H) beside the features, where H heads without a bias are scaled or
+            summed: what the columns of their biases would be (the atoms of each species, say).
     """
 
     output: Tensor
@@ -34,6 +36,7 @@ class Reading:
     inner: torch.Size
     axis: int
     order: Tensor | None = None
+    counts: Tensor | None = None
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.output, self.features))
@@ -49,11 +52,16 @@ class Reading:
         if any(reading.order is not first.order for reading in readings):
             raise ValueError(f"The batches have their targets in different orders{remedy}")
         rows = sum(reading.inner[0] for reading in readings)
-        return cls(output, features, torch.Size([rows, *first.inner[1:]]), first.axis, first.order)
+        inner = torch.Size([rows, *first.inner[1:]])
+        each = [reading.counts for reading in readings if reading.counts is not None]
+        counts = torch.cat(each) if len(each) == len(readings) else None
+        return cls(output, features, inner, first.axis, first.order, counts)
 
     def detached(self) -> Reading:
         """The same values without their derivatives."""
-        return replace(self, output=self.output.detach(), features=self.features.detach())
+        counts = None if self.counts is None else self.counts.detach()
+        output, features = self.output.detach(), self.features.detach()
+        return replace(self, output=output, features=features, counts=counts)
 
     def rows(self, tensor: Tensor) -> Tensor:
         """A tensor shaped like the output as (M, K)."""
@@ -93,25 +101,27 @@ class Reading:
             )
         return self.rows(target.reshape(self.output.shape))
 
-    def sample_weights(self, function: SampleWeight | None, batch: Batch) -> Tensor | None:
-        """The user's weights of the batch, (M, 1) or (M, K)."""
+    def sample_weights(
+        self, function: SampleWeight | None, batch: Batch, what: str = "sample weights"
+    ) -> Tensor | None:
+        """The user's weights of the batch, (M, 1) or (M, K); or what else a function gives."""
         if function is None:
             return None
         output, weights = self.output, function(batch.raw)
         if weights is None:
-            raise ValueError("sample_weight returned None: expected one weight per sample.")
+            raise ValueError(f"The function of {what} returned None: expected one per sample.")
         given = torch.as_tensor(weights, device=output.device).to(torch.float64)
         if not bool(((given >= 0) & (given < torch.inf)).all()):
             raise ValueError(
-                f"sample weights must be finite and not negative, got {float(given.min())} to "
+                f"{what} must be finite and not negative, got {float(given.min())} to "
                 f"{float(given.max())}. A row that should not count has weight 0."
             )
         if given.squeeze().shape == output.squeeze().shape:
             return self.rows(given.reshape(output.shape))
         if given.ndim > 1 or given.numel() != len(output):
             raise ValueError(
-                f"sample_weight returned {tuple(given.shape)} for an output of "
-                f"{tuple(output.shape)}: expected one weight per sample or per output."
+                f"The function of {what} returned {tuple(given.shape)} for an output of "
+                f"{tuple(output.shape)}: expected one per sample or per output."
             )
         return self.rows(given.reshape(-1, *[1] * (output.ndim - 1)).expand(output.shape))
 
@@ -126,9 +136,32 @@ class Reading:
         hashes = row_hashes(values, len(self.output)) if exact else None
         if hashes is not None:
             return hashes, True
+        target = self.target_rows(batch.target)
+        return near_hashes(self.features, target, self._digits, held), False
+
+    def identities(self, batch: Batch) -> Tensor:
+        """A hash (M,) by which a row of outputs is known again, in any batch and order.
+
+        Of all tensors of its input, and of its place where an input has several rows of outputs.
+        Where inputs have not one row per output, of half of the features' digits, which in another
+        batch may round otherwise for about one row of a hundred.
+        """
+        samples = self.output.shape[0]  # len would fix it in a graph
+        hashes = row_hashes(tree_leaves([batch.args, batch.kwargs]), samples)
+        if hashes is None:
+            return near_hashes(self.features, None, self._digits, None, self._digits**0.5)
+        if self.features.shape[0] == samples:
+            return hashes
+        places = torch.arange(self.output.shape[1:].numel(), device=hashes.device)
+        several = hashes[:, None].expand(-1, len(places))
+        pairs = (several.reshape(-1), places.expand_as(several).reshape(-1))
+        known = cast("Tensor", row_hashes(pairs, self.output.numel()))
+        return self.rows(known.reshape(self.output.shape))[:, 0]
+
+    @property
+    def _digits(self) -> float:
         floating = [t.dtype for t in (self.features, self.output) if t.is_floating_point()]
-        digits = max(torch.finfo(dtype).eps for dtype in floating)
-        return near_hashes(self.features, self.target_rows(batch.target), digits, held), False
+        return max(torch.finfo(dtype).eps for dtype in floating)
 
 
 def read(tap: Callable[..., Reading], batch: Batch) -> Reading:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from experiments.atoms import bpnn, fitting
-from experiments.studies.qm9.samples import SPECIES, Samples
+from experiments.atoms.samples import SPECIES, Samples
 from experiments.training.loop import Fitted
 
 

@@ -8,15 +8,14 @@ from pathlib import Path
 import safetensors
 from safetensors.torch import load_file, save
 
-from experiments.atoms import bpnn
+from experiments.atoms import bpnn, training
+from experiments.atoms.samples import SOAP, SPECIES, Samples
 from experiments.atoms.spectrum import width
 from experiments.data.files import FormatError, cache_folder, digest
 from experiments.data.qm9 import NAMES
 from experiments.frame import keys, sources
 from experiments.frame.files import replace
 from experiments.frame.machine import machine
-from experiments.studies.qm9 import training
-from experiments.studies.qm9.samples import SOAP, SPECIES, Samples
 from experiments.training.loop import Fitted
 
 CHANNELS = len(SPECIES) * SOAP.radial

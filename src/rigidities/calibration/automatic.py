@@ -1,0 +1,304 @@
+"""`criterion="auto"` for all targets: the full model, judged against the paper's form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..notices import notify
+from ..prediction.cosine_tilt import TERMS
+from ..prediction.head import Guard, Head
+from ..prediction.law import Gaussian, Law, StudentT, Tilted
+from ..prediction.noise import ConstantNoise, FeatureNoise, GivenNoise, NoNoise
+from .calibration import Calibration, Wanted
+from .evidence import most_evident_ridge
+from .gathering import Residuals
+from .objective import Choice, Objective, search
+from .report import CalibrationReport
+from .rows import Rows, clipped_mean, target_rows
+from .target_fit import CLEARLY, LADDER, Parts, TargetFit, fitted, judged
+
+Evidence = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Full:
+    """The full model of all targets: what was fitted, and how it stands against the paper's form.
+
+    Attributes:
+        targets: one fit each.
+        rows: they were fitted to.
+        ladder: mean cross-validated NLL on each rung of `LADDER`; empty without validation rows.
+        worse: standard errors by which the full model is worse than the paper's form.
+    """
+
+    targets: list[TargetFit]
+    rows: list[Rows]
+    ladder: dict[str, float]
+    worse: float
+
+    @property
+    def nll(self) -> float:
+        """Per row, on the validation rows."""
+        own = [fit.nll(one.held).mean() for fit, one in zip(self.targets, self.rows, strict=True)]
+        return float(torch.stack(own).mean())
+
+    @classmethod
+    def of(cls, rows: list[Rows], parts: Parts, paper_q: Tensor | None) -> Full:
+        """Fitted and judged; `paper_q` (n, K) is that of the validation rows, NaN where masked."""
+        targets = [fitted(one, parts) for one in rows]
+        if paper_q is None:
+            return cls(targets, rows, {}, 0.0)
+        found = []
+        for one, fit, q in zip(rows, targets, paper_q.unbind(1), strict=True):
+            known = q[q.isfinite()]
+            if len(known) > 2:
+                found.append(judged(one, fit, parts, known))
+        if not found:
+            return cls(targets, rows, {}, 0.0)
+        each = torch.cat(found)
+        difference = each[:, -1] - each[:, 0]
+        error = difference.std() / len(difference) ** 0.5
+        worse = float(difference.mean() / error) if bool(error > 0) else 0.0
+        means = torch.stack([one.mean(0) for one in found]).mean(0).tolist()
+        return cls(targets, rows, dict(zip(LADDER, means, strict=True)), worse)
+
+    def _head(self, *, shared: bool, tilts: int) -> Head:
+        """Of all targets."""
+        weights = [fit.weights(tilts) for fit in self.targets]
+        return Head.of(
+            [fit.inputs for fit in self.targets],
+            [weight for weight, _ in weights],
+            [constant for _, constant in weights],
+            [fit.bounds for fit in self.targets],
+            shared=shared,
+        )
+
+    def calibration(self, ridge: float, wanted: Wanted, *, shared: bool) -> Calibration:
+        """As everything after it uses it; without the joint scale."""
+        fits = self.targets
+        law = self._law()
+        guards = [fit.guard for fit in fits if fit.guard is not None]
+        level = torch.stack([fit.middle for fit in fits]).exp() * torch.as_tensor(law.second)
+        kinds = {GivenNoise: GivenNoise(level, wanted.given), FeatureNoise: FeatureNoise(level)}
+        return Calibration(
+            ridge,
+            torch.stack([fit.scale.scale2 for fit in fits]).sqrt(),
+            kinds.get(wanted.noise, ConstantNoise(level)),
+            law,
+            head=self._head(shared=shared, tilts=TERMS if isinstance(law, Tilted) else 0),
+            guard=Guard.join(guards) if guards else None,
+            support=wanted.support,
+        )
+
+    def _law(self) -> Law:
+        """Around all targets; its tilt is the head's."""
+        fits = self.targets
+        if fits[0].scale.gaussian:
+            return Gaussian()
+        each = [fit.scale.df for fit in fits]
+        df = torch.tensor(each, dtype=torch.float64) if len(each) > 1 else each[0]
+        return StudentT(df) if fits[0].tilt is None else Tilted(df)
+
+
+def automatic(
+    residuals: Residuals | None,
+    seen: Residuals | None,
+    eigenvalues: Tensor,
+    solved: Callable[[float], Any],
+    wanted: Wanted,
+    *,
+    evidence: Evidence | None = None,
+    zero_curvature: int = 0,
+) -> CalibrationReport:
+    """The full model, or the paper's form where that is clearly better.
+
+    Args:
+        residuals: of validation rows, which keep "mean" and "inputs"; None where there are none.
+        seen: of training rows, likewise; None where the fit kept none.
+        eigenvalues: as in `chosen`, like the others.
+        solved: likewise.
+        wanted: likewise.
+        evidence: of ridges; without it the likelihood of the validation rows chooses one.
+        zero_curvature: likewise.
+    """
+    ridge, edge = _ridge(residuals, eigenvalues, wanted, evidence)
+    rows = _rows(residuals, seen, eigenvalues, ridge)
+    paper = None if residuals is None else Paper.of(residuals, eigenvalues, wanted)
+    full = Full.of(rows, _parts(rows, wanted), None if paper is None else paper.q)
+    constant = [_constant(one.held.residual) for one in rows]
+    if paper is not None and full.worse > CLEARLY:
+        ridge, edge, taken = paper.choice.ridge, None, LADDER[0]
+        chosen, nll = paper.calibration, paper.nll
+        rows = _rows(residuals, None, eigenvalues, ridge)
+    else:
+        shared = all(part is None or part.kept["inputs"].ndim == 2 for part in (residuals, seen))
+        chosen, taken = full.calibration(ridge, wanted, shared=shared), LADDER[-1]
+        nll = full.nll
+    typical = rows[0].q.new_ones(1, 1) if residuals is None else residuals.typical
+    final = solved(ridge)
+    report = CalibrationReport(
+        calibration=_with_joint(chosen, rows, typical),
+        criterion=wanted.criterion,
+        value=full.ladder.get(taken, nll),
+        at_edge=edge,
+        condition=final.condition,
+        effective_rank=final.effective_rank,
+        width=final.width,
+        nll=nll,
+        nll_constant=sum(constant) / len(constant),
+        fixed=wanted.ridge is not None,
+        zero_curvature=zero_curvature,
+        ladder=full.ladder,
+        seen=0 if seen is None else len(seen.error),
+        remarks=_remarks(rows, wanted),
+        rows=0 if residuals is None else residuals.rows,
+        used=0 if residuals is None else len(residuals.error),
+        samples=0 if residuals is None else residuals.samples,
+        duplicates=0 if residuals is None else round(residuals.duplicates),
+    )
+    if report.duplicates:
+        notify(report.warnings[0])
+    return report
+
+
+@dataclass(frozen=True)
+class Paper:
+    """The paper's form by the likelihood of the validation rows.
+
+    Attributes:
+        objective: of its ridge.
+        choice: the best.
+    """
+
+    objective: Objective
+    choice: Choice
+
+    @classmethod
+    def of(cls, residuals: Residuals, eigenvalues: Tensor, wanted: Wanted) -> Paper:
+        """The best."""
+        own = replace(wanted, criterion="nll", noise=NoNoise, law=Gaussian(), given=None)
+        objective = Objective(residuals, eigenvalues, own)
+        return cls(objective, search(objective, wanted.ridge)[0])
+
+    @property
+    def q(self) -> Tensor:
+        """Of the validation rows, (n, K), NaN where the target is masked."""
+        data, lam = self.objective.residuals, self.objective.eigenvalues
+        q = data.quadratic(lam, lam.new_tensor([self.choice.ridge]))[..., 0]
+        return torch.where(data.error.isfinite(), q, math.nan)
+
+    @property
+    def nll(self) -> float:
+        """Per row, on the validation rows."""
+        return self.objective.nll(self.choice)[0]
+
+    @property
+    def calibration(self) -> Calibration:
+        """As everything after it uses it."""
+        found = self.objective.calibration(self.choice)
+        return replace(found, support=self.objective.wanted.support)
+
+
+def _parts(rows: list[Rows], wanted: Wanted) -> Parts:
+    """What is wanted of the full model, and possible; a tilt would learn the targets' grid."""
+    tilted = isinstance(wanted.law, Tilted) and not any(one.step > 0 for one in rows)
+    tails = not isinstance(wanted.law, Gaussian)
+    return Parts(wanted.noise is FeatureNoise, tails, tilted, wanted.guard)
+
+
+def _constant(residual: Tensor) -> float:
+    """NLL per row of the best constant error bar."""
+    return float(Gaussian().profile(residual[:, None], torch.ones_like(residual)[:, None])[1])
+
+
+def _ridge(
+    residuals: Residuals | None, eigenvalues: Tensor, wanted: Wanted, evidence: Evidence | None
+) -> tuple[float, str | None]:
+    """The one given, the most evident, or with a constant noise the likeliest."""
+    if wanted.ridge is not None:
+        return wanted.ridge, None
+    if evidence is not None:
+        try:
+            ridge, _, edge = most_evident_ridge(evidence, float(eigenvalues.max()))
+            return ridge, edge
+        except ValueError:
+            if residuals is None:
+                raise
+    if residuals is None:
+        raise ValueError(
+            "Without validation rows criterion='auto' needs the evidence of the training rows, and "
+            "the fit has no residuals or no readout of its own. Call calibrate(valid)."
+        )
+    likely = replace(wanted, criterion="nll", noise=ConstantNoise, law=Gaussian())
+    choice, edge = search(Objective(residuals, eigenvalues, likely), None)
+    return choice.ridge, edge
+
+
+def _rows(
+    held: Residuals | None, seen: Residuals | None, eigenvalues: Tensor, ridge: float
+) -> list[Rows]:
+    """Of each target: training rows as if left out, then validation rows."""
+    found: list[list[Rows]] = []
+    for part, known in ((seen, True), (held, False)):
+        if part is None:
+            continue
+        q = part.quadratic(eigenvalues, eigenvalues.new_tensor([ridge]))[..., 0]
+        share = part.share if held is None else part.share * held.typical / part.typical
+        mean, inputs = (part.kept[name].to(torch.float64) for name in ("mean", "inputs"))
+        rows = []
+        for k, error in enumerate(part.error.unbind(1)):
+            own = inputs if inputs.ndim == 2 else inputs[:, k]
+            columns = [t[:, min(k, t.shape[1] - 1)] for t in (q, part.weight, mean, share)]
+            rows.append(target_rows([error, *columns, own], seen=known))
+        found.append(rows)
+    if not found:
+        raise ValueError(
+            "There is nothing to calibrate with: no data were given, and the fit kept no rows of "
+            "its own. Call calibrate(valid)."
+        )
+    return [Rows.join(list(parts)) for parts in zip(*found, strict=True)]
+
+
+def _with_joint(calibration: Calibration, rows: list[Rows], typical: Tensor) -> Calibration:
+    r"""With the scale of what predictions share, $\alpha_B^2 = \overline{r^2 / (1/c + q)}$.
+
+    That of Bayesian linear regression. A single prediction is at least as uncertain.
+    """
+    if isinstance(calibration.noise, GivenNoise):
+        return calibration
+    found = []
+    for k, one in enumerate(rows):
+        inverse = one.held.share / typical[0, min(k, typical.shape[1] - 1)]
+        found.append(clipped_mean(one.held.residual.square() / (inverse + one.held.q)).sqrt())
+    joint = torch.stack(found)
+    return replace(calibration, scale=torch.maximum(calibration.scale, joint), joint=joint)
+
+
+def _remarks(rows: list[Rows], wanted: Wanted) -> list[str]:
+    """What a reader of the report should know of the rows."""
+    said = []
+    held, seen = (min(int((one.seen == flag).sum()) for one in rows) for flag in (False, True))
+    if not held:
+        said.append(
+            "There were no validation rows: training rows as if left out are optimistic for a net "
+            "trained end to end. Calibrate on rows that the model has not seen."
+        )
+    if not seen:
+        said.append("The fit kept no training rows (sample=0): the validation rows alone decide.")
+    if held:
+        said.append(
+            "Did these validation rows choose the checkpoint (early stopping)? Then their errors "
+            "are optimistic, and 90 % intervals may hold up to three per cent too little."
+        )
+    if any(one.step > 0 for one in rows) and isinstance(wanted.law, Tilted):
+        said.append(
+            "The targets lie on a grid that is wide beside the residuals: the law has no tilt, "
+            "which would learn the grid."
+        )
+    return said

@@ -1,0 +1,301 @@
+r"""Intervals whose coverage is guaranteed: split conformal prediction by the law's own tails.
+
+The score of a row is how far out its target lies in its law, $s = |2u - 1|$ with $u = F(y)$
+(Chernozhukov, Wuethrich and Zhu, 2021). Held is the tail
+$t = 1 - s = 2 \min(P(Y \le y), P(Y \ge y))$, at most 1: it keeps its digits where s rounds to one,
+and is the smallest score between F(y-) and F(y) where a law has mass at a bound. Of n rows that
+fitted nothing else an interval takes the $\lceil (n+1)\,\mathrm{level} \rceil$-th smallest score.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..notices import notify, require, require_level
+from ..prediction.prediction import Prediction
+
+LEAST = 50
+"""Rows below which a group is merged."""
+
+_SLACK = 1e-6
+"""Share by which tails are narrowed: rounding must not push out the row that one came from."""
+_MIX = (-7046029254386353131, -4658895280553007687)
+_NONE = torch.iinfo(torch.int64).min
+_GUARANTEE = (
+    "They hold their level on average over draws of calibration and test rows, for rows used in "
+    "neither training, stopping nor fitting; not per input."
+)
+_QUESTION = (
+    "Did these rows choose the checkpoint (early stopping)? Then they are seen rows, and intervals "
+    "hold a few per cent too little: fresh rows moved coverage by +.030 on the energy set."
+)
+
+Groups = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Conformal:
+    """Sorted tails of rows that fitted nothing else, for each target and group.
+
+    Attributes:
+        tails: lists one after the other, each falling (its scores rise), (S,).
+        counts: rows of each list, (L,).
+        place: the list of each target and group, (K, G + 1); last that of all its rows.
+        labels: of the groups, rising, (G,); of those by the bar 1, 2, ....
+        cuts: of the bar, between its groups, (K, G - 1).
+        function: that labels a batch; files do not hold it.
+    """
+
+    tails: Tensor
+    counts: Tensor
+    place: Tensor
+    labels: Tensor
+    cuts: Tensor | None = None
+    function: Groups | None = None
+
+    @classmethod
+    def of(
+        cls,
+        prediction: Prediction,
+        target: Tensor,
+        *,
+        targets: Tensor | None = None,
+        labels: Tensor | None = None,
+        cuts: Tensor | None = None,
+        function: Groups | None = None,
+    ) -> Conformal:
+        """From predictions of rows that fitted nothing else.
+
+        Args:
+            prediction: of any shape.
+            target: shaped like it; NaN where masked.
+            targets: which target each entry is of, broadcast against the prediction; by default
+                its place in the last of several dimensions.
+            labels: which group each entry is of, likewise.
+            cuts: of the bar, instead of labels; see `bar_cuts`.
+            function: that gave the labels.
+        """
+        tail = _tail(prediction, target)
+        known, which = ~tail.isnan(), _which(targets, tail)
+        given = _labels(prediction.std, which, labels, cuts)
+        seen = given[known & (given != _NONE)].unique()
+        if cuts is not None:
+            seen = torch.arange(1, cuts.shape[1] + 2, device=cuts.device)
+        count, groups, group = int(which.max()) + 1, len(seen), _number(seen, given)[known]
+        which = which[known]
+        table = (which * (groups + 1) + group).bincount(minlength=count * (groups + 1))
+        place = _lists(table.reshape(count, -1)[:, :groups].tolist(), by_size=cuts is None)
+        places = which.new_tensor(place)
+        columns = [places[which, column] for column in ([group, -1] if groups else [-1])]
+        lists, tails = torch.cat(columns), tail[known].repeat(len(columns))
+        order = tails.argsort(descending=True)
+        order = order[lists[order].argsort(stable=True)]
+        counts = lists.bincount(minlength=place[-1][-1] + 1)
+        return cls(tails[order], counts, places, seen, cuts, function)
+
+    def bound(self, labels: Tensor | None = None, targets: Tensor | None = None) -> BoundConformal:
+        """To the rows of a prediction; the arguments are those of `of`."""
+        return BoundConformal(self, labels, targets)
+
+    def thresholds(self, level: float) -> Tensor:
+        r"""Tail of the $\lceil (n+1)\,\mathrm{level} \rceil$-th score of each list; 0 beyond n."""
+        share = Fraction(str(float(level)))  # 0.9 is nine tenths, whatever its last bit
+        rank = self.counts.new_tensor([math.ceil((n + 1) * share) for n in self.counts.tolist()])
+        at = self.counts.cumsum(0) - self.counts + rank - 1
+        tails = torch.cat([self.tails, self.tails.new_zeros(1)])
+        return tails[torch.where(rank > self.counts, len(self.tails), at)]
+
+    @property
+    def sentences(self) -> list[str]:
+        """What a report says of it."""
+        rows, groups = self.counts[self.place[:, -1]], len(self.labels)
+        least, most = int(rows.min()), int(rows.max())
+        said = f"Conformal intervals from {most} rows"
+        said += "" if least == most else f" ({least} where most targets are masked)"
+        said += f", in {groups} groups{' by the bar' * (self.cuts is not None)}" if groups else ""
+        merged = []
+        for k, lists in enumerate(self.place[:, :-1]):
+            whose = f" of target {k}" if len(self.place) > 1 else ""
+            for i, n in zip(
+                *(one.tolist() for one in lists.unique(return_counts=True)), strict=True
+            ):
+                shared = ", ".join(map(str, self.labels[lists == i].tolist()))
+                merged += [f"{shared}{whose} with {int(self.counts[i])}"] if n > 1 else []
+        if merged:
+            said += f"; those of fewer than {LEAST} rows are merged: {'; '.join(merged)}"
+        return [f"{said}. {_GUARANTEE}", _QUESTION]
+
+    def to(self, device: torch.device) -> Conformal:
+        """The same on another device."""
+        return replace(self, **{name: one.to(device) for name, one in self.tensors().items()})
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors for a file: everything but the function."""
+        return {name: one for name, one in vars(self).items() if isinstance(one, Tensor)}
+
+    @classmethod
+    def from_state(cls, tensors: dict[str, Tensor]) -> Conformal:
+        """What `tensors` came from; refused where they came from none."""
+        what, found = "the conformal scores", cls(**tensors)
+        tails, counts, place, cuts = found.tails, found.counts, found.place, found.cuts
+        require(tails.dtype == torch.float64 and counts.dtype == place.dtype == torch.int64, what)
+        require(bool((counts >= 0).all()) and int(counts.sum()) == len(tails), what)
+        falling = all(bool((one.diff() <= 0).all()) for one in tails.split(counts.tolist()))
+        require(falling and bool(((tails >= 0) & (tails <= 1)).all()), what)
+        require(bool(((place >= 0) & (place < len(counts))).all()), what)
+        fits = place.shape[1:] == (len(found.labels) + 1,) and bool((found.labels.diff() > 0).all())
+        if cuts is not None:
+            fits &= cuts.shape == (len(place), place.shape[1] - 2)
+            fits &= bool((cuts.diff() >= 0).all())
+        require(fits, "the conformal groups")
+        return found
+
+
+@dataclass(frozen=True)
+class BoundConformal:
+    """Conformal intervals of the rows of one prediction; see `Conformal.of`."""
+
+    conformal: Conformal
+    labels: Tensor | None = None
+    targets: Tensor | None = None
+
+    def interval(self, prediction: Prediction, level: float) -> tuple[Tensor, Tensor]:
+        """Of each row's own law, between the tails at the threshold of its group: (low, high).
+
+        Where a group has too few rows for the level it is the whole line, or the support, and a
+        warning says so. A label that no conformal row had gets the threshold of all rows.
+        """
+        require_level(level, "An interval's")
+        scores, which = self.conformal, _which(self.targets, prediction.std)
+        group = _number(scores.labels, _labels(prediction.std, which, self.labels, scores.cuts))
+        if len(scores.labels) and bool((group == len(scores.labels)).any()):
+            notify(
+                "Some rows have no group, or one that no conformal row had: their conformal "
+                "intervals are those of all rows together."
+            )
+        lists = scores.place[which, group]
+        tail = scores.thresholds(level)[lists]
+        if bool((whole := tail == 0).any()):
+            notify(
+                f"{int(whole.sum())} of {tail.numel()} conformal intervals hold everything: "
+                f"{int(scores.counts[lists[whole]].min())} rows, with targets that the law holds "
+                f"possible, are too few for level {level:g}."
+            )
+        return _ends(prediction, tail)
+
+
+def bar_cuts(std: Tensor | None, groups: int = 5) -> Tensor:
+    """Where the bars of training rows (n, K) are cut into equal groups, (K, groups - 1)."""
+    if std is None or not len(std):
+        raise ValueError(
+            "groups='bar' cuts the bar at quantiles of training rows, and the fit kept none. Fit "
+            "with sample=8192, or pass groups=callable(batch)."
+        )
+    last = torch.arange(1, groups, device=std.device) * len(std) // groups
+    return std.double().sort(0).values[last].T.contiguous()
+
+
+def group_labels(function: Groups, batch: Any, output: Tensor) -> Tensor:
+    """Labels of a batch by the user's function, one per row, shaped like the model's output."""
+    try:
+        labels = torch.as_tensor(function(batch), device=output.device)
+    except (TypeError, ValueError, RuntimeError):  # strings, None
+        labels = output.new_empty(0)
+    if labels.is_floating_point() or labels.numel() != len(output):
+        raise ValueError(
+            f"groups must return one whole number per row, ({len(output)},): 0, 1, 2, ...."
+        )
+    return labels.long().reshape(-1, *[1] * (output.ndim - 1)).expand(output.shape)
+
+
+def set_aside(hashes: Tensor, share: float) -> Tensor:
+    """Which rows, by their hashes (n,), are kept for conformal scores: n times the share.
+
+    Equal rows stay together, and the order of rows does not matter.
+    """
+    if not 0 < share < 1:
+        raise ValueError(f"conformal= as a share must lie between 0 and 1, got {share}.")
+    mixed = hashes * _MIX[0]
+    mixed = (mixed ^ (mixed >> 29)) * _MIX[1]  # the sample of training rows takes low hashes
+    return mixed <= mixed.sort().values[max(round(share * len(mixed)), 1) - 1]
+
+
+def _tail(prediction: Prediction, target: Tensor) -> Tensor:
+    r"""$2 \min(P(Y \le y), P(Y \ge y))$ of each entry, NaN where the target is masked."""
+    (mean, scale), (low, high), dtype = _located(prediction)
+    y = target.to(mean.device, dtype).double()
+    if y.shape != mean.shape:
+        raise ValueError(f"Targets must be shaped {tuple(mean.shape)}, got {tuple(y.shape)}.")
+    z = torch.where(y == mean, 0.0, (y - mean) / scale)
+    below, above = prediction.law.cdf(z), prediction.law.survival(z)
+    below = torch.where(y < low, 0.0, torch.where(y >= high, 1.0, below))
+    above = torch.where(y > high, 0.0, torch.where(y <= low, 1.0, above))
+    tail = (2 * torch.minimum(below, above)).clamp(max=1)
+    if bool((tail.isnan() & ~y.isnan()).any() | y.isnan().all()):
+        raise ValueError("Conformal rows need targets and finite predictions. Clean the data.")
+    return torch.where(y.isnan(), torch.nan, tail)
+
+
+def _ends(prediction: Prediction, tail: Tensor) -> tuple[Tensor, Tensor]:
+    """The interval of each law between its two tails of half that probability."""
+    (mean, scale), bounds, dtype = _located(prediction)
+    law, half = prediction.law, tail * (0.5 - 0.5 * _SLACK)
+    low = torch.where(tail > 0, mean + scale * law.quantile(half), -torch.inf)
+    high = torch.where(tail > 0, mean - scale * law.mirrored.quantile(half), torch.inf)
+    return low.clamp(*bounds).to(dtype), high.clamp(*bounds).to(dtype)
+
+
+def _located(p: Prediction) -> tuple[tuple[Tensor, Tensor], tuple[float, float], torch.dtype]:
+    """Mean and scale in float64, the bounds as the returned precision has them, and that."""
+    low, high = p.support or (None, None)
+    ends = [-math.inf if low is None else low, math.inf if high is None else high]
+    dtype = torch.promote_types(p.mean.dtype, torch.float32)
+    least, most = torch.tensor(ends, dtype=dtype).tolist()
+    return (p.mean.double(), p.scale.double()), (least, most), dtype
+
+
+def _which(targets: Tensor | None, like: Tensor) -> Tensor:
+    """The target of each entry."""
+    if targets is None:
+        targets = torch.arange(like.shape[-1] if like.ndim > 1 else 1, device=like.device)
+    return targets.expand(like.shape)
+
+
+def _labels(std: Tensor, which: Tensor, given: Tensor | None, cuts: Tensor | None) -> Tensor:
+    """The label of each entry: that of its bar, the one given, or none."""
+    if cuts is not None:
+        return 1 + (std.double()[..., None] > cuts[which]).sum(-1)
+    return torch.full_like(which, _NONE) if given is None else given.expand(std.shape).contiguous()
+
+
+def _number(seen: Tensor, given: Tensor) -> Tensor:
+    """Where each label stands among those seen; their count, the last column, for others."""
+    found = torch.searchsorted(seen, given)
+    same = torch.cat([seen, seen.new_full((1,), _NONE)])[found] == given
+    return torch.where(same, found, len(seen))
+
+
+def _lists(table: list[list[int]], *, by_size: bool) -> list[list[int]]:
+    """Numbers of the lists of each target's groups, of those rows (K, G), and of all its rows.
+
+    Neighbours (by size) are together until they have `LEAST` rows; too few at the end join those
+    before.
+    """
+    place, first = [], 0
+    for counts in table:
+        numbers, number, held = [0] * len(counts), 0, 0
+        for i in sorted(range(len(counts)), key=lambda i: counts[i] if by_size else i):
+            numbers[i], held = number, held + counts[i]
+            if held >= LEAST:
+                number, held = number + 1, 0
+        last = max(number - 1, 0)
+        place.append([first + min(i, last) for i in numbers] + [first + last + bool(counts)])
+        first = place[-1][-1] + 1
+    return place

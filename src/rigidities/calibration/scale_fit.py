@@ -1,0 +1,248 @@
+r"""Noise, scale and tails of one target together: a regularised likelihood of all its rows.
+
+The squared scale of a Student-t law is
+
+$$ s^2 = \bigl(\tfrac{\bar c}{c}\, e^{h} + \alpha^2 q\bigr)\, e^{-\kappa [\text{seen}]}, \qquad
+   h = a + w \cdot \phi, $$
+
+with the head's inputs $\phi$ (`prediction.head`), and $\kappa$ for the optimism of rows that were
+trained on. Priors: $\kappa \sim N(0, 1)$, $\log(\nu - 2) \sim N(\log 6, 1.5^2)$,
+$\log \alpha^2 \sim N(\cdot, 1.5^2)$ about a first estimate, since single predictions hardly tell
+$\alpha^2$ from the noise; w has the precision 2 on the first three inputs and $\lambda$ on the
+others, chosen by Laplace's approximation of the evidence. The maximum is found by Fisher scoring:
+$\log s^2$ has the information $\nu / 2(\nu + 3)$ a row.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .rows import Rows
+
+FIRST = 3
+"""Inputs of the head that are no features."""
+
+PENALTIES = tuple(10 ** (4 - k / 2) for k in range(10))
+FIRST_PENALTY = 2.0
+TAILS = (math.log(6), 1.5)
+"""Prior of log(nu - 2): centre and spread; that of the scale has the same spread."""
+
+WIDE = 3.0
+"""Spread of the weak priors of the noise's level, and of the scale in a first estimate."""
+
+SHARE = 0.1
+"""Of the residuals' variance that the first estimate leaves to the scale at least."""
+
+_STEPS, _HALVINGS, _DONE, _NEAR = 40, 12, 1e-6, 0.05
+_TAIL_RANGE = (math.log(0.05), math.log(2000))
+_FIXED = 3  # parameters before the weights: a, log alpha^2, kappa
+
+
+@dataclass(frozen=True)
+class ScaleFit:
+    """One maximum.
+
+    Attributes:
+        vector: a, log alpha^2, kappa, then w.
+        tail: log(nu - 2).
+        gaussian: whether the law has no tails instead.
+        penalty: lambda.
+        evidence: log evidence by Laplace, up to a constant.
+    """
+
+    vector: Tensor
+    tail: float
+    gaussian: bool = False
+    penalty: float = math.nan
+    evidence: float = math.nan
+
+    @property
+    def df(self) -> float:
+        """Degrees of freedom."""
+        return 2 + math.exp(self.tail)
+
+    @property
+    def scale2(self) -> Tensor:
+        r"""$\alpha^2$."""
+        return self.vector[1].exp()
+
+    @property
+    def optimism(self) -> Tensor:
+        r"""$\kappa$."""
+        return self.vector[2]
+
+    def log_noise(self, inputs: Tensor) -> Tensor:
+        """h of rows whose inputs are (n, P)."""
+        return self.vector[0] + inputs @ self.vector[_FIXED:]
+
+    def squared_scale(self, rows: Rows, log_noise: Tensor) -> Tensor:
+        """s^2 of rows, the optimism of seen ones included."""
+        bare = log_noise.exp() * rows.share + self.scale2 * rows.q
+        return bare * torch.where(rows.seen, (-self.optimism).exp(), 1.0)
+
+
+@dataclass(frozen=True)
+class ScaleProblem:
+    """The likelihood and its priors.
+
+    Attributes:
+        rows: all of them.
+        inputs: of the head, (n, P); no columns for a constant noise.
+        square: squared residuals, plus what the targets' grid hides.
+        centre: prior mean of log alpha^2.
+        spread: its prior spread.
+        gaussian: whether the law has no tails to find.
+    """
+
+    rows: Rows
+    inputs: Tensor
+    square: Tensor
+    centre: Tensor
+    spread: float = TAILS[1]
+    gaussian: bool = False
+
+    def objective(self, fit: ScaleFit, penalty: float) -> Tensor:
+        """Negative log posterior, up to what does not depend on the parameters."""
+        s2 = fit.squared_scale(self.rows, fit.log_noise(self.inputs))
+        value = self._losses(s2, fit.tail).sum() + 0.5 * self._prior(fit.vector, penalty)[0]
+        tail = 0.0 if self.gaussian else 0.5 * ((fit.tail - TAILS[0]) / TAILS[1]) ** 2
+        return value + tail
+
+    def solved(self, start: ScaleFit, penalty: float) -> ScaleFit:
+        """The maximum for one penalty, from a start; with its evidence."""
+        fit, value = start, self.objective(start, penalty)
+        for _ in range(_STEPS):
+            before = value
+            gradient, information = self._derivatives(fit, penalty)
+            step = torch.linalg.solve(information, gradient)
+            fit = self._tailed(self._descended(fit, step, value, penalty))
+            value = self.objective(fit, penalty)
+            if not bool(before - value > _DONE * len(self.rows)):
+                break
+        evidence = self._evidence(fit, penalty, value)
+        return replace(fit, gaussian=self.gaussian, penalty=penalty, evidence=evidence)
+
+    def best(self, start: ScaleFit) -> ScaleFit:
+        """The penalty of the greatest evidence, from the largest downwards."""
+        if self.inputs.shape[1] <= FIRST:
+            return self.solved(start, FIRST_PENALTY)
+        best = fit = self.solved(start, PENALTIES[0])
+        for at, penalty in enumerate(PENALTIES[1:]):
+            fit = self.solved(fit, penalty)
+            best = fit if fit.evidence > best.evidence else best
+            if fit.evidence < best.evidence and best.penalty > PENALTIES[at]:
+                break
+        return best
+
+    def _losses(self, s2: Tensor, tail: float) -> Tensor:
+        if self.gaussian:
+            return 0.5 * s2.log() + 0.5 * self.square / s2
+        nu = torch.tensor(2 + math.exp(tail), dtype=torch.float64)
+        constant = torch.lgamma(nu / 2) - torch.lgamma((nu + 1) / 2) + 0.5 * nu.log()
+        return constant + 0.5 * s2.log() + (nu + 1) / 2 * torch.log1p(self.square / (nu * s2))
+
+    def _prior(self, vector: Tensor, penalty: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Twice the negative log prior, half its gradient, and its precisions."""
+        precision = vector.new_full((len(vector),), penalty)
+        precision[:_FIXED] = vector.new_tensor([WIDE**-2, self.spread**-2, 1.0])
+        precision[_FIXED : _FIXED + FIRST] = FIRST_PENALTY
+        centre = torch.zeros_like(vector)
+        centre[:2] = torch.stack([self.rows.size.log(), self.centre])
+        off = vector - centre
+        return (precision * off.square()).sum(), precision * off, precision
+
+    def _derivatives(self, fit: ScaleFit, penalty: float) -> tuple[Tensor, Tensor]:
+        """Gradient and expected information, by all parameters but the tail."""
+        rows, log_noise = self.rows, fit.log_noise(self.inputs)
+        s2 = fit.squared_scale(rows, log_noise)
+        optimism = torch.where(rows.seen, (-fit.optimism).exp(), 1.0)
+        noise = log_noise.exp() * rows.share * optimism / s2
+        z2 = self.square / s2
+        if self.gaussian:
+            slope, weight = 0.5 * (1 - z2), 0.5
+        else:
+            slope = 0.5 - 0.5 * (fit.df + 1) * z2 / (fit.df + z2)
+            weight = fit.df / (2 * (fit.df + 3))
+        fixed = torch.stack([noise, 1 - noise, -rows.seen.to(noise)], 1)
+        design = torch.cat([fixed, noise[:, None] * self.inputs], 1)
+        _, pull, precision = self._prior(fit.vector, penalty)
+        return design.mT @ slope + pull, weight * design.mT @ design + torch.diag(precision)
+
+    def _descended(self, fit: ScaleFit, step: Tensor, value: Tensor, penalty: float) -> ScaleFit:
+        """The longest of halved steps that goes down; none where there is none."""
+        for halving in range(_HALVINGS):
+            trial = replace(fit, vector=fit.vector - step * 0.5**halving)
+            if bool(self.objective(trial, penalty) < value):  # false for NaN too
+                return trial
+        return fit
+
+    def _tailed(self, fit: ScaleFit) -> ScaleFit:
+        """With a step of Newton's towards the best tail at these scales."""
+        if self.gaussian:
+            return fit
+        s2 = fit.squared_scale(self.rows, fit.log_noise(self.inputs))
+        low, here, high = (self._tail_loss(s2, fit.tail + d) for d in (-_NEAR, 0.0, _NEAR))
+        slope, bend = (high - low) / (2 * _NEAR), (high - 2 * here + low) / _NEAR**2
+        step = -slope / bend if bend > 0 else -math.copysign(1.0, slope)
+        tail = min(max(fit.tail + min(max(step, -1.0), 1.0), _TAIL_RANGE[0]), _TAIL_RANGE[1])
+        return replace(fit, tail=tail) if self._tail_loss(s2, tail) < here else fit
+
+    def _tail_loss(self, s2: Tensor, tail: float) -> float:
+        return float(self._losses(s2, tail).sum() + 0.5 * ((tail - TAILS[0]) / TAILS[1]) ** 2)
+
+    def _evidence(self, fit: ScaleFit, penalty: float, value: Tensor) -> float:
+        information = self._derivatives(fit, penalty)[1]
+        free = max(0, len(fit.vector) - _FIXED - FIRST)
+        return float(0.5 * free * math.log(penalty) - value - 0.5 * torch.logdet(information))
+
+
+def constant_fit(
+    rows: Rows, square: Tensor, *, gaussian: bool, start: ScaleFit | None = None
+) -> ScaleFit:
+    """A constant noise and the scale, without a head.
+
+    From two starts, since there are two ways: either the noise explains the residuals, or the
+    rigidities do; or from that for nearly the same rows.
+    """
+    unit, q = rows.size, rows.q.mean()
+    centre = (SHARE * unit / q).log()
+    problem = ScaleProblem(rows, square.new_zeros(len(rows), 0), square, centre, WIDE, gaussian)
+    if start is not None:
+        return problem.solved(start, 1.0)
+    found = []
+    for share in (0.1, 0.9):
+        parts = [((1 - share) * unit).log(), (share * unit / q).log(), unit.new_zeros(())]
+        fit = problem.solved(ScaleFit(torch.stack(parts), TAILS[0]), 1.0)
+        found.append((float(problem.objective(fit, 1.0)), fit))
+    return min(found, key=lambda pair: pair[0])[1]
+
+
+def headed_fit(
+    rows: Rows,
+    inputs: Tensor,
+    square: Tensor,
+    constant: ScaleFit,
+    *,
+    gaussian: bool,
+    start: ScaleFit | None = None,
+) -> ScaleFit:
+    """A noise that follows the head's inputs, begun at the constant one.
+
+    Args:
+        rows: all of them.
+        inputs: (n, P).
+        square: squared residuals, plus what the targets' grid hides.
+        constant: its fit, which centres the prior of the scale.
+        gaussian: the law.
+        start: a maximum for nearly the same rows, whose penalty is kept.
+    """
+    centre = torch.maximum(constant.vector[1], (SHARE * rows.size / rows.held.q.mean()).log())
+    problem = ScaleProblem(rows, inputs, square, centre, gaussian=gaussian)
+    if start is not None:
+        return problem.solved(start, start.penalty)
+    vector = torch.cat([constant.vector, inputs.new_zeros(inputs.shape[1])])
+    return problem.best(replace(constant, vector=vector))

@@ -1,0 +1,218 @@
+r"""The full model of `criterion="auto"`: what is fitted, how it is judged, and when it is refused.
+
+For each target: a noise that follows the inputs, plus $\alpha^2 q$, under a Student-t law
+(`scale_fit`), a tilt of that law (`tilt_fit`), and a guard outside the data (`prediction.head`).
+Training rows enter as if left out. Cross-validation within the validation rows says what each part
+brings; where the whole is clearly worse than the paper's form, that is taken instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..prediction.cosine_tilt import basis, log_normaliser
+from ..prediction.head import STEEPEST, Guard, Inputs
+from ..prediction.law import LOG_TWO_PI, StudentT
+from . import tilt_fit
+from .rows import Rows, clipped_mean
+from .scale_fit import FIRST, ScaleFit, constant_fit, headed_fit
+from .tilt_fit import TiltFit
+
+REFERENCE = 0.8
+"""Quantile of the left-out training rows' q, beyond which the guard sets in."""
+
+BOUNDS = 0.005
+"""Share of the fitted log-noises beyond each of the bounds it is kept within."""
+
+FOLDS = 5
+CLEARLY = 2.0
+"""Standard errors by which the full model must be worse to be refused."""
+
+DIRECTIONS = 512
+"""Of the features that the head looks at: beyond, the leading principal ones."""
+
+TINY = 1e-6
+"""Of the mean squared residual, added to each: one of zero is no certainty."""
+
+COVERED = 0.95
+"""Level of the quantile at which the guard's law is as wide as a Gaussian."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Which of the parts are wanted: the head of the noise, tails, tilt and guard."""
+
+    head: bool = True
+    tails: bool = True
+    tilt: bool = True
+    guard: bool = True
+
+
+@dataclass(frozen=True)
+class TargetFit:
+    """The full model of one target.
+
+    Attributes:
+        inputs: of the head.
+        directions: of the standardised features that were looked at, (D, at most 512); None: all.
+        constant: the fit without a head.
+        scale: noise, scale and tails.
+        bounds: of the log-noise, (2,).
+        middle: its median.
+        tilt: None where there is none.
+        guard: of one target.
+    """
+
+    inputs: Inputs
+    directions: Tensor | None
+    constant: ScaleFit
+    scale: ScaleFit
+    bounds: Tensor
+    middle: Tensor
+    tilt: TiltFit | None
+    guard: Guard | None
+
+    def columns(self, rows: Rows) -> Tensor:
+        """Inputs of rows, features in those directions."""
+        return columns(self.inputs, self.directions, rows)
+
+    def squared_scale(self, rows: Rows, *, guarded: bool = True) -> Tensor:
+        """s^2, of rows as new ones."""
+        h = self.scale.log_noise(self.columns(rows)[:, : len(self.scale.vector) - 3])
+        s2 = h.clamp(*self.bounds).exp() * rows.share + self.scale.scale2 * rows.q
+        return s2 + self.guard.variance(rows.q) if guarded and self.guard is not None else s2
+
+    def nll(self, rows: Rows, *, guarded: bool = True, tilted: bool = True) -> Tensor:
+        """Of rows as new ones, (n,)."""
+        s2 = self.squared_scale(rows, guarded=guarded)
+        z = rows.residual / s2.sqrt()
+        value = _nll(rows.residual, s2, self.scale)
+        if self.tilt is None or not tilted:
+            return value
+        theta = self.tilt(self.columns(rows)).clamp(-STEEPEST, STEEPEST)
+        if guarded and self.guard is not None:
+            theta = theta * self.guard.fade(rows.q)[:, None]
+        u = StudentT(self.scale.df).cdf(z)
+        return value + log_normaliser(theta) - (theta * basis(u)).sum(1)
+
+    def whole(self, weight: Tensor) -> Tensor:
+        """Weights (3 + at most 512, J) as those of all features, (3 + D, J)."""
+        if self.directions is None:
+            return weight
+        return torch.cat([weight[:FIRST], self.directions @ weight[FIRST:]])
+
+    def weights(self, tilts: int) -> tuple[Tensor, Tensor]:
+        """Weight (3 + D, 1 + tilts) and constant (1 + tilts,) of a head."""
+        a, own = self.scale.vector[0], self.scale.vector[3:, None]
+        width = FIRST + len(self.inputs.centre)
+        noise = self.whole(own) if len(own) else a.new_zeros(width, 1)
+        shape, constant = a.new_zeros(width, tilts), a.new_zeros(tilts)
+        if self.tilt is not None:
+            shape, constant = self.whole(self.tilt.weight), self.tilt.constant
+        return torch.cat([noise, shape], 1), torch.cat([a[None], constant])
+
+
+def columns(inputs: Inputs, directions: Tensor | None, rows: Rows) -> Tensor:
+    """The head's inputs of rows."""
+    x = inputs(rows.q, rows.mean, rows.features)
+    return x if directions is None else torch.cat([x[:, :FIRST], x[:, FIRST:] @ directions], 1)
+
+
+def fitted(rows: Rows, parts: Parts, like: TargetFit | None = None) -> TargetFit:
+    """The full model of one target's rows.
+
+    Args:
+        rows: left-out training rows and validation rows.
+        parts: that are wanted.
+        like: a fit to nearly the same rows, whose units, penalties and start are kept.
+    """
+    square = rows.residual.square() + TINY * rows.size  # a residual of zero is no certainty
+    reference = rows.reference
+    inputs = like.inputs if like else Inputs.of(reference.q, reference.mean, reference.features)
+    directions = like.directions if like else _directions(inputs, reference)
+    x = columns(inputs, directions, rows)
+    begun = like.constant if like else None
+    constant = constant_fit(rows, square, gaussian=not parts.tails, start=begun)
+    seen = x if parts.head else x[:, :0]
+    start = like.scale if like else None
+    scale = headed_fit(rows, seen, square, constant, gaussian=not parts.tails, start=start)
+    h = scale.log_noise(seen)
+    bounds = torch.quantile(h, h.new_tensor([BOUNDS, 1 - BOUNDS]))
+    tilt = None
+    if parts.tilt and parts.tails:
+        s2 = scale.squared_scale(rows, h.clamp(*bounds))
+        u = StudentT(scale.df).cdf(rows.residual / s2.sqrt())
+        tilt = tilt_fit.fitted(u, x, like.tilt.penalty if like and like.tilt else None)
+    guard = _guard(rows, scale) if parts.guard else None
+    return TargetFit(inputs, directions, constant, scale, bounds, h.median(), tilt, guard)
+
+
+def _directions(inputs: Inputs, rows: Rows) -> Tensor | None:
+    """The leading principal directions of the standardised features, where there are many."""
+    if len(inputs.centre) <= DIRECTIONS:
+        return None
+    x = inputs(rows.q, rows.mean, rows.features)[:, FIRST:]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # the sketch of the low-rank decomposition
+        return torch.svd_lowrank(x, min(DIRECTIONS, *x.shape), niter=2)[2]
+
+
+def _guard(rows: Rows, scale: ScaleFit) -> Guard:
+    r"""$\alpha_g^2$: the clipped mean of $r^2/q$, so that 90 % intervals are a Gaussian's."""
+    held, level = rows.held, torch.tensor(COVERED, dtype=torch.float64)
+    scale2 = clipped_mean(held.residual.square() / held.q)
+    if not scale.gaussian:
+        scale2 = scale2 * (torch.special.ndtri(level) / StudentT(scale.df).quantile(level)) ** 2
+    return Guard(scale2, torch.quantile(rows.reference.q, REFERENCE))
+
+
+LADDER = ("paper", "constant noise", "heavy tails", "noise that follows the inputs", "full")
+"""What cross-validation compares: the paper's form, then each part with those before it."""
+
+
+def judged(rows: Rows, whole: TargetFit, parts: Parts, paper_q: Tensor) -> Tensor:
+    """NLL of each validation row, left out of its fold, by the rungs of `LADDER`: (n, 5).
+
+    Args:
+        rows: all, with
+        whole: their fit, whose units and penalties every fold takes.
+        parts: that are wanted.
+        paper_q: q of the validation rows at the ridge of the paper's form, (n,).
+    """
+    places = (~rows.seen).nonzero()[:, 0]
+    fold = torch.arange(len(places), device=places.device) % min(FOLDS, len(places))
+    found = rows.q.new_empty(len(places), len(LADDER))
+    for k in range(min(FOLDS, len(places))):
+        out = fold == k
+        kept = torch.ones_like(rows.seen)
+        kept[places[out]] = False
+        rest, left = rows[kept], rows[places[out]]
+        scale2 = (rest.residual[~rest.seen].square() / paper_q[~out]).mean()
+        fit = fitted(rest, parts, whole)
+        found[out] = torch.stack(_rungs(rest, left, fit, scale2 * paper_q[out]), 1)
+    return found
+
+
+def _rungs(rest: Rows, left: Rows, fit: TargetFit, paper: Tensor) -> list[Tensor]:
+    """NLL of rows left out of the rest, on every rung."""
+    square = rest.residual.square() + TINY * rest.size
+    floor = constant_fit(rest, square, gaussian=True, start=fit.constant)
+    rungs = [gaussian_nll(left.residual, paper)]
+    for one in (floor, fit.constant):
+        s2 = one.vector[0].exp() * left.share + one.scale2 * left.q
+        rungs.append(_nll(left.residual, s2, one))
+    return [*rungs, fit.nll(left, guarded=False, tilted=False), fit.nll(left)]
+
+
+def gaussian_nll(residual: Tensor, variance: Tensor) -> Tensor:
+    """Of each row."""
+    return 0.5 * (residual.square() / variance + variance.log() + LOG_TWO_PI)
+
+
+def _nll(residual: Tensor, s2: Tensor, fit: ScaleFit) -> Tensor:
+    if fit.gaussian:
+        return gaussian_nll(residual, s2)
+    return 0.5 * s2.log() - StudentT(fit.df).log_density(residual / s2.sqrt())

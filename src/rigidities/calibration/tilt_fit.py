@@ -1,0 +1,95 @@
+r"""The shape of one target's law: a tilt that follows the head's inputs.
+
+With $u = T_\nu(r/s)$, uniform if the Student-t law were true, the density is multiplied by
+$e^{\theta \cdot b(u) - A(\theta)}$, $b_j(u) = \sqrt 2 \cos(j \pi u)$, $\theta = c + W \phi$. The
+penalised likelihood is convex. The b are orthonormal under the uniform law, so its curvature is
+about $\phi^\top \phi$ plus the penalty for each j: steps by that are nearly Newton's.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..prediction.cosine_tilt import basis
+
+LEAST_PENALTY = 30.0
+CONSTANT_PENALTY = 4.0
+NODES = 64
+_STEPS, _HALVINGS, _DONE = 60, 12, 1e-7
+
+
+@dataclass(frozen=True)
+class TiltFit:
+    """The maximum.
+
+    Attributes:
+        constant: c, (J,).
+        weight: W, (P, J).
+        penalty: of each column of W, (J,).
+    """
+
+    constant: Tensor
+    weight: Tensor
+    penalty: Tensor
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """theta, (n, J)."""
+        return self.constant + inputs @ self.weight
+
+
+def fitted(u: Tensor, inputs: Tensor, penalty: Tensor | None = None) -> TiltFit:
+    """The tilt of rows with these u (n,) and inputs (n, P), each column with its own penalty.
+
+    Args:
+        u: distribution function of the untilted law at the residuals.
+        inputs: of the head.
+        penalty: (J,); by default that of the greatest evidence of a ridge regression of b_j(u).
+    """
+    b = basis(u)
+    values, vectors = torch.linalg.eigh(inputs.mT @ inputs)
+    penalty = _evident(inputs, b, values.clamp(min=0), vectors) if penalty is None else penalty
+    x = torch.cat([torch.ones_like(u)[:, None], inputs @ vectors], 1)  # uncorrelated columns
+    prior = torch.cat(
+        [torch.full_like(penalty, CONSTANT_PENALTY)[None], penalty.expand(len(values), -1)]
+    )
+    curvature = (
+        torch.cat([values.new_full((1,), float(len(u))), values.clamp(min=0)])[:, None] + prior
+    )
+    weight, value = torch.zeros_like(prior), math.inf
+    nodes = basis((torch.arange(NODES).to(u) + 0.5) / NODES)
+
+    def objective(weight: Tensor) -> tuple[float, Tensor]:
+        theta = x @ weight
+        density = theta @ nodes.mT
+        likelihood = torch.logsumexp(density, 1) - math.log(NODES) - (theta * b).sum(1)
+        slope = torch.softmax(density, 1) @ nodes - b
+        loss = float(likelihood.sum() + 0.5 * (prior * weight.square()).sum())
+        return loss, x.mT @ slope + prior * weight
+
+    value, gradient = objective(weight)
+    for _ in range(_STEPS):
+        step, before = gradient / curvature, value
+        for halving in range(_HALVINGS):
+            trial = weight - step * 0.5**halving
+            new, slope = objective(trial)
+            if new < value:
+                weight, value, gradient = trial, new, slope
+                break
+        if not before - value > _DONE * len(u):
+            break
+    return TiltFit(weight[0], vectors @ weight[1:], penalty)
+
+
+def _evident(inputs: Tensor, b: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
+    """Penalties (J,) of the greatest evidence of ridge regressions of b on the inputs."""
+    y = b - b.mean(0)
+    c = vectors.mT @ (inputs.mT @ y)
+    s = 10 ** torch.linspace(0, 5, 26).to(values)
+    left = y.square().sum(0) - (c.square() / (values[:, None] + s[:, None, None])).sum(1)
+    volume = (values + s[:, None]).log().sum(1) - len(values) * s.log()
+    minus_log = 0.5 * len(y) * (left / len(y)).log() + 0.5 * volume[:, None]
+    return s[minus_log.argmin(0)].clamp(min=LEAST_PENALTY)

@@ -1,0 +1,240 @@
+r"""A head on frozen features: how noise and shape of the law follow the input.
+
+For each target, with inputs $\phi$ standardised on training rows (log q clipped to $\pm 4$; the
+prediction, kept within its training range, and its square; the features clipped to $\pm 6$), one
+product gives $h = a + w \cdot \phi$, the logarithm of the noise, kept within the range of its
+fitted values, and $\theta = c + W \phi$, the tilt of the law, kept within $\pm 3$. Beyond the
+training rows the guard takes over: it widens the bars with q and lets the tilt fade.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from ..notices import require
+
+FAR_Q, FAR, STEEPEST = 4.0, 6.0, 3.0
+GROWTH = 0.75
+"""Power of q by which the guard's variance grows beyond its reference."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """How one target's inputs are standardised.
+
+    Attributes:
+        rigidity: centre and spread of log q.
+        output: lowest, highest, centre, spread of the predictions, and the mean of their squares
+            once standardised.
+        centre: of the features, (D,).
+        spread: of the features; infinite where one is constant.
+    """
+
+    rigidity: Tensor
+    output: Tensor
+    centre: Tensor
+    spread: Tensor
+
+    @classmethod
+    def of(cls, q: Tensor, mean: Tensor, features: Tensor) -> Inputs:
+        """From training rows: q (n,), predictions (n,) and features (n, D), float64."""
+        rigidity = torch.stack([q.log().mean(), _spread(q.log())])
+        centre, spread = mean.mean(), _spread(mean)
+        square = ((mean - centre) / spread).square().mean()
+        output = torch.stack([mean.min(), mean.max(), centre, spread, square])
+        return cls(rigidity, output, features.mean(0), _spread(features))
+
+    def __call__(self, q: Tensor, mean: Tensor, features: Tensor) -> Tensor:
+        """(n, 3 + D)."""
+        own = first_inputs(q, mean, self.rigidity, self.output)
+        return torch.cat([own, ((features - self.centre) / self.spread).clamp(-FAR, FAR)], -1)
+
+
+def _spread(values: Tensor) -> Tensor:
+    """The standard deviation of columns; infinite where they are constant."""
+    spread, size = values.std(0, correction=0), values.abs().amax(0)
+    return torch.where(spread > 1e-6 * size, spread, math.inf)
+
+
+def first_inputs(q: Tensor, mean: Tensor, rigidity: Tensor, output: Tensor) -> Tensor:
+    """Those that are no features, (..., 3)."""
+    low, high, centre, spread, square = output.unbind(-1)
+    a = ((q.log() - rigidity[..., 0]) / rigidity[..., 1]).clamp(-FAR_Q, FAR_Q)
+    b = (torch.minimum(torch.maximum(mean, low), high) - centre) / spread
+    return torch.stack([a.expand_as(b), b, b.square() - square], -1)
+
+
+@dataclass(frozen=True)
+class Head:
+    """Of K targets; the tensors stand for files too.
+
+    Attributes:
+        rigidity: (K, 2), see `Inputs`.
+        output: (K, 5).
+        centre: (D,), or (K, D) where targets have features of their own.
+        spread: likewise.
+        weight: (K, 3 + D, 1 + J): w, then W; J = 0 without a tilt.
+        constant: (K, 1 + J).
+        bounds: of h, (K, 2).
+    """
+
+    rigidity: Tensor
+    output: Tensor
+    centre: Tensor
+    spread: Tensor
+    weight: Tensor
+    constant: Tensor
+    bounds: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        inputs: Sequence[Inputs],
+        weight: Sequence[Tensor],
+        constant: Sequence[Tensor],
+        bounds: Sequence[Tensor],
+        *,
+        shared: bool,
+    ) -> Head:
+        """Of the targets' own; `shared` says whether all have the same features."""
+        each = {one.name: [getattr(i, one.name) for i in inputs] for one in fields(Inputs)}
+        if shared:  # the same rows for all, unless some are masked
+            each |= {name: each[name][:1] for name in ("centre", "spread")}
+        parts = {name: torch.stack(values) for name, values in each.items()}
+        if shared:
+            parts |= {name: parts[name][0] for name in ("centre", "spread")}
+        stacked = (torch.stack(list(values)) for values in (weight, constant, bounds))
+        return cls(**parts, **dict(zip(("weight", "constant", "bounds"), stacked, strict=True)))
+
+    def to(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Head:
+        """The same elsewhere, or in another precision."""
+        return Head(*(tensor.to(device=device, dtype=dtype) for tensor in vars(self).values()))
+
+    @property
+    def targets(self) -> int:
+        """K."""
+        return len(self.constant)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """For files."""
+        return dict(vars(self))
+
+    @classmethod
+    def from_state(cls, tensors: dict[str, Tensor]) -> Head:
+        """The head that `tensors` came from; refused where it came from none."""
+        require(set(tensors) == {one.name for one in fields(cls)}, "the head")
+        head = cls(**tensors)
+        (targets, columns), width = head.constant.shape, head.centre.shape[-1]
+        shapes = (
+            head.rigidity.shape == (targets, 2) and head.output.shape == (targets, 5),
+            head.centre.shape in ((width,), (targets, width)),
+            head.spread.shape == head.centre.shape,
+            head.weight.shape == (targets, 3 + width, columns)
+            and head.bounds.shape == (targets, 2),
+        )
+        known = (head.weight, head.constant, head.bounds, head.centre)
+        require(all(shapes) and all(bool(t.isfinite().all()) for t in known), "the head")
+        return head
+
+
+@dataclass(frozen=True)
+class HeadForm:
+    """A head folded for speed, in one precision: features are clipped as they are.
+
+    Attributes:
+        head: in that precision.
+        low: of the features.
+        high: likewise.
+        weight: (D, K (1 + J)), or (K, D, 1 + J) for features of their own.
+        constant: (K, 1 + J).
+    """
+
+    head: Head
+    low: Tensor
+    high: Tensor
+    weight: Tensor
+    constant: Tensor
+
+    @classmethod
+    def of(cls, head: Head, dtype: torch.dtype) -> HeadForm:
+        """Standardisation goes into weights and constant, in float64."""
+        known = head.spread.isfinite()
+        reach = FAR * torch.where(known, head.spread, 0.0)
+        own = (head.weight[:, 3:].mT / head.spread.unsqueeze(-2)).mT  # (K, D, 1 + J)
+        centre = head.centre.expand(own.shape[:2])[:, None]
+        constant = head.constant - (centre @ own)[:, 0]
+        if head.centre.ndim == 1:
+            own = own.movedim(0, 1).flatten(1)
+        bounds = (head.centre - reach, head.centre + reach)
+        low, high, own, constant = (t.to(dtype).contiguous() for t in (*bounds, own, constant))
+        return cls(head.to(dtype=dtype), low, high, own, constant)
+
+    def __call__(self, q: Tensor, mean: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """h (M, K) and tilt (M, K, J) of q (M, 1 or K), predictions (M, K) and features."""
+        head, dtype = self.head, self.constant.dtype
+        clipped = torch.clamp(features.to(dtype), self.low, self.high)
+        if self.weight.ndim == 2:
+            both = (clipped @ self.weight).reshape(len(clipped), *self.constant.shape)
+        else:
+            both = torch.einsum("mkd,kdj->mkj", clipped, self.weight)
+        first = first_inputs(q.to(dtype), mean.to(dtype), head.rigidity, head.output)
+        both = both + (first.unsqueeze(-2) @ head.weight[:, :3])[..., 0, :] + self.constant
+        low, high = head.bounds.unbind(-1)
+        h = torch.minimum(torch.maximum(both[..., 0], low), high)
+        return h, both[..., 1:].clamp(-STEEPEST, STEEPEST)
+
+
+@dataclass(frozen=True)
+class Guard:
+    r"""What keeps the bars wide beyond the training rows, whatever the head says there.
+
+    The squared scale gains $\alpha_g^2 q_{ref} [(q/q_{ref})^p - 1]_+$, and the tilt
+    is multiplied by $\min(1, q_{ref} / q)$.
+
+    Attributes:
+        scale2: $\alpha_g^2$, (K,).
+        reference: $q_{ref}$, (K,), a high quantile of left-out training rows.
+    """
+
+    scale2: Tensor
+    reference: Tensor
+
+    @classmethod
+    def join(cls, guards: Sequence[Guard]) -> Guard:
+        """Of several targets."""
+        return cls(
+            *(torch.stack(part) for part in zip(*(vars(g).values() for g in guards), strict=True))
+        )
+
+    def variance(self, q: Tensor) -> Tensor:
+        """Of rows (M, 1 or K)."""
+        reference = self.reference.to(q)
+        beyond = (q / reference).clamp(min=1) ** GROWTH - 1
+        return self.scale2.to(q) * reference * beyond
+
+    def fade(self, q: Tensor) -> Tensor:
+        """Of the tilt, (M, 1 or K)."""
+        return (self.reference.to(q) / q).clamp(max=1)
+
+    def to(self, device: torch.device) -> Guard:
+        """The same on another device."""
+        return replace(self, scale2=self.scale2.to(device), reference=self.reference.to(device))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """For files."""
+        return dict(vars(self))
+
+    @classmethod
+    def from_state(cls, tensors: dict[str, Tensor]) -> Guard:
+        """The guard that `tensors` came from; refused where it came from none."""
+        require(set(tensors) == {"scale2", "reference"}, "the guard")
+        sound = all(
+            t.ndim == 1 and bool((t > 0).all() & (t < math.inf).all()) for t in tensors.values()
+        )
+        require(sound and tensors["scale2"].shape == tensors["reference"].shape, "the guard")
+        return cls(**tensors)

@@ -1,0 +1,183 @@
+"""A sample of rows: those of lowest hash, whatever the order, the batches, merges and removals."""
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rigidities.data import row_sample
+from rigidities.data.row_sample import RowSample, SampledRows, output_hashes
+from rigidities.data.sketch import NO_LIMIT
+from rigidities.notices import DamagedError
+from tests.support.refusals import refused
+
+
+def rows_of(hashes, weighted=False):
+    """Rows whose every column tells the hash."""
+    hashes = torch.tensor(hashes, dtype=torch.int64).reshape(-1)
+    own = hashes[:, None].double()
+    features, mean = own.float() * torch.tensor([1.0, 2, 3]), own.float() + 1
+    columns = features, mean, own + 2, own + 3, own + 4 if weighted else None
+    return SampledRows(hashes, torch.ones_like(hashes), *columns, counts=hashes[:, None] + 5)
+
+
+def sample_of(hashes, size, batch=4):
+    made = RowSample(size)
+    for start in range(0, max(1, len(hashes)), batch):
+        made.add(rows_of(hashes[start : start + batch]))
+    made.settle()
+    return made
+
+
+def lowest(hashes, size, limit=NO_LIMIT):
+    """Copies by hash and the limit, one by one."""
+    copies = Counter(h for h in hashes if h < limit)
+    ordered = sorted(copies)
+    limit = ordered[size] if len(ordered) > size else limit
+    return {h: copies[h] for h in ordered if h < limit}, limit
+
+
+def check(sample, expected):
+    (copies, limit), rows = expected, sample.rows
+    assert sample.limit == limit
+    assert rows.hashes.tolist() == list(copies) and rows.copies.tolist() == list(copies.values())
+    whole = rows_of(list(copies))
+    for name, column in rows.columns().items():
+        assert name == "copies" or torch.equal(column, whole.columns()[name])
+
+
+HASHES = st.lists(st.integers(0, 40), max_size=60)
+SIZES = st.integers(1, 12)
+
+
+@settings(deadline=None)
+@given(HASHES, SIZES, st.integers(1, 20), st.randoms())
+def test_order_and_batches_do_not_change_the_rows_of_lowest_hash(hashes, size, batch, random):
+    shuffled = random.sample(hashes, len(hashes))
+    for given_ in (hashes, shuffled):
+        check(sample_of(given_, size, batch), lowest(hashes, size))
+
+
+def test_of_a_large_batch_only_what_fits_is_copied():
+    sample = RowSample(5)
+    sample.add(rows_of(list(range(1000, 0, -1))))
+    assert sum(len(part.hashes) for part in sample._parts) == 5
+    check(sample, lowest(range(1, 1001), 5))
+
+
+@settings(deadline=None)
+@given(HASHES, HASHES, SIZES, SIZES)
+def test_two_samples_merge_to_that_of_the_union(left, right, size, other):
+    merged = sample_of(left, size).merge(sample_of(right, size))
+    check(merged, lowest(left + right, size))
+    few = sample_of(right, other)
+    check(sample_of(left, size).merge(few), lowest(left + right, size, few.limit))
+
+
+@settings(deadline=None)
+@given(HASHES, SIZES, st.data())
+def test_what_is_taken_out_leaves_all_other_rows_below_the_limit(hashes, size, data):
+    chosen = data.draw(st.lists(st.booleans(), min_size=len(hashes), max_size=len(hashes)))
+    out = [h for h, gone in zip(hashes, chosen, strict=True) if gone]
+    rest = [h for h, gone in zip(hashes, chosen, strict=True) if not gone]
+    whole = sample_of(hashes, size)
+    removed = RowSample(size, whole.limit)
+    removed.add(rows_of(out))
+    check(whole.without(removed), (lowest(rest, 99, whole.limit)[0], whole.limit))
+    check(whole, lowest(hashes, size))
+    back = whole.without(removed).merge(removed)
+    check(back, lowest(hashes, size))
+
+
+def test_rows_that_were_never_held_are_passed_over():
+    left = sample_of([3, 1, 4, 4], 9).without(sample_of([1, 1, 5, 4], 9))
+    check(left, ({3: 1, 4: 1}, NO_LIMIT))
+
+
+def test_wide_rows_are_fewer(monkeypatch):
+    monkeypatch.setattr(row_sample, "LARGEST", 3 * 5 + 2)
+    check(sample_of(list(range(30, 0, -1)), 12), lowest(range(1, 31), 5))
+
+
+def test_rows_are_copied_when_they_come_in():
+    rows, sample = rows_of([2, 1]), RowSample()
+    sample.add(rows)
+    rows.features.zero_()
+    check(sample, ({1: 1, 2: 1}, NO_LIMIT))
+
+
+def test_memory_stays_bounded_while_rows_come_in():
+    g, sample = torch.Generator().manual_seed(0), RowSample(10)
+    most = 0
+    for _ in range(300):
+        sample.add(rows_of(torch.randint(0, 1 << 40, (7,), generator=g).tolist()))
+        most = max(most, sum(len(part.hashes) for part in sample._parts))
+    assert most < 60 and len(sample.rows.hashes) == 10
+    for _ in range(300):
+        sample.add(rows_of([1, 2, 3] * 3))
+        most = max(most, sum(len(part.hashes) for part in sample._parts))
+    assert most < 60 and sample.rows.copies[:3].tolist() == [900] * 3
+
+
+def test_a_copy_goes_its_own_way():
+    sample = sample_of([5, 6], 9)
+    copy = sample.clone()
+    copy.add(rows_of([1]))
+    check(copy, ({1: 1, 5: 1, 6: 1}, NO_LIMIT))
+    check(sample, ({5: 1, 6: 1}, NO_LIMIT))
+    assert sample.to(torch.device("meta")).rows.features.is_meta
+
+
+def test_rows_with_and_without_sample_weights_do_not_mix():
+    sample = sample_of([5, 6], 9)
+    sample.add(rows_of([1], weighted=True))
+    refused("with and without a sample weight", sample.settle)
+
+
+@pytest.mark.parametrize("size", [-1, 1.5, True, None, "8"])
+def test_the_size_is_a_whole_number(size):
+    refused("whole number of rows, 0 for none", RowSample, size)
+
+
+def test_several_rows_of_an_input_have_hashes_of_their_own():
+    hashes = torch.randint(0, NO_LIMIT, (50,))
+    several = output_hashes(hashes, 150, None)
+    assert len(torch.unique(several)) == 150 and bool((several >= 0).all())
+    assert torch.equal(several[30:60], output_hashes(hashes[10:20], 30, None))
+    assert output_hashes(hashes, 50, None) is hashes
+
+
+def test_rows_of_other_weight_are_other_rows_in_the_same_order():
+    hashes = torch.randint(0, NO_LIMIT, (50,))
+    ones, twos = (output_hashes(hashes, 50, torch.full((50, 2), float(w))) for w in (1, 2))
+    assert not bool((ones == twos).any())
+    assert torch.equal(ones.argsort(), hashes.argsort()) and torch.equal(ones >> 24, hashes >> 24)
+
+
+def test_a_sample_comes_back_from_its_state():
+    sample = sample_of([5, 6, 6, 9, 2], 3)
+    again = RowSample.from_state(sample.state())
+    check(again, lowest([5, 6, 6, 9, 2], 3))
+    assert again.size == 3
+    check(again.merge(sample_of([1], 3)), lowest([5, 6, 6, 2, 1], 3, 9))
+
+
+WRONG = {
+    "bounds": [torch.tensor([-1, 9]), torch.tensor([3.0, 9.0]), torch.tensor([3, 6])],
+    "hashes": [torch.tensor([5, 2, 6]), torch.tensor([2, 5]), torch.tensor([2.0, 5.0, 6.0])],
+    "copies": [torch.tensor([1, 0, 1]), torch.ones(2, dtype=torch.int64)],
+    "features": [torch.full((3, 3), torch.nan), torch.ones(2, 3), torch.ones(3)],
+    "mean": [torch.ones(2, 1), torch.ones(3, 2), torch.full((3, 1), torch.inf)],
+    "residual": [torch.ones(3, 1), torch.full((3, 1), torch.inf, dtype=torch.float64)],
+    "weight": [-torch.ones(3, 1), torch.ones(3, 2), torch.full((3, 1), torch.nan)],
+    "counts": [torch.ones(2, 1), torch.full((3, 1), torch.nan)],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(k, v) for k in WRONG for v in WRONG[k]])
+def test_states_of_no_sample_are_refused(name, value):
+    state = sample_of([2, 5, 6, 9], 3).state()
+    with pytest.raises((DamagedError, IndexError)):
+        RowSample.from_state(state | {name: value})

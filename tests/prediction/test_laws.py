@@ -1,0 +1,277 @@
+"""Laws of unit scale: each equals brute force, its own inverse and its limits."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from rigidities.prediction.law import Gaussian, Law, StudentT, Tilted, law_named
+from tests.prediction.law_oracle import Oracle
+from tests.support.refusals import refused
+
+F64 = torch.float64
+MODERATE = [0.5, -0.4, 0.8, 0.2, 0.0, -0.9, 0.3, 1.0]
+ALTERNATING = [1.0, -1.0] * 4
+EXTREME = [3.0, -3.0, 0.0, 3.0, 0.0, 0.0, -3.0, 3.0]
+
+
+def tilted(df, tilt):
+    return Tilted(df, torch.tensor(tilt, dtype=F64))
+
+
+CASES = {  # law, oracle, error of the law, error of its moments
+    "gaussian": (Gaussian(), Oracle(), 1e-9, 1e-9),
+    "t of 3": (StudentT(3.0), Oracle(3.0), 1e-9, 1e-9),
+    "t of 2.2": (StudentT(2.2), Oracle(2.2), 1e-8, 1e-8),
+    "tilted": (tilted(4.0, MODERATE), Oracle(4.0, MODERATE), 1e-8, 1e-8),
+    "tilted, heavy": (tilted(2.2, ALTERNATING), Oracle(2.2, ALTERNATING), 1e-7, 1e-6),
+    "tilted, light": (tilted(300.0, MODERATE), Oracle(300.0, MODERATE), 1e-8, 1e-8),
+    "tilted, extreme": (tilted(30.0, EXTREME), Oracle(30.0, EXTREME), 1e-5, 1e-4),
+}
+ALL = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+LAWS = pytest.mark.parametrize("law", [case[0] for case in CASES.values()], ids=CASES)
+Z = (-6.0, -1.3, 0.0, 0.4, 2.5)
+
+
+def close(found, expected, tolerance):
+    assert found.tolist() == pytest.approx(expected, rel=tolerance, abs=tolerance)
+
+
+# --- brute force --------------------------------------------------------------------------------
+
+
+@ALL
+def test_densities_and_probabilities_are_those_of_quadrature(case):
+    law, oracle, error, _ = case
+    z = torch.tensor(Z, dtype=F64)
+    close(law.log_density(z).exp(), [float(oracle.density(x)) for x in Z], error)
+    close(law.cdf(z), [oracle.cdf(x) for x in Z], error)
+    close(law.survival(z), [1 - oracle.cdf(x) for x in Z], error)
+
+
+@ALL
+def test_moments_are_those_of_quadrature(case):
+    law, oracle, _, error = case
+    assert float(law.mean) == pytest.approx(oracle.moment(lambda x: x), abs=error)
+    assert float(law.second) == pytest.approx(oracle.moment(np.square), rel=error)
+
+
+@ALL
+def test_shortfalls_are_those_of_quadrature(case):
+    law, oracle, error, _ = case
+    expected = [oracle.moment(lambda x, z=z: max(z - x, 0.0)) for z in (-1.3, 0.4)]
+    close(law.shortfall(torch.tensor([-1.3, 0.4], dtype=F64)), expected, error)
+
+
+@ALL
+def test_scores_are_those_of_quadrature(case):
+    law, oracle, error, _ = case
+    close(law.crps(torch.tensor(Z, dtype=F64)), [oracle.crps(x) for x in Z], 1e-7 + error)
+
+
+@LAWS
+def test_quantiles_invert_the_distribution_function(law):
+    level = torch.tensor([1e-12, 1e-6, 0.05, 0.5, 0.77, 0.95, 1 - 1e-6], dtype=F64)
+    torch.testing.assert_close(law.cdf(law.quantile(level)), level, rtol=1e-10, atol=1e-15)
+    ends = law.quantile(torch.tensor([0.0, 1.0, math.nan], dtype=F64))
+    assert ends[:2].tolist() == [-math.inf, math.inf] and bool(ends[2].isnan())
+
+
+@LAWS
+def test_the_mirrored_law_is_that_of_the_other_sign(law):
+    z = torch.tensor(Z, dtype=F64)
+    torch.testing.assert_close(law.mirrored.log_density(-z), law.log_density(z))
+    torch.testing.assert_close(law.mirrored.cdf(-z), 1 - law.cdf(z))
+    torch.testing.assert_close(torch.as_tensor(law.mirrored.mean), -torch.as_tensor(law.mean))
+
+
+@LAWS
+def test_draws_follow_the_law_and_the_generator(law):
+    like = torch.zeros(2, dtype=F64)
+    draws = law.sample(like, 5_000, torch.Generator().manual_seed(3))
+    assert draws.shape == (5_000, 2)
+    assert torch.equal(draws, law.sample(like, 5_000, torch.Generator().manual_seed(3)))
+    for column in draws.unbind(1):
+        assert stats.kstest(law.cdf(column).numpy(), "uniform").pvalue > 1e-3
+    assert abs(np.corrcoef(law.cdf(draws).T)[0, 1]) < 0.06
+    assert len(law.sample(like, 3, None)) == 3
+
+
+# --- Student's law ------------------------------------------------------------------------------
+
+FREEDOM = [2.01, 2.5, 5.0, 39.0, 61.0, 1e3, 1e4, 1e7]
+
+
+@pytest.mark.parametrize("df", FREEDOM)
+def test_students_tails_keep_their_digits(df):
+    z = torch.cat([torch.linspace(-38, 0, 500, dtype=F64), -torch.logspace(-8, 8, 99, dtype=F64)])
+    expected = stats.t.cdf(z.numpy(), df)
+    kept = expected > 1e-290
+    found = StudentT(df).cdf(z).numpy()
+    np.testing.assert_allclose(found[kept], expected[kept], rtol=1e-10)
+    np.testing.assert_allclose(StudentT(df).survival(-z).numpy(), found)
+    np.testing.assert_allclose(StudentT(df).cdf(-z).numpy(), 1 - found)
+    log_density = StudentT(df).log_density(z).numpy()
+    np.testing.assert_allclose(log_density, stats.t.logpdf(z.numpy(), df), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("df", FREEDOM)
+def test_students_quantiles_are_scipys(df):
+    tail = torch.logspace(-12, -0.31, 60, dtype=F64)
+    level = torch.cat([tail, 1 - tail])
+    expected = stats.t.ppf(level.numpy(), df)
+    np.testing.assert_allclose(StudentT(df).quantile(level).numpy(), expected, rtol=1e-9)
+
+
+def test_one_law_has_degrees_of_freedom_for_each_target():
+    df, z = torch.tensor([2.5, 4.0, 80.0]), torch.randn(6, 3, dtype=F64)
+    tilt = torch.rand(6, 3, 8, dtype=F64)
+    laws = (
+        (StudentT(df), lambda k: StudentT(df[k])),
+        (
+            Tilted(df, tilt),
+            lambda k: Tilted(df[k], tilt[:, k]),
+        ),
+    )
+    for law, one in laws:
+        for ask in ("cdf", "log_density", "crps", "shortfall"):
+            columns = [getattr(one(k), ask)(z[:, k]) for k in range(3)]
+            torch.testing.assert_close(getattr(law, ask)(z), torch.stack(columns, 1))
+        level = z.sigmoid()
+        columns = [one(k).quantile(level[:, k]) for k in range(3)]
+        torch.testing.assert_close(law.quantile(level), torch.stack(columns, 1))
+        for name in ("second", "mean"):
+            expected = [torch.as_tensor(getattr(one(k), name), dtype=F64) for k in range(3)]
+            expected = torch.stack(expected, -1)
+            got = torch.as_tensor(getattr(law, name), dtype=F64)
+            torch.testing.assert_close(got.expand(expected.shape), expected)
+
+
+def test_limits_are_the_laws_they_tend_to():
+    z = torch.linspace(-5, 5, 11, dtype=F64)
+    zero = Tilted(7.0, torch.zeros(8, dtype=F64))
+    pairs = ((StudentT(1e9), Gaussian(), 1e-7), (zero, StudentT(7.0), 1e-10))
+    for law, limit, error in pairs:
+        for ask in ("cdf", "log_density", "crps", "shortfall"):
+            expected = getattr(limit, ask)(z)
+            torch.testing.assert_close(getattr(law, ask)(z), expected, rtol=error, atol=error)
+        level = torch.tensor([0.01, 0.4, 0.9], dtype=F64)
+        torch.testing.assert_close(law.quantile(level), limit.quantile(level), rtol=error, atol=0)
+        assert float(law.second) == pytest.approx(limit.second, rel=error)
+        assert float(law.mean) == pytest.approx(0, abs=error)
+
+
+@pytest.mark.parametrize("df", [2.0, 1, math.inf, math.nan, [3.0, 2.0]])
+def test_degrees_of_freedom_without_a_variance_are_refused(df):
+    refused("more than two degrees of freedom.*got", StudentT, df)
+    refused("more than two degrees of freedom.*got", Tilted, df)
+
+
+def test_a_tilt_of_another_width_is_refused():
+    refused(r"8 entries.*got the shape \(4, 3\)", Tilted, 5.0, torch.zeros(4, 3))
+
+
+# --- found by likelihood ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("df", [2.5, 6.0, 50.0])
+def test_the_profile_of_students_law_is_the_likeliest_scale(df):
+    generator = torch.Generator().manual_seed(1)
+    spread = torch.rand(400, 3, dtype=F64, generator=generator) + 0.1
+    residual = 3 * StudentT(3.0).sample(torch.zeros(400, 1, dtype=F64), 1, generator)[0]
+    law = StudentT(df)
+    scale2, value = law.profile(residual, spread)
+    numeric = Law.profile(law, residual, spread)
+    torch.testing.assert_close(scale2, numeric[0], rtol=1e-6, atol=0)
+    torch.testing.assert_close(value, numeric[1])
+    scale = (scale2 * spread / law.second).sqrt()
+    nll = scale.log() - torch.from_numpy(stats.t.logpdf(residual / scale, df))
+    torch.testing.assert_close(value, nll.mean(0))
+
+
+def test_degrees_of_freedom_left_open_are_the_likeliest():
+    generator = torch.Generator().manual_seed(2)
+    spread = torch.rand(4000, 2, dtype=F64, generator=generator) + 0.1
+    drawn = StudentT([4.0, 30.0]).sample(torch.zeros(4000, 2, dtype=F64), 1, generator)[0]
+    residual = drawn * spread.sqrt() * torch.tensor([0.1, 50.0])
+    residual[5, 0] = math.nan
+    law = law_named("student-t").fitted(residual, spread)
+    assert law.df.shape == (2,) and 3.3 < law.df[0] < 5 and 15 < law.df[1] < 100
+    known = torch.isfinite(residual[:, 0])
+    z = (residual / spread.sqrt())[known, 0].numpy()
+    assert float(law.df[0]) == pytest.approx(stats.t.fit(z, floc=0)[0], rel=1e-2)
+    assert law_named("student-t").freedom == 5.0
+    assert StudentT(4.0).fitted(residual, spread) == StudentT(4.0)
+    assert Gaussian().fitted(residual, spread) == Gaussian()
+
+
+# --- contract -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@LAWS
+def test_everything_is_finite_far_out_and_in_few_digits(law, dtype):
+    law = law.each(lambda tilt: tilt.to(dtype))
+    z = torch.tensor([-1e8, -40.0, 0.0, 3.0, 1e8]).to(dtype)
+    for ask in (law.cdf, law.crps, law.log_density, law.shortfall, law.survival):
+        found = ask(z)
+        assert found.dtype == torch.float32 and bool(found.isfinite().all())
+    assert law.cdf(z)[[0, 4]].tolist() == pytest.approx([0, 1], abs=1e-5)
+    assert float(law.crps(z)[4]) == pytest.approx(float(z[4]), rel=1e-4)
+    assert bool(law.cdf(torch.tensor([math.nan])).isnan())
+    assert bool(law.crps(torch.tensor([math.nan])).isnan())
+
+
+def test_a_tilt_that_is_nan_gives_nan_there_alone():
+    law = Tilted(4.0, torch.stack([torch.zeros(8), torch.full((8,), math.nan)]))
+    z = torch.zeros(2)
+    for ask in (law.cdf, law.crps, law.log_density, law.quantile):
+        found = ask(z + 0.3)
+        assert found.isnan().tolist() == [False, True]
+    assert law.second.isnan().tolist() == [False, True]
+
+
+def test_each_reaches_the_parameters_of_each_prediction():
+    tilt = torch.randn(5, 2, 8)
+    law = Tilted([3.0, 4.0], tilt)
+    z = torch.randn(5, 2)
+    torch.testing.assert_close(law.each(lambda t: t[1:3]).cdf(z[1:3]), law.cdf(z)[1:3])
+    assert law.each(lambda t: t[1:3]).second.shape == (2, 2)
+    assert StudentT(3.0).each(lambda t: t[1:]) == StudentT(3.0)
+
+
+def test_laws_are_equal_where_their_settings_are():
+    assert StudentT([3.0, 4.0]) == StudentT(torch.tensor([3.0, 4.0])) != StudentT([3.0, 5.0])
+    assert StudentT() != StudentT(5.0) and Tilted(5.0) != StudentT(5.0)
+    assert Tilted(**Tilted([3.0], torch.ones(8)).settings()) == Tilted([3.0], torch.ones(8))
+
+
+@dataclass(frozen=True)
+class Logistic(Law):
+    """What a user writes: three methods."""
+
+    name = "logistic"
+
+    def quantile(self, level):
+        return level.logit()
+
+    def log_density(self, z):
+        return -z - 2 * torch.nn.functional.softplus(-z)
+
+    def sample(self, like, n, generator):
+        return torch.rand((n, *like.shape), generator=generator, dtype=like.dtype).logit()
+
+
+def test_a_law_of_three_methods_has_all_the_others():
+    law, z = Logistic(), torch.tensor([-4.0, 0.0, 1.5], dtype=F64)
+    torch.testing.assert_close(law.cdf(z), z.sigmoid())
+    torch.testing.assert_close(law.survival(z), (-z).sigmoid())
+    softplus = torch.nn.functional.softplus
+    torch.testing.assert_close(law.shortfall(z), softplus(z), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(law.crps(z), 2 * softplus(z) - z - 1, rtol=1e-6, atol=1e-6)
+    assert law.crps(z.float()).dtype == torch.float32
+    assert bool(law.crps(torch.tensor([math.nan])).isnan())
+    assert (law.second, law.mean, law.each(None)) == (1.0, 0.0, law)
