@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from experiments.frame.figures import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION, panels
 from experiments.frame.outcome import Cell, Entry, Found, Picture, Table
 from experiments.frame.wording import direction, measured
 from experiments.judging.predictive import LEVEL
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LABELS = {
     "paper": "paper's form",
