@@ -130,7 +130,7 @@ class Calibration:
         joint: $\alpha_B$, the scale of what predictions share with one another, one entry per
             target; None where it is that of single predictions, `scale`.
         head: of noise and tilt, where they follow the features; the law's squared scale is then
-            $e^h + \alpha^2 q$, plus the guard's.
+            $e^h$ plus a multiple of q, plus the guard's.
         guard: beyond the training rows, for a head.
         support: the targets' bounds.
         conformal: what guarantees intervals' coverage.
@@ -181,17 +181,18 @@ class Calibration:
 
         All of the law's second moment that is not epistemic: noise, tails, and the guard's.
         """
+        assert self.head is not None
         epistemic, noise = self.epistemic(q), h.exp()
         if given is not None:
             noise = noise * given.to(noise)
         if weight is not None:
             noise = noise * (self.weight / weight).to(noise)
-        squared = epistemic + noise.to(q)
+        squared = self.head.scale2.to(q) * q + noise.to(q)
         if self.guard is not None:
             squared = squared + self.guard.variance(q)
             tilt = tilt * self.guard.fade(q)[..., None].to(tilt)
         second = torch.as_tensor(self.shaped(tilt).second).to(squared)
-        return squared * second - epistemic, tilt
+        return (squared * second - epistemic).clamp(min=0), tilt
 
     def shaped(self, tilt: Tensor) -> Law:
         """The law of rows with this tilt, (M, K, J); without entries, the law itself."""
@@ -264,7 +265,13 @@ class Calibration:
         require(head is None or head.targets == len(scale), "the head")
         require(guard is None or guard.scale2.shape == scale.shape, "the guard")
         support = header.get("support")
-        parts = (tensors.get("joint"), head, guard, None if support is None else _support(support), scores)
+        parts = (
+            tensors.get("joint"),
+            head,
+            guard,
+            None if support is None else _support(support),
+            scores,
+        )
         return cls(header["ridge"], scale, NOISES[noise](level), kept, weight, *parts)
 
     @classmethod

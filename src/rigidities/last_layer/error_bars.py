@@ -160,7 +160,6 @@ def head_inputs(rows: Reading | SampledRows) -> Tensor:
     features, counts = rows.features, getattr(rows, "counts", None)
     if counts is None:
         return features
-    counts = counts if features.ndim == 2 else counts[:, None].expand(-1, features.shape[1], -1)
     return torch.cat([features, counts.to(features)], -1)
 
 
