@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from experiments.frame.figures import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION, panels
 from experiments.frame.outcome import Cell, Entry, Found, Picture, Table
 from experiments.frame.wording import direction, measured
 from experiments.judging.predictive import LEVEL
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LABELS = {
     "paper": "paper's form",
@@ -199,8 +201,8 @@ The default error bars are the paper's $\\alpha^2 q$ and more: a noise floor, wh
 last features makes different from row to row; a Student-t law; a tilt of that law, again by a head;
 and a guard, which widens the bars beyond the rigidities of the training rows. Here they are put
 together part by part, on trained nets that stay as they are, with the library's own calibration
-each time (`calibrate(valid, criterion="auto", noise=..., law=...)`), and the guard is taken out of
-the whole. The paper's form is `criterion="nll"` without noise. Everything is calibrated on the
+each time (`calibrate(valid, criterion="auto", noise=..., law=...)`, guard included), and the guard
+is taken out of the whole. The paper's form is `criterion="nll"` without noise. Everything is calibrated on the
 validation rows that also stopped the training, and judged on test rows."""
 
 CAPTION = (

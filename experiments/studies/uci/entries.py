@@ -24,6 +24,9 @@ ON_THE_NET = ("constant", "floor_t", "variance_head", "laplace", "boosted")
 BASELINES = ("mc_dropout", "deep_ensemble", "deep_ensemble_400")
 """With nets of their own."""
 
+JUDGED = ("official", "five", "random", "constant", "variance_head", "laplace", "boosted")
+"""Parts on nets that come with the project."""
+
 METHODS = ("llpr", *OURS, *ON_THE_NET, *BASELINES, "llpr_random")
 
 AGAINST_LLPR = tuple((method, "llpr") for method in (*OURS, *ON_THE_NET, *BASELINES))
@@ -51,9 +54,8 @@ def entry(parts: Mapping[str, Sequence[Mapping[str, Any]]], **about: Any) -> dic
     """
     name, seed = about.pop("name"), about.pop("seed")
     measured = {}
-    for part in ("official", "five", "random"):
-        for one in parts.get(part, ()):
-            measured |= one["methods"]
+    for one in (one for part in JUDGED for one in parts.get(part, ())):
+        measured |= one["methods"]
     for method in BASELINES:
         if parts.get(method):
             measured[method] = rivals.judged(name, parts[method], seed)
@@ -71,11 +73,11 @@ def entry(parts: Mapping[str, Sequence[Mapping[str, Any]]], **about: Any) -> dic
         "per_split": {method: listed(splits) for method, splits in ordered.items()},
         "chosen": chosen(ordered, parts),
         "committed": {
-            part: all(one["committed"] for one in parts[part])
-            for part in ("official", "five", "random")
-            if parts.get(part)
+            part: all(one["committed"] for one in parts[part]) for part in JUDGED if parts.get(part)
         },
-        "seconds": {part: sum(one["seconds"] for one in some) for part, some in parts.items()},
+        "seconds": {
+            part: sum(one["seconds"] for one in some) for part, some in parts.items() if some
+        },
     }
 
 

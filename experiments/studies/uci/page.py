@@ -208,9 +208,9 @@ def seconds_table(found: Found) -> Table:
         for name, one in found.items()
     ]
     caption = (
-        "Seconds on one core, or on the GPU where the run used one. *Official*, *five* and "
-        "*random* are the error bars of the rigidities' nets, whose training is not counted where "
-        "they come with the project."
+        "Seconds on one core, or on the GPU where the run used one. *Official* are LLPR, *floor "
+        "and t*, *best* and *best, refitted*; the training of the rigidities' nets is not counted "
+        "where they come with the project."
     )
     return Table(["set", "rows", *(LABELS.get(part, part) for part in methods)], rows, caption)
 

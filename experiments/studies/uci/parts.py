@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.baselines import boosted, laplace
 from experiments.data import uci
 from experiments.data.benchmark import OFFICIAL, RANDOM, width
 from experiments.frame.jobs import Job
-from experiments.studies.uci import rivals, work
+from experiments.studies.uci import others, rivals, work
 from experiments.training import kept
 
 SETS = ("concrete", "energy", "kin8nm", "naval", "power", "protein", "wine", "yacht")
@@ -17,8 +16,14 @@ WHOLE = "year"
 """Joins them where its file is there."""
 
 FIVE = "five"
-WORK = {"deep_ensemble_400": 10, "mc_dropout": 8, OFFICIAL: 6, FIVE: 6, RANDOM: 4} | {
-    "deep_ensemble": 1
+WORK = {
+    "deep_ensemble_400": 10,
+    "mc_dropout": 8,
+    OFFICIAL: 6,
+    FIVE: 6,
+    RANDOM: 1,
+    "deep_ensemble": 1,
+    **dict.fromkeys(others.METHODS, 0.5),
 }
 """Rough time of a part a row and split: the longest begin first, so that all end together."""
 
@@ -52,17 +57,17 @@ QUICK = Sizes(("energy", "yacht"), 3, epochs=15, own_epochs=5, selecting=10, pas
 
 
 def own_parts(name: str, splits: int, sizes: Sizes, seed: int) -> list[Job]:
-    """The jobs of a set that judge the library."""
-    there = {"laplace": laplace.installed(), "boosted": boosted.installed()}
-    packages = [package for package, yes in there.items() if yes]
+    """The jobs of a set that judge error bars of the rigidities' nets."""
     common = {"name": name, "splits": splits, "seed": seed, "epochs": sizes.epochs}
     common["nets"] = kept.digest("uci")
-    official = {**common, "drawing": OFFICIAL, "packages": packages}
-    arguments = {
-        OFFICIAL: (work.last_layers, official),
-        RANDOM: (work.last_layers, {**official, "drawing": RANDOM, "packages": []}),
+    arguments: dict[str, tuple[Any, dict[str, Any]]] = {
+        OFFICIAL: (work.last_layers, {**common, "drawing": OFFICIAL}),
+        RANDOM: (work.last_layers, {**common, "drawing": RANDOM}),
         FIVE: (work.five, common),
     }
+    for method in others.METHODS:
+        if method not in others.NEEDS or others.NEEDS[method]():
+            arguments[method] = (others.bars, {**common, "method": method})
     return [Job(f"{name}, {part}", *of, uci.names(name)) for part, of in arguments.items()]
 
 
@@ -85,7 +90,7 @@ def rival_parts(name: str, rows: int, splits: int, sizes: Sizes, seed: int) -> l
     return jobs
 
 
-def effort(job: Job, rows: int) -> int:
+def effort(job: Job, rows: int) -> float:
     """Rough time of a part, to begin with the longest."""
     part = job.name.split(", ")[1]
     # The nets of `protein` and `year` are twice as wide.

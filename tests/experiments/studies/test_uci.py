@@ -14,18 +14,17 @@ from experiments.baselines.mc_dropout import Predicted
 from experiments.data.benchmark import OFFICIAL, RANDOM, standardised
 from experiments.data.uci import Rows
 from experiments.judging.predictive import summary
-from experiments.studies.uci import entries, parts, rivals, texts, work
+from experiments.studies.uci import entries, judged, others, parts, rivals, texts, work
 from experiments.studies.uci import page as pages
 from experiments.studies.uci import run as experiment
 from experiments.training.protocol import Protocol
-from torch import nn
+from experiments.training.stack import Stack
 
 from experiments import __main__ as command
 from experiments.baselines import laplace, published
 from experiments.data import benchmark as samples
 from experiments.data import files, uci
 from experiments.frame import catalogue, sources
-from experiments.judging import error_bars
 from experiments.training import kept
 from tests.support import synthetic_data
 from tests.support.numbers_on_pages import unsupported
@@ -127,22 +126,24 @@ def test_the_page_says_which_sets_have_no_published_lists() -> None:
 
 
 def asked(**others: Any) -> dict[str, Any]:
-    common = {"splits": 2, "seed": 0, "epochs": 4, "nets": "", "drawing": OFFICIAL}
-    return {**common, "packages": ["boosted"], **others}
+    return {"splits": 2, "seed": 0, "epochs": 4, "nets": "", "drawing": OFFICIAL, **others}
 
 
 def test_the_nets_error_bars_share_one_mean(folder: Path) -> None:
     found = work.last_layers("yacht", **asked())
+    common = {key: value for key, value in asked().items() if key != "drawing"}
     methods = found["methods"]
+    for method in ("constant", "variance_head", "boosted"):
+        methods |= others.bars("yacht", method=method, **common)["methods"]
     same = {"llpr", "best", "constant", "floor_t", "variance_head"}
     assert set(methods) == {*same, "best_refitted", "boosted"}
     rmse = {method: [one["all"]["rmse"] for one in splits] for method, splits in methods.items()}
     for method in same:
-        assert rmse[method] == pytest.approx(rmse["llpr"], rel=1e-6)
+        assert rmse[method] == pytest.approx(rmse["llpr"], rel=1e-5)
     for other in ("best_refitted", "boosted"):
-        assert rmse[other] != pytest.approx(rmse["llpr"], rel=1e-6)
+        assert rmse[other] != pytest.approx(rmse["llpr"], rel=1e-5)
     nll = {m: one[0]["all"]["nll"] for m, one in methods.items() if m != "boosted"}
-    assert len({round(value, 6) for value in nll.values()}) == len(nll)
+    assert len({nll[method] for method in ("llpr", "best", "best_refitted", "constant")}) == 4
     assert "nll" not in methods["boosted"][0]["all"] and "cell" not in methods["llpr"][0]["all"]
     assert not found["committed"]
     assert all(1 <= epoch <= 4 for epoch in found["epoch"]) and len(found["epoch"]) == 2
@@ -150,13 +151,12 @@ def test_the_nets_error_bars_share_one_mean(folder: Path) -> None:
 
 def test_a_split_is_judged_the_same_alone_or_in_company(folder: Path) -> None:
     one, two = (work.last_layers("yacht", **asked(splits=n)) for n in (1, 2))
-    for method in ("llpr", "constant"):
-        alone, beside = (found["methods"][method][0]["all"]["nll"] for found in (one, two))
-        assert alone == pytest.approx(beside, rel=1e-4)
+    alone, beside = (found["methods"]["llpr"][0]["all"]["nll"] for found in (one, two))
+    assert alone == pytest.approx(beside, rel=1e-4)
 
 
 def test_random_splits_have_the_papers_bars_alone(folder: Path) -> None:
-    drawn = work.last_layers("yacht", **asked(drawing=RANDOM, packages=[]))
+    drawn = work.last_layers("yacht", **asked(drawing=RANDOM))
     assert set(drawn["methods"]) == {"llpr_random"}
 
 
@@ -164,7 +164,7 @@ def test_five_nets_are_one_model(folder: Path) -> None:
     found = work.five("yacht", splits=2, seed=0, epochs=4, nets="")
     (splits,) = found["methods"].values()
     stacks = [kept.nets("uci", "yacht", m, count=2, epochs=4).stack for m in range(5)]
-    for k, split in enumerate(work.divided("yacht", 2, OFFICIAL, 0)):
+    for k, split in enumerate(judged.divided("yacht", 2, OFFICIAL, 0)):
         with torch.no_grad():
             mean = torch.stack([one.module(k)(split.test[0]) for one in stacks]).mean(0)
         error = float((mean - split.test[1]).square().mean().sqrt()) * split.unit
@@ -173,37 +173,39 @@ def test_five_nets_are_one_model(folder: Path) -> None:
 
 @pytest.mark.skipif(not laplace.installed(), reason=f"needs laplace-torch: {laplace.REMEDY}")
 def test_laplace_joins_where_it_is_installed(folder: Path) -> None:
-    methods = work.last_layers("yacht", **asked(splits=1, packages=["laplace"]))["methods"]
-    rmse, other = (methods[name][0]["all"]["rmse"] for name in ("laplace", "llpr"))
-    assert rmse == pytest.approx(other, rel=1e-5)
-    assert math.isfinite(methods["laplace"][0]["all"]["nll"])
+    common: dict[str, Any] = {"splits": 1, "seed": 0, "epochs": 4, "nets": ""}
+    (found, flat) = (
+        others.bars("yacht", method=method, **common)["methods"][method][0]["all"]
+        for method in ("laplace", "constant")
+    )
+    assert found["rmse"] == pytest.approx(flat["rmse"], rel=1e-5)
+    assert math.isfinite(found["nll"]) and found["nll"] != flat["nll"]
 
 
 def test_targets_on_a_grid_are_judged_by_cells(folder: Path, monkeypatch) -> None:
     monkeypatch.setitem(samples.STEPS, "yacht", 0.5)
-    split = next(work.divided("yacht", 1, OFFICIAL, 0))
+    split = next(judged.divided("yacht", 1, OFFICIAL, 0))
     assert split.step == pytest.approx(0.5 / split.unit)
-    found = work.last_layers("yacht", **asked(splits=1, packages=[]))["methods"]
+    found = work.last_layers("yacht", **asked(splits=1))["methods"]
     assert all("cell" in splits[0]["all"] for splits in found.values())
 
 
 def test_the_constant_bar_is_the_error_on_the_validation_rows() -> None:
-    net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1)).eval()
+    stack = Stack.drawn([0], (2, 4, 1))
+    net = stack.module(0)
     generator = torch.Generator().manual_seed(0)
-    parts = [
+    rows = [
         (torch.randn(n, 2, generator=generator), torch.randn(n, 1, generator=generator))
         for n in (60, 30, 30)
     ]
-    split = work.Divided(*parts, unit=1.0, step=None, copied=torch.zeros(30, dtype=torch.bool))
-    uq = error_bars.fitted(net, split.train)
-    error_bars.calibrated(uq, split.valid, error_bars.PAPER)
-    found = {one.method: one for one in work.simple(uq, split)}
+    split = judged.Divided(*rows, unit=1.0, step=None, copied=torch.zeros(30, dtype=torch.bool))
+    found = others.constant(stack, split)
     with torch.no_grad():
-        error = float((net(parts[1][0]) - parts[1][1]).square().mean().sqrt())
-        law = torch.distributions.Normal(net(parts[2][0]), error)
-        expected = -float(law.log_prob(parts[2][1]).mean())
-    assert found["constant"].chosen["std"] == pytest.approx(error, rel=1e-5)
-    assert summary(found["constant"].rows)["nll"] == pytest.approx(expected, rel=1e-5)
+        error = float((net(rows[1][0]) - rows[1][1]).square().mean().sqrt())
+        law = torch.distributions.Normal(net(rows[2][0]), error)
+        expected = -float(law.log_prob(rows[2][1]).mean())
+    assert found.chosen["std"] == pytest.approx(error, rel=1e-5)
+    assert summary(found.rows)["nll"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_dropout_chooses_the_likeliest_pair_of_each_split(folder: Path, monkeypatch) -> None:
@@ -281,6 +283,7 @@ def test_rivals_are_computed_without_the_library() -> None:
     """What they keep is found again whatever changes there; the others' parts are not."""
     for name in ("ensembles", "dropout"):
         assert not sources.leans(f"{rivals.__name__}:{name}")
+    assert not sources.leans(f"{others.__name__}:bars")
     assert sources.leans(f"{work.__name__}:last_layers")
 
 
@@ -409,7 +412,8 @@ def test_the_longest_parts_begin_first(folder: Path) -> None:
     ]
     effort = {job.name: parts.effort(job, 45_730) for job in ordered}
     assert max(effort, key=effort.__getitem__) == "protein, official"
-    assert {job.name.split(", ")[1] for job in ordered} == set(parts.WORK)
+    named = {job.name.split(", ")[1] for job in ordered}
+    assert named | {"laplace", "boosted"} == set(parts.WORK)
     assert all(json.dumps(dict(job.arguments)) for job in ordered)
 
 
@@ -444,7 +448,7 @@ def test_a_quick_run_writes_the_table(folder: Path, tmp_path, monkeypatch) -> No
     assert one["published"]["llpr"] == {k: list(v) for k, v in LLPR_OF_YACHT.items()}
     difference = np.subtract(one["per_split"]["best"]["nll"], one["per_split"]["llpr"]["nll"])
     assert one["paired"]["best - llpr"]["nll"][0] == pytest.approx(difference.mean(), abs=1e-7)
-    assert set(one["seconds"]) == set(parts.WORK)
+    assert set(one["seconds"]) | {"laplace"} == set(parts.WORK)
     assert one["settings"]["mc_dropout"]["steps"] == 2 * 4
     page = (tmp_path / "uci.md").read_text(encoding="utf-8")
     assert unsupported(page, numbers) == []

@@ -1,5 +1,6 @@
 """Nets that come with the project: read where they belong, trained where they do not."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -124,3 +125,13 @@ def test_the_nets_of_california_belong_to_its_rows() -> None:
         pytest.skip("needs the data of California")
     for name in kept.PROTOCOLS:
         assert kept.nets("california", name).committed
+
+
+def test_the_lines_of_the_readme_judge_a_calibration(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = Path(kept.__file__).parents[1].joinpath("nets", "README.md").read_text("utf-8")
+    code = text.split("```python\n")[1].split("```")[0]
+    monkeypatch.setattr(kept, "nets", partial(kept.nets, epochs=3))
+    exec(compile(code, "README.md", "exec"), {})
+    assert capsys.readouterr().out.count("interval_score") == 3
