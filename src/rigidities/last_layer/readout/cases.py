@@ -94,7 +94,9 @@ class Plain(Case):
 
     def gathered(self, output: Tensor, calls: list[Call], _: Sequence[Gain] = ()) -> Reading:
         """The head's input, without a look at any value, which `torch.func` does not allow."""
-        return Reading(output, calls[0].rows, calls[0].output.shape, channel_axis(calls[0].head))
+        head, rows, inner = calls[0].head, calls[0].rows, calls[0].output.shape
+        counts = None if has_bias(head) else torch.ones_like(rows[:, :1])
+        return Reading(output, rows, inner, channel_axis(head), counts=counts)
 
 
 class Separate(Case):

@@ -115,9 +115,10 @@ class TracedReadout:
         call = recorder.calls[0]
         recorder.reset()
         rows = as_rows(call.head, call.input)
-        if has_bias(call.head):
-            rows = torch.cat([rows, torch.ones_like(rows[:, :1])], dim=1)
-        return Reading(output, rows, call.output.shape, channel_axis(call.head))
+        ones, bias = torch.ones_like(rows[:, :1]), has_bias(call.head)
+        rows, counts = (torch.cat([rows, ones], dim=1), None) if bias else (rows, ones)
+        inner, axis = call.output.shape, channel_axis(call.head)
+        return Reading(output, rows, inner, axis, counts=counts)
 
 
 def _twin(model: nn.Module, tap: Tap) -> tuple[tuple[nn.Module, Recorder], Places]:
