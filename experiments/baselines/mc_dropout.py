@@ -249,8 +249,9 @@ def mixture(
 
 def _cell(away: Tensor, half: float) -> Tensor:
     """The logarithm of the mass within a half on both sides, (n,); tails keep their digits."""
-    near, far = -away.abs() + half, -away.abs() - half
-    return (torch.special.ndtr(near) - torch.special.ndtr(far)).mean(1).log()
+    near, far = (torch.special.log_ndtr(side - away.abs()) for side in (half, -half))
+    log = near + torch.log1p(-(far - near).exp())
+    return log.logsumexp(1) - math.log(away.shape[1])
 
 
 def _at(ordered: Tensor, level: float) -> Tensor:

@@ -4,8 +4,10 @@ $\log \sigma^2 = a + w \cdot \varphi$, linear in the last hidden features $\varp
 the rows that fit it), by the Gaussian negative log-likelihood of residuals of rows that the net was
 not trained on; the net and its mean stay. Four fifths of the hold-out rows fit a and w by Adam on
 all of them at once, from the constant variance on; every fifth row stops it: the numbers of its
-smallest loss are kept. Last, one factor on all variances makes the mean of
-$r^2 / \sigma^2$ one over all hold-out rows.
+smallest loss are kept, over the steps and over a few penalties $\lambda |w|^2 / 2$ of the mean
+loss. One factor on all variances makes the mean of $r^2 / \sigma^2$ one over all hold-out rows.
+Elsewhere a log variance is kept within the range that it has on the hold-out rows, without which a
+few dozen of them let it explode on others (our addition, in the head's favour).
 
 The reference fits such heads on several intermediate layers and averages them; the nets here have
 one hidden layer, hence one head.
@@ -21,7 +23,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-STEPS, RATE, PATIENCE = 2000, 1e-2, 200
+STEPS, RATE, PATIENCE = 1000, 1e-2, 100
+PENALTIES = (0.0, 0.01, 0.1, 1.0)
 EVERY = 5
 """One row in so many stops the fit."""
 
@@ -34,18 +37,23 @@ class VarianceHead:
         centre, spread: of the features, (D,).
         weight: (D,).
         bias: log variance at the centre, the factor included.
+        ends: the smallest and the largest log variance of hold-out rows.
         steps: after which the loss was smallest.
+        penalty: with which it was.
     """
 
     centre: Tensor
     spread: Tensor
     weight: Tensor
     bias: float
+    ends: tuple[float, float]
     steps: int
+    penalty: float
 
     def std(self, features: Tensor) -> Tensor:
         """Of rows, (N,)."""
-        return (0.5 * (self.bias + self._standardised(features) @ self.weight)).exp()
+        log_variance = self.bias + self._standardised(features) @ self.weight
+        return (0.5 * log_variance.clamp(*self.ends)).exp()
 
     def _standardised(self, features: Tensor) -> Tensor:
         return (features.double() - self.centre) / self.spread
@@ -64,14 +72,18 @@ def fitted(features: Tensor, residual: Tensor) -> VarianceHead:
     spread = own.std(0)
     spread = torch.where(spread > 0, spread, torch.ones_like(spread))
     phi = (features - own.mean(0)) / spread
-    weight, bias, steps = _descended(phi, residual.square(), stops)
+    found = [(*_descended(phi, residual.square(), stops, one), one) for one in PENALTIES]
+    _, weight, bias, steps, penalty = min(found, key=lambda one: one[0])
     log_variance = bias + phi @ weight
     factor = (residual.square() / log_variance.exp()).mean().log()
-    return VarianceHead(own.mean(0), spread, weight, float(bias + factor), steps)
+    ends = tuple(float(end + factor) for end in (log_variance.min(), log_variance.max()))
+    return VarianceHead(own.mean(0), spread, weight, float(bias + factor), ends, steps, penalty)
 
 
-def _descended(phi: Tensor, squares: Tensor, stops: Tensor) -> tuple[Tensor, Tensor, int]:
-    """The weights and the bias of the smallest loss on the rows that stop, and its step."""
+def _descended(
+    phi: Tensor, squares: Tensor, stops: Tensor, penalty: float
+) -> tuple[float, Tensor, Tensor, int]:
+    """The smallest loss on the rows that stop, its weights, bias and step."""
     bias = squares[~stops].mean().log().requires_grad_()
     weight = torch.zeros(phi.shape[1], dtype=torch.float64, requires_grad=True)
     optimiser = torch.optim.Adam([weight, bias], RATE)
@@ -79,15 +91,15 @@ def _descended(phi: Tensor, squares: Tensor, stops: Tensor) -> tuple[Tensor, Ten
     for step in range(STEPS):
         with torch.enable_grad():
             loss = _loss(bias + phi @ weight, squares)
-            loss[~stops].mean().backward()
-        stopping = float(loss[stops].mean())
+            (loss[~stops].mean() + penalty / 2 * weight.square().sum()).backward()
+        stopping = float(loss[stops].detach().mean())
         if stopping < best:
             best, kept = stopping, (weight.detach().clone(), bias.detach().clone(), step)
         if step - kept[2] > PATIENCE:
             break
         optimiser.step()
         optimiser.zero_grad()
-    return kept
+    return best, *kept
 
 
 def _loss(log_variance: Tensor, squares: Tensor) -> Tensor:

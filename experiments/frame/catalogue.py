@@ -57,8 +57,14 @@ _ALL = (
     ),
     Experiment(
         "uci",
-        "RMSE and NLL of eight sets beside MC dropout, deep ensembles and Laplace (paper, Table 2)",
+        "eight sets beside MC dropout, deep ensembles, Laplace and others (paper, Table 2)",
         minutes=66,
+        needs=("matplotlib", "numpy"),
+    ),
+    Experiment(
+        "ablation",
+        "what each part of the default error bars brings, in and outside the domain",
+        minutes=15,
         needs=("matplotlib", "numpy"),
     ),
     Experiment(

@@ -181,8 +181,7 @@ def _record(job: Job) -> dict[str, Any]:
     """What a job's result depends on: another argument, number or piece of code is another file."""
     work = f"{job.work.__module__}:{job.work.__qualname__.split('.')[0]}"
     asked = {"name": job.name, "arguments": plain(job.arguments), "data": digest(job.data)}
-    code = sources.digest(work, library=sources.leans(work))
-    return {**asked, "work": work, "code": code}
+    return {**asked, "work": work, "code": sources.digest(work)}
 
 
 def _file(experiment: str, record: Mapping[str, Any]) -> Path:

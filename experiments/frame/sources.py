@@ -35,13 +35,14 @@ DEPTH = 5
 
 
 @cache
-def digest(*works: str, library: bool = True) -> str:
+def digest(*works: str, library: bool | None = None) -> str:
     """Of pieces of work, what they reach in the experiments, and the library that computes.
 
     Args:
         works: functions, ``module:name``, or modules with all that they define.
-        library: whether the results depend on the library at all.
+        library: whether the results depend on it; by default whether anything of it is used.
     """
+    library = leans(*works) if library is None else library
     counted = reached(*works).union(*(_parsed(file)[0] for file in computing() if library))
     marks = dict.fromkeys(counted, "")
     for _ in range(DEPTH):  # a statement is told by its text and by the statements it uses

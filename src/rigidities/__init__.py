@@ -10,7 +10,9 @@ from .last_layer.ensemble.member_values import MemberValues
 from .last_layer.gradients.gradient import Gradient
 from .last_layer.local_terms import LocalTerms
 from .last_layer.propagation.derived import Derived
+from .last_layer.refit import Refitted
 from .last_layer.rigidity import LastLayerRigidity
+from .models.mean_of import MeanOf
 from .posterior.gram import Gram
 from .posterior.posterior import Posterior
 from .prediction.prediction import Prediction
@@ -23,10 +25,12 @@ __all__ = [
     "Gram",
     "LastLayerRigidity",
     "LocalTerms",
+    "MeanOf",
     "MemberValues",
     "Posterior",
     "Prediction",
     "PredictionRigidity",
+    "Refitted",
     "__version__",
     "closed_forms",
     "constrained_profile",

@@ -130,6 +130,15 @@ def test_a_plain_head_without_a_bias_counts_ones():
         assert torch.equal(reading.counts, torch.ones(5, 1))
 
 
+@pytest.mark.parametrize("biases", [(False, False, False), (True, False, False)])
+def test_a_mean_of_models_counts_their_shares(biases):
+    x = torch.randn(5, 3)
+    model = rg.MeanOf([nn.Linear(3, 2, bias=bias) for bias in biases])
+    tap = Tap.find(model, (x,))
+    for reading in (tap(x), TracedReadout(model, tap)((x,), {})):
+        torch.testing.assert_close(reading.counts, torch.full((5, biases.count(False)), 1 / 3))
+
+
 @pytest.mark.parametrize(
     "model",
     [nn.Linear(3, 2), nn.Sequential(nn.Linear(3, 4, bias=False), nn.Linear(4, 1))],

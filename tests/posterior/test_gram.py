@@ -154,6 +154,30 @@ def test_residual_sums_are_dropped_when_some_rows_lack_them():
     assert gram.cross is None
 
 
+@pytest.mark.parametrize("targets", [2, JOINT_TARGETS + 1])
+@pytest.mark.parametrize("own", [False, True])
+def test_residual_sums_follow_a_change_of_the_weights(targets, own):
+    features, residuals, change = normal(30, 5), normal(30, targets, seed=1), normal(5, targets)
+    weights = normal(30, targets if own else 1, seed=2).abs()
+    options = {"targets": targets} if own else {}
+    gram = gram_of(features, weights, residuals, **options)
+    before = gram.clone()
+    wanted = gram_of(features, weights, residuals - features @ change, **options)
+    moved = gram.after(change)
+    torch.testing.assert_close(moved.cross, wanted.cross, rtol=0, atol=1e-10)
+    if own and wanted.square.ndim == 2:
+        moved.square, wanted.square = moved.square.diagonal(), wanted.square.diagonal()
+    torch.testing.assert_close(moved.square, wanted.square)
+    torch.testing.assert_close(moved.matrix, wanted.matrix)
+    torch.testing.assert_close(gram.state(), before.state(), rtol=0, atol=0)
+    best = gram_of(features, weights, residuals, **options).after(change).after(-change)
+    torch.testing.assert_close(best.cross, gram.cross, rtol=0, atol=1e-9)
+
+
+def test_a_gram_without_residuals_has_none_to_change():
+    refused("give targets", gram_of(normal(30, 5)).after, normal(5, 1))
+
+
 def test_residual_moment_is_diagonal_for_very_many_targets():
     residuals = normal(4, JOINT_TARGETS + 1)
     gram = gram_of(normal(4, 2), None, residuals)

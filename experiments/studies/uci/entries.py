@@ -37,6 +37,11 @@ Splits = Sequence[Mapping[str, Scores]]
 """Of one method: the summaries "all" and "new" of every split."""
 
 
+def likelihood(one: Mapping[str, Any]) -> str:
+    """The NLL by which a set's methods are compared: of cells where targets lie on a grid."""
+    return "cell" if "cell" in one["llpr"] else "nll"
+
+
 def entry(parts: Mapping[str, Sequence[Mapping[str, Any]]], **about: Any) -> dict[str, Any]:
     """The entry of one set.
 

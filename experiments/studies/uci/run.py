@@ -20,7 +20,7 @@ from experiments.data.benchmark import (
 )
 from experiments.frame.jobs import results
 from experiments.frame.outcome import Outcome
-from experiments.studies.uci import page, rivals
+from experiments.studies.uci import page, rivals, texts
 from experiments.studies.uci.entries import entry
 from experiments.studies.uci.parts import (
     FULL,
@@ -99,7 +99,11 @@ def settings(rows: uci.Rows, sizes: Sizes) -> dict[str, Any]:
             "rate": own.rate,
             "named_rate": deep_ensemble.NAMED_RATE,
         },
-        "deep_ensemble_400": {"batch": long.batch, "rate": long.rate},
+        "deep_ensemble_400": {
+            "label": texts.LABELS["deep_ensemble_400"],
+            "batch": long.batch,
+            "rate": long.rate,
+        },
         "mc_dropout": {
             "batch": rivals.BATCH,
             "steps": math.ceil(listed / rivals.BATCH) * sizes.epochs,

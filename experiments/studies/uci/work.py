@@ -181,7 +181,7 @@ def simple(uq: rg.LastLayerRigidity, split: Divided) -> Iterator[Judged]:
     yield others("constant", Normal(mean, torch.full_like(mean, flat)), split, {"std": flat})
     head = variance_head.fitted(uq.features(inside), residual)
     bars = Normal(mean, head.std(uq.features(x)))
-    yield others("variance_head", bars, split, {"steps": head.steps})
+    yield others("variance_head", bars, split, {"steps": head.steps, "penalty": head.penalty})
 
 
 def boosting(net: nn.Module, split: Divided) -> Judged:

@@ -76,6 +76,7 @@ class Full:
             [weight for weight, _ in weights],
             [constant for _, constant in weights],
             [fit.bounds for fit in self.targets],
+            [fit.scale.scale2 for fit in self.targets],
             shared=shared,
         )
 
@@ -88,7 +89,7 @@ class Full:
         kinds = {GivenNoise: GivenNoise(level, wanted.given), FeatureNoise: FeatureNoise(level)}
         return Calibration(
             ridge,
-            torch.stack([fit.scale.scale2 for fit in fits]).sqrt(),
+            torch.stack([fit.scale2 for fit in fits]).sqrt(),
             kinds.get(wanted.noise, ConstantNoise(level)),
             law,
             head=self._head(shared=shared, tilts=TERMS if isinstance(law, Tilted) else 0),

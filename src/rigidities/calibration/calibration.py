@@ -130,7 +130,7 @@ class Calibration:
         joint: $\alpha_B$, the scale of what predictions share with one another, one entry per
             target; None where it is that of single predictions, `scale`.
         head: of noise and tilt, where they follow the features; the law's squared scale is then
-            $e^h + \alpha^2 q$, plus the guard's.
+            $e^h$ plus a multiple of q, plus the guard's.
         guard: beyond the training rows, for a head.
         support: the targets' bounds.
         conformal: what guarantees intervals' coverage.
@@ -181,17 +181,18 @@ class Calibration:
 
         All of the law's second moment that is not epistemic: noise, tails, and the guard's.
         """
+        assert self.head is not None
         epistemic, noise = self.epistemic(q), h.exp()
         if given is not None:
             noise = noise * given.to(noise)
         if weight is not None:
             noise = noise * (self.weight / weight).to(noise)
-        squared = epistemic + noise.to(q)
+        squared = self.head.scale2.to(q) * q + noise.to(q)
         if self.guard is not None:
             squared = squared + self.guard.variance(q)
             tilt = tilt * self.guard.fade(q)[..., None].to(tilt)
         second = torch.as_tensor(self.shaped(tilt).second).to(squared)
-        return squared * second - epistemic, tilt
+        return (squared * second - epistemic).clamp(min=0), tilt
 
     def shaped(self, tilt: Tensor) -> Law:
         """The law of rows with this tilt, (M, K, J); without entries, the law itself."""
@@ -240,12 +241,10 @@ class Calibration:
         require_kinds(header, {"ridge": float}, "the calibration")
         require(0 <= header["ridge"] < math.inf, "the calibration's ridge")
         scale, level = tensors["scale"], tensors["noise"]
-        require_levels(scale, "the calibration's scale")
-        require_levels(level, "the calibration's noise")
-        require(level.shape == scale.shape, "the calibration's noise")
-        if (joint := tensors.get("joint")) is not None:
-            require_levels(joint, "the calibration's joint scale")
-            require(joint.shape == scale.shape, "the calibration's joint scale")
+        for name in ("scale", "noise", "joint"):
+            if (each := tensors.get(name)) is not None:
+                require_levels(each, f"the calibration's {name}")
+                require(each.shape == scale.shape, f"the calibration's {name}")
         noise = header.get("noise", "constant" if bool(level.any()) else "none")
         law = header.get("law", {"name": "gaussian", "settings": {}})
         for what, name, known in (("noise", noise, NOISES), ("law", law["name"], LAWS)):
@@ -266,7 +265,13 @@ class Calibration:
         require(head is None or head.targets == len(scale), "the head")
         require(guard is None or guard.scale2.shape == scale.shape, "the guard")
         support = header.get("support")
-        parts = (joint, head, guard, None if support is None else _support(support), scores)
+        parts = (
+            tensors.get("joint"),
+            head,
+            guard,
+            None if support is None else _support(support),
+            scores,
+        )
         return cls(header["ridge"], scale, NOISES[noise](level), kept, weight, *parts)
 
     @classmethod

@@ -52,7 +52,7 @@ def evidence(
     rr = total = gram.square.diagonal() if gram.square.ndim == 2 else gram.square
     rows = gram.informative.to(torch.float64)
     if biases is not None and len(biases):
-        matrix, free, cross, explained, rank = _projected(gram, cross, biases.to(gram.device))
+        matrix, free, cross, explained, rank = projected(gram, cross, biases.to(gram.device))
         (lam, basis), w = torch.linalg.eigh(matrix), w[:, free]
         lam, rr, rows = lam.clamp(min=0), rr - explained, rows - rank
     if not bool((rows > 0).all()):
@@ -76,7 +76,7 @@ def evidence(
     return value
 
 
-def _projected(gram: Gram, cross: Tensor, biases: Tensor) -> tuple[Tensor, ...]:
+def projected(gram: Gram, cross: Tensor, biases: Tensor) -> tuple[Tensor, ...]:
     """The Gram's sums with the bias columns B projected out of features and residuals.
 
     A Schur complement, $F^T F - F^T B (B^T B)^{-1} B^T F$, and likewise with r.

@@ -171,8 +171,8 @@ class CalibrationReport:
         usual = (self.noise + self.scale.square() * guard.reference).sqrt()
         ratio = ((guard.variance(far) + self.scale.square() * far) * second).sqrt() / usual
         return [
-            f"beyond q = {_numbers(guard.reference)}, as a fifth of the training rows, bars grow by "
-            f"themselves: at ten times that they are {_numbers(ratio)} times a usual one at least"
+            f"beyond q = {_numbers(guard.reference)}, where a fifth of the training rows lie, bars "
+            f"grow with q: at ten times that they are at least {_numbers(ratio)} times a usual one"
         ]
 
     def to(self, device: torch.device) -> CalibrationReport:

@@ -64,6 +64,7 @@ class TargetFit:
         middle: its median.
         tilt: None where there is none.
         guard: of one target.
+        gap: half the gap between new and training rows, in units of q.
     """
 
     inputs: Inputs
@@ -74,6 +75,18 @@ class TargetFit:
     middle: Tensor
     tilt: TiltFit | None
     guard: Guard | None
+    gap: Tensor
+
+    @property
+    def scale2(self) -> Tensor:
+        r"""Of single predictions: how much of their variance other training rows would change.
+
+        The mean of two estimates. The likelihood's hardly tells it from noise. The other is the
+        gap between new rows and training rows left out of the readout alone, $e^\kappa$: training
+        lowers the errors of its own rows by as much as it raises those of others, so that half of
+        the gap is what a net's own weights add to the errors of new rows.
+        """
+        return 0.5 * (self.scale.scale2 + self.gap)
 
     def columns(self, rows: Rows) -> Tensor:
         """Inputs of rows, features in those directions."""
@@ -147,7 +160,9 @@ def fitted(rows: Rows, parts: Parts, like: TargetFit | None = None) -> TargetFit
         u = StudentT(scale.df).cdf(rows.residual / s2.sqrt())
         tilt = tilt_fit.fitted(u, x, like.tilt.penalty if like and like.tilt else None)
     guard = _guard(rows, scale) if parts.guard else None
-    return TargetFit(inputs, directions, constant, scale, bounds, h.median(), tilt, guard)
+    gap = -0.5 * torch.expm1(-scale.optimism.clamp(min=0)) * rows.size / rows.held.q.mean()
+    parted = (inputs, directions, constant, scale, bounds, h.median(), tilt, guard)
+    return TargetFit(*parted, gap)
 
 
 def _directions(inputs: Inputs, rows: Rows) -> Tensor | None:

@@ -31,6 +31,7 @@ from .error_bars import ErrorBars
 from .gradients.loss import GradientLoss, GradientTarget, calibration_loss, gradient_scale
 from .readout.binding import Binding
 from .readout.tap import AnyTap
+from .refit import Refitted, refitted
 from .validation import Validation, calibration_data, conformal_rows
 
 DEFAULT_RIDGE = 1e-6
@@ -249,6 +250,18 @@ class ReadoutFit:
             self._swap(replace(learnt, report=report, factorised=final))
             self._said.discard("stale")
             return report
+
+    def refit(self, valid: Any, *, add: bool, **options: Any) -> tuple[ReadoutFit, Refitted]:
+        """The same for a copy of the model with another readout; see `LastLayerRigidity.refit`."""
+        learnt, _ = self._thorough()
+        own, weighing, rows = learnt.statistics, learnt.known_weighing(), None
+        if valid is not None:
+            data = list(valid) if isinstance(valid, Iterator) else valid
+            rows = partial(self.feed(weighing), data, "refit", any_order=True, **options)
+        tied, own, report = refitted(learnt.binding, own, learnt.posterior, weighing, rows, add=add)
+        other = ReadoutFit(tied, self.target)
+        other.learnt = Learnt(tied, own, weighing)
+        return other, report
 
     def known(self) -> Learnt:
         """The state, if there is a fit."""

@@ -57,6 +57,7 @@ from .propagation.propagation import covariance_between, propagated
 from .readout.binding import Binding
 from .readout.reading import Reading, SampleWeight, read
 from .readout.tap import AnyTap
+from .refit import Refitted
 from .wrapper import ModelWrapper
 
 if TYPE_CHECKING:
@@ -79,6 +80,9 @@ class LastLayerRigidity(ModelWrapper):
         forward: callable(model, batch) -> output, for batches that are not (x, y).
         target: callable(batch) -> target.
         output: key, index or attribute of the output, where the model returns several.
+
+    Attributes:
+        refitted: what `refit` has changed, where this came from it; files do not hold it.
 
     Examples:
         >>> _ = torch.manual_seed(0)
@@ -111,6 +115,7 @@ class LastLayerRigidity(ModelWrapper):
         super().__init__(model)
         binding = Binding(model, Source(forward, features, output), layer)
         self._fit = ReadoutFit(binding, target)
+        self.refitted: Refitted | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -259,6 +264,37 @@ class LastLayerRigidity(ModelWrapper):
             progress=progress,
         )
 
+    @outside_inference_mode
+    def refit(
+        self,
+        valid: Any = None,
+        *,
+        add: bool = True,
+        batch_size: int | None = None,
+        progress: bool | None = None,
+    ) -> Self:
+        """A copy of the model with the ridge-optimal readout, wrapped, fitted and uncalibrated.
+
+        The mean changes, often for the better: print `refitted` of the result. The sums of the fit
+        give the readout, and the training data are not passed again. Best is
+        `new = uq.refit(valid, add=False)`, then `new.calibrate(valid)`.
+
+        Args:
+            valid: rows on which the readout refitted to the training rows is judged.
+            add: then refit on these too; they are no longer unseen, so calibrate on others.
+            batch_size: as in `fit`.
+            progress: as in `fit`.
+
+        Raises:
+            ValueError: another loss than "mse", no targets in the fit, `features=`, an output that
+                is not linear in the readout's weights, weights that are tied or computed.
+        """
+        fit, report = self._fit.refit(valid, add=add, batch_size=batch_size, progress=progress)
+        own = fit.unbound
+        uq = type(self)(fit.model, layer=own.layer, target=fit.target, **vars(own.source))
+        uq._fit, uq.refitted = fit, report
+        return uq
+
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, *inputs: Any, **keywords: Any) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation, each shaped like the model's output."""
@@ -334,7 +370,8 @@ class LastLayerRigidity(ModelWrapper):
         r"""Derivatives of the prediction by an input, with their standard deviations.
 
         Exact: the readout's features are differentiated, in forward or reverse mode, whichever
-        takes fewer passes. The epistemic part only.
+        takes fewer passes. The epistemic part only. A derivative is a single quantity: it has the
+        scale of those, and not `calibration.joint`.
 
         Args:
             data: a tensor of inputs, or anything that `fit` takes.
@@ -413,7 +450,9 @@ class LastLayerRigidity(ModelWrapper):
         r"""Last-layer members: an `nn.Module` with `ens(x)` -> (n, *output.shape).
 
         All members cost one pass of the model and one matrix product. They carry the epistemic
-        part, with its correlations between predictions and targets.
+        part, with its correlations between predictions and targets. Where what predictions share
+        has a scale of its own (`calibration.joint`), each row deviates by numbers of its own too,
+        the same in every call, which takes another product and a hash of each row.
 
         Args:
             n: how many; 64 by default.
@@ -437,7 +476,11 @@ class LastLayerRigidity(ModelWrapper):
         return Ensemble(learnt.binding.copy(), self.feed.unlabelled(), drawn)
 
     def covariance(self, x1: Any, x2: Any = None, *, batch_size: int | None = None) -> Tensor:
-        """Joint covariance of predictions (the epistemic part).
+        r"""Joint covariance of predictions (the epistemic part).
+
+        $\alpha_B^2 k(x, x') + 1[x = x'] (\alpha^2 - \alpha_B^2)_+ q(x)$, $\alpha$ being `scale` and
+        $\alpha_B$ `calibration.joint`. Rows are equal where their inputs' hashes are; where inputs
+        have not one row each (atoms), where features agree in half of their digits.
 
         Args:
             x1: inputs, in any form that `predict` takes.
@@ -452,8 +495,7 @@ class LastLayerRigidity(ModelWrapper):
             self._fit.batches, what="covariance", batch_size=batch_size, progress=False
         )
         others = None if x2 is None else partial(batches, x2)
-        joint, exact = _joint(tap, learnt), learnt.statistics.exact
-        return covariance_between(tap, joint, partial(batches, x1), others, exact=exact)
+        return covariance_between(tap, _joint(tap, learnt), partial(batches, x1), others)
 
     def propagate(
         self,
@@ -467,9 +509,9 @@ class LastLayerRigidity(ModelWrapper):
         """Mean and standard deviation of a differentiable function of predictions, first order.
 
         One reverse pass of `fn` per derived quantity, correlations kept, never an N x N matrix.
-        The epistemic part only: calibrate with `criterion="evidence", noise="bayes"` first, since
-        otherwise the scale may hold noise too, and a mean of many predictions looks far too
-        uncertain.
+        The epistemic part only, with the covariance of `covariance`. Criteria other than "auto"
+        have one scale, which may hold noise too, so that a mean of many predictions looks far too
+        uncertain: of those take `criterion="evidence", noise="bayes"`.
 
         Args:
             fn: takes the predictions for all of `data` as one tensor, shaped like the model's
@@ -483,7 +525,6 @@ class LastLayerRigidity(ModelWrapper):
         tap, learnt = self._fit.ready()
         batches = partial(self._fit.batches, data, "propagate", batch_size, progress)
         options = {"second_order": second_order, "again": repeatable(data)}
-        options["exact"] = learnt.statistics.exact
         return propagated(fn, tap, _joint(tap, learnt), batches, **options)
 
     @outside_inference_mode

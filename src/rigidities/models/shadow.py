@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from .mean_of import MeanOf
+
 
 def shadow(model: nn.Module) -> nn.Module:
     """A copy of the model in eval mode whose frozen parameters alias the model's memory."""
@@ -65,8 +67,10 @@ def placement(model: nn.Module) -> tuple[torch.device, torch.dtype]:
 
 def input_names(model: nn.Module) -> list[str]:
     """What the model's `forward` calls its inputs, where it can tell (a traced one cannot)."""
+    model = unwrapped(model)
+    model = model.models[0] if isinstance(model, MeanOf) else model  # which passes inputs on
     try:
-        return list(inspect.signature(unwrapped(model).forward).parameters)
+        return list(inspect.signature(model.forward).parameters)
     except ValueError:
         return []
 

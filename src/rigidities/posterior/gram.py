@@ -183,6 +183,27 @@ class Gram:
             )
         return left
 
+    def after(self, change: Tensor) -> Gram:
+        r"""The Gram of the same rows when the weights have changed by $\delta$, (D, K).
+
+        Residuals become $r - F \delta$. Where each target has a Gram of its own, `square` follows
+        on its diagonal alone: nothing reads the rest.
+        """
+        moved, cross, square = self.clone(), self.cross, self.square
+        if cross is None or square is None:
+            raise ValueError("There are no residuals to change: give targets, (x, y).")
+        change = change.to(cross)
+        each = "de,ek->dk" if self.targets is None else "kde,ek->dk"
+        moved.cross = cross - torch.einsum(each, self.matrix, change)
+        if self.targets is None and square.ndim == 2:  # r'r' = r r - (b + b')^T delta
+            less = change.mT @ (cross + moved.cross)
+            moved.square = square - (less + less.mT) / 2
+        else:
+            moved.square = square.clone()
+            _variances(moved.square).sub_((change * (cross + moved.cross)).sum(0))
+        _variances(moved.square).clamp_(min=0)
+        return moved
+
     def expand(self, targets: int) -> Gram:
         """One Gram per target, each equal to this shared one (its rows had equal weights)."""
         if self.targets is not None:

@@ -12,22 +12,21 @@ Weights are written in independent standard coordinates $\xi$, one block of D pe
 root $L$ of $\rho = L L^\top$: $\;\delta w_k = \alpha_k \sum_j L_{kj} V (\lambda + s)^{-1/2} \xi_j$.
 Only the epistemic part is meant here: noise does not correlate between predictions.
 
-Of two scales, the smaller $\alpha_B$ is that of what predictions share, the larger $\alpha$ that of
-single ones. Then $\alpha$ above is $\alpha_B$, and each row x has a deviation of the weights of its
-own beside it, independent of that of any other row, from the same posterior with the scale
-$\beta = \sqrt{(\alpha^2 - \alpha_B^2)_+}$. Between target k at x and target l at x'
+Where what predictions share has a scale $\alpha_B$ below that of single ones, the scale above is
+$\alpha_B$. Each row x then has a deviation of the weights of its own too, independent of all
+others, from the same posterior with $\beta^2 = (\alpha^2 - \alpha_B^2)_+$ for its squared scale:
 
-$$ \mathrm{Cov} = \left( \alpha_{B,k}\, \alpha_{B,l} + 1[x = x']\, \beta_k\, \beta_l \right)
-   \rho_{kl}\, f_k(x)^\top (G + \varsigma^2 I)^{-1} f_l(x'). $$
+$$ \mathrm{Cov}(y_k(x), y_l(x')) = \left( \alpha_{B,k} \alpha_{B,l} + 1[x = x'] \beta_k \beta_l
+   \right) \rho_{kl}\, f_k(x)^\top (G + \varsigma^2 I)^{-1} f_l(x') $$
 
-So the residuals' correlation holds for both parts, and with it the bar of a difference of targets
-at one row.
+so that differences of targets at one row keep their error bar.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,10 +40,9 @@ class JointPosterior:
     r"""Deviations of all weights from the trained ones: a centred Gaussian.
 
     Attributes:
-        posterior: of one target's weights, with one scale per target, that of what predictions
-            share; not truncated.
+        posterior: of one target's weights, with one scale per target; not truncated.
         correlation: $\rho$, (K, K).
-        own: $\beta$, the scale of what single predictions have beside it, (K,); None for nothing.
+        own: what single predictions do not share; None for nothing.
 
     Examples:
         >>> gram = Gram(1)
@@ -58,7 +56,7 @@ class JointPosterior:
 
     posterior: Posterior
     correlation: Tensor
-    own: Tensor | None = None
+    own: OwnPart | None = None
 
     @classmethod
     def of(
@@ -66,17 +64,19 @@ class JointPosterior:
     ) -> JointPosterior:
         """For the features' layout (see `cases`), with the correlations that the Gram holds.
 
-        The posterior is that of single predictions; `shared` is the scale (K,) of what they share.
+        The posterior is that of single predictions, `shared` the scale (K,) of what they share.
         """
-        targets, own = posterior.scale.numel(), None
-        if shared is not None:
-            left = (posterior.scale.square() - shared.square()).clamp(min=0).sqrt()
-            own = left if bool(left.any()) else None
-            posterior = posterior.with_scale(shared)
+        targets = posterior.scale.numel()
         if layout == "joint":
-            one = torch.ones(targets, targets, dtype=torch.float64, device=gram.device)
-            return cls(posterior, one, own)
-        return cls(posterior, residual_correlation(gram, targets), own)
+            rho = torch.ones(targets, targets, dtype=torch.float64, device=gram.device)
+        else:
+            rho = residual_correlation(gram, targets)
+        if shared is None:
+            return cls(posterior, rho)
+        joint = cls(posterior.with_scale(shared), rho)
+        own = (posterior.scale.square() - shared.square()).clamp(min=0).sqrt()[:, None]
+        whitening = (posterior.eigenvectors / posterior.precisions.sqrt().unsqueeze(-2)).mT
+        return replace(joint, own=OwnPart(whitening, own * joint.root) if own.any() else None)
 
     @property
     def targets(self) -> int:
@@ -138,24 +138,15 @@ class JointPosterior:
         flat = deviations.reshape(members * targets, width) @ features.mT
         return flat.reshape(members, targets, -1).mT
 
-    @cached_property
-    def own_part(self) -> OwnPart | None:
-        """What single predictions have of their own, if anything."""
-        if self.own is None:
-            return None
-        post = self.posterior
-        whitening = (post.eigenvectors / post.precisions.sqrt().unsqueeze(-2)).mT
-        return OwnPart(whitening, self.own[:, None] * self.root)
-
     def covariance(
         self, left: Tensor, right: Tensor | None = None, same: Tensor | None = None
     ) -> Tensor:
-        """(M, K, M', K) between the outputs with these features; `same` rows (M, M') are equal."""
+        """(M, K, M', K) between the outputs with these features; `same` (M, M') for equal rows."""
         a = self.posterior.whitened(left)
         b = a if right is None else self.posterior.whitened(right)
         between = (self.correlation * self.scale[:, None] * self.scale)[:, None, :]
         if same is not None and self.own is not None:
-            own = (self.correlation * self.own[:, None] * self.own)[:, None, :]
+            own = (self.own.mixing @ self.own.mixing.mT)[:, None, :]
             between = between + same[:, None, :, None] * own
         if a.ndim == 2:
             return (a @ b.mT)[:, None, :, None] * between
@@ -179,12 +170,8 @@ class JointPosterior:
         return rows.flatten(1)
 
 
-@dataclass(frozen=True)
-class OwnPart:
-    r"""The part of a prediction's error that no other row shares, in standard coordinates.
-
-    Row m moves by $S_m z$ for z ~ N(0, I), with $S_m S_m^\top$ its covariance between targets,
-    $\beta_k \beta_l \rho_{kl}\, f_{mk}^\top (G + \varsigma^2 I)^{-1} f_{ml}$.
+class OwnPart(NamedTuple):
+    r"""What no other row shares of a prediction's error: $S_m z$ at row m, with z ~ N(0, I).
 
     Attributes:
         whitening: W with $|W f|^2 = q$, (D, D), or (T, D, D) with one Gram per target.
@@ -195,16 +182,17 @@ class OwnPart:
     mixing: Tensor
 
     def sizes(self, features: Tensor) -> Tensor:
-        r"""$\sqrt q$ of rows, (M, 1 or K); behind one weight vector a root of k(f, f'), (M, K, K)."""
+        r"""$\sqrt q$, (M, 1 or K); behind one weight vector the root of a matrix, (M, K, K)."""
         features = features.detach().to(self.whitening)
         if self.whitening.ndim == 3:
             pattern = "mtd,tcd->mtc" if features.ndim == 3 else "md,tcd->mtc"
-            return torch.linalg.vector_norm(torch.einsum(pattern, features, self.whitening), dim=-1)
+            return torch.einsum(pattern, features, self.whitening).square().sum(-1).sqrt()
         z = features @ self.whitening.mT
-        if features.ndim == 2:
-            return torch.linalg.vector_norm(z, dim=-1, keepdim=True)
-        values, vectors = torch.linalg.eigh(z @ z.mT)  # a symmetric root, which rounding leaves
-        return (vectors * values.clamp(min=0).sqrt()[:, None]) @ vectors.mT
+        if z.ndim == 2:
+            return z.square().sum(-1, keepdim=True).sqrt()
+        values, vectors = torch.linalg.eigh(z @ z.mT)
+        root: Tensor = (vectors * values.clamp(min=0).sqrt()[:, None]) @ vectors.mT
+        return root  # the symmetric one, which rounding does not turn
 
     def coordinates(self, sizes: Tensor) -> int:
         """Number of independent standard coordinates of a row."""
@@ -216,7 +204,7 @@ class OwnPart:
             return sizes * (z @ self.mixing.mT)
         return torch.einsum("mkj,nmj->nmk", sizes, z) * self.mixing[:, 0]
 
-    def pulled(self, sizes: Tensor, cotangents: Tensor) -> Tensor:
+    def rows(self, sizes: Tensor, cotangents: Tensor) -> Tensor:
         """Derivatives (Q, M, K) by the outputs -> (Q, M, J) by the coordinates."""
         if sizes.ndim == 2:
             return (sizes * cotangents) @ self.mixing

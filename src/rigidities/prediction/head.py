@@ -81,6 +81,7 @@ class Head:
         weight: (K, 3 + D, 1 + J): w, then W; J = 0 without a tilt.
         constant: (K, 1 + J).
         bounds: of h, (K, 2).
+        scale2: of q in the law's squared scale, (K,).
     """
 
     rigidity: Tensor
@@ -90,6 +91,7 @@ class Head:
     weight: Tensor
     constant: Tensor
     bounds: Tensor
+    scale2: Tensor
 
     @classmethod
     def of(
@@ -98,6 +100,7 @@ class Head:
         weight: Sequence[Tensor],
         constant: Sequence[Tensor],
         bounds: Sequence[Tensor],
+        scale2: Sequence[Tensor],
         *,
         shared: bool,
     ) -> Head:
@@ -108,8 +111,9 @@ class Head:
         parts = {name: torch.stack(values) for name, values in each.items()}
         if shared:
             parts |= {name: parts[name][0] for name in ("centre", "spread")}
-        stacked = (torch.stack(list(values)) for values in (weight, constant, bounds))
-        return cls(**parts, **dict(zip(("weight", "constant", "bounds"), stacked, strict=True)))
+        own = (torch.stack(list(values)) for values in (weight, constant, bounds, scale2))
+        names = ("weight", "constant", "bounds", "scale2")
+        return cls(**parts, **dict(zip(names, own, strict=True)))
 
     def to(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Head:
         """The same elsewhere, or in another precision."""
@@ -135,9 +139,10 @@ class Head:
             head.centre.shape in ((width,), (targets, width)),
             head.spread.shape == head.centre.shape,
             head.weight.shape == (targets, 3 + width, columns)
-            and head.bounds.shape == (targets, 2),
+            and head.bounds.shape == (targets, 2)
+            and head.scale2.shape == (targets,),
         )
-        known = (head.weight, head.constant, head.bounds, head.centre)
+        known = (head.weight, head.constant, head.bounds, head.centre, head.scale2)
         require(all(shapes) and all(bool(t.isfinite().all()) for t in known), "the head")
         return head
 

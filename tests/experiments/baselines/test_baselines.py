@@ -9,7 +9,14 @@ from experiments.training.protocol import Protocol
 from experiments.training.stack import Stack
 from torch import Tensor, nn
 
-from experiments.baselines import deep_ensemble, laplace, mc_dropout, published
+from experiments.baselines import (
+    boosted,
+    deep_ensemble,
+    laplace,
+    mc_dropout,
+    published,
+    variance_head,
+)
 from tests.support.tensors import normal
 
 NETS, ROWS, INPUTS = 3, 11, 4
@@ -135,6 +142,55 @@ def test_nets_with_dropout_learn_and_come_out_the_same_again() -> None:
     assert bool((error < 0.3).all())
 
 
+def passes_of(rows: int = 6, count: int = 400) -> tuple[Tensor, Tensor]:
+    return normal(rows, count, seed=2), normal(rows, seed=3)
+
+
+def test_a_mixtures_scores_are_those_of_its_parts() -> None:
+    outputs, target = passes_of()
+    noise, half = 0.7, 0.4
+    found = mc_dropout.mixture(outputs, noise, target, half, torch.Generator().manual_seed(0))
+    law = torch.distributions.Normal(outputs, noise)
+    beside = target[:, None]
+    torch.testing.assert_close(found.log_prob, law.log_prob(beside).exp().mean(1).log())
+    mass = (law.cdf(beside + half) - law.cdf(beside - half)).mean(1)
+    torch.testing.assert_close(found.log_mass, mass.log())
+    draws = outputs + noise * torch.randn(outputs.shape, generator=torch.manual_seed(0))
+    torch.testing.assert_close(found.mean, outputs.mean(1))
+    expected = (outputs.var(1, correction=0) + noise**2).sqrt()
+    torch.testing.assert_close(found.std, expected)
+    near = (draws - beside).abs().mean(1)
+    apart = (draws[:, :, None] - draws[:, None, :]).abs().mean((1, 2))
+    torch.testing.assert_close(found.crps, near - apart / 2, rtol=1e-5, atol=1e-6)
+    for ours, level in ((found.low, 0.05), (found.high, 0.95)):
+        torch.testing.assert_close(ours, draws.quantile(level, 1), rtol=1e-5, atol=1e-6)
+
+
+def test_a_far_cell_has_a_finite_mass_on_both_sides() -> None:
+    outputs = torch.zeros(2, 50)
+    target = torch.tensor([20.0, -20.0])
+    found = mc_dropout.mixture(outputs, 1.0, target, 0.5, torch.Generator().manual_seed(0))
+    assert found.log_mass is not None
+    tail = float(torch.special.log_ndtr(torch.tensor(-19.5).double()))
+    assert found.log_mass.tolist() == pytest.approx([tail, tail], rel=1e-6)
+
+
+def test_mixtures_in_parts_have_the_law_of_all_rows_at_once(monkeypatch) -> None:
+    """Passes are random: means and densities agree within what they scatter by."""
+    stack = Stack.drawn(range(NETS), (INPUTS, 6, 1))
+    rows = drawn(NETS, ROWS, INPUTS), drawn(NETS, ROWS, 1, seed=1)
+    p, tau = torch.tensor([0.05, 0.1, 0.3]), torch.tensor([4.0, 5.0, 6.0])
+    monkeypatch.setattr(mc_dropout, "HELD", 4)
+    found = mc_dropout.mixtures(stack, rows, p, tau, 20_000, seed=0, step=tau)
+    whole = mc_dropout.predicted(stack, rows, p, tau[:, None], 20_000, seed=1)
+    for net, one in enumerate(found):
+        assert all(values.shape == (ROWS,) for values in vars(one).values())
+        torch.testing.assert_close(one.mean, whole.mean[net], rtol=0, atol=0.02)
+        likelihood = float(whole.log_likelihood[net])
+        assert float(one.log_prob.mean()) == pytest.approx(likelihood, abs=0.03)
+    assert mc_dropout.mixtures(stack, rows, p, tau, 20, seed=0)[0].log_mass is None
+
+
 # --- deep ensembles ------------------------------------------------------------------------------
 
 
@@ -256,3 +312,57 @@ def test_the_quoted_table_is_whole() -> None:
         assert [round(total, 2) for total in sums] == list(expected), method
     assert all(v[1] is None for one in published.TABLE["year"].values() for v in one.values())
     assert published.TABLE["yacht"]["llpr"] == {"rmse": (1.19, 0.16), "nll": (1.58, 0.20)}
+
+
+# --- a variance head -----------------------------------------------------------------------------
+
+
+def test_a_variance_head_finds_a_linear_log_variance() -> None:
+    features = normal(20_000, 3, seed=4)
+    features[:, 2] = 1.0  # a bias: constant
+    log_variance = 0.5 + features @ torch.tensor([0.8, -0.5, 0.0]).double()
+    residual = (log_variance / 2).exp() * normal(20_000, seed=5)
+    head = variance_head.fitted(features, residual)
+    inside = log_variance.clamp(*head.ends)
+    torch.testing.assert_close(2 * head.std(features).log(), inside, rtol=0, atol=0.15)
+    scaled = residual / head.std(features)
+    assert float(scaled.square().mean()) == pytest.approx(1, abs=1e-6)
+
+
+def test_a_variance_head_stays_within_what_it_has_seen() -> None:
+    features, residual = normal(40, 3, seed=6), normal(40, seed=7)
+    head = variance_head.fitted(features, residual)
+    far = head.std(1e6 * normal(50, 3, seed=8))
+    low, high = (math.exp(end / 2) for end in head.ends)
+    assert low * (1 - 1e-9) <= float(far.min()) and float(far.max()) <= high * (1 + 1e-9)
+
+
+def test_residuals_without_a_pattern_keep_nearly_one_variance() -> None:
+    features, residual = normal(4000, 3, seed=9), 3 * normal(4000, seed=10)
+    std = variance_head.fitted(features, residual).std(features)
+    assert bool(((std - 3).abs() < 0.6).all())
+
+
+# --- boosted quantiles ---------------------------------------------------------------------------
+
+
+def test_the_conformal_number_is_the_exact_order_statistic() -> None:
+    scores = torch.randperm(99, generator=torch.Generator().manual_seed(0)).double()
+    assert boosted.conformal(scores, 0.9) == 89  # the 90th smallest of 0, 1, ...
+    assert boosted.conformal(scores, 0.5) == 49
+    assert boosted.conformal(scores[:5], 0.9) == math.inf
+
+
+@pytest.mark.skipif(not boosted.installed(), reason=f"needs scikit-learn: {boosted.REMEDY}")
+def test_boosted_intervals_follow_the_noise_and_correct_the_mean() -> None:
+    x = 2 * torch.rand(6000, 1, generator=torch.Generator().manual_seed(0)) - 1
+    spread = torch.where(x[:, 0] > 0, 1.0, 0.2)
+    residual = 2 * x[:, 0] + spread * normal(6000, seed=11)
+    parts = [(x[k::3], residual[k::3]) for k in range(3)]
+    mean, low, high = boosted.intervals(parts[0], parts[1], parts[2][0], 0.9)
+    target = parts[2][1]
+    held = ((low <= target) & (target <= high)).double()
+    assert float(held.mean()) == pytest.approx(0.9, abs=0.03)
+    wide = parts[2][0][:, 0] > 0
+    assert float((high - low)[wide].mean()) > 2.5 * float((high - low)[~wide].mean())
+    assert float((mean - 2 * parts[2][0][:, 0]).abs().mean()) < 0.2

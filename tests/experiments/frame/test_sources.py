@@ -234,6 +234,14 @@ def test_work_that_no_file_defines_is_refused(digest: Digest) -> None:
         digest(BEFORE, "mine.work:absent")
 
 
+def test_the_library_counts_only_where_something_of_it_is_used() -> None:
+    """A judge of error bars uses it; a baseline that trains and predicts by itself does not."""
+    assert sources.leans("experiments.judging.error_bars:fitted")
+    assert sources.leans("experiments.judging.stacks:judged")  # through another
+    assert not sources.leans("experiments.baselines.deep_ensemble:trained")
+    assert not sources.leans("experiments.training.descent:trained")
+
+
 def test_every_name_of_ours_that_a_study_uses_is_found() -> None:
     """Otherwise a change behind the name would not be seen."""
     lost = {

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,18 +11,22 @@ import numpy as np
 import pytest
 import torch
 from experiments.baselines.mc_dropout import Predicted
+from experiments.data.benchmark import OFFICIAL, RANDOM, standardised
 from experiments.data.uci import Rows
-from experiments.studies.uci import entries, samples, work
+from experiments.judging.predictive import summary
+from experiments.studies.uci import entries, parts, rivals, texts, work
 from experiments.studies.uci import page as pages
 from experiments.studies.uci import run as experiment
-from experiments.data.benchmark import OFFICIAL, RANDOM, standardised
 from experiments.training.protocol import Protocol
 from torch import nn
 
 from experiments import __main__ as command
 from experiments.baselines import laplace, published
+from experiments.data import benchmark as samples
 from experiments.data import files, uci
-from experiments.frame import catalogue
+from experiments.frame import catalogue, sources
+from experiments.judging import error_bars
+from experiments.training import kept
 from tests.support import synthetic_data
 from tests.support.numbers_on_pages import unsupported
 
@@ -105,12 +110,15 @@ def test_copies_of_training_rows_are_counted() -> None:
     rows.x[split.test[2]] = rows.x[model]  # another target: no copy
     found = samples.copies(rows, [split])
     assert found == {"valid": 0.0, "test": pytest.approx(2 / len(split.test))}
+    assert samples.copied(rows, split).tolist() == [True, True, False, False]
+    rows.x[split.test[3]], rows.y[split.test[3]] = rows.x[split.valid[0]], rows.y[split.valid[0]]
+    assert samples.copied(rows, split).tolist() == [True, True, False, True]
 
 
 def test_the_page_says_which_sets_have_no_published_lists() -> None:
     known, drawn = ({"settings": {"published_lists": yes}} for yes in (True, False))
-    assert pages._lists({"yacht": known}) == "the test lists of the published splits"
-    mixed = pages._lists({"yacht": known, "wine": drawn})
+    assert texts._lists({"yacht": known}) == "the test lists of the published splits"
+    mixed = texts._lists({"yacht": known, "wine": drawn})
     assert "those of wine came without them and are split at random" in mixed
     assert "yacht" not in mixed
 
@@ -118,52 +126,84 @@ def test_the_page_says_which_sets_have_no_published_lists() -> None:
 # --- scores --------------------------------------------------------------------------------------
 
 
-def test_scores_are_in_the_unit_of_the_target() -> None:
-    mean, std, y = torch.tensor([[0.0, 1.0], [0.5, 2.0], [1.0, -1.0]]).double()
-    unit = 7.0
-    found = work.in_unit(mean, std, y[:, None], unit, {"ridge": 1.0})
-    law = torch.distributions.Normal(unit * mean, unit * std)
-    assert found["nll"] == pytest.approx(-float(law.log_prob(unit * y).mean()))
-    assert found["rmse"] == pytest.approx(unit * math.sqrt((1 + 4) / 2))
-    assert found["ridge"] == 1
+def asked(**others: Any) -> dict[str, Any]:
+    common = {"splits": 2, "seed": 0, "epochs": 4, "nets": "", "drawing": OFFICIAL}
+    return {**common, "packages": ["boosted"], **others}
 
 
 def test_the_nets_error_bars_share_one_mean(folder: Path) -> None:
-    found = work.last_layers("yacht", splits=2, drawing=OFFICIAL, seed=0, epochs=4, laplace=False)
+    found = work.last_layers("yacht", **asked())
     methods = found["methods"]
-    assert set(methods) == {"llpr", "best", "constant"}
-    assert methods["llpr"]["rmse"] == methods["best"]["rmse"] == methods["constant"]["rmse"]
-    assert methods["llpr"]["nll"] != methods["constant"]["nll"]
-    assert methods["llpr"]["noise_variance"] == [0, 0]
+    same = {"llpr", "best", "constant", "floor_t", "variance_head"}
+    assert set(methods) == {*same, "best_refitted", "boosted"}
+    rmse = {method: [one["all"]["rmse"] for one in splits] for method, splits in methods.items()}
+    for method in same:
+        assert rmse[method] == pytest.approx(rmse["llpr"], rel=1e-6)
+    for other in ("best_refitted", "boosted"):
+        assert rmse[other] != pytest.approx(rmse["llpr"], rel=1e-6)
+    nll = {m: one[0]["all"]["nll"] for m, one in methods.items() if m != "boosted"}
+    assert len({round(value, 6) for value in nll.values()}) == len(nll)
+    assert "nll" not in methods["boosted"][0]["all"] and "cell" not in methods["llpr"][0]["all"]
+    assert not found["committed"]
     assert all(1 <= epoch <= 4 for epoch in found["epoch"]) and len(found["epoch"]) == 2
-    one = work.last_layers("yacht", splits=1, drawing=OFFICIAL, seed=0, epochs=4, laplace=False)
-    assert one["methods"]["llpr"]["nll"][0] == pytest.approx(methods["llpr"]["nll"][0], rel=1e-4)
-    drawn = work.last_layers("yacht", splits=2, drawing=RANDOM, seed=0, epochs=4, laplace=False)
+
+
+def test_a_split_is_judged_the_same_alone_or_in_company(folder: Path) -> None:
+    one, two = (work.last_layers("yacht", **asked(splits=n)) for n in (1, 2))
+    for method in ("llpr", "constant"):
+        alone, beside = (found["methods"][method][0]["all"]["nll"] for found in (one, two))
+        assert alone == pytest.approx(beside, rel=1e-4)
+
+
+def test_random_splits_have_the_papers_bars_alone(folder: Path) -> None:
+    drawn = work.last_layers("yacht", **asked(drawing=RANDOM, packages=[]))
     assert set(drawn["methods"]) == {"llpr_random"}
+
+
+def test_five_nets_are_one_model(folder: Path) -> None:
+    found = work.five("yacht", splits=2, seed=0, epochs=4, nets="")
+    (splits,) = found["methods"].values()
+    stacks = [kept.nets("uci", "yacht", m, count=2, epochs=4).stack for m in range(5)]
+    for k, split in enumerate(work.divided("yacht", 2, OFFICIAL, 0)):
+        with torch.no_grad():
+            mean = torch.stack([one.module(k)(split.test[0]) for one in stacks]).mean(0)
+        error = float((mean - split.test[1]).square().mean().sqrt()) * split.unit
+        assert splits[k]["all"]["rmse"] == pytest.approx(error, rel=1e-5)
 
 
 @pytest.mark.skipif(not laplace.installed(), reason=f"needs laplace-torch: {laplace.REMEDY}")
 def test_laplace_joins_where_it_is_installed(folder: Path) -> None:
-    found = work.last_layers("yacht", splits=1, drawing=OFFICIAL, seed=0, epochs=4, laplace=True)
-    methods = found["methods"]
-    assert methods["laplace"]["rmse"] == pytest.approx(methods["llpr"]["rmse"], rel=1e-5)
-    assert math.isfinite(methods["laplace"]["nll"][0])
+    methods = work.last_layers("yacht", **asked(splits=1, packages=["laplace"]))["methods"]
+    rmse, other = (methods[name][0]["all"]["rmse"] for name in ("laplace", "llpr"))
+    assert rmse == pytest.approx(other, rel=1e-5)
+    assert math.isfinite(methods["laplace"][0]["all"]["nll"])
+
+
+def test_targets_on_a_grid_are_judged_by_cells(folder: Path, monkeypatch) -> None:
+    monkeypatch.setitem(samples.STEPS, "yacht", 0.5)
+    split = next(work.divided("yacht", 1, OFFICIAL, 0))
+    assert split.step == pytest.approx(0.5 / split.unit)
+    found = work.last_layers("yacht", **asked(splits=1, packages=[]))["methods"]
+    assert all("cell" in splits[0]["all"] for splits in found.values())
 
 
 def test_the_constant_bar_is_the_error_on_the_validation_rows() -> None:
-    net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1))
+    net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1)).eval()
     generator = torch.Generator().manual_seed(0)
     parts = [
         (torch.randn(n, 2, generator=generator), torch.randn(n, 1, generator=generator))
         for n in (60, 30, 30)
     ]
-    found = dict(work.judged(net.eval(), parts, 1.0, every=True, laplace=False))
+    split = work.Divided(*parts, unit=1.0, step=None, copied=torch.zeros(30, dtype=torch.bool))
+    uq = error_bars.fitted(net, split.train)
+    error_bars.calibrated(uq, split.valid, error_bars.PAPER)
+    found = {one.method: one for one in work.simple(uq, split)}
     with torch.no_grad():
         error = float((net(parts[1][0]) - parts[1][1]).square().mean().sqrt())
         law = torch.distributions.Normal(net(parts[2][0]), error)
         expected = -float(law.log_prob(parts[2][1]).mean())
-    assert found["constant"]["std"] == pytest.approx(error, rel=1e-5)
-    assert found["constant"]["nll"] == pytest.approx(expected, rel=1e-5)
+    assert found["constant"].chosen["std"] == pytest.approx(error, rel=1e-5)
+    assert summary(found["constant"].rows)["nll"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_dropout_chooses_the_likeliest_pair_of_each_split(folder: Path, monkeypatch) -> None:
@@ -179,10 +219,10 @@ def test_dropout_chooses_the_likeliest_pair_of_each_split(folder: Path, monkeypa
         likelihood[1, 2], likelihood[7, 0] = 1.0, 2.0
         return Predicted(torch.zeros(8, 1), likelihood)
 
-    monkeypatch.setattr(work.mc_dropout, "predicted", predicted)
+    monkeypatch.setattr(rivals.mc_dropout, "predicted", predicted)
     precisions = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
     protocol = Protocol((5,), epochs=1, batch=64)
-    probability, precision = work.chosen(inner, precisions, protocol, 0, 12)
+    probability, precision = rivals.chosen(inner, precisions, protocol, 0, 12)
     assert probability.tolist() == [0.01, 0.1]
     assert precision.tolist() == [3.0, 1.0]
     assert seen["probability"].tolist() == [0.005, 0.01, 0.05, 0.1] * 2
@@ -191,70 +231,117 @@ def test_dropout_chooses_the_likeliest_pair_of_each_split(folder: Path, monkeypa
     torch.testing.assert_close(seen["grid"][4], expected)
 
 
-def test_the_baselines_give_one_score_a_split(folder: Path) -> None:
-    common: dict[str, Any] = {"splits": 2, "seed": 0}
-    dropped = work.dropout("energy", epochs=30, selecting=5, passes=20, **common)
-    scores = dropped["methods"]["mc_dropout"]
-    own = work.ensembles("energy", method="deep_ensemble", epochs=30, **common)["methods"]
-    for one in (scores, own["deep_ensemble"]):
-        assert len(one["rmse"]) == len(one["nll"]) == 2
-        assert all(0.1 < value < 2 for value in one["rmse"])  # the target's spread is 1.2
-    assert set(scores["precision"]) <= set(work.PRECISIONS["energy"])
-    assert set(work.PRECISIONS) == set(uci.SETS)
+def test_the_rivals_give_one_summary_a_split(folder: Path) -> None:
+    common: dict[str, Any] = {"first": 0, "splits": 2, "seed": 0, "epochs": 30}
+    dropped = rivals.dropout("energy", selecting=5, passes=20, **common)
+    own = rivals.ensembles("energy", method="deep_ensemble", **common)
+    for part in (dropped, own):
+        scores = rivals.judged("energy", [part], 0)
+        assert len(scores) == 2
+        assert all(0.1 < one["all"]["rmse"] < 2 for one in scores)  # the target's spread is 1.2
+        assert {"nll", "crps", "coverage_90", "interval_score"} <= set(scores[0]["all"])
+    assert set(dropped["chosen"]["precision"].tolist()) <= set(rivals.PRECISIONS["energy"])
+    assert set(rivals.PRECISIONS) == set(uci.SETS)
 
 
-def test_the_baselines_follow_the_unit_of_the_target(folder: Path, monkeypatch) -> None:
-    """Targets in a unit a hundred times smaller: RMSE times 100, NLL plus log 100."""
+def test_ensembles_of_a_later_split_do_not_depend_on_the_earlier(folder: Path) -> None:
+    common: dict[str, Any] = {"method": "deep_ensemble", "seed": 0, "epochs": 3}
+    whole = rivals.ensembles("energy", first=0, splits=3, **common)
+    last = rivals.ensembles("energy", first=2, splits=1, **common)
+    torch.testing.assert_close(last["mean"][0], whole["mean"][2], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(last["std"][0], whole["std"][2], rtol=1e-3, atol=1e-4)
+    parts = [rivals.ensembles("energy", first=k, splits=1, **common) for k in range(3)]
+    joined, direct = (rivals.judged("energy", some, 0) for some in (parts, [whole]))
+    for a, b in zip(joined, direct, strict=True):
+        assert a["all"]["nll"] == pytest.approx(b["all"]["nll"], rel=1e-2)
+
+
+def test_the_rivals_follow_the_unit_of_the_target(folder: Path, monkeypatch) -> None:
+    """Targets in a unit a hundred times smaller: lengths times 100, NLL plus log 100."""
     rows = uci.read("energy")
+    monkeypatch.setitem(samples.STEPS, "energy", 0.1)
     found = []
     for factor in (1.0, 100.0):
         monkeypatch.setattr(uci, "read", lambda name, f=factor: replace(rows, y=f * rows.y))
-        monkeypatch.setitem(work.PRECISIONS, "energy", (0.5 / factor**2, 1 / factor**2))
-        common: dict[str, Any] = {"splits": 2, "seed": 0, "epochs": 5}
-        dropped = work.dropout("energy", selecting=5, passes=20, **common)["methods"]
-        own = work.ensembles("energy", method="deep_ensemble", **common)["methods"]
-        found.append([dropped["mc_dropout"], own["deep_ensemble"]])
+        monkeypatch.setitem(rivals.PRECISIONS, "energy", (0.5 / factor**2, 1 / factor**2))
+        monkeypatch.setitem(samples.STEPS, "energy", 0.1 * factor)
+        common: dict[str, Any] = {"first": 0, "splits": 1, "seed": 0, "epochs": 5}
+        dropped = rivals.dropout("energy", selecting=5, passes=20, **common)
+        own = rivals.ensembles("energy", method="deep_ensemble", **common)
+        found.append([rivals.judged("energy", [part], 0)[0]["all"] for part in (dropped, own)])
     for small_unit, large_unit in zip(*found, strict=True):
-        ratio = np.divide(large_unit["rmse"], small_unit["rmse"])
-        shift = np.subtract(large_unit["nll"], small_unit["nll"])
-        assert ratio == pytest.approx(100, rel=1e-3)
-        assert shift == pytest.approx(math.log(100), rel=1e-2)
+        for length in ("rmse", "crps", "interval_score"):
+            assert large_unit[length] == pytest.approx(100 * small_unit[length], rel=1e-3)
+        assert large_unit["nll"] - small_unit["nll"] == pytest.approx(math.log(100), rel=1e-2)
+        assert large_unit["cell"] == pytest.approx(small_unit["cell"], rel=1e-2)
+        assert large_unit["coverage_90"] == small_unit["coverage_90"]
+
+
+def test_rivals_are_computed_without_the_library() -> None:
+    """What they keep is found again whatever changes there; the others' parts are not."""
+    for name in ("ensembles", "dropout"):
+        assert not sources.leans(f"{rivals.__name__}:{name}")
+    assert sources.leans(f"{work.__name__}:last_layers")
 
 
 # --- the entries ---------------------------------------------------------------------------------
 
 
-def parts_of(shift: float = 0.0) -> dict[str, dict[str, Any]]:
-    base = {"rmse": [1.0, 1.5, 2.0], "nll": [0.5, 0.7, 0.9]}
-    better = {"rmse": base["rmse"], "nll": [0.4, 0.6, 0.7], "noise": ["none", "none", "bayes"]}
-    rival = {"rmse": [0.5, 3.0, 2.0], "nll": [0.6, 0.9, 1.2 + shift], "precision": [1, 1, 1]}
+def scores_of(rmse: list[float], nll: list[float], **chosen: list[Any]) -> list[dict[str, Any]]:
+    """One summary a split; "new" rows are a little worse."""
+    made = []
+    for k, (error, value) in enumerate(zip(rmse, nll, strict=True)):
+        one = {"rmse": error, "nll": value, "crps": error / 2, "coverage_90": 0.9}
+        one |= {"interval_score": 4 * error}
+        one |= {name: [0.9, 0.8, 0.9, 1.0, 0.7 + 0.1 * k] for name in entries.FIFTHS}
+        told = {name: values[k] for name, values in chosen.items()}
+        made.append({"all": one, "new": one | {"nll": value + 0.1 * k}, "chosen": told})
+    return made
+
+
+def parts_of(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[dict[str, Any]]]:
+    rmse, nll = [1.0, 1.5, 2.0], [0.5, 0.7, 0.9]
+    base = scores_of(rmse, nll)
+    better = scores_of(rmse, [0.4, 0.6, 0.7], ridge=[1.0, 2.0, 3.0])
+    rival = scores_of([0.5, 3.0, 2.0], [0.6, 0.9, 1.2])
+    monkeypatch.setattr(rivals, "judged", lambda name, parts, seed: rival)
+    about = {"committed": True, "seconds": 1.0}
+    methods = {"llpr": base, "best": better, "constant": base}
+    dropped = [{"chosen": {"precision": [k]}, "seconds": 1.0} for k in (1, 2, 3)]
     return {
-        "official": {
-            "methods": {"llpr": base, "best": better, "constant": base},
-            "epoch": [3, 4, 5],
-            "seconds": 1.0,
-        },
-        "mc_dropout": {"methods": {"mc_dropout": rival}, "seconds": 2.0},
-        "random": {"methods": {"llpr_random": base}, "seconds": 1.0},
+        "official": [{"methods": methods, "epoch": [3, 4, 5], **about}],
+        "five": [{"methods": {"best_of_five": better}, **about, "committed": False}],
+        "mc_dropout": dropped,
+        "random": [{"methods": {"llpr_random": base}, **about}],
     }
 
 
-def found_of(name: str = "yacht") -> dict[str, Any]:
-    return entries.entry(parts_of(), name=name, splits=3, rows=40)
+@pytest.fixture
+def found_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    listed = {"train": 90, "test": 10}
+    about = {"splits": 3, "rows": 40, "listed": listed, "seed": 0}
+    return lambda name="yacht": entries.entry(parts_of(monkeypatch), name=name, **about)
 
 
-def test_differences_are_paired_split_by_split() -> None:
+def test_differences_are_paired_split_by_split(found_of) -> None:
     found = found_of()
     assert found["paired"]["best - llpr"]["rmse"] == [0, 0]
     mean, error = found["paired"]["best - mc_dropout"]["nll"]
     differences = np.array([0.4 - 0.6, 0.6 - 0.9, 0.7 - 1.2])
     assert mean == pytest.approx(differences.mean())
-    assert error == pytest.approx(differences.std(ddof=1) / math.sqrt(3))
-    assert found["ratio"]["mc_dropout / llpr"][0] == pytest.approx((0.5 + 2 + 1) / 3)
+    assert error == pytest.approx(differences.std(ddof=1) * math.sqrt(1 / 3 + 1 / 9))
+    new = found["paired_new"]["best - mc_dropout"]["nll"]
+    assert new == pytest.approx([mean, error])  # all became worse alike
+    assert found["new_rows"]["best"]["nll"][0] == pytest.approx(found["best"]["nll"][0] + 0.1)
+    assert found["ratio"]["mc_dropout / llpr"]["rmse"][0] == pytest.approx((0.5 + 2 + 1) / 3)
+    assert found["ratio"]["best / llpr"]["crps"] == [1, 0]
     assert "laplace - llpr" not in found["paired"]
     assert found["llpr"]["nll"] == pytest.approx([0.7, 0.2 / math.sqrt(3)])
-    assert found["chosen"]["best"] == {"noise": ["none", "none", "bayes"]}
-    assert found["chosen"]["mc_dropout"] == {"precision": 1}
+    assert found["llpr"]["fifths_of_bar"] == pytest.approx([0.9, 0.8, 0.9, 1.0, 0.8])
+    assert found["chosen"]["best"] == {"ridge": [1.0, 2.0, 3.0]}
+    assert found["chosen"]["mc_dropout"] == {"precision": [1, 2, 3]}
+    assert found["seconds"]["mc_dropout"] == 3
+    assert found["committed"] == {"official": True, "five": False, "random": True}
 
 
 def test_the_comparison_with_the_paper_knows_all_three_errors() -> None:
@@ -268,7 +355,7 @@ def test_the_comparison_with_the_paper_knows_all_three_errors() -> None:
     assert math.isnan(entries.compared([8.9, 0.1], (8.91, None), 1)["sigmas"])
 
 
-def test_agreement_is_counted_where_it_can_be() -> None:
+def test_agreement_is_counted_where_it_can_be(found_of) -> None:
     found = {"yacht": found_of(), "year": found_of("year")}
     # yacht: RMSE 1.5 +- 0.289 for 1.19 +- 0.16; NLL 0.7 +- 0.115 for 1.58 +- 0.20.
     assert pages.within(found, "llpr") == (1, 2)
@@ -279,44 +366,68 @@ def test_agreement_is_counted_where_it_can_be() -> None:
     assert "16 inputs alone" in pages.reproduced({"naval": found_of("naval")})
 
 
-def test_the_counts_on_the_page_follow_the_differences() -> None:
-    text = pages.compared({"yacht": found_of()})
+def test_the_counts_on_the_page_follow_the_differences(found_of) -> None:
+    text = texts.compared({"yacht": found_of()})
     assert "best against LLPR: better on 1, worse on 0, undecided on 0" in text
     assert "best against MC dropout: better on 1, worse on 0, undecided on 0" in text
     assert "constant against LLPR: better on 0, worse on 0, undecided on 1" in text
     assert "Laplace" not in text
 
 
-def test_copies_and_what_is_left_out_are_told() -> None:
-    settings = {"mc_dropout": {"steps": 12}, "published_lists": True}
+def test_copies_and_what_is_left_out_are_told(found_of) -> None:
+    settings = {"mc_dropout": {"steps": 12}, "published_lists": True, "epochs": 400}
     found = {
         name: found_of() | {"settings": settings, "copies": {"valid": n, "test": n}}
         for name, n in (("wine", 0.245), ("yacht", 0.0))
     }
-    text = " ".join(pages.opening(found, 400))
+    text = " ".join(texts.opening(found))
     assert "wine 24.5 % of the test rows and 24.5 % of the validation rows equal" in text
     assert "yacht 0" not in text
-    assert all(words in " ".join(text.split()) for words in pages.WORDS.values())
-    without = " ".join(pages.opening({"yacht": found["yacht"]}, 400))
+    assert "Nets of wine and yacht" not in text and "trained by this run" in text
+    without = " ".join(texts.opening({"yacht": found["yacht"]}))
     assert "copies" not in without
 
 
 # --- the run -------------------------------------------------------------------------------------
 
 
+def test_the_worst_of_the_default_is_shown(found_of) -> None:
+    found = {"yacht": found_of(), "wine": found_of("wine")}
+    found["wine"]["best"]["fifths_of_prediction"][2] = 0.5
+    text = texts.failing(found)
+    assert "least in fifth 3 of the prediction on wine: 50 %" in text
+    assert "loses most" not in text
+    found["wine"]["paired"]["best - mc_dropout"]["nll"] = [0.3, 0.1]
+    assert "loses most to MC dropout on wine, by 0.30" in texts.failing(found)
+
+
 def test_the_longest_parts_begin_first(folder: Path) -> None:
-    ordered = experiment.parts("protein", 5, experiment.Sizes(), 0, with_laplace=False)
-    work = {job.name: experiment._work(job, 45_730) for job in ordered}
-    assert max(work, key=work.__getitem__) == "protein, deep_ensemble_400"
-    assert {job.name.split(", ")[1] for job in ordered} == set(experiment.WORK)
+    sizes = parts.Sizes()
+    ordered = [
+        *parts.own_parts("protein", 5, sizes, 0),
+        *parts.rival_parts("protein", 45_730, 5, sizes, 0),
+    ]
+    effort = {job.name: parts.effort(job, 45_730) for job in ordered}
+    assert max(effort, key=effort.__getitem__) == "protein, official"
+    assert {job.name.split(", ")[1] for job in ordered} == set(parts.WORK)
     assert all(json.dumps(dict(job.arguments)) for job in ordered)
+
+
+def test_parts_of_the_rivals_cover_every_split_once() -> None:
+    for rows, splits in ((45_730, 5), (9_568, 20), (300, 20)):
+        jobs = parts.rival_parts("yacht", rows, splits, parts.Sizes(), 0)
+        for method in entries.BASELINES:
+            own = [job.arguments for job in jobs if job.name.split(", ")[1] == method]
+            covered = [one["first"] + k for one in own for k in range(one["splits"])]
+            assert covered == list(range(splits))
+            assert all(one["splits"] == 1 or one["splits"] * rows <= parts.MOST for one in own)
 
 
 def test_a_quick_run_writes_the_table(folder: Path, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(
         experiment,
         "QUICK",
-        experiment.Sizes(("yacht", "naval"), 2, epochs=4, own_epochs=2, selecting=3, passes=5),
+        parts.Sizes(("yacht", "naval"), 2, epochs=4, own_epochs=2, selecting=3, passes=5),
     )
     entry = catalogue.Experiment("uci", "the benchmark", 1)
     monkeypatch.setitem(catalogue.EXPERIMENTS, "uci", entry)
@@ -325,15 +436,15 @@ def test_a_quick_run_writes_the_table(folder: Path, tmp_path, monkeypatch) -> No
     assert set(numbers) == {"yacht", "naval"}
     one = numbers["yacht"]
     assert one["splits"] == 2 and one["rows"] == 200 and one["inputs"] == 6
-    methods = ["llpr", "best", "constant", "mc_dropout", "deep_ensemble", "deep_ensemble_400"]
-    for method in [*methods, "llpr_random"]:
+    for method in set(entries.METHODS) - {"laplace"}:
         per_split = one["per_split"][method]
-        for metric in ("rmse", "nll"):
+        for metric in set(entries.SINGLE) & set(per_split):
             assert one[method][metric][0] == pytest.approx(np.mean(per_split[metric]), rel=1e-6)
+    assert "cell" in numbers["naval"]["best"] and "cell" not in one["best"]
     assert one["published"]["llpr"] == {k: list(v) for k, v in LLPR_OF_YACHT.items()}
     difference = np.subtract(one["per_split"]["best"]["nll"], one["per_split"]["llpr"]["nll"])
     assert one["paired"]["best - llpr"]["nll"][0] == pytest.approx(difference.mean(), abs=1e-7)
-    assert set(one["seconds"]) == set(experiment.WORK)
+    assert set(one["seconds"]) == set(parts.WORK)
     assert one["settings"]["mc_dropout"]["steps"] == 2 * 4
     page = (tmp_path / "uci.md").read_text(encoding="utf-8")
     assert unsupported(page, numbers) == []
@@ -341,6 +452,8 @@ def test_a_quick_run_writes_the_table(folder: Path, tmp_path, monkeypatch) -> No
     assert "few steps (8 for yacht)" in page
     assert ("pip install laplace-torch" in page) is not laplace.installed()
     assert "*year* is left out" in page
+    assert "They were trained by this run" in page
+    assert "Where it fails" in page
 
 
 LLPR_OF_YACHT = published.TABLE["yacht"]["llpr"]

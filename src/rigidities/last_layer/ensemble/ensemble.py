@@ -19,12 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from ..._version import __version__
+from ...data.batches import Batch
 from ...data.feed import Feed
 from ...data.storage import Snapshot
 from ...models.calling import FeatureFunction, ForwardFunction, Source
 from ...models.modes import unmixed
 from ...models.shadow import placement
-from ...notices import require_kinds
+from ...notices import notify, require, require_kinds
 from ...posterior.joint import JointPosterior
 from ..readout.binding import Binding
 from ..readout.graph import ReadoutPass
@@ -32,8 +33,15 @@ from ..readout.reading import Reading, joined
 from ..wrapper import ModelWrapper
 from .member_values import MemberValues, evaluated
 from .members import Drawing, Members
+from .own_deviations import OwnDeviations
 
 _KIND = "ensemble"
+_OWN = ("own_whitening", "own_mixing", "own_keys")
+_HELD = ("deviations", *_OWN)
+NOT_IN_ONNX = (
+    "This ONNX graph leaves out what single predictions do not share, which hangs on a hash of the "
+    "inputs: sums keep their spread, single ones look surer. torch.export keeps it."
+)
 
 
 class Ensemble(ModelWrapper):
@@ -56,16 +64,15 @@ class Ensemble(ModelWrapper):
         deviations: (members, targets, features), float64 whatever the module is cast to.
         drawing: how the members were drawn; see `members`.
         missing: share of the training predictions' variance that a symmetric set leaves out.
+        own: what each prediction has beside them; see `own_deviations`. An ONNX graph, where inputs
+            cannot be hashed, leaves it out.
     """
 
     deviations: Tensor
 
     def __init__(self, binding: Binding, feed: Feed, members: Members) -> None:
         super().__init__(binding.model)
-        self.drawing: Drawing = members.drawing
-        self.missing = members.missing
-        own = members.deviations.clone(memory_format=torch.contiguous_format)
-        self.register_buffer("deviations", own, persistent=False)
+        self._hold(members)
         self._feed, self._pass = feed, ReadoutPass(binding)
         self.training = False  # members are always those of eval mode
         self._pass.current()
@@ -78,7 +85,7 @@ class Ensemble(ModelWrapper):
         batch = self._feed.handed(inputs, keywords)
         reading = self._pass(batch.args, batch.kwargs)
         batch.check(reading.output.shape[0])  # len would fix it in a graph
-        return outputs(reading, self.deviations)
+        return self._outputs(reading, batch)
 
     def propagate(
         self,
@@ -115,7 +122,7 @@ class Ensemble(ModelWrapper):
                 reading = self._pass.eager(batch.args, batch.kwargs).detached()
                 batch.check(len(reading.output))
                 own = reading.output.dtype
-                parts.append(outputs(reading, self.deviations, torch.float64))
+                parts.append(self._outputs(reading, batch, torch.float64))
         precisions = (torch.float64, torch.promote_types(own, torch.float32), own)
         if not parts:
             raise ValueError("There is nothing to propagate: no batches were given.")
@@ -156,9 +163,13 @@ class Ensemble(ModelWrapper):
             chosen = given.header["readout"].get("output") if output is None else output
         binding = Binding(model, Source(forward, features, chosen), layer)
         feed = Feed(model, forward is not None, target)
-        binding, feed, members = _parts_of(given, binding, feed)
-        own = members.deviations.to(placement(model)[0])
-        return cls(binding, feed, replace(members, deviations=own))
+        return cls(*_parts_of(given, binding, feed, placement(model)[0]))
+
+    @property
+    def own(self) -> OwnDeviations | None:
+        """What each prediction has beside the deviations, if anything."""
+        found = [getattr(self, name) for name in _OWN]
+        return None if found[0] is None else OwnDeviations(*found)
 
     def extra_repr(self) -> str:
         """Sizes and kind."""
@@ -183,10 +194,27 @@ class Ensemble(ModelWrapper):
                 self._pass.current()
 
     def _take(self, given: Snapshot) -> None:
-        binding, self._feed, members = _parts_of(given, self._pass.binding, self._feed)
+        old, device = self._pass.binding, self.deviations.device
+        binding, self._feed, members = _parts_of(given, old, self._feed, device)
         self._pass = ReadoutPass(binding)
-        self.deviations = members.deviations.clone().to(self.deviations.device)
-        self.drawing, self.missing = members.drawing, members.missing
+        self._hold(members)
+
+    def _hold(self, members: Members) -> None:
+        deviations = members.deviations.clone(memory_format=torch.contiguous_format)
+        self.register_buffer("deviations", deviations, persistent=False)
+        for name, tensor in zip(_OWN, members.own or [None] * len(_OWN), strict=True):
+            self.register_buffer(name, tensor, persistent=False)
+        self.drawing: Drawing = members.drawing
+        self.missing = members.missing
+
+    def _outputs(self, reading: Reading, batch: Batch, dtype: torch.dtype | None = None) -> Tensor:
+        shared, own = outputs(reading, self.deviations, dtype), self.own
+        if own is None:
+            return shared
+        if torch.onnx.is_in_onnx_export():
+            notify(NOT_IN_ONNX)
+            return shared
+        return shared + reading.unrows(own(reading, batch, self.drawing)).to(shared.dtype)
 
     def _snapshot(
         self, *, thorough: bool = False, probes: bool = True, rows: bool = False
@@ -205,7 +233,7 @@ class Ensemble(ModelWrapper):
             "batch": self._feed.kind,
         }
         tie = self._pass.binding.snapshot(probes=probes)
-        return Snapshot({"deviations": self.deviations} | tie.tensors, header | tie.header)
+        return Snapshot(dict(self.named_buffers(recurse=False)) | tie.tensors, header | tie.header)
 
 
 def outputs(reading: Reading, deviations: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -227,7 +255,9 @@ def outputs(reading: Reading, deviations: Tensor, dtype: torch.dtype | None = No
     return output + reading.unrows(change).to(output.dtype)
 
 
-def _parts_of(given: Snapshot, binding: Binding, feed: Feed) -> tuple[Binding, Feed, Members]:
+def _parts_of(
+    given: Snapshot, binding: Binding, feed: Feed, device: torch.device
+) -> tuple[Binding, Feed, Members]:
     """What a file or a state dict holds, for the model of a tie and the functions of a feed."""
     header = given.header
     if header.get("kind") != _KIND:
@@ -238,7 +268,10 @@ def _parts_of(given: Snapshot, binding: Binding, feed: Feed) -> tuple[Binding, F
     with given.opened():
         kinds = {"missing": float, "inputs": int | None, "apart": str | None, "readout": dict}
         require_kinds(header, kinds, "the ensemble")
-        members = Members(given.tensors["deviations"], header["drawing"], header["missing"])
+        moved = {name: tensor.to(device) for name, tensor in given.tensors.items() if name in _HELD}
+        own = OwnDeviations(*(moved[name] for name in _OWN)) if len(moved) > 1 else None
+        members = Members(moved["deviations"], header["drawing"], header["missing"], own)
+        require(own is None or own.fits(members.deviations), "what members have of their own")
         inputs, apart, kind = (header.get(name) for name in ("inputs", "apart", "batch"))
         feed = replace(feed, inputs=inputs, apart=apart, kind=kind)
         return binding.taken(given), feed, members

@@ -22,6 +22,9 @@ and the r largest are kept. (Targets behind one weight vector count in units of 
 What the others would have added is the share that is `missing`. Axes that the data determine well
 add alike, so that a share of about $1 - r / C$ is missing at a small ridge; and what lies far from
 the training data may need an axis that adds nothing there.
+
+What predictions do not share (see `own_deviations`) keeps the mean exact too and the covariance
+unbiased. A symmetric set has signs in pairs for it: right on average, not exact.
 """
 
 from __future__ import annotations
@@ -36,9 +39,11 @@ from torch import Tensor
 from ...notices import notify
 from ...posterior.draws import MEMBERS, standard_normal
 from ...posterior.joint import JointPosterior
+from .own_deviations import OwnDeviations
 
 Drawing = Literal["independent", "recentred", "antithetic", "symmetric"]
 DRAWINGS: tuple[str, ...] = get_args(Drawing)
+EPSILON = torch.finfo(torch.float64).eps
 TOLERATED = 1e-6
 """Share of the variance that a symmetric set leaves out without a word."""
 TOO_LOW = (
@@ -57,11 +62,13 @@ class Members:
         drawing: the set, by its name in the module's table.
         missing: share of the training predictions' variance that a symmetric set leaves out, in
             [0, 1); 0 at full rank alone.
+        own: what each prediction has beside them, if anything.
     """
 
     deviations: Tensor = field(repr=False)
     drawing: Drawing
     missing: float = 0.0
+    own: OwnDeviations | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         deviations, got = self.deviations, tuple(self.deviations.shape)
@@ -137,10 +144,12 @@ def random_set(
     points = standard_normal(shape, joint.root.device, generator)
     if antithetic:
         half = joint.weights(points)
-        return Members(torch.cat([half, -half]), "antithetic")
+        own = OwnDeviations.drawn(joint, n // 2, generator)
+        return Members(torch.cat([half, -half]), "antithetic", own=own)
+    own = OwnDeviations.drawn(joint, n, generator)
     if recentred:
-        return Members(joint.weights(points - points.mean(0)), "recentred")
-    return Members(joint.weights(points), "independent")
+        return Members(joint.weights(points - points.mean(0)), "recentred", own=own)
+    return Members(joint.weights(points), "independent", own=own)
 
 
 def symmetric_set(joint: JointPosterior, rank: int | None = None) -> Members:
@@ -165,7 +174,9 @@ def symmetric_set(joint: JointPosterior, rank: int | None = None) -> Members:
     missing = _share(contributions.flatten(), left_out)
     if missing > TOLERATED:
         notify(TOO_LOW.format(rank, joint.coordinates, 100 * missing))
-    return Members(torch.cat([half, -half]), "symmetric", missing)
+    own = OwnDeviations.drawn(joint, rank, torch.Generator().manual_seed(0))
+    missing = missing if own is None else max(missing, EPSILON)  # it has more axes than any set
+    return Members(torch.cat([half, -half]), "symmetric", missing, own)
 
 
 def _principal(joint: JointPosterior) -> tuple[Tensor, Tensor]:
@@ -184,7 +195,7 @@ def _share(contributions: Tensor, left_out: Tensor) -> float:
     if not len(left_out):
         return 0.0
     total, lost = float(contributions.sum()), float(contributions[left_out].sum())
-    return max(lost / total if total else 0.0, torch.finfo(torch.float64).eps)
+    return max(lost / total if total else 0.0, EPSILON)
 
 
 def _rank(n: int | None, rank: int | None) -> int | None:

@@ -6,12 +6,13 @@ $$ y(\xi) = y + T \xi, \qquad T = \partial y / \partial \xi, \qquad \mathrm{Cov}
 
 T has a row per output and a column per coordinate. It is never built: `pull` gives $J T$ for
 derivatives J of few quantities by the outputs, `push` gives $T \xi$ for few coordinates, both
-batch by batch from the features. Where predictions have a part of their own, $\xi$ ends with the
-coordinates of each distinct row: equal rows have the same ones, and err together.
+batch by batch from the features. Where predictions have a part of their own (see `joint`), each
+distinct row has further coordinates: `OwnRows` knows equal ones.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ...data.batches import Batch
-from ...posterior.joint import JointPosterior
+from ...posterior.joint import JointPosterior, OwnPart
 from ..readout.reading import Reading, joined, read
 from ..readout.tap import AnyTap
 
@@ -36,14 +37,31 @@ def repeatable(data: Any) -> bool:
 
 
 class OwnRows(NamedTuple):
-    """What the rows of a batch have of their own: which they are, and the `sizes` of `OwnPart`.
+    """The part of their own that all M rows have: hashes, `OwnPart.sizes`, and equal rows' number.
 
-    `identities` are hashes, `numbers` count the distinct rows of all batches.
+    `shape` tells how many rows are distinct, and how many coordinates each has.
     """
 
+    part: OwnPart
     identities: Tensor
     sizes: Tensor
     numbers: Tensor
+    shape: tuple[int, int]
+
+    @classmethod
+    def of(cls, part: OwnPart, batches: list[tuple[Tensor, Tensor]]) -> OwnRows:
+        """From the hashes and sizes of all batches."""
+        known, sizes = (torch.cat(each) for each in zip(*batches, strict=True))
+        distinct, numbers = torch.unique(known, return_inverse=True)
+        return cls(part, known, sizes, numbers, (len(distinct), part.coordinates(sizes)))
+
+    def split(self, counts: list[int]) -> Iterator[OwnRows]:
+        """Those of each batch."""
+        columns = (
+            torch.split(each, counts) for each in (self.identities, self.sizes, self.numbers)
+        )
+        for known, sizes, numbers in zip(*columns, strict=True):
+            yield OwnRows(self.part, known, sizes, numbers, self.shape)
 
 
 @dataclass(frozen=True)
@@ -56,7 +74,7 @@ class JointOutputs:
         batches: callable that begins to read the data.
         readings: one per batch; without features where they were not kept.
         output: the batches' outputs joined along the first dimension.
-        own: one per batch, where predictions have a part of their own.
+        own: what the rows do not share, if anything.
     """
 
     joint: JointPosterior
@@ -64,90 +82,78 @@ class JointOutputs:
     batches: Batches
     readings: tuple[Reading, ...]
     output: Tensor
-    own: tuple[OwnRows, ...] = ()
+    own: OwnRows | None = None
 
     @classmethod
     def read(
-        cls,
-        tap: AnyTap,
-        joint: JointPosterior,
-        batches: Batches,
-        *,
-        again: bool = True,
-        exact: bool = True,
+        cls, tap: AnyTap, joint: JointPosterior, batches: Batches, *, again: bool = True
     ) -> JointOutputs:
         """One pass over the data, in a mode that records gradients (forces need it).
 
         `again` says whether `batches` may be called a second time; else all features are kept.
-        `exact` says whether rows are known by their inputs; see `Reading.identities`.
         """
-        readings, held = [], 0
-        own: list[tuple[Tensor, Tensor]] = []
+        readings, held, own = [], 0, []
         for batch in batches():
             reading = read(tap, batch).detached()
             reading.check_targets(joint.targets)
             held += reading.features.nbytes
-            if joint.own_part is not None:
-                known = reading.identities(batch, exact=exact)
-                own.append((known, joint.own_part.sizes(reading.features)))
+            if joint.own is not None:
+                own.append((reading.identities(batch), joint.own.sizes(reading.features)))
             if again and held > KEPT:
                 reading = replace(reading, features=reading.features.new_empty(0))
             readings.append(reading)
-        return cls(joint, tap, batches, tuple(readings), _joined(readings), _numbered(own))
+        output, rows = _joined(readings), OwnRows.of(joint.own, own) if joint.own else None
+        return cls(joint, tap, batches, tuple(readings), output, rows)
 
     @property
     def coordinates(self) -> int:
-        """Number of independent standard coordinates: of the weights, and of the distinct rows."""
-        rows, each = self._own_shape
-        return self.joint.coordinates + rows * each
+        """Number of independent standard coordinates: of the weights, and then of the rows."""
+        return self.joint.coordinates + (math.prod(self.own.shape) if self.own else 0)
 
     def pull(self, cotangents: Tensor) -> Tensor:
         """J T: derivatives (Q, *output) by the outputs -> (Q, coordinates) by the coordinates."""
         shape = (len(cotangents), self.joint.coordinates)
         rows = cotangents.new_zeros(shape, dtype=torch.float64)
-        own = rows.new_zeros(len(cotangents), *self._own_shape)
-        for (part, reading), mine in zip(self._parts(), self._owned(), strict=True):
-            slopes = torch.vmap(reading.rows)(cotangents[:, part])
-            rows += self.joint.rows(slopes, reading.features)
-            if mine is not None and self.joint.own_part is not None:
-                added = self.joint.own_part.pulled(mine.sizes, slopes.to(own))
-                own.index_add_(1, mine.numbers, added)
-        return torch.cat([rows, own.flatten(1)], 1) if self.own else rows
+        for part, reading in self._parts():
+            rows += self.joint.rows(torch.vmap(reading.rows)(cotangents[:, part]), reading.features)
+        return rows
+
+    def pull_own(self, cotangents: Tensor, own: OwnRows) -> Tensor:
+        """The same by the coordinates of the rows."""
+        batches = torch.split(cotangents, [len(reading.output) for reading in self.readings], 1)
+        pairs = zip(self.readings, batches, strict=True)
+        slopes = torch.cat([torch.vmap(reading.rows)(batch) for reading, batch in pairs], 1)
+        rows = own.part.rows(own.sizes, slopes.to(own.sizes))
+        return rows.new_zeros(len(rows), *own.shape).index_add_(1, own.numbers, rows).flatten(1)
 
     def push(self, coordinates: Tensor) -> Tensor:
         """T xi: points (n, coordinates) -> changes (n, *output) of the outputs, in float64."""
-        shared, own = coordinates.tensor_split([self.joint.coordinates], dim=1)
-        weights, own = self.joint.weights(shared), own.reshape(len(own), *self._own_shape)
+        shared, single = coordinates.tensor_split([self.joint.coordinates], dim=1)
+        weights = self.joint.weights(shared)
         moved = weights.new_empty(len(weights), *self.output.shape)
-        for (part, reading), mine in zip(self._parts(), self._owned(), strict=True):
+        for (part, reading), own in zip(self._parts(), self._own_parts(), strict=True):
             # Float32 would lose the digits of features that the Gram hardly determines.
             change = self.joint.response(reading.features.to(torch.float64), weights)
-            if mine is not None and self.joint.own_part is not None:
-                change += self.joint.own_part.moved(mine.sizes, own[:, mine.numbers])
+            if own is not None and single.numel():
+                z = single.reshape(-1, *own.shape)[:, own.numbers]
+                change = change + own.part.moved(own.sizes, z)
             moved[:, part] = reading.unrows(change)
         return moved
 
     def located(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-        """Each batch's positions (M, K) in the flattened output, features and identities."""
+        """Each batch's positions (M, K) in the flattened output, its features and row hashes."""
         per_sample = self.output[0].numel()
-        for (part, reading), mine in zip(self._parts(), self._owned(), strict=True):
+        for (part, reading), own in zip(self._parts(), self._own_parts(), strict=True):
             where = torch.arange(
                 part.start * per_sample, part.stop * per_sample, device=self.output.device
             )
-            positions = reading.rows(where.reshape(reading.output.shape))
-            yield positions, reading.features, None if mine is None else mine.identities
+            rows = reading.rows(where.reshape(reading.output.shape))
+            yield rows, reading.features, None if own is None else own.identities
 
-    @property
-    def _own_shape(self) -> tuple[int, int]:
-        """Distinct rows, and the coordinates of each."""
-        if not self.own or self.joint.own_part is None:
-            return 0, 0
-        rows = 1 + max(int(mine.numbers.max()) for mine in self.own if len(mine.numbers))
-        return rows, self.joint.own_part.coordinates(self.own[0].sizes)
-
-    def _owned(self) -> Iterator[OwnRows | None]:
-        """For each batch, what its rows have of their own."""
-        return iter(self.own or (None,) * len(self.readings))
+    def _own_parts(self) -> Iterator[OwnRows | None]:
+        """What the rows of each batch do not share."""
+        counts = [reading.output.numel() // self.joint.targets for reading in self.readings]
+        return iter([None] * len(counts)) if self.own is None else self.own.split(counts)
 
     def _parts(self) -> Iterator[tuple[slice, Reading]]:
         """Each batch's rows of the output, and its reading with features."""
@@ -175,15 +181,6 @@ class JointOutputs:
                     "order each time (a loader that does not shuffle), or fewer at a time."
                 )
             yield again
-
-
-def _numbered(own: list[tuple[Tensor, Tensor]]) -> tuple[OwnRows, ...]:
-    """The batches' rows with the numbers of the distinct ones."""
-    if not own:
-        return ()
-    known, sizes = zip(*own, strict=True)
-    _, numbers = torch.unique(torch.cat(known), return_inverse=True)
-    return tuple(map(OwnRows, known, sizes, numbers.split([len(each) for each in known])))
 
 
 def _joined(readings: list[Reading]) -> Tensor:

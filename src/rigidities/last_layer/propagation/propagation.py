@@ -11,18 +11,19 @@ fn is quadratic). $T$ are the derivatives of the predictions by the weights' sta
 difference of two similar predictions has a small error bar.
 
 Only the **epistemic** part propagates: noise does not correlate between predictions. Where the
-target is a mean of n noisy observations, add noise / n yourself. With `noise="none"` the scale
-$\alpha$ is set by residuals that hold the noise too, which does not average out here: for means
-of 500 predictions, against 120 retrained nets on each of three data sets (the experiment
-`propagation`), the error bar was 3.9 to 12.5 times the actual error, with `noise="constant"` 1.1 to
-9.4 times, and with `criterion="evidence", noise="bayes"`, meant for this, 0.9 to 1.0 times.
+target is a mean of n noisy observations, add noise / n yourself. Where a calibration has a joint
+scale (`criterion="auto"`), what predictions share has that one, and each distinct row adds a part
+of its own up to the scale of single predictions (see `joint`). Other criteria have one scale for
+both. With `noise="none"` it is set by residuals that hold the noise too, which does not average out
+here: for means of 500 predictions, against 120 retrained nets on each of three data sets (the
+experiment `propagation`), the error bar was 3.9 to 12.5 times the actual error, with a floor,
+`noise="constant"`, 1.1 to 9.4 times, with `criterion="evidence", noise="bayes"` 0.9 to 1.0 times.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -45,17 +46,15 @@ def propagated(
     *,
     second_order: bool = False,
     again: bool = True,
-    exact: bool = True,
 ) -> Derived:
     """Mean and covariance of a differentiable function of all predictions together.
 
     Memory grows with the number of predictions, never with its square. See
     `LastLayerRigidity.propagate`; `again` says whether `batches` may be called a second time, for
-    features beyond 1 GiB, and `exact` whether rows are known by their inputs (see
-    `Reading.identities`). It warns where derivatives are exactly zero, as after rounding.
+    features beyond 1 GiB. It warns where derivatives are exactly zero, as after rounding.
     """
     with torch.enable_grad():
-        outputs = JointOutputs.read(tap, joint, batches, again=again, exact=exact)
+        outputs = JointOutputs.read(tap, joint, batches, again=again)
         slope = Differential(fn, outputs.output)
         spread = _spread(slope, outputs)
         shift = _shift(slope, outputs) if second_order else None
@@ -72,22 +71,16 @@ def propagated(
 
 @outside_inference_mode
 def covariance_between(
-    tap: AnyTap,
-    joint: JointPosterior,
-    batches: Batches,
-    others: Batches | None = None,
-    *,
-    exact: bool = True,
+    tap: AnyTap, joint: JointPosterior, batches: Batches, others: Batches | None = None
 ) -> Tensor:
     """Joint epistemic covariance of N predictions and M others, by default the same.
 
     One dense matrix, (N, M) for one output per sample, else (N, *out, M, *out) with the outputs'
     shape per sample; in the model's precision.
     """
-    read = partial(JointOutputs.read, tap, joint, again=False, exact=exact)
     with torch.enable_grad():
-        left = read(batches)
-        right = left if others is None else read(others)
+        left = JointOutputs.read(tap, joint, batches, again=False)
+        right = left if others is None else JointOutputs.read(tap, joint, others, again=False)
     matrix = left.output.new_empty(left.output.numel(), right.output.numel())
     for i, (rows, a, these) in enumerate(left.located()):
         for j, (columns, b, those) in enumerate(right.located()):
@@ -105,25 +98,33 @@ def covariance_between(
 
 
 def _spread(slope: Differential, outputs: JointOutputs) -> _Spread:
-    """One pass of reverse mode per quantity, or one of forward mode per coordinate: the fewer."""
-    if slope.quantities > outputs.coordinates:
+    """One pass of reverse mode per quantity, or one of forward mode per coordinate: the fewer.
+
+    What rows do not share has more coordinates than there are rows, and goes by reverse mode.
+    """
+    spread, shared = None, outputs.joint.coordinates
+    if slope.quantities > shared:
         with suppress(NotImplementedError):
-            return _pushed(slope, outputs)
-    return _pulled(slope, outputs)
+            spread = _pushed(slope, outputs)
+    spread = _pulled(slope, outputs) if spread is None else spread
+    if outputs.own is not None:
+        for part, cotangents in slope.cotangents():
+            spread.add(part, slice(shared, None), outputs.pull_own(cotangents, outputs.own))
+    return spread
 
 
 def _pulled(slope: Differential, outputs: JointOutputs) -> _Spread:
     spread = _Spread(slope.quantities, outputs)
     for part, cotangents in slope.cotangents():
         spread.flat[part] = ~cotangents.flatten(1).any(1)
-        spread.add(part, slice(None), outputs.pull(cotangents))
+        spread.add(part, slice(outputs.joint.coordinates), outputs.pull(cotangents))
     return spread
 
 
 def _pushed(slope: Differential, outputs: JointOutputs) -> _Spread:
     spread = _Spread(slope.quantities, outputs)
     spread.flat[:] = True
-    for part, tangents in _directions(slope, outputs):
+    for part, tangents in _directions(slope, outputs, outputs.joint.coordinates):
         rows = slope.pushed(tangents).mT
         spread.flat &= ~rows.any(1)
         spread.add(slice(None), part, rows)
@@ -133,14 +134,16 @@ def _pushed(slope: Differential, outputs: JointOutputs) -> _Spread:
 def _shift(slope: Differential, outputs: JointOutputs) -> Tensor:
     """Half the trace of H Cov(y), (Q,): the mean bend along the coordinates."""
     total = torch.zeros(slope.quantities, dtype=torch.float64, device=outputs.output.device)
-    for _, tangents in _directions(slope, outputs):
+    for _, tangents in _directions(slope, outputs, outputs.coordinates):
         total += slope.bent(tangents).sum(0) / 2
     return total
 
 
-def _directions(slope: Differential, outputs: JointOutputs) -> Iterator[tuple[slice, Tensor]]:
-    """Columns of T, (n, *output), a few at a time."""
-    number, device = outputs.coordinates, outputs.output.device
+def _directions(
+    slope: Differential, outputs: JointOutputs, number: int
+) -> Iterator[tuple[slice, Tensor]]:
+    """The first columns of T, (n, *output), a few at a time."""
+    device = outputs.output.device
     for start in range(0, number, slope.chunk):
         part = slice(start, min(start + slope.chunk, number))
         unit = torch.zeros(part.stop - start, number, dtype=torch.float64, device=device)

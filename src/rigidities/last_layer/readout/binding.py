@@ -67,6 +67,13 @@ class Binding:
         """Another tie that knows the same readout."""
         return self.again(self.header(), self.probes)
 
+    def copied(self, model: nn.Module) -> Binding:
+        """A tie to a copy of the model, with other weights, that knows the same readout."""
+        header = {**self.header(), "fingerprint": model_fingerprint(model)}
+        rows = None if self.probes is None else Batch(*self.probes.inputs, None, None)
+        probes = None if rows is None else Probes.of(model, self.source, rows)
+        return Binding(model, self.source, self.layer, header, probes)
+
     def taken(self, given: Snapshot) -> Binding:
         """Another tie that knows the readout of a snapshot."""
         probes = given.part("probes", Probes.from_state) if "probes" in given.header else None

@@ -1,6 +1,7 @@
 r"""How the features follow from the heads' recorded calls.
 
 * `plain`: the output is the head's output, perhaps reshaped; the features are the head's input;
+* `averaged`: it is the mean of the heads' outputs (`MeanOf`); their inputs stand side by side;
 * `shared` and `separate`: scaled, gathered, masked, permuted or summed outputs, with gains that
   are the same for all targets or not (see `tail`);
 * `jacobian`: any tail that treats samples independently, one pass through it per output;
@@ -94,9 +95,29 @@ class Plain(Case):
 
     def gathered(self, output: Tensor, calls: list[Call], _: Sequence[Gain] = ()) -> Reading:
         """The head's input, without a look at any value, which `torch.func` does not allow."""
-        head, rows, inner = calls[0].head, calls[0].rows, calls[0].output.shape
-        counts = None if has_bias(head) else torch.ones_like(rows[:, :1])
-        return Reading(output, rows, inner, channel_axis(head), counts=counts)
+        rows, inner, axis = calls[0].rows, calls[0].output.shape, channel_axis(calls[0].head)
+        return Reading(output, rows, inner, axis, counts=mean_counts(rows, [calls[0].head]))
+
+
+class Averaged(Plain):
+    """The output is the mean of the heads' outputs: no derivative is taken here either."""
+
+    name = "averaged"
+
+    def _read(self, output: Tensor, calls: list[Call], graph: bool) -> Reading | None:
+        once = [call.head for call in calls if call.untouched] == self.columns.heads
+        sizes = {call.output.numel() for call in calls}
+        if not (once and self.columns.disjoint and sizes == {output.numel()}):
+            return None
+        mean = torch.stack([call.output.flatten() for call in calls]).mean(0)
+        return self.gathered(output, calls) if torch.equal(mean, output.flatten()) else None
+
+    def gathered(self, output: Tensor, calls: list[Call], _: Sequence[Gain] = ()) -> Reading:
+        """The heads' inputs over their number, side by side."""
+        features = self.columns.assemble({i: c.rows / len(calls) for i, c in enumerate(calls)})
+        counts = mean_counts(features, self.columns.heads)
+        inner, axis = calls[0].output.shape, channel_axis(calls[0].head)
+        return Reading(output, features, inner, axis, counts=counts)
 
 
 class Separate(Case):
@@ -262,7 +283,7 @@ class Parameters(Jacobian):
 
 
 CASES: dict[str, type[Case]] = {
-    case.name: case for case in (Plain, Shared, Separate, Jacobian, Dense, Parameters)
+    case.name: case for case in (Plain, Averaged, Shared, Separate, Jacobian, Dense, Parameters)
 }
 """By name, in the order in which they are tried; the last for heads that are no linear maps."""
 
@@ -278,6 +299,13 @@ def _views(output: Tensor, head: nn.Module) -> list[View]:
     axes = dict.fromkeys((channel_axis(head), -1, *range(-2, -output.ndim, -1)))
     fit = [axis for axis in axes if output.ndim >= -axis and output.shape[axis] == targets]
     return [(output.shape, axis, None) for axis in fit]
+
+
+def mean_counts(features: Tensor, heads: Sequence[nn.Module]) -> Tensor | None:
+    """The counts where the output is the mean of the heads' outputs; see `Reading`."""
+    bare = sum(not has_bias(head) for head in heads)
+    one = torch.ones_like(features[:, :1]) if bare else None
+    return None if one is None else one.repeat(1, bare) / len(heads)
 
 
 def _gathered(part: Tensor, owner: Tensor, count: int) -> Tensor:

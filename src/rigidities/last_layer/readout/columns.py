@@ -22,6 +22,7 @@ class Columns:
         width: number of columns.
         indices: for each head the columns of its weight and then its bias.
         biases: the columns of all biases, which are parameters of that name.
+        disjoint: whether no two heads share a parameter.
     """
 
     def __init__(self, heads: list[nn.Module], *, joint: bool) -> None:
@@ -31,14 +32,14 @@ class Columns:
         self.biases = torch.empty(0, dtype=torch.long)
         known: dict[object, Tensor] = {}
         self.indices = [torch.cat(self._parts(head, known)) for head in heads]
-        self._disjoint = sum(len(index) for index in self.indices) == self.width
+        self.disjoint = sum(len(index) for index in self.indices) == self.width
 
     def assemble(self, blocks: dict[int, Tensor]) -> Tensor:
         """Features (..., width) from the called heads' blocks; shared columns add up."""
         first = next(iter(blocks.values()))
         empty = (first.new_zeros(*first.shape[:-1], len(index)) for index in self.indices)
         whole = [blocks.get(i, zero) for i, zero in enumerate(empty)]
-        if self._disjoint:
+        if self.disjoint:
             return whole[0] if len(whole) == 1 else torch.cat(whole, dim=-1)
         total = first.new_zeros(*first.shape[:-1], self.width)
         for index, block in zip(self.indices, whole, strict=True):
@@ -63,6 +64,17 @@ class Columns:
             return part.reshape(outputs, -1).mT
         weight, bias = part[:-outputs].reshape(outputs, -1), part[-outputs:].reshape(1, -1)
         return torch.cat([weight.mT, bias])
+
+    @torch.no_grad()
+    def write(self, given: Tensor) -> None:
+        """Let the heads' parameters be these weights (width, K or 1)."""
+        for index, head in zip(self.indices, self.heads, strict=True):
+            part = given[index.to(given.device)]
+            flat = part[:, 0] if self.joint else joint_columns(part, head)
+            for name in (name for name, size in self._sizes(head).items() if size):
+                parameter = head.get_parameter(name)
+                own, flat = flat.tensor_split([parameter.numel()])
+                parameter.copy_(own.reshape(parameter.shape))
 
     def _weights(self, head: nn.Module) -> Tensor:
         return joint_columns(weights(head), head)[:, None] if self.joint else weights(head)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ...models.modes import exporting, refuse_transforms
 from ...models.shadow import shadow, unwrapped
 from .binding import Binding
+from .cases import mean_counts
 from .heads import Recorder, as_rows, channel_axis, guard, has_bias, record
 from .reading import Reading
 from .tap import AnyTap, Tap
@@ -52,7 +53,7 @@ class ReadoutPass:
         """The tap, if the model's weights are still those of the fit."""
         tap = self.binding.current()
         if tap is not self._tap:
-            plain = isinstance(tap, Tap) and tap.case == "plain"
+            plain = isinstance(tap, Tap) and tap.case in ("plain", "averaged")
             self._graph = TracedReadout(self.binding.model, cast("Tap", tap)) if plain else None
             self._tap = tap
         return tap
@@ -80,7 +81,7 @@ def _refusal(tap: AnyTap | None) -> str:
 
 
 class TracedReadout:
-    """Inputs -> (output, features) for a plain head, without a look at any value."""
+    """Inputs -> (output, features) for a plain or averaged head, without a look at any value."""
 
     def __init__(self, model: nn.Module, tap: Tap) -> None:
         self._source = tap.source
@@ -107,30 +108,32 @@ class TracedReadout:
                 mine.update(tensors)
 
     def _read(
-        self, twin: tuple[nn.Module, Recorder], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, twin: tuple[nn.Module, list[Recorder]], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Reading:
-        model, recorder = twin
-        recorder.reset()
+        model, recorders = twin
+        for recorder in recorders:
+            recorder.reset()
         output: Tensor = self._source.run(model, args, kwargs)
-        call = recorder.calls[0]
-        recorder.reset()
-        rows = as_rows(call.head, call.input)
-        ones, bias = torch.ones_like(rows[:, :1]), has_bias(call.head)
-        rows, counts = (torch.cat([rows, ones], dim=1), None) if bias else (rows, ones)
-        inner, axis = call.output.shape, channel_axis(call.head)
-        return Reading(output, rows, inner, axis, counts=counts)
+        calls, blocks = [recorder.calls[0] for recorder in recorders], []
+        for recorder, call in zip(recorders, calls, strict=True):
+            recorder.reset()
+            rows = as_rows(call.head, call.input)
+            blocks += [rows, torch.ones_like(rows[:, :1])] if has_bias(call.head) else [rows]
+        features = torch.cat(blocks, dim=1) / len(calls)
+        counts = mean_counts(features, [call.head for call in calls])
+        inner, axis = calls[0].output.shape, channel_axis(calls[0].head)
+        return Reading(output, features, inner, axis, counts=counts)
 
 
-def _twin(model: nn.Module, tap: Tap) -> tuple[tuple[nn.Module, Recorder], Places]:
-    """A shadow with its recorder; its parameters and buffers beside the model's, by module."""
+def _twin(model: nn.Module, tap: Tap) -> tuple[tuple[nn.Module, list[Recorder]], Places]:
+    """A shadow with its recorders; its parameters and buffers beside the model's, by module."""
     model = unwrapped(model)
     twin = shadow(model)
     places: Places = []
     for mine, theirs in zip(twin.modules(), model.modules(), strict=True):
         places += [(mine._parameters, theirs._parameters), (mine._buffers, theirs._buffers)]
     guard(twin, tap.silent)
-    twin, (recorder,) = record(twin, tap.heads)
-    return (twin, recorder), places
+    return record(twin, tap.heads), places
 
 
 def _bind(places: Places) -> None:

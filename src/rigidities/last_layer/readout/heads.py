@@ -28,10 +28,15 @@ class Call:
     versions: tuple[int, int] = (0, 0)
     leaves: tuple[Tensor, ...] = ()
 
+    @property
+    def untouched(self) -> bool:
+        """Whether the output was not written to since."""
+        return self.output._version == self.versions[1]
+
     def passed_on(self, output: Tensor) -> bool:
         """Whether a model's output is this call's output to the bit, perhaps reshaped."""
         mine = self.output
-        if mine.numel() != output.numel() or mine._version != self.versions[1]:
+        if mine.numel() != output.numel() or not self.untouched:
             return False
         same_memory = mine.data_ptr() == output.data_ptr()
         if same_memory and mine.is_contiguous() and output.is_contiguous():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -140,24 +140,24 @@ class Reading:
         target = self.target_rows(batch.target)
         return near_hashes(self.features, target, self._digits, held), False
 
-    def identities(self, batch: Batch, *, exact: bool) -> Tensor:
+    def identities(self, batch: Batch) -> Tensor:
         """A hash (M,) by which a row of outputs is known again, in any batch and order.
 
-        Of all that is handed in with its input, and of the row's place where an input has several.
-        Where inputs have not one row per output (or in the fit had not: `exact`), of the features
-        to half of their digits, which rounding may change in about one row of a hundred.
+        Of all tensors of its input, and of its place where an input has several rows of outputs.
+        Where inputs have not one row per output, of half of the features' digits, which in another
+        batch may round otherwise for about one row of a hundred.
         """
-        samples, values = self.output.shape[0], tree_leaves([batch.args, batch.kwargs])
-        hashes = row_hashes(values, samples) if exact else None
+        samples = self.output.shape[0]  # len would fix it in a graph
+        hashes = row_hashes(tree_leaves([batch.args, batch.kwargs]), samples)
         if hashes is None:
             return near_hashes(self.features, None, self._digits, None, self._digits**0.5)
         if self.features.shape[0] == samples:
             return hashes
         places = torch.arange(self.output.shape[1:].numel(), device=hashes.device)
-        pairs = torch.broadcast_tensors(hashes[:, None], places)
-        several = row_hashes([part.reshape(-1) for part in pairs], self.output.numel())
-        assert several is not None
-        return self.rows(several.reshape(self.output.shape))[:, 0]
+        several = hashes[:, None].expand(-1, len(places))
+        pairs = (several.reshape(-1), places.expand_as(several).reshape(-1))
+        known = cast("Tensor", row_hashes(pairs, self.output.numel()))
+        return self.rows(known.reshape(self.output.shape))[:, 0]
 
     @property
     def _digits(self) -> float:

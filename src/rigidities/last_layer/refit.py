@@ -1,0 +1,147 @@
+"""Another readout for a trained model: the ridge-optimal one, in a copy.
+
+A net that was trained by steps has a readout that need not be the best on its own features. The
+sums that a fit has kept give the best one, and the sums about it, without another pass.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from ..calibration.evidence import evidence, most_evident_ridge
+from ..calibration.ridge_solution import ridge_solution
+from ..data.batches import Batch
+from ..losses import MSE
+from ..models.shadow import unwrapped
+from ..posterior.gram import Gram
+from ..posterior.posterior import Posterior
+from .accumulation import Statistics, Weighing, accumulate
+from .readout.binding import Binding
+from .readout.cases import CASES
+from .readout.heads import is_linear_map, own_parameters
+from .readout.tap import AnyTap, Tap
+
+
+@dataclass(frozen=True)
+class Refitted:
+    r"""What a refit has changed; print it.
+
+    Attributes:
+        ridge: $\varsigma^2$, the evidence's.
+        rows: that the readout was refitted on.
+        before: root mean square of the residuals of the model as it was, one entry per target;
+            with sample weights, of the weighted squares.
+        after: of the model refitted to the training rows.
+        judged: validation rows that both were taken on. None: it was training rows, each left out
+            of the readout by generalised cross-validation (Golub, Heath, Wahba 1979).
+    """
+
+    ridge: float
+    rows: int
+    before: Tensor
+    after: Tensor
+    judged: int | None = None
+
+    @property
+    def better(self) -> bool | None:
+        """Whether errors are smaller by a thousandth or more; None without unseen rows to judge by.
+
+        Left-out training rows cannot tell: the layers before the readout have seen them, and their
+        errors shrink on every refit, also where those on other rows grow. Of several targets it
+        is the geometric mean.
+        """
+        ratio = (self.after / self.before).log().mean().exp()
+        return None if self.judged is None else bool(ratio < 0.999)
+
+    def __str__(self) -> str:
+        pairs = list(zip(self.before.tolist(), self.after.tolist(), strict=True))
+        said = ", ".join(f"{before:.4g} -> {after:.4g}" for before, after in pairs[:6])
+        said += f", ... ({len(pairs)} targets)" if len(pairs) > 6 else ""
+        said = {
+            True: f"RMSE {said} on {self.judged} validation rows",
+            False: f"The refitted readout is no better (RMSE {said} on {self.judged} validation "
+            "rows): keep the model as it is",
+            None: f"RMSE {said} on training rows left out of the readout: whether other rows gain, "
+            "refit(valid, add=False) tells",
+        }[self.better]
+        return f"Readout refitted on {self.rows} rows at ridge {self.ridge:.4g}.\n  {said}."
+
+
+def refitted(
+    binding: Binding,
+    known: Statistics,
+    posterior: Posterior,
+    weighing: Weighing,
+    valid: Callable[[], Iterable[Batch]] | None,
+    *,
+    add: bool,
+) -> tuple[Binding, Statistics, Refitted]:
+    """The tie to the copy, the sums about its weights, and what has changed.
+
+    From the tie to the model, the sums of the training rows and their posterior; `valid` gives rows
+    to judge by, and if `add` to refit on afterwards.
+    """
+    tap, judge, judged = _settable(binding, binding.current(), weighing), known.gram, None
+    ridge, change, degrees = _best(tap, known.gram, posterior)
+    if valid is not None:
+        judge = accumulate(None, lambda _: tap, valid(), weighing).gram
+        degrees, judged = degrees * 0, judge.count
+    before, after = (_rmse(gram, degrees) for gram in (judge, judge.after(change)))
+    if valid is not None and add:
+        known = accumulate(known.clone(), lambda _: tap, valid(), weighing)
+        whole = Posterior.from_gram(known.gram, posterior.ridge)
+        ridge, change, _ = _best(tap, known.gram, whole)
+    model = copy.deepcopy(unwrapped(binding.model))
+    columns = CASES[tap.case]([*map(model.get_submodule, tap.heads)]).columns
+    columns.write(tap.weights + change)
+    known = replace(known, gram=known.gram.after(columns.weights() - tap.weights))  # as rounded
+    report = Refitted(ridge, known.gram.count, before, after, judged)
+    return binding.copied(model), known, report
+
+
+def _best(tap: Tap, gram: Gram, posterior: Posterior) -> tuple[float, Tensor, Tensor]:
+    """The evidence's ridge, the change of the weights at it, and how many the rows determine."""
+    try:
+        score = evidence(gram, posterior, tap.weights, tap.biases)
+        ridge, *_ = most_evident_ridge(score, float(posterior.eigenvalues.max()))
+    except ValueError as error:
+        raise ValueError(f"refit takes the ridge of the evidence. {error}") from error
+    return ridge, *ridge_solution(gram, tap.weights, tap.biases, ridge)
+
+
+def _rmse(gram: Gram, degrees: Tensor) -> Tensor:
+    """Root mean square (K,) of residuals over 1 - h, h the mean leverage of a fit's `degrees`."""
+    assert gram.square is not None
+    square = gram.square.diagonal() if gram.square.ndim == 2 else gram.square
+    return (square / gram.informative).sqrt() / (1 - degrees / gram.informative)
+
+
+def _settable(binding: Binding, tap: AnyTap, weighing: Weighing) -> Tap:
+    """Refuse a readout whose best weights are not known, or cannot be set."""
+    loss = type(weighing.loss)
+    if loss is not MSE:
+        raise ValueError(f"refit solves for the least squares of loss='mse', not {loss.__name__}.")
+    if not isinstance(tap, Tap):
+        raise ValueError("refit needs a readout with weights: give layer= instead of features=.")
+    if not tap.linear:
+        raise ValueError(
+            "The output is not linear in the readout's weights, so the best have no closed form. "
+            "Let forward= return the output before the nonlinearity, with targets to match."
+        )
+    modules = dict(unwrapped(binding.model).named_modules(remove_duplicate=False))
+    heads = [modules[name] for name in tap.heads]
+    owned = {id(p) for head in heads for p in own_parameters(head).values()}
+    others = {name: own_parameters(one) for name, one in modules.items() if one not in heads}
+    tied = [name for name, own in others.items() if owned & set(map(id, own.values()))]
+    computed = [head for head in heads if is_linear_map(head) and "weight" not in head._parameters]
+    if tied or computed:
+        why = f"those of {tied[0]!r} too (tied)" if tied else "computed from other parameters"
+        raise ValueError(
+            f"The readout's weights are {why}, so they cannot be changed alone. Give the readout "
+            "parameters of its own first: untie them, or remove_parametrizations."
+        )
+    return tap

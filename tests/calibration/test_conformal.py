@@ -1,0 +1,375 @@
+"""Conformal intervals hold what they promise, on draws whose law the bars get wrong."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from rigidities.calibration.conformal import Conformal, bar_cuts, group_labels, set_aside
+from rigidities.notices import DamagedError
+from rigidities.prediction.law import Gaussian
+from rigidities.prediction.prediction import Prediction
+from tests.support.refusals import refused
+
+F64 = torch.float64
+PLAIN = ("tails", "counts", "place", "labels")
+LEVELS = (0.5, 0.8, 0.9, 0.95)
+WORLDS = 3000
+"""Draws of calibration and test rows, each a target of its own."""
+
+
+def predicted(mean, scale, **options):
+    zero, law = torch.zeros_like(mean), options.get("law", Gaussian())
+    return Prediction(mean, zero, scale.square() * law.second, zero + 1, **options)
+
+
+def draws(n, seed, worlds=WORLDS, **options):
+    """Skewed, heteroscedastic targets (n, worlds); their bars are too narrow and shifted."""
+    generator = np.random.default_rng(seed)
+    x = generator.uniform(0.2, 2.0, (n, worlds))
+    y = torch.from_numpy(x + x * (generator.gamma(2.0, 1.0, x.shape) - 2.0))
+    x = torch.from_numpy(x)
+    if (support := options.get("support")) is not None:
+        y = y.clamp(*support)
+    return predicted(x + 0.1, 0.3 + 0.4 * x, **options), y
+
+
+def held(found, prediction, target, level, **rows):
+    low, high = found.bound(**rows).interval(prediction, level)
+    return ((low <= target) & (target <= high)).double()
+
+
+def assert_mean(share, value):
+    """Over worlds, within three standard errors; rows are (n, worlds)."""
+    means = share.mean(0)
+    error = float(means.std()) / math.sqrt(len(means))
+    assert abs(float(means.mean()) - value) <= 3 * error
+
+
+@pytest.mark.parametrize("n", [9, 50, 200])
+@pytest.mark.parametrize("level", LEVELS)
+def test_coverage_over_draws_is_the_rank_over_n_plus_one_and_never_less_than_the_level(n, level):
+    found = Conformal.of(*draws(n, seed=n))
+    prediction, target = draws(40, seed=1)
+    expected = math.ceil(round((n + 1) * level, 9)) / (n + 1)
+    assert expected >= level
+    if expected == 1:
+        with pytest.warns(UserWarning, match=r"everything: 9 rows, .* too few for level 0.95"):
+            assert held(found, prediction, target, level).all()
+        return
+    assert_mean(held(found, prediction, target, level), expected)
+
+
+def test_the_uncorrected_intervals_of_those_draws_hold_less():
+    prediction, target = draws(400, seed=2)
+    low, high = prediction.interval(0.9)
+    assert float(((low <= target) & (target <= high)).double().mean()) < 0.85
+
+
+@pytest.mark.parametrize("level", [0.07, 0.5, 0.7, 0.9, 0.95, 0.98])
+def test_ends_are_quantiles_at_the_exact_rank_of_the_scores(level):
+    prediction, target = draws(99, seed=3, worlds=1)
+    u = stats.norm.cdf(target.numpy(), prediction.mean.numpy(), prediction.std.numpy()).ravel()
+    c = sorted(abs(2 * u - 1))[math.ceil(round(100 * level, 9)) - 1]
+    low, high = Conformal.of(prediction, target).bound().interval(prediction, level)
+    normal = stats.norm(prediction.mean.numpy(), prediction.std.numpy())
+    np.testing.assert_allclose(low.numpy(), normal.ppf((1 - c) / 2), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(high.numpy(), normal.ppf((1 + c) / 2), rtol=1e-5, atol=1e-5)
+
+
+def test_intervals_grow_with_the_level_from_one_list():
+    prediction, target = draws(200, seed=4, worlds=1)
+    bound = Conformal.of(prediction, target).bound()
+    widths = [
+        float((high - low).mean())
+        for low, high in (bound.interval(prediction, level) for level in LEVELS)
+    ]
+    assert widths == sorted(widths) and len(set(widths)) == 4
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_scores_far_out_keep_their_digits_on_either_side(sign, dtype):
+    zero = torch.zeros(10, dtype=dtype)
+    prediction = predicted(zero, zero + 1)
+    target = sign * torch.linspace(10, 19, 10, dtype=dtype)
+    low, high = Conformal.of(prediction, target).bound().interval(prediction, 0.5)
+    assert (high if sign > 0 else -low).tolist() == pytest.approx([15.0] * 10, rel=1e-5)
+
+
+def test_each_target_has_its_own_scores_and_masked_ones_are_left_out():
+    prediction, target = draws(60, seed=5, worlds=3)
+    target[:40, 1] = torch.nan
+    both = Conformal.of(prediction, target)
+    assert both.counts.tolist() == [60, 20, 60]
+    bounds = both.bound().interval(prediction, 0.9)
+    for k in range(3):
+        known = ~target[:, k].isnan()
+        one = predicted(prediction.mean[:, k], prediction.std[:, k])
+        some = predicted(one.mean[known], one.std[known])
+        alone = Conformal.of(some, target[known, k]).bound().interval(one, 0.9)
+        for bound, own in zip(bounds, alone, strict=True):
+            torch.testing.assert_close(bound[:, k], own)
+
+
+def test_the_targets_of_entries_may_stand_in_any_dimension():
+    prediction, target = draws(60, seed=6, worlds=6)
+    which = torch.tensor([0, 1]).repeat(3)
+    wide = predicted(prediction.mean.reshape(60, 3, 2), prediction.std.reshape(60, 3, 2))
+    turned = predicted(wide.mean.mT, wide.std.mT)
+    named = Conformal.of(prediction, target, targets=which)
+    last = Conformal.of(wide, target.reshape(60, 3, 2))
+    across = Conformal.of(turned, target.reshape(60, 3, 2).mT, targets=torch.tensor([[0], [1]]))
+    assert named.counts.tolist() == last.counts.tolist() == across.counts.tolist() == [180, 180]
+    for other in (last, across):
+        assert torch.equal(named.tails, other.tails)
+
+
+def test_every_group_is_covered_where_all_rows_together_miss_them():
+    labels = torch.tensor([7, -1]).repeat_interleave(60)[:, None]
+    calibration, target = draws(120, seed=7)
+    target[:60] = calibration.mean[:60] + 4 * (target[:60] - calibration.mean[:60])
+    found = Conformal.of(calibration, target, labels=labels)
+    test, y = draws(80, seed=8)
+    y[:40] = test.mean[:40] + 4 * (y[:40] - test.mean[:40])
+    ours = torch.tensor([7, -1]).repeat_interleave(40)[:, None]
+    inside = held(found, test, y, 0.9, labels=ours)
+    for group in (inside[:40], inside[40:]):
+        assert_mean(group, 55 / 61)
+    together = held(Conformal.of(calibration, target), test, y, 0.9)
+    assert float(together[:40].mean()) < 0.85 < 0.95 < float(together[40:].mean())
+
+
+def test_fifths_of_the_bar_are_each_covered():
+    worlds = 600
+    train, _ = draws(500, seed=9, worlds=worlds)
+    cuts = bar_cuts(train.std)
+    assert cuts.shape == (worlds, 4)
+    shares = (train.std[..., None] > cuts).double().mean((0, 1))
+    assert shares.tolist() == pytest.approx([0.8, 0.6, 0.4, 0.2], abs=0.005)
+    found = Conformal.of(*draws(500, seed=10, worlds=worlds), cuts=cuts)
+    assert int(found.counts.min()) >= 50
+    test, y = draws(100, seed=11, worlds=worlds)
+    inside, fifth = held(found, test, y, 0.9), (test.std[..., None] > cuts).sum(-1)
+    shares = [float(inside[fifth == number].mean()) for number in range(5)]
+    assert shares == pytest.approx([0.9 + 0.5 / 101] * 5, abs=0.01)
+    together = held(Conformal.of(*draws(500, seed=10, worlds=worlds)), test, y, 0.9)
+    assert float(together[fifth == 0].mean()) > 0.93 and float(together[fifth == 4].mean()) < 0.88
+
+
+def test_groups_of_the_bar_that_have_few_rows_join_their_neighbours():
+    std = torch.cat([torch.full((n,), s) for n, s in [(60, 1), (20, 2), (30, 3), (55, 4), (9, 5)]])
+    prediction = predicted(torch.zeros(174, dtype=F64), std.to(F64))
+    cuts = torch.tensor([[1.5, 2.5, 3.5, 4.5]], dtype=F64)
+    found = Conformal.of(prediction, prediction.std, cuts=cuts)
+    assert found.place.tolist() == [[0, 1, 1, 2, 2, 3]]
+    assert found.counts.tolist() == [60, 50, 64, 174]
+    assert "in 5 groups by the bar" in found.sentences[0]
+    assert "fewer than 50 rows are merged: 2, 3 with 50; 4, 5 with 64." in found.sentences[0]
+
+
+def test_small_groups_by_label_are_merged_and_it_is_said():
+    labels = torch.tensor([4] * 20 + [9] * 200 + [1] * 45 + [2] * 80)[:, None]
+    prediction, target = draws(345, seed=12, worlds=1)
+    found = Conformal.of(prediction, target, labels=labels)
+    assert found.labels.tolist() == [1, 2, 4, 9]
+    assert found.place.tolist() == [[0, 1, 0, 2, 3]]
+    assert found.counts.tolist() == [65, 80, 200, 345]
+    assert "1, 4 with 65" in found.sentences[0]
+    rest = Conformal.of(*part((prediction, target), ((labels == 1) | (labels == 4))[:, 0]))
+    assert torch.equal(found.tails[:65], rest.tails)
+
+
+def part(both, rows):
+    prediction, target = both
+    return predicted(prediction.mean[rows], prediction.std[rows]), target[rows]
+
+
+@pytest.mark.parametrize("cuts", [None, torch.tensor([[0.5, 0.9]], dtype=F64)])
+def test_fewer_rows_than_a_group_needs_are_one_list(cuts):
+    prediction, target = draws(30, seed=13, worlds=1)
+    labels = None if cuts is not None else torch.arange(30)[:, None] % 3
+    found = Conformal.of(prediction, target, labels=labels, cuts=cuts)
+    assert found.counts.tolist() == [30, 30]
+    assert found.place.tolist() == [[0, 0, 0, 1]]
+
+
+def test_a_label_that_was_never_seen_takes_the_threshold_of_all_rows_and_it_is_said():
+    prediction, target = draws(120, seed=14, worlds=1)
+    found = Conformal.of(prediction, target, labels=torch.arange(120)[:, None] % 2)
+    together = Conformal.of(prediction, target).bound().interval(prediction, 0.9)
+    for labels in (torch.full((120, 1), 5), torch.full((120, 1), -1), None):
+        with pytest.warns(UserWarning, match="no conformal row had"):
+            assert_close(found.bound(labels).interval(prediction, 0.9), together)
+
+
+def assert_close(ones, others):
+    for one, other in zip(ones, others, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_too_few_rows_give_the_whole_line_or_the_support_with_a_warning():
+    prediction, target = draws(8, seed=15, worlds=1)
+    found = Conformal.of(prediction, target)
+    with pytest.warns(UserWarning, match="8 of 8 .* everything: 8 rows, .* level 0.9"):
+        low, high = found.bound().interval(prediction, 0.9)
+    assert low.eq(-math.inf).all() and high.eq(math.inf).all()
+    with pytest.warns(UserWarning, match="hold everything"):
+        low, high = found.bound().interval(replace(prediction, support=(0.0, None)), 0.9)
+    assert low.eq(0).all() and high.eq(math.inf).all()
+    with pytest.warns(UserWarning, match="hold everything"):
+        bounds = found.bound().interval(replace(prediction, support=(-1.0, 2.0)), 0.9)
+    assert [bound.unique().tolist() for bound in bounds] == [[-1.0], [2.0]]
+
+
+def test_tied_scores_are_held_together():
+    zero = torch.zeros(20)
+    prediction = predicted(zero, zero + 1)
+    target = torch.tensor([0.0] * 4 + [1.0] * 6 + [-1.0] * 6 + [2.0] * 4)
+    bound = Conformal.of(prediction, target).bound()
+    for level, reach in ((0.05, 0.0), (0.5, 1.0), (0.75, 1.0), (0.8, 2.0)):
+        low, high = bound.interval(prediction, level)
+        assert (low <= -reach).all() and (high >= reach).all()
+        assert high.max() == pytest.approx(reach, abs=1e-5)
+
+
+@pytest.mark.parametrize("level", [0.5, 0.8, 0.9])
+def test_targets_at_the_bounds_of_a_support_are_covered(level):
+    support = (0.3, 1.5)
+    found = Conformal.of(*draws(50, seed=16, support=support))
+    test, y = draws(60, seed=17, support=support)
+    at_a_bound = (y == 0.3) | (y == 1.5)
+    assert 0.3 < float(at_a_bound.double().mean()) < 0.7
+    low, high = found.bound().interval(test, level)
+    assert low.min() >= 0.3 and high.max() <= 1.5
+    inside = held(found, test, y, level).mean(0)
+    assert float(inside.mean()) >= level - 3 * float(inside.std()) / math.sqrt(WORLDS)
+
+
+def test_the_score_of_an_atom_is_the_smallest_between_its_two_values_of_u():
+    mean = torch.tensor([-1.0, 0.5, 2.0], dtype=F64)
+    prediction = predicted(mean, torch.ones(3, dtype=F64), support=(0.0, 1.0))
+    u = torch.special.ndtr
+    for y, spans in (
+        (0.0, [(0.0, u(0.0 - m)) for m in mean]),
+        (1.0, [(u(1.0 - m), 1.0) for m in mean]),
+    ):
+        grids = [torch.linspace(float(a), float(b), 100001, dtype=F64) for a, b in spans]
+        expected = sorted(float((2 * grid - 1).abs().min()) for grid in grids)
+        scores = 1 - Conformal.of(prediction, torch.full((3,), y, dtype=F64)).tails
+        assert scores.tolist() == pytest.approx(expected, abs=1e-4)
+
+
+def test_files_keep_everything_but_the_function():
+    prediction, target = draws(200, seed=18, worlds=2)
+    for options in (
+        {},
+        {"cuts": bar_cuts(prediction.std)},
+        {"labels": torch.arange(200)[:, None] % 3},
+    ):
+        found = Conformal.of(prediction, target, **options)
+        again = Conformal.from_state(found.tensors())
+        assert again.tensors().keys() == found.tensors().keys() == {*PLAIN, *options}
+        labels = options.get("labels")
+        bounds = [one.bound(labels).interval(prediction, 0.8) for one in (found, again)]
+        assert_close(*bounds)
+        moved = found.to(torch.device("cpu"))
+        assert all(torch.equal(moved.tensors()[name], one) for name, one in found.tensors().items())
+
+
+DAMAGE = {
+    "rising tails": ("tails", lambda t: t.flip(0)),
+    "tails above one": ("tails", lambda t: t + 1),
+    "NaN": ("tails", lambda t: t * torch.nan),
+    "single precision": ("tails", lambda t: t.float()),
+    "too few tails": ("tails", lambda t: t[:-1]),
+    "negative counts": ("counts", lambda t: torch.cat([t, t.new_tensor([-1, 1])])),
+    "a list beyond": ("place", lambda t: t + 9),
+    "a list before": ("place", lambda t: t - 9),
+    "groups lacking": ("place", lambda t: t[:, 1:]),
+    "cuts out of order": ("cuts", lambda t: t.flip(1)),
+    "NaN cuts": ("cuts", lambda t: t * torch.nan),
+    "cuts of other targets": ("cuts", lambda t: t[:1]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_files_are_refused(damage):
+    prediction, target = draws(400, seed=19, worlds=2)
+    found = Conformal.of(prediction, target, cuts=bar_cuts(prediction.std))
+    name, change = DAMAGE[damage]
+    tensors = {**found.tensors(), name: change(found.tensors()[name])}
+    refused("conformal", Conformal.from_state, tensors, error=DamagedError)
+
+
+def test_files_without_their_groups_are_refused():
+    prediction, target = draws(400, seed=19, worlds=1)
+    tensors = Conformal.of(prediction, target, cuts=bar_cuts(prediction.std)).tensors()
+    for labels in (torch.arange(4), torch.arange(5).flip(0)):
+        refused("groups", Conformal.from_state, {**tensors, "labels": labels}, error=DamagedError)
+
+
+def test_a_share_is_set_aside_whatever_the_order_and_equal_rows_stay_together():
+    hashes = torch.randint(0, 2**63 - 1, (1000,), generator=torch.Generator().manual_seed(0))
+    aside = set_aside(hashes, 0.3)
+    assert int(aside.sum()) == 300
+    order = torch.randperm(1000, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(set_aside(hashes[order], 0.3), aside[order])
+    lowest = hashes.argsort()[:500]
+    assert 120 < int(aside[lowest].sum()) < 180  # the rows of low hash are no others
+    twice = set_aside(hashes.repeat(2), 0.3)
+    assert torch.equal(twice[:1000], aside) and torch.equal(twice[1000:], aside)
+    assert int(set_aside(hashes[:4], 0.1).sum()) == 1
+
+
+def test_bad_shares_are_refused():
+    hashes = torch.arange(4)
+    for share in (0.0, 1.0, -0.1, math.nan):
+        refused("between 0 and 1", set_aside, hashes, share)
+
+
+def test_labels_are_whole_numbers_one_per_row_for_all_its_outputs():
+    output = torch.zeros(3, 2)
+    for labels in (
+        [1, 0, 2],
+        np.array([1, 0, 2]),
+        torch.tensor([[1], [0], [2]], dtype=torch.int32),
+    ):
+        found = group_labels(lambda _, one=labels: one, None, output)
+        assert found.dtype == torch.int64 and found.tolist() == [[1, 1], [0, 0], [2, 2]]
+    assert group_labels(lambda b: b > 0, torch.tensor([1, -1]), output[:2, 0]).tolist() == [1, 0]
+    for wrong in (["a", "b", "c"], [0.5, 1.0, 2.0], [1, 2], None):
+        refused("one whole number per row", group_labels, lambda _, one=wrong: one, None, output)
+
+
+def test_bad_input_is_refused():
+    prediction, target = draws(20, seed=20, worlds=1)
+    refused("kept none", bar_cuts, None)
+    refused(r"shaped \(20, 1\), got \(20,\)", Conformal.of, prediction, target[:, 0])
+    refused("need targets", Conformal.of, prediction, target * torch.nan)
+    broken = replace(prediction, mean=prediction.mean * torch.nan)
+    refused("finite predictions", Conformal.of, broken, target)
+    refused("between 0 and 1", Conformal.of(prediction, target).bound().interval, prediction, 1.0)
+
+
+def test_a_bar_of_zero_holds_an_exact_prediction_and_nothing_else():
+    zero = torch.zeros(9)
+    prediction = predicted(zero, zero)
+    found = Conformal.of(prediction, torch.tensor([0.0] * 5 + [1.0] * 4))
+    low, high = found.bound().interval(prediction, 0.5)
+    assert low.eq(0).all() and high.eq(0).all()
+    with pytest.warns(UserWarning, match="targets that the law holds possible"):
+        found.bound().interval(prediction, 0.6)
+
+
+def test_the_report_says_rows_groups_the_guarantee_as_it_is_and_asks_about_the_checkpoint():
+    prediction, target = draws(120, seed=21, worlds=2)
+    target[:50, 1] = torch.nan
+    plain, question = Conformal.of(prediction, target).sentences
+    assert "from 120 rows (70 where most" in plain and "groups" not in plain
+    assert "on average over draws of calibration and test rows" in plain
+    assert "neither training, stopping nor fitting; not per input" in plain
+    assert "choose the checkpoint" in question and "+.030" in question
