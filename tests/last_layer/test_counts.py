@@ -1,9 +1,13 @@
 """Counts beside the features: the columns that the biases of heads without one would have."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+import rigidities as rg
+from rigidities.last_layer.readout.graph import TracedReadout
 from rigidities.last_layer.readout.reading import Reading
 from rigidities.last_layer.readout.tap import Tap
 
@@ -118,14 +122,32 @@ def summed(given: dict) -> Tensor:
     return given["gain"].new_zeros(STRUCTURES).index_add(0, given["owners"], given["gain"])
 
 
+def test_a_plain_head_without_a_bias_counts_ones():
+    x = torch.randn(5, 3)
+    model = nn.Linear(3, 2, bias=False)
+    tap = Tap.find(model, (x,))
+    for reading in (tap(x), TracedReadout(model, tap)((x,), {})):
+        assert torch.equal(reading.counts, torch.ones(5, 1))
+
+
+@pytest.mark.parametrize("biases", [(False, False, False), (True, False, False)])
+def test_a_mean_of_models_counts_their_shares(biases):
+    x = torch.randn(5, 3)
+    model = rg.MeanOf([nn.Linear(3, 2, bias=bias) for bias in biases])
+    tap = Tap.find(model, (x,))
+    for reading in (tap(x), TracedReadout(model, tap)((x,), {})):
+        torch.testing.assert_close(reading.counts, torch.full((5, biases.count(False)), 1 / 3))
+
+
 @pytest.mark.parametrize(
     "model",
-    [nn.Linear(3, 2), nn.Linear(3, 2, bias=False), nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))],
-    ids=["with a bias", "without a bias", "two layers"],
+    [nn.Linear(3, 2), nn.Sequential(nn.Linear(3, 4, bias=False), nn.Linear(4, 1))],
+    ids=["one layer", "two layers"],
 )
-def test_a_plain_head_has_no_counts(model):
+def test_a_plain_head_with_a_bias_has_no_counts(model):
     x = torch.randn(5, 3)
-    assert Tap.find(model, (x,))(x).counts is None
+    tap = Tap.find(model, (x,))
+    assert tap(x).counts is None and TracedReadout(model, tap)((x,), {}).counts is None
 
 
 def test_heads_with_biases_have_no_counts():
@@ -150,3 +172,67 @@ def test_gains_that_follow_the_inputs_give_counts_with_derivatives_until_detache
     (slope,) = torch.autograd.grad(reading.counts.sum(), given["gain"])
     torch.testing.assert_close(slope, torch.ones(ATOMS, dtype=torch.float64))
     assert not reading.detached().counts.requires_grad
+
+
+# --- what the default calibration makes of them ---------------------------------------------------
+
+
+class Signs(nn.Module):
+    """Sums of features that do not tell how many there are; a mask leaves some out."""
+
+    def __init__(self, targets: int = 1, units: tuple[float, ...] = (1.0,)) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, targets, bias=False)
+        self.units = torch.tensor(units).double()
+        self.double()
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return (self.head(x) * mask[..., None]).sum(1) * self.units
+
+
+def noisy(rows: int, seed: int, model: Signs) -> tuple[Tensor, Tensor, Tensor]:
+    """Sums of 1 to 12 terms whose noise grows with their number."""
+    made = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 12, 4, generator=made, dtype=torch.float64)
+    counts = torch.randint(1, 13, (rows,), generator=made)
+    mask = (torch.arange(12) < counts[:, None]).double()
+    mean = model(x, mask).detach()
+    noise = torch.randn(mean.shape, generator=made, dtype=torch.float64)
+    return x, mask, mean + (0.25 * counts[:, None]).exp() * noise * model.units
+
+
+@pytest.mark.parametrize(
+    "made",
+    [Signs, lambda: Signs(2), lambda: Signs(2, (1.0, 50.0))],
+    ids=["one target", "two targets", "targets in units of their own"],
+)
+def test_the_default_bars_follow_the_counts(made):
+    torch.manual_seed(6)
+    model = made()
+    uq = rg.LastLayerRigidity(model).fit(noisy(2000, 1, model))
+    uq.calibrate(noisy(1000, 2, model))
+    x, mask, _ = noisy(500, 3, model)
+    p, counts = uq.predict((x, mask)), mask.sum(1)
+    for few, many in ((2, 6), (5, 12)):
+        ratio = p.std[counts == many].mean(0) / p.std[counts == few].mean(0)
+        expected = torch.full_like(ratio, math.exp(0.25 * (many - few)))
+        torch.testing.assert_close(ratio, expected, rtol=0.2, atol=0)
+
+
+def test_a_mask_that_the_first_batch_does_not_show_does_no_harm():
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 1, bias=False)
+            self.double()
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return self.head(x) * mask
+
+    torch.manual_seed(7)
+    x, y = torch.randn(4, 200, 4).double(), torch.randn(4, 200, 1).double()
+    masks = [torch.ones(200, 1).double(), *(torch.rand(3, 200, 1).double() + 0.5)]
+    train, valid = [(x[0], masks[0], y[0]), (x[1], masks[1], y[1])], (x[2], masks[2], y[2])
+    uq = rg.LastLayerRigidity(Masked()).fit(train)
+    uq.calibrate([valid])
+    assert bool(uq.predict([(x[3], masks[3])]).std.isfinite().all())

@@ -18,8 +18,8 @@ PATH = FOLDER / "qm9.safetensors"
 SPLIT = 0
 
 
-def of(data: Samples, *, seed: int, epochs: int, keep: bool) -> tuple[Kept, bool]:
-    """The net of the first split, and whether it is the committed one.
+def of(data: Samples, *, seed: int, epochs: int, keep: bool) -> tuple[Kept, int | None]:
+    """The net of the first split, and the epochs that the committed one was trained for, if it is.
 
     Args:
         data: the split.
@@ -33,16 +33,25 @@ def of(data: Samples, *, seed: int, epochs: int, keep: bool) -> tuple[Kept, bool
         if header.get("question") == question(data, seed, epochs):
             found = nets.read(PATH)
             machine = found.machine.removesuffix(keys.MARK)  # its name tells no code
-            return Kept(found.net, found.epoch, found.loss, machine), True
-    return nets.of_split(data, split=SPLIT, seed=seed, epochs=epochs, keep=keep), False
+            return Kept(found.net, found.epoch, found.loss, machine), int(header["done"])
+    return nets.of_split(data, split=SPLIT, seed=seed, epochs=epochs, keep=keep), None
 
 
-def write(found: Kept, data: Samples, *, seed: int, epochs: int) -> None:
-    """Make a net the committed one, in float32."""
+def write(found: Kept, data: Samples, *, seed: int, epochs: int, done: int) -> None:
+    """Make a net the committed one, in float32.
+
+    Args:
+        found: the net.
+        data: the split.
+        seed: of the split and of the training.
+        epochs: that were asked for.
+        done: epochs after which the training was stopped.
+    """
     state = {name: value.float().contiguous() for name, value in found.net.state_dict().items()}
     header = {"epoch": str(found.epoch), "loss": repr(found.loss), "machine": found.machine}
     PATH.parent.mkdir(exist_ok=True)
-    replace(PATH, save(state, header | {"question": question(data, seed, epochs)}))
+    header |= {"done": str(done), "question": question(data, seed, epochs)}
+    replace(PATH, save(state, header))
 
 
 def question(data: Samples, seed: int, epochs: int) -> str:

@@ -105,7 +105,8 @@ def opening(numbers: Found) -> tuple[str, ...]:
 One net of QM9's first split as in the study [qm9](../qm9/qm9.md), where data, descriptors and
 training are described: {count["train"]:,} molecules to train, {count["valid"]:,} to choose the
 weights and to calibrate, {count["test"]:,} to test; energies in kcal/mol. {source}; trained on
-{numbers["trained_on"]}, weights of epoch {numbers["epoch"]} of {settings["epochs"]}.""",
+{numbers["trained_on"]} for {numbers["epochs_done"]} of {settings["epochs"]} epochs, weights of
+epoch {numbers["epoch"]}.""",
         """\
 Three calibrations of the same fit. *Paper*: ridge and scale by bins, variance α²q, Gaussian.
 *Likelihood*: the same two numbers by the Gaussian likelihood. *Auto*: the library's default, noise

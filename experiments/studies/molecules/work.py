@@ -55,7 +55,7 @@ def judged(
     """
     with samples.drawn(net.SPLIT, seed, train=train, valid=valid, molecules=molecules) as data:
         keep = molecules is None
-        trained, read = net.of(data, seed=seed, epochs=epochs, keep=keep)
+        trained, done = net.of(data, seed=seed, epochs=epochs, keep=keep)
         known, held = data.environments(data.train), data.environments(data.valid)
         uq = rg.LastLayerRigidity(trained.net.to(device()))
         uq.fit(known.batches(BATCH), sample_weight=loss_weight, progress=False)
@@ -64,7 +64,8 @@ def judged(
         del held
         rows = predicted(ways, data)
         return {
-            "committed": read,
+            "committed": done is not None,
+            "epochs_done": epochs if done is None else done,
             "epoch": trained.epoch,
             "trained_on": trained.machine,
             "molecules": {name: len(getattr(data, name)) for name in ("train", "valid", "test")},

@@ -35,7 +35,7 @@ class SampledRows(NamedTuple):
         residual: target minus prediction, (n, K) in float64; NaN where a target is masked.
         weight: in the Gram, (n, K).
         importance: the user's sample weight, (n, K); None without.
-        counts: of each head in a row, (n, H); None where the readout does not say.
+        counts: that stand beside the features, (n, H) or (n, K, H); None without.
     """
 
     hashes: Tensor

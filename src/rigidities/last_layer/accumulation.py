@@ -236,9 +236,9 @@ def _sampled(
         error = torch.where(known, error, torch.nan)
         hashes = torch.where(known.any(1), hashes, NO_LIMIT)
     weights = torch.ones_like(error) if weights is None else weights.expand_as(error)
-    columns = reading.features.detach(), mean, error, weights, importance
-    counts = getattr(reading, "counts", None)
-    sample.add(SampledRows(hashes, torch.ones_like(hashes), *columns, counts))
+    own = reading.detached()
+    columns = own.features, mean, error, weights, importance, own.counts
+    sample.add(SampledRows(hashes, torch.ones_like(hashes), *columns))
     return sample
 
 

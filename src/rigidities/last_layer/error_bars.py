@@ -157,10 +157,9 @@ def noise_variances(function: Given, batch: Batch, reading: Reading) -> Tensor:
 
 def head_inputs(rows: Reading | SampledRows) -> Tensor:
     """Features, and counts where a readout that sums has no column for them."""
-    features, counts = rows.features, getattr(rows, "counts", None)
-    if counts is None:
-        return features
-    return torch.cat([features, counts.to(features)], -1)
+    if rows.counts is None:
+        return rows.features
+    return torch.cat([rows.features, rows.counts.to(rows.features)], -1)
 
 
 def _each_target(reading: Reading, values: Tensor) -> Tensor:

@@ -87,9 +87,9 @@ def test_the_range_is_that_of_the_sizes_that_are_shown(written: Path) -> None:
 
 def test_the_committed_net_is_that_which_was_kept(data, kept, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(net, "PATH", tmp_path / "nets" / "qm9.safetensors")
-    net.write(kept, data, seed=0, epochs=5)
-    found, committed = net.of(data, seed=0, epochs=5, keep=False)
-    assert committed and (found.epoch, found.loss, found.machine) == (7, 1 / 3, "a GPU")
+    net.write(kept, data, seed=0, epochs=5, done=4)
+    found, done = net.of(data, seed=0, epochs=5, keep=False)
+    assert done == 4 and (found.epoch, found.loss, found.machine) == (7, 1 / 3, "a GPU")
     for name, value in kept.net.state_dict().items():
         assert torch.equal(found.net.state_dict()[name], value.float().double()), name
 
@@ -98,14 +98,14 @@ def test_the_committed_net_is_that_which_was_kept(data, kept, tmp_path, monkeypa
 def test_a_net_of_another_question_is_not_taken(data, kept, other, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(net, "PATH", tmp_path / "qm9.safetensors")
     monkeypatch.setattr(nets, "of_split", lambda *_, **asked: Kept(kept.net, 1, 1.0, machine()))
-    net.write(kept, data, seed=0, epochs=5)
+    net.write(kept, data, seed=0, epochs=5, done=4)
     asked = {"seed": 0, "epochs": 5} | ({} if other == "molecules" else {other: 9})
     if other == "molecules":
         with samples.drawn(0, 1, **SIZES) as data:
-            found, committed = net.of(data, **asked, keep=False)
+            found, done = net.of(data, **asked, keep=False)
     else:
-        found, committed = net.of(data, **asked, keep=False)
-    assert not committed and found.epoch == 1
+        found, done = net.of(data, **asked, keep=False)
+    assert done is None and found.epoch == 1
 
 
 def test_predictions_stand_in_the_order_of_the_test_molecules(data, kept) -> None:

@@ -95,7 +95,8 @@ class Plain(Case):
 
     def gathered(self, output: Tensor, calls: list[Call], _: Sequence[Gain] = ()) -> Reading:
         """The head's input, without a look at any value, which `torch.func` does not allow."""
-        return Reading(output, calls[0].rows, calls[0].output.shape, channel_axis(calls[0].head))
+        rows, inner, axis = calls[0].rows, calls[0].output.shape, channel_axis(calls[0].head)
+        return Reading(output, rows, inner, axis, counts=mean_counts(rows, [calls[0].head]))
 
 
 class Averaged(Plain):
@@ -114,7 +115,9 @@ class Averaged(Plain):
     def gathered(self, output: Tensor, calls: list[Call], _: Sequence[Gain] = ()) -> Reading:
         """The heads' inputs over their number, side by side."""
         features = self.columns.assemble({i: c.rows / len(calls) for i, c in enumerate(calls)})
-        return Reading(output, features, calls[0].output.shape, channel_axis(calls[0].head))
+        counts = mean_counts(features, self.columns.heads)
+        inner, axis = calls[0].output.shape, channel_axis(calls[0].head)
+        return Reading(output, features, inner, axis, counts=counts)
 
 
 class Separate(Case):
@@ -296,6 +299,13 @@ def _views(output: Tensor, head: nn.Module) -> list[View]:
     axes = dict.fromkeys((channel_axis(head), -1, *range(-2, -output.ndim, -1)))
     fit = [axis for axis in axes if output.ndim >= -axis and output.shape[axis] == targets]
     return [(output.shape, axis, None) for axis in fit]
+
+
+def mean_counts(features: Tensor, heads: Sequence[nn.Module]) -> Tensor | None:
+    """The counts where the output is the mean of the heads' outputs; see `Reading`."""
+    bare = sum(not has_bias(head) for head in heads)
+    one = torch.ones_like(features[:, :1]) if bare else None
+    return None if one is None else one.repeat(1, bare) / len(heads)
 
 
 def _gathered(part: Tensor, owner: Tensor, count: int) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ...models.modes import exporting, refuse_transforms
 from ...models.shadow import shadow, unwrapped
 from .binding import Binding
+from .cases import mean_counts
 from .heads import Recorder, as_rows, channel_axis, guard, has_bias, record
 from .reading import Reading
 from .tap import AnyTap, Tap
@@ -119,7 +120,9 @@ class TracedReadout:
             rows = as_rows(call.head, call.input)
             blocks += [rows, torch.ones_like(rows[:, :1])] if has_bias(call.head) else [rows]
         features = torch.cat(blocks, dim=1) / len(calls)
-        return Reading(output, features, calls[0].output.shape, channel_axis(calls[0].head))
+        counts = mean_counts(features, [call.head for call in calls])
+        inner, axis = calls[0].output.shape, channel_axis(calls[0].head)
+        return Reading(output, features, inner, axis, counts=counts)
 
 
 def _twin(model: nn.Module, tap: Tap) -> tuple[tuple[nn.Module, list[Recorder]], Places]:

@@ -27,8 +27,9 @@ class Reading:
         axis: the dimension of the targets in it, counted from the end.
         order: where given, which of a sample's outputs to put first, second, ... before that, so
             that the targets of each row stand in the order of the head's columns.
-        counts: (M, H) or (M, K, H) beside the features, where H heads without a bias are scaled or
-            summed: what the columns of their biases would be (the atoms of each species, say).
+        counts: (M, H) or (M, K, H) beside the features, where H heads have no bias: what the
+            columns of their biases would be (ones; under sums over atoms, how many of each
+            species). None where all have one, and beside (M, K, P).
     """
 
     output: Tensor
