@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from scipy import stats
 
 from rigidities import Prediction
 from rigidities.prediction.law import Gaussian, StudentT, Tilted

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..prediction.law import Gaussian, Law, StudentT
 from .rows import Rows
 
 FIRST = 3
@@ -64,6 +65,11 @@ class ScaleFit:
     def df(self) -> float:
         """Degrees of freedom."""
         return 2 + math.exp(self.tail)
+
+    @property
+    def law(self) -> Law:
+        """Without a tilt."""
+        return Gaussian() if self.gaussian else StudentT(self.df)
 
     @property
     def scale2(self) -> Tensor:

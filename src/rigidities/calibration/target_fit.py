@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..prediction.cosine_tilt import basis, log_normaliser
 from ..prediction.head import STEEPEST, Guard, Inputs
-from ..prediction.law import LOG_TWO_PI, StudentT
+from ..prediction.law import Gaussian, Law, StudentT, Tilted
 from . import tilt_fit
 from .rows import Rows, clipped_mean
 from .scale_fit import FIRST, ScaleFit, constant_fit, headed_fit
@@ -101,15 +100,12 @@ class TargetFit:
     def nll(self, rows: Rows, *, guarded: bool = True, tilted: bool = True) -> Tensor:
         """Of rows as new ones, (n,)."""
         s2 = self.squared_scale(rows, guarded=guarded)
-        z = rows.residual / s2.sqrt()
-        value = _nll(rows.residual, s2, self.scale)
-        if self.tilt is None or not tilted:
-            return value
-        theta = self.tilt(self.columns(rows)).clamp(-STEEPEST, STEEPEST)
-        if guarded and self.guard is not None:
-            theta = theta * self.guard.fade(rows.q)[:, None]
-        u = StudentT(self.scale.df).cdf(z)
-        return value + log_normaliser(theta) - (theta * basis(u)).sum(1)
+        law = self.scale.law
+        if tilted and self.tilt is not None:
+            theta = self.tilt(self.columns(rows)).clamp(-STEEPEST, STEEPEST)
+            fade = self.guard.fade(rows.q) if guarded and self.guard is not None else 1.0
+            law = Tilted(self.scale.df, (theta.mT * fade).mT)
+        return law_nll(law, rows.residual, s2)
 
     def whole(self, weight: Tensor) -> Tensor:
         """Weights (3 + at most 512, J) as those of all features, (3 + D, J)."""
@@ -215,19 +211,13 @@ def _rungs(rest: Rows, left: Rows, fit: TargetFit, paper: Tensor) -> list[Tensor
     """NLL of rows left out of the rest, on every rung."""
     square = rest.residual.square() + TINY * rest.size
     floor = constant_fit(rest, square, gaussian=True, start=fit.constant)
-    rungs = [gaussian_nll(left.residual, paper)]
+    rungs = [law_nll(Gaussian(), left.residual, paper)]
     for one in (floor, fit.constant):
         s2 = one.vector[0].exp() * left.share + one.scale2 * left.q
-        rungs.append(_nll(left.residual, s2, one))
+        rungs.append(law_nll(one.law, left.residual, s2))
     return [*rungs, fit.nll(left, guarded=False, tilted=False), fit.nll(left)]
 
 
-def gaussian_nll(residual: Tensor, variance: Tensor) -> Tensor:
-    """Of each row."""
-    return 0.5 * (residual.square() / variance + variance.log() + LOG_TWO_PI)
-
-
-def _nll(residual: Tensor, s2: Tensor, fit: ScaleFit) -> Tensor:
-    if fit.gaussian:
-        return gaussian_nll(residual, s2)
-    return 0.5 * s2.log() - StudentT(fit.df).log_density(residual / s2.sqrt())
+def law_nll(law: Law, residual: Tensor, s2: Tensor) -> Tensor:
+    """Of each row, under a law with that squared scale."""
+    return 0.5 * s2.log() - law.log_density(residual / s2.sqrt())
