@@ -202,8 +202,8 @@ last features makes different from row to row; a Student-t law; a tilt of that l
 and a guard, which widens the bars beyond the rigidities of the training rows. Here they are put
 together part by part, on trained nets that stay as they are, with the library's own calibration
 each time (`calibrate(valid, criterion="auto", noise=..., law=...)`, guard included), and the guard
-is taken out of the whole. The paper's form is `criterion="nll"` without noise. Everything is calibrated on the
-validation rows that also stopped the training, and judged on test rows."""
+is taken out of the whole. The paper's form is `criterion="nll"` without noise. Everything is
+calibrated on the validation rows that also stopped the training, and judged on test rows."""
 
 CAPTION = (
     "Above: NLL in the domain less that of the paper's form, mean over the nets (of cells on wine "

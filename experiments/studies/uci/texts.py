@@ -158,8 +158,8 @@ def _committed(found: Found) -> str:
     if len(fresh) == len(found):
         return "They were trained by this run."
     drawn = [name for name, one in found.items() if not one["committed"].get("random", True)]
-    which = [f"those of {listed(fresh)}"] * bool(fresh)
-    which += [f"those of the random splits of {listed(drawn)}"] * bool(drawn)
+    which = [f"those of {listed(fresh)}"] if fresh else []
+    which += [f"those of the random splits of {listed(drawn)}"] if drawn else []
     others = f" but {' and '.join(which)}, which were trained by this run" if which else ""
     return f"They come with the project (`experiments/nets/`){others}."
 
