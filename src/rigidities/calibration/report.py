@@ -93,7 +93,7 @@ class CalibrationReport:
                 "too: the error bars will be too small. Calibrate on rows the model has not seen."
             )
         remedy = "" if bool((self.noise > 0).any()) else " Try noise='constant'."
-        if self.gain < 0.5 / self.rows:
+        if self.gain < 0.5 / (self.rows or self.seen):
             found.append(
                 "The error bars are no better than a constant one on these data (NLL "
                 f"{self.nll:.4g} against {self.nll_constant:.4g}); trust them only to flag inputs "
@@ -200,13 +200,15 @@ class CalibrationReport:
         calibration = Calibration.from_state(header, tensors)
         own = {name: value for name, value in header.items() if name not in calibration.header()}
         require_known(set(own) - {item.name for item in fields(cls)})
-        kinds = get_type_hints(cls)
+        kinds = {**get_type_hints(cls), "ladder": dict, "remarks": list}
         require_kinds(own, {name: kinds[name] for name in own}, "the calibration")
         if (derivatives := tensors.get("gradient_scale")) is not None:
             require_levels(derivatives, "the scale of derivatives")
         own["gradient_scale"] = derivatives
         report = cls(calibration=calibration, **own)
-        require(report.rows > 0, "the calibration's rows")
+        require(report.rows + report.seen > 0, "the calibration's rows")
+        require(all(isinstance(rung, float) for rung in report.ladder.values()), "the ladder")
+        require(all(isinstance(remark, str) for remark in report.remarks), "the remarks")
         return report
 
 
