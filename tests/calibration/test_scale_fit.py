@@ -57,8 +57,12 @@ def fitted():
     rows, inputs = made_rows()
     square = rows.residual.square() + 1e-6 * rows.size
     constant = constant_fit(rows, square, gaussian=False)
-    return rows, inputs, square, constant, headed_fit(
-        rows, inputs, square, constant, gaussian=False
+    return (
+        rows,
+        inputs,
+        square,
+        constant,
+        headed_fit(rows, inputs, square, constant, gaussian=False),
     )
 
 

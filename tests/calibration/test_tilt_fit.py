@@ -44,9 +44,7 @@ def test_a_penalty_that_is_given_is_kept():
     penalty = torch.full((8,), 77.0, dtype=F64)
     fit = tilt_fit.fitted(u, inputs, penalty)
     close(fit.penalty, penalty)
-    assert float(fit.weight.norm()) > float(
-        tilt_fit.fitted(u, inputs, 100 * penalty).weight.norm()
-    )
+    assert float(fit.weight.norm()) > float(tilt_fit.fitted(u, inputs, 100 * penalty).weight.norm())
 
 
 def test_uniform_rows_have_hardly_a_tilt():

@@ -52,7 +52,13 @@ def precisions(width: int, penalty: float, spread: float) -> Tensor:
 
 
 def posterior(
-    p: Tensor, rows: Rows, inputs: Tensor, square: Tensor, *, penalty: float, prior: dict[str, float]
+    p: Tensor,
+    rows: Rows,
+    inputs: Tensor,
+    square: Tensor,
+    *,
+    penalty: float,
+    prior: dict[str, float],
 ) -> Tensor:
     """Negative log posterior of Student-t rows, up to a constant of the data."""
     s2, _ = squared_scale(rows, inputs, p)

@@ -291,7 +291,12 @@ def _remarks(rows: list[Rows], wanted: Wanted) -> list[str]:
             "trained end to end. Calibrate on rows that the model has not seen."
         )
     if not seen:
-        said.append("The fit kept no training rows (sample=0): the validation rows alone decide.")
+        why = (
+            "The noise of training rows is not known"
+            if wanted.given
+            else ("The fit holds no training rows (sample=0, or a file without rows=True)")
+        )
+        said.append(f"{why}: the validation rows alone decide.")
     if held:
         said.append(
             "Did these validation rows choose the checkpoint (early stopping)? Then their errors "

@@ -33,7 +33,7 @@ from .gradients.loss import GradientLoss, GradientTarget, calibration_loss, grad
 from .readout.binding import Binding
 from .readout.tap import AnyTap
 from .refit import Refitted, refitted
-from .validation import Validation, calibration_data, conformal_rows
+from .validation import Validation, calibration_data, conformal_rows, require_groups
 
 DEFAULT_RIDGE = 1e-6
 """Ridge before calibration, relative to the Gram's mean diagonal."""
@@ -210,6 +210,7 @@ class ReadoutFit:
         **options: Any,
     ) -> CalibrationReport:
         """Choose ridge, scale and noise; see `LastLayerRigidity.calibrate`."""
+        require_groups(groups, conformal)
         with self._alone():
             weighing = self.known().known_weighing()
             if gradients is not None or gradient_target is not None:

@@ -97,9 +97,7 @@ class Validation:
         """The report with conformal scores of rows that were set apart."""
         chosen, lam = report.calibration, self.posterior.eigenvalues
         cuts = None
-        if isinstance(groups, str):
-            if groups != "bar":
-                raise ValueError(f"groups must be 'bar' or callable(batch), got {groups!r}.")
+        if groups == "bar":
             seen = self.sampled()
             cuts = bar_cuts(None if seen is None else _predicted(chosen, seen, lam, seen=True).std)
         prediction = _predicted(chosen, apart, lam)
@@ -207,6 +205,16 @@ def conformal_rows(
         raise ValueError("conformal= as a share needs validation data: calibrate(valid, ...).")
     apart = set_aside(rows.kept["hashes"], given)
     return rows.picked(apart), rows.picked(~apart)
+
+
+def require_groups(groups: Any, conformal: Any) -> None:
+    """Refuse groups that are none, or that nothing would use."""
+    if groups is None:
+        return
+    if groups != "bar" and not callable(groups):
+        raise ValueError(f"groups must be 'bar' or callable(batch), got {groups!r}.")
+    if conformal is None:
+        raise ValueError("groups= is for conformal intervals: give conformal=rows too, or a share.")
 
 
 def calibration_data(criterion: str, valid: Any, train: Any) -> tuple[Any, Any]:

@@ -144,8 +144,8 @@ class Head:
         )
         require(all(shapes), "the head")
         spreads = (head.spread, head.rigidity[:, 1], head.output[:, 3])  # infinite for constants
-        known = (head.weight, head.constant, head.bounds, head.centre, head.scale2)
-        known += (head.rigidity[:, 0], head.output[:, [0, 1, 2, 4]])
+        known = [head.weight, head.constant, head.bounds, head.centre, head.scale2]
+        known += [head.rigidity[:, 0], head.output[:, [0, 1, 2, 4]]]
         require(all(bool(t.isfinite().all()) for t in known), "the head")
         require(all(bool((t > 0).all()) for t in spreads), "the head")
         return head
