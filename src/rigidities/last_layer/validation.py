@@ -173,10 +173,11 @@ def _predicted(
     q = q / (1 - part.weight * q).clamp(min=1e-3) if seen else q
     mean, inputs = (part.kept[name].to(torch.float64) for name in ("mean", "inputs"))
     law, epistemic = calibration.law, calibration.epistemic(q).expand(mean.shape)
-    noise = calibration.noise.level * part.share
+    share = part.share * calibration.weight / part.typical
+    noise = calibration.noise.level * share
     if calibration.head is not None:
         h, tilt = HeadForm.of(calibration.head, torch.float64)(q, mean, inputs)
-        noise, tilt = calibration.around(q, h, tilt, None, part.share)
+        noise, tilt = calibration.around(q, h, tilt, None, share)
         law = calibration.shaped(tilt)
     noise, rigidity = (t.expand(mean.shape) for t in (noise, 1 / q))
     return Prediction(mean, epistemic, noise, rigidity, law=law, support=calibration.support)
