@@ -34,7 +34,7 @@ def made_rows(count: int = 300, seed: int = 0) -> tuple[Rows, torch.Tensor]:
 
 def slow_best(rows, inputs, square, centre, penalty):
     """The oracle's parameters and value for one penalty."""
-    prior = {"level": float(rows.size.log()), "scale": float(centre), "spread": 1.5}
+    prior = {"level": level(rows), "scale": float(centre), "spread": 1.5}
     start = torch.zeros(inputs.shape[1] + 4, dtype=F64)
 
     def value(p):
@@ -42,6 +42,11 @@ def slow_best(rows, inputs, square, centre, penalty):
 
     p = slow_auto.minimum(value, start)
     return p, value(p), value
+
+
+def level(rows) -> float:
+    """Where the prior of the noise's logarithm is centred."""
+    return float((rows.size / rows.share[~rows.seen].mean()).log())
 
 
 def as_vector(fit: ScaleFit) -> torch.Tensor:
@@ -117,7 +122,7 @@ def test_a_constant_noise_is_the_better_of_two_slow_searches():
     square, none = rows.residual.square(), rows.q.new_zeros(len(rows), 0)
     fit = constant_fit(rows, square, gaussian=False)
     centre = float((0.1 * rows.size / rows.q.mean()).log())
-    prior = {"level": float(rows.size.log()), "scale": centre, "spread": 3.0}
+    prior = {"level": level(rows), "scale": centre, "spread": 3.0}
 
     def value(p):
         return slow_auto.posterior(p, rows, none, square, penalty=1.0, prior=prior)
@@ -133,7 +138,7 @@ def test_a_gaussian_law_has_the_maximum_of_very_many_degrees_of_freedom():
     constant = constant_fit(rows, square, gaussian=True)
     fit = headed_fit(rows, inputs, square, constant, gaussian=True)
     centre = prior_centre(rows, constant)
-    prior = {"level": float(rows.size.log()), "scale": float(centre), "spread": 1.5}
+    prior = {"level": level(rows), "scale": float(centre), "spread": 1.5}
 
     def value(p):
         many = torch.cat([p, p.new_tensor([16.0])])

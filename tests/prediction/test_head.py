@@ -90,7 +90,7 @@ def test_the_guard_equals_its_formulas():
 def test_a_head_and_a_guard_come_back_from_their_tensors():
     head, _, _ = made(shared=False)
     again = Head.from_state(head.tensors())
-    assert all(torch.equal(a, b) for a, b in zip(vars(head).values(), vars(again).values()))
+    assert all(torch.equal(tensor, vars(again)[name]) for name, tensor in vars(head).items())
     assert bool((head.spread == math.inf).any())  # a constant feature is no damage
     guard = Guard(torch.ones(2, dtype=F64), torch.ones(2, dtype=F64))
     assert torch.equal(Guard.from_state(guard.tensors()).scale2, guard.scale2)
