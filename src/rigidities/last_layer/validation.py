@@ -97,9 +97,7 @@ class Validation:
         """The report with conformal scores of rows that were set apart."""
         chosen, lam = report.calibration, self.posterior.eigenvalues
         cuts = None
-        if isinstance(groups, str):
-            if groups != "bar":
-                raise ValueError(f"groups must be 'bar' or callable(batch), got {groups!r}.")
+        if groups == "bar":
             seen = self.sampled()
             cuts = bar_cuts(None if seen is None else _predicted(chosen, seen, lam, seen=True).std)
         prediction = _predicted(chosen, apart, lam)
@@ -175,10 +173,11 @@ def _predicted(
     q = q / (1 - part.weight * q).clamp(min=1e-3) if seen else q
     mean, inputs = (part.kept[name].to(torch.float64) for name in ("mean", "inputs"))
     law, epistemic = calibration.law, calibration.epistemic(q).expand(mean.shape)
-    noise = calibration.noise.level * part.share
+    share = part.share * calibration.weight / part.typical
+    noise = calibration.noise.level * share
     if calibration.head is not None:
         h, tilt = HeadForm.of(calibration.head, torch.float64)(q, mean, inputs)
-        noise, tilt = calibration.around(q, h, tilt, None, part.share)
+        noise, tilt = calibration.around(q, h, tilt, None, share)
         law = calibration.shaped(tilt)
     noise, rigidity = (t.expand(mean.shape) for t in (noise, 1 / q))
     return Prediction(mean, epistemic, noise, rigidity, law=law, support=calibration.support)
@@ -207,6 +206,16 @@ def conformal_rows(
         raise ValueError("conformal= as a share needs validation data: calibrate(valid, ...).")
     apart = set_aside(rows.kept["hashes"], given)
     return rows.picked(apart), rows.picked(~apart)
+
+
+def require_groups(groups: Any, conformal: Any) -> None:
+    """Refuse groups that are none, or that nothing would use."""
+    if groups is None:
+        return
+    if groups != "bar" and not callable(groups):
+        raise ValueError(f"groups must be 'bar' or callable(batch), got {groups!r}.")
+    if conformal is None:
+        raise ValueError("groups= is for conformal intervals: give conformal=rows too, or a share.")
 
 
 def calibration_data(criterion: str, valid: Any, train: Any) -> tuple[Any, Any]:
