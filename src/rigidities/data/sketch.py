@@ -145,28 +145,24 @@ def row_hashes(values: Iterable[Any], rows: int) -> Tensor | None:
 
 def hashed_normals(hashes: Tensor, keys: Tensor) -> Tensor:
     """From N(0, 1), a number for each pair of a row's hash and a key, int64 that broadcast."""
-    levels = (_mixed(hashes + keys) & NO_LIMIT) >> 10  # 53 bits
+    levels = (_mixed(_mixed(hashes) + keys) & NO_LIMIT) >> 10  # 53 bits
     numbers: Tensor = torch.special.ndtri((levels.to(torch.float64) + 0.5) / 2**53)
     return numbers
 
 
 def near_hashes(
-    features: Tensor,
-    target: Tensor | None,
-    digits: float,
-    held: RowSketch | None,
-    cell: float = 1 / 128,
+    features: Tensor, target: Tensor | None, width: float, held: RowSketch | None
 ) -> Tensor:
     """One hash per row (N,) of a target and of features that are known up to rounding.
 
-    Of the features' size and four directions, in cells wider than what `digits` bring. Another
+    Of the features' size and four directions, in cells of a width well above the rounding. Another
     pass may find a row beyond a near boundary: of the hashes it may have, the one `held` is taken.
     """
     flat = features.detach().flatten(1).to(torch.float64)
     size = torch.linalg.vector_norm(flat, dim=1, keepdim=True).clamp(min=1e-300)
     index = torch.arange(1, 4 * flat.shape[1] + 1, device=flat.device).reshape(-1, 4)
     places = torch.cat([size.log2(), flat @ (_mixed(index).double() / 2**63) / size], 1)
-    places /= max(cell, 25 * digits)  # as wide in float64, to which a model may have been cast
+    places /= width
     rest = 0 if target is None else _products(target.detach(), 1)
     shifts = [(0.0,) * 5] if held is None else list(product((-0.25, 0.25), repeat=5))
     cells = [(places + places.new_tensor(shift)).floor().to(torch.int64) for shift in shifts]
@@ -208,19 +204,17 @@ def _products(tensor: Tensor, position: int) -> Tensor:
     parts = []
     for start in range(0, words.shape[1], _CHUNK):
         chunk = words[:, start : start + _CHUNK]
-        made = _odd if torch.compiler.is_compiling() else _multipliers  # no cache in a graph
+        made = _multipliers.__wrapped__ if torch.compiler.is_compiling() else _multipliers
         multipliers = made(position, start, chunk.shape[1], words.device)
         parts.append((chunk * multipliers).sum(1))
     return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
 
-def _odd(position: int, start: int, count: int, device: torch.device) -> Tensor:
+@lru_cache(maxsize=64)
+def _multipliers(position: int, start: int, count: int, device: torch.device) -> Tensor:
     """Fixed pseudo-random odd integers, (count,)."""
     index = torch.arange(start + 1, start + count + 1)
     return (_mixed(_mixed(index) + torch.tensor(position) * _ODD) | 1).to(device)
-
-
-_multipliers = lru_cache(maxsize=64)(_odd)
 
 
 def _words(values: Tensor) -> Tensor:
