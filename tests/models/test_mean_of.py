@@ -245,5 +245,7 @@ def test_what_is_no_list_of_models_is_refused():
     refused(r"got \['Linear', 'function'\]", rg.MeanOf, [nn.Linear(4, 1), data], error=TypeError)
     uneven = rg.MeanOf([nn.Linear(4, 1), nn.Linear(4, 1), nn.Linear(4, 2)])
     refused(
-        r"Model 2 of MeanOf gives \(20, 2\) where model 0 gives \(20, 1\)", uneven, TEST.float()
+        r"outputs of one shape; its models give \[\(20, 1\), \(20, 1\), \(20, 2\)\]",
+        uneven,
+        TEST.float(),
     )
