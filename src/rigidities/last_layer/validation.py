@@ -134,8 +134,7 @@ class Validation:
         require_within(target, self.wanted.support)
         features, mean = reading.features.detach(), reading.rows(reading.output.detach())
         error = target.to(torch.float64) - mean
-        weight = weighing(batch, reading, target)
-        importance = reading.sample_weights(weighing.sample_weight, batch)
+        weight, importance = weighing(batch, reading, target)
         power = self.posterior.projections(features).square()
         given = self.wanted.given
         shape = self.wanted.noise.shape(mean, features)
@@ -153,11 +152,9 @@ class Validation:
     def sampled(self) -> Residuals | None:
         """The training rows that the fit kept; None where there are none that could be used."""
         sample = self.statistics.sample
-        if sample is None or self.wanted.given is not None or not len(sample.rows.hashes):
+        if sample is None or self.wanted.given is not None or not len(sample.hashes):
             return None
-        copies = sample.rows.copies
-        rows = sample.rows.each(lambda column: column.repeat_interleave(copies, 0))
-        found = Gathering(MOST)
+        rows, found = sample.rows, Gathering(MOST)
         inputs = head_inputs(rows)
         power = self.posterior.projections(rows.features).square()
         kept = {"mean": rows.mean, "inputs": inputs}
