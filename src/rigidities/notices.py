@@ -7,7 +7,7 @@ import traceback
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 _LIBRARY = str(Path(__file__).parent)
 _BETWEEN = (str(Path("torch/nn/modules")), str(Path("torch/_dynamo")), "contextlib.py")
@@ -52,6 +52,7 @@ def require_kinds(held: Any, kinds: Mapping[str, Any], what: str) -> None:
     require(isinstance(held, Mapping), what)
     for name, kind in kinds.items():
         value = held.get(name)
+        kind = get_origin(kind) if get_origin(kind) in (dict, list) else kind
         fits = isinstance(value, kind) or (kind is float and isinstance(value, int))
         require(fits and (kind is bool or not isinstance(value, bool)), f"{name} of {what}")
 

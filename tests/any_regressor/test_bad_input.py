@@ -218,7 +218,7 @@ def test_an_indefinite_hessian_names_its_lowest_eigenvalue_and_a_ridge_above_it_
     torch.testing.assert_close(pr.variance(X1), expected)
     refused("ridge", pr.calibrate, X1, y, ridge=0.1)
     assert pr.ridge == 1 - lowest
-    assert pr.calibrate(X1, y, ridge="search").ridge > -lowest
+    assert pr.calibrate(X1, y, ridge="search", criterion="nll").ridge > -lowest
 
 
 @pytest.mark.filterwarnings("ignore:The parameters are not a minimum")
@@ -240,7 +240,7 @@ def test_nothing_can_be_asked_before_a_fit():
         lambda: pr.covariance(X1),
         lambda: pr.predict(X1),
         lambda: pr.sample(2),
-        lambda: pr.calibrate(X1, Y),
+        lambda: pr.calibrate(X1, Y, criterion="nll"),
         lambda: pr.residual_scale,
         lambda: pr.form,
         lambda: pr.gradient_norm,
@@ -251,14 +251,14 @@ def test_nothing_can_be_asked_before_a_fit():
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (lambda pr: pr.calibrate(X1), "needs targets"),
-        (lambda pr: pr.calibrate(X1[:1], Y[:1]), "at least two"),
-        (lambda pr: pr.calibrate(X1, Y[:-1]), "length|shape"),
-        (lambda pr: pr.calibrate(X1, replaced(Y, 2, NAN)), "finite|NaN"),
-        (lambda pr: pr.calibrate(X1, Y, noise="features"), "features"),
+        (lambda pr: pr.calibrate(X1, criterion="nll"), "needs targets"),
+        (lambda pr: pr.calibrate(X1[:1], Y[:1], criterion="nll"), "at least two"),
+        (lambda pr: pr.calibrate(X1, Y[:-1], criterion="nll"), "length|shape"),
+        (lambda pr: pr.calibrate(X1, replaced(Y, 2, NAN), criterion="nll"), "finite|NaN"),
+        (lambda pr: pr.calibrate(X1, Y, noise="features", criterion="nll"), "features"),
         (lambda pr: pr.calibrate(X1, Y, criterion="loo"), "loo"),
         (lambda pr: pr.calibrate(X1, Y, criterion="brier"), "brier"),
-        (lambda pr: pr.calibrate(X1, Y, ridge=-1.0), "ridge"),
+        (lambda pr: pr.calibrate(X1, Y, ridge=-1.0, criterion="nll"), "ridge"),
         (lambda pr: pr.set_scale(0.0), "positive"),
         (lambda pr: pr.set_scale(torch.inf), "finite"),
         (lambda pr: pr.variance(X1[:0]), "no data"),

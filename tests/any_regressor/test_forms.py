@@ -353,7 +353,7 @@ def test_the_nll_scale_is_the_closed_form(form):
     x, error = new_data(s)
     pr = fitted(s, ridge=0.05, form=form)
     q = pr.variance(x)
-    report = pr.calibrate(x, s.case.f(s.case.params, x) + error, ridge=0.05)
+    report = pr.calibrate(x, s.case.f(s.case.params, x) + error, ridge=0.05, criterion="nll")
     assert pr.scale**2 == pytest.approx(float((error**2 / q).mean()), rel=1e-5)
     nll = 0.5 * (error**2 / (pr.scale**2 * q) + (2 * math.pi * pr.scale**2 * q).log()).mean()
     assert report.nll == pytest.approx(float(nll), rel=1e-5)
@@ -365,7 +365,9 @@ def test_a_searched_ridge_is_no_worse_than_any_on_a_grid(noise):
     s = cases.solved("two Gaussians in nested dicts")
     x, error = new_data(s)
     pr = fitted(s, ridge=0.05, form="dense")
-    report = pr.calibrate(x, s.case.f(s.case.params, x) + error, ridge="search", noise=noise)
+    report = pr.calibrate(
+        x, s.case.f(s.case.params, x) + error, ridge="search", noise=noise, criterion="nll"
+    )
     h = oracle.gauss_newton(s.model, s.case.train, s.target, oracle.LOSSES["mse"])
     j = oracle.jacobian(s.model, x)
     best = math.inf

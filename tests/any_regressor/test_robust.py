@@ -156,9 +156,9 @@ def test_another_ridge_costs_no_factorisation(monkeypatch):
     w = torch.linalg.lstsq(x, y[:, None]).solution[:, 0]
     pr = rg.PredictionRigidity(linear, w, ridge=0.1).fit(x, y)
     monkeypatch.setattr(torch.linalg, "eigh", lambda *_: pytest.fail("factorised again"))
-    report = pr.calibrate(x + 0.1, y, ridge="search")
+    report = pr.calibrate(x + 0.1, y, ridge="search", criterion="nll")
     assert report.ridge == pr.ridge != 0.1
-    assert pr.calibrate(x, y, ridge=0.5).ridge == pr.ridge == 0.5
+    assert pr.calibrate(x, y, ridge=0.5, criterion="nll").ridge == pr.ridge == 0.5
 
 
 def test_a_flat_loss_is_named_as_the_cause():
@@ -186,9 +186,9 @@ def test_outputs_of_unlike_errors_are_not_given_one_scale_in_silence():
     fit = torch.linalg.lstsq(x, y).solution
     plain = rg.PredictionRigidity(linear, fit).fit(x, y)
     with pytest.warns(UserWarning, match="best scales of the outputs differ"):
-        plain.calibrate(x + 0.01, y)
+        plain.calibrate(x + 0.01, y, criterion="nll")
     weighed = rg.PredictionRigidity(linear, fit, loss=GaussianNLL(level.square())).fit(x, y)
-    weighed.calibrate(x + 1e-6, y)
+    weighed.calibrate(x + 1e-6, y, criterion="nll")
     ratio = weighed.predict(x).std.mean(0)
     assert 300 < float(ratio[1] / ratio[0]) < 3000
 

@@ -49,7 +49,7 @@ def test_a_reloaded_rigidity_answers_alike(id, form, path):
     pr = rg.PredictionRigidity(*made, **FORMS[form])
     pr.fit(*cases.handed(s.case.train, s.target))
     data, (new,) = cases.handed(s.case.train, s.target), cases.handed(s.case.new)
-    pr.calibrate(*data, noise="constant")
+    pr.calibrate(*data, noise="constant", criterion="nll")
     pr.save(path)
     again = rg.PredictionRigidity.load(path, *made)
     before, after = pr.predict(new), again.predict(new)
@@ -59,7 +59,9 @@ def test_a_reloaded_rigidity_answers_alike(id, form, path):
     assert str(again.report) == str(pr.report)
     torch.testing.assert_close(again.covariance(new), pr.covariance(new))
     assert again.gradient_norm == pr.gradient_norm
-    assert again.calibrate(*data).ridge == pytest.approx(pr.calibrate(*data).ridge)
+    assert again.calibrate(*data, criterion="nll").ridge == pytest.approx(
+        pr.calibrate(*data, criterion="nll").ridge
+    )
 
 
 def test_a_scale_that_was_set_is_kept(path):
@@ -140,7 +142,7 @@ def test_a_file_of_the_other_facade_is_refused_by_both(path):
 def test_a_spoilt_file_is_refused(spoil, match, reported, path):
     pr = fitted()
     if reported:
-        pr.calibrate(X1, Y)
+        pr.calibrate(X1, Y, criterion="nll")
     pr.save(path)
     tensors, header = storage.read(path)
     spoil(header, tensors)

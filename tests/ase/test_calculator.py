@@ -139,7 +139,9 @@ def test_a_single_precision_model_gives_double_precision_results(one, atoms):
     model = copy.deepcopy(one.model).float()
     data = [(p.float(), z, y[None].float()) for p, z, y in zip(*TRAIN, strict=True)]
     single = rg.LastLayerRigidity(model).fit(data)
-    single.calibrate([(p.float(), z, y[None].float()) for p, z, y in zip(*VALID, strict=True)])
+    single.calibrate(
+        [(p.float(), z, y[None].float()) for p, z, y in zip(*VALID, strict=True)], criterion="nll"
+    )
     atoms.calc = RigidityCalculator(single)
     assert atoms.get_forces().dtype == np.float64
     reference = RigidityCalculator(one)
@@ -183,7 +185,7 @@ def test_a_baseline_moves_the_energy_alone(one, atoms, baseline):
 def test_a_fit_on_keywords_takes_the_default_inputs_too(one, atoms):
     keys = ("positions", "numbers", "y")
     named = rg.LastLayerRigidity(one.model).fit(dict(zip(keys, TRAIN, strict=True)))
-    named.calibrate(dict(zip(keys, VALID, strict=True)), noise="bayes")
+    named.calibrate(dict(zip(keys, VALID, strict=True)), noise="bayes", criterion="nll")
     results = []
     for calculator in (
         RigidityCalculator(one),
@@ -588,7 +590,7 @@ def test_an_output_that_is_not_one_number_is_refused(one, atoms):
 def test_a_calibrated_noise_is_divided_by_the_loss_weight_of_the_structure(atoms):
     weight = lambda batch: torch.full((len(batch[-1]),), 0.25, dtype=torch.float64)  # noqa: E731
     uq = rg.LastLayerRigidity(Net().double()).fit(TRAIN, sample_weight=weight)
-    uq.calibrate(VALID, noise="constant")
+    uq.calibrate(VALID, noise="constant", criterion="nll")
     weights = (None, 1.0), (lambda atoms: 1 / len(atoms), 1.0), (lambda atoms: 0.05, 5.0)
     for given, factor in weights:  # 0.25 is what the rows of the fit have, and what None stands for
         calculator = RigidityCalculator(uq, sample_weight=given)

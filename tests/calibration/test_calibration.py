@@ -83,7 +83,7 @@ def size(criterion: str) -> int:
 
 def calibrated(p: Problem, **options: object) -> tuple[rg.LastLayerRigidity, object]:
     uq = p.fitted()
-    return uq, uq.calibrate((p.x_valid, p.y_valid), **options)
+    return uq, uq.calibrate((p.x_valid, p.y_valid), **({"criterion": "nll"} | options))
 
 
 # --- criteria on validation rows ----------------------------------------------------------------

@@ -85,10 +85,10 @@ def test_a_search_with_some_of_the_rows_ends_with_all_of_them(monkeypatch, crite
 
 def test_the_report_tells_how_many_rows_were_used(monkeypatch):
     uq, rows = uq_and_rows()
-    whole = uq.calibrate(rows)
+    whole = uq.calibrate(rows, criterion="nll")
     assert whole.used == whole.rows == 3950 and "of them used" not in str(whole)
     monkeypatch.setattr(gathering, "ROWS", 1000)
-    some = uq.calibrate(rows)
+    some = uq.calibrate(rows, criterion="nll")
     assert some.rows == 3950 and 900 < some.used <= 1000
     assert f"on 3950 rows ({some.used} of them used) by nll" in str(some)
     torch.testing.assert_close(some.scale, whole.scale, rtol=0.1, atol=0)

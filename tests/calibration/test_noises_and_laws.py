@@ -77,8 +77,8 @@ class LastLayer:
             self.model.bias.fill_(3.0)
         self.uq = rg.LastLayerRigidity(self.model).fit(rows(200, 0))
 
-    def calibrate(self, data, **options):
-        return self.uq.calibrate(data, **options)
+    def calibrate(self, data, criterion="nll", **options):
+        return self.uq.calibrate(data, criterion=criterion, **options)
 
     def load(self, path):
         return rg.LastLayerRigidity.load(path, self.model)
@@ -109,7 +109,9 @@ X = rows(5, 9)[0]
 @FACADES
 def test_a_new_noise_and_a_new_law_need_a_class_each_and_nothing_else(facade, registered, tmp_path):
     made = facade()
-    report = made.calibrate(rows(4000, 1), noise="relative", law=Laplace(shift=0.01))
+    report = made.calibrate(
+        rows(4000, 1), noise="relative", law=Laplace(shift=0.01), criterion="nll"
+    )
     p, level = made.uq.predict(X), float(made.uq.noise.level)
     assert level**0.5 == pytest.approx(0.1, rel=0.05)
     torch.testing.assert_close(p.noise, level * p.mean.square())
@@ -130,7 +132,7 @@ def test_a_new_noise_and_a_new_law_need_a_class_each_and_nothing_else(facade, re
 @FACADES
 def test_the_numerical_scale_of_a_law_minimises_its_nll(facade, registered):
     made, data = facade(), rows(300, 3)
-    report = made.calibrate(data, law="laplace", ridge=1e-3)
+    report = made.calibrate(data, law="laplace", ridge=1e-3, criterion="nll")
     p = made.uq.predict(data[0])
     nll = -p.log_prob(data[1]).mean()
     assert report.nll == pytest.approx(float(nll), rel=1e-9)
@@ -143,7 +145,7 @@ def test_the_numerical_scale_of_a_law_minimises_its_nll(facade, registered):
 @pytest.mark.parametrize("law", [laws.StudentT(3.0), laws.StudentT([4.0]), "student-t"])
 def test_a_heavy_law_is_calibrated_by_its_likelihood_and_kept_in_files(facade, law, tmp_path):
     made, data = facade(), rows(300, 3)
-    report = made.calibrate(data, law=law, noise="constant", ridge=1e-3)
+    report = made.calibrate(data, law=law, noise="constant", ridge=1e-3, criterion="nll")
     p = made.uq.predict(data[0])
     nll = -p.log_prob(data[1]).mean()
     assert report.nll == pytest.approx(float(nll), rel=1e-9)
@@ -177,10 +179,11 @@ VERSION = rg.__version__.replace(".", r"\.")
 @FACADES
 def test_unknown_names_and_unfit_criteria_are_refused_and_change_nothing(facade, registered):
     made = facade()
-    made.calibrate(rows(50, 1))
+    made.calibrate(rows(50, 1), criterion="nll")
     before = made.uq.calibration
     for options, match in (
-        ({"noise": "features"}, "Unknown noise 'features'. Known: none, constant, bayes"),
+        ({"noise": "pink"}, "Unknown noise 'pink'. Known: none, constant, bayes"),
+        ({"noise": "features"}, "fitted by criterion='auto', not by 'nll'"),
         ({"law": "cauchy"}, "Unknown law 'cauchy'. Known: gaussian"),
         ({"law": "laplace", "criterion": "crps"}, "formula of the Gaussian law.*'nll', or 'bins'"),
     ):
@@ -208,11 +211,13 @@ def test_what_files_do_not_know_is_not_saved_under_another_name(facade, options,
 @pytest.mark.parametrize("ridge", [0.5, np.float32(0.5), torch.tensor(0.5)])
 def test_a_ridge_is_any_number_and_said_to_be_fixed(facade, ridge):
     made = facade()
-    report = made.calibrate(rows(60, 1), ridge=ridge, noise=made.uq.noise, law=laws.Gaussian)
+    report = made.calibrate(
+        rows(60, 1), ridge=ridge, noise=made.uq.noise, law=laws.Gaussian, criterion="nll"
+    )
     assert made.uq.ridge == 0.5 and "0.5 (fixed)" in str(report)
-    assert made.calibrate(rows(60, 1), ridge="search").fixed is False
+    assert made.calibrate(rows(60, 1), ridge="search", criterion="nll").fixed is False
     with pytest.raises(ValueError, match="'search' or a number, got 'best'"):
-        made.calibrate(rows(60, 1), ridge="best")
+        made.calibrate(rows(60, 1), ridge="best", criterion="nll")
 
 
 @FACADES
@@ -220,12 +225,15 @@ def test_both_facades_speak_alike(facade):
     made = facade()
     assert made.uq.report is None and made.uq.noise.name == "none"
     assert made.uq.law == laws.Gaussian() and float(made.uq.noise.level) == 0
-    report = made.calibrate(rows(60, 1), noise="constant")
+    report = made.calibrate(rows(60, 1), noise="constant", criterion="nll")
     assert made.uq.report is report and made.uq.ridge == report.ridge
     assert float(made.uq.scale) == float(report.scale)
     assert made.uq.noise.name == "constant" and torch.equal(made.uq.noise.level, report.noise)
-    assert made.calibrate(rows(60, 1)).ridge == made.calibrate(rows(60, 1), ridge=None).ridge
-    assert made.calibrate(rows(60, 1), ridge=0.5).ridge == made.uq.ridge == 0.5
+    assert (
+        made.calibrate(rows(60, 1), criterion="nll").ridge
+        == made.calibrate(rows(60, 1), ridge=None, criterion="nll").ridge
+    )
+    assert made.calibrate(rows(60, 1), ridge=0.5, criterion="nll").ridge == made.uq.ridge == 0.5
 
 
 def test_the_facades_choose_the_same_for_a_linear_model():
@@ -264,7 +272,7 @@ def weighed(noise, loss="mse", unit=100.0):
     uq = rg.LastLayerRigidity(model, forward=lambda m, b: m(b[0]), target=lambda b: b[1])
     uq.fit([(x[:300], y[:300], c[:300])], loss=loss, sample_weight=lambda b: b[2])
     valid = [(x[300:], y[300:], c[300:])]
-    return uq, uq.calibrate(valid, noise=noise), valid
+    return uq, uq.calibrate(valid, noise=noise, criterion="nll"), valid
 
 
 @pytest.mark.parametrize("noise", ["constant", "bayes", Relative])

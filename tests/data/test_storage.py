@@ -36,7 +36,7 @@ def original():
         model = nn.Sequential(nn.Linear(2, 55), nn.Tanh(), nn.Linear(55, 1))
         x, y = torch.randn(300, 2), torch.randn(300, 1)
     uq = rg.LastLayerRigidity(model).fit((x[:200], y[:200]))
-    uq.calibrate((x[200:], y[200:]), noise="constant")
+    uq.calibrate((x[200:], y[200:]), noise="constant", criterion="nll")
     return uq, x
 
 

@@ -29,7 +29,7 @@ def used(one: Specimen, given: Given) -> tuple[rg.LastLayerRigidity, list[str]]:
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         uq = one.wrapped(given).fit(given.train)
-        uq.calibrate(given.valid)
+        uq.calibrate(given.valid, criterion="nll")
         uq.predict(given.test)
     return uq, [str(w.message) for w in seen if w.filename == __file__]
 

@@ -17,7 +17,7 @@ def cuda():
 
 def fitted(net, device, **options):
     uq = rg.LastLayerRigidity(net.model.to(device)).fit(net.train, **options)
-    uq.calibrate(net.valid, noise="constant")
+    uq.calibrate(net.valid, noise="constant", criterion="nll")
     return uq
 
 
@@ -72,7 +72,7 @@ def test_duplicates_are_recognised_across_devices(cuda):
     uq = fitted(net, "cpu")
     uq.to(cuda)
     with pytest.warns(UserWarning, match="20 of 20 calibration rows"):
-        uq.calibrate(tuple(t[:20] for t in net.train))
+        uq.calibrate(tuple(t[:20] for t in net.train), criterion="nll")
 
 
 def test_wide_grams_take_the_large_blocks(cuda):
@@ -114,7 +114,7 @@ def both(cuda):
     for net, device in zip(nets, ("cpu", cuda), strict=True):
         data = [tuple(t.double() for t in part) for part in (net.train, net.valid)]
         uq = rg.LastLayerRigidity(net.model.double().to(device)).fit(data[0], loss="mse")
-        uq.calibrate(data[1], ridge=0.1)
+        uq.calibrate(data[1], ridge=0.1, criterion="nll")
         fits.append(uq)
     return *fits, x, x.to(cuda)
 

@@ -49,7 +49,7 @@ READOUTS = (
 def test_each_derivative_adds_its_outer_product_to_the_gram(id):
     case, test = (dense.trimmed(zoo.build(id, draw), 4) for draw in (0, 3))
     uq = fitted_to(case, [case.data], gradients=wrt(id), gradient_weight=BETA)
-    uq.calibrate([zoo.build(id, 2).data], ridge=RIDGE)
+    uq.calibrate([zoo.build(id, 2).data], ridge=RIDGE, criterion="nll")
     values = oracle.rows(oracle.readout_jacobian(case.model, case.call, case.parameters))
     slopes = oracle.rows(dense.of_case(case).features)
     weights = torch.cat([torch.ones(len(values)), torch.ones(len(slopes))]).double()
@@ -213,7 +213,13 @@ def test_residuals_and_scales_find_their_target_where_the_outputs_are_in_another
         mine = torch.cat([cross[8 * k : 8 * k + 8], cross[16 + k : 17 + k]])
         close(uq.gram.cross[:, k], mine)
     with pytest.warns(UserWarning, match="144 derivatives"):  # of steps that see not all inputs
-        uq.calibrate([valid.data], ridge=RIDGE, gradients=0, gradient_target=lambda b: slopes[1])
+        uq.calibrate(
+            [valid.data],
+            ridge=RIDGE,
+            gradients=0,
+            gradient_target=lambda b: slopes[1],
+            criterion="nll",
+        )
     g = dense.of_case(valid)
     q = oracle.quadratic(rows, g.features, RIDGE, weights)
     moved = q > 0
@@ -258,7 +264,7 @@ def test_a_light_weight_of_derivatives_hardly_changes_the_error_bar_of_a_differe
     light = without_targets(given, 2, gradient_weight=1e-9)
     stds = []
     for uq in (plain, light):
-        uq.calibrate((valid.x, valid.y), ridge=RIDGE)
+        uq.calibrate((valid.x, valid.y), ridge=RIDGE, criterion="nll")
         stds.append(uq.propagate(difference, valid.x[:3]).std)
     close(stds[1], stds[0], 1e-6)
     parts = plain.predict(valid.x[:3]).epistemic.sum(1).sqrt()
@@ -315,7 +321,13 @@ def test_a_model_trained_on_values_and_derivatives_has_the_posterior_of_least_sq
     """Generalised least squares: Cov w = (sum f f^T + beta sum g g^T + s)^-1, for any query."""
     given, new = data(rows=20), data(rows=5, seed=9)
     uq = fit(given)
-    uq.calibrate([data(seed=20).batch], ridge=RIDGE, gradients="input", gradient_target="slope")
+    uq.calibrate(
+        [data(seed=20).batch],
+        ridge=RIDGE,
+        gradients="input",
+        gradient_target="slope",
+        criterion="nll",
+    )
     inverse = torch.linalg.inv(statistic(given)[0].matrix + RIDGE * torch.eye(7, dtype=F64))
     f = dense.features(uq.model, run, NAMES, new.x)[:, 0]
     g = dense.derivatives(uq.model, run, NAMES, new.x).of_each_row().features[:, 0]
@@ -324,7 +336,7 @@ def test_a_model_trained_on_values_and_derivatives_has_the_posterior_of_least_sq
     q = torch.einsum("nid,de,nie->ni", g, inverse, g)
     close(slope.variance, uq.gradient_scale.square() * q)
     without = rg.LastLayerRigidity(uq.model).fit((given.x, given.y))
-    without.calibrate((given.x + 1, given.y), ridge=RIDGE)
+    without.calibrate((given.x + 1, given.y), ridge=RIDGE, criterion="nll")
     assert bool((without.predict(new.x).rigidity < p.rigidity).all())
 
 
@@ -449,9 +461,9 @@ def test_the_callers_grad_mode_does_not_matter(mode):
     expected = state(fit(given))
     with mode():
         uq = fit(given)
-        scale = uq.calibrate([data(seed=7).batch]).gradient_scale
+        scale = uq.calibrate([data(seed=7).batch], criterion="nll").gradient_scale
     each_close(state(uq), expected)
-    close(scale, fit(given).calibrate([data(seed=7).batch]).gradient_scale)
+    close(scale, fit(given).calibrate([data(seed=7).batch], criterion="nll").gradient_scale)
 
 
 def test_the_model_is_left_as_it_was():
@@ -463,7 +475,7 @@ def test_the_model_is_left_as_it_was():
     before = {n: (id(p), p._version, p.requires_grad) for n, p in model.named_parameters()}
     given = data()
     uq = rg.LastLayerRigidity(model).fit([given.batch], gradients="input", gradient_target="slope")
-    uq.calibrate([data(seed=7).batch])
+    uq.calibrate([data(seed=7).batch], criterion="nll")
     uq.forget([given.part(slice(0, 3)).batch])
     after = {n: (id(p), p._version, p.requires_grad) for n, p in model.named_parameters()}
     assert after == before
@@ -490,7 +502,7 @@ def test_targets_of_derivatives_come_from_a_key_an_attribute_or_a_function():
 def test_the_key_of_the_derivatives_is_no_input_of_the_model():
     given = data()
     uq = fit(given)
-    uq.calibrate([data(seed=7).batch])
+    uq.calibrate([data(seed=7).batch], criterion="nll")
     close(uq.predict([given.batch]).mean, uq.model(given.x).detach())
     close(uq.gradient([given.batch], "input").std, uq.gradient(given.x).std)
 
@@ -514,7 +526,7 @@ def test_the_scale_of_derivatives_comes_from_their_residuals_at_the_chosen_ridge
     given, valid = data(40, targets), data(40, targets, seed=7)
     uq = fit(given, targets)
     parts = [valid.part(slice(0, 9)), valid.part(slice(9, 40))]
-    report = uq.calibrate([part.batch for part in parts], ridge=ridge)
+    report = uq.calibrate([part.batch for part in parts], ridge=ridge, criterion="nll")
     expected = expected_scale(uq, uq.gram.matrix, valid, targets)
     close(report.gradient_scale, expected)
     assert torch.equal(uq.gradient_scale, report.gradient_scale)
@@ -523,7 +535,7 @@ def test_the_scale_of_derivatives_comes_from_their_residuals_at_the_chosen_ridge
     found = uq.gradient(valid.x[:4]).variance
     unit = rg.LastLayerRigidity(net(targets))
     unit.fit((given.x, given.y), gradients=0, gradient_weight=BETA)
-    unit.calibrate((valid.x, valid.y), ridge=uq.ridge)
+    unit.calibrate((valid.x, valid.y), ridge=uq.ridge, criterion="nll")
     ratio = (expected / unit.scale).square()
     close(found, unit.gradient(valid.x[:4]).variance * (ratio[:, None] if targets > 1 else ratio))
 
@@ -531,19 +543,23 @@ def test_the_scale_of_derivatives_comes_from_their_residuals_at_the_chosen_ridge
 def test_the_scale_of_derivatives_may_be_calibrated_without_a_fit_to_them_and_dropped():
     given, valid = data(40), data(40, seed=7)
     uq = rg.LastLayerRigidity(net()).fit((given.x, given.y))
-    uq.calibrate((valid.x, valid.y), gradients=0, gradient_target=lambda b: valid.slope)
+    uq.calibrate(
+        (valid.x, valid.y), gradients=0, gradient_target=lambda b: valid.slope, criterion="nll"
+    )
     close(uq.gradient_scale, expected_scale(uq, uq.gram.matrix, valid))
-    uq.calibrate((valid.x, valid.y), gradient_target=lambda b: valid.slope)  # one input alone
+    uq.calibrate(
+        (valid.x, valid.y), gradient_target=lambda b: valid.slope, criterion="nll"
+    )  # one input alone
     close(uq.gradient_scale, expected_scale(uq, uq.gram.matrix, valid))
     assert not torch.equal(uq.gradient_scale, uq.scale)
-    uq.calibrate((valid.x, valid.y))
+    uq.calibrate((valid.x, valid.y), criterion="nll")
     assert torch.equal(uq.gradient_scale, uq.scale)
 
 
 def test_without_targets_derivatives_have_the_scale_of_the_values():
     given, valid = data(40), data(40, seed=7)
     uq = rg.LastLayerRigidity(net()).fit((given.x, given.y), gradients=0)
-    report = uq.calibrate((valid.x, valid.y))
+    report = uq.calibrate((valid.x, valid.y), criterion="nll")
     assert report.gradient_scale is None
     assert torch.equal(uq.gradient_scale, uq.scale)
     assert "derivatives" not in str(report)
@@ -556,11 +572,13 @@ def test_derivatives_that_no_weight_moves_are_left_out_of_the_scale_with_a_warni
     given, valid = data(30), data(30, seed=7)
     uq = rg.LastLayerRigidity(model).fit((given.x, given.y))
     with pytest.warns(UserWarning, match="30 derivatives.*left out"):
-        uq.calibrate((valid.x, valid.y), gradients=0, gradient_target=lambda b: valid.slope)
+        uq.calibrate(
+            (valid.x, valid.y), gradients=0, gradient_target=lambda b: valid.slope, criterion="nll"
+        )
     half = lambda b: valid.slope[:, :2]  # noqa: E731
     alone = zoo.Net(lambda m, x: m.head(m.trunk(x)), trunk=trunk, head=model.head)
     same = rg.LastLayerRigidity(alone).fit((given.x[:, :2], given.y))
-    same.calibrate((valid.x[:, :2], valid.y), gradients=0, gradient_target=half)
+    same.calibrate((valid.x[:, :2], valid.y), gradients=0, gradient_target=half, criterion="nll")
     close(uq.gradient_scale, same.gradient_scale)
 
 
@@ -569,7 +587,9 @@ def test_forces_of_structures_get_a_scale():
     case, valid = zoo.build(id), zoo.build(id, 2)
     target = normal(*valid.data.x.shape, seed=0)
     uq = rg.LastLayerRigidity(case.model, **case.options).fit([case.data], gradients="x")
-    uq.calibrate([valid.data], ridge=RIDGE, gradients="x", gradient_target=lambda b: target)
+    uq.calibrate(
+        [valid.data], ridge=RIDGE, gradients="x", gradient_target=lambda b: target, criterion="nll"
+    )
     g = dense.of_case(valid)
     f = oracle.rows(oracle.readout_jacobian(case.model, case.call, case.parameters))
     rows = torch.cat([f, oracle.rows(dense.of_case(case).features)])
@@ -601,7 +621,7 @@ def test_a_reloaded_fit_goes_on_with_derivatives(tmp_path, way):
     each_close(state(again), state(uq), 1e-12)
     for one in (uq, again):
         one.forget([more.batch])
-        one.calibrate([data(30, seed=7).batch])
+        one.calibrate([data(30, seed=7).batch], criterion="nll")
     close(again.gradient_scale, uq.gradient_scale, 1e-9)
 
 
@@ -613,7 +633,7 @@ def test_functions_must_be_given_again_after_loading(tmp_path):
     }
     uq = rg.LastLayerRigidity(net(), forward=lambda m, b: m(b["input"]), target=lambda b: b["y"])
     uq.fit([given.batch], gradients="input", **functions)
-    uq.calibrate([data(30, seed=7).batch])
+    uq.calibrate([data(30, seed=7).batch], criterion="nll")
     uq.save(tmp_path / "uq.safetensors")
     options = {"forward": lambda m, b: m(b["input"]), "target": lambda b: b["y"]}
     again = rg.LastLayerRigidity.load(tmp_path / "uq.safetensors", uq.model, **options)
@@ -710,7 +730,9 @@ def test_a_bad_calibration_is_refused_and_leaves_the_last_one(case):
     options, message = BAD_CALIBRATIONS[case]
     given, valid = data(30), data(7, seed=7)
     uq = rg.LastLayerRigidity(net()).fit((given.x, given.y))
-    uq.calibrate((valid.x, valid.y), gradients=0, gradient_target=lambda b: valid.slope)
+    uq.calibrate(
+        (valid.x, valid.y), gradients=0, gradient_target=lambda b: valid.slope, criterion="nll"
+    )
     report, std = uq.report, uq.gradient(given.x).std
     refused(message, uq.calibrate, (valid.x + 1, valid.y), ridge=3.0, **options)
     assert uq.report is report

@@ -21,7 +21,7 @@ def fitted(id):
     uq = rg.LastLayerRigidity(case.model, **case.options).fit([case.data])
     noisy = zoo.build(id, draw=1)
     with torch.no_grad():
-        uq.calibrate([noisy.data], ridge=0.1 * float(uq.gram.diagonal.mean()))
+        uq.calibrate([noisy.data], ridge=0.1 * float(uq.gram.diagonal.mean()), criterion="nll")
     return uq, case
 
 
@@ -86,7 +86,7 @@ def test_sums_of_one_term_may_be_followed_by_sums_of_several():
     model = zoo.Net(lambda m, x: m.body(x).sum(1), body=nn.Linear(3, 2).double())
     x, y = torch.randn(20, 1, 3, dtype=torch.float64), torch.randn(20, 2, dtype=torch.float64)
     uq = rg.LastLayerRigidity(model).fit((x, y))
-    uq.calibrate((x + 0.1, y))
+    uq.calibrate((x + 0.1, y), criterion="nll")
     assert uq.readout.case == "plain"
     x = torch.randn(4, 5, 3, dtype=torch.float64)
     terms = uq.local(x)

@@ -50,7 +50,7 @@ def parts_of(net, dtype=None, **options):
     model = net.model if dtype is None else net.model.to(dtype)
     sets = [tuple(t if dtype is None else t.to(dtype) for t in pair) for pair in net[1:]]
     uq = rg.LastLayerRigidity(model).fit(sets[0])
-    uq.calibrate(sets[1], **options)
+    uq.calibrate(sets[1], **({"criterion": "nll"} | options))
     return Parts(uq), sets[2][0]
 
 
@@ -129,7 +129,7 @@ def zoo_jacobian(case):
 def zoo_parts(id):
     case, valid = zoo.build(id), zoo.build(id, draw=1)
     uq = fitted_to(case, [case.data])
-    uq.calibrate([valid.data], ridge=0.01 * float(uq.gram.diagonal.mean()))
+    uq.calibrate([valid.data], ridge=0.01 * float(uq.gram.diagonal.mean()), criterion="nll")
     source = {"whole": "forward" in case.options, "target": case.options.get("target")}
     return case, Parts(uq, source)
 
@@ -219,7 +219,7 @@ def test_masked_targets_have_grams_and_error_bars_of_their_own():
     y[::3, 1] = torch.nan
     loss = lambda p, t: torch.where(t.isnan(), 0.0, (p - t.nan_to_num()).square() / 2)  # noqa: E731
     uq = rg.LastLayerRigidity(model).fit((x.double(), y), loss=loss)
-    uq.calibrate(tuple(t.double() for t in net.valid))
+    uq.calibrate(tuple(t.double() for t in net.valid), criterion="nll")
     assert uq.gram.targets == 2
     parts, at = Parts(uq), net.test[0].double()
     derived = parts.propagate(

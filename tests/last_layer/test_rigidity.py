@@ -84,7 +84,9 @@ def test_targets_cost_no_square_of_their_number():
 
 def test_noise_floor_is_added_and_divided_by_the_sample_weight(net, fit):
     x, y = net.valid
-    report = fit.calibrate((x, y + torch.randn_like(y)), noise="constant")  # much noise, all alike
+    report = fit.calibrate(
+        (x, y + torch.randn_like(y)), noise="constant", criterion="nll"
+    )  # much noise, all alike
     p = fit.predict(x)
     assert float(report.noise) > 0
     torch.testing.assert_close(p.noise, report.noise.float().expand(200, 1))
@@ -130,7 +132,7 @@ def test_changed_data_make_the_calibration_stale(net, uq):
     assert uq.report.stale
     with pytest.warns(UserWarning, match="since the calibration"):
         uq(net.test[0])
-    uq.calibrate(net.valid)
+    uq.calibrate(net.valid, criterion="nll")
     uq(net.test[0])
 
 
@@ -153,13 +155,15 @@ def test_huber_tails_are_counted_and_reported(net):
     uq.fit(net.train, loss=rg.losses.Huber(0.1))
     outside = (net.model(net.train[0]) - net.train[1]).abs() > 0.1
     assert int(uq.gram.zeros) == int(outside.sum()) > 0
-    assert any("zero curvature" in warning for warning in uq.calibrate(net.valid).warnings)
+    assert any(
+        "zero curvature" in warning for warning in uq.calibrate(net.valid, criterion="nll").warnings
+    )
 
 
 def test_losses_that_differ_between_targets_get_a_gram_each(net3):
     uq = rg.LastLayerRigidity(net3.model).fit(net3.train, loss=rg.losses.Huber(0.2))
     assert uq.gram.matrix.shape == (3, 25, 25)
-    uq.calibrate(net3.valid)
+    uq.calibrate(net3.valid, criterion="nll")
     assert uq.predict(net3.test[0]).std.shape == (200, 3)
 
 
@@ -176,7 +180,7 @@ def test_masked_targets_are_left_out_target_by_target(net3):
     torch.testing.assert_close(uq.gram.matrix[1], half.gram.matrix)
     valid = net3.valid[1].clone()
     valid[::2, 1] = torch.nan
-    report = uq.calibrate((net3.valid[0], valid))
+    report = uq.calibrate((net3.valid[0], valid), criterion="nll")
     assert bool(torch.isfinite(report.scale).all()) and report.gain == report.gain
 
 
@@ -192,7 +196,7 @@ def test_targets_masked_by_their_weight_are_left_out_whatever_they_hold(net3, no
 
     def report_of(value):
         uq = rg.LastLayerRigidity(net3.model).fit(holes(net3.train, value), sample_weight=known)
-        return uq.calibrate(holes(net3.valid, value), noise=noise)
+        return uq.calibrate(holes(net3.valid, value), noise=noise, criterion="nll")
 
     report, other = report_of(1e3), report_of(2e5)
     assert report.nll == pytest.approx(other.nll) and report.nll < 10
@@ -257,7 +261,7 @@ def test_half_precision_models_keep_small_error_bars(net, dtype):
         model[-1].weight.mul_(1e-4)
         model[-1].bias.mul_(1e-4)
     uq = rg.LastLayerRigidity(model).fit((x, y))
-    uq.calibrate((net.valid[0].to(dtype), (1e-4 * net.valid[1]).to(dtype)))
+    uq.calibrate((net.valid[0].to(dtype), (1e-4 * net.valid[1]).to(dtype)), criterion="nll")
     mean, std = uq(net.test[0].to(dtype))
     assert mean.dtype == std.dtype == dtype
     assert bool((std > 0).all())
@@ -267,7 +271,7 @@ def test_another_number_of_targets_than_in_the_fit_is_refused():
     model = Net(lambda m, x, copies=1: m.head(x).repeat(1, copies), head=nn.Linear(3, 1))
     x, y = torch.randn(40, 3), torch.randn(40, 1)
     uq = rg.LastLayerRigidity(model, features=lambda m, x, copies=1: x).fit((x[:20], y[:20]))
-    uq.calibrate((x[20:], y[20:]))
+    uq.calibrate((x[20:], y[20:]), criterion="nll")
     refused("gives 2 targets here and gave 1 in the fit", uq, x, copies=2)
 
 
@@ -275,7 +279,7 @@ def test_outputs_of_different_length_are_predicted_batch_by_batch():
     model = nn.Linear(3, 1)
     x = torch.randn(40, 3)
     uq = rg.LastLayerRigidity(model).fit((x[:20], torch.randn(20, 1)))
-    uq.calibrate((x[20:], torch.randn(20, 1)))
+    uq.calibrate((x[20:], torch.randn(20, 1)), criterion="nll")
     refused("Predict batch by batch", uq.predict, [torch.randn(2, 5, 3), torch.randn(2, 4, 3)])
     assert uq(torch.randn(2, 5, 3))[1].shape == (2, 5, 1)
 
@@ -284,7 +288,7 @@ def test_unscaled_invariance_y_to_a_y_plus_b(net):
     plain = fitted(net).predict(net.test[0])
     model = Net(lambda m, x: 7 * m.inner(x) - 3, inner=net.model)
     scaled = rg.LastLayerRigidity(model).fit((net.train[0], 7 * net.train[1] - 3))
-    scaled.calibrate((net.valid[0], 7 * net.valid[1] - 3))
+    scaled.calibrate((net.valid[0], 7 * net.valid[1] - 3), criterion="nll")
     torch.testing.assert_close(scaled.predict(net.test[0]).std, 7 * plain.std, rtol=2e-3, atol=0)
 
 
@@ -367,7 +371,7 @@ def test_predict_ignores_targets_and_knows_two_inputs_from_one():
     model = Net(lambda m, a, b: m.head(torch.sin(a) + b), head=nn.Linear(3, 1))
     a, b = torch.randn(40, 3), torch.randn(40, 3)
     uq = rg.LastLayerRigidity(model).fit((a, b, torch.randn(40, 1)))
-    uq.calibrate((a + 1, b, torch.randn(40, 1)))
+    uq.calibrate((a + 1, b, torch.randn(40, 1)), criterion="nll")
     assert torch.equal(uq.predict((a, b)).mean, uq.predict((a, b, torch.zeros(40))).mean)
 
 
@@ -436,7 +440,7 @@ def test_changed_weights_are_noticed_before_anything_is_learnt(net, uq, change, 
 
 
 def test_the_report_says_what_was_chosen(net, fit):
-    report = fit.calibrate(net.valid)
+    report = fit.calibrate(net.valid, criterion="nll")
     assert report.ridge == fit.ridge and torch.equal(report.scale, fit.scale)
     assert report.rows == 200 and report.width == 25 and 0 < report.effective_rank < 25
     assert report.condition == pytest.approx(fit.posterior.condition)
@@ -451,9 +455,9 @@ def test_the_report_says_what_was_chosen(net, fit):
 def test_validation_rows_from_the_training_data_are_found(net, fit):
     mixed = tuple(torch.cat([a, b[:30]]) for a, b in zip(net.valid, net.train, strict=True))
     with pytest.warns(UserWarning, match="30 of 230 calibration rows stand in the training data"):
-        report = fit.calibrate(mixed)
+        report = fit.calibrate(mixed, criterion="nll")
     assert report.duplicates == 30
-    assert fit.calibrate(net.valid).duplicates == 0
+    assert fit.calibrate(net.valid, criterion="nll").duplicates == 0
 
 
 def test_duplicates_are_found_in_batches_that_are_not_tensors(net):
@@ -463,9 +467,11 @@ def test_duplicates_are_found_in_batches_that_are_not_tensors(net):
 
     uq = rg.LastLayerRigidity(net.model, forward=lambda m, b: m(b.x), target=lambda b: b.y)
     uq.fit(graphs(net.train))
-    assert uq.calibrate(graphs(net.valid)).duplicates == 0
+    assert uq.calibrate(graphs(net.valid), criterion="nll").duplicates == 0
     with pytest.warns(UserWarning, match="stand in the training data"):
-        assert uq.calibrate(graphs(tuple(t[:90] for t in net.train))).duplicates > 80
+        assert (
+            uq.calibrate(graphs(tuple(t[:90] for t in net.train)), criterion="nll").duplicates > 80
+        )
 
 
 def test_no_gain_over_a_constant_bar_is_said_plainly():
@@ -473,7 +479,7 @@ def test_no_gain_over_a_constant_bar_is_said_plainly():
     model = nn.Linear(3, 1)
     nn.init.zeros_(model.weight)
     uq = rg.LastLayerRigidity(model).fit((x[:200], y[:200]))
-    report = uq.calibrate((x[200:], y[200:]), ridge=1e-3)
+    report = uq.calibrate((x[200:], y[200:]), ridge=1e-3, criterion="nll")
     assert report.gain < 0
     assert any("no better than a constant" in warning for warning in report.warnings)
 
@@ -484,7 +490,7 @@ def test_an_optimum_at_the_edge_is_reported(net, fit):
         h = net.model[:-1](x)
         norm = (1 + h.square().sum(1, keepdim=True)).sqrt()
         signs = torch.where(torch.arange(200) % 2 == 0, 1.0, -1.0)[:, None]
-        report = fit.calibrate((x, net.model(x) + norm * signs))
+        report = fit.calibrate((x, net.model(x) + norm * signs), criterion="nll")
     assert report.at_edge == "upper"
     assert any("upper end of its range" in warning for warning in report.warnings)
 
@@ -511,13 +517,13 @@ def test_every_criterion_calibrates_several_targets(net3, criterion, noise):
 
 
 def test_calibration_thins_rows_evenly_when_they_would_fill_the_memory(net, monkeypatch, fit):
-    whole = fit.calibrate(net.valid, batch_size=16)
+    whole = fit.calibrate(net.valid, batch_size=16, criterion="nll")
     monkeypatch.setattr("rigidities.calibration.gathering.LARGEST", 33 * 110)
-    thinned = fit.calibrate(net.valid, batch_size=16)
+    thinned = fit.calibrate(net.valid, batch_size=16, criterion="nll")
     assert thinned.rows == whole.rows == 200
     assert thinned.ridge != whole.ridge
     kept = places(0, 200, torch.ones(())) < 0.5
-    half = fit.calibrate(tuple(t[kept] for t in net.valid))
+    half = fit.calibrate(tuple(t[kept] for t in net.valid), criterion="nll")
     assert thinned.ridge == pytest.approx(half.ridge) and thinned.used == half.rows
 
 
@@ -541,7 +547,7 @@ def check_refused(uq, call, match=None, error=ValueError):
 def test_no_data_is_refused(uq, empty):
     check_refused(uq, lambda: uq.fit(empty), "no data")
     check_refused(uq, lambda: uq.partial_fit(empty), "no data")
-    check_refused(uq, lambda: uq.calibrate(empty), "at least two rows, got 0")
+    check_refused(uq, lambda: uq.calibrate(empty, criterion="nll"), "at least two rows, got 0")
     check_refused(uq, lambda: uq.predict(empty), "nothing to predict")
 
 
@@ -551,7 +557,9 @@ def test_nan_or_infinity_is_refused_with_the_batch(net, value, where, uq):
     x, y = net.train[0].clone(), net.train[1].clone()
     (x if where == "features" else y)[137] = value
     check_refused(uq, lambda: uq.fit((x, y), batch_size=50), "Batch 2: NaN or infinity in the")
-    check_refused(uq, lambda: uq.calibrate((x, y), batch_size=50), "Batch 2: NaN or infinity")
+    check_refused(
+        uq, lambda: uq.calibrate((x, y), batch_size=50, criterion="nll"), "Batch 2: NaN or infinity"
+    )
 
 
 def test_nan_in_a_late_batch_is_named(net):
@@ -565,7 +573,7 @@ def test_calling_before_the_fit_is_refused(net):
     for call in (
         lambda: uq(net.test[0]),
         lambda: uq.predict(net.test[0]),
-        lambda: uq.calibrate(net.valid),
+        lambda: uq.calibrate(net.valid, criterion="nll"),
         lambda: uq.gram,
         lambda: uq.forget(net.train),
         lambda: uq.save("never.safetensors"),
@@ -583,7 +591,7 @@ def with_constant_features(level, **options):
 def test_constant_features_give_a_constant_error_bar():
     x, y = torch.randn(60, 3), torch.randn(60, 1)
     uq = rg.LastLayerRigidity(with_constant_features(1.0)).fit((x[:30], y[:30]))
-    report = uq.calibrate((x[30:], y[30:]))
+    report = uq.calibrate((x[30:], y[30:]), criterion="nll")
     std = uq.predict(x).std
     torch.testing.assert_close(std, std[:1].expand_as(std))
     assert abs(report.gain) < 1e-6
@@ -598,7 +606,7 @@ def test_zero_features_are_refused():
 def test_duplicate_training_rows_need_no_special_care(net):
     twice = tuple(torch.cat([t[:10]] * 20) for t in net.train)
     uq = rg.LastLayerRigidity(net.model).fit(twice)
-    report = uq.calibrate(net.valid)
+    report = uq.calibrate(net.valid, criterion="nll")
     assert bool(torch.isfinite(uq.predict(net.test[0]).std).all()) and report.condition < 1e13
 
 
@@ -606,7 +614,7 @@ def test_fewer_rows_than_features_is_fine_with_a_ridge_and_refused_without(net):
     few = tuple(t[:8] for t in net.train)
     uq = rg.LastLayerRigidity(net.model).fit(few)
     refused("singular at ridge=0", uq.calibrate, net.valid, ridge=0.0)
-    uq.calibrate(net.valid)
+    uq.calibrate(net.valid, criterion="nll")
     assert bool((uq.predict(net.test[0]).std > 0).all())
 
 
@@ -618,7 +626,7 @@ def test_an_interrupted_fit_leaves_the_object_as_it_was(net):
     uq = fitted(net)
     check_refused(uq, lambda: uq.fit(interrupted()), error=KeyboardInterrupt)
     check_refused(uq, lambda: uq.partial_fit(interrupted()), error=KeyboardInterrupt)
-    check_refused(uq, lambda: uq.calibrate(interrupted()), error=KeyboardInterrupt)
+    check_refused(uq, lambda: uq.calibrate(interrupted(), criterion="nll"), error=KeyboardInterrupt)
     uq(net.test[0])
 
 
@@ -628,17 +636,23 @@ def test_an_interrupted_fit_leaves_the_object_as_it_was(net):
         (lambda uq, x, y: uq.fit((x, y[:-1])), "same length"),
         (lambda uq, x, y: uq.fit((x, y.repeat(1, 2))), r"target's shape \(200, 2\) does not fit"),
         (lambda uq, x, y: uq.fit([(x, y[:50])]), r"\(50, 1\) does not fit the output's \(200, 1\)"),
-        (lambda uq, x, y: uq.calibrate((x[:1], y[:1])), "at least two rows, got 1"),
-        (lambda uq, x, y: uq.calibrate((x, uq.model(x).detach())), "All residuals are zero"),
-        (lambda uq, x, y: uq.calibrate(x), "there is no target"),
-        (lambda uq, x, y: uq.calibrate(), "needs validation data"),
+        (
+            lambda uq, x, y: uq.calibrate((x[:1], y[:1]), criterion="nll"),
+            "at least two rows, got 1",
+        ),
+        (
+            lambda uq, x, y: uq.calibrate((x, uq.model(x).detach()), criterion="nll"),
+            "All residuals are zero",
+        ),
+        (lambda uq, x, y: uq.calibrate(x, criterion="nll"), "there is no target"),
+        (lambda uq, x, y: uq.calibrate(criterion="nll"), "needs validation data"),
         (lambda uq, x, y: uq.calibrate((x, y), criterion="likelihood"), CRITERION),
         (
-            lambda uq, x, y: uq.calibrate((x, y), noise="loud"),
+            lambda uq, x, y: uq.calibrate((x, y), noise="loud", criterion="nll"),
             "Unknown noise 'loud'. Known: none, constant",
         ),
         (
-            lambda uq, x, y: uq.calibrate((x, y), ridge=-1.0),
+            lambda uq, x, y: uq.calibrate((x, y), ridge=-1.0, criterion="nll"),
             "ridge must be finite and not negative",
         ),
     ],
@@ -724,7 +738,7 @@ def test_bayesian_noise_is_the_scale_squared_and_the_likeliest(net, criterion, f
     )
     torch.testing.assert_close(p.noise, report.noise.float().expand_as(p.noise))
     if criterion == "nll":  # a floor of its own can only do better on the same rows
-        assert fit.calibrate(net.valid, noise="constant").nll <= report.nll + 1e-3
+        assert fit.calibrate(net.valid, noise="constant", criterion="nll").nll <= report.nll + 1e-3
 
 
 def test_structures_alike_in_their_features_but_not_in_their_energies_are_no_copies(recwarn):
@@ -733,9 +747,9 @@ def test_structures_alike_in_their_features_but_not_in_their_energies_are_no_cop
     alike = [1 + 1e-4 * torch.rand(5, 2, generator=generator) for _ in range(40)]
     data = [(atoms, torch.randn(1, generator=generator)) for atoms in alike]
     uq = rg.LastLayerRigidity(model).fit(data[:20], progress=False)
-    report = uq.calibrate(data[20:], progress=False)
+    report = uq.calibrate(data[20:], progress=False, criterion="nll")
     assert report.duplicates == 0
-    copied = uq.calibrate([*data[20:], *data[:3]], progress=False)
+    copied = uq.calibrate([*data[20:], *data[:3]], progress=False, criterion="nll")
     assert copied.duplicates == 3
 
 
@@ -745,7 +759,7 @@ def test_a_target_function_is_not_asked_where_targets_are_of_no_interest():
     options = {"forward": lambda m, item: m(item.x), "target": lambda item: item.energy}
     uq = rg.LastLayerRigidity(model, **options)
     uq.fit([SimpleNamespace(x=x[:20], energy=y[:20])], progress=False)
-    uq.calibrate([SimpleNamespace(x=x[20:], energy=y[20:])], progress=False)
+    uq.calibrate([SimpleNamespace(x=x[20:], energy=y[20:])], progress=False, criterion="nll")
     bare = [SimpleNamespace(x=x[:5])]
     torch.testing.assert_close(uq.predict(bare).mean, model(x[:5]).detach())
     assert uq.features(bare).shape == (5, 4)
@@ -757,7 +771,7 @@ def test_another_model_has_no_fit_until_it_is_fitted(net, uq):
     other = trained(seed=5).model
     uq.model = other
     refused("no fit yet", uq, net.test[0])
-    uq.fit(net.train).calibrate(net.valid)
+    uq.fit(net.train).calibrate(net.valid, criterion="nll")
     torch.testing.assert_close(uq(net.test[0])[0], other(net.test[0]))
 
 

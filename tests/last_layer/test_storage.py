@@ -21,7 +21,7 @@ from tests.support.zoo_fits import fitted_to
 
 def fitted(net, **options):
     uq = rg.LastLayerRigidity(net.model).fit(net.train, **options)
-    uq.calibrate(net.valid, noise="constant")
+    uq.calibrate(net.valid, noise="constant", criterion="nll")
     return uq
 
 
@@ -69,7 +69,7 @@ def test_a_fit_of_any_readout_is_loaded_by_its_names(id, path):
     again = load(path, case.model, **case.options).partial_fit([more.data])
     whole = fitted_to(case, [case.data, more.data])
     for one in (whole, again):
-        one.calibrate([zoo.build(id, 2).data], ridge=0.1)
+        one.calibrate([zoo.build(id, 2).data], ridge=0.1, criterion="nll")
     torch.testing.assert_close(again.predict([more.data]).std, whole.predict([more.data]).std)
 
 
@@ -78,7 +78,7 @@ def test_a_loaded_fit_can_be_extended_and_recalibrated(net, saved):
     again = load(path, net.model).partial_fit(net.test)
     torch.testing.assert_close(again.gram.matrix, uq.partial_fit(net.test).gram.matrix)
     with pytest.warns(UserWarning, match="stand in the training data"):
-        again.calibrate(net.test)
+        again.calibrate(net.test, criterion="nll")
 
 
 @pytest.mark.parametrize("loss", ["huber", "poisson"])

@@ -36,7 +36,7 @@ def covariances(rows, numbers, seed=0):
 def fitted(model, shape, targets, noise="none", **options):
     sets = [(normal(40, *shape, seed=s), normal(40, targets, seed=s + 1)) for s in (1, 3)]
     uq = rg.LastLayerRigidity(model, **options).fit(sets[0])
-    uq.calibrate(sets[1], ridge=0.1, noise=noise)
+    uq.calibrate(sets[1], ridge=0.1, noise=noise, criterion="nll")
     return uq
 
 
@@ -184,7 +184,7 @@ def test_atoms_bring_their_variance_to_their_own_structure(kind):
     id = "sum_over_atoms_with_species_shifts"
     cases = [zoo.build(id, draw) for draw in (0, 1, 2)]
     uq = rg.LastLayerRigidity(cases[0].model, **cases[0].options).fit([cases[0].data])
-    uq.calibrate([cases[1].data])
+    uq.calibrate([cases[1].data], criterion="nll")
     g = cases[2].data
     atoms = len(g.x)
     s = normal(atoms, 3, seed=0).exp() if kind == "variances" else covariances(atoms, 3)
@@ -229,7 +229,12 @@ def atoms(dtype=F64):
         model = zoo.Net(two_sums, trunk=trunk, head=head).to(dtype)
     given = structures(20, False, dtype)
     uq = rg.LastLayerRigidity(model).fit([(*given, normal(20, 2, seed=5).to(dtype))])
-    return uq.calibrate([(given[0] + 0.1, *given[1:], normal(20, 2, seed=6).to(dtype))]) and uq
+    return (
+        uq.calibrate(
+            [(given[0] + 0.1, *given[1:], normal(20, 2, seed=6).to(dtype))], criterion="nll"
+        )
+        and uq
+    )
 
 
 @pytest.mark.parametrize("kind", ["number", "matrices"])
@@ -270,7 +275,7 @@ def test_a_structure_that_no_atom_moves_gets_nothing():
     assert float(dense.derivatives(atoms().model, far, ["head.weight"], x).slope[3].norm()) == 0
     uq = rg.LastLayerRigidity(zoo.Net(lambda m, x: far(m.body, x), body=atoms().model))
     uq.fit([(x, normal(9, 2, seed=0))])
-    uq.calibrate([(x + 0.1, normal(9, 2, seed=1))])
+    uq.calibrate([(x + 0.1, normal(9, 2, seed=1))], criterion="nll")
     p = uq.predict([x], input_covariance=0.3)
     assert not p.from_inputs[3].any()
     slope = dense.derivatives(atoms().model, far, ["head.weight"], x).slope
@@ -288,7 +293,7 @@ SOME = (
 def test_any_readout_takes_uncertain_inputs(id):
     case, test = zoo.build(id), dense.trimmed(zoo.build(id, 3), 3)
     uq = fitted_to(case, [case.data])
-    uq.calibrate([zoo.build(id, 2).data])
+    uq.calibrate([zoo.build(id, 2).data], criterion="nll")
     d = test.args[0][0].numel()
     s = covariances(3, d)
     slope = dense.of_case(test).slope
@@ -397,7 +402,7 @@ def test_rows_that_influence_one_another_are_right(coupling, x):
     model, rows = zoo.Net(dense.COUPLINGS[coupling], body=oracle.float64_copy(mlp().model)), len(x)
     other = normal(rows, 3, seed=3)
     uq = rg.LastLayerRigidity(model).fit((other, normal(rows, 1, seed=0)))
-    uq.calibrate((normal(rows, 3, seed=1), normal(rows, 1, seed=2)), ridge=0.1)
+    uq.calibrate((normal(rows, 3, seed=1), normal(rows, 1, seed=2)), ridge=0.1, criterion="nll")
     names, call = ["body.2.weight", "body.2.bias"], lambda m, x: m(x)
     slope = dense.derivatives(model, call, names, x).slope[:, 0]  # (N, N, d)
     p = uq.predict(x, input_covariance=0.3)
@@ -477,7 +482,7 @@ def test_a_model_without_a_graph_takes_draws_alone():
     id = "forward_without_gradients_with_its_features"
     case = zoo.build(id)
     uq = rg.LastLayerRigidity(case.model, **case.options).fit([case.data])
-    uq.calibrate([zoo.build(id, 1).data])
+    uq.calibrate([zoo.build(id, 1).data], criterion="nll")
     refused("no_grad", uq.predict, [case.data], input_covariance=0.1)
     p = uq.predict([case.data], input_covariance=0.1, input_samples=50)
     assert float(p.from_inputs.min()) > 0

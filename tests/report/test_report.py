@@ -170,7 +170,7 @@ def test_bad_arrays_are_refused(options: dict[str, Any], words: str) -> None:
 @pytest.fixture(scope="module")
 def uq(net: Trained) -> rg.LastLayerRigidity:
     fitted = rg.LastLayerRigidity(net.model).fit(net.train)
-    fitted.calibrate(net.valid, noise="constant")
+    fitted.calibrate(net.valid, noise="constant", criterion="nll")
     return fitted
 
 
@@ -205,7 +205,7 @@ def test_targets_come_from_the_wrappers_own_function(net: Trained, tmp_path: Pat
         forward=lambda model, batch: model(batch["place"]),
         target=lambda batch: batch["energy"],
     )
-    uq.fit(batches(net.train)).calibrate(batches(net.valid))
+    uq.fit(batches(net.train)).calibrate(batches(net.valid), criterion="nll")
     mean, _, target, _ = labelled(uq, batches(net.test))
     assert torch.equal(target, net.test[1])
     assert torch.equal(mean, uq.predict(batches(net.test)).mean.to(mean))

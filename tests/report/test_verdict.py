@@ -261,7 +261,13 @@ def test_rows_like_the_reference_are_hardly_ever_called_unlike_it() -> None:
 
 def test_the_warnings_of_the_calibration_stand_on_the_page(net: Trained) -> None:
     uq = rg.LastLayerRigidity(net.model).fit(net.train)
-    found = replace(uq.calibrate(net.valid), duplicates=3, samples=200, at_edge="upper", stale=True)
+    found = replace(
+        uq.calibrate(net.valid, criterion="nll"),
+        duplicates=3,
+        samples=200,
+        at_edge="upper",
+        stale=True,
+    )
     text = page(*columns(), calibration=found).text
     assert "3 of 200 calibration rows stand in the training data" in text
     assert "upper end of its range" in text

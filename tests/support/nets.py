@@ -76,7 +76,7 @@ def trained(targets: int = 1, seed: int = 0, steps: int = 150) -> Trained:
 
 
 def calibrated(uq: rg.LastLayerRigidity, valid: Any, **options: Any) -> rg.LastLayerRigidity:
-    uq.calibrate(valid, **options)
+    uq.calibrate(valid, **({"criterion": "nll"} | options))
     return uq
 
 

@@ -161,6 +161,7 @@ def pictured(found: Found) -> Figure:
         axes[0].plot(at, pairs, "o", color=COLOURS[form], ms=5, label=LABELS[form])
     axes[0].axhline(0, color=BLACK, lw=0.8)
     axes[0].set_yscale("symlog", linthresh=0.1)
+    axes[0].set_ylim(*(1.2 * end for end in axes[0].get_ylim()))
     axes[0].yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes[0].set_xticks(range(len(found)), [title(name) for name in found], rotation=30, ha="right")
     axes[0].set(ylabel="NLL - paper's form", title="Inside")
@@ -168,12 +169,12 @@ def pictured(found: Found) -> Figure:
         for place, form in enumerate(("paper", "all", "unguarded")):
             shares = [one["forms"][form]["outside"]["coverage_90"][0] for one in far.values()]
             at = [k + 0.15 * (place - 1) for k in range(len(far))]
-            axes[1].plot(at, shares, "o", color=COLOURS[form], ms=5)
+            label = LABELS[form] if form == "paper" else None  # the others stand above
+            axes[1].plot(at, shares, "o", color=COLOURS[form], ms=5, label=label)
         axes[1].axhline(LEVEL, color=BLACK, lw=0.8)
         axes[1].set_xticks(range(len(far)), [title(name) for name in far], rotation=30, ha="right")
         axes[1].set(ylabel="held by 90 % intervals", title="Outside", ylim=(0, 1.02))
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=3)
+    figure.legend(loc="outside upper center", ncols=3)
     return figure
 
 
@@ -202,8 +203,8 @@ last features makes different from row to row; a Student-t law; a tilt of that l
 and a guard, which widens the bars beyond the rigidities of the training rows. Here they are put
 together part by part, on trained nets that stay as they are, with the library's own calibration
 each time (`calibrate(valid, criterion="auto", noise=..., law=...)`, guard included), and the guard
-is taken out of the whole. The paper's form is `criterion="nll"` without noise. Everything is calibrated on the
-validation rows that also stopped the training, and judged on test rows."""
+is taken out of the whole. The paper's form is `criterion="nll"` without noise. Everything is
+calibrated on the validation rows that also stopped the training, and judged on test rows."""
 
 CAPTION = (
     "Above: NLL in the domain less that of the paper's form, mean over the nets (of cells on wine "

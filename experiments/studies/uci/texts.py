@@ -154,12 +154,19 @@ splits."""
 
 def _committed(found: Found) -> str:
     """Whose nets they are."""
-    fresh = sorted({name for name, one in found.items() if not all(one["committed"].values())})
-    if not fresh:
-        return "They come with the project (`experiments/nets/`) and were not trained by this run."
+    fresh = [name for name, one in found.items() if not _read(one["committed"])]
     if len(fresh) == len(found):
         return "They were trained by this run."
-    return f"Nets of {listed(fresh)} were trained by this run; others come with the project."
+    drawn = [name for name, one in found.items() if not one["committed"].get("random", True)]
+    which = [f"those of {listed(fresh)}"] if fresh else []
+    which += [f"those of the random splits of {listed(drawn)}"] if drawn else []
+    others = f" but {' and '.join(which)}, which were trained by this run" if which else ""
+    return f"They come with the project (`experiments/nets/`){others}."
+
+
+def _read(committed: Found) -> bool:
+    """Whether the nets of the official splits come with the project."""
+    return all(yes for part, yes in committed.items() if part != "random")
 
 
 def _lists(found: Found) -> str:

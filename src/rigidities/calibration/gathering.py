@@ -75,8 +75,8 @@ def places(first: int, count: int, like: Tensor) -> Tensor:
 class Gathering:
     """The rows of a pass so far; at most so many are kept."""
 
-    def __init__(self, most: int = ROWS) -> None:
-        self._most, self._names = most, tuple[str, ...]()
+    def __init__(self, most: int | None = None) -> None:
+        self._most, self._names = most or ROWS, tuple[str, ...]()
         self._parts: list[tuple[Tensor, ...]] = []
         self._latest: list[tuple[Tensor, ...]] = []
         self._rows, self._kept, self._shapes = 0, 1.0, 0.0

@@ -171,7 +171,7 @@ class CalibrationReport:
         usual = (self.noise + self.scale.square() * guard.reference).sqrt()
         ratio = ((guard.variance(far) + self.scale.square() * far) * second).sqrt() / usual
         return [
-            f"beyond q = {_numbers(guard.reference)}, where a fifth of the training rows lie, bars "
+            f"beyond q = {_numbers(guard.reference)}, where a tenth of the training rows lie, bars "
             f"grow with q: at ten times that they are at least {_numbers(ratio)} times a usual one"
         ]
 

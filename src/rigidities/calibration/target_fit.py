@@ -20,7 +20,7 @@ from .rows import Rows, clipped_mean
 from .scale_fit import FIRST, ScaleFit, constant_fit, headed_fit
 from .tilt_fit import TiltFit
 
-REFERENCE = 0.8
+REFERENCE = 0.9
 """Quantile of the left-out training rows' q, beyond which the guard sets in."""
 
 BOUNDS = 0.005

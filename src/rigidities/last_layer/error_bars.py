@@ -148,7 +148,7 @@ class ErrorBars:
 
 def noise_variances(function: Given, batch: Batch, reading: Reading) -> Tensor:
     """(M, 1) or (M, K), by the user's function."""
-    found = reading.sample_weights(function, batch, "noise variances")
+    found = reading.sample_weights(function, batch, "noise_variance")
     assert found is not None
     if not bool((found > 0).all()):
         raise ValueError("noise variances must be above zero for every row.")

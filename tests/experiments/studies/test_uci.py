@@ -122,6 +122,21 @@ def test_the_page_says_which_sets_have_no_published_lists() -> None:
     assert "yacht" not in mixed
 
 
+def test_the_page_says_which_nets_it_trained() -> None:
+    def one(official: bool, random: bool) -> dict[str, Any]:
+        return {"committed": {"official": official, "five": official, "random": random}}
+
+    whole, drawn, fresh = one(True, True), one(True, False), one(False, False)
+    here = "They come with the project (`experiments/nets/`)"
+    assert texts._committed({"yacht": whole}) == f"{here}."
+    assert texts._committed({"yacht": fresh}) == "They were trained by this run."
+    said = texts._committed({"yacht": whole, "wine": drawn})
+    assert said == f"{here} but those of the random splits of wine, which were trained by this run."
+    assert "but those of year, which" in texts._committed(
+        {"yacht": whole, "year": one(False, True)}
+    )
+
+
 # --- scores --------------------------------------------------------------------------------------
 
 
@@ -386,7 +401,7 @@ def test_copies_and_what_is_left_out_are_told(found_of) -> None:
     text = " ".join(texts.opening(found))
     assert "wine 24.5 % of the test rows and 24.5 % of the validation rows equal" in text
     assert "yacht 0" not in text
-    assert "Nets of wine and yacht" not in text and "trained by this run" in text
+    assert "trained by this run" in text  # five nets of each set
     without = " ".join(texts.opening({"yacht": found["yacht"]}))
     assert "copies" not in without
 

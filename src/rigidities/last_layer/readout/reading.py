@@ -103,25 +103,26 @@ class Reading:
         return self.rows(target.reshape(self.output.shape))
 
     def sample_weights(
-        self, function: SampleWeight | None, batch: Batch, what: str = "sample weights"
+        self, function: SampleWeight | None, batch: Batch, what: str = "sample_weight"
     ) -> Tensor | None:
         """The user's weights of the batch, (M, 1) or (M, K); or what else a function gives."""
         if function is None:
             return None
         output, weights = self.output, function(batch.raw)
         if weights is None:
-            raise ValueError(f"The function of {what} returned None: expected one per sample.")
+            raise ValueError(f"{what} returned None: expected one per sample.")
         given = torch.as_tensor(weights, device=output.device).to(torch.float64)
         if not bool(((given >= 0) & (given < torch.inf)).all()):
             raise ValueError(
-                f"{what} must be finite and not negative, got {float(given.min())} to "
-                f"{float(given.max())}. A row that should not count has weight 0."
+                f"{what.replace('_', ' ')}s must be finite and not negative, got "
+                f"{float(given.min())} to {float(given.max())}. A row that should not count has "
+                "weight 0."
             )
         if given.squeeze().shape == output.squeeze().shape:
             return self.rows(given.reshape(output.shape))
         if given.ndim > 1 or given.numel() != len(output):
             raise ValueError(
-                f"The function of {what} returned {tuple(given.shape)} for an output of "
+                f"{what} returned {tuple(given.shape)} for an output of "
                 f"{tuple(output.shape)}: expected one per sample or per output."
             )
         return self.rows(given.reshape(-1, *[1] * (output.ndim - 1)).expand(output.shape))
