@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ["any_regressor.md", "chemistry.md", "propagation.md", "report.md", "theory.md"]
+PAGES = [
+    "any_regressor.md",
+    "chemistry.md",
+    "coverage.md",
+    "error_bars.md",
+    "propagation.md",
+    "report.md",
+    "theory.md",
+]
 
 BLOCK = re.compile(
     r'^```(python|text)( title="one training run")?\n(.*?)^```', flags=re.DOTALL | re.MULTILINE

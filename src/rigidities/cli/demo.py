@@ -5,7 +5,7 @@ the simplest alternative: one constant bar, the RMS error on the same calibratio
 
 - *Toy*: seven points of $y = \cos^2 x$ (Bigi et al. 2024, Fig. 1). Seven points cannot spare a
   validation set, and a net that passes through all of them has no residuals to learn from, so the
-  ridge and the scale come from twenty further points.
+  calibration has twenty further points.
 - *Diabetes*: scikit-learn's bundled data. The net sees only rows below the 70th percentile of one
   input; the rows above show what the error bars do outside the training range. The target is
   mostly noise, hence the noise floor.

@@ -4,7 +4,7 @@ $$ \sigma^2(x) = \alpha^2\, f(x)^\top (G + \varsigma^2 I)^{-1} f(x) \; [+ \text{
 
 with $f$ the derivatives of the output by the readout's weights (for a linear last layer, its
 input), $G = \sum_i w_i f_i f_i^\top$ over the training data. `fit` accumulates G, `calibrate`
-chooses $\alpha$, $\varsigma^2$ and the noise, `predict` uses them.
+chooses $\alpha$, $\varsigma^2$, the noise and the law around the mean, `predict` uses them.
 
 Reference: F. Bigi, S. Chong, M. Ceriotti, F. Grasselli, "A prediction rigidity formalism for
 low-cost uncertainties in trained neural networks" (2024), Sec. 3.5.

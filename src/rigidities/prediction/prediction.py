@@ -23,8 +23,10 @@ class Prediction:
 
     Attributes:
         mean: what the model predicts.
-        epistemic: $\alpha^2 f^\top (G + \varsigma^2 I)^{-1} f$, what more data would shrink.
-        noise: variance that more data would not shrink; zero unless calibrated.
+        epistemic: $\alpha^2 f^\top (G + \varsigma^2 I)^{-1} f$, what more data would shrink: by how
+            much the prediction would move, were the model trained again on other rows.
+        noise: the rest of the law's second moment, tails and guard included; zero unless
+            calibrated.
         rigidity: the paper's $R = 1/q$, unscaled.
         from_inputs: variance that uncertain inputs bring; zero unless asked for.
         law: shape of the predictive law.

@@ -16,8 +16,8 @@ scale (`criterion="auto"`), what predictions share has that one, and each distin
 of its own up to the scale of single predictions (see `joint`). Other criteria have one scale for
 both. With `noise="none"` it is set by residuals that hold the noise too, which does not average out
 here: for means of 500 predictions, against 120 retrained nets on each of three data sets (the
-experiment `propagation`), the error bar was 3.9 to 12.5 times the actual error, with a floor,
-`noise="constant"`, 1.1 to 9.4 times, with `criterion="evidence", noise="bayes"` 0.9 to 1.0 times.
+experiment `propagation`), the error bar was 9 to 101 times the actual error, with a floor,
+`noise="constant"`, 6 to 24 times, with `criterion="evidence", noise="bayes"` 0.9 to 1.0 times.
 """
 
 from __future__ import annotations
