@@ -6,7 +6,7 @@ $$ s^2 = \bigl(\tfrac{\bar c}{c}\, e^{h} + \alpha^2 q\bigr)\, e^{-\kappa [\text{
    h = a + w \cdot \phi, $$
 
 with the head's inputs $\phi$ (`prediction.head`), and $\kappa$ for the optimism of rows that were
-trained on. Priors: $\kappa \sim N(0, 1)$, $\log(\nu - 2) \sim N(\log 6, 1.5^2)$,
+trained on. Priors: $\kappa \sim N(0, 1)$ (narrower below zero), $\log(\nu - 2) \sim N(\log 6, 1.5^2)$,
 $\log \alpha^2 \sim N(\cdot, 1.5^2)$ about a first estimate, since single predictions hardly tell
 $\alpha^2$ from the noise; w has the precision 2 on the first three inputs and $\lambda$ on the
 others, chosen by Laplace's approximation of the evidence. The maximum is found by Fisher scoring:
@@ -34,6 +34,9 @@ TAILS = (math.log(6), 1.5)
 
 WIDE = 3.0
 """Spread of the weak priors of the noise's level, and of the scale in a first estimate."""
+
+PESSIMISM = 0.25
+"""Spread of kappa's prior below zero: a few lucky rows do not make training rows pessimistic."""
 
 SHARE = 0.1
 """Of the residuals' variance that the first estimate leaves to the scale at least."""
@@ -154,7 +157,8 @@ class ScaleProblem:
     def _prior(self, vector: Tensor, penalty: float) -> tuple[Tensor, Tensor, Tensor]:
         """Twice the negative log prior, half its gradient, and its precisions."""
         precision = vector.new_full((len(vector),), penalty)
-        precision[:_FIXED] = vector.new_tensor([WIDE**-2, self.spread**-2, 1.0])
+        optimism = 1.0 if float(vector[2]) > 0 else PESSIMISM**-2
+        precision[:_FIXED] = vector.new_tensor([WIDE**-2, self.spread**-2, optimism])
         precision[_FIXED : _FIXED + FIRST] = FIRST_PENALTY
         centre = torch.zeros_like(vector)
         centre[:2] = torch.stack([self.rows.level.log(), self.centre])
