@@ -62,8 +62,9 @@ class RowSample(RowSketch):
         copies = {k: self.columns[k].repeat_interleave(self.counts, 0) for k in self.columns}
         return SampledRows(**copies)
 
-    def add(self, hashes: Tensor, **columns: Tensor) -> None:
+    def add(self, hashes: Tensor, **given: Tensor | None) -> None:
         """Take rows in; those above the limit cost no more than a look."""
+        columns = {k: column for k, column in given.items() if column is not None}
         self.size = min(self.size, LARGEST // columns["features"].shape[1:].numel())
         large = len(hashes) > self.size
         if large and len(distinct := torch.unique(hashes)) > self.size:

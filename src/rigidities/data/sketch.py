@@ -130,9 +130,8 @@ class RowSketch:
         below = (hashes < self.limit).nonzero()[:, 0]
         distinct, index = torch.unique(hashes[below], return_inverse=True)
         total = torch.zeros_like(distinct).index_add_(0, index, counts[below])
-        first = torch.zeros_like(distinct).scatter_reduce_(
-            0, index, below, "amin", include_self=False
-        )
+        first = torch.zeros_like(distinct)
+        first.scatter_reduce_(0, index, below, "amin", include_self=False)
         held = (total > 0).nonzero()[:, 0]
         if len(held) > self.size:
             self.limit = int(distinct[held[self.size]])
@@ -147,10 +146,7 @@ def _joined(parts: Sequence[dict[str, Tensor]], index: Tensor) -> dict[str, Tens
     """Rows of columns that come in parts, one after the other; the first may have none yet."""
     parts = [part for part in parts if part]
     if any(part.keys() != parts[0].keys() for part in parts):
-        raise ValueError(
-            "Rows with and without a sample weight do not make one sample: give the same functions "
-            "as in the fit."
-        )
+        raise ValueError("Rows with and without a sample weight do not mix: weigh all or none.")
     names = parts[0] if parts else {}
     return {k: torch.cat([part[k].to(index.device) for part in parts])[index] for k in names}
 

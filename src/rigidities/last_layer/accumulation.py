@@ -46,7 +46,7 @@ class Statistics:
 
     def clone(self) -> Statistics:
         """An independent copy."""
-        sample = None if self.sample is None else self.sample.clone()
+        sample = self.sample and self.sample.clone()
         return replace(self, gram=self.gram.clone(), sketch=self.sketch.clone(), sample=sample)
 
     def without(self, removed: Statistics, *, check: bool) -> Statistics:
@@ -60,14 +60,13 @@ class Statistics:
                 "already, or had another target). Give rows as they were added, in the same "
                 "dtypes, or pass check=False where they cannot be recognised."
             )
-        gram, sample = self.gram.without(removed.gram), None
-        if self.sample is not None and removed.sample is not None:
-            sample, *_ = self.sample.without(removed.sample)
-        return replace(self, gram=gram, sketch=sketch, sample=sample)
+        out = removed.sample
+        sample = None if self.sample is None or out is None else self.sample.without(out)[0]
+        return replace(self, gram=self.gram.without(removed.gram), sketch=sketch, sample=sample)
 
     def after(self, change: Tensor) -> Statistics:
         """The same rows when the readout's weights have changed by (D, K or 1)."""
-        sample = None if self.sample is None else self.sample.after(change)
+        sample = self.sample and self.sample.after(change)
         return replace(self, gram=self.gram.after(change), sample=sample)
 
     def say_unlabelled(self) -> None:
@@ -233,8 +232,8 @@ def _sampled(
         mean=mean,
         residual=torch.where(known, error, torch.nan),
         weight=torch.ones_like(error) if weights is None else weights.expand_as(error),
-        **({} if importance is None else {"importance": importance}),
-        **({} if own.counts is None else {"counts": own.counts}),
+        importance=importance,
+        counts=own.counts,
     )
     return sample
 

@@ -173,12 +173,11 @@ class ReadoutFit:
 
     def fit(self, train: Any, weighing: Weighing, *, sample: int, **options: Any) -> None:
         """Accumulate the Gram over the training data, and keep a `sample` of so many rows."""
-        empty = RowSample(sample)
+        kept = RowSample(sample) if sample else None
         with self._alone():
             binding = self.unbound.again()
             feed = replace(self.feed(weighing), inputs=None, kind=None)
             batches = feed(train, "fit", any_order=True, **options)
-            kept = empty if empty.size else None
             statistics = accumulate(None, binding.find, batches, weighing, sample=kept)
             if self.target is None:
                 statistics.say_unlabelled()

@@ -1,7 +1,6 @@
 """Another readout for a trained model: the ridge-optimal one, in a copy.
 
-A net that was trained by steps has a readout that need not be the best on its own features. The
-sums that a fit has kept give the best one, and the sums about it, without another pass.
+The sums that a fit has kept give it, and the sums about it, without another pass.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ class Refitted:
     Attributes:
         ridge: $\varsigma^2$, the evidence's.
         rows: that the readout was refitted on.
-        before: root mean square of the residuals of the model as it was, one entry per target;
-            with sample weights, of the weighted squares.
+        before: root mean square (weighted) error of the model as it was, one entry per target.
         after: of the model refitted to the training rows.
         judged: validation rows that both were taken on. None: it was training rows, each left out
             of the readout by generalised cross-validation (Golub, Heath, Wahba 1979).
@@ -47,11 +45,10 @@ class Refitted:
 
     @property
     def better(self) -> bool | None:
-        """Whether errors are smaller by a thousandth or more; None without unseen rows to judge by.
+        """Whether errors are smaller by a thousandth or more, in the geometric mean over targets.
 
-        Left-out training rows cannot tell: the layers before the readout have seen them, and their
-        errors shrink on every refit, also where those on other rows grow. Of several targets it
-        is the geometric mean.
+        None without validation rows. Training rows cannot tell: the layers before the readout have
+        seen them, and their errors shrink on every refit.
         """
         ratio = (self.after / self.before).log().mean().exp()
         return None if self.judged is None else bool(ratio < 0.999)
@@ -82,8 +79,7 @@ def refitted(
 ) -> tuple[Binding, Statistics, Refitted]:
     """The tie to the copy, the sums about its weights, and what has changed.
 
-    From the tie to the model, the sums of the training rows and their posterior; `valid` gives rows
-    to judge by, and if `add` to refit on afterwards.
+    `valid` gives rows to judge by, and if `add` to refit on afterwards.
     """
     model = unwrapped(binding.model)
     tap, judge, judged = _settable(model, binding.current(), weighing.loss), known.gram, None
@@ -128,7 +124,7 @@ def _settable(model: nn.Module, tap: AnyTap, loss: Loss) -> Tap:
         raise ValueError("refit needs a readout with weights: give layer= instead of features=.")
     if not tap.linear:
         raise ValueError(
-            "The output is not linear in the readout's weights, so the best have no closed form. "
+            "The output is not linear in the readout's weights: there is no best in closed form. "
             "Let forward= return the output before the nonlinearity, with targets to match."
         )
     heads = [*map(model.get_submodule, tap.heads)]

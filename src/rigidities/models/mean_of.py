@@ -1,9 +1,4 @@
-r"""`MeanOf`: several trained nets as one model.
-
-The mean of the outputs $\frac1M \sum_m h_m(x)^\top w_m$ is linear in all readout weights together.
-It is thus one model with one readout, whose features are those of the members side by side, each
-times $1/M$.
-"""
+"""Several trained nets as one model."""
 
 from __future__ import annotations
 
@@ -18,6 +13,8 @@ from .calling import pick
 
 class MeanOf(nn.Module):
     """The mean of the outputs of several trained models, to be wrapped like any other model.
+
+    It is linear in all their readout weights together: one readout, with the features side by side.
 
     Args:
         models: one or more, of any architecture; they take the same inputs and give outputs of

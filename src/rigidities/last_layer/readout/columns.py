@@ -72,8 +72,9 @@ class Columns:
             part = given[index.to(given.device)]
             flat = part[:, 0] if self.joint else joint_columns(part, head)
             own = [head.get_parameter(name) for name, size in self._sizes(head).items() if size]
-            for parameter, some in zip(own, flat.split([p.numel() for p in own]), strict=True):
-                parameter.copy_(some.reshape(parameter.shape))
+            parts = torch.split(flat, [parameter.numel() for parameter in own])
+            for parameter, numbers in zip(own, parts, strict=True):
+                parameter.copy_(numbers.reshape(parameter.shape))
 
     def _weights(self, head: nn.Module) -> Tensor:
         return joint_columns(weights(head), head)[:, None] if self.joint else weights(head)
