@@ -68,7 +68,7 @@ def model_row(rows: int, width: int, condition: float) -> Row:
         train, features, y = trunk(x), trunk(asked), model(x) + noise
     uq = rg.LastLayerRigidity(model).fit((x, y))
     ridge = float(uq.gram.matrix.trace()) / width / condition**2 * 1e-3
-    uq.calibrate((asked, model(asked).detach() + noise[: len(asked)]), ridge=ridge)
+    uq.calibrate((asked, model(asked).detach() + noise[: len(asked)]), ridge=ridge, criterion="nll")
     _, std = uq(asked)
     variance = (std[:, 0].double() / float(uq.scale)).square()
     error = largest_error(variance, dense.quadratic(train, features, ridge=ridge))

@@ -41,7 +41,7 @@ def time_rows(fitted: Workload, held: Workload, *, rounds: int) -> list[Row]:
 
     def calibrate() -> float:
         uq = fit(fitted)
-        return clocked(lambda: uq.calibrate((held.x, held.y)))
+        return clocked(lambda: uq.calibrate((held.x, held.y), criterion="nll"))
 
     tasks: dict[str, Task] = {"calibrate": calibrate, "bare": held.bare_pass, "point": point}
     timings = interleaved(tasks, rounds=rounds)
@@ -93,7 +93,7 @@ class GridPoint:
 
 def criterion_row(fitted: Workload, held: Workload) -> Row:
     """The criterion at the calibrated ridge and scale less the best of the grid."""
-    report = fit(fitted).calibrate((held.x, held.y))
+    report = fit(fitted).calibrate((held.x, held.y), criterion="nll")
     train, rows = dense.features(fitted, fitted.x), dense.features(held, held.x)
     with torch.inference_mode():
         residuals = (held.y - held.model(held.x))[:, 0].double()

@@ -64,5 +64,5 @@ def calibrated(work: Workload) -> rg.LastLayerRigidity:
     """Fitted to all but the last tenth of the rows and calibrated on those."""
     valid = len(work.x) // 10
     uq = rg.LastLayerRigidity(work.model).fit((work.x[:-valid], work.y[:-valid]))
-    uq.calibrate((work.x[-valid:], work.y[-valid:]))
+    uq.calibrate((work.x[-valid:], work.y[-valid:]), criterion="nll")
     return uq

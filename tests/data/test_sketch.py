@@ -40,14 +40,14 @@ def test_features_are_known_up_to_rounding(digits, off, labelled):
     g = torch.Generator().manual_seed(0)
     x, noise = (torch.randn(5000, 30, generator=g) for _ in range(2))
     y = torch.randn(5000, 1, generator=g) if labelled else None
-    held = RowSketch()
-    held.add(near_hashes(x, y, digits, None))
-    assert held.shared(near_hashes(x * (1 + off * noise), y, digits, held)) == 5000
+    held, width = RowSketch(), max(1 / 128, 25 * digits)
+    held.add(near_hashes(x, y, width, None))
+    assert held.shared(near_hashes(x * (1 + off * noise), y, width, held)) == 5000
     if labelled:
-        assert held.shared(near_hashes(x, y + 1e-6, digits, held)) == 0
+        assert held.shared(near_hashes(x, y + 1e-6, width, held)) == 0
     if digits < 1e-3:
-        assert held.shared(near_hashes(noise, y, digits, held)) == 0
-        assert held.shared(near_hashes(x * (1 + 0.1 * noise), y, digits, held)) < 10
+        assert held.shared(near_hashes(noise, y, width, held)) == 0
+        assert held.shared(near_hashes(x * (1 + 0.1 * noise), y, width, held)) < 10
 
 
 def test_tensors_without_plain_rows_have_no_hashes():

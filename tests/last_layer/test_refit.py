@@ -97,9 +97,7 @@ def test_the_sums_about_the_new_weights_are_those_of_a_fresh_fit(id):
     if theirs is None:
         assert mine is None
         return
-    for name, column in theirs.rows.columns().items():
-        own = mine.rows.columns()[name]
-        torch.testing.assert_close(own, column, rtol=1e-8, atol=1e-9, equal_nan=True)
+    torch.testing.assert_close(mine.columns, theirs.columns, rtol=1e-8, atol=1e-9, equal_nan=True)
 
 
 @pytest.fixture(scope="module", params=[1, 3])
@@ -297,7 +295,7 @@ def test_readouts_without_settable_best_weights_are_refused(ids, message):
         refused(message, uq.refit)
 
 
-def test_weights_tied_to_an_embedding_are_refused_by_its_name():
+def test_weights_tied_to_an_embedding_are_refused():
     model = Net(
         lambda m, i: m.head(torch.tanh(m.embedding(i))),
         embedding=nn.Embedding(7, 5),
@@ -307,7 +305,7 @@ def test_weights_tied_to_an_embedding_are_refused_by_its_name():
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(7, (40,), generator=generator)
     uq = rg.LastLayerRigidity(model).fit((x, torch.randn(40, 7, generator=generator)))
-    refused("those of 'embedding' too", uq.refit)
+    refused(r"readout \(head\) are those of another layer too", uq.refit)
 
 
 def test_two_heads_that_share_a_weight_are_refitted_together():
@@ -334,7 +332,7 @@ def test_fits_without_residuals_or_by_another_loss_are_refused(net):
     refused("give targets", fitted(net).refit, net.valid[0])
     refused("no fit yet", rg.LastLayerRigidity(net.model).refit)
     one = rg.LastLayerRigidity(net.model).fit((x[:1], net.train[1][:1]))
-    refused("refit takes the ridge of the evidence. .* more rows", one.refit)
+    refused("The evidence needs more rows", one.refit)
 
 
 def fitted_to_targets(net: Trained, targets: Tensor) -> rg.LastLayerRigidity:

@@ -501,7 +501,13 @@ def test_leave_one_out_needs_only_the_training_data(net, fit):
     for wrong in ({"valid": net.valid}, {"valid": net.valid, "train": net.train}, {}):
         with pytest.raises(ValueError, match=r"takes the training data and no validation data"):
             fit.calibrate(criterion="loo", **wrong)
-    refused(r"train= is for criterion='loo'", fit.calibrate, net.valid, train=net.train)
+    refused(
+        r"train= is for criterion='loo' and 'auto'",
+        fit.calibrate,
+        net.valid,
+        train=net.train,
+        criterion="nll",
+    )
 
 
 @pytest.mark.parametrize("noise", ["none", "constant"])
@@ -530,7 +536,7 @@ def test_calibration_thins_rows_evenly_when_they_would_fill_the_memory(net, monk
 # --- bad input ----------------------------------------------------------------------------------
 
 
-CRITERION = "Unknown criterion 'likelihood'. Known: nll, bins, crps"
+CRITERION = "Unknown criterion 'likelihood'. Known: auto, nll, bins, crps"
 
 
 def check_refused(uq, call, match=None, error=ValueError):
@@ -687,7 +693,7 @@ wrapped, ONES = rg.LastLayerRigidity, torch.ones(2, 4)
         (
             lambda m: wrapped(m).fit(ONES, sample_weight=lambda b: torch.ones(3)),
             ValueError,
-            "one weight per sample",
+            "expected one per sample",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -132,7 +132,7 @@ def plain() -> rg.LastLayerRigidity:
 
 
 def test_nets_that_end_in_a_linear_layer_are_read_without_a_derivative(plain):
-    assert plain.readout.case == "averaged"
+    assert plain.readout.case == "plain"
     names = oracle.head_parameters(plain.model, PLAIN)
     wanted = oracle.readout_jacobian(plain.model, lambda m: m(TEST), names)
     torch.testing.assert_close(plain.features(TEST), wanted[:, 0])
@@ -148,7 +148,7 @@ def test_what_they_no_longer_end_in_is_read_by_derivatives():
     members = [Net(halved, head=nn.Linear(4, 1).double()) for _ in range(2)]
     uq = rg.LastLayerRigidity(rg.MeanOf(members)).fit((X, Y))
     uq.calibrate(VALID)
-    assert uq.readout.case == "averaged"
+    assert uq.readout.case == "plain"
     wanted = torch.cat([TEST, torch.ones(20, 1)], dim=1).repeat(1, 2) / 2
     torch.testing.assert_close(uq.features(TEST), wanted)
     torch.testing.assert_close(uq.features(TEST[:19]), wanted[:19] / 2)
@@ -204,7 +204,7 @@ def test_several_targets_and_float32_keep_the_fast_case():
     pair = [trained(3, seed=seed, steps=5) for seed in (0, 1)]
     uq = rg.LastLayerRigidity(rg.MeanOf([net.model for net in pair])).fit(pair[0].train)
     uq.calibrate(pair[0].valid)
-    assert uq.readout.case == "averaged"
+    assert uq.readout.case == "plain"
     assert uq.gram.width == 50
     assert uq(pair[0].test[0])[1].shape == (200, 3)
 
@@ -245,5 +245,7 @@ def test_what_is_no_list_of_models_is_refused():
     refused(r"got \['Linear', 'function'\]", rg.MeanOf, [nn.Linear(4, 1), data], error=TypeError)
     uneven = rg.MeanOf([nn.Linear(4, 1), nn.Linear(4, 1), nn.Linear(4, 2)])
     refused(
-        r"Model 2 of MeanOf gives \(20, 2\) where model 0 gives \(20, 1\)", uneven, TEST.float()
+        r"outputs of one shape; its models give \[\(20, 1\), \(20, 1\), \(20, 2\)\]",
+        uneven,
+        TEST.float(),
     )

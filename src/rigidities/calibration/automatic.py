@@ -80,7 +80,9 @@ class Full:
             shared=shared,
         )
 
-    def calibration(self, ridge: float, wanted: Wanted, *, shared: bool) -> Calibration:
+    def calibration(
+        self, ridge: float, wanted: Wanted, weight: Tensor, *, shared: bool
+    ) -> Calibration:
         """As everything after it uses it; without the joint scale."""
         fits = self.targets
         law = self._law()
@@ -92,6 +94,7 @@ class Full:
             torch.stack([fit.scale2 for fit in fits]).sqrt(),
             kinds.get(wanted.noise, ConstantNoise(level)),
             law,
+            weight,
             head=self._head(shared=shared, tilts=TERMS if isinstance(law, Tilted) else 0),
             guard=Guard.join(guards) if guards else None,
             support=wanted.support,
@@ -130,6 +133,9 @@ def automatic(
     """
     ridge, edge = _ridge(residuals, eigenvalues, wanted, evidence)
     rows = _rows(residuals, seen, eigenvalues, ridge)
+    known = seen if residuals is None else residuals
+    assert known is not None  # else there are no rows
+    typical = known.typical.expand(1, len(rows))
     paper = None if residuals is None else Paper.of(residuals, eigenvalues, wanted)
     full = Full.of(rows, _parts(rows, wanted), None if paper is None else paper.q)
     constant = [_constant(one.held.residual) for one in rows]
@@ -139,9 +145,8 @@ def automatic(
         rows = _rows(residuals, None, eigenvalues, ridge)
     else:
         shared = all(part is None or part.kept["inputs"].ndim == 2 for part in (residuals, seen))
-        chosen, taken = full.calibration(ridge, wanted, shared=shared), LADDER[-1]
+        chosen, taken = full.calibration(ridge, wanted, typical[0], shared=shared), LADDER[-1]
         nll = full.nll
-    typical = rows[0].q.new_ones(1, 1) if residuals is None else residuals.typical
     final = solved(ridge)
     report = CalibrationReport(
         calibration=_with_joint(chosen, rows, typical),
@@ -275,7 +280,7 @@ def _with_joint(calibration: Calibration, rows: list[Rows], typical: Tensor) -> 
         return calibration
     found = []
     for k, one in enumerate(rows):
-        inverse = one.held.share / typical[0, min(k, typical.shape[1] - 1)]
+        inverse = one.held.share / typical[0, k]
         found.append(clipped_mean(one.held.residual.square() / (inverse + one.held.q)).sqrt())
     joint = torch.stack(found)
     return replace(calibration, scale=torch.maximum(calibration.scale, joint), joint=joint)
@@ -291,7 +296,12 @@ def _remarks(rows: list[Rows], wanted: Wanted) -> list[str]:
             "trained end to end. Calibrate on rows that the model has not seen."
         )
     if not seen:
-        said.append("The fit kept no training rows (sample=0): the validation rows alone decide.")
+        why = (
+            "The noise of training rows is not known"
+            if wanted.given
+            else ("The fit holds no training rows (sample=0, or a file without rows=True)")
+        )
+        said.append(f"{why}: the validation rows alone decide.")
     if held:
         said.append(
             "Did these validation rows choose the checkpoint (early stopping)? Then their errors "

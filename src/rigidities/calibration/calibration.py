@@ -14,7 +14,7 @@ from ..notices import require, require_kinds
 from ..prediction.head import Guard, Head
 from ..prediction.law import LAWS, Gaussian, Law, law_named
 from ..prediction.noise import NOISES, GivenNoise, Noise, NoNoise, noise_named
-from .conformal import Conformal
+from .conformal import Conformal, Groups
 from .criteria import AUTO, Criterion, criterion_for
 
 Support = tuple[float | None, float | None]
@@ -193,6 +193,26 @@ class Calibration:
             tilt = tilt * self.guard.fade(q)[..., None].to(tilt)
         second = torch.as_tensor(self.shaped(tilt).second).to(squared)
         return (squared * second - epistemic).clamp(min=0), tilt
+
+    def with_functions(self, noise: Given | None, groups: Groups | None) -> Calibration:
+        """With those again that a file does not hold; refused where none belongs to it."""
+        own = self
+        if noise is not None:
+            if not isinstance(own.noise, GivenNoise):
+                raise ValueError(
+                    f"The noise of this calibration is {own.noise.name!r}, no function: load "
+                    "without noise=, or call calibrate(valid, noise=function)."
+                )
+            own = replace(own, noise=replace(own.noise, function=noise))
+        if groups is not None:
+            scores = own.conformal
+            if scores is None or scores.cuts is not None or not len(scores.labels):
+                raise ValueError(
+                    "This calibration has no groups by a function: load without groups=, or call "
+                    "calibrate(valid, conformal=rows, groups=function)."
+                )
+            own = replace(own, conformal=replace(scores, function=groups))
+        return own
 
     def shaped(self, tilt: Tensor) -> Law:
         """The law of rows with this tilt, (M, K, J); without entries, the law itself."""

@@ -47,6 +47,10 @@ def chosen(
         choice = replace(search(objective, ridge)[0], value=value)
     else:
         choice, edge = search(objective, wanted.ridge)
+    if (law := objective.likeliest_law(choice)) != wanted.law:  # its tails are found afterwards
+        wanted = replace(wanted, law=law)
+        objective = replace(objective, wanted=wanted)
+        choice = search(objective, choice.ridge)[0]
     final, (nll, constant) = solved(choice.ridge), objective.nll(choice)
     report = CalibrationReport(
         calibration=objective.calibration(choice),

@@ -39,12 +39,12 @@ def evidence(
     """
     if gram.square is None:
         raise ValueError(
-            "criterion='evidence' needs the residuals of the fit: call fit with (x, y), anew after "
+            "The evidence needs the residuals of the fit: call fit with (x, y), anew after "
             "rows were forgotten beside whose residuals those left are lost to rounding."
         )
     if gram.cross is None:
         raise ValueError(
-            "criterion='evidence' needs the residuals of all rows, and the fit counted derivatives "
+            "The evidence needs the residuals of all rows, and the fit counted derivatives "
             "without targets: pass gradient_target= to fit, or take another criterion."
         )
     lam, basis = posterior.eigenvalues, posterior.eigenvectors
@@ -57,7 +57,7 @@ def evidence(
         lam, rr, rows = lam.clamp(min=0), rr - explained, rows - rank
     if not bool((rows > 0).all()):
         raise ValueError(
-            "criterion='evidence' needs more rows than the readout has biases, got "
+            "The evidence needs more rows than the readout has biases, got "
             f"{int(gram.informative.min())}. Fit on more data, or take another criterion."
         )
     lam, basis = (part if part.ndim > n else part[None] for n, part in ((1, lam), (2, basis)))
@@ -107,10 +107,33 @@ def most_evident_ridge(
         at, best = int(values.argmin()), float(values.min())
         if not math.isfinite(best) or math.isinf(values[max(at - 1, 0)]):
             raise ValueError(
-                "criterion='evidence' finds no ridge: beside a far offset, or one far residual, "
+                "The evidence finds no ridge: beside a far offset, or one far residual, "
                 "the others are lost to rounding. Fit to other targets, or take another criterion."
             )
         centre = float(exponents[at])
         exponents, width = about(centre, width, 17), width / 8
     edge = {DECADES[0]: "lower", DECADES[1]: "upper"}.get(centre)
     return largest * 10**centre, best, edge
+
+
+def ridge_solution(
+    gram: Gram, weights: Tensor, biases: Tensor, ridge: float
+) -> tuple[Tensor, Tensor]:
+    r"""The change (D, K) to the ridge-optimal weights, and how many of them the rows determine.
+
+    $w^* = \arg\min_w |y - F w|^2 + s |P w|^2 = w + (G + s P)^{-1} (b - s P w)$, where P leaves out
+    the biases, and the trace of $(G + s P)^{-1} G$, () or (K,). Equal bias columns share the
+    change. The arguments are those of `evidence`.
+    """
+    assert gram.cross is not None
+    biases, matrix = biases.to(gram.device), gram.matrix
+    cross, w = gram.cross.mT[..., None], weights.to(gram.cross).mT[..., None]
+    rest, free, right, _, rank = projected(gram, cross, biases)
+    values, basis = torch.linalg.eigh(rest)
+    values, change = values.clamp(min=0), torch.zeros_like(cross)
+    right = basis.mT @ (right - ridge * w[:, free])
+    change[:, free] = basis @ (right / (values + ridge)[..., None])
+    right = cross[:, biases] - matrix[..., biases[:, None], free] @ change[:, free]
+    own = torch.linalg.pinv(matrix[..., biases[:, None], biases], rtol=1e-12, hermitian=True)
+    change[:, biases] = own @ right
+    return change[..., 0].mT, (values / (values + ridge)).sum(-1) + rank

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..prediction.law import Law
 from .calibration import Calibration, Wanted
 from .criteria import pooled, price
 from .gathering import Residuals, places
@@ -105,18 +106,28 @@ class Objective:
 
     def nll(self, choice: Choice) -> tuple[float, float]:
         """NLL per row and target at the choice, and that of the best constant error bar."""
-        ridges = self.eigenvalues.new_tensor([choice.ridge])
-        q = self.residuals.quadratic(self.eigenvalues, ridges)[..., 0]
-        error, law = self.residuals.error, self.wanted.law
-        if self.wanted.left_out:
-            kept = 1 - self.residuals.weight * q
-            error, q = error / kept, q / kept
-        std = (choice.scale2 * (q + choice.floor * self.residuals.share)).sqrt()
-        scale = std / torch.as_tensor(law.second, dtype=torch.float64).to(std).sqrt()
+        (error, variance), law = self._standing(choice), self.wanted.law
+        scale = (variance / torch.as_tensor(law.second, dtype=variance.dtype)).sqrt()
         value = (scale.log() - law.log_density(error / scale)).nanmean()
         known = [column[torch.isfinite(column), None] for column in error.unbind(1)]
         constant = [law.profile(column, torch.ones_like(column))[1] for column in known]
         return float(value), float(torch.cat(constant).mean())
+
+    def likeliest_law(self, choice: Choice) -> Law:
+        """The law wanted; tails of a Student-t that are to be found serve all targets."""
+        error, variance = self._standing(choice)
+        z = (error / variance.sqrt()).reshape(-1, 1)
+        return self.wanted.law.fitted(z, torch.ones_like(z))
+
+    def _standing(self, choice: Choice) -> tuple[Tensor, Tensor]:
+        """Errors (n, K) and variances of all rows at a choice."""
+        ridges = self.eigenvalues.new_tensor([choice.ridge])
+        q = self.residuals.quadratic(self.eigenvalues, ridges)[..., 0]
+        error = self.residuals.error
+        if self.wanted.left_out:
+            kept = 1 - self.residuals.weight * q
+            error, q = error / kept, q / kept
+        return error, choice.scale2 * (q + choice.floor * self.residuals.share)
 
     def _target(
         self, q: Tensor, k: int, kept: Tensor, around: Choice | None, width: float

@@ -93,7 +93,7 @@ class CalibrationReport:
                 "too: the error bars will be too small. Calibrate on rows the model has not seen."
             )
         remedy = "" if bool((self.noise > 0).any()) else " Try noise='constant'."
-        if self.gain < 0.5 / self.rows:
+        if self.gain < 0.5 / (self.rows or self.seen):
             found.append(
                 "The error bars are no better than a constant one on these data (NLL "
                 f"{self.nll:.4g} against {self.nll_constant:.4g}); trust them only to flag inputs "
@@ -156,10 +156,25 @@ class CalibrationReport:
         (_, before), *rungs = self.ladder.items()
         lines = [f"chosen: {chosen}. Cross-validated NLL of the paper's form {before:.4g}, then"]
         for name, value in rungs:
-            what = "shape of the law, guard" if name == "full" else name
-            lines.append(f"  {value - before:+.4f} by {what}")
-            before = value
+            if (part := self._part(name)) is not None:
+                lines.append(f"  {value - before:+.4f} by {part}")
+                before = value
         return lines
+
+    def _part(self, rung: str) -> str | None:
+        """What a rung has brought, in words; None for a part that was not asked for."""
+        law, noise = self.calibration.law.name, self.calibration.noise.name
+        if self.calibration.head is None:  # the full model was refused
+            return rung
+        shape = ["shape of the law"] if law == "tilted" else []
+        guard = ["guard"] if self.calibration.guard is not None else []
+        names = {
+            "heavy tails": None if law == "gaussian" else rung,
+            "constant noise": "the noise that was given" if noise == "given" else rung,
+            "noise that follows the inputs": rung if noise == "features" else None,
+            "full": ", ".join([*shape, *guard]) or None,
+        }
+        return names.get(rung, rung)
 
     @property
     def _beyond(self) -> list[str]:
@@ -170,9 +185,11 @@ class CalibrationReport:
         far, second = 10 * guard.reference, torch.as_tensor(self.calibration.law.second)
         usual = (self.noise + self.scale.square() * guard.reference).sqrt()
         ratio = ((guard.variance(far) + self.scale.square() * far) * second).sqrt() / usual
+        known = f": at ten times that they are at least {_numbers(ratio)} times a usual one"
+        known = "" if self.calibration.noise.name == "given" else known
         return [
-            f"beyond q = {_numbers(guard.reference)}, where a tenth of the training rows lie, bars "
-            f"grow with q: at ten times that they are at least {_numbers(ratio)} times a usual one"
+            f"beyond q = {_numbers(guard.reference)}, where a tenth of the rows lie, bars grow "
+            f"with q{known}"
         ]
 
     def to(self, device: torch.device) -> CalibrationReport:
@@ -200,13 +217,16 @@ class CalibrationReport:
         calibration = Calibration.from_state(header, tensors)
         own = {name: value for name, value in header.items() if name not in calibration.header()}
         require_known(set(own) - {item.name for item in fields(cls)})
-        kinds = get_type_hints(cls)
+        kinds = {**get_type_hints(cls), "ladder": dict, "remarks": list}
         require_kinds(own, {name: kinds[name] for name in own}, "the calibration")
         if (derivatives := tensors.get("gradient_scale")) is not None:
             require_levels(derivatives, "the scale of derivatives")
         own["gradient_scale"] = derivatives
         report = cls(calibration=calibration, **own)
-        require(report.rows > 0, "the calibration's rows")
+        counted = report.rows >= 0 and report.seen >= 0 and report.rows + report.seen > 0
+        require(counted, "the calibration's rows")
+        require(all(isinstance(rung, float) for rung in report.ladder.values()), "the ladder")
+        require(all(isinstance(remark, str) for remark in report.remarks), "the remarks")
         return report
 
 

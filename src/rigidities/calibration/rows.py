@@ -67,6 +67,11 @@ class Rows:
         return clipped_mean(self.held.residual.square())
 
     @cached_property
+    def level(self) -> Tensor:
+        """That size in the noise's units: the factor of all shares that would explain it alone."""
+        return self.size / self.held.share.mean()
+
+    @cached_property
     def step(self) -> float:
         """The targets' grid, where they lie on one; else 0.
 

@@ -157,7 +157,7 @@ class ScaleProblem:
         precision[:_FIXED] = vector.new_tensor([WIDE**-2, self.spread**-2, 1.0])
         precision[_FIXED : _FIXED + FIRST] = FIRST_PENALTY
         centre = torch.zeros_like(vector)
-        centre[:2] = torch.stack([self.rows.size.log(), self.centre])
+        centre[:2] = torch.stack([self.rows.level.log(), self.centre])
         off = vector - centre
         return (precision * off.square()).sum(), precision * off, precision
 
@@ -221,7 +221,7 @@ def constant_fit(
         return problem.solved(start, 1.0)
     found = []
     for share in (0.1, 0.9):
-        parts = [((1 - share) * unit).log(), (share * unit / q).log(), unit.new_zeros(())]
+        parts = [((1 - share) * rows.level).log(), (share * unit / q).log(), unit.new_zeros(())]
         fit = problem.solved(ScaleFit(torch.stack(parts), TAILS[0]), 1.0)
         found.append((float(problem.objective(fit, 1.0)), fit))
     return min(found, key=lambda pair: pair[0])[1]

@@ -8,11 +8,12 @@ the sketch does not depend on order or batching, and two sketches merge.
 
 from __future__ import annotations
 
+import copy
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import product
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,13 +29,18 @@ _ODD = -7046029254386353131  # 2^64 / golden ratio, as a signed number
 _MIX = -4658895280553007687
 
 
+S = TypeVar("S", bound="RowSketch")
+
+
 class RowSketch:
-    """The smallest `SIZE` row hashes of a data set.
+    """The smallest `SIZE` row hashes of a data set, and what else is kept of those rows.
 
     Attributes:
         hashes: sorted distinct int64.
         counts: how many rows have each hash.
         limit: every hash of the data set below it is in `hashes`.
+        columns: what goes with each hash, by name, (n, ...); its first row's.
+        size: how many hashes to keep at most.
     """
 
     def __init__(
@@ -45,25 +51,26 @@ class RowSketch:
     ) -> None:
         self.hashes = torch.empty(0, dtype=torch.int64) if hashes is None else hashes
         self.counts = torch.ones_like(self.hashes) if counts is None else counts
-        self.limit = limit
-        self._pending: list[tuple[Tensor, Tensor]] = []
+        self.limit, self.size = limit, SIZE
+        self.columns: dict[str, Tensor] = {}
+        self._pending: list[tuple[Tensor, Tensor, dict[str, Tensor]]] = []
         self._waiting = 0
 
-    def add(self, hashes: Tensor) -> None:
+    def add(self, hashes: Tensor, **columns: Tensor) -> None:
         """Take rows in."""
-        self._queue(hashes, torch.ones_like(hashes))
+        self._queue(hashes, torch.ones_like(hashes), columns)
 
     def merge(self, other: RowSketch) -> None:
         """Take another data set's rows in."""
         other.settle()
         self.limit = min(self.limit, other.limit)
-        self._queue(other.hashes, other.counts)
+        self._queue(other.hashes, other.counts, other.columns)
 
-    def without(self, other: RowSketch) -> tuple[RowSketch, int, int]:
+    def without(self: S, other: RowSketch) -> tuple[S, int, int]:
         """What is left without another's rows; how many were lacking, and how many were judged."""
         left, other = self.clone(), other.clone()
         left.limit = min(left.limit, other.limit)
-        left._pending = [(other.hashes, -other.counts)]
+        left._pending = [(other.hashes, -other.counts, other.columns)]
         judged = int(other.counts[other.hashes < left.limit].sum())
         return left, left.settle(), judged
 
@@ -83,10 +90,12 @@ class RowSketch:
         first = hashes.gather(0, held.to(torch.int8).argmax(0, keepdim=True))[0]
         return torch.where(held.any(0), first, hashes.amax(0))  # judged only if all of them are
 
-    def clone(self) -> RowSketch:
-        """An independent copy."""
+    def clone(self: S) -> S:
+        """A copy that goes its own way; the tensors, which are never written to, are shared."""
         self.settle()
-        return RowSketch(self.hashes.clone(), self.counts.clone(), self.limit)
+        other = copy.copy(self)
+        other._pending = []
+        return other
 
     def state(self) -> dict[str, Tensor]:
         """As tensors, for files."""
@@ -105,10 +114,10 @@ class RowSketch:
         require(rising and bool((counts > 0).all()), "the rows' hashes")
         return cls(hashes, counts, int(limit))
 
-    def _queue(self, hashes: Tensor, counts: Tensor) -> None:
-        self._pending.append((hashes, counts))
+    def _queue(self, hashes: Tensor, counts: Tensor, columns: dict[str, Tensor]) -> None:
+        self._pending.append((hashes, counts, columns))
         self._waiting += hashes.numel()
-        if self._waiting >= SIZE:
+        if self._waiting >= self.size:
             self.settle()
 
     def settle(self) -> int:
@@ -116,19 +125,34 @@ class RowSketch:
         if not self._pending:
             return 0
         device = self._pending[-1][0].device
-        parts = [(self.hashes, self.counts), *self._pending]
-        hashes, counts = (torch.cat([t.to(device) for t in ts]) for ts in zip(*parts, strict=True))
-        self._pending, self._waiting = [], 0
-        below = hashes < self.limit
+        parts = zip((self.hashes, self.counts, self.columns), *self._pending, strict=True)
+        hashes, counts = (torch.cat([t.to(device) for t in next(parts)]) for _ in range(2))
+        below = (hashes < self.limit).nonzero()[:, 0]
         distinct, index = torch.unique(hashes[below], return_inverse=True)
         total = torch.zeros_like(distinct).index_add_(0, index, counts[below])
-        lacking = -int(total.clamp(max=0).sum())
-        distinct, total = distinct[total > 0], total[total > 0]
-        if len(distinct) > SIZE:
-            self.limit = int(distinct[SIZE])
-            distinct, total = distinct[:SIZE].clone(), total[:SIZE].clone()
-        self.hashes, self.counts = distinct, total
-        return lacking
+        first = torch.zeros_like(distinct).scatter_reduce_(
+            0, index, below, "amin", include_self=False
+        )
+        held = (total > 0).nonzero()[:, 0]
+        if len(held) > self.size:
+            self.limit = int(distinct[held[self.size]])
+        held = held[: self.size]
+        self.columns = _joined(next(parts), first[held])
+        self.hashes, self.counts = distinct[held], total[held]
+        self._pending, self._waiting = [], 0
+        return -int(total.clamp(max=0).sum())
+
+
+def _joined(parts: Sequence[dict[str, Tensor]], index: Tensor) -> dict[str, Tensor]:
+    """Rows of columns that come in parts, one after the other; the first may have none yet."""
+    parts = [part for part in parts if part]
+    if any(part.keys() != parts[0].keys() for part in parts):
+        raise ValueError(
+            "Rows with and without a sample weight do not make one sample: give the same functions "
+            "as in the fit."
+        )
+    names = parts[0] if parts else {}
+    return {k: torch.cat([part[k].to(index.device) for part in parts])[index] for k in names}
 
 
 def row_hashes(values: Iterable[Any], rows: int) -> Tensor | None:
@@ -145,28 +169,24 @@ def row_hashes(values: Iterable[Any], rows: int) -> Tensor | None:
 
 def hashed_normals(hashes: Tensor, keys: Tensor) -> Tensor:
     """From N(0, 1), a number for each pair of a row's hash and a key, int64 that broadcast."""
-    levels = (_mixed(hashes + keys) & NO_LIMIT) >> 10  # 53 bits
+    levels = (_mixed(_mixed(hashes) + keys) & NO_LIMIT) >> 10  # 53 bits
     numbers: Tensor = torch.special.ndtri((levels.to(torch.float64) + 0.5) / 2**53)
     return numbers
 
 
 def near_hashes(
-    features: Tensor,
-    target: Tensor | None,
-    digits: float,
-    held: RowSketch | None,
-    cell: float = 1 / 128,
+    features: Tensor, target: Tensor | None, width: float, held: RowSketch | None
 ) -> Tensor:
     """One hash per row (N,) of a target and of features that are known up to rounding.
 
-    Of the features' size and four directions, in cells wider than what `digits` bring. Another
+    Of the features' size and four directions, in cells of a width well above the rounding. Another
     pass may find a row beyond a near boundary: of the hashes it may have, the one `held` is taken.
     """
     flat = features.detach().flatten(1).to(torch.float64)
     size = torch.linalg.vector_norm(flat, dim=1, keepdim=True).clamp(min=1e-300)
     index = torch.arange(1, 4 * flat.shape[1] + 1, device=flat.device).reshape(-1, 4)
     places = torch.cat([size.log2(), flat @ (_mixed(index).double() / 2**63) / size], 1)
-    places /= max(cell, 25 * digits)  # as wide in float64, to which a model may have been cast
+    places /= width
     rest = 0 if target is None else _products(target.detach(), 1)
     shifts = [(0.0,) * 5] if held is None else list(product((-0.25, 0.25), repeat=5))
     cells = [(places + places.new_tensor(shift)).floor().to(torch.int64) for shift in shifts]
@@ -208,19 +228,17 @@ def _products(tensor: Tensor, position: int) -> Tensor:
     parts = []
     for start in range(0, words.shape[1], _CHUNK):
         chunk = words[:, start : start + _CHUNK]
-        made = _odd if torch.compiler.is_compiling() else _multipliers  # no cache in a graph
+        made = _multipliers.__wrapped__ if torch.compiler.is_compiling() else _multipliers
         multipliers = made(position, start, chunk.shape[1], words.device)
         parts.append((chunk * multipliers).sum(1))
     return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
 
-def _odd(position: int, start: int, count: int, device: torch.device) -> Tensor:
+@lru_cache(maxsize=64)
+def _multipliers(position: int, start: int, count: int, device: torch.device) -> Tensor:
     """Fixed pseudo-random odd integers, (count,)."""
     index = torch.arange(start + 1, start + count + 1)
     return (_mixed(_mixed(index) + torch.tensor(position) * _ODD) | 1).to(device)
-
-
-_multipliers = lru_cache(maxsize=64)(_odd)
 
 
 def _words(values: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..data.batches import TARGET_KEYS, Batch, kind_of
-from ..data.row_sample import RowSample, SampledRows, output_hashes
+from ..data.row_sample import RowSample, output_hashes
 from ..data.sketch import NO_LIMIT, RowSketch
 from ..losses import Loss
 from ..notices import notify
@@ -62,7 +62,7 @@ class Statistics:
             )
         gram, sample = self.gram.without(removed.gram), None
         if self.sample is not None and removed.sample is not None:
-            sample = self.sample.without(removed.sample)
+            sample, *_ = self.sample.without(removed.sample)
         return replace(self, gram=gram, sketch=sketch, sample=sample)
 
     def after(self, change: Tensor) -> Statistics:
@@ -94,11 +94,7 @@ class Weighing:
     sample_weight: SampleWeight | None = None
     gradients: GradientLoss | None = None
 
-    def __call__(self, batch: Batch, reading: Reading, target: Tensor | None) -> Tensor | None:
-        """(M, 1) or (M, K); None for all ones."""
-        return self.parts(batch, reading, target)[0]
-
-    def parts(
+    def __call__(
         self, batch: Batch, reading: Reading, target: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None]:
         """The weight, and the user's part in it; each (M, 1) or (M, K), None for all ones."""
@@ -181,7 +177,7 @@ def _add(
     if not reading.features.shape[0]:
         raise ValueError("the batch is empty; drop it.")
     target = reading.target_rows(batch.target)
-    weights, importance = weighing.parts(batch, reading, target)
+    weights, importance = weighing(batch, reading, target)
     weights = _shared_weights(weights)
     residuals = error = None
     if target is not None:
@@ -224,21 +220,22 @@ def _sampled(
     importance: Tensor | None,
 ) -> RowSample | None:
     """The sample with a batch's rows in it; none once rows lack residuals or differ in shape."""
-    sample, mean = statistics.sample, reading.rows(reading.output.detach())
+    sample, own = statistics.sample, reading.detached()
+    mean = own.rows(own.output)
     alike = mean.shape[1] == statistics.targets and len(mean) % len(hashes) == 0
     if sample is None or error is None or not alike:
         return None
+    known = error.isfinite() if importance is None else error.isfinite() & (importance > 0)
     hashes = output_hashes(hashes, len(mean), importance)
-    if importance is not None:
-        error = torch.where(importance > 0, error, torch.nan)
-    if weights is not None:  # a row without any target is above every limit
-        known = error.isfinite()
-        error = torch.where(known, error, torch.nan)
-        hashes = torch.where(known.any(1), hashes, NO_LIMIT)
-    weights = torch.ones_like(error) if weights is None else weights.expand_as(error)
-    own = reading.detached()
-    columns = own.features, mean, error, weights, importance, own.counts
-    sample.add(SampledRows(hashes, torch.ones_like(hashes), *columns))
+    sample.add(
+        torch.where(known.any(1), hashes, NO_LIMIT),  # without any target: above every limit
+        features=own.features,
+        mean=mean,
+        residual=torch.where(known, error, torch.nan),
+        weight=torch.ones_like(error) if weights is None else weights.expand_as(error),
+        **({} if importance is None else {"importance": importance}),
+        **({} if own.counts is None else {"counts": own.counts}),
+    )
     return sample
 
 

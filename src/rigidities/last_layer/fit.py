@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from .._version import __version__
-from ..calibration.calibration import Calibration, Wanted
+from ..calibration.calibration import Calibration, Given, Wanted
+from ..calibration.conformal import Groups
 from ..calibration.report import CalibrationReport
 from ..data.batches import KINDS, Batch
 from ..data.feed import Feed
@@ -32,7 +33,7 @@ from .gradients.loss import GradientLoss, GradientTarget, calibration_loss, grad
 from .readout.binding import Binding
 from .readout.tap import AnyTap
 from .refit import Refitted, refitted
-from .validation import Validation, calibration_data, conformal_rows
+from .validation import Validation, calibration_data, conformal_rows, require_groups
 
 DEFAULT_RIDGE = 1e-6
 """Ridge before calibration, relative to the Gram's mean diagonal."""
@@ -209,6 +210,7 @@ class ReadoutFit:
         **options: Any,
     ) -> CalibrationReport:
         """Choose ridge, scale and noise; see `LastLayerRigidity.calibrate`."""
+        require_groups(groups, conformal)
         with self._alone():
             weighing = self.known().known_weighing()
             if gradients is not None or gradient_target is not None:
@@ -316,6 +318,15 @@ class ReadoutFit:
             if self.known().weighing is not None:
                 raise ValueError("The loss of this fit is known. To use another, call fit again.")
             self._swap(replace(self.known(), weighing=weighing))
+
+    def set_functions(self, noise: Given | None, groups: Groups | None) -> None:
+        """Give those of the calibration again that a file does not hold."""
+        with self._alone():
+            learnt = self.known()
+            if learnt.report is None:
+                raise ValueError("This fit is not calibrated: load it without noise= and groups=.")
+            own = learnt.report.calibration.with_functions(noise, groups)
+            self._swap(replace(learnt, report=replace(learnt.report, calibration=own)))
 
     def say_once(self, key: str, message: str) -> None:
         """Warn, unless it was said before."""

@@ -10,12 +10,11 @@ import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..calibration.evidence import evidence, most_evident_ridge
-from ..calibration.ridge_solution import ridge_solution
+from ..calibration.evidence import evidence, most_evident_ridge, ridge_solution
 from ..data.batches import Batch
-from ..losses import MSE
+from ..losses import MSE, Loss
 from ..models.shadow import unwrapped
 from ..posterior.gram import Gram
 from ..posterior.posterior import Posterior
@@ -58,15 +57,16 @@ class Refitted:
         return None if self.judged is None else bool(ratio < 0.999)
 
     def __str__(self) -> str:
-        pairs = list(zip(self.before.tolist(), self.after.tolist(), strict=True))
-        said = ", ".join(f"{before:.4g} -> {after:.4g}" for before, after in pairs[:6])
-        said += f", ... ({len(pairs)} targets)" if len(pairs) > 6 else ""
+        both = zip(self.before.tolist(), self.after.tolist(), strict=True)
+        pairs = [f"{before:.4g} -> {after:.4g}" for before, after in both]
+        more = [f"... ({len(pairs)} targets)"] if len(pairs) > 6 else []
+        said = f"RMSE {', '.join(pairs[:6] + more)} on "
+        said += "training rows" if self.judged is None else f"{self.judged} validation rows"
         said = {
-            True: f"RMSE {said} on {self.judged} validation rows",
-            False: f"The refitted readout is no better (RMSE {said} on {self.judged} validation "
-            "rows): keep the model as it is",
-            None: f"RMSE {said} on training rows left out of the readout: whether other rows gain, "
-            "refit(valid, add=False) tells",
+            True: said,
+            False: f"The refitted readout is no better ({said}): keep the model as it is",
+            None: f"{said} left out of the readout: whether other rows gain, refit(valid, "
+            "add=False) tells",
         }[self.better]
         return f"Readout refitted on {self.rows} rows at ridge {self.ridge:.4g}.\n  {said}."
 
@@ -85,7 +85,8 @@ def refitted(
     From the tie to the model, the sums of the training rows and their posterior; `valid` gives rows
     to judge by, and if `add` to refit on afterwards.
     """
-    tap, judge, judged = _settable(binding, binding.current(), weighing), known.gram, None
+    model = unwrapped(binding.model)
+    tap, judge, judged = _settable(model, binding.current(), weighing.loss), known.gram, None
     ridge, change, degrees = _best(tap, known.gram, posterior)
     if valid is not None:
         judge = accumulate(None, lambda _: tap, valid(), weighing).gram
@@ -95,7 +96,7 @@ def refitted(
         known = accumulate(known.clone(), lambda _: tap, valid(), weighing)
         whole = Posterior.from_gram(known.gram, posterior.ridge)
         ridge, change, _ = _best(tap, known.gram, whole)
-    model = copy.deepcopy(unwrapped(binding.model))
+    model = copy.deepcopy(model)
     columns = CASES[tap.case]([*map(model.get_submodule, tap.heads)]).columns
     columns.write(tap.weights + change)
     known = known.after(columns.weights() - tap.weights)  # as they are rounded
@@ -105,11 +106,8 @@ def refitted(
 
 def _best(tap: Tap, gram: Gram, posterior: Posterior) -> tuple[float, Tensor, Tensor]:
     """The evidence's ridge, the change of the weights at it, and how many the rows determine."""
-    try:
-        score = evidence(gram, posterior, tap.weights, tap.biases)
-        ridge, *_ = most_evident_ridge(score, float(posterior.eigenvalues.max()))
-    except ValueError as error:
-        raise ValueError(f"refit takes the ridge of the evidence. {error}") from error
+    score = evidence(gram, posterior, tap.weights, tap.biases)
+    ridge, *_ = most_evident_ridge(score, float(posterior.eigenvalues.max()))
     return ridge, *ridge_solution(gram, tap.weights, tap.biases, ridge)
 
 
@@ -120,11 +118,12 @@ def _rmse(gram: Gram, degrees: Tensor) -> Tensor:
     return (square / gram.informative).sqrt() / (1 - degrees / gram.informative)
 
 
-def _settable(binding: Binding, tap: AnyTap, weighing: Weighing) -> Tap:
+def _settable(model: nn.Module, tap: AnyTap, loss: Loss) -> Tap:
     """Refuse a readout whose best weights are not known, or cannot be set."""
-    loss = type(weighing.loss)
-    if loss is not MSE:
-        raise ValueError(f"refit solves for the least squares of loss='mse', not {loss.__name__}.")
+    if type(loss) is not MSE:
+        raise ValueError(
+            f"refit solves the least squares of loss='mse', not {type(loss).__name__}."
+        )
     if not isinstance(tap, Tap):
         raise ValueError("refit needs a readout with weights: give layer= instead of features=.")
     if not tap.linear:
@@ -132,16 +131,15 @@ def _settable(binding: Binding, tap: AnyTap, weighing: Weighing) -> Tap:
             "The output is not linear in the readout's weights, so the best have no closed form. "
             "Let forward= return the output before the nonlinearity, with targets to match."
         )
-    modules = dict(unwrapped(binding.model).named_modules(remove_duplicate=False))
-    heads = [modules[name] for name in tap.heads]
+    heads = [*map(model.get_submodule, tap.heads)]
     owned = {id(p) for head in heads for p in own_parameters(head).values()}
-    others = {name: own_parameters(one) for name, one in modules.items() if one not in heads}
-    tied = [name for name, own in others.items() if owned & set(map(id, own.values()))]
-    computed = [head for head in heads if is_linear_map(head) and "weight" not in head._parameters]
+    others = [one for one in model.modules() if one not in heads]
+    tied = any(id(p) in owned for one in others for p in own_parameters(one).values())
+    computed = any(is_linear_map(head) and "weight" not in head._parameters for head in heads)
     if tied or computed:
-        why = f"those of {tied[0]!r} too (tied)" if tied else "computed from other parameters"
         raise ValueError(
-            f"The readout's weights are {why}, so they cannot be changed alone. Give the readout "
+            f"Weights of the readout ({', '.join(tap.heads)}) are those of another layer too, or "
+            "computed from other parameters, so they cannot be changed alone. Give the readout "
             "parameters of its own first: untie them, or remove_parametrizations."
         )
     return tap

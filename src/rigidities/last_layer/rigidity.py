@@ -667,12 +667,22 @@ class LastLayerRigidity(ModelWrapper):
         return self._fit.feed()
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], model: nn.Module, **options: Any) -> Self:
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        model: nn.Module,
+        *,
+        noise: Given | None = None,
+        groups: Groups | None = None,
+        **options: Any,
+    ) -> Self:
         """Read a file for the model it was made with.
 
         Args:
             path: written by `save`.
             model: with the same weights, on any device.
+            noise: of the calibration, where that was a function, which a file does not hold.
+            groups: of its conformal rows, likewise.
             options: the functions `forward`, `features` and `target` of the fit, which a file
                 does not hold.
         """
@@ -681,6 +691,8 @@ class LastLayerRigidity(ModelWrapper):
             options.setdefault("output", snapshot.header["readout"]["output"])
         uq = cls(model, **options)
         uq._fit.take(snapshot)
+        if noise is not None or groups is not None:
+            uq._fit.set_functions(noise, groups)
         uq._fit.known().binding.current()
         return uq
 

@@ -97,9 +97,7 @@ class Validation:
         """The report with conformal scores of rows that were set apart."""
         chosen, lam = report.calibration, self.posterior.eigenvalues
         cuts = None
-        if isinstance(groups, str):
-            if groups != "bar":
-                raise ValueError(f"groups must be 'bar' or callable(batch), got {groups!r}.")
+        if groups == "bar":
             seen = self.sampled()
             cuts = bar_cuts(None if seen is None else _predicted(chosen, seen, lam, seen=True).std)
         prediction = _predicted(chosen, apart, lam)
@@ -136,8 +134,7 @@ class Validation:
         require_within(target, self.wanted.support)
         features, mean = reading.features.detach(), reading.rows(reading.output.detach())
         error = target.to(torch.float64) - mean
-        weight = weighing(batch, reading, target)
-        importance = reading.sample_weights(weighing.sample_weight, batch)
+        weight, importance = weighing(batch, reading, target)
         power = self.posterior.projections(features).square()
         given = self.wanted.given
         shape = self.wanted.noise.shape(mean, features)
@@ -155,11 +152,9 @@ class Validation:
     def sampled(self) -> Residuals | None:
         """The training rows that the fit kept; None where there are none that could be used."""
         sample = self.statistics.sample
-        if sample is None or self.wanted.given is not None or not len(sample.rows.hashes):
+        if sample is None or self.wanted.given is not None or not len(sample.hashes):
             return None
-        copies = sample.rows.copies
-        rows = sample.rows.each(lambda column: column.repeat_interleave(copies, 0))
-        found = Gathering(MOST)
+        rows, found = sample.rows, Gathering(MOST)
         inputs = head_inputs(rows)
         power = self.posterior.projections(rows.features).square()
         kept = {"mean": rows.mean, "inputs": inputs}
@@ -175,10 +170,11 @@ def _predicted(
     q = q / (1 - part.weight * q).clamp(min=1e-3) if seen else q
     mean, inputs = (part.kept[name].to(torch.float64) for name in ("mean", "inputs"))
     law, epistemic = calibration.law, calibration.epistemic(q).expand(mean.shape)
-    noise = calibration.noise.level * part.share
+    share = part.share * calibration.weight / part.typical
+    noise = calibration.noise.level * share
     if calibration.head is not None:
         h, tilt = HeadForm.of(calibration.head, torch.float64)(q, mean, inputs)
-        noise, tilt = calibration.around(q, h, tilt, None, part.share)
+        noise, tilt = calibration.around(q, h, tilt, None, share)
         law = calibration.shaped(tilt)
     noise, rigidity = (t.expand(mean.shape) for t in (noise, 1 / q))
     return Prediction(mean, epistemic, noise, rigidity, law=law, support=calibration.support)
@@ -207,6 +203,16 @@ def conformal_rows(
         raise ValueError("conformal= as a share needs validation data: calibrate(valid, ...).")
     apart = set_aside(rows.kept["hashes"], given)
     return rows.picked(apart), rows.picked(~apart)
+
+
+def require_groups(groups: Any, conformal: Any) -> None:
+    """Refuse groups that are none, or that nothing would use."""
+    if groups is None:
+        return
+    if groups != "bar" and not callable(groups):
+        raise ValueError(f"groups must be 'bar' or callable(batch), got {groups!r}.")
+    if conformal is None:
+        raise ValueError("groups= is for conformal intervals: give conformal=rows too, or a share.")
 
 
 def calibration_data(criterion: str, valid: Any, train: Any) -> tuple[Any, Any]:

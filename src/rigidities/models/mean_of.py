@@ -42,10 +42,7 @@ class MeanOf(nn.Module):
     def forward(self, *inputs: Any, **named: Any) -> Tensor:
         """The mean over the models."""
         values = [pick(model(*inputs, **named), self.output) for model in self.models]
-        for i, value in enumerate(values):
-            if value.shape != values[0].shape:
-                raise ValueError(
-                    f"Model {i} of MeanOf gives {tuple(value.shape)} where model 0 gives "
-                    f"{tuple(values[0].shape)}: their outputs must have one shape to be averaged."
-                )
+        shapes = [tuple(value.shape) for value in values]
+        if len(set(shapes)) > 1:
+            raise ValueError(f"MeanOf averages outputs of one shape; its models give {shapes}.")
         return torch.stack(values).mean(0)

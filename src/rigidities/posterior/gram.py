@@ -195,12 +195,9 @@ class Gram:
         change = change.to(cross)
         each = "de,ek->dk" if self.targets is None else "kde,ek->dk"
         moved.cross = cross - torch.einsum(each, self.matrix, change)
-        if self.targets is None and square.ndim == 2:  # r'r' = r r - (b + b')^T delta
-            less = change.mT @ (cross + moved.cross)
-            moved.square = square - (less + less.mT) / 2
-        else:
-            moved.square = square.clone()
-            _variances(moved.square).sub_((change * (cross + moved.cross)).sum(0))
+        both = cross + moved.cross  # r'r' = r r - (b + b')^T delta
+        less = change.mT @ both if square.ndim == 2 else (change * both).sum(0)
+        moved.square = square - (less if square.ndim == 1 else (less + less.mT) / 2)
         _variances(moved.square).clamp_(min=0)
         return moved
 

@@ -71,12 +71,14 @@ class JointPosterior:
             rho = torch.ones(targets, targets, dtype=torch.float64, device=gram.device)
         else:
             rho = residual_correlation(gram, targets)
-        if shared is None:
-            return cls(posterior, rho)
+        shared = posterior.scale if shared is None else shared
         joint = cls(posterior.with_scale(shared), rho)
-        own = (posterior.scale.square() - shared.square()).clamp(min=0).sqrt()[:, None]
-        whitening = (posterior.eigenvectors / posterior.precisions.sqrt().unsqueeze(-2)).mT
-        return replace(joint, own=OwnPart(whitening, own * joint.root) if own.any() else None)
+        own = (posterior.scale.square() - shared.square()).clamp(min=0).sqrt()
+        if not bool(own.any()):
+            return joint
+        factor = posterior.factor.reshape(-1, posterior.width, posterior.width)
+        mixing = own.diag() if layout == "joint" else own[:, None] * joint.root
+        return replace(joint, own=OwnPart(factor, mixing))
 
     @property
     def targets(self) -> int:
@@ -146,8 +148,9 @@ class JointPosterior:
         b = a if right is None else self.posterior.whitened(right)
         between = (self.correlation * self.scale[:, None] * self.scale)[:, None, :]
         if same is not None and self.own is not None:
-            own = (self.own.mixing @ self.own.mixing.mT)[:, None, :]
-            between = between + same[:, None, :, None] * own
+            own = torch.linalg.vector_norm(self.own.mixing, dim=1)  # beta: rho has a unit diagonal
+            single = (self.correlation * own[:, None] * own)[:, None, :]
+            between = between + same[:, None, :, None] * single
         if a.ndim == 2:
             return (a @ b.mT)[:, None, :, None] * between
         return torch.einsum("mkd,nld->mknl", a, b) * between
@@ -171,44 +174,43 @@ class JointPosterior:
 
 
 class OwnPart(NamedTuple):
-    r"""What no other row shares of a prediction's error: $S_m z$ at row m, with z ~ N(0, I).
+    r"""What no other row shares of a prediction's error: $B S_m z$ at row m, with z ~ N(0, I).
 
     Attributes:
-        whitening: W with $|W f|^2 = q$, (D, D), or (T, D, D) with one Gram per target.
-        mixing: $\beta_k L_{kj}$, (K, J).
+        factor: R with $q = |R f|^2$, (1, D, D), or (T, D, D) with one Gram per target.
+        mixing: $B_{kj} = \beta_k L_{kj}$, (K, J); diagonal behind one weight vector.
     """
 
-    whitening: Tensor
+    factor: Tensor
     mixing: Tensor
 
-    def sizes(self, features: Tensor) -> Tensor:
-        r"""$\sqrt q$, (M, 1 or K); behind one weight vector the root of a matrix, (M, K, K)."""
-        features = features.detach().to(self.whitening)
-        if self.whitening.ndim == 3:
-            pattern = "mtd,tcd->mtc" if features.ndim == 3 else "md,tcd->mtc"
-            return torch.einsum(pattern, features, self.whitening).square().sum(-1).sqrt()
-        z = features @ self.whitening.mT
-        if z.ndim == 2:
-            return z.square().sum(-1, keepdim=True).sqrt()
+    def fits(self, targets: int, width: int) -> bool:
+        """Whether it may belong to a posterior of such sizes."""
+        sizes = (*self.factor.shape[1:], len(self.mixing))
+        whole = sizes == (width, width, targets) and len(self.factor) in (1, targets)
+        return whole and {tensor.dtype for tensor in self} == {torch.float64}
+
+    def roots(self, features: Tensor) -> Tensor:
+        r"""S: $\sqrt q$, (M, 1 or K); behind one weight vector the root of a matrix, (M, K, K)."""
+        rows = features.detach().to(self.factor)
+        z = torch.einsum("mtd,tcd->mtc", rows[:, None] if rows.ndim == 2 else rows, self.factor)
+        if rows.ndim == 2 or len(self.factor) > 1:
+            return z.square().sum(-1).sqrt()
         values, vectors = torch.linalg.eigh(z @ z.mT)
         root: Tensor = (vectors * values.clamp(min=0).sqrt()[:, None]) @ vectors.mT
         return root  # the symmetric one, which rounding does not turn
 
-    def coordinates(self, sizes: Tensor) -> int:
-        """Number of independent standard coordinates of a row."""
-        return self.mixing.shape[1 if sizes.ndim == 2 else 0]
+    def moved(self, roots: Tensor, z: Tensor) -> Tensor:
+        """B S z: points (n, M, J) -> changes (n, M, K)."""
+        return _product(roots, z) @ self.mixing.mT
 
-    def moved(self, sizes: Tensor, z: Tensor) -> Tensor:
-        """S z: points (n, M, J) -> changes (n, M, K)."""
-        if sizes.ndim == 2:
-            return sizes * (z @ self.mixing.mT)
-        return torch.einsum("mkj,nmj->nmk", sizes, z) * self.mixing[:, 0]
-
-    def rows(self, sizes: Tensor, cotangents: Tensor) -> Tensor:
+    def rows(self, roots: Tensor, cotangents: Tensor) -> Tensor:
         """Derivatives (Q, M, K) by the outputs -> (Q, M, J) by the coordinates."""
-        if sizes.ndim == 2:
-            return (sizes * cotangents) @ self.mixing
-        return torch.einsum("mkj,qmk->qmj", sizes, cotangents * self.mixing[:, 0])
+        return _product(roots, cotangents.to(self.mixing) @ self.mixing)
+
+
+def _product(roots: Tensor, z: Tensor) -> Tensor:
+    return roots * z if roots.ndim == 2 else torch.einsum("mkj,nmj->nmk", roots, z)
 
 
 def residual_correlation(gram: Gram, targets: int) -> Tensor:

@@ -142,8 +142,12 @@ class Head:
             and head.bounds.shape == (targets, 2)
             and head.scale2.shape == (targets,),
         )
-        known = (head.weight, head.constant, head.bounds, head.centre, head.scale2)
-        require(all(shapes) and all(bool(t.isfinite().all()) for t in known), "the head")
+        require(all(shapes), "the head")
+        spreads = (head.spread, head.rigidity[:, 1], head.output[:, 3])  # infinite for constants
+        known = [head.weight, head.constant, head.bounds, head.centre, head.scale2]
+        known += [head.rigidity[:, 0], head.output[:, [0, 1, 2, 4]]]
+        require(all(bool(t.isfinite().all()) for t in known), "the head")
+        require(all(bool((t > 0).all()) for t in spreads), "the head")
         return head
 
 

@@ -25,22 +25,20 @@ from ...data.storage import Snapshot
 from ...models.calling import FeatureFunction, ForwardFunction, Source
 from ...models.modes import unmixed
 from ...models.shadow import placement
-from ...notices import notify, require, require_kinds
-from ...posterior.joint import JointPosterior
+from ...notices import notify, require_kinds
+from ...posterior.joint import JointPosterior, OwnPart
 from ..readout.binding import Binding
 from ..readout.graph import ReadoutPass
 from ..readout.reading import Reading, joined
 from ..wrapper import ModelWrapper
 from .member_values import MemberValues, evaluated
-from .members import Drawing, Members
-from .own_deviations import OwnDeviations
+from .members import Drawing, Members, own_points
 
 _KIND = "ensemble"
-_OWN = ("own_whitening", "own_mixing", "own_keys")
-_HELD = ("deviations", *_OWN)
+_HELD = ("deviations", "own_factor", "own_mixing")
 NOT_IN_ONNX = (
-    "This ONNX graph leaves out what single predictions do not share, which hangs on a hash of the "
-    "inputs: sums keep their spread, single ones look surer. torch.export keeps it."
+    "This ONNX graph leaves out what single predictions do not share (it takes a hash of inputs): "
+    "sums keep their spread, single ones look surer. torch.export keeps it."
 )
 
 
@@ -64,11 +62,13 @@ class Ensemble(ModelWrapper):
         deviations: (members, targets, features), float64 whatever the module is cast to.
         drawing: how the members were drawn; see `members`.
         missing: share of the training predictions' variance that a symmetric set leaves out.
-        own: what each prediction has beside them; see `own_deviations`. An ONNX graph, where inputs
-            cannot be hashed, leaves it out.
+        own: what each prediction has beside them, if anything; see `members`. An ONNX graph, where
+            inputs cannot be hashed, leaves it out.
     """
 
     deviations: Tensor
+    own_factor: Tensor | None
+    own_mixing: Tensor | None
 
     def __init__(self, binding: Binding, feed: Feed, members: Members) -> None:
         super().__init__(binding.model)
@@ -166,10 +166,10 @@ class Ensemble(ModelWrapper):
         return cls(*_parts_of(given, binding, feed, placement(model)[0]))
 
     @property
-    def own(self) -> OwnDeviations | None:
+    def own(self) -> OwnPart | None:
         """What each prediction has beside the deviations, if anything."""
-        found = [getattr(self, name) for name in _OWN]
-        return None if found[0] is None else OwnDeviations(*found)
+        factor, mixing = self.own_factor, self.own_mixing
+        return None if factor is None or mixing is None else OwnPart(factor, mixing)
 
     def extra_repr(self) -> str:
         """Sizes and kind."""
@@ -201,8 +201,7 @@ class Ensemble(ModelWrapper):
 
     def _hold(self, members: Members) -> None:
         deviations = members.deviations.clone(memory_format=torch.contiguous_format)
-        self.register_buffer("deviations", deviations, persistent=False)
-        for name, tensor in zip(_OWN, members.own or [None] * len(_OWN), strict=True):
+        for name, tensor in zip(_HELD, (deviations, *(members.own or (None, None))), strict=True):
             self.register_buffer(name, tensor, persistent=False)
         self.drawing: Drawing = members.drawing
         self.missing = members.missing
@@ -214,7 +213,10 @@ class Ensemble(ModelWrapper):
         if torch.onnx.is_in_onnx_export():
             notify(NOT_IN_ONNX)
             return shared
-        return shared + reading.unrows(own(reading, batch, self.drawing)).to(shared.dtype)
+        rows, number = reading.identities(batch), own.mixing.shape[1]
+        z = own_points(self.deviations, self.drawing, rows, number)
+        change = own.moved(own.roots(reading.features), z)
+        return shared + reading.unrows(change).to(shared.dtype)
 
     def _snapshot(
         self, *, thorough: bool = False, probes: bool = True, rows: bool = False
@@ -269,9 +271,8 @@ def _parts_of(
         kinds = {"missing": float, "inputs": int | None, "apart": str | None, "readout": dict}
         require_kinds(header, kinds, "the ensemble")
         moved = {name: tensor.to(device) for name, tensor in given.tensors.items() if name in _HELD}
-        own = OwnDeviations(*(moved[name] for name in _OWN)) if len(moved) > 1 else None
+        own = OwnPart(moved["own_factor"], moved["own_mixing"]) if len(moved) > 1 else None
         members = Members(moved["deviations"], header["drawing"], header["missing"], own)
-        require(own is None or own.fits(members.deviations), "what members have of their own")
         inputs, apart, kind = (header.get(name) for name in ("inputs", "apart", "batch"))
         feed = replace(feed, inputs=inputs, apart=apart, kind=kind)
         return binding.taken(given), feed, members

@@ -23,26 +23,29 @@ What the others would have added is the share that is `missing`. Axes that the d
 add alike, so that a share of about $1 - r / C$ is missing at a small ridge; and what lies far from
 the training data may need an axis that adds nothing there.
 
-What predictions do not share (see `own_deviations`) keeps the mean exact too and the covariance
-unbiased. A symmetric set has signs in pairs for it: right on average, not exact.
+Where rows have a part of their own (see `joint`), member n moves at row x by $B S_x z_n(x)$ more.
+Here $z_n(x) \sim N(0, I)$ hangs on hashes of member and row alone, the same in every call, batch
+and order; to autograd it is a constant. Its covariance is unbiased and its mean as exact as that
+of the set; a symmetric set has signs in pairs for it, right on average, not exact.
 """
 
 from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import torch
 from torch import Tensor
 
-from ...notices import notify
+from ...data.sketch import hashed_normals, row_hashes
+from ...notices import notify, require
 from ...posterior.draws import MEMBERS, standard_normal
-from ...posterior.joint import JointPosterior
-from .own_deviations import OwnDeviations
+from ...posterior.joint import JointPosterior, OwnPart
 
 Drawing = Literal["independent", "recentred", "antithetic", "symmetric"]
 DRAWINGS: tuple[str, ...] = get_args(Drawing)
+PAIRED = ("antithetic", "symmetric")
 EPSILON = torch.finfo(torch.float64).eps
 TOLERATED = 1e-6
 """Share of the variance that a symmetric set leaves out without a word."""
@@ -68,7 +71,7 @@ class Members:
     deviations: Tensor = field(repr=False)
     drawing: Drawing
     missing: float = 0.0
-    own: OwnDeviations | None = field(default=None, repr=False)
+    own: OwnPart | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         deviations, got = self.deviations, tuple(self.deviations.shape)
@@ -79,6 +82,8 @@ class Members:
                 f"deviations must be (members, targets, features) in float64, got {got} in "
                 f"{deviations.dtype}."
             )
+        if self.own is not None:
+            require(self.own.fits(*deviations.shape[1:]), "what members have of their own")
         if not bool(torch.isfinite(deviations).all()):
             raise ValueError("The deviations hold NaN or infinity. Draw the members again.")
         if not 0 <= self.missing < 1 or (self.missing and self.drawing != "symmetric"):
@@ -139,17 +144,11 @@ def random_set(
     antithetic: bool = False,
 ) -> Members:
     """Draws from the posterior: independent, recentred, or in antithetic pairs."""
-    n = _checked_number(n, "antithetic" if antithetic else "independent")
+    drawing: Drawing = "antithetic" if antithetic else "recentred" if recentred else "independent"
+    n = _checked_number(n, drawing)
     shape = (n // 2 if antithetic else n, joint.coordinates)
     points = standard_normal(shape, joint.root.device, generator)
-    if antithetic:
-        half = joint.weights(points)
-        own = OwnDeviations.drawn(joint, n // 2, generator)
-        return Members(torch.cat([half, -half]), "antithetic", own=own)
-    own = OwnDeviations.drawn(joint, n, generator)
-    if recentred:
-        return Members(joint.weights(points - points.mean(0)), "recentred", own=own)
-    return Members(joint.weights(points), "independent", own=own)
+    return Members(_arranged(joint.weights(points), drawing), drawing, own=joint.own)
 
 
 def symmetric_set(joint: JointPosterior, rank: int | None = None) -> Members:
@@ -174,9 +173,24 @@ def symmetric_set(joint: JointPosterior, rank: int | None = None) -> Members:
     missing = _share(contributions.flatten(), left_out)
     if missing > TOLERATED:
         notify(TOO_LOW.format(rank, joint.coordinates, 100 * missing))
-    own = OwnDeviations.drawn(joint, rank, torch.Generator().manual_seed(0))
-    missing = missing if own is None else max(missing, EPSILON)  # it has more axes than any set
-    return Members(torch.cat([half, -half]), "symmetric", missing, own)
+    missing = max(missing, EPSILON if joint.own else 0.0)  # rows have more axes than any set
+    return Members(_arranged(half, "symmetric"), "symmetric", missing, joint.own)
+
+
+def own_points(deviations: Tensor, drawing: Drawing, rows: Tensor, number: int) -> Tensor:
+    """Standard coordinates (n, M, number) of rows of these hashes (M,), for each member."""
+    first = deviations[: len(deviations) // 2] if drawing in PAIRED else deviations
+    index = torch.arange(max(len(first), number), device=first.device)
+    keys = cast("Tensor", row_hashes([first, index[: len(first)]], len(first)))
+    z = hashed_normals(rows[:, None], keys[:, None, None] + index[:number])
+    return _arranged(z.sign() if drawing == "symmetric" else z, drawing)
+
+
+def _arranged(draws: Tensor, drawing: Drawing) -> Tensor:
+    """The set of these draws (or halves of pairs), along the first dimension."""
+    if drawing in PAIRED:
+        return torch.cat([draws, -draws])
+    return draws - draws.mean(0) if drawing == "recentred" else draws
 
 
 def _principal(joint: JointPosterior) -> tuple[Tensor, Tensor]:
@@ -216,6 +230,6 @@ def _checked_number(n: int, drawing: Drawing) -> int:
     if n < smallest:
         least = "two pairs" if drawing == "antithetic" else "two members"
         raise ValueError(f"n must be at least {smallest}, got {n}: a spread needs {least}.")
-    if n % 2 and drawing in ("antithetic", "symmetric"):
+    if n % 2 and drawing in PAIRED:
         raise ValueError(f"n must be even, got {n}: members come in pairs. Pass n={n + 1}.")
     return n

@@ -37,31 +37,30 @@ def repeatable(data: Any) -> bool:
 
 
 class OwnRows(NamedTuple):
-    """The part of their own that all M rows have: hashes, `OwnPart.sizes`, and equal rows' number.
-
-    `shape` tells how many rows are distinct, and how many coordinates each has.
-    """
+    """What M rows have of their own: hashes, roots (see `OwnPart`), numbers of distinct rows."""
 
     part: OwnPart
-    identities: Tensor
-    sizes: Tensor
+    hashes: Tensor
+    roots: Tensor
     numbers: Tensor
     shape: tuple[int, int]
 
     @classmethod
     def of(cls, part: OwnPart, batches: list[tuple[Tensor, Tensor]]) -> OwnRows:
-        """From the hashes and sizes of all batches."""
-        known, sizes = (torch.cat(each) for each in zip(*batches, strict=True))
-        distinct, numbers = torch.unique(known, return_inverse=True)
-        return cls(part, known, sizes, numbers, (len(distinct), part.coordinates(sizes)))
+        """From the hashes and roots of all batches."""
+        hashes, roots = (torch.cat(each) for each in zip(*batches, strict=True))
+        distinct, numbers = torch.unique(hashes, return_inverse=True)
+        return cls(part, hashes, roots, numbers, (len(distinct), part.mixing.shape[1]))
 
-    def split(self, counts: list[int]) -> Iterator[OwnRows]:
-        """Those of each batch."""
-        columns = (
-            torch.split(each, counts) for each in (self.identities, self.sizes, self.numbers)
-        )
-        for known, sizes, numbers in zip(*columns, strict=True):
-            yield OwnRows(self.part, known, sizes, numbers, self.shape)
+    def pull(self, slopes: Tensor) -> Tensor:
+        """Derivatives (Q, M, K) by the outputs -> (Q, coordinates) by those of distinct rows."""
+        rows = self.part.rows(self.roots, slopes)
+        return rows.new_zeros(len(rows), *self.shape).index_add_(1, self.numbers, rows).flatten(1)
+
+    def push(self, coordinates: Tensor) -> Tensor:
+        """Points (n, coordinates) -> changes (n, M, K)."""
+        z = coordinates.reshape(-1, *self.shape)[:, self.numbers]
+        return self.part.moved(self.roots, z)
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ class JointOutputs:
             reading.check_targets(joint.targets)
             held += reading.features.nbytes
             if joint.own is not None:
-                own.append((reading.identities(batch), joint.own.sizes(reading.features)))
+                own.append((reading.identities(batch), joint.own.roots(reading.features)))
             if again and held > KEPT:
                 reading = replace(reading, features=reading.features.new_empty(0))
             readings.append(reading)
@@ -114,57 +113,46 @@ class JointOutputs:
         """J T: derivatives (Q, *output) by the outputs -> (Q, coordinates) by the coordinates."""
         shape = (len(cotangents), self.joint.coordinates)
         rows = cotangents.new_zeros(shape, dtype=torch.float64)
-        for part, reading in self._parts():
-            rows += self.joint.rows(torch.vmap(reading.rows)(cotangents[:, part]), reading.features)
-        return rows
-
-    def pull_own(self, cotangents: Tensor, own: OwnRows) -> Tensor:
-        """The same by the coordinates of the rows."""
-        batches = torch.split(cotangents, [len(reading.output) for reading in self.readings], 1)
-        pairs = zip(self.readings, batches, strict=True)
-        slopes = torch.cat([torch.vmap(reading.rows)(batch) for reading, batch in pairs], 1)
-        rows = own.part.rows(own.sizes, slopes.to(own.sizes))
-        return rows.new_zeros(len(rows), *own.shape).index_add_(1, own.numbers, rows).flatten(1)
+        slopes = []
+        for part, _, reading in self._parts():
+            slopes.append(torch.vmap(reading.rows)(cotangents[:, part]))
+            rows += self.joint.rows(slopes[-1], reading.features)
+        if self.own is None:
+            return rows
+        return torch.cat([rows, self.own.pull(torch.cat(slopes, 1))], 1)
 
     def push(self, coordinates: Tensor) -> Tensor:
         """T xi: points (n, coordinates) -> changes (n, *output) of the outputs, in float64."""
         shared, single = coordinates.tensor_split([self.joint.coordinates], dim=1)
-        weights = self.joint.weights(shared)
+        weights, own = self.joint.weights(shared), self.own and self.own.push(single)
         moved = weights.new_empty(len(weights), *self.output.shape)
-        for (part, reading), own in zip(self._parts(), self._own_parts(), strict=True):
+        for part, rows, reading in self._parts():
             # Float32 would lose the digits of features that the Gram hardly determines.
             change = self.joint.response(reading.features.to(torch.float64), weights)
-            if own is not None and single.numel():
-                z = single.reshape(-1, *own.shape)[:, own.numbers]
-                change = change + own.part.moved(own.sizes, z)
-            moved[:, part] = reading.unrows(change)
+            moved[:, part] = reading.unrows(change if own is None else change + own[:, rows])
         return moved
 
     def located(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
         """Each batch's positions (M, K) in the flattened output, its features and row hashes."""
         per_sample = self.output[0].numel()
-        for (part, reading), own in zip(self._parts(), self._own_parts(), strict=True):
+        for part, rows, reading in self._parts():
             where = torch.arange(
                 part.start * per_sample, part.stop * per_sample, device=self.output.device
             )
-            rows = reading.rows(where.reshape(reading.output.shape))
-            yield rows, reading.features, None if own is None else own.identities
+            hashes = None if self.own is None else self.own.hashes[rows]
+            yield reading.rows(where.reshape(reading.output.shape)), reading.features, hashes
 
-    def _own_parts(self) -> Iterator[OwnRows | None]:
-        """What the rows of each batch do not share."""
-        counts = [reading.output.numel() // self.joint.targets for reading in self.readings]
-        return iter([None] * len(counts)) if self.own is None else self.own.split(counts)
-
-    def _parts(self) -> Iterator[tuple[slice, Reading]]:
-        """Each batch's rows of the output, and its reading with features."""
-        start, fresh = 0, None
+    def _parts(self) -> Iterator[tuple[slice, slice, Reading]]:
+        """Each batch's samples in the output, its rows of features, and its whole reading."""
+        start, row, fresh = 0, 0, None
         for reading in self.readings:
             stop = start + len(reading.output)
             if fresh is None and not reading.features.numel():
                 fresh = self._read_again()
             whole = reading if fresh is None else next(fresh)
-            yield slice(start, stop), whole
-            start = stop
+            end = row + len(whole.features)
+            yield slice(start, stop), slice(row, end), whole
+            start, row = stop, end
 
     def _read_again(self) -> Iterator[Reading]:
         """The readings from the first one without features on, checked against the first pass."""

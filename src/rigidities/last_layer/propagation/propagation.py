@@ -98,33 +98,25 @@ def covariance_between(
 
 
 def _spread(slope: Differential, outputs: JointOutputs) -> _Spread:
-    """One pass of reverse mode per quantity, or one of forward mode per coordinate: the fewer.
-
-    What rows do not share has more coordinates than there are rows, and goes by reverse mode.
-    """
-    spread, shared = None, outputs.joint.coordinates
-    if slope.quantities > shared:
+    """One pass of reverse mode per quantity, or one of forward mode per coordinate: the fewer."""
+    if slope.quantities > outputs.coordinates:
         with suppress(NotImplementedError):
-            spread = _pushed(slope, outputs)
-    spread = _pulled(slope, outputs) if spread is None else spread
-    if outputs.own is not None:
-        for part, cotangents in slope.cotangents():
-            spread.add(part, slice(shared, None), outputs.pull_own(cotangents, outputs.own))
-    return spread
+            return _pushed(slope, outputs)
+    return _pulled(slope, outputs)
 
 
 def _pulled(slope: Differential, outputs: JointOutputs) -> _Spread:
     spread = _Spread(slope.quantities, outputs)
     for part, cotangents in slope.cotangents():
         spread.flat[part] = ~cotangents.flatten(1).any(1)
-        spread.add(part, slice(outputs.joint.coordinates), outputs.pull(cotangents))
+        spread.add(part, slice(None), outputs.pull(cotangents))
     return spread
 
 
 def _pushed(slope: Differential, outputs: JointOutputs) -> _Spread:
     spread = _Spread(slope.quantities, outputs)
     spread.flat[:] = True
-    for part, tangents in _directions(slope, outputs, outputs.joint.coordinates):
+    for part, tangents in _directions(slope, outputs):
         rows = slope.pushed(tangents).mT
         spread.flat &= ~rows.any(1)
         spread.add(slice(None), part, rows)
@@ -134,16 +126,14 @@ def _pushed(slope: Differential, outputs: JointOutputs) -> _Spread:
 def _shift(slope: Differential, outputs: JointOutputs) -> Tensor:
     """Half the trace of H Cov(y), (Q,): the mean bend along the coordinates."""
     total = torch.zeros(slope.quantities, dtype=torch.float64, device=outputs.output.device)
-    for _, tangents in _directions(slope, outputs, outputs.coordinates):
+    for _, tangents in _directions(slope, outputs):
         total += slope.bent(tangents).sum(0) / 2
     return total
 
 
-def _directions(
-    slope: Differential, outputs: JointOutputs, number: int
-) -> Iterator[tuple[slice, Tensor]]:
-    """The first columns of T, (n, *output), a few at a time."""
-    device = outputs.output.device
+def _directions(slope: Differential, outputs: JointOutputs) -> Iterator[tuple[slice, Tensor]]:
+    """Columns of T, (n, *output), a few at a time."""
+    number, device = outputs.coordinates, outputs.output.device
     for start in range(0, number, slope.chunk):
         part = slice(start, min(start + slope.chunk, number))
         unit = torch.zeros(part.stop - start, number, dtype=torch.float64, device=device)

@@ -1,7 +1,7 @@
 r"""How the features follow from the heads' recorded calls.
 
-* `plain`: the output is the head's output, perhaps reshaped; the features are the head's input;
-* `averaged`: it is the mean of the heads' outputs (`MeanOf`); their inputs stand side by side;
+* `plain`: the output is the head's output, perhaps reshaped, or the mean of several (`MeanOf`); the
+  features are the heads' inputs, side by side;
 * `shared` and `separate`: scaled, gathered, masked, permuted or summed outputs, with gains that
   are the same for all targets or not (see `tail`);
 * `jacobian`: any tail that treats samples independently, one pass through it per output;
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from ...models.directional import pulled, units
 from .columns import Columns, ParameterColumns, joint_columns
-from .heads import Call, Holder, Recorder, channel_axis, has_bias, weights
+from .heads import Call, Holder, Recorder, channel_axis, has_bias, passed_on, weights
 from .reading import Reading, Terms
 from .tail import Gain, View, gains, pullback, sample_owners, target_order
 
@@ -83,41 +83,19 @@ class Case(ABC):
 
 
 class Plain(Case):
-    """The output is the head's output: the features are its input and no derivative is taken."""
+    """The output is the mean of the heads' outputs, or one head's: no derivative is taken."""
 
     name = "plain"
     layout = "shared"
     probes = False
 
     def _read(self, output: Tensor, calls: list[Call], graph: bool) -> Reading | None:
-        one = len(calls) == 1 and calls[0].passed_on(output)
-        return self.gathered(output, calls) if one else None
+        once = self.columns.disjoint and [call.head for call in calls] == self.columns.heads
+        return self.gathered(output, calls) if once and passed_on(calls, output) else None
 
     def gathered(self, output: Tensor, calls: list[Call], _: Sequence[Gain] = ()) -> Reading:
-        """The head's input, without a look at any value, which `torch.func` does not allow."""
-        rows, inner, axis = calls[0].rows, calls[0].output.shape, channel_axis(calls[0].head)
-        return Reading(output, rows, inner, axis, counts=mean_counts(rows, [calls[0].head]))
-
-
-class Averaged(Plain):
-    """The output is the mean of the heads' outputs: no derivative is taken here either."""
-
-    name = "averaged"
-
-    def _read(self, output: Tensor, calls: list[Call], graph: bool) -> Reading | None:
-        once = [call.head for call in calls if call.untouched] == self.columns.heads
-        sizes = {call.output.numel() for call in calls}
-        if not (once and self.columns.disjoint and sizes == {output.numel()}):
-            return None
-        mean = torch.stack([call.output.flatten() for call in calls]).mean(0)
-        return self.gathered(output, calls) if torch.equal(mean, output.flatten()) else None
-
-    def gathered(self, output: Tensor, calls: list[Call], _: Sequence[Gain] = ()) -> Reading:
-        """The heads' inputs over their number, side by side."""
-        features = self.columns.assemble({i: c.rows / len(calls) for i, c in enumerate(calls)})
-        counts = mean_counts(features, self.columns.heads)
-        inner, axis = calls[0].output.shape, channel_axis(calls[0].head)
-        return Reading(output, features, inner, axis, counts=counts)
+        """The heads' inputs, without a look at any value, which `torch.func` does not allow."""
+        return side_by_side(output, calls, [call.rows for call in calls])
 
 
 class Separate(Case):
@@ -160,11 +138,8 @@ class Separate(Case):
 
     def _counts(self, calls: list[Call], found: Sequence[Gain], count: int) -> Tensor | None:
         r"""$\sum_{r \in m} g_{rk}$ of heads without a bias, (count, K, H); None if all have one."""
-        sums = {
-            head: found[0].gain.new_zeros(count, found[0].gain.shape[1])
-            for head in self.columns.heads
-            if not has_bias(head)
-        }
+        zero = found[0].gain.new_zeros(count, found[0].gain.shape[1])
+        sums = {head: zero for head in self.columns.heads if not has_bias(head)}
         for call, gain in zip(calls, found, strict=True):
             if call.head in sums:
                 sums[call.head] = sums[call.head] + _gathered(gain.gain, gain.owner, count)
@@ -283,7 +258,7 @@ class Parameters(Jacobian):
 
 
 CASES: dict[str, type[Case]] = {
-    case.name: case for case in (Plain, Averaged, Shared, Separate, Jacobian, Dense, Parameters)
+    case.name: case for case in (Plain, Shared, Separate, Jacobian, Dense, Parameters)
 }
 """By name, in the order in which they are tried; the last for heads that are no linear maps."""
 
@@ -301,11 +276,13 @@ def _views(output: Tensor, head: nn.Module) -> list[View]:
     return [(output.shape, axis, None) for axis in fit]
 
 
-def mean_counts(features: Tensor, heads: Sequence[nn.Module]) -> Tensor | None:
-    """The counts where the output is the mean of the heads' outputs; see `Reading`."""
-    bare = sum(not has_bias(head) for head in heads)
-    one = torch.ones_like(features[:, :1]) if bare else None
-    return None if one is None else one.repeat(1, bare) / len(heads)
+def side_by_side(output: Tensor, calls: list[Call], rows: list[Tensor]) -> Reading:
+    """The reading of an output that is the mean of the heads' outputs, from the heads' inputs."""
+    features = torch.cat(rows, dim=1) / len(rows) if len(rows) > 1 else rows[0]
+    bare = sum(not has_bias(call.head) for call in calls)
+    counts = torch.full_like(features[:, :bare], 1 / len(rows)) if bare else None
+    inner, axis = calls[0].output.shape, channel_axis(calls[0].head)
+    return Reading(output, features, inner, axis, counts=counts)
 
 
 def _gathered(part: Tensor, owner: Tensor, count: int) -> Tensor:

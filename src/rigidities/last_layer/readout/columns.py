@@ -71,10 +71,9 @@ class Columns:
         for index, head in zip(self.indices, self.heads, strict=True):
             part = given[index.to(given.device)]
             flat = part[:, 0] if self.joint else joint_columns(part, head)
-            for name in (name for name, size in self._sizes(head).items() if size):
-                parameter = head.get_parameter(name)
-                own, flat = flat.tensor_split([parameter.numel()])
-                parameter.copy_(own.reshape(parameter.shape))
+            own = [head.get_parameter(name) for name, size in self._sizes(head).items() if size]
+            for parameter, some in zip(own, flat.split([p.numel() for p in own]), strict=True):
+                parameter.copy_(some.reshape(parameter.shape))
 
     def _weights(self, head: nn.Module) -> Tensor:
         return joint_columns(weights(head), head)[:, None] if self.joint else weights(head)

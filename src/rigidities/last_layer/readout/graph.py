@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from ...models.modes import exporting, refuse_transforms
 from ...models.shadow import shadow, unwrapped
 from .binding import Binding
-from .cases import mean_counts
-from .heads import Recorder, as_rows, channel_axis, guard, has_bias, record
+from .cases import side_by_side
+from .heads import Recorder, as_rows, guard, has_bias, record
 from .reading import Reading
 from .tap import AnyTap, Tap
 
@@ -53,7 +53,7 @@ class ReadoutPass:
         """The tap, if the model's weights are still those of the fit."""
         tap = self.binding.current()
         if tap is not self._tap:
-            plain = isinstance(tap, Tap) and tap.case in ("plain", "averaged")
+            plain = isinstance(tap, Tap) and tap.case == "plain"
             self._graph = TracedReadout(self.binding.model, cast("Tap", tap)) if plain else None
             self._tap = tap
         return tap
@@ -81,7 +81,7 @@ def _refusal(tap: AnyTap | None) -> str:
 
 
 class TracedReadout:
-    """Inputs -> (output, features) for a plain or averaged head, without a look at any value."""
+    """Inputs -> (output, features) for a plain readout, without a look at any value."""
 
     def __init__(self, model: nn.Module, tap: Tap) -> None:
         self._source = tap.source
@@ -114,15 +114,13 @@ class TracedReadout:
         for recorder in recorders:
             recorder.reset()
         output: Tensor = self._source.run(model, args, kwargs)
-        calls, blocks = [recorder.calls[0] for recorder in recorders], []
-        for recorder, call in zip(recorders, calls, strict=True):
-            recorder.reset()
-            rows = as_rows(call.head, call.input)
-            blocks += [rows, torch.ones_like(rows[:, :1])] if has_bias(call.head) else [rows]
-        features = torch.cat(blocks, dim=1) / len(calls)
-        counts = mean_counts(features, [call.head for call in calls])
-        inner, axis = calls[0].output.shape, channel_axis(calls[0].head)
-        return Reading(output, features, inner, axis, counts=counts)
+        calls = [recorder.calls[0] for recorder in recorders]
+        rows = [as_rows(call.head, call.input) for call in calls]
+        for i, call in enumerate(calls):
+            recorders[i].reset()
+            if has_bias(call.head):
+                rows[i] = torch.cat([rows[i], torch.ones_like(rows[i][:, :1])], dim=1)
+        return side_by_side(output, calls, rows)
 
 
 def _twin(model: nn.Module, tap: Tap) -> tuple[tuple[nn.Module, list[Recorder]], Places]:

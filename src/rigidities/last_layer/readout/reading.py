@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -139,26 +139,22 @@ class Reading:
         if hashes is not None:
             return hashes, True
         target = self.target_rows(batch.target)
-        return near_hashes(self.features, target, self._digits, held), False
+        # as wide in float64, to which a model may have been cast
+        return near_hashes(self.features, target, max(1 / 128, 25 * self._digits), held), False
 
     def identities(self, batch: Batch) -> Tensor:
         """A hash (M,) by which a row of outputs is known again, in any batch and order.
 
-        Of all tensors of its input, and of its place where an input has several rows of outputs.
-        Where inputs have not one row per output, of half of the features' digits, which in another
-        batch may round otherwise for about one row of a hundred.
+        Of all tensors of its input, plus its place among the outputs of that. Where inputs have not
+        one row per output, of half of the features' digits, which in another batch may round
+        otherwise for about one row of a hundred.
         """
-        samples = self.output.shape[0]  # len would fix it in a graph
-        hashes = row_hashes(tree_leaves([batch.args, batch.kwargs]), samples)
+        shape = self.output.shape  # len would fix it in a graph
+        hashes = row_hashes(tree_leaves([batch.args, batch.kwargs]), shape[0])
         if hashes is None:
-            return near_hashes(self.features, None, self._digits, None, self._digits**0.5)
-        if self.features.shape[0] == samples:
-            return hashes
-        places = torch.arange(self.output.shape[1:].numel(), device=hashes.device)
-        several = hashes[:, None].expand(-1, len(places))
-        pairs = (several.reshape(-1), places.expand_as(several).reshape(-1))
-        known = cast("Tensor", row_hashes(pairs, self.output.numel()))
-        return self.rows(known.reshape(self.output.shape))[:, 0]
+            return near_hashes(self.features, None, self._digits**0.5, None)
+        places = torch.arange(shape[1:].numel(), device=hashes.device)
+        return self.rows((hashes[:, None] + places).reshape(shape))[:, 0]
 
     @property
     def _digits(self) -> float:

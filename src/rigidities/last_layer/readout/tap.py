@@ -275,15 +275,13 @@ class Tap:
         )
 
     def _is_plain(self, inputs: Inputs) -> bool:
-        """Whether the output is the head's output to the bit, with its own and other weights."""
-        if len(self.heads) > 1 or self.case != "plain":
+        """Whether the output is the heads' output to the bit, with their own and other weights."""
+        case, columns = self._case, self._case.columns
+        if self.case != "plain" or case.read(*self._run(inputs)) is None:
             return False
         change = large_change(self.weights, seed=0)
-        for changes in (None, [self._case.columns.share(change, 0)]):
-            output, calls = self._run(inputs, changes=changes)
-            if len(calls) > 1 or not calls[0].passed_on(output):
-                return False
-        return True
+        changes = [columns.share(change, i) for i in range(len(self.heads))]
+        return case.read(*self._run(inputs, changes=changes)) is not None
 
     def _is_linear(self, reading: Reading, inputs: Inputs) -> bool:
         """Whether y(w + d) - y(w) = f . d for large random changes d of the heads' weights."""

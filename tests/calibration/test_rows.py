@@ -1,0 +1,92 @@
+"""Rows of `auto`: training rows are what a readout refitted without them would leave."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rigidities.calibration.rows import Rows, clipped_mean, target_rows
+from tests.support.tensors import close, normal
+
+F64 = torch.float64
+
+
+def test_seen_rows_are_those_of_a_refit_without_them():
+    f, y, ridge = normal(30, 4), normal(30, seed=1), 0.7
+    weight = 0.5 + torch.rand(30, dtype=F64, generator=torch.Generator().manual_seed(2))
+
+    def refit(rows):
+        whole = (f[rows].T * weight[rows]) @ f[rows] + ridge * torch.eye(4)
+        return whole, torch.linalg.solve(whole, (f[rows].T * weight[rows]) @ y[rows])
+
+    whole, w = refit(torch.ones(30, dtype=torch.bool))
+    q = (f * torch.linalg.solve(whole, f.T).T).sum(1)
+    columns = [y - f @ w, q, weight, f @ w, torch.ones_like(q), f]
+    found = target_rows(columns, seen=True)
+    for i in (0, 7, 29):
+        without, own = refit(torch.arange(30) != i)
+        close(found.residual[i], y[i] - f[i] @ own)
+        close(found.q[i], f[i] @ torch.linalg.solve(without, f[i]))
+    assert bool(found.seen.all())
+    new = target_rows(columns, seen=False)
+    close(new.residual, columns[0])
+    close(new.q, q)
+
+
+def test_a_row_that_the_fit_nearly_interpolates_is_enlarged_twentyfold_at_most():
+    columns = [torch.ones(2), torch.tensor([0.99, 0.5]), torch.ones(2), *torch.zeros(2, 2)]
+    found = target_rows([*columns, torch.zeros(2, 1)], seen=True)
+    close(found.residual, torch.tensor([20.0, 2.0]))
+
+
+def test_masked_rows_are_left_out():
+    error = torch.tensor([1.0, torch.nan, 3.0], dtype=F64)
+    other = torch.ones(3, dtype=F64) / 2
+    found = target_rows([error, other, other, other, other, other[:, None]], seen=False)
+    assert found.residual.tolist() == [1.0, 3.0]
+
+
+def test_one_outlier_counts_once_in_a_clipped_mean():
+    squares = normal(400).square()
+    close(clipped_mean(squares), squares.clamp(max=float(25 * squares.median() / 0.455)).mean())
+    wild = squares.clone()
+    wild[0] = 1e8
+    assert float(clipped_mean(wild) / clipped_mean(squares)) < 1.1
+
+
+@pytest.mark.parametrize("zeros", [300, 399])
+def test_mostly_zero_squares_keep_their_mean(zeros):
+    squares = normal(400).square()
+    squares[:zeros] = 0
+    close(clipped_mean(squares), squares.mean())
+
+
+def rows_with(targets: torch.Tensor) -> Rows:
+    mean = 0.8 * normal(len(targets), seed=3)
+    one = torch.ones_like(mean)
+    return Rows(targets - mean, one, mean, mean[:, None], one, torch.zeros(len(mean)).bool())
+
+
+@pytest.mark.parametrize(
+    ("targets", "step"),
+    [
+        ((2 * normal(200)).round(), 1.0),
+        ((2 * normal(200)).round() * 0.25, 0.25),
+        (normal(200), 0.0),
+        ((500 * normal(200)).round() / 500, 0.0),  # finer than the residuals
+        (torch.full((200,), 3.0, dtype=F64), 0.0),
+    ],
+    ids=["whole", "quarters", "continuous", "fine", "equal"],
+)
+def test_a_grid_of_targets_is_seen(targets, step):
+    assert rows_with(targets).step == pytest.approx(step, rel=1e-4)
+
+
+def test_held_rows_are_all_where_every_row_was_seen():
+    rows = rows_with(normal(5))
+    assert len(rows.held) == 5
+    seen = replace(rows, seen=~rows.seen)
+    assert len(seen.held) == 5
+    joined = Rows.join([rows, seen])
+    assert len(joined.held) == 5
+    assert len(joined.reference) == 10  # fewer than twenty seen rows fix no units

@@ -1,0 +1,55 @@
+"""The tilt of the law equals a slow minimisation of the same convex loss, penalties included."""
+
+import torch
+
+from rigidities.calibration import tilt_fit
+from tests.support import slow_auto
+from tests.support.tensors import close, normal
+
+F64 = torch.float64
+
+
+def made(rows: int = 250, width: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
+    """u that leans to the end where the first input points, and inputs."""
+    inputs = normal(rows, width)
+    generator = torch.Generator().manual_seed(5)
+    u = torch.rand(rows, generator=generator, dtype=F64)
+    return torch.where(inputs[:, 0] > 0, u**1.6, 1 - (1 - u) ** 1.6), inputs
+
+
+def test_the_tilt_minimises_the_penalised_loss():
+    u, inputs = made()
+    fit = tilt_fit.fitted(u, inputs)
+
+    def value(flat):
+        return slow_auto.tilt_loss(flat.reshape(5, 8), u, inputs, fit.penalty)
+
+    slow = slow_auto.minimum(value, torch.zeros(40, dtype=F64))
+    found = torch.cat([fit.constant[None], fit.weight]).flatten()
+    assert float(value(found) - value(slow)) < 1e-3
+    close(found, slow, rtol=0.01)
+    assert float(fit.weight[0, 0]) > 0.1  # b_1 falls with u, and u is small where it points
+
+
+def test_penalties_are_those_of_the_greatest_dense_likelihood():
+    u, inputs = made()
+    b = slow_auto.cosines(u)
+    scan = 10 ** torch.linspace(0, 5, 26, dtype=F64)
+    each = [slow_auto.evident_penalty(inputs, column, scan) for column in (b - b.mean(0)).T]
+    close(tilt_fit.fitted(u, inputs).penalty, torch.stack(each).clamp(min=30.0))
+
+
+def test_a_penalty_that_is_given_is_kept():
+    u, inputs = made()
+    penalty = torch.full((8,), 77.0, dtype=F64)
+    fit = tilt_fit.fitted(u, inputs, penalty)
+    close(fit.penalty, penalty)
+    assert float(fit.weight.norm()) > float(tilt_fit.fitted(u, inputs, 100 * penalty).weight.norm())
+
+
+def test_uniform_rows_have_hardly_a_tilt():
+    u = (torch.arange(4000, dtype=F64) + 0.5) / 4000
+    order = torch.randperm(4000, generator=torch.Generator().manual_seed(0))
+    fit = tilt_fit.fitted(u[order], normal(4000, 3))
+    assert float(fit.constant.abs().max()) < 1e-3
+    assert float(fit.weight.abs().max()) < 0.06

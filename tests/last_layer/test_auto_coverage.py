@@ -1,0 +1,96 @@
+"""90 % intervals of `calibrate(valid)` hold 90 %, where the law is known and the paper's is not it.
+
+Fixed random features with a readout in closed form: nothing is trained.
+"""
+
+import pytest
+import torch
+
+import rigidities as rg
+from tests.support.random_features import (
+    Sets,
+    draw,
+    heavy_noise,
+    normal_noise,
+    random_feature_net,
+    sets,
+    signal,
+    skewed_noise,
+)
+
+NOISES = {"heteroscedastic": normal_noise, "skewed": skewed_noise, "heavy": heavy_noise}
+
+
+def calibrated(data: Sets, **options) -> rg.LastLayerRigidity:
+    uq = rg.LastLayerRigidity(data.model).fit(data.train)
+    uq.calibrate(data.valid, **options)
+    return uq
+
+
+def inside(uq, x, y, level: float = 0.9) -> torch.Tensor:
+    """Whether intervals hold their targets."""
+    low, high = uq.predict(x).interval(level)
+    return ((y >= low) & (y <= high)).double()[:, 0]
+
+
+@pytest.fixture(scope="module", params=NOISES)
+def world(request):
+    data = sets(NOISES[request.param], (800, 400, 4000), width=16)
+    return request.param, data, calibrated(data), calibrated(data, criterion="nll")
+
+
+def test_intervals_hold_their_level(world):
+    _, data, uq, _ = world
+    for level, slack in ((0.9, 0.04), (0.5, 0.06)):
+        assert abs(float(inside(uq, *data.test, level).mean()) - level) < slack
+
+
+def test_intervals_hold_on_either_side_of_the_inputs(world):
+    """Where noise is low and where it is high; the paper's bars hold too much or too little."""
+    name, data, uq, paper = world
+    x, y = data.test
+    worst = {}
+    for which, one in (("auto", uq), ("paper", paper)):
+        held = inside(one, x, y)
+        parts = [float(held[side].mean()) for side in (x[:, 0] < -0.6, x[:, 0] > 0.6)]
+        worst[which] = max(abs(part - 0.9) for part in parts)
+    assert worst["auto"] < 0.075
+    if name == "heteroscedastic":
+        assert worst["paper"] > 0.09
+
+
+def test_each_tail_holds_its_share(world):
+    """A skewed law: intervals are no wider than they must be on the other side."""
+    name, data, uq, paper = world
+    x, y = data.test
+    right = x[:, 0] > 0.2
+    worst = []
+    for one in (uq, paper):
+        p = one.predict(x)
+        low, high = p.interval(0.9)
+        tails = [float(t[right].double().mean()) for t in (y < low, y > high)]
+        worst.append(sum(abs(tail - 0.05) for tail in tails))
+    assert worst[0] < 0.06
+    if name == "skewed":
+        assert worst[0] < worst[1]
+
+
+def test_the_likelihood_of_new_rows_is_better_than_the_papers(world):
+    name, data, uq, paper = world
+    x, y = data.test
+    gain = float((uq.predict(x).log_prob(y) - paper.predict(x).log_prob(y)).mean())
+    assert gain > {"heteroscedastic": 0.1, "skewed": 0.1, "heavy": 0.05}[name]
+
+
+def test_the_guard_keeps_coverage_outside_the_training_rows():
+    """Trained on one corner, judged on the whole cube: without the guard too few are held."""
+    generator = torch.Generator().manual_seed(9)
+    parts = [draw(n, normal_noise, i) for i, n in enumerate((1600, 800))]
+    train, valid = ((x[x[:, 2] < 0], y[x[:, 2] < 0]) for x, y in parts)
+    x = 2 * torch.rand(2000, 3, generator=generator, dtype=torch.float64) - 1
+    x[:, 2] = 0.3 + 0.7 * torch.rand(2000, generator=generator, dtype=torch.float64)
+    y = signal(x) + normal_noise(x, generator)
+    data = Sets(random_feature_net(*train, width=16), train, valid, (x, y))
+    held = {on: float(inside(calibrated(data, guard=on), x, y).mean()) for on in (True, False)}
+    assert held[True] > 0.85
+    assert held[False] < held[True] - 0.05

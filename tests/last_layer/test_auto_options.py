@@ -1,0 +1,248 @@
+"""Options of `calibrate(criterion="auto")`: noise, law, conformal rows, files, and the report."""
+
+import copy
+
+import pytest
+import torch
+
+import rigidities as rg
+from rigidities.prediction.law import StudentT
+from rigidities.prediction.noise import ConstantNoise, GivenNoise
+from tests.support.random_features import Sets, draw, normal_noise, sets
+from tests.support.refusals import refused
+from tests.support.tensors import alike, close
+
+F64 = torch.float64
+
+
+def inputs_of(batch) -> torch.Tensor:
+    return batch if isinstance(batch, torch.Tensor) else batch[0]
+
+
+def known_noise(batch) -> torch.Tensor:
+    """The world's own, a hundredfold."""
+    return 100 * (0.2 * torch.exp(1.15 * inputs_of(batch)[:, 0].clamp(-1, 1))) ** 2
+
+
+def side(batch) -> torch.Tensor:
+    return (inputs_of(batch)[:, 0] > 0).long()
+
+
+@pytest.fixture(scope="module")
+def one() -> Sets:
+    return sets()
+
+
+@pytest.fixture(scope="module")
+def fresh():
+    """Rows that fit nothing else."""
+    return draw(200, normal_noise, 77)
+
+
+def calibrated(one, valid=None, **options) -> rg.LastLayerRigidity:
+    uq = rg.LastLayerRigidity(one.model).fit(one.train)
+    uq.calibrate(one.valid if valid is None else valid, **options)
+    return uq
+
+
+def reloaded(uq, one, path, **options) -> rg.LastLayerRigidity:
+    uq.save(path / "uq.safetensors")
+    return rg.LastLayerRigidity.load(path / "uq.safetensors", one.model, **options)
+
+
+def the_same(a, b, x) -> None:
+    """Means, bars, laws, bounds and conformal intervals."""
+    p, whole = a.predict(x), b.predict(x)
+    alike(p, whole, 1e-12)
+    close(p.quantile(0.03), whole.quantile(0.03), 1e-12)
+    assert p.support == whole.support
+    assert (p.conformal is None) == (whole.conformal is None)
+    if p.conformal is not None:
+        for one, other in zip(
+            p.interval(0.8, conformal=True), whole.interval(0.8, conformal=True), strict=True
+        ):
+            close(one, other, 1e-12)
+
+
+LAWS = {"tilted": "Tilted", "student-t": "StudentT", "gaussian": "Gaussian"}
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("noise", ["features", "constant", known_noise])
+def test_noise_and_law_are_those_asked_for_and_survive_a_file(one, law, noise, tmp_path):
+    uq = calibrated(one, noise=noise, law=law)
+    assert type(uq.calibration.law).__name__ == LAWS[law]
+    given = callable(noise)
+    assert uq.calibration.noise.name == ("given" if given else noise)
+    p = uq.predict(one.test[0])
+    low, high = p.interval(0.9)
+    assert 0.8 < float(((one.test[1] >= low) & (one.test[1] <= high)).double().mean()) < 0.98
+    the_same(reloaded(uq, one, tmp_path, noise=noise if given else None), uq, one.test[0])
+
+
+def test_a_constant_noise_is_the_same_everywhere(one):
+    uq = calibrated(one, noise="constant", law="gaussian", guard=False)
+    p = uq.predict(one.test[0])
+    s2 = p.variance - uq.calibration.head.scale2 / p.rigidity
+    close(s2, s2.mean().expand_as(s2), 1e-8)
+    close(s2.mean(), uq.calibration.noise.level[0], 1e-8)
+
+
+def test_a_noise_that_is_known_is_followed_up_to_one_factor(one):
+    uq = calibrated(one, noise=known_noise, law="gaussian", guard=False)
+    p = uq.predict(one.test[0])
+    rest = (p.variance - uq.calibration.head.scale2 / p.rigidity)[:, 0]
+    close(rest, uq.calibration.noise.level * known_noise(one.test[0]), 1e-8)
+    assert 0.1 < float(100 * uq.calibration.noise.level) < 2
+    assert "The noise of training rows is not known" in str(uq.report)
+    assert "by the noise that was given" in str(uq.report)
+    close(uq(one.test[0])[1], p.std, 1e-12)
+
+
+@pytest.mark.parametrize("factor", [1e-6, 1e6])
+def test_the_units_of_a_known_noise_do_not_matter(one, factor):
+    uq = calibrated(one, noise=known_noise)
+    other = calibrated(one, noise=lambda b: factor * known_noise(b))
+    alike(other.predict(one.test[0]), uq.predict(one.test[0]), 1e-6)
+    close(factor * other.calibration.noise.level, uq.calibration.noise.level, 1e-6)
+
+
+def test_training_rows_help_where_they_are_given_with_the_noise(one):
+    uq = rg.LastLayerRigidity(one.model).fit(one.train)
+    report = uq.calibrate(one.valid, train=one.train, noise=known_noise)
+    assert report.seen == 240
+    assert "not known" not in str(report)
+
+
+def test_objects_and_classes_are_taken_too(one):
+    alike(
+        calibrated(one, noise=ConstantNoise, law=StudentT).predict(one.test[0]),
+        calibrated(one, noise="constant", law="student-t").predict(one.test[0]),
+        1e-12,
+    )
+
+
+REFUSED = {
+    "no_noise": ({"noise": "none"}, "criterion='auto' fits noise='features'.*criterion='nll'"),
+    "bayes": ({"noise": "bayes"}, "got noise='bayes'"),
+    "tilted_nll": ({"criterion": "nll", "law": "tilted"}, "fitted by criterion='auto', not by"),
+    "features_crps": ({"criterion": "crps", "noise": "features"}, "fitted by criterion='auto'"),
+    "unknown_noise": ({"noise": "pink"}, "Unknown noise 'pink'"),
+    "unknown_law": ({"law": "cauchy"}, "cauchy"),
+    "given_by_name": ({"noise": "given"}, "noise=lambda batch: variances"),
+    "given_class": ({"noise": GivenNoise}, "noise=lambda batch: variances"),
+    "negative": ({"noise": lambda b: -known_noise(b)}, "variances must be finite and not neg"),
+    "zero": ({"noise": lambda b: 0 * known_noise(b)}, "noise variances must be above zero"),
+    "none": ({"noise": lambda b: None}, "noise variances returned None"),
+    "misshapen": ({"noise": lambda b: torch.ones(3)}, "noise variances returned"),
+    "share": ({"conformal": 1.5}, "share must lie between 0 and 1"),
+    "groups": ({"conformal": 0.5, "groups": "colour"}, "groups must be 'bar' or callable"),
+    "groups_alone": ({"groups": "bar"}, "give conformal=rows too"),
+    "labels": ({"conformal": 0.5, "groups": lambda b: torch.rand(3)}, "one whole number per row"),
+    "ridge": ({"ridge": "large"}, "ridge must be None"),
+}
+
+
+@pytest.mark.parametrize("id", REFUSED)
+def test_what_makes_no_sense_is_refused_and_changes_nothing(one, id):
+    options, message = REFUSED[id]
+    uq = rg.LastLayerRigidity(one.model).fit(one.train)
+    refused(message, uq.calibrate, one.valid, **options)
+    assert uq.report is None
+
+
+def test_bars_by_groups_need_training_rows(one):
+    uq = rg.LastLayerRigidity(one.model).fit(one.train, sample=0)
+    refused("the fit kept none", uq.calibrate, one.valid, conformal=0.5, groups="bar")
+
+
+@pytest.mark.parametrize("groups", [None, "bar", side], ids=["all", "bar", "function"])
+def test_conformal_rows_guarantee_intervals_and_survive_a_file(one, fresh, groups, tmp_path):
+    uq = calibrated(one, conformal=fresh, groups=groups, support=(-9.0, None))
+    p, (x, y) = uq.predict(one.test[0]), fresh
+    own = uq.predict(x)
+    low, high = own.interval(0.9, conformal=True)
+    assert 0.9 <= float(((y >= low) & (y <= high)).double().mean()) < 0.94  # of the very rows
+    assert bool(p.interval(0.9, conformal=True)[0].isfinite().all())
+    assert "Conformal intervals from 200 rows" in str(uq.report)
+    own_function = groups if callable(groups) else None
+    the_same(reloaded(uq, one, tmp_path, groups=own_function), uq, one.test[0])
+
+
+def test_a_share_of_the_rows_is_set_aside_and_fits_nothing(one):
+    uq = calibrated(one, conformal=0.25)
+    assert uq.report.rows == 90
+    assert "Conformal intervals from 30 rows" in str(uq.report)
+    assert "Calibrated on 90 rows and 240 left-out training rows" in str(uq.report)
+    refused("needs validation data", uq.calibrate, conformal=0.25)
+
+
+def test_without_conformal_rows_there_is_no_guarantee(one):
+    p = calibrated(one).predict(one.test[0])
+    refused(r"conformal=rows", p.interval, 0.9, conformal=True)
+
+
+def test_functions_that_a_file_lacks_are_asked_for_and_taken_only_where_they_belong(
+    one, fresh, tmp_path
+):
+    given = calibrated(one, noise=known_noise)
+    bare = reloaded(given, one, tmp_path)
+    refused(r"load\(path, model, noise=function\)", bare.predict, one.test[0])
+    refused(r"load\(path, model, noise=function\)", bare, one.test[0])
+    refused("no groups by a function", reloaded, given, one, tmp_path, groups=side)
+    plain = calibrated(one)
+    refused("is 'features', no function", reloaded, plain, one, tmp_path, noise=known_noise)
+    unfitted = rg.LastLayerRigidity(one.model).fit(one.train)
+    refused("not calibrated", reloaded, unfitted, one, tmp_path, noise=known_noise)
+    grouped = reloaded(calibrated(one, conformal=fresh, groups=side), one, tmp_path)
+    with pytest.warns(UserWarning, match="no group"):
+        grouped.predict(one.test[0]).interval(0.9, conformal=True)
+
+
+def test_a_state_dict_and_copies_keep_the_whole_calibration(one, fresh):
+    uq = calibrated(one, conformal=fresh, groups="bar", support=(-9.0, 9.0))
+    other = rg.LastLayerRigidity(copy.deepcopy(one.model))
+    other.load_state_dict(uq.state_dict())
+    the_same(other, uq, one.test[0])
+    the_same(copy.deepcopy(uq), uq, one.test[0])
+    assert str(other.report) == str(uq.report)
+    moved = calibrated(one, noise=known_noise).to("cpu")
+    assert bool(moved.predict(one.test[0]).std.isfinite().all())
+
+
+def test_several_targets_survive_a_file(tmp_path):
+    data = sets(targets=2)
+    uq = calibrated(data, conformal=0.3)
+    the_same(reloaded(uq, data, tmp_path), uq, data.test[0])
+
+
+def test_weights_survive_a_file(one, tmp_path):
+    uq = rg.LastLayerRigidity(one.model).fit(one.train, sample_weight=lambda b: 3 + side(b))
+    uq.calibrate(one.valid)
+    typical = 1 / (1 / (3 + side(one.valid)).double()).mean()
+    close(uq.calibration.weight[0], typical)
+    again = reloaded(uq, one, tmp_path)
+    for c in (None, lambda b: 2.0 + side(b)):
+        a, b = (each.predict(one.test[0], sample_weight=c) for each in (uq, again))
+        alike(a, b, 1e-12)
+    assert f"for a weight of {float(typical):.4g}" in str(uq.report)
+
+
+def test_the_report_says_in_plain_words_what_was_chosen(one):
+    text = str(calibrated(one).report)
+    for phrase in (
+        "Calibrated on 120 rows and 240 left-out training rows by auto",
+        "law             tilted, ",
+        "degrees of freedom",
+        "chosen: the full model. Cross-validated NLL of the paper's form",
+        "by constant noise",
+        "by heavy tails",
+        "by noise that follows the inputs",
+        "by shape of the law, guard",
+        "bars grow with q: at ten times that they are at least",
+        "Did these validation rows choose the checkpoint (early stopping)?",
+    ):
+        assert phrase in text
+    bare = str(calibrated(one, noise="constant", law="gaussian", guard=False).report)
+    for phrase in ("heavy tails", "follows the inputs", "shape of the law", "guard", "beyond q"):
+        assert phrase not in bare

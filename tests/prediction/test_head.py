@@ -1,0 +1,113 @@
+"""A folded head equals its plain formulas; the guard equals its own."""
+
+import math
+
+import pytest
+import torch
+
+from rigidities.notices import DamagedError
+from rigidities.prediction.head import Guard, Head, HeadForm, Inputs
+from tests.support.refusals import refused
+from tests.support.tensors import close, normal
+
+F64 = torch.float64
+TARGETS, WIDTH, TERMS = 2, 5, 8
+
+
+def made(*, shared: bool, rows: int = 60) -> tuple[Head, list[Inputs], torch.Tensor]:
+    """A head of random weights on features of which the third is constant, and the features."""
+    features = 3 + 2 * normal(rows, TARGETS, WIDTH)
+    features[..., 2] = 7.0
+    if shared:
+        features = features[:, :1].expand(-1, TARGETS, -1)
+    q, mean = 0.1 + normal(rows, seed=2).square(), 5 + normal(rows, TARGETS, seed=3)
+    inputs = [Inputs.of(q, mean[:, k], features[:, k]) for k in range(TARGETS)]
+    weight = 0.3 * normal(TARGETS, 3 + WIDTH, 1 + TERMS, seed=4)
+    constant, scale2 = 0.2 * normal(TARGETS, 1 + TERMS, seed=5), torch.ones(TARGETS, dtype=F64)
+    bounds = torch.tensor([[-1.0, 1.2], [-0.7, 0.9]], dtype=F64)
+    parts = (list(weight), list(constant), list(bounds), list(scale2))
+    return Head.of(inputs, *parts, shared=shared), inputs, features
+
+
+def plain(head, k, q, mean, features):
+    """h and tilt of one target by the formulas."""
+    f = features[:, k]
+    log_q = (q.log() - head.rigidity[k, 0]) / head.rigidity[k, 1]
+    low, high, centre, spread, square = head.output[k]
+    m = (mean[:, k].clamp(low, high) - centre) / spread
+    c, s = (t if t.ndim == 1 else t[k] for t in (head.centre, head.spread))
+    z = ((f - c) / s).clamp(-6, 6)
+    phi = torch.cat([log_q.clamp(-4, 4)[:, None], m[:, None], (m**2 - square)[:, None], z], 1)
+    both = head.constant[k] + phi @ head.weight[k]
+    return both[:, 0].clamp(*head.bounds[k]), both[:, 1:].clamp(-3, 3)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("dtype", [F64, torch.float32])
+def test_a_folded_head_equals_the_formulas(shared, dtype):
+    head, inputs, _ = made(shared=shared)
+    rows = 50
+    features = 3 + 20 * normal(rows, TARGETS, WIDTH, seed=7)  # many beyond six spreads
+    features = features[:, :1].expand(-1, TARGETS, -1) if shared else features
+    q, mean = torch.exp(4 * normal(rows, seed=8)), 5 + 3 * normal(rows, TARGETS, seed=9)
+    own = features[:, 0] if shared else features
+    form = HeadForm.of(head, dtype)
+    h, tilt = form(q[:, None].to(dtype), mean.to(dtype), own.to(dtype))
+    assert h.dtype == tilt.dtype == dtype
+    for k in range(TARGETS):
+        expected = plain(head, k, q, mean, features)
+        rtol = 1e-10 if dtype == F64 else 2e-5
+        close(h[:, k].double(), expected[0], rtol)
+        close(tilt[:, k].double(), expected[1], rtol)
+        phi = inputs[k](q, mean[:, k], features[:, k])
+        both = head.constant[k] + phi @ head.weight[k]
+        close(both[:, 0].clamp(*head.bounds[k]), expected[0])
+
+
+def test_inputs_are_standardised_on_their_own_rows():
+    q, mean, features = normal(60).exp(), 5 + normal(60, seed=1), 3 + 2 * normal(60, 2, seed=2)
+    phi = Inputs.of(q, mean, features)(q, mean, features)
+    assert float(phi.mean(0).abs().max()) < 1e-12
+    close(phi[:, [0, 1, 3, 4]].std(0, correction=0), torch.ones(4, dtype=F64))
+
+
+def test_constant_predictions_and_rigidities_have_no_input():
+    one = torch.ones(20, dtype=F64)
+    inputs = Inputs.of(one, 3 * one, normal(20, 2))
+    assert bool((inputs(7 * one, 9 * one, normal(20, 2))[:, :3] == 0).all())
+
+
+def test_the_guard_equals_its_formulas():
+    guard = Guard(torch.tensor([2.0, 3.0], dtype=F64), torch.tensor([0.5, 0.1], dtype=F64))
+    q = torch.tensor([[0.05], [0.3], [4.0]], dtype=F64)
+    for k, (scale2, reference) in enumerate(((2.0, 0.5), (3.0, 0.1))):
+        for i, one in enumerate((0.05, 0.3, 4.0)):
+            beyond = scale2 * reference * (max(one / reference, 1) ** 0.75 - 1)
+            assert float(guard.variance(q)[i, k]) == pytest.approx(beyond)
+            assert float(guard.fade(q)[i, k]) == pytest.approx(min(1, reference / one))
+
+
+def test_a_head_and_a_guard_come_back_from_their_tensors():
+    head, _, _ = made(shared=False)
+    again = Head.from_state(head.tensors())
+    assert all(torch.equal(tensor, vars(again)[name]) for name, tensor in vars(head).items())
+    assert bool((head.spread == math.inf).any())  # a constant feature is no damage
+    guard = Guard(torch.ones(2, dtype=F64), torch.ones(2, dtype=F64))
+    assert torch.equal(Guard.from_state(guard.tensors()).scale2, guard.scale2)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("name", list(vars(made(shared=True)[0])))
+def test_a_damaged_head_is_refused(name, shared):
+    tensors = made(shared=shared)[0].tensors()
+    refused("the head", Head.from_state, {**tensors, name: tensors[name][:-1]}, error=DamagedError)
+    rest = {key: tensor for key, tensor in tensors.items() if key != name}
+    refused("the head", Head.from_state, rest, error=DamagedError)
+    wrong = torch.full_like(tensors[name], math.nan)
+    refused("the head", Head.from_state, {**tensors, name: wrong}, error=DamagedError)
+
+
+@pytest.mark.parametrize("scale2", [[-1.0], [math.nan], [math.inf], [1.0, 1.0]])
+def test_a_damaged_guard_is_refused(scale2):
+    tensors = {"scale2": torch.tensor(scale2), "reference": torch.ones(1)}
+    refused("the guard", Guard.from_state, tensors, error=DamagedError)
