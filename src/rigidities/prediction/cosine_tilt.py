@@ -15,8 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .quadrature import gauss
-from .root import increasing_root
+from .quadrature import gauss, increasing_root
 
 TERMS, MIDPOINTS = 8, 128
 """Cosines; and nodes of the moments."""
@@ -53,7 +52,7 @@ class Panels(NamedTuple):
 @lru_cache(maxsize=8)
 def panels(device: torch.device) -> Panels:
     """Even ones, then ever smaller ones towards both ends."""
-    small = torch.tensor([*range(-44, -20, 4), *range(-20, -6, 2), -6], dtype=F64)
+    small = torch.tensor([*range(-44, -20, 4), *range(-20, -5, 2)], dtype=F64)
     half = torch.cat([torch.zeros(1), 2.0**small, torch.arange(1, 16, dtype=F64) / 32])
     edges = torch.cat([half, torch.full((1,), 0.5), 1 - half.flip(0)])
     (x, w), power, length = gauss(_NODES), torch.arange(_NODES), edges.diff()

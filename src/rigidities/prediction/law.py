@@ -4,9 +4,6 @@ A prediction is $y = \mu + s z$ with z from such a law. The variance $\sigma^2 =
 \text{noise}$ is the second moment about $\mu$, so that $s = \sigma / \sqrt{E z^2}$ (`second`).
 Another law is another class here; `LAWS` lists the names that `calibrate(law=...)` and files
 know. Its fields are its settings, plain numbers that files keep.
-
-Closed forms of scores: Jordan, Krueger and Lerch, Evaluating probabilistic forecasts with
-scoringRules, Journal of Statistical Software 90 (2019).
 """
 
 from __future__ import annotations
@@ -24,8 +21,7 @@ from torch import Tensor
 from ..notices import require_level
 from . import cosine_tilt
 from .cosine_tilt import CosineTilt
-from .quadrature import gauss
-from .root import increasing_root
+from .quadrature import gauss, increasing_root
 
 LOG_TWO_PI = math.log(2 * math.pi)
 GOLDEN = (math.sqrt(5) - 1) / 2
@@ -249,7 +245,7 @@ def _tail_of(z: Tensor, df: Tensor) -> Tensor:
 
 
 def _checked(df: Any) -> float | Tensor:
-    """A number, or float64 where there are several; more than two."""
+    """A number, or float64 where there are several."""
     kept = torch.as_tensor(df, dtype=F64, device="cpu")
     if not all(2 < value < math.inf for value in kept.flatten().tolist()):
         raise ValueError(
@@ -422,17 +418,18 @@ class Tilted(Law):
 
     def log_density(self, z: Tensor) -> Tensor:
         r"""Student's, plus $\theta \cdot b(u) - A(\theta)$."""
-        height = self._base.log_density(z.to(F64))
-        return (height + self._by_row(CosineTilt.log_density, self._u(z))).to(_kind(z))
+        law, x = StudentT(self.df), z.to(F64)
+        tilt = self._by_row(CosineTilt.log_density, law.cdf(x))
+        return (law.log_density(x) + tilt).to(_kind(z))
 
     def cdf(self, z: Tensor) -> Tensor:
         """The distribution function, with the digits of a small one."""
-        return self._by_row(CosineTilt.cdf, self._u(z)).to(_kind(z))
+        return self._by_row(CosineTilt.cdf, StudentT(self.df).cdf(z.to(F64))).to(_kind(z))
 
     def quantile(self, level: Tensor) -> Tensor:
         """The inverse of `cdf`: in u first, then Student's."""
         u = self._by_row(CosineTilt.quantile, level.to(F64))
-        return self._base.quantile(u).to(_kind(level))
+        return StudentT(self.df).quantile(u).to(_kind(level))
 
     def shortfall(self, z: Tensor, draws: int = 1) -> Tensor:
         r"""$z F^n - \int_0^u Q_\nu\, d F^n$, by the panels' rule."""
@@ -444,14 +441,8 @@ class Tilted(Law):
             return x * tilt.cdf(u) ** draws - tilt.integral(rate, u)
 
         which = torch.arange(df.numel(), device=z.device).reshape(df.shape)
-        return self._by_row(below, self._u(z), z.to(F64), which).to(_kind(z))
-
-    @property
-    def _base(self) -> StudentT:
-        return StudentT(self.df)
-
-    def _u(self, z: Tensor) -> Tensor:
-        return self._base.cdf(z.to(F64))
+        u = StudentT(self.df).cdf(z.to(F64))
+        return self._by_row(below, u, z.to(F64), which).to(_kind(z))
 
     def _by_row(self, answer: Callable[..., Tensor], *values: Tensor) -> Tensor:
         """What `answer` says of tilts (R, 8) and their values (R, E)."""
