@@ -101,7 +101,7 @@ BY_LIKELIHOOD = ("nll", "evidence", "loo")
 
 
 def price(criterion: Criterion) -> int:
-    """What a criterion costs beside the cheapest: a sort, Newton's steps, golden sections."""
+    """What a criterion costs beside the cheapest: a sort, golden sections."""
     return _PRICES.get(getattr(criterion, "__func__", criterion), 128)
 
 
