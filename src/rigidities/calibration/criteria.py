@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..prediction.law import Gaussian, Law, StudentT
+from ..prediction.law import Gaussian, Law
 
 Criterion = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -91,7 +91,7 @@ def pooled(criterion: Criterion, values: Tensor) -> Tensor:
 
 
 CRITERIA: dict[str, Criterion] = {"bins": bins, "crps": crps, "absolute": absolute}
-_PRICES = {Gaussian.profile: 1, absolute: 1, crps: 24, StudentT.profile: 32, bins: 48}
+_PRICES = {Gaussian.profile: 1, absolute: 1, crps: 24, bins: 48}
 AUTO = "auto"
 """The full model; see `automatic`."""
 
@@ -101,7 +101,7 @@ BY_LIKELIHOOD = ("nll", "evidence", "loo")
 
 
 def price(criterion: Criterion) -> int:
-    """What a criterion costs beside the cheapest: a sort, Newton's steps, golden sections."""
+    """What a criterion costs beside the cheapest: a sort, golden sections."""
     return _PRICES.get(getattr(criterion, "__func__", criterion), 128)
 
 

@@ -1,9 +1,8 @@
 r"""Densities on the unit interval that are exponentials of cosines.
 
 $p(u) = \exp(\theta \cdot b(u) - A(\theta))$ with $b_j(u) = \sqrt 2 \cos(j \pi u)$, j = 1 ... 8.
-Integrals of p run over panels that shrink towards both ends, so that what a law with heavy tails
-multiplies it by is resolved, and small probabilities keep their digits. A place u is named by its
-signed distance from the nearer end: -u in the lower half, 1 - u in the upper.
+Integrals run over panels that shrink towards both ends, where quantiles of heavy tails are
+singular; in each a polynomial goes through its Gauss nodes.
 """
 
 from __future__ import annotations
@@ -11,14 +10,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .quadrature import gauss
+from .quadrature import gauss, increasing_root
 
-TERMS, MIDPOINTS = 8, 62
-"""Cosines; and nodes of the moments, beside the two ends."""
+TERMS, MIDPOINTS = 8, 128
+"""Cosines; and nodes of the moments."""
 
 _NODES, F64 = 8, torch.float64
 
@@ -29,46 +29,37 @@ def basis(u: Tensor) -> Tensor:
     return math.sqrt(2) * (math.pi * u[..., None] * j).cos()
 
 
-def mirrored(tilt: Tensor) -> Tensor:
-    """The tilt of 1 - u."""
-    return tilt * tilt.new_tensor([-1.0, 1.0]).repeat(TERMS // 2)
+def midpoints(n: int, device: torch.device | None = None) -> Tensor:
+    """Of n equal parts, whose rule is exact for 2n - 1 cosines."""
+    return (torch.arange(n, dtype=F64, device=device) + 0.5) / n
 
 
-@lru_cache(maxsize=1)
-def half() -> tuple[Tensor, Tensor, Tensor]:
-    """The lower half's edges, nodes and weights: even panels, then ever smaller ones to 0."""
-    small = [*range(-62, -30, 4), *range(-30, -14, 2), *range(-14, -6)]
-    even = torch.arange(1, 33, dtype=F64) / 64
-    edges = torch.cat([torch.zeros(1), 2.0 ** torch.tensor(small, dtype=F64), even])
-    length, (x, w) = edges.diff()[:, None], gauss(_NODES)
-    return edges, edges[:-1, None] + length * x, length * w
+class Panels(NamedTuple):
+    """Edges, lengths, nodes and weights (panels, 8), the basis there, and what integrates.
+
+    `primitive` takes values at a panel's nodes to the coefficients of x, x^2 ... of their integral
+    from its start, with the panel as the unit of length.
+    """
+
+    edges: Tensor
+    length: Tensor
+    nodes: Tensor
+    weights: Tensor
+    basis: Tensor
+    primitive: Tensor
 
 
 @lru_cache(maxsize=8)
-def _grid(device: torch.device) -> tuple[Tensor, ...]:
-    """Edges of the lower half; of all panels, lengths, weights and basis; and what integrates.
-
-    The last takes values at a panel's nodes to the powers of y in [-1, 1] of their integral from
-    its start, with the panel as the unit of length.
-    """
-    (edges, nodes, weights), y = half(), 2 * gauss(_NODES)[0] - 1
-    lower, power = basis(nodes), torch.arange(_NODES)
-    terms = torch.linalg.inv(y[:, None] ** power) / (2 * power[:, None] + 2)
-    start = ((-1.0) ** power[:, None] * terms).sum(0, keepdim=True)
-    both = (
-        torch.cat([edges.diff(), edges.diff().flip(0)]),
-        torch.cat([weights, weights.flip((0, 1))]),
-    )
-    tilted = torch.cat([lower, mirrored(lower).flip((0, 1))])
-    return tuple(p.to(device) for p in (edges, *both, tilted, torch.cat([start, terms]).mT))
-
-
-def _horner(coefficients: Tensor, y: Tensor) -> Tensor:
-    """The polynomial with these coefficients (..., n), lowest first, at y (...)."""
-    value = coefficients[..., -1]
-    for k in range(coefficients.shape[-1] - 2, -1, -1):
-        value = value * y + coefficients[..., k]
-    return value
+def panels(device: torch.device) -> Panels:
+    """Even ones, then ever smaller ones towards both ends."""
+    small = torch.tensor([*range(-44, -20, 4), *range(-20, -5, 2)], dtype=F64)
+    half = torch.cat([torch.zeros(1), 2.0**small, torch.arange(1, 16, dtype=F64) / 32])
+    edges = torch.cat([half, torch.full((1,), 0.5), 1 - half.flip(0)])
+    (x, w), power, length = gauss(_NODES), torch.arange(_NODES), edges.diff()
+    nodes = edges[:-1, None] + length[:, None] * x
+    primitive = (torch.linalg.inv(x[:, None] ** power) / (power[:, None] + 1)).mT
+    parts = (edges, length, nodes, length[:, None] * w, basis(nodes), primitive)
+    return Panels(*(part.to(device) for part in parts))
 
 
 @dataclass(frozen=True)
@@ -81,103 +72,78 @@ class CosineTilt:
 
     tilt: Tensor
 
+    @cached_property
+    def normaliser(self) -> Tensor:
+        """A, (R, 1)."""
+        at = basis(midpoints(256, self.tilt.device))
+        return (self.tilt @ at.mT).logsumexp(-1, keepdim=True) - math.log(256)
+
     def log_density(self, u: Tensor) -> Tensor:
-        """At u (R, E); normalised by a midpoint rule, exact for 511 cosines."""
-        middle = (torch.arange(256, device=u.device) + 0.5).to(u) / 256
-        normaliser = (self.tilt @ basis(middle).mT).logsumexp(-1) - math.log(256)
-        return (basis(u) @ self.tilt[..., None])[..., 0] - normaliser[:, None]
+        """At u (R, E)."""
+        return (basis(u) @ self.tilt[..., None])[..., 0] - self.normaliser
 
     @cached_property
     def density(self) -> Tensor:
         """At the nodes, (R, panels, 8)."""
-        _, _, weights, at, _ = _grid(self.tilt.device)
-        raised = torch.einsum("rj,pnj->rpn", self.tilt, at)
-        raised = (raised - raised.amax((1, 2), keepdim=True)).exp()
-        return raised / (raised * weights).sum((1, 2), keepdim=True)
+        raised = torch.einsum("rj,pnj->rpn", self.tilt, panels(self.tilt.device).basis)
+        return (raised - self.normaliser[..., None]).exp()
 
     def totals(self, values: Tensor) -> Tensor:
         """Integrals of values at the nodes (R, panels, 8) from 0 to each edge."""
-        mass = (values * _grid(values.device)[2]).sum(-1)
+        mass = (values * panels(values.device).weights).sum(-1)
         return torch.nn.functional.pad(mass.cumsum(-1), (1, 0))
+
+    def integral(self, values: Tensor, u: Tensor) -> Tensor:
+        """Of values at the nodes (R, panels, 8) from 0 to u (R, E)."""
+        at, u = panels(values.device), u.contiguous()
+        panel = (torch.searchsorted(at.edges, u, right=True) - 1).clamp(0, len(at.length) - 1)
+        x = (u - at.edges[panel]) / at.length[panel]
+        inside = torch.zeros_like(x)
+        for term in (values.take_along_dim(panel[..., None], 1) @ at.primitive).unbind(-1)[::-1]:
+            inside = (inside + term) * x
+        return self.totals(values).gather(1, panel) + at.length[panel] * inside
+
+    def cdf(self, u: Tensor) -> Tensor:
+        """Probability below u (R, E)."""
+        return self.integral(self.density, u).clamp(0, 1)
 
     @cached_property
     def cdf_at_nodes(self) -> Tensor:
-        """The distribution function at the nodes, (R, panels, 8)."""
-        _, length, _, _, powers = _grid(self.tilt.device)
-        y = 2 * gauss(_NODES)[0].to(self.tilt) - 1
-        to_node = powers @ (y ** torch.arange(_NODES + 1).to(y)[:, None])
-        return self.totals(self.density)[:, :-1, None] + self.density @ to_node * length[:, None]
-
-    def integral(self, values: Tensor, place: Tensor) -> Tensor:
-        """Of values at the nodes (R, panels, 8) from 0 to places (R, E)."""
-        edges, length, _, _, powers = _grid(values.device)
-        panel = torch.searchsorted(edges, place.abs(), right=True) - 1
-        panel = panel.clamp(0, len(edges) - 2)
-        y = 2 * (place.abs() - edges[panel]) / length[panel] - 1
-        upper = ~torch.signbit(place)
-        panel, y = torch.where(upper, len(length) - 1 - panel, panel), torch.where(upper, -y, y)
-        inside = _horner(values.take_along_dim(panel[..., None], 1) @ powers, y)
-        return self.totals(values).gather(1, panel) + length[panel] * inside
-
-    def cdf(self, place: Tensor) -> Tensor:
-        """Probability below places (R, E)."""
-        return self.integral(self.density, place).clamp(0, 1)
+        """The same at the nodes, (R, panels, 8)."""
+        at, x = panels(self.tilt.device), gauss(_NODES)[0].to(self.tilt)
+        to_node = at.primitive @ x ** torch.arange(1, _NODES + 1).to(x)[:, None]
+        return self.totals(self.density)[:, :-1, None] + self.density @ to_node * at.length[:, None]
 
     def quantile(self, level: Tensor) -> Tensor:
-        """The places (R, E) with these probabilities below them.
-
-        Newton's steps in the panel that holds it, and bisection where they leave the bracket.
-        """
-        edges, length, _, _, powers = _grid(level.device)
-        cumulative = self.totals(self.density)
-        panel = torch.searchsorted(cumulative, level.contiguous(), right=True) - 1
-        panel = panel.clamp(0, len(length) - 1)
-        left = (level - cumulative.gather(1, panel)) / length[panel]
-        terms = self.density.take_along_dim(panel[..., None], 1) @ powers
-        slopes = terms[..., 1:] * torch.arange(1, _NODES + 1).to(terms)
-        low, high = torch.full_like(left, -1), torch.ones_like(left)
-        y = (left / terms[..., 1::2].sum(-1) - 1).clamp(-1, 1)
-        for _ in range(60):
-            value = _horner(terms, y) - left
-            low, high = torch.where(value < 0, y, low), torch.where(value < 0, high, y)
-            last, step = y, y - value / _horner(slopes, y)
-            y = torch.where((step >= low) & (step <= high), step, (low + high) / 2)
-            if not bool(((y - last).abs() > 1e-10).any()):
-                break
-        upper = panel >= len(length) // 2
-        start = edges[torch.where(upper, len(length) - 1 - panel, panel)]
-        place = (
-            torch.where(upper, 1, -1) * start + length[panel] * (torch.where(upper, 1, -1) - y) / 2
+        """The u (R, E) with these probabilities below them, found in the panel that holds it."""
+        edges, totals = panels(level.device).edges, self.totals(self.density)
+        panel = torch.searchsorted(totals, level.contiguous(), right=True) - 1
+        panel = panel.clamp(0, len(edges) - 2)
+        low, high = edges[panel], edges[panel + 1]
+        below, above = totals.gather(1, panel), totals.gather(1, panel + 1)
+        start = low + (high - low) * ((level - below) / (above - below)).clamp(0, 1)
+        u = increasing_root(
+            lambda u: (self.cdf(u) - level, self.log_density(u).exp()), start, low, high
         )
-        return torch.where((level > 0) & (level < 1), place, (level - 0.5) * 0)
+        return torch.where((level > 0) & (level < 1), u, level)
 
 
-@lru_cache(maxsize=1)
-def moment_nodes() -> Tensor:
-    """Where the moments take the density: 62 midpoints, then the ends 0 and 1."""
-    u = (torch.arange(MIDPOINTS, dtype=F64) + 0.5) / MIDPOINTS
-    return torch.cat([u, torch.arange(2)])
+def moment_values(quantile: Tensor, second: Tensor) -> Tensor:
+    r"""What stands for z and $z^2$ at 128 midpoints, (D, 128, 2).
 
-
-def moment_weights(values: Tensor, total: Tensor, parity: int) -> Tensor:
-    r"""Weights of $\int_0^1 g(u)\, p(u)\, du$ at `moment_nodes`, (..., 64).
-
-    g may be singular at the ends: p is split into $(p_0 + p_1)/2 + (p_0 - p_1)/2 \cos \pi u$,
-    through its ends, and $\sin^2(\pi u)\, r(u)$. Exact for every p in the span of 64 cosines.
+    Their means under a density are exact if it lies in the span of 128 cosines: they come from
+    the integrals with each cosine, $E z^2 - \int z^2 (1 - \cos m \pi u)\, du$ for $z^2$, which is
+    hardly integrable.
 
     Args:
-        values: of g at the nodes of the lower half, (..., panels, 8).
-        total: the integral of g over the lower half, (...).
-        parity: 1 for a g that is even about 1/2, -1 for an odd one.
+        quantile: z at the nodes, odd about 1/2, (D, panels, 8).
+        second: $E z^2$, (D,).
     """
-    _, nodes, weights = half()
-    u, m, pi = moment_nodes()[:MIDPOINTS], torch.arange(MIDPOINTS, dtype=F64), math.pi
-    damped = values * weights * (pi * nodes).sin().square()
-    series = torch.einsum("...pn,pnm->...m", damped, (pi * nodes[..., None] * m).cos())
-    series = series * (1 + parity * (-1.0) ** m) * torch.where(m > 0, 2, 1)
-    inner = series @ (pi * m[:, None] * u).cos() / MIDPOINTS / (pi * u).sin().square()
-    bent = (values * weights * 2 * (pi * nodes / 2).sin().square()).sum((-2, -1))  # of 1 - cosine
-    even, odd = (1 + parity) * total, (1 - parity) * (total - bent)
-    shares = [(1 + s * (pi * u).cos()) / 2 for s in (1, -1)]
-    ends = [(even + s * odd) / 2 - inner @ part for s, part in zip((1, -1), shares, strict=True)]
-    return torch.cat([inner, torch.stack(ends, -1)], -1)
+    _, _, nodes, weights, *_ = panels(quantile.device)
+    m = torch.arange(MIDPOINTS, dtype=F64)
+    angle = math.pi * nodes[..., None] * m
+    first = torch.einsum("dpn,pnm->dm", quantile * weights, angle.cos())
+    bent = torch.einsum("dpn,pnm->dm", quantile.square() * weights, 1 - angle.cos())
+    even = torch.where(m % 2 == 0, second[:, None] - bent, 0)
+    waves = (math.pi * midpoints(MIDPOINTS)[:, None] * m).cos() * torch.where(m > 0, 2, 1)
+    return waves @ torch.stack([first, even], -1)

@@ -64,10 +64,7 @@ class Prediction:
 
     @property
     def variance(self) -> Tensor:
-        """Epistemic variance plus noise, plus what uncertain inputs bring.
-
-        The second moment of the law about `mean`.
-        """
+        """Of the parts together: the second moment of the law about `mean`."""
         return self.epistemic + self.noise + self.from_inputs
 
     @property
@@ -78,21 +75,17 @@ class Prediction:
     @property
     def scale(self) -> Tensor:
         r"""The law's unit: $s = \sigma / \sqrt{E z^2}$."""
-        variance = self.variance.to(torch.promote_types(self.variance.dtype, torch.float32))
-        return (
-            variance / torch.as_tensor(self.law.second, dtype=torch.float64).to(variance)
-        ).sqrt()
+        second = torch.as_tensor(self.law.second, dtype=torch.float64)
+        kind = torch.promote_types(self.variance.dtype, torch.float32)
+        return (self.variance.to(kind) / second.to(self.mean.device, kind)).sqrt()
 
     @property
     def centre(self) -> Tensor:
         """The law's own mean, which a tilt and bounds move away from `mean`."""
-        scale, (low, high) = self.scale, self._bounds
-        centre = self.mean + scale * torch.as_tensor(self.law.mean, dtype=torch.float64).to(scale)
-        if low > -math.inf:
-            centre = centre + scale * self.law.shortfall(self._z(low))
-        if high < math.inf:
-            centre = centre - scale * self.law.mirrored.shortfall(-self._z(high))
-        return centre
+        shift = torch.as_tensor(self.law.mean, dtype=torch.float64).to(self.scale)
+        for sign, _, law, z in self._ends:
+            shift = shift + sign * law.shortfall(z)
+        return self.mean + self.scale * shift
 
     def quantile(self, level: float) -> Tensor:
         """The value with probability `level` below it."""
@@ -131,12 +124,8 @@ class Prediction:
         """Logarithm of the predictive density at the target; of the mass, at a bound."""
         y, (low, high) = self._matched(target), self._bounds
         value = self.law.log_density(self._z(y)) - self.scale.log()
-        if low > -math.inf:
-            mass = self.law.cdf(self._z(low).double())
-            value = torch.where(y == low, mass.log().to(value), value)
-        if high < math.inf:
-            mass = self.law.survival(self._z(high).double())
-            value = torch.where(y == high, mass.log().to(value), value)
+        for _, bound, law, z in self._ends:
+            value = torch.where(y == bound, law.cdf(z.double()).log().to(value), value)
         return torch.where((y < low) | (y > high), -math.inf, value)
 
     def cdf(self, target: Tensor) -> Tensor:
@@ -147,13 +136,11 @@ class Prediction:
 
     def crps(self, target: Tensor) -> Tensor:
         r"""Continuous ranked probability score, $\int (F(x) - 1[x \ge y])^2 dx$."""
-        y, (low, high) = self._matched(target), self._bounds
-        inside = y.clamp(low, high)
+        y = self._matched(target)
+        inside = y.clamp(*self._bounds)
         score = self.law.crps(self._z(inside))
-        if low > -math.inf:
-            score = score - self.law.shortfall(self._z(low), 2)
-        if high < math.inf:
-            score = score - self.law.mirrored.shortfall(-self._z(high), 2)
+        for _, _, law, z in self._ends:
+            score = score - law.shortfall(z, 2)
         return self.scale * score + (y - inside).abs()
 
     def tail(self, target: Tensor) -> Tensor:
@@ -162,7 +149,7 @@ class Prediction:
         mean, scale = self.mean.double(), self.scale.double()
         z = torch.where(y == mean, 0.0, (y.double() - mean) / scale)  # the scale may be zero
         below = torch.where(y < low, 0, torch.where(y >= high, 1, self.law.cdf(z)))
-        above = torch.where(y > high, 0, torch.where(y <= low, 1, self.law.survival(z)))
+        above = torch.where(y > high, 0, torch.where(y <= low, 1, self.law.mirrored.cdf(-z)))
         return (2 * torch.minimum(below, above)).clamp(max=1)
 
     def within(self, tail: Tensor) -> tuple[Tensor, Tensor]:
@@ -176,6 +163,13 @@ class Prediction:
     def _bounds(self) -> tuple[float, float]:
         low, high = self.support or (None, None)
         return -math.inf if low is None else low, math.inf if high is None else high
+
+    @property
+    def _ends(self) -> list[tuple[int, float, Law, Tensor]]:
+        """Sign and value of each bound, and the law and its z seen with that bound below."""
+        low, high = self._bounds
+        ends = [(1, low, self.law, self._z(low))] if low > -math.inf else []
+        return ends + ([(-1, high, self.law.mirrored, -self._z(high))] if high < math.inf else [])
 
     def _z(self, value: float | Tensor) -> Tensor:
         """A value in the law's units, about the mean."""

@@ -1,5 +1,6 @@
-"""Gauss's rule on the unit interval."""
+"""Gauss's rule, and roots of the increasing functions that integrals are."""
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -21,3 +22,26 @@ def gauss(points: int) -> tuple[Tensor, Tensor]:
     beside = k / (4 * k.square() - 1).sqrt()
     nodes, vectors = torch.linalg.eigh(torch.diag(beside, 1) + torch.diag(beside, -1))
     return (1 + nodes) / 2, vectors[0].square()
+
+
+def increasing_root(
+    value_and_slope: Callable[[Tensor], tuple[Tensor, Tensor]],
+    start: Tensor,
+    low: float | Tensor,
+    high: float | Tensor,
+) -> Tensor:
+    """By Newton's steps, and bisection where they leave the bracket; NaN where there is one.
+
+    Examples:
+        >>> round(increasing_root(lambda x: (x**2 - 2, 2 * x), torch.ones(1), 0.0, 9.0).item(), 6)
+        1.414214
+    """
+    x = start
+    for _ in range(100):
+        value, slope = value_and_slope(x)
+        low, high = torch.where(value < 0, x, low), torch.where(value < 0, high, x)
+        last, x = x, x - value / slope
+        x = torch.where((x >= low) & (x <= high), x, (low + high) / 2)
+        if not bool(((x - last).abs() > 1e-10).any()):
+            break
+    return x
