@@ -62,10 +62,7 @@ class JointPosterior:
     def of(
         cls, posterior: Posterior, gram: Gram, layout: str, shared: Tensor | None = None
     ) -> JointPosterior:
-        """For the features' layout (see `cases`), with the correlations that the Gram holds.
-
-        The posterior is that of single predictions, `shared` the scale (K,) of what they share.
-        """
+        """For the features' layout (see `cases`); `shared` is the scale (K,) of what rows share."""
         targets = posterior.scale.numel()
         if layout == "joint":
             rho = torch.ones(targets, targets, dtype=torch.float64, device=gram.device)
@@ -202,15 +199,12 @@ class OwnPart(NamedTuple):
 
     def moved(self, roots: Tensor, z: Tensor) -> Tensor:
         """B S z: points (n, M, J) -> changes (n, M, K)."""
-        return _product(roots, z) @ self.mixing.mT
+        return self.stretched(roots, z) @ self.mixing.mT
 
-    def rows(self, roots: Tensor, cotangents: Tensor) -> Tensor:
-        """Derivatives (Q, M, K) by the outputs -> (Q, M, J) by the coordinates."""
-        return _product(roots, cotangents.to(self.mixing) @ self.mixing)
-
-
-def _product(roots: Tensor, z: Tensor) -> Tensor:
-    return roots * z if roots.ndim == 2 else torch.einsum("mkj,nmj->nmk", roots, z)
+    @staticmethod
+    def stretched(roots: Tensor, z: Tensor) -> Tensor:
+        """S z, (n, M, J); S is symmetric."""
+        return roots * z if roots.ndim == 2 else torch.einsum("mkj,nmj->nmk", roots, z)
 
 
 def residual_correlation(gram: Gram, targets: int) -> Tensor:

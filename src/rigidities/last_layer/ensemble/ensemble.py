@@ -62,8 +62,7 @@ class Ensemble(ModelWrapper):
         deviations: (members, targets, features), float64 whatever the module is cast to.
         drawing: how the members were drawn; see `members`.
         missing: share of the training predictions' variance that a symmetric set leaves out.
-        own: what each prediction has beside them, if anything; see `members`. An ONNX graph, where
-            inputs cannot be hashed, leaves it out.
+        own: what each prediction has beside them (see `members`); an ONNX graph leaves it out.
     """
 
     deviations: Tensor
@@ -200,9 +199,10 @@ class Ensemble(ModelWrapper):
         self._hold(members)
 
     def _hold(self, members: Members) -> None:
-        deviations = members.deviations.clone(memory_format=torch.contiguous_format)
-        for name, tensor in zip(_HELD, (deviations, *(members.own or (None, None))), strict=True):
-            self.register_buffer(name, tensor, persistent=False)
+        tensors = (members.deviations, *(members.own or (None, None)))
+        for name, tensor in zip(_HELD, tensors, strict=True):
+            held = None if tensor is None else tensor.clone(memory_format=torch.contiguous_format)
+            self.register_buffer(name, held, persistent=False)
         self.drawing: Drawing = members.drawing
         self.missing = members.missing
 

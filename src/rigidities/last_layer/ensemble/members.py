@@ -24,9 +24,9 @@ add alike, so that a share of about $1 - r / C$ is missing at a small ridge; and
 the training data may need an axis that adds nothing there.
 
 Where rows have a part of their own (see `joint`), member n moves at row x by $B S_x z_n(x)$ more.
-Here $z_n(x) \sim N(0, I)$ hangs on hashes of member and row alone, the same in every call, batch
-and order; to autograd it is a constant. Its covariance is unbiased and its mean as exact as that
-of the set; a symmetric set has signs in pairs for it, right on average, not exact.
+Here $z_n(x) \sim N(0, I)$ hangs on the set, n and a hash of the row alone, the same in every call,
+batch and order; to autograd it is a constant. Its covariance is unbiased and its mean as exact as
+that of the set; a symmetric set has signs in pairs for it, right on average, not exact.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ from ...posterior.joint import JointPosterior, OwnPart
 Drawing = Literal["independent", "recentred", "antithetic", "symmetric"]
 DRAWINGS: tuple[str, ...] = get_args(Drawing)
 PAIRED = ("antithetic", "symmetric")
-EPSILON = torch.finfo(torch.float64).eps
 TOLERATED = 1e-6
 """Share of the variance that a symmetric set leaves out without a word."""
 TOO_LOW = (
@@ -170,19 +169,18 @@ def symmetric_set(joint: JointPosterior, rank: int | None = None) -> Members:
     rows = torch.arange(rank, device=kept.device)
     points[rows, :, kept % width] = mixing[kept // width]
     half = joint.weights(rank**0.5 * points.flatten(1))
-    missing = _share(contributions.flatten(), left_out)
+    missing = _share(contributions.flatten(), left_out, all_axes=joint.own is None)
     if missing > TOLERATED:
         notify(TOO_LOW.format(rank, joint.coordinates, 100 * missing))
-    missing = max(missing, EPSILON if joint.own else 0.0)  # rows have more axes than any set
     return Members(_arranged(half, "symmetric"), "symmetric", missing, joint.own)
 
 
 def own_points(deviations: Tensor, drawing: Drawing, rows: Tensor, number: int) -> Tensor:
     """Standard coordinates (n, M, number) of rows of these hashes (M,), for each member."""
-    first = deviations[: len(deviations) // 2] if drawing in PAIRED else deviations
-    index = torch.arange(max(len(first), number), device=first.device)
-    keys = cast("Tensor", row_hashes([first, index[: len(first)]], len(first)))
-    z = hashed_normals(rows[:, None], keys[:, None, None] + index[:number])
+    draws = len(deviations) // (2 if drawing in PAIRED else 1)
+    keys = torch.arange(draws * number, device=rows.device).reshape(-1, 1, number)
+    seed = cast("Tensor", row_hashes([deviations[:1]], 1))  # another drawing, other numbers
+    z = hashed_normals(rows[:, None], keys + seed)
     return _arranged(z.sign() if drawing == "symmetric" else z, drawing)
 
 
@@ -204,12 +202,12 @@ def _principal(joint: JointPosterior) -> tuple[Tensor, Tensor]:
     return mixing, size.square()[:, None] * (post.eigenvalues / post.precisions)
 
 
-def _share(contributions: Tensor, left_out: Tensor) -> float:
-    """What is left out; where that is nothing but axes are, the smallest share there is."""
-    if not len(left_out):
+def _share(contributions: Tensor, left_out: Tensor, *, all_axes: bool) -> float:
+    """What is left out; where that is nothing but axes are (rows' own), the smallest there is."""
+    if all_axes and not len(left_out):
         return 0.0
     total, lost = float(contributions.sum()), float(contributions[left_out].sum())
-    return max(lost / total if total else 0.0, EPSILON)
+    return max(lost / total if total else 0.0, torch.finfo(torch.float64).eps)
 
 
 def _rank(n: int | None, rank: int | None) -> int | None:

@@ -54,7 +54,8 @@ class OwnRows(NamedTuple):
 
     def pull(self, slopes: Tensor) -> Tensor:
         """Derivatives (Q, M, K) by the outputs -> (Q, coordinates) by those of distinct rows."""
-        rows = self.part.rows(self.roots, slopes)
+        mixing = self.part.mixing
+        rows = self.part.stretched(self.roots, slopes.to(mixing) @ mixing)
         return rows.new_zeros(len(rows), *self.shape).index_add_(1, self.numbers, rows).flatten(1)
 
     def push(self, coordinates: Tensor) -> Tensor:
