@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import rigidities as rg
+from rigidities.calibration import automatic
 from rigidities.prediction.law import StudentT
 from rigidities.prediction.noise import ConstantNoise, GivenNoise
 from tests.support.random_features import Sets, draw, normal_noise, sets
@@ -13,6 +14,12 @@ from tests.support.refusals import refused
 from tests.support.tensors import alike, close
 
 F64 = torch.float64
+
+
+@pytest.fixture(autouse=True)
+def _full(monkeypatch):
+    """The full model, whatever the draw says of a constant noise."""
+    monkeypatch.setattr(automatic, "CLEARLY", 1e9)
 
 
 def inputs_of(batch) -> torch.Tensor:

@@ -36,11 +36,11 @@ class Feed:
 
     def handed(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Batch:
         """The inputs of one call, for a user's `forward` as one batch of the fit's kind."""
-        if not self.whole or self.kind is None or (inputs and keywords):
-            return Batch(inputs, keywords, None, None)
         raw = keywords or (inputs[0] if len(inputs) == 1 else inputs)
+        if not self.whole or self.kind is None or (inputs and keywords):
+            return Batch(inputs, keywords, None, raw)
         whole, rows = of_kind(raw, self.kind, raw if isinstance(raw, tuple) else ())
-        return Batch((whole,), {}, None, None, rows)
+        return Batch((whole,), {}, None, whole, rows)
 
     def __call__(
         self,
