@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..notices import require, require_kinds
 from ..prediction.head import Guard, Head
-from ..prediction.law import LAWS, Gaussian, Law, law_named
+from ..prediction.law import LAWS, Gaussian, Law, StudentT, law_named
 from ..prediction.noise import NOISES, GivenNoise, Noise, NoNoise, noise_named
 from .conformal import Conformal, Groups
 from .criteria import AUTO, Criterion, criterion_for
@@ -35,6 +35,7 @@ class Wanted:
         given: variances of each batch's rows, for a noise that is known.
         support: the targets' bounds.
         guard: whether bars are widened beyond the training rows; for `auto`.
+        open_tails: whether the law is a Student-t whose degrees of freedom are to be found.
     """
 
     criterion: str
@@ -44,6 +45,7 @@ class Wanted:
     given: Given | None = None
     support: Support | None = None
     guard: bool = True
+    open_tails: bool = False
 
     @classmethod
     def of(
@@ -70,7 +72,10 @@ class Wanted:
         given = given if kind is GivenNoise else None
         if kind is GivenNoise and (not callable(given) or isinstance(given, type)):
             raise ValueError("A given noise is a function: noise=lambda batch: variances.")
-        wanted = cls(criterion, kind, law_named(law), number, given, _support(support), guard)
+        tails = law in ("student-t", StudentT)
+        wanted = cls(
+            criterion, kind, law_named(law), number, given, _support(support), guard, tails
+        )
         criterion_for(criterion, wanted.law, kind.name)
         return wanted
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..prediction.law import Law
+from ..prediction.law import Law, StudentT
 from .calibration import Calibration, Wanted
 from .criteria import pooled, price
 from .gathering import Residuals, places
@@ -31,7 +31,7 @@ EFFORT = 1 << 29
 """Rows times candidates, in units of the cheapest criterion, that one grid may take (some 2 s).
 Beyond it the grid is searched with fewer rows, and what it leaves judged with more."""
 
-_CELLS, _TABLE = 1 << 17, 1 << 22
+_CELLS, _TABLE, _TAILED = 1 << 17, 1 << 22, 1 << 14
 _FLOOR_DECADES = torch.linspace(-4, 4, 33, dtype=torch.float64)
 _FINE = 9
 
@@ -114,10 +114,15 @@ class Objective:
         return float(value), float(torch.cat(constant).mean())
 
     def likeliest_law(self, choice: Choice) -> Law:
-        """The law wanted; tails of a Student-t that are to be found serve all targets."""
+        """The law wanted; a Student-t by name has the likeliest tails, the same for all targets."""
+        if not self.wanted.open_tails:
+            return self.wanted.law
         error, variance = self._standing(choice)
         z = (error / variance.sqrt()).reshape(-1, 1)
-        return self.wanted.law.fitted(z, torch.ones_like(z))
+        z = z[z.isfinite()[:, 0]][:: 1 + len(z) // _TAILED]
+        tails = torch.linspace(math.log(0.1), math.log(1000), 47).exp().tolist()
+        laws = [StudentT(2 + tail) for tail in tails]
+        return min(laws, key=lambda law: float(law.profile(z, torch.ones_like(z))[1]))
 
     def _standing(self, choice: Choice) -> tuple[Tensor, Tensor]:
         """Errors (n, K) and variances of all rows at a choice."""
