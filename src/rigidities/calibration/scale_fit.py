@@ -6,11 +6,11 @@ $$ s^2 = \bigl(\tfrac{\bar c}{c}\, e^{h} + \alpha^2 q\bigr)\, e^{-\kappa [\text{
    h = a + w \cdot \phi, $$
 
 with the head's inputs $\phi$ (`prediction.head`), and $\kappa$ for the optimism of rows that were
-trained on. Priors: $\kappa \sim N(0, 1)$, narrower below zero, $\log(\nu - 2) \sim N(\log 6, 1.5^2)$,
-$\log \alpha^2 \sim N(\cdot, 1.5^2)$ about a first estimate, since single predictions hardly tell
-$\alpha^2$ from the noise; w has the precision 2 on the first three inputs and $\lambda$ on the
-others, chosen by Laplace's approximation of the evidence. The maximum is found by Fisher scoring:
-$\log s^2$ has the information $\nu / 2(\nu + 3)$ a row.
+trained on. Priors: $\kappa \sim N(0, 1)$, narrower below zero;
+$\log(\nu - 2) \sim N(\log 6, 1.5^2)$; $\log \alpha^2 \sim N(\cdot, 1.5^2)$ about a first estimate,
+since single predictions hardly tell $\alpha^2$ from the noise; w has the precision 2 on the first
+three inputs and $\lambda$ on the others, chosen by Laplace's approximation of the evidence. The
+maximum is found by Fisher scoring: $\log s^2$ has the information $\nu / 2(\nu + 3)$ a row.
 """
 
 from __future__ import annotations

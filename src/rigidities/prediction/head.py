@@ -19,7 +19,7 @@ from torch import Tensor
 from ..notices import require
 
 FAR_Q, FAR, STEEPEST = 4.0, 6.0, 3.0
-GROWTH = 0.75
+GROWTH = 0.8
 """Power of q by which the guard's variance grows beyond its reference."""
 
 
