@@ -228,8 +228,9 @@ class Calibration:
 
     def cast(self, dtype: torch.dtype) -> Calibration:
         """With scales of q in another precision."""
-        held = {name: getattr(self, name) for name in ("scale", "head", "guard")}
-        return replace(self, **{k: v if v is None else v.to(dtype) for k, v in held.items()})
+        parts = {name: getattr(self, name) for name in ("scale", "head", "guard")}
+        held = {name: part.to(dtype) for name, part in parts.items() if part is not None}
+        return replace(self, **held)
 
     def header(self) -> dict[str, Any]:
         """Plain values for a file's header; the tensors go by `tensors`."""

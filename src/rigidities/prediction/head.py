@@ -172,26 +172,27 @@ class HeadForm:
         """Standardisation goes into weights and constant, in float64."""
         (a, b, both), away = head.weight[:, :3].unbind(1), _finite(head.spread) * FAR
         weight = (head.weight[:, 3:].mT / head.spread.unsqueeze(-2)).mT  # (K, D, 1 + J)
-        centre = head.centre.expand(weight.shape[:2])[:, None]
-        constant = head.constant - (centre @ weight)[:, 0] - head.output[:, 4:] * both
+        shift = head.centre.expand(weight.shape[:2])[:, None] @ weight
+        constant = head.constant - shift[:, 0] - head.output[:, 4:] * both
         if head.centre.ndim == 1:
             weight = weight.movedim(0, 1).flatten(1)
-        (middle, spread), (low, high) = head.rigidity.unbind(1), head.output[:, :2].unbind(1)
-        far = _finite(spread) * FAR_Q
-        own = [middle - far, low, middle + far, high, middle, head.output[:, 2]]
-        own += [1 / spread, 1 / head.output[:, 3]]
+        middle, far = head.rigidity[:, 0], _finite(head.rigidity[:, 1]) * FAR_Q
+        low, high, centre, spread, _ = head.output.unbind(1)
+        own = [(middle - far, low), (middle + far, high), (middle, centre)]
+        own.append((1 / head.rigidity[:, 1], 1 / spread))
         steepest = torch.full_like(constant[:, 1:], STEEPEST)
-        bounds = zip(head.bounds.split(1, 1), (-steepest, steepest), strict=True)
+        ends = zip(head.bounds.mT[..., None], (-steepest, steepest), strict=True)
 
-        def cast(*parts: Tensor) -> Parts:
-            return tuple(part.to(dtype).contiguous() for part in parts)
+        def cast(part: Tensor) -> Tensor:
+            return part.to(dtype).contiguous()
 
         return cls(
-            cast(head.centre - away, head.centre + away),
-            *cast(weight),
-            cast(*torch.stack(own, -1).unflatten(-1, (4, 2)).unbind(1)),
-            *cast(torch.stack([a, b, torch.zeros_like(a), both], 1), constant[:, None]),
-            cast(*(torch.cat(pair, 1) for pair in bounds)),
+            (cast(head.centre - away), cast(head.centre + away)),
+            cast(weight),
+            tuple(cast(torch.stack(pair, -1)) for pair in own),
+            cast(torch.stack([a, b, torch.zeros_like(a), both], 1)),
+            cast(constant[:, None]),
+            tuple(cast(torch.cat(pair, 1)) for pair in ends),
         )
 
     def __call__(self, q: Tensor, mean: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
@@ -206,7 +207,7 @@ class HeadForm:
             both = torch.baddbmm(both, clipped.transpose(0, 1), self.weight).transpose(0, 1)
         else:
             flat = both.transpose(0, 1).flatten(1)
-            both = torch.addmm(flat, clipped, self.weight).unflatten(1, (len(both), -1))
+            both = torch.addmm(flat, clipped, self.weight).view(-1, *self.bounds[0].shape)
         both = torch.clamp(both, *self.bounds)
         return both[..., 0], both[..., 1:]
 
