@@ -20,7 +20,7 @@ from benchmarks.frame.workload import Workload, train, workload
 from benchmarks.speed import PASSES, calibrated
 
 PREDICTIONS, ONE_ROW, SAMPLE = 2.6, 220 / 18, 0.2
-CALLS = 500
+CALLS = 200
 """Of one row, in a round."""
 CALIBRATIONS = {"default": "auto", "paper's form": "nll"}
 
