@@ -16,6 +16,7 @@ from benchmarks import (
     calibration,
     collation,
     deep_model,
+    default,
     ensembles,
     gradients,
     jacobians,
@@ -36,6 +37,7 @@ from benchmarks.rivals import metatrain
 
 BENCHMARKS: dict[str, Callable[..., list[Row]]] = {
     "speed": speed.run,
+    "default": default.run,
     "rivals": rivals.run,
     "targets": targets.run,
     "collation": collation.run,

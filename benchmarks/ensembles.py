@@ -25,6 +25,7 @@ def run(*, quick: bool = False) -> list[Row]:
     figures = {"seconds": timings.median(first), "bare_seconds": timings.median("bare")}
     measured = [at_most(f"{first}, {net}", timings.ratio(first, "bare"), LIMIT, PASSES, **figures)]
     informing = {name: timings.ratio(name, "bare") for name in more}
+    informing["ens(x), 64 members of two scales"] = timings.ratio("two scales", "bare")
     informing["ens.propagate(mean, x), 64 members"] = timings.ratio("propagate", "bare")
     informing["bare pass and one product with 64 members"] = least(timings)
     return measured + [for_information(f"{k}, {net}", v, PASSES) for k, v in informing.items()]
@@ -36,6 +37,7 @@ def timed(work: Workload, counts: tuple[int, ...], *, rounds: int) -> Timings:
     tasks: dict[str, Task] = {"bare": work.bare_pass}
     for ens in ensembles:
         tasks[f"ens(x), {len(ens)} members"] = passes(work, ens)
+    tasks["two scales"] = passes(work, ensemble(work, counts[0], criterion="auto"))
     tasks["propagate"] = lambda: ensembles[0].propagate(torch.mean, work.x)
     tasks["product"] = product(work, ensembles[0])
     return interleaved(tasks, rounds=rounds)
@@ -71,6 +73,6 @@ def least(timings: Timings) -> Ratio:
     return Ratio(1 + more.median, 1 + more.lower, 1 + more.upper, more.rounds)
 
 
-def ensemble(work: Workload, n: int) -> Ensemble:
-    """Independent members of a calibrated fit."""
-    return calibrated(work).ensemble(n, generator=torch.Generator().manual_seed(0))
+def ensemble(work: Workload, n: int, *, criterion: str = "nll") -> Ensemble:
+    """Independent members of a calibrated fit: of one scale, or of the default's two."""
+    return calibrated(work, criterion).ensemble(n, generator=torch.Generator().manual_seed(0))

@@ -60,9 +60,9 @@ def timed(work: Workload, *, rounds: int) -> Timings:
     return interleaved(tasks | products(work), rounds=rounds)
 
 
-def calibrated(work: Workload) -> rg.LastLayerRigidity:
-    """Fitted to all but the last tenth of the rows and calibrated on those."""
+def calibrated(work: Workload, criterion: str = "nll") -> rg.LastLayerRigidity:
+    """Fitted to all but the last tenth of the rows and calibrated on those; the paper's form."""
     valid = len(work.x) // 10
     uq = rg.LastLayerRigidity(work.model).fit((work.x[:-valid], work.y[:-valid]))
-    uq.calibrate((work.x[-valid:], work.y[-valid:]), criterion="nll")
+    uq.calibrate((work.x[-valid:], work.y[-valid:]), criterion=criterion)
     return uq

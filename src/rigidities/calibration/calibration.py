@@ -194,8 +194,9 @@ class Calibration:
             noise = noise * (self.weight / weight).to(noise)
         squared = self.head.scale2.to(q) * q + noise.to(q)
         if self.guard is not None:
-            squared = squared + self.guard.variance(q)
-            tilt = tilt * self.guard.fade(q)[..., None].to(tilt)
+            beyond = self.guard.beyond(q)
+            squared = squared + self.guard.variance(q, beyond)
+            tilt = tilt / beyond[..., None].to(tilt)
         second = torch.as_tensor(self.shaped(tilt).second).to(squared)
         return (squared * second - epistemic).clamp(min=0), tilt
 
@@ -229,6 +230,12 @@ class Calibration:
         parts = ("scale", "weight", "joint", "head", "guard", "conformal")
         held = {name: part for name in parts if (part := getattr(self, name)) is not None}
         return replace(self, noise=noise, **{name: part.to(device) for name, part in held.items()})
+
+    def cast(self, dtype: torch.dtype) -> Calibration:
+        """With scales of q in another precision."""
+        parts = {name: getattr(self, name) for name in ("scale", "head", "guard")}
+        held = {name: part.to(dtype) for name, part in parts.items() if part is not None}
+        return replace(self, **held)
 
     def header(self) -> dict[str, Any]:
         """Plain values for a file's header; the tensors go by `tensors`."""

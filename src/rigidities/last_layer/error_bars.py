@@ -46,11 +46,13 @@ class ErrorBars:
     Attributes:
         form: the quadratic form q in the model's precision.
         calibration: scale, noise and law.
+        cast: the same with scales in the form's precision.
         head: that of the calibration, in that precision, if any.
     """
 
     form: QuadraticForm
     calibration: Calibration
+    cast: Calibration
     head: HeadForm | None = None
 
     @classmethod
@@ -58,7 +60,8 @@ class ErrorBars:
         """In a model's precision; the head in float32 at least."""
         head, wide = calibration.head, torch.promote_types(dtype, torch.float32)
         own = None if head is None else HeadForm.of(head, wide)
-        return cls(QuadraticForm.of(posterior, dtype), calibration, own)
+        form = QuadraticForm.of(posterior, dtype)
+        return cls(form, calibration, calibration.cast(form.dtype), own)
 
     def spread(
         self, reading: Reading, weight: Tensor | None = None, given: Tensor | None = None
@@ -80,7 +83,7 @@ class ErrorBars:
                 noise = self.calibration.noise_variance(mean, reading.features, weight)
                 return Spread(own, noise if given is None else noise * given)
             h, tilt = self.head(q, mean, head_inputs(reading))
-            return Spread(own, *self.calibration.around(q, h, tilt, weight, given))
+            return Spread(own, *self.cast.around(q, h, tilt, weight, given))
 
     def given(self, batch: Batch, reading: Reading) -> Tensor | None:
         """Variances of a known noise, (M, 1) or (M, K); None for another noise."""
@@ -104,7 +107,7 @@ class ErrorBars:
     def std(self, spread: Spread) -> Tensor:
         """The standard deviation of one batch, shaped and typed like the output."""
         q, output = spread.reading.features, spread.reading.output
-        variance = self.calibration.epistemic(q) + spread.noise.to(q)
+        variance = self.cast.epistemic(q) + spread.noise.to(q)
         return spread.reading.unrows(variance.sqrt().to(output.dtype))
 
     def prediction(self, spreads: Sequence[Spread]) -> Prediction:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
 from ..notices import require
 
+Parts = tuple[Tensor, ...]
 FAR_Q, FAR, STEEPEST = 4.0, 6.0, 3.0
 GROWTH = 0.8
 """Power of q by which the guard's variance grows beyond its reference."""
@@ -51,7 +52,10 @@ class Inputs:
 
     def __call__(self, q: Tensor, mean: Tensor, features: Tensor) -> Tensor:
         """(n, 3 + D)."""
-        own = first_inputs(q, mean, self.rigidity, self.output)
+        low, high, centre, spread, square = self.output
+        a = ((q.log() - self.rigidity[0]) / self.rigidity[1]).clamp(-FAR_Q, FAR_Q)
+        b = (mean.clamp(low, high) - centre) / spread
+        own = torch.stack([a, b, b.square() - square], -1)
         return torch.cat([own, ((features - self.centre) / self.spread).clamp(-FAR, FAR)], -1)
 
 
@@ -59,14 +63,6 @@ def _spread(values: Tensor) -> Tensor:
     """The standard deviation of columns; infinite where they are constant."""
     spread, size = values.std(0, correction=0), values.abs().amax(0)
     return torch.where(spread > 1e-6 * size, spread, math.inf)
-
-
-def first_inputs(q: Tensor, mean: Tensor, rigidity: Tensor, output: Tensor) -> Tensor:
-    """Those that are no features, (..., 3)."""
-    low, high, centre, spread, square = output.unbind(-1)
-    a = ((q.log() - rigidity[..., 0]) / rigidity[..., 1]).clamp(-FAR_Q, FAR_Q)
-    b = (torch.minimum(torch.maximum(mean, low), high) - centre) / spread
-    return torch.stack([a.expand_as(b), b, b.square() - square], -1)
 
 
 @dataclass(frozen=True)
@@ -115,9 +111,9 @@ class Head:
         names = ("weight", "constant", "bounds", "scale2")
         return cls(**parts, **dict(zip(names, own, strict=True)))
 
-    def to(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Head:
+    def to(self, to: torch.device | torch.dtype) -> Head:
         """The same elsewhere, or in another precision."""
-        return Head(*(tensor.to(device=device, dtype=dtype) for tensor in vars(self).values()))
+        return Head(*(tensor.to(to) for tensor in vars(self).values()))
 
     @property
     def targets(self) -> int:
@@ -153,49 +149,72 @@ class Head:
 
 @dataclass(frozen=True)
 class HeadForm:
-    """A head folded for speed, in one precision: features are clipped as they are.
+    """A head folded for speed, in one precision: inputs are clipped as they are.
 
     Attributes:
-        head: in that precision.
-        low: of the features.
-        high: likewise.
-        weight: (D, K (1 + J)), or (K, D, 1 + J) for features of their own.
-        constant: (K, 1 + J).
+        reach: least and largest features, (D,) or (K, D).
+        weight: of the features, (D, K (1 + J)), or (K, D, 1 + J) for features of their own.
+        own: least, largest, centre and 1 / spread of log q and the prediction, (K, 2).
+        first: weights of these two and of their squares, (K, 4, 1 + J).
+        constant: (K, 1, 1 + J).
+        bounds: least and largest h and tilt, (K, 1 + J).
     """
 
-    head: Head
-    low: Tensor
-    high: Tensor
+    reach: Parts
     weight: Tensor
+    own: Parts
+    first: Tensor
     constant: Tensor
+    bounds: Parts
 
     @classmethod
     def of(cls, head: Head, dtype: torch.dtype) -> HeadForm:
         """Standardisation goes into weights and constant, in float64."""
-        known = head.spread.isfinite()
-        reach = FAR * torch.where(known, head.spread, 0.0)
-        own = (head.weight[:, 3:].mT / head.spread.unsqueeze(-2)).mT  # (K, D, 1 + J)
-        centre = head.centre.expand(own.shape[:2])[:, None]
-        constant = head.constant - (centre @ own)[:, 0]
+        (a, b, both), away = head.weight[:, :3].unbind(1), _finite(head.spread) * FAR
+        weight = (head.weight[:, 3:].mT / head.spread.unsqueeze(-2)).mT  # (K, D, 1 + J)
+        shift = head.centre.expand(weight.shape[:2])[:, None] @ weight
+        constant = head.constant - shift[:, 0] - head.output[:, 4:] * both
         if head.centre.ndim == 1:
-            own = own.movedim(0, 1).flatten(1)
-        bounds = (head.centre - reach, head.centre + reach)
-        low, high, own, constant = (t.to(dtype).contiguous() for t in (*bounds, own, constant))
-        return cls(head.to(dtype=dtype), low, high, own, constant)
+            weight = weight.movedim(0, 1).flatten(1)
+        middle, far = head.rigidity[:, 0], _finite(head.rigidity[:, 1]) * FAR_Q
+        low, high, centre, spread, _ = head.output.unbind(1)
+        own = [(middle - far, low), (middle + far, high), (middle, centre)]
+        own.append((1 / head.rigidity[:, 1], 1 / spread))
+        steepest = torch.full_like(constant[:, 1:], STEEPEST)
+        ends = zip(head.bounds.mT[..., None], (-steepest, steepest), strict=True)
+
+        def cast(part: Tensor) -> Tensor:
+            return part.to(dtype).contiguous()
+
+        return cls(
+            (cast(head.centre - away), cast(head.centre + away)),
+            cast(weight),
+            tuple(cast(torch.stack(pair, -1)) for pair in own),
+            cast(torch.stack([a, b, torch.zeros_like(a), both], 1)),
+            cast(constant[:, None]),
+            tuple(cast(torch.cat(pair, 1)) for pair in ends),
+        )
 
     def __call__(self, q: Tensor, mean: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """h (M, K) and tilt (M, K, J) of q (M, 1 or K), predictions (M, K) and features."""
-        head, dtype = self.head, self.constant.dtype
-        clipped = torch.clamp(features.to(dtype), self.low, self.high)
-        if self.weight.ndim == 2:
-            both = (clipped @ self.weight).reshape(len(clipped), *self.constant.shape)
+        dtype, (low, high, centre, rate) = self.constant.dtype, self.own
+        own = torch.stack([q.to(dtype).log().expand_as(mean), mean.to(dtype)], -1)
+        own = (torch.clamp(own, low, high) - centre) * rate
+        own = torch.cat([own, own.square()], -1).transpose(0, 1)
+        both = torch.baddbmm(self.constant, own, self.first)  # (K, M, 1 + J)
+        clipped = torch.clamp(features.to(dtype), *self.reach)
+        if clipped.ndim == 3:
+            both = torch.baddbmm(both, clipped.transpose(0, 1), self.weight).transpose(0, 1)
         else:
-            both = torch.einsum("mkd,kdj->mkj", clipped, self.weight)
-        first = first_inputs(q.to(dtype), mean.to(dtype), head.rigidity, head.output)
-        both = both + (first.unsqueeze(-2) @ head.weight[:, :3])[..., 0, :] + self.constant
-        low, high = head.bounds.unbind(-1)
-        h = torch.minimum(torch.maximum(both[..., 0], low), high)
-        return h, both[..., 1:].clamp(-STEEPEST, STEEPEST)
+            flat = both.transpose(0, 1).flatten(1)
+            both = torch.addmm(flat, clipped, self.weight).view(-1, *self.bounds[0].shape)
+        both = torch.clamp(both, *self.bounds)
+        return both[..., 0], both[..., 1:]
+
+
+def _finite(spread: Tensor) -> Tensor:
+    """Zero where it is infinite."""
+    return torch.where(spread.isfinite(), spread, 0.0)
 
 
 @dataclass(frozen=True)
@@ -220,19 +239,22 @@ class Guard:
             *(torch.stack(part) for part in zip(*(vars(g).values() for g in guards), strict=True))
         )
 
-    def variance(self, q: Tensor) -> Tensor:
+    def beyond(self, q: Tensor) -> Tensor:
+        r"""$\max(1, q / q_{ref})$ of rows (M, 1 or K)."""
+        return (q / self.reference.to(q)).clamp(min=1)
+
+    def variance(self, q: Tensor, beyond: Tensor | None = None) -> Tensor:
         """Of rows (M, 1 or K)."""
-        reference = self.reference.to(q)
-        beyond = (q / reference).clamp(min=1) ** GROWTH - 1
-        return self.scale2.to(q) * reference * beyond
+        more = (self.beyond(q) if beyond is None else beyond) ** GROWTH - 1
+        return (self.scale2 * self.reference).to(q) * more
 
     def fade(self, q: Tensor) -> Tensor:
         """Of the tilt, (M, 1 or K)."""
-        return (self.reference.to(q) / q).clamp(max=1)
+        return 1 / self.beyond(q)
 
-    def to(self, device: torch.device) -> Guard:
-        """The same on another device."""
-        return replace(self, scale2=self.scale2.to(device), reference=self.reference.to(device))
+    def to(self, to: torch.device | torch.dtype) -> Guard:
+        """The same elsewhere, or in another precision."""
+        return Guard(self.scale2.to(to), self.reference.to(to))
 
     def tensors(self) -> dict[str, Tensor]:
         """For files."""
