@@ -279,11 +279,11 @@ means and {_ratios(found, "bayes", DIFFERENCE)} for differences.""",
 {_ratios(found, DEFAULT, DIFFERENCE)} for differences. Against observations the noise of {size}
 rows hides much of what a mean's error bar is about: the first table, without noise, is the
 sharper test.""",
-        """\
-**What to do.** Before propagating to means, sums or differences, take the default or
-`calibrate(valid, criterion="evidence", noise="bayes")`. With a floor of its own instead, compare
-`uq.scale` squared with `uq.noise.level`: in linear regression they are equal; where the square is
-many times larger, as on kin8nm here, a mean's error bar is too wide.""",
+        f"""\
+**What to do.** Before propagating to means, sums or differences, take a calibration whose means
+come out right: {_right(found, size)}. With a floor of its own instead, compare `uq.scale` squared
+with `uq.noise.level`: in linear regression they are equal; where the square is many times larger, a
+mean's error bar is too wide.""",
         f"""\
 **Ignoring the correlations** (sum of the variances / n²) looks right up to tens of predictions,
 because the noise dominates there whatever it is called, and falls short for {size}: predicted over
@@ -296,6 +296,18 @@ and the same mean over the nets separates that from the noise. The posterior of 
 this many nets such a ratio is known to a few per cent (6 % with 120), so that little is left to the
 trunk here; it would be missing below one.""",
     )
+
+
+def _right(found: Found, size: str) -> str:
+    """The calibrations whose means of observed values have about the right error on every set."""
+    low, high = TARGETS["common"]
+    right = [
+        f"`{label}`" if "=" in label else f"the {label}"
+        for way, label in LABELS.items()
+        if all(low <= one[way]["joint"]["ratio"][size] <= high for one in found.values())
+    ]
+    told = listed(right) if right else "no calibration"
+    return f"within {low:g} and {high:g} times the actual error on every set is {told}"
 
 
 def _ratios(found: Found, way: str, quantity: str, rule: str = "joint") -> str:

@@ -155,6 +155,17 @@ def test_words_tell_which_ratios_lie_where_they_were_to_be() -> None:
     assert said.endswith("all are but 0.60 (a, 10 rows).")
 
 
+def test_the_advice_names_the_calibrations_that_were_right_on_every_set() -> None:
+    def of(*ratios: float) -> dict:
+        ways = zip(CALIBRATIONS, ratios, strict=True)
+        return {way: {"joint": {"ratio": {"5": ratio}}} for way, ratio in ways}
+
+    found = {"a": of(9, 1, 1, 1, 1), "b": of(1, 0.5, 2, 0.8, 1.2)}
+    right = '`noise="bayes", criterion="evidence"` and the default'
+    assert pages._right(found, "5").endswith(f"is {right}")
+    assert pages._right({"a": of(9, 9, 9, 9, 9)}, "5").endswith("is no calibration")
+
+
 def test_a_quick_run_fills_its_page(folder: Path, tmp_path: Path) -> None:
     outcome = run(quick=True, seed=0)
     tables = [block for block in outcome.page if isinstance(block, Table)]
