@@ -73,11 +73,18 @@ def default_table(found: Found, larger: Found, size: str) -> Table:
 def spread(found: Found, larger: Found) -> str:
     """Whether the default's ratios are where they were to be."""
     parts = [_within(found, larger, kind) for kind in KINDS]
+    least = [
+        listed([f"{one['least'][kind]:.2f} ({name})" for name, one in larger.items()])
+        + f" for {of}"
+        for kind, of in KINDS.items()
+    ]
     return f"""\
 **The default against retrained nets.** Its covariance has two scales: α for what a single
-prediction may be wrong by, α_B for what predictions share. {" ".join(parts)} The last layer knows
-nothing of the other layers' weights, which retrained nets do not share either: a ratio below one is
-what it may miss."""
+prediction may be wrong by, α_B for what predictions share. {" ".join(parts)} The larger training
+sets overlap: were the rows alone the cause of the spread, and not the starts too, the ratios there
+would be {" and ".join(least)}.
+The last layer knows nothing of the other layers' weights, which retrained nets do not share either:
+a ratio below one is what it may miss."""
 
 
 def _within(found: Found, larger: Found, kind: str) -> str:
@@ -307,7 +314,7 @@ def _right(found: Found, size: str) -> str:
         if all(low <= one[way]["joint"]["ratio"][size] <= high for one in found.values())
     ]
     told = listed(right) if right else "no calibration"
-    return f"within {low:g} and {high:g} times the actual error on every set is {told}"
+    return f"between {low:g} and {high:g} times the actual error on every set, {told}"
 
 
 def _ratios(found: Found, way: str, quantity: str, rule: str = "joint") -> str:

@@ -45,6 +45,9 @@ def run(*, quick: bool, seed: int) -> Outcome:
     few, many = (
         {name: done[f"{name}, {rows.train}"] for name in sizes["sets"]} for rows in sizes["rows"]
     )
+    for one in many.values():
+        own, share = one[work.DEFAULT], one["independence"]
+        one["least"] = {kind: share * own[f"ratio_of_{kind}"] for kind in page.KINDS}
     numbers = {
         "sets": few,
         "larger": many,

@@ -162,8 +162,8 @@ def test_the_advice_names_the_calibrations_that_were_right_on_every_set() -> Non
 
     found = {"a": of(9, 1, 1, 1, 1), "b": of(1, 0.5, 2, 0.8, 1.2)}
     right = '`noise="bayes", criterion="evidence"` and the default'
-    assert pages._right(found, "5").endswith(f"is {right}")
-    assert pages._right({"a": of(9, 9, 9, 9, 9)}, "5").endswith("is no calibration")
+    assert pages._right(found, "5").endswith(f"set, {right}")
+    assert pages._right({"a": of(9, 9, 9, 9, 9)}, "5").endswith("set, no calibration")
 
 
 def test_a_quick_run_fills_its_page(folder: Path, tmp_path: Path) -> None:
@@ -181,6 +181,10 @@ def test_a_quick_run_fills_its_page(folder: Path, tmp_path: Path) -> None:
     assert one["none"]["noise"] == 0 < one["bayes"]["noise"]
     common = one["bayes"]["common"] / one["common"]
     assert one["bayes"]["ratio_of_common"] == pytest.approx(common, rel=1e-6)
+    more = numbers["larger"]["kin8nm"]
+    least = math.sqrt(1 - 240 / 580) * more["auto"]["ratio_of_common"]
+    assert more["least"]["common"] == pytest.approx(least, rel=1e-6)
+    assert f"{least:.2f} (kin8nm) for means" in pages.spread(numbers["sets"], numbers["larger"])
     assert unsupported("\n\n".join(map(str, tables)), numbers) == []
     assert f"{ratio:.2f} (kin8nm)" in outcome.page[-7]
     report.checked_png(outcome.pictures[0])
