@@ -58,11 +58,13 @@ class Bars:
         mean: (N,).
         std: (N,).
         chosen: ridge, scale, noise variance and the calibration that chose them.
+        prediction: with the law, (N, 1); None where the bars are a Gaussian's.
     """
 
     mean: Tensor
     std: Tensor
-    chosen: dict[str, float | str]
+    chosen: dict[str, float | str | None]
+    prediction: rg.Prediction | None = None
 
 
 def fitted(net: nn.Module, train: Rows) -> rg.LastLayerRigidity:
@@ -76,14 +78,14 @@ def bars(
     """Calibrate on the validation rows, predict others."""
     calibrated(uq, valid, how)
     p = uq.predict(x)
-    chosen: dict[str, float | str] = {
+    chosen: dict[str, float | str | None] = {
         "criterion": how.criterion,
         "noise": how.noise,
         "ridge": uq.ridge,
         "scale": float(uq.scale),
-        "noise_variance": float(p.noise.flatten()[0]),
+        "noise_variance": float(uq.noise.level),
     }
-    return Bars(p.mean.double().flatten(), p.std.double().flatten(), chosen)
+    return Bars(p.mean.double().flatten(), p.std.double().flatten(), chosen, p)
 
 
 def calibrated(uq: rg.LastLayerRigidity, valid: Rows, how: Calibration) -> rg.CalibrationReport:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from experiments.frame.outcome import mean_and_error
+from experiments.judging.predictive import RowScores
 from rigidities import metrics
 
 POINTS = 1500
@@ -110,6 +111,14 @@ def beside_constant(
         "scores": {**own, "gain": other["nll"] - own["nll"], **more(std)},
         "constant": {"scores": other | more(flat)},
     }
+
+
+def by_law(found: Mapping[str, Any], rows: RowScores) -> dict[str, Any]:
+    """What `beside_constant` gives, with likelihood, CRPS and coverage by the predictive law."""
+    own = {"crps": rows.crps, "nll": rows.nll, "coverage": rows.held.double()}
+    means = {name: float(one.mean()) for name, one in own.items() if one is not None}
+    gain = found["constant"]["scores"]["nll"] - means["nll"]
+    return {**found, "scores": {**found["scores"], **means, "gain": gain}}
 
 
 def pictured(mean: Tensor, std: Tensor, target: Tensor, bin_size: int) -> dict[str, Any]:

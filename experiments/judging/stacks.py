@@ -14,6 +14,7 @@ import rigidities as rg
 from experiments.data.california import Pair, Samples
 from experiments.judging import error_bars, scores
 from experiments.judging.error_bars import Bars, Calibration
+from experiments.judging.predictive import row_scores
 from experiments.judging.scores import Rows
 from experiments.training import descent
 from experiments.training.descent import Trained
@@ -53,8 +54,12 @@ class Judged:
         return every if of is None else Rows(*(part[of] for part in every))
 
     def scored(self, bars: Bars, bin_size: int, of: Tensor | None = None) -> dict[str, Any]:
-        """The scores of the bars beside those of the constant one."""
-        return scores.beside_constant(*self.rows(bars, of), self.constant, bin_size)
+        """The scores of the bars, by their law, beside those of the constant one."""
+        found = scores.beside_constant(*self.rows(bars, of), self.constant, bin_size)
+        if bars.prediction is None:
+            return found
+        rows = row_scores(bars.prediction, self.test[1])
+        return scores.by_law(found, rows if of is None else rows.picked(of))
 
 
 def trained(samples: Samples, protocol: Protocol, seed: int, what: str) -> Trained:

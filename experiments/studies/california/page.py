@@ -20,7 +20,7 @@ from experiments.judging import parity
 from experiments.judging.columns import cells, heads, labels, score_rows
 from experiments.studies.california.work import CALIBRATIONS
 
-LABELS = labels(CALIBRATIONS)
+LABELS = labels(CALIBRATIONS) | {"auto": "default"}
 COLUMNS = (
     *("rmse", "nll", "gain", "binned_log_ratio", "slope", "decades"),
     *("spearman", "ence", "coverage"),
@@ -39,7 +39,7 @@ def entries(found: Found) -> list[Entry]:
         detection_table(found),
         difference_table(found),
         Picture("paper", both_sides(found, "paper"), parity_caption(found, "paper")),
-        Picture("best", both_sides(found, "best"), parity_caption(found, "best")),
+        Picture("auto", both_sides(found, "auto"), parity_caption(found, "auto")),
         Picture("nets", of_each_net(found), NETS),
         *closing(found),
     ]
@@ -56,7 +56,7 @@ def domain_table(found: Found, domain: str, caption: str, *more: str) -> Table:
     """
     side = {name: one[domain] for name, one in found["calibrations"].items()}
     names = [*COLUMNS, *more]
-    return Table(["bars", *heads(names)], score_rows(side, names), caption)
+    return Table(["bars", *heads(names)], score_rows(side, names, LABELS), caption)
 
 
 def detection_table(found: Found) -> Table:
@@ -65,17 +65,17 @@ def detection_table(found: Found) -> Table:
         [
             LABELS[name],
             measured(one["auroc"]),
+            measured(one["auroc_of_rigidity"]),
             measured(one["farthest"]["coverage"]),
             measured(one["outside"]["scores"]["coverage"]),
-            ", ".join(f"{way} ({count})" for way, count in one["chosen"]["by"].items()),
             f"{one['chosen']['ridge']:.2g}",
             f"{one['chosen']['scale']:.2g}",
             f"{one['chosen']['noise']:.2g}",
         ]
         for name, one in found["calibrations"].items()
     ]
-    columns = ["bars", "AUROC", "coverage of the farthest fifth", "coverage outside"]
-    columns += ["criterion, noise (nets)", "ridge", "scale", "noise"]
+    columns = ["bars", "AUROC", "AUROC of q", "coverage of the farthest fifth"]
+    columns += ["coverage outside", "ridge", "scale", "noise"]
     return Table(columns, rows, DETECTION)
 
 
@@ -184,10 +184,11 @@ OUTSIDE = (
 )
 DETECTION = (
     "Telling far rows by their bars. *AUROC*: the probability that a row outside has the larger "
-    "bar. *Coverage of the farthest fifth*: 90 % intervals of the fifth of the validation rows "
-    "with the largest bars, calibrated on the others; that can be known without a row from "
-    "outside. "
-    "Then what was chosen, medians over the nets, noise as a standard deviation."
+    "bar; *AUROC of q*: the larger q, the inverse of the rigidity, at the ridge chosen. "
+    "*Coverage of the farthest fifth*: 90 % intervals of the fifth of the validation rows with the "
+    "largest bars, calibrated on the others; that can be known without a row from outside. "
+    "Then what was chosen, medians over the nets, noise as a standard deviation (of a typical row "
+    "where it differs between rows)."
 )
 DIFFERENCES = (
     "Differences from the paper's calibration, net by net: the same nets and rows, so that these "
@@ -197,6 +198,12 @@ NETS = (
     "Every net is a dot, the means are lines. Left: how well the bar tells a row outside the "
     "domain from one inside. Right: how many test values lie within the 90 % intervals."
 )
+
+
+SOURCES = {
+    True: "These nets come with the project (`experiments/nets`).",
+    False: "These nets were trained for this run.",
+}
 
 
 def opening(found: Found) -> tuple[str, ...]:
@@ -214,25 +221,24 @@ set as in the paper, exceeds {found["longitude"]["threshold"]}
         f"""\
 For each of {s["count"]} nets the rows are split at random into 60 % for training, 20 % for
 validation and 20 % for the test; training and validation keep the rows of the domain alone. The
-nets are trained as one stack, which takes equal numbers of rows: all are cut to the smallest,
+nets were trained as one stack, which takes equal numbers of rows: all are cut to the smallest,
 {rows["train"]} for training and {rows["valid"]} for validation.
 All inputs are {WHOLE_SCALE}; targets are left as they are, in 100,000 dollars.
 Two hidden layers of {s["hidden"]} with SiLU, AdamW with learning rate 0.001 (cut by ten after 100
 epochs without a better validation loss) and weight decay {s["decay"]:g}, batches of 32,
-{s["epochs"]} epochs, the weights of the best validation loss.""",
+{s["epochs"]} epochs, the weights of the best validation loss. {SOURCES[s["committed"]]}""",
         f"""\
-Four ways to choose ridge, scale and noise are compared, all on the validation rows, which lie
-in the domain: **{LABELS["paper"]}**, two numbers by the paper's bins; **{LABELS["nll"]}**, the same
-two by the likelihood; **{LABELS["best"]}**, the ridge of the greatest evidence of the training
-rows, scale and a constant noise floor by the likelihood, unless the likelihood of rows that did not
-choose the numbers ({s["folds"]} folds) is better by more than {s["clearly"]:g} standard errors of
-the row by row differences where it also chooses the ridge, with or without a floor (and that ridge
-leaves the data something to determine: an effective rank of at least one); and
+Four ways to choose the error bars are compared. All see the validation rows, which lie
+in the domain: **{LABELS["paper"]}**, ridge and scale by the paper's bins; **{LABELS["nll"]}**, the
+same two by the likelihood; **{LABELS["auto"]}**, the library's: the ridge of the greatest evidence
+of the training rows, a noise and a law of every row, fitted to training rows left out and to
+validation rows, and a guard that widens the bars where q is large; and
 **{LABELS["bayes"]}**, Bayesian linear regression: the ridge of the greatest evidence, and α² as the
 noise, here as a warning.
 *Constant* is one bar for all rows, the root mean square of the validation residuals: it
 scores well in a binned plot, since it spans no decades, and only the other columns tell it from
-good bars.""",
+good bars. NLL, gain, CRPS and coverage are those of each form's own law, which is a Gaussian
+for all but the default; what is said of bins is of the standard deviations.""",
         SHARED_ROWS,
     )
 
@@ -264,9 +270,9 @@ def parity_caption(found: Found, name: str) -> str:
     s = found["settings"]
     return (
         f'The first net (number {s["shown"]}), bars by "{LABELS[name]}". Above: single test rows; '
-        "the lines hold 68.3, 95.4 and 99.7 % of right bars' errors, with equal density at both "
-        f"ends. Below: bins of {s['bin_size']} rows by predicted variance; the grey band is twice "
-        "the scatter that Gaussian errors would have."
+        "the lines hold 68.3, 95.4 and 99.7 % of right bars' errors if they are Gaussian, with "
+        f"equal density at both ends. Below: bins of {s['bin_size']} rows by predicted variance; "
+        "the grey band is twice the scatter that Gaussian errors would have."
     )
 
 
@@ -277,19 +283,20 @@ def closing(found: Found) -> tuple[str, ...]:
 
 def _inside(found: Found) -> str:
     ways = found["calibrations"]
-    paper, best = (ways[name]["inside"]["scores"] for name in ("paper", "best"))
+    paper, auto = (ways[name]["inside"]["scores"] for name in ("paper", "auto"))
     constant = ways["paper"]["inside"]["constant"]["scores"]
-    nll = found["differences"]["best"]["inside"]["nll"]
+    nll, coverage = (found["differences"]["auto"]["inside"][name] for name in ("nll", "coverage"))
     return f"""\
 **In domain.** The paper's form is {measured(paper["binned_log_ratio"])} decades from the line, the
-best {measured(best["binned_log_ratio"])}, a constant bar
+default {measured(auto["binned_log_ratio"])}, a constant bar
 {measured(constant["binned_log_ratio"])}. The gain in NLL over that bar is
-{measured(paper["gain"])} and {measured(best["gain"])}; the NLL of the best
-{compared(nll)} that of the paper's form ({measured(nll)} net by net). With the paper's form the MSE
-grows with the variance to the power {measured(paper["slope"])}, with the best to the power
-{measured(best["slope"])}: a slope below one means that the bars differ more between rows than the
-errors do. Errors that do not depend on the distance from the data are what a noise floor can hold
-and α² q cannot."""
+{measured(paper["gain"])} and {measured(auto["gain"])}; the NLL of the default
+{compared(nll)} that of the paper's form ({measured(nll)} net by net), and its coverage,
+{measured(auto["coverage"])}, {compared(coverage)} the paper's {measured(paper["coverage"])}. With
+the paper's form the MSE grows with the variance to the power {measured(paper["slope"])}, with the
+default to the power {measured(auto["slope"])}: a slope below one means that the bars differ more
+between rows than the errors do. Errors that do not depend on the distance from the data are what a
+noise can hold and α² q cannot."""
 
 
 def _limits(found: Found) -> str:
@@ -318,11 +325,11 @@ def _outside(found: Found) -> str:
     constant = ways["paper"]["outside"]["constant"]["scores"]["coverage"]
     worst = [f"{ways[name]['outside']['lowest_coverage']:.3f} (*{LABELS[name]}*)" for name in ways]
     ridges = [f"{ways[name]['chosen']['ridge']:.2g} (*{LABELS[name]}*)" for name in ways]
-    nll = found["differences"]["best"]["outside"]["nll"]
+    nll = found["differences"]["auto"]["outside"]["nll"]
     return f"""\
 **Out of domain.** Intervals meant to hold 0.9 hold {listed(parts)}; a constant bar's hold
 {measured(constant)}. The worst single net holds {listed(worst)}.
-The NLL of the best {compared(nll)} that of the paper's form there
+The NLL of the default {compared(nll)} that of the paper's form there
 ({measured(nll)}). In α² q it is the growth of q away from the data that widens the bars. A noise
 floor leaves that growth alone, a large ridge takes it away; the median ridges are {listed(ridges)}.
 Where the noise is α² itself, q must be compared with one, and the bars hardly grow until q is that
@@ -342,14 +349,18 @@ def _bayes(found: Found) -> str:
 
 def _detection(found: Found) -> str:
     ways = found["calibrations"]
-    aurocs = [f"{measured(one['auroc'])} (*{LABELS[name]}*)" for name, one in ways.items()]
+    aurocs, of_q = (
+        listed([f"{measured(one[kind])} (*{LABELS[name]}*)" for name, one in ways.items()])
+        for kind in ("auroc", "auroc_of_rigidity")
+    )
     far = {name: one["farthest"]["coverage"] for name, one in ways.items()}
     outside = {name: one["outside"]["scores"]["coverage"] for name, one in ways.items()}
     told = [f"{measured(value)} (*{LABELS[name]}*)" for name, value in far.items()]
     lowest = [min(values, key=lambda name: values[name][0]) for values in (far, outside)]
     same = "are those" if lowest[0] == lowest[1] else "are not those"
     return f"""\
-**Telling which rows are far.** The area under the curve is {listed(aurocs)}. It is about the order
+**Telling which rows are far.** The area under the curve is {aurocs} for the bars and
+{of_q} for q alone, which knows nothing of the noise. It is about the order
 of the bars and says nothing of their size, and the likelihood of rows in the domain says little
 about far ones. A check that needs no far row is to calibrate on the validation rows of small bars
 and to look at those with the largest: there 0.9 intervals hold {listed(told)}. The bars with

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,15 +10,15 @@ from experiments.data.california import NAMES
 from experiments.frame.jobs import Job, results
 from experiments.frame.outcome import Outcome, mean_and_error
 from experiments.judging import scores
-from experiments.judging.error_bars import CLEARLY, FOLDS
 from experiments.judging.floors import DRAWS
 from experiments.studies.california import page, work
 from experiments.studies.california.work import CALIBRATIONS, DOMAINS
+from experiments.training import kept
 
-FULL = {"count": 10, "epochs": 400, "hidden": 128, "decay": 1e-3, "bin_size": 100, "most": None}
-QUICK = {**FULL, "count": 2, "epochs": 4, "hidden": 32, "bin_size": 25, "most": 2000}
+FULL = {"count": kept.NETS, "epochs": kept.EPOCHS, "bin_size": 100}
+QUICK = {"count": 2, "epochs": 4, "bin_size": 25}
 Each = Sequence[dict[str, Any]]
-"""One entry a net: by calibration, the two domains' scores, "auroc" and "chosen"."""
+"""One entry a net: by calibration, the two domains' scores, "auroc"s and "chosen"."""
 
 HISTOGRAM = 60
 """Bins between -3 and 3; the threshold is an edge."""
@@ -34,20 +33,26 @@ def run(*, quick: bool, seed: int) -> Outcome:
 def numbers(sizes: dict[str, Any], seed: int, *, keep: bool) -> dict[str, Any]:
     """Everything that the page shows."""
     jobs = [
-        Job("nets", work.nets, {**sizes, "seed": seed}, NAMES),
+        Job(
+            "nets",
+            work.nets,
+            {**sizes, "seed": seed, "digest": kept.digest("california")},
+            NAMES,
+        ),
         Job("longitude", work.histogram, {"bins": HISTOGRAM}, NAMES),
     ]
     found = results("california", jobs, keep=keep, workers=1)
-    nets = found["nets"]
+    nets, protocol = found["nets"], kept.PROTOCOLS[work.NETS]
     rows = {name: nets[name] for name in ("train", "valid", "inside", "outside")}
     return {
         "settings": {
             **sizes,
+            "hidden": protocol.hidden[0],
+            "decay": protocol.decay,
+            "committed": nets["committed"],
             "shown": 0,
             "level": page.LEVEL,
             "farthest": work.FARTHEST,
-            "folds": FOLDS,
-            "clearly": CLEARLY,
             "draws": DRAWS,
             "gaussian_kurtosis": 3,
         },
@@ -95,16 +100,14 @@ def _calibration(repeated: Each) -> dict[str, Any]:
         }
         for domain in DOMAINS
     }
-    auroc = [one["auroc"] for one in repeated]
+    auroc = {name: [one[name] for one in repeated] for name in ("auroc", "auroc_of_rigidity")}
     chosen = [one["chosen"] for one in repeated]
-    ways = Counter(f"{one['criterion']}, {one['noise']}" for one in chosen)
     return {
         **sides,
-        "auroc": list(mean_and_error(auroc)),
-        "auroc_of_each": auroc,
+        **{name: list(mean_and_error(values)) for name, values in auroc.items()},
+        "auroc_of_each": auroc["auroc"],
         "farthest": scores.over_seeds([one["farthest"] for one in repeated]),
         "chosen": {
-            "by": {way: ways[way] for way in sorted(ways)},
             "ridge": statistics.median(one["ridge"] for one in chosen),
             "scale": statistics.median(one["scale"] for one in chosen),
             "noise": statistics.median(one["noise_variance"] for one in chosen) ** 0.5,

@@ -11,19 +11,26 @@ import rigidities as rg
 from experiments.data.california import OUT_OF_DOMAIN, Pair, drawn, longitudes
 from experiments.judging import error_bars, scores, stacks
 from experiments.judging.floors import floors, hindsight, kurtosis
+from experiments.judging.predictive import row_scores, summary
 from experiments.judging.stacks import Judged
-from experiments.training.protocol import Protocol
+from experiments.training import kept
 from rigidities import metrics
 
-CALIBRATIONS = ("paper", "nll", "best", "bayes")
-"""The paper's bins; the likelihood; the library's best, which is the ridge of the greatest evidence
-with a noise floor unless another is clearly better; and that ridge with Bayesian linear
-regression's noise, as a warning."""
+CALIBRATIONS = {
+    "paper": error_bars.BINS,
+    "nll": error_bars.PAPER,
+    "auto": error_bars.AUTO,
+    "bayes": error_bars.Calibration("evidence", "bayes"),
+}
+"""The paper's bins; the likelihood; the library's default; and the ridge of the greatest evidence
+with Bayesian linear regression's noise, as a warning."""
 
-SHOWN = ("paper", "best")
+SHOWN = ("paper", "auto")
 """Those whose single rows and bins are kept, of the first net."""
 
-BAYES = error_bars.Calibration("evidence", "bayes")
+NETS = "silu"
+"""Of California's nets that come with the project."""
+
 FARTHEST = 0.2
 """The share of validation rows, those of the largest bars, on which a calibration by the others is
 tried: all that can be known of far rows without any."""
@@ -31,41 +38,31 @@ tried: all that can be known of far rows without any."""
 DOMAINS = ("inside", "outside")
 
 
-def nets(
-    *,
-    count: int,
-    seed: int,
-    epochs: int,
-    hidden: int,
-    decay: float,
-    bin_size: int,
-    most: int | None,
-) -> dict[str, Any]:
-    """Train a stack and judge each of its nets.
+def nets(*, count: int, seed: int, epochs: int, bin_size: int, digest: str) -> dict[str, Any]:
+    """Judge each net of a stack.
 
     Args:
         count: of nets, each with a split of its own.
         seed: of splits, first weights and batches.
         epochs: of the training.
-        hidden: width of both hidden layers.
-        decay: of the weights.
         bin_size: rows of a bin.
-        most: rows of each part, or None for all.
+        digest: of the nets that come with the project.
 
     Returns:
         "each", one entry a net; "limits", how close to the line its bars can come; "shown", the
-        first net's rows and bins; and counts of rows.
+        first net's rows and bins; counts of rows; and whether the nets were "committed".
     """
-    samples = drawn(count, seed, OUT_OF_DOMAIN, restricted=True, most=most)
-    protocol = Protocol((hidden, hidden), "silu", epochs=epochs, decay=decay)
-    stack = stacks.trained(samples, protocol, seed, "California's nets")
-    nets = enumerate(zip(stacks.judged(stack.best, samples), samples.inside, strict=True))
+    samples = drawn(count, seed, OUT_OF_DOMAIN, restricted=True)
+    found = kept.nets("california", NETS, count=count, seed=seed, epochs=epochs)
+    nets = enumerate(zip(stacks.judged(found.stack, samples), samples.inside, strict=True))
     judged = [_judged(one, inside, k, bin_size) for k, (one, inside) in nets]
     return {
         "each": [{name: one[name] for name in CALIBRATIONS} for one in judged],
         "limits": [one["limits"] for one in judged],
         "shown": judged[0]["shown"],
-        "epoch": stack.epoch,
+        "epoch": found.epoch,
+        "committed": found.committed,
+        "nets": digest,
         "train": samples.counts["train"],
         "valid": samples.counts["valid"],
         "inside": [int(mask.sum()) for mask in samples.inside],
@@ -80,18 +77,17 @@ def histogram(*, bins: int) -> dict[str, Any]:
 
 def _judged(one: Judged, inside: Tensor, k: int, bin_size: int) -> dict[str, Any]:
     """One net's error bars by all calibrations, which see validation rows inside the domain."""
-    best = error_bars.best(one.uq, one.valid)
-    ways = (error_bars.BINS, error_bars.PAPER, best, BAYES)
     sides = {"inside": inside, "outside": ~inside}
     found: dict[str, Any] = {}
     stds = {}
-    for name, how in zip(CALIBRATIONS, ways, strict=True):
+    for name, how in CALIBRATIONS.items():
         beyond = farthest(one.uq, one.valid, how)
         bars = one.bars(how)
         mean, stds[name], target = one.rows(bars, inside)
         found[name] = {
             **{d: one.scored(bars, bin_size, side) for d, side in sides.items()},
             "auroc": metrics.auroc(*(bars.std[side] for side in sides.values())),
+            "auroc_of_rigidity": metrics.auroc(*(softness(bars)[side] for side in sides.values())),
             "farthest": beyond,
             "chosen": bars.chosen,
         }
@@ -118,9 +114,13 @@ def farthest(
     near, far = order.split([(n := len(x)) - int(FARTHEST * n), int(FARTHEST * n)])
     error_bars.calibrated(uq, (x[near], y[near]), how)
     p = uq.predict(x[far])
-    return {
-        judge.__name__: judge(p.mean, p.std, y[far]) for judge in (metrics.coverage, metrics.nll)
-    }
+    found = summary(row_scores(p, y[far]))
+    return {"coverage": found["coverage_90"], "nll": found["nll"]}
+
+
+def softness(bars: error_bars.Bars) -> Tensor:
+    """What the data leave open, q = 1 / rigidity, (N,)."""
+    return 1 / bars.prediction.rigidity.double().flatten()
 
 
 def _plots(rows: scores.Rows, bin_size: int) -> dict[str, Any]:

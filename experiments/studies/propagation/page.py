@@ -8,32 +8,98 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from experiments.frame.figures import BLACK, BLUE, GREEN, GREY, PURPLE, VERMILION, panels
+from experiments.frame.figures import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION, panels
 from experiments.frame.outcome import Cell, Entry, Found, Picture, Table
 from experiments.frame.wording import listed
-from experiments.studies.propagation.work import CALIBRATIONS, DIFFERENCE, PROTOCOL, Sizes
+from experiments.studies.propagation.work import CALIBRATIONS, DEFAULT, DIFFERENCE, PROTOCOL, Sizes
 
 LABELS = {
     "none": 'noise="none"',
     "constant": 'noise="constant"',
     "evidence": 'noise="constant", criterion="evidence"',
     "bayes": 'noise="bayes", criterion="evidence"',
+    DEFAULT: "default",
 }
+TARGETS = {"common": (0.7, 1.5), "single": (0.5, 1.5)}
+"""Within which the default's epistemic part over the spread of retrained nets was to be, for means
+and for single predictions."""
+
+KINDS = {"common": "means", "single": "single predictions"}
 
 
-def entries(numbers: dict[str, Any], sizes: Sizes, epochs: int) -> list[Entry]:
+def entries(numbers: dict[str, Any], sizes: Sequence[Sizes], epochs: int) -> list[Entry]:
     """The page."""
-    found, groups = numbers["sets"], numbers["groups"]
+    found, larger, groups = (numbers[name] for name in ("sets", "larger", "groups"))
     largest = str(groups[-1])
     return [
         *opening(sizes, epochs),
+        default_table(found, larger, largest),
+        spread(found, larger),
         Picture("means", drawn(found, groups), CAPTION),
         mean_table(found, largest),
-        spread_table(found, largest),
+        spread_table([found, larger], largest),
         difference_table(found),
         choice_table(found),
         *closing(found, largest),
     ]
+
+
+def default_table(found: Found, larger: Found, size: str) -> Table:
+    """The default's epistemic part against the spread of retrained nets."""
+    rows: list[list[Cell]] = []
+    for name in found:
+        for one in (found[name], larger[name]):
+            cells: list[Cell] = [name, one["rows"], one["nets"]]
+            for kind in KINDS:
+                own = one[DEFAULT]
+                cells += [one[kind], own[kind], f"{own[f'ratio_of_{kind}']:.2f}"]
+            rows.append([*cells, f"{one['independence']:.2f}"])
+    caption = (
+        f"The default against retrained nets: predictions, without noise, for {size} rows that no "
+        "net has seen, the same for all. *Mean of all*: the standard deviation of their mean over "
+        "the nets, and what `uq.propagate(torch.mean, rows)` says. *Single*: the root mean "
+        "square, over rows, of the standard deviation over nets, and that of the epistemic part. "
+        f"Predictions are root mean squares over the first {one[DEFAULT]['nets']} nets. *Shared "
+        "rows*: √(1 - n / rows to draw from). The nets' training rows overlap, so that what the "
+        "rows contribute to the actual spread is too small by this factor and the ratio too "
+        "large by up to its inverse."
+    )
+    columns = ["set", "training rows", "nets"]
+    columns += ["mean of all: actual", "predicted", "ratio"]
+    columns += ["single: actual", "predicted", "ratio", "shared rows"]
+    return Table(columns, rows, caption)
+
+
+def spread(found: Found, larger: Found) -> str:
+    """Whether the default's ratios are where they were to be."""
+    parts = [_within(found, larger, kind) for kind in KINDS]
+    least = [
+        listed([f"{one['least'][kind]:.2f} ({name})" for name, one in larger.items()])
+        + f" for {of}"
+        for kind, of in KINDS.items()
+    ]
+    return f"""\
+**The default against retrained nets.** Its covariance has two scales: α for what a single
+prediction may be wrong by, α_B for what predictions share. {" ".join(parts)} The larger training
+sets overlap: were the rows alone the cause of the spread, and not the starts too, the ratios there
+would be {" and ".join(least)}.
+The last layer knows nothing of the other layers' weights, which retrained nets do not share either:
+a ratio below one is what it may miss."""
+
+
+def _within(found: Found, larger: Found, kind: str) -> str:
+    low, high = TARGETS[kind]
+    ratios = {
+        f"{name}, {one['rows']} rows": one[DEFAULT][f"ratio_of_{kind}"]
+        for of in (found, larger)
+        for name, one in of.items()
+    }
+    beyond = [f"{ratio:.2f} ({of})" for of, ratio in ratios.items() if not low <= ratio <= high]
+    told = f"all are but {listed(beyond)}" if beyond else "all are"
+    return (
+        f"For {KINDS[kind]} predicted over actual goes from {min(ratios.values()):.2f} to "
+        f"{max(ratios.values()):.2f}; between {low:g} and {high:g}, where they were to be, {told}."
+    )
 
 
 def mean_table(found: Found, size: str) -> Table:
@@ -41,8 +107,9 @@ def mean_table(found: Found, size: str) -> Table:
     caption = (
         f"Means of {size} predictions against means of the observed values: root mean square over "
         "all nets, ratio of predicted to actual error, coverage of 90 % intervals. The variance "
-        f"is the propagated epistemic one plus noise / {size}; *independent* ignores the "
-        f"correlations (the sum of the variances / {size}²)."
+        f"is the propagated epistemic one plus noise / {size}, the intervals are a Gaussian's; "
+        f"*independent* ignores the correlations (the sum of the variances / {size}²). "
+        f"{_first(found)}"
     )
     return _compared(found, size, caption)
 
@@ -52,39 +119,60 @@ def difference_table(found: Found) -> Table:
     caption = (
         "Differences of two similar predictions (each test row and its nearest neighbour) against "
         "the differences of the observed values; the variance is the propagated one plus twice "
-        "the noise. *Independent* adds the two variances."
+        "the noise, the intervals are a Gaussian's. *Independent* adds the two variances. "
+        f"{_first(found)}"
     )
     return _compared(found, DIFFERENCE, caption)
 
 
-def spread_table(found: Found, size: str) -> Table:
+def spread_table(sizes: Sequence[Found], size: str) -> Table:
     """The epistemic part alone against the spread of retrained nets on common rows."""
-    rows = [
-        [name, LABELS[way], one["common"], one[way]["common"], one[way]["ratio_of_common"]]
+    rows: list[list[Cell]] = [
+        [
+            name,
+            one["rows"],
+            LABELS[way],
+            *(one[way][f"{what}{kind}"] for kind in KINDS for what in ("", "ratio_of_")),
+        ]
+        for found in sizes
         for name, one in found.items()
         for way in CALIBRATIONS
     ]
     caption = (
-        f"The epistemic part alone: the mean of the predictions for {size} rows that no net has "
-        "seen, the same for all nets. *Spread* is its standard deviation over the nets (their "
-        "training rows, their starts, all their weights); *predicted* the propagated standard "
-        "deviation."
+        "The epistemic part alone by every calibration, against the spreads of the first table: "
+        f"the mean of the predictions for {size} common rows, and single ones. Without a noise "
+        "floor this part holds the noise too. " + _first(sizes[0])
     )
-    return Table(["set", "calibration", "spread", "predicted", "ratio"], rows, caption)
+    columns = ["set", "training rows", "calibration"]
+    columns += ["mean of all: predicted", "ratio", "single: predicted", "ratio"]
+    return Table(columns, rows, caption)
+
+
+def _first(found: Found) -> str:
+    """On how many nets the default was judged."""
+    one = next(iter(found.values()))
+    nets = one[DEFAULT]["nets"]
+    return f"Predictions of the default, and its coverage, are of the first {nets} nets."
 
 
 def choice_table(found: Found) -> Table:
     """What each calibration chose."""
     rows = [
-        [name, LABELS[way], f"{one[way]['ridge']:.1g}", one[way]["scale"], one[way]["noise"]]
+        [
+            name,
+            LABELS[way],
+            f"{one[way]['ridge']:.1g}",
+            *(one[way][what] for what in ("scale", "shared_scale", "noise")),
+        ]
         for name, one in found.items()
         for way in CALIBRATIONS
     ]
     caption = (
-        "What was chosen (medians over the nets): ridge and scale for standardised targets, "
-        "standard deviation of the noise in the target's unit."
+        "What was chosen (medians over the nets): ridge, scale and the scale of what predictions "
+        "share, for standardised targets; standard deviation of the noise, a mean over rows, in "
+        "the target's unit."
     )
-    return Table(["set", "calibration", "ridge", "scale", "noise"], rows, caption)
+    return Table(["set", "calibration", "ridge", "scale", "shared scale", "noise"], rows, caption)
 
 
 def _compared(found: Found, quantity: str, caption: str) -> Table:
@@ -110,6 +198,7 @@ def _compared(found: Found, quantity: str, caption: str) -> Table:
 
 
 COLOURS = {"none": VERMILION, "constant": BLUE, "evidence": GREEN, "bayes": PURPLE}
+COLOURS |= {DEFAULT: ORANGE}
 
 
 def drawn(found: Found, groups: Sequence[int]) -> Figure:
@@ -140,25 +229,28 @@ CAPTION = (
 )
 
 
-def opening(sizes: Sizes, epochs: int) -> tuple[str, ...]:
+def opening(sizes: Sequence[Sizes], epochs: int) -> tuple[str, ...]:
     """What was done."""
+    few, many = sizes
     return (
         f"""\
 `uq.propagate(torch.mean, x)` gives a mean of many predictions an error bar that knows their
-correlations. Is it right? For each set {sizes.nets} nets were trained, each on {sizes.train} rows
-of its own random split, calibrated on {sizes.valid} others and judged on {sizes.test} more. The
-training rows are few beside the whole set, so that the nets are nearly independent repetitions of
-the same experiment. The nets have one hidden layer of {PROTOCOL.hidden[0]} with ReLU; AdamW,
-learning rate {PROTOCOL.rate:g} with a cosine schedule, weight decay {PROTOCOL.decay:g}, batches of
-{PROTOCOL.batch}, {epochs} epochs, inputs and targets standardised. All nets of a set train at
-once, with stacked weights.""",
+correlations. Is it right? For each set {few.nets} nets were trained, each on {few.train} rows
+of its own random split, calibrated on {few.valid} others and judged on {few.test} more; then
+{many.nets} nets on {many.train} rows each. Where the training rows are few beside the whole set,
+the nets are nearly independent repetitions of the same experiment. The nets have one hidden layer
+of {PROTOCOL.hidden[0]} with ReLU; AdamW, learning rate {PROTOCOL.rate:g} with a cosine schedule,
+weight decay {PROTOCOL.decay:g}, batches of {PROTOCOL.batch}, {epochs} epochs, inputs and targets
+standardised. All nets of a set train at once, with stacked weights.""",
         """\
-Four calibrations are compared. `noise="none"` is the paper's: ridge and scale by the likelihood of
+Five calibrations are compared. `noise="none"` is the paper's: ridge and scale by the likelihood of
 single predictions. `noise="constant"` adds a noise floor, chosen by the same likelihood. The third
 takes the ridge of the greatest evidence of the training data instead. `noise="bayes"` is Bayesian
 linear regression on the last layer's features: that ridge, and the noise equal to α², so that the
-variance is α² (1 + q). Errors are in the target's unit. The last two were added after earlier runs
-with other random numbers had shown the first two to fail.""",
+variance is α² (1 + q). The *default* is the library's, `calibrate(valid)` and no more. Errors are
+in the target's unit. The third and the fourth were added after earlier runs with other random
+numbers had shown the first two to fail. Figures and tables are of the smaller training sets where
+they do not say otherwise.""",
     )
 
 
@@ -188,23 +280,41 @@ changes from row to row raises it, though it averages out in a mean, and where t
 everything it is near zero (on power for half of the nets, whose intervals hold too little). With
 `noise="bayes"`, which leaves no such choice, the factor is {_ratios(found, "bayes", size)} for
 means and {_ratios(found, "bayes", DIFFERENCE)} for differences.""",
-        """\
-**What to do.** Before propagating to means, sums or differences, call
-`calibrate(valid, criterion="evidence", noise="bayes")`. With a floor of its own instead, compare
-`uq.scale` squared with `uq.noise.level`: in linear regression they are equal; where the square is
-many times larger, as on kin8nm here, a mean's error bar is too wide.""",
+        f"""\
+**The default** has a noise of every row and two scales. Predicted over actual is
+{_ratios(found, DEFAULT, size)} for means of observed values and
+{_ratios(found, DEFAULT, DIFFERENCE)} for differences. Against observations the noise of {size}
+rows hides much of what a mean's error bar is about: the first table, without noise, is the
+sharper test.""",
+        f"""\
+**What to do.** Before propagating to means, sums or differences, take a calibration whose means
+come out right: {_right(found, size)}. With a floor of its own instead, compare `uq.scale` squared
+with `uq.noise.level`: in linear regression they are equal; where the square is many times larger, a
+mean's error bar is too wide.""",
         f"""\
 **Ignoring the correlations** (sum of the variances / n²) looks right up to tens of predictions,
 because the noise dominates there whatever it is called, and falls short for {size}: predicted over
 actual is {_ratios(found, "bayes", size, "independent")} with `noise="bayes"`, since the common
 error of a net does not average out.""",
         f"""\
-**What a last layer cannot know.** Retrained nets differ in all their weights. The second table
-separates that from the noise: it is the spread of one and the same mean over the nets. The
-posterior of the last layer with `noise="bayes"` predicts {listed(commons)} of it. With
+**What a last layer cannot know.** Retrained nets differ in all their weights. The spread of one
+and the same mean over the nets separates that from the noise. The posterior of the last layer with
+`noise="bayes"` predicts {listed(commons)} of it. With
 this many nets such a ratio is known to a few per cent (6 % with 120), so that little is left to the
 trunk here; it would be missing below one.""",
     )
+
+
+def _right(found: Found, size: str) -> str:
+    """The calibrations whose means of observed values have about the right error on every set."""
+    low, high = TARGETS["common"]
+    right = [
+        f"`{label}`" if "=" in label else f"the {label}"
+        for way, label in LABELS.items()
+        if all(low <= one[way]["joint"]["ratio"][size] <= high for one in found.values())
+    ]
+    told = listed(right) if right else "no calibration"
+    return f"between {low:g} and {high:g} times the actual error on every set, {told}"
 
 
 def _ratios(found: Found, way: str, quantity: str, rule: str = "joint") -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from experiments.data import uci
 from experiments.frame.progress import steps
+from experiments.judging.error_bars import AUTO, PAPER, SAFE, Calibration, calibrated, fitted
 from experiments.training import descent
 from experiments.training.protocol import Protocol
 from rigidities import LastLayerRigidity
@@ -26,12 +28,15 @@ class Sizes:
         valid: for the calibration.
         test: rows of the largest group.
         nets: number of splits.
+        judged: nets, the first ones, that the default judges; it takes seconds where the others
+            take a fraction of one.
     """
 
     train: int = 1000
     valid: int = 500
     test: int = 500
     nets: int = 120
+    judged: int = 20
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,7 @@ class Samples:
         train, valid, test: (nets, rows, inputs) and (nets, rows, 1).
         common: inputs (rows, inputs) that no net is trained or calibrated on.
         spread: of the targets, in their own unit.
+        pool: rows from which each net's are drawn.
     """
 
     train: tuple[Tensor, Tensor]
@@ -49,6 +55,7 @@ class Samples:
     test: tuple[Tensor, Tensor]
     common: Tensor
     spread: float
+    pool: int
 
 
 def drawn(name: str, sizes: Sizes, seed: int) -> Samples:
@@ -68,7 +75,7 @@ def drawn(name: str, sizes: Sizes, seed: int) -> Samples:
     )
     parts = each[:, : needed - sizes.test].split([sizes.train, sizes.valid, sizes.test], dim=1)
     train, valid, test = ((x[part].float(), y[part].float()) for part in parts)
-    return Samples(train, valid, test, x[common].float(), spread)
+    return Samples(train, valid, test, x[common].float(), spread, len(rest))
 
 
 PROTOCOL = Protocol(epochs=200, batch=100, rate=3e-3, decay=1e-4, cosine=True)
@@ -84,13 +91,15 @@ def trained(x: Tensor, y: Tensor, *, epochs: int, seed: int) -> list[nn.Sequenti
     return [stack.module(net) for net in range(len(x))]
 
 
-CALIBRATIONS: dict[str, dict[str, str]] = {
-    "none": {"noise": "none"},
-    "constant": {"noise": "constant"},
-    "evidence": {"noise": "constant", "criterion": "evidence"},
-    "bayes": {"noise": "bayes", "criterion": "evidence"},
+DEFAULT = "auto"
+CALIBRATIONS = {
+    "none": PAPER,
+    "constant": Calibration(noise="constant"),
+    "evidence": SAFE,
+    "bayes": Calibration("evidence", "bayes"),
+    DEFAULT: AUTO,
 }
-"""Options of `calibrate`."""
+"""Arguments of `calibrate`."""
 
 RULES = ("joint", "independent", "epistemic")
 DIFFERENCE = "difference"
@@ -133,35 +142,40 @@ def nearest(x: Tensor) -> Tensor:
     return pairs.unique(dim=0)
 
 
-def judged(net: nn.Module, samples: Samples, index: int, sizes: tuple[int, ...]) -> dict[str, Any]:
-    """One net: errors, and the variances that each calibration and rule predicts."""
+def judged(
+    net: nn.Module, samples: Samples, index: int, sizes: tuple[int, ...], ways: Sequence[str]
+) -> dict[str, Any]:
+    """One net: errors, and the variances that each of these calibrations and rules predicts."""
     train, valid, test = (
         (x[index], y[index]) for x, y in (samples.train, samples.valid, samples.test)
     )
     x, y = test[0], test[1][:, 0].double()
     groups = Groups.of(sizes, nearest(x), len(x))
-    uq = LastLayerRigidity(net).fit(train)
+    uq = fitted(net, train)
     with torch.no_grad():
         mean = net(x)[:, 0].double()
-        common = float(net(samples.common).mean())
+        common = net(samples.common)[:, 0].double()
     found: dict[str, Any] = {"error": groups.split(groups.matrix @ (mean - y)), "common": common}
-    for name, options in CALIBRATIONS.items():
-        uq.calibrate(valid, **options)
+    for name in ways:
+        calibrated(uq, valid, CALIBRATIONS[name])
         found[name] = predicted(uq, x, groups) | {
             "scale": float(uq.scale),
+            "shared_scale": float(
+                uq.scale if uq.calibration.joint is None else uq.calibration.joint
+            ),
             "ridge": uq.ridge,
-            "noise": float(uq.noise.level),
+            "noise": float(uq.predict(x).noise.mean()),
             "common": float(uq.propagate(torch.mean, samples.common).variance),
+            "single": float(uq.predict(samples.common).epistemic.mean()),
         }
     return found
 
 
 def predicted(uq: LastLayerRigidity, x: Tensor, groups: Groups) -> dict[str, dict[str, Tensor]]:
     """Variances of all quantities: with correlations, without them, and without the noise."""
-    matrix = groups.matrix
+    matrix, p = groups.matrix, uq.predict(x)
     joint = uq.propagate(lambda y: matrix @ y[:, 0].double(), x).variance
-    alone = matrix.square() @ uq.predict(x).epistemic[:, 0].double()
-    noise = float(uq.noise.level) * matrix.square().sum(1)
+    alone, noise = (matrix.square() @ part[:, 0].double() for part in (p.epistemic, p.noise))
     return {
         "joint": groups.split(joint + noise),
         "independent": groups.split(alone + noise),
@@ -169,46 +183,111 @@ def predicted(uq: LastLayerRigidity, x: Tensor, groups: Groups) -> dict[str, dic
     }
 
 
-def summary(nets: list[nn.Sequential], samples: Samples, sizes: tuple[int, ...]) -> dict[str, Any]:
-    """Over all nets, in the target's unit: root mean squares, ratios and coverages."""
-    each = [judged(net, samples, i, sizes) for i, net in enumerate(steps(nets, "nets judged"))]
+def summary(
+    nets: list[nn.Sequential], samples: Samples, sizes: tuple[int, ...], first: int
+) -> dict[str, Any]:
+    """Over all nets, in the target's unit: root mean squares, ratios and coverages.
+
+    Args:
+        nets: trained.
+        samples: their rows.
+        sizes: of the groups.
+        first: so many nets are judged by the default too.
+    """
+    early, late = list(CALIBRATIONS), [name for name in CALIBRATIONS if name != DEFAULT]
+    each = [
+        judged(net, samples, i, sizes, early if i < first else late)
+        for i, net in enumerate(steps(nets, "nets judged"))
+    ]
     names, unit = [*map(str, sizes), DIFFERENCE], samples.spread
-    errors = {name: torch.cat([one["error"][name] for one in each]) for name in names}
+    actual = {name: _rms(torch.cat([one["error"][name] for one in each])) for name in names}
     found: dict[str, Any] = {
         "nets": len(nets),
+        "rows": samples.train[0].shape[1],
+        "independence": math.sqrt(1 - samples.train[0].shape[1] / samples.pool),
         "spread": unit,
-        "actual": {name: unit * _rms(errors[name]) for name in names},
-        "common": unit * float(torch.tensor([one["common"] for one in each]).std()),
+        "actual": {name: unit * value for name, value in actual.items()},
+        **retrained(torch.stack([one["common"] for one in each]), unit),
     }
     for name in CALIBRATIONS:
-        mine = [one[name] for one in each]
-        common = unit * statistics.fmean(one["common"] for one in mine) ** 0.5
-        found[name] = {
-            "scale": statistics.median(one["scale"] for one in mine),
-            "ridge": statistics.median(one["ridge"] for one in mine),
-            "noise": unit * statistics.median(one["noise"] for one in mine) ** 0.5,
-            "common": common,
-            "ratio_of_common": common / found["common"],
+        having = [one for one in each if name in one]
+        mine = [one[name] for one in having]
+        errors = {n: torch.cat([one["error"][n] for one in having]) for n in names}
+        rules = {
+            rule: {n: torch.cat([one[rule][n] for one in mine]) for n in names} for rule in RULES
         }
-        for rule in RULES:
-            variance = {n: torch.cat([one[rule][n] for one in mine]) for n in names}
-            found[name][rule] = compared(errors, variance, unit)
+        found[name] = chosen(mine, found, unit) | {
+            rule: compared(errors, variance, actual, unit) for rule, variance in rules.items()
+        }
+    return found
+
+
+def retrained(predictions: Tensor, unit: float) -> dict[str, float]:
+    """Spread over the nets of predictions (nets, rows) for common rows: "common" and "single".
+
+    The standard deviation of their mean, and the root mean square over rows of that of a row.
+    """
+    return {
+        "common": unit * float(predictions.mean(1).std()),
+        "single": unit * float(predictions.var(0).mean()) ** 0.5,
+    }
+
+
+def chosen(mine: Sequence[dict[str, Any]], spread: dict[str, Any], unit: float) -> dict[str, float]:
+    """What a calibration chose, medians over its nets; its epistemic part beside the spread."""
+    found = {
+        name: statistics.median(one[name] for one in mine)
+        for name in ("scale", "shared_scale", "ridge")
+    }
+    found |= {
+        "nets": len(mine),
+        "noise": unit * statistics.median(one["noise"] for one in mine) ** 0.5,
+    }
+    for name in ("common", "single"):
+        found[name] = unit * statistics.fmean(one[name] for one in mine) ** 0.5
+        found[f"ratio_of_{name}"] = found[name] / spread[name]
     return found
 
 
 def compared(
-    errors: dict[str, Tensor], variance: dict[str, Tensor], unit: float
+    errors: dict[str, Tensor], variance: dict[str, Tensor], actual: dict[str, float], unit: float
 ) -> dict[str, dict[str, float]]:
     """Predicted standard deviation, its ratio to the actual error, and coverage of 90 %."""
     std = {name: float(values.mean()) ** 0.5 for name, values in variance.items()}
     return {
         "std": {name: unit * value for name, value in std.items()},
-        "ratio": {name: value / _rms(errors[name]) for name, value in std.items()},
+        "ratio": {name: value / actual[name] for name, value in std.items()},
         "coverage": {
             name: float((errors[name].abs() <= QUANTILE * values.sqrt()).double().mean())
             for name, values in variance.items()
         },
     }
+
+
+def one_set(
+    *,
+    name: str,
+    train: int,
+    valid: int,
+    test: int,
+    nets: int,
+    judged: int,
+    groups: Sequence[int],
+    epochs: int,
+    seed: int,
+) -> dict[str, Any]:
+    """Train, calibrate and judge all nets of a set.
+
+    Args:
+        name: of the set.
+        train, valid, test, nets, judged: the `Sizes`.
+        groups: sizes of the groups.
+        epochs: of the training.
+        seed: of rows and nets.
+    """
+    samples = drawn(name, Sizes(train, valid, test, nets, judged), seed)
+    made = trained(*samples.train, epochs=epochs, seed=seed + 1)
+    return summary(made, samples, tuple(groups), judged)
 
 
 def _rms(values: Tensor) -> float:

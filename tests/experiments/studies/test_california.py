@@ -1,5 +1,6 @@
 """In and out of the domain: the rows, the bars on both sides, the summary and the page."""
 
+import functools
 import json
 import math
 from pathlib import Path
@@ -16,14 +17,19 @@ from experiments import __main__ as command
 from experiments.data import california
 from experiments.frame import report, wording
 from experiments.judging import error_bars, floors
+from experiments.training import kept
 from rigidities import metrics
 from tests.support.nets import Trained
 from tests.support.numbers_on_pages import unsupported
 
 pytestmark = [pytest.mark.xdist_group("california"), pytest.mark.usefixtures("synthetic")]
 
-SMALL = {"count": 2, "seed": 0, "epochs": 2, "hidden": 8, "bin_size": 20, "most": None}
-SMALL |= {"decay": 1e-3}
+SMALL = {"count": 2, "seed": 0, "epochs": 2, "bin_size": 20, "digest": ""}
+
+
+@functools.cache
+def judged() -> dict:
+    return work.nets(**SMALL)
 
 
 # --- rows ---------------------------------------------------------------------------------------
@@ -79,7 +85,7 @@ def test_the_histogram_counts_every_row_and_the_threshold_is_an_edge() -> None:
 
 
 def test_scores_and_separation_are_of_the_rows_of_each_side() -> None:
-    found = work.nets(**SMALL)
+    found = judged()
     samples = california.drawn(2, 0, california.OUT_OF_DOMAIN, restricted=True)
     assert found["inside"] == [int(mask.sum()) for mask in samples.inside]
     shown = found["shown"]["paper"]
@@ -94,6 +100,28 @@ def test_scores_and_separation_are_of_the_rows_of_each_side() -> None:
     assert "points" not in one["inside"]
 
 
+def test_the_default_is_scored_by_its_own_law() -> None:
+    samples = california.drawn(2, 0, california.OUT_OF_DOMAIN, restricted=True)
+    stack = kept.nets("california", work.NETS, count=2, seed=0, epochs=2).stack
+    (x, y), inside = samples.test[0], samples.inside[0]
+    uq = error_bars.fitted(stack.module(0), samples.of(0)[0])
+    error_bars.calibrated(uq, samples.of(0)[1], error_bars.AUTO)
+    p = uq.predict(x)
+    found = judged()["each"][0]["auto"]
+    low, high = p.interval(0.9)
+    within = ((low <= y) & (y <= high))[~inside]
+    own = found["outside"]["scores"]
+    assert own["coverage"] == pytest.approx(float(within.double().mean()))
+    assert own["nll"] == pytest.approx(float(-p.log_prob(y)[~inside].mean()), rel=1e-4)
+    assert own["crps"] == pytest.approx(float(p.crps(y)[~inside].mean()), rel=1e-4)
+    constant = found["outside"]["constant"]["scores"]["nll"]
+    assert own["gain"] == pytest.approx(constant - own["nll"])
+    assert own["nll"] != pytest.approx(metrics.nll(p.mean, p.std, y), rel=1e-4)
+    soft = 1 / p.rigidity.flatten()
+    told = metrics.auroc(soft[inside], soft[~inside])
+    assert found["auroc_of_rigidity"] == pytest.approx(told, abs=1e-3)
+
+
 def test_the_farthest_rows_are_judged_by_numbers_that_they_did_not_choose(net: Trained) -> None:
     uq = error_bars.fitted(net.model, net.train)
     error_bars.calibrated(uq, net.valid, PAPER)
@@ -104,7 +132,7 @@ def test_the_farthest_rows_are_judged_by_numbers_that_they_did_not_choose(net: T
     p = uq.predict(x[order[cut:]])
     found = work.farthest(uq, net.valid, PAPER)
     assert found["coverage"] == metrics.coverage(p.mean, p.std, y[order[cut:]])
-    assert found["nll"] == pytest.approx(metrics.nll(p.mean, p.std, y[order[cut:]]))
+    assert found["nll"] == pytest.approx(metrics.nll(p.mean, p.std, y[order[cut:]]), rel=1e-5)
 
 
 # --- floors -------------------------------------------------------------------------------------
@@ -166,7 +194,7 @@ def test_hindsight_is_the_best_of_all_ridges_and_scales(net: Trained) -> None:
 
 
 def test_limits_are_of_the_rows_inside() -> None:
-    found = work.nets(**SMALL)
+    found = judged()
     shown = found["shown"]["paper"]["inside"]["points"]
     one = found["limits"][0]
     std = torch.as_tensor(shown["std"])
@@ -187,7 +215,7 @@ def test_limits_are_of_the_rows_inside() -> None:
 
 
 def test_means_and_differences_are_over_the_nets() -> None:
-    each = work.nets(**SMALL)["each"]
+    each = judged()["each"]
     found = experiment.summary(each)
     first, second = (one["nll"]["inside"]["scores"]["nll"] for one in each)
     mean, error = found["calibrations"]["nll"]["inside"]["scores"]["nll"]
@@ -196,7 +224,6 @@ def test_means_and_differences_are_over_the_nets() -> None:
     ours = [one["nll"]["auroc"] - one["paper"]["auroc"] for one in each]
     assert found["differences"]["nll"]["auroc"][0] == pytest.approx(sum(ours) / 2)
     assert "paper" not in found["differences"]
-    assert sum(found["calibrations"]["best"]["chosen"]["by"].values()) == 2
 
 
 def test_words_follow_the_numbers() -> None:
@@ -218,11 +245,11 @@ def test_the_page_names_the_longitude_and_shows_all_bars(outcome: Outcome) -> No
         assert f"| {label} |" in page
     numbers = json.loads(report.rendered_numbers(outcome))
     assert unsupported(page, numbers) == []
-    one = numbers["calibrations"]["best"]["outside"]["scores"]
-    assert f"{one['coverage'][0]:.3f} ± {one['coverage'][1]:.3f} with *best*" in page
+    one = numbers["calibrations"]["auto"]["outside"]["scores"]
+    assert f"{one['coverage'][0]:.3f} ± {one['coverage'][1]:.3f} with *default*" in page
     kurtosis = numbers["limits"]["kurtosis"]
     assert f"kurtosis of\n{kurtosis[0]:.1f} (" in page
-    assert [picture.name for picture in outcome.pictures] == ["longitude", "paper", "best", "nets"]
+    assert [picture.name for picture in outcome.pictures] == ["longitude", "paper", "auto", "nets"]
     for picture in outcome.pictures:
         report.checked_png(picture)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from experiments.frame.outcome import Picture, Table
+from experiments.studies.propagation import page as pages
 from experiments.studies.propagation import work
 from experiments.studies.propagation.run import run
 from experiments.studies.propagation.work import CALIBRATIONS, DIFFERENCE, Groups, Samples, Sizes
@@ -116,17 +117,62 @@ def test_predicted_variances_are_those_of_the_dense_covariance(drawn: Samples) -
 def test_ratios_and_coverages_are_of_the_errors_given() -> None:
     wrong = {"5": torch.tensor([3.0, -4.0], dtype=torch.float64)}
     variance = {"5": torch.tensor([4.0, 4.0], dtype=torch.float64)}
-    found = work.compared(wrong, variance, unit=10.0)
+    found = work.compared(wrong, variance, {"5": 8.0}, unit=10.0)
     assert found["std"]["5"] == 20
-    assert found["ratio"]["5"] == pytest.approx(2 / math.sqrt(12.5))
+    assert found["ratio"]["5"] == 2 / 8
     assert found["coverage"]["5"] == 0.5  # 1.645 * 2 = 3.29
+
+
+def test_the_spread_is_that_of_the_nets_for_the_same_rows() -> None:
+    predictions = torch.tensor([[1.0, 5.0, 0.0], [3.0, 1.0, 2.0]], dtype=torch.float64)
+    found = work.retrained(predictions, unit=10.0)
+    assert found["common"] == pytest.approx(0.0)
+    assert found["single"] == pytest.approx(10 * math.sqrt((2 + 8 + 2) / 3))
+
+
+def test_the_default_is_judged_on_the_first_nets_by_its_own_covariance(drawn: Samples) -> None:
+    nets = work.trained(*drawn.train, epochs=20, seed=1)
+    found = work.summary(nets, drawn, (1, 4), first=1)
+    assert found["auto"]["nets"] == 1 and found["bayes"]["nets"] == 3
+    assert found["independence"] == pytest.approx(math.sqrt(1 - 150 / 580))
+    uq = LastLayerRigidity(nets[0]).fit((drawn.train[0][0], drawn.train[1][0]), progress=False)
+    uq.calibrate((drawn.valid[0][0], drawn.valid[1][0]), progress=False)
+    covariance = uq.covariance(drawn.common).double()
+    own = drawn.spread * float(covariance.mean()) ** 0.5
+    single = drawn.spread * float(covariance.diagonal().mean()) ** 0.5
+    assert found["auto"]["common"] == pytest.approx(own, rel=1e-4)
+    assert found["auto"]["single"] == pytest.approx(single, rel=1e-4)
+    assert found["auto"]["ratio_of_single"] == pytest.approx(single / found["single"], rel=1e-4)
+
+
+def test_words_tell_which_ratios_lie_where_they_were_to_be() -> None:
+    def of(rows: int, ratio: float) -> dict:
+        return {"a": {"rows": rows, "auto": {"ratio_of_common": ratio}}}
+
+    said = pages._within(of(10, 0.8), of(20, 1.4), "common")
+    assert "from 0.80 to 1.40" in said and said.endswith("all are.")
+    said = pages._within(of(10, 0.6), of(20, 1.4), "common")
+    assert said.endswith("all are but 0.60 (a, 10 rows).")
+
+
+def test_the_advice_names_the_calibrations_that_were_right_on_every_set() -> None:
+    def of(*ratios: float) -> dict:
+        ways = zip(CALIBRATIONS, ratios, strict=True)
+        return {way: {"joint": {"ratio": {"5": ratio}}} for way, ratio in ways}
+
+    found = {"a": of(9, 1, 1, 1, 1), "b": of(1, 0.5, 2, 0.8, 1.2)}
+    right = '`noise="bayes", criterion="evidence"` and the default'
+    assert pages._right(found, "5").endswith(f"set, {right}")
+    assert pages._right({"a": of(9, 9, 9, 9, 9)}, "5").endswith("set, no calibration")
 
 
 def test_a_quick_run_fills_its_page(folder: Path, tmp_path: Path) -> None:
     outcome = run(quick=True, seed=0)
     tables = [block for block in outcome.page if isinstance(block, Table)]
-    assert len(tables) == 4
-    assert all(len(table.rows) == len(CALIBRATIONS) for table in tables)
+    assert [len(table.rows) for table in tables] == [
+        2,
+        *(k * len(CALIBRATIONS) for k in (1, 2, 1, 1)),
+    ]
     assert sum(isinstance(block, Picture) for block in outcome.page) == 1
     numbers = json.loads(report.rendered_numbers(outcome))
     one = numbers["sets"]["kin8nm"]
@@ -135,6 +181,10 @@ def test_a_quick_run_fills_its_page(folder: Path, tmp_path: Path) -> None:
     assert one["none"]["noise"] == 0 < one["bayes"]["noise"]
     common = one["bayes"]["common"] / one["common"]
     assert one["bayes"]["ratio_of_common"] == pytest.approx(common, rel=1e-6)
+    more = numbers["larger"]["kin8nm"]
+    least = math.sqrt(1 - 240 / 580) * more["auto"]["ratio_of_common"]
+    assert more["least"]["common"] == pytest.approx(least, rel=1e-6)
+    assert f"{least:.2f} (kin8nm) for means" in pages.spread(numbers["sets"], numbers["larger"])
     assert unsupported("\n\n".join(map(str, tables)), numbers) == []
-    assert f"{ratio:.2f} (kin8nm)" in outcome.page[-6]
+    assert f"{ratio:.2f} (kin8nm)" in outcome.page[-7]
     report.checked_png(outcome.pictures[0])
