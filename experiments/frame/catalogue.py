@@ -95,7 +95,7 @@ _ALL = (
     Experiment(
         "california",
         "house prices inside and outside the training domain (paper, Fig. 4)",
-        minutes=10,
+        minutes=4,
         needs=("matplotlib", "numpy"),
     ),
     Experiment(

@@ -93,6 +93,9 @@ def test_figures_of_the_experiments_in_the_propagation_page_are_those_of_the_res
         ratios = [f"{sets[name][way]['joint']['ratio']['500']:.2f}" for name in sets]
         quoted = r",\s+".join(ratios[:-1]) + r"\s+and\s+" + ratios[-1]
         assert re.search(quoted, page), (way, ratios)
+    for kind in ("common", "single"):
+        ratios = [f"{sets[name]['auto'][f'ratio_of_{kind}']:.2f}" for name in sets]
+        assert f"{', '.join(ratios[:-1])} and {ratios[-1]}" in " ".join(page.split()), kind
     labels = json.loads((results / "active/active.json").read_text())["kin8nm"]
     needed = labels["methods"]["variance"]["labels_to_randoms_last"]
     assert f"it needs {round(needed, -1):.0f} labels" in page
