@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import rigidities as rg
-from experiments.atoms import samples
+from experiments.atoms import bpnn, samples
 from experiments.atoms.batches import Environments, loss_weight
 from experiments.atoms.samples import Samples
 from experiments.frame.outcome import mean_and_error
@@ -24,6 +25,8 @@ WAYS = {"paper": error_bars.BINS, "nll": error_bars.PAPER, "auto": error_bars.AU
 """Calibrations by name."""
 
 BATCH = 512
+CHUNK = 8192
+"""Atoms whose hidden layers are computed at once."""
 
 
 def judged(
@@ -56,13 +59,12 @@ def judged(
     with samples.drawn(net.SPLIT, seed, train=train, valid=valid, molecules=molecules) as data:
         keep = molecules is None
         trained, done = net.of(data, seed=seed, epochs=epochs, keep=keep)
-        known, held = data.environments(data.train), data.environments(data.valid)
-        uq = rg.LastLayerRigidity(trained.net.to(device()))
+        below = trained.net.to(device())
+        known, held = (hidden(below, data.environments(own)) for own in (data.train, data.valid))
+        uq = rg.LastLayerRigidity(readouts(below))
         uq.fit(known.batches(BATCH), sample_weight=loss_weight, progress=False)
-        del known
         ways = {name: calibrated(uq, held, how) for name, how in WAYS.items()}
-        del held
-        rows = predicted(ways, data)
+        rows = predicted(ways, below, data)
         return {
             "committed": done is not None,
             "epochs_done": epochs if done is None else done,
@@ -88,12 +90,33 @@ def calibrated(
     return own
 
 
-def predicted(ways: Mapping[str, rg.LastLayerRigidity], data: Samples) -> dict[str, RowScores]:
+def readouts(net: nn.Module) -> nn.Module:
+    """What follows the last hidden layers, a model of its own: all calibrations share the rest."""
+    top = bpnn.BehlerParrinello(len(net.readouts), net.readouts[0].in_features).double()
+    top.nets = nn.ModuleList(nn.Identity() for _ in net.readouts)
+    top.readouts = net.readouts
+    return top.eval().to(net.level.device)
+
+
+@torch.no_grad()
+def hidden(net: nn.Module, data: Environments) -> Environments:
+    """The same structures, with the last hidden layer of each atom's net as its descriptor."""
+    found = data.x.new_empty(len(data.x), net.readouts[0].in_features)
+    for kind, own in enumerate(net.nets):
+        for atoms in (data.species == kind).nonzero()[:, 0].to(data.x.device).split(CHUNK):
+            found[atoms] = own((data.x[atoms] - net.level) / net.spread)
+    return replace(data, x=found)
+
+
+def predicted(
+    ways: Mapping[str, rg.LastLayerRigidity], net: nn.Module, data: Samples
+) -> dict[str, RowScores]:
     """All test molecules by every calibration, in the order of `data.test`."""
     parts: dict[str, list[RowScores]] = {name: [] for name in ways}
     order = []
-    for places, part in data.test_parts():
+    for places, whole in data.test_parts():
         order.append(places)
+        part = hidden(net, whole)
         for name, uq in ways.items():
             p = uq.predict(part.batches(BATCH), sample_weight=loss_weight, progress=False)
             parts[name].append(row_scores(p, part.y))

@@ -108,15 +108,20 @@ def test_a_net_of_another_question_is_not_taken(data, kept, other, tmp_path, mon
     assert done is None and found.epoch == 1
 
 
-def test_predictions_stand_in_the_order_of_the_test_molecules(data, kept) -> None:
-    known, held = data.environments(data.train), data.environments(data.valid)
+def test_predictions_are_those_of_the_whole_net_in_the_order_of_the_test_molecules(
+    data, kept
+) -> None:
+    parts = [data.environments(rows) for rows in (data.train, data.valid, data.test)]
     uq = rg.LastLayerRigidity(kept.net)
-    uq.fit(known.batches(50), sample_weight=loss_weight, progress=False)
-    ways = {"nll": work.calibrated(uq, held, error_bars.PAPER)}
-    rows = work.predicted(ways, data)["nll"]
-    own = data.environments(data.test)
-    p = ways["nll"].predict(own.batches(30), sample_weight=loss_weight)
-    for found, expected in ((rows.mean, p.mean), (rows.bar, p.std), (rows.target, own.y)):
+    uq.fit(parts[0].batches(50), sample_weight=loss_weight, progress=False)
+    uq = work.calibrated(uq, parts[1], error_bars.PAPER)
+    p = uq.predict(parts[2].batches(30), sample_weight=loss_weight)
+    top = rg.LastLayerRigidity(work.readouts(kept.net))
+    known, held = (work.hidden(kept.net, part) for part in parts[:2])
+    top.fit(known.batches(50), sample_weight=loss_weight, progress=False)
+    ways = {"nll": work.calibrated(top, held, error_bars.PAPER)}
+    rows = work.predicted(ways, kept.net, data)["nll"]
+    for found, expected in ((rows.mean, p.mean), (rows.bar, p.std), (rows.target, parts[2].y)):
         torch.testing.assert_close(found, expected.double().flatten())
 
 
