@@ -7,6 +7,8 @@ from torch import nn
 import rigidities as rg
 from rigidities.calibration import automatic, target_fit
 from rigidities.calibration.rows import Rows, target_rows
+from rigidities.calibration.target_fit import REFERENCE
+from rigidities.prediction.head import GROWTH
 from tests.support import slow_auto
 from tests.support.random_features import Sets, sets
 from tests.support.tensors import alike, close
@@ -73,7 +75,7 @@ def test_the_squared_scale_is_noise_plus_scale_plus_guard(one, uq):
     own, test = uq.calibration, dense_rows(uq, one.test, seen=False)
     fit = whole_fit(uq, one)
     h = fit.scale.log_noise(fit.columns(test)).clamp(*fit.bounds)
-    reference, power = own.guard.reference, (test.q / own.guard.reference).clamp(min=1) ** 0.75
+    reference, power = own.guard.reference, (test.q / own.guard.reference).clamp(min=1) ** GROWTH
     beyond = own.guard.scale2 * reference * (power - 1)
     s2 = h.exp() + own.head.scale2 * test.q + beyond
     close(uq.predict(one.test[0]).scale[:, 0].square(), s2, 1e-5)
@@ -87,7 +89,7 @@ def test_the_guard_is_that_of_its_formulas(one, uq):
     mean = ratio.clamp(max=float(25 * ratio.median() / 0.455)).mean()
     t = slow_auto.t_quantile(0.95, uq.calibration.law.df)
     close(uq.calibration.guard.scale2[0], mean * (1.6448536 / t) ** 2, 1e-6)
-    close(uq.calibration.guard.reference[0], torch.quantile(seen.q, 0.8), 1e-8)
+    close(uq.calibration.guard.reference[0], torch.quantile(seen.q, REFERENCE), 1e-8)
 
 
 def test_the_scale_that_predictions_share_is_that_of_bayesian_regression(one, uq):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rigidities.notices import DamagedError
-from rigidities.prediction.head import Guard, Head, HeadForm, Inputs
+from rigidities.prediction.head import GROWTH, Guard, Head, HeadForm, Inputs
 from tests.support.refusals import refused
 from tests.support.tensors import close, normal
 
@@ -82,7 +82,7 @@ def test_the_guard_equals_its_formulas():
     q = torch.tensor([[0.05], [0.3], [4.0]], dtype=F64)
     for k, (scale2, reference) in enumerate(((2.0, 0.5), (3.0, 0.1))):
         for i, one in enumerate((0.05, 0.3, 4.0)):
-            beyond = scale2 * reference * (max(one / reference, 1) ** 0.75 - 1)
+            beyond = scale2 * reference * (max(one / reference, 1) ** GROWTH - 1)
             assert float(guard.variance(q)[i, k]) == pytest.approx(beyond)
             assert float(guard.fade(q)[i, k]) == pytest.approx(min(1, reference / one))
 

@@ -68,7 +68,18 @@ def run(*, quick: bool, seed: int) -> Outcome:
         )
         for name, one in rows.items()
     }
+    found = shorter(found)
     return Outcome("The benchmark of probabilistic backpropagation", found, page.entries(found))
+
+
+def shorter(found: Any, digits: int = 5) -> Any:
+    """The same with few digits, fewer of single splits, so that the file stays small."""
+    if isinstance(found, dict):
+        few = {key: 4 if key in ("per_split", "chosen", "paired_new") else digits for key in found}
+        return {key: shorter(value, min(digits, few[key])) for key, value in found.items()}
+    if isinstance(found, list | tuple):
+        return [shorter(value, digits) for value in found]
+    return float(f"{found:.{digits}g}") if isinstance(found, float) else found
 
 
 def parts_of(name: str, done: Mapping[str, Any]) -> dict[str, list[Any]]:

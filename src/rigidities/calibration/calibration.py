@@ -197,7 +197,8 @@ class Calibration:
             beyond = self.guard.beyond(q)
             squared = squared + self.guard.variance(q, beyond)
             tilt = tilt / beyond[..., None].to(tilt)
-        second = torch.as_tensor(self.shaped(tilt).second).to(squared)
+        second = self.shaped(tilt).second
+        second = second.to(squared) if isinstance(second, Tensor) else second
         return (squared * second - epistemic).clamp(min=0), tilt
 
     def with_functions(self, noise: Given | None, groups: Groups | None) -> Calibration:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .quadrature import gauss, increasing_root
 
-TERMS, MIDPOINTS = 8, 128
+TERMS, MIDPOINTS = 8, 64
 """Cosines; and nodes of the moments."""
 
 _NODES, F64 = 8, torch.float64
@@ -129,9 +129,9 @@ class CosineTilt:
 
 
 def moment_values(quantile: Tensor, second: Tensor) -> Tensor:
-    r"""What stands for z and $z^2$ at 128 midpoints, (D, 128, 2).
+    r"""What stands for z and $z^2$ at 64 midpoints, (D, 64, 2).
 
-    Their means under a density are exact if it lies in the span of 128 cosines: they come from
+    Their means under a density are exact if it lies in the span of 64 cosines: they come from
     the integrals with each cosine, $E z^2 - \int z^2 (1 - \cos m \pi u)\, du$ for $z^2$, which is
     hardly integrable.
 

@@ -8,10 +8,11 @@ know. Its fields are its settings, plain numbers that files keep.
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, TypeVar
 
@@ -344,7 +345,7 @@ def _quantiles(df: tuple[float, ...]) -> Tensor:
 def _moment_rule(
     df: tuple[float, ...], dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Basis (8, 128), and the values there whose means are those of z and $z^2$, (df, 128, 2)."""
+    """Basis (8, 64), and the values there whose means are those of z and $z^2$, (df, 64, 2)."""
     second = torch.as_tensor(StudentT(torch.tensor(df)).second)
     values = cosine_tilt.moment_values(_quantiles(df), second)
     at = cosine_tilt.basis(cosine_tilt.midpoints(cosine_tilt.MIDPOINTS)).mT.contiguous()
@@ -390,7 +391,10 @@ class Tilted(Law):
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Tilted:
         """The law with another tilt."""
-        return replace(self, tilt=change(self.tilt))
+        law = copy.copy(self)  # what is checked and cached of df holds
+        law.__dict__.pop("_moments", None)
+        object.__setattr__(law, "tilt", change(self.tilt))
+        return law
 
     @cached_property
     def _degrees(self) -> tuple[float, ...]:
@@ -398,7 +402,7 @@ class Tilted(Law):
 
     @cached_property
     def _moments(self) -> Tensor:
-        """Mean and second moment, (..., 2): 128 nodes a prediction."""
+        """Mean and second moment, (..., 2): 64 nodes a prediction."""
         kind, shape = _kind(self.tilt), torch.as_tensor(self.df).shape
         basis, values = _moment_rule(self._degrees, kind, self.tilt.device)
         share = (self.tilt.to(kind) @ basis).softmax(-1)
@@ -408,7 +412,7 @@ class Tilted(Law):
 
     @property
     def second(self) -> Tensor:
-        """E z^2, about zero; exact while 128 cosines hold the tilted density."""
+        """E z^2, about zero; exact while 64 cosines hold the tilted density."""
         return self._moments[..., 1]
 
     @property
