@@ -75,8 +75,8 @@ def run(*, quick: bool, seed: int) -> Outcome:
 def shorter(found: Any, digits: int = 5) -> Any:
     """The same with few digits, fewer of single splits, so that the file stays small."""
     if isinstance(found, dict):
-        few = {key: 4 if key in ("per_split", "chosen", "paired_new") else digits for key in found}
-        return {key: shorter(value, min(digits, few[key])) for key, value in found.items()}
+        few = {"per_split": 4, "paired": 4, "ratio": 4, "new_rows": 3, "paired_new": 3, "chosen": 3}
+        return {key: shorter(one, few.get(key, digits)) for key, one in found.items()}
     if isinstance(found, list | tuple):
         return [shorter(value, digits) for value in found]
     return float(f"{found:.{digits}g}") if isinstance(found, float) else found
