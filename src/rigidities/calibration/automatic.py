@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..notices import notify
 from ..prediction.cosine_tilt import TERMS
-from ..prediction.head import Guard, Head
+from ..prediction.head import Guard, Head, column_spread
 from ..prediction.law import Gaussian, Law, StudentT, Tilted
 from ..prediction.noise import ConstantNoise, FeatureNoise, GivenNoise, NoNoise
 from .calibration import Calibration, Wanted
@@ -49,9 +49,18 @@ class Full:
         return float(torch.stack(own).mean())
 
     @classmethod
-    def of(cls, rows: list[Rows], parts: Parts, paper_q: Tensor | None) -> Full:
-        """Fitted and judged; `paper_q` (n, K) is that of the validation rows, NaN where masked."""
-        targets = [fitted(one, parts) for one in rows]
+    def of(
+        cls,
+        rows: list[Rows],
+        parts: Parts,
+        paper_q: Tensor | None,
+        features: tuple[Tensor, Tensor] | None,
+    ) -> Full:
+        """Fitted and judged; `paper_q` (n, K) is that of the validation rows, NaN where masked.
+
+        `features` are centre and spread of those that targets share.
+        """
+        targets = [fitted(one, parts, features=features) for one in rows]
         if paper_q is None:
             return cls(targets, rows, {}, 0.0)
         found = []
@@ -87,7 +96,8 @@ class Full:
         fits = self.targets
         law = self._law()
         guards = [fit.guard for fit in fits if fit.guard is not None]
-        level = torch.stack([fit.middle for fit in fits]).exp() * torch.as_tensor(law.second)
+        level = torch.stack([fit.middle for fit in fits]).exp()
+        level = level * torch.as_tensor(law.second).to(level)
         kinds = {GivenNoise: GivenNoise(level, wanted.given), FeatureNoise: FeatureNoise(level)}
         return Calibration(
             ridge,
@@ -136,15 +146,19 @@ def automatic(
     known = seen if residuals is None else residuals
     assert known is not None  # else there are no rows
     typical = known.typical.expand(1, len(rows))
-    paper = None if residuals is None else Paper.of(residuals, eigenvalues, wanted)
-    full = Full.of(rows, _parts(rows, wanted), None if paper is None else paper.q)
+    paper = None if residuals is None else Paper.found(residuals, eigenvalues, wanted)
+    shared = all(part is None or part.kept["inputs"].ndim == 2 for part in (residuals, seen))
+    features = None
+    if shared and len(rows) > 1:  # masked rows of one target are known of another
+        inputs = (known if seen is None else seen).kept["inputs"].to(torch.float64)
+        features = inputs.mean(0), column_spread(inputs)
+    full = Full.of(rows, _parts(rows, wanted), None if paper is None else paper.q, features)
     constant = [_constant(one.held.residual) for one in rows]
     if paper is not None and full.worse > CLEARLY:
         ridge, edge, taken = paper.choice.ridge, None, LADDER[0]
         chosen, nll = paper.calibration, paper.nll
         rows = _rows(residuals, None, eigenvalues, ridge)
     else:
-        shared = all(part is None or part.kept["inputs"].ndim == 2 for part in (residuals, seen))
         chosen, taken = full.calibration(ridge, wanted, typical[0], shared=shared), LADDER[-1]
         nll = full.nll
     final = solved(ridge)
@@ -186,11 +200,14 @@ class Paper:
     choice: Choice
 
     @classmethod
-    def of(cls, residuals: Residuals, eigenvalues: Tensor, wanted: Wanted) -> Paper:
-        """The best."""
+    def found(cls, residuals: Residuals, eigenvalues: Tensor, wanted: Wanted) -> Paper | None:
+        """The best; None where there is none, as with rows whose features are all zero."""
         own = replace(wanted, criterion="nll", noise=NoNoise, law=Gaussian(), given=None)
         objective = Objective(residuals, eigenvalues, own)
-        return cls(objective, search(objective, wanted.ridge)[0])
+        try:
+            return cls(objective, search(objective, wanted.ridge)[0])
+        except ValueError:
+            return None
 
     @property
     def q(self) -> Tensor:

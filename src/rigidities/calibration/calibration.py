@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from ..notices import require, require_kinds
+from ..prediction.cosine_tilt import TERMS
 from ..prediction.head import Guard, Head
-from ..prediction.law import LAWS, Gaussian, Law, StudentT, law_named
+from ..prediction.law import LAWS, Gaussian, Law, StudentT, Tilted, law_named
 from ..prediction.noise import NOISES, GivenNoise, Noise, NoNoise, noise_named
 from .conformal import Conformal, Groups
 from .criteria import AUTO, Criterion, criterion_for
@@ -73,6 +74,11 @@ class Wanted:
         if kind is GivenNoise and (not callable(given) or isinstance(given, type)):
             raise ValueError("A given noise is a function: noise=lambda batch: variances.")
         tails = law in ("student-t", StudentT)
+        if criterion == AUTO and isinstance(law, StudentT | Tilted):
+            raise ValueError(
+                f"criterion='auto' finds the law's settings itself, got {law.name!r} with its own: "
+                f"pass law={law.name!r}, or take criterion='nll'."
+            )
         wanted = cls(
             criterion, kind, law_named(law), number, given, _support(support), guard, tails
         )
@@ -297,6 +303,10 @@ class Calibration:
         scores = Conformal.from_state(part) if (part := _under("conformal", tensors)) else None
         require(head is None or head.targets == len(scale), "the head")
         require(guard is None or guard.scale2.shape == scale.shape, "the guard")
+        tilts = 0 if head is None else head.constant.shape[1] - 1
+        require(tilts == (TERMS if isinstance(kept, Tilted) and head else 0), "the head's tilt")
+        degrees = torch.as_tensor(getattr(kept, "df", 3.0)).numel()
+        require(degrees in (1, len(scale)) and weight.numel() in (1, len(scale)), "the law")
         support = header.get("support")
         parts = (
             tensors.get("joint"),

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..prediction.law import Law, StudentT
+from ..prediction.noise import GivenNoise
 from .calibration import Calibration, Wanted
 from .criteria import pooled, price
 from .gathering import Residuals, places
@@ -100,7 +101,8 @@ class Objective:
 
     def calibration(self, choice: Choice) -> Calibration:
         """The choice as everything after calibration uses it."""
-        noise = self.wanted.noise(choice.scale2 * choice.floor)
+        level, given = choice.scale2 * choice.floor, self.wanted.given
+        noise = self.wanted.noise(level) if given is None else GivenNoise(level, given)
         weight = self.residuals.typical[0].expand_as(choice.floor)
         return Calibration(choice.ridge, choice.scale2.sqrt(), noise, self.wanted.law, weight)
 

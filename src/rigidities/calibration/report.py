@@ -182,9 +182,11 @@ class CalibrationReport:
         guard = self.calibration.guard
         if guard is None:
             return []
-        far, second = 10 * guard.reference, torch.as_tensor(self.calibration.law.second)
+        far, head = 10 * guard.reference, self.calibration.head
+        second = torch.as_tensor(self.calibration.law.second).to(far)
+        own = self.scale.square() if head is None else head.scale2
         usual = (self.noise + self.scale.square() * guard.reference).sqrt()
-        ratio = ((guard.variance(far) + self.scale.square() * far) * second).sqrt() / usual
+        ratio = ((guard.variance(far) + own * far) * second).sqrt() / usual
         known = f": at ten times that they are at least {_numbers(ratio)} times a usual one"
         known = "" if self.calibration.noise.name == "given" else known
         return [

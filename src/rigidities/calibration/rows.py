@@ -81,7 +81,9 @@ class Rows:
         values = (self.mean + self.residual)[~self.seen]  # left-out residuals are not on the grid
         if len(values) < 4:
             return 0.0
-        unit = float(values.abs().max()) * 1e-6 + 1e-300
+        rounding = 1e-7 * float(values.abs().max())  # of a model in float32
+        values = values - values.median()
+        unit = float(values.abs().max()) * 1e-6 + rounding + 1e-300
         distinct = torch.unique((values / unit).round()) * unit
         if len(distinct) < 2 or len(distinct) > len(values) / 2:
             return 0.0
@@ -99,6 +101,7 @@ def target_rows(columns: Sequence[Tensor], *, seen: bool) -> Rows:
     error, q, weight = columns[:3]
     known = error.isfinite() & ((weight * q < 1 - 1e-9) | (not seen))
     error, q, weight, mean, share, features = (column[known] for column in columns)
+    q = q.clamp(min=1e-12 * float(q.max()) if len(q) else 0.0)  # features may all be zero
     if seen:
         held = 1 - weight * q
         error, q = error / held.clamp(min=LEAST_HELD), q / held.clamp(min=1e-3)

@@ -101,7 +101,7 @@ class ScaleProblem:
     Attributes:
         rows: all of them.
         inputs: of the head, (n, P); no columns for a constant noise.
-        square: squared residuals, plus what the targets' grid hides.
+        square: squared residuals, plus a little: one of zero is no certainty.
         centre: prior mean of log alpha^2.
         spread: its prior spread.
         gaussian: whether the law has no tails to find.
@@ -245,7 +245,7 @@ def headed_fit(
     Args:
         rows: all of them.
         inputs: (n, P).
-        square: squared residuals, plus what the targets' grid hides.
+        square: squared residuals, plus a little: one of zero is no certainty.
         constant: its fit, which centres the prior of the scale.
         gaussian: the law.
         start: a maximum for nearly the same rows, whose penalty is kept.

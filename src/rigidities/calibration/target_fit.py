@@ -8,7 +8,7 @@ brings; where the whole is clearly worse than the paper's form, that is taken in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -130,17 +130,26 @@ def columns(inputs: Inputs, directions: Tensor | None, rows: Rows) -> Tensor:
     return x if directions is None else torch.cat([x[:, :FIRST], x[:, FIRST:] @ directions], 1)
 
 
-def fitted(rows: Rows, parts: Parts, like: TargetFit | None = None) -> TargetFit:
+def fitted(
+    rows: Rows,
+    parts: Parts,
+    like: TargetFit | None = None,
+    *,
+    features: tuple[Tensor, Tensor] | None = None,
+) -> TargetFit:
     """The full model of one target's rows.
 
     Args:
         rows: left-out training rows and validation rows.
         parts: that are wanted.
+        features: centre and spread of the features, where other targets share them.
         like: a fit to nearly the same rows, whose units, penalties and start are kept.
     """
     square = rows.residual.square() + TINY * rows.size  # a residual of zero is no certainty
     reference = rows.reference
     inputs = like.inputs if like else Inputs.of(reference.q, reference.mean, reference.features)
+    if features is not None:
+        inputs = replace(inputs, centre=features[0], spread=features[1])
     directions = like.directions if like else _directions(inputs, reference)
     x = columns(inputs, directions, rows)
     begun = like.constant if like else None
@@ -157,6 +166,7 @@ def fitted(rows: Rows, parts: Parts, like: TargetFit | None = None) -> TargetFit
         tilt = tilt_fit.fitted(u, x, like.tilt.penalty if like and like.tilt else None)
     guard = _guard(rows, scale) if parts.guard else None
     gap = -0.5 * torch.expm1(-scale.optimism.clamp(min=0)) * rows.size / rows.held.q.mean()
+    gap = gap if bool(rows.seen.any() & ~rows.seen.all()) else scale.scale2  # it is not known
     parted = (inputs, directions, constant, scale, bounds, h.median(), tilt, guard)
     return TargetFit(*parted, gap)
 
@@ -166,9 +176,8 @@ def _directions(inputs: Inputs, rows: Rows) -> Tensor | None:
     if len(inputs.centre) <= DIRECTIONS:
         return None
     x = inputs(rows.q, rows.mean, rows.features)[:, FIRST:]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # the sketch of the low-rank decomposition
-        return torch.svd_lowrank(x, min(DIRECTIONS, *x.shape), niter=2)[2]
+    vectors: Tensor = torch.linalg.eigh(x.mT @ x)[1]
+    return vectors[:, -DIRECTIONS:]
 
 
 def _guard(rows: Rows, scale: ScaleFit) -> Guard:

@@ -60,9 +60,9 @@ class Statistics:
                 "already, or had another target). Give rows as they were added, in the same "
                 "dtypes, or pass check=False where they cannot be recognised."
             )
-        out = removed.sample
+        gram, out = self.gram.without(removed.gram), removed.sample
         sample = None if self.sample is None or out is None else self.sample.without(out)[0]
-        return replace(self, gram=self.gram.without(removed.gram), sketch=sketch, sample=sample)
+        return replace(self, gram=gram, sketch=sketch, sample=sample)
 
     def after(self, change: Tensor) -> Statistics:
         """The same rows when the readout's weights have changed by (D, K or 1)."""

@@ -171,6 +171,7 @@ def _predicted(
     mean, inputs = (part.kept[name].to(torch.float64) for name in ("mean", "inputs"))
     law, epistemic = calibration.law, calibration.epistemic(q).expand(mean.shape)
     share = part.share * calibration.weight / part.typical
+    share = torch.where(share.isfinite(), share, 1.0)  # of weight zero, whose errors are not known
     noise = calibration.noise.level * share
     if calibration.head is not None:
         h, tilt = HeadForm.of(calibration.head, torch.float64)(q, mean, inputs)

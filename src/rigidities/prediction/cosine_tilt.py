@@ -50,6 +50,7 @@ class Panels(NamedTuple):
 
 
 @lru_cache(maxsize=8)
+@torch.inference_mode(False)
 def panels(device: torch.device) -> Panels:
     """Even ones, then ever smaller ones towards both ends."""
     small = torch.tensor([*range(-44, -20, 4), *range(-20, -5, 2)], dtype=F64)

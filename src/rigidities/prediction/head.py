@@ -44,11 +44,11 @@ class Inputs:
     @classmethod
     def of(cls, q: Tensor, mean: Tensor, features: Tensor) -> Inputs:
         """From training rows: q (n,), predictions (n,) and features (n, D), float64."""
-        rigidity = torch.stack([q.log().mean(), _spread(q.log())])
-        centre, spread = mean.mean(), _spread(mean)
+        rigidity = torch.stack([q.log().mean(), column_spread(q.log())])
+        centre, spread = mean.mean(), column_spread(mean)
         square = ((mean - centre) / spread).square().mean()
         output = torch.stack([mean.min(), mean.max(), centre, spread, square])
-        return cls(rigidity, output, features.mean(0), _spread(features))
+        return cls(rigidity, output, features.mean(0), column_spread(features))
 
     def __call__(self, q: Tensor, mean: Tensor, features: Tensor) -> Tensor:
         """(n, 3 + D)."""
@@ -59,10 +59,10 @@ class Inputs:
         return torch.cat([own, ((features - self.centre) / self.spread).clamp(-FAR, FAR)], -1)
 
 
-def _spread(values: Tensor) -> Tensor:
+def column_spread(values: Tensor) -> Tensor:
     """The standard deviation of columns; infinite where they are constant."""
     spread, size = values.std(0, correction=0), values.abs().amax(0)
-    return torch.where(spread > 1e-6 * size, spread, math.inf)
+    return torch.where(spread > 5e-7 * size, spread, math.inf)
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Head:
     ) -> Head:
         """Of the targets' own; `shared` says whether all have the same features."""
         each = {one.name: [getattr(i, one.name) for i in inputs] for one in fields(Inputs)}
-        if shared:  # the same rows for all, unless some are masked
+        if shared:  # standardised alike
             each |= {name: each[name][:1] for name in ("centre", "spread")}
         parts = {name: torch.stack(values) for name, values in each.items()}
         if shared:

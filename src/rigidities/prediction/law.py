@@ -335,6 +335,7 @@ class StudentT(Law):
 
 
 @lru_cache(maxsize=8)
+@torch.inference_mode(False)
 def _quantiles(df: tuple[float, ...]) -> Tensor:
     """Student's at the nodes of the tilt, (df, panels, 8)."""
     nodes = cosine_tilt.panels(torch.device("cpu")).nodes
@@ -342,6 +343,7 @@ def _quantiles(df: tuple[float, ...]) -> Tensor:
 
 
 @lru_cache(maxsize=16)
+@torch.inference_mode(False)
 def _moment_rule(
     df: tuple[float, ...], dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:

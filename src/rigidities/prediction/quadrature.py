@@ -8,6 +8,7 @@ from torch import Tensor
 
 
 @lru_cache(maxsize=16)
+@torch.inference_mode(False)
 def gauss(points: int) -> tuple[Tensor, Tensor]:
     r"""Nodes and weights on [0, 1], float64.
 
