@@ -176,8 +176,11 @@ def _directions(inputs: Inputs, rows: Rows) -> Tensor | None:
     if len(inputs.centre) <= DIRECTIONS:
         return None
     x = inputs(rows.q, rows.mean, rows.features)[:, FIRST:]
-    vectors: Tensor = torch.linalg.eigh(x.mT @ x)[1]
-    return vectors[:, -DIRECTIONS:]
+    generator = torch.Generator().manual_seed(0)
+    found = torch.randn(x.shape[1], DIRECTIONS, generator=generator, dtype=x.dtype).to(x.device)
+    for _ in range(3):  # subspace iterations
+        found = torch.linalg.qr(x.mT @ (x @ found))[0]
+    return found
 
 
 def _guard(rows: Rows, scale: ScaleFit) -> Guard:
