@@ -112,7 +112,7 @@ def _own(net: nn.Module, train: loop.Rows, valid: loop.Rows) -> dict[str, Task]:
     ready = rg.LastLayerRigidity(net).fit(train, progress=False)
     return {
         "fit": lambda: rg.LastLayerRigidity(net).fit(train, progress=False),
-        "calibrate": lambda: ready.calibrate(valid, progress=False),
+        "calibrate": lambda: ready.calibrate(valid, criterion="nll", progress=False),
     }
 
 
@@ -120,7 +120,7 @@ def _predictions(
     work: Workload, net: nn.Module, train: loop.Rows, valid: loop.Rows, x: Tensor, seed: int
 ) -> dict[str, Task]:
     uq = rg.LastLayerRigidity(net).fit(train, progress=False)
-    uq.calibrate(valid, progress=False)
+    uq.calibrate(valid, criterion="nll", progress=False)
     dropped = work.net(seed, dropout=True)
     members = [work.net(seed + k, outputs=2).eval() for k in range(max(MEMBERS))]
     tasks: dict[str, Callable[[], object]] = {

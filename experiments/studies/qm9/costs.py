@@ -46,7 +46,11 @@ def measured(*, seed: int, train: int, valid: int, molecules: int | None) -> dic
         uq = rg.LastLayerRigidity(net.to(device()))
         fit = fit_cost(uq, batches)
         del batches
-        uq.calibrate(data.environments(data.valid[:LIST]).batches(PREDICT_BATCH), progress=False)
+        uq.calibrate(
+            data.environments(data.valid[:LIST]).batches(PREDICT_BATCH),
+            criterion="nll",
+            progress=False,
+        )
         spent = {"bare": 0.0, "bars": 0.0}
         for _, part in data.test_parts():
             for name, more in prediction_cost(uq, part).items():

@@ -102,7 +102,7 @@ def trained_net(train: Points, seed: int) -> torch.nn.Module:
 def net_last_layer(net: torch.nn.Module, sample: Sample) -> Model:
     """The paper's form: the weights of the last layer alone."""
     uq = LastLayerRigidity(net).fit((sample.train.x, sample.train.y))
-    uq.calibrate((sample.calibration.x, sample.calibration.y))
+    uq.calibrate((sample.calibration.x, sample.calibration.y), criterion="nll")
 
     def predict(x: Tensor) -> tuple[Tensor, Tensor]:
         mean, std = uq(x)

@@ -71,6 +71,8 @@ _SENTENCES = {
     "chance in bins of this size, with errors / bars shuffled among the rows.",
     "wide_log_ratio": "The distance from y = x in bins of ten times as many rows, where single "
     "large errors count less.",
+    "kurtosis": "Fourth moment of errors over bars: 3 if they were Gaussian; single errors of many "
+    "bars raise it.",
     "rmse_per_atom": "Typical size of the errors over the number of atoms, in meV.",
     "bar": "Root mean square of the bars, whatever the errors.",
 }
@@ -99,6 +101,7 @@ METRICS = {
         ("offset", "Offset of the bins", "0"),
         ("floor", "Floor of the distance", "a yardstick"),
         ("wide_log_ratio", "Distance in wide bins", "0"),
+        ("kurtosis", "Kurtosis", "3"),
         ("rmse_per_atom", "RMSE per atom", "0"),
         ("bar", "Bar", "the RMSE"),
     )

@@ -65,7 +65,7 @@ def fitted(folder: Path) -> Fitted:
     net.standardise(train.x)
     uq = rg.LastLayerRigidity(net.eval(), forward=forces.energies)
     uq.fit(train.batches(32), sample_weight=loss_weight, progress=False)
-    uq.calibrate(valid.batches(32), progress=False)
+    uq.calibrate(valid.batches(32), criterion="nll", progress=False)
     return Fitted(uq, train, test, structures)
 
 

@@ -218,7 +218,7 @@ def fitted(net: torch.nn.Module, task: Task, labelled: Tensor) -> rg.LastLayerRi
     """Error bars from the labelled molecules, calibrated on the validation molecules."""
     uq = rg.LastLayerRigidity(net.to(device()))
     uq.fit(some(task.pool, labelled), sample_weight=loss_weight, progress=False)
-    uq.calibrate(task.valid.batches(BATCH), progress=False)
+    uq.calibrate(task.valid.batches(BATCH), criterion="nll", progress=False)
     return uq
 
 
