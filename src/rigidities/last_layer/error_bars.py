@@ -75,10 +75,10 @@ class ErrorBars:
         """
         reading.check_targets(len(self.calibration.scale))
         with unmixed(reading.features):
-            q = self.form(reading.features)
+            q = self.form(reading.inputs, ones=reading.ones)
             q = q[:, None] if q.ndim == 1 else q
             mean = reading.rows(reading.output)
-            own = replace(reading, features=q)
+            own = replace(reading, inputs=q, ones=False)
             if self.head is None:
                 noise = self.calibration.noise_variance(mean, reading.features, weight)
                 return Spread(own, noise if given is None else noise * given)

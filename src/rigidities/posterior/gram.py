@@ -341,6 +341,11 @@ class _Rows(NamedTuple):
     zeros: Tensor | None
 
 
+def with_ones(rows: Tensor) -> Tensor:
+    """(..., D) -> (..., D + 1), the last column ones."""
+    return torch.cat([rows, torch.ones_like(rows[..., :1])], dim=-1)
+
+
 def _add_product(upper: Tensor, rows: Tensor) -> None:
     """upper += rows^T rows, block row by block row from the diagonal on (half the work)."""
     width = upper.shape[0]

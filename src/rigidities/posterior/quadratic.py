@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from .gram import with_ones
 from .posterior import Posterior
 
 LARGEST_ROUNDING = 1e-3
 """Relative rounding error of q beyond which the quadratic form is computed in float64."""
+
+
+Block = tuple[int, Tensor, Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -23,15 +28,14 @@ class QuadraticForm:
     """q for rows of features, in one precision.
 
     Attributes:
-        blocks: (start, R[start:stop, start:]^T) for each block row of R; for one posterior per
-            target R has a leading dimension T.
+        factor: R; for one posterior per target it has a leading dimension T.
         dtype: the precision of the product.
         rounding: bound on the relative rounding error of the variances that come out: of the
             product itself (`rounding_bound`), of the result in the model's precision, and of the
             float64 Gram and its factorisation (machine epsilon times the condition number).
     """
 
-    blocks: tuple[tuple[int, Tensor], ...]
+    factor: Tensor
     dtype: torch.dtype
     rounding: float
 
@@ -42,29 +46,48 @@ class QuadraticForm:
         if bound > LARGEST_ROUNDING:
             dtype, bound = torch.float64, rounding_bound(posterior, torch.float64)
         bound += result + torch.finfo(torch.float64).eps * posterior.condition
-        factor = posterior.factor.to(dtype)
-        width = factor.shape[-1]
-        step = _step(width, factor.device.type)
-        starts = range(0, width, step)
-        blocks = tuple((i, factor[..., i : i + step, i:].mT.contiguous()) for i in starts)
-        return cls(blocks, dtype, bound)
+        return cls(posterior.factor.to(dtype), dtype, bound)
 
-    def __call__(self, features: Tensor) -> Tensor:
-        """(N, D) -> (N,); with one block of features or one Gram per target (N, T)."""
+    def __call__(self, features: Tensor, *, ones: bool = False) -> Tensor:
+        """(N, D) -> (N,); with one block of features or one Gram per target (N, T).
+
+        With `ones` the features come without their last column, which is one.
+        """
         features = features.to(self.dtype)
-        return sum(self._squared_norms(features), start=features.new_zeros(()))
-
-    def _squared_norms(self, features: Tensor) -> list[Tensor]:
-        norms = []
-        for start, block in self.blocks:
-            rows = features[..., start:]
+        if ones and self.factor.ndim == 2:
+            blocks, total = self._affine
+        else:
+            features = with_ones(features) if ones else features
+            blocks, total = self._blocks, None
+        for start, block, offset in blocks:
+            rows = features[..., start:] if start else features
             if block.ndim == 3:
                 pattern = "nd,tdk->ntk" if rows.ndim == 2 else "ntd,tdk->ntk"
                 z = torch.einsum(pattern, rows, block)
             else:
-                z = rows @ block
-            norms.append(torch.linalg.vector_norm(z, dim=-1).square())
-        return norms
+                z = rows @ block if offset is None else torch.addmm(offset, rows, block)
+            norm = torch.linalg.vector_norm(z, dim=-1).square()
+            total = norm if total is None else total + norm
+        assert total is not None
+        return total
+
+    @cached_property
+    def _blocks(self) -> list[Block]:
+        """Start and R[start:stop, start:]^T of each block row of R."""
+        factor, step = self.factor, _step(self.factor.shape[-1], self.factor.device.type)
+        starts = range(0, factor.shape[-1], step)
+        return [(i, factor[..., i : i + step, i:].mT.contiguous(), None) for i in starts]
+
+    @cached_property
+    def _affine(self) -> tuple[list[Block], Tensor]:
+        """The same without the last column, which is an offset, and what the last row adds."""
+        factor, width = self.factor, self.factor.shape[-1] - 1
+        step, offset = _step(width, factor.device.type), factor[:, -1].contiguous()
+        cuts = [(i, min(i + step, width)) for i in range(0, width, step)]
+        blocks: list[Block] = []
+        for i, j in cuts:
+            blocks.append((i, factor[i:j, i:width].mT.contiguous(), offset[i:j]))
+        return blocks, offset[-1].square()
 
 
 def rounding_bound(posterior: Posterior, dtype: torch.dtype) -> float:

@@ -105,7 +105,8 @@ class FeatureMap:
         reading = replace(
             self.reading,
             output=first.reshape(output.shape).to(output),
-            features=rest.reshape(features.shape).to(features),
+            inputs=rest.reshape(features.shape).to(features),
+            ones=False,
         )
         return replace(self, reading=reading, direction=direction)
 

@@ -100,7 +100,7 @@ class JointOutputs:
             if joint.own is not None:
                 own.append((reading.identities(batch), joint.own.roots(reading.features)))
             if again and held > KEPT:
-                reading = replace(reading, features=reading.features.new_empty(0))
+                reading = replace(reading, inputs=reading.inputs.new_empty(0), ones=False)
             readings.append(reading)
         output, rows = _joined(readings), OwnRows.of(joint.own, own) if joint.own else None
         return cls(joint, tap, batches, tuple(readings), output, rows)

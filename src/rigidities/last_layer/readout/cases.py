@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from ...models.directional import pulled, units
+from ...posterior.gram import with_ones
 from .columns import Columns, ParameterColumns, joint_columns
 from .heads import Call, Holder, Recorder, channel_axis, has_bias, passed_on, weights
 from .reading import Reading, Terms
@@ -95,7 +96,7 @@ class Plain(Case):
 
     def gathered(self, output: Tensor, calls: list[Call], _: Sequence[Gain] = ()) -> Reading:
         """The heads' inputs, without a look at any value, which `torch.func` does not allow."""
-        return side_by_side(output, calls, [call.rows for call in calls])
+        return side_by_side(output, calls, [call.inputs for call in calls])
 
 
 class Separate(Case):
@@ -278,11 +279,15 @@ def _views(output: Tensor, head: nn.Module) -> list[View]:
 
 def side_by_side(output: Tensor, calls: list[Call], rows: list[Tensor]) -> Reading:
     """The reading of an output that is the mean of the heads' outputs, from the heads' inputs."""
-    features = torch.cat(rows, dim=1) / len(rows) if len(rows) > 1 else rows[0]
+    features, ones = rows[0], len(rows) == 1 and has_bias(calls[0].head)
+    if len(rows) > 1:
+        pairs = zip(calls, rows, strict=True)
+        each = [with_ones(part) if has_bias(call.head) else part for call, part in pairs]
+        features = torch.cat(each, dim=1) / len(rows)
     bare = sum(not has_bias(call.head) for call in calls)
     counts = torch.full_like(features[:, :bare], 1 / len(rows)) if bare else None
     inner, axis = calls[0].output.shape, channel_axis(calls[0].head)
-    return Reading(output, features, inner, axis, counts=counts)
+    return Reading(output, features, inner, axis, counts=counts, ones=ones)
 
 
 def _gathered(part: Tensor, owner: Tensor, count: int) -> Tensor:

@@ -17,7 +17,7 @@ from ...models.modes import exporting, refuse_transforms
 from ...models.shadow import shadow, unwrapped
 from .binding import Binding
 from .cases import side_by_side
-from .heads import Recorder, as_rows, guard, has_bias, record
+from .heads import Recorder, as_rows, guard, record
 from .reading import Reading
 from .tap import AnyTap, Tap
 
@@ -116,10 +116,8 @@ class TracedReadout:
         output: Tensor = self._source.run(model, args, kwargs)
         calls = [recorder.calls[0] for recorder in recorders]
         rows = [as_rows(call.head, call.input) for call in calls]
-        for i, call in enumerate(calls):
-            recorders[i].reset()
-            if has_bias(call.head):
-                rows[i] = torch.cat([rows[i], torch.ones_like(rows[i][:, :1])], dim=1)
+        for recorder in recorders:
+            recorder.reset()
         return side_by_side(output, calls, rows)
 
 

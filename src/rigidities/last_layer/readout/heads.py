@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from ...posterior.gram import with_ones
+
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -29,17 +31,19 @@ class Call:
     leaves: tuple[Tensor, ...] = ()
 
     @property
-    def rows(self) -> Tensor:
-        """Input rows (R, D), followed by a column of ones where the head has a bias."""
+    def inputs(self) -> Tensor:
+        """Input rows (R, D)."""
         if self.input._version != self.versions[0]:
             raise ValueError(
                 "The readout layer's input is overwritten in place after the layer has used it, "
                 "so its features are lost. Let the forward pass write to a copy."
             )
-        rows = as_rows(self.head, self.input)
-        if not has_bias(self.head):
-            return rows
-        return torch.cat([rows, rows.new_ones(rows.shape[0], 1)], dim=1)
+        return as_rows(self.head, self.input)
+
+    @property
+    def rows(self) -> Tensor:
+        """The same, followed by a column of ones where the head has a bias."""
+        return with_ones(self.inputs) if has_bias(self.head) else self.inputs
 
 
 class Recorder(nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from ...data.batches import Batch
 from ...data.sketch import RowSketch, near_hashes, row_hashes
+from ...posterior.gram import with_ones
 
 SampleWeight = Callable[[Any], Tensor]
 
@@ -22,7 +24,8 @@ class Reading:
 
     Attributes:
         output: what the model gave.
-        features: (M, D), (M, K, D) or (M, K, P); see the module's layouts.
+        inputs: the features without the column of ones that a single head's bias has: (M, D),
+            (M, K, D) or (M, K, P); see the module's layouts.
         inner: the shape to view the output in, and
         axis: the dimension of the targets in it, counted from the end.
         order: where given, which of a sample's outputs to put first, second, ... before that, so
@@ -30,14 +33,27 @@ class Reading:
         counts: (M, H) or (M, K, H) beside the features, where H heads have no bias: what the
             columns of their biases would be (ones; under sums over atoms, how many of each
             species). None where all have one, and beside (M, K, P).
+        ones: whether there is such a column, the last of the features.
     """
 
     output: Tensor
-    features: Tensor
+    inputs: Tensor
     inner: torch.Size
     axis: int
     order: Tensor | None = None
     counts: Tensor | None = None
+    ones: bool = False
+
+    @property
+    def features(self) -> Tensor:
+        """All columns, (M, D), (M, K, D) or (M, K, P)."""
+        if not self.ones:
+            return self.inputs
+        return with_ones(self.inputs) if torch.compiler.is_compiling() else self._whole
+
+    @cached_property
+    def _whole(self) -> Tensor:
+        return with_ones(self.inputs)
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.output, self.features))
@@ -49,20 +65,22 @@ class Reading:
         if len(readings) == 1:
             return first
         remedy = ". Predict batch by batch: mean, std = uq(x)."
-        output, features = (joined(part, remedy) for part in zip(*readings, strict=True))
+        output = joined([reading.output for reading in readings], remedy)
+        ones = all(reading.ones for reading in readings)
+        parts = [reading.inputs if ones else reading.features for reading in readings]
         if any(reading.order is not first.order for reading in readings):
             raise ValueError(f"The batches have their targets in different orders{remedy}")
         rows = sum(reading.inner[0] for reading in readings)
         inner = torch.Size([rows, *first.inner[1:]])
         each = [reading.counts for reading in readings if reading.counts is not None]
         counts = torch.cat(each) if len(each) == len(readings) else None
-        return cls(output, features, inner, first.axis, first.order, counts)
+        return cls(output, joined(parts, remedy), inner, first.axis, first.order, counts, ones)
 
     def detached(self) -> Reading:
         """The same values without their derivatives."""
         counts = None if self.counts is None else self.counts.detach()
-        output, features = self.output.detach(), self.features.detach()
-        return replace(self, output=output, features=features, counts=counts)
+        output, inputs = self.output.detach(), self.inputs.detach()
+        return replace(self, output=output, inputs=inputs, counts=counts)
 
     def rows(self, tensor: Tensor) -> Tensor:
         """A tensor shaped like the output as (M, K)."""
