@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..notices import require, require_kinds
 from ..prediction.cosine_tilt import TERMS
-from ..prediction.head import Guard, Head
+from ..prediction.head import Guard, Head, widened
 from ..prediction.law import LAWS, Gaussian, Law, StudentT, Tilted, law_named
 from ..prediction.noise import NOISES, GivenNoise, Noise, NoNoise, noise_named
 from .conformal import Conformal, Groups
@@ -198,11 +198,7 @@ class Calibration:
             noise = noise * given.to(noise)
         if weight is not None:
             noise = noise * (self.weight / weight).to(noise)
-        squared = self.head.scale2.to(q) * q + noise.to(q)
-        if self.guard is not None:
-            beyond = self.guard.beyond(q)
-            squared = squared + self.guard.variance(q, beyond)
-            tilt = tilt / beyond[..., None].to(tilt)
+        squared, tilt = widened(q, noise, tilt, self.head.scale2, self.guard)
         second = self.shaped(tilt).second
         second = second.to(squared) if isinstance(second, Tensor) else second
         return (squared * second - epistemic).clamp(min=0), tilt

@@ -13,7 +13,7 @@ low-cost uncertainties in trained neural networks" (2024), Sec. 3.5.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -46,6 +46,7 @@ from .accumulation import Weighing
 from .ensemble.ensemble import Ensemble
 from .ensemble.members import members as member_set
 from .fit import Learnt, ReadoutFit
+from .frozen import Frozen, freeze
 from .gradients.feature_map import FeatureMap
 from .gradients.gradient import Differentiator, Gradient, shared_out
 from .gradients.loss import GradientTarget, GradientWeight, gradient_loss
@@ -55,6 +56,7 @@ from .propagation.derived import Derived
 from .propagation.outputs import repeatable
 from .propagation.propagation import covariance_between, propagated
 from .readout.binding import Binding
+from .readout.graph import copied_readout
 from .readout.reading import Reading, SampleWeight, read
 from .readout.tap import AnyTap
 from .refit import Refitted
@@ -474,6 +476,56 @@ class LastLayerRigidity(ModelWrapper):
             rank=rank,
         )
         return Ensemble(learnt.binding.copy(), self.feed.unlabelled(), drawn)
+
+    @outside_inference_mode
+    def freeze(
+        self,
+        outputs: Sequence[str] = ("mean", "std"),
+        *,
+        rank: int | None = None,
+        accuracy: float | None = None,
+        quantiles: Sequence[float] = (0.05, 0.95),
+        members: int = MEMBERS,
+        generator: torch.Generator | None = None,
+    ) -> Frozen:
+        r"""A plain `nn.Module` that gives tensors, to compile, export, serve and call from threads.
+
+        It has copies of the model's weights and of the statistics, and looks at nothing: neither
+        later training nor another fit matters to it. See `rigidities.export` for files.
+
+        Args:
+            outputs: what it gives, in this order: "mean" and "std" as `uq(x)`; "epistemic" and
+                "noise" (variances) and "quantiles" (first dimension: levels) as `predict`;
+                "members" (first dimension) as `ensemble`.
+            rank: keep so many eigenvectors of the Gram, cheaper than all below about half of the
+                width, and never too sure: `error` of the module bounds by how much it overstates
+                the variance $lpha^2 q$, relative to it; or
+            accuracy: that bound: the smallest rank that keeps it, or all.
+            quantiles: their levels.
+            members: how many.
+            generator: of their draws.
+
+        Raises:
+            ValueError: the output is not linear in the readout's weights, or the noise is a
+                function of batches.
+        """
+        tap, learnt = self._fit.ready()
+        probes = learnt.binding.probes
+        probe = None if probes is None else probes.placed(self.model)
+        drawn = None
+        if "members" in outputs:
+            drawn = member_set(_joint(tap, learnt), members, generator=generator)
+        return freeze(
+            copied_readout(self.model, tap, learnt.statistics.targets, probe),
+            learnt.posterior,
+            learnt.calibration,
+            outputs,
+            rank=rank,
+            accuracy=accuracy,
+            levels=quantiles,
+            members=drawn,
+            feed=self.feed,
+        )
 
     def covariance(self, x1: Any, x2: Any = None, *, batch_size: int | None = None) -> Tensor:
         r"""Joint covariance of predictions (the epistemic part).

@@ -87,7 +87,7 @@ def refuse_transforms() -> None:
         raise ValueError(
             "The model is checked in each call, which torch.func and torch.export do not allow. "
             "For vmap call it on all rows at once; for derivatives use uq.gradient(x) or "
-            "torch.autograd.grad; export members, uq.ensemble(64), of a model with a linear output."
+            "torch.autograd.grad; to compile, export or serve take uq.freeze()."
         )
 
 

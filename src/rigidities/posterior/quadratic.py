@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,8 +20,73 @@ from .posterior import Posterior
 LARGEST_ROUNDING = 1e-3
 """Relative rounding error of q beyond which the quadratic form is computed in float64."""
 
+HALVES = (torch.bfloat16, torch.float16)
+_WIDENS = hasattr(torch.ops.aten.mm, "dtype")  # from PyTorch 2.8
 
-Block = tuple[int, Tensor, Tensor | None]
+
+class Split(NamedTuple):
+    """A matrix as the sum of two in half precision, for tensor cores.
+
+    Attributes:
+        high: the matrix in units of its columns, rounded.
+        low: what that leaves, rounded.
+        unit: a power of two for each column, so that neither end of float16's range is met.
+    """
+
+    high: Tensor
+    low: Tensor
+    unit: Tensor
+
+    @classmethod
+    def of(cls, matrix: Tensor, dtype: torch.dtype) -> Split:
+        """In that precision, whose digits it has twice."""
+        _, exponent = torch.frexp(matrix.abs().amax(-2))
+        unit = torch.ldexp(torch.ones_like(matrix[0]), exponent)
+        high = (matrix / unit).to(dtype)
+        low = (matrix / unit - high.to(matrix)).to(dtype)
+        return cls(high.contiguous(), low.contiguous(), unit.float())
+
+    def product(self, rows: Tensor) -> Tensor:
+        """Rows (..., D) of the same precision times the matrix, float32."""
+        flat = rows.reshape(-1, rows.shape[-1])
+        z = (_wide_product(flat, self.high) + _wide_product(flat, self.low)) * self.unit
+        return z.reshape(*rows.shape[:-1], -1)
+
+
+def _wide_product(a: Tensor, b: Tensor) -> Tensor:
+    """The product of half-precision matrices in float32."""
+    if a.device.type == "cuda" and _WIDENS:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return a.float() @ b.float()
+
+
+class Block(NamedTuple):
+    """What a block row of R is multiplied with: features from `start` on; then the offset."""
+
+    start: int
+    matrix: Tensor | Split
+    offset: Tensor | None = None
+
+    def split(self, half: torch.dtype | None) -> Block:
+        """For features in that precision; None leaves it as it is."""
+        if half is None or isinstance(self.matrix, Split):
+            return self
+        return self._replace(matrix=Split.of(self.matrix, half))
+
+    def norm(self, features: Tensor) -> Tensor:
+        """Of this part of $R f$: (N, D) -> (N,), or (N, T)."""
+        rows = features[..., self.start :] if self.start else features
+        if isinstance(self.matrix, Split):
+            z = self.matrix.product(rows)
+            z = z if self.offset is None else z + self.offset
+        elif self.matrix.ndim == 3:
+            z = torch.einsum("nd,tdk->ntk" if rows.ndim == 2 else "ntd,tdk->ntk", rows, self.matrix)
+        elif self.offset is None:
+            z = rows @ self.matrix
+        else:
+            z = torch.addmm(self.offset, rows, self.matrix)
+        norm: Tensor = torch.linalg.vector_norm(z, dim=-1)
+        return norm
 
 
 @dataclass(frozen=True)
@@ -33,61 +99,69 @@ class QuadraticForm:
         rounding: bound on the relative rounding error of the variances that come out: of the
             product itself (`rounding_bound`), of the result in the model's precision, and of the
             float64 Gram and its factorisation (machine epsilon times the condition number).
+        half: the features' precision where R is split into two of that; see `Split`.
     """
 
     factor: Tensor
     dtype: torch.dtype
     rounding: float
+    half: torch.dtype | None = None
 
     @classmethod
     def of(cls, posterior: Posterior, dtype: torch.dtype) -> QuadraticForm:
-        """The form in `dtype` where its rounding bound allows it, else in float64."""
-        bound, result = rounding_bound(posterior, dtype), 2 * torch.finfo(dtype).eps
-        if bound > LARGEST_ROUNDING:
-            dtype, bound = torch.float64, rounding_bound(posterior, torch.float64)
+        """The form in `dtype` where its rounding bound allows it, else in float64.
+
+        Features in half precision are exact in float32, and bring a rounding of their own, of
+        which the product may add a tenth.
+        """
+        wide, result = torch.promote_types(dtype, torch.float32), 2 * torch.finfo(dtype).eps
+        bound, allowed, half = rounding_bound(posterior, wide), LARGEST_ROUNDING, None
+        if dtype in HALVES:
+            allowed = max(allowed, rounding_bound(posterior, dtype) / 10)
+            if posterior.factor.is_cuda and posterior.factor.ndim == 2:
+                half = dtype
+                bound *= 1 + (result / 4) ** 2 / (torch.finfo(wide).eps / 2)
+        if bound > allowed:
+            wide, half, bound = torch.float64, None, rounding_bound(posterior, torch.float64)
         bound += result + torch.finfo(torch.float64).eps * posterior.condition
-        return cls(posterior.factor.to(dtype), dtype, bound)
+        return cls(posterior.factor.to(wide), wide, bound, half)
 
     def __call__(self, features: Tensor, *, ones: bool = False) -> Tensor:
         """(N, D) -> (N,); with one block of features or one Gram per target (N, T).
 
         With `ones` the features come without their last column, which is one.
         """
-        features = features.to(self.dtype)
         if ones and self.factor.ndim == 2:
-            blocks, total = self._affine
+            blocks, total = self.affine
         else:
             features = with_ones(features) if ones else features
-            blocks, total = self._blocks, None
-        for start, block, offset in blocks:
-            rows = features[..., start:] if start else features
-            if block.ndim == 3:
-                pattern = "nd,tdk->ntk" if rows.ndim == 2 else "ntd,tdk->ntk"
-                z = torch.einsum(pattern, rows, block)
-            else:
-                z = rows @ block if offset is None else torch.addmm(offset, rows, block)
-            norm = torch.linalg.vector_norm(z, dim=-1).square()
+            blocks, total = self.blocks, None
+        if features.dtype != self.half:
+            features = features.to(self.dtype)
+            blocks = blocks if self.half is None else self.whole(ones and self.factor.ndim == 2)
+        for block in blocks:
+            norm = block.norm(features).square()
             total = norm if total is None else total + norm
         assert total is not None
         return total
 
     @cached_property
-    def _blocks(self) -> list[Block]:
-        """Start and R[start:stop, start:]^T of each block row of R."""
-        factor, step = self.factor, _step(self.factor.shape[-1], self.factor.device.type)
-        starts = range(0, factor.shape[-1], step)
-        return [(i, factor[..., i : i + step, i:].mT.contiguous(), None) for i in starts]
+    def blocks(self) -> list[Block]:
+        """R[start:stop, start:]^T of each block row of R."""
+        return [block.split(self.half) for block in self.whole(False)]
 
     @cached_property
-    def _affine(self) -> tuple[list[Block], Tensor]:
+    def affine(self) -> tuple[list[Block], Tensor]:
         """The same without the last column, which is an offset, and what the last row adds."""
-        factor, width = self.factor, self.factor.shape[-1] - 1
-        step, offset = _step(width, factor.device.type), factor[:, -1].contiguous()
+        return [b.split(self.half) for b in self.whole(True)], self.factor[-1, -1].square()
+
+    def whole(self, ones: bool) -> list[Block]:
+        """The blocks in the product's precision; with `ones`, the last column is an offset."""
+        factor, width = self.factor, self.factor.shape[-1] - ones
+        step = block_height(width, factor.device.type)
         cuts = [(i, min(i + step, width)) for i in range(0, width, step)]
-        blocks: list[Block] = []
-        for i, j in cuts:
-            blocks.append((i, factor[i:j, i:width].mT.contiguous(), offset[i:j]))
-        return blocks, offset[-1].square()
+        whole = [(i, j, factor[..., i:j, i:width].mT.contiguous()) for i, j in cuts]
+        return [Block(i, m, factor[i:j, -1].contiguous() if ones else None) for i, j, m in whole]
 
 
 def rounding_bound(posterior: Posterior, dtype: torch.dtype) -> float:
@@ -106,8 +180,10 @@ def rounding_bound(posterior: Posterior, dtype: torch.dtype) -> float:
     return float((2 * unit * (posterior.width * largest * diagonal).sqrt()).max())
 
 
-def _step(width: int, device: str) -> int:
-    """Block height: small saves work, large saves calls."""
+def block_height(width: int, device: str) -> int:
+    """Small saves work, large saves calls."""
     if device == "cpu":
         return max(64, math.ceil(width / 8))
-    return width if width < 1024 else math.ceil(width / 4)
+    if width < 1024:
+        return width
+    return math.ceil(width / (4 if width < 4096 else 8))

@@ -269,3 +269,15 @@ class Guard:
         )
         require(sound and tensors["scale2"].shape == tensors["reference"].shape, "the guard")
         return cls(**tensors)
+
+
+def widened(
+    q: Tensor, noise: Tensor, tilt: Tensor, scale2: Tensor, guard: Guard | None
+) -> tuple[Tensor, Tensor]:
+    """The law's squared scale (M, K) and tilt of rows, by a head's noise and tilt and a guard."""
+    squared = scale2.to(q) * q + noise.to(q)
+    if guard is not None:
+        beyond = guard.beyond(q)
+        squared = squared + guard.variance(q, beyond)
+        tilt = tilt / beyond[..., None].to(tilt)
+    return squared, tilt

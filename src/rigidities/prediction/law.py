@@ -354,6 +354,14 @@ def _moment_rule(
     return at.to(device, dtype), values.to(device, dtype)
 
 
+def tilted_moments(tilt: Tensor, basis: Tensor, values: Tensor) -> Tensor:
+    """Mean and second moment, (..., 2), of tilts (..., 8): 64 nodes a prediction."""
+    share = (tilt.to(basis) @ basis).softmax(-1)
+    if values.shape[:-2] == (1,):
+        return share @ values[0]
+    return (share[..., None, :] @ values)[..., 0, :]
+
+
 @register_law
 @dataclass(frozen=True, eq=False)
 class Tilted(Law):
@@ -405,12 +413,13 @@ class Tilted(Law):
     @cached_property
     def _moments(self) -> Tensor:
         """Mean and second moment, (..., 2): 64 nodes a prediction."""
-        kind, shape = _kind(self.tilt), torch.as_tensor(self.df).shape
-        basis, values = _moment_rule(self._degrees, kind, self.tilt.device)
-        share = (self.tilt.to(kind) @ basis).softmax(-1)
-        if len(values) == 1:
-            return share @ values[0]
-        return (share[..., None, :] @ values.reshape(*shape, *values.shape[1:]))[..., 0, :]
+        return tilted_moments(self.tilt, *self.moment_rule(_kind(self.tilt), self.tilt.device))
+
+    def moment_rule(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+        """For `tilted_moments`: the basis (8, 64), and values (1 or df.shape, 64, 2)."""
+        basis, values = _moment_rule(self._degrees, dtype, device)
+        shape = torch.as_tensor(self.df).shape if len(values) > 1 else values.shape[:1]
+        return basis, values.reshape(*shape, *values.shape[1:])
 
     @property
     def second(self) -> Tensor:

@@ -207,16 +207,7 @@ class Ensemble(ModelWrapper):
         self.missing = members.missing
 
     def _outputs(self, reading: Reading, batch: Batch, dtype: torch.dtype | None = None) -> Tensor:
-        shared, own = outputs(reading, self.deviations, dtype), self.own
-        if own is None:
-            return shared
-        if torch.onnx.is_in_onnx_export():
-            notify(NOT_IN_ONNX)
-            return shared
-        rows, number = reading.identities(batch), own.mixing.shape[1]
-        z = own_points(self.deviations, self.drawing, rows, number)
-        change = own.moved(own.roots(reading.features), z)
-        return shared + reading.unrows(change).to(shared.dtype)
+        return member_outputs(reading, batch, self.deviations, self.drawing, self.own, dtype)
 
     def _snapshot(
         self, *, thorough: bool = False, probes: bool = True, rows: bool = False
@@ -236,6 +227,26 @@ class Ensemble(ModelWrapper):
         }
         tie = self._pass.binding.snapshot(probes=probes)
         return Snapshot(dict(self.named_buffers(recurse=False)) | tie.tensors, header | tie.header)
+
+
+def member_outputs(
+    reading: Reading,
+    batch: Batch,
+    deviations: Tensor,
+    drawing: Drawing,
+    own: OwnPart | None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Outputs of members of this drawing, what each row has of its own included."""
+    shared = outputs(reading, deviations, dtype)
+    if own is None:
+        return shared
+    if torch.onnx.is_in_onnx_export():
+        notify(NOT_IN_ONNX)
+        return shared
+    z = own_points(deviations, drawing, reading.identities(batch), own.mixing.shape[1])
+    change = own.moved(own.roots(reading.features), z)
+    return shared + reading.unrows(change).to(shared.dtype)
 
 
 def outputs(reading: Reading, deviations: Tensor, dtype: torch.dtype | None = None) -> Tensor:

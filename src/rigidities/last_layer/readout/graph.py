@@ -3,22 +3,36 @@
 A tap looks at values and memory to check itself, which no tracer allows; in a graph nothing is
 looked at. Two twins of the model are kept: one whose parameters are frozen aliases, for
 compilation, and one that holds the model's own parameters, by whose identity an exporter names
-them.
+them. A `CopiedReadout` has weights of its own, and needs neither; it takes any readout whose
+output is linear in the heads' weights: the features are what the output becomes for weights that
+are the unit vectors, all at once under `torch.vmap`, which runs what comes before the heads once.
 """
 
 from __future__ import annotations
 
+import copy
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
 
+from ...models.calling import Source
 from ...models.modes import exporting, refuse_transforms
 from ...models.shadow import shadow, unwrapped
+from ...models.threads import OfThread
 from .binding import Binding
 from .cases import side_by_side
-from .heads import Recorder, as_rows, guard, record
+from .columns import Columns
+from .heads import Recorder, Weighed, as_rows, guard, has_bias, record
 from .reading import Reading
+from .search import tolerance
+from .tail import coarsest
 from .tap import AnyTap, Tap
 
 Places = list[tuple[dict[str, Any], dict[str, Any]]]
@@ -111,14 +125,19 @@ class TracedReadout:
         self, twin: tuple[nn.Module, list[Recorder]], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Reading:
         model, recorders = twin
-        for recorder in recorders:
-            recorder.reset()
-        output: Tensor = self._source.run(model, args, kwargs)
-        calls = [recorder.calls[0] for recorder in recorders]
-        rows = [as_rows(call.head, call.input) for call in calls]
-        for recorder in recorders:
-            recorder.reset()
-        return side_by_side(output, calls, rows)
+        return plain_reading(recorders, lambda: self._source.run(model, args, kwargs))
+
+
+def plain_reading(recorders: list[Recorder], run: Callable[[], Tensor]) -> Reading:
+    """The reading of a pass whose output is the mean of the heads', without a look at any value."""
+    for recorder in recorders:
+        recorder.reset()
+    output = run()
+    calls = [recorder.calls[0] for recorder in recorders]
+    rows = [as_rows(call.head, call.input) for call in calls]
+    for recorder in recorders:
+        recorder.reset()
+    return side_by_side(output, calls, rows)
 
 
 def _twin(model: nn.Module, tap: Tap) -> tuple[tuple[nn.Module, list[Recorder]], Places]:
@@ -135,3 +154,225 @@ def _twin(model: nn.Module, tap: Tap) -> tuple[tuple[nn.Module, list[Recorder]],
 def _bind(places: Places) -> None:
     for mine, theirs in places:
         mine.update(theirs)
+
+
+class CopiedReadout(nn.Module):
+    """Inputs -> `Reading` by a copy of the model, in eval mode, without a look at any value.
+
+    Any number of threads may call it: each runs a twin of its own that shares the copy's memory.
+    In a graph the copy itself is run.
+    """
+
+    def __init__(self, model: nn.Module, source: Source) -> None:
+        super().__init__()
+        self.run = _Run(_uncompiled(copy.deepcopy(shadow(model))), source)
+        self.renew()
+
+    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
+        """One pass."""
+        return (self if torch.compiler.is_compiling() else self._twin()).read(args, kwargs)
+
+    def renew(self) -> None:
+        """Forget the threads' twins: tensors were replaced."""
+        self._twin = OfThread(partial(shadow, self))
+
+    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
+        """One pass of this very copy."""
+        raise NotImplementedError
+
+
+class PlainCopy(CopiedReadout):
+    """Of a plain readout: the features are the heads' inputs.
+
+    Attributes:
+        ones: whether its readings leave out a column of ones.
+    """
+
+    def __init__(self, model: nn.Module, tap: Tap) -> None:
+        super().__init__(model, tap.source)
+        guard(self.run.model, _bare_names(tap.silent))
+        self.run.model, self._recorders = record(self.run.model, _bare_names(tap.heads))
+        self.ones = len(tap.heads) == 1 and has_bias(self._recorders[0].head)
+
+    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
+        """One pass."""
+        return plain_reading(self._recorders, partial(self.run, args, kwargs))
+
+
+class FeatureCopy(CopiedReadout):
+    """Of a user's function."""
+
+    def __init__(self, model: nn.Module, tap: AnyTap, targets: int) -> None:
+        super().__init__(model, tap.source)
+        self._targets = targets
+
+    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
+        """One pass and one call of the function."""
+        output, function = self.run(args, kwargs), self.run.source.features
+        features = cast("Any", function)(self.run.model, *args, **kwargs)
+        return Reading(output, features, torch.Size((features.shape[0], self._targets)), -1)
+
+
+class LinearCopy(CopiedReadout):
+    """Of any other readout whose output is linear in the heads' weights.
+
+    Args:
+        model: the user's.
+        tap: on it.
+        like: a reading of the tap, whose layout is that of all.
+        batched: whether the model writes into tensors that it makes; see `_BatchedFactories`.
+    """
+
+    order: Tensor | None
+
+    def __init__(self, model: nn.Module, tap: Tap, like: Reading, *, batched: bool) -> None:
+        super().__init__(model, tap.source)
+        guard(self.run.model, _bare_names(tap.silent))
+        self.run.model, found = record(self.run.model, _bare_names(tap.heads), Weighed)
+        self._heads = cast("list[Weighed]", found)
+        names = {module: name for name, module in self.run.named_modules()}
+        self._names = [f"{names[head]}.weights" for head in found]
+        self._shared, self._batched = tap.layout == "shared", batched
+        for i, units in enumerate(_units(self._heads, joint=tap.layout == "joint")):
+            self.register_buffer(f"units{i}", units, persistent=False)
+        self._width = like.features.shape[-1]
+        self._axis, same = like.axis, like.inner == like.output.shape
+        self._rest = None if same else tuple(like.inner[1:])
+        self.register_buffer("order", like.order, persistent=False)
+
+    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
+        """One pass: the output, that for no weights, and those for the unit vectors."""
+
+        def one(given: dict[str, Tensor]) -> Tensor:
+            zero = given[self._names[0]][0, 0] * 0
+            with _BatchedFactories(zero) if self._batched else nullcontext():
+                output: Tensor = functional_call(self.run, given, (args, kwargs))
+                return output
+
+        own = [head.own() for head in self._heads]
+        # Large, so that a constant beside them costs no digits; float16 has no room for that.
+        size = 1.0 if own[0].dtype == torch.float16 else 2.0**20
+        units = [size * self.get_buffer(f"units{i}").to(part) for i, part in enumerate(own)]
+        pairs = zip(self._names, own, units, strict=True)
+        outputs = torch.vmap(one)({name: torch.cat([w[None], u]) for name, w, u in pairs})
+        return self._reading(outputs[0], (outputs[2:] - outputs[1]) / size)
+
+    def _reading(self, output: Tensor, responses: Tensor) -> Reading:
+        rest, inner = self._rest, output.shape
+        if rest is not None:
+            inner = torch.Size((output.numel() // math.prod(rest), *rest))
+        if self.order is not None:
+            responses = responses.flatten(2)[..., self.order]
+        rows = responses.reshape(-1, *inner).movedim(self._axis, -1).flatten(1, -2)
+        features = rows[..., 0].mT if self._shared else rows.permute(1, 2, 0)
+        features, counts = features[..., : self._width], features[..., self._width :]
+        counted = counts if counts.shape[-1] else None
+        return Reading(output, features, inner, self._axis, self.order, counted)
+
+
+class _Run(nn.Module):
+    """The call of a model as a module, whose tensors `functional_call` can replace."""
+
+    def __init__(self, model: nn.Module, source: Source) -> None:
+        super().__init__()
+        self.model, self.source = model, source
+
+    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        return self.source.run(self.model, args, kwargs)
+
+
+class _BatchedFactories(TorchFunctionMode):
+    """Where new tensors have the hidden dimension of a `vmap`, so that results can be put in."""
+
+    made = (torch.zeros, torch.ones, torch.full, torch.empty, torch.zeros_like, torch.empty_like)
+    made += (Tensor.new_zeros, Tensor.new_full, Tensor.new_empty, Tensor.new_ones)
+
+    def __init__(self, zero: Tensor) -> None:
+        super().__init__()
+        self.zero = zero
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in self.made and result.is_floating_point():
+            return result + self.zero.to(result.dtype)
+        return result
+
+
+def copied_readout(model: nn.Module, tap: AnyTap, targets: int, probe: Any) -> CopiedReadout:
+    """The copy for a tap; `probe` are inputs that it is tried with, (args, kwargs), or None.
+
+    Raises:
+        ValueError: no graph gives the features of this readout.
+    """
+    if not isinstance(tap, Tap):
+        return FeatureCopy(model, tap, targets)
+    if tap.case == "plain":
+        return PlainCopy(model, tap)
+    if not tap.linear or tap.case == "parameters":
+        what = "is no linear layer" if tap.linear else "does not enter the output linearly"
+        raise ValueError(_CANNOT.format(", ".join(tap.heads), what, "."))
+    if probe is None:
+        raise ValueError(
+            "This fit keeps no inputs to try the frozen readout with (loaded from a file written "
+            "with probes=False, or inputs that cannot be copied). Fit again, or save with probes."
+        )
+    like, reason = tap(*probe[0], **probe[1]).detached(), ""
+    for batched in (False, True):
+        found = LinearCopy(model, tap, like, batched=batched)
+        try:
+            reason = _difference(found(*probe), like)
+        except Exception as error:
+            reason = f": {type(error).__name__}: {error}"
+        if not reason:
+            return found
+    what = "is followed by operations that torch.vmap does not take"
+    raise ValueError(_CANNOT.format(", ".join(tap.heads), what, reason[:200]))
+
+
+_CANNOT = (
+    "This model cannot be frozen: its readout ({}) {}{} Let the model return the output of a "
+    "linear layer as it is, fit that model, and change units or sum afterwards; or pass features=."
+)
+
+
+def _difference(found: Reading, like: Reading) -> str:
+    """What a copy's reading lacks of the tap's; empty if nothing."""
+    for mine, theirs in ((found.output, like.output), (found.features, like.features)):
+        size = tolerance(coarsest([like.output])) * theirs.abs().max()
+        if mine.shape != theirs.shape or not bool(((mine - theirs).abs() <= size).all()):
+            return ": it gives other features there."
+    return ""
+
+
+def _units(heads: list[Weighed], *, joint: bool) -> list[Tensor]:
+    """For each head the weights (U, D + 1, K): none, the unit vectors, one for each bias it lacks.
+
+    The last are what the columns of such biases would be; see `Reading.counts`.
+    """
+    columns = Columns([head.head for head in heads], joint=joint)
+    like = heads[0].own()
+    eye = torch.cat([like.new_zeros(1, columns.width), torch.eye(columns.width).to(like)])
+    bare = [i for i, head in enumerate(heads) if not has_bias(head.head)]
+    found = []
+    for i, head in enumerate(heads):
+        rows = [columns.share(row[:, None].expand(-1, 1 if joint else len(head.own().mT)), i) for row in eye]
+        units = torch.stack(rows)
+        if i in bare:
+            units = nn.functional.pad(units, (0, 0, 0, 1))
+        extra = like.new_zeros(0 if joint else len(bare), *units.shape[1:])
+        if i in bare and not joint:
+            extra[bare.index(i), -1] = 1
+        found.append(torch.cat([units, extra]))
+    return found
+
+
+def _bare_names(names: list[str]) -> list[str]:
+    return [name.replace("._orig_mod", "").replace("_orig_mod.", "") for name in names]
+
+
+def _uncompiled(model: nn.Module) -> nn.Module:
+    """The model with what `torch.compile` made of its modules taken off."""
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            setattr(module, name, unwrapped(child) if "_orig_mod" in child._modules else child)
+    return model

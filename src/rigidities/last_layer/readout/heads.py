@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils._pytree import tree_map_only
 
 from ...posterior.gram import with_ones
@@ -92,6 +94,31 @@ class Recorder(nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__("head"), name)
+
+
+class Weighed(Recorder):
+    """Stands in for a head and computes it with weights of a buffer, which a pass may swap.
+
+    Attributes:
+        weights: (D + 1, K), a bias last, whether the head has one or not.
+    """
+
+    weights: Tensor
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__(head)
+        self.register_buffer("weights", self.own(), persistent=False)
+
+    def own(self) -> Tensor:
+        """The head's."""
+        own = weights(self.head)
+        return own if has_bias(self.head) else functional.pad(own, (0, 0, 0, 1))
+
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
+        """The output for the buffer's weights."""
+        x, axis = args[0] if args else next(iter(kwargs.values())), channel_axis(self.head)
+        given = self.weights.to(x)
+        return (x.movedim(axis, -1) @ given[:-1] + given[-1]).movedim(-1, axis)
 
 
 class Marker(Recorder):
@@ -241,15 +268,15 @@ def _run_eagerly(model: nn.Module, name: str) -> None:
 def guard(model: nn.Module, names: list[str]) -> None:
     """Let the named linear maps of a shadow, which were never called, refuse to be."""
     for name in names:
+        vars(model.get_submodule(name))["forward"] = partial(_refuse, name)
 
-        def refuse(*args: Any, _name: str = name, **kwargs: Any) -> None:
-            raise ValueError(
-                f"The layer {_name!r} is called here but was not in the first batch, so it is "
-                "unknown whether it belongs to the readout. Name all readout layers, "
-                "layer=[..., ...], or begin with a batch that calls every layer."
-            )
 
-        vars(model.get_submodule(name))["forward"] = refuse
+def _refuse(name: str, *args: Any, **kwargs: Any) -> None:
+    raise ValueError(
+        f"The layer {name!r} is called here but was not in the first batch, so it is unknown "
+        "whether it belongs to the readout. Name all readout layers, layer=[..., ...], or begin "
+        "with a batch that calls every layer."
+    )
 
 
 def channel_axis(head: nn.Module) -> int:

@@ -77,6 +77,10 @@ class Probes:
             return probes
         return None
 
+    def placed(self, model: nn.Module) -> _Inputs:
+        """The inputs on the model's device and in its precision."""
+        return _placed(self.inputs, *placement(model), only=self.dtype)
+
     def difference(self, model: nn.Module, source: Source) -> float:
         """How far the model's outputs are from those kept; zero within what rounding explains."""
         try:
