@@ -1,12 +1,13 @@
 """Error bars for trained regressors by prediction rigidities."""
 
-from . import closed_forms, fits, kernels, local, losses, metrics, plots, report, selection
+from . import closed_forms, export, fits, kernels, local, losses, metrics, plots, report, selection
 from ._version import __version__
 from .any_regressor.rigidity import PredictionRigidity
 from .calibration.report import CalibrationReport
 from .constrained import constrained_profile, constrained_rigidity
 from .last_layer.ensemble.ensemble import Ensemble
 from .last_layer.ensemble.member_values import MemberValues
+from .last_layer.frozen import Frozen
 from .last_layer.gradients.gradient import Gradient
 from .last_layer.local_terms import LocalTerms
 from .last_layer.propagation.derived import Derived
@@ -21,6 +22,7 @@ __all__ = [
     "CalibrationReport",
     "Derived",
     "Ensemble",
+    "Frozen",
     "Gradient",
     "Gram",
     "LastLayerRigidity",
@@ -35,6 +37,7 @@ __all__ = [
     "closed_forms",
     "constrained_profile",
     "constrained_rigidity",
+    "export",
     "fits",
     "kernels",
     "local",

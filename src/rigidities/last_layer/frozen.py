@@ -31,13 +31,18 @@ from ..prediction.noise import GivenNoise, Noise
 from .ensemble.ensemble import member_outputs
 from .ensemble.members import Members
 from .error_bars import head_inputs
-from .readout.graph import CopiedReadout, PlainCopy
+from .readout.graph import CopiedReadout, LinearCopy, PlainCopy
 from .readout.reading import Reading
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 OUTPUTS = ("mean", "std", "epistemic", "noise", "quantiles", "members")
+
+ITERATED = (
+    "Quantiles of a tilted law are found by iteration, which no graph holds. Take std instead, or "
+    "calibrate(valid, law='student-t') before you freeze."
+)
 
 
 class Exact(nn.Module):
@@ -93,16 +98,18 @@ class FactorNorm(Exact):
         features = with_ones(features) if self._apart else features
         split = self._half is not None and features.dtype == self._half
         features = features if split else features.to(self._dtype)
-        norms = []
+        own, norms = self._buffers, []
         for i, start in enumerate(self._starts):
             names = ("high", "low", "unit") if split else ("matrix",)
-            parts = [self._buffers[f"{name}{i}"] for name in names]
+            parts = [own[f"{name}{i}"] for name in names]
             matrix: Any = Split(*parts) if split else parts[0]
-            norms.append(Block(start, matrix, self._buffers[f"offset{i}"]).norm(features))
+            norms.append(Block(start, matrix, own[f"offset{i}"]).norm(features))
         if self._floor:
             norms.append(self.constant.expand_as(norms[0]))
+        if len(norms) == 1:
+            return norms[0]
         whole: Tensor = torch.linalg.vector_norm(torch.stack(norms), dim=0)
-        return norms[0] if len(norms) == 1 else whole
+        return whole
 
 
 class TruncatedNorm(Exact):
@@ -171,7 +178,7 @@ class FrozenHead(Exact):
 
 
 class Frozen(nn.Module):
-    """Mean and error bar as a plain module, with weights and statistics of its own.
+    r"""Mean and error bar as a plain module, with weights and statistics of its own.
 
     Made by `LastLayerRigidity.freeze`. It may be compiled, exported, pickled and called from
     several threads; what becomes of the model or the fit does not matter to it. `half()` and the
@@ -220,16 +227,28 @@ class Frozen(nn.Module):
         if self._feed.whole:
             batch = self._feed.handed(inputs, keywords)
             inputs, keywords = batch.args, batch.kwargs
+        if self._direct:
+            return self._mean_and_std(inputs, keywords)
         reading: Reading = self.readout(inputs, keywords)
-        output = reading.output
-        with unmixed(output):
-            if self._direct:
-                std = self.norm(reading.inputs).reshape(output.shape).to(output.dtype)
-                return tuple(output if name == "mean" else std for name in self.outputs)
+        with unmixed(reading.output):
             found = self._found(reading)
             if "members" in self.outputs:
                 found["members"] = self._moved(reading, Batch(inputs, keywords, None, None))
         return tuple(found[name] for name in self.outputs)
+
+    def require_graph(self, *, strict: bool) -> None:
+        """Refuse what an exported graph cannot hold.
+
+        Raises:
+            ValueError: quantiles of a tilted law, or a strict export of a readout under `vmap`.
+        """
+        if "quantiles" in self.outputs and self.head is not None and self.head.tilted:
+            raise ValueError(ITERATED)
+        if strict and isinstance(self.readout, LinearCopy):
+            raise ValueError(
+                "A strict export does not take this model's readout, whose features come by "
+                "torch.vmap since its output is scaled, summed or reordered. Pass strict=False."
+            )
 
     def train(self, mode: bool = False) -> Self:
         """Eval mode, whatever is asked."""
@@ -247,6 +266,19 @@ class Frozen(nn.Module):
         if isinstance(self.norm, FactorNorm):
             self.norm.split(dtype if device.type == "cuda" and dtype in HALVES else None)
         return self
+
+    def _mean_and_std(
+        self, inputs: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> tuple[Tensor, ...]:
+        """Of one target, with scale and noise in the norm."""
+        if isinstance(self.readout, PlainCopy) and self.readout.single:
+            output, rows = self.readout.rows(inputs, keywords)
+        else:
+            reading = self.readout(inputs, keywords)
+            output, rows = reading.output, reading.inputs
+        with unmixed(output):
+            std = self.norm(rows).reshape(output.shape).to(output.dtype)
+        return tuple([output if name == "mean" else std for name in self.outputs])
 
     def _found(self, reading: Reading) -> dict[str, Tensor]:
         output, mean = reading.output, reading.rows(reading.output)
@@ -276,10 +308,7 @@ class Frozen(nn.Module):
             z: Tensor = self.bars.z
             return z
         if torch.compiler.is_compiling():
-            raise ValueError(
-                "Quantiles of a tilted law are found by iteration, which no graph holds. Export "
-                "std instead, or calibrate(valid, law='student-t') before freeze()."
-            )
+            raise ValueError(ITERATED)
         return _quantiles(self._law.each(lambda _: tilt), self._levels, tilt.device)
 
     def _moved(self, reading: Reading, batch: Batch) -> Tensor:
@@ -304,6 +333,7 @@ def freeze(
     *,
     rank: int | None,
     accuracy: float | None,
+    largest_rounding: float,
     **options: Any,
 ) -> Frozen:
     """The module for a readout, a posterior and a calibration; see `LastLayerRigidity.freeze`."""
@@ -323,7 +353,7 @@ def freeze(
     norm: FactorNorm | TruncatedNorm
     if whole:
         own = (float(chosen.scale), float(chosen.noise.level)) if folded else (1.0, 0.0)
-        norm = FactorNorm(QuadraticForm.of(posterior, dtype), ones, *own)
+        norm = FactorNorm(QuadraticForm.of(posterior, dtype, largest_rounding), ones, *own)
     else:
         norm = TruncatedNorm(cut, ones, dtype)
     wide = torch.promote_types(dtype, torch.float32)

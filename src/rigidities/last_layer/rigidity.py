@@ -37,7 +37,7 @@ from ..posterior.draws import MEMBERS
 from ..posterior.gram import Gram
 from ..posterior.joint import JointPosterior
 from ..posterior.posterior import Posterior
-from ..posterior.quadratic import rounding_bound
+from ..posterior.quadratic import LARGEST_ROUNDING, rounding_bound
 from ..prediction.law import Law
 from ..prediction.noise import Noise
 from ..prediction.prediction import Prediction
@@ -487,6 +487,7 @@ class LastLayerRigidity(ModelWrapper):
         quantiles: Sequence[float] = (0.05, 0.95),
         members: int = MEMBERS,
         generator: torch.Generator | None = None,
+        largest_rounding: float = LARGEST_ROUNDING,
     ) -> Frozen:
         r"""A plain `nn.Module` that gives tensors, to compile, export, serve and call from threads.
 
@@ -504,6 +505,8 @@ class LastLayerRigidity(ModelWrapper):
             quantiles: their levels.
             members: how many.
             generator: of their draws.
+            largest_rounding: relative rounding error of the variance beyond which it is computed in
+                float64.
 
         Raises:
             ValueError: the output is not linear in the readout's weights, or the noise is a
@@ -522,10 +525,23 @@ class LastLayerRigidity(ModelWrapper):
             outputs,
             rank=rank,
             accuracy=accuracy,
+            largest_rounding=largest_rounding,
             levels=quantiles,
             members=drawn,
             feed=self.feed,
         )
+
+    def familiar(self, level: float = 0.99) -> list[float] | None:
+        r"""The quantile of $\alpha^2 q$ over training rows that the fit kept, for each target.
+
+        A prediction whose `epistemic` lies far above it is unfamiliar. None where none were kept.
+        """
+        learnt = self._fit.known()
+        if learnt.statistics.sample is None:
+            return None
+        rows, posterior = learnt.statistics.sample.rows.features, learnt.posterior
+        found = posterior.variance(rows.to(posterior.eigenvectors))
+        return found.reshape(len(rows), -1).quantile(level, 0).expand(len(self.scale)).tolist()
 
     def covariance(self, x1: Any, x2: Any = None, *, batch_size: int | None = None) -> Tensor:
         r"""Joint covariance of predictions (the epistemic part).

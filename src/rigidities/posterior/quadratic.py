@@ -108,14 +108,16 @@ class QuadraticForm:
     half: torch.dtype | None = None
 
     @classmethod
-    def of(cls, posterior: Posterior, dtype: torch.dtype) -> QuadraticForm:
-        """The form in `dtype` where its rounding bound allows it, else in float64.
+    def of(
+        cls, posterior: Posterior, dtype: torch.dtype, largest: float = LARGEST_ROUNDING
+    ) -> QuadraticForm:
+        """The form in `dtype` where its rounding bound is no larger than that, else in float64.
 
         Features in half precision are exact in float32, and bring a rounding of their own, of
         which the product may add a tenth.
         """
         wide, result = torch.promote_types(dtype, torch.float32), 2 * torch.finfo(dtype).eps
-        bound, allowed, half = rounding_bound(posterior, wide), LARGEST_ROUNDING, None
+        bound, allowed, half = rounding_bound(posterior, wide), largest, None
         if dtype in HALVES:
             allowed = max(allowed, rounding_bound(posterior, dtype) / 10)
             if posterior.factor.is_cuda and posterior.factor.ndim == 2:

@@ -29,7 +29,7 @@ from ...models.threads import OfThread
 from .binding import Binding
 from .cases import side_by_side
 from .columns import Columns
-from .heads import Recorder, Weighed, as_rows, guard, has_bias, record
+from .heads import Call, Keeper, Weighed, as_rows, guard, has_bias, record
 from .reading import Reading
 from .search import tolerance
 from .tail import coarsest
@@ -122,25 +122,24 @@ class TracedReadout:
                 mine.update(tensors)
 
     def _read(
-        self, twin: tuple[nn.Module, list[Recorder]], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, twin: tuple[nn.Module, list[Keeper]], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Reading:
-        model, recorders = twin
-        return plain_reading(recorders, lambda: self._source.run(model, args, kwargs))
+        model, keepers = twin
+        return plain_reading(keepers, lambda: self._source.run(model, args, kwargs))
 
 
-def plain_reading(recorders: list[Recorder], run: Callable[[], Tensor]) -> Reading:
+def plain_reading(keepers: list[Keeper], run: Callable[[], Tensor]) -> Reading:
     """The reading of a pass whose output is the mean of the heads', without a look at any value."""
-    for recorder in recorders:
-        recorder.reset()
-    output = run()
-    calls = [recorder.calls[0] for recorder in recorders]
-    rows = [as_rows(call.head, call.input) for call in calls]
-    for recorder in recorders:
-        recorder.reset()
-    return side_by_side(output, calls, rows)
+    for keeper in keepers:
+        keeper.kept.clear()
+    output, calls = run(), []
+    for keeper in keepers:
+        calls.append(Call(keeper.head, *keeper.kept[0], None))
+        keeper.kept.clear()
+    return side_by_side(output, calls, [as_rows(call.head, call.input) for call in calls])
 
 
-def _twin(model: nn.Module, tap: Tap) -> tuple[tuple[nn.Module, list[Recorder]], Places]:
+def _twin(model: nn.Module, tap: Tap) -> tuple[tuple[nn.Module, list[Keeper]], Places]:
     """A shadow with its recorders; its parameters and buffers beside the model's, by module."""
     model = unwrapped(model)
     twin = shadow(model)
@@ -148,7 +147,7 @@ def _twin(model: nn.Module, tap: Tap) -> tuple[tuple[nn.Module, list[Recorder]],
     for mine, theirs in zip(twin.modules(), model.modules(), strict=True):
         places += [(mine._parameters, theirs._parameters), (mine._buffers, theirs._buffers)]
     guard(twin, tap.silent)
-    return record(twin, tap.heads), places
+    return record(twin, tap.heads, Keeper), places
 
 
 def _bind(places: Places) -> None:
@@ -185,18 +184,31 @@ class PlainCopy(CopiedReadout):
     """Of a plain readout: the features are the heads' inputs.
 
     Attributes:
+        single: whether there is one head, and
         ones: whether its readings leave out a column of ones.
     """
 
     def __init__(self, model: nn.Module, tap: Tap) -> None:
         super().__init__(model, tap.source)
         guard(self.run.model, _bare_names(tap.silent))
-        self.run.model, self._recorders = record(self.run.model, _bare_names(tap.heads))
-        self.ones = len(tap.heads) == 1 and has_bias(self._recorders[0].head)
+        self.run.model, self._keepers = record(self.run.model, _bare_names(tap.heads), Keeper)
+        self._call = (self.run,)  # found faster than a submodule
+        self._flat = isinstance(self._keepers[0].head, nn.Linear)
+        self.single = len(tap.heads) == 1
+        self.ones = self.single and has_bias(self._keepers[0].head)
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
         """One pass."""
-        return plain_reading(self._recorders, partial(self.run, args, kwargs))
+        return plain_reading(self._keepers, partial(self.run, args, kwargs))
+
+    def rows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Of one head: the output and the features alone, with little of Python."""
+        own = self if torch.compiler.is_compiling() else self._twin()
+        keeper = own._keepers[0]
+        keeper.kept.clear()
+        output = own._call[0].forward(args, kwargs)
+        x = keeper.kept.pop()[0]
+        return output, x if self._flat and x.ndim == 2 else as_rows(keeper.head, x)
 
 
 class FeatureCopy(CopiedReadout):
@@ -229,7 +241,7 @@ class LinearCopy(CopiedReadout):
         super().__init__(model, tap.source)
         guard(self.run.model, _bare_names(tap.silent))
         self.run.model, found = record(self.run.model, _bare_names(tap.heads), Weighed)
-        self._heads = cast("list[Weighed]", found)
+        self._heads = found
         names = {module: name for name, module in self.run.named_modules()}
         self._names = [f"{names[head]}.weights" for head in found]
         self._shared, self._batched = tap.layout == "shared", batched
@@ -278,6 +290,7 @@ class _Run(nn.Module):
         self.model, self.source = model, source
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """The output."""
         return self.source.run(self.model, args, kwargs)
 
 
@@ -320,13 +333,13 @@ def copied_readout(model: nn.Module, tap: AnyTap, targets: int, probe: Any) -> C
     for batched in (False, True):
         found = LinearCopy(model, tap, like, batched=batched)
         try:
-            reason = _difference(found(*probe), like)
+            reason = _difference(found, probe, like)
         except Exception as error:
-            reason = f": {type(error).__name__}: {error}"
+            reason = f": {type(error).__name__}: {error}"[:200] + "."
         if not reason:
             return found
     what = "is followed by operations that torch.vmap does not take"
-    raise ValueError(_CANNOT.format(", ".join(tap.heads), what, reason[:200]))
+    raise ValueError(_CANNOT.format(", ".join(tap.heads), what, reason))
 
 
 _CANNOT = (
@@ -335,10 +348,12 @@ _CANNOT = (
 )
 
 
-def _difference(found: Reading, like: Reading) -> str:
+def _difference(copied: CopiedReadout, probe: Any, like: Reading) -> str:
     """What a copy's reading lacks of the tap's; empty if nothing."""
+    found, kept = copied(*probe), [like.output, like.features, *copied.parameters()]
+    digits = tolerance(coarsest(t for t in kept if t.is_floating_point()))
     for mine, theirs in ((found.output, like.output), (found.features, like.features)):
-        size = tolerance(coarsest([like.output])) * theirs.abs().max()
+        size = digits * theirs.abs().max()
         if mine.shape != theirs.shape or not bool(((mine - theirs).abs() <= size).all()):
             return ": it gives other features there."
     return ""
@@ -355,7 +370,10 @@ def _units(heads: list[Weighed], *, joint: bool) -> list[Tensor]:
     bare = [i for i, head in enumerate(heads) if not has_bias(head.head)]
     found = []
     for i, head in enumerate(heads):
-        rows = [columns.share(row[:, None].expand(-1, 1 if joint else len(head.own().mT)), i) for row in eye]
+        rows = [
+            columns.share(row[:, None].expand(-1, 1 if joint else len(head.own().mT)), i)
+            for row in eye
+        ]
         units = torch.stack(rows)
         if i in bare:
             units = nn.functional.pad(units, (0, 0, 0, 1))

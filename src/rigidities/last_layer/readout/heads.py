@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from ...posterior.gram import with_ones
 
+R = TypeVar("R", bound="Recorder")
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -93,7 +94,27 @@ class Recorder(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
+            if name.startswith("__"):  # how to be copied is no matter of the head's
+                raise
             return getattr(super().__getattr__("head"), name)
+
+
+class Keeper(Recorder):
+    """Stands in for a head and keeps what went in and came out, without a look at either.
+
+    Attributes:
+        kept: one pair per call since it was last emptied.
+    """
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__(head)
+        self.kept: list[tuple[Tensor, Tensor]] = []
+
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
+        """The head's output."""
+        output: Tensor = self.head(*args, **kwargs)
+        self.kept.append((args[0] if args else next(iter(kwargs.values())), output))
+        return output
 
 
 class Weighed(Recorder):
@@ -239,9 +260,7 @@ def as_rows(head: nn.Module, tensor: Tensor) -> Tensor:
     return tensor.reshape(-1, tensor.shape[-1])
 
 
-def record(
-    model: nn.Module, names: list[str], make: type[Recorder] = Recorder
-) -> tuple[nn.Module, list[Recorder]]:
+def record(model: nn.Module, names: list[str], make: type[R]) -> tuple[nn.Module, list[R]]:
     """Put recorders in place of the named heads of a shadow; returns it with the recorders."""
     recorders = {id(head): make(head) for head in map(model.get_submodule, names)}
     for name in names:

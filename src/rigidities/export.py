@@ -1,0 +1,232 @@
+"""Mean and error bar as one graph in a file: ONNX, or a program of `torch.export`.
+
+Both are made of `uq.freeze()`, for any number of rows, and need PyTorch 2.7; ONNX needs
+`pip install "rigidities[onnx]"`. What a service may want to know beside the numbers stands in the
+ONNX file as JSON, under the key `rigidities` of its metadata:
+
+| key | what |
+| --- | --- |
+| library, criterion, outputs | version, criterion of the calibration (null without), output names |
+| ridge, noise, law, support | as chosen; a law has its settings, degrees of freedom among them |
+| scale, noise_level | one entry per target |
+| error, rounding | relative bounds of the variance: by truncation, by rounding |
+| epistemic_q99 | per target, the 99 % quantile of the epistemic variance over training rows: an \
+input far above it is unfamiliar (null where the fit kept no rows) |
+| conformal_tails | by level, per target: the interval between the law's quantiles at tail / 2 and \
+1 - tail / 2 covers that level (null without conformal rows) |
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ._version import __version__
+from .last_layer.frozen import Frozen
+from .posterior.quadratic import rounding_bound
+
+if TYPE_CHECKING:
+    from .last_layer.rigidity import LastLayerRigidity
+
+TOLERANCE = 1e-5
+"""Largest relative difference between the file's numbers and the frozen module's."""
+LEVELS = (0.5, 0.8, 0.9, 0.95)
+_NEEDS = ("onnx", "onnxscript", "onnxruntime")
+
+
+def torch_export(
+    uq: LastLayerRigidity,
+    example: Tensor | tuple[Any, ...],
+    *,
+    outputs: Sequence[str] = ("mean", "std"),
+    strict: bool = False,
+    **options: Any,
+) -> torch.export.ExportedProgram:
+    """The frozen module as a program for any number of rows.
+
+    Args:
+        uq: fitted, and calibrated if its bars are to mean something.
+        example: an input of the model, or a tuple of its inputs.
+        outputs: as in `freeze`.
+        strict: as in `torch.export.export`; for plain readouts alone.
+        options: others of `freeze`.
+
+    Raises:
+        ValueError: `freeze` refuses, or a graph cannot hold what is asked.
+    """
+    frozen, args = uq.freeze(outputs, **options), _inputs(example)
+    frozen.require_graph(strict=strict)
+    return torch.export.export(frozen, args, dynamic_shapes=_shapes(args), strict=strict)
+
+
+def onnx(
+    uq: LastLayerRigidity,
+    path: str | os.PathLike[str],
+    example: Tensor | tuple[Any, ...],
+    *,
+    outputs: Sequence[str] = ("mean", "std"),
+    opset: int | None = None,
+    **options: Any,
+) -> None:
+    """Write one ONNX file, checked in onnxruntime before it is moved into its place.
+
+    Inputs have the names of the model's, outputs those that are asked for. The numbers are
+    compared with those of `uq.freeze()` for the example, one row of it, and more rows.
+
+    Args:
+        uq: fitted, and calibrated if its bars are to mean something.
+        path: of the file; one that stands there is replaced if all went well.
+        example: an input of the model, or a tuple of its inputs.
+        outputs: as in `freeze`.
+        opset: of ONNX; torch's default by default.
+        options: others of `freeze`.
+
+    Raises:
+        ImportError: a package is missing.
+        ValueError: `freeze` refuses, a graph cannot hold what is asked, the file would be too
+            large, or its numbers differ.
+    """
+    missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ImportError(f'ONNX needs {missing[0]}: pip install "rigidities[onnx]".')
+    frozen, args = uq.freeze(outputs, largest_rounding=TOLERANCE, **options), _inputs(example)
+    frozen.require_graph(strict=False)
+    _check_size(frozen)
+    program = torch.onnx.export(
+        frozen,
+        args,
+        dynamo=True,
+        dynamic_shapes=_shapes(args),
+        input_names=_input_names(uq, args),
+        output_names=list(frozen.outputs),
+        opset_version=opset,
+        verbose=False,
+    )
+    assert program is not None
+    program.model.metadata_props["rigidities"] = json.dumps(metadata(uq, frozen))
+    path = Path(path)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        program.save(beside, external_data=False)
+        _check_numbers(uq, frozen, beside, args)
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def metadata(uq: LastLayerRigidity, frozen: Frozen) -> dict[str, Any]:
+    """What the ONNX file says of the calibration; see the module's table."""
+    chosen, report = uq.calibration, uq.report
+    tails = chosen.conformal and {
+        str(level): chosen.conformal.thresholds(level)[chosen.conformal.place[:, -1]].tolist()
+        for level in LEVELS
+    }
+    return {
+        "library": __version__,
+        "criterion": None if report is None else report.criterion,
+        "outputs": list(frozen.outputs),
+        "support": None,
+        **chosen.header(),
+        "scale": chosen.scale.tolist(),
+        "noise_level": chosen.noise.level.tolist(),
+        "error": frozen.error,
+        "rounding": frozen.rounding,
+        "epistemic_q99": uq.familiar(0.99),
+        "conformal_tails": tails,
+    }
+
+
+def _inputs(example: Any) -> tuple[Any, ...]:
+    """The inputs, with two rows at least: of one, a graph for one row would be made."""
+    args = tuple(example) if isinstance(example, (tuple, list)) else (example,)
+    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    if not tensors or any(not arg.ndim for arg in tensors):
+        raise ValueError("example must be a tensor of rows, or a tuple of the model's inputs.")
+    return _rows(args, 2) if all(len(arg) == 1 for arg in tensors) else args
+
+
+def _shapes(args: tuple[Any, ...]) -> Any:
+    """The first dimension of each tensor is free; those of one size are the batch."""
+    batch, rows = torch.export.Dim("batch"), next(len(a) for a in args if isinstance(a, Tensor))
+    free = {True: {0: batch}, False: {0: torch.export.Dim.AUTO}}
+    each = [free[len(arg) == rows] if isinstance(arg, Tensor) else None for arg in args]
+    return (tuple(each),)
+
+
+def _rows(args: tuple[Any, ...], count: int) -> tuple[Any, ...]:
+    """So many rows of each tensor, again from the first where there are fewer."""
+    taken = torch.arange(count)
+    return tuple(a[taken.to(a.device) % len(a)] if isinstance(a, Tensor) else a for a in args)
+
+
+def _input_names(uq: LastLayerRigidity, args: tuple[Any, ...]) -> list[str]:
+    known = [] if uq.feed.whole else uq.readout.input_names
+    tensors = [i for i, arg in enumerate(args) if isinstance(arg, Tensor)]
+    return [known[i] if i < len(known) else f"input{i}" for i in tensors]
+
+
+def _check_size(frozen: Frozen) -> None:
+    size = sum(tensor.nbytes for tensor in frozen.state_dict().values())
+    if size > 1.9e9:
+        raise ValueError(
+            f"The graph would take {size / 1e9:.1f} GB, and an ONNX file holds 2 at most. Pass "
+            "rank= for smaller statistics, or take torch_export."
+        )
+
+
+def _check_numbers(
+    uq: LastLayerRigidity, frozen: Frozen, path: Path, args: tuple[Any, ...]
+) -> None:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [one.name for one in session.get_inputs()]
+    allowed = max(TOLERANCE, rounding_bound(uq.posterior, _coarsest(args)))
+    for given in _trials(args):
+        tensors = [arg for arg in given if isinstance(arg, Tensor)]
+        feed = {name: t.detach().cpu().numpy() for name, t in zip(names, tensors, strict=True)}
+        found = dict(zip(frozen.outputs, session.run(None, feed), strict=True))
+        off = _largest(frozen, found, given)
+        for name, value in off.items():
+            if not value <= allowed:
+                raise ValueError(
+                    f"onnxruntime gives another {name} than torch for {len(tensors[0])} rows: by "
+                    f"{value:.2g}, relative, with {allowed:.2g} allowed. Nothing was written. Try "
+                    "another opset=, a model in float64, or torch_export."
+                )
+
+
+def _trials(args: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    sizes = {len(arg) for arg in args if isinstance(arg, Tensor)}
+    yield args
+    if len(sizes) == 1:  # else rows of one belong to rows of another
+        yield from (_rows(args, 1), _rows(args, 2 * sizes.pop() + 1))
+
+
+def _coarsest(args: tuple[Any, ...]) -> torch.dtype:
+    kinds = [a.dtype for a in args if isinstance(a, Tensor) and a.is_floating_point()]
+    return max(kinds or [torch.float32], key=lambda dtype: torch.finfo(dtype).eps)
+
+
+def _largest(frozen: Frozen, found: dict[str, Any], given: tuple[Any, ...]) -> dict[str, float]:
+    """The largest difference of each output, relative to it and to what it is a part of."""
+    with torch.no_grad():
+        known = dict(zip(frozen.outputs, frozen(*given), strict=True))
+    std = known.get("std", torch.zeros(()))
+    off = {}
+    for name, exact in known.items():
+        whole = std.square() if name in ("epistemic", "noise") else std
+        whole = torch.zeros(()) if name == "std" else whole
+        size = torch.maximum(exact.abs(), whole.to(exact)).clamp(min=1e-30)
+        got = torch.as_tensor(found[name]).to(exact)
+        if got.shape != exact.shape:
+            return {name: float("inf")}
+        off[name] = float(((got - exact).abs() / size).nan_to_num(0.0).max())
+    return off
