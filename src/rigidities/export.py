@@ -21,6 +21,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-5
 """Largest relative difference between the file's numbers and the frozen module's."""
+LARGEST = 1.9e9
+"""Bytes of tensors in an ONNX file."""
 LEVELS = (0.5, 0.8, 0.9, 0.95)
 _NEEDS = ("onnx", "onnxscript", "onnxruntime")
 
@@ -99,16 +102,19 @@ def onnx(
     frozen, args = uq.freeze(outputs, largest_rounding=TOLERANCE, **options), _inputs(example)
     frozen.require_graph(strict=False)
     _check_size(frozen)
-    program = torch.onnx.export(
-        frozen,
-        args,
-        dynamo=True,
-        dynamic_shapes=_shapes(args),
-        input_names=_input_names(uq, args),
-        output_names=list(frozen.outputs),
-        opset_version=opset,
-        verbose=False,
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of torch about itself
+        warnings.filterwarnings("ignore", "# The axis name")  # of two inputs with as many rows
+        program = torch.onnx.export(
+            frozen,
+            args,
+            dynamo=True,
+            dynamic_shapes=_shapes(args),
+            input_names=_input_names(uq, args),
+            output_names=list(frozen.outputs),
+            opset_version=opset,
+            verbose=False,
+        )
     assert program is not None
     program.model.metadata_props["rigidities"] = json.dumps(metadata(uq, frozen))
     path = Path(path)
@@ -174,7 +180,7 @@ def _input_names(uq: LastLayerRigidity, args: tuple[Any, ...]) -> list[str]:
 
 def _check_size(frozen: Frozen) -> None:
     size = sum(tensor.nbytes for tensor in frozen.state_dict().values())
-    if size > 1.9e9:
+    if size > LARGEST:
         raise ValueError(
             f"The graph would take {size / 1e9:.1f} GB, and an ONNX file holds 2 at most. Pass "
             "rank= for smaller statistics, or take torch_export."

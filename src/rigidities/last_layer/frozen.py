@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -55,10 +55,15 @@ class Exact(nn.Module):
             setattr(self, name, tensor.to(getattr(self, name).device))
         return self
 
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
     def hold(self, **tensors: Any) -> None:
         """Register copies of tensors as buffers."""
         for name, tensor in tensors.items():
-            self.register_buffer(name, torch.as_tensor(tensor).detach().clone())
+            kind = tensor.dtype if isinstance(tensor, Tensor) else torch.float64
+            self.register_buffer(name, torch.as_tensor(tensor, dtype=kind).detach().clone())
 
 
 class FactorNorm(Exact):
@@ -89,7 +94,9 @@ class FactorNorm(Exact):
     def split(self, half: torch.dtype | None) -> None:
         """Be ready for features in that precision, on tensor cores; None for none."""
         self._half = half
-        for i, _ in enumerate(self._starts if half is not None else ()):
+        for i in range(len(self._starts)):
+            if half is None:
+                return
             for name, part in Split.of(self.get_buffer(f"matrix{i}"), half)._asdict().items():
                 self.register_buffer(f"{name}{i}", part, persistent=False)
 
@@ -100,9 +107,9 @@ class FactorNorm(Exact):
         features = features if split else features.to(self._dtype)
         own, norms = self._buffers, []
         for i, start in enumerate(self._starts):
-            names = ("high", "low", "unit") if split else ("matrix",)
-            parts = [own[f"{name}{i}"] for name in names]
-            matrix: Any = Split(*parts) if split else parts[0]
+            matrix: Any = own[f"matrix{i}"]
+            if split:
+                matrix = Split(*(cast("Tensor", own[f"{name}{i}"]) for name in Split._fields))
             norms.append(Block(start, matrix, own[f"offset{i}"]).norm(features))
         if self._floor:
             norms.append(self.constant.expand_as(norms[0]))
@@ -186,7 +193,7 @@ class Frozen(nn.Module):
 
     Attributes:
         outputs: names of what `frozen(x)` gives, in that order.
-        error: worst-case relative error of the variance $\\alpha^2 q$ by truncation; 0 without.
+        error: worst-case relative error of the variance $\alpha^2 q$ by truncation; 0 without.
         rounding: bound on its relative rounding error; see `QuadraticForm.rounding`.
     """
 
@@ -206,7 +213,7 @@ class Frozen(nn.Module):
         super().__init__()
         self.readout, self.norm, self.head = readout, norm, head
         self.outputs, self.error, self.rounding = outputs, norm.error, norm.rounding
-        self._folded, self._direct = folded, folded and {*outputs} <= {"mean", "std"}
+        self._direct = folded
         self._feed = replace(feed, model=readout.run.model, target=None)
         self._noise, self._law, self._levels = type(chosen.noise), chosen.law, tuple(levels)
         low, high = chosen.support or (None, None)
@@ -345,8 +352,8 @@ def freeze(
         cut = posterior.truncate(rank, accuracy=accuracy)
         if accuracy is not None and 2 * cut.rank > cut.width:
             cut = posterior  # half of a square product costs no more
-    shape: Any = type(chosen.noise).shape
-    constant = shape.__func__ is Noise.shape.__func__
+    kinds = type(chosen.noise).__mro__
+    constant = all("shape" not in vars(kind) for kind in kinds if kind is not Noise)
     whole, flat = not cut.complement, posterior.eigenvalues.ndim == 1
     folded = chosen.head is None and targets == 1 and whole and flat and constant
     folded = folded and not isinstance(chosen.noise, GivenNoise) and {*outputs} <= {"mean", "std"}

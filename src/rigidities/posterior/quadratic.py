@@ -76,15 +76,14 @@ class Block(NamedTuple):
     def norm(self, features: Tensor) -> Tensor:
         """Of this part of $R f$: (N, D) -> (N,), or (N, T)."""
         rows = features[..., self.start :] if self.start else features
-        if isinstance(self.matrix, Split):
-            z = self.matrix.product(rows)
-            z = z if self.offset is None else z + self.offset
-        elif self.matrix.ndim == 3:
-            z = torch.einsum("nd,tdk->ntk" if rows.ndim == 2 else "ntd,tdk->ntk", rows, self.matrix)
-        elif self.offset is None:
-            z = rows @ self.matrix
+        matrix, offset = self.matrix, self.offset
+        if isinstance(matrix, Tensor) and rows.ndim == 2 and offset is not None:
+            z = torch.addmm(offset, rows, matrix)
+        elif isinstance(matrix, Tensor) and matrix.ndim == 3:
+            z = torch.einsum("nd,tdk->ntk" if rows.ndim == 2 else "ntd,tdk->ntk", rows, matrix)
         else:
-            z = torch.addmm(self.offset, rows, self.matrix)
+            z = matrix.product(rows) if isinstance(matrix, Split) else rows @ matrix
+            z = z if offset is None else z + offset
         norm: Tensor = torch.linalg.vector_norm(z, dim=-1)
         return norm
 

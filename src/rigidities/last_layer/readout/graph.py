@@ -173,7 +173,7 @@ class CopiedReadout(nn.Module):
 
     def renew(self) -> None:
         """Forget the threads' twins: tensors were replaced."""
-        self._twin = OfThread(partial(shadow, self))
+        self._twin: OfThread[Any] = OfThread(partial(shadow, self))
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
         """One pass of this very copy."""
@@ -232,7 +232,7 @@ class LinearCopy(CopiedReadout):
         model: the user's.
         tap: on it.
         like: a reading of the tap, whose layout is that of all.
-        batched: whether the model writes into tensors that it makes; see `_BatchedFactories`.
+        batched: whether the model writes into tensors that it makes; see `_UnderVmap`.
     """
 
     order: Tensor | None
@@ -257,7 +257,8 @@ class LinearCopy(CopiedReadout):
 
         def one(given: dict[str, Tensor]) -> Tensor:
             zero = given[self._names[0]][0, 0] * 0
-            with _BatchedFactories(zero) if self._batched else nullcontext():
+            helped = self._batched or exporting()
+            with _UnderVmap(zero) if helped else nullcontext():
                 output: Tensor = functional_call(self.run, given, (args, kwargs))
                 return output
 
@@ -294,19 +295,26 @@ class _Run(nn.Module):
         return self.source.run(self.model, args, kwargs)
 
 
-class _BatchedFactories(TorchFunctionMode):
-    """Where new tensors have the hidden dimension of a `vmap`, so that results can be put in."""
+class _UnderVmap(TorchFunctionMode):
+    """Where a model runs under `vmap`, also one that writes into tensors that it makes.
 
-    made = (torch.zeros, torch.ones, torch.full, torch.empty, torch.zeros_like, torch.empty_like)
-    made += (Tensor.new_zeros, Tensor.new_full, Tensor.new_empty, Tensor.new_ones)
+    These get the hidden dimension by adding `zero`, which has it. Layers of rows in more than two
+    dimensions are flattened: in an export torch would fix their sizes.
+    """
+
+    made = (torch.zeros, torch.full, torch.empty, torch.zeros_like, torch.empty_like)
+    methods = (Tensor.new_zeros, Tensor.new_full, Tensor.new_empty)
 
     def __init__(self, zero: Tensor) -> None:
         super().__init__()
         self.zero = zero
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is nn.functional.linear and args[0].ndim > 2:
+            rows = func(args[0].flatten(0, -2), *args[1:], **(kwargs or {}))
+            return rows.reshape(*args[0].shape[:-1], -1)
         result = func(*args, **(kwargs or {}))
-        if func in self.made and result.is_floating_point():
+        if func in (*self.made, *self.methods) and result.is_floating_point():
             return result + self.zero.to(result.dtype)
         return result
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,6 @@ from torch.utils._pytree import tree_map_only
 
 from ...posterior.gram import with_ones
 
-R = TypeVar("R", bound="Recorder")
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -138,8 +137,9 @@ class Weighed(Recorder):
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
         """The output for the buffer's weights."""
         x, axis = args[0] if args else next(iter(kwargs.values())), channel_axis(self.head)
-        given = self.weights.to(x)
-        return (x.movedim(axis, -1) @ given[:-1] + given[-1]).movedim(-1, axis)
+        given, shape = self.weights.to(x), x.movedim(axis, -1).shape[:-1]
+        rows = as_rows(self.head, x) @ given[:-1] + given[-1]  # a flat product keeps shapes free
+        return rows.reshape(*shape, -1).movedim(-1, axis)
 
 
 class Marker(Recorder):
@@ -260,7 +260,9 @@ def as_rows(head: nn.Module, tensor: Tensor) -> Tensor:
     return tensor.reshape(-1, tensor.shape[-1])
 
 
-def record(model: nn.Module, names: list[str], make: type[R]) -> tuple[nn.Module, list[R]]:
+def record(
+    model: nn.Module, names: list[str], make: type[Recorder] = Recorder
+) -> tuple[nn.Module, list[Any]]:
     """Put recorders in place of the named heads of a shadow; returns it with the recorders."""
     recorders = {id(head): make(head) for head in map(model.get_submodule, names)}
     for name in names:

@@ -80,7 +80,7 @@ def _called(model: nn.Module, heads: list[str], run: Run) -> bool:
     """Whether all heads are linear maps, of which the forward pass calls some."""
     if not set(heads) <= set(linear_maps(unwrapped(model))):
         return False
-    probed, recorders = record(shadow(model), heads, Recorder)
+    probed, recorders = record(shadow(model), heads)
     run(probed)
     return any(recorder.calls for recorder in recorders)
 

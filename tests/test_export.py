@@ -1,0 +1,184 @@
+"""Graphs of mean and error bar: compiled, exported, compiled ahead of time, and in ONNX."""
+
+import json
+
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+import rigidities as rg
+from rigidities import export
+from tests.support.nets import Net, trained
+from tests.support.refusals import refused
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(torch.compiler, "is_exporting"), reason="export needs PyTorch 2.7 or newer"
+)
+SIDE_EFFECTS = "ignore:While compiling, we found certain side effects:UserWarning"
+
+
+def atoms(net, x):
+    """Sums over the padded atoms of a structure."""
+    return net.inner(x).sum(1)
+
+
+def scaled(net, x):
+    return 2 * net.inner(x) + 10
+
+
+CASES = {
+    "plain": (1, None, {"criterion": "nll"}),
+    "several targets": (3, None, {"criterion": "nll", "noise": "constant", "law": "student-t"}),
+    "scaled": (1, scaled, {"criterion": "nll", "noise": "bayes"}),
+    "summed": (1, atoms, {"criterion": "nll"}),
+    "auto": (2, None, {}),
+    "auto, scaled": (2, scaled, {}),
+}
+
+
+def fitted(id):
+    targets, run, options = CASES[id]
+    one = trained(targets)
+    train, valid, x = one.train, one.valid, one.test[0]
+    if run is atoms:
+        train, valid = ((x.reshape(-1, 5, 4), y[::5]) for x, y in (train, valid))
+        x = x.reshape(-1, 5, 4)
+    model = one.model if run is None else Net(run, inner=one.model)
+    uq = rg.LastLayerRigidity(model).fit(train)
+    uq.calibrate(valid, **options)
+    return uq, x
+
+
+def close(found, expected, rtol=1e-5):
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(torch.as_tensor(one), other, rtol=rtol, atol=1e-6)
+
+
+@pytest.mark.parametrize("id", ["several targets", "auto, scaled"])
+def test_a_compiled_module_is_one_graph(id):
+    uq, x = fitted(id)
+    names = ("mean", "std", "epistemic", "members")
+    frozen = uq.freeze(names, members=3)
+    compiled = torch.compile(frozen, fullgraph=True, backend="aot_eager", dynamic=True)
+    close(compiled(x), frozen(x))
+    close(compiled(x[:3]), frozen(x[:3]))
+
+
+@pytest.mark.filterwarnings(SIDE_EFFECTS)
+@pytest.mark.parametrize(
+    ("id", "strict"), [("plain", True), ("auto", True), ("summed", False), ("auto, scaled", False)]
+)
+def test_an_exported_program_takes_any_number_of_rows(id, strict):
+    uq, x = fitted(id)
+    program = export.torch_export(uq, x[:4], strict=strict)
+    for rows in (x, x[:1]):
+        close(program.module()(rows), uq(rows))
+    assert any(name.endswith("weight") for name in program.state_dict)
+
+
+def test_a_strict_export_of_a_scaled_output_is_refused():
+    uq, x = fitted("scaled")
+    refused("strict export does not take.*strict=False", export.torch_export, uq, x, strict=True)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch about itself
+def test_a_program_compiled_ahead_of_time_gives_the_same(tmp_path):
+    uq, x = fitted("plain")
+    program = export.torch_export(uq, x[:4])
+    path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "net.pt2"))
+    close(torch._inductor.aoti_load_package(path)(x), uq(x))
+
+
+@pytest.mark.parametrize("id", CASES)
+def test_an_onnx_file_gives_the_same_numbers_and_says_what_they_are(id, tmp_path):
+    uq, x = fitted(id)
+    path, names = tmp_path / "net.onnx", ("mean", "std", "epistemic", "noise")
+    export.onnx(uq, path, x[:3], outputs=names)
+    assert list(tmp_path.iterdir()) == [path]
+    session = onnxruntime.InferenceSession(path)
+    (given,) = session.get_inputs()
+    assert given.shape[0] == "batch"
+    assert given.name == ("x" if "scaled" in id or id == "summed" else "input")
+    assert [one.name for one in session.get_outputs()] == list(names)
+    p = uq.predict(x)
+    close(session.run(None, {given.name: x.numpy()})[:2], uq(x))
+    close(session.run(None, {given.name: x.numpy()})[2:3], (p.epistemic,), 1e-4)
+    facts = json.loads({p.key: p.value for p in onnx.load(path).metadata_props}["rigidities"])
+    assert facts["library"] == rg.__version__ and facts["outputs"] == list(names)
+    assert facts["criterion"] == uq.report.criterion and facts["ridge"] == uq.ridge
+    assert facts["scale"] == uq.scale.tolist() and facts["law"]["name"] == uq.law.name
+    assert facts["epistemic_q99"] == uq.familiar(0.99)
+
+
+def test_degrees_of_freedom_bounds_and_conformal_tails_travel(tmp_path):
+    one = trained()
+    uq = rg.LastLayerRigidity(one.model).fit(one.train)
+    uq.calibrate(one.valid, law="student-t", support=(-9.0, None), conformal=one.test)
+    export.onnx(uq, tmp_path / "net.onnx", one.test[0][:3], outputs=("quantiles", "std"))
+    facts = json.loads(onnx.load(tmp_path / "net.onnx").metadata_props[0].value)
+    assert facts["law"]["settings"]["df"] == uq.law.df and facts["support"] == [-9.0, None]
+    tail = facts["conformal_tails"]["0.9"][0]
+    p = uq.predict(one.test[0])
+    low, high = p.interval(0.9, conformal=True)
+    torch.testing.assert_close(p.quantile(tail / 2), low, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(p.quantile(1 - tail / 2), high, rtol=1e-4, atol=1e-4)
+
+
+def test_an_ill_conditioned_form_is_float64_in_the_file(tmp_path):
+    one = trained()
+    uq = rg.LastLayerRigidity(one.model).fit(one.train)
+    uq.calibrate(one.valid, criterion="nll", ridge=1e-3)
+    assert uq.freeze().norm.matrix0.dtype == torch.float32
+    export.onnx(uq, tmp_path / "net.onnx", one.test[0][:3])
+    kinds = {t.data_type for t in onnx.load(tmp_path / "net.onnx").graph.initializer}
+    assert onnx.TensorProto.DOUBLE in kinds
+
+
+def test_two_inputs_keep_their_names(tmp_path):
+    def run(net, left, right):
+        return net.head(torch.tanh(left + right))
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(4, 1)
+
+        def forward(self, left, right):
+            return run(self, left, right)
+
+    x, y = trained().train
+    uq = rg.LastLayerRigidity(Two()).fit((x, x.flip(1), y))
+    uq.calibrate((x[:50] + 0.1, x[:50].flip(1), y[:50]), criterion="nll")
+    export.onnx(uq, tmp_path / "two.onnx", (x[:1], x[:1].flip(1)))
+    session = onnxruntime.InferenceSession(tmp_path / "two.onnx")
+    assert [one.name for one in session.get_inputs()] == ["left", "right"]
+
+
+def test_a_failed_export_leaves_the_file_that_was_there(tmp_path, monkeypatch):
+    uq, x = fitted("plain")
+    path = tmp_path / "net.onnx"
+    path.write_text("as it was")
+    monkeypatch.setattr(export, "TOLERANCE", -1.0)
+    monkeypatch.setattr(export, "rounding_bound", lambda *_: -1.0)
+    refused("onnxruntime gives another mean.*Nothing was written", export.onnx, uq, path, x[:3])
+    assert list(tmp_path.iterdir()) == [path] and path.read_text() == "as it was"
+
+
+def test_what_a_graph_cannot_hold_is_refused(tmp_path, monkeypatch):
+    uq, x = fitted("auto")
+    options = {"outputs": ("quantiles",)}
+    refused("tilted law.*student-t", export.onnx, uq, tmp_path / "a.onnx", x, **options)
+    refused("tilted law.*student-t", export.torch_export, uq, x, **options)
+    refused("tensor of rows", export.torch_export, uq, torch.tensor(1.0))
+    monkeypatch.setattr(export, "LARGEST", 1000)
+    refused("an ONNX file holds 2 at most.*rank=", export.onnx, uq, tmp_path / "a.onnx", x)
+    monkeypatch.setattr(export, "_NEEDS", ("onnx", "no_such_package"))
+    match = r"no_such_package: pip install .rigidities\[onnx\]"
+    refused(match, export.onnx, uq, tmp_path / "a.onnx", x, error=ImportError)
+
+
+def test_uq_itself_points_to_freeze():
+    uq, x = fitted("plain")
+    refused(r"uq\.freeze\(\)", torch.export.export, uq, (x,))
