@@ -11,7 +11,7 @@ import rigidities
 SOURCE = Path(rigidities.__file__).parent
 GROUND = {"data", "models", "losses", "posterior", "prediction", "calibration", "metrics"}
 WINGS = {"last_layer", "any_regressor"}
-DOORS = {"ase", "cli", "report"}
+DOORS = {"ase", "cli", "export", "report"}
 FACADES = {"last_layer.rigidity", "any_regressor.rigidity", "last_layer", "any_regressor"}
 TOLD = {"notices", "_version"}
 """Two leaves that every room may use."""
@@ -34,6 +34,7 @@ LAWS = {
     "constrained": GROUND | {"any_regressor"},
     "kernels": GROUND | {"any_regressor", "last_layer"},
     "plots": GROUND,
+    "export": GROUND | {"last_layer"},
     "report": GROUND | {"plots"},
 }
 """What a room may import; a room that is not here may import every other."""

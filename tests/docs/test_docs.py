@@ -11,6 +11,7 @@ PAGES = [
     "any_regressor.md",
     "chemistry.md",
     "coverage.md",
+    "deploy.md",
     "error_bars.md",
     "propagation.md",
     "report.md",

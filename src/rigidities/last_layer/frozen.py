@@ -94,9 +94,9 @@ class FactorNorm(Exact):
     def split(self, half: torch.dtype | None) -> None:
         """Be ready for features in that precision, on tensor cores; None for none."""
         self._half = half
+        if half is None:
+            return
         for i in range(len(self._starts)):
-            if half is None:
-                return
             for name, part in Split.of(self.get_buffer(f"matrix{i}"), half)._asdict().items():
                 self.register_buffer(f"{name}{i}", part, persistent=False)
 

@@ -70,9 +70,10 @@ def input_names(model: nn.Module) -> list[str]:
     model = unwrapped(model)
     model = model.models[0] if isinstance(model, MeanOf) else model  # which passes inputs on
     try:
-        return list(inspect.signature(model.forward).parameters)
+        known = inspect.signature(model.forward).parameters.values()
     except ValueError:
         return []
+    return [one.name for one in known if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
 
 
 class Watch:
