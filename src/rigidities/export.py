@@ -1,19 +1,7 @@
 """Mean and error bar as one graph in a file: ONNX, or a program of `torch.export`.
 
 Both are made of `uq.freeze()`, for any number of rows, and need PyTorch 2.7; ONNX needs
-`pip install "rigidities[onnx]"`. What a service may want to know beside the numbers stands in the
-ONNX file as JSON, under the key `rigidities` of its metadata:
-
-| key | what |
-| --- | --- |
-| library, criterion, outputs | version, criterion of the calibration (null without), output names |
-| ridge, noise, law, support | as chosen; a law has its settings, degrees of freedom among them |
-| scale, noise_level | one entry per target |
-| error, rounding | relative bounds of the variance: by truncation, by rounding |
-| epistemic_q99 | per target, the 99 % quantile of the epistemic variance over training rows: an \
-input far above it is unfamiliar (null where the fit kept no rows) |
-| conformal_tails | by level, per target: the interval between the law's quantiles at tail / 2 and \
-1 - tail / 2 covers that level (null without conformal rows) |
+`pip install "rigidities[onnx]"`. The ONNX file says what was calibrated, see `metadata`.
 """
 
 from __future__ import annotations
@@ -22,7 +10,7 @@ import importlib.util
 import json
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,7 +89,12 @@ def onnx(
         raise ImportError(f'ONNX needs {missing[0]}: pip install "rigidities[onnx]".')
     frozen, args = uq.freeze(outputs, largest_rounding=TOLERANCE, **options), _inputs(example)
     frozen.require_graph(strict=False)
-    _check_size(frozen)
+    size = sum(tensor.nbytes for tensor in frozen.state_dict().values())
+    if size > LARGEST:
+        raise ValueError(
+            f"The graph would take {size / 1e9:.1f} GB, and an ONNX file holds 2 at most. Pass "
+            "rank= for smaller statistics, or take torch_export."
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch about itself
         warnings.filterwarnings("ignore", "# The axis name")  # of two inputs with as many rows
@@ -128,7 +121,13 @@ def onnx(
 
 
 def metadata(uq: LastLayerRigidity, frozen: Frozen) -> dict[str, Any]:
-    """What the ONNX file says of the calibration; see the module's table."""
+    """What stands in the ONNX file as JSON, under the key `rigidities` of its metadata.
+
+    Beside what the calibration chose: `error` and `rounding` of the variance; `epistemic_q99`, far
+    above which an input is unfamiliar (`uq.familiar`; null where the fit kept no rows); and
+    `conformal_tails` by level: the interval between the law's quantiles at tail / 2 and
+    1 - tail / 2 covers that level (null without conformal rows).
+    """
     chosen, report = uq.calibration, uq.report
     tails = chosen.conformal and {
         str(level): chosen.conformal.thresholds(level)[chosen.conformal.place[:, -1]].tolist()
@@ -152,15 +151,14 @@ def metadata(uq: LastLayerRigidity, frozen: Frozen) -> dict[str, Any]:
 def _inputs(example: Any) -> tuple[Any, ...]:
     """The inputs, with two rows at least: of one, a graph for one row would be made."""
     args = tuple(example) if isinstance(example, (tuple, list)) else (example,)
-    tensors = [arg for arg in args if isinstance(arg, Tensor)]
-    if not tensors or any(not arg.ndim for arg in tensors):
+    if not _tensors(args) or any(not arg.ndim for arg in _tensors(args)):
         raise ValueError("example must be a tensor of rows, or a tuple of the model's inputs.")
-    return _rows(args, 2) if all(len(arg) == 1 for arg in tensors) else args
+    return _rows(args, 2) if all(len(arg) == 1 for arg in _tensors(args)) else args
 
 
 def _shapes(args: tuple[Any, ...]) -> Any:
     """The first dimension of each tensor is free; those of one size are the batch."""
-    batch, rows = torch.export.Dim("batch"), next(len(a) for a in args if isinstance(a, Tensor))
+    batch, rows = torch.export.Dim("batch"), len(_tensors(args)[0])
     free = {True: {0: batch}, False: {0: torch.export.Dim.AUTO}}
     each = [free[len(arg) == rows] if isinstance(arg, Tensor) else None for arg in args]
     return (tuple(each),)
@@ -178,61 +176,43 @@ def _input_names(uq: LastLayerRigidity, args: tuple[Any, ...]) -> list[str]:
     return [known[i] if i < len(known) else f"input{i}" for i in tensors]
 
 
-def _check_size(frozen: Frozen) -> None:
-    size = sum(tensor.nbytes for tensor in frozen.state_dict().values())
-    if size > LARGEST:
-        raise ValueError(
-            f"The graph would take {size / 1e9:.1f} GB, and an ONNX file holds 2 at most. Pass "
-            "rank= for smaller statistics, or take torch_export."
-        )
-
-
-def _check_numbers(
-    uq: LastLayerRigidity, frozen: Frozen, path: Path, args: tuple[Any, ...]
-) -> None:
+def _check_numbers(uq: LastLayerRigidity, frozen: Frozen, path: Path, args: Any) -> None:
+    """The file against the module: for the example, one row of it, and more rows."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    names = [one.name for one in session.get_inputs()]
-    allowed = max(TOLERANCE, rounding_bound(uq.posterior, _coarsest(args)))
-    for given in _trials(args):
-        tensors = [arg for arg in given if isinstance(arg, Tensor)]
-        feed = {name: t.detach().cpu().numpy() for name, t in zip(names, tensors, strict=True)}
-        found = dict(zip(frozen.outputs, session.run(None, feed), strict=True))
-        off = _largest(frozen, found, given)
-        for name, value in off.items():
-            if not value <= allowed:
+    names, rows = [one.name for one in session.get_inputs()], [len(t) for t in _tensors(args)]
+    kinds = [t.dtype for t in _tensors(args) if t.is_floating_point()] or [torch.float32]
+    allowed = max(TOLERANCE, *(rounding_bound(uq.posterior, kind) for kind in kinds))
+    trials = [args]
+    if len({*rows}) == 1:  # else rows of one belong to rows of another
+        trials += [_rows(args, 1), _rows(args, 2 * rows[0] + 1)]
+    for given in trials:
+        feed = zip(names, (t.detach().cpu().numpy() for t in _tensors(given)), strict=True)
+        found = dict(zip(frozen.outputs, session.run(None, dict(feed)), strict=True))
+        for name, off in _differences(frozen, found, given).items():
+            if not off <= allowed:
                 raise ValueError(
-                    f"onnxruntime gives another {name} than torch for {len(tensors[0])} rows: by "
-                    f"{value:.2g}, relative, with {allowed:.2g} allowed. Nothing was written. Try "
-                    "another opset=, a model in float64, or torch_export."
+                    f"onnxruntime gives another {name} than torch: by {off:.2g}, relative, with "
+                    f"{allowed:.2g} allowed. Nothing was written. Try another opset=, a model in "
+                    "float64, or torch_export."
                 )
 
 
-def _trials(args: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-    sizes = {len(arg) for arg in args if isinstance(arg, Tensor)}
-    yield args
-    if len(sizes) == 1:  # else rows of one belong to rows of another
-        yield from (_rows(args, 1), _rows(args, 2 * sizes.pop() + 1))
-
-
-def _coarsest(args: tuple[Any, ...]) -> torch.dtype:
-    kinds = [a.dtype for a in args if isinstance(a, Tensor) and a.is_floating_point()]
-    return max(kinds or [torch.float32], key=lambda dtype: torch.finfo(dtype).eps)
-
-
-def _largest(frozen: Frozen, found: dict[str, Any], given: tuple[Any, ...]) -> dict[str, float]:
+def _differences(frozen: Frozen, found: dict[str, Any], given: Any) -> dict[str, float]:
     """The largest difference of each output, relative to it and to what it is a part of."""
     with torch.no_grad():
         known = dict(zip(frozen.outputs, frozen(*given), strict=True))
-    std = known.get("std", torch.zeros(()))
-    off = {}
+    std, off = known.get("std", torch.zeros(())), {}
+    part = {"std": 0 * std, "epistemic": std.square(), "noise": std.square()}
     for name, exact in known.items():
-        whole = std.square() if name in ("epistemic", "noise") else std
-        whole = torch.zeros(()) if name == "std" else whole
-        size = torch.maximum(exact.abs(), whole.to(exact)).clamp(min=1e-30)
-        got = torch.as_tensor(found[name]).to(exact)
-        if got.shape != exact.shape:
-            return {name: float("inf")}
-        off[name] = float(((got - exact).abs() / size).nan_to_num(0.0).max())
+        if name == "members" and frozen.loses_members:
+            continue
+        size = torch.maximum(exact.abs(), part.get(name, std).to(exact)).clamp(min=1e-30)
+        apart = (torch.as_tensor(found[name]).to(exact) - exact).abs() / size
+        off[name] = float(apart.nan_to_num(0.0).max())
     return off
+
+
+def _tensors(args: tuple[Any, ...]) -> list[Tensor]:
+    return [arg for arg in args if isinstance(arg, Tensor)]

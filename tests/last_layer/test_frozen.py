@@ -199,13 +199,10 @@ def test_a_snapshot_and_its_model_leave_each_other_alone():
 def test_copies_pickles_and_state_dicts_give_the_same(options):
     uq, x = calibrated(2, options)
     frozen = uq.freeze()
-    other, _ = calibrated(2, options)
-    with torch.no_grad():
-        other.model[0].weight.mul_(1.5)
-    other.fit((x, torch.zeros(len(x), 2)))
     loaded = copy.deepcopy(frozen)
     loaded.load_state_dict({k: torch.zeros_like(v) for k, v in loaded.state_dict().items()})
-    loaded.load_state_dict(frozen.state_dict())
+    assert float(loaded(x)[1].abs().max()) < 1e-6 or options == {}
+    loaded.load_state_dict(frozen.state_dict(), assign=True)
     for again in (copy.deepcopy(frozen), pickle.loads(pickle.dumps(frozen)), loaded):
         for found, known in zip(again(x), frozen(x), strict=True):
             assert torch.equal(found, known)

@@ -195,6 +195,7 @@ class Frozen(nn.Module):
         outputs: names of what `frozen(x)` gives, in that order.
         error: worst-case relative error of the variance $\alpha^2 q$ by truncation; 0 without.
         rounding: bound on its relative rounding error; see `QuadraticForm.rounding`.
+        loses_members: whether ONNX leaves out of the members what single ones do not share.
     """
 
     def __init__(
@@ -223,10 +224,11 @@ class Frozen(nn.Module):
         self.bars.hold(scale2=scale2, level=chosen.noise.level, second=chosen.law.second)
         fixed = "quantiles" in outputs and (head is None or not head.tilted)
         self.bars.hold(z=_quantiles(chosen.law, levels) if fixed else torch.zeros(()))
-        self._members = members
+        self._drawing = None if members is None else members.drawing
+        own = None if members is None else members.own
+        self.loses_members = own is not None
         if members is not None:
-            own = members.own or (torch.zeros(0), torch.zeros(0))
-            self.bars.hold(deviations=members.deviations, factor=own[0], mixing=own[1])
+            self.bars.hold(deviations=members.deviations, **({} if own is None else own._asdict()))
         self.train()
 
     def forward(self, *inputs: Any, **keywords: Any) -> tuple[Tensor, ...]:
@@ -319,10 +321,9 @@ class Frozen(nn.Module):
         return _quantiles(self._law.each(lambda _: tilt), self._levels, tilt.device)
 
     def _moved(self, reading: Reading, batch: Batch) -> Tensor:
-        assert self._members is not None
-        own = self._members.own and OwnPart(self.bars.factor, self.bars.mixing)
-        deviations = self.bars.deviations
-        return member_outputs(reading, batch, deviations, self._members.drawing, own)
+        assert self._drawing is not None
+        own = OwnPart(self.bars.factor, self.bars.mixing) if self.loses_members else None
+        return member_outputs(reading, batch, self.bars.deviations, self._drawing, own)
 
 
 def _quantiles(law: Law, levels: Sequence[float], device: torch.device | None = None) -> Tensor:

@@ -175,6 +175,10 @@ class CopiedReadout(nn.Module):
         """Forget the threads' twins: tensors were replaced."""
         self._twin: OfThread[Any] = OfThread(partial(shadow, self))
 
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self.renew()  # a state may be assigned
+        super()._load_from_state_dict(*args)  # type: ignore[no-untyped-call]
+
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
         """One pass of this very copy."""
         raise NotImplementedError
@@ -240,10 +244,9 @@ class LinearCopy(CopiedReadout):
     def __init__(self, model: nn.Module, tap: Tap, like: Reading, *, batched: bool) -> None:
         super().__init__(model, tap.source)
         guard(self.run.model, _bare_names(tap.silent))
-        self.run.model, found = record(self.run.model, _bare_names(tap.heads), Weighed)
-        self._heads = found
+        self.run.model, self._heads = record(self.run.model, _bare_names(tap.heads), Weighed)
         names = {module: name for name, module in self.run.named_modules()}
-        self._names = [f"{names[head]}.weights" for head in found]
+        self._names = [f"{names[head]}.weights" for head in self._heads]
         self._shared, self._batched = tap.layout == "shared", batched
         for i, units in enumerate(_units(self._heads, joint=tap.layout == "joint")):
             self.register_buffer(f"units{i}", units, persistent=False)
@@ -257,8 +260,7 @@ class LinearCopy(CopiedReadout):
 
         def one(given: dict[str, Tensor]) -> Tensor:
             zero = given[self._names[0]][0, 0] * 0
-            helped = self._batched or exporting()
-            with _UnderVmap(zero) if helped else nullcontext():
+            with _UnderVmap(zero) if self._batched or exporting() else nullcontext():
                 output: Tensor = functional_call(self.run, given, (args, kwargs))
                 return output
 
@@ -378,13 +380,9 @@ def _units(heads: list[Weighed], *, joint: bool) -> list[Tensor]:
     bare = [i for i, head in enumerate(heads) if not has_bias(head.head)]
     found = []
     for i, head in enumerate(heads):
-        rows = [
-            columns.share(row[:, None].expand(-1, 1 if joint else len(head.own().mT)), i)
-            for row in eye
-        ]
-        units = torch.stack(rows)
-        if i in bare:
-            units = nn.functional.pad(units, (0, 0, 0, 1))
+        each = 1 if joint else head.own().shape[1]
+        units = torch.stack([columns.share(row[:, None].expand(-1, each), i) for row in eye])
+        units = nn.functional.pad(units, (0, 0, 0, int(i in bare)))
         extra = like.new_zeros(0 if joint else len(bare), *units.shape[1:])
         if i in bare and not joint:
             extra[bare.index(i), -1] = 1
