@@ -177,7 +177,7 @@ class CopiedReadout(nn.Module):
 
     def _load_from_state_dict(self, *args: Any) -> None:
         self.renew()  # a state may be assigned
-        super()._load_from_state_dict(*args)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(*args)
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
         """One pass of this very copy."""
