@@ -89,7 +89,7 @@ class FactorNorm(Exact):
             self.register_buffer(f"matrix{i}", matrix.contiguous())
             self.register_buffer(f"offset{i}", offset)
         self.hold(constant=torch.tensor(math.sqrt(constant)).to(form.factor))
-        self.split(form.half)
+        self.split(None)
 
     def split(self, half: torch.dtype | None) -> None:
         """Be ready for features in that precision, on tensor cores; None for none."""
@@ -366,7 +366,8 @@ def freeze(
         norm = TruncatedNorm(cut, ones, dtype)
     wide = torch.promote_types(dtype, torch.float32)
     head = None if chosen.head is None else FrozenHead(HeadForm.of(chosen.head, wide), chosen)
-    return Frozen(readout, norm, chosen, head, outputs, folded=folded, **options)
+    frozen = Frozen(readout, norm, chosen, head, outputs, folded=folded, **options)
+    return frozen.to(posterior.eigenvalues.device)
 
 
 def _checked(outputs: Sequence[str], chosen: Calibration) -> tuple[str, ...]:

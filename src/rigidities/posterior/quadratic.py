@@ -25,12 +25,12 @@ _WIDENS = hasattr(torch.ops.aten.mm, "dtype")  # from PyTorch 2.8
 
 
 class Split(NamedTuple):
-    """A matrix as the sum of two in half precision, for tensor cores.
+    """A matrix as unit (high + low), the two in half precision, for tensor cores.
 
     Attributes:
-        high: the matrix in units of its columns, rounded.
+        high: the matrix in its unit, rounded.
         low: what that leaves, rounded.
-        unit: a power of two for each column, so that neither end of float16's range is met.
+        unit: a power of two, so that the largest entry fits float16.
     """
 
     high: Tensor
@@ -39,23 +39,22 @@ class Split(NamedTuple):
 
     @classmethod
     def of(cls, matrix: Tensor, dtype: torch.dtype) -> Split:
-        """In that precision, whose digits it has twice."""
-        _, exponent = torch.frexp(matrix.abs().amax(-2))
-        unit = torch.ldexp(torch.ones_like(matrix[0]), exponent)
+        """In that precision, whose digits it has twice, relative to the largest entry."""
+        _, exponent = torch.frexp(matrix.abs().amax())
+        unit = torch.ldexp(matrix.new_ones(()), exponent)
         high = (matrix / unit).to(dtype)
-        low = (matrix / unit - high.to(matrix)).to(dtype)
-        return cls(high.contiguous(), low.contiguous(), unit.float())
+        return cls(high, (matrix / unit - high.to(matrix)).to(dtype), unit.float())
 
     def product(self, rows: Tensor) -> Tensor:
-        """Rows (..., D) of the same precision times the matrix, float32."""
+        """Rows (..., D) of the same precision times the matrix, float32, in its unit."""
         flat = rows.reshape(-1, rows.shape[-1])
-        z = (_wide_product(flat, self.high) + _wide_product(flat, self.low)) * self.unit
+        z = _wide_product(flat, self.high) + _wide_product(flat, self.low)
         return z.reshape(*rows.shape[:-1], -1)
 
 
 def _wide_product(a: Tensor, b: Tensor) -> Tensor:
     """The product of half-precision matrices in float32."""
-    if a.device.type == "cuda" and _WIDENS:
+    if a.is_cuda and _WIDENS and not (a.requires_grad and torch.is_grad_enabled()):
         return torch.mm(a, b, out_dtype=torch.float32)
     return a.float() @ b.float()
 
@@ -77,13 +76,17 @@ class Block(NamedTuple):
         """Of this part of $R f$: (N, D) -> (N,), or (N, T)."""
         rows = features[..., self.start :] if self.start else features
         matrix, offset = self.matrix, self.offset
-        if isinstance(matrix, Tensor) and rows.ndim == 2 and offset is not None:
-            z = torch.addmm(offset, rows, matrix)
-        elif isinstance(matrix, Tensor) and matrix.ndim == 3:
+        if isinstance(matrix, Split):
+            z = matrix.product(rows)
+            z = z if offset is None else z + offset / matrix.unit
+            wide: Tensor = torch.linalg.vector_norm(z, dim=-1) * matrix.unit
+            return wide
+        if matrix.ndim == 3:
             z = torch.einsum("nd,tdk->ntk" if rows.ndim == 2 else "ntd,tdk->ntk", rows, matrix)
+        elif offset is None or rows.ndim > 2:
+            z = rows @ matrix if offset is None else rows @ matrix + offset
         else:
-            z = matrix.product(rows) if isinstance(matrix, Split) else rows @ matrix
-            z = z if offset is None else z + offset
+            z = torch.addmm(offset, rows, matrix)
         norm: Tensor = torch.linalg.vector_norm(z, dim=-1)
         return norm
 
