@@ -317,3 +317,21 @@ def test_training_rows_say_what_is_familiar():
     close(torch.tensor(uq.familiar(0.9)), epistemic.quantile(0.9, 0), 1e-4)
     bare = rg.LastLayerRigidity(uq.model).fit(trained(2).train, sample=0)
     assert bare.familiar() is None
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("targets", [1, 2])
+def test_a_wide_readout_is_multiplied_in_blocks(bias, targets):
+    one = trained(targets)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        wide = nn.Sequential(nn.Linear(4, 200), nn.Tanh(), nn.Linear(200, targets, bias=bias))
+    uq = rg.LastLayerRigidity(wide).fit(one.train)
+    uq.calibrate(one.valid, criterion="nll", noise="constant", ridge=10.0)
+    frozen = uq.freeze()
+    assert len([name for name, _ in frozen.norm.named_buffers() if "matrix" in name]) == 4
+    for found, expected in zip(frozen(one.test[0]), uq(one.test[0]), strict=True):
+        close(found, expected, 5e-6)
+    features, level = uq.features(one.test[0]).double(), uq.noise.level
+    dense = (uq.posterior.variance(features) + level).sqrt()
+    torch.testing.assert_close(frozen(one.test[0])[1].double(), dense, rtol=1e-4, atol=0)

@@ -158,4 +158,4 @@ def test_function_transforms_and_exports_are_told_what_to_do(net, which):
 @pytest.mark.skipif(not hasattr(torch.compiler, "is_exporting"), reason="older than 2.7")
 def test_an_exported_wrapper_is_refused(net):
     uq = fitted(net)
-    refused(r"export members", torch.export.export, uq, (net.test[0],), strict=False)
+    refused(r"uq.freeze", torch.export.export, uq, (net.test[0],), strict=False)
