@@ -25,7 +25,7 @@ from ..losses import NAMED, Loss
 from ..models.shadow import placement
 from ..models.threads import Lock
 from ..notices import NO_FIT, NotFittedError, notify, require, require_kinds
-from ..posterior.gram import Gram
+from ..posterior.gram import Gram, PrecisionLike
 from ..posterior.posterior import Posterior
 from .accumulation import Statistics, Weighing, accumulate
 from .error_bars import ErrorBars
@@ -171,14 +171,24 @@ class ReadoutFit:
         self._said: set[str] = set()
         self._changing, self._swapping, self._changed = Lock(), Lock(), False
 
-    def fit(self, train: Any, weighing: Weighing, *, sample: int, **options: Any) -> None:
+    def fit(
+        self,
+        train: Any,
+        weighing: Weighing,
+        *,
+        sample: int,
+        precision: PrecisionLike,
+        **options: Any,
+    ) -> None:
         """Accumulate the Gram over the training data, and keep a `sample` of so many rows."""
         kept = RowSample(sample) if sample else None
         with self._alone():
             binding = self.unbound.again()
             feed = replace(self.feed(weighing), inputs=None, kind=None)
             batches = feed(train, "fit", any_order=True, **options)
-            statistics = accumulate(None, binding.find, batches, weighing, sample=kept)
+            statistics = accumulate(
+                None, binding.find, batches, weighing, sample=kept, precision=precision
+            )
             if self.target is None:
                 statistics.say_unlabelled()
             self._swap(Learnt(binding, statistics, weighing))
@@ -242,6 +252,7 @@ class ReadoutFit:
                 seen = None if train is None else work.gathered(feed(train), compared=False)
                 report = work.report(rows, seen)
                 final = posterior.with_ridge(report.ridge).with_scale(report.scale)
+                report = report.certified(final.doubt)
                 if apart is not None:
                     report = work.guaranteed(report, apart, groups)
                 if weighing.gradients is not None and weighing.gradients.target is not None:

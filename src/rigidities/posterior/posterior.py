@@ -36,6 +36,7 @@ class Posterior:
         scale: $\alpha$, a scalar or (K,) with one entry per target.
         complement: whether directions outside the kept ones count with the ridge alone.
         error: worst-case relative error of a truncation; see `truncate`.
+        rounding: bound on the error of G, |dG|, where its products were of mixed precision.
     """
 
     eigenvalues: Tensor
@@ -44,6 +45,7 @@ class Posterior:
     scale: Tensor = field(default_factory=lambda: torch.ones((), dtype=torch.float64))
     complement: bool = False
     error: float = 0.0
+    rounding: float = 0.0
 
     @classmethod
     def from_gram(cls, gram: Gram, ridge: float, penalty: Tensor | None = None) -> Posterior:
@@ -70,7 +72,7 @@ class Posterior:
         if not bool(torch.isfinite(matrix).all()):
             raise ValueError("The Gram holds NaN or infinity: some of its rows did.")
         eigenvalues, eigenvectors = torch.linalg.eigh(matrix)
-        posterior = cls(_clipped(eigenvalues), eigenvectors, 0.0)
+        posterior = cls(_clipped(eigenvalues), eigenvectors, 0.0, rounding=gram.rounding)
         try:
             return posterior.with_ridge(ridge)
         except ValueError as error:
@@ -99,6 +101,12 @@ class Posterior:
         r"""Condition number of $G + \varsigma^2 I$ (the worst target's)."""
         smallest = self.ridge if self.complement else self.precisions[..., 0]
         return float((self.precisions[..., -1] / smallest).max())
+
+    @property
+    def doubt(self) -> float:
+        r"""Bound on the relative error of variances by that of G, $|dG| / (\lambda_{\min} + s)$."""
+        smallest = self.ridge if self.complement else float(self.precisions[..., 0].min())
+        return self.rounding / smallest if self.rounding else 0.0
 
     @property
     def effective_rank(self) -> float:
