@@ -128,12 +128,17 @@ class CalibrationReport:
             f"{LARGEST_DOUBT:g}. Fit again with precision='double', or pass a larger ridge=."
         )
 
-    def certified(self, rounding: float) -> CalibrationReport:
-        """The report with the certificate of mixed precision, which may warn or refuse."""
+    def certified(self, rounding: float, own: float) -> CalibrationReport:
+        """The report with the certificate of mixed precision, which may warn or refuse.
+
+        Args:
+            rounding: bound on the relative error that it brings.
+            own: that of the features' few digits, if they are of half precision.
+        """
         report = replace(self, rounding=rounding)
-        if rounding > 0.5:
+        if rounding > 0.5 and rounding > own:
             raise ValueError(report._doubt)
-        if rounding > LARGEST_DOUBT:
+        if rounding > max(LARGEST_DOUBT, own / 10):
             notify(report._doubt)
         return report
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -23,8 +24,8 @@ from .readout.reading import Reading, SampleWeight, read
 from .readout.tap import AnyTap
 
 _CHECK_EVERY = 32
-_FEW_ROWS, _BLOCK_ROWS, _BLOCK_BYTES = 512, 1 << 16, 1 << 26
-"""Of a block: on a CPU so many rows, on an accelerator so many, or so many bytes."""
+_SMALL = 512
+"""Rows of a batch that is rather copied than treated by itself."""
 
 
 @dataclass
@@ -200,6 +201,17 @@ class _Piece(NamedTuple):
         batch = replace(pieces[0].batch, args=tuple(leaves), kwargs={}, target=target)
         return cls(batch, leaves, reading, target, weights, importance)
 
+    def copied(self) -> _Piece:
+        """In memory of its own, where all is tensors."""
+        if not all(isinstance(leaf, Tensor) for leaf in self.leaves):
+            return self
+        leaves, target = [leaf.clone() for leaf in self.leaves], self.target
+        target = None if target is None else target.clone()
+        batch = replace(self.batch, kept=True)
+        return self._replace(
+            batch=batch, leaves=leaves, target=target, reading=self.reading.copied()
+        )
+
     @property
     def error(self) -> Tensor | None:
         """Target minus prediction, (M, K) in float64."""
@@ -282,8 +294,8 @@ class _Adding:
         if alone or any(getattr(leaf, "shape", ())[:1] != (rows,) for leaf in piece.leaves):
             return False
         self._bytes += reading.inputs.nbytes + sum(leaf.nbytes for leaf in piece.leaves)
-        most = _FEW_ROWS if reading.inputs.device.type == "cpu" else _BLOCK_ROWS
-        return self._rows < most and self._bytes < _BLOCK_BYTES
+        rows, held = _largest_block(reading.inputs.device)
+        return self._rows < rows and self._bytes < held
 
     def _piece(self, tap: AnyTap, batch: Batch) -> _Piece:
         reading = read(tap, batch)
@@ -298,18 +310,20 @@ class _Adding:
         squared = target is None or isinstance(self._weighing.loss, MSE)
         rows = None if squared else reading.target_rows(target)
         weights, importance = self._weighing(batch, reading, rows)
-        own = self._own(reading) if batch.kept else reading
-        return _Piece(batch, leaves, own, target, _shared_weights(weights), importance)
+        piece = _Piece(batch, leaves, reading, target, _shared_weights(weights), importance)
+        return self._own(piece)
 
-    def _own(self, reading: Reading) -> Reading:
-        """The reading, in memory that the next pass will not write to."""
+    def _own(self, piece: _Piece) -> _Piece:
+        """The piece, in memory that nobody writes to, as far as it waits for others."""
+        reading, small = piece.reading, len(piece.reading.inputs) < _SMALL
+        if not piece.batch.kept:
+            return piece.copied() if small and reading.inputs.device.type == "cpu" else piece
         if self._first is None:
             self._first = reading  # held, so that nobody is given its memory again
-            own = reading.output.clone(), reading.inputs.clone()
-            return replace(reading, output=own[0], inputs=own[1])
+            return piece._replace(reading=reading.copied())
         before = {self._first.output.data_ptr(), self._first.inputs.data_ptr()}
         self._static |= bool(before & {reading.output.data_ptr(), reading.inputs.data_ptr()})
-        return reading
+        return piece
 
     def _add(self, tap: AnyTap, piece: _Piece) -> Tensor:
         """Into the Gram, the sketch and the sample; the sums that NaN would spoil."""
@@ -320,7 +334,6 @@ class _Adding:
             self.statistics.sample = self._sample
         own, gram, error = self.statistics, self.statistics.gram, piece.error
         residuals, features, ones = _counted(error, weights), reading.inputs, reading.ones
-        sums = _total(features, residuals)
         features, laid, residuals = _flat(tap.layout, features, weights, residuals)
         if features.shape[-1] + ones != gram.width:
             raise ValueError(
@@ -330,6 +343,7 @@ class _Adding:
         if laid is not None and laid.shape[1] > 1 and gram.targets is None:
             gram = own.gram = gram.expand(laid.shape[1])
         gram.update(features, laid, residuals, ones=ones)
+        sums = gram.totals if ones and gram.targets is None else _total(features, residuals)
         if self._weighing.gradients is not None:
             for rows in self._weighing.gradients.rows(tap, batch):
                 features, laid, residuals = _flat(tap.layout, *rows)
@@ -417,6 +431,14 @@ def _check_curvature(curvature: Tensor) -> None:
             f"the loss has negative curvature ({smallest:.3g}) at some predictions. A rigidity "
             "needs a loss that is convex in the prediction: use 'mse', 'huber' or 'log-cosh'."
         )
+
+
+@lru_cache
+def _largest_block(device: torch.device) -> tuple[int, int]:
+    """Rows and bytes of a block: on a CPU for its cache, on an accelerator against its waiting."""
+    if device.type != "cuda":
+        return 1 << 13, 1 << 24
+    return 1 << 17, min(1 << 28, torch.cuda.get_device_properties(device).total_memory >> 9)
 
 
 def _counted(error: Tensor | None, weights: Tensor | None) -> Tensor | None:

@@ -27,6 +27,7 @@ from ..models.threads import Lock
 from ..notices import NO_FIT, NotFittedError, notify, require, require_kinds
 from ..posterior.gram import Gram, PrecisionLike
 from ..posterior.posterior import Posterior
+from ..posterior.quadratic import features_doubt
 from .accumulation import Statistics, Weighing, accumulate
 from .error_bars import ErrorBars
 from .gradients.loss import GradientLoss, GradientTarget, calibration_loss, gradient_scale
@@ -252,7 +253,8 @@ class ReadoutFit:
                 seen = None if train is None else work.gathered(feed(train), compared=False)
                 report = work.report(rows, seen)
                 final = posterior.with_ridge(report.ridge).with_scale(report.scale)
-                report = report.certified(final.doubt)
+                own = features_doubt(final, placement(self.model)[1])
+                report = report.certified(final.doubt, own)
                 if apart is not None:
                     report = work.guaranteed(report, apart, groups)
                 if weighing.gradients is not None and weighing.gradients.target is not None:

@@ -19,6 +19,7 @@ in the same direction, so errors are added up, in proportion to the blocks' trac
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal, NamedTuple
@@ -116,6 +117,15 @@ class Gram:
         return error / measured * whole if measured else 0.0
 
     @property
+    def totals(self) -> Tensor:
+        """Two sums over all rows, of what a feature and a residual spoil that are not finite.
+
+        For rows with a column of ones; they are not read, so that an accelerator runs on.
+        """
+        total = self._upper[..., -1].sum()
+        return torch.stack([total, total if self.square is None else self.square.sum()])
+
+    @property
     def matrix(self) -> Tensor:
         """The whole symmetric matrix, (D, D) or (T, D, D), float64."""
         self._flush()
@@ -149,6 +159,12 @@ class Gram:
         """
         if ones and self.targets is not None:
             features, ones = with_ones(features), False
+        if len(features) > (chunk := _chunk(features)):  # casts stay small
+            for i in range(0, len(features), chunk):
+                part = slice(i, i + chunk)
+                rest = (None if t is None else t[part] for t in (weights, residuals))
+                self.update(features[part], *rest, moments=moments, ones=ones)
+            return
         rows = self._rows(features, weights, residuals, ones)
         self._add_moments(rows, moments)
         self.count += rows.features.shape[0]
@@ -367,26 +383,39 @@ class Gram:
         return weights.sqrt()
 
     def _add_moments(self, rows: _Rows, moments: bool) -> None:
-        if not moments:
-            self.cross = None
-            return
+        """Residuals' products, and those of a column of ones, which stays out of the large one."""
         first, errors = self.count == 0, rows.residuals
-        if errors is None or not (first or self.square is not None):
-            self.cross = self.square = None
-            return
-        full = errors.shape[1] <= JOINT_TARGETS
-        square = errors.mT @ errors if full else errors.square().sum(0)
-        self.square = square if self.square is None else self.square + square
-        if first or self.cross is not None:
-            cross = self._cross(rows, errors)
+        errors = errors if moments and (first or self.square is not None) else None
+        crossed = first or self.cross is not None
+        if errors is None:
+            self.cross, self.square = None, None if moments else self.square
+        cross, square = self._sides(rows, errors)
+        if square is not None:
+            self.square = square if self.square is None else self.square + square
+        if cross is not None and crossed:
             self.cross = cross if self.cross is None else self.cross + cross
 
-    def _cross(self, rows: _Rows, errors: Tensor) -> Tensor:
-        """$F^T W r$ of rows, (D, K)."""
+    def _sides(self, rows: _Rows, errors: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """Add the column of ones; $F^T W r$ (D, K) and $r^T W r$ where there are residuals."""
+        few = [part for part in (rows.ones, errors) if part is not None]
+        if not few:
+            return None, None
+        side = few[0] if len(few) == 1 else torch.cat(few, dim=1)
+        small = side.mT @ side if side.shape[1] <= JOINT_TARGETS + 1 else None
+        square = None
+        if errors is not None:
+            k = errors.shape[1]
+            full = small is not None and k <= JOINT_TARGETS
+            square = small[-k:, -k:] if small is not None and full else errors.square().sum(0)
         if self.targets is not None:
-            return torch.einsum("ntd,nt->dt", rows.features, errors)
-        cross = _times(errors, rows.features).mT
-        return cross if rows.ones is None else torch.cat([cross, (errors.mT @ rows.ones).mT])
+            return torch.einsum("ntd,nt->dt", rows.features, side), square
+        products = _times(side, rows.features).mT
+        if rows.ones is None:
+            return products, square
+        products = torch.cat([products, rows.ones.mT @ side if small is None else small[:1]])
+        self._upper[:, -1] += products[:, 0]
+        self._measure_ones(rows.features, rows.ones)
+        return (None, None) if errors is None else (products[:, 1:], square)
 
     def _add_rows(self, rows: _Rows) -> None:
         """Add their product, at once or with others."""
@@ -394,10 +423,6 @@ class Gram:
             for upper, own in zip(self._upper, rows.features.unbind(1), strict=True):
                 _add_product(upper, own)
             return
-        if rows.ones is not None:  # kept out of the product
-            self._upper[:-1, -1] += _times(rows.ones, rows.features)[0]
-            self._upper[-1, -1] += rows.ones.square().sum()
-            self._measure_ones(rows.features, rows.ones)
         first = self._buffer[0] if self._buffer else rows.features
         if (first.dtype, first.shape[1]) != (rows.features.dtype, rows.features.shape[1]):
             self._multiply()
@@ -473,7 +498,7 @@ class _Short:
                 self.fold(upper, spots)
 
     def fold(self, upper: Tensor, spots: Tensor) -> None:
-        """Add the block to `upper`; blocks 1, 2, 4, 8, ... are measured."""
+        """Add the block to `upper`; blocks 1, 4, 16, ... are measured."""
         if not self._rows:
             return
         width, trace = self.sums.shape[0], self.sums.diagonal().sum(dtype=torch.float64)
@@ -485,7 +510,7 @@ class _Short:
         upper[:width, :width] += self.sums
         self.sums.zero_()
         self._rows, self._number = 0, self._number + 1
-        spot = self._number & (self._number - 1) == 0
+        spot = 4 ** round(math.log(self._number, 4)) == self._number
         self._exact = torch.zeros_like(self._directions) if spot else None
 
 
@@ -545,6 +570,8 @@ def _times(side: Tensor, rows: Tensor) -> Tensor:
     """side^T rows, of few columns (N, K) in float64 and rows in any precision, in float64."""
     if rows.dtype == torch.float64:
         return side.mT @ rows
+    if rows.is_cuda and rows.dtype == torch.bfloat16:
+        return _split_times(side, rows)
     blocks = len(rows) // _SHORT
     side, rows = side.to(torch.float32), rows.to(torch.float32)
     with full_products(rows):
@@ -553,6 +580,16 @@ def _times(side: Tensor, rows: Tensor) -> Tensor:
             each, many = (t[: blocks * _SHORT].reshape(blocks, _SHORT, -1) for t in (side, rows))
             total = total + (each.mT @ many).sum(0, dtype=torch.float64)
     return total
+
+
+def _split_times(side: Tensor, rows: Tensor) -> Tensor:
+    """The same of bfloat16 rows: the side in three parts, so that no row must be cast."""
+    parts, rest = [], side
+    for _ in range(3):
+        parts.append(rest.to(rows.dtype))
+        rest = rest - parts[-1]
+    product = _half_product(torch.cat(parts, dim=1).mT, rows)
+    return product.reshape(3, side.shape[1], -1).sum(0, dtype=torch.float64)
 
 
 def _half_product(left: Tensor, right: Tensor) -> Tensor:
@@ -579,6 +616,13 @@ def _full_products() -> Iterator[None]:
         yield
     finally:
         setattr(own, name, before)
+
+
+def _chunk(features: Tensor) -> int:
+    """Rows to cast at once: on a CPU few enough for its cache."""
+    if features.device.type == "cpu":
+        return _SHORT
+    return max(_SHORT, (1 << 25) // features.shape[1:].numel())
 
 
 def _clone(tensor: Tensor | None) -> Tensor | None:

@@ -107,6 +107,12 @@ def rounding_bound(posterior: Posterior, dtype: torch.dtype) -> float:
     return float((2 * unit * (posterior.width * largest * diagonal).sqrt()).max())
 
 
+def features_doubt(posterior: Posterior, dtype: torch.dtype) -> float:
+    """Relative error of variances by the few digits of half-precision features; else 0."""
+    half = torch.finfo(dtype).bits < 32
+    return rounding_bound(posterior, dtype) if half else 0.0
+
+
 def _step(width: int, device: str) -> int:
     """Block height: small saves work, large saves calls."""
     if device == "cpu":

@@ -82,6 +82,10 @@ class Reading:
         output, inputs = self.output.detach(), self.inputs.detach()
         return replace(self, output=output, inputs=inputs, counts=counts)
 
+    def copied(self) -> Reading:
+        """The same in memory of its own."""
+        return replace(self, output=self.output.clone(), inputs=self.inputs.clone())
+
     def rows(self, tensor: Tensor) -> Tensor:
         """A tensor shaped like the output as (M, K)."""
         if self.order is not None:
