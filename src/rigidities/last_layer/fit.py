@@ -253,8 +253,8 @@ class ReadoutFit:
                 seen = None if train is None else work.gathered(feed(train), compared=False)
                 report = work.report(rows, seen)
                 final = posterior.with_ridge(report.ridge).with_scale(report.scale)
-                own = features_doubt(final, placement(self.model)[1])
-                report = report.certified(final.doubt, own)
+                few = features_doubt(final, placement(self.model)[1])
+                report = report.certified(final.doubt, few)
                 if apart is not None:
                     report = work.guaranteed(report, apart, groups)
                 if weighing.gradients is not None and weighing.gradients.target is not None:
