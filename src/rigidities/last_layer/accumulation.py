@@ -15,6 +15,7 @@ from ..data.sketch import NO_LIMIT, RowSketch
 from ..losses import Loss
 from ..notices import notify
 from ..posterior.gram import Gram
+from ..posterior.memory import require_memory
 from .gradients.loss import GradientLoss
 from .readout.reading import Reading, SampleWeight, read
 from .readout.tap import AnyTap
@@ -123,11 +124,12 @@ def accumulate(
     remove: bool = False,
     check: bool = True,
     sample: RowSample | None = None,
+    kind: type[Gram] = Gram,
 ) -> Statistics:
     """Statistics with the batches' rows added (in place), or without them (in a copy).
 
     `find` gives the readout for the first batch; `check` refuses to take out what was never added;
-    `sample`, still empty, is that of new statistics.
+    `sample`, still empty, and the `kind` of Gram are those of new statistics.
 
     Raises:
         ValueError: nothing to add, NaN or infinity, shapes that do not fit, negative curvature;
@@ -135,14 +137,15 @@ def accumulate(
     """
     known = statistics if remove else None
     statistics = None if remove else statistics
-    if known is not None and known.sample is not None:
-        sample = RowSample(known.sample.size, known.sample.limit)
+    if known is not None:
+        kind = type(known.gram)
+        sample = known.sample and RowSample(known.sample.size, known.sample.limit)
     sums: list[Tensor] = []
     number, tap = -1, None
     for number, batch in enumerate(batches):
         tap = find(batch) if tap is None else tap
         try:
-            statistics = _add(statistics, tap, batch, weighing, sums, known, sample)
+            statistics = _add(statistics, tap, batch, weighing, sums, known, sample, kind)
         except ValueError as error:
             raise ValueError(f"Batch {number}: {error}") from error
         if len(sums) == _CHECK_EVERY:
@@ -171,6 +174,7 @@ def _add(
     sums: list[Tensor],
     known: Statistics | None,
     sample: RowSample | None,
+    kind: type[Gram],
 ) -> Statistics:
     reading = read(tap, batch)
     if not reading.features.shape[0]:
@@ -184,7 +188,7 @@ def _add(
         if weights is not None:
             residuals = torch.where(weights > 0, error, 0.0)
     if statistics is None:
-        statistics = _empty(tap, batch, reading)
+        statistics = _empty(tap, batch, reading, kind)
         statistics.exact, statistics.sample = known is None or known.exact, sample
     own = (weights, importance)  # before they are laid out for the Gram
     features, weights, residuals = _flat(tap.layout, reading.features, weights, residuals)
@@ -238,10 +242,12 @@ def _sampled(
     return sample
 
 
-def _empty(tap: AnyTap, batch: Batch, reading: Reading) -> Statistics:
+def _empty(tap: AnyTap, batch: Batch, reading: Reading, gram_kind: type[Gram]) -> Statistics:
     targets = reading.inner[reading.axis]
     own = targets if tap.layout == "separate" else None
-    gram = Gram(reading.features.shape[-1], targets=own, device=reading.features.device)
+    width, device = reading.features.shape[-1], reading.features.device
+    require_memory(gram_kind.copies, width, own, device)
+    gram = gram_kind(width, targets=own, device=device)
     kind, raw = kind_of(batch.raw), batch.raw
     inputs = max(1, len(raw) - 1) if kind.startswith("tuple") else len(batch.args)
     return Statistics(gram, RowSketch(), targets, inputs, kind)

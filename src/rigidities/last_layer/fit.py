@@ -27,6 +27,7 @@ from ..models.threads import Lock
 from ..notices import NO_FIT, NotFittedError, notify, require, require_kinds
 from ..posterior.gram import Gram
 from ..posterior.posterior import Posterior
+from ..posterior.root import gram_kind
 from .accumulation import Statistics, Weighing, accumulate
 from .error_bars import ErrorBars
 from .gradients.loss import GradientLoss, GradientTarget, calibration_loss, gradient_scale
@@ -171,14 +172,17 @@ class ReadoutFit:
         self._said: set[str] = set()
         self._changing, self._swapping, self._changed = Lock(), Lock(), False
 
-    def fit(self, train: Any, weighing: Weighing, *, sample: int, **options: Any) -> None:
+    def fit(
+        self, train: Any, weighing: Weighing, *, sample: int, method: str, **options: Any
+    ) -> None:
         """Accumulate the Gram over the training data, and keep a `sample` of so many rows."""
-        kept = RowSample(sample) if sample else None
+        kept, kind = RowSample(sample) if sample else None, gram_kind(method)
         with self._alone():
             binding = self.unbound.again()
             feed = replace(self.feed(weighing), inputs=None, kind=None)
             batches = feed(train, "fit", any_order=True, **options)
-            statistics = accumulate(None, binding.find, batches, weighing, sample=kept)
+            add = partial(accumulate, None, binding.find, batches, weighing)
+            statistics = add(sample=kept, kind=kind)
             if self.target is None:
                 statistics.say_unlabelled()
             self._swap(Learnt(binding, statistics, weighing))

@@ -133,6 +133,7 @@ class LastLayerRigidity(ModelWrapper):
         gradients: InputName = None,
         gradient_weight: GradientWeight | None = None,
         gradient_target: GradientTarget | None = None,
+        method: str = "gram",
         sample: int = SIZE,
         batch_size: int | None = None,
         progress: bool | None = None,
@@ -151,6 +152,9 @@ class LastLayerRigidity(ModelWrapper):
             gradient_target: the derivatives' target, where there is one: key or attribute of a
                 batch, or callable(batch); forces with their sign changed. `calibrate` then gives
                 derivatives a scale of their own.
+            method: "gram" adds up $F^T F$; "qr" keeps a triangular root of it, for features whose
+                condition number is beyond 1e5 or so: a few times slower, and no digits are lost
+                to squaring it. Data added or removed later go the same way.
             sample: how many training rows to keep for `calibrate`, drawn evenly; 0 for none.
             batch_size: rows per batch where the data are not batches already; by default a
                 loader's own, else 1024.
@@ -161,7 +165,8 @@ class LastLayerRigidity(ModelWrapper):
         """
         derivatives = gradient_loss(gradients, gradient_weight, gradient_target)
         weighing = Weighing(loss_for(loss), sample_weight, derivatives)
-        self._fit.fit(train, weighing, sample=sample, batch_size=batch_size, progress=progress)
+        options: dict[str, Any] = {"batch_size": batch_size, "progress": progress}
+        self._fit.fit(train, weighing, sample=sample, method=method, **options)
         return self
 
     @outside_inference_mode

@@ -12,12 +12,14 @@ float64 *before* the product: a float32 product loses every digit at a condition
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from copy import copy
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..notices import require
+from .memory import require_memory
 
 JOINT_TARGETS = 256
 """Up to so many targets the residuals' full K x K moment is kept, beyond it the diagonal alone."""
@@ -51,6 +53,12 @@ class Gram:
         ([[10.0, 14.0], [14.0, 20.0]], 2)
     """
 
+    stored: ClassVar[str] = "matrix"
+    """Name of the sums in a file."""
+
+    copies: ClassVar[int] = 5
+    """Matrices of its size that a fit and its factorisation hold at once, as measured."""
+
     def __init__(
         self,
         width: int,
@@ -65,6 +73,7 @@ class Gram:
         self.targets = targets
         self.count = 0
         self.zeros = torch.zeros(shape[:-2], dtype=torch.int64, device=device)
+        require_memory(1, width, targets, self.zeros.device)
         self.cross: Tensor | None = None
         self.square: Tensor | None = None
         self._upper = torch.zeros(shape, dtype=torch.float64, device=device)
@@ -80,7 +89,7 @@ class Gram:
     def matrix(self) -> Tensor:
         """The whole symmetric matrix, (D, D) or (T, D, D), float64."""
         self._flush()
-        return self._upper.triu() + self._upper.triu(1).mT
+        return _mirrored(self._upper.triu())
 
     @property
     def diagonal(self) -> Tensor:
@@ -117,8 +126,7 @@ class Gram:
             if self._buffered >= _BUFFER_ROWS:
                 self._flush()
         else:
-            for upper, own in zip(self._upper, rows.features.unbind(1), strict=True):
-                _add_product(upper, own)
+            self._add_rows(rows.features)
 
     def downdate(
         self,
@@ -129,7 +137,7 @@ class Gram:
         moments: bool = True,
     ) -> None:
         """Take rows out that were added before, with the weights they were added with."""
-        rows = Gram(self.width, targets=self.targets, device=self.device)
+        rows = type(self)(self.width, targets=self.targets, device=self.device)
         rows.update(features, weights, residuals, moments=moments)
         if not moments:
             rows.square = None if self.square is None else torch.zeros_like(self.square)
@@ -137,22 +145,9 @@ class Gram:
 
     def merge(self, other: Gram) -> Gram:
         """Add another Gram's sums to this one's and return this one."""
-        if (other.width, other.targets) != (self.width, self.targets):
-            raise ValueError(
-                f"Cannot merge Grams of different shape: {tuple(self._upper.shape)} and "
-                f"{tuple(other._upper.shape)}. They must come from the same readout and loss."
-            )
-        self._flush()
-        other._flush()
-        other = other if other.device == self.device else other.to(self.device)
-        if self.count == 0:
-            self.cross, self.square = _clone(other.cross), _clone(other.square)
-        elif other.count:
-            self.cross = _sum(self.cross, other.cross)
-            self.square = _sum(self.square, other.square)
-        self._upper += other._upper
-        self.count += other.count
-        self.zeros += other.zeros
+        other = self._alike(other)
+        self._add_moments_of(other)
+        self._add_sums(other)
         return self
 
     def without(self, other: Gram) -> Gram:
@@ -167,16 +162,16 @@ class Gram:
             return self.expand(other.targets).without(other)
         if self.targets is not None and other.targets is None:
             other = other.expand(self.targets)
-        left = self.clone().merge(Gram._of({name: -sums for name, sums in other.state().items()}))
-        negative = (left.diagonal < -_ROUNDING * self.diagonal.amax(-1, keepdim=True)).any()
-        left._upper.diagonal(dim1=-2, dim2=-1).clamp_(min=0)
+        other, left = self._alike(other), self.clone()
+        left._add_moments_of(other, -1)
+        negative = left._take_out(other)
         if left.square is not None and self.square is not None:
             squares, rounding = _variances(left.square), _ROUNDING * _variances(self.square)
-            negative |= (squares < -rounding).any()
+            negative = negative or bool((squares < -rounding).any())
             squares.clamp_(min=0)
             if left.count and bool((squares < rounding).any()):
                 left.cross = left.square = None
-        if bool(negative):
+        if negative:
             raise ValueError(
                 "These rows were never added, or not so (a sum of squares would turn negative). "
                 "Remove rows with the features, weights and targets they were added with."
@@ -206,7 +201,7 @@ class Gram:
         if self.targets is not None:
             raise ValueError(f"This Gram already holds one matrix for each of {self.targets}.")
         self._flush()
-        clone = Gram(self.width, targets=targets, device=self.device)
+        clone = type(self)(self.width, targets=targets, device=self.device)
         clone._upper += self._upper
         clone.count, clone.zeros = self.count, self.zeros.expand(targets).clone()
         clone.cross, clone.square = _clone(self.cross), _clone(self.square)
@@ -223,46 +218,104 @@ class Gram:
 
     def to(self, device: torch.device | str) -> Gram:
         """An independent copy on another device; the sums stay float64."""
-        state = {name: tensor.clone().to(device) for name, tensor in self.state().items()}
-        return Gram._of(state)
+        self._flush()
+        gram = copy(self)
+        gram._buffer = []
+        held = {name: sums for name, sums in vars(self).items() if isinstance(sums, Tensor)}
+        vars(gram).update({name: sums.to(device, copy=True) for name, sums in held.items()})
+        return gram
+
+    def eigenbasis(self, penalty: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Eigenvalues, ascending, and eigenvectors of the matrix, to which a penalty is added."""
+        matrix = self.matrix if penalty is None else self.matrix + penalty
+        check_finite(matrix)
+        require_memory(3, self.width, None, self.device)  # a copy of the input, and two of work
+        eigenvalues, eigenvectors = torch.linalg.eigh(matrix)
+        return eigenvalues, eigenvectors
 
     def state(self) -> dict[str, Tensor]:
         """Everything as tensors, for files; `from_state` is the way back."""
         count = torch.tensor(self.count, dtype=torch.int64)
-        tensors = {"matrix": self.matrix, "count": count, "zeros": self.zeros}
+        tensors = {self.stored: self._stored(), "count": count, "zeros": self.zeros}
         moments = {"cross": self.cross, "square": self.square}
         return tensors | {name: sums for name, sums in moments.items() if sums is not None}
 
     @classmethod
     def from_state(cls, state: dict[str, Tensor]) -> Gram:
         """The Gram that `state` came from; refused where it came from none."""
-        matrix, count, zeros = (state[name] for name in ("matrix", "count", "zeros"))
-        sums = [state[name] for name in ("matrix", "cross", "square") if name in state]
+        kinds: list[type[Gram]] = [Gram, *Gram.__subclasses__()]
+        kind = next((kind for kind in kinds if kind.stored in state), cls)
+        matrix, count, zeros = (state[name] for name in (kind.stored, "count", "zeros"))
+        sums = [matrix, *(state[name] for name in ("cross", "square") if name in state)]
         finite = all(one.dtype == torch.float64 and bool(one.isfinite().all()) for one in sums)
-        square = matrix.ndim in (2, 3) and torch.equal(matrix, matrix.mT)
-        diagonal = matrix.diagonal(dim1=-2, dim2=-1)
-        positive = bool((diagonal >= -_ROUNDING * diagonal.max()).all())
-        require(finite and square and positive, "the Gram's matrix")
+        square = matrix.ndim in (2, 3) and matrix.shape[-1] == matrix.shape[-2]
+        require(finite and square and kind._may_store(matrix), f"the Gram's {kind.stored}")
         if "cross" in state:
             wide = (matrix.shape[-1], state["square"].shape[-1])
             require(state["cross"].shape == wide, "the residuals' sums")
         whole = count.dtype == zeros.dtype == torch.int64 and zeros.shape == matrix.shape[:-2]
         require(whole and bool(((zeros >= 0) & (zeros <= count)).all()), "the Gram's count")
-        return cls._of(state)
-
-    @classmethod
-    def _of(cls, state: dict[str, Tensor]) -> Gram:
-        matrix = state["matrix"]
         targets = None if matrix.ndim == 2 else matrix.shape[0]
-        gram = cls(matrix.shape[-1], targets=targets, device=matrix.device)
+        gram = kind(matrix.shape[-1], targets=targets, device=matrix.device)
         gram._upper = matrix.triu()
-        gram.count, gram.zeros = int(state["count"]), state["zeros"]
+        gram.count, gram.zeros = int(count), zeros
         gram.cross, gram.square = state.get("cross"), state.get("square")
         return gram
 
     def __repr__(self) -> str:
         shared = "" if self.targets is None else f", targets={self.targets}"
-        return f"Gram(width={self.width}{shared}, count={self.count})"
+        return f"{type(self).__name__}(width={self.width}{shared}, count={self.count})"
+
+    def _stored(self) -> Tensor:
+        """The sums as a file holds them."""
+        return self.matrix
+
+    @staticmethod
+    def _may_store(matrix: Tensor) -> bool:
+        """Whether finite square matrices may be what `_stored` gave."""
+        diagonal = matrix.diagonal(dim1=-2, dim2=-1)
+        positive = bool((diagonal >= -_ROUNDING * diagonal.max()).all())
+        return positive and torch.equal(matrix, matrix.mT)
+
+    def _alike(self, other: Gram) -> Gram:
+        """Another Gram of the same kind and shape, on this one's device, with nothing buffered."""
+        if (type(other), other.width, other.targets) != (type(self), self.width, self.targets):
+            raise ValueError(
+                f"Cannot merge Grams of different shape: {self!r} and {other!r}. They must come "
+                "from the same readout, loss and method."
+            )
+        self._flush()
+        other._flush()
+        return other if other.device == self.device else other.to(self.device)
+
+    def _add_moments_of(self, other: Gram, sign: int = 1) -> None:
+        """Add what another holds beside its matrix, or take it out."""
+        if self.count == 0:
+            self.cross, self.square = _clone(other.cross), _clone(other.square)
+        elif other.count:
+            self.cross = _sum(self.cross, other.cross, sign)
+            self.square = _sum(self.square, other.square, sign)
+        self.count += sign * other.count
+        self.zeros += sign * other.zeros
+
+    def _add_rows(self, rows: Tensor) -> None:
+        """Add float64 rows scaled by the roots of their weights, (n, D), or (n, T, D)."""
+        if self.targets is None:
+            _add_product(self._upper, rows)
+            return
+        for upper, own in zip(self._upper, rows.unbind(1), strict=True):
+            _add_product(upper, own)
+
+    def _add_sums(self, other: Gram) -> None:
+        self._upper += other._upper
+
+    def _take_out(self, other: Gram) -> bool:
+        """Subtract another's sums; whether one of squares turned negative."""
+        least = -_ROUNDING * self.diagonal.amax(-1, keepdim=True)
+        self._upper -= other._upper
+        negative = bool((self.diagonal < least).any())
+        self.diagonal.clamp_(min=0)
+        return negative
 
     def _rows(self, features: Tensor, weights: Tensor | None, residuals: Tensor | None) -> _Rows:
         """Check the shapes; cast to float64 and scale each row by the root of its weight."""
@@ -330,7 +383,7 @@ class Gram:
         if self._buffer:
             rows = self._buffer[0] if len(self._buffer) == 1 else torch.cat(self._buffer)
             self._buffer, self._buffered = [], 0
-            _add_product(self._upper, rows)
+            self._add_rows(rows)
 
 
 class _Rows(NamedTuple):
@@ -359,12 +412,28 @@ def _add_product(upper: Tensor, rows: Tensor) -> None:
         upper[start : start + block, start:].addmm_(left.mT, rows[:, start:])
 
 
+def _mirrored(upper: Tensor) -> Tensor:
+    """An upper triangular matrix made symmetric in place, a block at a time."""
+    width, step = upper.shape[-1], 512
+    for i in range(0, width, step):
+        own = upper[..., i : i + step, i : i + step]
+        own += own.triu(1).mT
+        upper[..., i + step :, i : i + step] = upper[..., i : i + step, i + step :].mT
+    return upper
+
+
+def check_finite(sums: Tensor) -> None:
+    """Refuse sums that cannot be factorised."""
+    if not bool(torch.isfinite(sums).all()):
+        raise ValueError("The Gram holds NaN or infinity: some of its rows did.")
+
+
 def _clone(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.clone()
 
 
-def _sum(left: Tensor | None, right: Tensor | None) -> Tensor | None:
-    return None if left is None or right is None else left + right.to(left.device)
+def _sum(left: Tensor | None, right: Tensor | None, sign: int) -> Tensor | None:
+    return None if left is None or right is None else left + sign * right
 
 
 def _variances(square: Tensor) -> Tensor:

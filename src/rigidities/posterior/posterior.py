@@ -21,6 +21,10 @@ from torch import Tensor
 
 from .draws import standard_normal
 from .gram import Gram
+from .root import RootGram
+
+LARGEST_ROUNDING = 1e-3
+"""Relative rounding error beyond which a variance is not given, or computed in more digits."""
 
 TruncationForm = Literal["inverse", "complement"]
 
@@ -36,6 +40,7 @@ class Posterior:
         scale: $\alpha$, a scalar or (K,) with one entry per target.
         complement: whether directions outside the kept ones count with the ridge alone.
         error: worst-case relative error of a truncation; see `truncate`.
+        from_root: whether the eigenbasis is that of a root of G, `RootGram`.
     """
 
     eigenvalues: Tensor
@@ -44,6 +49,7 @@ class Posterior:
     scale: Tensor = field(default_factory=lambda: torch.ones((), dtype=torch.float64))
     complement: bool = False
     error: float = 0.0
+    from_root: bool = False
 
     @classmethod
     def from_gram(cls, gram: Gram, ridge: float, penalty: Tensor | None = None) -> Posterior:
@@ -64,19 +70,14 @@ class Posterior:
             10.0
         """
         _check_ridge(ridge)
-        matrix = gram.matrix
-        if penalty is not None:
-            matrix = matrix + _checked_penalty(penalty, gram)
-        if not bool(torch.isfinite(matrix).all()):
-            raise ValueError("The Gram holds NaN or infinity: some of its rows did.")
-        eigenvalues, eigenvectors = torch.linalg.eigh(matrix)
-        posterior = cls(_clipped(eigenvalues), eigenvectors, 0.0)
+        basis = gram.eigenbasis(None if penalty is None else _checked_penalty(penalty, gram))
+        posterior = cls(_clipped(basis[0]), basis[1], 0.0, from_root=isinstance(gram, RootGram))
         try:
             return posterior.with_ridge(ridge)
         except ValueError as error:
             raise ValueError(
                 f"Gram is singular: {gram.count} samples for {gram.width} features and "
-                f"ridge={ridge:g}. Pass ridge > 0 or more data."
+                f"ridge={ridge:g}. {error}"
             ) from error
 
     @property
@@ -101,6 +102,11 @@ class Posterior:
         return float((self.precisions[..., -1] / smallest).max())
 
     @property
+    def rounding(self) -> float:
+        """Relative error of a variance that the float64 sums and their factorisation leave."""
+        return torch.finfo(torch.float64).eps * self.condition ** (0.5 if self.from_root else 1)
+
+    @property
     def effective_rank(self) -> float:
         r"""$\sum_j \lambda_j / (\lambda_j + \varsigma^2)$: directions that the data determine."""
         return float((self.eigenvalues / self.precisions).sum(-1).mean())
@@ -110,12 +116,15 @@ class Posterior:
         _check_ridge(ridge)
         self._check_whole("Choose the ridge first, then truncate.")
         smallest, largest = self.eigenvalues[..., 0], self.eigenvalues[..., -1]
-        floor = self.width * torch.finfo(torch.float64).eps * largest
+        share = torch.finfo(torch.float64).eps * max(self.width, 1 / LARGEST_ROUNDING)
+        floor = largest * (share**2 if self.from_root else share)
         if bool((smallest + ridge <= floor).any()):
+            more = "" if self.from_root else ", fit with method='qr', which needs far less,"
             raise ValueError(
-                f"The Gram is singular at ridge={ridge:g}: its smallest eigenvalue is "
-                f"{float(smallest.min()):.3g} and its largest {float(largest.max()):.3g}. "
-                "Pass a larger ridge or more data."
+                f"Float64 is too small for ridge={ridge:g}: the Gram's eigenvalues run from "
+                f"{float(smallest.min()):.3g} to {float(largest.max()):.3g}, and what is below "
+                f"{float(floor.max()):.3g} is rounding. Pass a ridge above that{more} or give more "
+                "data."
             )
         return replace(self, ridge=float(ridge))
 
