@@ -92,7 +92,9 @@ def projected(gram: Gram, cross: Tensor, biases: Tensor) -> tuple[Tensor, ...]:
     root = vectors * torch.where(held, values, torch.inf).rsqrt().unsqueeze(-2)
     left = matrix[..., free[:, None], biases] @ root
     own = root.mT @ cross[:, biases]
-    rest = matrix[..., free[:, None], free] - left @ left.mT
+    rest = matrix[..., free[:, None], free]
+    del matrix  # as wide as what is left, which is factorised next
+    rest -= left @ left.mT
     explained = own.square().sum((-2, -1))
     return rest, free, cross[:, free] - left @ own, explained, held.sum(-1)
 

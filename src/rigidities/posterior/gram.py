@@ -227,10 +227,11 @@ class Gram:
 
     def eigenbasis(self, penalty: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Eigenvalues, ascending, and eigenvectors of the matrix, to which a penalty is added."""
-        matrix = self.matrix if penalty is None else self.matrix + penalty
-        check_finite(matrix)
-        require_memory(3, self.width, None, self.device)  # a copy of the input, and two of work
-        eigenvalues, eigenvectors = torch.linalg.eigh(matrix)
+        self._flush()
+        upper = self._upper if penalty is None else self._upper + penalty
+        check_finite(upper)
+        require_memory(4, self.width, None, self.device)  # the vectors, and what LAPACK works in
+        eigenvalues, eigenvectors = torch.linalg.eigh(upper, UPLO="U")
         return eigenvalues, eigenvectors
 
     def state(self) -> dict[str, Tensor]:

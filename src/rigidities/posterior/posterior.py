@@ -75,9 +75,11 @@ class Posterior:
         try:
             return posterior.with_ridge(ridge)
         except ValueError as error:
+            if gram.count >= gram.width:
+                raise
             raise ValueError(
                 f"Gram is singular: {gram.count} samples for {gram.width} features and "
-                f"ridge={ridge:g}. {error}"
+                f"ridge={ridge:g}. Pass ridge > 0 or more data."
             ) from error
 
     @property
@@ -119,10 +121,10 @@ class Posterior:
         share = torch.finfo(torch.float64).eps * max(self.width, 1 / LARGEST_ROUNDING)
         floor = largest * (share**2 if self.from_root else share)
         if bool((smallest + ridge <= floor).any()):
-            more = "" if self.from_root else ", fit with method='qr', which needs far less,"
+            more = "" if self.from_root else ", call fit(train, method='qr')"
             raise ValueError(
-                f"Float64 is too small for ridge={ridge:g}: the Gram's eigenvalues run from "
-                f"{float(smallest.min()):.3g} to {float(largest.max()):.3g}, and what is below "
+                f"To float64 the Gram is singular at ridge={ridge:g}: its eigenvalues run from "
+                f"{float(smallest.min()):.3g} to {float(largest.max()):.3g}, and any below "
                 f"{float(floor.max()):.3g} is rounding. Pass a ridge above that{more} or give more "
                 "data."
             )
