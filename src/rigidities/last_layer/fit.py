@@ -181,8 +181,7 @@ class ReadoutFit:
             binding = self.unbound.again()
             feed = replace(self.feed(weighing), inputs=None, kind=None)
             batches = feed(train, "fit", any_order=True, **options)
-            add = partial(accumulate, None, binding.find, batches, weighing)
-            statistics = add(sample=kept, kind=kind)
+            statistics = accumulate(None, binding.find, batches, weighing, sample=kept, kind=kind)
             if self.target is None:
                 statistics.say_unlabelled()
             self._swap(Learnt(binding, statistics, weighing))

@@ -55,7 +55,6 @@ class Gram:
 
     stored: ClassVar[str] = "matrix"
     """Name of the sums in a file."""
-
     copies: ClassVar[int] = 5
     """Matrices of its size that a fit and its factorisation hold at once, as measured."""
 
@@ -250,15 +249,17 @@ class Gram:
         sums = [matrix, *(state[name] for name in ("cross", "square") if name in state)]
         finite = all(one.dtype == torch.float64 and bool(one.isfinite().all()) for one in sums)
         square = matrix.ndim in (2, 3) and matrix.shape[-1] == matrix.shape[-2]
-        require(finite and square and kind._may_store(matrix), f"the Gram's {kind.stored}")
+        require(finite and square, f"the Gram's {kind.stored}")
+        targets = None if matrix.ndim == 2 else matrix.shape[0]
+        gram = kind(matrix.shape[-1], targets=targets, device=matrix.device)
+        gram._upper = matrix.triu()
+        positive = bool((gram.diagonal >= -_ROUNDING * gram.diagonal.max()).all())
+        require(positive and torch.equal(gram._stored(), matrix), f"the Gram's {kind.stored}")
         if "cross" in state:
             wide = (matrix.shape[-1], state["square"].shape[-1])
             require(state["cross"].shape == wide, "the residuals' sums")
         whole = count.dtype == zeros.dtype == torch.int64 and zeros.shape == matrix.shape[:-2]
         require(whole and bool(((zeros >= 0) & (zeros <= count)).all()), "the Gram's count")
-        targets = None if matrix.ndim == 2 else matrix.shape[0]
-        gram = kind(matrix.shape[-1], targets=targets, device=matrix.device)
-        gram._upper = matrix.triu()
         gram.count, gram.zeros = int(count), zeros
         gram.cross, gram.square = state.get("cross"), state.get("square")
         return gram
@@ -270,13 +271,6 @@ class Gram:
     def _stored(self) -> Tensor:
         """The sums as a file holds them."""
         return self.matrix
-
-    @staticmethod
-    def _may_store(matrix: Tensor) -> bool:
-        """Whether finite square matrices may be what `_stored` gave."""
-        diagonal = matrix.diagonal(dim1=-2, dim2=-1)
-        positive = bool((diagonal >= -_ROUNDING * diagonal.max()).all())
-        return positive and torch.equal(matrix, matrix.mT)
 
     def _alike(self, other: Gram) -> Gram:
         """Another Gram of the same kind and shape, on this one's device, with nothing buffered."""

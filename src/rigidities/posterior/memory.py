@@ -24,17 +24,7 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def require_memory(copies: int, width: int, targets: int | None, device: torch.device) -> None:
-    """Refuse before the first allocation where so many D x D float64 matrices do not fit.
-
-    Args:
-        copies: matrices that are held at once; with `targets`, so many for each.
-        width: D.
-        targets: how many Grams there are, None for one.
-        device: where they will live.
-
-    Raises:
-        MemoryError: with what is needed, what is free and what to do.
-    """
+    """Refuse where so many D x D float64 matrices, for each of the targets, are too many."""
     needed = 8 * copies * width**2 * (targets or 1)
     free = free_memory(device) if needed > _SMALL else None
     if free is None or needed <= free:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from .draws import standard_normal
 from .gram import Gram
+from .memory import require_memory
 from .root import RootGram
 
 LARGEST_ROUNDING = 1e-3
@@ -272,6 +273,8 @@ class Posterior:
         by its root only, and a triangular product costs half of a full one.
         """
         self._check_whole("It has no square factor: use quadratic().")
+        targets = len(self.eigenvectors) if self.eigenvectors.ndim == 3 else None
+        require_memory(3, self.width, targets, self.eigenvectors.device)
         whitener = (self.eigenvectors / self.precisions.sqrt().unsqueeze(-2)).mT
         factor: Tensor = torch.linalg.qr(whitener, mode="r").R
         return factor

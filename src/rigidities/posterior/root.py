@@ -40,7 +40,7 @@ class RootGram(Gram):
     """
 
     stored: ClassVar[str] = "root"
-    copies: ClassVar[int] = 9
+    copies: ClassVar[int] = 8
 
     _waiting: tuple[Tensor, ...] = ()
 
@@ -115,20 +115,12 @@ class RootGram(Gram):
     def _stored(self) -> Tensor:
         return self.root
 
-    @staticmethod
-    def _may_store(matrix: Tensor) -> bool:
-        return torch.equal(matrix, matrix.triu())
-
-
-METHODS: dict[str, type[Gram]] = {"gram": Gram, "qr": RootGram}
-"""How a fit may accumulate its rows."""
-
 
 def gram_kind(method: str) -> type[Gram]:
-    """The accumulator of a method, by its name."""
-    if method not in METHODS:
+    """What accumulates the rows of a fit, by the method's name."""
+    if method not in ("gram", "qr"):
         raise ValueError(f"method must be 'gram' or 'qr', got {method!r}.")
-    return METHODS[method]
+    return Gram if method == "gram" else RootGram
 
 
 def _triangle(rows: Tensor) -> Tensor:
