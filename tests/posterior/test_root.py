@@ -76,6 +76,20 @@ def test_rows_that_wait_are_in_every_copy(monkeypatch):
     same_sums(gram, of(Gram, torch.cat([normal(600, 4), normal(5, 4, seed=1)])))
 
 
+def test_rows_may_be_overwritten_while_they_wait_and_may_lack_their_ones(monkeypatch):
+    monkeypatch.setattr(root, "_BLOCK_ROWS", 10_000)
+    rows, weights, gram = normal(600, 4), normal(600, seed=1).abs(), RootGram(5)
+    mine, bare = rows.clone(), RootGram(4)
+    bare.update(mine)
+    gram.update(mine, ones=True)
+    gram.update(mine, weights, ones=True)
+    mine.zero_()
+    whole = torch.cat([rows, torch.ones(600, 1)], 1)
+    expected = whole.T @ (whole * (1 + weights)[:, None])
+    close(gram.matrix, expected)
+    close(bare.matrix, rows.T @ rows)
+
+
 @pytest.mark.parametrize("own", [False, True], ids=["shared features", "own features"])
 def test_each_target_has_a_root_of_its_own(own):
     features, weights = normal(30, 5), normal(30, 3, seed=1).abs()

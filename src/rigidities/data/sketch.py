@@ -55,8 +55,9 @@ class RowSketch:
         self.columns: dict[str, Tensor] = {}
         self._pending: list[tuple[Tensor, Tensor, dict[str, Tensor]]] = []
         self._waiting = 0
+        self._lost: Tensor | None = None  # the lowest hash that could not be taken in
 
-    def add(self, hashes: Tensor, **columns: Tensor) -> None:
+    def add(self, hashes: Tensor, **columns: Any) -> None:
         """Take rows in."""
         self._queue(hashes, torch.ones_like(hashes), columns)
 
@@ -114,10 +115,15 @@ class RowSketch:
         require(rising and bool((counts > 0).all()), "the rows' hashes")
         return cls(hashes, counts, int(limit))
 
+    @property
+    def _patience(self) -> int:
+        """How many rows may wait to be merged in: a sort for few would cost as much."""
+        return 4 * self.size
+
     def _queue(self, hashes: Tensor, counts: Tensor, columns: dict[str, Tensor]) -> None:
         self._pending.append((hashes, counts, columns))
         self._waiting += hashes.numel()
-        if self._waiting >= self.size:
+        if self._waiting >= self._patience:
             self.settle()
 
     def settle(self) -> int:
@@ -127,6 +133,8 @@ class RowSketch:
         device = self._pending[-1][0].device
         parts = zip((self.hashes, self.counts, self.columns), *self._pending, strict=True)
         hashes, counts = (torch.cat([t.to(device) for t in next(parts)]) for _ in range(2))
+        if self._lost is not None:
+            self.limit, self._lost = min(self.limit, int(self._lost)), None
         below = (hashes < self.limit).nonzero()[:, 0]
         distinct, index = torch.unique(hashes[below], return_inverse=True)
         total = torch.zeros_like(distinct).index_add_(0, index, counts[below])
@@ -226,7 +234,8 @@ def _products(tensor: Tensor, position: int) -> Tensor:
         chunk = words[:, start : start + _CHUNK]
         made = _multipliers.__wrapped__ if torch.compiler.is_compiling() else _multipliers
         multipliers = made(position, start, chunk.shape[1], words.device)
-        parts.append((chunk * multipliers).sum(1))
+        fused = words.device.type == "cpu" and not torch.compiler.is_compiling()
+        parts.append(torch.mv(chunk, multipliers) if fused else (chunk * multipliers).sum(1))
     return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
 
@@ -253,7 +262,7 @@ def _words(values: Tensor) -> Tensor:
     if values.element_size() * values.shape[1] % 8:
         return values.view(torch.int32).to(torch.int64)
     pairs = values.view(torch.int64)
-    return pairs + (pairs >> 32) * _ODD
+    return (pairs >> 32).mul_(_ODD).add_(pairs)
 
 
 def _mixed(words: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from ..losses import NAMED, Loss
 from ..models.shadow import placement
 from ..models.threads import Lock
 from ..notices import NO_FIT, NotFittedError, notify, require, require_kinds
-from ..posterior.gram import Gram
+from ..posterior.gram import Gram, PrecisionLike
 from ..posterior.posterior import Posterior
 from ..posterior.root import gram_kind
 from .accumulation import Statistics, Weighing, accumulate
@@ -173,15 +173,23 @@ class ReadoutFit:
         self._changing, self._swapping, self._changed = Lock(), Lock(), False
 
     def fit(
-        self, train: Any, weighing: Weighing, *, sample: int, method: str, **options: Any
+        self,
+        train: Any,
+        weighing: Weighing,
+        *,
+        sample: int,
+        precision: PrecisionLike,
+        method: str,
+        **options: Any,
     ) -> None:
         """Accumulate the Gram over the training data, and keep a `sample` of so many rows."""
-        kept, kind = RowSample(sample) if sample else None, gram_kind(method)
+        kept, kind = RowSample(sample) if sample else None, gram_kind(method, precision)
         with self._alone():
             binding = self.unbound.again()
             feed = replace(self.feed(weighing), inputs=None, kind=None)
             batches = feed(train, "fit", any_order=True, **options)
-            statistics = accumulate(None, binding.find, batches, weighing, sample=kept, kind=kind)
+            add = partial(accumulate, None, binding.find, batches, weighing)
+            statistics = add(sample=kept, precision=precision, kind=kind)
             if self.target is None:
                 statistics.say_unlabelled()
             self._swap(Learnt(binding, statistics, weighing))
@@ -245,6 +253,7 @@ class ReadoutFit:
                 seen = None if train is None else work.gathered(feed(train), compared=False)
                 report = work.report(rows, seen)
                 final = posterior.with_ridge(report.ridge).with_scale(report.scale)
+                report = report.certified(final.doubt)
                 if apart is not None:
                     report = work.guaranteed(report, apart, groups)
                 if weighing.gradients is not None and weighing.gradients.target is not None:

@@ -34,7 +34,7 @@ from ..models.calling import FeatureFunction, ForwardFunction, Source
 from ..models.modes import outside_inference_mode, refuse_transforms
 from ..models.shadow import placement
 from ..posterior.draws import MEMBERS
-from ..posterior.gram import Gram
+from ..posterior.gram import Gram, PrecisionLike
 from ..posterior.joint import JointPosterior
 from ..posterior.posterior import Posterior
 from ..posterior.quadratic import rounding_bound
@@ -133,8 +133,9 @@ class LastLayerRigidity(ModelWrapper):
         gradients: InputName = None,
         gradient_weight: GradientWeight | None = None,
         gradient_target: GradientTarget | None = None,
-        method: str = "gram",
         sample: int = SIZE,
+        precision: PrecisionLike = "auto",
+        method: str = "gram",
         batch_size: int | None = None,
         progress: bool | None = None,
     ) -> Self:
@@ -152,10 +153,13 @@ class LastLayerRigidity(ModelWrapper):
             gradient_target: the derivatives' target, where there is one: key or attribute of a
                 batch, or callable(batch); forces with their sign changed. `calibrate` then gives
                 derivatives a scale of their own.
+            sample: how many training rows to keep for `calibrate`, drawn evenly; 0 for none.
+            precision: of the products in the Gram: "double"; "mixed", in the features' own
+                precision with a measured rounding, which `calibrate` holds against the ridge; or
+                "auto", double except for half-precision features.
             method: "gram" adds up $F^T F$; "qr" keeps a triangular root of it, for features whose
                 condition number is beyond 1e5 or so: a few times slower, and no digits are lost
                 to squaring it. Data added or removed later go the same way.
-            sample: how many training rows to keep for `calibrate`, drawn evenly; 0 for none.
             batch_size: rows per batch where the data are not batches already; by default a
                 loader's own, else 1024.
             progress: show a bar; by default on a terminal only.
@@ -165,8 +169,8 @@ class LastLayerRigidity(ModelWrapper):
         """
         derivatives = gradient_loss(gradients, gradient_weight, gradient_target)
         weighing = Weighing(loss_for(loss), sample_weight, derivatives)
-        options: dict[str, Any] = {"batch_size": batch_size, "progress": progress}
-        self._fit.fit(train, weighing, sample=sample, method=method, **options)
+        options: dict[str, Any] = {"sample": sample, "precision": precision, "method": method}
+        self._fit.fit(train, weighing, **options, batch_size=batch_size, progress=progress)
         return self
 
     @outside_inference_mode

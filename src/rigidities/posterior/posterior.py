@@ -41,6 +41,7 @@ class Posterior:
         scale: $\alpha$, a scalar or (K,) with one entry per target.
         complement: whether directions outside the kept ones count with the ridge alone.
         error: worst-case relative error of a truncation; see `truncate`.
+        rounding: bound on the error of G, |dG|, where its products were of mixed precision.
         from_root: whether the eigenbasis is that of a root of G, `RootGram`.
     """
 
@@ -50,6 +51,7 @@ class Posterior:
     scale: Tensor = field(default_factory=lambda: torch.ones((), dtype=torch.float64))
     complement: bool = False
     error: float = 0.0
+    rounding: float = 0.0
     from_root: bool = False
 
     @classmethod
@@ -72,7 +74,8 @@ class Posterior:
         """
         _check_ridge(ridge)
         basis = gram.eigenbasis(None if penalty is None else _checked_penalty(penalty, gram))
-        posterior = cls(_clipped(basis[0]), basis[1], 0.0, from_root=isinstance(gram, RootGram))
+        root, values = isinstance(gram, RootGram), _clipped(basis[0])
+        posterior = cls(values, basis[1], 0.0, rounding=gram.rounding, from_root=root)
         try:
             return posterior.with_ridge(ridge)
         except ValueError as error:
@@ -105,9 +108,15 @@ class Posterior:
         return float((self.precisions[..., -1] / smallest).max())
 
     @property
-    def rounding(self) -> float:
-        """Relative error of a variance that the float64 sums and their factorisation leave."""
+    def float64_error(self) -> float:
+        """Relative error of variances that float64 sums and their factorisation leave."""
         return torch.finfo(torch.float64).eps * self.condition ** (0.5 if self.from_root else 1)
+
+    @property
+    def doubt(self) -> float:
+        r"""Bound on the relative error of variances by that of G, $|dG| / (\lambda_{\min} + s)$."""
+        smallest = self.ridge if self.complement else float(self.precisions[..., 0].min())
+        return self.rounding / smallest if self.rounding else 0.0
 
     @property
     def effective_rank(self) -> float:

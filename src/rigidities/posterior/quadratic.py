@@ -28,7 +28,8 @@ class QuadraticForm:
         dtype: the precision of the product.
         rounding: bound on the relative rounding error of the variances that come out: of the
             product itself (`rounding_bound`), of the result in the model's precision, and of the
-            float64 Gram and its factorisation (`Posterior.rounding`).
+            float64 Gram and its factorisation (`Posterior.float64_error`, and in mixed precision
+            what was measured).
     """
 
     factor: Tensor
@@ -41,7 +42,7 @@ class QuadraticForm:
         bound, result = rounding_bound(posterior, dtype), 2 * torch.finfo(dtype).eps
         if bound > LARGEST_ROUNDING:
             dtype, bound = torch.float64, rounding_bound(posterior, torch.float64)
-        bound += result + posterior.rounding
+        bound += result + posterior.float64_error + posterior.doubt
         return cls(posterior.factor.to(dtype), dtype, bound)
 
     def __call__(self, features: Tensor, *, ones: bool = False) -> Tensor:

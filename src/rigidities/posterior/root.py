@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .gram import Gram, check_finite
+from .gram import Gram, PrecisionLike, Rows, check_finite
 from .memory import require_memory
 
 _BLOCK_ROWS = 512
@@ -73,8 +73,13 @@ class RootGram(Gram):
         _, singular, right = torch.linalg.svd(rows, full_matrices=False)
         return singular.square().flip(-1), right.mT.flip(-1)
 
-    def _add_rows(self, rows: Tensor) -> None:
-        self._waiting = (*self._waiting, rows)
+    def _products_in(self, features: Tensor) -> torch.dtype:
+        return torch.float64
+
+    def _add_rows(self, rows: Rows) -> None:
+        own, ones = rows.features, rows.ones  # the caller may write to its own rows while they wait
+        own = own.clone() if ones is None else torch.cat([own, ones], dim=1)
+        self._waiting = (*self._waiting, own)
         most = max(_BLOCK_ROWS, min(2 * self.width, _BLOCK_NUMBERS // self.width))
         if sum(map(len, self._waiting)) >= most:
             self._fold()
@@ -116,10 +121,12 @@ class RootGram(Gram):
         return self.root
 
 
-def gram_kind(method: str) -> type[Gram]:
+def gram_kind(method: str, precision: PrecisionLike = "auto") -> type[Gram]:
     """What accumulates the rows of a fit, by the method's name."""
     if method not in ("gram", "qr"):
         raise ValueError(f"method must be 'gram' or 'qr', got {method!r}.")
+    if method == "qr" and precision == "mixed":
+        raise ValueError("method='qr' keeps all digits: precision='mixed' goes with 'gram' alone.")
     return Gram if method == "gram" else RootGram
 
 
