@@ -1,5 +1,7 @@
 """The root of a Gram: the same sums, and error bars where the Gram itself has lost them."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -136,6 +138,13 @@ def test_rows_that_were_never_added_are_refused(rows):
     refused("never added", gram.downdate, 10 * normal(2, 6, seed=1))
     assert torch.equal(gram.root, before) and gram.count == rows
     refused("Cannot remove 31 rows", gram.downdate, normal(31, 6))
+
+
+def test_a_row_across_open_directions_alone_was_never_added():
+    row = torch.eye(6, dtype=F64)[5:]
+    gram = of(RootGram, torch.cat([normal(9, 5), torch.zeros(9, 1)], 1))
+    refused("never added", gram.downdate, 1e-3 * row)
+    gram.downdate(1e-9 * row)  # which is rounding beside the rows that are held
 
 
 def test_residuals_follow_the_weights():
@@ -287,3 +296,9 @@ def test_an_unknown_memory_refuses_nothing(little, monkeypatch):
     little(None)
     Posterior.from_gram(of(Gram, normal(9, 4)), 1.0)
     assert memory.free_memory(torch.device("meta")) is None
+
+
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="Linux tells what is free")
+def test_what_is_free_is_told_in_bytes():
+    free = memory.free_memory(torch.device("cpu"))
+    assert free is not None and 1 << 24 < free < 1 << 50
