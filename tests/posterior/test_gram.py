@@ -255,7 +255,7 @@ def test_state_comes_back():
 
 
 def test_a_copy_in_mixed_precision_goes_its_own_way():
-    rows, gram = normal(40, 6, dtype=torch.float32), Gram(6, precision="mixed")
+    rows, gram = normal(600, 6, dtype=torch.float32), Gram(6, precision="mixed")
     gram.update(rows)
     clone = gram.clone()
     for one, times in ((gram, 2), (clone, 3)):
