@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ from ..data.sketch import NO_LIMIT, RowSketch
 from ..losses import MSE, Loss
 from ..notices import notify
 from ..posterior.gram import Gram, PrecisionLike, precision_for
+from ..posterior.memory import require_memory
 from .gradients.loss import GradientLoss
 from .readout.reading import Reading, SampleWeight, read
 from .readout.tap import AnyTap
@@ -132,11 +133,12 @@ def accumulate(
     check: bool = True,
     sample: RowSample | None = None,
     precision: PrecisionLike = "auto",
+    kind: type[Gram] = Gram,
 ) -> Statistics:
     """Statistics with the batches' rows added (in place), or without them (in a copy).
 
     `find` gives the readout for the first batch; `check` refuses to take out what was never added;
-    `sample`, still empty, and `precision` are those of new statistics.
+    `sample`, still empty, `precision` and the `kind` of Gram are those of new statistics.
 
     Raises:
         ValueError: nothing to add, NaN or infinity, shapes that do not fit, negative curvature;
@@ -144,9 +146,11 @@ def accumulate(
     """
     known = statistics if remove else None
     statistics = None if remove else statistics
-    if known is not None and known.sample is not None:
-        sample = RowSample(known.sample.size, known.sample.limit)
-    adding, tap = _Adding(statistics, known, weighing, sample, precision), None
+    if known is not None:
+        kind = type(known.gram)
+        sample = known.sample and RowSample(known.sample.size, known.sample.limit)
+    empty = partial(_empty, precision=precision, gram_kind=kind)
+    adding, tap = _Adding(statistics, known, weighing, sample, empty), None
     for batch in batches:
         tap = find(batch) if tap is None else tap
         adding.take(tap, batch)
@@ -238,10 +242,10 @@ class _Adding:
         known: Statistics | None,
         weighing: Weighing,
         sample: RowSample | None,
-        precision: PrecisionLike,
+        empty: Callable[[AnyTap, Batch, Reading], Statistics],
     ) -> None:
         self.statistics, self._known, self._weighing = statistics, known, weighing
-        self._sample, self._precision = sample, precision
+        self._sample, self._empty = sample, empty
         self._pieces: list[_Piece] = []
         self._number = self._bytes = self._rows = 0
         self._first: Reading | None = None
@@ -329,7 +333,7 @@ class _Adding:
         """Into the Gram, the sketch and the sample; the sums that NaN would spoil."""
         batch, reading, weights = piece.batch, piece.reading, piece.weights
         if self.statistics is None:
-            self.statistics = _empty(tap, batch, reading, self._precision)
+            self.statistics = self._empty(tap, batch, reading)
             self.statistics.exact = self._known is None or self._known.exact
             self.statistics.sample = self._sample
         own, gram, error = self.statistics, self.statistics.gram, piece.error
@@ -392,11 +396,15 @@ def _sampled(
     return sample
 
 
-def _empty(tap: AnyTap, batch: Batch, reading: Reading, precision: PrecisionLike) -> Statistics:
+def _empty(
+    tap: AnyTap, batch: Batch, reading: Reading, precision: PrecisionLike, gram_kind: type[Gram]
+) -> Statistics:
     targets, inputs = reading.inner[reading.axis], reading.inputs
     own = targets if tap.layout == "separate" else None
-    width, made = inputs.shape[-1] + reading.ones, precision_for(precision, inputs)
-    gram = Gram(width, targets=own, device=inputs.device, precision=made)
+    made = precision_for(precision if gram_kind is Gram else "double", inputs)
+    width, device = inputs.shape[-1] + reading.ones, inputs.device
+    require_memory(gram_kind.copies, width, own, device)
+    gram = gram_kind(width, targets=own, device=device, precision=made)
     kind, raw = kind_of(batch.raw), batch.raw
     number = max(1, len(raw) - 1) if kind.startswith("tuple") else len(batch.args)
     return Statistics(gram, RowSketch(), targets, number, kind)

@@ -28,6 +28,7 @@ from ..notices import NO_FIT, NotFittedError, notify, require, require_kinds
 from ..posterior.gram import Gram, PrecisionLike
 from ..posterior.posterior import Posterior
 from ..posterior.quadratic import features_doubt
+from ..posterior.root import gram_kind
 from .accumulation import Statistics, Weighing, accumulate
 from .error_bars import ErrorBars
 from .gradients.loss import GradientLoss, GradientTarget, calibration_loss, gradient_scale
@@ -179,17 +180,17 @@ class ReadoutFit:
         *,
         sample: int,
         precision: PrecisionLike,
+        method: str,
         **options: Any,
     ) -> None:
         """Accumulate the Gram over the training data, and keep a `sample` of so many rows."""
-        kept = RowSample(sample) if sample else None
+        kept, kind = RowSample(sample) if sample else None, gram_kind(method, precision)
         with self._alone():
             binding = self.unbound.again()
             feed = replace(self.feed(weighing), inputs=None, kind=None)
             batches = feed(train, "fit", any_order=True, **options)
-            statistics = accumulate(
-                None, binding.find, batches, weighing, sample=kept, precision=precision
-            )
+            add = partial(accumulate, None, binding.find, batches, weighing)
+            statistics = add(sample=kept, precision=precision, kind=kind)
             if self.target is None:
                 statistics.say_unlabelled()
             self._swap(Learnt(binding, statistics, weighing))

@@ -135,6 +135,7 @@ class LastLayerRigidity(ModelWrapper):
         gradient_target: GradientTarget | None = None,
         sample: int = SIZE,
         precision: PrecisionLike = "auto",
+        method: str = "gram",
         batch_size: int | None = None,
         progress: bool | None = None,
     ) -> Self:
@@ -156,6 +157,9 @@ class LastLayerRigidity(ModelWrapper):
             precision: of the products in the Gram: "double"; "mixed", in the features' own
                 precision with a measured rounding, which `calibrate` holds against the ridge; or
                 "auto", double except for half-precision features.
+            method: "gram" adds up $F^T F$; "qr" keeps a triangular root of it, for features whose
+                condition number is beyond 1e5 or so: a few times slower, and no digits are lost
+                to squaring it. Data added or removed later go the same way.
             batch_size: rows per batch where the data are not batches already; by default a
                 loader's own, else 1024.
             progress: show a bar; by default on a terminal only.
@@ -165,7 +169,7 @@ class LastLayerRigidity(ModelWrapper):
         """
         derivatives = gradient_loss(gradients, gradient_weight, gradient_target)
         weighing = Weighing(loss_for(loss), sample_weight, derivatives)
-        options: dict[str, Any] = {"sample": sample, "precision": precision}
+        options: dict[str, Any] = {"sample": sample, "precision": precision, "method": method}
         self._fit.fit(train, weighing, **options, batch_size=batch_size, progress=progress)
         return self
 

@@ -19,15 +19,17 @@ in the same direction, so errors are added up, in proportion to the blocks' trac
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..notices import notify, require
+from .memory import require_memory
 
 JOINT_TARGETS = 256
 """Up to so many targets the residuals' full K x K moment is kept, beyond it the diagonal alone."""
@@ -71,6 +73,11 @@ class Gram:
         ([[10.0, 14.0], [14.0, 20.0]], 2)
     """
 
+    stored: ClassVar[str] = "matrix"
+    """Name of the sums in a file."""
+    copies: ClassVar[int] = 5
+    """Matrices of its size that a fit and its factorisation hold at once, as measured."""
+
     def __init__(
         self,
         width: int,
@@ -88,6 +95,7 @@ class Gram:
         self.targets = targets
         self.count = 0
         self.zeros = torch.zeros(shape[:-2], dtype=torch.int64, device=device)
+        require_memory(1, width, targets, self.zeros.device)
         self.cross: Tensor | None = None
         self.square: Tensor | None = None
         self._upper = torch.zeros(shape, dtype=torch.float64, device=device)
@@ -129,7 +137,7 @@ class Gram:
     def matrix(self) -> Tensor:
         """The whole symmetric matrix, (D, D) or (T, D, D), float64."""
         self._flush()
-        return self._upper.triu() + self._upper.triu(1).mT
+        return _mirrored(self._upper.triu())
 
     @property
     def diagonal(self) -> Tensor:
@@ -181,7 +189,8 @@ class Gram:
         moments: bool = True,
     ) -> None:
         """Take rows out that were added before, with the weights they were added with."""
-        rows = Gram(self.width, targets=self.targets, device=self.device, precision=self.precision)
+        kind, precision = type(self), self.precision
+        rows = kind(self.width, targets=self.targets, device=self.device, precision=precision)
         rows.update(features, weights, residuals, moments=moments)
         if not moments:
             rows.square = None if self.square is None else torch.zeros_like(self.square)
@@ -189,24 +198,9 @@ class Gram:
 
     def merge(self, other: Gram) -> Gram:
         """Add another Gram's sums to this one's and return this one."""
-        if (other.width, other.targets) != (self.width, self.targets):
-            raise ValueError(
-                f"Cannot merge Grams of different shape: {tuple(self._upper.shape)} and "
-                f"{tuple(other._upper.shape)}. They must come from the same readout and loss."
-            )
-        self._flush()
-        other._flush()
-        other = other if other.device == self.device else other.to(self.device)
-        if self.count == 0:
-            self.cross, self.square = _clone(other.cross), _clone(other.square)
-        elif other.count:
-            self.cross = _sum(self.cross, other.cross)
-            self.square = _sum(self.square, other.square)
-        self._upper += other._upper
-        self.count += other.count
-        self.zeros += other.zeros
-        if other._spots is not None:
-            self._spots = other._spots + (0 if self._spots is None else self._spots)
+        other = self._alike(other)
+        self._add_moments_of(other)
+        self._add_sums(other)
         return self
 
     def without(self, other: Gram) -> Gram:
@@ -221,17 +215,16 @@ class Gram:
             return self.expand(other.targets).without(other)
         if self.targets is not None and other.targets is None:
             other = other.expand(self.targets)
-        minus = {k: sums if k == "spots" else -sums for k, sums in other.state().items()}
-        left = self.clone().merge(Gram._of(minus))  # whose errors add up all the same
-        negative = (left.diagonal < -_ROUNDING * self.diagonal.amax(-1, keepdim=True)).any()
-        left._upper.diagonal(dim1=-2, dim2=-1).clamp_(min=0)
+        other, left = self._alike(other), self.clone()
+        left._add_moments_of(other, -1)
+        negative = left._take_out(other)
         if left.square is not None and self.square is not None:
             squares, rounding = _variances(left.square), _ROUNDING * _variances(self.square)
-            negative |= (squares < -rounding).any()
+            negative = negative or bool((squares < -rounding).any())
             squares.clamp_(min=0)
             if left.count and bool((squares < rounding).any()):
                 left.cross = left.square = None
-        if bool(negative):
+        if negative:
             raise ValueError(
                 "These rows were never added, or not so (a sum of squares would turn negative). "
                 "Remove rows with the features, weights and targets they were added with."
@@ -261,7 +254,7 @@ class Gram:
         if self.targets is not None:
             raise ValueError(f"This Gram already holds one matrix for each of {self.targets}.")
         self._flush()
-        clone = Gram(self.width, targets=targets, device=self.device)
+        clone = type(self)(self.width, targets=targets, device=self.device)
         clone._upper += self._upper
         clone.count, clone.zeros = self.count, self.zeros.expand(targets).clone()
         clone.cross, clone.square = _clone(self.cross), _clone(self.square)
@@ -279,26 +272,44 @@ class Gram:
 
     def to(self, device: torch.device | str) -> Gram:
         """An independent copy on another device; the sums stay float64."""
-        state = {name: tensor.clone().to(device) for name, tensor in self.state().items()}
-        return Gram._of(state)
+        self._flush()
+        gram = copy.copy(self)
+        gram._buffer, gram._short = [], None
+        held = {name: sums for name, sums in vars(self).items() if isinstance(sums, Tensor)}
+        vars(gram).update({name: sums.to(device, copy=True) for name, sums in held.items()})
+        return gram
+
+    def eigenbasis(self, penalty: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Eigenvalues, ascending, and eigenvectors of the matrix, to which a penalty is added."""
+        self._flush()
+        upper = self._upper if penalty is None else self._upper + penalty
+        check_finite(upper)
+        require_memory(4, self.width, None, self.device)  # the vectors, and what LAPACK works in
+        eigenvalues, eigenvectors = torch.linalg.eigh(upper, UPLO="U")
+        return eigenvalues, eigenvectors
 
     def state(self) -> dict[str, Tensor]:
         """Everything as tensors, for files; `from_state` is the way back."""
         count = torch.tensor(self.count, dtype=torch.int64)
-        tensors = {"matrix": self.matrix, "count": count, "zeros": self.zeros}
+        tensors = {self.stored: self._stored(), "count": count, "zeros": self.zeros}
         moments = {"cross": self.cross, "square": self.square, "spots": self._spots}
         return tensors | {name: sums for name, sums in moments.items() if sums is not None}
 
     @classmethod
     def from_state(cls, state: dict[str, Tensor]) -> Gram:
         """The Gram that `state` came from; refused where it came from none."""
-        matrix, count, zeros = (state[name] for name in ("matrix", "count", "zeros"))
-        sums = [state[name] for name in ("matrix", "cross", "square") if name in state]
+        kinds: list[type[Gram]] = [Gram, *Gram.__subclasses__()]
+        kind = next((kind for kind in kinds if kind.stored in state), cls)
+        matrix, count, zeros = (state[name] for name in (kind.stored, "count", "zeros"))
+        sums = [matrix, *(state[name] for name in ("cross", "square") if name in state)]
         finite = all(one.dtype == torch.float64 and bool(one.isfinite().all()) for one in sums)
-        square = matrix.ndim in (2, 3) and torch.equal(matrix, matrix.mT)
-        diagonal = matrix.diagonal(dim1=-2, dim2=-1)
-        positive = bool((diagonal >= -_ROUNDING * diagonal.max()).all())
-        require(finite and square and positive, "the Gram's matrix")
+        square = matrix.ndim in (2, 3) and matrix.shape[-1] == matrix.shape[-2]
+        require(finite and square, f"the Gram's {kind.stored}")
+        targets = None if matrix.ndim == 2 else matrix.shape[0]
+        gram = kind(matrix.shape[-1], targets=targets, device=matrix.device)
+        gram._upper = matrix.triu()
+        positive = bool((gram.diagonal >= -_ROUNDING * gram.diagonal.max()).all())
+        require(positive and torch.equal(gram._stored(), matrix), f"the Gram's {kind.stored}")
         if "cross" in state:
             wide = (matrix.shape[-1], state["square"].shape[-1])
             require(state["cross"].shape == wide, "the residuals' sums")
@@ -307,26 +318,56 @@ class Gram:
             require(sound and bool(((spots >= 0) & spots.isfinite()).all()), "the Gram's rounding")
         whole = count.dtype == zeros.dtype == torch.int64 and zeros.shape == matrix.shape[:-2]
         require(whole and bool(((zeros >= 0) & (zeros <= count)).all()), "the Gram's count")
-        return cls._of(state)
-
-    @classmethod
-    def _of(cls, state: dict[str, Tensor]) -> Gram:
-        matrix = state["matrix"]
-        targets = None if matrix.ndim == 2 else matrix.shape[0]
-        gram = cls(matrix.shape[-1], targets=targets, device=matrix.device)
-        gram._upper = matrix.triu()
-        gram.count, gram.zeros = int(state["count"]), state["zeros"]
+        gram.count, gram.zeros = int(count), zeros.clone()
         gram.cross, gram.square = state.get("cross"), state.get("square")
-        gram._spots = state.get("spots")
+        gram._spots = _clone(spots)
         return gram
 
     def __repr__(self) -> str:
         shared = "" if self.targets is None else f", targets={self.targets}"
-        return f"Gram(width={self.width}{shared}, count={self.count})"
+        return f"{type(self).__name__}(width={self.width}{shared}, count={self.count})"
+
+    def _stored(self) -> Tensor:
+        """The sums as a file holds them."""
+        return self.matrix
+
+    def _alike(self, other: Gram) -> Gram:
+        """Another Gram of the same kind and shape, on this one's device, with nothing buffered."""
+        if (type(other), other.width, other.targets) != (type(self), self.width, self.targets):
+            raise ValueError(
+                f"Cannot merge Grams of different shape: {self!r} and {other!r}. They must come "
+                "from the same readout, loss and method."
+            )
+        self._flush()
+        other._flush()
+        return other if other.device == self.device else other.to(self.device)
+
+    def _add_moments_of(self, other: Gram, sign: int = 1) -> None:
+        """Add what another holds beside its matrix, or take it out; errors add up all the same."""
+        if self.count == 0:
+            self.cross, self.square = _clone(other.cross), _clone(other.square)
+        elif other.count:
+            self.cross = _sum(self.cross, other.cross, sign)
+            self.square = _sum(self.square, other.square, sign)
+        self.count += sign * other.count
+        self.zeros += sign * other.zeros
+        if other._spots is not None:
+            self._spots = other._spots + (0 if self._spots is None else self._spots)
+
+    def _add_sums(self, other: Gram) -> None:
+        self._upper += other._upper
+
+    def _take_out(self, other: Gram) -> bool:
+        """Subtract another's sums; whether one of squares turned negative."""
+        least = -_ROUNDING * self.diagonal.amax(-1, keepdim=True)
+        self._upper -= other._upper
+        negative = bool((self.diagonal < least).any())
+        self.diagonal.clamp_(min=0)
+        return negative
 
     def _rows(
         self, features: Tensor, weights: Tensor | None, residuals: Tensor | None, ones: bool
-    ) -> _Rows:
+    ) -> Rows:
         """Check the shapes; cast, and scale each row by the root of its weight."""
         self._check_features(features, ones)
         n, device = features.shape[0], self.device
@@ -348,7 +389,7 @@ class Gram:
         if root is not None:
             single = scaled.dtype != torch.float64
             scaled = scaled.float() * root.float() if single else scaled * root
-        return _Rows(scaled, errors, zeros, first)
+        return Rows(scaled, errors, zeros, first)
 
     def _products_in(self, features: Tensor) -> torch.dtype:
         """The precision of products of these features."""
@@ -382,7 +423,7 @@ class Gram:
             )
         return weights.sqrt()
 
-    def _add_moments(self, rows: _Rows, moments: bool) -> None:
+    def _add_moments(self, rows: Rows, moments: bool) -> None:
         """Residuals' products, and those of a column of ones, which stays out of the large one."""
         first, errors = self.count == 0, rows.residuals
         errors = errors if moments and (first or self.square is not None) else None
@@ -395,7 +436,7 @@ class Gram:
         if cross is not None and crossed:
             self.cross = cross if self.cross is None else self.cross + cross
 
-    def _sides(self, rows: _Rows, errors: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    def _sides(self, rows: Rows, errors: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """Add the column of ones; $F^T W r$ (D, K) and $r^T W r$ where there are residuals."""
         few = [part for part in (rows.ones, errors) if part is not None]
         if not few:
@@ -413,11 +454,10 @@ class Gram:
         if rows.ones is None:
             return products, square
         products = torch.cat([products, rows.ones.mT @ side if small is None else small[:1]])
-        self._upper[:, -1] += products[:, 0]
-        self._measure_ones(rows.features, rows.ones)
+        self._add_ones(rows, products[:, 0])
         return (None, None) if errors is None else (products[:, 1:], square)
 
-    def _add_rows(self, rows: _Rows) -> None:
+    def _add_rows(self, rows: Rows) -> None:
         """Add their product, at once or with others."""
         if self.targets is not None:
             for upper, own in zip(self._upper, rows.features.unbind(1), strict=True):
@@ -431,10 +471,12 @@ class Gram:
         if self._buffered >= _BUFFER_ROWS:
             self._multiply()
 
-    def _measure_ones(self, features: Tensor, ones: Tensor) -> None:
-        """The error of the column of ones' product, where that of the others is measured too."""
+    def _add_ones(self, rows: Rows, column: Tensor) -> None:
+        """Add the last column, and measure its error where that of the others is measured too."""
+        self._upper[:, -1] += column
+        features, ones = rows.features, rows.ones
         measured = self._short is None or self._short.measured
-        if self._spots is None or features.dtype == torch.float64 or not measured:
+        if ones is None or self._spots is None or features.dtype == torch.float64 or not measured:
             return
         some, first = features[:_SHORT], ones[:_SHORT]
         error = _times(first, some) - first.mT @ some.to(torch.float64)
@@ -514,7 +556,7 @@ class _Short:
         self._exact = torch.zeros_like(self._directions) if spot else None
 
 
-class _Rows(NamedTuple):
+class Rows(NamedTuple):
     """Checked rows, scaled by the roots of their weights; `ones` (N, 1) is a last column."""
 
     features: Tensor
@@ -625,12 +667,28 @@ def _chunk(features: Tensor) -> int:
     return max(_SHORT, (1 << 25) // features.shape[1:].numel())
 
 
+def _mirrored(upper: Tensor) -> Tensor:
+    """An upper triangular matrix made symmetric in place, a block at a time."""
+    width, step = upper.shape[-1], 512
+    for i in range(0, width, step):
+        own = upper[..., i : i + step, i : i + step]
+        own += own.triu(1).mT
+        upper[..., i + step :, i : i + step] = upper[..., i : i + step, i + step :].mT
+    return upper
+
+
+def check_finite(sums: Tensor) -> None:
+    """Refuse sums that cannot be factorised."""
+    if not bool(torch.isfinite(sums).all()):
+        raise ValueError("The Gram holds NaN or infinity: some of its rows did.")
+
+
 def _clone(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.clone()
 
 
-def _sum(left: Tensor | None, right: Tensor | None) -> Tensor | None:
-    return None if left is None or right is None else left + right.to(left.device)
+def _sum(left: Tensor | None, right: Tensor | None, sign: int) -> Tensor | None:
+    return None if left is None or right is None else left + sign * right
 
 
 def _variances(square: Tensor) -> Tensor:

@@ -14,11 +14,7 @@ import torch
 from torch import Tensor
 
 from .gram import with_ones
-from .posterior import Posterior
-
-LARGEST_ROUNDING = 1e-3
-"""Relative rounding error of q beyond which the quadratic form is computed in float64."""
-
+from .posterior import LARGEST_ROUNDING, Posterior
 
 Block = tuple[int, Tensor, Tensor | None]
 
@@ -32,8 +28,8 @@ class QuadraticForm:
         dtype: the precision of the product.
         rounding: bound on the relative rounding error of the variances that come out: of the
             product itself (`rounding_bound`), of the result in the model's precision, and of the
-            float64 Gram and its factorisation (machine epsilon times the condition number; in
-            mixed precision what was measured).
+            float64 Gram and its factorisation (`Posterior.float64_error`, and in mixed precision
+            what was measured).
     """
 
     factor: Tensor
@@ -46,7 +42,7 @@ class QuadraticForm:
         bound, result = rounding_bound(posterior, dtype), 2 * torch.finfo(dtype).eps
         if bound > LARGEST_ROUNDING:
             dtype, bound = torch.float64, rounding_bound(posterior, torch.float64)
-        bound += result + torch.finfo(torch.float64).eps * posterior.condition + posterior.doubt
+        bound += result + posterior.float64_error + posterior.doubt
         return cls(posterior.factor.to(dtype), dtype, bound)
 
     def __call__(self, features: Tensor, *, ones: bool = False) -> Tensor:
