@@ -186,24 +186,30 @@ class Calibration:
         return (noise if weight is None else noise * self.weight / weight).expand(mean.shape)
 
     def around(
-        self, q: Tensor, h: Tensor, tilt: Tensor, weight: Tensor | None, given: Tensor | None = None
+        self,
+        q: Tensor,
+        epistemic: Tensor,
+        h: Tensor,
+        tilt: Tensor,
+        weight: Tensor | None,
+        given: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         r"""Variance (M, K) beside $\alpha^2 q$, and tilt (M, K, J), of rows by a head's h and tilt.
 
         All of the law's second moment that is not epistemic: noise, tails, and the guard's.
         """
         assert self.head is not None
-        epistemic, noise = self.epistemic(q), h.exp()
+        noise = h.exp()
         if given is not None:
             noise = noise * given.to(noise)
         if weight is not None:
             noise = noise * (self.weight / weight).to(noise)
-        squared = self.head.scale2.to(q) * q + noise.to(q)
+        squared = torch.addcmul(noise.to(q), self.head.scale2.to(q), q)
         if self.guard is not None:
             beyond = self.guard.beyond(q)
             squared = squared + self.guard.variance(q, beyond)
             tilt = tilt / beyond[..., None].to(tilt)
-        second = self.shaped(tilt).second
+        second = self.law.second_of(tilt) if tilt.shape[-1] else self.law.second
         second = second.to(squared) if isinstance(second, Tensor) else second
         return (squared * second - epistemic).clamp(min=0), tilt
 

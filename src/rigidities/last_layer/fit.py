@@ -16,7 +16,7 @@ from ..calibration.calibration import Calibration, Given, Wanted
 from ..calibration.conformal import Groups
 from ..calibration.report import CalibrationReport
 from ..data.batches import KINDS, Batch
-from ..data.feed import Feed
+from ..data.feed import Feed, plain_batch
 from ..data.row_sample import RowSample
 from ..data.sketch import RowSketch
 from ..data.slots import InputName
@@ -96,7 +96,7 @@ class Learnt:
     @property
     def bars(self) -> ErrorBars:
         """Error bars in the model's precision."""
-        dtype = placement(self.binding.model)[1]
+        dtype = self.binding.placement[1]
         if dtype not in self._bars:
             with self._lock:
                 self._bars[dtype] = ErrorBars.of(self.posterior, self.calibration, dtype)
@@ -272,8 +272,11 @@ class ReadoutFit:
 
     def ready(self) -> tuple[AnyTap, Learnt]:
         """The readout and the state; warns once where the bars are uncalibrated or stale."""
-        learnt = self.on_device()
+        learnt = self.known()
         tap = learnt.binding.current()
+        if learnt.statistics.gram.device != learnt.binding.placement[0]:
+            learnt = self.on_device()
+            tap = learnt.binding.current()
         if learnt.report is None:
             self.say_once("uncalibrated", UNCALIBRATED)
         elif learnt.report.stale:
@@ -293,6 +296,12 @@ class ReadoutFit:
             apart=None if gradients is None else gradients.apart,
             kind=None if learnt is None else learnt.statistics.kind,
         )
+
+    def handed(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Batch:
+        """The inputs of one call; what a `Feed` knows matters to a user's `forward` alone."""
+        if self.unbound.source.forward is None:
+            return plain_batch(inputs, keywords)
+        return self.feed().handed(inputs, keywords)
 
     def batches(
         self, data: Any, what: str, batch_size: int | None, progress: bool | None

@@ -295,16 +295,25 @@ class LastLayerRigidity(ModelWrapper):
         uq._fit, uq.refitted = fit, report
         return uq
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, *inputs: Any, **keywords: Any) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation, each shaped like the model's output."""
+        if torch.compiler.is_compiling():
+            return self._untraced(inputs, keywords)
+        return self._answer(inputs, keywords)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _untraced(
+        self, inputs: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> tuple[Tensor, Tensor]:
+        return self._answer(inputs, keywords)
+
+    def _answer(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Tensor, Tensor]:
         refuse_transforms()
-        batch = self._fit.feed().handed(inputs, keywords)
+        batch = self._fit.handed(inputs, keywords)
         tap, learnt = self._fit.ready()
         reading, bars = tap(*batch.args, **batch.kwargs), learnt.bars
-        batch.check(len(reading.output))
-        given = bars.given(batch, reading)
-        return reading.output, bars.std(bars.spread(reading, given=given))
+        batch.check(reading.output.shape[0])
+        return reading.output, bars.std(reading, bars.given(batch, reading))
 
     @outside_inference_mode
     def predict(

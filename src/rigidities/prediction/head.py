@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -193,6 +194,18 @@ class HeadForm:
             cast(torch.stack([a, b, torch.zeros_like(a), both], 1)),
             cast(constant[:, None]),
             tuple(cast(torch.cat(pair, 1)) for pair in ends),
+        )
+
+    @cached_property
+    def affine(self) -> HeadForm:
+        """The same for features (M, D - 1) without their last column, which is one."""
+        low, high = self.reach
+        last = torch.ones_like(low[-1]).clamp(low[-1], high[-1]) * self.weight[-1]
+        return replace(
+            self,
+            reach=(low[:-1], high[:-1]),
+            weight=self.weight[:-1],
+            constant=self.constant + last.view(self.constant.shape),
         )
 
     def __call__(self, q: Tensor, mean: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:

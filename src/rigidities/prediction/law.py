@@ -61,6 +61,10 @@ class Law(ABC):
         """E z^2, about the location."""
         return 1.0
 
+    def second_of(self, tilt: Tensor) -> float | Tensor:
+        """The same with another tilt, (..., 8), where the law has one."""
+        return self.second
+
     @property
     def mean(self) -> float | Tensor:
         """E z."""
@@ -405,12 +409,20 @@ class Tilted(Law):
     @cached_property
     def _moments(self) -> Tensor:
         """Mean and second moment, (..., 2): 64 nodes a prediction."""
-        kind, shape = _kind(self.tilt), torch.as_tensor(self.df).shape
-        basis, values = _moment_rule(self._degrees, kind, self.tilt.device)
-        share = (self.tilt.to(kind) @ basis).softmax(-1)
+        return self._moments_of(self.tilt)
+
+    def _moments_of(self, tilt: Tensor) -> Tensor:
+        kind = _kind(tilt)
+        basis, values = _moment_rule(self._degrees, kind, tilt.device)
+        share = (tilt.to(kind) @ basis).softmax(-1)
         if len(values) == 1:
             return share @ values[0]
+        shape = torch.as_tensor(self.df).shape
         return (share[..., None, :] @ values.reshape(*shape, *values.shape[1:]))[..., 0, :]
+
+    def second_of(self, tilt: Tensor) -> Tensor:
+        """E z^2 of this tilt."""
+        return self._moments_of(tilt)[..., 1]
 
     @property
     def second(self) -> Tensor:

@@ -11,7 +11,7 @@ from ...data.batches import Batch
 from ...data.sketch import fingerprint
 from ...data.storage import Snapshot, prefixed
 from ...models.calling import Source
-from ...models.shadow import Watch, unwrapped
+from ...models.shadow import Watch, placement, unwrapped
 from ...models.threads import Lock
 from ...notices import NO_FIT, NotFittedError, require, require_kinds
 from .cases import CASES
@@ -112,6 +112,11 @@ class Binding:
         with self._lock:
             self._tied = self._checked(thorough)
             return self._tied[0]
+
+    @property
+    def placement(self) -> tuple[torch.device, torch.dtype]:
+        """Device and dtype of the model, as of the last look at it."""
+        return placement(self.model) if self._tied is None else self._tied[1].placement
 
     def header(self) -> dict[str, Any]:
         """What a file keeps of the tap."""
