@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import copy
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import product
+from operator import mul
 from typing import Any, TypeVar
 
 import torch
@@ -25,6 +26,7 @@ SIZE = 1 << 15
 NO_LIMIT = (1 << 63) - 1
 """Every hash is below it, or equal."""
 _CHUNK = 4096
+_PIECE = 1 << 22
 _ODD = -7046029254386353131  # 2^64 / golden ratio, as a signed number
 _MIX = -4658895280553007687
 
@@ -190,27 +192,63 @@ def near_hashes(
     return hashes[0] if held is None else held.recognised(hashes)
 
 
-def tensor_hash(tensor: Tensor) -> int:
-    """One hash of all of a tensor's values; the same on every device and for lossless casts."""
-    parts = plain_parts(tensor)
-    if parts[0] is not tensor:
-        return sum(tensor_hash(part) * (2 * i + 1) for i, part in enumerate(parts)) % (1 << 63)
-    flat = tensor.detach().reshape(-1)
-    if flat.is_complex():
-        flat = torch.view_as_real(flat.resolve_conj()).reshape(-1)
-    flat = flat.to(torch.float64) if flat.is_floating_point() else flat.to(torch.int64)
-    total = flat.numel()
-    for number, part in enumerate(torch.split(flat, 1 << 22) if total else ()):
-        rows = torch.nn.functional.pad(part, (0, -part.numel() % 64)).reshape(-1, 64)
-        position = torch.arange(1, rows.shape[0] + 1, device=flat.device)
-        total += int((_mixed(_products(rows, number)) * _mixed(position * _ODD)).sum())
-    return total % (1 << 63)
-
-
 def fingerprint(named: Iterable[tuple[str, Tensor]]) -> str:
-    """Hash of tensors by name, 16 hexadecimal digits; alike where `tensor_hash` is."""
-    total = sum(tensor_hash(tensor) * (2 * zlib.crc32(name.encode()) + 1) for name, tensor in named)
-    return f"{total % (1 << 64):016x}"
+    """Hash of tensors by name, 16 hexadecimal digits; see `tensor_hashes`."""
+    named = list(named)
+    hashes = tensor_hashes([tensor for _, tensor in named])
+    factors = (2 * zlib.crc32(name.encode()) + 1 for name, _ in named)
+    return f"{sum(map(mul, hashes, factors)) % (1 << 64):016x}"
+
+
+def tensor_hashes(tensors: Sequence[Tensor]) -> list[int]:
+    """One hash of all of each tensor's values; the same on every device and for lossless casts."""
+    parts = [plain_parts(tensor) for tensor in tensors]
+    flat = [_flat(part) for several in parts for part in several]
+    known: dict[int, int] = {}
+    for device in {part.device for part in flat}:
+        own = [i for i, part in enumerate(flat) if part.device == device]
+        known |= zip(own, _flat_hashes([flat[i] for i in own]).tolist(), strict=True)
+    hashes = (known[i] for i in range(len(flat)))
+    of_parts = [[(2 * i + 1) * next(hashes) for i in range(len(several))] for several in parts]
+    return [sum(several) % (1 << 63) for several in of_parts]
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).flatten()
+
+
+def _flat_hashes(tensors: list[Tensor]) -> Tensor:
+    """Of tensors (n,) on one device, with nothing read from it."""
+    device = tensors[0].device
+    totals = torch.tensor([tensor.numel() for tensor in tensors]).to(device)
+    for number, group in _pieces(tensors):
+        rows = [-(-part.numel() // 64) for _, part in group]
+        words = torch.zeros(sum(rows), 64, dtype=torch.int64, device=device)
+        for space, (_, part) in zip(words.split(rows), group, strict=True):
+            kind = torch.float64 if part.is_floating_point() else torch.int64
+            space.view(kind).flatten()[: part.numel()].copy_(part)
+        owner, count = torch.tensor([[i for i, _ in group], rows]).to(device)
+        owner = owner.repeat_interleave(count, output_size=len(words))
+        position = torch.cat([torch.arange(1, n + 1, device=device) for n in rows])
+        hashes = _mixed(_products(words.view(torch.float64), number)) * _mixed(position * _ODD)
+        totals.index_add_(0, owner, hashes)
+    return totals & NO_LIMIT
+
+
+def _pieces(tensors: list[Tensor]) -> Iterator[tuple[int, list[tuple[int, Tensor]]]]:
+    """Parts of at most 2^22 numbers, with their places; the tensors' first ones in groups."""
+    group: list[tuple[int, Tensor]] = []
+    for i, tensor in enumerate(tensors):
+        for number, part in enumerate(tensor.split(_PIECE)):
+            if number:
+                yield number, [(i, part)]
+                continue
+            if group and sum(one.numel() for _, one in group) + part.numel() > _PIECE:
+                yield 0, group
+                group = []
+            group.append((i, part))
+    yield 0, group
 
 
 def _products(tensor: Tensor, position: int) -> Tensor:

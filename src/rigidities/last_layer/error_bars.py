@@ -100,7 +100,9 @@ class ErrorBars:
                 return q, epistemic, None, None
             mean = reading.rows(reading.output)
             if self.head is None:
-                features = None if type(noise).shape.__func__ is Noise.shape.__func__ else reading.features
+                features = (
+                    None if type(noise).shape.__func__ is Noise.shape.__func__ else reading.features
+                )
                 found = self.calibration.noise_variance(mean, features, weight)
                 return q, epistemic, found if given is None else found * given, None
             head = self.head.affine if reading.ones else self.head

@@ -302,9 +302,7 @@ class LastLayerRigidity(ModelWrapper):
         return self._answer(inputs, keywords)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _untraced(
-        self, inputs: tuple[Any, ...], keywords: dict[str, Any]
-    ) -> tuple[Tensor, Tensor]:
+    def _untraced(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Tensor, Tensor]:
         return self._answer(inputs, keywords)
 
     def _answer(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Tensor, Tensor]:
