@@ -186,17 +186,11 @@ class Calibration:
         return (noise if weight is None else noise * self.weight / weight).expand(mean.shape)
 
     def around(
-        self,
-        q: Tensor,
-        epistemic: Tensor,
-        h: Tensor,
-        tilt: Tensor,
-        weight: Tensor | None,
-        given: Tensor | None = None,
+        self, q: Tensor, h: Tensor, tilt: Tensor, weight: Tensor | None, given: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        r"""Variance (M, K) beside $\alpha^2 q$, and tilt (M, K, J), of rows by a head's h and tilt.
+        """The law's second moment (M, K), and tilt (M, K, J), of rows by a head's h and tilt.
 
-        All of the law's second moment that is not epistemic: noise, tails, and the guard's.
+        What of it is not epistemic: noise, tails, and the guard's.
         """
         assert self.head is not None
         noise = h.exp()
@@ -209,9 +203,9 @@ class Calibration:
             beyond = self.guard.beyond(q)
             squared = squared + self.guard.variance(q, beyond)
             tilt = tilt / beyond[..., None].to(tilt)
-        second = self.law.second_of(tilt) if tilt.shape[-1] else self.law.second
+        second = self.shaped(tilt).second
         second = second.to(squared) if isinstance(second, Tensor) else second
-        return (squared * second - epistemic).clamp(min=0), tilt
+        return squared * second, tilt
 
     def with_functions(self, noise: Given | None, groups: Groups | None) -> Calibration:
         """With those again that a file does not hold; refused where none belongs to it."""

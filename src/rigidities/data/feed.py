@@ -36,10 +36,9 @@ class Feed:
 
     def handed(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Batch:
         """The inputs of one call, for a user's `forward` as one batch of the fit's kind."""
-        given = plain_batch(inputs, keywords)
+        raw = keywords or (inputs[0] if len(inputs) == 1 else inputs)
         if not self.whole or self.kind is None or (inputs and keywords):
-            return given
-        raw = given.raw
+            return Batch(inputs, keywords, None, raw)
         whole, rows = of_kind(raw, self.kind, raw if isinstance(raw, tuple) else ())
         return Batch((whole,), {}, None, whole, rows)
 
@@ -59,11 +58,6 @@ class Feed:
         raws, total, cut = raw_batches(data, batch_size, any_order=any_order)
         shown = progressing(raws, total, what, progress)
         return (read(raw, len(columns(raw)[0]) if cut else None) for raw in shown)
-
-
-def plain_batch(inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Batch:
-    """The inputs of one call of the model itself."""
-    return Batch(inputs, keywords, None, keywords or (inputs[0] if len(inputs) == 1 else inputs))
 
 
 def _none(batch: Any) -> None:

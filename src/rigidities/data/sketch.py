@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import copy
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import product
 from operator import mul
@@ -201,54 +202,39 @@ def fingerprint(named: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def tensor_hashes(tensors: Sequence[Tensor]) -> list[int]:
-    """One hash of all of each tensor's values; the same on every device and for lossless casts."""
-    parts = [plain_parts(tensor) for tensor in tensors]
-    flat = [_flat(part) for several in parts for part in several]
-    known: dict[int, int] = {}
-    for device in {part.device for part in flat}:
-        own = [i for i, part in enumerate(flat) if part.device == device]
-        known |= zip(own, _flat_hashes([flat[i] for i in own]).tolist(), strict=True)
-    hashes = (known[i] for i in range(len(flat)))
-    of_parts = [[(2 * i + 1) * next(hashes) for i in range(len(several))] for several in parts]
-    return [sum(several) % (1 << 63) for several in of_parts]
+    """One hash of all of each tensor's values; the same on every device and for lossless casts.
 
-
-def _flat(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach()
-    return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).flatten()
-
-
-def _flat_hashes(tensors: list[Tensor]) -> Tensor:
-    """Of tensors (n,) on one device, with nothing read from it."""
-    device = tensors[0].device
-    totals = torch.tensor([tensor.numel() for tensor in tensors]).to(device)
-    for number, group in _pieces(tensors):
-        rows = [-(-part.numel() // 64) for _, part in group]
-        words = torch.zeros(sum(rows), 64, dtype=torch.int64, device=device)
-        for space, (_, part) in zip(words.split(rows), group, strict=True):
-            kind = torch.float64 if part.is_floating_point() else torch.int64
-            space.view(kind).flatten()[: part.numel()].copy_(part)
-        owner, count = torch.tensor([[i for i, _ in group], rows]).to(device)
-        owner = owner.repeat_interleave(count, output_size=len(words))
-        position = torch.cat([torch.arange(1, n + 1, device=device) for n in rows])
-        hashes = _mixed(_products(words.view(torch.float64), number)) * _mixed(position * _ODD)
-        totals.index_add_(0, owner, hashes)
-    return totals & NO_LIMIT
-
-
-def _pieces(tensors: list[Tensor]) -> Iterator[tuple[int, list[tuple[int, Tensor]]]]:
-    """Parts of at most 2^22 numbers, with their places; the tensors' first ones in groups."""
-    group: list[tuple[int, Tensor]] = []
+    Tensors are hashed together, in groups of some 2^22 numbers, and each device is read once.
+    """
+    groups: dict[tuple[torch.device, int, int], list[tuple[int, int, Tensor]]] = defaultdict(list)
+    sizes, done = [0] * len(tensors), 0
     for i, tensor in enumerate(tensors):
-        for number, part in enumerate(tensor.split(_PIECE)):
-            if number:
-                yield number, [(i, part)]
-                continue
-            if group and sum(one.numel() for _, one in group) + part.numel() > _PIECE:
-                yield 0, group
-                group = []
-            group.append((i, part))
-    yield 0, group
+        for j, part in enumerate(plain_parts(tensor)):
+            flat = part.detach().resolve_conj()
+            flat = (torch.view_as_real(flat) if flat.is_complex() else flat).reshape(-1)
+            sizes[i] += (2 * j + 1) * flat.numel()
+            for number, piece in enumerate(torch.split(flat, _PIECE)):
+                groups[flat.device, number, done // _PIECE].append((i, 2 * j + 1, piece))
+                done += piece.numel()
+    totals = {device: torch.tensor(sizes).to(device) * 0 for device, _, _ in groups}
+    for (device, number, _), group in groups.items():
+        totals[device].index_add_(0, *_row_hashes(group, number))
+    read = [total.tolist() for total in totals.values()]
+    return [sum(several) % (1 << 63) for several in zip(sizes, *read, strict=True)]
+
+
+def _row_hashes(group: list[tuple[int, int, Tensor]], number: int) -> tuple[Tensor, Tensor]:
+    """Owners and hashes of the rows of (owner, factor, piece), pieces of this number."""
+    owners, factors, pieces = zip(*group, strict=True)
+    rows, device = [-(-piece.numel() // 64) for piece in pieces], pieces[0].device
+    words = torch.zeros(sum(rows), 64, dtype=torch.int64, device=device)
+    for space, piece in zip(torch.split(words, rows), pieces, strict=True):
+        kind = torch.float64 if piece.is_floating_point() else torch.int64
+        space.view(kind).view(-1)[: piece.numel()].copy_(piece)
+    given = torch.tensor([owners, factors, rows]).to(device)
+    owner, factor, _ = given.repeat_interleave(given[2], dim=1, output_size=len(words))
+    position = torch.cat([torch.arange(1, n + 1, device=device) for n in rows])
+    return owner, _mixed(_products(words, number)) * _mixed(position * _ODD) * factor
 
 
 def _products(tensor: Tensor, position: int) -> Tensor:

@@ -17,7 +17,7 @@ from ..posterior.posterior import Posterior
 from ..posterior.quadratic import QuadraticForm
 from ..prediction.head import HeadForm
 from ..prediction.law import Law, StudentT, Tilted
-from ..prediction.noise import GivenNoise, Noise, NoNoise
+from ..prediction.noise import GivenNoise, NoNoise
 from ..prediction.prediction import Prediction
 from .readout.reading import Reading
 
@@ -41,7 +41,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class ErrorBars:
-    """Everything that a prediction needs once the calibration is known.
+    r"""Everything that a prediction needs once the calibration is known.
 
     Attributes:
         form: the quadratic form q in the model's precision.
@@ -100,14 +100,11 @@ class ErrorBars:
                 return q, epistemic, None, None
             mean = reading.rows(reading.output)
             if self.head is None:
-                features = (
-                    None if type(noise).shape.__func__ is Noise.shape.__func__ else reading.features
-                )
-                found = self.calibration.noise_variance(mean, features, weight)
+                found = self.calibration.noise_variance(mean, reading.features, weight)
                 return q, epistemic, found if given is None else found * given, None
-            head = self.head.affine if reading.ones else self.head
-            h, tilt = head(q, mean, reading.inputs if reading.ones else head_inputs(reading))
-            return q, epistemic, *self.cast.around(q, epistemic, h, tilt, weight, given)
+            h, tilt = self.head(q, mean, reading.inputs if reading.ones else head_inputs(reading))
+            whole, tilt = self.cast.around(q, h, tilt, weight, given)
+            return q, epistemic, (whole - epistemic).clamp(min=0), tilt
 
     def given(self, batch: Batch, reading: Reading) -> Tensor | None:
         """Variances of a known noise, (M, 1) or (M, K); None for another noise."""

@@ -16,7 +16,7 @@ from ..calibration.calibration import Calibration, Given, Wanted
 from ..calibration.conformal import Groups
 from ..calibration.report import CalibrationReport
 from ..data.batches import KINDS, Batch
-from ..data.feed import Feed, plain_batch
+from ..data.feed import Feed
 from ..data.row_sample import RowSample
 from ..data.sketch import RowSketch
 from ..data.slots import InputName
@@ -296,12 +296,6 @@ class ReadoutFit:
             apart=None if gradients is None else gradients.apart,
             kind=None if learnt is None else learnt.statistics.kind,
         )
-
-    def handed(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Batch:
-        """The inputs of one call; what a `Feed` knows matters to a user's `forward` alone."""
-        if self.unbound.source.forward is None:
-            return plain_batch(inputs, keywords)
-        return self.feed().handed(inputs, keywords)
 
     def batches(
         self, data: Any, what: str, batch_size: int | None, progress: bool | None

@@ -9,11 +9,9 @@ parameters are frozen aliases: a forward pass through the copy records no graph 
 from __future__ import annotations
 
 import copy
-import copyreg
 import inspect
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
-from functools import cache
 from itertools import chain, repeat
 from operator import attrgetter
 from typing import Any
@@ -29,8 +27,7 @@ def shadow(model: nn.Module) -> nn.Module:
     """A copy of the model in eval mode whose frozen parameters alias the model's memory."""
     model = unwrapped(model)
     _check_weights(model)
-    ordinary = [module for module in model.modules() if _is_ordinary(type(module))]
-    memo: dict[int, Any] = {id(m): type(m).__new__(type(m)) for m in ordinary}
+    memo: dict[int, object] = {}
     for module in model.modules():
         for value in chain(*(g.values() for g in _groups(module)), vars(module).values()):
             if isinstance(value, nn.Parameter):
@@ -39,10 +36,10 @@ def shadow(model: nn.Module) -> nn.Module:
                 memo[id(value)] = value.detach()
             elif isinstance(value, torch.jit.ScriptFunction):
                 memo[id(value)] = value  # it has no state to copy, and refuses
+            elif type(value) is OrderedDict and not value:
+                memo[id(value)] = OrderedDict()  # of hooks, ten in a module: slow to deep-copy
     try:
-        for module in reversed(ordinary):  # inner ones first, which a wrapper may look at
-            vars(memo[id(module)]).update((n, _copied(v, memo)) for n, v in vars(module).items())
-        twin: nn.Module = copy.deepcopy(model, memo)
+        twin = copy.deepcopy(model, memo)
     except Exception as error:
         raise TypeError(
             f"{type(model).__name__} cannot be copied ({error}). The copy shares all weights and "
@@ -54,26 +51,6 @@ def shadow(model: nn.Module) -> nn.Module:
             for mine, theirs in zip(_state(copied), _state(module), strict=True):
                 mine.detach_().data = theirs.data
     return twin.eval()
-
-
-@cache
-def _is_ordinary(kind: type[nn.Module]) -> bool:
-    """Whether a module of this class is copied attribute by attribute, as `nn.Module` itself."""
-    ways = ("__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
-    own = all(getattr(kind, way, None) is getattr(nn.Module, way, None) for way in ways)
-    own = own and not issubclass(kind, torch.jit.ScriptModule)
-    return own and not copyreg._slotnames(kind)  # type: ignore[attr-defined]
-
-
-def _copied(value: Any, memo: dict[int, Any]) -> Any:
-    """What `copy.deepcopy` gives, faster for what modules are made of."""
-    if type(value) not in (dict, OrderedDict) or not all(
-        id(each) in memo or each is None for each in value.values()
-    ):
-        return copy.deepcopy(value, memo)
-    twin = memo[id(value)] = value.copy()
-    twin.update((key, memo.get(id(each))) for key, each in value.items())
-    return twin
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -110,6 +87,7 @@ class Watch:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        self.placement = placement(model)  # as long as it is the same
         self._modules = tuple(unwrapped(model).modules())
         # kept, since an identity may be given again once its object is gone
         groups = [group for module in self._modules for group in _groups(module)]
@@ -129,19 +107,11 @@ class Watch:
         tensors = [*self._weights, *self._plain.values()]
         self._odd = [t for t in tensors if type(t) not in _KNOWN or t.is_inference()]
         self._known = [t for t in tensors if type(t) in _KNOWN and not t.is_inference()]
-        self._first = next(filter(torch.is_floating_point, _state(unwrapped(model))), None)
         self._versions, self._looks = self._counted(), self._look()
 
     def same(self) -> bool:
         """Whether nothing has happened."""
         return not any(self._empty) and self._looks == self._look()
-
-    @property
-    def placement(self) -> tuple[torch.device, torch.dtype]:
-        """Device and floating-point dtype of the model, while it is the `same`."""
-        first = self._first
-        nothing = torch.device("cpu"), torch.get_default_dtype()
-        return nothing if first is None else (first.device, first.dtype)
 
     def written(self, now: Watch) -> bool:
         """Whether a later look sees other weights, parts or hooks."""
@@ -157,7 +127,7 @@ class Watch:
 
     def _look(self) -> tuple[list[object], ...]:
         """Flat lists that tell any change, made without a loop in Python: it is for every call."""
-        held = map(dict.get, self._owners, self._names, repeat(self))  # type: ignore[arg-type]
+        held = map(dict.get, self._owners, self._names, repeat(self))
         return (
             list(map(len, self._attributes)),
             list(map(id, chain(chain.from_iterable(self._live), held))),

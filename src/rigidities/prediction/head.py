@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -196,18 +195,6 @@ class HeadForm:
             tuple(cast(torch.cat(pair, 1)) for pair in ends),
         )
 
-    @cached_property
-    def affine(self) -> HeadForm:
-        """The same for features (M, D - 1) without their last column, which is one."""
-        low, high = self.reach
-        last = torch.ones_like(low[-1]).clamp(low[-1], high[-1]) * self.weight[-1]
-        return replace(
-            self,
-            reach=(low[:-1], high[:-1]),
-            weight=self.weight[:-1],
-            constant=self.constant + last.view(self.constant.shape),
-        )
-
     def __call__(self, q: Tensor, mean: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """h (M, K) and tilt (M, K, J) of q (M, 1 or K), predictions (M, K) and features."""
         dtype, (low, high, centre, rate) = self.constant.dtype, self.own
@@ -215,12 +202,15 @@ class HeadForm:
         own = (torch.clamp(own, low, high) - centre) * rate
         own = torch.cat([own, own.square()], -1).transpose(0, 1)
         both = torch.baddbmm(self.constant, own, self.first)  # (K, M, 1 + J)
-        clipped = torch.clamp(features.to(dtype), *self.reach)
+        reach, weight, width = self.reach, self.weight, features.shape[-1]
+        if features.ndim == 2 and width < len(weight):  # the last of all is one, of weight zero
+            reach, weight = (reach[0][:width], reach[1][:width]), weight[:width]
+        clipped = torch.clamp(features.to(dtype), *reach)
         if clipped.ndim == 3:
-            both = torch.baddbmm(both, clipped.transpose(0, 1), self.weight).transpose(0, 1)
+            both = torch.baddbmm(both, clipped.transpose(0, 1), weight).transpose(0, 1)
         else:
             flat = both.transpose(0, 1).flatten(1)
-            both = torch.addmm(flat, clipped, self.weight).view(-1, *self.bounds[0].shape)
+            both = torch.addmm(flat, clipped, weight).view(-1, *self.bounds[0].shape)
         both = torch.clamp(both, *self.bounds)
         return both[..., 0], both[..., 1:]
 

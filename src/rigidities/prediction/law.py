@@ -8,7 +8,6 @@ know. Its fields are its settings, plain numbers that files keep.
 
 from __future__ import annotations
 
-import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -60,10 +59,6 @@ class Law(ABC):
     def second(self) -> float | Tensor:
         """E z^2, about the location."""
         return 1.0
-
-    def second_of(self, tilt: Tensor) -> float | Tensor:
-        """The same with another tilt, (..., 8), where the law has one."""
-        return self.second
 
     @property
     def mean(self) -> float | Tensor:
@@ -397,9 +392,9 @@ class Tilted(Law):
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Tilted:
         """The law with another tilt."""
-        law = copy.copy(self)  # what is checked and cached of df holds
-        law.__dict__.pop("_moments", None)
-        object.__setattr__(law, "tilt", change(self.tilt))
+        law = object.__new__(type(self))  # what is checked and cached of df holds
+        vars(law).update(vars(self), _degrees=self._degrees, tilt=change(self.tilt))
+        vars(law).pop("_moments", None)
         return law
 
     @cached_property
@@ -409,20 +404,13 @@ class Tilted(Law):
     @cached_property
     def _moments(self) -> Tensor:
         """Mean and second moment, (..., 2): 64 nodes a prediction."""
-        return self._moments_of(self.tilt)
-
-    def _moments_of(self, tilt: Tensor) -> Tensor:
-        kind = _kind(tilt)
-        basis, values = _moment_rule(self._degrees, kind, tilt.device)
-        share = (tilt.to(kind) @ basis).softmax(-1)
+        kind = _kind(self.tilt)
+        basis, values = _moment_rule(self._degrees, kind, self.tilt.device)
+        share = (self.tilt.to(kind) @ basis).softmax(-1)
         if len(values) == 1:
             return share @ values[0]
         shape = torch.as_tensor(self.df).shape
         return (share[..., None, :] @ values.reshape(*shape, *values.shape[1:]))[..., 0, :]
-
-    def second_of(self, tilt: Tensor) -> Tensor:
-        """E z^2 of this tilt."""
-        return self._moments_of(tilt)[..., 1]
 
     @property
     def second(self) -> Tensor:

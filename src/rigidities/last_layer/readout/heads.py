@@ -142,7 +142,7 @@ class Holder(Recorder):
 def passed_on(calls: list[Call], output: Tensor) -> bool:
     """Whether a model's output is the mean of the calls' outputs to the bit, perhaps reshaped."""
     mine, shape = calls[0].output, calls[0].output.shape
-    if any([call.output._version != call.versions[1] for call in calls]):
+    if any(call.output._version != call.versions[1] for call in calls):
         return False
     if mine is output and len(calls) == 1:
         return True
