@@ -202,10 +202,7 @@ def fingerprint(named: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def tensor_hashes(tensors: Sequence[Tensor]) -> list[int]:
-    """One hash of all of each tensor's values; the same on every device and for lossless casts.
-
-    Tensors are hashed together, in groups of some 2^22 numbers, and each device is read once.
-    """
+    """One hash of all of each tensor's values; the same on every device and for lossless casts."""
     groups: dict[tuple[torch.device, int, int], list[tuple[int, int, Tensor]]] = defaultdict(list)
     sizes, done = [0] * len(tensors), 0
     for i, tensor in enumerate(tensors):

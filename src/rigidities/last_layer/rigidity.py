@@ -63,7 +63,6 @@ from .wrapper import ModelWrapper
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-Answer = Callable[..., tuple[Tensor, Tensor]]
 SAMPLED = (
     "There are too many inputs to differentiate exactly: the standard deviations come from {} "
     "members, with a relative error of {:.0%}. Pass members= to draw more, or 0 to be exact."
@@ -296,21 +295,15 @@ class LastLayerRigidity(ModelWrapper):
         uq._fit, uq.refitted = fit, report
         return uq
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, *inputs: Any, **keywords: Any) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation, each shaped like the model's output."""
-        traced = torch.compiler.is_compiling()
-        return self._untraced(inputs, keywords) if traced else self._answer(inputs, keywords)
-
-    def _answer(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Tensor, Tensor]:
         refuse_transforms()
         batch = self._fit.feed().handed(inputs, keywords)
         tap, learnt = self._fit.ready()
         reading, bars = tap(*batch.args, **batch.kwargs), learnt.bars
         batch.check(reading.output.shape[0])
         return reading.output, bars.std(reading, bars.given(batch, reading))
-
-    # apart, since it costs time of its own in every call
-    _untraced: Answer = torch.compiler.disable(_answer)  # type: ignore[no-untyped-call]
 
     @outside_inference_mode
     def predict(

@@ -18,7 +18,6 @@ from .threads import Common, Lock
 T = TypeVar("T")
 P = ParamSpec("P")
 R = TypeVar("R")
-_NOTHING = nullcontext()
 
 
 def outside_inference_mode(function: Callable[P, R]) -> Callable[P, R]:
@@ -70,7 +69,7 @@ forward_mode = Lock()
 def unmixed(tensor: Tensor) -> AbstractContextManager[object]:
     """Where products keep the precision of what is multiplied, also under `torch.autocast`."""
     kind = tensor.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _NOTHING
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def exporting() -> bool:

@@ -30,10 +30,9 @@ def shadow(model: nn.Module) -> nn.Module:
     memo: dict[int, object] = {}
     for module in model.modules():
         for value in chain(*(g.values() for g in _groups(module)), vars(module).values()):
-            if isinstance(value, nn.Parameter):
-                memo[id(value)] = nn.Parameter(value.detach(), requires_grad=False)
-            elif isinstance(value, Tensor):
-                memo[id(value)] = value.detach()
+            if isinstance(value, Tensor):
+                alias, own = value.detach(), isinstance(value, nn.Parameter)
+                memo[id(value)] = nn.Parameter(alias, requires_grad=False) if own else alias
             elif isinstance(value, torch.jit.ScriptFunction):
                 memo[id(value)] = value  # it has no state to copy, and refuses
             elif type(value) is OrderedDict and not value:

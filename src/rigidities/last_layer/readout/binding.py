@@ -221,7 +221,7 @@ def _check_source(source: Source, header: dict[str, Any]) -> None:
         )
 
 
-def _few(args: tuple[Any, ...], source: Source, rows: int = 64) -> tuple[Any, ...]:
+def _few(args: tuple[Any, ...], source: Source, rows: int = 16) -> tuple[Any, ...]:
     """The first rows of a batch that is one tensor: enough to find a readout."""
     if source.forward is None and len(args) == 1 and isinstance(args[0], torch.Tensor):
         return (args[0][:rows],)

@@ -63,13 +63,11 @@ class Recorder(nn.Module):
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
         """The head's output, recorded."""
-        head = self._modules["head"]
-        assert head is not None
-        output: Tensor = head(*args, **kwargs)
+        output: Tensor = self.head(*args, **kwargs)
         x = args[0] if args else next(iter(kwargs.values()))
         if self.change is not None:
             shift = self._call(x, output, None).rows @ self.change.to(x)
-            axis = channel_axis(head)
+            axis = channel_axis(self.head)
             output = output + shift.reshape(output.movedim(axis, -1).shape).movedim(-1, axis)
         probe = None
         if self.probing:
@@ -79,8 +77,7 @@ class Recorder(nn.Module):
         return output
 
     def _call(self, x: Tensor, output: Tensor, probe: Tensor | None) -> Call:
-        head: Any = self._modules["head"]
-        return Call(head, x, output, probe, (x._version, output._version))
+        return Call(self.head, x, output, probe, (x._version, output._version))
 
     def reset(self, *, probing: bool = False, change: Tensor | None = None) -> None:
         """Forget the calls and set what the next ones do."""

@@ -31,7 +31,6 @@ from .search import find_heads, large_change, named_heads, nearest, scripted, to
 from .tail import GraphsKept, coarsest
 
 T = TypeVar("T")
-_NOTHING = nullcontext()
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -202,7 +201,7 @@ class Tap:
         for i, recorder in enumerate(twin.recorders):
             recorder.reset(probing=probing, change=None if changes is None else changes[i])
         try:
-            with GraphsKept() if self._frees else _NOTHING:
+            with GraphsKept() if self._frees else nullcontext():
                 output = self.source.run(twin.model, *inputs, self.worked)
             calls = [call for recorder in twin.recorders for call in recorder.calls]
         finally:
