@@ -198,7 +198,7 @@ class Calibration:
             noise = noise * given.to(noise)
         if weight is not None:
             noise = noise * (self.weight / weight).to(noise)
-        squared = torch.addcmul(noise.to(q), self.head.scale2.to(q), q)
+        squared = torch.addcmul(noise.to(q), self.head.scale2, q)
         if self.guard is not None:
             beyond = self.guard.beyond(q)
             squared = squared + self.guard.variance(q, beyond)

@@ -78,8 +78,7 @@ class ErrorBars:
         """
         q, epistemic, noise, tilt = self._parts(reading, weight, given)
         noise = q.new_zeros(()).expand(epistemic.shape) if noise is None else noise
-        own = (reading.inner, reading.axis, reading.order, reading.counts)
-        return Spread(Reading(reading.output, q, *own), noise, tilt)
+        return Spread(replace(reading, inputs=q, ones=False), noise, tilt)
 
     def std(self, reading: Reading, given: Tensor | None = None) -> Tensor:
         """The standard deviation of one batch, shaped and typed like the output."""
