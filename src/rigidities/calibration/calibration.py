@@ -188,10 +188,7 @@ class Calibration:
     def around(
         self, q: Tensor, h: Tensor, tilt: Tensor, weight: Tensor | None, given: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The law's second moment (M, K), and tilt (M, K, J), of rows by a head's h and tilt.
-
-        What of it is not epistemic: noise, tails, and the guard's.
-        """
+        """The law's second moment (M, K), and tilt (M, K, J), of rows by a head's h and tilt."""
         assert self.head is not None
         noise = h.exp()
         if given is not None:

@@ -76,20 +76,22 @@ class ErrorBars:
             weight: c, (M, 1) or (M, K).
             given: variances of a known noise, likewise.
         """
-        q, epistemic, noise, tilt = self._parts(reading, weight, given)
-        noise = q.new_zeros(()).expand(epistemic.shape) if noise is None else noise
+        q, epistemic, more, tilt = self._parts(reading, weight, given)
+        noise = q.new_zeros(()).expand(epistemic.shape) if more is None else more
+        noise = noise if tilt is None else (noise - epistemic).clamp(min=0)
         return Spread(replace(reading, inputs=q, ones=False), noise, tilt)
 
     def std(self, reading: Reading, given: Tensor | None = None) -> Tensor:
         """The standard deviation of one batch, shaped and typed like the output."""
-        q, variance, noise, _ = self._parts(reading, None, given)
-        variance = variance if noise is None else variance + noise.to(q)
+        q, variance, more, tilt = self._parts(reading, None, given)
+        if more is not None:
+            variance = variance + more.to(q) if tilt is None else torch.maximum(variance, more)
         return reading.unrows(variance.sqrt().to(reading.output.dtype))
 
     def _parts(
         self, reading: Reading, weight: Tensor | None, given: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        r"""q (M, 1 or K), $\alpha^2 q$, the noise if any, the tilt if any."""
+        r"""q (M, 1 or K), $\alpha^2 q$, the noise if any, no tilt; by a head all variance, tilt."""
         reading.check_targets(len(self.scale2))
         with unmixed(reading.output):
             q = self.form(reading.inputs, ones=reading.ones)
@@ -102,8 +104,7 @@ class ErrorBars:
                 found = self.calibration.noise_variance(mean, reading.features, weight)
                 return q, epistemic, found if given is None else found * given, None
             h, tilt = self.head(q, mean, reading.inputs if reading.ones else head_inputs(reading))
-            whole, tilt = self.cast.around(q, h, tilt, weight, given)
-            return q, epistemic, (whole - epistemic).clamp(min=0), tilt
+            return q, epistemic, *self.cast.around(q, h, tilt, weight, given)
 
     def given(self, batch: Batch, reading: Reading) -> Tensor | None:
         """Variances of a known noise, (M, 1) or (M, K); None for another noise."""

@@ -95,8 +95,7 @@ class Reading:
         """(..., M, K), or (..., M, 1) to be repeated for each target, in the output's shape."""
         targets, several = self.inner[self.axis], rows.shape[:-2]
         if self.axis == -1 and self.order is None:
-            rows = rows if rows.shape[-1] == targets else rows.expand(*several, -1, targets)
-            return rows.reshape(*several, *self.output.shape)
+            return rows.expand(*several, -1, targets).reshape(*several, *self.output.shape)
         shape = [n for i, n in enumerate(self.inner) if i != self.axis % len(self.inner)]
         full = rows.expand(*several, -1, targets).reshape(*several, *shape, targets)
         full = full.movedim(-1, self.axis)
