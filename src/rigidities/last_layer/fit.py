@@ -98,7 +98,7 @@ class Learnt:
     @property
     def bars(self) -> ErrorBars:
         """Error bars in the model's precision."""
-        dtype = placement(self.binding.model)[1]
+        dtype = self.binding.placement[1]
         if dtype not in self._bars:
             with self._lock:
                 self._bars[dtype] = ErrorBars.of(self.posterior, self.calibration, dtype)
@@ -286,8 +286,11 @@ class ReadoutFit:
 
     def ready(self) -> tuple[AnyTap, Learnt]:
         """The readout and the state; warns once where the bars are uncalibrated or stale."""
-        learnt = self.on_device()
+        learnt = self.known()
         tap = learnt.binding.current()
+        if learnt.statistics.gram.device != learnt.binding.placement[0]:
+            learnt = self.on_device()
+            tap = learnt.binding.current()
         if learnt.report is None:
             self.say_once("uncalibrated", UNCALIBRATED)
         elif learnt.report.stale:

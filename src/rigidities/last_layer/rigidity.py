@@ -311,9 +311,8 @@ class LastLayerRigidity(ModelWrapper):
         batch = self._fit.feed().handed(inputs, keywords)
         tap, learnt = self._fit.ready()
         reading, bars = tap(*batch.args, **batch.kwargs), learnt.bars
-        batch.check(len(reading.output))
-        given = bars.given(batch, reading)
-        return reading.output, bars.std(bars.spread(reading, given=given))
+        batch.check(reading.output.shape[0])
+        return reading.output, bars.std(reading, bars.given(batch, reading))
 
     @outside_inference_mode
     def predict(

@@ -8,7 +8,6 @@ know. Its fields are its settings, plain numbers that files keep.
 
 from __future__ import annotations
 
-import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -393,9 +392,9 @@ class Tilted(Law):
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Tilted:
         """The law with another tilt."""
-        law = copy.copy(self)  # what is checked and cached of df holds
-        law.__dict__.pop("_moments", None)
-        object.__setattr__(law, "tilt", change(self.tilt))
+        law = object.__new__(type(self))  # what is checked and cached of df holds
+        vars(law).update(vars(self), _degrees=self._degrees, tilt=change(self.tilt))
+        vars(law).pop("_moments", None)
         return law
 
     @cached_property
@@ -405,11 +404,12 @@ class Tilted(Law):
     @cached_property
     def _moments(self) -> Tensor:
         """Mean and second moment, (..., 2): 64 nodes a prediction."""
-        kind, shape = _kind(self.tilt), torch.as_tensor(self.df).shape
+        kind = _kind(self.tilt)
         basis, values = _moment_rule(self._degrees, kind, self.tilt.device)
         share = (self.tilt.to(kind) @ basis).softmax(-1)
         if len(values) == 1:
             return share @ values[0]
+        shape = torch.as_tensor(self.df).shape
         return (share[..., None, :] @ values.reshape(*shape, *values.shape[1:]))[..., 0, :]
 
     @property
