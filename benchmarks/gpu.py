@@ -102,8 +102,8 @@ def run(*, quick: bool = False, device: str | None = None) -> list[Row]:
     place = torch.device(device or ("cuda" if there else "cpu"))
     speeds = rates(place, size=64 if quick else 8_192)
     rows = rate_rows(speeds)
-    for case in CASES:
-        rows += case_rows(case.tiny() if quick else case, place, speeds)
+    for case in [one.tiny() for one in CASES[::4]] if quick else CASES:
+        rows += case_rows(case, place, speeds)
         release(place)
     return rows + transformer_rows(TINY if quick else BILLION, place, speeds)
 
