@@ -207,17 +207,26 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             got = self.headers.get("Transfer-Encoding", length)
             raise Refused(411, "a Content-Length", got, "send the body's length")
-        if len(length) > 18 or int(length) > most:
+        wanted = int(length[:18])
+        body = self.received(wanted, keep=wanted <= most)
+        if wanted > most:
             self.close_connection = True
             raise Refused(413, f"at most {most} bytes", f"{length} bytes", "split the batch")
-        try:
-            body = self.rfile.read(int(length))
-        except TimeoutError:
-            body = b""
-        if len(body) < int(length):
+        if len(body) < wanted:
             self.close_connection = True
             raise Refused(408, f"{length} bytes", "fewer", "send as many as Content-Length says")
         return body
+
+    def received(self, wanted, keep):
+        """The body; one that is too long is read past, for closing on it would lose the answer."""
+        pieces, left = [], wanted if wanted <= 4 * self.server.max_bytes else 0
+        try:
+            while left and (piece := self.rfile.read1(min(left, 1 << 16))):
+                left -= len(piece)
+                pieces += [piece] if keep else []
+        except TimeoutError:
+            self.close_connection = True
+        return b"".join(pieces)
 
     def send_json(self, status, reply):
         """Send `reply`, and close where the connection is not to be kept."""

@@ -5,7 +5,7 @@ import json
 import random
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -131,7 +131,7 @@ BAD = {
     "brackets without end": (400, "POST", "/predict", "[" * 20_000),
     "NaN from the model": (422, "POST", "/predict", nested("3e38")),
     "too many rows": (413, "POST", "/predict", rows(*[[0] * WIDTH] * (MAX_ROWS + 1))),
-    "too many bytes": (413, "POST", "/predict", " " * (MAX_BYTES + 1)),
+    "too many bytes": (413, "POST", "/predict", "1" * (MAX_BYTES + 1)),
     "wrong path": (404, "POST", "/predictions", rows([1, 2, 3, 4])),
     "wrong method": (405, "GET", "/predict", None),
     "another method": (405, "DELETE", "/", None),
@@ -184,8 +184,9 @@ def test_law_without_quantiles_is_refused_at_the_start(tmp_path):
     assert "need its quantiles: export with" in done.stderr
 
 
-def load(port, seed, requests, wrong):
-    """Requests of mixed sizes over one kept connection, every seventh of them bad."""
+def load(port, seed, requests):
+    """What goes wrong of mixed requests over one kept connection, every seventh of them bad."""
+    wrong = []
     draw, values = random.Random(seed), np.random.default_rng(seed)
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     for number in range(requests):
@@ -200,6 +201,7 @@ def load(port, seed, requests, wrong):
         if not same:
             wrong.append((seed, number))
     connection.close()
+    return wrong
 
 
 def matches(answer, x):
@@ -211,13 +213,9 @@ def matches(answer, x):
 
 def stormed(port, requests):
     """What eight threads at once got wrong."""
-    wrong = []
-    threads = [threading.Thread(target=load, args=(port, s, requests, wrong)) for s in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return wrong
+    with ThreadPoolExecutor(8) as pool:
+        found = pool.map(lambda seed: load(port, seed, requests), range(8))
+        return [each for wrong in found for each in wrong]
 
 
 def test_eight_threads_get_the_models_answers_in_steady_memory(service):
