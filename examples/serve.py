@@ -23,6 +23,7 @@ import onnxruntime
 
 LEVELS = (0.05, 0.95)
 NORMAL = 1.6448536269514722  # of the standard normal law, the quantile at 0.95
+FAR = 4.0  # times the epistemic variance that 99 % of the training rows stay below: twice their bar
 TYPES = {"tensor(float16)": np.float16, "tensor(float)": np.float32, "tensor(double)": np.float64}
 EXAMPLE = 'send {"inputs": [[...], ...]}, one list of numbers a row'
 
@@ -56,8 +57,9 @@ class Model:
             raise SystemExit(f"Expected one input of shape (rows, width), got {shapes}.")
         self.name, self.width = inputs[0].name, inputs[0].shape[1]
         self.type = TYPES[inputs[0].type]
+        self.levels = self.calibration.get("quantiles", LEVELS)  # freeze() takes these by itself
         law = self.calibration["law"]["name"]
-        given = "quantiles" in self.outputs and set(LEVELS) <= set(self.calibration["quantiles"])
+        given = "quantiles" in self.outputs and set(LEVELS) <= set(self.levels)
         if not given and law != "gaussian":
             raise SystemExit(
                 f"90 % intervals of the {law} law need its quantiles: export with outputs="
@@ -95,19 +97,18 @@ class Model:
 
     def interval(self, found):
         """The central 90 %, from the law's quantiles in the graph or from the normal law."""
-        if "quantiles" not in found:
-            half = found["std"] * found["std"].dtype.type(NORMAL)
-            return found["mean"] - half, found["mean"] + half
-        levels = self.calibration["quantiles"]
-        return [found["quantiles"][levels.index(level)] for level in LEVELS]
+        if "quantiles" in found and set(LEVELS) <= set(self.levels):
+            return [found["quantiles"][self.levels.index(level)] for level in LEVELS]
+        half = found["std"] * found["std"].dtype.type(NORMAL)
+        return found["mean"] - half, found["mean"] + half
 
     def unfamiliar(self, found):
-        """Whether a row's epistemic variance exceeds what is usual; None where it is not known."""
-        level = self.calibration.get("unfamiliar")
-        if level is None or "epistemic" not in found:
+        """Which rows lie far from the training rows, by any target; None where that is unknown."""
+        usual = self.calibration.get("epistemic_q99")
+        if usual is None or "epistemic" not in found:
             return None
-        epistemic = found["epistemic"]
-        return (epistemic.reshape(len(epistemic), -1) > level).any(axis=1).tolist()
+        epistemic = found["epistemic"].reshape(len(found["epistemic"]), -1)
+        return (epistemic > FAR * np.array(usual)).any(axis=1).tolist()
 
     def checked(self, body):
         """The inputs (N, width) of a request's body."""
@@ -284,7 +285,7 @@ def demo(path):
         torch.nn.functional.mse_loss(model(x[:600]), y[:600]).backward()
         optimiser.step()
     uq = rg.LastLayerRigidity(model).fit((x[:600], y[:600]))
-    uq.calibrate((x[600:], y[600:]))
+    uq.calibrate((x[600:], y[600:]), law="student-t")  # a graph can hold its quantiles
     rg.export.onnx(uq, path, x[:8], outputs=("mean", "std", "epistemic", "quantiles"))
     return """-d '{"inputs": [[0.5, 0.2], [4.0, 4.0]]}'"""
 

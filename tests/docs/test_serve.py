@@ -50,7 +50,7 @@ def stand_in(path, *, law="gaussian", outputs=("mean", "std", "epistemic"), quan
     )
     opset = onnx.helper.make_opsetid("", 18)
     model = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=10)
-    said = {"law": {"name": law}, "quantiles": list(quantiles), "unfamiliar": LEVEL}
+    said = {"law": {"name": law}, "quantiles": list(quantiles), "epistemic_q99": [LEVEL / 4]}
     onnx.helper.set_model_props(model, {"rigidities": json.dumps({"version": "0", **said})})
     onnx.save(model, path)
     return path
