@@ -74,7 +74,7 @@ class Posterior:
         """
         _check_ridge(ridge)
         basis = gram.eigenbasis(None if penalty is None else _checked_penalty(penalty, gram))
-        root, values = isinstance(gram, RootGram), _clipped(basis[0])
+        root, values = isinstance(gram, RootGram), _clipped(basis[0], gram.rounding)
         posterior = cls(values, basis[1], 0.0, rounding=gram.rounding, from_root=root)
         try:
             return posterior.with_ridge(ridge)
@@ -309,14 +309,14 @@ def _check_ridge(ridge: float) -> None:
         raise ValueError(f"ridge must be finite and not negative, got {ridge}.")
 
 
-def _clipped(eigenvalues: Tensor) -> Tensor:
+def _clipped(eigenvalues: Tensor, rounding: float) -> Tensor:
     """Set rounding-sized negative eigenvalues to zero; refuse larger ones."""
     largest = eigenvalues[..., -1:]
     if not bool((largest > 0).any()):
         raise ValueError(
             "The Gram is zero: no rows, or all features are zero. Fit on data whose features vary."
         )
-    tolerance = 1e-12 * eigenvalues.shape[-1] * largest
+    tolerance = 1e-12 * eigenvalues.shape[-1] * largest + rounding
     if bool((eigenvalues < -tolerance).any()):
         raise ValueError(
             f"The matrix is not positive semi-definite: its smallest eigenvalue is "
