@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import rigidities as rg
+from rigidities.data import row_sample
 from rigidities.last_layer import accumulation
 from tests.support.refusals import refused
 
@@ -150,13 +151,30 @@ def test_a_sample_of_known_size_is_that_of_rows_that_come_one_by_one(size):
 
 def test_blocks_on_an_accelerator_end_by_rows_or_bytes(monkeypatch):
     blocks = []
-    real = accumulation._Adding._add
+    real = accumulation._Adding._recognise
 
-    def counted(self, tap, piece):
+    def counted(self, piece, features):
         blocks.append(len(piece.reading.inputs))
-        return real(self, tap, piece)
+        return real(self, piece, features)
 
-    monkeypatch.setattr(accumulation._Adding, "_add", counted)
+    monkeypatch.setattr(accumulation._Adding, "_recognise", counted)
     monkeypatch.setattr(accumulation, "_largest_block", lambda device: (200, 1 << 20))
     rg.LastLayerRigidity(net()).fit(data(), batch_size=50)
     assert blocks == [200, 200, 200, 200, 100]
+
+
+@pytest.mark.parametrize("device", ["cpu", "accelerator"])
+def test_rows_of_several_parts_are_picked_as_from_the_whole(device):
+    """An accelerator's way, which takes indices in any order, is tried on the CPU."""
+    parts = [torch.randn(n, 3) for n in (4, 1, 6)]
+    index = torch.tensor([0, 0, 3, 4, 5, 9, 10])
+    if device == "cpu":
+        assert torch.equal(row_sample._picked(parts, index), torch.cat(parts)[index])
+        return
+    index = index.flip(0)
+
+    class Elsewhere(torch.Tensor):
+        device = torch.device("cuda")
+
+    got = row_sample._picked(parts, index.as_subclass(Elsewhere))
+    assert torch.equal(got.as_subclass(torch.Tensor), torch.cat(parts)[index])

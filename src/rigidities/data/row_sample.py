@@ -6,6 +6,8 @@ sample beyond.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple, cast
 
 import torch
@@ -62,12 +64,13 @@ class RowSample(RowSketch):
         copies = {k: self.columns[k].repeat_interleave(self.counts, 0) for k in self.columns}
         return SampledRows(**copies)
 
-    def add(
+    def add(  # type: ignore[override]
         self,
         hashes: Tensor,
         *,
         expected: int | None = None,
         ones: bool = False,
+        features: Tensor | Sequence[Tensor],
         **given: Tensor | None,
     ) -> None:
         """Take rows in; those above the limit cost no more than a look.
@@ -77,10 +80,11 @@ class RowSample(RowSketch):
             expected: how many rows will come in all, where that is known: few more than are kept
                 need then be looked at.
             ones: whether the features lack their last column, which is one.
-            given: columns by name.
+            features: of all rows, perhaps in parts.
+            given: the other columns by name.
         """
-        columns = {k: column for k, column in given.items() if column is not None}
-        self.size = min(self.size, LARGEST // (columns["features"].shape[1:].numel() + ones))
+        parts = [features] if isinstance(features, Tensor) else features
+        self.size = min(self.size, LARGEST // (parts[0].shape[1:].numel() + ones))
         share = 1.0 if expected is None else (self.size + 8 * self.size**0.5) / max(1, expected)
         if share < 1:
             self.limit = min(self.limit, int(share * NO_LIMIT))
@@ -89,10 +93,10 @@ class RowSample(RowSketch):
             hashes = hashes[index]
         else:
             hashes, index = self._first_below(hashes, share)
-        columns = {k: columns[k][index] for k in columns}  # copies: the caller may write to its own
-        if ones:
-            columns["features"] = torch.nn.functional.pad(columns["features"], (0, 1), value=1.0)
-        super().add(hashes, **columns)
+        columns = {k: column[index] for k, column in given.items() if column is not None}
+        own = _picked(parts, index)  # copies, as those are: the caller may write to its own
+        own = torch.nn.functional.pad(own, (0, 1), value=1.0) if ones else own
+        super().add(hashes, features=own, **columns)
 
     @property
     def _patience(self) -> int:
@@ -156,6 +160,24 @@ class RowSample(RowSketch):
         )
         require(len(sample.hashes) <= sample.size and _sound(sample), "the sample of rows")
         return sample
+
+
+def _picked(parts: Sequence[Tensor], index: Tensor) -> Tensor:
+    """Rows of tensors that follow one another, without joining them; indices rise on a CPU."""
+    if len(parts) == 1:
+        return parts[0][index]
+    ends = list(accumulate(map(len, parts)))
+    starts = [0, *ends[:-1]]
+    if index.device.type == "cpu":
+        cuts = torch.searchsorted(index, torch.tensor([0, *ends])).tolist()
+        each = zip(parts, starts, cuts, cuts[1:], strict=False)
+        return torch.cat([part[index[i:j] - start] for part, start, i, j in each])
+    picked = parts[0][index.clamp(max=ends[0] - 1)]
+    for part, start in zip(parts[1:], starts[1:], strict=True):
+        rows = part[(index - start).clamp(0, len(part) - 1)]
+        later = (index >= start).reshape(-1, *[1] * (rows.ndim - 1))
+        picked = torch.where(later, rows, picked)
+    return picked
 
 
 def output_hashes(hashes: Tensor, rows: int, importance: Tensor | None) -> Tensor:

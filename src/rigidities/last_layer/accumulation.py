@@ -183,22 +183,19 @@ class _Piece(NamedTuple):
     weights: Tensor | None
     importance: Tensor | None
 
-    def like(self, other: _Piece) -> bool:
-        """Whether the two can be joined."""
-        return self._form() == other._form()
-
-    def _form(self) -> tuple[object, ...]:
+    def form(self) -> tuple[object, ...]:
+        """Pieces can be joined whose forms are equal."""
         reading = self.reading
         parts = (reading.output, reading.inputs, reading.counts, *self[3:], *self.leaves)
         kinds = [(t.shape[1:], t.dtype) if isinstance(t, Tensor) else None for t in parts]
         return reading.ones, reading.inner[1:], reading.axis, id(reading.order), kinds
 
     @classmethod
-    def join(cls, pieces: list[_Piece]) -> _Piece:
-        """Consecutive batches as one, which keeps no batch as it was given."""
+    def join(cls, pieces: list[_Piece], *, inputs: bool) -> _Piece:
+        """Consecutive batches as one, which keeps no batch as it was given, nor all `inputs`."""
         if len(pieces) == 1:
             return pieces[0]
-        reading = Reading.join([piece.reading for piece in pieces])
+        reading = Reading.join([p.reading if inputs else p.reading.bare() for p in pieces])
         leaves = [torch.cat(each) for each in zip(*(p.leaves for p in pieces), strict=True)]
         rest = zip(*(piece[3:] for piece in pieces), strict=True)
         target, weights, importance = (None if p[0] is None else torch.cat(p) for p in rest)
@@ -248,6 +245,8 @@ class _Adding:
         self._sample, self._empty = sample, empty
         self._pieces: list[_Piece] = []
         self._number = self._bytes = self._rows = 0
+        self._form: tuple[object, ...] = ()  # of the pieces that wait
+        self._sums: list[Tensor] = []
         self._first: Reading | None = None
         self._static = False  # whether the model writes all outputs into the same memory
         self._looks: list[tuple[int, list[_Piece], Tensor]] = []
@@ -256,21 +255,31 @@ class _Adding:
         """Run the model on a batch, and add it, perhaps later."""
         with _named(self._number, 1):
             piece = self._piece(tap, batch)
-        if self._pieces and not piece.like(self._pieces[0]):
-            self.flush(tap)
+            if (form := piece.form()) != self._form:
+                self.flush(tap)
+            self._form = form
+            if _large(piece):
+                self._multiply(tap, piece)
         self._pieces.append(piece)
         self._number += 1
         if not self._gathers(piece):
             self.flush(tap)
 
     def flush(self, tap: AnyTap) -> None:
-        """Add the batches that wait."""
+        """Add the batches that wait, as one; large ones have been multiplied already."""
         pieces, first = self._pieces, self._number - len(self._pieces)
         if not pieces:
             return
         self._pieces, self._bytes, self._rows = [], 0, 0
         with _named(first, len(pieces)):
-            sums = self._add(tap, _Piece.join(pieces))
+            some = any(map(_large, pieces))
+            whole = _Piece.join(pieces, inputs=not some)
+            parts = pieces if some else [whole]
+            for piece in parts:
+                if not (some and _large(piece)):
+                    self._multiply(tap, piece)
+            self._recognise(whole, [piece.reading.inputs for piece in parts])
+        sums, self._sums = torch.stack(self._sums).sum(0), []
         self._looks.append((first, pieces if sums.device.type == "cpu" else pieces[:1], sums))
         if sums.device.type == "cpu" or len(self._looks) == _CHECK_EVERY:
             self.look()
@@ -329,16 +338,16 @@ class _Adding:
         self._static |= bool(before & {reading.output.data_ptr(), reading.inputs.data_ptr()})
         return piece
 
-    def _add(self, tap: AnyTap, piece: _Piece) -> Tensor:
-        """Into the Gram, the sketch and the sample; the sums that NaN would spoil."""
+    def _multiply(self, tap: AnyTap, piece: _Piece) -> None:
+        """Into the Gram; what NaN would spoil is kept, not read."""
         batch, reading, weights = piece.batch, piece.reading, piece.weights
         if self.statistics is None:
             self.statistics = self._empty(tap, batch, reading)
             self.statistics.exact = self._known is None or self._known.exact
             self.statistics.sample = self._sample
-        own, gram, error = self.statistics, self.statistics.gram, piece.error
-        residuals, features, ones = _counted(error, weights), reading.inputs, reading.ones
-        features, laid, residuals = _flat(tap.layout, features, weights, residuals)
+        own, gram, ones = self.statistics, self.statistics.gram, reading.ones
+        rows = (reading.inputs, weights, _counted(piece.error, weights))
+        features, laid, residuals = _flat(tap.layout, *rows)
         if features.shape[-1] + ones != gram.width:
             raise ValueError(
                 f"the readout has {features.shape[-1] + ones} features here and {gram.width} in "
@@ -347,17 +356,22 @@ class _Adding:
         if laid is not None and laid.shape[1] > 1 and gram.targets is None:
             gram = own.gram = gram.expand(laid.shape[1])
         gram.update(features, laid, residuals, ones=ones)
-        sums = gram.totals if ones and gram.targets is None else _total(features, residuals)
+        cheap = ones and gram.targets is None
+        self._sums.append(gram.totals if cheap else _total(features, residuals))
         if self._weighing.gradients is not None:
             for rows in self._weighing.gradients.rows(tap, batch):
                 features, laid, residuals = _flat(tap.layout, *rows)
-                sums += _total(features, residuals)
+                self._sums.append(_total(features, residuals))
                 gram.update(features, laid, residuals, moments=residuals is not None)
+
+    def _recognise(self, piece: _Piece, features: list[Tensor]) -> None:
+        """Into the sketch and the sample, whose features come in parts."""
+        own = self.statistics
+        assert own is not None
         held = None if self._known is None else self._known.sketch
-        hashes, own.exact = reading.hashes(batch, held, exact=own.exact)
+        hashes, own.exact = piece.reading.hashes(piece.batch, held, exact=own.exact)
         own.sketch.add(hashes)
-        own.sample = _sampled(own, piece, hashes, error)
-        return sums
+        own.sample = _sampled(own, piece, hashes, features)
 
 
 @contextmanager
@@ -370,11 +384,18 @@ def _named(first: int, count: int) -> Iterator[None]:
         raise ValueError(f"{some}: {error}") from error
 
 
+def _large(piece: _Piece) -> bool:
+    """Whether a batch fills a product of its own."""
+    inputs = piece.reading.inputs
+    return len(inputs) >= _SMALL if inputs.device.type == "cpu" else inputs.nbytes >= 1 << 26
+
+
 def _sampled(
-    statistics: Statistics, piece: _Piece, hashes: Tensor, error: Tensor | None
+    statistics: Statistics, piece: _Piece, hashes: Tensor, features: list[Tensor]
 ) -> RowSample | None:
     """The sample with a batch's rows in it; none once rows lack residuals or differ in shape."""
-    sample, own, rows = statistics.sample, piece.reading, len(piece.reading.inputs)
+    sample, own, error = statistics.sample, piece.reading, piece.error
+    rows = len(own.inputs)
     alike = own.inner[own.axis] == statistics.targets and rows % len(hashes) == 0
     if sample is None or error is None or not alike:
         return None
@@ -386,7 +407,7 @@ def _sampled(
         torch.where(known.any(1), hashes, NO_LIMIT),  # without any target: above every limit
         expected=None if total is None else total * (rows // len(own.output)),
         ones=own.ones,
-        features=own.inputs,
+        features=features,
         mean=mean,
         residual=torch.where(known, error, torch.nan),
         weight=torch.ones_like(error) if weights is None else weights.expand_as(error),

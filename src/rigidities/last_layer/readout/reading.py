@@ -82,6 +82,10 @@ class Reading:
         output, inputs = self.output.detach(), self.inputs.detach()
         return replace(self, output=output, inputs=inputs, counts=counts)
 
+    def bare(self) -> Reading:
+        """The same without features, but for a column of ones."""
+        return replace(self, inputs=self.inputs[..., :0])
+
     def copied(self) -> Reading:
         """The same in memory of its own."""
         return replace(self, output=self.output.clone(), inputs=self.inputs.clone())
