@@ -18,6 +18,7 @@ from benchmarks import (
     deep_model,
     default,
     ensembles,
+    gpu,
     gradients,
     jacobians,
     local,
@@ -38,6 +39,7 @@ from benchmarks.rivals import metatrain
 BENCHMARKS: dict[str, Callable[..., list[Row]]] = {
     "speed": speed.run,
     "default": default.run,
+    "gpu": gpu.run,
     "rivals": rivals.run,
     "targets": targets.run,
     "collation": collation.run,
@@ -62,7 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the named benchmarks; a figure that is missed is shown, not an error."""
     options = parsed(arguments)
     torch.set_num_threads(options.threads)
-    results = [measured(name, quick=options.quick) for name in options.names or BENCHMARKS]
+    everything = [name for name in BENCHMARKS if name != "gpu" or torch.cuda.is_available()]
+    results = [measured(name, quick=options.quick) for name in options.names or everything]
     if options.json:
         text = json.dumps([asdict(result) for result in results], indent=2) + "\n"
         options.json.write_text(text, encoding="utf-8")

@@ -10,41 +10,28 @@ import json
 import sys
 
 import torch
-from torch import nn
 
 import rigidities as rg
 from benchmarks.frame.apart import measured_apart, peak_bytes
 from benchmarks.frame.results import Row, at_most, for_information
 from benchmarks.frame.timing import Ratio, Task, Timings, clocked, interleaved
-from benchmarks.frame.workload import Workload, train, workload
+from benchmarks.frame.workload import Workload, workload
 from benchmarks.speed import PASSES, calibrated
 
-PREDICTIONS, ONE_ROW, SAMPLE = 2.6, 220 / 18, 0.2
-CALLS = 200
-"""Of one row, in a round."""
+PREDICTIONS, SAMPLE = 2.6, 0.2
 CALIBRATIONS = {"default": "auto", "paper's form": "nll"}
 
 
 def run(*, quick: bool = False) -> list[Row]:
-    """Predictions and the fit at width 256, one row, and calibrations of few and of many rows."""
+    """Predictions and the fit at width 256, and calibrations of few and of many rows."""
     rows, width, rounds = (2_000, 32, 2) if quick else (50_000, 256, 15)
     sizes = [(500, 32), (5_000, 8)] if quick else [(10_000, 256), (1_000_000, 64)]
     work = workload(rows, width=width)
     return [
         *prediction_rows(work, rounds=rounds),
-        *one_row(small(), rounds=rounds),
         sample_row(work, rounds=rounds),
         *(row for size in sizes for row in calibration_rows(*size, limited=size == sizes[0])),
     ]
-
-
-def small() -> Workload:
-    """An 8-50-1 net, whose pass costs next to nothing."""
-    wide = workload(2_000, width=8, inputs=8, epochs=0)
-    model = nn.Sequential(nn.Linear(8, 50), nn.SiLU(), nn.Linear(50, 1))
-    work = Workload(model, wide.x, wide.y, wide.batch_size)
-    train(work, epochs=20)
-    return work
 
 
 def prediction_rows(work: Workload, *, rounds: int) -> list[Row]:
@@ -57,39 +44,6 @@ def prediction_rows(work: Workload, *, rounds: int) -> list[Row]:
     timings = interleaved(tasks, rounds=rounds)
     size = f"{len(work.x):,} rows, width {work.model[-1].in_features}"
     return [_row(f"{name}, {size}", timings, name, PREDICTIONS) for name in list(tasks)[1:]]
-
-
-def one_row(work: Workload, *, rounds: int) -> list[Row]:
-    """Eager ``uq(x)`` of a single row of a small net, in bare passes of it and in microseconds."""
-    x = work.x[:1]
-
-    def bare() -> None:
-        with torch.inference_mode():
-            work.model(x)
-
-    calls = {"bare": bare}
-    calls |= {name: _call(calibrated(work, by), x) for name, by in CALIBRATIONS.items()}
-    tasks = {name: _many(call) for name, call in calls.items()}
-    timings, size = interleaved(tasks, rounds=rounds), "one row, 8-50-1"
-    rows = [_row(f"uq(x), {size}, {name}", timings, name, ONE_ROW) for name in CALIBRATIONS]
-    return rows + [
-        for_information(
-            f"uq(x), {size}, {name}", 1e6 / CALLS * timings.median(name), "microseconds"
-        )
-        for name in calls
-    ]
-
-
-def _call(uq: rg.LastLayerRigidity, x: torch.Tensor) -> Task:
-    return lambda: uq(x)
-
-
-def _many(call: Task) -> Task:
-    def task() -> None:
-        for _ in range(CALLS):
-            call()
-
-    return task
 
 
 def _row(work: str, timings: Timings, task: str, limit: float) -> Row:

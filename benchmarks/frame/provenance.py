@@ -14,6 +14,7 @@ import torch
 
 def provenance(command: str) -> dict[str, Any]:
     """The circumstances of a run that is about to start."""
+    gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
     return {
         "command": command,
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
@@ -23,7 +24,7 @@ def provenance(command: str) -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "load_before": load(),
-    }
+    } | gpu
 
 
 def load() -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ class Row:
         reached: Whether it was reached; None where nothing was asked or nothing could be run.
         figures: The same as numbers, and whatever else helps to judge them.
         note: One sentence that the reader needs beside the figure.
+        least: What no code could go below, in the figure's unit, by ``flops`` and by ``bytes``.
     """
 
     work: str
@@ -30,6 +31,11 @@ class Row:
     reached: bool | None = None
     figures: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
+    least: Mapping[str, float] = field(default_factory=dict)
+
+    def beside(self, *, flops: float, bytes: float) -> Row:
+        """The same row with what no code could go below."""
+        return replace(self, least={"flops": flops, "bytes": bytes})
 
 
 def at_most(

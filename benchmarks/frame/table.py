@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.frame.results import Result, Row
+from benchmarks.frame.timing import figure
 
 HEADER = ("work", "must", "measured", "reached")
 WIDTHS = (44, 24, 26, 7)
+BOUNDS = {"flops": "least by flops", "bytes": "least by bytes"}
+"""Columns of the tables that have such limits."""
 
 
 def verdict(row: Row) -> str:
@@ -22,22 +25,35 @@ def cells(row: Row) -> tuple[str, str, str, str]:
     return (row.work, row.must, row.measured, verdict(row))
 
 
+def columns(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """The header and all cells, with what no code could go below where the rows say it."""
+    if not any(row.least for row in rows):
+        return [HEADER, *map(cells, rows)]
+    bounds = [
+        tuple(figure(row.least[k]) if k in row.least else "-" for k in BOUNDS) for row in rows
+    ]
+    both = [cells(row) + more for row, more in zip(rows, bounds, strict=True)]
+    return [HEADER + tuple(BOUNDS.values()), *both]
+
+
 def ascii_table(rows: Sequence[Row]) -> str:
     """Fixed columns, long cells wrapped, notes below their row."""
-    rule = "-+-".join("-" * width for width in WIDTHS)
-    lines = [*_wrapped(HEADER), rule]
-    for row in rows:
-        lines += _wrapped(cells(row))
-        lines += textwrap.wrap(row.note, sum(WIDTHS), initial_indent="  ", subsequent_indent="  ")
+    header, *lines_of = columns(rows)
+    widths = (*WIDTHS, 8, 8)[: len(header)]
+    rule = "-+-".join("-" * width for width in widths)
+    lines = [*_wrapped(header, widths), rule]
+    for row, line in zip(rows, lines_of, strict=True):
+        lines += _wrapped(line, widths)
+        lines += textwrap.wrap(row.note, sum(widths), initial_indent="  ", subsequent_indent="  ")
     return "\n".join(lines)
 
 
-def _wrapped(columns: Sequence[str]) -> list[str]:
-    pieces = [textwrap.wrap(text, width) for text, width in zip(columns, WIDTHS, strict=True)]
+def _wrapped(line: Sequence[str], widths: Sequence[int]) -> list[str]:
+    pieces = [textwrap.wrap(text, width) for text, width in zip(line, widths, strict=True)]
     height = max(map(len, pieces))
     padded = [piece + [""] * (height - len(piece)) for piece in pieces]
     lines = zip(*padded, strict=True)
-    return [" | ".join(map(str.ljust, line, WIDTHS)).rstrip() for line in lines]
+    return [" | ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
 
 
 def markdown(results: Sequence[Result]) -> str:
@@ -46,25 +62,24 @@ def markdown(results: Sequence[Result]) -> str:
         "# Measured\n",
         "Written by `python -m benchmarks`; do not edit. Times are ratios within one run: median\n"
         "of the rounds, quartiles in brackets. A *bare pass* is the model alone over the same\n"
-        "batches, sliced by hand.\n",
+        "batches, sliced by hand. *Least* is what no code could go below: the bare pass\n"
+        "and half of the one product that is needed, or the features read once.\n",
     ]
     return "\n".join(parts + [_section(result) for result in results])
 
 
 def _section(result: Result) -> str:
-    lines = [
-        f"## {result.name}\n",
-        "| work | must | measured | reached |",
-        "| --- | --- | --- | --- |",
-    ]
-    lines += ["| " + " | ".join(cells(row)) + " |" for row in result.rows]
+    header, *rows = ["| " + " | ".join(line) + " |" for line in columns(result.rows)]
+    rule = "| --- " * len(columns(result.rows)[0]) + "|"
+    lines = [f"## {result.name}\n", header, rule, *rows]
     notes = [f"- {row.work}: {row.note}" for row in result.rows if row.note]
     where = result.provenance
     lines += [
         "",
         *([*notes, ""] if notes else []),
         f"`{where['command']}`, {where['date']}, {where['cpu']}, {where['cores']} cores, "
-        f"{where['threads']} threads, torch {where['torch']}, "
+        + (f"{where['gpu']}, " if "gpu" in where else "")
+        + f"{where['threads']} threads, torch {where['torch']}, "
         f"load {where['load_before']} before and {where['load_after']} after.",
         "",
     ]

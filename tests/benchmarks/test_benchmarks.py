@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks.__main__ import BENCHMARKS, main
-from benchmarks.frame import table
+from benchmarks.frame import dense, table
 from benchmarks.frame.results import Result, Row, at_least, at_most, for_information, not_run
 from benchmarks.frame.timing import Ratio, Timings, interleaved
 from benchmarks.frame.workload import workload
 from benchmarks.rivals import laplace as rivals
+
+from benchmarks import gpu
 
 
 @pytest.fixture(autouse=True)
@@ -101,3 +103,41 @@ def test_workload_is_the_same_for_the_same_seed() -> None:
     assert torch.equal(first.x, second.x)
     assert torch.equal(first.model(first.x), second.model(second.x))
     assert torch.equal(torch.cat([x for x, _ in first.batches()]), first.x)
+
+
+def test_table_has_columns_for_limits_where_its_rows_have_some() -> None:
+    plain = at_most("fit", 2.0, 2.2)
+    assert table.columns([plain]) == [table.HEADER, table.cells(plain)]
+    header, bounded, unbounded = table.columns([plain.beside(flops=1.4, bytes=1.05), plain])
+    assert header == (*table.HEADER, "least by flops", "least by bytes")
+    assert bounded[-2:] == ("1.40", "1.05")
+    assert unbounded[-2:] == ("-", "-")
+
+
+def test_page_of_results_with_limits_is_read_and_written(tmp_path: Path) -> None:
+    circumstances = dict.fromkeys(("command", "date", "cpu", "cores", "threads", "torch"), "?")
+    loads = {"load_before": 1, "load_after": 2, "gpu": "a card"}
+    rows = [at_most("fit", 2.0, 2.2).beside(flops=1.4, bytes=1.05)]
+    Result("speed", rows, circumstances | loads).save(tmp_path)
+    table.write_page(tmp_path, ["speed"])
+    lines = (tmp_path / "README.md").read_text().splitlines()
+    assert "| fit | at most 2.2 | 2.00 | yes | 1.40 | 1.05 |" in lines
+    assert any("a card, ? threads" in line for line in lines)
+
+
+def test_gpu_benchmark_is_refused_where_there_is_no_such_device(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="needs a CUDA device"):
+        main(["gpu"])
+
+
+def test_marginal_cost_leaves_out_that_of_a_call() -> None:
+    seconds = {"bare": [1.0], "more bare": [3.0], "fit": [10.0], "more fit": [14.0]}
+    assert gpu.marginal(Timings(seconds)).median == 2.0
+
+
+def test_variances_that_judge_the_mixed_path_equal_those_by_orthogonal_factors() -> None:
+    work = workload(300, width=8)
+    train, rows = dense.features(work, work.x), dense.features(work, work.x[:20])
+    found = gpu.dense_quadratic(work, work.x[:20], 0.1)
+    torch.testing.assert_close(found, dense.quadratic(train, rows, ridge=0.1))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rigidities.data import sketch
-from rigidities.data.sketch import RowSketch, near_hashes, row_hashes, tensor_hash
+from rigidities.data.sketch import RowSketch, near_hashes, row_hashes, tensor_hashes
 from rigidities.last_layer.readout.binding import model_fingerprint as fingerprint
 
 
@@ -133,18 +133,29 @@ def test_fingerprints_tell_models_apart_but_not_lossless_casts():
 @pytest.mark.parametrize("part", ["real", "imag"])
 def test_either_part_of_a_complex_tensor_changes_its_hash(part):
     x = torch.randn(70, dtype=torch.complex64)
-    one = tensor_hash(x)
-    assert tensor_hash(x.to(torch.complex128)) == one == tensor_hash(x.conj().resolve_conj().conj())
+    one, *others = tensor_hashes([x, x.to(torch.complex128), x.conj().resolve_conj().conj()])
+    assert others == [one, one]
     getattr(x, part)[3] += 1e-3
-    assert tensor_hash(x) != one
+    assert tensor_hashes([x]) != [one]
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (5,), (130,), (64, 64)])
 def test_every_shape_has_a_hash(shape):
     x = torch.randn(shape)
-    assert 0 <= tensor_hash(x) < 1 << 63
+    assert 0 <= tensor_hashes([x])[0] < 1 << 63
     if x.numel() > 1:
-        assert tensor_hash(x) != tensor_hash(x.flip(0))
+        assert tensor_hashes([x]) != tensor_hashes([x.flip(0)])
+
+
+def test_hashes_and_fingerprints_are_those_of_earlier_files(monkeypatch):
+    values = torch.arange(300, dtype=torch.float64).sqrt()
+    tensors = [values, values[:5].float(), (7 * values).long(), values[:0], values[:70] > 5]
+    tensors = [*tensors, torch.complex(values, -values)]
+    named = [(f"layer.{i}", tensor) for i, tensor in enumerate(tensors)]
+    assert sketch.fingerprint(named) == "6c6a292c2b249d3d"
+    monkeypatch.setattr(sketch, "_PIECE", 128)  # tensors in several parts, and apart
+    assert sketch.fingerprint(named) == "3cb9c2c494a3f0a1"
+    assert tensor_hashes(tensors) == [tensor_hashes([tensor])[0] for tensor in tensors]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])

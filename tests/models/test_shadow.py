@@ -159,3 +159,61 @@ def test_function_transforms_and_exports_are_told_what_to_do(net, which):
 def test_an_exported_wrapper_is_refused(net):
     uq = fitted(net)
     refused(r"uq.freeze", torch.export.export, uq, (net.test[0],), strict=False)
+
+
+class Attributed(nn.Linear):
+    """A layer with attributes of several kinds beside its weights."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 1)
+        self.factor, self.gone, self.kept = 2.0, None, [torch.ones(2), 3]
+        self.table, self.plain = {"a": 1.5}, torch.zeros(2)
+        self.register_buffer("mean", torch.zeros(3))
+
+
+def swapped(layer: Any) -> None:
+    del layer.gone
+    layer.other = None
+
+
+def rewritten(layer: Any) -> None:
+    layer.weight.data = layer.weight.data.clone()  # which leaves the version as it was
+
+
+CHANGES = {
+    "a number": lambda layer: setattr(layer, "factor", 3.0),
+    "one of the same value and another kind": lambda layer: setattr(layer, "factor", 2),
+    "none for another none": swapped,
+    "an entry of a list": lambda layer: layer.kept.__setitem__(1, 4),
+    "one more entry": lambda layer: layer.kept.append(4),
+    "an entry of a dictionary": lambda layer: layer.table.update(a=2.5),
+    "a tensor in a list": lambda layer: layer.kept[0].add_(1),
+    "a plain tensor": lambda layer: layer.plain.add_(1),
+    "a buffer": lambda layer: layer.mean.add_(1),
+    "weights by their memory": rewritten,
+    "the kind of weights": lambda layer: layer.double(),
+    "a first hook": lambda layer: layer.register_forward_hook(lambda *_: None),
+    "a first pre-hook": lambda layer: layer.register_forward_pre_hook(lambda *_: None),
+    "a part": lambda layer: layer.add_module("more", nn.Identity()),
+}
+
+
+@pytest.mark.parametrize("change", list(CHANGES))
+def test_a_watch_notices_what_is_written_or_set_anew(change):
+    model = nn.Sequential(nn.Linear(3, 3), Attributed())
+    watch = Watch(model)
+    model.train(not model.training)
+    model.zero_grad()
+    assert watch.same()
+    with torch.no_grad():
+        CHANGES[change](model[1])
+    assert not watch.same()
+
+
+def test_hooks_of_a_shadow_are_its_own():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    model[0].register_forward_hook(lambda *_: None)
+    twin = shadow(model)
+    for module in twin:
+        module.register_forward_hook(lambda *_: None)
+    assert [len(module._forward_hooks) for module in (*model, *twin)] == [1, 0, 2, 1]

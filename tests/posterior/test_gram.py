@@ -26,7 +26,7 @@ def test_matrix_equals_the_dense_product():
     torch.testing.assert_close(gram_of(features, weights).matrix, torch.as_tensor(expected))
 
 
-@pytest.mark.parametrize("width", [1, 63, 64, 65, 300])
+@pytest.mark.parametrize("width", [1, 63, 64, 65, 300, 1030])
 def test_blocks_of_the_triangle_cover_every_width(width):
     features = normal(20, width)
     torch.testing.assert_close(gram_of(features).matrix, features.T @ features)
@@ -252,3 +252,15 @@ def test_state_comes_back():
     again = Gram.from_state(gram.state())
     assert repr(again) == repr(gram) == "Gram(width=3, count=5)"
     assert torch.equal(again.matrix, gram.matrix)
+
+
+def test_a_copy_in_mixed_precision_goes_its_own_way():
+    rows, gram = normal(600, 6, dtype=torch.float32), Gram(6, precision="mixed")
+    gram.update(rows)
+    clone = gram.clone()
+    for one, times in ((gram, 2), (clone, 3)):
+        for _ in range(times - 1):
+            one.update(rows)
+    for one, times in ((gram, 2), (clone, 3)):
+        assert one.precision == "mixed"
+        torch.testing.assert_close(one.matrix, times * gram_of(rows).matrix, rtol=1e-5, atol=1e-5)

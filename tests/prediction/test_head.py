@@ -64,6 +64,19 @@ def test_a_folded_head_equals_the_formulas(shared, dtype):
         close(both[:, 0].clamp(*head.bounds[k]), expected[0])
 
 
+def test_a_last_feature_of_ones_may_be_left_out():
+    q, mean, features = normal(60).exp(), 5 + normal(60, seed=1), 3 + 2 * normal(60, 3, seed=2)
+    features[:, 2] = 1.0
+    inputs, weight = Inputs.of(q, mean, features), 0.3 * normal(6, 1 + TERMS, seed=4)
+    parts = ([weight], [weight[0]], [torch.tensor([-1.0, 1.0], dtype=F64)], [q[0]])
+    form = HeadForm.of(Head.of([inputs], *parts, shared=True), F64)
+    whole = form(q[:, None], mean[:, None], features)
+    for one, other in zip(whole, form(q[:, None], mean[:, None], features[:, :2]), strict=True):
+        assert torch.equal(one, other)
+    phi = inputs(q, mean, features) @ weight + weight[0]
+    close(whole[0][:, 0], phi[:, 0].clamp(-1, 1))
+
+
 def test_inputs_are_standardised_on_their_own_rows():
     q, mean, features = normal(60).exp(), 5 + normal(60, seed=1), 3 + 2 * normal(60, 2, seed=2)
     phi = Inputs.of(q, mean, features)(q, mean, features)

@@ -8,6 +8,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
@@ -164,6 +165,23 @@ def quadratic(train: Tensor, f: Tensor, ridge: float, weights: Tensor | None = N
         torch.cat([train, math.sqrt(ridge) * eye]), full_matrices=False
     )
     return ((f.double() @ vh.T) / singular).square().sum(-1)
+
+
+def exact_quadratic(train: Tensor, f: Tensor, ridge: float) -> Tensor:
+    """q of `quadratic` in rational numbers, by Gauss-Jordan elimination: for few columns only."""
+    a, right = (_fractions(numbers) for numbers in (train, f))
+    width = a.shape[1]
+    whole = np.concatenate([a.T.dot(a) + Fraction(ridge) * np.eye(width, dtype=int), right.T], 1)
+    for i in range(width):
+        whole[i] = whole[i] / whole[i, i]
+        for j in set(range(width)) - {i}:
+            whole[j] = whole[j] - whole[j, i] * whole[i]
+    q = (right.T * whole[:, width:]).sum(0)
+    return torch.tensor([float(one) for one in q], dtype=torch.float64)
+
+
+def _fractions(numbers: Tensor) -> np.ndarray:
+    return np.array([[Fraction(one) for one in row] for row in numbers.tolist()], dtype=object)
 
 
 # --- calibration criteria: lower is better ------------------------------------------------------

@@ -188,12 +188,9 @@ class Calibration:
     def around(
         self, q: Tensor, h: Tensor, tilt: Tensor, weight: Tensor | None, given: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        r"""Variance (M, K) beside $\alpha^2 q$, and tilt (M, K, J), of rows by a head's h and tilt.
-
-        All of the law's second moment that is not epistemic: noise, tails, and the guard's.
-        """
+        """The law's second moment (M, K), and tilt (M, K, J), of rows by a head's h and tilt."""
         assert self.head is not None
-        epistemic, noise = self.epistemic(q), h.exp()
+        noise = h.exp()
         if given is not None:
             noise = noise * given.to(noise)
         if weight is not None:
@@ -201,7 +198,7 @@ class Calibration:
         squared, tilt = widened(q, noise, tilt, self.head.scale2, self.guard)
         second = self.shaped(tilt).second
         second = second.to(squared) if isinstance(second, Tensor) else second
-        return (squared * second - epistemic).clamp(min=0), tilt
+        return squared * second, tilt
 
     def with_functions(self, noise: Given | None, groups: Groups | None) -> Calibration:
         """With those again that a file does not hold; refused where none belongs to it."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..posterior.gram import Gram
+from ..posterior.memory import require_memory
 from ..posterior.posterior import Posterior
 from .objective import DECADES, PER_DECADE, about, ridge_exponents
 
@@ -85,6 +86,7 @@ def projected(gram: Gram, cross: Tensor, biases: Tensor) -> tuple[Tensor, ...]:
         The matrix, the columns left, their part of `cross` (K, D, 1), what the biases explain of
         $r^T r$, and how many rows they take: equal ones, of heads that are summed, take one.
     """
+    require_memory(5, gram.width, gram.targets, gram.device)  # what is left, and its eigenbasis
     columns = torch.arange(gram.width, device=gram.device)
     free, matrix = columns[~torch.isin(columns, biases)], gram.matrix
     values, vectors = torch.linalg.eigh(matrix[..., biases[:, None], biases])
@@ -92,7 +94,9 @@ def projected(gram: Gram, cross: Tensor, biases: Tensor) -> tuple[Tensor, ...]:
     root = vectors * torch.where(held, values, torch.inf).rsqrt().unsqueeze(-2)
     left = matrix[..., free[:, None], biases] @ root
     own = root.mT @ cross[:, biases]
-    rest = matrix[..., free[:, None], free] - left @ left.mT
+    rest = matrix[..., free[:, None], free]
+    del matrix  # as wide as what is left, which is factorised next
+    rest -= left @ left.mT
     explained = own.square().sum((-2, -1))
     return rest, free, cross[:, free] - left @ own, explained, held.sum(-1)
 

@@ -9,8 +9,11 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor
 
-from ..notices import require, require_kinds
+from ..notices import notify, require, require_kinds
 from .calibration import Calibration, require_known, require_levels
+
+LARGEST_DOUBT = 1e-3
+"""Relative error of variances by mixed precision beyond which it is not used without a word."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class CalibrationReport:
         ladder: for `auto`, the cross-validated NLL per row of the paper's form, and of each part
             of the full model with those before it.
         remarks: on the rows and what followed from them.
+        rounding: bound on the relative error of variances by products of mixed precision.
     """
 
     calibration: Calibration
@@ -62,6 +66,7 @@ class CalibrationReport:
     seen: int = 0
     ladder: dict[str, float] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
+    rounding: float = 0.0
 
     @property
     def ridge(self) -> float:
@@ -111,7 +116,31 @@ class CalibrationReport:
                 f"{self.zero_curvature} training rows have zero curvature and add nothing "
                 "(with a Huber loss: residuals beyond delta)."
             )
+        if self.rounding > LARGEST_DOUBT:
+            found.append(self._doubt)
         return found
+
+    @property
+    def _doubt(self) -> str:
+        return (
+            f"The Gram's products were of mixed precision, whose rounding may change variances by "
+            f"up to {self.rounding:.2g} of themselves at ridge {self.ridge:.2g}, more than "
+            f"{LARGEST_DOUBT:g}. Fit again with precision='double', or pass a larger ridge=."
+        )
+
+    def certified(self, rounding: float, own: float) -> CalibrationReport:
+        """The report with the certificate of mixed precision, which may warn or refuse.
+
+        Args:
+            rounding: bound on the relative error that it brings.
+            own: that of the features' few digits, if they are of half precision.
+        """
+        report = replace(self, rounding=rounding)
+        if rounding > 0.5 and rounding > own:
+            raise ValueError(report._doubt)
+        if rounding > max(LARGEST_DOUBT, own / 10):
+            notify(report._doubt)
+        return report
 
     def __str__(self) -> str:
         some = f" ({self.used} of them used)" if 0 < self.used < self.rows else ""
@@ -136,6 +165,8 @@ class CalibrationReport:
                 f"  effective rank  {self.effective_rank:.1f} of {self.width}, "
                 f"condition number {self.condition:.2g}"
             )
+        if self.rounding:
+            lines.append(f"  rounding        at most {self.rounding:.2g} of variances (mixed)")
         lines += [f"  {line}" for line in [*self._rungs, *self._beyond]]
         said = [*self.warnings, *self.remarks]
         return "\n".join([*lines, *(f"  ! {warning}" for warning in said)])

@@ -48,6 +48,8 @@ class Batch:
     target: Tensor | None
     raw: Any
     rows: int | None = None  # samples, where the library cut or wrapped the data itself
+    kept: bool = False  # whether nobody writes to its tensors before the data end
+    total: int | None = None  # samples of all batches, about, where the library cut them
 
     def check(self, outputs: int) -> None:
         """Refuse another number of outputs; one sample may have lost its dimension to a squeeze."""
@@ -85,8 +87,9 @@ class Reader:
     apart: str | None = None
     kind: str | None = None
 
-    def __call__(self, raw: Any, rows: int | None = None) -> Batch:
-        """Take one batch apart, of so many samples where that is known."""
+    def __call__(self, raw: Any, rows: int | None = None, total: int | None = None) -> Batch:
+        """Take one batch apart, of so many samples of all where that is known."""
+        kept = rows is not None or _elsewhere(raw, self.device)
         raw = self._placed(raw)
         args, kwargs, target = self._parts(raw)
         if self.whole:
@@ -95,7 +98,7 @@ class Reader:
             raw = whole if isinstance(raw, Tensor) else raw
         if self.target is not None:
             target = self._placed(self.target(raw))
-        return Batch(args, kwargs, self._tensor(target), raw, rows)
+        return Batch(args, kwargs, self._tensor(target), raw, rows, kept, total)
 
     def _tensor(self, target: Any) -> Tensor | None:
         """The target as a tensor; of (y, None) the one that is there."""
@@ -143,6 +146,13 @@ class Reader:
             dtype = self.dtype if tensor.is_floating_point() else tensor.dtype
             return tensor.to(self.device, dtype)
         return value
+
+
+def _elsewhere(raw: Any, device: torch.device) -> bool:
+    """Whether a batch is nothing but tensors of another device, which are copied on their way."""
+    leaves = columns(raw) if isinstance(raw, (Tensor, tuple, Mapping)) else raw
+    tensors = isinstance(leaves, list) and all(isinstance(leaf, Tensor) for leaf in leaves)
+    return tensors and all(leaf.device.type != device.type for leaf in leaves)
 
 
 def kind_of(raw: Any) -> str:

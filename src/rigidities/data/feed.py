@@ -57,7 +57,14 @@ class Feed:
         read = Reader(device, dtype, *own)
         raws, total, cut = raw_batches(data, batch_size, any_order=any_order)
         shown = progressing(raws, total, what, progress)
-        return (read(raw, len(columns(raw)[0]) if cut else None) for raw in shown)
+        if not cut:
+            return map(read, shown)
+        rows = map(_rows, shown)
+        return (read(raw, n, None if total is None else total * n) for raw, n in rows)
+
+
+def _rows(raw: Any) -> tuple[Any, int]:
+    return raw, len(columns(raw)[0])
 
 
 def _none(batch: Any) -> None:

@@ -6,6 +6,8 @@ sample beyond.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple, cast
 
 import torch
@@ -62,19 +64,66 @@ class RowSample(RowSketch):
         copies = {k: self.columns[k].repeat_interleave(self.counts, 0) for k in self.columns}
         return SampledRows(**copies)
 
-    def add(self, hashes: Tensor, **given: Tensor | None) -> None:
-        """Take rows in; those above the limit cost no more than a look."""
-        columns = {k: column for k, column in given.items() if column is not None}
-        self.size = min(self.size, LARGEST // columns["features"].shape[1:].numel())
-        large = len(hashes) > self.size
-        if large and len(distinct := torch.unique(hashes)) > self.size:
+    def add(  # type: ignore[override]
+        self,
+        hashes: Tensor,
+        *,
+        expected: int | None = None,
+        ones: bool = False,
+        features: Tensor | Sequence[Tensor],
+        **given: Tensor | None,
+    ) -> None:
+        """Take rows in; those above the limit cost no more than a look.
+
+        Args:
+            hashes: (n,).
+            expected: how many rows will come in all, where that is known: few more than are kept
+                need then be looked at.
+            ones: whether the features lack their last column, which is one.
+            features: of all rows, perhaps in parts.
+            given: the other columns by name.
+        """
+        parts = [features] if isinstance(features, Tensor) else features
+        self.size = min(self.size, LARGEST // (parts[0].shape[1:].numel() + ones))
+        share = 1.0 if expected is None else (self.size + 8 * self.size**0.5) / max(1, expected)
+        if share < 1:
+            self.limit = min(self.limit, int(share * NO_LIMIT))
+        if hashes.device.type == "cpu" or (share == 1 and len(hashes) > self.size):
+            index = self._below(hashes)
+            hashes = hashes[index]
+        else:
+            hashes, index = self._first_below(hashes, share)
+        columns = {k: column[index] for k, column in given.items() if column is not None}
+        own = _picked(parts, index)  # copies, as those are: the caller may write to its own
+        own = torch.nn.functional.pad(own, (0, 1), value=1.0) if ones else own
+        super().add(hashes, features=own, **columns)
+
+    @property
+    def _patience(self) -> int:
+        return 2 * self.size
+
+    def _below(self, hashes: Tensor) -> Tensor:
+        """Which rows may belong to the sample."""
+        if len(hashes) > self.size and len(distinct := torch.unique(hashes)) > self.size:
             self.limit = min(self.limit, int(distinct[self.size]))
-        if large or hashes.device.type == "cpu":
-            below = (hashes < self.limit).nonzero()[:, 0]
-            hashes, columns = hashes[below], {k: columns[k][below] for k in columns}
-        else:  # to look would be to wait; copies, since the caller may write to its own
-            columns = {k: columns[k].clone() for k in columns}
-        super().add(hashes, **columns)
+        return (hashes < self.limit).nonzero()[:, 0]
+
+    def _first_below(self, hashes: Tensor, share: float) -> tuple[Tensor, Tensor]:
+        """Some more rows than are likely below the limit, without waiting for the device.
+
+        What a row too many would be is above every limit. Rows that find no place (copies of one
+        row, say) lower the limit.
+        """
+        mean = share * len(hashes)
+        most = min(len(hashes), int(mean + 8 * mean**0.5 + 8))
+        below, places = hashes < self.limit, torch.arange(len(hashes), device=hashes.device)
+        rank = below.cumsum(0)
+        kept = below & (rank <= most)
+        slots = torch.where(kept, rank - 1, most)
+        index = places.new_zeros(most + 1).scatter_(0, slots, places)[:most]
+        lost = torch.where(below & ~kept, hashes, NO_LIMIT).amin()
+        self._lost = lost if self._lost is None else torch.minimum(self._lost, lost)
+        return torch.where(places[:most] < rank[-1], hashes[index], NO_LIMIT), index
 
     def to(self, device: torch.device) -> RowSample:
         """A copy on another device."""
@@ -111,6 +160,24 @@ class RowSample(RowSketch):
         )
         require(len(sample.hashes) <= sample.size and _sound(sample), "the sample of rows")
         return sample
+
+
+def _picked(parts: Sequence[Tensor], index: Tensor) -> Tensor:
+    """Rows of tensors that follow one another, without joining them; indices rise on a CPU."""
+    if len(parts) == 1:
+        return parts[0][index]
+    ends = list(accumulate(map(len, parts)))
+    starts = [0, *ends[:-1]]
+    if index.device.type == "cpu":
+        cuts = torch.searchsorted(index, torch.tensor([0, *ends])).tolist()
+        each = zip(parts, starts, cuts, cuts[1:], strict=False)
+        return torch.cat([part[index[i:j] - start] for part, start, i, j in each])
+    picked = parts[0][index.clamp(max=ends[0] - 1)]
+    for part, start in zip(parts[1:], starts[1:], strict=True):
+        rows = part[(index - start).clamp(0, len(part) - 1)]
+        later = (index >= start).reshape(-1, *[1] * (rows.ndim - 1))
+        picked = torch.where(later, rows, picked)
+    return picked
 
 
 def output_hashes(hashes: Tensor, rows: int, importance: Tensor | None) -> Tensor:

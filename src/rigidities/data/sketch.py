@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import copy
 import zlib
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import product
+from operator import mul
 from typing import Any, TypeVar
 
 import torch
@@ -25,6 +27,7 @@ SIZE = 1 << 15
 NO_LIMIT = (1 << 63) - 1
 """Every hash is below it, or equal."""
 _CHUNK = 4096
+_PIECE = 1 << 22
 _ODD = -7046029254386353131  # 2^64 / golden ratio, as a signed number
 _MIX = -4658895280553007687
 
@@ -55,8 +58,9 @@ class RowSketch:
         self.columns: dict[str, Tensor] = {}
         self._pending: list[tuple[Tensor, Tensor, dict[str, Tensor]]] = []
         self._waiting = 0
+        self._lost: Tensor | None = None  # the lowest hash that could not be taken in
 
-    def add(self, hashes: Tensor, **columns: Tensor) -> None:
+    def add(self, hashes: Tensor, **columns: Any) -> None:
         """Take rows in."""
         self._queue(hashes, torch.ones_like(hashes), columns)
 
@@ -114,10 +118,15 @@ class RowSketch:
         require(rising and bool((counts > 0).all()), "the rows' hashes")
         return cls(hashes, counts, int(limit))
 
+    @property
+    def _patience(self) -> int:
+        """How many rows may wait to be merged in: a sort for few would cost as much."""
+        return 4 * self.size
+
     def _queue(self, hashes: Tensor, counts: Tensor, columns: dict[str, Tensor]) -> None:
         self._pending.append((hashes, counts, columns))
         self._waiting += hashes.numel()
-        if self._waiting >= self.size:
+        if self._waiting >= self._patience:
             self.settle()
 
     def settle(self) -> int:
@@ -127,6 +136,8 @@ class RowSketch:
         device = self._pending[-1][0].device
         parts = zip((self.hashes, self.counts, self.columns), *self._pending, strict=True)
         hashes, counts = (torch.cat([t.to(device) for t in next(parts)]) for _ in range(2))
+        if self._lost is not None:
+            self.limit, self._lost = min(self.limit, int(self._lost)), None
         below = (hashes < self.limit).nonzero()[:, 0]
         distinct, index = torch.unique(hashes[below], return_inverse=True)
         total = torch.zeros_like(distinct).index_add_(0, index, counts[below])
@@ -190,27 +201,45 @@ def near_hashes(
     return hashes[0] if held is None else held.recognised(hashes)
 
 
-def tensor_hash(tensor: Tensor) -> int:
-    """One hash of all of a tensor's values; the same on every device and for lossless casts."""
-    parts = plain_parts(tensor)
-    if parts[0] is not tensor:
-        return sum(tensor_hash(part) * (2 * i + 1) for i, part in enumerate(parts)) % (1 << 63)
-    flat = tensor.detach().reshape(-1)
-    if flat.is_complex():
-        flat = torch.view_as_real(flat.resolve_conj()).reshape(-1)
-    flat = flat.to(torch.float64) if flat.is_floating_point() else flat.to(torch.int64)
-    total = flat.numel()
-    for number, part in enumerate(torch.split(flat, 1 << 22) if total else ()):
-        rows = torch.nn.functional.pad(part, (0, -part.numel() % 64)).reshape(-1, 64)
-        position = torch.arange(1, rows.shape[0] + 1, device=flat.device)
-        total += int((_mixed(_products(rows, number)) * _mixed(position * _ODD)).sum())
-    return total % (1 << 63)
-
-
 def fingerprint(named: Iterable[tuple[str, Tensor]]) -> str:
-    """Hash of tensors by name, 16 hexadecimal digits; alike where `tensor_hash` is."""
-    total = sum(tensor_hash(tensor) * (2 * zlib.crc32(name.encode()) + 1) for name, tensor in named)
-    return f"{total % (1 << 64):016x}"
+    """Hash of tensors by name, 16 hexadecimal digits; see `tensor_hashes`."""
+    named = list(named)
+    hashes = tensor_hashes([tensor for _, tensor in named])
+    factors = (2 * zlib.crc32(name.encode()) + 1 for name, _ in named)
+    return f"{sum(map(mul, hashes, factors)) % (1 << 64):016x}"
+
+
+def tensor_hashes(tensors: Sequence[Tensor]) -> list[int]:
+    """One hash of all of each tensor's values; the same on every device and for lossless casts."""
+    groups: dict[tuple[torch.device, int, int], list[tuple[int, int, Tensor]]] = defaultdict(list)
+    sizes, done = [0] * len(tensors), 0
+    for i, tensor in enumerate(tensors):
+        for j, part in enumerate(plain_parts(tensor)):
+            flat = part.detach().resolve_conj()
+            flat = (torch.view_as_real(flat) if flat.is_complex() else flat).reshape(-1)
+            sizes[i] += (2 * j + 1) * flat.numel()
+            for number, piece in enumerate(torch.split(flat, _PIECE)):
+                groups[flat.device, number, done // _PIECE].append((i, 2 * j + 1, piece))
+                done += piece.numel()
+    totals = {device: torch.tensor(sizes).to(device) * 0 for device, _, _ in groups}
+    for (device, number, _), group in groups.items():
+        totals[device].index_add_(0, *_row_hashes(group, number))
+    read = [total.tolist() for total in totals.values()]
+    return [sum(several) % (1 << 63) for several in zip(sizes, *read, strict=True)]
+
+
+def _row_hashes(group: list[tuple[int, int, Tensor]], number: int) -> tuple[Tensor, Tensor]:
+    """Owners and hashes of the rows of (owner, factor, piece), pieces of this number."""
+    owners, factors, pieces = zip(*group, strict=True)
+    rows, device = [-(-piece.numel() // 64) for piece in pieces], pieces[0].device
+    words = torch.zeros(sum(rows), 64, dtype=torch.int64, device=device)
+    for space, piece in zip(torch.split(words, rows), pieces, strict=True):
+        kind = torch.float64 if piece.is_floating_point() else torch.int64
+        space.view(kind).view(-1)[: piece.numel()].copy_(piece)
+    given = torch.tensor([owners, factors, rows]).to(device)
+    owner, factor, _ = given.repeat_interleave(given[2], dim=1, output_size=len(words))
+    position = torch.cat([torch.arange(1, n + 1, device=device) for n in rows])
+    return owner, _mixed(_products(words, number)) * _mixed(position * _ODD) * factor
 
 
 def _products(tensor: Tensor, position: int) -> Tensor:
@@ -226,7 +255,8 @@ def _products(tensor: Tensor, position: int) -> Tensor:
         chunk = words[:, start : start + _CHUNK]
         made = _multipliers.__wrapped__ if torch.compiler.is_compiling() else _multipliers
         multipliers = made(position, start, chunk.shape[1], words.device)
-        parts.append((chunk * multipliers).sum(1))
+        fused = words.device.type == "cpu" and not torch.compiler.is_compiling()
+        parts.append(torch.mv(chunk, multipliers) if fused else (chunk * multipliers).sum(1))
     return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
 
@@ -253,7 +283,7 @@ def _words(values: Tensor) -> Tensor:
     if values.element_size() * values.shape[1] % 8:
         return values.view(torch.int32).to(torch.int64)
     pairs = values.view(torch.int64)
-    return pairs + (pairs >> 32) * _ODD
+    return (pairs >> 32).mul_(_ODD).add_(pairs)
 
 
 def _mixed(words: Tensor) -> Tensor:

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from ..data.batches import TARGET_KEYS, Batch, kind_of
 from ..data.row_sample import RowSample, output_hashes
 from ..data.sketch import NO_LIMIT, RowSketch
-from ..losses import Loss
+from ..losses import MSE, Loss
 from ..notices import notify
-from ..posterior.gram import Gram
+from ..posterior.gram import Gram, PrecisionLike, precision_for
+from ..posterior.memory import require_memory
 from .gradients.loss import GradientLoss
 from .readout.reading import Reading, SampleWeight, read
 from .readout.tap import AnyTap
 
 _CHECK_EVERY = 32
+_SMALL = 512
+"""Rows of a batch that is rather copied than treated by itself."""
 
 
 @dataclass
@@ -99,11 +106,13 @@ class Weighing:
         """The weight, and the user's part in it; each (M, 1) or (M, K), None for all ones."""
         if target is None and self.loss.needs_target:
             raise ValueError("This loss needs targets: give (x, y) batches or target=.")
-        rows = reading.rows(reading.output.detach())
         given = user = reading.sample_weights(self.sample_weight, batch)
         own = reading.sample_weights(getattr(self.loss, "weight", None), batch)
         if own is not None:
             given = own if given is None else own * given
+        if isinstance(self.loss, MSE):
+            return given, user
+        rows = reading.rows(reading.output.detach())
         curvature = self.loss.curvature(rows, target, batch.raw)
         if curvature is None:
             return given, user
@@ -123,11 +132,13 @@ def accumulate(
     remove: bool = False,
     check: bool = True,
     sample: RowSample | None = None,
+    precision: PrecisionLike = "auto",
+    kind: type[Gram] = Gram,
 ) -> Statistics:
     """Statistics with the batches' rows added (in place), or without them (in a copy).
 
     `find` gives the readout for the first batch; `check` refuses to take out what was never added;
-    `sample`, still empty, is that of new statistics.
+    `sample`, still empty, `precision` and the `kind` of Gram are those of new statistics.
 
     Raises:
         ValueError: nothing to add, NaN or infinity, shapes that do not fit, negative curvature;
@@ -135,20 +146,19 @@ def accumulate(
     """
     known = statistics if remove else None
     statistics = None if remove else statistics
-    if known is not None and known.sample is not None:
-        sample = RowSample(known.sample.size, known.sample.limit)
-    sums: list[Tensor] = []
-    number, tap = -1, None
-    for number, batch in enumerate(batches):
+    if known is not None:
+        kind = type(known.gram)
+        sample = known.sample and RowSample(known.sample.size, known.sample.limit)
+    empty = partial(_empty, precision=precision, gram_kind=kind)
+    adding, tap = _Adding(statistics, known, weighing, sample, empty), None
+    for batch in batches:
         tap = find(batch) if tap is None else tap
-        try:
-            statistics = _add(statistics, tap, batch, weighing, sums, known, sample)
-        except ValueError as error:
-            raise ValueError(f"Batch {number}: {error}") from error
-        if len(sums) == _CHECK_EVERY:
-            _check_finite(sums, number)
-    _check_finite(sums, number)
-    if statistics is None or number < 0:
+        adding.take(tap, batch)
+    if tap is not None:
+        adding.flush(tap)
+        adding.look()
+    statistics = adding.statistics
+    if statistics is None or tap is None:
         raise ValueError("There are no data: no batch came. Pass at least one row.")
     if known is not None:
         return known.without(statistics, check=check)
@@ -163,72 +173,241 @@ def accumulate(
     return statistics
 
 
-def _add(
-    statistics: Statistics | None,
-    tap: AnyTap,
-    batch: Batch,
-    weighing: Weighing,
-    sums: list[Tensor],
-    known: Statistics | None,
-    sample: RowSample | None,
-) -> Statistics:
-    reading = read(tap, batch)
-    if not reading.features.shape[0]:
-        raise ValueError("the batch is empty; drop it.")
-    target = reading.target_rows(batch.target)
-    weights, importance = weighing(batch, reading, target)
-    weights = _shared_weights(weights)
-    residuals = error = None
-    if target is not None:
-        residuals = error = target.to(torch.float64) - reading.rows(reading.output.detach())
-        if weights is not None:
-            residuals = torch.where(weights > 0, error, 0.0)
-    if statistics is None:
-        statistics = _empty(tap, batch, reading)
-        statistics.exact, statistics.sample = known is None or known.exact, sample
-    own = (weights, importance)  # before they are laid out for the Gram
-    features, weights, residuals = _flat(tap.layout, reading.features, weights, residuals)
-    gram = statistics.gram
-    if features.shape[-1] != gram.width:
-        raise ValueError(
-            f"the readout has {features.shape[-1]} features here and {gram.width} in the data "
-            "before. All batches must pass through the same readout."
+class _Piece(NamedTuple):
+    """What is left of a batch: the pass, the target shaped like the output, and weights."""
+
+    batch: Batch
+    leaves: list[Any]
+    reading: Reading
+    target: Tensor | None
+    weights: Tensor | None
+    importance: Tensor | None
+
+    def form(self) -> tuple[object, ...]:
+        """Pieces can be joined whose forms are equal."""
+        reading = self.reading
+        parts = (reading.output, reading.inputs, reading.counts, *self[3:], *self.leaves)
+        kinds = [(t.shape[1:], t.dtype) if isinstance(t, Tensor) else None for t in parts]
+        return reading.ones, reading.inner[1:], reading.axis, id(reading.order), kinds
+
+    @classmethod
+    def join(cls, pieces: list[_Piece], *, inputs: bool) -> _Piece:
+        """Consecutive batches as one, which keeps no batch as it was given, nor all `inputs`."""
+        if len(pieces) == 1:
+            return pieces[0]
+        reading = Reading.join([p.reading if inputs else p.reading.bare() for p in pieces])
+        leaves = [torch.cat(each) for each in zip(*(p.leaves for p in pieces), strict=True)]
+        rest = zip(*(piece[3:] for piece in pieces), strict=True)
+        target, weights, importance = (None if p[0] is None else torch.cat(p) for p in rest)
+        batch = replace(pieces[0].batch, args=tuple(leaves), kwargs={}, target=target)
+        return cls(batch, leaves, reading, target, weights, importance)
+
+    def copied(self) -> _Piece:
+        """In memory of its own, where all is tensors."""
+        if not all(isinstance(leaf, Tensor) for leaf in self.leaves):
+            return self
+        leaves, target = [leaf.clone() for leaf in self.leaves], self.target
+        target = None if target is None else target.clone()
+        batch = replace(self.batch, kept=True)
+        return self._replace(
+            batch=batch, leaves=leaves, target=target, reading=self.reading.copied()
         )
-    if weights is not None and weights.shape[1] > 1 and gram.targets is None:
-        gram = statistics.gram = gram.expand(weights.shape[1])
-    sums.append(_sums(features, residuals))
-    gram.update(features, weights, residuals)
-    if weighing.gradients is not None:
-        for rows in weighing.gradients.rows(tap, batch):
-            features, weights, residuals = _flat(tap.layout, *rows)
-            sums[-1] += _sums(features, residuals)  # one entry per batch
-            gram.update(features, weights, residuals, moments=residuals is not None)
-    held = None if known is None else known.sketch
-    hashes, statistics.exact = reading.hashes(batch, held, exact=statistics.exact)
-    statistics.sketch.add(hashes)
-    statistics.sample = _sampled(statistics, reading, hashes, error, *own)
-    return statistics
+
+    @property
+    def error(self) -> Tensor | None:
+        """Target minus prediction, (M, K) in float64."""
+        if self.target is None:
+            return None
+        return self.reading.rows(self.target.to(torch.float64) - self.reading.output)
+
+    @property
+    def sums(self) -> Tensor:
+        """What NaN or infinity would spoil."""
+        return _total(self.reading.inputs, _counted(self.error, self.weights))
+
+
+class _Adding:
+    """Batches on their way into statistics, a block of them at a time.
+
+    An accelerator is kept waiting by many small products and by every look at a value, so batches
+    are gathered until they fill a block, where nobody will write to their memory meanwhile.
+    """
+
+    def __init__(
+        self,
+        statistics: Statistics | None,
+        known: Statistics | None,
+        weighing: Weighing,
+        sample: RowSample | None,
+        empty: Callable[[AnyTap, Batch, Reading], Statistics],
+    ) -> None:
+        self.statistics, self._known, self._weighing = statistics, known, weighing
+        self._sample, self._empty = sample, empty
+        self._pieces: list[_Piece] = []
+        self._number = self._bytes = self._rows = 0
+        self._form: tuple[object, ...] = ()  # of the pieces that wait
+        self._sums: list[Tensor] = []
+        self._first: Reading | None = None
+        self._static = False  # whether the model writes all outputs into the same memory
+        self._looks: list[tuple[int, list[_Piece], Tensor]] = []
+
+    def take(self, tap: AnyTap, batch: Batch) -> None:
+        """Run the model on a batch, and add it, perhaps later."""
+        with _named(self._number, 1):
+            piece = self._piece(tap, batch)
+            if (form := piece.form()) != self._form:
+                self.flush(tap)
+            self._form = form
+            if _large(piece):
+                self._multiply(tap, piece)
+        self._pieces.append(piece)
+        self._number += 1
+        if not self._gathers(piece):
+            self.flush(tap)
+
+    def flush(self, tap: AnyTap) -> None:
+        """Add the batches that wait, as one; large ones have been multiplied already."""
+        pieces, first = self._pieces, self._number - len(self._pieces)
+        if not pieces:
+            return
+        self._pieces, self._bytes, self._rows = [], 0, 0
+        with _named(first, len(pieces)):
+            some = any(map(_large, pieces))
+            whole = _Piece.join(pieces, inputs=not some)
+            parts = pieces if some else [whole]
+            for piece in parts:
+                if not (some and _large(piece)):
+                    self._multiply(tap, piece)
+            self._recognise(whole, [piece.reading.inputs for piece in parts])
+        sums, self._sums = torch.stack(self._sums).sum(0), []
+        self._looks.append((first, pieces if sums.device.type == "cpu" else pieces[:1], sums))
+        if sums.device.type == "cpu" or len(self._looks) == _CHECK_EVERY:
+            self.look()
+
+    def look(self) -> None:
+        """Refuse NaN and infinity in the latest blocks; an accelerator is waited for."""
+        looks, self._looks = self._looks, []
+        for first, pieces, sums in looks:
+            totals = sums.tolist()
+            if all(map(math.isfinite, totals)):
+                continue
+            what = "targets or predictions" if math.isfinite(totals[0]) else "features"
+            bad = [not bool(piece.sums.isfinite().all()) for piece in pieces]
+            number = first + bad.index(True) if True in bad else first
+            raise ValueError(
+                f"Batch {number}{'' if True in bad else ' or one of the next'}: NaN or infinity in "
+                f"the {what}. Clean the data, or check that the model has not diverged."
+            )
+
+    def _gathers(self, piece: _Piece) -> bool:
+        """Whether to wait for more batches after this one."""
+        reading, rows = piece.reading, len(piece.reading.output)
+        self._rows += len(reading.inputs)
+        alone = self._static or not piece.batch.kept or self._weighing.gradients is not None
+        if alone or any(getattr(leaf, "shape", ())[:1] != (rows,) for leaf in piece.leaves):
+            return False
+        self._bytes += reading.inputs.nbytes + sum(leaf.nbytes for leaf in piece.leaves)
+        rows, held = _largest_block(reading.inputs.device)
+        return self._rows < rows and self._bytes < held
+
+    def _piece(self, tap: AnyTap, batch: Batch) -> _Piece:
+        reading = read(tap, batch)
+        if not len(reading.inputs):
+            raise ValueError("the batch is empty; drop it.")
+        if reading.inputs.requires_grad or reading.output.requires_grad:
+            reading = reading.detached()
+        target, leaves = batch.target, tree_leaves([batch.args, batch.kwargs])
+        if target is not None and target.shape != reading.output.shape:
+            reading.target_rows(target)  # which checks the shape
+            target = target.reshape(reading.output.shape)
+        squared = target is None or isinstance(self._weighing.loss, MSE)
+        rows = None if squared else reading.target_rows(target)
+        weights, importance = self._weighing(batch, reading, rows)
+        piece = _Piece(batch, leaves, reading, target, _shared_weights(weights), importance)
+        return self._own(piece)
+
+    def _own(self, piece: _Piece) -> _Piece:
+        """The piece, in memory that nobody writes to, as far as it waits for others."""
+        reading, small = piece.reading, len(piece.reading.inputs) < _SMALL
+        if not piece.batch.kept:
+            return piece.copied() if small and reading.inputs.device.type == "cpu" else piece
+        if self._first is None:
+            self._first = reading  # held, so that nobody is given its memory again
+            return piece._replace(reading=reading.copied())
+        before = {self._first.output.data_ptr(), self._first.inputs.data_ptr()}
+        self._static |= bool(before & {reading.output.data_ptr(), reading.inputs.data_ptr()})
+        return piece
+
+    def _multiply(self, tap: AnyTap, piece: _Piece) -> None:
+        """Into the Gram; what NaN would spoil is kept, not read."""
+        batch, reading, weights = piece.batch, piece.reading, piece.weights
+        if self.statistics is None:
+            self.statistics = self._empty(tap, batch, reading)
+            self.statistics.exact = self._known is None or self._known.exact
+            self.statistics.sample = self._sample
+        own, gram, ones = self.statistics, self.statistics.gram, reading.ones
+        rows = (reading.inputs, weights, _counted(piece.error, weights))
+        features, laid, residuals = _flat(tap.layout, *rows)
+        if features.shape[-1] + ones != gram.width:
+            raise ValueError(
+                f"the readout has {features.shape[-1] + ones} features here and {gram.width} in "
+                "the data before. All batches must pass through the same readout."
+            )
+        if laid is not None and laid.shape[1] > 1 and gram.targets is None:
+            gram = own.gram = gram.expand(laid.shape[1])
+        gram.update(features, laid, residuals, ones=ones)
+        cheap = ones and gram.targets is None
+        self._sums.append(gram.totals if cheap else _total(features, residuals))
+        if self._weighing.gradients is not None:
+            for rows in self._weighing.gradients.rows(tap, batch):
+                features, laid, residuals = _flat(tap.layout, *rows)
+                self._sums.append(_total(features, residuals))
+                gram.update(features, laid, residuals, moments=residuals is not None)
+
+    def _recognise(self, piece: _Piece, features: list[Tensor]) -> None:
+        """Into the sketch and the sample, whose features come in parts."""
+        own = self.statistics
+        assert own is not None
+        held = None if self._known is None else self._known.sketch
+        hashes, own.exact = piece.reading.hashes(piece.batch, held, exact=own.exact)
+        own.sketch.add(hashes)
+        own.sample = _sampled(own, piece, hashes, features)
+
+
+@contextmanager
+def _named(first: int, count: int) -> Iterator[None]:
+    """Errors that name the batches."""
+    try:
+        yield
+    except ValueError as error:
+        some = f"Batch {first}" if count == 1 else f"Batches {first} to {first + count - 1}"
+        raise ValueError(f"{some}: {error}") from error
+
+
+def _large(piece: _Piece) -> bool:
+    """Whether a batch fills a product of its own."""
+    inputs = piece.reading.inputs
+    return len(inputs) >= _SMALL if inputs.device.type == "cpu" else inputs.nbytes >= 1 << 26
 
 
 def _sampled(
-    statistics: Statistics,
-    reading: Reading,
-    hashes: Tensor,
-    error: Tensor | None,
-    weights: Tensor | None,
-    importance: Tensor | None,
+    statistics: Statistics, piece: _Piece, hashes: Tensor, features: list[Tensor]
 ) -> RowSample | None:
     """The sample with a batch's rows in it; none once rows lack residuals or differ in shape."""
-    sample, own = statistics.sample, reading.detached()
-    mean = own.rows(own.output)
-    alike = mean.shape[1] == statistics.targets and len(mean) % len(hashes) == 0
+    sample, own, error = statistics.sample, piece.reading, piece.error
+    rows = len(own.inputs)
+    alike = own.inner[own.axis] == statistics.targets and rows % len(hashes) == 0
     if sample is None or error is None or not alike:
         return None
+    importance, weights, mean = piece.importance, piece.weights, own.rows(own.output)
     known = error.isfinite() if importance is None else error.isfinite() & (importance > 0)
-    hashes = output_hashes(hashes, len(mean), importance)
+    hashes = output_hashes(hashes, rows, importance)
+    total = piece.batch.total
     sample.add(
         torch.where(known.any(1), hashes, NO_LIMIT),  # without any target: above every limit
-        features=own.features,
+        expected=None if total is None else total * (rows // len(own.output)),
+        ones=own.ones,
+        features=features,
         mean=mean,
         residual=torch.where(known, error, torch.nan),
         weight=torch.ones_like(error) if weights is None else weights.expand_as(error),
@@ -238,13 +417,18 @@ def _sampled(
     return sample
 
 
-def _empty(tap: AnyTap, batch: Batch, reading: Reading) -> Statistics:
-    targets = reading.inner[reading.axis]
+def _empty(
+    tap: AnyTap, batch: Batch, reading: Reading, precision: PrecisionLike, gram_kind: type[Gram]
+) -> Statistics:
+    targets, inputs = reading.inner[reading.axis], reading.inputs
     own = targets if tap.layout == "separate" else None
-    gram = Gram(reading.features.shape[-1], targets=own, device=reading.features.device)
+    made = precision_for(precision if gram_kind is Gram else "double", inputs)
+    width, device = inputs.shape[-1] + reading.ones, inputs.device
+    require_memory(gram_kind.copies, width, own, device)
+    gram = gram_kind(width, targets=own, device=device, precision=made)
     kind, raw = kind_of(batch.raw), batch.raw
-    inputs = max(1, len(raw) - 1) if kind.startswith("tuple") else len(batch.args)
-    return Statistics(gram, RowSketch(), targets, inputs, kind)
+    number = max(1, len(raw) - 1) if kind.startswith("tuple") else len(batch.args)
+    return Statistics(gram, RowSketch(), targets, number, kind)
 
 
 def _flat(
@@ -278,25 +462,24 @@ def _check_curvature(curvature: Tensor) -> None:
         )
 
 
-def _sums(features: Tensor, residuals: Tensor | None) -> Tensor:
+@lru_cache
+def _largest_block(device: torch.device) -> tuple[int, int]:
+    """Rows and bytes of a block: on a CPU for its cache, on an accelerator against its waiting."""
+    if device.type != "cuda":
+        return 1 << 13, 1 << 24
+    return 1 << 17, min(1 << 28, torch.cuda.get_device_properties(device).total_memory >> 9)
+
+
+def _counted(error: Tensor | None, weights: Tensor | None) -> Tensor | None:
+    """Residuals; none of rows without a weight, which may lack a target."""
+    return error if error is None or weights is None else torch.where(weights > 0, error, 0.0)
+
+
+def _total(features: Tensor, residuals: Tensor | None) -> Tensor:
     """Sums of features and residuals, which NaN or infinity would spoil.
 
     They are not read yet, so that an accelerator runs on.
     """
     short = torch.finfo(features.dtype).bits < 32
-    total = features.detach().sum(dtype=torch.float32 if short else None).to(torch.float64)
+    total = features.sum(dtype=torch.float32 if short else None).to(torch.float64)
     return torch.stack([total, total if residuals is None else residuals.sum()])
-
-
-def _check_finite(sums: list[Tensor], last: int) -> None:
-    """Read the sums of the latest batches, of which `last` is the number of the last."""
-    first = last - len(sums) + 1
-    read = [pair.tolist() for pair in sums]
-    sums.clear()
-    for number, pair in enumerate(read, start=first):
-        for total, what in zip(pair, ("features", "targets or predictions"), strict=True):
-            if not math.isfinite(total):
-                raise ValueError(
-                    f"Batch {number}: NaN or infinity in the {what}. Clean the data, or check "
-                    "that the model has not diverged."
-                )

@@ -17,7 +17,7 @@ from ..posterior.posterior import Posterior
 from ..posterior.quadratic import QuadraticForm
 from ..prediction.head import HeadForm
 from ..prediction.law import Law, StudentT, Tilted
-from ..prediction.noise import GivenNoise
+from ..prediction.noise import GivenNoise, NoNoise
 from ..prediction.prediction import Prediction
 from .readout.reading import Reading
 
@@ -41,18 +41,20 @@ class Spread:
 
 @dataclass(frozen=True)
 class ErrorBars:
-    """Everything that a prediction needs once the calibration is known.
+    r"""Everything that a prediction needs once the calibration is known.
 
     Attributes:
         form: the quadratic form q in the model's precision.
         calibration: scale, noise and law.
         cast: the same with scales in the form's precision.
+        scale2: $\alpha^2$, in the form's precision.
         head: that of the calibration, in that precision, if any.
     """
 
     form: QuadraticForm
     calibration: Calibration
     cast: Calibration
+    scale2: Tensor
     head: HeadForm | None = None
 
     @classmethod
@@ -61,7 +63,8 @@ class ErrorBars:
         head, wide = calibration.head, torch.promote_types(dtype, torch.float32)
         own = None if head is None else HeadForm.of(head, wide)
         form = QuadraticForm.of(posterior, dtype)
-        return cls(form, calibration, calibration.cast(form.dtype), own)
+        scale2 = calibration.scale.square().to(form.dtype)
+        return cls(form, calibration, calibration.cast(form.dtype), scale2, own)
 
     def spread(
         self, reading: Reading, weight: Tensor | None = None, given: Tensor | None = None
@@ -73,17 +76,35 @@ class ErrorBars:
             weight: c, (M, 1) or (M, K).
             given: variances of a known noise, likewise.
         """
-        reading.check_targets(len(self.calibration.scale))
-        with unmixed(reading.features):
+        q, epistemic, more, tilt = self._parts(reading, weight, given)
+        noise = q.new_zeros(()).expand(epistemic.shape) if more is None else more
+        noise = noise if tilt is None else (noise - epistemic).clamp(min=0)
+        return Spread(replace(reading, inputs=q, ones=False), noise, tilt)
+
+    def std(self, reading: Reading, given: Tensor | None = None) -> Tensor:
+        """The standard deviation of one batch, shaped and typed like the output."""
+        q, variance, more, tilt = self._parts(reading, None, given)
+        if more is not None:
+            variance = variance + more.to(q) if tilt is None else torch.maximum(variance, more)
+        return reading.unrows(variance.sqrt().to(reading.output.dtype))
+
+    def _parts(
+        self, reading: Reading, weight: Tensor | None, given: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        r"""q (M, 1 or K), $\alpha^2 q$, the noise if any, no tilt; by a head all variance, tilt."""
+        reading.check_targets(len(self.scale2))
+        with unmixed(reading.output):
             q = self.form(reading.inputs, ones=reading.ones)
-            q = q[:, None] if q.ndim == 1 else q
+            q = q.unsqueeze(1) if q.ndim == 1 else q
+            epistemic, noise = self.scale2 * q, self.calibration.noise
+            if self.head is None and type(noise) is NoNoise:
+                return q, epistemic, None, None
             mean = reading.rows(reading.output)
-            own = replace(reading, inputs=q, ones=False)
             if self.head is None:
-                noise = self.calibration.noise_variance(mean, reading.features, weight)
-                return Spread(own, noise if given is None else noise * given)
-            h, tilt = self.head(q, mean, head_inputs(reading))
-            return Spread(own, *self.cast.around(q, h, tilt, weight, given))
+                found = self.calibration.noise_variance(mean, reading.features, weight)
+                return q, epistemic, found if given is None else found * given, None
+            h, tilt = self.head(q, mean, reading.inputs if reading.ones else head_inputs(reading))
+            return q, epistemic, *self.cast.around(q, h, tilt, weight, given)
 
     def given(self, batch: Batch, reading: Reading) -> Tensor | None:
         """Variances of a known noise, (M, 1) or (M, K); None for another noise."""
@@ -103,12 +124,6 @@ class ErrorBars:
         if conformal is None or conformal.function is None:
             return None
         return group_labels(conformal.function, batch.raw, reading.output)
-
-    def std(self, spread: Spread) -> Tensor:
-        """The standard deviation of one batch, shaped and typed like the output."""
-        q, output = spread.reading.features, spread.reading.output
-        variance = self.cast.epistemic(q) + spread.noise.to(q)
-        return spread.reading.unrows(variance.sqrt().to(output.dtype))
 
     def prediction(self, spreads: Sequence[Spread]) -> Prediction:
         """The predictions of consecutive batches."""

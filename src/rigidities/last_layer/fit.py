@@ -25,8 +25,10 @@ from ..losses import NAMED, Loss
 from ..models.shadow import placement
 from ..models.threads import Lock
 from ..notices import NO_FIT, NotFittedError, notify, require, require_kinds
-from ..posterior.gram import Gram
+from ..posterior.gram import Gram, PrecisionLike
 from ..posterior.posterior import Posterior
+from ..posterior.quadratic import features_doubt
+from ..posterior.root import gram_kind
 from .accumulation import Statistics, Weighing, accumulate
 from .error_bars import ErrorBars
 from .gradients.loss import GradientLoss, GradientTarget, calibration_loss, gradient_scale
@@ -96,7 +98,7 @@ class Learnt:
     @property
     def bars(self) -> ErrorBars:
         """Error bars in the model's precision."""
-        dtype = placement(self.binding.model)[1]
+        dtype = self.binding.placement[1]
         if dtype not in self._bars:
             with self._lock:
                 self._bars[dtype] = ErrorBars.of(self.posterior, self.calibration, dtype)
@@ -171,14 +173,24 @@ class ReadoutFit:
         self._said: set[str] = set()
         self._changing, self._swapping, self._changed = Lock(), Lock(), False
 
-    def fit(self, train: Any, weighing: Weighing, *, sample: int, **options: Any) -> None:
+    def fit(
+        self,
+        train: Any,
+        weighing: Weighing,
+        *,
+        sample: int,
+        precision: PrecisionLike,
+        method: str,
+        **options: Any,
+    ) -> None:
         """Accumulate the Gram over the training data, and keep a `sample` of so many rows."""
-        kept = RowSample(sample) if sample else None
+        kept, kind = RowSample(sample) if sample else None, gram_kind(method, precision)
         with self._alone():
             binding = self.unbound.again()
             feed = replace(self.feed(weighing), inputs=None, kind=None)
             batches = feed(train, "fit", any_order=True, **options)
-            statistics = accumulate(None, binding.find, batches, weighing, sample=kept)
+            add = partial(accumulate, None, binding.find, batches, weighing)
+            statistics = add(sample=kept, precision=precision, kind=kind)
             if self.target is None:
                 statistics.say_unlabelled()
             self._swap(Learnt(binding, statistics, weighing))
@@ -242,6 +254,8 @@ class ReadoutFit:
                 seen = None if train is None else work.gathered(feed(train), compared=False)
                 report = work.report(rows, seen)
                 final = posterior.with_ridge(report.ridge).with_scale(report.scale)
+                few = features_doubt(final, placement(self.model)[1])
+                report = report.certified(final.doubt, few)
                 if apart is not None:
                     report = work.guaranteed(report, apart, groups)
                 if weighing.gradients is not None and weighing.gradients.target is not None:
@@ -272,8 +286,11 @@ class ReadoutFit:
 
     def ready(self) -> tuple[AnyTap, Learnt]:
         """The readout and the state; warns once where the bars are uncalibrated or stale."""
-        learnt = self.on_device()
+        learnt = self.known()
         tap = learnt.binding.current()
+        if learnt.statistics.gram.device != learnt.binding.placement[0]:
+            learnt = self.on_device()
+            tap = learnt.binding.current()
         if learnt.report is None:
             self.say_once("uncalibrated", UNCALIBRATED)
         elif learnt.report.stale:

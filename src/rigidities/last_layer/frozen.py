@@ -23,8 +23,8 @@ from ..models.shadow import placement
 from ..notices import require_level
 from ..posterior.gram import with_ones
 from ..posterior.joint import OwnPart
-from ..posterior.posterior import Posterior
-from ..posterior.quadratic import HALVES, LARGEST_ROUNDING, Block, QuadraticForm, Split
+from ..posterior.posterior import LARGEST_ROUNDING, Posterior
+from ..posterior.quadratic import HALVES, Block, QuadraticForm, Split
 from ..prediction.head import Guard, HeadForm, widened
 from ..prediction.law import Law, Tilted, tilted_moments
 from ..prediction.noise import GivenNoise, Noise
@@ -129,7 +129,8 @@ class TruncatedNorm(Exact):
         lost = 2 * math.sqrt(posterior.width) * posterior.condition  # digits of the difference
         if lost * torch.finfo(wide).eps > LARGEST_ROUNDING:
             wide = torch.float64
-        self.rounding = lost * torch.finfo(wide).eps + 2 * torch.finfo(dtype).eps
+        own = posterior.float64_error + posterior.doubt + 2 * torch.finfo(dtype).eps
+        self.rounding = lost * torch.finfo(wide).eps + own
         self.error, self._ones = posterior.error, ones
         kept = posterior.eigenvectors * (1 / s - 1 / precisions).sqrt()
         self.hold(kept=kept.to(wide), rate=1 / s, least=float(1 / precisions[-1]))

@@ -34,10 +34,10 @@ from ..models.calling import FeatureFunction, ForwardFunction, Source
 from ..models.modes import outside_inference_mode, refuse_transforms
 from ..models.shadow import placement
 from ..posterior.draws import MEMBERS
-from ..posterior.gram import Gram
+from ..posterior.gram import Gram, PrecisionLike
 from ..posterior.joint import JointPosterior
-from ..posterior.posterior import Posterior
-from ..posterior.quadratic import LARGEST_ROUNDING, rounding_bound
+from ..posterior.posterior import LARGEST_ROUNDING, Posterior
+from ..posterior.quadratic import rounding_bound
 from ..prediction.law import Law
 from ..prediction.noise import Noise
 from ..prediction.prediction import Prediction
@@ -136,6 +136,8 @@ class LastLayerRigidity(ModelWrapper):
         gradient_weight: GradientWeight | None = None,
         gradient_target: GradientTarget | None = None,
         sample: int = SIZE,
+        precision: PrecisionLike = "auto",
+        method: str = "gram",
         batch_size: int | None = None,
         progress: bool | None = None,
     ) -> Self:
@@ -154,6 +156,12 @@ class LastLayerRigidity(ModelWrapper):
                 batch, or callable(batch); forces with their sign changed. `calibrate` then gives
                 derivatives a scale of their own.
             sample: how many training rows to keep for `calibrate`, drawn evenly; 0 for none.
+            precision: of the products in the Gram: "double"; "mixed", in the features' own
+                precision with a measured rounding, which `calibrate` holds against the ridge; or
+                "auto", double except for half-precision features.
+            method: "gram" adds up $F^T F$; "qr" keeps a triangular root of it, for features whose
+                condition number is beyond 1e5 or so: a few times slower, and no digits are lost
+                to squaring it. Data added or removed later go the same way.
             batch_size: rows per batch where the data are not batches already; by default a
                 loader's own, else 1024.
             progress: show a bar; by default on a terminal only.
@@ -163,7 +171,8 @@ class LastLayerRigidity(ModelWrapper):
         """
         derivatives = gradient_loss(gradients, gradient_weight, gradient_target)
         weighing = Weighing(loss_for(loss), sample_weight, derivatives)
-        self._fit.fit(train, weighing, sample=sample, batch_size=batch_size, progress=progress)
+        options: dict[str, Any] = {"sample": sample, "precision": precision, "method": method}
+        self._fit.fit(train, weighing, **options, batch_size=batch_size, progress=progress)
         return self
 
     @outside_inference_mode
@@ -304,9 +313,8 @@ class LastLayerRigidity(ModelWrapper):
         batch = self._fit.feed().handed(inputs, keywords)
         tap, learnt = self._fit.ready()
         reading, bars = tap(*batch.args, **batch.kwargs), learnt.bars
-        batch.check(len(reading.output))
-        given = bars.given(batch, reading)
-        return reading.output, bars.std(bars.spread(reading, given=given))
+        batch.check(reading.output.shape[0])
+        return reading.output, bars.std(reading, bars.given(batch, reading))
 
     @outside_inference_mode
     def predict(

@@ -175,7 +175,8 @@ def _predicted(
     noise = calibration.noise.level * share
     if calibration.head is not None:
         h, tilt = HeadForm.of(calibration.head, torch.float64)(q, mean, inputs)
-        noise, tilt = calibration.around(q, h, tilt, None, share)
+        whole, tilt = calibration.around(q, h, tilt, None, share)
+        noise = (whole - epistemic).clamp(min=0)
         law = calibration.shaped(tilt)
     noise, rigidity = (t.expand(mean.shape) for t in (noise, 1 / q))
     return Prediction(mean, epistemic, noise, rigidity, law=law, support=calibration.support)

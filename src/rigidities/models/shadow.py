@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator
-from itertools import chain
+from collections import OrderedDict
+from collections.abc import Collection, Iterator
+from itertools import chain, repeat
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -28,12 +30,13 @@ def shadow(model: nn.Module) -> nn.Module:
     memo: dict[int, object] = {}
     for module in model.modules():
         for value in chain(*(g.values() for g in _groups(module)), vars(module).values()):
-            if isinstance(value, nn.Parameter):
-                memo[id(value)] = nn.Parameter(value.detach(), requires_grad=False)
-            elif isinstance(value, Tensor):
-                memo[id(value)] = value.detach()
+            if isinstance(value, Tensor):
+                alias, own = value.detach(), isinstance(value, nn.Parameter)
+                memo[id(value)] = nn.Parameter(alias, requires_grad=False) if own else alias
             elif isinstance(value, torch.jit.ScriptFunction):
                 memo[id(value)] = value  # it has no state to copy, and refuses
+            elif type(value) is OrderedDict and not value:
+                memo[id(value)] = OrderedDict()  # of hooks, ten in a module: slow to deep-copy
     try:
         twin = copy.deepcopy(model, memo)
     except Exception as error:
@@ -84,29 +87,31 @@ class Watch:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        self.placement = placement(model)  # as long as it is the same
         self._modules = tuple(unwrapped(model).modules())
         # kept, since an identity may be given again once its object is gone
         groups = [group for module in self._modules for group in _groups(module)]
-        self._groups = [group for group in groups if len(group)]
         self._empty = [group for group in groups if not len(group)]
-        self._parts = [part for group in self._groups for part in group.values()]
+        self._live: list[Collection[object]] = [group.values() for group in groups if len(group)]
+        self._parts = list(chain.from_iterable(self._live))
         self._weights = [part for part in self._parts if isinstance(part, Tensor)]
-        self._sizes = [(vars(module), len(vars(module))) for module in self._modules]
-        self._set = [(d, n, v) for d, _ in self._sizes for n, v in d.items() if n not in _OWN]
-        numbers = {id(d): i for i, (d, _) in enumerate(self._sizes)}
-        self._held = {f"{numbers[id(d)]}.{name}": value for d, name, value in self._set}
-        whole = [(name, value, _entries(value)) for name, value in self._held.items()]
-        self._containers = [value for _, value, entries in whole if entries]
-        for name, _, entries in whole:
-            self._held |= {f"{name}[{k!r}]": value for k, value in entries}
+        self._attributes = [vars(module) for module in self._modules]
+        held = [(i, n) for i, d in enumerate(self._attributes) for n in d if n not in _OWN]
+        self._owners, self._names = [self._attributes[i] for i, _ in held], [n for _, n in held]
+        self._held = {f"{i}.{name}": self._attributes[i][name] for i, name in held}
+        for name, value in list(self._held.items()):
+            if entries := _entries(value):
+                self._live.append(value.values() if isinstance(value, dict) else value)
+                self._held |= {f"{name}[{k!r}]": entry for k, entry in entries}
         self._plain = {name: v for name, v in self._held.items() if isinstance(v, Tensor)}
-        self._identities, self._versions = self._seen(), self._counted()
+        tensors = [*self._weights, *self._plain.values()]
+        self._odd = [t for t in tensors if type(t) not in _KNOWN or t.is_inference()]
+        self._known = [t for t in tensors if type(t) in _KNOWN and not t.is_inference()]
+        self._versions, self._looks = self._counted(), self._look()
 
     def same(self) -> bool:
         """Whether nothing has happened."""
-        unset = not any(map(len, self._empty)) and all(len(d) == n for d, n in self._sizes)
-        unset = unset and all(d.get(name, self) is value for d, name, value in self._set)
-        return unset and self._versions == self._counted() and self._identities == self._seen()
+        return not any(self._empty) and self._looks == self._look()
 
     def written(self, now: Watch) -> bool:
         """Whether a later look sees other weights, parts or hooks."""
@@ -120,10 +125,16 @@ class Watch:
         names = {name for name in every if not _alike(mine.get(name, self), theirs.get(name, self))}
         return names | {n for n, own in self._versions[1].items() if versions.get(n, own) != own}
 
-    def _seen(self) -> list[int]:
-        groups = [group.values() for group in self._groups]
-        entries = [value for container in self._containers for _, value in _entries(container)]
-        return list(map(id, chain(*groups, entries)))
+    def _look(self) -> tuple[list[object], ...]:
+        """Flat lists that tell any change, made without a loop in Python: it is for every call."""
+        held = map(dict.get, self._owners, self._names, repeat(self))
+        return (
+            list(map(len, self._attributes)),
+            list(map(id, chain(chain.from_iterable(self._live), held))),
+            list(map(Tensor.data_ptr, self._known)),
+            list(map(_written, self._known)),
+            list(map(_version, self._odd)),
+        )
 
     def _counted(self) -> tuple[list[object], dict[str, tuple[object, ...]]]:
         plain = {name: _version(tensor) for name, tensor in self._plain.items()}
@@ -131,6 +142,8 @@ class Watch:
 
 
 _OWN = frozenset(vars(nn.Module()))
+_KNOWN = (nn.Parameter, Tensor)
+_written = attrgetter("_version", "dtype")
 
 
 def _entries(value: object) -> list[tuple[object, object]]:
@@ -167,7 +180,7 @@ def _state(model: nn.Module) -> Iterator[Tensor]:
 
 
 def _version(tensor: Tensor) -> tuple[object, ...]:
-    if type(tensor) not in (nn.Parameter, Tensor) and (parts := plain_parts(tensor)) != [tensor]:
+    if type(tensor) not in _KNOWN and (parts := plain_parts(tensor)) != [tensor]:
         return tuple(map(_version, parts))
     return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version, tensor.dtype
 

@@ -21,6 +21,11 @@ from torch import Tensor
 
 from .draws import standard_normal
 from .gram import Gram
+from .memory import require_memory
+from .root import RootGram
+
+LARGEST_ROUNDING = 1e-3
+"""Relative rounding error beyond which a variance is not given, or computed in more digits."""
 
 TruncationForm = Literal["inverse", "complement"]
 
@@ -36,6 +41,8 @@ class Posterior:
         scale: $\alpha$, a scalar or (K,) with one entry per target.
         complement: whether directions outside the kept ones count with the ridge alone.
         error: worst-case relative error of a truncation; see `truncate`.
+        rounding: bound on the error of G, |dG|, where its products were of mixed precision.
+        from_root: whether the eigenbasis is that of a root of G, `RootGram`.
     """
 
     eigenvalues: Tensor
@@ -44,6 +51,8 @@ class Posterior:
     scale: Tensor = field(default_factory=lambda: torch.ones((), dtype=torch.float64))
     complement: bool = False
     error: float = 0.0
+    rounding: float = 0.0
+    from_root: bool = False
 
     @classmethod
     def from_gram(cls, gram: Gram, ridge: float, penalty: Tensor | None = None) -> Posterior:
@@ -64,16 +73,14 @@ class Posterior:
             10.0
         """
         _check_ridge(ridge)
-        matrix = gram.matrix
-        if penalty is not None:
-            matrix = matrix + _checked_penalty(penalty, gram)
-        if not bool(torch.isfinite(matrix).all()):
-            raise ValueError("The Gram holds NaN or infinity: some of its rows did.")
-        eigenvalues, eigenvectors = torch.linalg.eigh(matrix)
-        posterior = cls(_clipped(eigenvalues), eigenvectors, 0.0)
+        basis = gram.eigenbasis(None if penalty is None else _checked_penalty(penalty, gram))
+        root, values = isinstance(gram, RootGram), _clipped(basis[0], gram.rounding)
+        posterior = cls(values, basis[1], 0.0, rounding=gram.rounding, from_root=root)
         try:
             return posterior.with_ridge(ridge)
         except ValueError as error:
+            if gram.count >= gram.width:
+                raise
             raise ValueError(
                 f"Gram is singular: {gram.count} samples for {gram.width} features and "
                 f"ridge={ridge:g}. Pass ridge > 0 or more data."
@@ -101,6 +108,17 @@ class Posterior:
         return float((self.precisions[..., -1] / smallest).max())
 
     @property
+    def float64_error(self) -> float:
+        """Relative error of variances that float64 sums and their factorisation leave."""
+        return torch.finfo(torch.float64).eps * self.condition ** (0.5 if self.from_root else 1)
+
+    @property
+    def doubt(self) -> float:
+        r"""Bound on the relative error of variances by that of G, $|dG| / (\lambda_{\min} + s)$."""
+        smallest = self.ridge if self.complement else float(self.precisions[..., 0].min())
+        return self.rounding / smallest if self.rounding else 0.0
+
+    @property
     def effective_rank(self) -> float:
         r"""$\sum_j \lambda_j / (\lambda_j + \varsigma^2)$: directions that the data determine."""
         return float((self.eigenvalues / self.precisions).sum(-1).mean())
@@ -110,12 +128,15 @@ class Posterior:
         _check_ridge(ridge)
         self._check_whole("Choose the ridge first, then truncate.")
         smallest, largest = self.eigenvalues[..., 0], self.eigenvalues[..., -1]
-        floor = self.width * torch.finfo(torch.float64).eps * largest
+        share = torch.finfo(torch.float64).eps * max(self.width, 1 / LARGEST_ROUNDING)
+        floor = largest * (share**2 if self.from_root else share)
         if bool((smallest + ridge <= floor).any()):
+            more = "" if self.from_root else ", call fit(train, method='qr')"
             raise ValueError(
-                f"The Gram is singular at ridge={ridge:g}: its smallest eigenvalue is "
-                f"{float(smallest.min()):.3g} and its largest {float(largest.max()):.3g}. "
-                "Pass a larger ridge or more data."
+                f"To float64 the Gram is singular at ridge={ridge:g}: its eigenvalues run from "
+                f"{float(smallest.min()):.3g} to {float(largest.max()):.3g}, and any below "
+                f"{float(floor.max()):.3g} is rounding. Pass a ridge above that{more} or give more "
+                "data."
             )
         return replace(self, ridge=float(ridge))
 
@@ -261,6 +282,8 @@ class Posterior:
         by its root only, and a triangular product costs half of a full one.
         """
         self._check_whole("It has no square factor: use quadratic().")
+        targets = len(self.eigenvectors) if self.eigenvectors.ndim == 3 else None
+        require_memory(3, self.width, targets, self.eigenvectors.device)
         whitener = (self.eigenvectors / self.precisions.sqrt().unsqueeze(-2)).mT
         factor: Tensor = torch.linalg.qr(whitener, mode="r").R
         return factor
@@ -286,14 +309,14 @@ def _check_ridge(ridge: float) -> None:
         raise ValueError(f"ridge must be finite and not negative, got {ridge}.")
 
 
-def _clipped(eigenvalues: Tensor) -> Tensor:
+def _clipped(eigenvalues: Tensor, rounding: float) -> Tensor:
     """Set rounding-sized negative eigenvalues to zero; refuse larger ones."""
     largest = eigenvalues[..., -1:]
     if not bool((largest > 0).any()):
         raise ValueError(
             "The Gram is zero: no rows, or all features are zero. Fit on data whose features vary."
         )
-    tolerance = 1e-12 * eigenvalues.shape[-1] * largest
+    tolerance = 1e-12 * eigenvalues.shape[-1] * largest + rounding
     if bool((eigenvalues < -tolerance).any()):
         raise ValueError(
             f"The matrix is not positive semi-definite: its smallest eigenvalue is "

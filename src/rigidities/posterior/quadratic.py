@@ -15,10 +15,7 @@ import torch
 from torch import Tensor
 
 from .gram import with_ones
-from .posterior import Posterior
-
-LARGEST_ROUNDING = 1e-3
-"""Relative rounding error of q beyond which the quadratic form is computed in float64."""
+from .posterior import LARGEST_ROUNDING, Posterior
 
 HALVES = (torch.bfloat16, torch.float16)
 _WIDENS = hasattr(torch.ops.aten.mm, "dtype")  # from PyTorch 2.8
@@ -100,7 +97,8 @@ class QuadraticForm:
         dtype: the precision of the product.
         rounding: bound on the relative rounding error of the variances that come out: of the
             product itself (`rounding_bound`), of the result in the model's precision, and of the
-            float64 Gram and its factorisation (machine epsilon times the condition number).
+            float64 Gram and its factorisation (`Posterior.float64_error`, and in mixed precision
+            what was measured).
         half: the features' precision where R is split into two of that; see `Split`.
     """
 
@@ -127,7 +125,7 @@ class QuadraticForm:
                 bound *= 1 + (result / 4) ** 2 / (torch.finfo(wide).eps / 2)
         if bound > allowed:
             wide, half, bound = torch.float64, None, rounding_bound(posterior, torch.float64)
-        bound += result + torch.finfo(torch.float64).eps * posterior.condition
+        bound += result + posterior.float64_error + posterior.doubt
         return cls(posterior.factor.to(wide), wide, bound, half)
 
     def __call__(self, features: Tensor, *, ones: bool = False) -> Tensor:
@@ -182,6 +180,11 @@ def rounding_bound(posterior: Posterior, dtype: torch.dtype) -> float:
     diagonal = posterior.factor.square().sum(-2).amax(-1)
     largest = posterior.precisions[..., -1]
     return float((2 * unit * (posterior.width * largest * diagonal).sqrt()).max())
+
+
+def features_doubt(posterior: Posterior, dtype: torch.dtype) -> float:
+    """Relative error of variances by the few digits of half-precision features; else 0."""
+    return rounding_bound(posterior, dtype) if dtype in HALVES else 0.0
 
 
 def block_height(width: int, device: str) -> int:

@@ -174,6 +174,8 @@ class HeadForm:
         weight = (head.weight[:, 3:].mT / head.spread.unsqueeze(-2)).mT  # (K, D, 1 + J)
         shift = head.centre.expand(weight.shape[:2])[:, None] @ weight
         constant = head.constant - shift[:, 0] - head.output[:, 4:] * both
+        width = head.centre.shape[-1] - bool(head.spread[..., -1:].isinf().all())
+        weight = weight[:, :width]  # a last column of ones, which may be left out, has weight zero
         if head.centre.ndim == 1:
             weight = weight.movedim(0, 1).flatten(1)
         middle, far = head.rigidity[:, 0], _finite(head.rigidity[:, 1]) * FAR_Q
@@ -187,7 +189,7 @@ class HeadForm:
             return part.to(dtype).contiguous()
 
         return cls(
-            (cast(head.centre - away), cast(head.centre + away)),
+            tuple(cast((head.centre + far)[..., :width]) for far in (-away, away)),
             cast(weight),
             tuple(cast(torch.stack(pair, -1)) for pair in own),
             cast(torch.stack([a, b, torch.zeros_like(a), both], 1)),
@@ -202,6 +204,8 @@ class HeadForm:
         own = (torch.clamp(own, low, high) - centre) * rate
         own = torch.cat([own, own.square()], -1).transpose(0, 1)
         both = torch.baddbmm(self.constant, own, self.first)  # (K, M, 1 + J)
+        width = self.reach[0].shape[-1]
+        features = features if features.shape[-1] == width else features[..., :width]
         clipped = torch.clamp(features.to(dtype), *self.reach)
         if clipped.ndim == 3:
             both = torch.baddbmm(both, clipped.transpose(0, 1), self.weight).transpose(0, 1)
@@ -275,7 +279,7 @@ def widened(
     q: Tensor, noise: Tensor, tilt: Tensor, scale2: Tensor, guard: Guard | None
 ) -> tuple[Tensor, Tensor]:
     """The law's squared scale (M, K) and tilt of rows, by a head's noise and tilt and a guard."""
-    squared = scale2.to(q) * q + noise.to(q)
+    squared = torch.addcmul(noise.to(q), scale2.to(q), q)
     if guard is not None:
         beyond = guard.beyond(q)
         squared = squared + guard.variance(q, beyond)

@@ -8,7 +8,6 @@ know. Its fields are its settings, plain numbers that files keep.
 
 from __future__ import annotations
 
-import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -401,9 +400,9 @@ class Tilted(Law):
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Tilted:
         """The law with another tilt."""
-        law = copy.copy(self)  # what is checked and cached of df holds
-        law.__dict__.pop("_moments", None)
-        object.__setattr__(law, "tilt", change(self.tilt))
+        law = object.__new__(type(self))  # what is checked and cached of df holds
+        vars(law).update(vars(self), _degrees=self._degrees, tilt=change(self.tilt))
+        vars(law).pop("_moments", None)
         return law
 
     @cached_property

@@ -11,7 +11,7 @@ from ...data.batches import Batch
 from ...data.sketch import fingerprint
 from ...data.storage import Snapshot, prefixed
 from ...models.calling import Source
-from ...models.shadow import Watch, unwrapped
+from ...models.shadow import Watch, placement, unwrapped
 from ...models.threads import Lock
 from ...notices import NO_FIT, NotFittedError, require, require_kinds
 from .cases import CASES
@@ -112,6 +112,11 @@ class Binding:
         with self._lock:
             self._tied = self._checked(thorough)
             return self._tied[0]
+
+    @property
+    def placement(self) -> tuple[torch.device, torch.dtype]:
+        """Device and dtype of the model, as of the last look at it."""
+        return placement(self.model) if self._tied is None else self._tied[1].placement
 
     def header(self) -> dict[str, Any]:
         """What a file keeps of the tap."""
@@ -216,7 +221,7 @@ def _check_source(source: Source, header: dict[str, Any]) -> None:
         )
 
 
-def _few(args: tuple[Any, ...], source: Source, rows: int = 64) -> tuple[Any, ...]:
+def _few(args: tuple[Any, ...], source: Source, rows: int = 16) -> tuple[Any, ...]:
     """The first rows of a batch that is one tensor: enough to find a readout."""
     if source.forward is None and len(args) == 1 and isinstance(args[0], torch.Tensor):
         return (args[0][:rows],)

@@ -82,16 +82,28 @@ class Reading:
         output, inputs = self.output.detach(), self.inputs.detach()
         return replace(self, output=output, inputs=inputs, counts=counts)
 
+    def bare(self) -> Reading:
+        """The same without features, but for a column of ones."""
+        return replace(self, inputs=self.inputs[..., :0])
+
+    def copied(self) -> Reading:
+        """The same in memory of its own."""
+        return replace(self, output=self.output.clone(), inputs=self.inputs.clone())
+
     def rows(self, tensor: Tensor) -> Tensor:
         """A tensor shaped like the output as (M, K)."""
         if self.order is not None:
             tensor = tensor.reshape(self.inner[0], -1)[:, self.order]
+        if self.axis == -1:
+            return tensor.reshape(-1, self.inner[-1])
         moved = tensor.reshape(self.inner).movedim(self.axis, -1)
         return moved.reshape(-1, moved.shape[-1])
 
     def unrows(self, rows: Tensor) -> Tensor:
         """(..., M, K), or (..., M, 1) to be repeated for each target, in the output's shape."""
         targets, several = self.inner[self.axis], rows.shape[:-2]
+        if self.axis == -1 and self.order is None:
+            return rows.expand(*several, -1, targets).reshape(*several, *self.output.shape)
         shape = [n for i, n in enumerate(self.inner) if i != self.axis % len(self.inner)]
         full = rows.expand(*several, -1, targets).reshape(*several, *shape, targets)
         full = full.movedim(-1, self.axis)

@@ -1,0 +1,145 @@
+r"""A root of the Gram, for features so ill-conditioned that their Gram loses them.
+
+An upper triangular R with $R^\top R = G = \sum_i w_i f_i f_i^\top$, from QR factorisations of what
+is held and what comes: $R \leftarrow \mathrm{qr}([R; W^{1/2} F])$. G is never formed, so variances
+err by machine epsilon times the condition number of F, not times its square (Golub and Van Loan,
+Matrix Computations, 5.3 and 6.5).
+
+Rows $R_0$ leave by $R' = (I - S^\top S)^{1/2} R$ with $S = R_0 R^{-1}$.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from .gram import Gram, PrecisionLike, Rows, check_finite
+from .memory import require_memory
+
+_BLOCK_ROWS = 512
+_BLOCK_NUMBERS = 1 << 26
+"""Of rows that wait for the next factorisation: it costs least with twice as many rows as columns,
+which for wide features would take much memory."""
+
+_ROUNDING = 1e-12
+"""Share, per feature, of the largest eigenvalue by which rows that leave may exceed those held."""
+
+
+class RootGram(Gram):
+    """A Gram that holds R instead of G; see `Gram` for the rest.
+
+    It costs a few times more than a Gram, and merges with its like only.
+
+    Examples:
+        >>> gram = RootGram(2)
+        >>> gram.update(torch.tensor([[3.0, 0.0], [4.0, 5.0]]))
+        >>> gram.matrix.round().tolist(), gram.count
+        ([[25.0, 20.0], [20.0, 25.0]], 2)
+    """
+
+    stored: ClassVar[str] = "root"
+    copies: ClassVar[int] = 8
+
+    _waiting: tuple[Tensor, ...] = ()
+
+    @property
+    def root(self) -> Tensor:
+        """R, (D, D) or (T, D, D), float64."""
+        self._flush()
+        return self._upper
+
+    @property
+    def matrix(self) -> Tensor:
+        """The matrix $R^T R$, (D, D) or (T, D, D), float64."""
+        matrix = self.root.mT @ self._upper
+        return (matrix + matrix.mT) / 2
+
+    @property
+    def diagonal(self) -> Tensor:
+        """The diagonal of the matrix, (D,) or (T, D)."""
+        return self.root.square().sum(-2)
+
+    def eigenbasis(self, penalty: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """From the singular values and right singular vectors of R over the penalty's root."""
+        rows = self.root
+        check_finite(rows)
+        if penalty is not None:
+            values, vectors = torch.linalg.eigh(penalty)
+            own = (vectors * values.clamp(min=0).sqrt()).mT
+            rows = _triangle(torch.cat([rows, own.expand_as(rows)], dim=-2))
+        require_memory(7, self.width, None, self.device)
+        _, singular, right = torch.linalg.svd(rows, full_matrices=False)
+        return singular.square().flip(-1), right.mT.flip(-1)
+
+    def _products_in(self, features: Tensor) -> torch.dtype:
+        return torch.float64
+
+    @property
+    def totals(self) -> Tensor:
+        """As a Gram's."""
+        total = torch.stack([rows.sum() for rows in (self._upper, *self._waiting)]).sum()
+        return torch.stack([total, total if self.square is None else self.square.sum()])
+
+    def _add_ones(self, rows: Rows, column: Tensor) -> None:
+        """Rows bring them."""
+
+    def _add_rows(self, rows: Rows) -> None:
+        own, ones = rows.features, rows.ones  # the caller may write to its own rows while they wait
+        own = own.clone() if ones is None else torch.cat([own, ones], dim=1)
+        self._waiting = (*self._waiting, own)
+        most = max(_BLOCK_ROWS, min(2 * self.width, _BLOCK_NUMBERS // self.width))
+        if sum(map(len, self._waiting)) >= most:
+            self._fold()
+
+    def _add_sums(self, other: Gram) -> None:
+        self._upper = _triangle(torch.cat([self._upper, other._upper], dim=-2))
+
+    def _fold(self) -> None:
+        """Factorise what is held and what waits anew."""
+        rows, self._waiting = self._waiting, ()
+        if self.targets is not None:
+            rows = tuple(own.movedim(1, 0) for own in rows)
+        self._upper = _triangle(torch.cat([self._upper, *rows], dim=-2))
+
+    def _flush(self) -> None:
+        super()._flush()
+        if self._waiting:
+            self._fold()
+
+    def _take_out(self, other: Gram) -> bool:
+        """R of the rows that are left; whether some directions had less than is taken out.
+
+        Directions that R leaves open have no inverse: rows that leave must lie across them.
+        """
+        _, singular, right = torch.linalg.svd(self._upper, full_matrices=False)
+        largest = singular[..., :1]
+        kept = singular > self.width * torch.finfo(torch.float64).eps * largest
+        components = other._upper @ right.mT
+        share = components / torch.where(kept, singular, torch.inf).unsqueeze(-2)
+        values, vectors = torch.linalg.eigh(torch.eye(self.width).to(share) - share.mT @ share)
+        rows = vectors.mT * torch.where(kept, singular, 0.0).unsqueeze(-2)
+        missing = (-values.clamp(max=0) * rows.square().sum(-1)).amax(-1)
+        outside = torch.where(kept.unsqueeze(-2), 0.0, components).square().sum((-2, -1))
+        self._upper = _triangle(values.clamp(min=0).sqrt().unsqueeze(-1) * (rows @ right))
+        least = self.width * _ROUNDING * largest[..., 0].square()
+        return bool((torch.maximum(missing, outside) > least).any())
+
+    def _stored(self) -> Tensor:
+        return self.root
+
+
+def gram_kind(method: str, precision: PrecisionLike = "auto") -> type[Gram]:
+    """What accumulates the rows of a fit, by the method's name."""
+    if method not in ("gram", "qr"):
+        raise ValueError(f"method must be 'gram' or 'qr', got {method!r}.")
+    if method == "qr" and precision == "mixed":
+        raise ValueError("method='qr' keeps all digits: precision='mixed' goes with 'gram' alone.")
+    return Gram if method == "gram" else RootGram
+
+
+def _triangle(rows: Tensor) -> Tensor:
+    """R of a QR factorisation, (..., n, D) -> (..., D, D), for n of at least D."""
+    triangle: Tensor = torch.linalg.qr(rows, mode="r").R
+    return triangle

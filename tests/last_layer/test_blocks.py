@@ -1,0 +1,180 @@
+"""A fit in blocks: however batches are gathered, the statistics are those of all rows at once."""
+
+import pytest
+import torch
+from torch import nn
+
+import rigidities as rg
+from rigidities.data import row_sample
+from rigidities.last_layer import accumulation
+from tests.support.refusals import refused
+
+F64 = torch.float64
+
+
+def data(rows=900, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 5, generator=generator)
+    return x, x.sum(1, keepdim=True).sin()
+
+
+def net(bias=True):
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 1, bias=bias))
+
+
+def whole(model, x):
+    """Features of all rows, in float64."""
+    h = model[:-1](x).detach().to(F64)
+    return torch.cat([h, torch.ones_like(h[:, :1])], 1) if model[-1].bias is not None else h
+
+
+class Buffered(nn.Module):
+    """Writes what goes into its readout into the same memory in every call."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 7), nn.Linear(7, 1)
+        self.register_buffer("memory", torch.zeros(2000, 7), persistent=False)
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.memory[: len(x)] = torch.tanh(self.first(x))
+        return self.last(self.memory[: len(x)])
+
+
+def loaders(x, y, size):
+    """The same rows as they come to a fit."""
+
+    def reused():
+        spare = torch.empty(size, 5), torch.empty(size, 1)
+        for a, b in zip(x.split(size), y.split(size), strict=True):
+            spare[0][: len(a)], spare[1][: len(a)] = a, b
+            yield spare[0][: len(a)], spare[1][: len(a)]
+
+    def over_numpy():
+        spare = torch.empty(size, 5).numpy()
+        for a, b in zip(x.split(size), y.split(size), strict=True):
+            spare[: len(a)] = a.numpy()
+            yield torch.from_numpy(spare)[: len(a)], b
+
+    batches = list(zip(x.split(size), y.split(size), strict=True))
+    return {
+        "list": batches,
+        "twice the same memory": reused(),
+        "memory that NumPy writes to": over_numpy(),
+        "loader": torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), size),
+    }
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("size", [1, 17, 300, 513, 4000])
+def test_batches_of_any_size_give_the_dense_sums(size, bias):
+    (x, y), model = data(), net(bias)
+    uq = rg.LastLayerRigidity(model).fit((x, y), batch_size=size)
+    f, r = whole(model, x), (y.to(F64) - model(x).detach())
+    torch.testing.assert_close(uq.gram.matrix, f.mT @ f, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(uq.gram.cross, f.mT @ r, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(uq.gram.square, r.mT @ r, rtol=1e-6, atol=1e-6)
+    assert uq.gram.count == len(x)
+
+
+@pytest.mark.parametrize("size", [40, 700])
+@pytest.mark.parametrize("how", loaders(*data(), 40))
+def test_memory_that_a_loader_uses_again_changes_nothing(how, size):
+    x, y = data()
+    expected = rg.LastLayerRigidity(net()).fit((x, y))._fit.learnt.statistics
+    got = rg.LastLayerRigidity(net()).fit(loaders(x, y, size)[how])._fit.learnt.statistics
+    torch.testing.assert_close(got.gram.matrix, expected.gram.matrix)
+    assert torch.equal(got.sketch.hashes, expected.sketch.hashes)
+    torch.testing.assert_close(got.sample.rows.features, expected.sample.rows.features)
+
+
+@pytest.mark.parametrize("size", [20, 600])
+def test_a_model_may_write_all_its_features_into_one_memory(size):
+    x, y = data()
+    torch.manual_seed(2)
+    model = Buffered()
+    uq = rg.LastLayerRigidity(model, layer="last").fit((x, y), batch_size=size)
+    h = torch.tanh(model.first(x)).detach().to(F64)
+    torch.testing.assert_close(uq.gram.matrix[:-1, :-1], h.mT @ h, rtol=1e-6, atol=1e-6)
+
+
+def test_batches_of_different_shapes_are_not_joined():
+    x = torch.randn(60, 4, 5)
+    batches = [x[:20], x[20:40, :2], x[40:]]
+    model = net()
+    uq = rg.LastLayerRigidity(model, target=lambda b: None).fit(batches)
+    f = torch.cat([whole(model, b.flatten(0, 1)) for b in batches])
+    torch.testing.assert_close(uq.gram.matrix, f.mT @ f, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [3, 57, 88])
+@pytest.mark.parametrize("where", ["inputs", "targets"])
+def test_the_batch_with_nan_is_named_also_inside_a_block(bad, where):
+    x, y = data()
+    (x if where == "inputs" else y)[10 * bad + 4] = torch.nan
+    model = net()
+    what = {"inputs": "features", "targets": "targets or predictions"}[where]
+    refused(
+        f"Batch {bad}: NaN or infinity in the {what}",
+        rg.LastLayerRigidity(model).fit,
+        (x, y),
+        batch_size=10,
+    )
+
+
+def test_weights_and_losses_are_those_of_their_batch():
+    (x, y), model = data(), net()
+    weights = torch.rand(len(x)) + 0.1
+    position = {row.sum().item(): w for row, w in zip(x, weights, strict=True)}
+
+    def weigh(batch):
+        return torch.stack([position[row.sum().item()] for row in batch[0]])
+
+    uq = rg.LastLayerRigidity(model).fit((x, y), sample_weight=weigh, batch_size=30)
+    f = whole(model, x)
+    expected = f.mT @ (weights.to(F64)[:, None] * f)
+    torch.testing.assert_close(uq.gram.matrix, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [100, 900])
+def test_a_sample_of_known_size_is_that_of_rows_that_come_one_by_one(size):
+    """Knowing how many rows will come saves work and changes nothing."""
+    x, y = data()
+    cut = rg.LastLayerRigidity(net()).fit((x, y), sample=50, batch_size=size)
+    fed = rg.LastLayerRigidity(net()).fit([(x, y)], sample=50)
+    first, second = (uq._fit.learnt.statistics.sample for uq in (cut, fed))
+    assert torch.equal(first.hashes, second.hashes) and first.limit == second.limit
+    assert len(first.hashes) == 50
+
+
+def test_blocks_on_an_accelerator_end_by_rows_or_bytes(monkeypatch):
+    blocks = []
+    real = accumulation._Adding._recognise
+
+    def counted(self, piece, features):
+        blocks.append(len(piece.reading.inputs))
+        return real(self, piece, features)
+
+    monkeypatch.setattr(accumulation._Adding, "_recognise", counted)
+    monkeypatch.setattr(accumulation, "_largest_block", lambda device: (200, 1 << 20))
+    rg.LastLayerRigidity(net()).fit(data(), batch_size=50)
+    assert blocks == [200, 200, 200, 200, 100]
+
+
+@pytest.mark.parametrize("device", ["cpu", "accelerator"])
+def test_rows_of_several_parts_are_picked_as_from_the_whole(device):
+    """An accelerator's way, which takes indices in any order, is tried on the CPU."""
+    parts = [torch.randn(n, 3) for n in (4, 1, 6)]
+    index = torch.tensor([0, 0, 3, 4, 5, 9, 10])
+    if device == "cpu":
+        assert torch.equal(row_sample._picked(parts, index), torch.cat(parts)[index])
+        return
+    index = index.flip(0)
+
+    class Elsewhere(torch.Tensor):
+        device = torch.device("cuda")
+
+    got = row_sample._picked(parts, index.as_subclass(Elsewhere))
+    assert torch.equal(got.as_subclass(torch.Tensor), torch.cat(parts)[index])

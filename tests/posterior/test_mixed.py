@@ -1,0 +1,147 @@
+"""Mixed precision: short products, float64 sums, and a bound on what that changes."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import rigidities as rg
+from rigidities.notices import DamagedError
+from rigidities.posterior import gram as module
+from rigidities.posterior.gram import Gram, precision_for
+from tests.support.refusals import refused
+
+F64 = torch.float64
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def features(rows=6000, width=24, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    mixing = torch.randn(width, width, generator=generator)
+    return (torch.randn(rows, width, generator=generator) @ mixing / 4).relu().to(dtype)
+
+
+def both(rows, *, ones=True, batch=500, weights=None):
+    grams = []
+    for precision in ("mixed", "double"):
+        gram = Gram(rows.shape[1] + ones, precision=precision)
+        for i in range(0, len(rows), batch):
+            own = None if weights is None else weights[i : i + batch]
+            gram.update(rows[i : i + batch], own, ones=ones)
+        grams.append(gram)
+    return grams
+
+
+def norm(matrix):
+    return float(torch.linalg.matrix_norm(matrix))
+
+
+@pytest.mark.parametrize("ones", [True, False], ids=["ones", "no ones"])
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "weights"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_certificate_bounds_the_error_and_does_not_exaggerate(dtype, weighted, ones):
+    rows = features(dtype=dtype)
+    weights = torch.rand(len(rows)) if weighted else None
+    mixed, double = both(rows, ones=ones, weights=weights)
+    error = norm(mixed.matrix - double.matrix)
+    assert 0 < error <= mixed.rounding < 1e-5 * norm(double.matrix)
+    assert mixed.rounding < 100 * error
+    assert double.rounding == 0
+
+
+def test_variances_are_exact_within_the_certificate():
+    rows = features(width=40) * torch.logspace(0, -3, 40)
+    mixed, double = both(rows, ones=False)
+    test = features(rows=300, width=40, seed=5) * torch.logspace(0, -3, 40)
+    for ridge in (1e-4, 1e-2, 1.0):
+        own, exact = (rg.Posterior.from_gram(gram, ridge) for gram in (mixed, double))
+        off = (own.variance(test) / exact.variance(test) - 1).abs().max()
+        assert float(off) <= own.doubt
+        assert exact.doubt == 0
+    assert own.doubt == pytest.approx(mixed.rounding / (float(own.eigenvalues[0]) + 1.0))
+
+
+@given(st.lists(st.integers(1, 2500), min_size=1, max_size=6), st.integers(0, 99))
+@settings(max_examples=20, deadline=None)
+def test_batching_changes_the_sums_by_less_than_the_certificates(sizes, seed):
+    rows = features(sum(sizes), 6, seed=seed)
+    pieces = Gram(6, precision="mixed")
+    for part in rows.split(sizes):
+        pieces.update(part)
+    whole, double = both(rows, ones=False, batch=len(rows))
+    assert norm(pieces.matrix - double.matrix) <= 4 * pieces.rounding
+    assert norm(pieces.matrix - whole.matrix) <= 4 * (pieces.rounding + whole.rounding)
+
+
+def test_halves_merge_and_rows_are_taken_out_within_the_certificate():
+    rows = features()
+    (left, _), (right, _) = both(rows[:3000]), both(rows[3000:])
+    alone, held = left.rounding, right.clone()
+    merged = left.clone().merge(right)
+    _, double = both(rows)
+    assert norm(merged.matrix - double.matrix) <= merged.rounding
+    assert merged.rounding == pytest.approx(alone + right.rounding, rel=0.5)
+    back = merged.without(held)
+    assert back.precision == "mixed"
+    assert back.rounding >= merged.rounding  # what was taken out had errors of its own
+    assert norm(back.matrix - left.matrix) <= back.rounding
+
+
+def test_float64_features_and_targets_of_their_own_are_multiplied_in_float64():
+    rows = features().to(F64)
+    mixed, double = both(rows)
+    assert torch.equal(mixed.matrix, double.matrix) and mixed.rounding == 0
+    own = Gram(24, targets=2, precision="mixed")
+    own.update(features())
+    exact = Gram(24, targets=2)
+    exact.update(features())
+    assert torch.equal(own.matrix, exact.matrix) and own.rounding == 0
+
+
+def test_a_file_keeps_the_certificate_and_a_damaged_one_is_refused():
+    mixed, _ = both(features())
+    state = mixed.state()
+    again = Gram.from_state(state)
+    assert (again.precision, again.rounding) == ("mixed", mixed.rounding)
+    again.update(features(seed=3), ones=True)
+    assert again.rounding > mixed.rounding
+    for wrong in (torch.tensor([1.0, -1, 1]), torch.zeros(2), torch.full((3,), torch.nan)):
+        refused("rounding", Gram.from_state, state | {"spots": wrong.to(F64)}, error=DamagedError)
+
+
+def test_auto_is_double_except_for_half_precision():
+    kinds = {
+        dtype: precision_for("auto", torch.ones(1, 1, dtype=dtype)) for dtype in (*DTYPES, F64)
+    }
+    assert [kinds[dtype] for dtype in (*DTYPES, F64)] == ["double", "mixed", "mixed", "double"]
+
+
+def test_an_unknown_precision_and_a_device_without_float64_are_refused():
+    refused("'auto', 'double' or 'mixed', got 'quad'", precision_for, "quad", torch.ones(1, 1))
+    refused("'double' or 'mixed', got 'auto'", Gram, 3, precision="auto")
+
+    class OnMps:
+        device = torch.device("mps")
+        dtype = torch.float32
+
+    refused(r"mps device does not have.*model.cpu\(\)", precision_for, "double", OnMps())
+
+
+def test_a_device_with_slow_float64_is_told_of_mixed(monkeypatch):
+    class OnCuda:
+        device, dtype, is_cuda = torch.device("cuda:0"), torch.float32, True
+
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "A card")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 9))
+    with pytest.warns(UserWarning, match=r"slow on A card.*precision='mixed'"):
+        assert precision_for("auto", OnCuda()) == "double"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert precision_for("auto", OnCuda()) == "double"
+
+
+def test_a_side_in_three_parts_keeps_float32s_digits():
+    """The way of bfloat16 rows on CUDA, tried on the CPU."""
+    rows, side = features(dtype=torch.bfloat16), torch.randn(6000, 2, dtype=F64)
+    exact = side.mT @ rows.to(F64)
+    error = module._split_times(side, rows) - exact
+    assert float(error.abs().max()) < 1e-5 * float(exact.abs().max())
