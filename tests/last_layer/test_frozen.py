@@ -335,3 +335,16 @@ def test_a_wide_readout_is_multiplied_in_blocks(bias, targets):
     features, level = uq.features(one.test[0]).double(), uq.noise.level
     dense = (uq.posterior.variance(features) + level).sqrt()
     torch.testing.assert_close(frozen(one.test[0])[1].double(), dense, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "scaled"])
+def test_a_first_call_in_inference_mode_does_not_bind_the_next(wrapped):
+    uq, x = calibrated(1, {"criterion": "nll"}, scaled(trained().model) if wrapped else None)
+    frozen = uq.freeze()
+    with torch.inference_mode():
+        expected = frozen(x)
+    wanted = x.clone().requires_grad_()
+    mean, std = frozen(wanted)
+    close((mean.detach(), std.detach())[1], expected[1].clone())
+    std.sum().backward()
+    assert bool(wanted.grad.isfinite().all())
