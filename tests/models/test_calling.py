@@ -83,7 +83,7 @@ def test_a_mapping_for_a_model_of_mappings_is_mended_by_the_lines_printed():
     model, batch = OfMapping(), {"_idx": torch.arange(20), "R": X, "energy": Y}
     with pytest.raises(TypeError, match="unexpected keyword argument '_idx'") as caught:
         rg.LastLayerRigidity(model).fit([batch])
-    assert "OfMapping(_idx=int64 (20,), R=float32 (20, 3), energy=" in str(caught.value)
+    assert "OfMapping(_idx=int64 (8,), R=float32 (8, 3), energy=" in str(caught.value)
     chosen = lines(caught.value)
     uq = rg.LastLayerRigidity(model, forward=lambda m, b: m(b), target=chosen["target"])
     uq.fit([batch]).calibrate([batch | {"R": VALID}], criterion="nll")
@@ -96,7 +96,7 @@ def test_what_the_model_raises_keeps_its_words_and_its_class(error, own):
     def fails(model: Net, x: torch.Tensor) -> torch.Tensor:
         raise error("a word of its own")
 
-    called = r"Net\(float32 \(16, 3\)\)" if own is None else r"forward\(Net, tuple of 2 \("
+    called = r"Net\(float32 \(8, 3\)\)" if own is None else r"forward\(Net, tuple of 2 \("
     match = rf"{called}.* raised {error.__name__}: .*a word of its own.*\. .*forward="
     uq = rg.LastLayerRigidity(Net(fails, head=nn.Linear(3, 1)), forward=own)
     refused(match, uq.fit, (X, Y), error=error)
@@ -137,7 +137,7 @@ def test_calls_after_the_first_show_what_was_given_and_what_worked_but_no_other_
             call(X[:, :2])
         assert "forward=" not in str(caught.value)
         if call in calls[:3] and way != "features":
-            assert re.search(r"In the fit .*float32 \((16|20), 3\).* worked", str(caught.value))
+            assert re.search(r"In the fit .*float32 \((8|20), 3\).* worked", str(caught.value))
 
 
 def test_a_refusal_of_the_library_inside_the_model_is_not_wrapped():

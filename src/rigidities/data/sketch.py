@@ -121,7 +121,7 @@ class RowSketch:
     @property
     def _patience(self) -> int:
         """How many rows may wait to be merged in: a sort for few would cost as much."""
-        return 4 * self.size
+        return 32 * self.size
 
     def _queue(self, hashes: Tensor, counts: Tensor, columns: dict[str, Tensor]) -> None:
         self._pending.append((hashes, counts, columns))

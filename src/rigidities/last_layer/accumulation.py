@@ -134,11 +134,13 @@ def accumulate(
     sample: RowSample | None = None,
     precision: PrecisionLike = "auto",
     kind: type[Gram] = Gram,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Statistics:
     """Statistics with the batches' rows added (in place), or without them (in a copy).
 
     `find` gives the readout for the first batch; `check` refuses to take out what was never added;
-    `sample`, still empty, `precision` and the `kind` of Gram are those of new statistics.
+    `sample`, still empty, `precision` and the `kind` of Gram are those of new statistics;
+    `meanwhile` is done while an accelerator works on the last batches.
 
     Raises:
         ValueError: nothing to add, NaN or infinity, shapes that do not fit, negative curvature;
@@ -156,6 +158,7 @@ def accumulate(
         adding.take(tap, batch)
     if tap is not None:
         adding.flush(tap)
+        meanwhile()
         adding.look()
     statistics = adding.statistics
     if statistics is None or tap is None:

@@ -190,7 +190,8 @@ class ReadoutFit:
             feed = replace(self.feed(weighing), inputs=None, kind=None)
             batches = feed(train, "fit", any_order=True, **options)
             add = partial(accumulate, None, binding.find, batches, weighing)
-            statistics = add(sample=kept, precision=precision, kind=kind)
+            add = partial(add, sample=kept, precision=precision, kind=kind)
+            statistics = add(meanwhile=binding.seal)
             if self.target is None:
                 statistics.say_unlabelled()
             self._swap(Learnt(binding, statistics, weighing))

@@ -57,6 +57,7 @@ class Binding:
             require(named and own, "the readout")
         self.fingerprint: str | None = None if header is None else header["fingerprint"]
         self._tied: tuple[AnyTap, Watch] | None = None
+        self._met: Batch | None = None  # the first batch, until the model is taken down
         self._lock = Lock()
 
     def again(self, header: dict[str, Any] | None = None, probes: Probes | None = None) -> Binding:
@@ -89,12 +90,19 @@ class Binding:
 
     def find(self, batch: Batch) -> AnyTap:
         """Find the readout on a first batch."""
-        args = _few(batch.args, self.source)
-        tap = Tap.find(self.model, args, batch.kwargs, layer=self.layer, **vars(self.source))
-        self.probes = Probes.of(self.model, self.source, batch)
-        self.fingerprint = model_fingerprint(self.model)
-        self._tied = tap, Watch(self.model)
+        args, kwargs = _few(batch, self.source)
+        tap = Tap.find(self.model, args, kwargs, layer=self.layer, **vars(self.source))
+        self._tied, self._met = (tap, Watch(self.model)), batch
+        if not batch.kept:
+            self.seal()
         return tap
+
+    def seal(self) -> None:
+        """Take down what the model was and gave when the readout was found, if not done yet."""
+        if (batch := self._met) is not None:
+            self._met = None
+            self.probes = Probes.of(self.model, self.source, batch)
+            self.fingerprint = model_fingerprint(self.model)
 
     def current(self, *, thorough: bool = False) -> AnyTap:
         """The tap, if the model is still that of the fit.
@@ -221,8 +229,11 @@ def _check_source(source: Source, header: dict[str, Any]) -> None:
         )
 
 
-def _few(args: tuple[Any, ...], source: Source, rows: int = 16) -> tuple[Any, ...]:
-    """The first rows of a batch that is one tensor: enough to find a readout."""
-    if source.forward is None and len(args) == 1 and isinstance(args[0], torch.Tensor):
-        return (args[0][:rows],)
-    return args
+def _few(batch: Batch, source: Source, rows: int = 8) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The first rows of inputs that are tensors of equally many: enough to find a readout."""
+    inputs = [*batch.args, *batch.kwargs.values()]
+    lengths = {one.shape[:1] if isinstance(one, torch.Tensor) else None for one in inputs}
+    if source.forward is not None or len(lengths) != 1 or lengths & {None, ()}:
+        return batch.args, batch.kwargs
+    few = batch.mapped(lambda tensor: tensor[:rows])
+    return few.args, few.kwargs
