@@ -70,6 +70,7 @@ def tasks_of(work: Workload) -> dict[str, Task]:
     """The bare pass, fresh fits, ways to predict, the hashing and the limits' own work."""
     uq, data = calibrated(work), (work.x, work.y)
     frozen = uq.freeze()
+    blocks = list(zip(*(part.split(8192) for part in data), strict=True))  # as a fit hashes them
     tasks: dict[str, Task] = {
         "bare": work.bare_pass,
         "fit, double": lambda: rg.LastLayerRigidity(work.model).fit(data, precision="double"),
@@ -77,7 +78,7 @@ def tasks_of(work: Workload) -> dict[str, Task]:
         "predict": lambda: uq.predict(work.x),
         "uq(x) batch by batch": lambda: [uq(x) for x, _ in work.batches()],
         "freeze() batch by batch": lambda: called(frozen, work),
-        HASHES: lambda: [row_hashes([x, y], len(x)) for x, y in work.batches()],
+        HASHES: lambda: [row_hashes([x, y], len(x)) for x, y in blocks],
     }
     return tasks | products(work) | reading(work)
 

@@ -178,3 +178,126 @@ def test_rows_of_several_parts_are_picked_as_from_the_whole(device):
 
     got = row_sample._picked(parts, index.as_subclass(Elsewhere))
     assert torch.equal(got.as_subclass(torch.Tensor), torch.cat(parts)[index])
+
+
+class Warming(Buffered):
+    """Computes anew a few times before it writes into the same memory, as captured graphs do."""
+
+    calls = 0
+
+    def forward(self, x):
+        type(self).calls += 1
+        return super().forward(x) if self.calls > 30 else self.last(torch.tanh(self.first(x)))
+
+
+def test_a_model_that_begins_to_use_one_memory_is_refused_or_right():
+    x, y = data(9000)
+    Warming.calls = 0
+    uq = rg.LastLayerRigidity(Warming(), layer="last")
+    refused("memory of an earlier pass.*list of batches", uq.fit, (x, y), batch_size=20)
+    Warming.calls = 0
+    batches = list(zip(x.split(20), y.split(20), strict=True))
+    uq = rg.LastLayerRigidity(model := Warming(), layer="last").fit(batches)
+    h = torch.tanh(model.first(x)).detach().to(F64)
+    torch.testing.assert_close(uq.gram.matrix[:-1, :-1], h.mT @ h, rtol=1e-6, atol=1e-6)
+
+
+def test_weights_that_are_written_to_during_a_fit_are_noticed():
+    (x, y), model, calls = data(), net(), []
+
+    def weigh(batch):
+        calls.append(1)
+        if len(calls) == 3:
+            with torch.no_grad():
+                model[0].weight.mul_(3)
+        return torch.ones(len(batch[0]))
+
+    uq = rg.LastLayerRigidity(model)
+    refused("written to while it was fitted", uq.fit, (x, y), sample_weight=weigh, batch_size=90)
+    refused("fit", lambda: uq.gram, error=Exception)
+
+
+def test_hashes_are_of_the_rows_and_not_of_memory_used_again():
+    """Batches of several lengths, each flushed alone, from one buffer."""
+    x, spare = torch.randn(8, 40, 6, 5), torch.empty(40, 6, 5)
+    lengths = [6, 3, 5, 2, 6, 4, 3, 5]
+
+    def reused():
+        for rows, n in zip(x, lengths, strict=True):
+            spare[:, :n] = rows[:, :n]
+            yield spare[:, :n]
+
+    apart = [rows[:, :n].clone() for rows, n in zip(x, lengths, strict=True)]
+    fits = [rg.LastLayerRigidity(net(), target=lambda b: None).fit(b) for b in (reused(), apart)]
+    first, second = (uq._fit.learnt.statistics.sketch.hashes for uq in fits)
+    assert torch.equal(first, second)
+
+
+def test_a_sample_of_masked_rows_holds_all_that_have_a_target():
+    x, y = data(4000)
+    weights = (torch.arange(4000) % 40 == 0).float()
+    known = {row.sum().item(): w for row, w in zip(x, weights, strict=True)}
+
+    def weigh(batch):
+        return torch.stack([known[row.sum().item()] for row in batch[0]])
+
+    uq = rg.LastLayerRigidity(net()).fit((x, y), sample_weight=weigh, sample=300)
+    assert len(uq._fit.learnt.statistics.sample.hashes) == 100
+
+
+def test_rows_hashed_by_their_features_are_found_again_whatever_the_batches():
+    torch.manual_seed(3)
+    x, c, y = torch.randn(1500, 5), torch.randn(3), torch.randn(1500, 1)
+
+    class Shifted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(5, 7), nn.Linear(7, 1)
+
+        def forward(self, x, c):
+            return self.last(torch.tanh(self.first(x)) + c.mean())
+
+    whole = (x, c.expand(1500, 3).clone(), y)
+    uq = rg.LastLayerRigidity(Shifted()).fit([(x[:100], c, y[:100])])
+    uq.partial_fit(tuple(t[100:] for t in whole), batch_size=700)
+    uq.forget(tuple(t[100:400] for t in whole))
+    assert uq.gram.count == 1200
+
+
+def test_heads_that_only_later_rows_call_are_found():
+    class Routed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.heads = nn.ModuleList(nn.Linear(4, 1) for _ in range(2))
+
+        def forward(self, x):
+            out = x.new_zeros(len(x), 1)
+            for kind, head in enumerate(self.heads):
+                own = (x[:, 4] == kind).nonzero()[:, 0]
+                if len(own):
+                    out = out.index_add(0, own, head(x[own, :4]))
+            return out
+
+    x = torch.randn(60, 5)
+    x[:, 4] = (torch.arange(60) > 30).float()
+    uq = rg.LastLayerRigidity(Routed()).fit((x, torch.randn(60, 1)))
+    assert uq.gram.width == 10
+
+
+def test_squares_that_overflow_are_refused_with_what_to_do():
+    x, y = data()
+    model = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 1))
+    with torch.no_grad():
+        model[0].weight.mul_(1e21)
+    refused("precision='double'", rg.LastLayerRigidity(model).fit, (x, y), precision="mixed")
+
+
+def test_a_refit_is_refused_where_mixed_precision_is_too_coarse():
+    torch.manual_seed(0)
+    x = torch.randn(20_000, 4)
+    y = x.sin().sum(1, keepdim=True) + 0.05 * torch.randn(20_000, 1)
+    model = nn.Sequential(nn.Linear(4, 64), nn.Sigmoid(), nn.Linear(64, 1))
+    with torch.no_grad():
+        model[0].weight.mul_(0.2)
+    uq = rg.LastLayerRigidity(model).fit((x, y), precision="mixed")
+    refused("mixed precision.*precision='double' first", uq.refit)

@@ -60,8 +60,8 @@ def test_the_sample_of_rows_is_that_of_the_cpu_and_follows_the_model(cuda, batch
     )
     one, other = (uq._fit.known().statistics.sample for uq in (here, there))
     assert one.limit == other.limit and other.rows.features.is_cuda
-    for name, column in one.rows.columns().items():
-        found = other.rows.columns()[name].cpu()
+    for name, column in one.columns.items():
+        found = other.columns[name].cpu()
         torch.testing.assert_close(found, column, rtol=1e-2, atol=1e-2)
     there.cpu()
     assert there._fit.known().statistics.sample.rows.features.device.type == "cpu"

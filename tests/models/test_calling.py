@@ -83,7 +83,7 @@ def test_a_mapping_for_a_model_of_mappings_is_mended_by_the_lines_printed():
     model, batch = OfMapping(), {"_idx": torch.arange(20), "R": X, "energy": Y}
     with pytest.raises(TypeError, match="unexpected keyword argument '_idx'") as caught:
         rg.LastLayerRigidity(model).fit([batch])
-    assert "OfMapping(_idx=int64 (8,), R=float32 (8, 3), energy=" in str(caught.value)
+    assert "OfMapping(_idx=int64 (20,), R=float32 (20, 3), energy=" in str(caught.value)
     chosen = lines(caught.value)
     uq = rg.LastLayerRigidity(model, forward=lambda m, b: m(b), target=chosen["target"])
     uq.fit([batch]).calibrate([batch | {"R": VALID}], criterion="nll")

@@ -168,6 +168,7 @@ class Attributed(nn.Linear):
         super().__init__(3, 1)
         self.factor, self.gone, self.kept = 2.0, None, [torch.ones(2), 3]
         self.table, self.plain = {"a": 1.5}, torch.zeros(2)
+        self.empty, self.blank = [], {}
         self.register_buffer("mean", torch.zeros(3))
 
 
@@ -194,6 +195,8 @@ CHANGES = {
     "the kind of weights": lambda layer: layer.double(),
     "a first hook": lambda layer: layer.register_forward_hook(lambda *_: None),
     "a first pre-hook": lambda layer: layer.register_forward_pre_hook(lambda *_: None),
+    "the first entry of a list": lambda layer: layer.empty.append(1.0),
+    "the first entry of a dictionary": lambda layer: layer.blank.update(a=1.0),
     "a part": lambda layer: layer.add_module("more", nn.Identity()),
 }
 

@@ -53,7 +53,7 @@ def chosen(
         choice = search(objective, choice.ridge)[0]
     final, (nll, constant) = solved(choice.ridge), objective.nll(choice)
     report = CalibrationReport(
-        calibration=objective.calibration(choice),
+        calibration=replace(objective.calibration(choice), support=wanted.support),
         criterion=wanted.criterion,
         value=choice.value,
         at_edge=edge,

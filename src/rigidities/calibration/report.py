@@ -133,12 +133,12 @@ class CalibrationReport:
 
         Args:
             rounding: bound on the relative error that it brings.
-            own: that of the features' few digits, if they are of half precision.
+            own: that of a single feature.
         """
         report = replace(self, rounding=rounding)
-        if rounding > 0.5 and rounding > own:
+        if rounding > 0.5:
             raise ValueError(report._doubt)
-        if rounding > max(LARGEST_DOUBT, own / 10):
+        if rounding > max(LARGEST_DOUBT, own):
             notify(report._doubt)
         return report
 

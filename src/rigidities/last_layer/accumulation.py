@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -165,7 +164,13 @@ def accumulate(
         raise ValueError("There are no data: no batch came. Pass at least one row.")
     if known is not None:
         return known.without(statistics, check=check)
-    if not bool((statistics.gram.diagonal > 0).any()):
+    diagonal = statistics.gram.diagonal
+    if not bool(diagonal.isfinite().all()):
+        raise ValueError(
+            "Features are so large that their squares overflow. Fit with precision='double', or "
+            "scale what goes into the readout."
+        )
+    if not bool((diagonal > 0).any()):
         raise ValueError(
             "The Gram is zero: all features are zero, or the loss has no curvature (an absolute "
             "error has none; use 'huber', 'log-cosh' or 'mse')."
@@ -207,11 +212,11 @@ class _Piece(NamedTuple):
 
     def copied(self) -> _Piece:
         """In memory of its own, where all is tensors."""
-        if not all(isinstance(leaf, Tensor) for leaf in self.leaves):
+        if not _all_tensors(self.leaves):
             return self
         leaves, target = [leaf.clone() for leaf in self.leaves], self.target
         target = None if target is None else target.clone()
-        batch = replace(self.batch, kept=True)
+        batch = replace(self.batch, args=tuple(leaves), kwargs={}, target=target, kept=True)
         return self._replace(
             batch=batch, leaves=leaves, target=target, reading=self.reading.copied()
         )
@@ -251,6 +256,7 @@ class _Adding:
         self._form: tuple[object, ...] = ()  # of the pieces that wait
         self._sums: list[Tensor] = []
         self._first: Reading | None = None
+        self._held: set[int] = set()  # memory of the pieces that wait
         self._static = False  # whether the model writes all outputs into the same memory
         self._looks: list[tuple[int, list[_Piece], Tensor]] = []
 
@@ -258,10 +264,11 @@ class _Adding:
         """Run the model on a batch, and add it, perhaps later."""
         with _named(self._number, 1):
             piece = self._piece(tap, batch)
-            if (form := piece.form()) != self._form:
-                self.flush(tap)
-            self._form = form
-            if _large(piece):
+        if (form := piece.form()) != self._form:
+            self.flush(tap)
+        self._form = form
+        if _large(piece):
+            with _named(self._number, 1):
                 self._multiply(tap, piece)
         self._pieces.append(piece)
         self._number += 1
@@ -273,10 +280,11 @@ class _Adding:
         pieces, first = self._pieces, self._number - len(self._pieces)
         if not pieces:
             return
-        self._pieces, self._bytes, self._rows = [], 0, 0
+        self._pieces, self._bytes, self._rows, self._held = [], 0, 0, set()
+        some = any(map(_large, pieces))
         with _named(first, len(pieces)):
-            some = any(map(_large, pieces))
-            whole = _Piece.join(pieces, inputs=not some)
+            exact = self.statistics is None or self.statistics.exact
+            whole = _Piece.join(pieces, inputs=not (some and exact))
             parts = pieces if some else [whole]
             for piece in parts:
                 if not (some and _large(piece)):
@@ -319,7 +327,8 @@ class _Adding:
             raise ValueError("the batch is empty; drop it.")
         if reading.inputs.requires_grad or reading.output.requires_grad:
             reading = reading.detached()
-        target, leaves = batch.target, tree_leaves([batch.args, batch.kwargs])
+        target, plain = batch.target, not batch.kwargs and _all_tensors(batch.args)
+        leaves = list(batch.args) if plain else tree_leaves([batch.args, batch.kwargs])
         if target is not None and target.shape != reading.output.shape:
             reading.target_rows(target)  # which checks the shape
             target = target.reshape(reading.output.shape)
@@ -337,8 +346,14 @@ class _Adding:
         if self._first is None:
             self._first = reading  # held, so that nobody is given its memory again
             return piece._replace(reading=reading.copied())
-        before = {self._first.output.data_ptr(), self._first.inputs.data_ptr()}
-        self._static |= bool(before & {reading.output.data_ptr(), reading.inputs.data_ptr()})
+        mine = {reading.output.data_ptr(), reading.inputs.data_ptr()}
+        self._static |= bool(mine & {self._first.output.data_ptr(), self._first.inputs.data_ptr()})
+        if mine & self._held and not self._static:
+            raise ValueError(
+                "the model writes what it computes into memory of an earlier pass, which was still "
+                "needed. Pass the data as a list of batches, each of which is then added at once."
+            )
+        self._held |= mine
         return piece
 
     def _multiply(self, tap: AnyTap, piece: _Piece) -> None:
@@ -377,14 +392,23 @@ class _Adding:
         own.sample = _sampled(own, piece, hashes, features)
 
 
-@contextmanager
-def _named(first: int, count: int) -> Iterator[None]:
-    """Errors that name the batches."""
-    try:
-        yield
-    except ValueError as error:
-        some = f"Batch {first}" if count == 1 else f"Batches {first} to {first + count - 1}"
-        raise ValueError(f"{some}: {error}") from error
+class _named:
+    """Errors that name the batches; a class, since it is entered for every batch."""
+
+    def __init__(self, first: int, count: int) -> None:
+        self._first, self._count = first, count
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ValueError):
+            last = self._first + self._count - 1
+            some = f"Batch {last}" if self._count == 1 else f"Batches {self._first} to {last}"
+            raise ValueError(f"{some}: {error}") from error
+
+
+def _all_tensors(values: Iterable[Any]) -> bool:
+    return all(isinstance(value, Tensor) for value in values)
 
 
 def _large(piece: _Piece) -> bool:
@@ -405,7 +429,7 @@ def _sampled(
     importance, weights, mean = piece.importance, piece.weights, own.rows(own.output)
     known = error.isfinite() if importance is None else error.isfinite() & (importance > 0)
     hashes = output_hashes(hashes, rows, importance)
-    total = piece.batch.total
+    total = piece.batch.total if importance is None and weights is None else None  # none masked
     sample.add(
         torch.where(known.any(1), hashes, NO_LIMIT),  # without any target: above every limit
         expected=None if total is None else total * (rows // len(own.output)),
@@ -470,7 +494,7 @@ def _largest_block(device: torch.device) -> tuple[int, int]:
     """Rows and bytes of a block: on a CPU for its cache, on an accelerator against its waiting."""
     if device.type != "cuda":
         return 1 << 13, 1 << 24
-    return 1 << 17, min(1 << 28, torch.cuda.get_device_properties(device).total_memory >> 9)
+    return 1 << 19, min(1 << 28, torch.cuda.get_device_properties(device).total_memory >> 9)
 
 
 def _counted(error: Tensor | None, weights: Tensor | None) -> Tensor | None:

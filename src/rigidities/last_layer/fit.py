@@ -27,7 +27,6 @@ from ..models.threads import Lock
 from ..notices import NO_FIT, NotFittedError, notify, require, require_kinds
 from ..posterior.gram import Gram, PrecisionLike
 from ..posterior.posterior import Posterior
-from ..posterior.quadratic import features_doubt
 from ..posterior.root import gram_kind
 from .accumulation import Statistics, Weighing, accumulate
 from .error_bars import ErrorBars
@@ -255,8 +254,8 @@ class ReadoutFit:
                 seen = None if train is None else work.gathered(feed(train), compared=False)
                 report = work.report(rows, seen)
                 final = posterior.with_ridge(report.ridge).with_scale(report.scale)
-                few = features_doubt(final, placement(self.model)[1])
-                report = report.certified(final.doubt, few)
+                digits = torch.finfo(placement(self.model)[1]).eps
+                report = report.certified(final.doubt, digits)
                 if apart is not None:
                     report = work.guaranteed(report, apart, groups)
                 if weighing.gradients is not None and weighing.gradients.target is not None:

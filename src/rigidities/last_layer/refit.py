@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from ..calibration.evidence import evidence, most_evident_ridge, ridge_solution
+from ..calibration.report import LARGEST_DOUBT
 from ..data.batches import Batch
 from ..losses import MSE, Loss
 from ..models.shadow import unwrapped
@@ -104,6 +105,11 @@ def _best(tap: Tap, gram: Gram, posterior: Posterior) -> tuple[float, Tensor, Te
     """The evidence's ridge, the change of the weights at it, and how many the rows determine."""
     score = evidence(gram, posterior, tap.weights, tap.biases)
     ridge, *_ = most_evident_ridge(score, float(posterior.eigenvalues.max()))
+    if (doubt := posterior.with_ridge(ridge).doubt) > LARGEST_DOUBT:
+        raise ValueError(
+            f"The fit's products were of mixed precision, whose rounding may change the readout by "
+            f"{doubt:.2g} of itself at its ridge, {ridge:.2g}. Fit with precision='double' first."
+        )
     return ridge, *ridge_solution(gram, tap.weights, tap.biases, ridge)
 
 

@@ -18,11 +18,10 @@ in the same direction, so errors are added up, in proportion to the blocks' trac
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from threading import Lock
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -41,8 +40,10 @@ _FAST_DOUBLE = {(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)}
 _BUFFER_ROWS = 512
 _SHORT, _SHORT_HALF = 1024, 16384
 """Rows of a block in float32, at least, and in half precision."""
+_LEAST = 2.0**-26
+"""Relative rounding of a block that is taken for granted: measured ones may be exact by chance."""
 _DIRECTIONS = 8
-"""In which the error of a block is measured."""
+"""In which the error of a block is measured: its norm within a quarter, so that it is doubled."""
 _ROUNDING = 1e-6
 """Share of a sum of squares by which a float32 model may miss it when it is called anew."""
 
@@ -122,7 +123,7 @@ class Gram:
         if self._spots is None:
             return 0.0
         error, measured, whole = self._spots.tolist()
-        return error / measured * whole if measured else 0.0
+        return max(2 * error / measured, _LEAST) * whole if measured else 0.0
 
     @property
     def totals(self) -> Tensor:
@@ -284,7 +285,7 @@ class Gram:
         self._flush()
         upper = self._upper if penalty is None else self._upper + penalty
         check_finite(upper)
-        require_memory(4, self.width, None, self.device)  # the vectors, and what LAPACK works in
+        require_memory(4, self.width, self.targets, self.device)  # vectors, what LAPACK works in
         eigenvalues, eigenvectors = torch.linalg.eigh(upper, UPLO="U")
         return eigenvalues, eigenvectors
 
@@ -480,7 +481,8 @@ class Gram:
             return
         some, first = features[:_SHORT], ones[:_SHORT]
         error = _times(first, some) - first.mT @ some.to(torch.float64)
-        self._spots[0] += 2**0.5 * torch.linalg.vector_norm(error)
+        part = min(len(features), _SHORT_HALF) / len(some)
+        self._spots[0] += part * 2**0.5 * torch.linalg.vector_norm(error)
 
     def _flush(self) -> None:
         """Let `_upper` hold all rows."""
@@ -505,6 +507,7 @@ class Gram:
 
 
 _HALF = (torch.bfloat16, torch.float16)
+_WIDENS = hasattr(torch.ops.aten.mm, "dtype")  # from PyTorch 2.8
 
 
 class _Short:
@@ -513,8 +516,12 @@ class _Short:
     def __init__(self, width: int, device: torch.device) -> None:
         self.sums = torch.zeros(width, width, device=device)
         self._rows, self._number = 0, 1
-        draws = torch.randn(width, _DIRECTIONS, generator=torch.Generator().manual_seed(0))
-        self._directions = draws.to(device, torch.float64)
+        self._directions = torch.randn(
+            (width, _DIRECTIONS),
+            generator=torch.Generator(device).manual_seed(0),
+            device=device,
+            dtype=torch.float64,
+        )
         self._exact: Tensor | None = torch.zeros_like(self._directions)
 
     @property
@@ -528,7 +535,7 @@ class _Short:
         while len(rows):
             part, rows = rows[: limit - self._rows], rows[limit - self._rows :]
             if part.dtype in _HALF:
-                self.sums += _half_product(part.mT, part)
+                self.sums += half_product(part.mT, part)
             else:
                 with full_products(part):
                     _add_product(self.sums, part)
@@ -540,7 +547,7 @@ class _Short:
                 self.fold(upper, spots)
 
     def fold(self, upper: Tensor, spots: Tensor) -> None:
-        """Add the block to `upper`; blocks 1, 4, 16, ... are measured."""
+        """Add the block to `upper`; blocks 1, 4, 16, 32, 64, 96, ... are measured."""
         if not self._rows:
             return
         width, trace = self.sums.shape[0], self.sums.diagonal().sum(dtype=torch.float64)
@@ -552,7 +559,7 @@ class _Short:
         upper[:width, :width] += self.sums
         self.sums.zero_()
         self._rows, self._number = 0, self._number + 1
-        spot = 4 ** round(math.log(self._number, 4)) == self._number
+        spot = self._number in (1, 4, 16) or self._number % 32 == 0
         self._exact = torch.zeros_like(self._directions) if spot else None
 
 
@@ -630,17 +637,21 @@ def _split_times(side: Tensor, rows: Tensor) -> Tensor:
     for _ in range(3):
         parts.append(rest.to(rows.dtype))
         rest = rest - parts[-1]
-    product = _half_product(torch.cat(parts, dim=1).mT, rows)
-    return product.reshape(3, side.shape[1], -1).sum(0, dtype=torch.float64)
+    split, blocks = torch.cat(parts, dim=1), len(rows) // _SHORT
+    end = blocks * _SHORT
+    total = half_product(split[end:].mT, rows[end:]).to(torch.float64)
+    if blocks:
+        each, many = (t[:end].reshape(blocks, _SHORT, -1) for t in (split, rows))
+        total = total + half_product(each.mT, many).sum(0, dtype=torch.float64)
+    return total.reshape(3, side.shape[1], -1).sum(0)
 
 
-def _half_product(left: Tensor, right: Tensor) -> Tensor:
-    """A product of half-precision matrices in float32."""
-    if left.is_cuda:
-        with contextlib.suppress(TypeError):  # torch 2.7 and older
-            return torch.mm(left, right, out_dtype=torch.float32)
-    with full_products(left):
-        return left.float() @ right.float()
+def half_product(left: Tensor, right: Tensor) -> Tensor:
+    """The product of half-precision matrices, or stacks of them, in float32."""
+    if left.is_cuda and _WIDENS and not (left.requires_grad and torch.is_grad_enabled()):
+        product = torch.mm if left.ndim == 2 else torch.bmm
+        return product(left, right, out_dtype=torch.float32)
+    return left.float() @ right.float()
 
 
 def full_products(tensor: Tensor) -> AbstractContextManager[None]:
@@ -648,22 +659,29 @@ def full_products(tensor: Tensor) -> AbstractContextManager[None]:
     return _full_products() if tensor.is_cuda else nullcontext()
 
 
+_ONE = Lock()
+"""Of the threads that want the setting of the process, one at a time, so that it is put back."""
+
+
 @contextmanager
 def _full_products() -> Iterator[None]:
     own = torch.backends.cuda.matmul
     name = "fp32_precision" if hasattr(own, "fp32_precision") else "allow_tf32"  # up to torch 2.8
-    before = getattr(own, name)
-    setattr(own, name, False if name == "allow_tf32" else "ieee")
-    try:
-        yield
-    finally:
-        setattr(own, name, before)
+    with _ONE:
+        before = getattr(own, name)
+        setattr(own, name, False if name == "allow_tf32" else "ieee")
+        try:
+            yield
+        finally:
+            setattr(own, name, before)
 
 
 def _chunk(features: Tensor) -> int:
     """Rows to cast at once: on a CPU few enough for its cache."""
     if features.device.type == "cpu":
         return _SHORT
+    if features.dtype in _HALF:
+        return len(features)
     return max(_SHORT, (1 << 25) // features.shape[1:].numel())
 
 

@@ -182,11 +182,6 @@ def rounding_bound(posterior: Posterior, dtype: torch.dtype) -> float:
     return float((2 * unit * (posterior.width * largest * diagonal).sqrt()).max())
 
 
-def features_doubt(posterior: Posterior, dtype: torch.dtype) -> float:
-    """Relative error of variances by the few digits of half-precision features; else 0."""
-    return rounding_bound(posterior, dtype) if dtype in HALVES else 0.0
-
-
 def block_height(width: int, device: str) -> int:
     """Small saves work, large saves calls."""
     if device == "cpu":

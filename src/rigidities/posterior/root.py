@@ -69,7 +69,7 @@ class RootGram(Gram):
             values, vectors = torch.linalg.eigh(penalty)
             own = (vectors * values.clamp(min=0).sqrt()).mT
             rows = _triangle(torch.cat([rows, own.expand_as(rows)], dim=-2))
-        require_memory(7, self.width, None, self.device)
+        require_memory(7, self.width, self.targets, self.device)
         _, singular, right = torch.linalg.svd(rows, full_matrices=False)
         return singular.square().flip(-1), right.mT.flip(-1)
 

@@ -57,7 +57,8 @@ class Binding:
             require(named and own, "the readout")
         self.fingerprint: str | None = None if header is None else header["fingerprint"]
         self._tied: tuple[AnyTap, Watch] | None = None
-        self._met: Batch | None = None  # the first batch, until the model is taken down
+        # the first batch, and how often weights had been written to, until the model is taken down
+        self._met: tuple[Batch, list[tuple[int, int]]] | None = None
         self._lock = Lock()
 
     def again(self, header: dict[str, Any] | None = None, probes: Probes | None = None) -> Binding:
@@ -90,19 +91,27 @@ class Binding:
 
     def find(self, batch: Batch) -> AnyTap:
         """Find the readout on a first batch."""
-        args, kwargs = _few(batch, self.source)
-        tap = Tap.find(self.model, args, kwargs, layer=self.layer, **vars(self.source))
-        self._tied, self._met = (tap, Watch(self.model)), batch
+        args = _few(batch.args, self.source)
+        options = {"layer": self.layer, **vars(self.source)}
+        tap = Tap.find(self.model, args, batch.kwargs, **options)
+        if tap.silent and args is not batch.args:  # other rows may call more
+            tap = Tap.find(self.model, batch.args, batch.kwargs, **options)
+        self._tied, self._met = (tap, Watch(self.model)), (batch, _written(self.model))
         if not batch.kept:
             self.seal()
         return tap
 
     def seal(self) -> None:
         """Take down what the model was and gave when the readout was found, if not done yet."""
-        if (batch := self._met) is not None:
-            self._met = None
+        if self._met is not None:
+            (batch, written), self._met = self._met, None
+            if written != _written(self.model):
+                raise ValueError(
+                    "The model's weights were written to while it was fitted. Fit it when its "
+                    "training has ended, and let nothing change it meanwhile."
+                )
+            self.fingerprint = model_fingerprint(self.model)  # first: it waits for nothing yet
             self.probes = Probes.of(self.model, self.source, batch)
-            self.fingerprint = model_fingerprint(self.model)
 
     def current(self, *, thorough: bool = False) -> AnyTap:
         """The tap, if the model is still that of the fit.
@@ -229,11 +238,14 @@ def _check_source(source: Source, header: dict[str, Any]) -> None:
         )
 
 
-def _few(batch: Batch, source: Source, rows: int = 8) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The first rows of inputs that are tensors of equally many: enough to find a readout."""
-    inputs = [*batch.args, *batch.kwargs.values()]
-    lengths = {one.shape[:1] if isinstance(one, torch.Tensor) else None for one in inputs}
-    if source.forward is not None or len(lengths) != 1 or lengths & {None, ()}:
-        return batch.args, batch.kwargs
-    few = batch.mapped(lambda tensor: tensor[:rows])
-    return few.args, few.kwargs
+def _written(model: nn.Module) -> list[tuple[int, int]]:
+    """Which parameters there are, and how often they were written to."""
+    weights = unwrapped(model).parameters()
+    return [(id(p), 0 if p.is_inference() else p._version) for p in weights]
+
+
+def _few(args: tuple[Any, ...], source: Source, rows: int = 8) -> tuple[Any, ...]:
+    """The first rows of a batch that is one tensor: enough to find a readout."""
+    if source.forward is None and len(args) == 1 and isinstance(args[0], torch.Tensor):
+        return (args[0][:rows],)
+    return args

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from ...models.calling import FeatureFunction, ForwardFunction, Source
 from ...models.modes import outside_inference_mode
@@ -64,6 +65,7 @@ class Tap:
         self.worked = ""
         self.input_names = input_names(model)
         self._frees = False  # whether the model differentiates, and frees its graph, inside forward
+        self._quiet: bool | None = None  # whether it runs without gradients, faster for some
         self._pattern = shadow(model)  # never run: what a pass leaves in it would be copied too
         self._twin = OfThread(self._make)
 
@@ -224,7 +226,7 @@ class Tap:
     def _reading(self, inputs: Inputs, *, graph: bool = False) -> Reading:
         reading, case = None, self._case  # which another thread may change meanwhile
         if not case.probes:
-            reading = case.read(*self._run(inputs), graph=graph)
+            reading = self._plain_reading(case, inputs, graph)
             if reading is None:  # an identity on the first batch (a mask of ones), not on this one
                 self.case = "shared"
         if reading is None:
@@ -243,6 +245,21 @@ class Tap:
             f"What follows {self._names} in this batch no longer has the form found on the first "
             f"batch ({self.case!r}). Pass features= to give the features yourself."
         )
+
+    def _plain_reading(self, case: Case, inputs: Inputs, graph: bool) -> Reading | None:
+        """Without gradients, unless the model itself, or somebody by an input, wants them."""
+        if self._quiet is not False and not graph and not _wanted(inputs):
+            try:
+                with torch.no_grad():
+                    reading = case.read(*self._run(inputs))
+            except RuntimeError:
+                if self._quiet:
+                    raise
+                self._quiet = False
+            else:
+                self._quiet = True
+                return reading
+        return case.read(*self._run(inputs), graph=graph)
 
     def _first_reading(self, output: Tensor, calls: list[Call]) -> Reading:
         """The features of the first case that fits a pass."""
@@ -376,6 +393,14 @@ class FeatureTap:
 
 
 AnyTap = Tap | FeatureTap
+
+
+def _wanted(inputs: Inputs) -> bool:
+    """Whether somebody differentiates by an input."""
+    given = [*inputs[0], *inputs[1].values()]
+    given = given if all(isinstance(one, Tensor) for one in given) else tree_leaves(given)
+    grads = (one.requires_grad for one in given if isinstance(one, Tensor))
+    return torch.is_grad_enabled() and any(grads)
 
 
 def _checked_names(model: nn.Module, names: list[Any]) -> list[str]:
