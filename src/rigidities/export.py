@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ._version import __version__
 from .last_layer.frozen import Frozen
+from .last_layer.readout.graph import LinearCopy
 from .posterior.quadratic import rounding_bound
 
 if TYPE_CHECKING:
@@ -53,7 +54,11 @@ def torch_export(
         ValueError: `freeze` refuses, or a graph cannot hold what is asked.
     """
     frozen, args = uq.freeze(outputs, **options), _inputs(example)
-    frozen.require_graph(strict=strict)
+    if strict and isinstance(frozen.readout, LinearCopy):
+        raise ValueError(
+            "A strict export does not take this model's readout, whose features come by "
+            "torch.vmap since its output is scaled, summed or reordered. Pass strict=False."
+        )
     return torch.export.export(frozen, args, dynamic_shapes=_shapes(args), strict=strict)
 
 
@@ -88,7 +93,6 @@ def onnx(
     if missing:
         raise ImportError(f'ONNX needs {missing[0]}: pip install "rigidities[onnx]".')
     frozen, args = uq.freeze(outputs, largest_rounding=TOLERANCE, **options), _inputs(example)
-    frozen.require_graph(strict=False)
     size = sum(tensor.nbytes for tensor in frozen.state_dict().values())
     if size > LARGEST:
         raise ValueError(
@@ -137,6 +141,7 @@ def metadata(uq: LastLayerRigidity, frozen: Frozen) -> dict[str, Any]:
         "library": __version__,
         "criterion": None if report is None else report.criterion,
         "outputs": list(frozen.outputs),
+        "quantiles": list(frozen.levels),
         "support": None,
         **chosen.header(),
         "scale": chosen.scale.tolist(),

@@ -470,6 +470,10 @@ class Tilted(Law):
         shape = torch.as_tensor(self.df).shape if len(values) > 1 else values.shape[:1]
         return basis, values.reshape(*shape, *values.shape[1:])
 
+    def quantile_rule(self) -> QuantileRule:
+        """For graphs."""
+        return QuantileRule.of(self._degrees)
+
     @property
     def second(self) -> Tensor:
         """E z^2, about zero; exact while 64 cosines hold the tilted density."""
