@@ -194,8 +194,7 @@ def _check_numbers(uq: LastLayerRigidity, frozen: Frozen, path: Path, args: Any)
         trials += [_rows(args, 1), _rows(args, 2 * rows[0] + 1)]
     for given in trials:
         feed = zip(names, (t.detach().cpu().numpy() for t in _tensors(given)), strict=True)
-        found = dict(zip(frozen.outputs, session.run(None, dict(feed)), strict=True))
-        for name, off in _differences(frozen, found, given).items():
+        for name, off in _differences(frozen, session.run(None, dict(feed)), given).items():
             if not off <= allowed:
                 raise ValueError(
                     f"onnxruntime gives another {name} than torch: by {off:.2g}, relative, with "
@@ -204,17 +203,18 @@ def _check_numbers(uq: LastLayerRigidity, frozen: Frozen, path: Path, args: Any)
                 )
 
 
-def _differences(frozen: Frozen, found: dict[str, Any], given: Any) -> dict[str, float]:
+def _differences(frozen: Frozen, found: Sequence[Any], given: Any) -> dict[str, float]:
     """The largest difference of each output, relative to it and to what it is a part of."""
     with torch.no_grad():
         known = dict(zip(frozen.outputs, frozen(*given), strict=True))
-    std, off = known.get("std", torch.zeros(())), {}
-    part = {"std": 0 * std, "epistemic": std.square(), "noise": std.square()}
-    for name, exact in known.items():
+    std, off = known.get("std"), {}
+    for (name, exact), mine in zip(known.items(), found, strict=True):
         if name == "members" and frozen.loses_members:
             continue
-        size = torch.maximum(exact.abs(), part.get(name, std).to(exact)).clamp(min=1e-30)
-        apart = (torch.as_tensor(found[name]).to(exact) - exact).abs() / size
+        part = exact.abs().mean() if std is None else std
+        part = part.square() if name in ("epistemic", "noise") and std is not None else part
+        size = exact.abs() if name == "std" else torch.maximum(exact.abs(), part.to(exact))
+        apart = (torch.as_tensor(mine).to(exact) - exact).abs() / size.clamp(min=1e-30)
         off[name] = float(apart.nan_to_num(0.0).max())
     return off
 
