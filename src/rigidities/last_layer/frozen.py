@@ -26,7 +26,7 @@ from ..posterior.joint import OwnPart
 from ..posterior.posterior import LARGEST_ROUNDING, Posterior
 from ..posterior.quadratic import HALVES, Block, QuadraticForm, Split
 from ..prediction.head import Guard, HeadForm, widened
-from ..prediction.law import QuantileRule, Tilted, tilted_moments
+from ..prediction.law import Tilted, TiltedRule
 from ..prediction.noise import GivenNoise, Noise
 from .ensemble.ensemble import member_outputs
 from .ensemble.members import Members
@@ -156,8 +156,7 @@ class Bars(Statistics):
         self.hold(guard=0.0 if guard is None else tuple(vars(guard).values()))
         self._tilted = isinstance(law, Tilted) and head is not None and head.constant.shape[1] > 1
         if isinstance(law, Tilted) and self._tilted:
-            basis, values = law.moment_rule(dtype, chosen.scale.device)
-            self.hold(waves=basis, values=values, **law.quantile_rule()._asdict())
+            self.hold(**law.rule(dtype, chosen.scale.device)._asdict())
         else:
             self.hold(second=law.second, z=law.quantile(at) if levels else 0.0)
 
@@ -186,9 +185,9 @@ class Bars(Statistics):
         squared, tilt = widened(q, h.exp(), tilt, self.rate, guard)
         if not self._tilted:
             return squared, self.second.to(squared), self.z
-        rule = QuantileRule(*(cast("Tensor", own[name]) for name in QuantileRule._fields))
+        rule = TiltedRule(*(cast("Tensor", own[name]) for name in TiltedRule._fields))
         z = rule.quantile(tilt, self.levels) if len(self.levels) else self.levels
-        return squared, tilted_moments(tilt, self.waves, self.values)[..., 1].to(squared), z
+        return squared, rule.moments(tilt)[..., 1].to(squared), z
 
 
 class Frozen(nn.Module):
@@ -277,12 +276,12 @@ class Frozen(nn.Module):
         kind = torch.promote_types(output.dtype, torch.float32)  # half has too few digits
         q = self.norm(reading.inputs).square()
         found = bars(q[:, None] if q.ndim == 1 else q, mean, reading)
-        std = found.pop("variance").sqrt().to(output.dtype)
-        found = {
-            name: part.expand(*part.shape[:-2], mean.shape[0], -1).to(kind)
-            for name, part in found.items()
-        }
-        return {"mean": output, **{n: reading.unrows(t) for n, t in {**found, "std": std}.items()}}
+        wanted = {name: found[name].to(kind) for name in self.outputs if name in found}
+        if "std" in self.outputs:
+            wanted["std"] = found["variance"].sqrt().to(output.dtype)
+        rows = mean.shape[0]
+        spread = {n: t.expand(*t.shape[:-2], rows, -1) for n, t in wanted.items()}
+        return {"mean": output, **{n: reading.unrows(t) for n, t in spread.items()}}
 
     def _moved(self, reading: Reading, batch: Batch) -> Tensor:
         held = self.members
@@ -319,8 +318,8 @@ def freeze(
     else:
         own = (float(chosen.scale), float(chosen.noise.level)) if folded else (1.0, 0.0)
         norm = FactorNorm(QuadraticForm.of(posterior, dtype, largest_rounding), ones, *own)
-    wide, levels = torch.promote_types(dtype, torch.float32), tuple(levels)
-    bars = None if folded else Bars(chosen, wide, levels if "quantiles" in outputs else ())
+    levels = tuple(levels) if "quantiles" in outputs else ()
+    bars = None if folded else Bars(chosen, torch.promote_types(dtype, torch.float32), levels)
     frozen = Frozen(readout, norm, bars, outputs, levels, members, feed)
     return frozen.to(posterior.eigenvalues.device)
 

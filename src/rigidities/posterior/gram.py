@@ -18,7 +18,6 @@ in the same direction, so errors are added up, in proportion to the blocks' trac
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
 from collections.abc import Iterator
@@ -505,6 +504,7 @@ class Gram:
 
 
 _HALF = (torch.bfloat16, torch.float16)
+_WIDENS = hasattr(torch.ops.aten.mm, "dtype")  # from PyTorch 2.8
 
 
 class _Short:
@@ -528,7 +528,7 @@ class _Short:
         while len(rows):
             part, rows = rows[: limit - self._rows], rows[limit - self._rows :]
             if part.dtype in _HALF:
-                self.sums += _half_product(part.mT, part)
+                self.sums += half_product(part.mT, part)
             else:
                 with full_products(part):
                     _add_product(self.sums, part)
@@ -630,22 +630,23 @@ def _split_times(side: Tensor, rows: Tensor) -> Tensor:
     for _ in range(3):
         parts.append(rest.to(rows.dtype))
         rest = rest - parts[-1]
-    product = _half_product(torch.cat(parts, dim=1).mT, rows)
+    product = half_product(torch.cat(parts, dim=1).mT, rows)
     return product.reshape(3, side.shape[1], -1).sum(0, dtype=torch.float64)
 
 
-def _half_product(left: Tensor, right: Tensor) -> Tensor:
+def half_product(left: Tensor, right: Tensor) -> Tensor:
     """A product of half-precision matrices in float32."""
-    if left.is_cuda:
-        with contextlib.suppress(TypeError):  # torch 2.7 and older
-            return torch.mm(left, right, out_dtype=torch.float32)
+    wanted = torch.is_grad_enabled() and (left.requires_grad or right.requires_grad)
+    if left.is_cuda and _WIDENS and not wanted:
+        return torch.mm(left, right, out_dtype=torch.float32)
     with full_products(left):
         return left.float() @ right.float()
 
 
 def full_products(tensor: Tensor) -> AbstractContextManager[None]:
     """Where float32 products keep float32's digits, whatever the process allows (TF32)."""
-    return _full_products() if tensor.is_cuda else nullcontext()
+    looked = tensor.is_cuda and not torch.compiler.is_compiling()
+    return _full_products() if looked else nullcontext()
 
 
 @contextmanager

@@ -14,11 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .gram import with_ones
+from .gram import half_product, with_ones
 from .posterior import LARGEST_ROUNDING, Posterior
 
 HALVES = (torch.bfloat16, torch.float16)
-_WIDENS = hasattr(torch.ops.aten.mm, "dtype")  # from PyTorch 2.8
 
 
 class Split(NamedTuple):
@@ -45,15 +44,8 @@ class Split(NamedTuple):
     def product(self, rows: Tensor) -> Tensor:
         """Rows (..., D) of the same precision times the matrix, float32, in its unit."""
         flat = rows.reshape(-1, rows.shape[-1])
-        z = _wide_product(flat, self.high) + _wide_product(flat, self.low)
+        z = half_product(flat, self.high) + half_product(flat, self.low)
         return z.reshape(*rows.shape[:-1], -1)
-
-
-def _wide_product(a: Tensor, b: Tensor) -> Tensor:
-    """The product of half-precision matrices in float32."""
-    if a.is_cuda and _WIDENS and not (a.requires_grad and torch.is_grad_enabled()):
-        return torch.mm(a, b, out_dtype=torch.float32)
-    return a.float() @ b.float()
 
 
 class Block(NamedTuple):

@@ -13,7 +13,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -236,18 +235,17 @@ class LinearCopy(CopiedReadout):
         model: the user's.
         tap: on it.
         like: a reading of the tap, whose layout is that of all.
-        batched: whether the model writes into tensors that it makes; see `_UnderVmap`.
     """
 
     order: Tensor | None
 
-    def __init__(self, model: nn.Module, tap: Tap, like: Reading, *, batched: bool) -> None:
+    def __init__(self, model: nn.Module, tap: Tap, like: Reading) -> None:
         super().__init__(model, tap.source)
         guard(self.run.model, _bare_names(tap.silent))
         self.run.model, self._heads = record(self.run.model, _bare_names(tap.heads), Weighed)
         names = {module: name for name, module in self.run.named_modules()}
         self._names = [f"{names[head]}.weights" for head in self._heads]
-        self._shared, self._batched = tap.layout == "shared", batched
+        self._shared = tap.layout == "shared"
         for i, units in enumerate(_units(self._heads, joint=tap.layout == "joint")):
             self.register_buffer(f"units{i}", units, persistent=False)
         self._width = like.features.shape[-1]
@@ -260,7 +258,7 @@ class LinearCopy(CopiedReadout):
 
         def one(given: dict[str, Tensor]) -> Tensor:
             zero = given[self._names[0]][0, 0] * 0
-            with _UnderVmap(zero) if self._batched or exporting() else nullcontext():
+            with _UnderVmap(zero):
                 output: Tensor = functional_call(self.run, given, (args, kwargs))
                 return output
 
@@ -339,17 +337,16 @@ def copied_readout(model: nn.Module, tap: AnyTap, targets: int, probe: Any) -> C
             "This fit keeps no inputs to try the frozen readout with (loaded from a file written "
             "with probes=False, or inputs that cannot be copied). Fit again, or save with probes."
         )
-    like, reason = tap(*probe[0], **probe[1]).detached(), ""
-    for batched in (False, True):
-        found = LinearCopy(model, tap, like, batched=batched)
-        try:
-            reason = _difference(found, probe, like)
-        except Exception as error:
-            reason = f": {type(error).__name__}: {error}"[:200] + "."
-        if not reason:
-            return found
-    what = "is followed by operations that torch.vmap does not take"
-    raise ValueError(_CANNOT.format(", ".join(tap.heads), what, reason))
+    like = tap(*probe[0], **probe[1]).detached()
+    found = LinearCopy(model, tap, like)
+    try:
+        reason = _difference(found, probe, like)
+    except Exception as error:
+        reason = f": {type(error).__name__}: {error}"[:200] + "."
+    if reason:
+        what = "is followed by operations that torch.vmap does not take"
+        raise ValueError(_CANNOT.format(", ".join(tap.heads), what, reason))
+    return found
 
 
 _CANNOT = (
