@@ -61,24 +61,21 @@ class FactorNorm(Statistics):
 
     def __init__(self, form: QuadraticForm, ones: bool, scale: float, constant: float) -> None:
         super().__init__()
+        form = replace(form, factor=scale * form.factor)
         self.rounding, self.error, self._dtype = form.rounding, 0.0, form.dtype
         self._apart = ones and form.factor.ndim == 3  # which takes the column of ones itself
-        affine = ones and not self._apart
-        blocks = form.whole(affine)
-        if affine:
-            constant += scale**2 * float(form.factor[-1, -1]) ** 2
-        self._starts, self._floor = [block.start for block in blocks], constant > 0
-        for i, (_, matrix, offset) in enumerate(blocks):
-            assert isinstance(matrix, Tensor)
-            matrix = scale * matrix
-            offset = None if offset is None else scale * offset
-            if len(blocks) == 1 and self._floor and matrix.ndim == 2:  # one more entry of the norm
-                offset = matrix.new_zeros(matrix.shape[1]) if offset is None else offset
-                offset = torch.cat([offset, offset.new_tensor([math.sqrt(constant)])])
-                matrix, self._floor = nn.functional.pad(matrix, (0, 1)), False
-            self.register_buffer(f"matrix{i}", matrix.contiguous())
-            self.register_buffer(f"offset{i}", offset)
-        self.hold(constant=torch.tensor(math.sqrt(constant)).to(form.factor))
+        blocks = form.whole(ones and not self._apart)
+        if ones and not self._apart:
+            constant += float(form.factor[-1, -1]) ** 2
+        if constant > 0:  # one more entry of the norm
+            start, matrix, offset = blocks[-1]
+            entries = matrix.new_zeros(matrix.shape[1]) if offset is None else offset
+            entries = torch.cat([entries, entries.new_tensor([math.sqrt(constant)])])
+            blocks[-1] = Block(start, nn.functional.pad(matrix, (0, 1)), entries)
+        self._starts = [block.start for block in blocks]
+        for i, block in enumerate(blocks):
+            self.register_buffer(f"matrix{i}", block.matrix)
+            self.register_buffer(f"offset{i}", block.offset)
         self.split(None)
 
     def split(self, half: torch.dtype | None) -> None:
@@ -101,8 +98,6 @@ class FactorNorm(Statistics):
             if split:
                 matrix = Split(*(cast("Tensor", own[f"{name}{i}"]) for name in Split._fields))
             norms.append(Block(start, matrix, own[f"offset{i}"]).norm(features))
-        if self._floor:
-            norms.append(self.constant.expand_as(norms[0]))
         if len(norms) == 1:
             return norms[0]
         whole: Tensor = torch.linalg.vector_norm(torch.stack(norms), dim=0)
