@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -61,14 +61,14 @@ class FactorNorm(Statistics):
 
     def __init__(self, form: QuadraticForm, ones: bool, scale: float, constant: float) -> None:
         super().__init__()
-        form = replace(form, factor=scale * form.factor)
+        form = replace(form, factor=scale * form.factor, half=None)
         self.rounding, self.error, self._dtype = form.rounding, 0.0, form.dtype
         self._apart = ones and form.factor.ndim == 3  # which takes the column of ones itself
         blocks = form.whole(ones and not self._apart)
         if ones and not self._apart:
             constant += float(form.factor[-1, -1]) ** 2
         if constant > 0:  # one more entry of the norm
-            start, matrix, offset = blocks[-1]
+            start, matrix, offset, _ = blocks[-1]
             entries = matrix.new_zeros(matrix.shape[1]) if offset is None else offset
             entries = torch.cat([entries, entries.new_tensor([math.sqrt(constant)])])
             blocks[-1] = Block(start, nn.functional.pad(matrix, (0, 1)), entries)
@@ -92,12 +92,11 @@ class FactorNorm(Statistics):
         features = with_ones(features) if self._apart else features
         split = self._half is not None and features.dtype == self._half
         features = features if split else features.to(self._dtype)
-        own, norms = self._buffers, []
+        own: dict[str, Any] = self._buffers
+        norms = []
         for i, start in enumerate(self._starts):
-            matrix: Any = own[f"matrix{i}"]
-            if split:
-                matrix = Split(*(cast("Tensor", own[f"{name}{i}"]) for name in Split._fields))
-            norms.append(Block(start, matrix, own[f"offset{i}"]).norm(features))
+            halves = Split(*(own[f"{name}{i}"] for name in Split._fields)) if split else None
+            norms.append(Block(start, own[f"matrix{i}"], own[f"offset{i}"], halves).norm(features))
         if len(norms) == 1:
             return norms[0]
         whole: Tensor = torch.linalg.vector_norm(torch.stack(norms), dim=0)
@@ -173,14 +172,14 @@ class Bars(Statistics):
 
     def _around(self, q: Tensor, mean: Tensor, reading: Reading) -> tuple[Tensor, Tensor, Tensor]:
         """By the head: the law's squared scale (M, K), second moment and quantiles."""
-        own = self._buffers
-        parts: Any = {n: own[n].unbind() if many else own[n] for n, many in self._form.items()}
+        own: dict[str, Any] = self._buffers
+        parts = {n: own[n].unbind() if many else own[n] for n, many in self._form.items()}
         h, tilt = HeadForm(**parts)(q, mean, head_inputs(reading))
         guard = Guard(*self.guard.unbind()) if self._guarded else None
         squared, tilt = widened(q, h.exp(), tilt, self.rate, guard)
         if not self._tilted:
             return squared, self.second.to(squared), self.z
-        rule = TiltedRule(*(cast("Tensor", own[name]) for name in TiltedRule._fields))
+        rule = TiltedRule(*(own[name] for name in TiltedRule._fields))
         z = rule.quantile(tilt, self.levels) if len(self.levels) else self.levels
         return squared, rule.moments(tilt)[..., 1].to(squared), z
 

@@ -173,10 +173,11 @@ class PlainCopy(CopiedReadout):
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
         """One pass."""
-        for keeper in self._keepers:
+        keepers: list[Keeper] = self._keepers
+        for keeper in keepers:
             keeper.kept.clear()
         output, calls = self.run(args, kwargs), []
-        for keeper in self._keepers:
+        for keeper in keepers:
             calls.append(Call(keeper.head, *keeper.kept[0], None))
             keeper.kept.clear()
         return side_by_side(output, calls, [as_rows(call.head, call.input) for call in calls])
