@@ -59,7 +59,7 @@ def close(found, expected, rtol=1e-5):
 @pytest.mark.parametrize("id", ["several targets", "auto, scaled"])
 def test_a_compiled_module_is_one_graph(id):
     uq, x = fitted(id)
-    names = ("mean", "std", "epistemic", "members")
+    names = ("mean", "std", "epistemic", "quantiles", "members")
     frozen = uq.freeze(names, members=3)
     compiled = torch.compile(frozen, fullgraph=True, backend="aot_eager", dynamic=True)
     close(compiled(x), frozen(x))
@@ -72,9 +72,12 @@ def test_a_compiled_module_is_one_graph(id):
 )
 def test_an_exported_program_takes_any_number_of_rows(id, strict):
     uq, x = fitted(id)
-    program = export.torch_export(uq, x[:4], strict=strict)
+    program = export.torch_export(uq, x[:4], outputs=("mean", "std", "quantiles"), strict=strict)
     for rows in (x, x[:1]):
-        close(program.module()(rows), uq(rows))
+        *found, quantiles = program.module()(rows)
+        close(found, uq(rows))
+        exact = torch.stack(uq.predict(rows).interval(0.9))
+        assert float(((quantiles - exact).abs() / found[1]).max()) < 1e-3
     assert any(name.endswith("weight") for name in program.state_dict)
 
 
@@ -109,7 +112,7 @@ def test_an_onnx_file_gives_the_same_numbers_and_says_what_they_are(id, tmp_path
     assert facts["library"] == rg.__version__ and facts["outputs"] == list(names)
     assert facts["criterion"] == uq.report.criterion and facts["ridge"] == uq.ridge
     assert facts["scale"] == uq.scale.tolist() and facts["law"]["name"] == uq.law.name
-    assert facts["epistemic_q99"] == uq.familiar(0.99)
+    assert facts["epistemic_q99"] == uq._familiar()
 
 
 def test_degrees_of_freedom_bounds_and_conformal_tails_travel(tmp_path):
@@ -124,6 +127,23 @@ def test_degrees_of_freedom_bounds_and_conformal_tails_travel(tmp_path):
     low, high = p.interval(0.9, conformal=True)
     torch.testing.assert_close(p.quantile(tail / 2), low, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(p.quantile(1 - tail / 2), high, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("targets", "seed", "support"), [(1, 0, None), (2, 1, (-0.5, 0.5))])
+def test_intervals_of_the_default_are_in_the_file(targets, seed, support, tmp_path):
+    one = trained(targets, seed)
+    train, valid = one.train, one.valid
+    if support is not None:
+        train, valid = ((x, y.clamp(*support)) for x, y in (train, valid))
+    uq = rg.LastLayerRigidity(one.model).fit(train)
+    uq.calibrate(valid, support=support)
+    path, x = tmp_path / "net.onnx", one.test[0]
+    export.onnx(uq, path, x[:3], outputs=("quantiles",), quantiles=(0.05, 0.5, 0.95))
+    facts = json.loads(onnx.load(path).metadata_props[0].value)
+    assert facts["law"]["name"] == "tilted" and facts["quantiles"] == [0.05, 0.5, 0.95]
+    (found,) = onnxruntime.InferenceSession(path).run(None, {"input": x.numpy()})
+    exact = torch.stack([uq.predict(x).quantile(level) for level in facts["quantiles"]])
+    assert float(((torch.as_tensor(found) - exact).abs() / uq(x)[1]).max()) < 1e-3
 
 
 def test_an_ill_conditioned_form_is_float64_in_the_file(tmp_path):
@@ -168,9 +188,6 @@ def test_a_failed_export_leaves_the_file_that_was_there(tmp_path, monkeypatch):
 
 def test_what_a_graph_cannot_hold_is_refused(tmp_path, monkeypatch):
     uq, x = fitted("auto")
-    options = {"outputs": ("quantiles",)}
-    refused("tilted law.*student-t", export.onnx, uq, tmp_path / "a.onnx", x, **options)
-    refused("tilted law.*student-t", export.torch_export, uq, x, **options)
     refused("tensor of rows", export.torch_export, uq, torch.tensor(1.0))
     monkeypatch.setattr(export, "LARGEST", 1000)
     refused("an ONNX file holds 2 at most.*rank=", export.onnx, uq, tmp_path / "a.onnx", x)

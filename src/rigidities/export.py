@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ._version import __version__
 from .last_layer.frozen import Frozen
+from .last_layer.readout.graph import LinearCopy
 from .posterior.quadratic import rounding_bound
 
 if TYPE_CHECKING:
@@ -53,7 +54,11 @@ def torch_export(
         ValueError: `freeze` refuses, or a graph cannot hold what is asked.
     """
     frozen, args = uq.freeze(outputs, **options), _inputs(example)
-    frozen.require_graph(strict=strict)
+    if strict and isinstance(frozen.readout, LinearCopy):
+        raise ValueError(
+            "A strict export does not take this model's readout, whose features come by "
+            "torch.vmap since its output is scaled, summed or reordered. Pass strict=False."
+        )
     return torch.export.export(frozen, args, dynamic_shapes=_shapes(args), strict=strict)
 
 
@@ -88,7 +93,6 @@ def onnx(
     if missing:
         raise ImportError(f'ONNX needs {missing[0]}: pip install "rigidities[onnx]".')
     frozen, args = uq.freeze(outputs, largest_rounding=TOLERANCE, **options), _inputs(example)
-    frozen.require_graph(strict=False)
     size = sum(tensor.nbytes for tensor in frozen.state_dict().values())
     if size > LARGEST:
         raise ValueError(
@@ -124,7 +128,7 @@ def metadata(uq: LastLayerRigidity, frozen: Frozen) -> dict[str, Any]:
     """What stands in the ONNX file as JSON, under the key `rigidities` of its metadata.
 
     Beside what the calibration chose: `error` and `rounding` of the variance; `epistemic_q99`, far
-    above which an input is unfamiliar (`uq.familiar`; null where the fit kept no rows); and
+    above which an input is unfamiliar (of training rows; null where the fit kept no rows); and
     `conformal_tails` by level: the interval between the law's quantiles at tail / 2 and
     1 - tail / 2 covers that level (null without conformal rows).
     """
@@ -137,13 +141,14 @@ def metadata(uq: LastLayerRigidity, frozen: Frozen) -> dict[str, Any]:
         "library": __version__,
         "criterion": None if report is None else report.criterion,
         "outputs": list(frozen.outputs),
+        "quantiles": list(frozen.levels),
         "support": None,
         **chosen.header(),
         "scale": chosen.scale.tolist(),
         "noise_level": chosen.noise.level.tolist(),
         "error": frozen.error,
         "rounding": frozen.rounding,
-        "epistemic_q99": uq.familiar(0.99),
+        "epistemic_q99": uq._familiar(),
         "conformal_tails": tails,
     }
 
@@ -189,8 +194,7 @@ def _check_numbers(uq: LastLayerRigidity, frozen: Frozen, path: Path, args: Any)
         trials += [_rows(args, 1), _rows(args, 2 * rows[0] + 1)]
     for given in trials:
         feed = zip(names, (t.detach().cpu().numpy() for t in _tensors(given)), strict=True)
-        found = dict(zip(frozen.outputs, session.run(None, dict(feed)), strict=True))
-        for name, off in _differences(frozen, found, given).items():
+        for name, off in _differences(frozen, session.run(None, dict(feed)), given).items():
             if not off <= allowed:
                 raise ValueError(
                     f"onnxruntime gives another {name} than torch: by {off:.2g}, relative, with "
@@ -199,17 +203,18 @@ def _check_numbers(uq: LastLayerRigidity, frozen: Frozen, path: Path, args: Any)
                 )
 
 
-def _differences(frozen: Frozen, found: dict[str, Any], given: Any) -> dict[str, float]:
+def _differences(frozen: Frozen, found: Sequence[Any], given: Any) -> dict[str, float]:
     """The largest difference of each output, relative to it and to what it is a part of."""
     with torch.no_grad():
         known = dict(zip(frozen.outputs, frozen(*given), strict=True))
-    std, off = known.get("std", torch.zeros(())), {}
-    part = {"std": 0 * std, "epistemic": std.square(), "noise": std.square()}
-    for name, exact in known.items():
+    std, off = known.get("std"), {}
+    for (name, exact), mine in zip(known.items(), found, strict=True):
         if name == "members" and frozen.loses_members:
             continue
-        size = torch.maximum(exact.abs(), part.get(name, std).to(exact)).clamp(min=1e-30)
-        apart = (torch.as_tensor(found[name]).to(exact) - exact).abs() / size
+        part = exact.abs().mean() if std is None else std
+        part = part.square() if name in ("epistemic", "noise") and std is not None else part
+        size = exact.abs() if name == "std" else torch.maximum(exact.abs(), part.to(exact))
+        apart = (torch.as_tensor(mine).to(exact) - exact).abs() / size.clamp(min=1e-30)
         off[name] = float(apart.nan_to_num(0.0).max())
     return off
 

@@ -68,11 +68,26 @@ def test_a_frozen_module_gives_the_numbers_of_every_calibration(targets, wrapped
         close(found, expected, 1e-9)
     p = uq.predict(x)
     frozen = uq.freeze(("quantiles", "noise", "std", "epistemic", "mean"), quantiles=LEVELS)
-    quantiles = torch.stack([p.quantile(level) for level in LEVELS])
-    for found, expected in zip(
-        frozen(x), (quantiles, p.noise, std, p.epistemic, mean), strict=True
-    ):
+    quantiles, *others = frozen(x)
+    for found, expected in zip(others, (p.noise, std, p.epistemic, mean), strict=True):
         close(found, expected, 1e-8)
+    exact = torch.stack([p.quantile(level) for level in LEVELS])
+    assert float(((quantiles - exact).abs() / std).max()) < (
+        1e-4 if uq.law.name == "tilted" else 1e-8
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("support", [None, (-0.5, 0.5)], ids=["free", "bounded"])
+@pytest.mark.parametrize("targets", [1, 3])
+def test_intervals_of_the_default_are_those_of_predict(targets, support, seed):
+    one = trained(targets, seed)
+    uq = rg.LastLayerRigidity(one.model).fit(clamped(one.train, support))
+    uq.calibrate(clamped(one.valid, support), support=support)
+    assert uq.law.name == "tilted"
+    std, found = uq.freeze(("std", "quantiles"))(one.test[0])
+    exact = torch.stack(uq.predict(one.test[0]).interval(0.9))
+    assert float(((found - exact).abs() / std).max()) < 1e-3
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -314,9 +329,9 @@ def test_bars_are_differentiable_by_the_inputs():
 def test_training_rows_say_what_is_familiar():
     uq, _ = calibrated(2, {"criterion": "nll"})
     epistemic = uq.predict(trained(2).train[0]).epistemic
-    close(torch.tensor(uq.familiar(0.9)), epistemic.quantile(0.9, 0), 1e-4)
+    close(torch.tensor(uq._familiar()), epistemic.quantile(0.99, 0), 1e-4)
     bare = rg.LastLayerRigidity(uq.model).fit(trained(2).train, sample=0)
-    assert bare.familiar() is None
+    assert bare._familiar() is None
 
 
 @pytest.mark.parametrize("bias", [True, False])

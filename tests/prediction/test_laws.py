@@ -172,6 +172,19 @@ def test_degrees_of_freedom_without_a_variance_are_refused(df):
     refused("more than two degrees of freedom.*got", Tilted, df)
 
 
+@pytest.mark.parametrize("df", [3.0, 30.0, (4.0, 9.0)])
+@pytest.mark.parametrize("size", [0.0, 0.1, 0.5, 1.0])
+def test_quantiles_for_graphs_are_those_of_the_law(df, size):
+    generator = torch.Generator().manual_seed(0)
+    tilt = size * torch.randn(400, 2, 8, generator=generator, dtype=torch.float64)
+    law = Tilted(torch.tensor(df, dtype=torch.float64), tilt.clamp(-3, 3))
+    for level, digits in ((1e-3, 3e-3), (0.05, 5e-4), (0.5, 5e-4), (0.9, 5e-4), (0.95, 5e-4)):
+        at = torch.full((1, 1, 1), level, dtype=torch.float64)
+        found = law.rule(at.dtype, at.device).quantile(law.tilt, at)[0]
+        off = (found - law.quantile(at[0])).abs() / law.second.sqrt()
+        assert float(off.max()) < digits
+
+
 def test_a_tilt_of_another_width_is_refused():
     refused(r"8 entries.*got the shape \(4, 3\)", Tilted, 5.0, torch.zeros(4, 3))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -26,69 +26,56 @@ from ..posterior.joint import OwnPart
 from ..posterior.posterior import LARGEST_ROUNDING, Posterior
 from ..posterior.quadratic import HALVES, Block, QuadraticForm, Split
 from ..prediction.head import Guard, HeadForm, widened
-from ..prediction.law import Law, Tilted, tilted_moments
+from ..prediction.law import Tilted, TiltedRule
 from ..prediction.noise import GivenNoise, Noise
 from .ensemble.ensemble import member_outputs
 from .ensemble.members import Members
 from .error_bars import head_inputs
-from .readout.graph import CopiedReadout, LinearCopy, PlainCopy
+from .readout.graph import CopiedReadout, PlainCopy
 from .readout.reading import Reading
+from .wrapper import Exact
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 OUTPUTS = ("mean", "std", "epistemic", "noise", "quantiles", "members")
 
-ITERATED = (
-    "Quantiles of a tilted law are found by iteration, which no graph holds. Take std instead, or "
-    "calibrate(valid, law='student-t') before you freeze."
-)
 
-
-class Exact(nn.Module):
-    """A module whose own buffers keep their precision, whatever it is cast to."""
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        exact = dict(self.named_buffers(recurse=False))
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, tensor in exact.items():
-            setattr(self, name, tensor.to(getattr(self, name).device))
-        return self
+class Statistics(Exact):
+    """Tensors as buffers."""
 
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
 
     def hold(self, **tensors: Any) -> None:
-        """Register copies of tensors as buffers."""
-        for name, tensor in tensors.items():
+        """Register copies; of a tuple, its tensors one upon the other."""
+        for name, given in tensors.items():
+            tensor = torch.stack(given) if isinstance(given, tuple) else given
             kind = tensor.dtype if isinstance(tensor, Tensor) else torch.float64
             self.register_buffer(name, torch.as_tensor(tensor, dtype=kind).detach().clone())
 
 
-class FactorNorm(Exact):
+class FactorNorm(Statistics):
     r"""$\sqrt{\alpha^2 q + c}$ of rows of features, from the blocks of a quadratic form."""
 
     def __init__(self, form: QuadraticForm, ones: bool, scale: float, constant: float) -> None:
         super().__init__()
+        form = replace(form, factor=scale * form.factor, half=None)
         self.rounding, self.error, self._dtype = form.rounding, 0.0, form.dtype
         self._apart = ones and form.factor.ndim == 3  # which takes the column of ones itself
-        affine = ones and not self._apart
-        blocks = form.whole(affine)
-        if affine:
-            constant += scale**2 * float(form.factor[-1, -1]) ** 2
-        self._starts, self._floor = [block.start for block in blocks], constant > 0
-        for i, (_, matrix, offset) in enumerate(blocks):
-            assert isinstance(matrix, Tensor)
-            matrix = scale * matrix
-            offset = None if offset is None else scale * offset
-            if len(blocks) == 1 and self._floor and matrix.ndim == 2:  # one more entry of the norm
-                offset = matrix.new_zeros(matrix.shape[1]) if offset is None else offset
-                offset = torch.cat([offset, offset.new_tensor([math.sqrt(constant)])])
-                matrix, self._floor = nn.functional.pad(matrix, (0, 1)), False
-            self.register_buffer(f"matrix{i}", matrix.contiguous())
-            self.register_buffer(f"offset{i}", offset)
-        self.hold(constant=torch.tensor(math.sqrt(constant)).to(form.factor))
+        blocks = form.whole(ones and not self._apart)
+        if ones and not self._apart:
+            constant += float(form.factor[-1, -1]) ** 2
+        if constant > 0:  # one more entry of the norm
+            start, matrix, offset, _ = blocks[-1]
+            entries = matrix.new_zeros(matrix.shape[1]) if offset is None else offset
+            entries = torch.cat([entries, entries.new_tensor([math.sqrt(constant)])])
+            blocks[-1] = Block(start, nn.functional.pad(matrix, (0, 1)), entries)
+        self._starts = [block.start for block in blocks]
+        for i, block in enumerate(blocks):
+            self.register_buffer(f"matrix{i}", block.matrix)
+            self.register_buffer(f"offset{i}", block.offset)
         self.split(None)
 
     def split(self, half: torch.dtype | None) -> None:
@@ -105,21 +92,18 @@ class FactorNorm(Exact):
         features = with_ones(features) if self._apart else features
         split = self._half is not None and features.dtype == self._half
         features = features if split else features.to(self._dtype)
-        own, norms = self._buffers, []
+        own: dict[str, Any] = self._buffers
+        norms = []
         for i, start in enumerate(self._starts):
-            matrix: Any = own[f"matrix{i}"]
-            if split:
-                matrix = Split(*(cast("Tensor", own[f"{name}{i}"]) for name in Split._fields))
-            norms.append(Block(start, matrix, own[f"offset{i}"]).norm(features))
-        if self._floor:
-            norms.append(self.constant.expand_as(norms[0]))
+            halves = Split(*(own[f"{name}{i}"] for name in Split._fields)) if split else None
+            norms.append(Block(start, own[f"matrix{i}"], own[f"offset{i}"], halves).norm(features))
         if len(norms) == 1:
             return norms[0]
         whole: Tensor = torch.linalg.vector_norm(torch.stack(norms), dim=0)
         return whole
 
 
-class TruncatedNorm(Exact):
+class TruncatedNorm(Statistics):
     r"""$\sqrt q$ of a truncated posterior; a difference, in float64 where that asks for it."""
 
     def __init__(self, posterior: Posterior, ones: bool, dtype: torch.dtype) -> None:
@@ -147,42 +131,57 @@ class TruncatedNorm(Exact):
         return torch.maximum(q, size * self.least.to(size)).sqrt()
 
 
-class FrozenHead(Exact):
-    """A head of noise and tilt, and the moments of the law that follows the tilt."""
+class Bars(Statistics):
+    """What a calibration makes of q: variances, and the law's quantiles."""
 
-    def __init__(self, form: HeadForm, chosen: Calibration) -> None:
+    def __init__(self, chosen: Calibration, dtype: torch.dtype, levels: Sequence[float]) -> None:
         super().__init__()
-        assert chosen.head is not None
-        self._sizes = {}
-        for name, parts in vars(form).items():
-            self._sizes[name] = 0 if isinstance(parts, Tensor) else len(parts)
-            several = (parts,) if isinstance(parts, Tensor) else parts
-            self.hold(**{f"{name}{i}": part for i, part in enumerate(several)})
-        self.tilted = isinstance(chosen.law, Tilted) and chosen.head.constant.shape[1] > 1
-        if isinstance(chosen.law, Tilted) and self.tilted:
-            basis, values = chosen.law.moment_rule(form.constant.dtype, form.constant.device)
-            self.hold(basis=basis, values=values)
+        law, head, guard = chosen.law, chosen.head, chosen.guard
+        low, high = chosen.support or (None, None)
+        self._bounds = (-math.inf if low is None else low, math.inf if high is None else high)
+        for level in levels:
+            require_level(level, "A quantile's")
+        at = torch.tensor([*levels], dtype=torch.float64)[:, None, None]
+        self._noise, self._guarded = type(chosen.noise), guard is not None
+        self.hold(scale2=chosen.scale.square(), level=chosen.noise.level, levels=at)
+        form = {} if head is None else vars(HeadForm.of(head, dtype))
+        self._form = {name: isinstance(part, tuple) for name, part in form.items()}
+        self.hold(rate=0.0 if head is None else head.scale2, **form)
+        self.hold(guard=0.0 if guard is None else tuple(vars(guard).values()))
+        self._tilted = isinstance(law, Tilted) and head is not None and head.constant.shape[1] > 1
+        if isinstance(law, Tilted) and self._tilted:
+            self.hold(**law.rule(dtype, chosen.scale.device)._asdict())
         else:
-            self.hold(second=chosen.law.second)
-        self._guarded = chosen.guard is not None
-        self.hold(rate=chosen.head.scale2)
-        if chosen.guard is not None:
-            self.hold(**chosen.guard.tensors())
+            self.hold(second=law.second, z=law.quantile(at) if levels else 0.0)
 
-    def forward(
-        self, q: Tensor, mean: Tensor, features: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The law's squared scale (M, K), its second moment, and the tilt (M, K, J) if any."""
-        parts: dict[str, Any] = {}
-        for name, several in self._sizes.items():
-            held = [self._buffers[f"{name}{i}"] for i in range(max(1, several))]
-            parts[name] = tuple(held) if several else held[0]
-        h, tilt = HeadForm(**parts)(q, mean, features)
-        guard = Guard(self.scale2, self.reference) if self._guarded else None
+    def forward(self, q: Tensor, mean: Tensor, reading: Reading) -> dict[str, Tensor]:
+        """Variances of rows, (M, 1 or K), and quantiles, (L, M, K)."""
+        epistemic = self.scale2.to(q) * q
+        if self._form:
+            squared, second, z = self._around(q, mean, reading)
+            noise = (squared * second - epistemic).clamp(min=0)
+        else:
+            noise = self._noise(self.level).variance(mean, reading.features).to(q)
+            second, z = self.second.to(q), self.z
+        found = {"epistemic": epistemic, "noise": noise, "variance": epistemic + noise}
+        if len(self.levels):
+            kind = torch.promote_types(mean.dtype, torch.float32)
+            unit = (found["variance"] / second).sqrt().to(kind)
+            found["quantiles"] = (mean.to(kind) + z.to(kind) * unit).clamp(*self._bounds)
+        return found
+
+    def _around(self, q: Tensor, mean: Tensor, reading: Reading) -> tuple[Tensor, Tensor, Tensor]:
+        """By the head: the law's squared scale (M, K), second moment and quantiles."""
+        own: dict[str, Any] = self._buffers
+        parts = {n: own[n].unbind() if many else own[n] for n, many in self._form.items()}
+        h, tilt = HeadForm(**parts)(q, mean, head_inputs(reading))
+        guard = Guard(*self.guard.unbind()) if self._guarded else None
         squared, tilt = widened(q, h.exp(), tilt, self.rate, guard)
-        if not self.tilted:
-            return squared, self.second.to(squared), None
-        return squared, tilted_moments(tilt, self.basis, self.values)[..., 1].to(squared), tilt
+        if not self._tilted:
+            return squared, self.second.to(squared), self.z
+        rule = TiltedRule(*(own[name] for name in TiltedRule._fields))
+        z = rule.quantile(tilt, self.levels) if len(self.levels) else self.levels
+        return squared, rule.moments(tilt)[..., 1].to(squared), z
 
 
 class Frozen(nn.Module):
@@ -194,6 +193,7 @@ class Frozen(nn.Module):
 
     Attributes:
         outputs: names of what `frozen(x)` gives, in that order.
+        levels: of the quantiles.
         error: worst-case relative error of the variance $\alpha^2 q$ by truncation; 0 without.
         rounding: bound on its relative rounding error; see `QuadraticForm.rounding`.
         loses_members: whether ONNX leaves out of the members what single ones do not share.
@@ -203,33 +203,22 @@ class Frozen(nn.Module):
         self,
         readout: CopiedReadout,
         norm: FactorNorm | TruncatedNorm,
-        chosen: Calibration,
-        head: FrozenHead | None,
+        bars: Bars | None,
         outputs: tuple[str, ...],
-        *,
-        folded: bool,
-        levels: Sequence[float],
+        levels: tuple[float, ...],
         members: Members | None,
         feed: Feed,
     ) -> None:
         super().__init__()
-        self.readout, self.norm, self.head = readout, norm, head
-        self.outputs, self.error, self.rounding = outputs, norm.error, norm.rounding
-        self._direct = folded
+        self.readout, self.norm, self.bars = readout, norm, bars
+        self.outputs, self.levels = outputs, levels
+        self.error, self.rounding = norm.error, norm.rounding
         self._feed = replace(feed, model=readout.run.model, target=None)
-        self._noise, self._law, self._levels = type(chosen.noise), chosen.law, tuple(levels)
-        low, high = chosen.support or (None, None)
-        self._bounds = (-math.inf if low is None else low, math.inf if high is None else high)
-        self.bars = Exact()
-        scale2 = torch.ones_like(chosen.scale) if folded else chosen.scale.square()
-        self.bars.hold(scale2=scale2, level=chosen.noise.level, second=chosen.law.second)
-        fixed = "quantiles" in outputs and (head is None or not head.tilted)
-        self.bars.hold(z=_quantiles(chosen.law, levels) if fixed else torch.zeros(()))
-        self._drawing = None if members is None else members.drawing
-        own = None if members is None else members.own
+        self.members, own = Statistics(), None if members is None else members.own
         self.loses_members = own is not None
         if members is not None:
-            self.bars.hold(deviations=members.deviations, **({} if own is None else own._asdict()))
+            self._drawing = members.drawing
+            self.members.hold(deviations=members.deviations, **(own._asdict() if own else {}))
         self.train()
 
     def forward(self, *inputs: Any, **keywords: Any) -> tuple[Tensor, ...]:
@@ -237,28 +226,14 @@ class Frozen(nn.Module):
         if self._feed.whole:
             batch = self._feed.handed(inputs, keywords)
             inputs, keywords = batch.args, batch.kwargs
-        if self._direct:
+        if self.bars is None:
             return self._mean_and_std(inputs, keywords)
         reading: Reading = self.readout(inputs, keywords)
         with unmixed(reading.output):
-            found = self._found(reading)
+            found = self._found(reading, self.bars)
             if "members" in self.outputs:
                 found["members"] = self._moved(reading, Batch(inputs, keywords, None, None))
         return tuple(found[name] for name in self.outputs)
-
-    def require_graph(self, *, strict: bool) -> None:
-        """Refuse what an exported graph cannot hold.
-
-        Raises:
-            ValueError: quantiles of a tilted law, or a strict export of a readout under `vmap`.
-        """
-        if "quantiles" in self.outputs and self.head is not None and self.head.tilted:
-            raise ValueError(ITERATED)
-        if strict and isinstance(self.readout, LinearCopy):
-            raise ValueError(
-                "A strict export does not take this model's readout, whose features come by "
-                "torch.vmap since its output is scaled, summed or reordered. Pass strict=False."
-            )
 
     def train(self, mode: bool = False) -> Self:
         """Eval mode, whatever is asked."""
@@ -290,48 +265,22 @@ class Frozen(nn.Module):
             std = self.norm(rows).reshape(output.shape).to(output.dtype)
         return tuple([output if name == "mean" else std for name in self.outputs])
 
-    def _found(self, reading: Reading) -> dict[str, Tensor]:
+    def _found(self, reading: Reading, bars: Bars) -> dict[str, Tensor]:
         output, mean = reading.output, reading.rows(reading.output)
         kind = torch.promote_types(output.dtype, torch.float32)  # half has too few digits
         q = self.norm(reading.inputs).square()
-        q = q[:, None] if q.ndim == 1 else q
-        epistemic, tilt = self.bars.scale2.to(q) * q, None
-        if self.head is None:
-            noise = self._noise(self.bars.level).variance(mean, reading.features).to(q)
-            variance, second = epistemic + noise, self.bars.second.to(q)
-        else:
-            squared, second, tilt = self.head(q, mean, head_inputs(reading))
-            noise = (squared * second - epistemic).clamp(min=0)
-            variance = epistemic + noise
-        found = {"mean": output, "std": reading.unrows(variance.sqrt().to(output.dtype))}
-        found["epistemic"] = reading.unrows(epistemic.to(kind))
-        found["noise"] = reading.unrows(noise.expand_as(mean).to(kind))
-        if "quantiles" in self.outputs:
-            unit = (variance / second).sqrt().to(kind)
-            z = self._z(tilt).to(unit)
-            found["quantiles"] = reading.unrows((mean.to(kind) + z * unit).clamp(*self._bounds))
-        return found
-
-    def _z(self, tilt: Tensor | None) -> Tensor:
-        """The law's quantiles, (L, 1, K or 1) or (L, M, K)."""
-        if tilt is None:
-            z: Tensor = self.bars.z
-            return z
-        if torch.compiler.is_compiling():
-            raise ValueError(ITERATED)
-        return _quantiles(self._law.each(lambda _: tilt), self._levels, tilt.device)
+        found = bars(q[:, None] if q.ndim == 1 else q, mean, reading)
+        wanted = {name: found[name].to(kind) for name in self.outputs if name in found}
+        if "std" in self.outputs:
+            wanted["std"] = found["variance"].sqrt().to(output.dtype)
+        rows = mean.shape[0]
+        spread = {n: t.expand(*t.shape[:-2], rows, -1) for n, t in wanted.items()}
+        return {"mean": output, **{n: reading.unrows(t) for n, t in spread.items()}}
 
     def _moved(self, reading: Reading, batch: Batch) -> Tensor:
-        assert self._drawing is not None
-        own = OwnPart(self.bars.factor, self.bars.mixing) if self.loses_members else None
-        return member_outputs(reading, batch, self.bars.deviations, self._drawing, own)
-
-
-def _quantiles(law: Law, levels: Sequence[float], device: torch.device | None = None) -> Tensor:
-    for level in levels:
-        require_level(level, "A quantile's")
-    found = [law.quantile(torch.tensor(p, dtype=torch.float64, device=device)) for p in levels]
-    return torch.stack([z if z.ndim > 1 else z.reshape(1, -1) for z in found])
+        held = self.members
+        own = OwnPart(held.factor, held.mixing) if self.loses_members else None
+        return member_outputs(reading, batch, held.deviations, self._drawing, own)
 
 
 def freeze(
@@ -343,32 +292,38 @@ def freeze(
     rank: int | None,
     accuracy: float | None,
     largest_rounding: float,
-    **options: Any,
+    levels: Sequence[float],
+    members: Members | None,
+    feed: Feed,
 ) -> Frozen:
     """The module for a readout, a posterior and a calibration; see `LastLayerRigidity.freeze`."""
     outputs = _checked(outputs, chosen)
     dtype = placement(readout.run.model)[1]
-    ones, targets = isinstance(readout, PlainCopy) and readout.ones, len(chosen.scale)
+    ones = isinstance(readout, PlainCopy) and readout.ones
     cut = posterior
     if rank is not None or accuracy is not None:
         cut = posterior.truncate(rank, accuracy=accuracy)
         if accuracy is not None and 2 * cut.rank > cut.width:
             cut = posterior  # half of a square product costs no more
-    kinds = type(chosen.noise).__mro__
-    constant = all("shape" not in vars(kind) for kind in kinds if kind is not Noise)
-    whole, flat = not cut.complement, posterior.eigenvalues.ndim == 1
-    folded = chosen.head is None and targets == 1 and whole and flat and constant
-    folded = folded and not isinstance(chosen.noise, GivenNoise) and {*outputs} <= {"mean", "std"}
+    folded = {*outputs} <= {"mean", "std"} and not cut.complement and _folds(posterior, chosen)
     norm: FactorNorm | TruncatedNorm
-    if whole:
+    if cut.complement:
+        norm = TruncatedNorm(cut, ones, dtype)
+    else:
         own = (float(chosen.scale), float(chosen.noise.level)) if folded else (1.0, 0.0)
         norm = FactorNorm(QuadraticForm.of(posterior, dtype, largest_rounding), ones, *own)
-    else:
-        norm = TruncatedNorm(cut, ones, dtype)
-    wide = torch.promote_types(dtype, torch.float32)
-    head = None if chosen.head is None else FrozenHead(HeadForm.of(chosen.head, wide), chosen)
-    frozen = Frozen(readout, norm, chosen, head, outputs, folded=folded, **options)
+    levels = tuple(levels) if "quantiles" in outputs else ()
+    bars = None if folded else Bars(chosen, torch.promote_types(dtype, torch.float32), levels)
+    frozen = Frozen(readout, norm, bars, outputs, levels, members, feed)
     return frozen.to(posterior.eigenvalues.device)
+
+
+def _folds(posterior: Posterior, chosen: Calibration) -> bool:
+    """Whether scale and noise are numbers, which the factor may hold."""
+    kinds = type(chosen.noise).__mro__
+    constant = all("shape" not in vars(kind) for kind in kinds if kind is not Noise)
+    constant = constant and not isinstance(chosen.noise, GivenNoise) and chosen.head is None
+    return constant and len(chosen.scale) == 1 and posterior.eigenvalues.ndim == 1
 
 
 def _checked(outputs: Sequence[str], chosen: Calibration) -> tuple[str, ...]:

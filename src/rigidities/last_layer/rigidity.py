@@ -508,7 +508,7 @@ class LastLayerRigidity(ModelWrapper):
                 "members" (first dimension) as `ensemble`.
             rank: keep so many eigenvectors of the Gram, cheaper than all below about half of the
                 width, and never too sure: `error` of the module bounds by how much it overstates
-                the variance $lpha^2 q$, relative to it; or
+                the variance $\alpha^2 q$, relative to it; or
             accuracy: that bound: the smallest rank that keeps it, or all.
             quantiles: their levels.
             members: how many.
@@ -539,17 +539,14 @@ class LastLayerRigidity(ModelWrapper):
             feed=self.feed,
         )
 
-    def familiar(self, level: float = 0.99) -> list[float] | None:
-        r"""The quantile of $\alpha^2 q$ over training rows that the fit kept, for each target.
-
-        A prediction whose `epistemic` lies far above it is unfamiliar. None where none were kept.
-        """
+    def _familiar(self) -> list[float] | None:
+        r"""The 99 % quantile of $\alpha^2 q$ over training rows that the fit kept, if any."""
         learnt = self._fit.known()
         if learnt.statistics.sample is None:
             return None
         rows, posterior = learnt.statistics.sample.rows.features, learnt.posterior
         found = posterior.variance(rows.to(posterior.eigenvectors))
-        return found.reshape(len(rows), -1).quantile(level, 0).expand(len(self.scale)).tolist()
+        return found.reshape(len(rows), -1).quantile(0.99, 0).expand(len(self.scale)).tolist()
 
     def covariance(self, x1: Any, x2: Any = None, *, batch_size: int | None = None) -> Tensor:
         r"""Joint covariance of predictions (the epistemic part).

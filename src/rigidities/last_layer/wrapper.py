@@ -15,11 +15,22 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class ModelWrapper(nn.Module, ABC):
+class Exact(nn.Module):
+    """A module whose own buffers keep their precision, whatever it is cast to."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        exact = dict(self.named_buffers(recurse=False))
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, tensor in exact.items():
+            setattr(self, name, tensor.to(getattr(self, name).device))
+        return self
+
+
+class ModelWrapper(Exact, ABC):
     """The model as a part of this module, and a state that a `state_dict` and a file hold.
 
     A subclass says what its state is (`_snapshot`, `_take`), and what to do after a move
-    (`_moved`). Its own buffers keep their precision, whatever the module is cast to.
+    (`_moved`).
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -53,10 +64,7 @@ class ModelWrapper(nn.Module, ABC):
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        exact = dict(self.named_buffers(recurse=False))
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, tensor in exact.items():
-            setattr(self, name, tensor.to(getattr(self, name).device))
+        super()._apply(fn, recurse)
         self._moved()
         return self
 

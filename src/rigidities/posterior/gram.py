@@ -21,7 +21,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from threading import Lock
+from threading import RLock
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -648,18 +648,21 @@ def _split_times(side: Tensor, rows: Tensor) -> Tensor:
 
 def half_product(left: Tensor, right: Tensor) -> Tensor:
     """The product of half-precision matrices, or stacks of them, in float32."""
-    if left.is_cuda and _WIDENS and not (left.requires_grad and torch.is_grad_enabled()):
+    wanted = torch.is_grad_enabled() and (left.requires_grad or right.requires_grad)
+    if left.is_cuda and _WIDENS and not wanted:
         product = torch.mm if left.ndim == 2 else torch.bmm
         return product(left, right, out_dtype=torch.float32)
-    return left.float() @ right.float()
+    with full_products(left):
+        return left.float() @ right.float()
 
 
 def full_products(tensor: Tensor) -> AbstractContextManager[None]:
     """Where float32 products keep float32's digits, whatever the process allows (TF32)."""
-    return _full_products() if tensor.is_cuda else nullcontext()
+    looked = tensor.is_cuda and not torch.compiler.is_compiling()
+    return _full_products() if looked else nullcontext()
 
 
-_ONE = Lock()
+_ONE = RLock()
 """Of the threads that want the setting of the process, one at a time, so that it is put back."""
 
 

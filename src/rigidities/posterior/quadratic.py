@@ -14,11 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .gram import with_ones
+from .gram import half_product, with_ones
 from .posterior import LARGEST_ROUNDING, Posterior
 
 HALVES = (torch.bfloat16, torch.float16)
-_WIDENS = hasattr(torch.ops.aten.mm, "dtype")  # from PyTorch 2.8
 
 
 class Split(NamedTuple):
@@ -45,38 +44,26 @@ class Split(NamedTuple):
     def product(self, rows: Tensor) -> Tensor:
         """Rows (..., D) of the same precision times the matrix, float32, in its unit."""
         flat = rows.reshape(-1, rows.shape[-1])
-        z = _wide_product(flat, self.high) + _wide_product(flat, self.low)
+        z = half_product(flat, self.high) + half_product(flat, self.low)
         return z.reshape(*rows.shape[:-1], -1)
-
-
-def _wide_product(a: Tensor, b: Tensor) -> Tensor:
-    """The product of half-precision matrices in float32."""
-    if a.is_cuda and _WIDENS and not (a.requires_grad and torch.is_grad_enabled()):
-        return torch.mm(a, b, out_dtype=torch.float32)
-    return a.float() @ b.float()
 
 
 class Block(NamedTuple):
     """What a block row of R is multiplied with: features from `start` on; then the offset."""
 
     start: int
-    matrix: Tensor | Split
+    matrix: Tensor
     offset: Tensor | None = None
-
-    def split(self, half: torch.dtype | None) -> Block:
-        """For features in that precision; None leaves it as it is."""
-        if half is None or isinstance(self.matrix, Split):
-            return self
-        return self._replace(matrix=Split.of(self.matrix, half))
+    halves: Split | None = None
 
     def norm(self, features: Tensor) -> Tensor:
-        """Of this part of $R f$: (N, D) -> (N,), or (N, T)."""
+        """Of this part of $R f$: (N, D) -> (N,), or (N, T); by halves for rows of their kind."""
         rows = features[..., self.start :] if self.start else features
-        matrix, offset = self.matrix, self.offset
-        if isinstance(matrix, Split):
-            z = matrix.product(rows)
-            z = z if offset is None else z + offset / matrix.unit
-            wide: Tensor = torch.linalg.vector_norm(z, dim=-1) * matrix.unit
+        matrix, offset, halves = self.matrix, self.offset, self.halves
+        if halves is not None and rows.dtype == halves.high.dtype:
+            z = halves.product(rows)
+            z = z if offset is None else z + offset / halves.unit
+            wide: Tensor = torch.linalg.vector_norm(z, dim=-1) * halves.unit
             return wide
         if matrix.ndim == 3:
             z = torch.einsum("nd,tdk->ntk" if rows.ndim == 2 else "ntd,tdk->ntk", rows, matrix)
@@ -133,14 +120,10 @@ class QuadraticForm:
 
         With `ones` the features come without their last column, which is one.
         """
-        if ones and self.factor.ndim == 2:
-            blocks, total = self.affine
-        else:
-            features = with_ones(features) if ones else features
-            blocks, total = self.blocks, None
-        if features.dtype != self.half:
-            features = features.to(self.dtype)
-            blocks = blocks if self.half is None else self.whole(ones and self.factor.ndim == 2)
+        flat = ones and self.factor.ndim == 2
+        features = with_ones(features) if ones and not flat else features
+        features = features if features.dtype == self.half else features.to(self.dtype)
+        blocks, total = self.affine if flat else (self.blocks, None)
         for block in blocks:
             norm = block.norm(features).square()
             total = norm if total is None else total + norm
@@ -150,20 +133,23 @@ class QuadraticForm:
     @cached_property
     def blocks(self) -> list[Block]:
         """R[start:stop, start:]^T of each block row of R."""
-        return [block.split(self.half) for block in self.whole(False)]
+        return self.whole(False)
 
     @cached_property
     def affine(self) -> tuple[list[Block], Tensor]:
         """The same without the last column, which is an offset, and what the last row adds."""
-        return [b.split(self.half) for b in self.whole(True)], self.factor[-1, -1].square()
+        return self.whole(True), self.factor[-1, -1].square()
 
     def whole(self, ones: bool) -> list[Block]:
-        """The blocks in the product's precision; with `ones`, the last column is an offset."""
-        factor, width = self.factor, self.factor.shape[-1] - ones
+        """The blocks; with `ones`, the last column is an offset."""
+        factor, width, blocks = self.factor, self.factor.shape[-1] - ones, []
         step = block_height(width, factor.device.type)
-        cuts = [(i, min(i + step, width)) for i in range(0, width, step)]
-        whole = [(i, j, factor[..., i:j, i:width].mT.contiguous()) for i, j in cuts]
-        return [Block(i, m, factor[i:j, -1].contiguous() if ones else None) for i, j, m in whole]
+        for i in range(0, width, step):
+            rows = factor[..., i : min(i + step, width), :]
+            matrix = rows[..., i:width].mT.contiguous()
+            halves = None if self.half is None else Split.of(matrix, self.half)
+            blocks.append(Block(i, matrix, rows[:, -1].contiguous() if ones else None, halves))
+        return blocks
 
 
 def rounding_bound(posterior: Posterior, dtype: torch.dtype) -> float:

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -341,24 +341,74 @@ def _quantiles(df: tuple[float, ...]) -> Tensor:
     return StudentT(torch.tensor(df, dtype=F64)[:, None, None]).quantile(nodes)
 
 
+class TiltedRule(NamedTuple):
+    """Moments and quantiles of tilted laws by plain operations, as many for every row.
+
+    The moments are exact while 64 cosines hold the tilted density. A quantile is that of the law
+    to 1e-6 standard deviations while Student's level there lies between 1/64 and 63/64, to 5e-4
+    while its own lies between 0.01 and 0.99: enough for a graph, which takes no iteration.
+
+    Attributes:
+        basis: at 64 midpoints, (8, 64).
+        values: there, whose means are those of z and $z^2$, (df, 64, 2).
+        finer: the basis at 128 midpoints, (8, 128).
+        below: takes their shares to the probability below each panel's edge, (128, panels + 1).
+        terms: the basis at the panels' nodes, (panels, 8, 8).
+        primitive: see `cosine_tilt.Panels`.
+        student: coefficients of Student's quantile in each panel, (df, panels, 8).
+    """
+
+    basis: Tensor
+    values: Tensor
+    finer: Tensor
+    below: Tensor
+    terms: Tensor
+    primitive: Tensor
+    student: Tensor
+
+    def moments(self, tilt: Tensor) -> Tensor:
+        """Mean and second moment, (..., 2)."""
+        share = (tilt.to(self.basis) @ self.basis).softmax(-1)
+        if self.values.shape[:-2] == (1,):
+            return share @ self.values[0]
+        return (share[..., None, :] @ self.values)[..., 0, :]
+
+    def quantile(self, tilt: Tensor, level: Tensor) -> Tensor:
+        """(L, M, K) of tilts (M, K, 8) and levels (L, 1, 1): the panel, then the place in it."""
+        tilt = tilt.to(F64)
+        below = ((tilt @ self.finer).softmax(-1) @ self.below).expand(len(level), -1, -1, -1)
+        panel = (below <= level[..., None]).sum(-1, keepdim=True) - 1
+        panel = panel.clamp(0, len(self.terms) - 1)
+        start, end = below.gather(-1, panel)[..., 0], below.gather(-1, panel + 1)[..., 0]
+        share, panel = ((level - start) / (end - start)).clamp(0, 1), panel[..., 0]
+        rates = (self.terms[panel] @ tilt[..., None])[..., 0].softmax(-1) @ self.primitive
+        rates = rates / rates.sum(-1, keepdim=True)
+        powers = torch.arange(8, dtype=F64, device=level.device)
+
+        def value_and_slope(x: Tensor) -> tuple[Tensor, Tensor]:
+            terms = rates * x[..., None] ** powers
+            return terms.sum(-1) * x - share, (terms * (powers + 1)).sum(-1)
+
+        x = increasing_root(value_and_slope, share, 0.0, 1.0, steps=6)
+        target = torch.arange(len(self.student), device=level.device)
+        return (self.student[target, panel] * x[..., None] ** powers).sum(-1)
+
+
 @lru_cache(maxsize=16)
 @torch.inference_mode(False)
-def _moment_rule(
-    df: tuple[float, ...], dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Basis (8, 64), and the values there whose means are those of z and $z^2$, (df, 64, 2)."""
-    second = torch.as_tensor(StudentT(torch.tensor(df)).second)
-    values = cosine_tilt.moment_values(_quantiles(df), second)
-    at = cosine_tilt.basis(cosine_tilt.midpoints(cosine_tilt.MIDPOINTS)).mT.contiguous()
-    return at.to(device, dtype), values.to(device, dtype)
-
-
-def tilted_moments(tilt: Tensor, basis: Tensor, values: Tensor) -> Tensor:
-    """Mean and second moment, (..., 2), of tilts (..., 8): 64 nodes a prediction."""
-    share = (tilt.to(basis) @ basis).softmax(-1)
-    if values.shape[:-2] == (1,):
-        return share @ values[0]
-    return (share[..., None, :] @ values)[..., 0, :]
+def _rule(df: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> TiltedRule:
+    """With basis and values in that precision."""
+    at, student = cosine_tilt.panels(torch.device("cpu")), _quantiles(df)
+    values = cosine_tilt.moment_values(student, torch.as_tensor(StudentT(torch.tensor(df)).second))
+    basis, finer = (
+        cosine_tilt.basis(u).mT.contiguous() for u in map(cosine_tilt.midpoints, (64, 128))
+    )
+    u, m = cosine_tilt.midpoints(128)[:, None], math.pi * torch.arange(1, 128, dtype=F64)[:, None]
+    below = at.edges + 2 * (u * m.mT).cos() @ ((m * at.edges).sin() / m)
+    fitted = student @ (at.primitive * torch.arange(1, 9))  # a primitive's derivative
+    single = [part.to(device, dtype) for part in (basis, values)]
+    double = [part.to(device) for part in (finer, below, at.basis, at.primitive, fitted)]
+    return TiltedRule(*single, *double)
 
 
 @register_law
@@ -412,13 +462,15 @@ class Tilted(Law):
     @cached_property
     def _moments(self) -> Tensor:
         """Mean and second moment, (..., 2): 64 nodes a prediction."""
-        return tilted_moments(self.tilt, *self.moment_rule(_kind(self.tilt), self.tilt.device))
+        return self.rule(_kind(self.tilt), self.tilt.device).moments(self.tilt)
 
-    def moment_rule(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-        """For `tilted_moments`: the basis (8, 64), and values (1 or df.shape, 64, 2)."""
-        basis, values = _moment_rule(self._degrees, dtype, device)
-        shape = torch.as_tensor(self.df).shape if len(values) > 1 else values.shape[:1]
-        return basis, values.reshape(*shape, *values.shape[1:])
+    def rule(self, dtype: torch.dtype, device: torch.device) -> TiltedRule:
+        """In that precision, its values shaped like the degrees of freedom."""
+        rule = _rule(self._degrees, dtype, device)
+        if len(rule.values) == 1:
+            return rule
+        shape = torch.as_tensor(self.df).shape
+        return rule._replace(values=rule.values.reshape(*shape, *rule.values.shape[1:]))
 
     @property
     def second(self) -> Tensor:

@@ -30,19 +30,22 @@ def increasing_root(
     start: Tensor,
     low: float | Tensor,
     high: float | Tensor,
+    steps: int = 100,
 ) -> Tensor:
     """By Newton's steps, and bisection where they leave the bracket; NaN where there is one.
+
+    In a graph there are as many steps as may be.
 
     Examples:
         >>> round(increasing_root(lambda x: (x**2 - 2, 2 * x), torch.ones(1), 0.0, 9.0).item(), 6)
         1.414214
     """
     x = start
-    for _ in range(100):
+    for _ in range(steps):
         value, slope = value_and_slope(x)
         low, high = torch.where(value < 0, x, low), torch.where(value < 0, high, x)
         last, x = x, x - value / slope
         x = torch.where((x >= low) & (x <= high), x, (low + high) / 2)
-        if not bool(((x - last).abs() > 1e-10).any()):
+        if not torch.compiler.is_compiling() and not bool(((x - last).abs() > 1e-10).any()):
             break
     return x

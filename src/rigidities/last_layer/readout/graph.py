@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -95,59 +93,31 @@ def _refusal(tap: AnyTap | None) -> str:
 
 
 class TracedReadout:
-    """Inputs -> (output, features) for a plain readout, without a look at any value."""
+    """Inputs -> `Reading` for a plain readout, by weights that are the model's own."""
 
     def __init__(self, model: nn.Module, tap: Tap) -> None:
-        self._source = tap.source
-        self._frozen, _ = _twin(model, tap)
-        self._named, self._places = _twin(model, tap)
+        model = unwrapped(model)
+        named, self._places = shadow(model), cast("Places", [])
+        for mine, theirs in zip(named.modules(), model.modules(), strict=True):
+            pairs = (mine._parameters, theirs._parameters), (mine._buffers, theirs._buffers)
+            self._places += pairs
+        self._frozen, self._named = PlainCopy(shadow(model), tap), PlainCopy(named, tap)
         _bind(self._places)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
         """One forward pass inside a tracer."""
         if not exporting():
-            return self._read(self._frozen, args, kwargs)
+            return self._frozen.read(args, kwargs)
         if torch.compiler.is_dynamo_compiling():
-            return self._read(self._named, args, kwargs)
-        return self._read_stand_ins(args, kwargs)
-
-    def _read_stand_ins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
-        """A non-strict export puts stand-ins into the model while it runs: follow it."""
+            return self._named.read(args, kwargs)
+        # A non-strict export puts stand-ins into the model while it runs: follow it.
         own = [dict(mine) for mine, _ in self._places]
         _bind(self._places)
         try:
-            return self._read(self._named, args, kwargs)
+            return self._named.read(args, kwargs)
         finally:
             for (mine, _), tensors in zip(self._places, own, strict=True):
                 mine.update(tensors)
-
-    def _read(
-        self, twin: tuple[nn.Module, list[Keeper]], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Reading:
-        model, keepers = twin
-        return plain_reading(keepers, lambda: self._source.run(model, args, kwargs))
-
-
-def plain_reading(keepers: list[Keeper], run: Callable[[], Tensor]) -> Reading:
-    """The reading of a pass whose output is the mean of the heads', without a look at any value."""
-    for keeper in keepers:
-        keeper.kept.clear()
-    output, calls = run(), []
-    for keeper in keepers:
-        calls.append(Call(keeper.head, *keeper.kept[0], None))
-        keeper.kept.clear()
-    return side_by_side(output, calls, [as_rows(call.head, call.input) for call in calls])
-
-
-def _twin(model: nn.Module, tap: Tap) -> tuple[tuple[nn.Module, list[Keeper]], Places]:
-    """A shadow with its recorders; its parameters and buffers beside the model's, by module."""
-    model = unwrapped(model)
-    twin = shadow(model)
-    places: Places = []
-    for mine, theirs in zip(twin.modules(), model.modules(), strict=True):
-        places += [(mine._parameters, theirs._parameters), (mine._buffers, theirs._buffers)]
-    guard(twin, tap.silent)
-    return record(twin, tap.heads, Keeper), places
 
 
 def _bind(places: Places) -> None:
@@ -156,7 +126,7 @@ def _bind(places: Places) -> None:
 
 
 class CopiedReadout(nn.Module):
-    """Inputs -> `Reading` by a copy of the model, in eval mode, without a look at any value.
+    """Inputs -> `Reading` by a shadow or copy of the model, without a look at any value.
 
     Any number of threads may call it: each runs a twin of its own that shares the copy's memory.
     In a graph the copy itself is run.
@@ -164,7 +134,7 @@ class CopiedReadout(nn.Module):
 
     def __init__(self, model: nn.Module, source: Source) -> None:
         super().__init__()
-        self.run = _Run(_uncompiled(copy.deepcopy(shadow(model))), source)
+        self.run = _Run(_uncompiled(model), source)
         self.renew()
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
@@ -203,7 +173,14 @@ class PlainCopy(CopiedReadout):
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
         """One pass."""
-        return plain_reading(self._keepers, partial(self.run, args, kwargs))
+        keepers: list[Keeper] = self._keepers
+        for keeper in keepers:
+            keeper.kept.clear()
+        output, calls = self.run(args, kwargs), []
+        for keeper in keepers:
+            calls.append(Call(keeper.head, *keeper.kept[0], None))
+            keeper.kept.clear()
+        return side_by_side(output, calls, [as_rows(call.head, call.input) for call in calls])
 
     def rows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Of one head: the output and the features alone, with little of Python."""
@@ -233,21 +210,20 @@ class LinearCopy(CopiedReadout):
     """Of any other readout whose output is linear in the heads' weights.
 
     Args:
-        model: the user's.
-        tap: on it.
+        model: a copy of the user's.
+        tap: on the latter.
         like: a reading of the tap, whose layout is that of all.
-        batched: whether the model writes into tensors that it makes; see `_UnderVmap`.
     """
 
     order: Tensor | None
 
-    def __init__(self, model: nn.Module, tap: Tap, like: Reading, *, batched: bool) -> None:
+    def __init__(self, model: nn.Module, tap: Tap, like: Reading) -> None:
         super().__init__(model, tap.source)
         guard(self.run.model, _bare_names(tap.silent))
         self.run.model, self._heads = record(self.run.model, _bare_names(tap.heads), Weighed)
         names = {module: name for name, module in self.run.named_modules()}
         self._names = [f"{names[head]}.weights" for head in self._heads]
-        self._shared, self._batched = tap.layout == "shared", batched
+        self._shared = tap.layout == "shared"
         for i, units in enumerate(_units(self._heads, joint=tap.layout == "joint")):
             self.register_buffer(f"units{i}", units, persistent=False)
         self._width = like.features.shape[-1]
@@ -260,7 +236,7 @@ class LinearCopy(CopiedReadout):
 
         def one(given: dict[str, Tensor]) -> Tensor:
             zero = given[self._names[0]][0, 0] * 0
-            with _UnderVmap(zero) if self._batched or exporting() else nullcontext():
+            with _UnderVmap(zero):
                 output: Tensor = functional_call(self.run, given, (args, kwargs))
                 return output
 
@@ -327,10 +303,11 @@ def copied_readout(model: nn.Module, tap: AnyTap, targets: int, probe: Any) -> C
     Raises:
         ValueError: no graph gives the features of this readout.
     """
+    own = copy.deepcopy(shadow(model))
     if not isinstance(tap, Tap):
-        return FeatureCopy(model, tap, targets)
+        return FeatureCopy(own, tap, targets)
     if tap.case == "plain":
-        return PlainCopy(model, tap)
+        return PlainCopy(own, tap)
     if not tap.linear or tap.case == "parameters":
         what = "is no linear layer" if tap.linear else "does not enter the output linearly"
         raise ValueError(_CANNOT.format(", ".join(tap.heads), what, "."))
@@ -339,17 +316,16 @@ def copied_readout(model: nn.Module, tap: AnyTap, targets: int, probe: Any) -> C
             "This fit keeps no inputs to try the frozen readout with (loaded from a file written "
             "with probes=False, or inputs that cannot be copied). Fit again, or save with probes."
         )
-    like, reason = tap(*probe[0], **probe[1]).detached(), ""
-    for batched in (False, True):
-        found = LinearCopy(model, tap, like, batched=batched)
-        try:
-            reason = _difference(found, probe, like)
-        except Exception as error:
-            reason = f": {type(error).__name__}: {error}"[:200] + "."
-        if not reason:
-            return found
-    what = "is followed by operations that torch.vmap does not take"
-    raise ValueError(_CANNOT.format(", ".join(tap.heads), what, reason))
+    like = tap(*probe[0], **probe[1]).detached()
+    found = LinearCopy(own, tap, like)
+    try:
+        reason = _difference(found, probe, like)
+    except Exception as error:
+        reason = f": {type(error).__name__}: {error}"[:200] + "."
+    if reason:
+        what = "is followed by operations that torch.vmap does not take"
+        raise ValueError(_CANNOT.format(", ".join(tap.heads), what, reason))
+    return found
 
 
 _CANNOT = (
