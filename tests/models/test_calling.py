@@ -96,7 +96,7 @@ def test_what_the_model_raises_keeps_its_words_and_its_class(error, own):
     def fails(model: Net, x: torch.Tensor) -> torch.Tensor:
         raise error("a word of its own")
 
-    called = r"Net\(float32 \(8, 3\)\)" if own is None else r"forward\(Net, tuple of 2 \("
+    called = r"Net\(float32 \(20, 3\)\)" if own is None else r"forward\(Net, tuple of 2 \("
     match = rf"{called}.* raised {error.__name__}: .*a word of its own.*\. .*forward="
     uq = rg.LastLayerRigidity(Net(fails, head=nn.Linear(3, 1)), forward=own)
     refused(match, uq.fit, (X, Y), error=error)

@@ -133,7 +133,7 @@ class CalibrationReport:
 
         Args:
             rounding: bound on the relative error that it brings.
-            own: that of a single feature.
+            own: that of the features themselves, below which nothing is said.
         """
         report = replace(self, rounding=rounding)
         if rounding > 0.5:

@@ -340,9 +340,10 @@ class _Adding:
 
     def _own(self, piece: _Piece) -> _Piece:
         """The piece, in memory that nobody writes to, as far as it waits for others."""
-        reading, small = piece.reading, len(piece.reading.inputs) < _SMALL
+        reading = piece.reading
         if not piece.batch.kept:
-            return piece.copied() if small and reading.inputs.device.type == "cpu" else piece
+            small = len(reading.inputs) < _SMALL and reading.inputs.device.type == "cpu"
+            return piece.copied() if small and self._weighing.gradients is None else piece
         if self._first is None:
             self._first = reading  # held, so that nobody is given its memory again
             return piece._replace(reading=reading.copied())

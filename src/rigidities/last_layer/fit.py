@@ -254,7 +254,7 @@ class ReadoutFit:
                 seen = None if train is None else work.gathered(feed(train), compared=False)
                 report = work.report(rows, seen)
                 final = posterior.with_ridge(report.ridge).with_scale(report.scale)
-                digits = torch.finfo(placement(self.model)[1]).eps
+                digits = 4 * torch.finfo(placement(self.model)[1]).eps  # of a feature, a few times
                 report = report.certified(final.doubt, digits)
                 if apart is not None:
                     report = work.guaranteed(report, apart, groups)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from typing import Any
 
 import torch
@@ -92,9 +94,12 @@ class Binding:
     def find(self, batch: Batch) -> AnyTap:
         """Find the readout on a first batch."""
         args = _few(batch.args, self.source)
-        options = {"layer": self.layer, **vars(self.source)}
-        tap = Tap.find(self.model, args, batch.kwargs, **options)
-        if tap.silent and args is not batch.args:  # other rows may call more
+        options, tap = {"layer": self.layer, **vars(self.source)}, None
+        if args is not batch.args:
+            with contextlib.suppress(Exception), warnings.catch_warnings():
+                warnings.simplefilter("error")  # nothing is said of a few rows alone
+                tap = Tap.find(self.model, args, batch.kwargs, **options)
+        if tap is None or tap.silent:  # other rows may call more, or belong to these
             tap = Tap.find(self.model, batch.args, batch.kwargs, **options)
         self._tied, self._met = (tap, Watch(self.model)), (batch, _written(self.model))
         if not batch.kept:
