@@ -112,7 +112,7 @@ def test_an_onnx_file_gives_the_same_numbers_and_says_what_they_are(id, tmp_path
     assert facts["library"] == rg.__version__ and facts["outputs"] == list(names)
     assert facts["criterion"] == uq.report.criterion and facts["ridge"] == uq.ridge
     assert facts["scale"] == uq.scale.tolist() and facts["law"]["name"] == uq.law.name
-    assert facts["epistemic_q99"] == uq._familiar()
+    assert facts["epistemic_q99"] == uq.familiar()
 
 
 def test_degrees_of_freedom_bounds_and_conformal_tails_travel(tmp_path):

@@ -128,7 +128,7 @@ def metadata(uq: LastLayerRigidity, frozen: Frozen) -> dict[str, Any]:
     """What stands in the ONNX file as JSON, under the key `rigidities` of its metadata.
 
     Beside what the calibration chose: `error` and `rounding` of the variance; `epistemic_q99`, far
-    above which an input is unfamiliar (of training rows; null where the fit kept no rows); and
+    above which an input is unfamiliar (`uq.familiar`; null where the fit kept no rows); and
     `conformal_tails` by level: the interval between the law's quantiles at tail / 2 and
     1 - tail / 2 covers that level (null without conformal rows).
     """
@@ -148,7 +148,7 @@ def metadata(uq: LastLayerRigidity, frozen: Frozen) -> dict[str, Any]:
         "noise_level": chosen.noise.level.tolist(),
         "error": frozen.error,
         "rounding": frozen.rounding,
-        "epistemic_q99": uq._familiar(),
+        "epistemic_q99": uq.familiar(),
         "conformal_tails": tails,
     }
 

@@ -329,9 +329,9 @@ def test_bars_are_differentiable_by_the_inputs():
 def test_training_rows_say_what_is_familiar():
     uq, _ = calibrated(2, {"criterion": "nll"})
     epistemic = uq.predict(trained(2).train[0]).epistemic
-    close(torch.tensor(uq._familiar()), epistemic.quantile(0.99, 0), 1e-4)
+    close(torch.tensor(uq.familiar()), epistemic.quantile(0.99, 0), 1e-4)
     bare = rg.LastLayerRigidity(uq.model).fit(trained(2).train, sample=0)
-    assert bare._familiar() is None
+    assert bare.familiar() is None
 
 
 @pytest.mark.parametrize("bias", [True, False])

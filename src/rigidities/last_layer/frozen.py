@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -255,12 +255,9 @@ class Frozen(nn.Module):
     def _mean_and_std(
         self, inputs: tuple[Any, ...], keywords: dict[str, Any]
     ) -> tuple[Tensor, ...]:
-        """Of one target, with scale and noise in the norm."""
-        if isinstance(self.readout, PlainCopy) and self.readout.single:
-            output, rows = self.readout.rows(inputs, keywords)
-        else:
-            reading = self.readout(inputs, keywords)
-            output, rows = reading.output, reading.inputs
+        """Of one head and target, with scale and noise in the norm."""
+        assert isinstance(self.readout, PlainCopy)
+        output, rows = self.readout.rows(inputs, keywords)
         with unmixed(output):
             std = self.norm(rows).reshape(output.shape).to(output.dtype)
         return tuple([output if name == "mean" else std for name in self.outputs])
@@ -299,13 +296,14 @@ def freeze(
     """The module for a readout, a posterior and a calibration; see `LastLayerRigidity.freeze`."""
     outputs = _checked(outputs, chosen)
     dtype = placement(readout.run.model)[1]
-    ones = isinstance(readout, PlainCopy) and readout.ones
-    cut = posterior
+    single = isinstance(readout, PlainCopy) and readout.single
+    ones, cut = single and cast("PlainCopy", readout).ones, posterior
     if rank is not None or accuracy is not None:
         cut = posterior.truncate(rank, accuracy=accuracy)
         if accuracy is not None and 2 * cut.rank > cut.width:
             cut = posterior  # half of a square product costs no more
-    folded = {*outputs} <= {"mean", "std"} and not cut.complement and _folds(posterior, chosen)
+    folded = single and {*outputs} <= {"mean", "std"} and not cut.complement
+    folded = folded and _folds(posterior, chosen)
     norm: FactorNorm | TruncatedNorm
     if cut.complement:
         norm = TruncatedNorm(cut, ones, dtype)

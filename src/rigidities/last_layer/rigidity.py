@@ -539,8 +539,8 @@ class LastLayerRigidity(ModelWrapper):
             feed=self.feed,
         )
 
-    def _familiar(self) -> list[float] | None:
-        r"""The 99 % quantile of $\alpha^2 q$ over training rows that the fit kept, if any."""
+    def familiar(self) -> list[float] | None:
+        r"""The 99 % quantile of $\alpha^2 q$ over the training rows that were kept, by target."""
         learnt = self._fit.known()
         if learnt.statistics.sample is None:
             return None

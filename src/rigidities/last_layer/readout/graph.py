@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import math
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -213,17 +214,18 @@ class LinearCopy(CopiedReadout):
         model: a copy of the user's.
         tap: on the latter.
         like: a reading of the tap, whose layout is that of all.
+        batched: whether the model writes into tensors that it makes; see `_UnderVmap`.
     """
 
     order: Tensor | None
 
-    def __init__(self, model: nn.Module, tap: Tap, like: Reading) -> None:
+    def __init__(self, model: nn.Module, tap: Tap, like: Reading, *, batched: bool) -> None:
         super().__init__(model, tap.source)
         guard(self.run.model, _bare_names(tap.silent))
         self.run.model, self._heads = record(self.run.model, _bare_names(tap.heads), Weighed)
         names = {module: name for name, module in self.run.named_modules()}
         self._names = [f"{names[head]}.weights" for head in self._heads]
-        self._shared = tap.layout == "shared"
+        self._shared, self._batched = tap.layout == "shared", batched
         for i, units in enumerate(_units(self._heads, joint=tap.layout == "joint")):
             self.register_buffer(f"units{i}", units, persistent=False)
         self._width = like.features.shape[-1]
@@ -236,7 +238,7 @@ class LinearCopy(CopiedReadout):
 
         def one(given: dict[str, Tensor]) -> Tensor:
             zero = given[self._names[0]][0, 0] * 0
-            with _UnderVmap(zero):
+            with _UnderVmap(zero) if self._batched or exporting() else nullcontext():
                 output: Tensor = functional_call(self.run, given, (args, kwargs))
                 return output
 
@@ -303,11 +305,11 @@ def copied_readout(model: nn.Module, tap: AnyTap, targets: int, probe: Any) -> C
     Raises:
         ValueError: no graph gives the features of this readout.
     """
-    own = copy.deepcopy(shadow(model))
+    own = shadow(model)
     if not isinstance(tap, Tap):
-        return FeatureCopy(own, tap, targets)
+        return FeatureCopy(copy.deepcopy(own), tap, targets)
     if tap.case == "plain":
-        return PlainCopy(own, tap)
+        return PlainCopy(copy.deepcopy(own), tap)
     if not tap.linear or tap.case == "parameters":
         what = "is no linear layer" if tap.linear else "does not enter the output linearly"
         raise ValueError(_CANNOT.format(", ".join(tap.heads), what, "."))
@@ -316,16 +318,17 @@ def copied_readout(model: nn.Module, tap: AnyTap, targets: int, probe: Any) -> C
             "This fit keeps no inputs to try the frozen readout with (loaded from a file written "
             "with probes=False, or inputs that cannot be copied). Fit again, or save with probes."
         )
-    like = tap(*probe[0], **probe[1]).detached()
-    found = LinearCopy(own, tap, like)
-    try:
-        reason = _difference(found, probe, like)
-    except Exception as error:
-        reason = f": {type(error).__name__}: {error}"[:200] + "."
-    if reason:
-        what = "is followed by operations that torch.vmap does not take"
-        raise ValueError(_CANNOT.format(", ".join(tap.heads), what, reason))
-    return found
+    like, reason = tap(*probe[0], **probe[1]).detached(), ""
+    for batched in (False, True):  # the latter may run all of the model for each unit vector
+        found = LinearCopy(copy.deepcopy(own), tap, like, batched=batched)
+        try:
+            reason = _difference(found, probe, like)
+        except Exception as error:
+            reason = f": {type(error).__name__}: {error}"[:200] + "."
+        if not reason:
+            return found
+    what = "is followed by operations that torch.vmap does not take"
+    raise ValueError(_CANNOT.format(", ".join(tap.heads), what, reason))
 
 
 _CANNOT = (
