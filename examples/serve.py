@@ -51,6 +51,8 @@ class Model:
             raise SystemExit(f"{path} has no error bars: write it with rigidities.export.onnx.")
         self.calibration = json.loads(properties["rigidities"])
         self.outputs = [output.name for output in self.session.get_outputs()]
+        if lacking := {"mean", "std"} - set(self.outputs):
+            raise SystemExit(f"{path} does not give {', '.join(sorted(lacking))}: export it again.")
         inputs = self.session.get_inputs()
         if len(inputs) != 1 or len(inputs[0].shape) != 2 or not isinstance(inputs[0].shape[1], int):
             shapes = {given.name: given.shape for given in inputs}

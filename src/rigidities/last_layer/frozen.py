@@ -250,6 +250,7 @@ class Frozen(nn.Module):
         device, dtype = placement(self.readout.run.model)
         if isinstance(self.norm, FactorNorm):
             self.norm.split(dtype if device.type == "cuda" and dtype in HALVES else None)
+        self.rounding = self.norm.rounding + (2 * torch.finfo(dtype).eps if dtype in HALVES else 0)
         return self
 
     def _mean_and_std(
