@@ -428,16 +428,18 @@ def _sampled(
     if sample is None or error is None or not alike:
         return None
     importance, weights, mean = piece.importance, piece.weights, own.rows(own.output)
-    known = error.isfinite() if importance is None else error.isfinite() & (importance > 0)
-    hashes = output_hashes(hashes, rows, importance)
-    total = piece.batch.total if importance is None and weights is None else None  # none masked
+    hashes, total = output_hashes(hashes, rows, importance), piece.batch.total
+    if importance is not None or weights is not None:  # some may have no target: above every limit
+        known = error.isfinite() if importance is None else error.isfinite() & (importance > 0)
+        hashes, total = torch.where(known.any(1), hashes, NO_LIMIT), None
+        error = torch.where(known, error, torch.nan)
     sample.add(
-        torch.where(known.any(1), hashes, NO_LIMIT),  # without any target: above every limit
+        hashes,
         expected=None if total is None else total * (rows // len(own.output)),
         ones=own.ones,
         features=features,
         mean=mean,
-        residual=torch.where(known, error, torch.nan),
+        residual=error,
         weight=torch.ones_like(error) if weights is None else weights.expand_as(error),
         importance=importance,
         counts=own.counts,
@@ -492,9 +494,9 @@ def _check_curvature(curvature: Tensor) -> None:
 
 @lru_cache
 def _largest_block(device: torch.device) -> tuple[int, int]:
-    """Rows and bytes of a block: on a CPU for its cache, on an accelerator against its waiting."""
+    """Rows and bytes of a block: a CPU would rather use warm memory again, others must not wait."""
     if device.type != "cuda":
-        return 1 << 13, 1 << 24
+        return _SMALL, 1 << 24
     return 1 << 19, min(1 << 28, torch.cuda.get_device_properties(device).total_memory >> 9)
 
 

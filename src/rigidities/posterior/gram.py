@@ -38,8 +38,8 @@ PrecisionLike = Literal["auto", "double", "mixed"]
 _FAST_DOUBLE = {(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)}
 """Compute capabilities whose float64 is at most a few times slower than their float32."""
 _BUFFER_ROWS = 512
-_SHORT, _SHORT_HALF = 1024, 16384
-"""Rows of a block in float32, at least, and in half precision."""
+_SHORT, _SHORT_SINGLE, _SHORT_HALF = 1024, 4096, 16384
+"""Rows that are cast at once; of a block in float32, at least, and in half precision."""
 _LEAST = 2.0**-26
 """Relative rounding of a block that is taken for granted: measured ones may be exact by chance."""
 _DIRECTIONS = 8
@@ -531,7 +531,7 @@ class _Short:
 
     def add(self, rows: Tensor, upper: Tensor, spots: Tensor) -> None:
         """Multiply rows, folding each full block into the float64 sums."""
-        limit = _SHORT_HALF if rows.dtype in _HALF else max(_SHORT, 4 * rows.shape[1])
+        limit = _SHORT_HALF if rows.dtype in _HALF else max(_SHORT_SINGLE, 4 * rows.shape[1])
         while len(rows):
             part, rows = rows[: limit - self._rows], rows[limit - self._rows :]
             if part.dtype in _HALF:
@@ -624,6 +624,8 @@ def _times(side: Tensor, rows: Tensor) -> Tensor:
     blocks = len(rows) // _SHORT
     side, rows = side.to(torch.float32), rows.to(torch.float32)
     with full_products(rows):
+        if len(rows) <= _SHORT:
+            return (side.mT @ rows).to(torch.float64)
         total = (side[blocks * _SHORT :].mT @ rows[blocks * _SHORT :]).to(torch.float64)
         if blocks:
             each, many = (t[: blocks * _SHORT].reshape(blocks, _SHORT, -1) for t in (side, rows))
@@ -646,14 +648,17 @@ def _split_times(side: Tensor, rows: Tensor) -> Tensor:
     return total.reshape(3, side.shape[1], -1).sum(0)
 
 
-def half_product(left: Tensor, right: Tensor) -> Tensor:
-    """The product of half-precision matrices, or stacks of them, in float32."""
+def half_product(left: Tensor, right: Tensor, more: Tensor | None = None) -> Tensor:
+    """The product of half-precision matrices, or stacks of them, in float32; plus `more`."""
     wanted = torch.is_grad_enabled() and (left.requires_grad or right.requires_grad)
     if left.is_cuda and _WIDENS and not wanted:
+        if more is not None:
+            return torch.addmm(more, left, right, out_dtype=torch.float32)
         product = torch.mm if left.ndim == 2 else torch.bmm
         return product(left, right, out_dtype=torch.float32)
     with full_products(left):
-        return left.float() @ right.float()
+        found = left.float() @ right.float()
+    return found if more is None else more + found
 
 
 def full_products(tensor: Tensor) -> AbstractContextManager[None]:

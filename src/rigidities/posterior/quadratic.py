@@ -7,6 +7,7 @@ never multiplied, which makes the extra cost of an error bar about half of a D x
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -14,10 +15,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .gram import half_product, with_ones
+from .gram import full_products, half_product, with_ones
 from .posterior import LARGEST_ROUNDING, Posterior
 
 HALVES = (torch.bfloat16, torch.float16)
+_AS_IT_IS = nullcontext()
 
 
 class Split(NamedTuple):
@@ -44,7 +46,7 @@ class Split(NamedTuple):
     def product(self, rows: Tensor) -> Tensor:
         """Rows (..., D) of the same precision times the matrix, float32, in its unit."""
         flat = rows.reshape(-1, rows.shape[-1])
-        z = half_product(flat, self.high) + half_product(flat, self.low)
+        z = half_product(flat, self.low, half_product(flat, self.high))
         return z.reshape(*rows.shape[:-1], -1)
 
 
@@ -67,10 +69,12 @@ class Block(NamedTuple):
             return wide
         if matrix.ndim == 3:
             z = torch.einsum("nd,tdk->ntk" if rows.ndim == 2 else "ntd,tdk->ntk", rows, matrix)
-        elif offset is None or rows.ndim > 2:
-            z = rows @ matrix if offset is None else rows @ matrix + offset
         else:
-            z = torch.addmm(offset, rows, matrix)
+            with full_products(rows) if rows.is_cuda else _AS_IT_IS:
+                if offset is None or rows.ndim > 2:
+                    z = rows @ matrix if offset is None else rows @ matrix + offset
+                else:
+                    z = torch.addmm(offset, rows, matrix)
         norm: Tensor = torch.linalg.vector_norm(z, dim=-1)
         return norm
 
@@ -143,7 +147,7 @@ class QuadraticForm:
     def whole(self, ones: bool) -> list[Block]:
         """The blocks; with `ones`, the last column is an offset."""
         factor, width, blocks = self.factor, self.factor.shape[-1] - ones, []
-        step = block_height(width, factor.device.type)
+        step = block_height(width, factor.device.type, half=self.half is not None)
         for i in range(0, width, step):
             rows = factor[..., i : min(i + step, width), :]
             matrix = rows[..., i:width].mT.contiguous()
@@ -168,10 +172,12 @@ def rounding_bound(posterior: Posterior, dtype: torch.dtype) -> float:
     return float((2 * unit * (posterior.width * largest * diagonal).sqrt()).max())
 
 
-def block_height(width: int, device: str) -> int:
-    """Small saves work, large saves calls."""
+def block_height(width: int, device: str, *, half: bool = False) -> int:
+    """Small saves work, large saves calls, which cost more beside tensor cores."""
     if device == "cpu":
         return max(64, math.ceil(width / 8))
+    if half:
+        return width if width < 4096 else math.ceil(width / 4)
     if width < 1024:
         return width
     return math.ceil(width / (4 if width < 4096 else 8))
