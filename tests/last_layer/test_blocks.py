@@ -245,7 +245,8 @@ def test_a_sample_of_masked_rows_holds_all_that_have_a_target():
     assert len(uq._fit.learnt.statistics.sample.hashes) == 100
 
 
-def test_rows_hashed_by_their_features_are_found_again_whatever_the_batches():
+def test_rows_hashed_by_their_features_are_found_again_whatever_the_batches(monkeypatch):
+    monkeypatch.setattr(accumulation, "_largest_block", lambda device: (4000, 1 << 24))
     torch.manual_seed(3)
     x, c, y = torch.randn(1500, 5), torch.randn(3), torch.randn(1500, 1)
 

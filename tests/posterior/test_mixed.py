@@ -150,7 +150,7 @@ def test_a_side_in_three_parts_keeps_float32s_digits():
 def test_blocks_that_are_exact_by_chance_do_not_certify_the_others():
     rows = torch.randn(20_000, 20)
     rows[:, 1] = rows[:, 0] + 1e-5 * rows[:, 1]
-    rows[:5000] = rows[:5000].round()
+    rows[:16_384] = rows[:16_384].round()  # blocks 1 and 4, which are measured, among them
     mixed, double = both(rows, ones=False)
     assert norm(mixed.matrix - double.matrix) <= mixed.rounding
 
