@@ -264,3 +264,24 @@ def test_a_copy_in_mixed_precision_goes_its_own_way():
     for one, times in ((gram, 2), (clone, 3)):
         assert one.precision == "mixed"
         torch.testing.assert_close(one.matrix, times * gram_of(rows).matrix, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", ["weights", "few weights", "few residuals", "features"])
+def test_many_rows_that_are_refused_leave_the_gram_as_it_was(wrong):
+    """Rows are cast in parts, and the fault lies in the last."""
+    gram = Gram(3)
+    gram.update(torch.ones(5, 3), torch.ones(5), torch.ones(5))
+    before, rows = gram.state(), 3000
+    passed = {"features": torch.randn(rows, 3), "weights": torch.ones(rows)}
+    passed["residuals"] = torch.ones(rows)
+    if wrong == "weights":
+        passed["weights"][-1] = -1.0
+    elif wrong == "features":
+        passed["features"] = torch.randn(rows, 4)
+    else:
+        name = wrong.removeprefix("few ")
+        passed[name] = passed[name][:-7]
+    with pytest.raises((ValueError, RuntimeError)):
+        gram.update(**passed)
+    for name, tensor in gram.state().items():
+        assert torch.equal(tensor, before[name])

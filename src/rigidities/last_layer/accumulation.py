@@ -312,14 +312,14 @@ class _Adding:
 
     def _gathers(self, piece: _Piece) -> bool:
         """Whether to wait for more batches after this one."""
-        reading, rows = piece.reading, len(piece.reading.output)
+        reading, samples = piece.reading, len(piece.reading.output)
         self._rows += len(reading.inputs)
         alone = self._static or not piece.batch.kept or self._weighing.gradients is not None
-        if alone or any(getattr(leaf, "shape", ())[:1] != (rows,) for leaf in piece.leaves):
+        if alone or any(getattr(leaf, "shape", ())[:1] != (samples,) for leaf in piece.leaves):
             return False
         self._bytes += reading.inputs.nbytes + sum(leaf.nbytes for leaf in piece.leaves)
-        rows, held = _largest_block(reading.inputs.device)
-        return self._rows < rows and self._bytes < held
+        most_rows, most_bytes = _largest_block(reading.inputs.device)
+        return self._rows < most_rows and self._bytes < most_bytes
 
     def _piece(self, tap: AnyTap, batch: Batch) -> _Piece:
         reading = read(tap, batch)

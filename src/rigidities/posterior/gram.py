@@ -169,6 +169,10 @@ class Gram:
         if ones and self.targets is not None:
             features, ones = with_ones(features), False
         if len(features) > (chunk := _chunk(features)):  # casts stay small
+            self._check_features(features, ones)  # all of it first: a failed call changes nothing
+            if weights is not None:
+                self._root(weights, len(features))
+            residuals = None if residuals is None else residuals.reshape(len(features), -1)
             for i in range(0, len(features), chunk):
                 part = slice(i, i + chunk)
                 rest = (None if t is None else t[part] for t in (weights, residuals))
