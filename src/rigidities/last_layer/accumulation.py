@@ -55,6 +55,25 @@ class Statistics:
         sample = self.sample and self.sample.clone()
         return replace(self, gram=self.gram.clone(), sketch=self.sketch.clone(), sample=sample)
 
+    def merge(self, other: Statistics) -> Statistics:
+        """Add another's rows to these, and return these; the other stays as it was."""
+        mine, theirs = self.gram, other.gram
+        if mine.targets is None and theirs.targets is not None:
+            mine = mine.expand(theirs.targets)
+        elif mine.targets is not None and theirs.targets is None:
+            theirs = theirs.expand(mine.targets)
+        self.gram = mine.merge(theirs)
+        self.sketch.merge(other.sketch)
+        self.sketch.settle()
+        if self.sample is not None and other.sample is not None:
+            self.sample.size = min(self.sample.size, other.sample.size)
+            self.sample.merge(other.sample)
+            self.sample.settle()
+        else:
+            self.sample = None
+        self.exact = self.exact and other.exact
+        return self
+
     def without(self, removed: Statistics, *, check: bool) -> Statistics:
         """What is left when rows are taken out, which must be held; `check` asks their hashes."""
         sketch, missing, judged = self.sketch.without(removed.sketch)

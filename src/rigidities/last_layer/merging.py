@@ -1,0 +1,55 @@
+"""Fits to different rows with one model: whether they can be one fit, and that fit.
+
+What a fit knows of its rows are sums, the rows of lowest hash and a sketch of all hashes, so that
+the parts of a data set, fitted apart, give the fit to all of it, in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .accumulation import Statistics
+
+REMEDIES = {
+    "weights": "Load the same checkpoint into every model first",
+    "readout": "Name the same layer=, forward= and output= everywhere",
+    "loss": "Fit every part with the same loss= and weights",
+    "precision": "Fit every part with the same precision=",
+    "method": "Fit every part with the same method=",
+    "data": "Give batches of one kind to every part",
+}
+"""What parts must agree in, and what to do where they do not."""
+
+
+def identity(readout: dict[str, Any], statistics: Statistics, loss: Any) -> dict[str, Any]:
+    """What parts must agree in, as JSON holds it; `loss` as a file has it, None for functions."""
+    gram, own = statistics.gram, dict(readout)
+    return {
+        "weights": own.pop("fingerprint"),
+        "readout": own | {"features": gram.width, "targets": statistics.targets},
+        "loss": loss,
+        "precision": gram.precision,
+        "method": gram.stored,
+        "data": [statistics.inputs, statistics.kind],
+    }
+
+
+def require_alike(parts: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
+    """Refuse parts whose `identity` differs; `names` are what errors call them."""
+    for what, remedy in REMEDIES.items():
+        for part, name in zip(parts, names, strict=True):
+            mine, theirs = parts[0].get(what), part.get(what)
+            if mine != theirs:
+                raise ValueError(
+                    f"{names[0]} and {name} differ in their {what}: {_shown(mine, theirs)}. They "
+                    f"cannot be one fit. {remedy}."
+                )
+
+
+def _shown(mine: Any, theirs: Any) -> str:
+    """Two values that differ; of dicts, the entries that do."""
+    if isinstance(mine, dict) and isinstance(theirs, dict):
+        keys = [key for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key)]
+        mine, theirs = ({key: one.get(key) for key in sorted(keys)} for one in (mine, theirs))
+    return f"{mine!r} and {theirs!r}"
