@@ -19,6 +19,7 @@ from ..losses import MSE, Loss
 from ..notices import notify
 from ..posterior.gram import Gram, PrecisionLike, precision_for
 from ..posterior.memory import require_memory
+from .checkpoint import Checkpoint
 from .gradients.loss import GradientLoss
 from .readout.reading import Reading, SampleWeight, read
 from .readout.tap import AnyTap
@@ -153,12 +154,14 @@ def accumulate(
     precision: PrecisionLike = "auto",
     kind: type[Gram] = Gram,
     meanwhile: Callable[[], None] = lambda: None,
+    checkpoint: Checkpoint | None = None,
 ) -> Statistics:
     """Statistics with the batches' rows added (in place), or without them (in a copy).
 
     `find` gives the readout for the first batch; `check` refuses to take out what was never added;
     `sample`, still empty, `precision` and the `kind` of Gram are those of new statistics;
-    `meanwhile` is done while an accelerator works on the last batches.
+    `meanwhile` is done while an accelerator works on the last batches; a `checkpoint` is kept, and
+    the statistics begin with the batches counted in it.
 
     Raises:
         ValueError: nothing to add, NaN or infinity, shapes that do not fit, negative curvature;
@@ -170,7 +173,8 @@ def accumulate(
         kind = type(known.gram)
         sample = known.sample and RowSample(known.sample.size, known.sample.limit)
     empty = partial(_empty, precision=precision, gram_kind=kind)
-    adding, tap = _Adding(statistics, known, weighing, sample, empty), None
+    checkpoint = checkpoint or Checkpoint()
+    adding, tap = _Adding(statistics, known, weighing, sample, empty, checkpoint), None
     for batch in batches:
         tap = find(batch) if tap is None else tap
         adding.take(tap, batch)
@@ -179,7 +183,7 @@ def accumulate(
         meanwhile()
         adding.look()
     statistics = adding.statistics
-    if statistics is None or tap is None:
+    if statistics is None or not (tap or checkpoint.counted):
         raise ValueError("There are no data: no batch came. Pass at least one row.")
     if known is not None:
         return known.without(statistics, check=check)
@@ -267,11 +271,12 @@ class _Adding:
         weighing: Weighing,
         sample: RowSample | None,
         empty: Callable[[AnyTap, Batch, Reading], Statistics],
+        checkpoint: Checkpoint,
     ) -> None:
         self.statistics, self._known, self._weighing = statistics, known, weighing
-        self._sample, self._empty = sample, empty
+        self._sample, self._empty, self._checkpoint = sample, empty, checkpoint
         self._pieces: list[_Piece] = []
-        self._number = self._bytes = self._rows = 0
+        self._number, self._bytes, self._rows = checkpoint.counted, 0, 0
         self._form: tuple[object, ...] = ()  # of the pieces that wait
         self._sums: list[Tensor] = []
         self._first: Reading | None = None
@@ -313,6 +318,7 @@ class _Adding:
         self._looks.append((first, pieces if sums.device.type == "cpu" else pieces[:1], sums))
         if sums.device.type == "cpu" or len(self._looks) == _CHECK_EVERY:
             self.look()
+        self._checkpoint.tick(self._number, self.statistics, self.look)
 
     def look(self) -> None:
         """Refuse NaN and infinity in the latest blocks; an accelerator is waited for."""

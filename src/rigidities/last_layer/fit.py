@@ -29,9 +29,10 @@ from ..posterior.gram import Gram, PrecisionLike
 from ..posterior.posterior import Posterior
 from ..posterior.root import gram_kind
 from .accumulation import Statistics, Weighing, accumulate
+from .checkpoint import Checkpoint
 from .error_bars import ErrorBars
 from .gradients.loss import GradientLoss, GradientTarget, calibration_loss, gradient_scale
-from .readout.binding import Binding
+from .readout.binding import Binding, model_fingerprint
 from .readout.tap import AnyTap
 from .refit import Refitted, refitted
 from .validation import Validation, calibration_data, conformal_rows, require_groups
@@ -123,13 +124,15 @@ class Learnt:
             factorised=None if posterior is None else posterior.to(device),
         )
 
-    def snapshot(self, *, probes: bool = True, rows: bool = False) -> Snapshot:
+    def snapshot(self, *, probes: bool = True, rows: bool = False, exact: bool = False) -> Snapshot:
         """Everything but the model.
 
-        `probes` says whether a few inputs of the fit are in it, `rows` whether its sample is.
+        `probes` says whether a few inputs of the fit are in it, `rows` whether its sample is;
+        `exact` is that of `Gram.state`.
         """
         known, report, tie = self.statistics, self.report, self.binding.snapshot(probes=probes)
-        tensors = prefixed("gram", known.gram.state()) | prefixed("sketch", known.sketch.state())
+        tensors = prefixed("gram", known.gram.state(exact=exact))
+        tensors |= prefixed("sketch", known.sketch.state())
         if rows:
             if known.sample is None:
                 raise ValueError(
@@ -180,20 +183,24 @@ class ReadoutFit:
         sample: int,
         precision: PrecisionLike,
         method: str,
+        checkpoint: Checkpoint,
         **options: Any,
     ) -> None:
         """Accumulate the Gram over the training data, and keep a `sample` of so many rows."""
         kept, kind = RowSample(sample) if sample else None, gram_kind(method, precision)
         with self._alone():
-            binding = self.unbound.again()
+            settings = {"sample": sample, "precision": precision, "method": method}
+            binding, begun = self._begun(checkpoint, weighing, settings)
             feed = replace(self.feed(weighing), inputs=None, kind=None)
-            batches = feed(train, "fit", any_order=True, **options)
-            add = partial(accumulate, None, binding.find, batches, weighing)
+            batches = feed(train, "fit", any_order=True, passing=checkpoint.passing, **options)
+            find = partial(binding.find, sealed=checkpoint.path is not None)
+            add = partial(accumulate, begun, find, batches, weighing, checkpoint=checkpoint)
             add = partial(add, sample=kept, precision=precision, kind=kind)
             statistics = add(meanwhile=binding.seal)
             if self.target is None:
                 statistics.say_unlabelled()
             self._swap(Learnt(binding, statistics, weighing))
+            checkpoint.done()
 
     def revise(self, data: Any, *, remove: bool, check: bool = True, **options: Any) -> None:
         """Add data, or take them out; `check` that they are in the fit."""
@@ -359,6 +366,22 @@ class ReadoutFit:
                 learnt = _learnt(given, self.unbound)
             self._swap(learnt)
             self.on_device()
+
+    def _begun(
+        self, checkpoint: Checkpoint, weighing: Weighing, settings: dict[str, Any]
+    ) -> tuple[Binding, Statistics | None]:
+        """The tie and the statistics of an interrupted fit; a new tie and None without one."""
+        tie, device = self.unbound.again(), placement(self.model)[0]
+        if checkpoint.path is None:
+            return tie, None
+        fit = {"weights": model_fingerprint(self.model), "layer": tie.layer, **vars(tie.source)}
+        fit |= {"target": self.target, **vars(weighing), **settings}
+        learnt = checkpoint.resume(fit, lambda given: _learnt(given.to(device), tie))
+        own = tie if learnt is None else learnt.binding
+        checkpoint.snapshot = lambda known: Learnt(own, known, weighing).snapshot(
+            rows=known.sample is not None, exact=True
+        )
+        return own, None if learnt is None else learnt.statistics
 
     def _thorough(self) -> tuple[Learnt, AnyTap]:
         learnt = self.on_device()

@@ -293,12 +293,19 @@ class Gram:
         eigenvalues, eigenvectors = torch.linalg.eigh(upper, UPLO="U")
         return eigenvalues, eigenvectors
 
-    def state(self) -> dict[str, Tensor]:
-        """Everything as tensors, for files; `from_state` is the way back."""
+    def state(self, *, exact: bool = False) -> dict[str, Tensor]:
+        """Everything as tensors, for files; `from_state` is the way back.
+
+        `exact` keeps rows apart that wait to be multiplied, so that sums go on with equal rounding.
+        """
+        if not exact:
+            self._flush()
+        held = {"waiting": torch.cat(self._buffer)} if self._buffer else {}
+        held |= self._short.state() if exact and self._short is not None else {}
         count = torch.tensor(self.count, dtype=torch.int64)
         tensors = {self.stored: self._stored(), "count": count, "zeros": self.zeros}
         moments = {"cross": self.cross, "square": self.square, "spots": self._spots}
-        return tensors | {name: sums for name, sums in moments.items() if sums is not None}
+        return tensors | held | {k: sums for k, sums in moments.items() if sums is not None}
 
     @classmethod
     def from_state(cls, state: dict[str, Tensor]) -> Gram:
@@ -326,6 +333,15 @@ class Gram:
         gram.count, gram.zeros = int(count), zeros.clone()
         gram.cross, gram.square = state.get("cross"), state.get("square")
         gram._spots = _clone(spots)
+        if (rows := state.get("waiting")) is not None:
+            fits = rows.shape[1:-1] == matrix.shape[:-2] and gram.width - rows.shape[-1] in (0, 1)
+            require(fits and (spots is not None or rows.dtype == torch.float64), "rows that wait")
+            gram._buffer, gram._buffered = [rows], len(rows)
+        if (short := state.get("short.sums")) is not None:
+            require(spots is not None and gram.width - len(short) in (0, 1), "the sums in short")
+            gram._short = _Short(len(short), short.device)
+            gram._short.take(state)
+        require(all(bool(one.isfinite().all()) for one in state.values()), "a number")
         return gram
 
     def __repr__(self) -> str:
@@ -333,8 +349,8 @@ class Gram:
         return f"{type(self).__name__}(width={self.width}{shared}, count={self.count})"
 
     def _stored(self) -> Tensor:
-        """The sums as a file holds them."""
-        return self.matrix
+        """The sums as a file holds them, without what waits."""
+        return _mirrored(self._upper.triu())
 
     def _alike(self, other: Gram) -> Gram:
         """Another Gram of the same kind and shape, on this one's device, with nothing buffered."""
@@ -471,7 +487,8 @@ class Gram:
         first = self._buffer[0] if self._buffer else rows.features
         if (first.dtype, first.shape[1]) != (rows.features.dtype, rows.features.shape[1]):
             self._multiply()
-        self._buffer.append(rows.features)
+        waits = rows.features.shape[0] < _BUFFER_ROWS  # as `state` has them, in memory too
+        self._buffer.append(rows.features.contiguous() if waits else rows.features)
         self._buffered += rows.features.shape[0]
         if self._buffered >= _BUFFER_ROWS:
             self._multiply()
@@ -527,6 +544,19 @@ class _Short:
             dtype=torch.float64,
         )
         self._exact: Tensor | None = torch.zeros_like(self._directions)
+
+    def state(self) -> dict[str, Tensor]:
+        """As tensors, for files."""
+        held = {"short.sums": self.sums, "short.counts": torch.tensor([self._rows, self._number])}
+        return held if self._exact is None else held | {"short.exact": self._exact}
+
+    def take(self, state: dict[str, Tensor]) -> None:
+        """Take up what `state` gave, of this width."""
+        self.sums.copy_(state["short.sums"])
+        self._rows, self._number = state["short.counts"].tolist()
+        self._exact = (
+            state["short.exact"] + 0 * self._directions if "short.exact" in state else None
+        )
 
     @property
     def measured(self) -> bool:

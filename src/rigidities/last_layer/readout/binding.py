@@ -91,8 +91,10 @@ class Binding:
             return Snapshot({}, header)
         return Snapshot(prefixed("probes", kept[1]), header | {"probes": kept[0]})
 
-    def find(self, batch: Batch) -> AnyTap:
-        """Find the readout on a first batch."""
+    def find(self, batch: Batch, *, sealed: bool = False) -> AnyTap:
+        """Find the readout on a first batch, unless it is known; `sealed` does `seal` at once."""
+        if self._header is not None:
+            return self.current()
         args = _few(batch.args, self.source)
         options, tap = {"layer": self.layer, **vars(self.source)}, None
         if args is not batch.args:
@@ -102,7 +104,7 @@ class Binding:
         if tap is None or tap.silent:  # other rows may call more, or belong to these
             tap = Tap.find(self.model, batch.args, batch.kwargs, **options)
         self._tied, self._met = (tap, Watch(self.model)), (batch, _written(self.model))
-        if not batch.kept:
+        if sealed or not batch.kept:
             self.seal()
         return tap
 
