@@ -63,19 +63,12 @@ class Snapshot:
         metadata = {_KEY: text, _CHECKSUM: _checksum(text, plain)}
         write_over(target, save(plain, metadata=metadata))
 
-    def to(self, device: torch.device) -> Snapshot:
-        """The same on another device."""
-        return replace(self, tensors={name: t.to(device) for name, t in self.tensors.items()})
-
     @classmethod
     def read(cls, path: str | os.PathLike[str], holds: str) -> Snapshot:
         """From a file whose header must have the key `holds`; refuses what `read` does."""
         tensors, header = read(path)
         if UNFINISHED in header and holds != UNFINISHED:
-            raise ValueError(
-                f"{path} is the checkpoint of an unfinished fit. Resume it by the same call of "
-                "fit(train, checkpoint=...), and save that."
-            )
+            raise ValueError(f"{path} is an unfinished fit: resume it by fit(..., checkpoint=...).")
         if holds not in header:
             raise ValueError(
                 f"{path} is damaged, or of another kind: it holds no {holds!r}. What was saved is "

@@ -301,7 +301,9 @@ class Gram:
         if not exact:
             self._flush()
         held = {"waiting": torch.cat(self._buffer)} if self._buffer else {}
-        held |= self._short.state() if exact and self._short is not None else {}
+        if exact and self._short is not None:
+            own = vars(self._short).items()
+            held |= {f"short.{k}": torch.as_tensor(v) for k, v in own if v is not None}
         count = torch.tensor(self.count, dtype=torch.int64)
         tensors = {self.stored: self._stored(), "count": count, "zeros": self.zeros}
         moments = {"cross": self.cross, "square": self.square, "spots": self._spots}
@@ -340,7 +342,10 @@ class Gram:
         if (short := state.get("short.sums")) is not None:
             require(spots is not None and gram.width - len(short) in (0, 1), "the sums in short")
             gram._short = _Short(len(short), short.device)
-            gram._short.take(state)
+            for name, new in vars(gram._short).items():
+                old = state.get(f"short.{name}")
+                require(old is None or old.shape == torch.as_tensor(new).shape, "the sums in short")
+                setattr(gram._short, name, old if isinstance(new, Tensor) else int(old or 0))
         require(all(bool(one.isfinite().all()) for one in state.values()), "a number")
         return gram
 
@@ -487,8 +492,7 @@ class Gram:
         first = self._buffer[0] if self._buffer else rows.features
         if (first.dtype, first.shape[1]) != (rows.features.dtype, rows.features.shape[1]):
             self._multiply()
-        waits = rows.features.shape[0] < _BUFFER_ROWS  # as `state` has them, in memory too
-        self._buffer.append(rows.features.contiguous() if waits else rows.features)
+        self._buffer.append(rows.features)
         self._buffered += rows.features.shape[0]
         if self._buffered >= _BUFFER_ROWS:
             self._multiply()
@@ -514,7 +518,7 @@ class Gram:
     def _multiply(self) -> None:
         if not self._buffer:
             return
-        rows = self._buffer[0] if len(self._buffer) == 1 else torch.cat(self._buffer)
+        rows = self._buffer[0].contiguous() if len(self._buffer) == 1 else torch.cat(self._buffer)
         self._buffer, self._buffered = [], 0
         width = rows.shape[1]
         if rows.dtype == torch.float64:
@@ -544,19 +548,6 @@ class _Short:
             dtype=torch.float64,
         )
         self._exact: Tensor | None = torch.zeros_like(self._directions)
-
-    def state(self) -> dict[str, Tensor]:
-        """As tensors, for files."""
-        held = {"short.sums": self.sums, "short.counts": torch.tensor([self._rows, self._number])}
-        return held if self._exact is None else held | {"short.exact": self._exact}
-
-    def take(self, state: dict[str, Tensor]) -> None:
-        """Take up what `state` gave, of this width."""
-        self.sums.copy_(state["short.sums"])
-        self._rows, self._number = state["short.counts"].tolist()
-        self._exact = (
-            state["short.exact"] + 0 * self._directions if "short.exact" in state else None
-        )
 
     @property
     def measured(self) -> bool:

@@ -85,14 +85,15 @@ class Binding:
 
     def snapshot(self, *, probes: bool = True) -> Snapshot:
         """What a file or a state dict keeps; `probes` says whether inputs of the fit are in it."""
+        self.seal()
         header: dict[str, Any] = {"readout": self.header()}
         kept = self.probes.state() if probes and self.probes is not None else None
         if kept is None:
             return Snapshot({}, header)
         return Snapshot(prefixed("probes", kept[1]), header | {"probes": kept[0]})
 
-    def find(self, batch: Batch, *, sealed: bool = False) -> AnyTap:
-        """Find the readout on a first batch, unless it is known; `sealed` does `seal` at once."""
+    def find(self, batch: Batch) -> AnyTap:
+        """Find the readout on a first batch, unless it is known."""
         if self._header is not None:
             return self.current()
         args = _few(batch.args, self.source)
@@ -104,7 +105,7 @@ class Binding:
         if tap is None or tap.silent:  # other rows may call more, or belong to these
             tap = Tap.find(self.model, batch.args, batch.kwargs, **options)
         self._tied, self._met = (tap, Watch(self.model)), (batch, _written(self.model))
-        if sealed or not batch.kept:
+        if not batch.kept:
             self.seal()
         return tap
 
