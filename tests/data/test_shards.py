@@ -201,5 +201,5 @@ def test_a_stream_dealt_out_by_accelerate_is_refused():
 
     dealt = IterableDatasetShard(Stream(), 2, num_processes=2, process_index=0)
     for loader in (DataLoader(dealt, 2), DataLoaderShard(dealt, batch_size=2)):
-        with pytest.raises(TypeError, match="before prepare"):
+        with pytest.raises(TypeError, match="not prepared"):
             raw_batches(loader)

@@ -88,8 +88,9 @@ def unpadded(data: Any) -> Any:
         return data
     if hasattr(data, "_fetch_batches") or hasattr(loader.dataset, "process_index"):
         raise TypeError(
-            "Accelerate deals out this stream with rows repeated, or from one process, expected a "
-            "loader that reads each row once. Pass the loader as it was before prepare()."
+            "Accelerate hands out these rows from one process, or repeats some, expected a loader "
+            "that reads its own share. Pass one with sampler=ShardSampler(data), or of a stream "
+            "that gives each process its rows, that was not prepared by Accelerate."
         )
     names = ("sampler", "batch_sampler")
     exact = {name: _exact(getattr(loader, name)) for name in names}

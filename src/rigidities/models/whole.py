@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from .shadow import unwrapped
 
@@ -15,9 +15,10 @@ _SPREAD = {"FSDPModule", "FullyShardedDataParallel"}
 
 @torch.no_grad()
 def whole(model: nn.Module) -> nn.Module:
-    """A plain copy with all weights, of a model to which `fully_shard` (FSDP2) was applied.
+    """A plain copy of a job's model, the same on all processes, which must all call it.
 
-    All processes must call it, since the weights are gathered. The model stays as it was.
+    Of `fully_shard` (FSDP2) weights are gathered. Buffers are the first process's, since each has
+    its own running statistics of batch norms, in DDP too. The model itself stays as it was.
     """
     modules = list(unwrapped(model).modules())
     if any("FullyShardedDataParallel" in _names(module) for module in modules):
@@ -34,6 +35,11 @@ def whole(model: nn.Module) -> nn.Module:
     memo |= {id(module): twin for module, twin in zip(modules, twins, strict=True)}
     for module, twin in zip(modules, twins, strict=True):
         twin.__setstate__(copy.deepcopy(_own(module), memo))
+    buffers = list(twins[0].buffers())
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.broadcast_object_list(first := [[one.cpu() for one in buffers]])
+        for own, one in zip(buffers, first[0], strict=True):
+            own.copy_(one)
     return twins[0]
 
 
