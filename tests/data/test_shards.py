@@ -66,7 +66,7 @@ def test_shards_are_the_whole_in_order(shuffle):
     for rows, world, _ in CASES:
         shares = [list(rg.ShardSampler(range(rows), r, world, shuffle)) for r in range(world)]
         order = list(rg.ShardSampler(range(rows), 0, 1, shuffle))
-        assert sum(shares, []) == order and sorted(order) == list(range(rows))
+        assert list(itertools.chain(*shares)) == order and sorted(order) == list(range(rows))
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
         samplers = [rg.ShardSampler(range(rows), rank, world, shuffle) for rank in range(world)]
         assert [len(sampler) for sampler in samplers] == list(map(len, shares))
@@ -82,7 +82,7 @@ def test_epochs_and_seeds_shuffle_anew():
 
 def test_outside_a_job_a_process_has_all_rows_and_no_other_rank():
     assert list(rg.ShardSampler(range(3))) == [0, 1, 2]
-    with pytest.raises(ValueError, match="from 0 to 1, got 2"):
+    with pytest.raises(ValueError, match="Invalid rank 2"):
         rg.ShardSampler(range(3), 2, 2)
 
 
@@ -105,7 +105,7 @@ def test_a_distributed_loader_gives_every_row_once(shuffle, drop):
         for data in (Numbers(rows), TensorDataset(torch.arange(rows))):
             options = {"shuffle": shuffle, "drop": drop}
             shares = [read(distributed(data, world, r, size, **options)) for r in range(world)]
-            assert sorted(sum(shares, [])) == list(range(rows))
+            assert sorted(itertools.chain(*shares)) == list(range(rows))
 
 
 @pytest.mark.parametrize(("shuffle", "drop"), FLAGS)
@@ -149,7 +149,7 @@ def test_a_loader_of_accelerate_gives_every_row_once(shuffle, drop, split):
     for rows, world, size in CASES:
         data = Numbers(rows)
         shares = [read(accelerated(data, world, r, size, **options)) for r in range(world)]
-        assert sorted(sum(shares, [])) == list(range(rows))
+        assert sorted(itertools.chain(*shares)) == list(range(rows))
 
 
 def test_accelerate_is_not_asked_to_communicate_nor_changed():
@@ -178,7 +178,7 @@ def test_samplers_of_lightning_give_every_row_once(shuffle):
     ):
         samplers = [kind(source, num_replicas=3, rank=r, shuffle=shuffle) for r in range(3)]
         shares = [read(DataLoader(data, 2, sampler=sampler)) for sampler in samplers]
-        assert sorted(sum(shares, [])) == rows
+        assert sorted(itertools.chain(*shares)) == rows
 
 
 def test_an_order_of_its_own_is_left_alone():

@@ -217,7 +217,10 @@ def raw_batches(
 def _whole(data: Any, *, any_order: bool) -> Any:
     """The data as tensors to slice, or None if they are not."""
     if isinstance(data, DataLoader):
-        return _loaded(data) if _is_plain_loader(data, any_order) else None
+        if not _is_plain_loader(data, any_order):
+            return None
+        part = isinstance(data.sampler, (ShardSampler, list))  # the rows of this process
+        return _tensors_of(Subset(data.dataset, data.sampler) if part else data.dataset)
     if isinstance(data, Dataset):
         return _tensors_of(data)
     if isinstance(data, Tensor) or _is_array(data):
@@ -234,14 +237,6 @@ def _whole(data: Any, *, any_order: bool) -> Any:
     return data
 
 
-def _loaded(loader: DataLoader[Any]) -> tuple[Tensor, ...] | None:
-    """The tensors behind a plain loader: all rows of its data set, or this process's."""
-    part = isinstance(loader.sampler, (ShardSampler, list))
-    if not part or type(loader.dataset) is not TensorDataset:
-        return None if part else _tensors_of(loader.dataset)
-    return _tensors_of(Subset(loader.dataset, list(loader.sampler)))
-
-
 def _tensors_of(dataset: Any) -> tuple[Tensor, ...] | None:
     """The tensors of a `TensorDataset`, or of a `Subset` of one; None for any other."""
     if type(dataset) is TensorDataset:
@@ -254,9 +249,8 @@ def _tensors_of(dataset: Any) -> tuple[Tensor, ...] | None:
 
 def _is_plain_loader(loader: DataLoader[Any], any_order: bool) -> bool:
     """Whether reading the data set in slices gives the loader's rows (in its order, or any)."""
-    sampler = loader.sampler
-    ordered = type(sampler) in (SequentialSampler, ShardSampler, list)
-    shuffled = type(sampler) is RandomSampler and is_shuffle(sampler)
+    ordered = type(loader.sampler) in (SequentialSampler, ShardSampler, list)
+    shuffled = type(loader.sampler) is RandomSampler and is_shuffle(loader.sampler)
     return (
         (ordered or (shuffled and any_order))
         and loader.collate_fn is default_collate

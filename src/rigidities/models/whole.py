@@ -1,78 +1,68 @@
-"""A plain copy of a model whose weights are spread over the processes of a job (FSDP)."""
+"""A plain copy of a model that was trained in a job, where processes hold parts of it."""
 
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import distributed, nn
 
 from .shadow import unwrapped
-
-_SPREAD = {"FSDPModule", "FullyShardedDataParallel"}
 
 
 @torch.no_grad()
 def whole(model: nn.Module) -> nn.Module:
     """A plain copy of a job's model, the same on all processes, which must all call it.
 
-    Of `fully_shard` (FSDP2) weights are gathered. Buffers are the first process's, since each has
-    its own running statistics of batch norms, in DDP too. The model itself stays as it was.
+    Weights spread by `fully_shard` (FSDP2) are gathered. Buffers are the first process's, since
+    every process has its own running statistics of batch norms (in DDP too).
     """
     modules = list(unwrapped(model).modules())
-    if any("FullyShardedDataParallel" in _names(module) for module in modules):
-        raise TypeError(
-            "This model is wrapped in FullyShardedDataParallel, expected fully_shard. Load its full "
-            "state dict (torch.distributed.checkpoint.state_dict) into a model that is not wrapped."
-        )
-    for module in modules:
-        if "FSDPModule" in _names(module):
-            module.reshard()  # type: ignore[operator]  # so that no cast copies lie in its place
+    if not (sharded := [module for module in modules if hasattr(module, "reshard")]):
+        require_whole(model)
+    for module in sharded:
+        module.reshard()  # type: ignore[operator]  # a forward pass leaves gathered, cast weights
     memo: dict[int, Any] = {id(one): _gathered(one) for one in modules[0].parameters()}
-    kinds = [kind.__mro__[2 * ("FSDPModule" in _names(m))] for m in modules for kind in [type(m)]]
-    twins = [kind.__new__(kind) for kind in kinds]
-    memo |= {id(module): twin for module, twin in zip(modules, twins, strict=True)}
-    for module, twin in zip(modules, twins, strict=True):
-        twin.__setstate__(copy.deepcopy(_own(module), memo))
-    buffers = list(twins[0].buffers())
+    for module in modules:
+        kind: Any = type(module).__mro__[2 if module in sharded else 0]
+        memo[id(module)] = kind.__new__(kind)
+    for module in modules:
+        memo[id(module)].__setstate__(copy.deepcopy(_own(module), memo))
+    plain: nn.Module = memo[id(modules[0])]
+    first = [[one.cpu() for one in plain.buffers()]]
     if distributed.is_available() and distributed.is_initialized():
-        distributed.broadcast_object_list(first := [[one.cpu() for one in buffers]])
-        for own, one in zip(buffers, first[0], strict=True):
-            own.copy_(one)
-    return twins[0]
+        distributed.broadcast_object_list(first)
+    for own, one in zip(plain.buffers(), first[0], strict=True):
+        own.copy_(one)
+    return plain
 
 
 def require_whole(model: nn.Module) -> None:
     """Refuse a model whose weights are spread over processes."""
-    spread = any(_names(module) & _SPREAD for module in model.modules())
-    if spread or any(hasattr(one, "full_tensor") for one in model.parameters()):
+    kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
+    if kinds & {"FSDPModule", "FullyShardedDataParallel"}:
         raise TypeError(
-            "The weights of this model are spread over processes (FSDP), expected all of them on "
-            "each. Pass rigidities.whole(model), called on every process."
+            "The weights of this model are spread over processes, expected all of them on each. "
+            "Pass rigidities.whole(model), called on every process; of FullyShardedDataParallel, "
+            "a model that was not wrapped, with the full state dict."
         )
 
 
-def _names(module: nn.Module) -> set[str]:
-    return {kind.__name__ for kind in type(module).__mro__}
-
-
 def _gathered(weight: Any) -> nn.Parameter:
-    full: Tensor = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
-    return nn.Parameter(full.detach().clone(), weight.requires_grad)
+    full = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+    return nn.Parameter(full.clone(), weight.requires_grad)
 
 
-def _own(module: nn.Module) -> dict[str, Any]:
-    """What a module holds, less what torch.distributed has put there."""
-    state = dict(module.__reduce_ex__(4)[2])  # type: ignore[arg-type]
-    for name, value in list(state.items()):
-        if name.startswith("__composable_api_state") or name == "_is_fsdp_managed_module":
-            del state[name]
-        elif name.endswith("_hooks") and value:
-            hooks = ((key, hook) for key, hook in value.items() if not _distributed(hook))
-            state[name] = type(value)(hooks)
+def _own(module: Any) -> dict[str, Any]:
+    """What a module holds, less what FSDP has put there."""
+    marks = "__composable_api_state", "_is_fsdp_managed"
+    state = {k: v for k, v in module.__reduce_ex__(4)[2].items() if not k.startswith(marks)}
+    for name in ("_forward_hooks", "_forward_pre_hooks"):
+        hooks = {key: (hook, getattr(hook, "__module__", "")) for key, hook in state[name].items()}
+        kept = {
+            key: hook for key, (hook, where) in hooks.items() if "torch.distributed" not in where
+        }
+        state[name] = OrderedDict(kept)
     return state
-
-
-def _distributed(hook: Any) -> bool:
-    return str(getattr(hook, "__module__", "")).startswith("torch.distributed.")

@@ -14,8 +14,8 @@ from ...data.sketch import fingerprint
 from ...data.storage import Snapshot, prefixed
 from ...models.calling import Source
 from ...models.shadow import Watch, placement, unwrapped
-from ...models.whole import require_whole
 from ...models.threads import Lock
+from ...models.whole import require_whole
 from ...notices import NO_FIT, NotFittedError, require, require_kinds
 from .cases import CASES
 from .heads import is_linear_map, own_parameters
