@@ -108,6 +108,15 @@ def test_a_distributed_loader_gives_every_row_once(shuffle, drop):
             assert sorted(itertools.chain(*shares)) == list(range(rows))
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_loader_with_our_sampler_is_read_as_it_is(shuffle):
+    for rows, world, size in CASES:
+        for data in (Numbers(rows), TensorDataset(torch.arange(rows))):
+            samplers = [rg.ShardSampler(data, rank, world, shuffle) for rank in range(world)]
+            shares = [read(DataLoader(data, size, sampler=sampler)) for sampler in samplers]
+            assert list(itertools.chain(*shares)) == list(rg.ShardSampler(data, 0, 1, shuffle))
+
+
 @pytest.mark.parametrize(("shuffle", "drop"), FLAGS)
 def test_a_rank_keeps_its_own_rows_in_their_order(shuffle, drop):
     data = Numbers(11)
@@ -129,9 +138,10 @@ def test_a_loader_keeps_what_else_it_does():
         num_workers=1,
         persistent_workers=True,
     )
+    assert len(list(loader)) == 1  # its worker waits for the next epoch
     before = dict(vars(loader))
     batches = list(raw_batches(loader)[0])
-    assert [batch.tolist() for batch in batches] == [[101, 103]]
+    assert len(list(loader)) == 1 and [batch.tolist() for batch in batches] == [[101, 103]]
     assert vars(loader) == before and loader.batch_sampler.drop_last
     assert isinstance(loader.batch_sampler.sampler, DistributedSampler)
 

@@ -84,14 +84,15 @@ def synchronised(rank):
 
 def fsdp(rank):
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     model, plain, mesh = net(), net(), init_device_mesh("cpu", (2,))
     model[3].weight.requires_grad_(False)
     model.register_forward_hook(lambda module, inputs, output: 2 * output)
-    for part in (model[0], model):
-        fully_shard(part, mesh=mesh)
-    model.eval()(rows()[0])  # which leaves weights gathered
+    casting = MixedPrecisionPolicy(torch.float32, output_dtype=torch.float64)
+    fully_shard(model[3], mesh=mesh, mp_policy=casting, reshard_after_forward=False)
+    fully_shard(model, mesh=mesh)
+    model.eval()(rows()[0])  # which leaves weights gathered and cast
     before = rg.whole(model)
     with pytest.raises(TypeError, match=r"rigidities\.whole"):
         rg.LastLayerRigidity(model)

@@ -219,8 +219,9 @@ def _whole(data: Any, *, any_order: bool) -> Any:
     if isinstance(data, DataLoader):
         if not _is_plain_loader(data, any_order):
             return None
-        part = isinstance(data.sampler, (ShardSampler, list))  # the rows of this process
-        return _tensors_of(Subset(data.dataset, data.sampler) if part else data.dataset)
+        if isinstance(rows := data.sampler, (ShardSampler, list)):  # of this process
+            return _tensors_of(Subset(data.dataset, rows))  # type: ignore[arg-type]
+        return _tensors_of(data.dataset)
     if isinstance(data, Dataset):
         return _tensors_of(data)
     if isinstance(data, Tensor) or _is_array(data):

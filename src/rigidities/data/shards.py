@@ -46,7 +46,7 @@ class ShardSampler(loading.DistributedSampler[Any]):
 
 
 def shard(data: Any, rank: int | None = None, ranks: int | None = None) -> Any:
-    """The rows of a `ShardSampler`: of a `Dataset`, or of tensors, also in a tuple or dictionary."""
+    """The rows of a `ShardSampler` as data: a `Subset`, or tensors in a tuple or dictionary."""
     lengths = {len(member) for member in tree_leaves(data)}
     if len(lengths) != 1:
         raise ValueError(f"All tensors of a data set must have one length, got {sorted(lengths)}.")
@@ -59,7 +59,7 @@ def shard(data: Any, rank: int | None = None, ranks: int | None = None) -> Any:
 def unpadded(data: Any) -> Any:
     """A loader of a job without padding and dropping, the given one unchanged; else the data.
 
-    What Accelerate and Fabric wrap around it may wait for processes without batches: it is left out.
+    What Accelerate and Fabric put around it may wait for other processes, and is left out.
     """
     inner = getattr(data, "base_dataloader", getattr(data, "_dataloader", None))
     loader = inner if isinstance(inner, loading.DataLoader) else data
@@ -73,8 +73,7 @@ def unpadded(data: Any) -> Any:
         )
     old = {"sampler": loader.sampler, "batch_sampler": loader.batch_sampler}
     new = {name: _exact(sampler) for name, sampler in old.items()}
-    rest = {"drop_last": False, "persistent_workers": False, "_iterator": None}
-    return loader if new == old else _altered(loader, **new, **rest)
+    return loader if new == old else _altered(loader, **new, drop_last=False, _iterator=None)
 
 
 def _exact(sampler: Any) -> Any:

@@ -14,7 +14,8 @@ from ..notices import notify
 from .accumulation import Statistics
 
 REMEDIES = {
-    "weights": "Load the same checkpoint into every model first",
+    "weights": "Load the same checkpoint into every model first; in a job, where batch norms have "
+    "other statistics on each process, pass rigidities.whole(model)",
     "readout": "Name the same layer=, forward= and output= everywhere",
     "loss": "Fit every part with the same loss= and weights",
     "precision": "Fit every part with the same precision=",

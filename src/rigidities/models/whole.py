@@ -60,9 +60,10 @@ def _own(module: Any) -> dict[str, Any]:
     marks = "__composable_api_state", "_is_fsdp_managed"
     state = {k: v for k, v in module.__reduce_ex__(4)[2].items() if not k.startswith(marks)}
     for name in ("_forward_hooks", "_forward_pre_hooks"):
-        hooks = {key: (hook, getattr(hook, "__module__", "")) for key, hook in state[name].items()}
-        kept = {
-            key: hook for key, (hook, where) in hooks.items() if "torch.distributed" not in where
-        }
+        kept = ((key, hook) for key, hook in state[name].items() if not _of_fsdp(hook))
         state[name] = OrderedDict(kept)
     return state
+
+
+def _of_fsdp(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("torch.distributed.")
