@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -216,11 +216,16 @@ class ReadoutFit:
 
     def _agreed(
         self, others: Job, binding: Binding, found: Statistics | None, weighing: Weighing
-    ) -> tuple[Binding, Statistics | None]:
+    ) -> tuple[Binding, Statistics]:
         """The tie and the statistics of all processes, the same on every one."""
-        own = None if found is None else (binding.snapshot(), found)
-        tie, whole = others.together(own, partial(_agree, weighing))
-        if found is None or (others.rank and "probes" in tie.header):
+        own = None
+        if found is not None:
+            own = binding.snapshot(), identity(binding.header(), found, loss_named(weighing))
+        met = [(rank, *one) for rank, one in enumerate(others.all(own)) if one is not None]
+        require_alike([one for *_, one in met], [f"Rank {rank}" for rank, *_ in met])
+        whole = settled(others.together(found, combined))
+        first, tie, _ = met[0]
+        if found is None or (others.rank != first and "probes" in tie.header):
             binding = self.unbound.taken(tie)
         binding.current()
         others.all(None)  # nobody has the fit before all can have it
@@ -463,27 +468,6 @@ def _learnt(given: Snapshot, unbound: Binding) -> Learnt:
     report = given.part("calibration", CalibrationReport.from_state)
     require(report is None or len(report.scale) == statistics.targets, "the calibration's scale")
     return Learnt(unbound.taken(given), statistics, _loss_from(header["loss"]), report)
-
-
-def _agree(
-    weighing: Weighing, parts: Iterable[tuple[Snapshot, Statistics] | None]
-) -> tuple[Snapshot, Statistics | None]:
-    """The first tie, and the statistics of all who must agree with it."""
-    first: tuple[Snapshot, str, dict[str, Any]] | None = None
-
-    def each() -> Iterator[Statistics | None]:
-        nonlocal first
-        for rank, part in enumerate(parts):
-            if part is not None:
-                (tie, statistics), name = part, f"Rank {rank}"
-                own = identity(tie.header["readout"], statistics, loss_named(weighing))
-                first = first or (tie, name, own)
-                require_alike([first[2], own], [first[1], name])
-            yield None if part is None else statistics
-
-    whole = settled(combined(each()))
-    assert first is not None
-    return first[0], whole
 
 
 def _shown(options: dict[str, Any], others: Job) -> dict[str, Any]:
