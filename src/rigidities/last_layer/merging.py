@@ -95,6 +95,6 @@ def say_shared(shared: int) -> None:
     if shared:
         notify(
             f"Some rows ({shared} by their hashes) stand in the data of several processes, and "
-            "count as often. That is right if the data repeat them; a sampler that pads does so too: use "
-            "rigidities.ShardSampler."
+            "count as often. That is right if the data repeat them; a sampler that pads does so "
+            "too: use rigidities.ShardSampler."
         )
