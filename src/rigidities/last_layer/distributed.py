@@ -9,16 +9,16 @@ one by one, in the order of ranks, and gives everyone the result.
 
 from __future__ import annotations
 
+import hmac
 import io
 import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
-from typing import Any, TypeVar
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -30,7 +30,6 @@ NOTICED = 60.0
 """Seconds after which a machine that does not answer counts as lost, a process that must connect as
 well; a process that has ended is noticed at once."""
 _LOOK = 0.5
-_LONG = 60.0
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -126,7 +125,7 @@ class Processes(Job):
         met: list[Any] = [None] * size
         try:
             own: Any = same()
-        except ValueError as error:  # the others are told before it is raised
+        except Exception as error:  # the others are told before it is raised
             dist.all_gather_object(met, (what, str(error), ""), group=group)
             raise
         dist.all_gather_object(met, (what, own, socket.gethostname()), group=group)
@@ -171,9 +170,9 @@ class Processes(Job):
             result: R = self._receive(0)
             return result
         began = time.monotonic()
-        while missing := self._lines.keys() - self._ready:
+        while self._lines.keys() - self._ready:
             self._look(_LOOK)
-            self._say_missing(missing, time.monotonic() - began)
+            self._say_waiting(time.monotonic() - began)
         result = fold(self._parts(part))
         for rank in self._lines:
             self._send(rank, result)
@@ -227,20 +226,19 @@ class Processes(Job):
     def _ended(self, rank: int) -> _Told:
         return _Told(_Failure("its process has ended", rank, False), self._what)
 
-    def _say_missing(self, missing: Iterable[int], seconds: float) -> None:
-        if seconds > _LONG and not self._told:
+    def _say_waiting(self, seconds: float) -> None:
+        missing = sorted(self._lines.keys() - self._ready)
+        if missing and seconds > NOTICED and not self._told:
             self._told = True
-            notify(
-                f"{self._what} waits for ranks {', '.join(map(str, sorted(missing)))}, which are "
-                "still busy with their data."
-            )
+            notify(f"{self._what} waits for ranks {missing}, which are busy with their data.")
 
 
-class _Failure:
+class _Failure(NamedTuple):
     """What went wrong on another process; `refused` where it was a ValueError."""
 
-    def __init__(self, said: str, rank: int, refused: bool) -> None:
-        self.said, self.rank, self.refused = said, rank, refused
+    said: str
+    rank: int
+    refused: bool
 
 
 class _Told(RuntimeError):
@@ -265,19 +263,15 @@ def _send(line: Connection, message: Any) -> None:
     line.send_bytes(packed.getbuffer())
 
 
-def _line(own: socket.socket, token: bytes, *, first: bool) -> Connection:
-    """A connection whose two sides prove to each other that they are of the job."""
+def _line(own: socket.socket) -> Connection:
+    """A connection that notices when the other side is gone."""
     own.settimeout(None)
     own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     limits = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 4}
     for name, value in {**limits, "TCP_USER_TIMEOUT": int(1000 * NOTICED)}.items():
         if hasattr(socket, name):  # Linux; elsewhere the system's own limits
             own.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    line = Connection(own.detach())
-    steps = (deliver_challenge, answer_challenge)
-    for step in steps if first else reversed(steps):
-        step(line, token)
-    return line
+    return Connection(own.detach())
 
 
 def _server(near: bool) -> socket.socket:
@@ -297,7 +291,7 @@ def _addresses(server: socket.socket, near: bool) -> list[tuple[str, int]]:
 
 
 def _accepted(server: socket.socket, token: bytes, size: int) -> dict[int, Connection]:
-    """A line to each of the others."""
+    """A line to each of the others, who prove by the token that they are of the job."""
     lines: dict[int, Connection] = {}
     server.settimeout(NOTICED)
     while len(lines) < size - 1:
@@ -309,9 +303,11 @@ def _accepted(server: socket.socket, token: bytes, size: int) -> dict[int, Conne
                 f"Ranks {missing} did not connect to rank 0 within {NOTICED:.0f} s: they have "
                 "ended, or cannot reach it at the address in MASTER_ADDR or by its host's name."
             ) from error
-        with suppress(EOFError, OSError, AuthenticationError):  # a stranger
-            line = _line(own, token, first=True)
-            lines[int(line.recv_bytes())] = line
+        with suppress(EOFError, OSError):  # of a stranger
+            line = _line(own)
+            said = line.recv_bytes(len(token) + 8) if line.poll(NOTICED) else b""
+            if hmac.compare_digest(said[: len(token)], token):
+                lines[int(said[len(token) :])] = line
     return lines
 
 
@@ -320,8 +316,8 @@ def _connected(addresses: list[tuple[str, int]], token: bytes, rank: int) -> dic
     for address in addresses:
         with suppress(OSError):
             own = socket.create_connection(address, timeout=NOTICED / len(addresses))
-            line = _line(own, token, first=False)
-            line.send_bytes(str(rank).encode())
+            line = _line(own)
+            line.send_bytes(token + str(rank).encode())
             return {0: line}
     tried = ", ".join(f"{host}:{port}" for host, port in addresses)
     raise RuntimeError(
