@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .._version import __version__
 from ..calibration.calibration import Calibration, Given, Wanted
@@ -22,6 +23,7 @@ from ..data.sketch import RowSketch
 from ..data.slots import InputName
 from ..data.storage import Snapshot, prefixed, unprefixed
 from ..losses import NAMED, Loss
+from ..models.calling import Source
 from ..models.shadow import placement
 from ..models.threads import Lock
 from ..notices import NO_FIT, NotFittedError, notify, require, require_kinds
@@ -31,6 +33,7 @@ from ..posterior.root import gram_kind
 from .accumulation import Statistics, Weighing, accumulate
 from .error_bars import ErrorBars
 from .gradients.loss import GradientLoss, GradientTarget, calibration_loss, gradient_scale
+from .merging import identity, require_alike, require_apart
 from .readout.binding import Binding
 from .readout.tap import AnyTap
 from .refit import Refitted, refitted
@@ -103,14 +106,24 @@ class Learnt:
                 self._bars[dtype] = ErrorBars.of(self.posterior, self.calibration, dtype)
         return self._bars[dtype]
 
-    def known_weighing(self) -> Weighing:
+    def known_weighing(self, name: str = "this fit") -> Weighing:
         """The loss and weights of the fit; refused where a file could not hold them."""
         if self.weighing is None:
             raise ValueError(
-                "The loss or sample weights of this fit were functions, which a file does not "
+                f"The loss or sample weights of {name} were functions, which a file does not "
                 "hold. Call set_loss(loss, sample_weight) with the same ones first."
             )
         return self.weighing
+
+    def identity(self, name: str) -> dict[str, Any]:
+        """What fits to merge must agree in; `name` is what errors call this one."""
+        loss = vars(self.known_weighing(name))
+        return identity(self.binding.header(), self.statistics, loss)
+
+    def with_rows(self, statistics: Statistics) -> Learnt:
+        """The same after rows came or went; the calibration is stale."""
+        report = None if self.report is None else replace(self.report, stale=True)
+        return replace(self, statistics=statistics, report=report, factorised=None)
 
     def to(self, device: torch.device) -> Learnt:
         """The same on another device; statistics stay float64."""
@@ -205,8 +218,14 @@ class ReadoutFit:
             own = learnt.statistics if remove else learnt.statistics.clone()
             change = partial(accumulate, own, lambda _: tap, batches, weighing)
             own = change(remove=remove, check=check)
-            report = None if learnt.report is None else replace(learnt.report, stale=True)
-            self._swap(replace(learnt, statistics=own, report=report, factorised=None))
+            self._swap(learnt.with_rows(own))
+
+    def merge(self, others: Mapping[str, ReadoutFit], *, check: bool) -> None:
+        """Add the rows of other fits, by what errors call them; see `LastLayerRigidity.merge`."""
+        with self._alone():
+            own = [("this fit", self.on_device())]
+            rest = [(name, other.known(f" of {name}")) for name, other in others.items()]
+            self._swap(_merged(own + rest, check=check))
 
     def calibrate(
         self,
@@ -278,10 +297,10 @@ class ReadoutFit:
         other.learnt = Learnt(tied, own, weighing)
         return other, report
 
-    def known(self) -> Learnt:
+    def known(self, whose: str = "") -> Learnt:
         """The state, if there is a fit."""
         if self.learnt is None:
-            raise NotFittedError(NO_FIT.format("fit(train)"))
+            raise NotFittedError(NO_FIT.format(f"fit(train){whose}"))
         return self.learnt
 
     def ready(self) -> tuple[AnyTap, Learnt]:
@@ -382,6 +401,41 @@ class ReadoutFit:
     def _swap(self, learnt: Learnt | None) -> None:
         with self._swapping:
             self.learnt = learnt
+
+
+def merged_files(paths: Sequence[Path], say: Callable[[str], None], *, check: bool) -> Snapshot:
+    """The file of one fit to the rows of all files, without a model; `say` is told of each."""
+
+    def read(path: Path) -> tuple[str, Learnt]:
+        given = Snapshot.read(path, holds="targets")
+        with given.opened():
+            learnt = _learnt(given, Binding(nn.Identity(), Source(), None))
+        rows, judged = learnt.statistics.gram.count, learnt.statistics.sketch.limit / (1 << 63)
+        say(f"{path}: {rows:,} rows, {judged:.1%} of them known by their hashes")
+        return str(path), learnt
+
+    learnt = _merged(map(read, paths), check=check)
+    say(f"Together {learnt.statistics.gram.count:,} rows")
+    return learnt.snapshot(rows=learnt.statistics.sample is not None)
+
+
+def _merged(fits: Iterable[tuple[str, Learnt]], *, check: bool) -> Learnt:
+    """The first fit with the rows of the others, each after what errors call it."""
+    name, first = next(fits := iter(fits))
+    whole, sketches = first.statistics.clone(), {name: first.statistics.sketch}
+    for other, learnt in fits:
+        alike = [own.identity(called) for called, own in ((name, first), (other, learnt))]
+        require_alike(alike, [name, other])
+        whole.merge(learnt.statistics)
+        sketches[other] = learnt.statistics.sketch
+    if check:
+        require_apart(sketches)
+    if whole.sample is None and whole.gram.square is not None:
+        notify(
+            "Not every part keeps a sample of its rows, so that the merged fit keeps none and "
+            "calibrate() knows validation rows alone. Save parts by save(path, rows=True)."
+        )
+    return first.with_rows(whole)
 
 
 def _learnt(given: Snapshot, unbound: Binding) -> Learnt:
