@@ -133,6 +133,19 @@ class Gathering:
         self._samples += samples
         self._duplicates += duplicates
 
+    def merge(self, other: Gathering) -> Gathering:
+        """Take in another's rows, which come after these, and return these."""
+        self._join()
+        other._join()
+        self._parts += other._parts
+        self._names = self._names or other._names
+        self._kept = min(self._kept, other._kept)
+        for name in ("_rows", "_shapes", "_weights", "_samples", "_duplicates"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self._parts = [_below(self._kept, part) for part in self._parts]
+        self._join()
+        return self
+
     def residuals(self, least: int = 2) -> Residuals:
         """All of them, of which there must be some.
 

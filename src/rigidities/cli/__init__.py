@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .._version import __version__
-from ..last_layer.fit import merged_files
+from ..last_layer.fit import merge_files
 from ..last_layer.rigidity import LastLayerRigidity
 from ..report.document import checked_place
 from ..report.files import from_file
@@ -127,5 +127,4 @@ def _merge(options: argparse.Namespace) -> None:
         raise ValueError(f"Expected two files or more, each once, and another --out than {out}.")
     if out.exists() and not options.force:
         raise ValueError(f"{out} exists. Choose another --out, or pass --force to replace it.")
-    merged_files(files, print, check=not options.allow_overlap).write(out)
-    print(f"Wrote {out}. Load it with the model, then calibrate(valid).")
+    merge_files(files, out, print, check=not options.allow_overlap)

@@ -147,42 +147,52 @@ def accumulate(
     batches: Iterable[Batch],
     weighing: Weighing,
     *,
+    apart: bool = False,
     remove: bool = False,
-    check: bool = True,
     sample: RowSample | None = None,
     precision: PrecisionLike = "auto",
     kind: type[Gram] = Gram,
     meanwhile: Callable[[], None] = lambda: None,
-) -> Statistics:
-    """Statistics with the batches' rows added (in place), or without them (in a copy).
+    between: Callable[[], None] = lambda: None,
+) -> Statistics | None:
+    """Statistics with the batches' rows added, in place; None where no batch came.
 
-    `find` gives the readout for the first batch; `check` refuses to take out what was never added;
-    `sample`, still empty, `precision` and the `kind` of Gram are those of new statistics;
-    `meanwhile` is done while an accelerator works on the last batches.
+    `find` gives the readout for the first batch; `apart` gives statistics of the batches alone, as
+    are to be added to those given later, or to `remove` from them; `sample`, still empty,
+    `precision` and the `kind` of Gram are those of new statistics; `meanwhile` is done while an
+    accelerator works on the last batches, `between` after each batch.
 
     Raises:
-        ValueError: nothing to add, NaN or infinity, shapes that do not fit, negative curvature;
-            with the number of the batch, counted from 0.
+        ValueError: NaN or infinity, shapes that do not fit, negative curvature; with the number of
+            the batch, counted from 0.
     """
-    known = statistics if remove else None
-    statistics = None if remove else statistics
+    known = statistics if apart or remove else None
     if known is not None:
-        kind = type(known.gram)
+        statistics, kind = None, type(known.gram)
         sample = known.sample and RowSample(known.sample.size, known.sample.limit)
     empty = partial(_empty, precision=precision, gram_kind=kind)
-    adding, tap = _Adding(statistics, known, weighing, sample, empty), None
+    held = known.sketch if known is not None and remove else None
+    exact = known is None or known.exact
+    adding, tap = _Adding(statistics, held, exact, weighing, sample, empty), None
     for batch in batches:
         tap = find(batch) if tap is None else tap
         adding.take(tap, batch)
+        between()
     if tap is not None:
         adding.flush(tap)
         meanwhile()
         adding.look()
-    statistics = adding.statistics
-    if statistics is None or tap is None:
+    return None if tap is None else adding.statistics
+
+
+def settled(statistics: Statistics | None) -> Statistics:
+    """The statistics of all rows, ready to be shared by threads.
+
+    Raises:
+        ValueError: nothing was added, or nothing that could be used.
+    """
+    if statistics is None:
         raise ValueError("There are no data: no batch came. Pass at least one row.")
-    if known is not None:
-        return known.without(statistics, check=check)
     diagonal = statistics.gram.diagonal
     if not bool(diagonal.isfinite().all()):
         raise ValueError(
@@ -263,13 +273,14 @@ class _Adding:
     def __init__(
         self,
         statistics: Statistics | None,
-        known: Statistics | None,
+        held: RowSketch | None,
+        exact: bool,
         weighing: Weighing,
         sample: RowSample | None,
         empty: Callable[[AnyTap, Batch, Reading], Statistics],
     ) -> None:
-        self.statistics, self._known, self._weighing = statistics, known, weighing
-        self._sample, self._empty = sample, empty
+        self.statistics, self._held_rows, self._weighing = statistics, held, weighing
+        self._exact, self._sample, self._empty = exact, sample, empty
         self._pieces: list[_Piece] = []
         self._number = self._bytes = self._rows = 0
         self._form: tuple[object, ...] = ()  # of the pieces that wait
@@ -381,7 +392,7 @@ class _Adding:
         batch, reading, weights = piece.batch, piece.reading, piece.weights
         if self.statistics is None:
             self.statistics = self._empty(tap, batch, reading)
-            self.statistics.exact = self._known is None or self._known.exact
+            self.statistics.exact = self._exact
             self.statistics.sample = self._sample
         own, gram, ones = self.statistics, self.statistics.gram, reading.ones
         rows = (reading.inputs, weights, _counted(piece.error, weights))
@@ -406,7 +417,7 @@ class _Adding:
         """Into the sketch and the sample, whose features come in parts."""
         own = self.statistics
         assert own is not None
-        held = None if self._known is None else self._known.sketch
+        held = self._held_rows
         hashes, own.exact = piece.reading.hashes(piece.batch, held, exact=own.exact)
         own.sketch.add(hashes)
         own.sample = _sampled(own, piece, hashes, features)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from ..calibration.report import CalibrationReport
 from ..data.batches import KINDS, Batch
 from ..data.feed import Feed
 from ..data.row_sample import RowSample
-from ..data.sketch import RowSketch
+from ..data.sketch import RowSketch, fingerprint
 from ..data.slots import InputName
 from ..data.storage import Snapshot, prefixed, unprefixed
 from ..losses import NAMED, Loss
@@ -30,14 +30,21 @@ from ..notices import NO_FIT, NotFittedError, notify, require, require_kinds
 from ..posterior.gram import Gram, PrecisionLike
 from ..posterior.posterior import Posterior
 from ..posterior.root import gram_kind
-from .accumulation import Statistics, Weighing, accumulate
+from .accumulation import Statistics, Weighing, accumulate, settled
+from .distributed import Job, job
 from .error_bars import ErrorBars
-from .gradients.loss import GradientLoss, GradientTarget, calibration_loss, gradient_scale
-from .merging import identity, require_alike, require_apart
-from .readout.binding import Binding
+from .gradients.loss import (
+    GradientLoss,
+    GradientTarget,
+    calibration_loss,
+    gradient_scale,
+    gradient_sums,
+)
+from .merging import combined, identity, require_alike, require_apart
+from .readout.binding import Binding, model_fingerprint
 from .readout.tap import AnyTap
 from .refit import Refitted, refitted
-from .validation import Validation, calibration_data, conformal_rows, require_groups
+from .validation import Validation, calibration_data, require_groups
 
 DEFAULT_RIDGE = 1e-6
 """Ridge before calibration, relative to the Gram's mean diagonal."""
@@ -106,6 +113,10 @@ class Learnt:
                 self._bars[dtype] = ErrorBars.of(self.posterior, self.calibration, dtype)
         return self._bars[dtype]
 
+    def identity(self, loss: Any) -> dict[str, Any]:
+        """What others must agree in; `loss` stands for the loss and weights."""
+        return identity(self.binding.header(), self.statistics, loss)
+
     def known_weighing(self, name: str = "this fit") -> Weighing:
         """The loss and weights of the fit; refused where a file could not hold them."""
         if self.weighing is None:
@@ -114,11 +125,6 @@ class Learnt:
                 "hold. Call set_loss(loss, sample_weight) with the same ones first."
             )
         return self.weighing
-
-    def identity(self, name: str) -> dict[str, Any]:
-        """What fits to merge must agree in; `name` is what errors call this one."""
-        loss = vars(self.known_weighing(name))
-        return identity(self.binding.header(), self.statistics, loss)
 
     def with_rows(self, statistics: Statistics) -> Learnt:
         """The same after rows came or went; the calibration is stale."""
@@ -193,31 +199,57 @@ class ReadoutFit:
         sample: int,
         precision: PrecisionLike,
         method: str,
+        group: Any = None,
         **options: Any,
     ) -> None:
         """Accumulate the Gram over the training data, and keep a `sample` of so many rows."""
         kept, kind = RowSample(sample) if sample else None, gram_kind(method, precision)
-        with self._alone():
+        choices = {"precision": precision, "method": method, "sample": sample}
+        with self._alone(), self.job(group, "fit", weighing, **choices) as others:
             binding = self.unbound.again()
             feed = replace(self.feed(weighing), inputs=None, kind=None)
-            batches = feed(train, "fit", any_order=True, **options)
+            batches = feed(train, "fit", any_order=True, **_shown(options, others))
             add = partial(accumulate, None, binding.find, batches, weighing)
             add = partial(add, sample=kept, precision=precision, kind=kind)
-            statistics = add(meanwhile=binding.seal)
+            found = add(meanwhile=binding.seal, between=others.check)
+            if others.size > 1:
+                binding, found = self._agreed(others, binding, found, weighing)
+            statistics = settled(found)
             if self.target is None:
                 statistics.say_unlabelled()
             self._swap(Learnt(binding, statistics, weighing))
 
-    def revise(self, data: Any, *, remove: bool, check: bool = True, **options: Any) -> None:
+    def _agreed(
+        self, others: Job, binding: Binding, found: Statistics | None, weighing: Weighing
+    ) -> tuple[Binding, Statistics | None]:
+        """The tie and the statistics of all processes, the same on every one."""
+        own = None if found is None else (binding.snapshot(), found)
+        tie, whole = others.together(own, partial(_agree, weighing))
+        if found is None or (others.rank and "probes" in tie.header):
+            binding = self.unbound.taken(tie)
+        binding.current()
+        others.all(None)  # nobody has the fit before all can have it
+        return binding, whole
+
+    def revise(
+        self, data: Any, *, remove: bool, check: bool = True, group: Any = None, **options: Any
+    ) -> None:
         """Add data, or take them out; `check` that they are in the fit."""
-        with self._alone():
+        what = "forget" if remove else "partial_fit"
+        with self._alone(), self.job(group, what) as others:
             learnt, tap = self._thorough()
-            weighing = learnt.known_weighing()
-            what = "forget" if remove else "partial_fit"
-            batches = self.feed(weighing)(data, what, any_order=True, **options)
-            own = learnt.statistics if remove else learnt.statistics.clone()
-            change = partial(accumulate, own, lambda _: tap, batches, weighing)
-            own = change(remove=remove, check=check)
+            weighing, own = learnt.known_weighing(), learnt.statistics
+            batches = self.feed(weighing)(data, what, any_order=True, **_shown(options, others))
+            apart = others.size > 1
+            precision: PrecisionLike = "auto" if remove else own.gram.precision
+            known = own if remove or apart else own.clone()
+            add = partial(accumulate, known, lambda _: tap, batches, weighing, precision=precision)
+            found = add(apart=apart, remove=remove, between=others.check)
+            new = others.together(found, combined)
+            if new is None or not (remove or apart):
+                own = settled(new)
+            else:
+                own = own.without(new, check=check) if remove else settled(own.clone().merge(new))
             self._swap(learnt.with_rows(own))
 
     def merge(self, others: Mapping[str, ReadoutFit], *, check: bool) -> None:
@@ -237,11 +269,13 @@ class ReadoutFit:
         gradient_target: GradientTarget | None,
         conformal: Any = None,
         groups: Any = None,
+        group: Any = None,
         **options: Any,
     ) -> CalibrationReport:
         """Choose ridge, scale and noise; see `LastLayerRigidity.calibrate`."""
         require_groups(groups, conformal)
-        with self._alone():
+        choices = [wanted.criterion, wanted.noise.name, wanted.law.name, wanted.ridge]
+        with self._alone(), self.job(group, "calibrate", criterion=choices) as others:
             weighing = self.known().known_weighing()
             if gradients is not None or gradient_target is not None:
                 judged = calibration_loss(weighing.gradients, gradients, gradient_target)
@@ -252,7 +286,7 @@ class ReadoutFit:
             source = self.feed(weighing)
 
             def feed(data: Any) -> Iterator[Batch]:
-                return source(data, "calibrate", any_order=True, **options)
+                return source(data, "calibrate", any_order=True, **_shown(options, others))
 
             posterior = learnt.posterior
             work = Validation(
@@ -262,37 +296,39 @@ class ReadoutFit:
                 weighing,
                 wanted,
                 groups if callable(groups) else None,
-                hashed=conformal is not None,
+                hashed=conformal is not None or others.size > 1,
             )
+            apart = None if conformal is None or isinstance(conformal, float) else conformal
             with torch.enable_grad():
-                compared = not wanted.left_out
-                rows = None if data is None else work.gathered(feed(data), compared=compared)
-                apart = None
-                if conformal is not None:
-                    apart, rows = conformal_rows(work, rows, conformal, feed)
-                seen = None if train is None else work.gathered(feed(train), compared=False)
-                report = work.report(rows, seen)
-                final = posterior.with_ridge(report.ridge).with_scale(report.scale)
+                look = partial(work.gathered, between=others.check)
+                parts = (
+                    None if data is None else look(feed(data), compared=not wanted.left_out),
+                    None if apart is None else look(feed(apart)),
+                    None if train is None else look(feed(train), compared=False),
+                )
                 digits = 4 * torch.finfo(placement(self.model)[1]).eps  # of a feature, a few times
-                report = report.certified(final.doubt, digits)
-                if apart is not None:
-                    report = work.guaranteed(report, apart, groups)
+                report = work.together(others, parts, conformal, groups, digits)
+                final = posterior.with_ridge(report.ridge).with_scale(report.scale)
                 if weighing.gradients is not None and weighing.gradients.target is not None:
                     dtype = placement(self.model)[1]
-                    own = gradient_scale(tap, feed(data), final, dtype, weighing.gradients)
-                    report = replace(report, gradient_scale=own)
+                    sums = gradient_sums(tap, feed(data), final, dtype, weighing.gradients)
+                    own = others.together(sums, gradient_scale)
+                    report = replace(report, gradient_scale=own.to(report.scale.device))
             self._swap(replace(learnt, report=report, factorised=final))
             self._said.discard("stale")
             return report
 
-    def refit(self, valid: Any, *, add: bool, **options: Any) -> tuple[ReadoutFit, Refitted]:
+    def refit(
+        self, valid: Any, *, add: bool, group: Any = None, **options: Any
+    ) -> tuple[ReadoutFit, Refitted]:
         """The same for a copy of the model with another readout; see `LastLayerRigidity.refit`."""
         learnt, _ = self._thorough()
         own, weighing, rows = learnt.statistics, learnt.known_weighing(), None
         if valid is not None:
-            data = list(valid) if isinstance(valid, Iterator) else valid
-            rows = partial(self.feed(weighing), data, "refit", any_order=True, **options)
-        tied, own, report = refitted(learnt.binding, own, learnt.posterior, weighing, rows, add=add)
+            rows = partial(self.feed(weighing), valid, "refit", any_order=True, **options)
+        with self.job(False if valid is None else group, "refit") as others:
+            parts = (learnt.binding, own, learnt.posterior, weighing, rows)
+            tied, own, report = refitted(*parts, add=add, others=others)
         other = ReadoutFit(tied, self.target)
         other.learnt = Learnt(tied, own, weighing)
         return other, report
@@ -379,6 +415,24 @@ class ReadoutFit:
             self._swap(learnt)
             self.on_device()
 
+    def job(
+        self, group: Any, what: str, weighing: Weighing | None = None, **choices: Any
+    ) -> AbstractContextManager[Job]:
+        """The processes of a call, which must agree in the model, the loss, and the fit if any."""
+
+        def same() -> dict[str, Any]:
+            if weighing is None:
+                known = self.known()
+                rows = fingerprint([("gram", known.statistics.gram.matrix)])
+                return known.identity(loss_named(known.weighing)) | {"rows": rows} | choices
+            own = self.unbound
+            given = {name: value is not None for name, value in vars(own.source).items()}
+            readout = {"layer": own.layer, **given, "output": own.source.output}
+            weights = model_fingerprint(self.model)
+            return {"weights": weights, "readout": readout, "loss": loss_named(weighing)} | choices
+
+        return job(group, what, same, placement(self.model)[0])
+
     def _thorough(self) -> tuple[Learnt, AnyTap]:
         learnt = self.on_device()
         return learnt, learnt.binding.current(thorough=True)
@@ -403,8 +457,8 @@ class ReadoutFit:
             self.learnt = learnt
 
 
-def merged_files(paths: Sequence[Path], say: Callable[[str], None], *, check: bool) -> Snapshot:
-    """The file of one fit to the rows of all files, without a model; `say` is told of each."""
+def merge_files(paths: Sequence[Path], out: Path, say: Callable[[str], None], check: bool) -> None:
+    """Write the fit to the rows of all files' fits, without a model; `say` is told of each."""
 
     def read(path: Path) -> tuple[str, Learnt]:
         given = Snapshot.read(path, holds="targets")
@@ -414,9 +468,9 @@ def merged_files(paths: Sequence[Path], say: Callable[[str], None], *, check: bo
         say(f"{path}: {rows:,} rows, {judged:.1%} of them known by their hashes")
         return str(path), learnt
 
-    learnt = _merged(map(read, paths), check=check)
-    say(f"Together {learnt.statistics.gram.count:,} rows")
-    return learnt.snapshot(rows=learnt.statistics.sample is not None)
+    whole = _merged(map(read, paths), check=check)
+    whole.snapshot(rows=whole.statistics.sample is not None).write(out)
+    say(f"Wrote {out}: {whole.statistics.gram.count:,} rows. Load it, then calibrate(valid).")
 
 
 def _merged(fits: Iterable[tuple[str, Learnt]], *, check: bool) -> Learnt:
@@ -424,8 +478,9 @@ def _merged(fits: Iterable[tuple[str, Learnt]], *, check: bool) -> Learnt:
     name, first = next(fits := iter(fits))
     whole, sketches = first.statistics.clone(), {name: first.statistics.sketch}
     for other, learnt in fits:
-        alike = [own.identity(called) for called, own in ((name, first), (other, learnt))]
-        require_alike(alike, [name, other])
+        both = {name: first, other: learnt}
+        alike = [own.identity(vars(own.known_weighing(called))) for called, own in both.items()]
+        require_alike(alike, list(both))
         whole.merge(learnt.statistics)
         sketches[other] = learnt.statistics.sketch
     if check:
@@ -457,6 +512,53 @@ def _learnt(given: Snapshot, unbound: Binding) -> Learnt:
     report = given.part("calibration", CalibrationReport.from_state)
     require(report is None or len(report.scale) == statistics.targets, "the calibration's scale")
     return Learnt(unbound.taken(given), statistics, _loss_from(header["loss"]), report)
+
+
+def _agree(
+    weighing: Weighing, parts: Iterable[tuple[Snapshot, Statistics] | None]
+) -> tuple[Snapshot, Statistics | None]:
+    """The first tie, and the statistics of all who must agree with it."""
+    first: tuple[Snapshot, str, dict[str, Any]] | None = None
+
+    def each() -> Iterator[Statistics | None]:
+        nonlocal first
+        for rank, part in enumerate(parts):
+            if part is not None:
+                (tie, statistics), name = part, f"Rank {rank}"
+                own = identity(tie.header["readout"], statistics, loss_named(weighing))
+                first = first or (tie, name, own)
+                require_alike([first[2], own], [first[1], name])
+            yield None if part is None else statistics
+
+    whole = settled(combined(each()))
+    assert first is not None
+    return first[0], whole
+
+
+def _shown(options: dict[str, Any], others: Job) -> dict[str, Any]:
+    """Options with one progress bar for all processes."""
+    if others.rank and options.get("progress") is None:
+        return options | {"progress": False}
+    return options
+
+
+def loss_named(weighing: Weighing | None) -> Any:
+    """A loss as a file has it; functions by their names, by which others tell them apart."""
+    state = _loss_state(weighing)
+    if weighing is None or state is not None:
+        return state
+    parts = [weighing.loss, weighing.sample_weight, weighing.gradients]
+    return [None if part is None else _plain(part) for part in parts]
+
+
+def _plain(value: Any) -> Any:
+    """A function's name, an object's kind and settings, or a plain value."""
+    if hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, (str, int, float, bool, list, type(None))):
+        return value
+    own = {k: _plain(v) for k, v in getattr(value, "__dict__", {}).items() if k[0] != "_"}
+    return [type(value).__name__, own]
 
 
 def _loss_state(weighing: Weighing | None) -> dict[str, Any] | None:

@@ -6,11 +6,12 @@ the parts of a data set, fitted apart, give the fit to all of it, in any order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import combinations
 from typing import Any
 
 from ..data.sketch import RowSketch
+from ..notices import notify
 from .accumulation import Statistics
 
 REMEDIES = {
@@ -19,6 +20,9 @@ REMEDIES = {
     "loss": "Fit every part with the same loss= and weights",
     "precision": "Fit every part with the same precision=",
     "method": "Fit every part with the same method=",
+    "sample": "Keep the same sample= of every part",
+    "criterion": "Calibrate with the same options everywhere",
+    "rows": "Fit, load or merge the same on every process first",
     "data": "Give batches of one kind to every part",
 }
 """What parts must agree in, and what to do where they do not."""
@@ -68,3 +72,43 @@ def require_apart(sketches: dict[str, RowSketch]) -> None:
                 f"hashes can be compared ({share:.1%} of all). Merge parts without a row in "
                 "common; pass check=False (--allow-overlap) where the data truly repeat rows."
             )
+
+
+def combined(parts: Iterable[Statistics | None]) -> Statistics | None:
+    """The statistics of all processes, in the order of ranks; None where none had data.
+
+    Raises:
+        ValueError: half of a process's rows, or more, stand in the data of others too.
+    """
+    whole, shared = None, 0
+    for rank, part in enumerate(parts):
+        if whole is None or part is None:
+            whole = part if whole is None else whole
+            continue
+        shared += shared_rows(whole.sketch, part.sketch, rank)
+        whole.merge(part)
+    say_shared(shared)
+    return whole
+
+
+def shared_rows(known: RowSketch, new: RowSketch, rank: int) -> int:
+    """How many rows of a process were seen before; refused where they are its share of them all."""
+    shared, judged = known.overlap(new)
+    if shared > 1 and 2 * shared >= judged:
+        raise ValueError(
+            f"{shared} of {judged} rows of rank {rank} (of those judged by their hashes) stand in "
+            "the data of other ranks too. Give every process its own rows: rigidities.shard(data), "
+            "or a loader with sampler=rigidities.ShardSampler(dataset). To go through all rows in "
+            "this process alone, pass group=False."
+        )
+    return shared
+
+
+def say_shared(shared: int) -> None:
+    """Warn of rows that count twice."""
+    if shared:
+        notify(
+            f"{shared} rows or more stand in the data of several processes, and count as often. "
+            "That is right if the data repeat them; a sampler that pads does so too: use "
+            "rigidities.ShardSampler."
+        )

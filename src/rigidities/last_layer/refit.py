@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor, nn
 
@@ -18,7 +19,9 @@ from ..losses import MSE, Loss
 from ..models.shadow import unwrapped
 from ..posterior.gram import Gram
 from ..posterior.posterior import Posterior
-from .accumulation import Statistics, Weighing, accumulate
+from .accumulation import Statistics, Weighing, accumulate, settled
+from .distributed import Job
+from .merging import combined
 from .readout.binding import Binding
 from .readout.cases import CASES
 from .readout.heads import is_linear_map, own_parameters
@@ -77,20 +80,23 @@ def refitted(
     valid: Callable[[], Iterable[Batch]] | None,
     *,
     add: bool,
+    others: Job,
 ) -> tuple[Binding, Statistics, Refitted]:
     """The tie to the copy, the sums about its weights, and what has changed.
 
-    `valid` gives rows to judge by, and if `add` to refit on afterwards.
+    `valid` gives rows to judge by, with those of `others`, and if `add` to refit on afterwards.
     """
     model = unwrapped(binding.model)
     tap, judge, judged = _settable(model, binding.current(), weighing.loss), known.gram, None
     ridge, change, degrees = _best(tap, known.gram, posterior)
     if valid is not None:
-        judge = accumulate(None, lambda _: tap, valid(), weighing).gram
-        degrees, judged = degrees * 0, judge.count
+        rows = partial(accumulate, known, lambda _: tap, valid(), weighing, apart=True)
+        found = rows(precision=known.gram.precision, between=others.check)
+        new = settled(others.together(found, combined))
+        judge, degrees, judged = new.gram, degrees * 0, new.gram.count
     before, after = (_rmse(gram, degrees) for gram in (judge, judge.after(change)))
     if valid is not None and add:
-        known = accumulate(known.clone(), lambda _: tap, valid(), weighing)
+        known = known.clone().merge(new)
         whole = Posterior.from_gram(known.gram, posterior.ridge)
         ridge, change, _ = _best(tap, known.gram, whole)
     model = copy.deepcopy(model)

@@ -140,6 +140,7 @@ class LastLayerRigidity(ModelWrapper):
         method: str = "gram",
         batch_size: int | None = None,
         progress: bool | None = None,
+        group: Any = None,
     ) -> Self:
         r"""Accumulate the Gram in one pass over the training data; nothing is factorised.
 
@@ -165,6 +166,9 @@ class LastLayerRigidity(ModelWrapper):
             batch_size: rows per batch where the data are not batches already; by default a
                 loader's own, else 1024.
             progress: show a bar; by default on a terminal only.
+            group: of processes, each with its own share of the data, that make one fit together,
+                the same on all of them; by default all of the job where torch.distributed is
+                initialised. False for this process alone.
 
         Returns:
             The object itself. An error or interruption leaves it as it was.
@@ -172,17 +176,24 @@ class LastLayerRigidity(ModelWrapper):
         derivatives = gradient_loss(gradients, gradient_weight, gradient_target)
         weighing = Weighing(loss_for(loss), sample_weight, derivatives)
         options: dict[str, Any] = {"sample": sample, "precision": precision, "method": method}
-        self._fit.fit(train, weighing, **options, batch_size=batch_size, progress=progress)
+        options |= {"batch_size": batch_size, "progress": progress, "group": group}
+        self._fit.fit(train, weighing, **options)
         return self
 
     @outside_inference_mode
     def partial_fit(
-        self, more: Any, *, batch_size: int | None = None, progress: bool | None = None
+        self,
+        more: Any,
+        *,
+        batch_size: int | None = None,
+        progress: bool | None = None,
+        group: Any = None,
     ) -> Self:
         """Add data, exactly as if they had been in the fit; marks the calibration stale."""
+        options = {"batch_size": batch_size, "progress": progress, "group": group}
         if self._fit.learnt is None:
-            return self.fit(more, batch_size=batch_size, progress=progress)
-        self._fit.revise(more, remove=False, batch_size=batch_size, progress=progress)
+            return self.fit(more, **options)
+        self._fit.revise(more, remove=False, **options)
         return self
 
     @outside_inference_mode
@@ -193,6 +204,7 @@ class LastLayerRigidity(ModelWrapper):
         check: bool = True,
         batch_size: int | None = None,
         progress: bool | None = None,
+        group: Any = None,
     ) -> Self:
         """Remove data that were in the fit, as they were added; marks the calibration stale.
 
@@ -201,7 +213,8 @@ class LastLayerRigidity(ModelWrapper):
         (atoms of a structure), features are hashed, whose rounding may hide a tenth of the rows.
         `check=False` does not ask.
         """
-        self._fit.revise(some, remove=True, check=check, batch_size=batch_size, progress=progress)
+        options = {"batch_size": batch_size, "progress": progress, "group": group}
+        self._fit.revise(some, remove=True, check=check, **options)
         return self
 
     @outside_inference_mode
@@ -212,9 +225,8 @@ class LastLayerRigidity(ModelWrapper):
         stale. The others are not changed, nor this one after an error. `check` refuses fits that
         share a row: hashes know all of up to 32,768 rows of a fit, of more a share.
         """
-        kinds = [type(one).__name__ for one in others]
         if not others or any(not issubclass(type(one), LastLayerRigidity) for one in others):
-            raise TypeError(f"merge takes other LastLayerRigidity objects, got {kinds}.")
+            raise TypeError(f"merge takes LastLayerRigidity objects, got {[*map(type, others)]}.")
         if len({self, *others}) <= len(others):
             raise ValueError("A fit would be merged with itself, or twice. Give each fit once.")
         parts = {f"argument {n} of merge": one._fit for n, one in enumerate(others, start=1)}
@@ -239,6 +251,7 @@ class LastLayerRigidity(ModelWrapper):
         gradient_target: GradientTarget | None = None,
         batch_size: int | None = None,
         progress: bool | None = None,
+        group: Any = None,
     ) -> CalibrationReport:
         r"""Choose ridge, scale, noise and law in one pass over data the model has not seen.
 
@@ -276,6 +289,7 @@ class LastLayerRigidity(ModelWrapper):
                 second pass.
             batch_size: as in `fit`.
             progress: as in `fit`.
+            group: as in `fit`; each process gives its own rows.
 
         Returns:
             What was chosen and how good it is; print it.
@@ -290,6 +304,7 @@ class LastLayerRigidity(ModelWrapper):
             gradient_target=gradient_target,
             batch_size=batch_size,
             progress=progress,
+            group=group,
         )
 
     @outside_inference_mode
@@ -300,6 +315,7 @@ class LastLayerRigidity(ModelWrapper):
         add: bool = True,
         batch_size: int | None = None,
         progress: bool | None = None,
+        group: Any = None,
     ) -> Self:
         """A copy of the model with the ridge-optimal readout, wrapped, fitted and uncalibrated.
 
@@ -312,12 +328,14 @@ class LastLayerRigidity(ModelWrapper):
             add: then refit on these too; they are no longer unseen, so calibrate on others.
             batch_size: as in `fit`.
             progress: as in `fit`.
+            group: as in `fit`; without `valid` nothing is exchanged.
 
         Raises:
             ValueError: another loss than "mse", no targets in the fit, `features=`, an output that
                 is not linear in the readout's weights, weights that are tied or computed.
         """
-        fit, report = self._fit.refit(valid, add=add, batch_size=batch_size, progress=progress)
+        options = {"batch_size": batch_size, "progress": progress, "group": group}
+        fit, report = self._fit.refit(valid, add=add, **options)
         own = fit.unbound
         uq = type(self)(fit.model, layer=own.layer, target=fit.target, **vars(own.source))
         uq._fit, uq.refitted = fit, report
@@ -345,6 +363,8 @@ class LastLayerRigidity(ModelWrapper):
         generator: torch.Generator | None = None,
         batch_size: int | None = None,
         progress: bool | None = None,
+        gather: bool = False,
+        group: Any = None,
     ) -> Prediction:
         """Predictions with error bars for inputs or batches (targets in them are ignored).
 
@@ -361,6 +381,9 @@ class LastLayerRigidity(ModelWrapper):
             generator: of those draws.
             batch_size: as in `fit`.
             progress: as in `fit`.
+            gather: whether every process of the `group` (as in `fit`) gets the rows of all, in the
+                order of ranks; otherwise each has its own, and nothing is exchanged.
+            group: of processes.
         """
         tap, learnt = self._fit.ready()
         bars, inputs = learnt.bars, None
@@ -369,7 +392,7 @@ class LastLayerRigidity(ModelWrapper):
         if input_covariance is not None:
             inputs = InputVariances(input_covariance, wrt, input_samples, generator)
         spreads = []
-        with torch.enable_grad():
+        with self._fit.job(group if gather else False, "predict") as others, torch.enable_grad():
             for batch in self._fit.batches(data, "predict", batch_size, progress):
                 reading = read(tap, batch)
                 weight = reading.sample_weights(sample_weight, batch)
@@ -378,8 +401,10 @@ class LastLayerRigidity(ModelWrapper):
                 if inputs is not None:
                     spread = replace(spread, from_inputs=inputs.next(tap, batch, reading.output))
                 spreads.append(spread)
-        if inputs is not None:
-            inputs.check_used_up()
+                others.check()
+            if inputs is not None:
+                inputs.check_used_up()
+            spreads = [spread for part in others.all(spreads) for spread in part]
         return bars.prediction(spreads)
 
     @outside_inference_mode

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,14 +19,18 @@ from ..calibration.evidence import evidence
 from ..calibration.gathering import Gathering, Residuals
 from ..calibration.report import CalibrationReport
 from ..data.batches import TARGET_KEYS, Batch
+from ..data.sketch import RowSketch
 from ..posterior.posterior import Posterior
 from ..prediction.head import HeadForm
 from ..prediction.prediction import Prediction
 from .accumulation import Statistics, Weighing
+from .distributed import Job
 from .error_bars import head_inputs, noise_variances
+from .merging import say_shared, shared_rows
 from .readout.reading import Reading, read
 from .readout.tap import AnyTap
 
+Parts = tuple[tuple[Gathering, RowSketch] | None, ...]
 MOST = 1 << 15
 """Rows that the full model is fitted to at most."""
 
@@ -58,9 +62,15 @@ class Validation:
         """Whether the full model is asked for."""
         return self.wanted.criterion == AUTO
 
-    def gathered(self, batches: Iterable[Batch], *, compared: bool = True) -> Residuals:
-        """Residuals of rows, compared with the training data."""
-        found = Gathering(MOST) if self.full else Gathering()
+    def gathered(
+        self,
+        batches: Iterable[Batch],
+        *,
+        compared: bool = True,
+        between: Callable[[], None] = lambda: None,
+    ) -> tuple[Gathering, RowSketch]:
+        """Residuals of rows, compared with the training data, and the rows' hashes."""
+        found, sketch = Gathering(MOST) if self.full else Gathering(), RowSketch()
         for number, batch in enumerate(batches):
             try:
                 reading = read(self.tap, batch)
@@ -68,9 +78,48 @@ class Validation:
                 self._add(found, batch, reading, hashes)
             except ValueError as problem:
                 raise ValueError(f"Batch {number}: {problem}") from problem
+            if hashes is not None:
+                sketch.add(hashes)
             if compared and hashes is not None:  # rows that stand in the training data too
                 found.count(hashes.numel(), self.statistics.sketch.shared(hashes))
-        return found.residuals(least=1 if self.full and self.statistics.sample is not None else 2)
+            between()
+        return found, sketch
+
+    def together(
+        self, others: Job, own: Parts, conformal: Any, groups: Any, digits: float
+    ) -> CalibrationReport:
+        """The report of the rows of all processes, the same on every one.
+
+        Args:
+            others: the processes.
+            own: rows gathered here: to fit, for conformal scores, of the training data.
+            conformal: as in `LastLayerRigidity.calibrate`.
+            groups: likewise.
+            digits: error of variances by products of mixed precision that features have anyway.
+        """
+
+        def fold(parts: Iterator[Parts]) -> CalibrationReport:
+            columns = [_merged(column) for column in zip(*parts, strict=True)]
+            rows, apart, seen = map(self.residuals, columns)
+            rows, apart = conformal_rows(rows, apart, conformal)
+            report = self.report(rows, seen)
+            final = self.posterior.with_ridge(report.ridge).with_scale(report.scale)
+            report = report.certified(final.doubt, digits)
+            return report if apart is None else self.guaranteed(report, apart, groups)
+
+        if others.size == 1:
+            return fold(iter([own]))
+        header, tensors = others.together(own, lambda parts: _state(fold(parts)))
+        report = CalibrationReport.from_state(header, tensors)
+        if self.wanted.given is None and self.groups is None:
+            return report
+        whole = report.calibration.with_functions(self.wanted.given, self.groups)
+        return replace(report, calibration=whole)
+
+    def residuals(self, found: tuple[Gathering, RowSketch] | None) -> Residuals | None:
+        """What was gathered, of which there must be some."""
+        least = 1 if self.full and self.statistics.sample is not None else 2
+        return None if found is None else found[0].residuals(least=least)
 
     def report(self, residuals: Residuals | None, train: Residuals | None) -> CalibrationReport:
         """Choose ridge, scale and noise; see `LastLayerRigidity.calibrate`."""
@@ -162,6 +211,27 @@ class Validation:
         return found.residuals(least=1)
 
 
+def _merged(
+    parts: Iterable[tuple[Gathering, RowSketch] | None],
+) -> tuple[Gathering, RowSketch] | None:
+    """What the processes gathered of one kind of rows; none may have others' rows."""
+    whole, shared = None, 0
+    for rank, part in enumerate(parts):
+        if whole is None or part is None:
+            whole = part if whole is None else whole
+            continue
+        shared += shared_rows(whole[1], part[1], rank)
+        whole[0].merge(part[0])
+        whole[1].merge(part[1])
+    say_shared(shared)
+    return whole
+
+
+def _state(report: CalibrationReport) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Without its functions, which need not be sent."""
+    return report.header(), report.tensors()
+
+
 def _predicted(
     calibration: Calibration, part: Residuals, eigenvalues: Tensor, *, seen: bool = False
 ) -> Prediction:
@@ -196,15 +266,15 @@ def require_within(target: Tensor, support: Support | None) -> None:
 
 
 def conformal_rows(
-    work: Validation, rows: Residuals | None, given: Any, feed: Callable[[Any], Iterable[Batch]]
-) -> tuple[Residuals, Residuals | None]:
-    """Rows for conformal scores, and those left to be fitted: other data, or a share of them."""
+    rows: Residuals | None, apart: Residuals | None, given: Any
+) -> tuple[Residuals | None, Residuals | None]:
+    """Rows left to be fitted, and those for conformal scores: other data, or a share of them."""
     if not isinstance(given, float):
-        return work.gathered(feed(given)), rows
+        return rows, apart
     if rows is None:
         raise ValueError("conformal= as a share needs validation data: calibrate(valid, ...).")
-    apart = set_aside(rows.kept["hashes"], given)
-    return rows.picked(apart), rows.picked(~apart)
+    which = set_aside(rows.kept["hashes"], given)
+    return rows.picked(~which), rows.picked(which)
 
 
 def require_groups(groups: Any, conformal: Any) -> None:

@@ -162,21 +162,20 @@ def checked_target(target: Tensor, point: FeatureMap) -> Tensor:
     return target.to(point.point.device)
 
 
-def gradient_scale(
+def gradient_sums(
     tap: AnyTap,
     batches: Iterable[Batch],
     posterior: Posterior,
     dtype: torch.dtype,
     loss: GradientLoss,
 ) -> Tensor:
-    r"""$\alpha_g$ of each target: $\alpha_g^2 = \mathrm{mean}\, r^2 / q$ over the derivatives.
+    r"""Of the derivatives $r^2 / q$ by target, how many there are, and how many have no q: (3, K).
 
     The posterior has the chosen ridge and one scale per target; `dtype` is the model's.
     """
     one, form = torch.ones_like(posterior.scale), QuadraticForm.of(posterior, dtype)
     differentiator = Differentiator(posterior, form, one, members=0)
-    total = torch.zeros(len(one), dtype=torch.float64)
-    count, left_out = torch.zeros_like(total), 0
+    sums = torch.zeros(3, len(one), dtype=torch.float64)
     for batch in batches:
         target = loss.known_target(batch)
         assert target is not None
@@ -185,18 +184,24 @@ def gradient_scale(
         error = checked_target(target, point).reshape(found.mean.shape) - found.mean
         q = found.variance.to(torch.float64)
         known = q > 0
-        left_out += int((~known).sum())
         ratio = torch.where(known, error.to(torch.float64).square() / q, 0.0)
-        total += point.per_target(ratio).cpu()
-        count += point.per_target(known.to(torch.float64)).cpu()
+        for total, new in zip(sums, (ratio, known.to(q), (~known).to(q)), strict=True):
+            total += point.per_target(new).cpu()
+    return sums
+
+
+def gradient_scale(sums: Iterable[Tensor]) -> Tensor:
+    r"""$\alpha_g$ of each target: $\alpha_g^2 = \mathrm{mean}\, r^2 / q$ over the derivatives."""
+    total, count, left_out = torch.stack(list(sums)).sum(0)
     if not bool((count > 0).all()):
         raise ValueError(
             "No derivative of the features by that input is different from zero: there is "
             "nothing to calibrate. Name another input."
         )
-    if left_out:
+    if some := int(left_out.sum()):
         notify(
-            f"{left_out} derivatives do not depend on the readout's weights and were left out of "
-            "the calibration."
+            f"{some} derivatives do not depend on the readout's weights and were left out of the "
+            "calibration."
         )
-    return (total / count).sqrt().to(differentiator.scale.device)
+    scale: Tensor = (total / count).sqrt()
+    return scale
