@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .._version import __version__
 from ..calibration.calibration import Calibration, Given, Wanted
@@ -22,6 +23,7 @@ from ..data.sketch import RowSketch, fingerprint
 from ..data.slots import InputName
 from ..data.storage import Snapshot, prefixed, unprefixed
 from ..losses import NAMED, Loss
+from ..models.calling import Source
 from ..models.shadow import placement
 from ..models.threads import Lock
 from ..notices import NO_FIT, NotFittedError, notify, require, require_kinds
@@ -29,6 +31,7 @@ from ..posterior.gram import Gram, PrecisionLike
 from ..posterior.posterior import Posterior
 from ..posterior.root import gram_kind
 from .accumulation import Statistics, Weighing, accumulate, settled
+from .checkpoint import Checkpoint
 from .distributed import Job, job
 from .error_bars import ErrorBars
 from .gradients.loss import (
@@ -38,7 +41,7 @@ from .gradients.loss import (
     gradient_scale,
     gradient_sums,
 )
-from .merging import combined, identity, require_alike
+from .merging import combined, identity, require_alike, require_apart
 from .readout.binding import Binding, model_fingerprint
 from .readout.tap import AnyTap
 from .refit import Refitted, refitted
@@ -111,20 +114,23 @@ class Learnt:
                 self._bars[dtype] = ErrorBars.of(self.posterior, self.calibration, dtype)
         return self._bars[dtype]
 
-    def identity(self) -> dict[str, Any]:
-        """What other fits must agree in to be the same one."""
-        known = self.statistics
-        own = identity(self.binding.header(), known, loss_named(self.weighing))
-        return own | {"rows": fingerprint([("gram", known.gram.matrix)])}
+    def identity(self, loss: Any) -> dict[str, Any]:
+        """What others must agree in; `loss` stands for the loss and weights."""
+        return identity(self.binding.header(), self.statistics, loss)
 
-    def known_weighing(self) -> Weighing:
+    def known_weighing(self, name: str = "this fit") -> Weighing:
         """The loss and weights of the fit; refused where a file could not hold them."""
         if self.weighing is None:
             raise ValueError(
-                "The loss or sample weights of this fit were functions, which a file does not "
+                f"The loss or sample weights of {name} were functions, which a file does not "
                 "hold. Call set_loss(loss, sample_weight) with the same ones first."
             )
         return self.weighing
+
+    def with_rows(self, statistics: Statistics) -> Learnt:
+        """The same after rows came or went; the calibration is stale."""
+        report = None if self.report is None else replace(self.report, stale=True)
+        return replace(self, statistics=statistics, report=report, factorised=None)
 
     def to(self, device: torch.device) -> Learnt:
         """The same on another device; statistics stay float64."""
@@ -137,14 +143,16 @@ class Learnt:
             factorised=None if posterior is None else posterior.to(device),
         )
 
-    def snapshot(self, *, probes: bool = True, rows: bool = False) -> Snapshot:
+    def snapshot(self, *, probes: bool = True, rows: bool = False, exact: bool = False) -> Snapshot:
         """Everything but the model.
 
-        `probes` says whether a few inputs of the fit are in it, `rows` whether its sample is.
+        `probes` says whether a few inputs of the fit are in it, `rows` whether its sample is. For
+        a fit that goes on, it is `exact`, as in `Gram.state`, with a sample if there is one.
         """
         known, report, tie = self.statistics, self.report, self.binding.snapshot(probes=probes)
-        tensors = prefixed("gram", known.gram.state()) | prefixed("sketch", known.sketch.state())
-        if rows:
+        tensors = prefixed("gram", known.gram.state(exact=exact))
+        tensors |= prefixed("sketch", known.sketch.state())
+        if rows or (exact and known.sample is not None):
             if known.sample is None:
                 raise ValueError(
                     "This fit keeps no rows: it had no targets or sample=0, or was loaded from a "
@@ -194,6 +202,7 @@ class ReadoutFit:
         sample: int,
         precision: PrecisionLike,
         method: str,
+        checkpoint: Checkpoint,
         group: Any = None,
         **options: Any,
     ) -> None:
@@ -201,26 +210,47 @@ class ReadoutFit:
         kept, kind = RowSample(sample) if sample else None, gram_kind(method, precision)
         choices = {"precision": precision, "method": method, "sample": sample}
         with self._alone(), self.job(group, "fit", weighing, **choices) as others:
-            binding = self.unbound.again()
+            binding, begun = self._begun(checkpoint, others, weighing, choices)
             feed = replace(self.feed(weighing), inputs=None, kind=None)
+            options["passing"] = checkpoint.passing
             batches = feed(train, "fit", any_order=True, **_shown(options, others))
-            add = partial(accumulate, None, binding.find, batches, weighing)
+            add = partial(accumulate, begun, binding.find, batches, weighing, tick=checkpoint.tick)
             add = partial(add, sample=kept, precision=precision, kind=kind)
-            found = add(meanwhile=binding.seal, between=others.check)
+            found = add(meanwhile=binding.seal, between=others.check, counted=checkpoint.counted)
             if others.size > 1:
                 binding, found = self._agreed(others, binding, found, weighing)
             statistics = settled(found)
             if self.target is None:
                 statistics.say_unlabelled()
             self._swap(Learnt(binding, statistics, weighing))
+            checkpoint.done()
+
+    def _begun(
+        self, checkpoint: Checkpoint, others: Job, weighing: Weighing, choices: dict[str, Any]
+    ) -> tuple[Binding, Statistics | None]:
+        """The tie and the statistics of an interrupted fit; a new tie and None without one."""
+        tie, statistics = self.unbound.again(), None
+        if checkpoint.path is not None:
+            asked, part = self._asked(weighing) | choices, (others.rank, others.size)
+            if learnt := checkpoint.resume(
+                asked, part, tie.placement[0], lambda s: _learnt(s, tie)
+            ):
+                tie, statistics = learnt.binding, learnt.statistics
+            checkpoint.snapshot = lambda own: Learnt(tie, own, weighing).snapshot(exact=True)
+        return tie, statistics
 
     def _agreed(
         self, others: Job, binding: Binding, found: Statistics | None, weighing: Weighing
-    ) -> tuple[Binding, Statistics | None]:
+    ) -> tuple[Binding, Statistics]:
         """The tie and the statistics of all processes, the same on every one."""
-        own = None if found is None else (binding.snapshot(), found)
-        tie, whole = others.together(own, partial(_agree, weighing))
-        if found is None or (others.rank and "probes" in tie.header):
+        own = None
+        if found is not None:
+            own = binding.snapshot(), identity(binding.header(), found, loss_named(weighing))
+        met = [(rank, *one) for rank, one in enumerate(others.all(own)) if one is not None]
+        require_alike([one for *_, one in met], [f"Rank {rank}" for rank, *_ in met])
+        whole = settled(others.together(found, combined))
+        first, tie, _ = met[0]
+        if found is None or (others.rank != first and "probes" in tie.header):
             binding = self.unbound.taken(tie)
         binding.current()
         others.all(None)  # nobody has the fit before all can have it
@@ -245,8 +275,14 @@ class ReadoutFit:
                 own = settled(new)
             else:
                 own = own.without(new, check=check) if remove else settled(own.clone().merge(new))
-            report = None if learnt.report is None else replace(learnt.report, stale=True)
-            self._swap(replace(learnt, statistics=own, report=report, factorised=None))
+            self._swap(learnt.with_rows(own))
+
+    def merge(self, others: Mapping[str, ReadoutFit], *, check: bool) -> None:
+        """Add the rows of other fits, by what errors call them; see `LastLayerRigidity.merge`."""
+        with self._alone():
+            own = [("this fit", self.on_device())]
+            rest = [(name, other.known(f" of {name}")) for name, other in others.items()]
+            self._swap(_merged(own + rest, check=check))
 
     def calibrate(
         self,
@@ -322,10 +358,10 @@ class ReadoutFit:
         other.learnt = Learnt(tied, own, weighing)
         return other, report
 
-    def known(self) -> Learnt:
+    def known(self, whose: str = "") -> Learnt:
         """The state, if there is a fit."""
         if self.learnt is None:
-            raise NotFittedError(NO_FIT.format("fit(train)"))
+            raise NotFittedError(NO_FIT.format(f"fit(train){whose}"))
         return self.learnt
 
     def ready(self) -> tuple[AnyTap, Learnt]:
@@ -410,15 +446,21 @@ class ReadoutFit:
         """The processes of a call, which must agree in the model, the loss, and the fit if any."""
 
         def same() -> dict[str, Any]:
-            if weighing is None:
-                return self.known().identity() | choices
-            own = self.unbound
-            known = {name: value is not None for name, value in vars(own.source).items()}
-            readout = {"layer": own.layer, **known, "output": own.source.output}
-            weights = model_fingerprint(self.model)
-            return {"weights": weights, "readout": readout, "loss": loss_named(weighing)} | choices
+            if weighing is not None:
+                return self._asked(weighing) | choices
+            known = self.known()
+            rows = fingerprint([("gram", known.statistics.gram.matrix)])
+            return known.identity(loss_named(known.weighing)) | {"rows": rows} | choices
 
         return job(group, what, same, placement(self.model)[0])
+
+    def _asked(self, weighing: Weighing) -> dict[str, Any]:
+        """What a fit is asked for, which must be the same in all its parts."""
+        own = self.unbound
+        known = {name: value is not None for name, value in vars(own.source).items()}
+        readout = {"layer": own.layer, **known, "output": own.source.output}
+        weights = model_fingerprint(self.model)
+        return {"weights": weights, "readout": readout, "loss": loss_named(weighing)}
 
     def _thorough(self) -> tuple[Learnt, AnyTap]:
         learnt = self.on_device()
@@ -444,6 +486,42 @@ class ReadoutFit:
             self.learnt = learnt
 
 
+def merge_files(paths: Sequence[Path], out: Path, say: Callable[[str], None], check: bool) -> None:
+    """Write the fit to the rows of all files' fits, without a model; `say` is told of each."""
+
+    def read(path: Path) -> tuple[str, Learnt]:
+        given = Snapshot.read(path, holds="targets")
+        with given.opened():
+            learnt = _learnt(given, Binding(nn.Identity(), Source(), None))
+        rows, judged = learnt.statistics.gram.count, learnt.statistics.sketch.limit / (1 << 63)
+        say(f"{path}: {rows:,} rows, {judged:.1%} of them known by their hashes")
+        return str(path), learnt
+
+    whole = _merged(map(read, paths), check=check)
+    whole.snapshot(rows=whole.statistics.sample is not None).write(out)
+    say(f"Wrote {out}: {whole.statistics.gram.count:,} rows. Load it, then calibrate(valid).")
+
+
+def _merged(fits: Iterable[tuple[str, Learnt]], *, check: bool) -> Learnt:
+    """The first fit with the rows of the others, each after what errors call it."""
+    name, first = next(fits := iter(fits))
+    whole, sketches = first.statistics.clone(), {name: first.statistics.sketch}
+    for other, learnt in fits:
+        both = {name: first, other: learnt}
+        alike = [own.identity(vars(own.known_weighing(called))) for called, own in both.items()]
+        require_alike(alike, list(both))
+        whole.merge(learnt.statistics)
+        sketches[other] = learnt.statistics.sketch
+    if check:
+        require_apart(sketches)
+    if whole.sample is None and whole.gram.square is not None:
+        notify(
+            "Not every part keeps a sample of its rows, so that the merged fit keeps none and "
+            "calibrate() knows validation rows alone. Save parts by save(path, rows=True)."
+        )
+    return first.with_rows(whole)
+
+
 def _learnt(given: Snapshot, unbound: Binding) -> Learnt:
     """What a snapshot holds; no weighing where the loss or weights were functions."""
     header = given.header
@@ -463,27 +541,6 @@ def _learnt(given: Snapshot, unbound: Binding) -> Learnt:
     report = given.part("calibration", CalibrationReport.from_state)
     require(report is None or len(report.scale) == statistics.targets, "the calibration's scale")
     return Learnt(unbound.taken(given), statistics, _loss_from(header["loss"]), report)
-
-
-def _agree(
-    weighing: Weighing, parts: Iterable[tuple[Snapshot, Statistics] | None]
-) -> tuple[Snapshot, Statistics | None]:
-    """The first tie, and the statistics of all who must agree with it."""
-    first: tuple[Snapshot, str, dict[str, Any]] | None = None
-
-    def each() -> Iterator[Statistics | None]:
-        nonlocal first
-        for rank, part in enumerate(parts):
-            if part is not None:
-                (tie, statistics), name = part, f"Rank {rank}"
-                own = identity(tie.header["readout"], statistics, loss_named(weighing))
-                first = first or (tie, name, own)
-                require_alike([first[2], own], [first[1], name])
-            yield None if part is None else statistics
-
-    whole = settled(combined(each()))
-    assert first is not None
-    return first[0], whole
 
 
 def _shown(options: dict[str, Any], others: Job) -> dict[str, Any]:
@@ -506,9 +563,10 @@ def _plain(value: Any) -> Any:
     """A function's name, an object's kind and settings, or a plain value."""
     if hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
-    if isinstance(value, (str, int, float, bool, type(None))):
+    if isinstance(value, (str, int, float, bool, list, type(None))):
         return value
-    return [type(value).__name__, {k: _plain(v) for k, v in getattr(value, "__dict__", {}).items()}]
+    own = {k: _plain(v) for k, v in getattr(value, "__dict__", {}).items() if k[0] != "_"}
+    return [type(value).__name__, own]
 
 
 def _loss_state(weighing: Weighing | None) -> dict[str, Any] | None:
