@@ -5,6 +5,7 @@ from ._version import __version__
 from .any_regressor.rigidity import PredictionRigidity
 from .calibration.report import CalibrationReport
 from .constrained import constrained_profile, constrained_rigidity
+from .data.shards import ShardSampler, shard
 from .last_layer.ensemble.ensemble import Ensemble
 from .last_layer.ensemble.member_values import MemberValues
 from .last_layer.frozen import Frozen
@@ -14,6 +15,7 @@ from .last_layer.propagation.derived import Derived
 from .last_layer.refit import Refitted
 from .last_layer.rigidity import LastLayerRigidity
 from .models.mean_of import MeanOf
+from .models.whole import whole
 from .posterior.gram import Gram
 from .posterior.posterior import Posterior
 from .prediction.prediction import Prediction
@@ -33,6 +35,7 @@ __all__ = [
     "Prediction",
     "PredictionRigidity",
     "Refitted",
+    "ShardSampler",
     "__version__",
     "closed_forms",
     "constrained_profile",
@@ -46,4 +49,6 @@ __all__ = [
     "plots",
     "report",
     "selection",
+    "shard",
+    "whole",
 ]

@@ -132,6 +132,10 @@ class GaussianNLL:
     variance: float | Tensor | Callable[[Any], Tensor]
     needs_target = False
 
+    def __post_init__(self) -> None:
+        if isinstance(self.variance, Tensor):  # which would not compare
+            object.__setattr__(self, "variance", self.variance.tolist())
+
     def value(self, prediction: Tensor, target: Tensor, batch: Any) -> Tensor:
         """$r^2 / 2v$; a callable's variances come in by `weight` instead."""
         square = (prediction - target).square() / 2
@@ -165,14 +169,13 @@ def _precision(variance: float | Tensor, prediction: Tensor | None = None) -> Te
     return 1 / variance
 
 
+@dataclass
 class PerSampleLoss:
     """Any twice differentiable loss per sample: callable(prediction, target) -> (N,) or (N, K)."""
 
+    function: Callable[[Tensor, Tensor], Tensor]
     needs_target = True
-
-    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
-        self.function = function
-        self._checked = False
+    _checked = False
 
     def value(self, prediction: Tensor, target: Tensor, batch: Any) -> Tensor:
         """What the callable returns."""

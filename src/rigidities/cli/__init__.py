@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .._version import __version__
+from ..last_layer.fit import merge_files
 from ..last_layer.rigidity import LastLayerRigidity
+from ..report.document import checked_place
 from ..report.files import from_file
 from . import demo
 
@@ -27,11 +29,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     options = _parser().parse_args(arguments)
     try:
-        return int(options.run(options))
-    except (ModuleNotFoundError, OSError) as error:
-        # a missing extra or a folder that cannot be written: the message says what to do
+        options.run(options)
+    except (ModuleNotFoundError, OSError, ValueError) as error:
+        # a missing extra, a folder that cannot be written, a damaged file: it says what to do
         print(f"rigidities: {error}", file=sys.stderr)
         return 1
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -42,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="command", required=True)
     _add_demo(commands)
     _add_report(commands)
+    _add_merge(commands)
     return parser
 
 
@@ -67,9 +71,8 @@ def seed(text: str) -> int:
     return int(text)
 
 
-def _demo(options: argparse.Namespace) -> int:
+def _demo(options: argparse.Namespace) -> None:
     demo.run(options.out, seed=options.seed)
-    return 0
 
 
 def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -102,12 +105,26 @@ def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.set_defaults(run=_report)
 
 
-def _report(options: argparse.Namespace) -> int:
+def _report(options: argparse.Namespace) -> None:
     chosen = {key: value for key, value in vars(options).items() if key not in ("run", "file")}
-    try:
-        written = from_file(options.file, load=LastLayerRigidity.load, **chosen)
-    except ValueError as error:
-        print(f"rigidities: {error}", file=sys.stderr)
-        return 1
-    print(f"Wrote {written}")
-    return 0
+    print(f"Wrote {from_file(options.file, load=LastLayerRigidity.load, **chosen)}")
+
+
+def _add_merge(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    summary = "make one fit of saved fits to different rows, without their model"
+    example = "Example: rigidities merge mon.safetensors tue.safetensors --out both.safetensors"
+    parser = commands.add_parser("merge", help=summary, description=summary, epilog=example)
+    parser.add_argument("files", type=Path, nargs="+", help="two or more, written by save()")
+    parser.add_argument("--out", type=Path, required=True, help="the file to write")
+    parser.add_argument("--force", action="store_true", help="replace that file if it exists")
+    parser.add_argument("--allow-overlap", action="store_true", help="count shared rows twice")
+    parser.set_defaults(run=_merge)
+
+
+def _merge(options: argparse.Namespace) -> None:
+    files, out = options.files, checked_place(options.out)
+    if not 2 < len({path.resolve() for path in (*files, out)}) == len(files) + 1:
+        raise ValueError(f"Expected two files or more, each once, and another --out than {out}.")
+    if out.exists() and not options.force:
+        raise ValueError(f"{out} exists. Choose another --out, or pass --force to replace it.")
+    merge_files(files, out, print, check=not options.allow_overlap)

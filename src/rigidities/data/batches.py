@@ -33,6 +33,7 @@ from torch.utils.data import (
 )
 
 from ..models.calling import described
+from .shards import ShardSampler, is_shuffle, unpadded
 
 TARGET_KEYS = ("labels", "y", "target", "label")  # the first that is there
 BATCH_SIZE = 1024
@@ -198,6 +199,7 @@ def raw_batches(
     """
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
+    data = unpadded(data)
     tensors = _whole(data, any_order=any_order)
     if tensors is not None:
         own = data.batch_size if isinstance(data, DataLoader) else None
@@ -215,7 +217,11 @@ def raw_batches(
 def _whole(data: Any, *, any_order: bool) -> Any:
     """The data as tensors to slice, or None if they are not."""
     if isinstance(data, DataLoader):
-        return _tensors_of(data.dataset) if _is_plain_loader(data, any_order) else None
+        if not _is_plain_loader(data, any_order):
+            return None
+        if isinstance(rows := data.sampler, (ShardSampler, list)):  # of this process
+            return _tensors_of(Subset(data.dataset, rows))  # type: ignore[arg-type]
+        return _tensors_of(data.dataset)
     if isinstance(data, Dataset):
         return _tensors_of(data)
     if isinstance(data, Tensor) or _is_array(data):
@@ -244,13 +250,8 @@ def _tensors_of(dataset: Any) -> tuple[Tensor, ...] | None:
 
 def _is_plain_loader(loader: DataLoader[Any], any_order: bool) -> bool:
     """Whether reading the data set in slices gives the loader's rows (in its order, or any)."""
-    sampler = loader.sampler
-    ordered = type(sampler) is SequentialSampler
-    shuffled = (
-        type(sampler) is RandomSampler
-        and not sampler.replacement
-        and sampler.num_samples == len(sampler.data_source)
-    )
+    ordered = type(loader.sampler) in (SequentialSampler, ShardSampler, list)
+    shuffled = type(loader.sampler) is RandomSampler and is_shuffle(loader.sampler)
     return (
         (ordered or (shuffled and any_order))
         and loader.collate_fn is default_collate

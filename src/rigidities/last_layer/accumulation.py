@@ -67,7 +67,7 @@ class Statistics:
         self.sketch.settle()
         if self.sample is not None and other.sample is not None:
             self.sample.size = min(self.sample.size, other.sample.size)
-            self.sample.merge(other.sample)
+            self.sample.merge(other.sample.to(self.gram.device))
             self.sample.settle()
         else:
             self.sample = None

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .._version import __version__
 from ..calibration.calibration import Calibration, Given, Wanted
@@ -22,6 +23,7 @@ from ..data.sketch import RowSketch, fingerprint
 from ..data.slots import InputName
 from ..data.storage import Snapshot, prefixed, unprefixed
 from ..losses import NAMED, Loss
+from ..models.calling import Source
 from ..models.shadow import placement
 from ..models.threads import Lock
 from ..notices import NO_FIT, NotFittedError, notify, require, require_kinds
@@ -39,7 +41,7 @@ from .gradients.loss import (
     gradient_scale,
     gradient_sums,
 )
-from .merging import combined, identity, require_alike
+from .merging import combined, identity, require_alike, require_apart
 from .readout.binding import Binding, model_fingerprint
 from .readout.tap import AnyTap
 from .refit import Refitted, refitted
@@ -112,20 +114,23 @@ class Learnt:
                 self._bars[dtype] = ErrorBars.of(self.posterior, self.calibration, dtype)
         return self._bars[dtype]
 
-    def identity(self) -> dict[str, Any]:
-        """What other fits must agree in to be the same one."""
-        known = self.statistics
-        own = identity(self.binding.header(), known, loss_named(self.weighing))
-        return own | {"rows": fingerprint([("gram", known.gram.matrix)])}
+    def identity(self, loss: Any) -> dict[str, Any]:
+        """What others must agree in; `loss` stands for the loss and weights."""
+        return identity(self.binding.header(), self.statistics, loss)
 
-    def known_weighing(self) -> Weighing:
+    def known_weighing(self, name: str = "this fit") -> Weighing:
         """The loss and weights of the fit; refused where a file could not hold them."""
         if self.weighing is None:
             raise ValueError(
-                "The loss or sample weights of this fit were functions, which a file does not "
+                f"The loss or sample weights of {name} were functions, which a file does not "
                 "hold. Call set_loss(loss, sample_weight) with the same ones first."
             )
         return self.weighing
+
+    def with_rows(self, statistics: Statistics) -> Learnt:
+        """The same after rows came or went; the calibration is stale."""
+        report = None if self.report is None else replace(self.report, stale=True)
+        return replace(self, statistics=statistics, report=report, factorised=None)
 
     def to(self, device: torch.device) -> Learnt:
         """The same on another device; statistics stay float64."""
@@ -234,11 +239,16 @@ class ReadoutFit:
 
     def _agreed(
         self, others: Job, binding: Binding, found: Statistics | None, weighing: Weighing
-    ) -> tuple[Binding, Statistics | None]:
+    ) -> tuple[Binding, Statistics]:
         """The tie and the statistics of all processes, the same on every one."""
-        own = None if found is None else (binding.snapshot(), found)
-        tie, whole = others.together(own, partial(_agree, weighing))
-        if found is None or (others.rank and "probes" in tie.header):
+        own = None
+        if found is not None:
+            own = binding.snapshot(), identity(binding.header(), found, loss_named(weighing))
+        met = [(rank, *one) for rank, one in enumerate(others.all(own)) if one is not None]
+        require_alike([one for *_, one in met], [f"Rank {rank}" for rank, *_ in met])
+        whole = settled(others.together(found, combined))
+        first, tie, _ = met[0]
+        if found is None or (others.rank != first and "probes" in tie.header):
             binding = self.unbound.taken(tie)
         binding.current()
         others.all(None)  # nobody has the fit before all can have it
@@ -263,8 +273,14 @@ class ReadoutFit:
                 own = settled(new)
             else:
                 own = own.without(new, check=check) if remove else settled(own.clone().merge(new))
-            report = None if learnt.report is None else replace(learnt.report, stale=True)
-            self._swap(replace(learnt, statistics=own, report=report, factorised=None))
+            self._swap(learnt.with_rows(own))
+
+    def merge(self, others: Mapping[str, ReadoutFit], *, check: bool) -> None:
+        """Add the rows of other fits, by what errors call them; see `LastLayerRigidity.merge`."""
+        with self._alone():
+            own = [("this fit", self.on_device())]
+            rest = [(name, other.known(f" of {name}")) for name, other in others.items()]
+            self._swap(_merged(own + rest, check=check))
 
     def calibrate(
         self,
@@ -340,10 +356,10 @@ class ReadoutFit:
         other.learnt = Learnt(tied, own, weighing)
         return other, report
 
-    def known(self) -> Learnt:
+    def known(self, whose: str = "") -> Learnt:
         """The state, if there is a fit."""
         if self.learnt is None:
-            raise NotFittedError(NO_FIT.format("fit(train)"))
+            raise NotFittedError(NO_FIT.format(f"fit(train){whose}"))
         return self.learnt
 
     def ready(self) -> tuple[AnyTap, Learnt]:
@@ -427,8 +443,11 @@ class ReadoutFit:
         """The processes of a call, which must agree in the model, the loss, and the fit if any."""
 
         def same() -> dict[str, Any]:
-            own = self.known().identity() if weighing is None else self._asked(weighing)
-            return own | choices
+            if weighing is not None:
+                return self._asked(weighing) | choices
+            known = self.known()
+            rows = fingerprint([("gram", known.statistics.gram.matrix)])
+            return known.identity(loss_named(known.weighing)) | {"rows": rows} | choices
 
         return job(group, what, same, placement(self.model)[0])
 
@@ -464,6 +483,42 @@ class ReadoutFit:
             self.learnt = learnt
 
 
+def merge_files(paths: Sequence[Path], out: Path, say: Callable[[str], None], check: bool) -> None:
+    """Write the fit to the rows of all files' fits, without a model; `say` is told of each."""
+
+    def read(path: Path) -> tuple[str, Learnt]:
+        given = Snapshot.read(path, holds="targets")
+        with given.opened():
+            learnt = _learnt(given, Binding(nn.Identity(), Source(), None))
+        rows, judged = learnt.statistics.gram.count, learnt.statistics.sketch.limit / (1 << 63)
+        say(f"{path}: {rows:,} rows, {judged:.1%} of them known by their hashes")
+        return str(path), learnt
+
+    whole = _merged(map(read, paths), check=check)
+    whole.snapshot(rows=whole.statistics.sample is not None).write(out)
+    say(f"Wrote {out}: {whole.statistics.gram.count:,} rows. Load it, then calibrate(valid).")
+
+
+def _merged(fits: Iterable[tuple[str, Learnt]], *, check: bool) -> Learnt:
+    """The first fit with the rows of the others, each after what errors call it."""
+    name, first = next(fits := iter(fits))
+    whole, sketches = first.statistics.clone(), {name: first.statistics.sketch}
+    for other, learnt in fits:
+        both = {name: first, other: learnt}
+        alike = [own.identity(vars(own.known_weighing(called))) for called, own in both.items()]
+        require_alike(alike, list(both))
+        whole.merge(learnt.statistics)
+        sketches[other] = learnt.statistics.sketch
+    if check:
+        require_apart(sketches)
+    if whole.sample is None and whole.gram.square is not None:
+        notify(
+            "Not every part keeps a sample of its rows, so that the merged fit keeps none and "
+            "calibrate() knows validation rows alone. Save parts by save(path, rows=True)."
+        )
+    return first.with_rows(whole)
+
+
 def _learnt(given: Snapshot, unbound: Binding) -> Learnt:
     """What a snapshot holds; no weighing where the loss or weights were functions."""
     device, header = unbound.placement[0], given.header
@@ -486,27 +541,6 @@ def _learnt(given: Snapshot, unbound: Binding) -> Learnt:
     return Learnt(unbound.taken(given), statistics, _loss_from(header["loss"]), report)
 
 
-def _agree(
-    weighing: Weighing, parts: Iterable[tuple[Snapshot, Statistics] | None]
-) -> tuple[Snapshot, Statistics | None]:
-    """The first tie, and the statistics of all who must agree with it."""
-    first: tuple[Snapshot, str, dict[str, Any]] | None = None
-
-    def each() -> Iterator[Statistics | None]:
-        nonlocal first
-        for rank, part in enumerate(parts):
-            if part is not None:
-                (tie, statistics), name = part, f"Rank {rank}"
-                own = identity(tie.header["readout"], statistics, loss_named(weighing))
-                first = first or (tie, name, own)
-                require_alike([first[2], own], [first[1], name])
-            yield None if part is None else statistics
-
-    whole = settled(combined(each()))
-    assert first is not None
-    return first[0], whole
-
-
 def _shown(options: dict[str, Any], others: Job) -> dict[str, Any]:
     """Options with one progress bar for all processes."""
     if others.rank and options.get("progress") is None:
@@ -527,10 +561,10 @@ def _plain(value: Any) -> Any:
     """A function's name, an object's kind and settings, or a plain value."""
     if hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
-    if isinstance(value, (str, int, float, bool, type(None))):
+    if isinstance(value, (str, int, float, bool, list, type(None))):
         return value
-    own = {k: v for k, v in getattr(value, "__dict__", {}).items() if k[0] != "_"}
-    return [type(value).__name__, {k: _plain(v) for k, v in own.items()}]
+    own = {k: _plain(v) for k, v in getattr(value, "__dict__", {}).items() if k[0] != "_"}
+    return [type(value).__name__, own]
 
 
 def _loss_state(weighing: Weighing | None) -> dict[str, Any] | None:

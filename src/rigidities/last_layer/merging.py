@@ -7,6 +7,7 @@ the parts of a data set, fitted apart, give the fit to all of it, in any order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import combinations
 from typing import Any
 
 from ..data.sketch import RowSketch
@@ -14,7 +15,8 @@ from ..notices import notify
 from .accumulation import Statistics
 
 REMEDIES = {
-    "weights": "Load the same checkpoint into every model first",
+    "weights": "Load the same checkpoint into every model first; in a job, where batch norms have "
+    "other statistics on each process, pass rigidities.whole(model)",
     "readout": "Name the same layer=, forward= and output= everywhere",
     "loss": "Fit every part with the same loss= and weights",
     "precision": "Fit every part with the same precision=",
@@ -60,6 +62,19 @@ def _shown(mine: Any, theirs: Any) -> str:
     return f"{mine!r} and {theirs!r}"
 
 
+def require_apart(sketches: dict[str, RowSketch]) -> None:
+    """Refuse parts that share a row, as far as the sketches of their rows tell."""
+    for (name, mine), (other, theirs) in combinations(sketches.items(), 2):
+        shared, judged = mine.overlap(theirs)
+        if shared:
+            share = min(mine.limit, theirs.limit) / (1 << 63)
+            raise ValueError(
+                f"{name} and {other} share rows: {shared} of the {judged} rows of {other} whose "
+                f"hashes can be compared ({share:.1%} of all). Merge parts without a row in "
+                "common; pass check=False (--allow-overlap) where the data truly repeat rows."
+            )
+
+
 def combined(parts: Iterable[Statistics | None]) -> Statistics | None:
     """The statistics of all processes, in the order of ranks; None where none had data.
 
@@ -94,7 +109,7 @@ def say_shared(shared: int) -> None:
     """Warn of rows that count twice."""
     if shared:
         notify(
-            f"{shared} rows or more stand in the data of several processes, and count as often. "
-            "That is right if the data repeat them; a sampler that pads does so too: use "
-            "rigidities.ShardSampler."
+            f"Some rows ({shared} by their hashes) stand in the data of several processes, and "
+            "count as often. That is right if the data repeat them; a sampler that pads does so "
+            "too: use rigidities.ShardSampler."
         )

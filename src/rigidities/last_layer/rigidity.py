@@ -227,6 +227,22 @@ class LastLayerRigidity(ModelWrapper):
         return self
 
     @outside_inference_mode
+    def merge(self, *others: LastLayerRigidity, check: bool = True) -> Self:
+        """Add the rows of other fits, exactly as if they had been in this one.
+
+        All need the same weights, readout, loss, precision and method. Marks the calibration
+        stale. The others are not changed, nor this one after an error. `check` refuses fits that
+        share a row: hashes know all of up to 32,768 rows of a fit, of more a share.
+        """
+        if not others or any(not issubclass(type(one), LastLayerRigidity) for one in others):
+            raise TypeError(f"merge takes LastLayerRigidity objects, got {[*map(type, others)]}.")
+        if len({self, *others}) <= len(others):
+            raise ValueError("A fit would be merged with itself, or twice. Give each fit once.")
+        parts = {f"argument {n} of merge": one._fit for n, one in enumerate(others, start=1)}
+        self._fit.merge(parts, check=check)
+        return self
+
+    @outside_inference_mode
     def calibrate(
         self,
         valid: Any = None,

@@ -105,10 +105,10 @@ def checked_place(path: str | os.PathLike[str]) -> Path:
             f"There is no folder {path.parent} for {path.name}. Make it, or choose another place."
         )
     if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder. Name a file for the report in it.")
+        raise IsADirectoryError(f"{path} is a folder. Name a file in it.")
     if path.exists() and not path.is_file():
         raise FileExistsError(
-            f"{path} is a device or a pipe, which the report would replace. Name a file for it."
+            f"{path} is a device or a pipe, which would be replaced. Name a file for it."
         )
     return path
 
