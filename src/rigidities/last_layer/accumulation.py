@@ -161,9 +161,8 @@ def accumulate(
 
     `find` gives the readout for the first batch; `apart` gives statistics of the batches alone, as
     are to be added to those given later, or to `remove` from them; `sample`, still empty,
-    `precision` and the `kind` of Gram are those of new statistics; `meanwhile` is done while an
-    accelerator works on the last batches, `between` after each batch, `tick` where none waits. Of
-    the batches some may be `counted` in the statistics.
+    `precision` and the `kind` of Gram are those of new statistics, others have `counted` batches;
+    `meanwhile` is while an accelerator works on the last ones, `tick` where none waits to be added.
 
     Raises:
         ValueError: NaN or infinity, shapes that do not fit, negative curvature; with the number of

@@ -59,8 +59,7 @@ class Checkpoint:
         """What is made of the file, if any, of the fit `asked` for; `part` is (rank, size)."""
         self._asked = json.loads(json.dumps(asked))
         if self.path is not None and part[1] > 1:
-            own = f"{self.path.stem}.{part[0]}-of-{part[1]}{self.path.suffix}"
-            self.path = self.path.with_name(own)
+            self.path = self.path.with_suffix(f".{part[0]}-of-{part[1]}{self.path.suffix}")
         if self.path is None or not self.path.exists():
             return None
         try:

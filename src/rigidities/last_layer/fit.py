@@ -146,8 +146,7 @@ class Learnt:
     def snapshot(self, *, probes: bool = True, rows: bool = False, exact: bool = False) -> Snapshot:
         """Everything but the model.
 
-        `probes` says whether a few inputs of the fit are in it, `rows` whether its sample is, which
-        must be there unless `exact`; for that see `Gram.state`.
+        `probes`: with a few inputs of the fit; `rows`: with its sample; `exact`: as `Gram.state`.
         """
         known, report, tie = self.statistics, self.report, self.binding.snapshot(probes=probes)
         tensors = prefixed("gram", known.gram.state(exact=exact))
