@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import rigidities as rg
 from rigidities.data import storage
 from rigidities.last_layer.checkpoint import Checkpoint
+from tests.docs.test_docs import DOCS, blocks
 from tests.support.jobs import CONTEXT
 
 ROWS = 1500
@@ -164,14 +165,14 @@ def counted_in(path):
 @pytest.mark.parametrize("kind", ["features as they are", "columns first"])
 def test_rows_that_wait_are_kept_in_mixed_precision_and_any_order_in_memory(kind, path):
     torch.manual_seed(1)
-    x = torch.randn(33, ROWS).T if kind == "columns first" else torch.randn(ROWS, 33)
+    x = torch.randn(33, 5500).T if kind == "columns first" else torch.randn(5500, 33)
     model = nn.Linear(33, 2)
-    data = partial(cut, 70, x=x)
+    data = partial(cut, 1100, x=x, y=torch.randn(5500, 2))  # 1024 are multiplied at once
     whole = rg.LastLayerRigidity(model).fit(data(), precision="mixed")
-    options = {"precision": "mixed", "checkpoint": path, "checkpoint_batches": 3}
+    options = {"precision": "mixed", "checkpoint": path, "checkpoint_batches": 1}
     uq = rg.LastLayerRigidity(model)
     with pytest.raises(Stop):
-        uq.fit(data(until=14), **options)
+        uq.fit(data(until=3), **options)
     assert "gram.waiting" in storage.read(path)[0]
     assert_same(uq.fit(data(), **options), whole)
 
@@ -195,9 +196,10 @@ def test_batches_of_changing_form_are_counted_one_by_one(path):
 
 def test_a_fit_that_was_all_but_complete_is_completed(path, monkeypatch):
     uq = rg.LastLayerRigidity(MODEL)
-    with monkeypatch.context() as patch, pytest.raises(Stop):
+    with monkeypatch.context() as patch:
         patch.setattr("rigidities.last_layer.fit.settled", stopped)
-        uq.fit(cut(100), checkpoint=path, checkpoint_batches=1)
+        with pytest.raises(Stop):
+            uq.fit(cut(100), checkpoint=path, checkpoint_batches=1)
     assert counted_in(path) == 15
     assert_same(uq.fit(cut(100), checkpoint=path), rg.LastLayerRigidity(MODEL).fit(cut(100)))
     assert not path.exists()
@@ -211,24 +213,26 @@ def test_it_is_written_when_its_seconds_have_passed(path, monkeypatch):
     now = itertools.count()
     clock = SimpleNamespace(monotonic=lambda: float(next(now)), time=time.time)
     monkeypatch.setattr("rigidities.last_layer.checkpoint.time", clock)
+    asked = partial(rg.LastLayerRigidity(MODEL).fit, checkpoint=path, checkpoint_seconds=8)
     with pytest.raises(Stop):
-        rg.LastLayerRigidity(MODEL).fit(cut(600, until=2), checkpoint=path, checkpoint_seconds=5)
+        asked(cut(600, until=2))
     assert not path.exists()
     with pytest.raises(Stop):
-        rg.LastLayerRigidity(MODEL).fit(cut(100, until=14), checkpoint=path, checkpoint_seconds=5)
-    assert 3 < counted_in(path) < 14
+        asked(itertools.chain(many(), cut(100, until=0)))
+    assert 20 < counted_in(path) < 118
 
 
-def test_the_bar_stands_where_the_work_is(left, capsys):
-    def rest():
-        for number, batch in enumerate(cut(100)):
-            if number == 14:
-                raise Stop
-            yield batch
+def test_the_bar_counts_batches_that_are_passed_over(left, monkeypatch):
+    shown = []
 
-    with pytest.raises(Stop):
-        rg.LastLayerRigidity(MODEL).fit(rest(), checkpoint=left, progress=True)
-    assert "14batch" in capsys.readouterr().err.replace(" ", "")
+    def bar(items, **_):
+        for item in items:
+            shown.append(item)
+            yield item
+
+    monkeypatch.setattr("rigidities.data.feed.tqdm", bar)
+    rg.LastLayerRigidity(MODEL).fit(list(cut(100)), checkpoint=left, progress=True)
+    assert len(shown) == 15
 
 
 def test_every_process_of_a_job_has_a_file_of_its_own(path):
@@ -271,7 +275,7 @@ def test_another_fit_is_refused_by_what_differs_and_the_file_stays(what, left):
 def test_another_weight_function_is_refused(path):
     asked = partial(rg.LastLayerRigidity(MODEL).fit, checkpoint=path, checkpoint_batches=1)
     with pytest.raises(Stop):
-        asked(cut(100, until=5), sample_weight=weights)
+        asked(cut(100, until=9), sample_weight=weights)
     with refused("loss", "other_weights", "remove the file"):
         asked(cut(100), sample_weight=other_weights)
 
@@ -283,7 +287,7 @@ def test_another_weight_function_is_refused(path):
         lambda: cut(100, x=X.flip(0), y=Y.flip(0)),
         lambda: cut(100, y=Y + 1e-6),
         lambda: reversed(list(cut(100))),
-        lambda: itertools.islice(cut(100), 8),
+        lambda: itertools.islice(cut(100), 4),
         list,
     ],
     ids=["batch size", "order", "a target", "order of batches", "fewer", "none"],
@@ -312,7 +316,7 @@ def test_tensors_in_mappings_and_objects_are_in_the_digest(wrap, path):
     )
     asked = partial(uq.fit, checkpoint=path, checkpoint_batches=1)
     with pytest.raises(Stop):
-        asked(itertools.starmap(wrap, cut(100, until=5)))
+        asked(itertools.starmap(wrap, cut(100, until=9)))
     with refused("order"):
         asked(itertools.starmap(wrap, cut(100, x=X + 1)))
     asked(itertools.starmap(wrap, cut(100)))
@@ -363,7 +367,7 @@ def rewrite(path, change):
 
 UNSOUND = {
     "rows that wait": lambda t: t.update({"gram.waiting": torch.ones(3, 2)}),
-    "a number": lambda t: t["gram.waiting"].fill_(torch.nan),
+    "a number": lambda t: t["gram.short.sums"].fill_(torch.nan),
     "short": lambda t: t.update({"gram.short.sums": torch.zeros(3, 3)}),
     "shape of short": lambda t: t.update({"gram.short._exact": torch.zeros(1, 3)}),
     "root": lambda t: t["gram.matrix"].add_(torch.ones(8, 8).triu(1)),
@@ -501,3 +505,12 @@ def test_temporaries_of_a_killed_process_of_the_same_number_are_swept(left):
     dead.write_bytes(b"")
     asks()(left)
     assert list(left.parent.iterdir()) == []
+
+
+def test_the_page_on_long_fits_prints_what_it_shows(tmp_path, monkeypatch, plain_torch):
+    monkeypatch.chdir(tmp_path)
+    (_, _, code), (_, _, shown) = blocks(DOCS / "long_fits.md")
+    lines: list[str] = []
+    exec(code, {"print": lambda *words: lines.append(" ".join(map(str, words)))})
+    assert "\n".join(lines) == shown.strip()
+    assert list(tmp_path.iterdir()) == []
