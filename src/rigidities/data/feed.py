@@ -50,13 +50,14 @@ class Feed:
         batch_size: int | None = None,
         progress: bool | None = None,
         any_order: bool = False,
+        passing: Callable[[Iterator[Any]], Iterator[Any]] = iter,
     ) -> Iterator[Batch]:
-        """The batches of a data set, read as `raw_batches` has it; `what` names the call."""
+        """The batches of data, as `raw_batches` reads them, for `what`; `passing` may skip some."""
         device, dtype = placement(self.model)
         own = (self.whole, self.target, self.inputs, self.apart, self.kind)
         read = Reader(device, dtype, *own)
         raws, total, cut = raw_batches(data, batch_size, any_order=any_order)
-        shown = progressing(raws, total, what, progress)
+        shown = passing(progressing(raws, total, what, progress))
         if not cut:
             return map(read, shown)
         rows = map(_rows, shown)

@@ -28,7 +28,7 @@ FORMAT = 3
 """Version of the layout below; a file with a larger one is refused. The first named no noise and no
 law; the first two had no checksum."""
 
-_KEY, _CHECKSUM = "rigidities", "checksum"
+_KEY, _CHECKSUM, UNFINISHED = "rigidities", "checksum", "checkpoint"
 _HOST = f"{zlib.crc32(platform.node().encode()):08x}"
 """This machine: on a shared file system another's processes cannot be asked after."""
 
@@ -67,6 +67,8 @@ class Snapshot:
     def read(cls, path: str | os.PathLike[str], holds: str) -> Snapshot:
         """From a file whose header must have the key `holds`; refuses what `read` does."""
         tensors, header = read(path)
+        if UNFINISHED in header and holds != UNFINISHED:
+            raise ValueError(f"{path} is an unfinished fit: resume it by fit(..., checkpoint=...).")
         if holds not in header:
             raise ValueError(
                 f"{path} is damaged, or of another kind: it holds no {holds!r}. What was saved is "
@@ -186,8 +188,7 @@ def _checksum(text: str, tensors: dict[str, Tensor]) -> str:
 
 def write_over(target: Path, content: bytes) -> None:
     """Write beside the target, then take its place, with its rights or those the umask leaves."""
-    own = f".{hashlib.sha256(os.fsencode(target.name)).hexdigest()[:16]}."  # names may be long
-    _sweep(target.parent, own)
+    own = _swept(target)
     kept = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
     name = f"{own}{_HOST}-{os.getpid()}-{secrets.token_hex(4)}.tmp"
     temporary = target.with_name(name)
@@ -206,15 +207,24 @@ def write_over(target: Path, content: bytes) -> None:
         raise
 
 
-def _sweep(folder: Path, begin: str) -> None:
-    """Remove the temporaries with this beginning that killed writers left behind."""
+def remove(path: Path) -> None:
+    """Remove a file that nobody writes any more, and what killed writers left behind."""
+    target = Path(os.path.realpath(path))
+    _swept(target, asked=False)  # the killed may have had the number of a process that lives
+    target.unlink(missing_ok=True)
+
+
+def _swept(target: Path, *, asked: bool = True) -> str:
+    """Remove a file's temporaries that killed writers left behind; how their names begin."""
+    begin = f".{hashlib.sha256(os.fsencode(target.name)).hexdigest()[:16]}."  # names may be long
     own = re.escape(begin) + r"([0-9a-f]{8})-(\d{1,9})-[0-9a-f]{8}\.tmp"
     with contextlib.suppress(OSError):  # not worth a failed save
-        for path in list(folder.iterdir()):
+        for path in list(target.parent.iterdir()):
             if found := re.fullmatch(own, path.name):
-                dead = found[1] == _HOST and not _alive(int(found[2]))
+                dead = found[1] == _HOST and not (asked and _alive(int(found[2])))
                 if dead or time.time() - path.stat().st_mtime > _LEFT_OVER:
                     path.unlink(missing_ok=True)
+    return begin
 
 
 def _alive(process: int) -> bool:

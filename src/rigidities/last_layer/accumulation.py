@@ -154,13 +154,16 @@ def accumulate(
     kind: type[Gram] = Gram,
     meanwhile: Callable[[], None] = lambda: None,
     between: Callable[[], None] = lambda: None,
+    counted: int = 0,
+    tick: Callable[[int, Statistics, Callable[[], None]], None] = lambda *_: None,
 ) -> Statistics | None:
     """Statistics with the batches' rows added, in place; None where no batch came.
 
     `find` gives the readout for the first batch; `apart` gives statistics of the batches alone, as
     are to be added to those given later, or to `remove` from them; `sample`, still empty,
     `precision` and the `kind` of Gram are those of new statistics; `meanwhile` is done while an
-    accelerator works on the last batches, `between` after each batch.
+    accelerator works on the last batches, `between` after each batch, `tick` where none waits to
+    be added: to statistics that may begin with some batches `counted`.
 
     Raises:
         ValueError: NaN or infinity, shapes that do not fit, negative curvature; with the number of
@@ -173,7 +176,7 @@ def accumulate(
     empty = partial(_empty, precision=precision, gram_kind=kind)
     held = known.sketch if known is not None and remove else None
     exact = known is None or known.exact
-    adding, tap = _Adding(statistics, held, exact, weighing, sample, empty), None
+    adding, tap = _Adding(statistics, held, exact, weighing, sample, empty, counted, tick), None
     for batch in batches:
         tap = find(batch) if tap is None else tap
         adding.take(tap, batch)
@@ -182,7 +185,7 @@ def accumulate(
         adding.flush(tap)
         meanwhile()
         adding.look()
-    return None if tap is None else adding.statistics
+    return adding.statistics if tap or counted else None
 
 
 def settled(statistics: Statistics | None) -> Statistics:
@@ -278,11 +281,13 @@ class _Adding:
         weighing: Weighing,
         sample: RowSample | None,
         empty: Callable[[AnyTap, Batch, Reading], Statistics],
+        counted: int,
+        tick: Callable[[int, Statistics, Callable[[], None]], None],
     ) -> None:
         self.statistics, self._held_rows, self._weighing = statistics, held, weighing
-        self._exact, self._sample, self._empty = exact, sample, empty
+        self._exact, self._sample, self._empty, self._tick = exact, sample, empty, tick
         self._pieces: list[_Piece] = []
-        self._number = self._bytes = self._rows = 0
+        self._number, self._bytes, self._rows = counted, 0, 0
         self._form: tuple[object, ...] = ()  # of the pieces that wait
         self._sums: list[Tensor] = []
         self._first: Reading | None = None
@@ -324,6 +329,8 @@ class _Adding:
         self._looks.append((first, pieces if sums.device.type == "cpu" else pieces[:1], sums))
         if sums.device.type == "cpu" or len(self._looks) == _CHECK_EVERY:
             self.look()
+        if self.statistics is not None:
+            self._tick(self._number, self.statistics, self.look)
 
     def look(self) -> None:
         """Refuse NaN and infinity in the latest blocks; an accelerator is waited for."""

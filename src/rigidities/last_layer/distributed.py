@@ -13,13 +13,12 @@ import hmac
 import io
 import os
 import secrets
-import select
 import socket
-import struct
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -31,7 +30,6 @@ NOTICED = 60.0
 """Seconds after which a machine that does not answer counts as lost, a process that must connect as
 well; a process that has ended is noticed at once."""
 _LOOK = 0.5
-_LONG = 60.0
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -101,9 +99,16 @@ class Processes(Job):
         size: how many there are.
     """
 
-    def __init__(self, lines: dict[int, Line], rank: int, size: int, what: str) -> None:
+    def __init__(
+        self,
+        lines: dict[int, Connection],
+        rank: int,
+        size: int,
+        what: str,
+        device: torch.device | str,
+    ) -> None:
         self.rank, self.size = rank, size
-        self._lines, self._what = lines, what
+        self._lines, self._what, self._device = lines, what, device
         self._ready: set[int] = set()
         self._looked, self._told = time.monotonic(), False
 
@@ -120,7 +125,7 @@ class Processes(Job):
         met: list[Any] = [None] * size
         try:
             own: Any = same()
-        except ValueError as error:  # the others are told before it is raised
+        except Exception as error:  # the others are told before it is raised
             dist.all_gather_object(met, (what, str(error), ""), group=group)
             raise
         dist.all_gather_object(met, (what, own, socket.gethostname()), group=group)
@@ -138,18 +143,17 @@ class Processes(Job):
         require_alike([one for _, one, _ in met], names)
         first = 0 if group is None else dist.get_global_rank(group, 0)
         near = len({host for *_, host in met}) == 1
-        lines: dict[int, Line] = {}
-        if rank == 0:
-            with _server(near) as server:
-                token = secrets.token_bytes(32)
-                dist.broadcast_object_list([(_addresses(server, near), token)], first, group)
-                lines = _accepted(server, token, size, device)
-        else:
+        if rank:
             told: list[Any] = [None]
             dist.broadcast_object_list(told, first, group)
             addresses, token = told[0]
-            lines = {0: _connected(addresses, token, rank, device)}
-        return cls(lines, rank, size, what)
+            lines = _connected(addresses, token, rank)
+        else:
+            with _server(near) as server:
+                token = secrets.token_bytes(32)
+                dist.broadcast_object_list([(_addresses(server, near), token)], first, group)
+                lines = _accepted(server, token, size)
+        return cls(lines, rank, size, what, device)
 
     def check(self) -> None:
         """Look at the lines, twice a second at most."""
@@ -166,9 +170,9 @@ class Processes(Job):
             result: R = self._receive(0)
             return result
         began = time.monotonic()
-        while missing := self._lines.keys() - self._ready:
+        while self._lines.keys() - self._ready:
             self._look(_LOOK)
-            self._say_missing(missing, time.monotonic() - began)
+            self._say_waiting(time.monotonic() - began)
         result = fold(self._parts(part))
         for rank in self._lines:
             self._send(rank, result)
@@ -182,7 +186,7 @@ class Processes(Job):
         told = error.failure if isinstance(error, _Told) else told
         for line in self._lines.values():
             with suppress(OSError):
-                line.send(told)
+                _send(line, told)
 
     def close(self) -> None:
         """Hang up."""
@@ -197,22 +201,23 @@ class Processes(Job):
 
     def _look(self, seconds: float) -> None:
         """Read who is ready; others have failed, or ended."""
-        waiting = {self._lines[rank]: rank for rank in self._lines.keys() - self._ready}
-        for line in select.select(list(waiting), [], [], seconds)[0]:
-            self._receive(waiting[line])
-            self._ready.add(waiting[line])
+        waiting: dict[Any, int] = {self._lines[i]: i for i in self._lines.keys() - self._ready}
+        for rank in [waiting[line] for line in wait(list(waiting), seconds)]:
+            self._receive(rank)
+            self._ready.add(rank)
 
     def _send(self, rank: int, message: Any) -> None:
         try:
-            self._lines[rank].send(message)
+            _send(self._lines[rank], message)
         except OSError as error:
             raise self._ended(rank) from error
 
     def _receive(self, rank: int) -> Any:
         try:
-            message = self._lines[rank].receive()
+            packed = io.BytesIO(self._lines[rank].recv_bytes())
         except (EOFError, OSError) as error:
             raise self._ended(rank) from error
+        message = torch.load(packed, map_location=self._device, weights_only=False)
         if isinstance(message, _Failure):
             kind = _ToldValue if message.refused else _Told
             raise kind(message, self._what)
@@ -221,20 +226,19 @@ class Processes(Job):
     def _ended(self, rank: int) -> _Told:
         return _Told(_Failure("its process has ended", rank, False), self._what)
 
-    def _say_missing(self, missing: Iterable[int], seconds: float) -> None:
-        if seconds > _LONG and not self._told:
+    def _say_waiting(self, seconds: float) -> None:
+        missing = sorted(self._lines.keys() - self._ready)
+        if missing and seconds > NOTICED and not self._told:
             self._told = True
-            notify(
-                f"{self._what} waits for ranks {', '.join(map(str, sorted(missing)))}, which are "
-                "still busy with their data."
-            )
+            notify(f"{self._what} waits for ranks {missing}, which are busy with their data.")
 
 
-class _Failure:
+class _Failure(NamedTuple):
     """What went wrong on another process; `refused` where it was a ValueError."""
 
-    def __init__(self, said: str, rank: int, refused: bool) -> None:
-        self.said, self.rank, self.refused = said, rank, refused
+    said: str
+    rank: int
+    refused: bool
 
 
 class _Told(RuntimeError):
@@ -252,49 +256,22 @@ class _ToldValue(_Told, ValueError):
     """The same where the data or options of another process were refused."""
 
 
-class Line:
-    """A socket that carries whole messages."""
-
-    def __init__(self, own: socket.socket, device: torch.device | str) -> None:
-        self._socket, self._device = own, device
-        own.settimeout(None)
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        limits = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 4}
-        for name, value in {**limits, "TCP_USER_TIMEOUT": int(1000 * NOTICED)}.items():
-            if hasattr(socket, name):  # Linux; elsewhere the system's own limits
-                own.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-    def send(self, message: Any) -> None:
-        """Until the other side has taken it."""
-        packed = io.BytesIO()
-        torch.save(message, packed)
-        self._socket.sendall(struct.pack("!Q", packed.tell()))
-        self._socket.sendall(packed.getbuffer())
-
-    def receive(self) -> Any:
-        """Wait for a message; EOFError where the other side has gone."""
-        (size,) = struct.unpack("!Q", received(self._socket, 8))
-        packed = io.BytesIO(received(self._socket, size))
-        return torch.load(packed, map_location=self._device, weights_only=False)
-
-    def fileno(self) -> int:
-        """For `select`."""
-        return self._socket.fileno()
-
-    def close(self) -> None:
-        """Hang up."""
-        self._socket.close()
+def _send(line: Connection, message: Any) -> None:
+    """Until the other side has taken it."""
+    packed = io.BytesIO()
+    torch.save(message, packed)
+    line.send_bytes(packed.getbuffer())
 
 
-def received(own: socket.socket, size: int) -> bytearray:
-    """So many bytes of a socket."""
-    found, done = bytearray(size), 0
-    while done < size:
-        new = own.recv_into(memoryview(found)[done:])
-        if not new:
-            raise EOFError
-        done += new
-    return found
+def _line(own: socket.socket) -> Connection:
+    """A connection that notices when the other side is gone."""
+    own.settimeout(None)
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    limits = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 4}
+    for name, value in {**limits, "TCP_USER_TIMEOUT": int(1000 * NOTICED)}.items():
+        if hasattr(socket, name):  # Linux; elsewhere the system's own limits
+            own.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return Connection(own.detach())
 
 
 def _server(near: bool) -> socket.socket:
@@ -313,11 +290,9 @@ def _addresses(server: socket.socket, near: bool) -> list[tuple[str, int]]:
     return [(host, port) for host in (["127.0.0.1"] if near else hosts) if host]
 
 
-def _accepted(
-    server: socket.socket, token: bytes, size: int, device: torch.device | str
-) -> dict[int, Line]:
+def _accepted(server: socket.socket, token: bytes, size: int) -> dict[int, Connection]:
     """A line to each of the others, who prove by the token that they are of the job."""
-    lines: dict[int, Line] = {}
+    lines: dict[int, Connection] = {}
     server.settimeout(NOTICED)
     while len(lines) < size - 1:
         try:
@@ -328,23 +303,22 @@ def _accepted(
                 f"Ranks {missing} did not connect to rank 0 within {NOTICED:.0f} s: they have "
                 "ended, or cannot reach it at the address in MASTER_ADDR or by its host's name."
             ) from error
-        own.settimeout(NOTICED)
-        with suppress(EOFError, OSError):  # a stranger
-            given, rank = received(own, len(token)), received(own, 4)
-            if hmac.compare_digest(given, token):
-                lines[struct.unpack("!I", rank)[0]] = Line(own, device)
+        with suppress(EOFError, OSError):  # of a stranger
+            line = _line(own)
+            said = line.recv_bytes(len(token) + 8) if line.poll(NOTICED) else b""
+            if hmac.compare_digest(said[: len(token)], token):
+                lines[int(said[len(token) :])] = line
     return lines
 
 
-def _connected(
-    addresses: list[tuple[str, int]], token: bytes, rank: int, device: torch.device | str
-) -> Line:
+def _connected(addresses: list[tuple[str, int]], token: bytes, rank: int) -> dict[int, Connection]:
     """A line to the first process."""
     for address in addresses:
         with suppress(OSError):
             own = socket.create_connection(address, timeout=NOTICED / len(addresses))
-            own.sendall(token + struct.pack("!I", rank))
-            return Line(own, device)
+            line = _line(own)
+            line.send_bytes(token + str(rank).encode())
+            return {0: line}
     tried = ", ".join(f"{host}:{port}" for host, port in addresses)
     raise RuntimeError(
         f"Rank {rank} cannot reach rank 0 (tried {tried}). Set MASTER_ADDR to an address of its "

@@ -31,6 +31,7 @@ from ..posterior.gram import Gram, PrecisionLike
 from ..posterior.posterior import Posterior
 from ..posterior.root import gram_kind
 from .accumulation import Statistics, Weighing, accumulate, settled
+from .checkpoint import Checkpoint
 from .distributed import Job, job
 from .error_bars import ErrorBars
 from .gradients.loss import (
@@ -142,14 +143,16 @@ class Learnt:
             factorised=None if posterior is None else posterior.to(device),
         )
 
-    def snapshot(self, *, probes: bool = True, rows: bool = False) -> Snapshot:
+    def snapshot(self, *, probes: bool = True, rows: bool = False, exact: bool = False) -> Snapshot:
         """Everything but the model.
 
-        `probes` says whether a few inputs of the fit are in it, `rows` whether its sample is.
+        `probes` says whether a few inputs of the fit are in it, `rows` whether its sample is. For
+        a fit that goes on, it is `exact`, as in `Gram.state`, with a sample if there is one.
         """
         known, report, tie = self.statistics, self.report, self.binding.snapshot(probes=probes)
-        tensors = prefixed("gram", known.gram.state()) | prefixed("sketch", known.sketch.state())
-        if rows:
+        tensors = prefixed("gram", known.gram.state(exact=exact))
+        tensors |= prefixed("sketch", known.sketch.state())
+        if rows or (exact and known.sample is not None):
             if known.sample is None:
                 raise ValueError(
                     "This fit keeps no rows: it had no targets or sample=0, or was loaded from a "
@@ -199,6 +202,7 @@ class ReadoutFit:
         sample: int,
         precision: PrecisionLike,
         method: str,
+        checkpoint: Checkpoint,
         group: Any = None,
         **options: Any,
     ) -> None:
@@ -206,26 +210,47 @@ class ReadoutFit:
         kept, kind = RowSample(sample) if sample else None, gram_kind(method, precision)
         choices = {"precision": precision, "method": method, "sample": sample}
         with self._alone(), self.job(group, "fit", weighing, **choices) as others:
-            binding = self.unbound.again()
+            binding, begun = self._begun(checkpoint, others, weighing, choices)
             feed = replace(self.feed(weighing), inputs=None, kind=None)
+            options["passing"] = checkpoint.passing
             batches = feed(train, "fit", any_order=True, **_shown(options, others))
-            add = partial(accumulate, None, binding.find, batches, weighing)
+            add = partial(accumulate, begun, binding.find, batches, weighing, tick=checkpoint.tick)
             add = partial(add, sample=kept, precision=precision, kind=kind)
-            found = add(meanwhile=binding.seal, between=others.check)
+            found = add(meanwhile=binding.seal, between=others.check, counted=checkpoint.counted)
             if others.size > 1:
                 binding, found = self._agreed(others, binding, found, weighing)
             statistics = settled(found)
             if self.target is None:
                 statistics.say_unlabelled()
             self._swap(Learnt(binding, statistics, weighing))
+            checkpoint.done()
+
+    def _begun(
+        self, checkpoint: Checkpoint, others: Job, weighing: Weighing, choices: dict[str, Any]
+    ) -> tuple[Binding, Statistics | None]:
+        """The tie and the statistics of an interrupted fit; a new tie and None without one."""
+        tie, statistics = self.unbound.again(), None
+        if checkpoint.path is not None:
+            asked, part = self._asked(weighing) | choices, (others.rank, others.size)
+            if learnt := checkpoint.resume(
+                asked, part, tie.placement[0], lambda s: _learnt(s, tie)
+            ):
+                tie, statistics = learnt.binding, learnt.statistics
+            checkpoint.snapshot = lambda own: Learnt(tie, own, weighing).snapshot(exact=True)
+        return tie, statistics
 
     def _agreed(
         self, others: Job, binding: Binding, found: Statistics | None, weighing: Weighing
-    ) -> tuple[Binding, Statistics | None]:
+    ) -> tuple[Binding, Statistics]:
         """The tie and the statistics of all processes, the same on every one."""
-        own = None if found is None else (binding.snapshot(), found)
-        tie, whole = others.together(own, partial(_agree, weighing))
-        if found is None or (others.rank and "probes" in tie.header):
+        own = None
+        if found is not None:
+            own = binding.snapshot(), identity(binding.header(), found, loss_named(weighing))
+        met = [(rank, *one) for rank, one in enumerate(others.all(own)) if one is not None]
+        require_alike([one for *_, one in met], [f"Rank {rank}" for rank, *_ in met])
+        whole = settled(others.together(found, combined))
+        first, tie, _ = met[0]
+        if found is None or (others.rank != first and "probes" in tie.header):
             binding = self.unbound.taken(tie)
         binding.current()
         others.all(None)  # nobody has the fit before all can have it
@@ -421,17 +446,21 @@ class ReadoutFit:
         """The processes of a call, which must agree in the model, the loss, and the fit if any."""
 
         def same() -> dict[str, Any]:
-            if weighing is None:
-                known = self.known()
-                rows = fingerprint([("gram", known.statistics.gram.matrix)])
-                return known.identity(loss_named(known.weighing)) | {"rows": rows} | choices
-            own = self.unbound
-            given = {name: value is not None for name, value in vars(own.source).items()}
-            readout = {"layer": own.layer, **given, "output": own.source.output}
-            weights = model_fingerprint(self.model)
-            return {"weights": weights, "readout": readout, "loss": loss_named(weighing)} | choices
+            if weighing is not None:
+                return self._asked(weighing) | choices
+            known = self.known()
+            rows = fingerprint([("gram", known.statistics.gram.matrix)])
+            return known.identity(loss_named(known.weighing)) | {"rows": rows} | choices
 
         return job(group, what, same, placement(self.model)[0])
+
+    def _asked(self, weighing: Weighing) -> dict[str, Any]:
+        """What a fit is asked for, which must be the same in all its parts."""
+        own = self.unbound
+        known = {name: value is not None for name, value in vars(own.source).items()}
+        readout = {"layer": own.layer, **known, "output": own.source.output}
+        weights = model_fingerprint(self.model)
+        return {"weights": weights, "readout": readout, "loss": loss_named(weighing)}
 
     def _thorough(self) -> tuple[Learnt, AnyTap]:
         learnt = self.on_device()
@@ -512,27 +541,6 @@ def _learnt(given: Snapshot, unbound: Binding) -> Learnt:
     report = given.part("calibration", CalibrationReport.from_state)
     require(report is None or len(report.scale) == statistics.targets, "the calibration's scale")
     return Learnt(unbound.taken(given), statistics, _loss_from(header["loss"]), report)
-
-
-def _agree(
-    weighing: Weighing, parts: Iterable[tuple[Snapshot, Statistics] | None]
-) -> tuple[Snapshot, Statistics | None]:
-    """The first tie, and the statistics of all who must agree with it."""
-    first: tuple[Snapshot, str, dict[str, Any]] | None = None
-
-    def each() -> Iterator[Statistics | None]:
-        nonlocal first
-        for rank, part in enumerate(parts):
-            if part is not None:
-                (tie, statistics), name = part, f"Rank {rank}"
-                own = identity(tie.header["readout"], statistics, loss_named(weighing))
-                first = first or (tie, name, own)
-                require_alike([first[2], own], [first[1], name])
-            yield None if part is None else statistics
-
-    whole = settled(combined(each()))
-    assert first is not None
-    return first[0], whole
 
 
 def _shown(options: dict[str, Any], others: Job) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def say_shared(shared: int) -> None:
     """Warn of rows that count twice."""
     if shared:
         notify(
-            f"{shared} rows or more stand in the data of several processes, and count as often. "
-            "That is right if the data repeat them; a sampler that pads does so too: use "
-            "rigidities.ShardSampler."
+            f"Some rows ({shared} by their hashes) stand in the data of several processes, and "
+            "count as often. That is right if the data repeat them; a sampler that pads does so "
+            "too: use rigidities.ShardSampler."
         )

@@ -43,6 +43,7 @@ from ..prediction.noise import Noise
 from ..prediction.prediction import Prediction
 from ..selection import Selection
 from .accumulation import Weighing
+from .checkpoint import SECONDS, Checkpoint
 from .ensemble.ensemble import Ensemble
 from .ensemble.members import members as member_set
 from .fit import Learnt, ReadoutFit
@@ -138,6 +139,9 @@ class LastLayerRigidity(ModelWrapper):
         sample: int = SIZE,
         precision: PrecisionLike = "auto",
         method: str = "gram",
+        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_seconds: float = SECONDS,
+        checkpoint_batches: int | None = None,
         batch_size: int | None = None,
         progress: bool | None = None,
         group: Any = None,
@@ -163,6 +167,11 @@ class LastLayerRigidity(ModelWrapper):
             method: "gram" adds up $F^T F$; "qr" keeps a triangular root of it, for features whose
                 condition number is beyond 1e5 or so: a few times slower, and no digits are lost
                 to squaring it. Data added or removed later go the same way.
+            checkpoint: file that keeps the unfinished fit, for the same call to resume after an
+                interruption: batches in it are passed over, in the order they had, which is
+                checked, and nothing differs from a fit in one go. A complete fit removes it.
+            checkpoint_seconds: how often to write it, and
+            checkpoint_batches: after how many batches at the latest.
             batch_size: rows per batch where the data are not batches already; by default a
                 loader's own, else 1024.
             progress: show a bar; by default on a terminal only.
@@ -177,7 +186,8 @@ class LastLayerRigidity(ModelWrapper):
         weighing = Weighing(loss_for(loss), sample_weight, derivatives)
         options: dict[str, Any] = {"sample": sample, "precision": precision, "method": method}
         options |= {"batch_size": batch_size, "progress": progress, "group": group}
-        self._fit.fit(train, weighing, **options)
+        kept = Checkpoint(checkpoint, checkpoint_seconds, checkpoint_batches)
+        self._fit.fit(train, weighing, checkpoint=kept, **options)
         return self
 
     @outside_inference_mode

@@ -293,12 +293,21 @@ class Gram:
         eigenvalues, eigenvectors = torch.linalg.eigh(upper, UPLO="U")
         return eigenvalues, eigenvectors
 
-    def state(self) -> dict[str, Tensor]:
-        """Everything as tensors, for files; `from_state` is the way back."""
+    def state(self, *, exact: bool = False) -> dict[str, Tensor]:
+        """Everything as tensors, for files; `from_state` is the way back.
+
+        `exact` keeps rows apart that wait to be multiplied, so that sums go on with equal rounding.
+        """
+        if not exact:
+            self._flush()
+        held = {"waiting": torch.cat(self._buffer)} if self._buffer else {}
+        if exact and self._short is not None:
+            own = vars(self._short).items()
+            held |= {f"short.{k}": torch.as_tensor(v) for k, v in own if v is not None}
         count = torch.tensor(self.count, dtype=torch.int64)
         tensors = {self.stored: self._stored(), "count": count, "zeros": self.zeros}
         moments = {"cross": self.cross, "square": self.square, "spots": self._spots}
-        return tensors | {name: sums for name, sums in moments.items() if sums is not None}
+        return tensors | held | {k: sums for k, sums in moments.items() if sums is not None}
 
     @classmethod
     def from_state(cls, state: dict[str, Tensor]) -> Gram:
@@ -326,6 +335,18 @@ class Gram:
         gram.count, gram.zeros = int(count), zeros.clone()
         gram.cross, gram.square = state.get("cross"), state.get("square")
         gram._spots = _clone(spots)
+        if (rows := state.get("waiting")) is not None:
+            fits = rows.shape[1:-1] == matrix.shape[:-2] and gram.width - rows.shape[-1] in (0, 1)
+            require(fits and (spots is not None or rows.dtype == torch.float64), "rows that wait")
+            gram._buffer, gram._buffered = [rows], len(rows)
+        if (short := state.get("short.sums")) is not None:
+            require(spots is not None and gram.width - len(short) in (0, 1), "the sums in short")
+            gram._short = _Short(len(short), short.device)
+            for name, new in vars(gram._short).items():
+                old = state.get(f"short.{name}")
+                require(old is None or old.shape == torch.as_tensor(new).shape, "the sums in short")
+                setattr(gram._short, name, old if isinstance(new, Tensor) else int(old or 0))
+        require(all(bool(one.isfinite().all()) for one in state.values()), "a number")
         return gram
 
     def __repr__(self) -> str:
@@ -333,8 +354,8 @@ class Gram:
         return f"{type(self).__name__}(width={self.width}{shared}, count={self.count})"
 
     def _stored(self) -> Tensor:
-        """The sums as a file holds them."""
-        return self.matrix
+        """The sums as a file holds them, without what waits."""
+        return _mirrored(self._upper.triu())
 
     def _alike(self, other: Gram) -> Gram:
         """Another Gram of the same kind and shape, on this one's device, with nothing buffered."""
@@ -497,7 +518,7 @@ class Gram:
     def _multiply(self) -> None:
         if not self._buffer:
             return
-        rows = self._buffer[0] if len(self._buffer) == 1 else torch.cat(self._buffer)
+        rows = self._buffer[0].contiguous() if len(self._buffer) == 1 else torch.cat(self._buffer)
         self._buffer, self._buffered = [], 0
         width = rows.shape[1]
         if rows.dtype == torch.float64:

@@ -42,8 +42,6 @@ class RootGram(Gram):
     stored: ClassVar[str] = "root"
     copies: ClassVar[int] = 8
 
-    _waiting: tuple[Tensor, ...] = ()
-
     @property
     def root(self) -> Tensor:
         """R, (D, D) or (T, D, D), float64."""
@@ -79,7 +77,7 @@ class RootGram(Gram):
     @property
     def totals(self) -> Tensor:
         """As a Gram's."""
-        total = torch.stack([rows.sum() for rows in (self._upper, *self._waiting)]).sum()
+        total = torch.stack([rows.sum() for rows in (self._upper, *self._buffer)]).sum()
         return torch.stack([total, total if self.square is None else self.square.sum()])
 
     def _add_ones(self, rows: Rows, column: Tensor) -> None:
@@ -88,25 +86,22 @@ class RootGram(Gram):
     def _add_rows(self, rows: Rows) -> None:
         own, ones = rows.features, rows.ones  # the caller may write to its own rows while they wait
         own = own.clone() if ones is None else torch.cat([own, ones], dim=1)
-        self._waiting = (*self._waiting, own)
+        self._buffer.append(own)
+        self._buffered += len(own)
         most = max(_BLOCK_ROWS, min(2 * self.width, _BLOCK_NUMBERS // self.width))
-        if sum(map(len, self._waiting)) >= most:
-            self._fold()
+        if self._buffered >= most:
+            self._multiply()
 
     def _add_sums(self, other: Gram) -> None:
         self._upper = _triangle(torch.cat([self._upper, other._upper], dim=-2))
 
-    def _fold(self) -> None:
+    def _multiply(self) -> None:
         """Factorise what is held and what waits anew."""
-        rows, self._waiting = self._waiting, ()
+        rows, self._buffer, self._buffered = self._buffer, [], 0
         if self.targets is not None:
-            rows = tuple(own.movedim(1, 0) for own in rows)
-        self._upper = _triangle(torch.cat([self._upper, *rows], dim=-2))
-
-    def _flush(self) -> None:
-        super()._flush()
-        if self._waiting:
-            self._fold()
+            rows = [own.movedim(1, 0) for own in rows]
+        if rows:
+            self._upper = _triangle(torch.cat([self._upper, *rows], dim=-2))
 
     def _take_out(self, other: Gram) -> bool:
         """R of the rows that are left; whether some directions had less than is taken out.
@@ -127,7 +122,7 @@ class RootGram(Gram):
         return bool((torch.maximum(missing, outside) > least).any())
 
     def _stored(self) -> Tensor:
-        return self.root
+        return self._upper
 
 
 def gram_kind(method: str, precision: PrecisionLike = "auto") -> type[Gram]:

@@ -85,6 +85,7 @@ class Binding:
 
     def snapshot(self, *, probes: bool = True) -> Snapshot:
         """What a file or a state dict keeps; `probes` says whether inputs of the fit are in it."""
+        self.seal()
         header: dict[str, Any] = {"readout": self.header()}
         kept = self.probes.state() if probes and self.probes is not None else None
         if kept is None:
@@ -92,7 +93,9 @@ class Binding:
         return Snapshot(prefixed("probes", kept[1]), header | {"probes": kept[0]})
 
     def find(self, batch: Batch) -> AnyTap:
-        """Find the readout on a first batch."""
+        """Find the readout on a first batch, unless it is known."""
+        if self._header is not None:
+            return self.current()
         args = _few(batch.args, self.source)
         options, tap = {"layer": self.layer, **vars(self.source)}, None
         if args is not batch.args:

@@ -1,0 +1,262 @@
+"""Fits, calibrations and predictions of several processes, against those of one."""
+
+import os
+import signal
+import time
+import warnings
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import rigidities as rg
+from tests.support import jobs
+from tests.support.nets import data
+
+pytestmark = pytest.mark.xdist_group("jobs")
+
+SHARES = {2: [0, 140, 400], 4: [0, 70, 70, 301, 400]}
+"""Where the rows of each rank begin; with four, the second has none."""
+
+
+def net(targets=1, seed=0):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(
+        torch.nn.Linear(4, 12), torch.nn.Tanh(), torch.nn.Linear(12, targets)
+    )
+
+
+def shared(rows, rank, size):
+    begin, end = SHARES[size][rank : rank + 2]
+    return [part[begin * len(part) // 400 : end * len(part) // 400] for part in rows]
+
+
+def batches(rows, size=32):
+    """As loaders give them: none of none."""
+    return list(zip(*(part.split(size) for part in rows), strict=True)) if len(rows[0]) else []
+
+
+def close(one, other, tolerance=1e-12):
+    return float((one - other).abs().max()) <= tolerance * float(other.abs().max())
+
+
+def everything(rank, size, folder, options):
+    """One pass through the library, by all ranks together and by each alone."""
+    mixed = options.get("precision") == "mixed"
+    kind = torch.float32 if mixed else torch.float64  # float32 rounds as a batch's size wills
+    near = partial(close, tolerance=1e-6 if mixed else 1e-12)
+    train, valid, more = ([part.to(kind) for part in data(400, 1, seed)] for seed in (1, 2, 3))
+    own, model = partial(shared, rank=rank, size=size), net().to(kind)
+    uq = rg.LastLayerRigidity(model).fit(batches(own(train)), **options)
+    one = rg.LastLayerRigidity(model).fit(tuple(train), **options, group=False)
+    assert uq.gram.count == one.gram.count == 400
+    assert near(uq.gram.matrix, one.gram.matrix)
+    assert near(uq.gram.cross, one.gram.cross)
+    for name in ("sketch", "sample"):
+        mine, theirs = (getattr(each._fit.learnt.statistics, name) for each in (uq, one))
+        assert torch.equal(mine.hashes, theirs.hashes), name
+    uq.partial_fit(batches(own(more)))
+    assert near(uq.gram.matrix, one.partial_fit(tuple(more), group=False).gram.matrix)
+    uq.forget(batches(own(more)))
+    assert near(uq.gram.matrix, one.forget(tuple(more), group=False).gram.matrix)
+    uq.save(folder / f"fit{rank}", rows=True)
+    report = uq.calibrate(batches(own(valid)))
+    alone = one.calibrate(tuple(valid), group=False)
+    assert report.rows == alone.rows == 400
+    assert report.nll == pytest.approx(alone.nll, rel=1e-6)
+    uq.save(folder / f"calibrated{rank}", rows=True)
+    p, q = uq.predict(batches(own(more)), gather=True), one.predict(more[0])
+    assert near(p.mean, q.mean)
+    assert close(p.std, q.std, 1e-4)
+    assert len(uq.predict(more[0][:7])) == 7  # nothing is exchanged
+    return p.interval(0.9)[1]
+
+
+@pytest.mark.parametrize(
+    ("size", "options"),
+    [(4, {}), (2, {"method": "qr"}), (2, {"precision": "mixed"})],
+    ids=["gram", "qr", "mixed"],
+)
+def test_ranks_end_with_the_fit_of_one_process_and_with_the_same_bytes(size, options, tmp_path):
+    first, *others = jobs.values(everything, size, tmp_path, options)
+    assert all(torch.equal(first, other) for other in others)
+    for name in ("fit", "calibrated"):
+        first, *others = ((tmp_path / f"{name}{rank}").read_bytes() for rank in range(size))
+        assert all(other == first for other in others)
+
+
+def several(rank, size):
+    """Targets, weights, derivatives, conformal groups and a refit."""
+    own = partial(shared, rank=rank, size=size)
+    train, valid = ([part.double() for part in data(400, 3, seed)] for seed in (1, 2))
+    weight = lambda batch: 0.5 + batch[0][:, 0].abs()  # noqa: E731
+    model = net(3).double()
+    uq = rg.LastLayerRigidity(model).fit(batches(own(train)), loss="huber", sample_weight=weight)
+    one = rg.LastLayerRigidity(model)
+    one.fit(tuple(train), loss="huber", sample_weight=weight, group=False)
+    assert uq.gram.targets == one.gram.targets == 3
+    assert close(uq.gram.matrix, one.gram.matrix)
+    groups = lambda batch: (batch[0][:, 1] > 0).long()  # noqa: E731
+    options = {"criterion": "nll", "noise": lambda batch: 1 + batch[0][:, 0] ** 2}
+    options |= {"conformal": 0.5, "groups": groups}
+    uq.calibrate(batches(own(valid)), **options)
+    one.calibrate(tuple(valid), **options, group=False)
+    assert close(uq.scale, one.scale, 1e-9)
+    mine, theirs = (
+        each.predict([(x, y) for x, y in [valid]], **how).interval(0.8, conformal=True)
+        for each, how in ((uq, {}), (one, {}))
+    )
+    assert close(mine[0], theirs[0], 1e-9)
+    plain = rg.LastLayerRigidity(model).fit(batches(own(train)))
+    refitted = plain.refit(batches(own(valid)))
+    alone = rg.LastLayerRigidity(model).fit(tuple(train), group=False)
+    alone = alone.refit(tuple(valid), group=False)
+    assert close(refitted.model[-1].weight, alone.model[-1].weight, 1e-9)
+    assert refitted.refitted.judged == alone.refitted.judged == 400
+    return uq.scale
+
+
+def test_targets_weights_functions_and_refits_of_ranks_are_those_of_one_process():
+    first, *others = jobs.values(several, 2)
+    assert all(torch.equal(first, other) for other in others)
+
+
+def derivatives(rank, size):
+    """A scale of its own for forces."""
+    model, train = net().double(), [part.double() for part in data(80, 1, 1)]
+    slope = lambda batch: torch.cos(batch[0]) * (batch[0][:, :1] > -9)  # noqa: E731
+    own = partial(shared, rank=rank, size=size)
+    fit = {"gradients": 0, "gradient_target": slope}
+    uq = rg.LastLayerRigidity(model).fit(batches(own(train)), **fit)
+    one = rg.LastLayerRigidity(model).fit(tuple(train), **fit, group=False)
+    valid = [part.double() for part in data(80, 1, 2)]
+    uq.calibrate(batches(own(valid)), criterion="nll")
+    one.calibrate(tuple(valid), criterion="nll", group=False)
+    assert close(uq.gradient_scale, one.gradient_scale, 1e-9)
+    return uq.gradient_scale
+
+
+def test_derivatives_are_calibrated_on_the_rows_of_all_ranks():
+    first, other = jobs.values(derivatives, 2)
+    assert torch.equal(first, other)
+
+
+def refusals(rank, size):
+    """One after the other on one group: a refusal leaves it, and the object, as they were."""
+    train = data(400, 1, 1)
+    own = tuple(shared(train, rank, size))
+    uq = rg.LastLayerRigidity(net()).fit(own)
+    before, said = uq.gram.matrix, []
+    nan = torch.full_like(own[0], torch.nan if rank else 1.0)
+
+    def asked(call):
+        with pytest.raises((ValueError, RuntimeError)) as refused:
+            call()
+        assert torch.equal(uq.gram.matrix, before)
+        said.append((isinstance(refused.value, ValueError), str(refused.value)))
+
+    asked(lambda: rg.LastLayerRigidity(net(seed=rank)).fit(own))
+    asked(lambda: rg.LastLayerRigidity(net(), layer=[None, "0"][rank]).fit(own))
+    asked(lambda: uq.fit(own, loss=["mse", "huber"][rank]))
+    asked(lambda: uq.fit(own, precision=["double", "mixed"][rank]))
+    asked(lambda: uq.fit(train))
+    asked(lambda: uq.fit((nan, own[1])))
+    asked(lambda: uq.fit(own) if rank else uq.partial_fit(own))
+    asked(lambda: rg.LastLayerRigidity(net()).calibrate(own) if rank else uq.calibrate(own))
+    asked(lambda: uq.calibrate(data(400, 1, 2)))
+    asked(lambda: uq.fit([]))
+    asked(lambda: uq.forget(tuple(shared(data(400, 1, 7), rank, size))))
+    mine = rg.LastLayerRigidity(net()).fit(own, group=False)
+    asked(lambda: mine.calibrate(own))
+    uq.calibrate(tuple(shared(data(400, 1, 2), rank, size)))
+    return said
+
+
+def test_ranks_that_differ_are_refused_on_all_of_them_and_nothing_is_lost():
+    found = jobs.values(refusals, 2)
+    for one, other in zip(*found, strict=True):
+        assert one[0] and other[0], (one, other)  # ValueErrors
+    here = [message for _, message in found[0]]
+    there = [message for _, message in found[1]]
+    parts = [
+        "Rank 0 and Rank 1 differ in their weights",
+        "differ in their readout: {'layer': None} and {'layer': '0'}",
+        "differ in their loss",
+        "differ in their precision: 'double' and 'mixed'. They cannot be one fit. Fit every",
+        "of rank 1 (of those judged by their hashes) stand in the data of other ranks too. Give",
+        "Batch 0: NaN or infinity in the features",
+        "Rank 0 calls partial_fit, rank 1 calls fit",
+        "There is no fit yet",
+        "stand in the data of other ranks too",
+        "There are no data",
+        "were never in the fit",
+        "differ in their rows",
+    ]
+    for part, one, other in zip(parts, here, there, strict=True):
+        assert part in one and part in other, (part, one, other)
+    assert here[5].startswith("Rank 1 failed in fit (ValueError: Batch 0")
+
+
+def killed(rank, size, victim, moment):
+    """A rank ends without a word in the middle of its data."""
+    rows = shared(data(400, 1, 1), rank, size)
+
+    def slow():
+        for number, batch in enumerate(batches(rows, 8)):
+            if rank == victim and number == moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(0.02)
+            yield batch
+
+    uq = rg.LastLayerRigidity(net())
+    try:
+        uq.fit(slow())
+    finally:
+        assert uq._fit.learnt is None
+
+
+@pytest.mark.parametrize(("victim", "moment"), [(0, 3), (2, 1), (3, 11)])
+def test_a_rank_that_is_killed_gives_an_error_on_all_others(victim, moment):
+    found = jobs.run(killed, 4, victim, moment)
+    assert isinstance(found.pop(victim), jobs.Ended)
+    for error in found:
+        assert isinstance(error, RuntimeError)
+        assert f"Rank {victim} failed in fit (its process has ended)" in str(error)
+
+
+def parts_of_a_job(rank, size):
+    """Some ranks alone, and one by itself."""
+    train = data(400, 1, 1)
+    few = dist.new_group([1, 3])
+    uq = rg.LastLayerRigidity(net())
+    if rank in (1, 3):
+        half = tuple(part[rank // 2 :: 2] for part in train)
+        return uq.fit(half, group=few).gram.count
+    if rank == 0:
+        with pytest.raises(ValueError, match="not in the group"):
+            uq.fit(train, group=few)
+    return uq.fit(train, group=False).gram.count
+
+
+def test_a_group_of_ranks_or_one_by_itself_fits_without_the_others():
+    assert jobs.values(parts_of_a_job, 4) == [400, 400, 400, 400]
+
+
+def repeated(rank, size):
+    """A row that stands in the data of both ranks, as real data have it."""
+    rows, again = shared(data(400, 1, 1), rank, size), data(1, 1, 9)
+    rows = tuple(torch.cat(parts) for parts in zip(rows, again, strict=True))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        count = rg.LastLayerRigidity(net()).fit(rows).gram.count
+    return count, [str(one.message) for one in said]
+
+
+def test_rows_that_the_data_repeat_are_counted_with_a_word():
+    (count, said), (other, silence) = jobs.values(repeated, 2)
+    assert count == other == 402
+    assert len(said) == 1 and said[0].startswith(
+        "Some rows (1 by their hashes) stand in the data of"
+    )
+    assert not silence
