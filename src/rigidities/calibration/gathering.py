@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,9 +74,10 @@ def places(first: int, count: int, like: Tensor) -> Tensor:
 
 
 class Gathering:
-    """The rows of a pass so far; at most so many are kept."""
+    """The rows of a pass so far; at most so many are kept, and a sketch of all their hashes."""
 
-    def __init__(self, most: int | None = None) -> None:
+    def __init__(self, most: int | None = None, sketch: Any = None) -> None:
+        self.sketch = sketch
         self._most, self._names = most or ROWS, tuple[str, ...]()
         self._parts: list[tuple[Tensor, ...]] = []
         self._latest: list[tuple[Tensor, ...]] = []
@@ -144,6 +146,7 @@ class Gathering:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self._parts = [_below(self._kept, part) for part in self._parts]
         self._join()
+        self.sketch.merge(other.sketch)
         return self
 
     def residuals(self, least: int = 2) -> Residuals:
