@@ -139,7 +139,8 @@ class Gathering:
         """Take in another's rows, which come after these, and return these."""
         self._join()
         other._join()
-        self._parts += other._parts
+        shift = self._rows * _GOLDEN if other._kept == 1 else 0  # as if in one pass
+        self._parts += [(*part, (last + shift) % 1) for *part, last in other._parts]
         self._names = self._names or other._names
         self._kept = min(self._kept, other._kept)
         for name in ("_rows", "_shapes", "_weights", "_samples", "_duplicates"):
