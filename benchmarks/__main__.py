@@ -27,6 +27,7 @@ from benchmarks import (
     propagation,
     selection,
     speed,
+    stream,
     targets,
     whole_net,
 )
@@ -46,6 +47,7 @@ BENCHMARKS: dict[str, Callable[..., list[Row]]] = {
     "calibration": calibration.run,
     "many-rows": many_rows.run,
     "memory": memory.run,
+    "stream": stream.run,
     "deep-model": deep_model.run,
     "accuracy": accuracy.run,
     "jacobians": jacobians.run,

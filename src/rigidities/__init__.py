@@ -5,6 +5,7 @@ from ._version import __version__
 from .any_regressor.rigidity import PredictionRigidity
 from .calibration.report import CalibrationReport
 from .constrained import constrained_profile, constrained_rigidity
+from .data.parquet import ParquetBatches
 from .data.shards import ShardSampler, shard
 from .last_layer.ensemble.ensemble import Ensemble
 from .last_layer.ensemble.member_values import MemberValues
@@ -31,6 +32,7 @@ __all__ = [
     "LocalTerms",
     "MeanOf",
     "MemberValues",
+    "ParquetBatches",
     "Posterior",
     "Prediction",
     "PredictionRigidity",

@@ -130,7 +130,7 @@ def test_a_rank_keeps_its_own_rows_in_their_order(shuffle, drop):
 
 
 def test_a_loader_keeps_what_else_it_does():
-    data = Numbers(5)
+    data = Numbers(9)
     loader = DataLoader(
         data,
         batch_sampler=BatchSampler(DistributedSampler(data, 2, 1, shuffle=False), 2, True),
@@ -138,10 +138,12 @@ def test_a_loader_keeps_what_else_it_does():
         num_workers=1,
         persistent_workers=True,
     )
-    assert len(list(loader)) == 1  # its worker waits for the next epoch
+    epoch = iter(loader)  # in the middle of which it is read
+    assert next(epoch).tolist() == [101, 103]
     before = dict(vars(loader))
     batches = list(raw_batches(loader)[0])
-    assert len(list(loader)) == 1 and [batch.tolist() for batch in batches] == [[101, 103]]
+    assert [batch.tolist() for batch in batches] == [[101, 103], [105, 107]]
+    assert next(epoch).tolist() == [105, 107]
     assert vars(loader) == before and loader.batch_sampler.drop_last
     assert isinstance(loader.batch_sampler.sampler, DistributedSampler)
 

@@ -276,6 +276,11 @@ def test_of_many_rows_a_share_is_judged_and_the_message_says_which(two, monkeypa
     check_same(one.merge(apart), fit(two, slice(300)))
 
 
+def test_the_smaller_of_two_samples_is_kept(two):
+    one, other = fit(two, slice(30), sample=25), fit(two, slice(30, ROWS), sample=12)
+    check_same(one.merge(other), fit(two, slice(ROWS), sample=12))
+
+
 def test_without_all_samples_there_is_none_and_one_notice(two, tmp_path):
     one, other = halves(two)
     other.save(tmp_path / "b")

@@ -34,15 +34,15 @@ class ShardSampler(loading.DistributedSampler[Any]):
         if not (distributed.is_available() and distributed.is_initialized()):
             rank, ranks = rank or 0, ranks or 1
         super().__init__(data, ranks, rank, shuffle, seed)
-        start, stop = (one * len(data) // self.num_replicas for one in (self.rank, self.rank + 1))
+        self.rows = len(data)
+        start, stop = (one * self.rows // self.num_replicas for one in (self.rank, self.rank + 1))
         self.part, self.num_samples = slice(start, stop), stop - start
 
     def __iter__(self) -> Iterator[int]:
+        if not self.shuffle:
+            return iter(range(self.part.start, self.part.stop))
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        rows: Any = range(self.part.stop)
-        if self.shuffle:
-            rows = torch.randperm(len(self.dataset), generator=generator).tolist()  # type: ignore[arg-type]
-        return iter(rows[self.part])
+        return iter(torch.randperm(self.rows, generator=generator)[self.part].tolist())
 
 
 def shard(data: Any, rank: int | None = None, ranks: int | None = None) -> Any:
@@ -65,7 +65,7 @@ def unpadded(data: Any) -> Any:
     loader = inner if isinstance(inner, loading.DataLoader) else data
     if not isinstance(loader, loading.DataLoader):
         return data
-    if hasattr(data, "_fetch_batches") or hasattr(loader.dataset, "process_index"):
+    if hasattr(data, "_fetch_batches") or hasattr(loader.dataset, "split_batches"):
         raise TypeError(
             "Accelerate hands out these rows from one process, or repeats some, expected a loader "
             "that reads its own share. Pass one with sampler=ShardSampler(data), or of a stream "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -547,23 +548,9 @@ def _shown(options: dict[str, Any], others: Job) -> dict[str, Any]:
     return options
 
 
-def loss_named(weighing: Weighing | None) -> Any:
-    """A loss as a file has it; functions by their names, by which others tell them apart."""
-    state = _loss_state(weighing)
-    if weighing is None or state is not None:
-        return state
-    parts = [weighing.loss, weighing.sample_weight, weighing.gradients]
-    return [None if part is None else _plain(part) for part in parts]
-
-
-def _plain(value: Any) -> Any:
-    """A function's name, an object's kind and settings, or a plain value."""
-    if hasattr(value, "__qualname__"):
-        return f"{value.__module__}.{value.__qualname__}"
-    if isinstance(value, (str, int, float, bool, list, type(None))):
-        return value
-    own = {k: _plain(v) for k, v in getattr(value, "__dict__", {}).items() if k[0] != "_"}
-    return [type(value).__name__, own]
+def loss_named(weighing: Weighing | None) -> str:
+    """A loss with its settings; functions by their names, by which processes tell them apart."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(weighing))
 
 
 def _loss_state(weighing: Weighing | None) -> dict[str, Any] | None:

@@ -19,18 +19,12 @@ def whole(model: nn.Module) -> nn.Module:
     Weights spread by `fully_shard` (FSDP2) are gathered. Buffers are the first process's, since
     every process has its own running statistics of batch norms (in DDP too).
     """
-    modules = list(unwrapped(model).modules())
-    if not (sharded := [module for module in modules if hasattr(module, "reshard")]):
-        require_whole(model)
-    for module in sharded:
-        module.reshard()  # type: ignore[operator]  # a forward pass leaves gathered, cast weights
-    memo: dict[int, Any] = {id(one): _gathered(one) for one in modules[0].parameters()}
-    for module in modules:
-        kind: Any = type(module).__mro__[2 if module in sharded else 0]
-        memo[id(module)] = kind.__new__(kind)
-    for module in modules:
-        memo[id(module)].__setstate__(copy.deepcopy(_own(module), memo))
-    plain: nn.Module = memo[id(modules[0])]
+    inner = unwrapped(model)
+    if any(map(_is_sharded, inner.modules())):
+        plain = _gathered(list(inner.modules()))
+    else:
+        require_whole(inner)
+        plain = copy.deepcopy(inner)
     first = [[one.cpu() for one in plain.buffers()]]
     if distributed.is_available() and distributed.is_initialized():
         distributed.broadcast_object_list(first)
@@ -50,9 +44,25 @@ def require_whole(model: nn.Module) -> None:
         )
 
 
-def _gathered(weight: Any) -> nn.Parameter:
-    full = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
-    return nn.Parameter(full.clone(), weight.requires_grad)
+def _gathered(modules: list[nn.Module]) -> nn.Module:
+    """A copy of the first module, of which the others are parts, which FSDP does not give."""
+    for module in filter(_is_sharded, modules):
+        module.reshard()  # type: ignore[operator]  # a forward pass leaves gathered, cast weights
+    memo: dict[int, Any] = {}
+    for weight in modules[0].parameters():
+        full = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+        memo[id(weight)] = nn.Parameter(full.clone(), weight.requires_grad)
+    for module in modules:
+        kind: Any = type(module).__mro__[2 if _is_sharded(module) else 0]  # itself, FSDP's, its own
+        memo[id(module)] = kind.__new__(kind)
+    for module in modules:
+        memo[id(module)].__setstate__(copy.deepcopy(_own(module), memo))
+    plain: nn.Module = memo[id(modules[0])]
+    return plain
+
+
+def _is_sharded(module: nn.Module) -> bool:
+    return type(module).__mro__[1].__name__ == "FSDPModule"
 
 
 def _own(module: Any) -> dict[str, Any]:
@@ -60,10 +70,7 @@ def _own(module: Any) -> dict[str, Any]:
     marks = "__composable_api_state", "_is_fsdp_managed"
     state = {k: v for k, v in module.__reduce_ex__(4)[2].items() if not k.startswith(marks)}
     for name in ("_forward_hooks", "_forward_pre_hooks"):
-        kept = ((key, hook) for key, hook in state[name].items() if not _of_fsdp(hook))
-        state[name] = OrderedDict(kept)
+        made = {key: getattr(hook, "__module__", None) or "" for key, hook in state[name].items()}
+        fsdp = {key for key, where in made.items() if where.startswith("torch.distributed.")}
+        state[name] = OrderedDict((k, hook) for k, hook in state[name].items() if k not in fsdp)
     return state
-
-
-def _of_fsdp(hook: Any) -> bool:
-    return str(getattr(hook, "__module__", "")).startswith("torch.distributed.")
