@@ -19,7 +19,7 @@ from torch import nn
 
 import rigidities as rg
 from benchmarks.frame.apart import measured_apart
-from benchmarks.frame.results import Row, at_least, at_most, for_information
+from benchmarks.frame.results import Row, at_least, at_most
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "stream.py"
 ROWS = 32
