@@ -67,6 +67,22 @@ def test_dynamics_stop_at_the_limit_and_most_errors_lie_within_two_bars(plain_to
     assert "above the limit energy_std = 0.1" in message
 
 
+def test_error_bars_that_learn_hold_in_a_drifting_stream_where_fixed_ones_fail(
+    plain_torch, capsys, monkeypatch, tmp_path
+):
+    figure = tmp_path / "stream.png"
+    monkeypatch.setattr("sys.argv", ["stream.py", "--minutes", "10", "--out", str(figure)])
+    *table, total, advice = printed("stream", capsys).splitlines()
+    inside, fixed = (share / 100 for share in numbers(total))
+    assert 0.85 < inside < 0.95
+    assert fixed < inside - 0.03
+    held = [int(line.split()[2]) for line in table[1:]]
+    assert len(held) == 10
+    assert max(held) < 1.5 * min(held)
+    assert "times as wide" in advice
+    assert figure.stat().st_size > 1000
+
+
 def test_every_example_has_a_test():
     text = Path(__file__).read_text(encoding="utf-8")
     alone = {path.stem.removeprefix("test_") for path in Path(__file__).parent.glob("test_*.py")}

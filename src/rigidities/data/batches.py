@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from operator import itemgetter
+from operator import itemgetter, length_hint
 from typing import Any, TypeVar
 
 import torch
@@ -207,7 +207,8 @@ def raw_batches(
     if isinstance(data, Dataset):
         data = DataLoader(data, batch_size=batch_size or BATCH_SIZE)
     if isinstance(data, Iterable) and not isinstance(data, (str, bytes)):
-        return data, _length(data), False
+        hint = length_hint(data, -1)
+        return data, None if hint < 0 else hint, False
     raise TypeError(
         f"Expected tensors, a Dataset, a DataLoader or an iterable of batches, got "
         f"{type(data).__name__}."
@@ -286,13 +287,6 @@ def each_member(whole: Any, change: Callable[[Any], Any]) -> Any:
         members = map(change, whole)
         return type(whole)(*members) if hasattr(whole, "_fields") else tuple(members)
     return [change(value) for value in whole] if isinstance(whole, list) else change(whole)
-
-
-def _length(data: Any) -> int | None:
-    try:
-        return len(data)
-    except TypeError:
-        return None
 
 
 def _is_array(value: Any) -> bool:

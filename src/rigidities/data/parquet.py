@@ -35,7 +35,7 @@ class ParquetBatches:
         rank: int = 0,
         ranks: int = 1,
     ) -> None:
-        self.target, self.batch_size, self.dtype = target, batch_size, dtype
+        self.batch_size, self.dtype, self._single = batch_size, dtype, isinstance(target, str)
         self._x, self._y = ([n] if isinstance(n, str) else [*(n or ())] for n in (inputs, target))
         groups = [group for path in _files(paths) for group in self._groups(path)]
         if batch_size < 1 or not self._x or not 0 <= rank < ranks <= len(groups):
@@ -55,8 +55,7 @@ class ParquetBatches:
                 for batch in file.iter_batches(self.batch_size, [group], self._x + self._y):
                     x = torch.cat([self._read(batch, name) for name in self._x], 1)
                     y = [self._read(batch, name) for name in self._y]
-                    one = isinstance(self.target, str)
-                    yield (x, y[0].squeeze(1) if one else torch.cat(y, 1)) if y else x
+                    yield (x, y[0].squeeze(1) if self._single else torch.cat(y, 1)) if y else x
 
     def _groups(self, path: Path) -> list[tuple[Path, int, int]]:
         """Number and rows of each row group in a file that must have the columns."""
@@ -73,8 +72,7 @@ class ParquetBatches:
         flat = column.flatten() if hasattr(column.type, "list_size") else column
         numbers, missing = flat.to_numpy(zero_copy_only=False), column.null_count or flat.null_count
         if missing or numbers.dtype.kind not in "biuf":
-            got = f"{missing} null value(s)" if missing else column.type
-            raise ValueError(f"Expected numbers or fixed-size lists in column {name!r}, got {got}.")
+            raise ValueError(f"Column {name!r} ({column.type}, {missing} nulls), expected numbers.")
         return torch.tensor(numbers, dtype=self.dtype).reshape(len(column), -1)
 
 
