@@ -129,8 +129,8 @@ class RowSketch:
 
     @property
     def _patience(self) -> int:
-        """How many rows may wait to be merged in: a sort for few would cost as much."""
-        return 32 * self.size
+        """How many rows may wait: a sort for few costs as much, and one for many takes memory."""
+        return (32 if self._pending[-1][0].is_cuda else 8) * self.size
 
     def _queue(self, hashes: Tensor, counts: Tensor, columns: dict[str, Tensor]) -> None:
         self._pending.append((hashes, counts, columns))
