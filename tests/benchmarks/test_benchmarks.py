@@ -14,7 +14,6 @@ from benchmarks.rivals import laplace as rivals
 
 from benchmarks import gpu
 
-
 ALWAYS = ("at most 0", "at most 1e-12 of its norm")
 """What must hold at every size: nothing lost, nothing left, the same sums."""
 

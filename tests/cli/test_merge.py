@@ -111,6 +111,20 @@ def of_shared_rows(net, folder):
     fit(net, slice(40, 120)).save(folder / "b")
 
 
+def unfinished(net, folder):
+    """Interrupted after its first batches."""
+    x, y = net[1]
+
+    def batches():
+        yield from zip(x[50:110].split(10), y[50:110].split(10), strict=True)
+        raise KeyboardInterrupt
+
+    (folder / "b").unlink()
+    with pytest.raises(KeyboardInterrupt):
+        options = {"checkpoint": folder / "b", "checkpoint_batches": 1}
+        rg.LastLayerRigidity(net[0]).fit(batches(), **options)
+
+
 def missing(net, folder):
     (folder / "b").unlink()
 
@@ -122,6 +136,7 @@ BAD = {
     "of a function": (of_a_function, "were functions, which a file does not hold"),
     "of other weights": (of_other_weights, "differ in their weights"),
     "of shared rows": (of_shared_rows, "share rows: 10 of the 80 rows"),
+    "unfinished": (unfinished, "unfinished fit: resume it"),
     "missing": (missing, "There is no file"),
 }
 
