@@ -29,6 +29,7 @@ from benchmarks import (
     selection,
     speed,
     storm,
+    stream,
     targets,
     whole_net,
 )
@@ -50,6 +51,7 @@ BENCHMARKS: dict[str, Callable[..., list[Row]]] = {
     "memory": memory.run,
     "scale": scale.run,
     "storm": storm.run,
+    "stream": stream.run,
     "deep-model": deep_model.run,
     "accuracy": accuracy.run,
     "jacobians": jacobians.run,

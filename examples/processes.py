@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, TensorDataset
 
 import rigidities as rg
 
@@ -23,21 +23,21 @@ def rows(n, seed):
     return x, torch.sin(2 * x[:, :1]) + 0.2 * x[:, 1:].abs() * noise
 
 
-def loader(data, shuffle=False):
-    """This process's rows: none twice and none left out, however many processes there are."""
+def loader(data, sampler):
+    """This process's rows."""
     dataset = TensorDataset(*data)
-    return DataLoader(dataset, batch_size=64, sampler=rg.ShardSampler(dataset, shuffle=shuffle))
+    return DataLoader(dataset, batch_size=64, sampler=sampler(dataset))
 
 
-def trained(data):
+def trained(batches):
     """Any model trained in any way; here by DistributedDataParallel."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 1))
     model = DistributedDataParallel(net) if dist.is_initialized() else net
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    batches = loader(data, shuffle=True)
     for epoch in range(30):
-        batches.sampler.set_epoch(epoch)
+        if dist.is_initialized():
+            batches.sampler.set_epoch(epoch)
         for x, y in batches:
             optimizer.zero_grad()
             nn.functional.mse_loss(model(x), y).backward()
@@ -49,11 +49,15 @@ def main(path=None):
     if "RANK" in os.environ and not dist.is_initialized():  # set by torchrun
         dist.init_process_group("gloo")
     train, valid, test = rows(4001, 1), rows(1001, 2), rows(1001, 3)
-    model = trained(train)
 
-    uq = rg.LastLayerRigidity(model).fit(loader(train))  # each process reads its own rows,
-    uq.calibrate(loader(valid))  # and all end with the same object
-    p = uq.predict(loader(test), gather=True)  # and here with the predictions for all rows
+    # Training wants as many rows on every process: this sampler repeats some.
+    batches = loader(train, DistributedSampler if dist.is_initialized() else RandomSampler)
+    model = trained(batches)
+
+    # Error bars want every row once. The loader of the training will do: no row is read twice.
+    uq = rg.LastLayerRigidity(model).fit(batches)  # each process reads its own rows,
+    uq.calibrate(loader(valid, rg.ShardSampler))  # and all end with the same object
+    p = uq.predict(loader(test, rg.ShardSampler), gather=True)  # here the rows of all of them
 
     first = not dist.is_initialized() or dist.get_rank() == 0
     if first:

@@ -5,6 +5,8 @@ from ._version import __version__
 from .any_regressor.rigidity import PredictionRigidity
 from .calibration.report import CalibrationReport
 from .constrained import constrained_profile, constrained_rigidity
+from .data.parquet import ParquetBatches
+from .data.shards import ShardSampler, shard
 from .last_layer.ensemble.ensemble import Ensemble
 from .last_layer.ensemble.member_values import MemberValues
 from .last_layer.frozen import Frozen
@@ -14,6 +16,7 @@ from .last_layer.propagation.derived import Derived
 from .last_layer.refit import Refitted
 from .last_layer.rigidity import LastLayerRigidity
 from .models.mean_of import MeanOf
+from .models.whole import whole
 from .posterior.gram import Gram
 from .posterior.posterior import Posterior
 from .prediction.prediction import Prediction
@@ -29,10 +32,12 @@ __all__ = [
     "LocalTerms",
     "MeanOf",
     "MemberValues",
+    "ParquetBatches",
     "Posterior",
     "Prediction",
     "PredictionRigidity",
     "Refitted",
+    "ShardSampler",
     "__version__",
     "closed_forms",
     "constrained_profile",
@@ -46,4 +51,6 @@ __all__ = [
     "plots",
     "report",
     "selection",
+    "shard",
+    "whole",
 ]

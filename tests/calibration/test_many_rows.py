@@ -7,6 +7,7 @@ from torch import nn
 import rigidities as rg
 from rigidities.calibration import gathering, objective
 from rigidities.calibration.criteria import criterion_for
+from rigidities.data.sketch import RowSketch
 from rigidities.prediction.law import Gaussian
 
 F64 = torch.float64
@@ -92,3 +93,34 @@ def test_the_report_tells_how_many_rows_were_used(monkeypatch):
     assert some.rows == 3950 and 900 < some.used <= 1000
     assert f"on 3950 rows ({some.used} of them used) by nll" in str(some)
     torch.testing.assert_close(some.scale, whole.scale, rtol=0.1, atol=0)
+
+
+@pytest.mark.parametrize("cut", [210, 500, 790])
+def test_two_gatherings_merge_to_that_of_one_pass_thinned_alike(monkeypatch, cut):
+    monkeypatch.setattr(gathering, "ROWS", 800)
+    index = torch.arange(1000, dtype=F64)
+
+    def gathered(rows):
+        found = gathering.Gathering(sketch=RowSketch())
+        found.add(rows[:, None], rows[:, None].expand(-1, 4), importance=1 + rows[:, None] % 3)
+        return found
+
+    whole = gathered(index).residuals()
+    parts = gathered(index[:cut]).merge(gathered(index[cut:])).residuals()
+    assert len(whole.error) < 600
+    for name in ("error", "share", "typical"):
+        assert torch.allclose(getattr(parts, name), getattr(whole, name), rtol=1e-14), name
+    assert parts.rows == whole.rows == 1000
+
+
+def test_gatherings_that_were_thinned_before_merge_to_an_even_one(monkeypatch):
+    monkeypatch.setattr(gathering, "ROWS", 200)
+    found = gathering.Gathering(sketch=RowSketch())
+    for rows in torch.arange(2000, dtype=F64).split([900, 1100]):
+        part = gathering.Gathering(sketch=RowSketch())
+        for few in rows.split(50):
+            part.add(few[:, None], few[:, None].expand(-1, 4))
+        found.merge(part)
+    kept = found.residuals().error[:, 0]
+    assert found.residuals().rows == 2000 and 90 <= len(kept) <= 200
+    assert float(kept.diff().max()) <= 4 * float(kept.diff().mean())

@@ -9,7 +9,7 @@ from torch import nn
 
 import rigidities as rg
 from rigidities import cli
-from tests.support.nets import calibrated, trained
+from tests.support.nets import calibrated, data, trained
 
 load = rg.LastLayerRigidity.load
 
@@ -113,15 +113,14 @@ def of_shared_rows(net, folder):
 
 def unfinished(net, folder):
     """Interrupted after its first batches."""
-    x, y = net[1]
 
     def batches():
-        yield from zip(x[50:110].split(10), y[50:110].split(10), strict=True)
+        yield from zip(*[part.double().split(600) for part in data(1800, 1, 9)], strict=True)
         raise KeyboardInterrupt
 
     (folder / "b").unlink()
+    options = {"checkpoint": folder / "b", "checkpoint_batches": 1}
     with pytest.raises(KeyboardInterrupt):
-        options = {"checkpoint": folder / "b", "checkpoint_batches": 1}
         rg.LastLayerRigidity(net[0]).fit(batches(), **options)
 
 

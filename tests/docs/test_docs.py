@@ -15,6 +15,7 @@ PAGES = [
     "error_bars.md",
     "propagation.md",
     "report.md",
+    "streams.md",
     "theory.md",
 ]
 

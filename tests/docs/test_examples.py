@@ -1,7 +1,10 @@
 """Every example runs, and says what it promises."""
 
+import os
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,8 +67,43 @@ def test_dynamics_stop_at_the_limit_and_most_errors_lie_within_two_bars(plain_to
     assert "above the limit energy_std = 0.1" in message
 
 
+def test_error_bars_that_learn_hold_in_a_drifting_stream_where_fixed_ones_fail(
+    plain_torch, capsys, monkeypatch, tmp_path
+):
+    figure = tmp_path / "stream.png"
+    monkeypatch.setattr("sys.argv", ["stream.py", "--minutes", "10", "--out", str(figure)])
+    *table, total, advice = printed("stream", capsys).splitlines()
+    inside, fixed = (share / 100 for share in numbers(total))
+    assert 0.85 < inside < 0.95
+    assert fixed < inside - 0.03
+    held = [int(line.split()[2]) for line in table[1:]]
+    assert len(held) == 10
+    assert max(held) < 1.5 * min(held)
+    assert "times as wide" in advice
+    assert figure.stat().st_size > 1000
+
+
 def test_every_example_has_a_test():
     text = Path(__file__).read_text(encoding="utf-8")
     alone = {path.stem.removeprefix("test_") for path in Path(__file__).parent.glob("test_*.py")}
     printing = [path.stem for path in EXAMPLES if path.stem not in alone]
     assert [name for name in printing if f'printed("{name}"' not in text] == []
+
+
+def test_two_processes_of_torchrun_use_every_row_once_and_write_one_file(tmp_path):
+    (path,) = [path for path in EXAMPLES if path.stem == "processes"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*launch, str(path), str(tmp_path / "uq.safetensors")]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first == "4001 rows in the fit, 1001 in the calibration"
+    inside = int(re.search(r"hold (\d+)% of 1001 test rows", second)[1])
+    assert 84 <= inside <= 95
+    assert (tmp_path / "uq.safetensors").is_file()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,9 +74,10 @@ def places(first: int, count: int, like: Tensor) -> Tensor:
 
 
 class Gathering:
-    """The rows of a pass so far; at most so many are kept."""
+    """The rows of a pass so far; at most so many are kept, and a sketch of all their hashes."""
 
-    def __init__(self, most: int | None = None) -> None:
+    def __init__(self, most: int | None = None, sketch: Any = None) -> None:
+        self.sketch = sketch
         self._most, self._names = most or ROWS, tuple[str, ...]()
         self._parts: list[tuple[Tensor, ...]] = []
         self._latest: list[tuple[Tensor, ...]] = []
@@ -137,13 +139,15 @@ class Gathering:
         """Take in another's rows, which come after these, and return these."""
         self._join()
         other._join()
-        self._parts += other._parts
+        shift = self._rows * _GOLDEN if other._kept == 1 else 0  # as if in one pass
+        self._parts += [(*part, (last + shift) % 1) for *part, last in other._parts]
         self._names = self._names or other._names
         self._kept = min(self._kept, other._kept)
         for name in ("_rows", "_shapes", "_weights", "_samples", "_duplicates"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self._parts = [_below(self._kept, part) for part in self._parts]
         self._join()
+        self.sketch.merge(other.sketch)
         return self
 
     def residuals(self, least: int = 2) -> Residuals:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from operator import itemgetter
+from operator import itemgetter, length_hint
 from typing import Any, TypeVar
 
 import torch
@@ -33,6 +33,7 @@ from torch.utils.data import (
 )
 
 from ..models.calling import described
+from .shards import ShardSampler, is_shuffle, unpadded
 
 TARGET_KEYS = ("labels", "y", "target", "label")  # the first that is there
 BATCH_SIZE = 1024
@@ -198,6 +199,7 @@ def raw_batches(
     """
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
+    data = unpadded(data)
     tensors = _whole(data, any_order=any_order)
     if tensors is not None:
         own = data.batch_size if isinstance(data, DataLoader) else None
@@ -205,7 +207,8 @@ def raw_batches(
     if isinstance(data, Dataset):
         data = DataLoader(data, batch_size=batch_size or BATCH_SIZE)
     if isinstance(data, Iterable) and not isinstance(data, (str, bytes)):
-        return data, _length(data), False
+        hint = length_hint(data, -1)
+        return data, None if hint < 0 else hint, False
     raise TypeError(
         f"Expected tensors, a Dataset, a DataLoader or an iterable of batches, got "
         f"{type(data).__name__}."
@@ -215,7 +218,11 @@ def raw_batches(
 def _whole(data: Any, *, any_order: bool) -> Any:
     """The data as tensors to slice, or None if they are not."""
     if isinstance(data, DataLoader):
-        return _tensors_of(data.dataset) if _is_plain_loader(data, any_order) else None
+        if not _is_plain_loader(data, any_order):
+            return None
+        if isinstance(rows := data.sampler, (ShardSampler, list)):  # of this process
+            return _tensors_of(Subset(data.dataset, rows))  # type: ignore[arg-type]
+        return _tensors_of(data.dataset)
     if isinstance(data, Dataset):
         return _tensors_of(data)
     if isinstance(data, Tensor) or _is_array(data):
@@ -244,13 +251,8 @@ def _tensors_of(dataset: Any) -> tuple[Tensor, ...] | None:
 
 def _is_plain_loader(loader: DataLoader[Any], any_order: bool) -> bool:
     """Whether reading the data set in slices gives the loader's rows (in its order, or any)."""
-    sampler = loader.sampler
-    ordered = type(sampler) is SequentialSampler
-    shuffled = (
-        type(sampler) is RandomSampler
-        and not sampler.replacement
-        and sampler.num_samples == len(sampler.data_source)
-    )
+    ordered = type(loader.sampler) in (SequentialSampler, ShardSampler, list)
+    shuffled = type(loader.sampler) is RandomSampler and is_shuffle(loader.sampler)
     return (
         (ordered or (shuffled and any_order))
         and loader.collate_fn is default_collate
@@ -285,13 +287,6 @@ def each_member(whole: Any, change: Callable[[Any], Any]) -> Any:
         members = map(change, whole)
         return type(whole)(*members) if hasattr(whole, "_fields") else tuple(members)
     return [change(value) for value in whole] if isinstance(whole, list) else change(whole)
-
-
-def _length(data: Any) -> int | None:
-    try:
-        return len(data)
-    except TypeError:
-        return None
 
 
 def _is_array(value: Any) -> bool:

@@ -163,15 +163,11 @@ class RowSample(RowSketch):
 
 
 def _picked(parts: Sequence[Tensor], index: Tensor) -> Tensor:
-    """Rows of tensors that follow one another, without joining them; indices rise on a CPU."""
-    if len(parts) == 1:
-        return parts[0][index]
+    """Rows of tensors that follow one another; an accelerator does not join them."""
+    if len(parts) == 1 or index.device.type == "cpu":  # where few are joined, and seldom
+        return (parts[0] if len(parts) == 1 else torch.cat(list(parts)))[index]
     ends = list(accumulate(map(len, parts)))
     starts = [0, *ends[:-1]]
-    if index.device.type == "cpu":
-        cuts = torch.searchsorted(index, torch.tensor([0, *ends])).tolist()
-        each = zip(parts, starts, cuts, cuts[1:], strict=False)
-        return torch.cat([part[index[i:j] - start] for part, start, i, j in each])
     picked = parts[0][index.clamp(max=ends[0] - 1)]
     for part, start in zip(parts[1:], starts[1:], strict=True):
         rows = part[(index - start).clamp(0, len(part) - 1)]

@@ -168,8 +168,8 @@ def _joined(parts: Sequence[dict[str, Tensor]], index: Tensor) -> dict[str, Tens
     parts = [part for part in parts if part]
     if any(part.keys() != parts[0].keys() for part in parts):
         raise ValueError("Rows with and without a sample weight do not mix: weigh all or none.")
-    names = parts[0] if parts else {}
-    return {k: torch.cat([part[k].to(index.device) for part in parts])[index] for k in names}
+    whole = {k: torch.cat([p[k].to(index.device) for p in parts]) for k in (parts or [{}])[0]}
+    return {k: column.index_select(0, index) for k, column in whole.items()}  # faster than [index]
 
 
 def row_hashes(values: Iterable[Any], rows: int) -> Tensor | None:

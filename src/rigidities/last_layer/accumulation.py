@@ -155,15 +155,14 @@ def accumulate(
     meanwhile: Callable[[], None] = lambda: None,
     between: Callable[[], None] = lambda: None,
     counted: int = 0,
-    tick: Callable[[int, Statistics, Callable[[], None]], None] = lambda *_: None,
+    tick: Callable[[int, Statistics | None, Callable[[], None]], None] = lambda *_: None,
 ) -> Statistics | None:
     """Statistics with the batches' rows added, in place; None where no batch came.
 
     `find` gives the readout for the first batch; `apart` gives statistics of the batches alone, as
     are to be added to those given later, or to `remove` from them; `sample`, still empty,
-    `precision` and the `kind` of Gram are those of new statistics; `meanwhile` is done while an
-    accelerator works on the last batches, `between` after each batch, `tick` where none waits to
-    be added: to statistics that may begin with some batches `counted`.
+    `precision` and the `kind` of Gram are those of new statistics, others have `counted` batches;
+    `meanwhile` is while an accelerator works on the last ones, `tick` where none waits to be added.
 
     Raises:
         ValueError: NaN or infinity, shapes that do not fit, negative curvature; with the number of
@@ -282,7 +281,7 @@ class _Adding:
         sample: RowSample | None,
         empty: Callable[[AnyTap, Batch, Reading], Statistics],
         counted: int,
-        tick: Callable[[int, Statistics, Callable[[], None]], None],
+        tick: Callable[[int, Statistics | None, Callable[[], None]], None],
     ) -> None:
         self.statistics, self._held_rows, self._weighing = statistics, held, weighing
         self._exact, self._sample, self._empty, self._tick = exact, sample, empty, tick
@@ -329,8 +328,7 @@ class _Adding:
         self._looks.append((first, pieces if sums.device.type == "cpu" else pieces[:1], sums))
         if sums.device.type == "cpu" or len(self._looks) == _CHECK_EVERY:
             self.look()
-        if self.statistics is not None:
-            self._tick(self._number, self.statistics, self.look)
+        self._tick(self._number, self.statistics, self.look)
 
     def look(self) -> None:
         """Refuse NaN and infinity in the latest blocks; an accelerator is waited for."""

@@ -54,20 +54,12 @@ class Checkpoint:
         self._asked, self._said = dict[str, Any](), False
 
     def resume(
-        self,
-        asked: dict[str, Any],
-        part: tuple[int, int],
-        device: torch.device,
-        made: Callable[[Snapshot], T],
+        self, asked: dict[str, Any], part: tuple[int, int], made: Callable[[Snapshot], T]
     ) -> T | None:
-        """What is made of the file, if there is one; refused unless the same fit was `asked` for.
-
-        `part` is the rank and size of a job, whose processes have a file each.
-        """
+        """What is made of the file, if any, of the fit `asked` for; `part` is (rank, size)."""
         self._asked = json.loads(json.dumps(asked))
         if self.path is not None and part[1] > 1:
-            own = f"{self.path.stem}.{part[0]}-of-{part[1]}{self.path.suffix}"
-            self.path = self.path.with_name(own)
+            self.path = self.path.with_suffix(f".{part[0]}-of-{part[1]}{self.path.suffix}")
         if self.path is None or not self.path.exists():
             return None
         try:
@@ -76,8 +68,7 @@ class Checkpoint:
                 had = given.header[UNFINISHED]
                 require_kinds(had, {"batches": int, "digest": str, "asked": dict}, "the checkpoint")
                 require_alike([had["asked"], self._asked], ["The checkpoint", "this call"])
-                tensors = {name: tensor.to(device) for name, tensor in given.tensors.items()}
-                found = made(replace(given, tensors=tensors))
+                found = made(given)
         except ValueError as error:
             raise ValueError(f"{error} {_ANEW}") from error
         self.counted, self._expected, self._written = had["batches"], had["digest"], had["batches"]
@@ -92,21 +83,19 @@ class Checkpoint:
             if self._seen > self.counted:
                 yield batch
             elif self._seen == self.counted and self._digests[1] != self._expected:
+                self._seen = -1
                 break
-        else:
-            if self._seen >= self.counted:
-                return
-        raise ValueError(
-            f"{self.path} counts {self.counted} batches, and here are others or fewer: the data, "
-            "or their order or batch size, are not those of the checkpoint. Use shuffle=False or "
-            f"a seeded generator. {_ANEW}"
-        )
+        if self._seen < self.counted:
+            raise ValueError(
+                f"The data, or their order or batch size, are not those of the {self.counted} "
+                f"batches in {self.path}. Use shuffle=False or a seeded generator. {_ANEW}"
+            )
 
-    def tick(self, counted: int, statistics: Statistics, look: Callable[[], None]) -> None:
+    def tick(self, counted: int, statistics: Statistics | None, look: Callable[[], None]) -> None:
         """Write if it is time, after a last `look`: of all batches seen, or all but the last."""
         late = time.monotonic() - self._last >= self._seconds
         many = self._batches is not None and counted - self._written >= self._batches
-        if self.path is None or not (late or many):
+        if self.path is None or statistics is None or not (late or many):
             return
         look()
         given, digest = self.snapshot(statistics), self._digests[counted - self._seen + 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -146,8 +147,7 @@ class Learnt:
     def snapshot(self, *, probes: bool = True, rows: bool = False, exact: bool = False) -> Snapshot:
         """Everything but the model.
 
-        `probes` says whether a few inputs of the fit are in it, `rows` whether its sample is. For
-        a fit that goes on, it is `exact`, as in `Gram.state`, with a sample if there is one.
+        `probes`: with a few inputs of the fit; `rows`: with its sample; `exact`: as `Gram.state`.
         """
         known, report, tie = self.statistics, self.report, self.binding.snapshot(probes=probes)
         tensors = prefixed("gram", known.gram.state(exact=exact))
@@ -232,9 +232,7 @@ class ReadoutFit:
         tie, statistics = self.unbound.again(), None
         if checkpoint.path is not None:
             asked, part = self._asked(weighing) | choices, (others.rank, others.size)
-            if learnt := checkpoint.resume(
-                asked, part, tie.placement[0], lambda s: _learnt(s, tie)
-            ):
+            if learnt := checkpoint.resume(asked, part, partial(_learnt, unbound=tie)):
                 tie, statistics = learnt.binding, learnt.statistics
             checkpoint.snapshot = lambda own: Learnt(tie, own, weighing).snapshot(exact=True)
         return tie, statistics
@@ -438,7 +436,6 @@ class ReadoutFit:
             with given.opened():
                 learnt = _learnt(given, self.unbound)
             self._swap(learnt)
-            self.on_device()
 
     def job(
         self, group: Any, what: str, weighing: Weighing | None = None, **choices: Any
@@ -524,7 +521,8 @@ def _merged(fits: Iterable[tuple[str, Learnt]], *, check: bool) -> Learnt:
 
 def _learnt(given: Snapshot, unbound: Binding) -> Learnt:
     """What a snapshot holds; no weighing where the loss or weights were functions."""
-    header = given.header
+    device, header = unbound.placement[0], given.header
+    given = replace(given, tensors={name: t.to(device) for name, t in given.tensors.items()})
     require_kinds(header, {"readout": dict, "targets": int, "inputs": int}, "the fit")
     gram = Gram.from_state(unprefixed("gram", given.tensors))
     sketch = RowSketch.from_state(unprefixed("sketch", given.tensors))
@@ -550,23 +548,9 @@ def _shown(options: dict[str, Any], others: Job) -> dict[str, Any]:
     return options
 
 
-def loss_named(weighing: Weighing | None) -> Any:
-    """A loss as a file has it; functions by their names, by which others tell them apart."""
-    state = _loss_state(weighing)
-    if weighing is None or state is not None:
-        return state
-    parts = [weighing.loss, weighing.sample_weight, weighing.gradients]
-    return [None if part is None else _plain(part) for part in parts]
-
-
-def _plain(value: Any) -> Any:
-    """A function's name, an object's kind and settings, or a plain value."""
-    if hasattr(value, "__qualname__"):
-        return f"{value.__module__}.{value.__qualname__}"
-    if isinstance(value, (str, int, float, bool, list, type(None))):
-        return value
-    own = {k: _plain(v) for k, v in getattr(value, "__dict__", {}).items() if k[0] != "_"}
-    return [type(value).__name__, own]
+def loss_named(weighing: Weighing | None) -> str:
+    """A loss with its settings; functions by their names, by which processes tell them apart."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(weighing))
 
 
 def _loss_state(weighing: Weighing | None) -> dict[str, Any] | None:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, TypeVar
 
+from ..calibration.gathering import Gathering
 from ..data.sketch import RowSketch
 from ..notices import notify
 from .accumulation import Statistics
 
+P = TypeVar("P", Statistics, Gathering)
 REMEDIES = {
-    "weights": "Load the same checkpoint into every model first",
+    "weights": "Load the same checkpoint into every model first; in a job, where batch norms have "
+    "other statistics on each process, pass rigidities.whole(model)",
     "readout": "Name the same layer=, forward= and output= everywhere",
     "loss": "Fit every part with the same loss= and weights",
     "precision": "Fit every part with the same precision=",
@@ -74,41 +77,31 @@ def require_apart(sketches: dict[str, RowSketch]) -> None:
             )
 
 
-def combined(parts: Iterable[Statistics | None]) -> Statistics | None:
-    """The statistics of all processes, in the order of ranks; None where none had data.
+def combined(parts: Iterable[P | None]) -> P | None:
+    """The rows of all processes, in the order of ranks; None where none had data.
 
     Raises:
         ValueError: half of a process's rows, or more, stand in the data of others too.
     """
-    whole, shared = None, 0
+    whole, repeated = None, 0
     for rank, part in enumerate(parts):
         if whole is None or part is None:
             whole = part if whole is None else whole
             continue
-        shared += shared_rows(whole.sketch, part.sketch, rank)
+        shared, judged = whole.sketch.overlap(part.sketch)
+        if shared > 1 and 2 * shared >= judged:
+            raise ValueError(
+                f"{shared} of {judged} rows of rank {rank} (of those judged by their hashes) stand "
+                "in the data of other ranks too. Give every process its own rows: "
+                "rigidities.shard(data), or a loader with sampler=rigidities.ShardSampler(dataset)."
+                " To go through all rows in this process alone, pass group=False."
+            )
+        repeated += shared
         whole.merge(part)
-    say_shared(shared)
-    return whole
-
-
-def shared_rows(known: RowSketch, new: RowSketch, rank: int) -> int:
-    """How many rows of a process were seen before; refused where they are its share of them all."""
-    shared, judged = known.overlap(new)
-    if shared > 1 and 2 * shared >= judged:
-        raise ValueError(
-            f"{shared} of {judged} rows of rank {rank} (of those judged by their hashes) stand in "
-            "the data of other ranks too. Give every process its own rows: rigidities.shard(data), "
-            "or a loader with sampler=rigidities.ShardSampler(dataset). To go through all rows in "
-            "this process alone, pass group=False."
-        )
-    return shared
-
-
-def say_shared(shared: int) -> None:
-    """Warn of rows that count twice."""
-    if shared:
+    if repeated:
         notify(
-            f"Some rows ({shared} by their hashes) stand in the data of several processes, and "
+            f"Some rows ({repeated} by their hashes) stand in the data of several processes, and "
             "count as often. That is right if the data repeat them; a sampler that pads does so "
             "too: use rigidities.ShardSampler."
         )
+    return whole

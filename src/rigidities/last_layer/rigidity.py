@@ -167,9 +167,8 @@ class LastLayerRigidity(ModelWrapper):
             method: "gram" adds up $F^T F$; "qr" keeps a triangular root of it, for features whose
                 condition number is beyond 1e5 or so: a few times slower, and no digits are lost
                 to squaring it. Data added or removed later go the same way.
-            checkpoint: file that keeps the unfinished fit, for the same call to resume after an
-                interruption: batches in it are passed over, in the order they had, which is
-                checked, and nothing differs from a fit in one go. A complete fit removes it.
+            checkpoint: file that keeps the unfinished fit, for the same call to go on after an
+                interruption, with the data in the same order; a complete fit removes it.
             checkpoint_seconds: how often to write it, and
             checkpoint_batches: after how many batches at the latest.
             batch_size: rows per batch where the data are not batches already; by default a

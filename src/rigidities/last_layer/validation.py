@@ -26,11 +26,11 @@ from ..prediction.prediction import Prediction
 from .accumulation import Statistics, Weighing
 from .distributed import Job
 from .error_bars import head_inputs, noise_variances
-from .merging import say_shared, shared_rows
+from .merging import combined
 from .readout.reading import Reading, read
 from .readout.tap import AnyTap
 
-Parts = tuple[tuple[Gathering, RowSketch] | None, ...]
+Parts = tuple[Gathering | None, ...]
 MOST = 1 << 15
 """Rows that the full model is fitted to at most."""
 
@@ -68,9 +68,9 @@ class Validation:
         *,
         compared: bool = True,
         between: Callable[[], None] = lambda: None,
-    ) -> tuple[Gathering, RowSketch]:
+    ) -> Gathering:
         """Residuals of rows, compared with the training data, and the rows' hashes."""
-        found, sketch = Gathering(MOST) if self.full else Gathering(), RowSketch()
+        found = Gathering(MOST if self.full else None, RowSketch())
         for number, batch in enumerate(batches):
             try:
                 reading = read(self.tap, batch)
@@ -79,11 +79,11 @@ class Validation:
             except ValueError as problem:
                 raise ValueError(f"Batch {number}: {problem}") from problem
             if hashes is not None:
-                sketch.add(hashes)
+                found.sketch.add(hashes)
             if compared and hashes is not None:  # rows that stand in the training data too
                 found.count(hashes.numel(), self.statistics.sketch.shared(hashes))
             between()
-        return found, sketch
+        return found
 
     def together(
         self, others: Job, own: Parts, conformal: Any, groups: Any, digits: float
@@ -99,8 +99,7 @@ class Validation:
         """
 
         def fold(parts: Iterator[Parts]) -> CalibrationReport:
-            columns = [_merged(column) for column in zip(*parts, strict=True)]
-            rows, apart, seen = map(self.residuals, columns)
+            rows, apart, seen = (self.residuals(combined(one)) for one in zip(*parts, strict=True))
             rows, apart = conformal_rows(rows, apart, conformal)
             report = self.report(rows, seen)
             final = self.posterior.with_ridge(report.ridge).with_scale(report.scale)
@@ -116,10 +115,10 @@ class Validation:
         whole = report.calibration.with_functions(self.wanted.given, self.groups)
         return replace(report, calibration=whole)
 
-    def residuals(self, found: tuple[Gathering, RowSketch] | None) -> Residuals | None:
+    def residuals(self, found: Gathering | None) -> Residuals | None:
         """What was gathered, of which there must be some."""
         least = 1 if self.full and self.statistics.sample is not None else 2
-        return None if found is None else found[0].residuals(least=least)
+        return None if found is None else found.residuals(least=least)
 
     def report(self, residuals: Residuals | None, train: Residuals | None) -> CalibrationReport:
         """Choose ridge, scale and noise; see `LastLayerRigidity.calibrate`."""
@@ -209,22 +208,6 @@ class Validation:
         kept = {"mean": rows.mean, "inputs": inputs}
         found.add(rows.residual, power, rows.weight, None, rows.importance, **kept)
         return found.residuals(least=1)
-
-
-def _merged(
-    parts: Iterable[tuple[Gathering, RowSketch] | None],
-) -> tuple[Gathering, RowSketch] | None:
-    """What the processes gathered of one kind of rows; none may have others' rows."""
-    whole, shared = None, 0
-    for rank, part in enumerate(parts):
-        if whole is None or part is None:
-            whole = part if whole is None else whole
-            continue
-        shared += shared_rows(whole[1], part[1], rank)
-        whole[0].merge(part[0])
-        whole[1].merge(part[1])
-    say_shared(shared)
-    return whole
 
 
 def _state(report: CalibrationReport) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -71,8 +71,9 @@ def _says_nothing(kind: type[nn.Module]) -> bool:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The module inside torch.compile, DataParallel or DistributedDataParallel wrappers."""
-    inner = getattr(model, "_orig_mod", None)
+    """The module inside wrappers: torch.compile, (Distributed)DataParallel, Lightning's Fabric."""
+    fabric = type(model).__name__ == "_FabricModule"
+    inner = getattr(model, "_forward_module" if fabric else "_orig_mod", None)
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         inner = model.module
     return unwrapped(inner) if isinstance(inner, nn.Module) else model

@@ -294,10 +294,7 @@ class Gram:
         return eigenvalues, eigenvectors
 
     def state(self, *, exact: bool = False) -> dict[str, Tensor]:
-        """Everything as tensors, for files; `from_state` is the way back.
-
-        `exact` keeps rows apart that wait to be multiplied, so that sums go on with equal rounding.
-        """
+        """As tensors, for `from_state`; `exact` keeps rows that wait, for sums to go on alike."""
         if not exact:
             self._flush()
         held = {"waiting": torch.cat(self._buffer)} if self._buffer else {}

@@ -15,6 +15,7 @@ from ...data.storage import Snapshot, prefixed
 from ...models.calling import Source
 from ...models.shadow import Watch, placement, unwrapped
 from ...models.threads import Lock
+from ...models.whole import require_whole
 from ...notices import NO_FIT, NotFittedError, require, require_kinds
 from .cases import CASES
 from .heads import is_linear_map, own_parameters
@@ -50,6 +51,7 @@ class Binding:
         header: dict[str, Any] | None = None,
         probes: Probes | None = None,
     ) -> None:
+        require_whole(model)
         self.model, self.source, self.layer, self._header = model, source, layer, header
         self.probes = probes
         if header is not None:

@@ -84,11 +84,12 @@ class Probes:
     def difference(self, model: nn.Module, source: Source) -> float:
         """How far the model's outputs are from those kept; zero within what rounding explains."""
         try:
-            now, again = (_outputs(shadow(model), source, self.inputs, self.dtype) for _ in "12")
+            now = _outputs(shadow(model), source, self.inputs, self.dtype)
+            digits = max(self.digits, _digits(model, now))
+            off = self._off(self.output, now, digits)
+            again = _outputs(shadow(model), source, self.inputs, self.dtype) if off else now
         except Exception:  # kept inputs that this device or precision does not take
             return 0.0
-        digits = max(self.digits, _digits(model, now))
-        off = self._off(self.output, now, digits)
         if off and self._off(now, again, digits):
             notify(RANDOM)
             return 0.0

@@ -1,0 +1,97 @@
+"""Batches from Parquet files that do not fit into memory."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+class ParquetBatches:
+    """Batches (x, y) from Parquet files, a row group at a time, as often as they are asked for.
+
+    Args:
+        paths: a file, a folder (all `*.parquet` below it), a glob pattern, or a list of those.
+        inputs: columns of x (n, d): numbers, or fixed-size lists, which give several columns each.
+        target: column of y (n,), or columns of y (n, k); None for x alone.
+        batch_size: rows of a batch; the last one of a row group may have fewer.
+        dtype: of x and y.
+        rank: number of this process among `ranks`, to which row groups go in turn, each to one.
+        ranks: how many processes share the files.
+    """
+
+    def __init__(
+        self,
+        paths: str | Path | Sequence[str | Path],
+        inputs: str | Sequence[str],
+        target: str | Sequence[str] | None = None,
+        *,
+        batch_size: int = 65536,
+        dtype: torch.dtype = torch.float32,
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> None:
+        self.batch_size, self.dtype, self._single = batch_size, dtype, isinstance(target, str)
+        self._x, self._y = ([n] if isinstance(n, str) else [*(n or ())] for n in (inputs, target))
+        groups = [group for path in _files(paths) for group in self._groups(path)]
+        if batch_size < 1 or not self._x or not 0 <= rank < ranks <= len(groups):
+            raise ValueError(
+                "Expected inputs, batch_size >= 1 and 0 <= rank < ranks <= row groups, got "
+                f"{inputs=}, {batch_size=}, {rank=}, {ranks=} and {len(groups)} row groups in "
+                f"{paths}. A smaller row_group_size when files are written makes more of them."
+            )
+        self._own = groups[rank::ranks]
+
+    def __len__(self) -> int:
+        return sum(-(-rows // self.batch_size) for *_, rows in self._own)
+
+    def __iter__(self) -> Iterator[torch.Tensor | tuple[torch.Tensor, torch.Tensor]]:
+        for path, group, _ in self._own:
+            with _opened(path) as file:
+                for batch in file.iter_batches(self.batch_size, [group], self._x + self._y):
+                    x = torch.cat([self._read(batch, name) for name in self._x], 1)
+                    y = [self._read(batch, name) for name in self._y]
+                    yield (x, y[0].squeeze(1) if self._single else torch.cat(y, 1)) if y else x
+
+    def _groups(self, path: Path) -> list[tuple[Path, int, int]]:
+        """Number and rows of each row group in a file that must have the columns."""
+        with _opened(path) as file:
+            names = file.schema_arrow.names
+            if lacking := [name for name in self._x + self._y if names.count(name) != 1]:
+                raise ValueError(f"Expected one column {lacking[0]!r}, got {', '.join(names)}.")
+            sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+        return [(path, i, rows) for i, rows in enumerate(sizes) if rows]
+
+    def _read(self, batch: Any, name: str) -> torch.Tensor:
+        """A column, (n, 1), or (n, k) of lists."""
+        column = batch.column(name)
+        flat = column.flatten() if hasattr(column.type, "list_size") else column
+        numbers, missing = flat.to_numpy(zero_copy_only=False), column.null_count or flat.null_count
+        if missing or numbers.dtype.kind not in "biuf":
+            raise ValueError(f"Column {name!r} ({column.type}, {missing} nulls), expected numbers.")
+        return torch.tensor(numbers, dtype=self.dtype).reshape(len(column), -1)
+
+
+def _files(paths: str | Path | Sequence[str | Path]) -> list[Path]:
+    """Each file once, in an order that is the same in every process."""
+    every = map(Path, [paths] if isinstance(paths, (str, Path)) else paths)
+    found = [p.rglob("*.parquet") if p.is_dir() else map(Path, glob.glob(str(p))) for p in every]
+    return sorted({path for several in found for path in several})
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        from pyarrow.parquet import ParquetFile
+    except ImportError as error:
+        raise ImportError("Parquet needs pyarrow: pip install 'rigidities[parquet]'.") from error
+    try:
+        with ParquetFile(path, buffer_size=1 << 20) as file:
+            yield file
+    except (ValueError, OSError) as error:  # pyarrow's own are such
+        remedy = "Name other columns, encode text, fill or drop nulls, or write the file again."
+        raise ValueError(f"{path}: {error} {remedy}") from error

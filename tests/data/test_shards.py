@@ -1,0 +1,217 @@
+"""Each process's rows: of our sampler, and of the loaders that training jobs are given."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from accelerate.data_loader import BatchSamplerShard, DataLoaderShard, IterableDatasetShard
+from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
+from lightning.fabric.wrappers import _FabricDataLoader
+from lightning.pytorch.overrides.distributed import UnrepeatedDistributedSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+import rigidities as rg
+from rigidities.data.batches import raw_batches
+
+LENGTHS, WORLDS, SIZES = range(1, 14), range(1, 6), range(1, 5)
+CASES = list(itertools.product(LENGTHS, WORLDS, SIZES))
+FLAGS = list(itertools.product([False, True], repeat=2))
+
+
+class Numbers(Dataset):
+    """Rows that are their own numbers, of no type that is sliced."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return self.rows
+
+    def __getitem__(self, row):
+        return torch.tensor([row])
+
+
+def read(data, **options):
+    """Row numbers of all batches, as the library reads them."""
+    batches = raw_batches(data, **options)[0]
+    batches = [batch[0] if isinstance(batch, (tuple, list)) else batch for batch in batches]
+    return [int(row) for batch in batches for row in batch]
+
+
+def distributed(data, world, rank, size, *, shuffle=False, drop=False, **options):
+    sampler = DistributedSampler(data, world, rank, shuffle=shuffle, drop_last=drop)
+    return DataLoader(data, size, sampler=sampler, **options)
+
+
+def accelerated(data, world, rank, size, *, shuffle=False, drop=False, split=False, wrap=None):
+    order = (wrap or (RandomSampler if shuffle else SequentialSampler))(data)
+    batches = BatchSampler(order, size * world if split else size, drop)
+    shard = BatchSamplerShard(batches, world, rank, split_batches=split)
+    return DataLoaderShard(data, batch_sampler=shard, rng_types=["generator"])
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_shards_are_the_whole_in_order(shuffle):
+    for rows, world, _ in CASES:
+        shares = [list(rg.ShardSampler(range(rows), r, world, shuffle)) for r in range(world)]
+        order = list(rg.ShardSampler(range(rows), 0, 1, shuffle))
+        assert list(itertools.chain(*shares)) == order and sorted(order) == list(range(rows))
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+        samplers = [rg.ShardSampler(range(rows), rank, world, shuffle) for rank in range(world)]
+        assert [len(sampler) for sampler in samplers] == list(map(len, shares))
+
+
+def test_epochs_and_seeds_shuffle_anew():
+    sampler = rg.ShardSampler(range(50), 1, 2, shuffle=True)
+    first = list(sampler)
+    sampler.set_epoch(1)
+    assert list(sampler) != first
+    assert list(sampler) == list(rg.ShardSampler(range(50), 1, 2, shuffle=True, seed=1))
+
+
+def test_outside_a_job_a_process_has_all_rows_and_no_other_rank():
+    assert list(rg.ShardSampler(range(3))) == [0, 1, 2]
+    with pytest.raises(ValueError, match="Invalid rank 2"):
+        rg.ShardSampler(range(3), 2, 2)
+
+
+def test_data_are_sharded_in_their_own_form():
+    x, y = torch.arange(10).reshape(5, 2), torch.arange(5)
+    shares = [rg.shard((x, {"y": y}), rank, 2) for rank in (0, 1)]
+    assert torch.equal(torch.cat([one[0] for one in shares]), x)
+    assert torch.equal(torch.cat([one[1]["y"] for one in shares]), y)
+    assert shares[0][0].data_ptr() == x.data_ptr()  # no copy
+    assert torch.equal(rg.shard(y, 1, 2), y[2:]) and len(rg.shard(y, 0, 6)) == 0
+    assert [int(row) for row in rg.shard(Numbers(5), 1, 2)] == [2, 3, 4]
+    assert (rg.shard(x.numpy(), 1, 2) == x.numpy()[2:]).all()
+    with pytest.raises(ValueError, match=r"one length, got \[4, 5\]"):
+        rg.shard((x, y[:4]), 0, 2)
+
+
+@pytest.mark.parametrize(("shuffle", "drop"), FLAGS)
+def test_a_distributed_loader_gives_every_row_once(shuffle, drop):
+    for rows, world, size in CASES:
+        for data in (Numbers(rows), TensorDataset(torch.arange(rows))):
+            options = {"shuffle": shuffle, "drop": drop}
+            shares = [read(distributed(data, world, r, size, **options)) for r in range(world)]
+            assert sorted(itertools.chain(*shares)) == list(range(rows))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_loader_with_our_sampler_is_read_as_it_is(shuffle):
+    for rows, world, size in CASES:
+        for data in (Numbers(rows), TensorDataset(torch.arange(rows))):
+            samplers = [rg.ShardSampler(data, rank, world, shuffle) for rank in range(world)]
+            shares = [read(DataLoader(data, size, sampler=sampler)) for sampler in samplers]
+            assert list(itertools.chain(*shares)) == list(rg.ShardSampler(data, 0, 1, shuffle))
+
+
+@pytest.mark.parametrize(("shuffle", "drop"), FLAGS)
+def test_a_rank_keeps_its_own_rows_in_their_order(shuffle, drop):
+    data = Numbers(11)
+    for rank in range(4):
+        loader = distributed(data, 4, rank, 2, shuffle=shuffle, drop=drop)
+        loader.sampler.set_epoch(3)
+        own, given = list(loader.sampler), read(loader)
+        common = min(len(own), len(given))
+        assert common >= 2 and given[:common] == own[:common]
+        assert list(loader.sampler) == own and loader.sampler.epoch == 3
+
+
+def test_a_loader_keeps_what_else_it_does():
+    data = Numbers(9)
+    loader = DataLoader(
+        data,
+        batch_sampler=BatchSampler(DistributedSampler(data, 2, 1, shuffle=False), 2, True),
+        collate_fn=lambda rows: torch.cat(rows) + 100,
+        num_workers=1,
+        persistent_workers=True,
+    )
+    epoch = iter(loader)  # in the middle of which it is read
+    assert next(epoch).tolist() == [101, 103]
+    before = dict(vars(loader))
+    batches = list(raw_batches(loader)[0])
+    assert [batch.tolist() for batch in batches] == [[101, 103], [105, 107]]
+    assert next(epoch).tolist() == [105, 107]
+    assert vars(loader) == before and loader.batch_sampler.drop_last
+    assert isinstance(loader.batch_sampler.sampler, DistributedSampler)
+
+
+def test_tensors_of_a_job_are_sliced():
+    data = TensorDataset(torch.arange(9))
+    for loader in (distributed(data, 2, 1, 3), DataLoader(data, 3, sampler=rg.ShardSampler(data))):
+        assert raw_batches(loader)[2] and not raw_batches(distributed(Numbers(9), 2, 1, 3))[2]
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize(("shuffle", "drop"), FLAGS)
+def test_a_loader_of_accelerate_gives_every_row_once(shuffle, drop, split):
+    options = {"shuffle": shuffle, "drop": drop, "split": split}
+    for rows, world, size in CASES:
+        data = Numbers(rows)
+        shares = [read(accelerated(data, world, r, size, **options)) for r in range(world)]
+        assert sorted(itertools.chain(*shares)) == list(range(rows))
+
+
+def test_accelerate_is_not_asked_to_communicate_nor_changed():
+    loader = accelerated(Numbers(5), 2, 1, 2, shuffle=True)
+    shard = loader.batch_sampler
+    before = [copy.copy(vars(one)) for one in (loader, shard, shard.batch_sampler)]
+    loader.__dict__["synchronized_generator"] = NotImplemented  # iterating it would fail
+    assert len(read(loader)) == 2
+    before[0]["synchronized_generator"] = NotImplemented
+    assert [vars(one) for one in (loader, shard, shard.batch_sampler)] == before
+
+
+def test_a_loader_of_fabric_gives_every_row_once_and_counts_no_epoch():
+    loaders = [_FabricDataLoader(distributed(Numbers(5), 2, r, 2, shuffle=True)) for r in (0, 1)]
+    assert sorted(read(loaders[0]) + read(loaders[1])) == list(range(5))
+    assert all(loader._num_iter_calls == 0 for loader in loaders)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_samplers_of_lightning_give_every_row_once(shuffle):
+    data = Numbers(7)
+    picked = [6, 4, 2, 0, 1]
+    for kind, source, rows in (
+        (UnrepeatedDistributedSampler, data, list(range(7))),
+        (DistributedSamplerWrapper, picked, sorted(picked)),
+    ):
+        samplers = [kind(source, num_replicas=3, rank=r, shuffle=shuffle) for r in range(3)]
+        shares = [read(DataLoader(data, 2, sampler=sampler)) for sampler in samplers]
+        assert sorted(itertools.chain(*shares)) == rows
+
+
+def test_an_order_of_its_own_is_left_alone():
+    class Blocks(DistributedSampler):
+        def __iter__(self):
+            return iter([5, 6] if self.rank else [0, 1])
+
+    data = Numbers(7)
+    weighted = WeightedRandomSampler([1.0] * 7, 7)
+    assert read(DataLoader(data, 2, sampler=Blocks(data, 2, 1))) == [5, 6]
+    assert len(read(DataLoader(data, 2, sampler=weighted))) == 7
+    custom = accelerated(data, 2, 0, 2, wrap=lambda _: [3, 3, 4])
+    assert read(custom) == [3, 3]
+
+
+def test_a_stream_dealt_out_by_accelerate_is_refused():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(range(5))
+
+    dealt = IterableDatasetShard(Stream(), 2, num_processes=2, process_index=0)
+    for loader in (DataLoader(dealt, 2), DataLoaderShard(dealt, batch_size=2)):
+        with pytest.raises(TypeError, match="not prepared"):
+            raw_batches(loader)

@@ -1,0 +1,516 @@
+"""Fits that are interrupted: resumed to the last bit, and refused where they are not the same."""
+
+import itertools
+import json
+import os
+import random
+import re
+import time
+import warnings
+from contextlib import contextmanager, suppress
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import rigidities as rg
+from rigidities.data import storage
+from rigidities.last_layer.checkpoint import Checkpoint
+from tests.docs.test_docs import DOCS, blocks
+from tests.support.jobs import CONTEXT
+
+ROWS = 1500
+
+
+@contextmanager
+def refused(*words):
+    """A ValueError that says all of these."""
+    with pytest.raises(ValueError, match=re.escape(words[0])) as found:
+        yield
+    assert all(word in str(found.value) for word in words), str(found.value)
+
+
+class Stop(Exception):
+    """What interrupts a fit."""
+
+
+def made(seed=0, width=7, targets=2):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, targets))
+    return model, torch.randn(ROWS, 4), torch.randn(ROWS, targets)
+
+
+MODEL, X, Y = made()
+
+
+def cut(size, *, until=None, x=X, y=Y):
+    """Batches of the data; an error instead of number `until`."""
+    for number, i in enumerate(range(0, len(x), size)):
+        if number == until:
+            raise Stop
+        yield x[i : i + size], y[i : i + size]
+
+
+class Breaking(nn.Module):
+    """The model, until so many batches have passed."""
+
+    def __init__(self, model=MODEL):
+        super().__init__()
+        self.model, self.left = model, 10**9
+
+    def forward(self, x):
+        if len(x) > 8:  # fewer: the readout is looked for, or probed
+            self.left -= 1
+            if self.left < 0:
+                raise Stop
+        return self.model(x)
+
+
+class Map(Dataset):
+    def __len__(self):
+        return ROWS
+
+    def __getitem__(self, i):
+        return X[i], Y[i]
+
+
+def weights(batch):
+    return 0.5 + batch[1].abs()[:, :1].expand(-1, 2) * torch.tensor([1.0, 2.0])
+
+
+def known(uq):
+    """All that a fit has learnt from data, as tensors."""
+    own = uq._fit.known().statistics
+    held = own.gram.state() | {f"sketch.{k}": t for k, t in own.sketch.state().items()}
+    held |= {} if own.sample is None else {f"rows.{k}": t for k, t in own.sample.state().items()}
+    return held | {"matrix": own.gram.matrix}
+
+
+def assert_same(one, other):
+    mine, theirs = known(one), known(other)
+    assert mine.keys() == theirs.keys()
+    for name in mine:
+        assert torch.equal(mine[name].nan_to_num(7), theirs[name].nan_to_num(7)), name
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "fit.ckpt.safetensors"
+
+
+@pytest.fixture
+def left(path):
+    """The file of a fit that was interrupted, and how to interrupt it."""
+    with pytest.raises(Stop):
+        rg.LastLayerRigidity(MODEL).fit(cut(100, until=9), checkpoint=path, checkpoint_batches=1)
+    return path
+
+
+OPTIONS = {
+    "double": {},
+    "mixed": {"precision": "mixed"},
+    "qr": {"method": "qr"},
+    "weights of each target": {"sample_weight": weights},
+    "weights of each target, qr": {"sample_weight": weights, "method": "qr"},
+    "derivatives": {"gradients": 0},
+    "a small sample": {"sample": 50},
+    "no sample": {"sample": 0},
+    "another loss": {"loss": "log-cosh"},
+}
+
+
+@pytest.mark.parametrize("size", [3, 64, 700])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_resumed_fit_equals_one_in_one_go_to_the_last_bit(name, size, path):
+    if (name, size) == ("derivatives", 3):
+        size = 40  # they are slow
+    options, data = OPTIONS[name], partial(cut, size)
+    whole = rg.LastLayerRigidity(MODEL).fit(data(), **options)
+    uq, count = rg.LastLayerRigidity(MODEL), len(list(data()))
+    for until in sorted({2, count // 2, count - 1}):
+        with pytest.raises(Stop):
+            uq.fit(data(until=until), checkpoint=path, checkpoint_batches=1, **options)
+    assert path.exists()
+    uq.fit(data(), checkpoint=path, checkpoint_batches=1, **options)
+    assert_same(uq, whole)
+    assert list(path.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("options", [{}, {"precision": "mixed"}, {"method": "qr"}], ids=str)
+@pytest.mark.parametrize("size", [10, 64, 600])
+def test_tensors_and_loaders_resume_too_and_counted_rows_do_not_pass_the_model(options, size, path):
+    for data in ((X, Y), TensorDataset(X, Y), DataLoader(Map(), batch_size=size)):
+        options = options | ({} if isinstance(data, DataLoader) else {"batch_size": size})
+        whole = rg.LastLayerRigidity(Breaking()).fit(data, **options)
+        model = Breaking()
+        uq, model.left = rg.LastLayerRigidity(model), -(-ROWS // size) * 2 // 3
+        with pytest.raises(Stop):
+            uq.fit(data, checkpoint=path, checkpoint_batches=1, **options)
+        counted = counted_in(path)
+        assert counted > 0
+        model.left = -(-ROWS // size) - counted + 3  # the readout is looked for
+        uq.fit(data, checkpoint=path, **options)
+        assert_same(uq, whole)
+
+
+def counted_in(path):
+    return storage.read(path)[1][storage.UNFINISHED]["batches"]
+
+
+@pytest.mark.parametrize("kind", ["features as they are", "columns first"])
+def test_rows_that_wait_are_kept_in_mixed_precision_and_any_order_in_memory(kind, path):
+    torch.manual_seed(1)
+    x = torch.randn(33, 5500).T if kind == "columns first" else torch.randn(5500, 33)
+    model = nn.Linear(33, 2)
+    data = partial(cut, 1100, x=x, y=torch.randn(5500, 2))  # 1024 are multiplied at once
+    whole = rg.LastLayerRigidity(model).fit(data(), precision="mixed")
+    options = {"precision": "mixed", "checkpoint": path, "checkpoint_batches": 1}
+    uq = rg.LastLayerRigidity(model)
+    with pytest.raises(Stop):
+        uq.fit(data(until=3), **options)
+    assert "gram.waiting" in storage.read(path)[0]
+    assert_same(uq.fit(data(), **options), whole)
+
+
+def test_batches_of_changing_form_are_counted_one_by_one(path):
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1))
+    lengths = itertools.cycle([2, 3])
+    batches = [(torch.randn(6, n, 4), torch.randn(6, n, 1)) for n in itertools.islice(lengths, 12)]
+    dataset = partial(rg.LastLayerRigidity(model).fit, checkpoint=path, checkpoint_batches=1)
+    whole = rg.LastLayerRigidity(model).fit(batches)
+
+    def some():
+        yield from batches[:7]
+        raise Stop
+
+    with pytest.raises(Stop):
+        dataset(some())
+    assert counted_in(path) >= 6
+    assert_same(dataset(batches), whole)
+
+
+def test_a_fit_that_was_all_but_complete_is_completed(path, monkeypatch):
+    uq = rg.LastLayerRigidity(MODEL)
+    with monkeypatch.context() as patch:
+        patch.setattr("rigidities.last_layer.fit.settled", stopped)
+        with pytest.raises(Stop):
+            uq.fit(cut(100), checkpoint=path, checkpoint_batches=1)
+    assert counted_in(path) == 15
+    assert_same(uq.fit(cut(100), checkpoint=path), rg.LastLayerRigidity(MODEL).fit(cut(100)))
+    assert not path.exists()
+
+
+def stopped(_):
+    raise Stop
+
+
+def test_it_is_written_when_its_seconds_have_passed(path, monkeypatch):
+    now = itertools.count()
+    clock = SimpleNamespace(monotonic=lambda: float(next(now)), time=time.time)
+    monkeypatch.setattr("rigidities.last_layer.checkpoint.time", clock)
+    asked = partial(rg.LastLayerRigidity(MODEL).fit, checkpoint=path, checkpoint_seconds=8)
+    with pytest.raises(Stop):
+        asked(cut(600, until=2))
+    assert not path.exists()
+    with pytest.raises(Stop):
+        asked(itertools.chain(many(), cut(100, until=0)))
+    assert 20 < counted_in(path) < 118
+
+
+def test_the_bar_counts_batches_that_are_passed_over(left, monkeypatch):
+    shown = []
+
+    def bar(items, **_):
+        for item in items:
+            shown.append(item)
+            yield item
+
+    monkeypatch.setattr("rigidities.data.feed.tqdm", bar)
+    rg.LastLayerRigidity(MODEL).fit(list(cut(100)), checkpoint=left, progress=True)
+    assert len(shown) == 15
+
+
+def test_every_process_of_a_job_has_a_file_of_its_own(path):
+    own = Checkpoint(path, 60.0, None)
+    own.resume({}, (0, 4), lambda _: None)
+    assert own.path == path.with_name("fit.ckpt.0-of-4.safetensors")
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+def other_weights(batch):
+    return weights(batch)
+
+
+def asks(model=MODEL, data=None, **options):
+    uq = rg.LastLayerRigidity(model, **{k: options.pop(k) for k in ("layer",) if k in options})
+    return lambda path: uq.fit(cut(100) if data is None else data, checkpoint=path, **options)
+
+
+OTHERS = {
+    "weights": asks(made(seed=5)[0]),
+    "readout": asks(layer="2"),
+    "their loss": asks(loss="huber"),
+    "loss:": asks(sample_weight=weights),
+    "precision": asks(precision="mixed"),
+    "method": asks(method="qr"),
+    "sample": asks(sample=10),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_another_fit_is_refused_by_what_differs_and_the_file_stays(what, left):
+    before = left.read_bytes()
+    with refused(what, "remove the file"):
+        OTHERS[what](left)
+    assert left.read_bytes() == before
+
+
+def test_another_weight_function_is_refused(path):
+    asked = partial(rg.LastLayerRigidity(MODEL).fit, checkpoint=path, checkpoint_batches=1)
+    with pytest.raises(Stop):
+        asked(cut(100, until=9), sample_weight=weights)
+    with refused("loss", "other_weights", "remove the file"):
+        asked(cut(100), sample_weight=other_weights)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        lambda: cut(50),
+        lambda: cut(100, x=X.flip(0), y=Y.flip(0)),
+        lambda: cut(100, y=Y + 1e-6),
+        lambda: reversed(list(cut(100))),
+        lambda: itertools.islice(cut(100), 4),
+        list,
+    ],
+    ids=["batch size", "order", "a target", "order of batches", "fewer", "none"],
+)
+def test_other_data_are_refused_and_file_and_object_stay(data, left):
+    before, uq = left.read_bytes(), rg.LastLayerRigidity(MODEL)
+    with refused("order or batch size", "shuffle=False", "remove the file"):
+        uq.fit(data(), checkpoint=left)
+    assert left.read_bytes() == before
+    assert uq._fit.learnt is None
+
+
+class Graphs:
+    """A batch object whose tensors lie in its attributes."""
+
+    def __init__(self, x, y, names=()):
+        self.store, self.names = SimpleNamespace(x=x, y=y), list(names)
+
+
+@pytest.mark.parametrize("wrap", [lambda x, y: {"x": x, "y": y}, Graphs], ids=["mapping", "object"])
+def test_tensors_in_mappings_and_objects_are_in_the_digest(wrap, path):
+    uq = rg.LastLayerRigidity(
+        MODEL,
+        forward=lambda m, b: m(b["x"] if isinstance(b, dict) else b.store.x),
+        target=lambda b: b["y"] if isinstance(b, dict) else b.store.y,
+    )
+    asked = partial(uq.fit, checkpoint=path, checkpoint_batches=1)
+    with pytest.raises(Stop):
+        asked(itertools.starmap(wrap, cut(100, until=9)))
+    with refused("order"):
+        asked(itertools.starmap(wrap, cut(100, x=X + 1)))
+    asked(itertools.starmap(wrap, cut(100)))
+
+
+def test_a_saved_fit_is_no_checkpoint_and_a_checkpoint_no_saved_fit(left, tmp_path):
+    with refused("unfinished fit", "checkpoint="):
+        rg.LastLayerRigidity.load(left, MODEL)
+    saved = tmp_path / "saved.safetensors"
+    rg.LastLayerRigidity(MODEL).fit((X, Y)).save(saved)
+    before = saved.read_bytes()
+    with refused("no 'checkpoint'", "remove the file or name another"):
+        asks()(saved)
+    assert saved.read_bytes() == before
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
+def test_a_file_that_ends_early_is_refused(share, left):
+    content = left.read_bytes()
+    left.write_bytes(content[: int(share * len(content))])
+    with refused("truncated", "remove the file"):
+        asks()(left)
+
+
+def test_changed_bytes_and_newer_formats_are_refused(left):
+    content = bytearray(left.read_bytes())
+    content[-40] ^= 1
+    left.write_bytes(content)
+    with refused("checksum", "remove the file"):
+        asks()(left)
+    content[-40] ^= 1
+    left.write_bytes(content)
+    rewrite(left, lambda tensors, header: header.update(format=storage.FORMAT + 1))
+    with refused("format", "pip install", "remove the file"):
+        asks()(left)
+
+
+def rewrite(path, change):
+    """The file with other contents, and a checksum that fits."""
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+        header = json.loads(file.metadata()["rigidities"])
+    change(tensors, header)
+    text = json.dumps(header)
+    metadata = {"rigidities": text, "checksum": storage._checksum(text, tensors)}
+    save_file(tensors, path, metadata=metadata)
+
+
+UNSOUND = {
+    "rows that wait": lambda t: t.update({"gram.waiting": torch.ones(3, 2)}),
+    "a number": lambda t: t["gram.short.sums"].fill_(torch.nan),
+    "short": lambda t: t.update({"gram.short.sums": torch.zeros(3, 3)}),
+    "shape of short": lambda t: t.update({"gram.short._exact": torch.zeros(1, 3)}),
+    "root": lambda t: t["gram.matrix"].add_(torch.ones(8, 8).triu(1)),
+}
+
+
+@pytest.mark.parametrize("what", UNSOUND)
+def test_sums_that_no_fit_leaves_are_refused(what, path):
+    uq = rg.LastLayerRigidity(MODEL)
+    mixed = {"precision": "mixed", "checkpoint": path, "checkpoint_batches": 1}
+    with pytest.raises(Stop):
+        uq.fit(cut(100, until=9), **mixed)
+    rewrite(path, lambda tensors, header: UNSOUND[what](tensors))
+    with refused("damaged", "remove the file"):
+        uq.fit(cut(100), **mixed)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"checkpoint_seconds": 0.0}, {"checkpoint_seconds": float("nan")}, {"checkpoint_batches": 0}],
+    ids=str,
+)
+def test_bad_intervals_are_refused_before_any_work(options, path):
+    with refused("positive"):
+        rg.LastLayerRigidity(MODEL).fit(cut(100, until=0), checkpoint=path, **options)
+
+
+def test_intervals_without_a_path_and_folders_are_refused(tmp_path):
+    uq = rg.LastLayerRigidity(MODEL)
+    for options in ({"checkpoint_seconds": 5.0}, {"checkpoint_batches": 5}):
+        with refused("need checkpoint="):
+            uq.fit(cut(100, until=0), **options)
+    for path in (tmp_path, tmp_path / "none" / "fit.safetensors"):
+        with refused("a file in a folder that exists"):
+            uq.fit(cut(100, until=0), checkpoint=path)
+
+
+# --- disks and signals ----------------------------------------------------------------------------
+
+
+def test_a_folder_that_vanishes_is_said_once_and_the_fit_goes_on(tmp_path):
+    folder = tmp_path / "some"
+    folder.mkdir()
+
+    def data():
+        for number, batch in enumerate(cut(100)):
+            if number == 4:
+                for path in folder.iterdir():
+                    path.unlink()
+                folder.rmdir()
+            yield batch
+
+    uq = rg.LastLayerRigidity(MODEL)
+    with pytest.warns(UserWarning, match="goes on") as said:
+        uq.fit(data(), checkpoint=folder / "fit.safetensors", checkpoint_batches=1)
+    assert len(said) == 1
+    assert_same(uq, rg.LastLayerRigidity(MODEL).fit(cut(100)))
+
+
+def in_a_process(work, *arguments):
+    process = CONTEXT.Process(target=work, args=arguments)
+    process.start()
+    return process
+
+
+def fit_on_a_full_disk(path, answer):
+    """From batch 8 on, no file may be as long as the checkpoint is."""
+    import resource
+
+    def data():
+        for number, batch in enumerate(cut(100)):
+            if number == 8:
+                limit = path.stat().st_size // 2
+                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+            if number == 14:
+                raise Stop
+            yield batch
+
+    with warnings.catch_warnings(record=True) as said, suppress(Stop):
+        warnings.simplefilter("always")
+        rg.LastLayerRigidity(MODEL).fit(data(), checkpoint=path, checkpoint_batches=1)
+    answer.write_text(str([str(one.message)[:14] for one in said]))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="limits of POSIX")
+def test_a_full_disk_leaves_the_file_before_and_no_temporary(path, tmp_path):
+    answer = tmp_path / "answer"
+    in_a_process(fit_on_a_full_disk, path, answer).join(60)
+    assert answer.read_text() == "['The checkpoint']"
+    assert counted_in(path) == 6
+    assert {one.name for one in tmp_path.iterdir()} == {path.name, "answer"}
+    assert_same(asks()(path), rg.LastLayerRigidity(MODEL).fit(cut(100)))
+
+
+def many(pause=0.0):
+    for n in range(8):
+        for batch in cut(100, x=X + n):
+            time.sleep(pause)
+            yield batch
+
+
+def fit_slowly(path, saved, begun):
+    begun.touch()
+    uq = rg.LastLayerRigidity(MODEL)
+    uq.fit(many(0.008), checkpoint=path, checkpoint_batches=1, precision="mixed")
+    uq.save(saved, rows=True)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a signal of POSIX")
+def test_killed_at_any_moment_the_file_is_whole_and_the_fit_resumes_to_the_last_bit(path, tmp_path):
+    moments, saved, counts = random.Random(0), tmp_path / "saved.safetensors", [0]
+    begun = tmp_path / "begun"
+    for _ in range(6):
+        process = in_a_process(fit_slowly, path, saved, begun)
+        while not begun.exists():
+            time.sleep(0.01)
+        begun.unlink()
+        process.join(moments.uniform(0.1, 0.4))
+        process.kill()
+        process.join()
+        if path.exists():
+            counts.append(counted_in(path))
+    assert counts == sorted(counts)
+    process = in_a_process(fit_slowly, path, saved, begun)
+    process.join(60)
+    assert process.exitcode == 0
+    assert {one.name for one in tmp_path.iterdir()} == {saved.name, "begun"}
+    whole = rg.LastLayerRigidity(MODEL).fit(many(), precision="mixed")
+    assert_same(rg.LastLayerRigidity.load(saved, MODEL), whole)
+
+
+def test_temporaries_of_a_killed_process_of_the_same_number_are_swept(left):
+    own = storage._swept(left)
+    dead = left.with_name(f"{own}{storage._HOST}-{os.getpid()}-00000000.tmp")
+    dead.write_bytes(b"")
+    asks()(left)
+    assert list(left.parent.iterdir()) == []
+
+
+def test_the_page_on_long_fits_prints_what_it_shows(tmp_path, monkeypatch, plain_torch):
+    monkeypatch.chdir(tmp_path)
+    (_, _, code), (_, _, shown) = blocks(DOCS / "long_fits.md")
+    lines: list[str] = []
+    exec(code, {"print": lambda *words: lines.append(" ".join(map(str, words)))})
+    assert "\n".join(lines) == shown.strip()
+    assert list(tmp_path.iterdir()) == []
