@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -44,3 +45,14 @@ def peak_bytes() -> int:
             return 1024 * int(found.group(1))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def resident_bytes() -> int:
+    """The process's resident set now; the peak is counted from here on, where the system can."""
+    status = Path("/proc/self/status")
+    found = None
+    if status.exists():
+        found = re.search(r"VmRSS:\s*(\d+) kB", status.read_text(encoding="utf-8"))
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+    return 1024 * int(found.group(1)) if found else peak_bytes()

@@ -14,6 +14,9 @@ from benchmarks.rivals import laplace as rivals
 
 from benchmarks import gpu
 
+ALWAYS = ("at most 0", "at most 1e-12 of its norm")
+"""What must hold at every size: nothing lost, nothing left, the same sums."""
+
 
 @pytest.fixture(autouse=True)
 def threads_are_restored():
@@ -33,6 +36,7 @@ def test_quick_run_of_each_benchmark_writes_its_results(name: str, tmp_path: Pat
     assert json.loads(written.read_text())[0]["name"] == name
     assert result.rows
     assert all(row.work and row.must and row.measured for row in result.rows)
+    assert all(row.reached for row in result.rows if row.must in ALWAYS)
     assert {"command", "cpu", "cores", "torch", "date"} <= result.provenance.keys()
     assert f"## {name}" in (tmp_path / "README.md").read_text()
     assert capsys.readouterr().out.isascii()

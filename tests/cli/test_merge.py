@@ -9,7 +9,7 @@ from torch import nn
 
 import rigidities as rg
 from rigidities import cli
-from tests.support.nets import calibrated, trained
+from tests.support.nets import calibrated, data, trained
 
 load = rg.LastLayerRigidity.load
 
@@ -111,6 +111,19 @@ def of_shared_rows(net, folder):
     fit(net, slice(40, 120)).save(folder / "b")
 
 
+def unfinished(net, folder):
+    """Interrupted after its first batches."""
+
+    def batches():
+        yield from zip(*[part.double().split(600) for part in data(1800, 1, 9)], strict=True)
+        raise KeyboardInterrupt
+
+    (folder / "b").unlink()
+    options = {"checkpoint": folder / "b", "checkpoint_batches": 1}
+    with pytest.raises(KeyboardInterrupt):
+        rg.LastLayerRigidity(net[0]).fit(batches(), **options)
+
+
 def missing(net, folder):
     (folder / "b").unlink()
 
@@ -122,6 +135,7 @@ BAD = {
     "of a function": (of_a_function, "were functions, which a file does not hold"),
     "of other weights": (of_other_weights, "differ in their weights"),
     "of shared rows": (of_shared_rows, "share rows: 10 of the 80 rows"),
+    "unfinished": (unfinished, "unfinished fit: resume it"),
     "missing": (missing, "There is no file"),
 }
 

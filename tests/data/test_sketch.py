@@ -163,3 +163,14 @@ def test_a_tensor_of_no_columns_beside_others_says_nothing(dtype):
     x, none = torch.randn(5, 3), torch.empty(5, 0, dtype=dtype)
     assert torch.equal(hashes(x, none), hashes(x))
     assert len(torch.unique(hashes(none))) == 1
+
+
+def test_rows_that_come_one_by_one_do_not_pile_up():
+    hashes = torch.randperm(5000) + 1
+    one_by_one, at_once = RowSketch(), RowSketch()
+    at_once.add(hashes)
+    for row in hashes.split(1):
+        one_by_one.add(row)
+        assert len(one_by_one._pending) <= 1024
+    for name, tensor in at_once.state().items():
+        assert torch.equal(one_by_one.state()[name], tensor)

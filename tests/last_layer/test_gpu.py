@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import rigidities as rg
-from tests.support.nets import trained
+from tests.support.nets import calibrated, trained
 
 pytestmark = pytest.mark.gpu
 
@@ -152,3 +152,22 @@ def test_an_ensemble_moves_with_its_model(both):
     after = ens.to("cuda")(moved)
     assert after.device.type == ens.deviations.device.type == "cuda"
     torch.testing.assert_close(after.cpu(), before, rtol=1e-9, atol=1e-9)
+
+
+def test_fits_on_different_devices_merge(cuda):
+    """A model's fingerprint is the same on every device."""
+    net, there = trained(2), trained(2)
+    there.model.to(cuda)
+    (x, y), (left, right) = net.train, (slice(150), slice(150, 300))
+    whole = rg.LastLayerRigidity(net.model).fit((x, y))
+    for mine, other in ((net, there), (there, net)):
+        one = rg.LastLayerRigidity(mine.model).fit((x[left], y[left]))
+        one.merge(rg.LastLayerRigidity(other.model).fit((x[right], y[right])))
+        sample, expected = one._fit.known().statistics.sample, whole._fit.known().statistics.sample
+        device = next(mine.model.parameters()).device.type
+        assert one.gram.device.type == sample.rows.features.device.type == device
+        assert torch.equal(sample.hashes.cpu(), expected.hashes)
+        scale = float(whole.gram.matrix.max())
+        near = {"rtol": 1e-3, "atol": 1e-4 * scale}
+        torch.testing.assert_close(one.gram.matrix.cpu(), whole.gram.matrix, **near)
+        calibrated(one, tuple(part.to(device) for part in net.valid))

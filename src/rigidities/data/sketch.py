@@ -27,6 +27,7 @@ SIZE = 1 << 15
 NO_LIMIT = (1 << 63) - 1
 """Every hash is below it, or equal."""
 _CHUNK = 4096
+_PARTS = 1024  # that may wait: tensors of a row or two take more memory than their numbers
 _PIECE = 1 << 22
 _ODD = -7046029254386353131  # 2^64 / golden ratio, as a signed number
 _MIX = -4658895280553007687
@@ -129,13 +130,13 @@ class RowSketch:
 
     @property
     def _patience(self) -> int:
-        """How many rows may wait to be merged in: a sort for few would cost as much."""
-        return 32 * self.size
+        """How many rows may wait: a sort for few costs as much, and one for many takes memory."""
+        return (32 if self._pending[-1][0].is_cuda else 8) * self.size
 
     def _queue(self, hashes: Tensor, counts: Tensor, columns: dict[str, Tensor]) -> None:
         self._pending.append((hashes, counts, columns))
         self._waiting += hashes.numel()
-        if self._waiting >= self._patience:
+        if self._waiting >= self._patience or len(self._pending) >= _PARTS:
             self.settle()
 
     def settle(self) -> int:
