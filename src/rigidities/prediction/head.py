@@ -102,14 +102,11 @@ class Head:
     ) -> Head:
         """Of the targets' own; `shared` says whether all have the same features."""
         each = {one.name: [getattr(i, one.name) for i in inputs] for one in fields(Inputs)}
+        own = {"weight": weight, "constant": constant, "bounds": bounds, "scale2": scale2}
+        parts = {name: torch.stack(list(values)) for name, values in (each | own).items()}
         if shared:  # standardised alike
-            each |= {name: each[name][:1] for name in ("centre", "spread")}
-        parts = {name: torch.stack(values) for name, values in each.items()}
-        if shared:
-            parts |= {name: parts[name][0] for name in ("centre", "spread")}
-        own = (torch.stack(list(values)) for values in (weight, constant, bounds, scale2))
-        names = ("weight", "constant", "bounds", "scale2")
-        return cls(**parts, **dict(zip(names, own, strict=True)))
+            parts |= {"centre": inputs[0].centre, "spread": inputs[0].spread}
+        return cls(**parts)
 
     def to(self, to: torch.device | torch.dtype) -> Head:
         """The same elsewhere, or in another precision."""

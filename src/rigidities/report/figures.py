@@ -30,6 +30,7 @@ Trace = dict[str, Any]
 
 LOG, LINEAR = "logarithmic", "linear"
 _BAND = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "type": "scatter"}
+_SHARE = {"range": [0, 1], "tickformat": ".0%"}
 _CURVE = 400
 _MOST_BARS = 800
 
@@ -149,12 +150,7 @@ def coverage(rows: Rows) -> Figure:
         "95 % of cases, not for the whole curve at once.",
         "Observed against nominal coverage, with the diagonal.",
         {"": traces},
-        {
-            "": layout(
-                axis("nominal coverage", range=[0, 1], tickformat=".0%"),
-                axis("observed coverage", range=[0, 1], tickformat=".0%"),
-            )
-        },
+        {"": layout(axis("nominal coverage", **_SHARE), axis("observed coverage", **_SHARE))},
     )
 
 
@@ -163,13 +159,8 @@ def parity(mean: Tensor, std: Tensor, target: Tensor, hover: Trace) -> Figure:
     picks = thinned([std, (target - mean).abs()], _MOST_BARS)
     ends = [float(f(torch.cat([mean, target]))) for f in (torch.min, torch.max)]
     drawn = points(target[picks], mean[picks], "rows", {**hover, "picks": picks.tolist()})
-    drawn["error_y"] = {
-        "type": "data",
-        "array": rounded(std[picks]),
-        "thickness": 1,
-        "width": 0,
-        "color": "rgba(0,114,178,0.35)",
-    }
+    bars = {"type": "data", "thickness": 1, "width": 0, "color": "rgba(0,114,178,0.35)"}
+    drawn["error_y"] = {**bars, "array": rounded(std[picks])}
     some = f" {_MOST_BARS} of the rows are shown." if len(picks) < len(mean) else ""
     return Figure(
         "parity",
@@ -189,6 +180,7 @@ def sparsification(rows: Rows) -> Figure:
     dropped = 1 - keep.double() / count
     ours, best = (retained_rmse(squared, by=by)[keep - 1] for by in (rows.std, squared))
     whole = float(squared.mean().sqrt())
+    axes = axis("share of rows dropped", **_SHARE), axis("RMSE of the rest", rangemode="tozero")
     traces = [
         line([0, 1], [whole, whole], "in any order", color=GREY, dash="dash"),
         line(dropped, best, "largest errors first", meta={"ink": True}, dash="dot"),
@@ -201,12 +193,7 @@ def sparsification(rows: Rows) -> Figure:
         "the rows with large errors; the dotted line knows the errors and cannot be beaten.",
         "Remaining root mean squared error against the share of rows dropped.",
         {"": traces},
-        {
-            "": layout(
-                axis("share of rows dropped", range=[0, 1], tickformat=".0%"),
-                axis("RMSE of the rest", rangemode="tozero"),
-            )
-        },
+        {"": layout(*axes)},
     )
 
 
@@ -374,24 +361,15 @@ def points(x: Tensor, y: Tensor, name: str, hover: Trace) -> Trace:
     }
 
 
-def line(
-    x: Any,
-    y: Any,
-    name: str,
-    *,
-    color: str = "#000000",
-    dash: str = "solid",
-    width: float = 1.2,
-    meta: Trace | None = None,
-) -> Trace:
-    """A line that hovering passes over."""
+def line(x: Any, y: Any, name: str, *, meta: Trace | None = None, **style: Any) -> Trace:
+    """A line that hovering passes over, with a color, dash and width."""
     return {
         "type": "scatter",
         "mode": "lines",
         "x": rounded(x),
         "y": rounded(y),
         "name": name,
-        "line": {"color": color, "dash": dash, "width": width},
+        "line": {"color": "#000000", "dash": "solid", "width": 1.2, **style},
         "hoverinfo": "skip",
         "meta": meta or {},
     }
