@@ -313,11 +313,8 @@ def _remarks(rows: list[Rows], wanted: Wanted) -> list[str]:
             "trained end to end. Calibrate on rows that the model has not seen."
         )
     if not seen:
-        why = (
-            "The noise of training rows is not known"
-            if wanted.given
-            else ("The fit holds no training rows (sample=0, or a file without rows=True)")
-        )
+        why = "The fit holds no training rows (sample=0, or a file without rows=True)"
+        why = "The noise of training rows is not known" if wanted.given else why
         said.append(f"{why}: the validation rows alone decide.")
     if held:
         said.append(

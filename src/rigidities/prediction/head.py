@@ -236,9 +236,8 @@ class Guard:
     @classmethod
     def join(cls, guards: Sequence[Guard]) -> Guard:
         """Of several targets."""
-        return cls(
-            *(torch.stack(part) for part in zip(*(vars(g).values() for g in guards), strict=True))
-        )
+        columns = zip(*((guard.scale2, guard.reference) for guard in guards), strict=True)
+        return cls(*map(torch.stack, columns))
 
     def beyond(self, q: Tensor) -> Tensor:
         r"""$\max(1, q / q_{ref})$ of rows (M, 1 or K)."""

@@ -194,16 +194,9 @@ def score_table(judged: Judged) -> Markup:
         if key not in judged.bars:
             continue
         constant = metric.text(judged.constant[key]) if key in judged.constant else "-"
-        note = tag("span", metric.sentence, class_="note") if metric.sentence else ""
-        body.append(
-            [
-                joined([metric.label, note]),
-                tag("strong", metric.text(judged.bars[key])),
-                constant,
-                _around(metric, *judged.right[key]),
-                metric.ideal,
-            ]
-        )
+        name = joined([metric.label, tag("span", metric.sentence, class_="note")])
+        own, right = tag("strong", metric.text(judged.bars[key])), judged.right[key]
+        body.append([name, own, constant, _around(metric, *right), metric.ideal])
     return table(header, body, label="Metrics", classes="scores")
 
 

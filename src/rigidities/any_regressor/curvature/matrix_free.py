@@ -20,6 +20,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -163,18 +164,14 @@ class MatrixFreeForm(Form):
 
     def solve(self, vectors: Tensor, tolerance: float) -> Tensor:
         """A^-1 g for each row, (m, P) -> (m, P)."""
-        starts = range(0, len(vectors), self.together)
-        parts = [
-            conjugate_gradients(
-                self.product,
-                vectors[start : start + self.together],
-                floor=self.ridge,
-                tolerance=tolerance,
-                preconditioner=self.preconditioner,
-            )
-            for start in starts
-        ]
-        return torch.cat(parts)
+        solved = partial(
+            conjugate_gradients,
+            self.product,
+            floor=self.ridge,
+            tolerance=tolerance,
+            preconditioner=self.preconditioner,
+        )
+        return torch.cat([solved(part) for part in torch.split(vectors, self.together)])
 
     def quadratic(self, tangents: Tangents) -> Tensor:
         """q of each prediction, (N, K), at most `tolerance` too small."""

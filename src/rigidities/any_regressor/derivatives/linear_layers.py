@@ -136,13 +136,8 @@ class _Call:
 
 def _gradients(total: Tensor, calls: list[_Call]) -> list[Tensor]:
     """By what left each call, (N, T, O)."""
-    found = torch.autograd.grad(
-        total,
-        [call.output for call in calls],
-        retain_graph=True,
-        allow_unused=True,
-        materialize_grads=True,
-    )
+    outputs = [call.output for call in calls]
+    found = torch.autograd.grad(total, outputs, retain_graph=True, materialize_grads=True)
     return [_positions(gradient) for gradient in found]
 
 
