@@ -157,16 +157,9 @@ def restored(given: Snapshot, regressor: Regressor) -> Fit:
         form = _form_from(own.header["form"], unprefixed("form", own.tensors))
         require(form.width == len(regressor), "the form's width")
         rows, dispersion = kept["dispersion"]
-        return Fit(
-            regressor,
-            form,
-            torch.Size(kept["shape"]),
-            kept["inputs"],
-            kept["gradient_norm"],
-            (rows, float(dispersion)),
-            calibration,
-            report,
-        )
+        sums = (kept["gradient_norm"], (rows, float(dispersion)))
+        shape, inputs = torch.Size(kept["shape"]), kept["inputs"]
+        return Fit(regressor, form, shape, inputs, *sums, calibration, report)
 
 
 def _fingerprint(regressor: Regressor) -> str:

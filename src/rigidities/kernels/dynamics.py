@@ -130,15 +130,9 @@ def gaussian_process_at(
         if covariance:
             mixed = a @ prior_cross.mT
             covariances.append(test + moved @ a.mT - mixed - mixed.mT)
-    return TrainedProcess(
-        times,
-        _stacked(means, times),
-        _stacked(variances, times),
-        _stacked(covariances, times) if covariance else None,
-        threshold,
-        int(learnt.sum()),
-        _stacked(roundings, times),
-    )
+    mean, variance, rounding = (_stacked(each, times) for each in (means, variances, roundings))
+    full = _stacked(covariances, times) if covariance else None
+    return TrainedProcess(times, mean, variance, full, threshold, int(learnt.sum()), rounding)
 
 
 def last_layer_process_at(
@@ -193,15 +187,10 @@ def last_layer_process_at(
         means.append((inside * (-torch.expm1(exponent) / singular)) @ seen)
         left_over = (inside.square() * torch.exp(2 * exponent)).sum(-1)
         variances.append(weight_variance * (outside + left_over))
-    return TrainedProcess(
-        times,
-        _stacked(means, times),
-        _stacked(variances, times),
-        None,
-        constant * span.threshold**2,
-        len(singular),
-        _stacked([weight_variance * rounding] * times.numel(), times),
-    )
+    roundings = [weight_variance * rounding] * times.numel()
+    mean, variance, rounding = (_stacked(each, times) for each in (means, variances, roundings))
+    threshold = constant * span.threshold**2
+    return TrainedProcess(times, mean, variance, None, threshold, len(singular), rounding)
 
 
 def _rounding(own: Tensor, a: Tensor, largest: Tensor) -> Tensor:

@@ -49,15 +49,9 @@ def _dense(training: TrainingRows, problem: Problem, penalty: Penalty | None) ->
         for rows in training(width):
             gram.update(rows.tangents.matrix().flatten(0, 1))
         data = gram.matrix
-    hessian = Hessian(
-        data if matrix is None else data + matrix,
-        list(zip(parameters.names, parameters.sizes, strict=True)),
-        problem.rows,
-        training.totals.zeros,
-        None if matrix is None else data,
-        problem.exact,
-        epsilon,
-    )
+    whole, apart = (data, None) if matrix is None else (data + matrix, data)
+    names, flat = list(zip(parameters.names, parameters.sizes, strict=True)), training.totals.zeros
+    hessian = Hessian(whole, names, problem.rows, flat, apart, problem.exact, epsilon)
     return DenseForm.of(hessian, problem.ridge)
 
 
