@@ -132,14 +132,9 @@ def automatic(
 ) -> CalibrationReport:
     """The full model, or the paper's form where that is clearly better.
 
-    Args:
-        residuals: of validation rows, which keep "mean" and "inputs"; None where there are none.
-        seen: of training rows, likewise; None where the fit kept none.
-        eigenvalues: as in `chosen`, like the others.
-        solved: likewise.
-        wanted: likewise.
-        evidence: of ridges; without it the likelihood of the validation rows chooses one.
-        zero_curvature: likewise.
+    The residuals of validation rows, and those of training rows that the fit has `seen`, keep
+    "mean" and "inputs"; None where there are none. Without the evidence of ridges the likelihood
+    of the validation rows chooses one. The rest as in `chosen`.
     """
     ridge, edge = _ridge(residuals, eigenvalues, wanted, evidence)
     rows = _rows(residuals, seen, eigenvalues, ridge)
@@ -189,12 +184,7 @@ def automatic(
 
 @dataclass(frozen=True)
 class Paper:
-    """The paper's form by the likelihood of the validation rows.
-
-    Attributes:
-        objective: of its ridge.
-        choice: the best.
-    """
+    """The paper's form: the likelihood of the validation rows by its ridge, and the best choice."""
 
     objective: Objective
     choice: Choice

@@ -275,9 +275,7 @@ def distinct_labels(names: Iterable[str], most: int = 24) -> list[str]:
 
 def _dot_trace(methods: Mapping[str, tuple[float, float | None]]) -> Trace:
     known = {key: pair for key, pair in methods.items() if math.isfinite(pair[0])}
-    bars = [
-        0.0 if error is None or not math.isfinite(error) else error for _, error in known.values()
-    ]
+    bars = [e if e is not None and math.isfinite(e) else 0.0 for _, e in known.values()]
     return {
         "type": "scatter",
         "mode": "markers",

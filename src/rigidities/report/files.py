@@ -109,13 +109,7 @@ def _passing_on(what: str, function: Callable[..., T], *args: Any, **keywords: A
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text, column by column.
-
-    Attributes:
-        path: where it was read.
-        columns: by name; one text per row.
-        lines: where in the file each row ends.
-    """
+    """A table of text from a file: columns by name, and the line where each of its rows ends."""
 
     path: Path
     columns: Mapping[str, list[str]]

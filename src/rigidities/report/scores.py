@@ -119,12 +119,7 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Judged:
-    """The metrics of some rows, beside what a constant bar and right bars would have.
-
-    Attributes:
-        rows: the rows.
-        draws: how often the right bars are drawn.
-    """
+    """The metrics of some rows, of a constant bar there, and of right bars in so many draws."""
 
     rows: Rows
     draws: int = 20

@@ -46,10 +46,7 @@ Product = Callable[[Tensor], Tensor]
 class Recomputed:
     """The rows of a batch that are not stored: their factors are made again for every product.
 
-    Attributes:
-        differentiation: how to make them.
-        batch: of which samples.
-        root: weights of the rows, (N, K) or (N, K, K); None for ones.
+    They are weighted by a root (N, K) or (N, K, K); None for ones.
     """
 
     differentiation: Differentiation
@@ -103,10 +100,7 @@ Rows = Tangents | Recomputed
 class Preconditioner:
     r"""$\bigl(\frac{N}{m} J_m^\top J_m + s I\bigr)^{-1}$ for m of the N rows.
 
-    Attributes:
-        rows: weighted tangents of the m rows.
-        factor: Cholesky factor of $J_m J_m^\top + s \frac{m}{N} I$.
-        ridge: s.
+    From their weighted tangents and the Cholesky factor of $J_m J_m^\top + s \frac{m}{N} I$.
     """
 
     rows: Tangents

@@ -110,14 +110,7 @@ class WeightedRows:
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """The training data of one regressor and loss.
-
-    Attributes:
-        differentiation: of the regressor.
-        samples: the data.
-        loss: of one sample.
-        curved: whether rows are to be weighted by the loss's curvature.
-    """
+    """The training data of one regressor and loss, whose curvature weighs the rows if `curved`."""
 
     differentiation: Differentiation
     samples: Samples

@@ -23,11 +23,7 @@ from .tangents import Block, Explicit, Outer
 
 @dataclass(frozen=True)
 class LinearLayers:
-    """The layers whose weights and biases enter a regressor through their call alone.
-
-    Attributes:
-        layers: their names.
-    """
+    """The layers, by name, whose weights and biases enter a regressor through their call alone."""
 
     layers: list[str]
 
