@@ -111,20 +111,11 @@ def snapshot(fit: Fit) -> Snapshot:
     """Everything but f and its parameters; the matrix-free form is refused."""
     kept, tensors = _form_state(fit.form)
     chosen = fit.calibration if fit.report is None else fit.report
-    header = {
-        "library": __version__,
-        "regressor": {
-            "names": fit.regressor.parameters.names,
-            "fingerprint": _fingerprint(fit.regressor),
-            "shape": list(fit.shape),
-            "inputs": fit.inputs,
-            "gradient_norm": fit.gradient_norm,
-            "dispersion": fit.dispersion,
-        },
-        "form": kept,
-        "calibration": chosen.header(),
-        "reported": fit.report is not None,
-    }
+    own = {"names": fit.regressor.parameters.names, "fingerprint": _fingerprint(fit.regressor)}
+    shape = {"shape": list(fit.shape), "inputs": fit.inputs}
+    sums = {"gradient_norm": fit.gradient_norm, "dispersion": fit.dispersion}
+    parts = {"regressor": {**own, **shape, **sums}, "form": kept, "calibration": chosen.header()}
+    header = {"library": __version__, **parts, "reported": fit.report is not None}
     return Snapshot(prefixed("form", tensors) | prefixed("calibration", chosen.tensors()), header)
 
 

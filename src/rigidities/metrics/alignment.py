@@ -33,7 +33,7 @@ def aligned(**arrays: Values) -> tuple[Tensor, ...]:
         >>> aligned(mean=[1, 2], target=[[3], [4]])
         (tensor([1., 2.], dtype=torch.float64), tensor([3., 4.], dtype=torch.float64))
     """
-    tensors = {name: as_tensor(values).cpu().double() for name, values in arrays.items()}
+    tensors = {name: _double(values) for name, values in arrays.items()}
     (first, reference), *others = tensors.items()
     for name, tensor in others:
         if tensor.squeeze().shape != reference.squeeze().shape:
@@ -56,6 +56,12 @@ def as_tensor(values: Values) -> Tensor:
     if array.dtype.kind not in "biufc":  # object columns, half-width floats of other libraries
         array = array.astype(np.float64)
     return torch.as_tensor(array.copy())  # torch refuses negative strides, warns of read-only
+
+
+def _double(values: Values) -> Tensor:
+    if hasattr(values, "__array__") or hasattr(values, "__dlpack__"):  # a tensor has both
+        return as_tensor(values).cpu().double()
+    return torch.as_tensor(values, dtype=torch.float64)  # lists may hold tensors of any device
 
 
 def require_finite(name: str, values: Tensor) -> None:

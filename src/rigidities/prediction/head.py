@@ -127,15 +127,11 @@ class Head:
         require(set(tensors) == {one.name for one in fields(cls)}, "the head")
         head = cls(**tensors)
         (targets, columns), width = head.constant.shape, head.centre.shape[-1]
-        shapes = (
-            head.rigidity.shape == (targets, 2) and head.output.shape == (targets, 5),
-            head.centre.shape in ((width,), (targets, width)),
-            head.spread.shape == head.centre.shape,
-            head.weight.shape == (targets, 3 + width, columns)
-            and head.bounds.shape == (targets, 2)
-            and head.scale2.shape == (targets,),
-        )
-        require(all(shapes), "the head")
+        shapes = {"rigidity": (targets, 2), "output": (targets, 5), "spread": head.centre.shape}
+        shapes |= {"weight": (targets, 3 + width, columns), "bounds": (targets, 2)}
+        fits = all(tensors[name].shape == shape for name, shape in shapes.items())
+        require(fits and head.scale2.shape == (targets,), "the head")
+        require(head.centre.shape in ((width,), (targets, width)), "the head")
         spreads = (head.spread, head.rigidity[:, 1], head.output[:, 3])  # infinite for constants
         known = [head.weight, head.constant, head.bounds, head.centre, head.scale2]
         known += [head.rigidity[:, 0], head.output[:, [0, 1, 2, 4]]]

@@ -72,17 +72,11 @@ def _matrix_free(
         if len(index):
             sample.append(part.tangents.take(index))
         rows.append(part.tangents if kept else way(differentiation, part.batch, part.root))
-    few = Tangents.join(sample)
-    return MatrixFreeForm(
-        rows,
-        problem.ridge,
-        tolerance,
-        width,
-        differentiation.regressor.flat.device,
-        penalty=None if penalty is None else penalty.product,
-        preconditioner=Preconditioner.of(few, few.shape[0] / problem.samples, problem.ridge),
-        together=together,
-    )
+    few, device = Tangents.join(sample), differentiation.regressor.flat.device
+    near = Preconditioner.of(few, few.shape[0] / problem.samples, problem.ridge)
+    bend = None if penalty is None else penalty.product
+    setting = (problem.ridge, tolerance, width, device)
+    return MatrixFreeForm(rows, *setting, penalty=bend, preconditioner=near, together=together)
 
 
 def _stride(problem: Problem) -> int:

@@ -32,12 +32,8 @@ class LinearLayers:
         """Those of which a parameter is selected; None where there are none."""
         if regressor.module is None:
             return None
-        shared = Counter(
-            id(value)
-            for module in regressor.module.modules()
-            for value in module._parameters.values()
-            if value is not None
-        )
+        held = (value for m in regressor.module.modules() for value in m._parameters.values())
+        shared = Counter(id(value) for value in held if value is not None)
         selected = set(regressor.parameters.names)
         layers = [
             name
