@@ -40,9 +40,8 @@ class Checkpoint:
         self, path: str | os.PathLike[str] | None, seconds: float, batches: int | None
     ) -> None:
         if not seconds > 0 or (batches is not None and batches < 1):
-            raise ValueError(
-                f"checkpoint_seconds, _batches must be positive: {seconds}, {batches}."
-            )
+            got = f"{seconds} and {batches}"
+            raise ValueError(f"checkpoint_seconds and _batches must be positive, got {got}.")
         if path is None and (seconds != SECONDS or batches is not None):
             raise ValueError("checkpoint_seconds and checkpoint_batches need checkpoint=, a path.")
         self.path = None if path is None else Path(path)
