@@ -219,16 +219,10 @@ def marginal(posterior: Posterior, columns: Columns) -> Posterior:
         1.8
     """
     (component,) = _columns([columns], posterior.width)
-    roots, singular, _ = torch.linalg.svd(
-        _whitener(posterior)[..., component, :], full_matrices=False
-    )
-    return replace(
-        posterior,
-        eigenvalues=singular.square().reciprocal(),
-        eigenvectors=roots,
-        ridge=0.0,
-        complement=False,
-    )
+    rows = _whitener(posterior)[..., component, :]
+    roots, singular, _ = torch.linalg.svd(rows, full_matrices=False)
+    values = singular.square().reciprocal()
+    return replace(posterior, eigenvalues=values, eigenvectors=roots, ridge=0.0, complement=False)
 
 
 def _whitener(posterior: Posterior) -> Tensor:

@@ -261,11 +261,8 @@ def thinned_curve(nominal: Tensor, observed: Tensor, knots: int = 2000) -> tuple
 
 
 def _scatter(ax: Axes, x: Tensor, y: Tensor, **style: Any) -> None:
-    defaults = {
-        "color": BLUE,
-        "s": 12,
-        "alpha": min(0.8, max(0.03, 12 / math.sqrt(max(1, len(x))))),
-    }
+    alpha = min(0.8, max(0.03, 12 / math.sqrt(max(1, len(x)))))
+    defaults = {"color": BLUE, "s": 12, "alpha": alpha}
     if style.get("marker") != "x":  # a cross is nothing but its line
         defaults["linewidths"] = 0
     ax.scatter(x, y, **{"rasterized": True, "zorder": 2, **defaults, **style})
@@ -274,10 +271,5 @@ def _scatter(ax: Axes, x: Tensor, y: Tensor, **style: Any) -> None:
 def _legend(ax: Axes, x: Tensor, y: Tensor, title: str | None = None) -> None:
     """Put the legend above y = x, or below it where most points lie above."""
     crowded = (y > x).double().mean() > 0.75
-    ax.legend(
-        title=title,
-        loc="lower right" if crowded else "upper left",
-        alignment="left",
-        framealpha=0.7,
-        edgecolor="none",
-    )
+    look: dict[str, Any] = {"alignment": "left", "framealpha": 0.7, "edgecolor": "none"}
+    ax.legend(title=title, loc="lower right" if crowded else "upper left", **look)

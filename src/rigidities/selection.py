@@ -185,11 +185,8 @@ def _picked(goal: _Information | _TotalVariance, n: int, costs: Tensor, taken: T
         gains.append(gain[pick])
         free[pick] = False
         goal.add(pick)
-    return Selection(
-        torch.tensor(indices, device=costs.device),
-        torch.stack(gains),
-        goal.candidates.quadratic.values,
-    )
+    left = goal.candidates.quadratic.values
+    return Selection(torch.tensor(indices, device=costs.device), torch.stack(gains), left)
 
 
 def _whitener(posterior: Posterior, chosen: Tensor, weights: Tensor) -> Tensor | None:

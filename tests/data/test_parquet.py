@@ -85,7 +85,7 @@ def test_targets_lists_and_precisions_are_as_asked(folder, whole):
     assert [x.shape for x in alone] == [(30, 1), (30, 1), (15, 1)]
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 8])
+@pytest.mark.parametrize("ranks", [2, 3, 8, 12])
 def test_every_row_is_read_by_exactly_one_rank(folder, whole, ranks):
     parts = [
         rg.ParquetBatches(folder, "a", "y", batch_size=50, rank=rank, ranks=ranks)
@@ -93,9 +93,8 @@ def test_every_row_is_read_by_exactly_one_rank(folder, whole, ranks):
     ]
     shares = [list(part) for part in parts]
     assert [len(share) for share in shares] == [len(part) for part in parts]
-    rows = [joined(share)[1] for share in shares]
-    assert min(map(len, rows)) > 0
-    assert torch.equal(torch.cat(rows).sort().values, column(whole, "y").sort().values)
+    rows = torch.cat([y for share in shares for _, y in share])
+    assert torch.equal(rows, column(whole, "y"))  # in the order of ranks
 
 
 def test_a_fit_and_a_calibration_from_files_equal_those_of_the_whole_table(folder, whole):
@@ -141,8 +140,7 @@ def test_an_empty_row_group_or_file_is_passed_over(tmp_path, folder):
         ({"inputs": ["a", "q"]}, "p2.parquet: Expected one column 'q', got a, b, .*Name other"),
         ({"inputs": []}, r"Expected inputs.*inputs=\[\]"),
         ({"inputs": "a", "batch_size": 0}, "batch_size >= 1.*batch_size=0"),
-        ({"inputs": "a", "rank": 2, "ranks": 2}, "0 <= rank < ranks.*rank=2, ranks=2"),
-        ({"inputs": "a", "ranks": 10}, "ranks=10 and 9 row groups.*smaller row_group_size"),
+        ({"inputs": "a", "rank": 2, "ranks": 2}, "Invalid rank 2"),
     ],
 )
 def test_what_cannot_be_read_is_refused_before_the_first_batch(folder, asked, message):

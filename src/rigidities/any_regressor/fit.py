@@ -111,20 +111,11 @@ def snapshot(fit: Fit) -> Snapshot:
     """Everything but f and its parameters; the matrix-free form is refused."""
     kept, tensors = _form_state(fit.form)
     chosen = fit.calibration if fit.report is None else fit.report
-    header = {
-        "library": __version__,
-        "regressor": {
-            "names": fit.regressor.parameters.names,
-            "fingerprint": _fingerprint(fit.regressor),
-            "shape": list(fit.shape),
-            "inputs": fit.inputs,
-            "gradient_norm": fit.gradient_norm,
-            "dispersion": fit.dispersion,
-        },
-        "form": kept,
-        "calibration": chosen.header(),
-        "reported": fit.report is not None,
-    }
+    own = {"names": fit.regressor.parameters.names, "fingerprint": _fingerprint(fit.regressor)}
+    shape = {"shape": list(fit.shape), "inputs": fit.inputs}
+    sums = {"gradient_norm": fit.gradient_norm, "dispersion": fit.dispersion}
+    parts = {"regressor": {**own, **shape, **sums}, "form": kept, "calibration": chosen.header()}
+    header = {"library": __version__, **parts, "reported": fit.report is not None}
     return Snapshot(prefixed("form", tensors) | prefixed("calibration", chosen.tensors()), header)
 
 
@@ -157,16 +148,9 @@ def restored(given: Snapshot, regressor: Regressor) -> Fit:
         form = _form_from(own.header["form"], unprefixed("form", own.tensors))
         require(form.width == len(regressor), "the form's width")
         rows, dispersion = kept["dispersion"]
-        return Fit(
-            regressor,
-            form,
-            torch.Size(kept["shape"]),
-            kept["inputs"],
-            kept["gradient_norm"],
-            (rows, float(dispersion)),
-            calibration,
-            report,
-        )
+        sums = (kept["gradient_norm"], (rows, float(dispersion)))
+        shape, inputs = torch.Size(kept["shape"]), kept["inputs"]
+        return Fit(regressor, form, shape, inputs, *sums, calibration, report)
 
 
 def _fingerprint(regressor: Regressor) -> str:

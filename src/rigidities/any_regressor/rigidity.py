@@ -145,18 +145,13 @@ class PredictionRigidity:
         problem = self._problem(differentiation, samples.count)
         penalty = None if self._regulariser is None else Penalty(regressor, self._regulariser)
         form = solved(training, problem, chosen(problem, self._wanted), penalty, self._tolerance)
-        slope = None if penalty is None else penalty.gradient
-        totals = training.totals
+        slope, totals = None if penalty is None else penalty.gradient, training.totals
         norm = totals.check(slope, problem.ridge, regressor.flat)
+        sums = (norm, (totals.rows, totals.dispersion))
+        plain = Calibration.unscaled(form.ridge, 1, regressor.flat.device)
+        shape, inputs = differentiation.shape, len(first.args)
         self._fit = Fit(
-            regressor,
-            form,
-            differentiation.shape,
-            len(first.args),
-            norm,
-            (totals.rows, totals.dispersion),
-            Calibration.unscaled(form.ridge, 1, regressor.flat.device),
-            differentiation=differentiation,
+            regressor, form, shape, inputs, *sums, plain, differentiation=differentiation
         )
         return self
 

@@ -27,10 +27,7 @@ UNLIKE = 3.0
 
 
 def calibrated(
-    differentiation: Differentiation,
-    form: Form,
-    batches: Iterable[SampleBatch],
-    wanted: Wanted,
+    differentiation: Differentiation, form: Form, batches: Iterable[SampleBatch], wanted: Wanted
 ) -> CalibrationReport:
     """Choose scale and noise, and a ridge that is not fixed; see `PredictionRigidity.calibrate`.
 
@@ -58,14 +55,10 @@ def calibrated(
         if differentiation.outputs > 1:  # in units of the unscaled error bars
             standard.append(error / form.quadratic(tangents).sqrt())
     residuals = gathered.residuals()
-    known = residuals.error.new_tensor([2 * _shift(form) - form.ridge])
-    report = chosen(
-        residuals,
-        known if basis is None else basis.eigenvalues,
-        form.with_ridge,
-        wanted,
-        least=form.least_ridge if searching else -math.inf,
-    )
+    effective = residuals.error.new_tensor([2 * _shift(form) - form.ridge])
+    eigenvalues = effective if basis is None else basis.eigenvalues
+    least = form.least_ridge if searching else -math.inf
+    report = chosen(residuals, eigenvalues, form.with_ridge, wanted, least=least)
     if standard:
         _compare(torch.cat(standard))
     return report

@@ -132,14 +132,9 @@ def automatic(
 ) -> CalibrationReport:
     """The full model, or the paper's form where that is clearly better.
 
-    Args:
-        residuals: of validation rows, which keep "mean" and "inputs"; None where there are none.
-        seen: of training rows, likewise; None where the fit kept none.
-        eigenvalues: as in `chosen`, like the others.
-        solved: likewise.
-        wanted: likewise.
-        evidence: of ridges; without it the likelihood of the validation rows chooses one.
-        zero_curvature: likewise.
+    The residuals of validation rows, and those of training rows that the fit has `seen`, keep
+    "mean" and "inputs"; None where there are none. Without the evidence of ridges the likelihood
+    of the validation rows chooses one. The rest as in `chosen`.
     """
     ridge, edge = _ridge(residuals, eigenvalues, wanted, evidence)
     rows = _rows(residuals, seen, eigenvalues, ridge)
@@ -189,12 +184,7 @@ def automatic(
 
 @dataclass(frozen=True)
 class Paper:
-    """The paper's form by the likelihood of the validation rows.
-
-    Attributes:
-        objective: of its ridge.
-        choice: the best.
-    """
+    """The paper's form: the likelihood of the validation rows by its ridge, and the best choice."""
 
     objective: Objective
     choice: Choice
@@ -313,11 +303,8 @@ def _remarks(rows: list[Rows], wanted: Wanted) -> list[str]:
             "trained end to end. Calibrate on rows that the model has not seen."
         )
     if not seen:
-        why = (
-            "The noise of training rows is not known"
-            if wanted.given
-            else ("The fit holds no training rows (sample=0, or a file without rows=True)")
-        )
+        why = "The fit holds no training rows (sample=0, or a file without rows=True)"
+        why = "The noise of training rows is not known" if wanted.given else why
         said.append(f"{why}: the validation rows alone decide.")
     if held:
         said.append(

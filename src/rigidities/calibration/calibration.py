@@ -300,14 +300,7 @@ class Calibration:
         require(tilts == (TERMS if isinstance(kept, Tilted) and head else 0), "the head's tilt")
         degrees = torch.as_tensor(getattr(kept, "df", 3.0)).numel()
         require(degrees in (1, len(scale)) and weight.numel() in (1, len(scale)), "the law")
-        support = header.get("support")
-        parts = (
-            tensors.get("joint"),
-            head,
-            guard,
-            None if support is None else _support(support),
-            scores,
-        )
+        parts = (tensors.get("joint"), head, guard, _support(header.get("support")), scores)
         return cls(header["ridge"], scale, NOISES[noise](level), kept, weight, *parts)
 
     @classmethod

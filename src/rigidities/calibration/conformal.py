@@ -125,9 +125,8 @@ class Conformal:
         merged = []
         for k, lists in enumerate(self.place[:, :-1]):
             whose = f" of target {k}" if len(self.place) > 1 else ""
-            for i, n in zip(
-                *(one.tolist() for one in lists.unique(return_counts=True)), strict=True
-            ):
+            numbers, times = lists.unique(return_counts=True)
+            for i, n in zip(numbers.tolist(), times.tolist(), strict=True):
                 shared = ", ".join(map(str, self.labels[lists == i].tolist()))
                 merged += [f"{shared}{whose} with {int(self.counts[i])}"] if n > 1 else []
         if merged:

@@ -240,15 +240,10 @@ def headed_fit(
     gaussian: bool,
     start: ScaleFit | None = None,
 ) -> ScaleFit:
-    """A noise that follows the head's inputs, begun at the constant one.
+    """A noise that follows the head's inputs (n, P), begun at the constant one.
 
-    Args:
-        rows: all of them.
-        inputs: (n, P).
-        square: squared residuals, plus a little: one of zero is no certainty.
-        constant: its fit, which centres the prior of the scale.
-        gaussian: the law.
-        start: a maximum for nearly the same rows, whose penalty is kept.
+    The fit of that one centres the prior of the scale. Or begun at `start`, a maximum for nearly
+    the same rows, whose penalty is kept.
     """
     centre = torch.maximum(constant.vector[1], (SHARE * rows.size / rows.held.q.mean()).log())
     problem = ScaleProblem(rows, inputs, square, centre, gaussian=gaussian)

@@ -137,13 +137,10 @@ def fitted(
     *,
     features: tuple[Tensor, Tensor] | None = None,
 ) -> TargetFit:
-    """The full model of one target's rows.
+    """The full model of one target's rows: left-out training rows and validation rows.
 
-    Args:
-        rows: left-out training rows and validation rows.
-        parts: that are wanted.
-        features: centre and spread of the features, where other targets share them.
-        like: a fit to nearly the same rows, whose units, penalties and start are kept.
+    Of `like`, a fit to nearly the same rows, units, penalties and start are kept. `features` are
+    centre and spread of the features, where other targets share them.
     """
     square = rows.residual.square() + TINY * rows.size  # a residual of zero is no certainty
     reference = rows.reference
@@ -199,11 +196,8 @@ LADDER = ("paper", "constant noise", "heavy tails", "noise that follows the inpu
 def judged(rows: Rows, whole: TargetFit, parts: Parts, paper_q: Tensor) -> Tensor:
     """NLL of each validation row, left out of its fold, by the rungs of `LADDER`: (n, 5).
 
-    Args:
-        rows: all, with
-        whole: their fit, whose units and penalties every fold takes.
-        parts: that are wanted.
-        paper_q: q of the validation rows at the ridge of the paper's form, (n,).
+    Every fold takes the units and penalties of the fit to all rows, `whole`. `paper_q` (n,) is
+    q of the validation rows at the ridge of the paper's form.
     """
     places = (~rows.seen).nonzero()[:, 0]
     fold = torch.arange(len(places), device=places.device) % min(FOLDS, len(places))

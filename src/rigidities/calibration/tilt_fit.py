@@ -24,13 +24,7 @@ _STEPS, _HALVINGS, _DONE = 60, 12, 1e-7
 
 @dataclass(frozen=True)
 class TiltFit:
-    """The maximum.
-
-    Attributes:
-        constant: c, (J,).
-        weight: W, (P, J).
-        penalty: of each column of W, (J,).
-    """
+    """The maximum: c (J,), W (P, J), and the penalty of each column of W, (J,)."""
 
     constant: Tensor
     weight: Tensor
@@ -42,24 +36,19 @@ class TiltFit:
 
 
 def fitted(u: Tensor, inputs: Tensor, penalty: Tensor | None = None) -> TiltFit:
-    """The tilt of rows with these u (n,) and inputs (n, P), each column with its own penalty.
+    """The tilt of rows with these u (n,), of the untilted law, and the head's inputs (n, P).
 
-    Args:
-        u: distribution function of the untilted law at the residuals.
-        inputs: of the head.
-        penalty: (J,); by default that of the greatest evidence of a ridge regression of b_j(u).
+    The penalties (J,) are by default those of the greatest evidence of ridge regressions of b_j(u).
     """
     b = basis(u)
     values, vectors = torch.linalg.eigh(inputs.mT @ inputs)
-    penalty = _evident(inputs, b, values.clamp(min=0), vectors) if penalty is None else penalty
+    values = values.clamp(min=0)
+    penalty = _evident(inputs, b, values, vectors) if penalty is None else penalty
     x = torch.cat([torch.ones_like(u)[:, None], inputs @ vectors], 1)  # uncorrelated columns
-    prior = torch.cat(
-        [torch.full_like(penalty, CONSTANT_PENALTY)[None], penalty.expand(len(values), -1)]
-    )
-    curvature = (
-        torch.cat([values.new_full((1,), float(len(u))), values.clamp(min=0)])[:, None] + prior
-    )
-    weight, value = torch.zeros_like(prior), math.inf
+    first = torch.full_like(penalty, CONSTANT_PENALTY)
+    prior = torch.cat([first[None], penalty.expand(len(values), -1)])
+    curvature = torch.cat([values.new_full((1,), float(len(u))), values])[:, None] + prior
+    weight = torch.zeros_like(prior)
     nodes = basis((torch.arange(NODES).to(u) + 0.5) / NODES)
 
     def objective(weight: Tensor) -> tuple[float, Tensor]:

@@ -51,19 +51,13 @@ def linear_regression(
     extra = penalty_rows(ridge, penalty, design.shape[1])
     rows = torch.cat([root[:, None] * design, *extra])
     zeros = rows.new_zeros(len(rows) - len(design))
-    parameters = torch.linalg.lstsq(
-        rows, torch.cat([root * target, zeros])[:, None], driver="gelsd"
-    ).solution[:, 0]
+    right = torch.cat([root * target, zeros])[:, None]
+    w = torch.linalg.lstsq(rows, right, driver="gelsd").solution[:, 0]
+    residuals = target - design @ w
     fit = from_jacobian(
-        design,
-        target - design @ parameters,
-        weights=weights,
-        ridge=ridge,
-        penalty=penalty,
-        scale=scale,
-        parameters=parameters,
+        design, residuals, weights=weights, ridge=ridge, penalty=penalty, scale=scale, parameters=w
     )
-    return replace(fit, model=linear_model(lambda x: float64(x, "x", 2), parameters))
+    return replace(fit, model=linear_model(lambda x: float64(x, "x", 2), w))
 
 
 def primal_quadratic(F: Values, f: Values, ridge: float) -> Tensor:

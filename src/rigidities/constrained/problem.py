@@ -14,6 +14,7 @@ from ..any_regressor.curvature.exact_hessian import Penalty, Regulariser
 from ..any_regressor.derivatives.parameters import Subset
 from ..any_regressor.derivatives.regressor import Function, Regressor
 from ..losses import LossLike, ValuedLoss, loss_for, own_weights
+from ..metrics.alignment import as_tensor
 from ..models.directional import Differentiated
 
 
@@ -192,11 +193,7 @@ def _inputs(X: Any) -> tuple[Tensor, ...]:
 
 
 def _tensor(values: Any) -> Tensor:
-    if not isinstance(values, Tensor):
-        import numpy as np
-
-        values = torch.as_tensor(np.array(values))  # lists in float64; negative strides copied
-    tensor: Tensor = values.detach()
+    tensor = as_tensor(values)
     return tensor.double() if tensor.is_floating_point() else tensor
 
 

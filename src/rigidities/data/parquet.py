@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from .shards import ShardSampler
+
 
 class ParquetBatches:
     """Batches (x, y) from Parquet files, a row group at a time, as often as they are asked for.
@@ -20,8 +22,9 @@ class ParquetBatches:
         target: column of y (n,), or columns of y (n, k); None for x alone.
         batch_size: rows of a batch; the last one of a row group may have fewer.
         dtype: of x and y.
-        rank: number of this process among `ranks`, to which row groups go in turn, each to one.
-        ranks: how many processes share the files.
+        rank: of this process, which reads its share of the row groups; as in `ShardSampler`.
+        ranks: how many processes share them; likewise those of the job where torch.distributed
+            runs, else one.
     """
 
     def __init__(
@@ -32,19 +35,18 @@ class ParquetBatches:
         *,
         batch_size: int = 65536,
         dtype: torch.dtype = torch.float32,
-        rank: int = 0,
-        ranks: int = 1,
+        rank: int | None = None,
+        ranks: int | None = None,
     ) -> None:
         self.batch_size, self.dtype, self._single = batch_size, dtype, isinstance(target, str)
         self._x, self._y = ([n] if isinstance(n, str) else [*(n or ())] for n in (inputs, target))
         groups = [group for path in _files(paths) for group in self._groups(path)]
-        if batch_size < 1 or not self._x or not 0 <= rank < ranks <= len(groups):
+        if batch_size < 1 or not self._x or not groups:
             raise ValueError(
-                "Expected inputs, batch_size >= 1 and 0 <= rank < ranks <= row groups, got "
-                f"{inputs=}, {batch_size=}, {rank=}, {ranks=} and {len(groups)} row groups in "
-                f"{paths}. A smaller row_group_size when files are written makes more of them."
+                f"Expected inputs, batch_size >= 1 and files with rows, got {inputs=}, "
+                f"{batch_size=} and {len(groups)} row groups in {paths}."
             )
-        self._own = groups[rank::ranks]
+        self._own = [groups[number] for number in ShardSampler(groups, rank, ranks)]
 
     def __len__(self) -> int:
         return sum(-(-rows // self.batch_size) for *_, rows in self._own)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
-
 import torch
 from torch import Tensor
-from torch.utils.dlpack import from_dlpack
 
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
+from ..metrics.alignment import Values, as_tensor, require_finite
 
-Values: TypeAlias = "Tensor | ArrayLike"
+__all__ = ["Values", "column", "float64"]
 
 
 def float64(values: Values, name: str, dims: int | None = None) -> Tensor:
@@ -28,7 +24,7 @@ def float64(values: Values, name: str, dims: int | None = None) -> Tensor:
         tensor([[1., 2.],
                 [3., 4.]], dtype=torch.float64)
     """
-    tensor = _tensor(values)
+    tensor = as_tensor(values)
     if tensor.is_complex():
         raise TypeError(f"Expected {name} to be real, got {tensor.dtype}. Pass real and imag rows.")
     tensor = tensor.to("cpu", torch.float64, copy=True)
@@ -39,11 +35,7 @@ def float64(values: Values, name: str, dims: int | None = None) -> Tensor:
         )
     if not tensor.numel():
         raise ValueError(f"Expected values in {name}, got shape {tuple(tensor.shape)}.")
-    if bad := int((~tensor.isfinite()).sum()):
-        raise ValueError(
-            f"Expected {name} to be finite, got {bad} of {tensor.numel()} values nan or infinite. "
-            "Drop those rows or mend what made them."
-        )
+    require_finite(name, tensor)
     return tensor
 
 
@@ -55,16 +47,3 @@ def column(values: Values, name: str, rows: int) -> Tensor:
             f"Expected {name} of shape ({rows},), got {tuple(vector.shape)}. Pass one value each."
         )
     return vector.reshape(rows)
-
-
-def _tensor(values: Values) -> Tensor:
-    if isinstance(values, Tensor):
-        return values.detach()
-    import numpy as np
-
-    if not hasattr(values, "__array__") and hasattr(values, "__dlpack__"):
-        return from_dlpack(values)
-    array = np.asarray(values)
-    if array.dtype.kind not in "biufc":  # object columns, half-width floats of other libraries
-        array = array.astype(np.float64)
-    return torch.as_tensor(array.copy())  # copied: torch refuses negative strides

@@ -59,12 +59,7 @@ def linear(
 
 
 def polyfit(
-    coefficients: Any,
-    x: Values,
-    y: Values,
-    *,
-    w: Values | None = None,
-    scale: float | None = None,
+    coefficients: Any, x: Values, y: Values, *, w: Values | None = None, scale: float | None = None
 ) -> FitRigidity:
     r"""Error bars of `polyfit(numpy.polyfit(x, y, degree), x, y)`.
 
@@ -142,12 +137,8 @@ def _from_sklearn(
     if not free:
         raise ValueError("All coefficients are held at zero: no prediction can vary.")
     residuals = column(y, "y", len(mean)) - mean
-    fit = from_jacobian(
-        rows[:, free],
-        residuals,
-        weights=sample_weight,
-        penalty=penalties[free].diag() if bool(penalties.any()) else None,
-    )
+    penalty = penalties[free].diag() if bool(penalties.any()) else None
+    fit = from_jacobian(rows[:, free], residuals, weights=sample_weight, penalty=penalty)
     fit = replace(fit, parameters=parameters[free])
     _check_minimum(fit, rows[:, free], residuals, sample_weight, penalties[free])
     return replace(held(fit, fixed, stacklevel=4), parameters=parameters, model=predict)

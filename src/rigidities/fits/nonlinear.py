@@ -57,19 +57,15 @@ def curve_fit(
     spread = torch.zeros_like(parameters) if covariance is None else covariance.diagonal().sqrt()
     derivative = None if jac is None else lambda w, x: jac(x, *w)
     model = _model(lambda w, x: f(x, *w), parameters, spread, derivative)
-    if x is None or y is None:
-        assert covariance is not None
-        fit = from_covariance(covariance, parameters=parameters, scale=scale)
-        return replace(fit, model=model)
-    mean, rows = model(x)
-    weights, residuals = _weights(sigma, len(mean)), column(y, "y", len(mean)) - mean
-    fit = from_jacobian(rows, residuals, weights=weights, scale=scale, parameters=parameters)
+    freedom = math.inf
+    if x is not None and y is not None:
+        mean, rows = model(x)
+        weights, residuals = _weights(sigma, len(mean)), column(y, "y", len(mean)) - mean
+        fit = from_jacobian(rows, residuals, weights=weights, scale=scale, parameters=parameters)
+        scale, freedom = float(fit.posterior.scale), fit.degrees_of_freedom
     if covariance is not None:
         fit = from_covariance(
-            covariance,
-            parameters=parameters,
-            scale=float(fit.posterior.scale),
-            degrees_of_freedom=fit.degrees_of_freedom,
+            covariance, parameters=parameters, scale=scale, degrees_of_freedom=freedom
         )
     return replace(fit, model=model)
 

@@ -264,7 +264,7 @@ _NAMED = {
     "silu": by_quadrature(nn.functional.silu, "silu"),
 }
 
-_FUNCTIONS: dict[object, str] = {
+_KNOWN: dict[object, str] = {
     torch.erf: "erf",
     torch.special.erf: "erf",
     torch.relu: "relu",
@@ -274,9 +274,6 @@ _FUNCTIONS: dict[object, str] = {
     torch.tanh: "tanh",
     nn.functional.tanh: "tanh",
     nn.functional.silu: "silu",
-}
-
-_MODULES: dict[type[nn.Module], str] = {
     nn.Identity: "identity",
     nn.ReLU: "relu",
     nn.Tanh: "tanh",
@@ -288,9 +285,7 @@ def _known_name(kind: object) -> str | None:
     """The closed form that a torch module or function has, if it has one."""
     if isinstance(kind, nn.GELU):
         return "gelu" if kind.approximate == "none" else None
-    if isinstance(kind, nn.Module):
-        return _MODULES.get(type(kind))
     try:
-        return _FUNCTIONS.get(kind)
+        return _KNOWN.get(type(kind) if isinstance(kind, nn.Module) else kind)
     except TypeError:  # not hashable
         return None

@@ -40,6 +40,8 @@ from torch import Tensor
 from ..posterior.row_span import RowSpan
 
 Times = float | Sequence[float] | Tensor
+Pair = tuple[Tensor, Tensor]
+"""A kernel of the training data, (N, N), and that between test and training data, (M, N)."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class TrainedProcess:
 def gaussian_process_at(
     time: Times,
     *,
-    ntk: tuple[Tensor, Tensor],
+    ntk: Pair,
     nngp: tuple[Tensor, Tensor, Tensor],
     targets: Tensor,
     learning_rate: float = 1.0,
@@ -107,7 +109,7 @@ def gaussian_process_at(
     k, cross = _pair(*ntk, "ntk")
     prior, prior_cross = _pair(*nngp[:2], "nngp")
     test, y = _finite(nngp[2], "nngp test kernel"), _finite(targets, "targets")
-    _check_shapes(k, cross, prior, prior_cross, test, y, full=covariance)
+    _check_shapes((k, cross), (prior, prior_cross), test, y, full=covariance)
     times = _checked_times(time, learning_rate).to(k.device)
 
     eigenvalues, vectors, threshold = _spectrum(k, tolerance)
@@ -128,15 +130,9 @@ def gaussian_process_at(
         if covariance:
             mixed = a @ prior_cross.mT
             covariances.append(test + moved @ a.mT - mixed - mixed.mT)
-    return TrainedProcess(
-        times,
-        _stacked(means, times),
-        _stacked(variances, times),
-        _stacked(covariances, times) if covariance else None,
-        threshold,
-        int(learnt.sum()),
-        _stacked(roundings, times),
-    )
+    mean, variance, rounding = (_stacked(each, times) for each in (means, variances, roundings))
+    full = _stacked(covariances, times) if covariance else None
+    return TrainedProcess(times, mean, variance, full, threshold, int(learnt.sum()), rounding)
 
 
 def last_layer_process_at(
@@ -191,15 +187,10 @@ def last_layer_process_at(
         means.append((inside * (-torch.expm1(exponent) / singular)) @ seen)
         left_over = (inside.square() * torch.exp(2 * exponent)).sum(-1)
         variances.append(weight_variance * (outside + left_over))
-    return TrainedProcess(
-        times,
-        _stacked(means, times),
-        _stacked(variances, times),
-        None,
-        constant * span.threshold**2,
-        len(singular),
-        _stacked([weight_variance * rounding] * times.numel(), times),
-    )
+    roundings = [weight_variance * rounding] * times.numel()
+    mean, variance, rounding = (_stacked(each, times) for each in (means, variances, roundings))
+    threshold = constant * span.threshold**2
+    return TrainedProcess(times, mean, variance, None, threshold, len(singular), rounding)
 
 
 def _rounding(own: Tensor, a: Tensor, largest: Tensor) -> Tensor:
@@ -244,7 +235,7 @@ def _without_rounding(components: Tensor, learnt: Tensor) -> Tensor:
     return torch.where(learnt | (components.abs() > floor), components, 0.0)
 
 
-def _pair(train: Tensor, cross: Tensor, name: str) -> tuple[Tensor, Tensor]:
+def _pair(train: Tensor, cross: Tensor, name: str) -> Pair:
     train, cross = _finite(train, f"{name} train kernel"), _finite(cross, f"{name} cross kernel")
     if train.ndim != 2 or train.shape[0] != train.shape[1] or cross.shape[1:] != train.shape[1:]:
         raise ValueError(
@@ -254,16 +245,8 @@ def _pair(train: Tensor, cross: Tensor, name: str) -> tuple[Tensor, Tensor]:
     return train, cross
 
 
-def _check_shapes(
-    k: Tensor,
-    cross: Tensor,
-    prior: Tensor,
-    prior_cross: Tensor,
-    test: Tensor,
-    y: Tensor,
-    *,
-    full: bool,
-) -> None:
+def _check_shapes(ntk: Pair, nngp: Pair, test: Tensor, y: Tensor, *, full: bool) -> None:
+    (k, cross), (prior, prior_cross) = ntk, nngp
     if k.shape != prior.shape or cross.shape != prior_cross.shape:
         raise ValueError(
             "The two kernels belong to different data: NTK train and cross "

@@ -32,6 +32,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..prediction.quadrature import gauss
 from .activations import Activation, ActivationLike, activation
 from .quadrature import TOLERANCE
 
@@ -199,11 +200,8 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
 
 def _normal_rule(panels: int) -> tuple[Tensor, Tensor]:
     """Composite Gauss-Legendre nodes and weights for expectations under N(0, 1)."""
-    n = torch.arange(1, _NODES, dtype=torch.float64)
-    beside = n / (4 * n * n - 1).sqrt()
-    nodes, vectors = torch.linalg.eigh(beside.diag(1) + beside.diag(-1))
-    half = _REACH / panels
-    centres = torch.linspace(-_REACH + half, _REACH - half, panels, dtype=torch.float64)
-    z = (centres[:, None] + half * nodes).reshape(-1)
-    weights = (2 * half * vectors[0].square()).repeat(panels)
+    (nodes, shares), width = gauss(_NODES), 2 * _REACH / panels
+    starts = -_REACH + width * torch.arange(panels, dtype=torch.float64)
+    z = (starts[:, None] + width * nodes).reshape(-1)
+    weights = (width * shares).repeat(panels)
     return z, weights * torch.exp(-z.square() / 2) / (2 * torch.pi) ** 0.5

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -32,7 +33,7 @@ def aligned(**arrays: Values) -> tuple[Tensor, ...]:
         >>> aligned(mean=[1, 2], target=[[3], [4]])
         (tensor([1., 2.], dtype=torch.float64), tensor([3., 4.], dtype=torch.float64))
     """
-    tensors = {name: _tensor(values) for name, values in arrays.items()}
+    tensors = {name: _double(values) for name, values in arrays.items()}
     (first, reference), *others = tensors.items()
     for name, tensor in others:
         if tensor.squeeze().shape != reference.squeeze().shape:
@@ -43,22 +44,39 @@ def aligned(**arrays: Values) -> tuple[Tensor, ...]:
     return tuple(_checked(name, tensor.flatten()) for name, tensor in tensors.items())
 
 
-def _tensor(values: Values) -> Tensor:
+def as_tensor(values: Values) -> Tensor:
+    """A tensor, an array of any library, a data frame or (nested) lists as a detached tensor."""
     if isinstance(values, Tensor):
-        return values.detach().cpu().double()
-    if hasattr(values, "__array__"):  # copied: torch refuses negative strides, warns of read-only
-        values = values.__array__().copy()
-    return torch.as_tensor(values, dtype=torch.float64)
+        return values.detach()
+    if not hasattr(values, "__array__") and hasattr(values, "__dlpack__"):
+        return from_dlpack(values)
+    import numpy as np
+
+    array = np.asarray(values)
+    if array.dtype.kind not in "biufc":  # object columns, half-width floats of other libraries
+        array = array.astype(np.float64)
+    return torch.as_tensor(array.copy())  # torch refuses negative strides, warns of read-only
+
+
+def _double(values: Values) -> Tensor:
+    if hasattr(values, "__array__") or hasattr(values, "__dlpack__"):  # a tensor has both
+        return as_tensor(values).cpu().double()
+    return torch.as_tensor(values, dtype=torch.float64)  # lists may hold tensors of any device
+
+
+def require_finite(name: str, values: Tensor) -> None:
+    """Refuse NaN and infinity in what errors call so."""
+    if bad := int((~values.isfinite()).sum()):
+        raise ValueError(
+            f"Expected {name} to be finite, got {bad} of {values.numel()} values nan or infinite. "
+            "Drop those rows or mend what made them."
+        )
 
 
 def _checked(name: str, values: Tensor) -> Tensor:
     if not len(values):
         raise ValueError(f"Expected values in {name}, got none. Pass one row or more.")
-    if bad := int((~values.isfinite()).sum()):
-        raise ValueError(
-            f"Expected {name} to be finite, got {bad} of {len(values)} values nan or infinite. "
-            "Drop those rows or mend what made them."
-        )
+    require_finite(name, values)
     if name == "std" and values.min() < 0:
         raise ValueError(
             f"Expected std >= 0, got {float(values.min()):g}. Pass standard deviations."

@@ -65,11 +65,7 @@ def panels(device: torch.device) -> Panels:
 
 @dataclass(frozen=True)
 class CosineTilt:
-    """The densities of R tilts.
-
-    Attributes:
-        tilt: (R, 8), float64.
-    """
+    """The densities of R tilts (R, 8), float64."""
 
     tilt: Tensor
 

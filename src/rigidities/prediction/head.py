@@ -102,14 +102,11 @@ class Head:
     ) -> Head:
         """Of the targets' own; `shared` says whether all have the same features."""
         each = {one.name: [getattr(i, one.name) for i in inputs] for one in fields(Inputs)}
+        own = {"weight": weight, "constant": constant, "bounds": bounds, "scale2": scale2}
+        parts = {name: torch.stack(list(values)) for name, values in (each | own).items()}
         if shared:  # standardised alike
-            each |= {name: each[name][:1] for name in ("centre", "spread")}
-        parts = {name: torch.stack(values) for name, values in each.items()}
-        if shared:
-            parts |= {name: parts[name][0] for name in ("centre", "spread")}
-        own = (torch.stack(list(values)) for values in (weight, constant, bounds, scale2))
-        names = ("weight", "constant", "bounds", "scale2")
-        return cls(**parts, **dict(zip(names, own, strict=True)))
+            parts |= {"centre": inputs[0].centre, "spread": inputs[0].spread}
+        return cls(**parts)
 
     def to(self, to: torch.device | torch.dtype) -> Head:
         """The same elsewhere, or in another precision."""
@@ -130,15 +127,11 @@ class Head:
         require(set(tensors) == {one.name for one in fields(cls)}, "the head")
         head = cls(**tensors)
         (targets, columns), width = head.constant.shape, head.centre.shape[-1]
-        shapes = (
-            head.rigidity.shape == (targets, 2) and head.output.shape == (targets, 5),
-            head.centre.shape in ((width,), (targets, width)),
-            head.spread.shape == head.centre.shape,
-            head.weight.shape == (targets, 3 + width, columns)
-            and head.bounds.shape == (targets, 2)
-            and head.scale2.shape == (targets,),
-        )
-        require(all(shapes), "the head")
+        shapes = {"rigidity": (targets, 2), "output": (targets, 5), "spread": head.centre.shape}
+        shapes |= {"weight": (targets, 3 + width, columns), "bounds": (targets, 2)}
+        fits = all(tensors[name].shape == shape for name, shape in shapes.items())
+        require(fits and head.scale2.shape == (targets,), "the head")
+        require(head.centre.shape in ((width,), (targets, width)), "the head")
         spreads = (head.spread, head.rigidity[:, 1], head.output[:, 3])  # infinite for constants
         known = [head.weight, head.constant, head.bounds, head.centre, head.scale2]
         known += [head.rigidity[:, 0], head.output[:, [0, 1, 2, 4]]]
@@ -239,9 +232,8 @@ class Guard:
     @classmethod
     def join(cls, guards: Sequence[Guard]) -> Guard:
         """Of several targets."""
-        return cls(
-            *(torch.stack(part) for part in zip(*(vars(g).values() for g in guards), strict=True))
-        )
+        columns = zip(*((guard.scale2, guard.reference) for guard in guards), strict=True)
+        return cls(*map(torch.stack, columns))
 
     def beyond(self, q: Tensor) -> Tensor:
         r"""$\max(1, q / q_{ref})$ of rows (M, 1 or K)."""

@@ -164,15 +164,8 @@ def _several(parts: Sequence[Rows]) -> Markup:
         listed = min(len(parts), _MOST_LISTED)
         text = f"The table lists {listed} of {len(parts)} targets, the sections {MOST_TARGETS}."
         notes.append(tag("p", text, class_="about"))
-    options = (
-        tag("option", rows.name, value=f"t{k}") for k, rows in enumerate(parts[:MOST_TARGETS])
-    )
+    names = [rows.name for rows in parts[:MOST_TARGETS]]
+    options = (tag("option", name, value=f"t{k}") for k, name in enumerate(names))
     choice = tag("label", "Target ", tag("select", *options, data_sections=True))
-    return joined(
-        [
-            tag("h2", "All targets"),
-            overview(parts[:_MOST_LISTED]),
-            *notes,
-            tag("div", choice, class_="controls"),
-        ]
-    )
+    controls = tag("div", choice, class_="controls")
+    return joined([tag("h2", "All targets"), overview(parts[:_MOST_LISTED]), *notes, controls])

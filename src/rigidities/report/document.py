@@ -54,14 +54,8 @@ def page(
 def place(name: str, figure: Figure, *, controls: bool = True) -> Markup:
     """Where a plot will be drawn, with its heading, its choices and how to read it."""
     caption = [tag("figcaption", figure.caption)] if figure.caption else []
-    plot = tag(
-        "div",
-        id=name,
-        class_="plot",
-        role="img",
-        aria_label=figure.label,
-        style=f"height:{figure.height}px",
-    )
+    style = f"height:{figure.height}px"
+    plot = tag("div", id=name, class_="plot", role="img", aria_label=figure.label, style=style)
     found = []  # a list of choices for its traces, buttons for its axes
     if controls and len(figure.traces) > 1:
         found.append(chooser([name], "trace", figure.choice, list(figure.traces), figure.chosen))
@@ -133,30 +127,15 @@ def _asset(name: str) -> str:
 
 
 def _plain(figure: Figure) -> dict[str, Any]:
+    drawn = {"traces": dict(figure.traces), "layouts": dict(figure.layouts)}
     chosen = figure.chosen or next(iter(figure.traces))
-    return {
-        "traces": dict(figure.traces),
-        "layouts": dict(figure.layouts),
-        "chosen": chosen,
-        "height": figure.height,
-    }
+    return {**drawn, "chosen": chosen, "height": figure.height}
 
 
 def _buttons(name: str, options: Sequence[str]) -> Markup:
+    one = {"type": "radio", "name": f"{name}-axes", "data_choice": "layout", "data_figures": name}
     labels = (
-        tag(
-            "label",
-            tag(
-                "input",
-                type="radio",
-                name=f"{name}-axes",
-                value=option,
-                checked=k == 0,
-                data_choice="layout",
-                data_figures=name,
-            ),
-            option,
-        )
+        tag("label", tag("input", value=option, checked=k == 0, **one), option)
         for k, option in enumerate(options)
     )
     return tag("fieldset", tag("legend", "Axes"), joined(labels))

@@ -29,7 +29,7 @@ from .scores import bin_sizes, default_bin_size
 Trace = dict[str, Any]
 
 LOG, LINEAR = "logarithmic", "linear"
-_BAND = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "type": "scatter"}
+_SHARE = {"range": [0, 1], "tickformat": ".0%"}
 _CURVE = 400
 _MOST_BARS = 800
 
@@ -149,12 +149,7 @@ def coverage(rows: Rows) -> Figure:
         "95 % of cases, not for the whole curve at once.",
         "Observed against nominal coverage, with the diagonal.",
         {"": traces},
-        {
-            "": layout(
-                axis("nominal coverage", range=[0, 1], tickformat=".0%"),
-                axis("observed coverage", range=[0, 1], tickformat=".0%"),
-            )
-        },
+        {"": layout(axis("nominal coverage", **_SHARE), axis("observed coverage", **_SHARE))},
     )
 
 
@@ -163,13 +158,8 @@ def parity(mean: Tensor, std: Tensor, target: Tensor, hover: Trace) -> Figure:
     picks = thinned([std, (target - mean).abs()], _MOST_BARS)
     ends = [float(f(torch.cat([mean, target]))) for f in (torch.min, torch.max)]
     drawn = points(target[picks], mean[picks], "rows", {**hover, "picks": picks.tolist()})
-    drawn["error_y"] = {
-        "type": "data",
-        "array": rounded(std[picks]),
-        "thickness": 1,
-        "width": 0,
-        "color": "rgba(0,114,178,0.35)",
-    }
+    bars = {"type": "data", "thickness": 1, "width": 0, "color": "rgba(0,114,178,0.35)"}
+    drawn["error_y"] = {**bars, "array": rounded(std[picks])}
     some = f" {_MOST_BARS} of the rows are shown." if len(picks) < len(mean) else ""
     return Figure(
         "parity",
@@ -189,6 +179,7 @@ def sparsification(rows: Rows) -> Figure:
     dropped = 1 - keep.double() / count
     ours, best = (retained_rmse(squared, by=by)[keep - 1] for by in (rows.std, squared))
     whole = float(squared.mean().sqrt())
+    axes = axis("share of rows dropped", **_SHARE), axis("RMSE of the rest", rangemode="tozero")
     traces = [
         line([0, 1], [whole, whole], "in any order", color=GREY, dash="dash"),
         line(dropped, best, "largest errors first", meta={"ink": True}, dash="dot"),
@@ -201,12 +192,7 @@ def sparsification(rows: Rows) -> Figure:
         "the rows with large errors; the dotted line knows the errors and cannot be beaten.",
         "Remaining root mean squared error against the share of rows dropped.",
         {"": traces},
-        {
-            "": layout(
-                axis("share of rows dropped", range=[0, 1], tickformat=".0%"),
-                axis("RMSE of the rest", rangemode="tozero"),
-            )
-        },
+        {"": layout(*axes)},
     )
 
 
@@ -219,15 +205,9 @@ def histogram(rows: Rows) -> Figure:
     centres = torch.linspace(-edge + width / 2, edge - width / 2, bins, dtype=torch.float64)
     x = torch.linspace(-edge, edge, 201, dtype=torch.float64)
     normal = len(rows) * width * (-x.square() / 2).exp() / math.sqrt(2 * math.pi)
-    bars = {
-        "type": "bar",
-        "x": rounded(centres),
-        "y": counts.long().tolist(),
-        "width": width,
-        "name": "rows",
-        "marker": {"color": BLUE, "opacity": 0.6},
-        "hovertemplate": "%{y} rows about %{x}<extra></extra>",
-    }
+    bars: Trace = {"type": "bar", "x": rounded(centres), "y": counts.long().tolist()}
+    bars |= {"width": width, "name": "rows", "marker": {"color": BLUE, "opacity": 0.6}}
+    bars["hovertemplate"] = "%{y} rows about %{x}<extra></extra>"
     return Figure(
         "histogram",
         "How large are errors in units of their bars?",
@@ -244,15 +224,9 @@ def dots(name: str, panels: Mapping[str, Mapping[str, tuple[float, float | None]
     longest = max(len(methods) for methods in panels.values())
     plain = layout(axis(""), {**axis(""), "type": "category", "autorange": "reversed"})
     plain["showlegend"] = False
-    return Figure(
-        "dots",
-        name,
-        "",
-        f"Means with standard errors of {longest} methods on {name}.",
-        {metric: [_dot_trace(methods)] for metric, methods in panels.items()},
-        {"": plain},
-        height=90 + 34 * longest,
-    )
+    label = f"Means with standard errors of {longest} methods on {name}."
+    traces = {metric: [_dot_trace(methods)] for metric, methods in panels.items()}
+    return Figure("dots", name, "", label, traces, {"": plain}, height=90 + 34 * longest)
 
 
 def hover_texts(rows: Rows, index: Tensor) -> list[str]:
@@ -301,9 +275,7 @@ def distinct_labels(names: Iterable[str], most: int = 24) -> list[str]:
 
 def _dot_trace(methods: Mapping[str, tuple[float, float | None]]) -> Trace:
     known = {key: pair for key, pair in methods.items() if math.isfinite(pair[0])}
-    bars = [
-        0.0 if error is None or not math.isfinite(error) else error for _, error in known.values()
-    ]
+    bars = [e if e is not None and math.isfinite(e) else 0.0 for _, e in known.values()]
     return {
         "type": "scatter",
         "mode": "markers",
@@ -361,47 +333,26 @@ def _steps(mean: Tensor, std: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 def points(x: Tensor, y: Tensor, name: str, hover: Trace) -> Trace:
     """Markers; the more there are, the fainter."""
     opacity = min(0.8, max(0.12, 14 / math.sqrt(max(1, len(x)))))
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "x": rounded(x),
-        "y": rounded(y),
-        "name": name,
-        "marker": {"color": BLUE, "size": 6, "opacity": opacity},
-        "hoverinfo": "text",
-        "meta": dict(hover),
-        "showlegend": False,
-    }
+    look = {"marker": {"color": BLUE, "size": 6, "opacity": opacity}, "showlegend": False}
+    return _scatter("markers", x, y, name=name, hoverinfo="text", meta=dict(hover), **look)
 
 
-def line(
-    x: Any,
-    y: Any,
-    name: str,
-    *,
-    color: str = "#000000",
-    dash: str = "solid",
-    width: float = 1.2,
-    meta: Trace | None = None,
-) -> Trace:
-    """A line that hovering passes over."""
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "x": rounded(x),
-        "y": rounded(y),
-        "name": name,
-        "line": {"color": color, "dash": dash, "width": width},
-        "hoverinfo": "skip",
-        "meta": meta or {},
-    }
+def line(x: Any, y: Any, name: str, *, meta: Trace | None = None, **style: Any) -> Trace:
+    """A line that hovering passes over, with a color, dash and width."""
+    look = {"color": "#000000", "dash": "solid", "width": 1.2, **style}
+    return _scatter("lines", x, y, name=name, hoverinfo="skip", line=look, meta=meta or {})
 
 
 def band(x: Tensor, low: Tensor, high: Tensor, name: str) -> list[Trace]:
     """A grey band, as a lower line and one that fills down to it."""
-    lower = {**_BAND, "x": rounded(x), "y": rounded(low), "showlegend": False}
-    upper = {**_BAND, "x": rounded(x), "y": rounded(high), "name": name}
-    return [lower, {**upper, "fill": "tonexty", "fillcolor": "rgba(128,128,128,0.25)"}]
+    bare = {"line": {"width": 0}, "hoverinfo": "skip"}
+    lower, upper = (_scatter("lines", x, y, **bare) for y in (low, high))
+    filled = {"name": name, "fill": "tonexty", "fillcolor": "rgba(128,128,128,0.25)"}
+    return [lower | {"showlegend": False}, upper | filled]
+
+
+def _scatter(mode: str, x: Any, y: Any, **options: Any) -> Trace:
+    return {"type": "scatter", "mode": mode, "x": rounded(x), "y": rounded(y), **options}
 
 
 def across(low: float, high: float) -> Tensor:

@@ -87,13 +87,9 @@ def _of_predictions(path: Path, title: str, columns: Mapping[str, Sequence[str] 
         counts = ", ".join(f"{len(chosen)} for --{kind}" for kind, chosen in names.items())
         raise ValueError(f"Expected as many columns of each kind, got {counts}.")
     table = read_table(path)
-    return html(
-        *map(table.numbers, names.values()),
-        title=title,
-        names=names["target"],
-        inputs=table.others([name for chosen in names.values() for name in chosen]),
-        first_row=1,
-    )
+    parts = map(table.numbers, names.values())
+    others = table.others([name for chosen in names.values() for name in chosen])
+    return html(*parts, title=title, names=names["target"], inputs=others, first_row=1)
 
 
 def _passing_on(what: str, function: Callable[..., T], *args: Any, **keywords: Any) -> T:
@@ -109,13 +105,7 @@ def _passing_on(what: str, function: Callable[..., T], *args: Any, **keywords: A
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text, column by column.
-
-    Attributes:
-        path: where it was read.
-        columns: by name; one text per row.
-        lines: where in the file each row ends.
-    """
+    """A table of text from a file: columns by name, and the line where each of its rows ends."""
 
     path: Path
     columns: Mapping[str, list[str]]

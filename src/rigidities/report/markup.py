@@ -62,11 +62,7 @@ def joined(parts: Iterable[object]) -> Markup:
 
 
 def table(
-    header: Sequence[object],
-    rows: Iterable[Sequence[object]],
-    *,
-    label: str,
-    classes: str = "",
+    header: Sequence[object], rows: Iterable[Sequence[object]], *, label: str, classes: str = ""
 ) -> Markup:
     """A table in a box of its own that scrolls where the page is too narrow for it.
 

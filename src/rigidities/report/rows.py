@@ -172,9 +172,7 @@ def _checked_names(names: Sequence[str] | None, targets: int) -> list[str]:
     return [str(name) for name in names]
 
 
-def _named_inputs(
-    inputs: Mapping[str, Sequence[Any]] | Values | None,
-) -> dict[str, list[Any]]:
+def _named_inputs(inputs: Mapping[str, Sequence[Any]] | Values | None) -> dict[str, list[Any]]:
     if inputs is None:
         return {}
     if isinstance(inputs, Mapping):

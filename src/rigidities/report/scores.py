@@ -119,12 +119,7 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Judged:
-    """The metrics of some rows, beside what a constant bar and right bars would have.
-
-    Attributes:
-        rows: the rows.
-        draws: how often the right bars are drawn.
-    """
+    """The metrics of some rows, of a constant bar there, and of right bars in so many draws."""
 
     rows: Rows
     draws: int = 20
@@ -194,16 +189,9 @@ def score_table(judged: Judged) -> Markup:
         if key not in judged.bars:
             continue
         constant = metric.text(judged.constant[key]) if key in judged.constant else "-"
-        note = tag("span", metric.sentence, class_="note") if metric.sentence else ""
-        body.append(
-            [
-                joined([metric.label, note]),
-                tag("strong", metric.text(judged.bars[key])),
-                constant,
-                _around(metric, *judged.right[key]),
-                metric.ideal,
-            ]
-        )
+        name = joined([metric.label, tag("span", metric.sentence, class_="note")])
+        own, right = tag("strong", metric.text(judged.bars[key])), judged.right[key]
+        body.append([name, own, constant, _around(metric, *right), metric.ideal])
     return table(header, body, label="Metrics", classes="scores")
 
 

@@ -70,22 +70,12 @@ def section(
 
 def verdict_box(judged: Verdict) -> Markup:
     """The verdict, for the top."""
-    items = (
-        tag(
-            "li",
-            tag("strong", f"{f.subject}: "),
-            tag("span", _WORDS[f.status], class_=f"status {f.status}"),
-            ". ",
-            f.text,
-        )
-        for f in judged.findings
-    )
-    return tag(
-        "div",
-        tag("h2", judged.headline),
-        tag("ul", joined(items)),
-        class_=f"verdict {judged.status}",
-    )
+    items = []
+    for f in judged.findings:
+        status = tag("span", _WORDS[f.status], class_=f"status {f.status}")
+        items.append(tag("li", tag("strong", f"{f.subject}: "), status, ". ", f.text))
+    heading = tag("h2", judged.headline)
+    return tag("div", heading, tag("ul", *items), class_=f"verdict {judged.status}")
 
 
 def caution_box(found: Sequence[Caution]) -> Markup:
@@ -156,17 +146,13 @@ def _about_metrics(judged: Judged) -> str:
 
 def _choices(report: CalibrationReport) -> Markup:
     """What the calibration chose."""
+    constant, gain = number(report.nll_constant, 4), number(report.gain)
     lines = [
         ("Criterion", report.criterion, f"chose what follows, on {report.rows} rows"),
         ("Ridge ς²", number(report.ridge, 4), "added to the diagonal of the Gram matrix"),
         ("Scale α", _several(report.scale), "what the bars are multiplied with"),
         ("Noise variance", _several(report.noise), "what more data would not remove"),
-        (
-            "NLL there",
-            number(report.nll, 4),
-            f"a constant bar has {number(report.nll_constant, 4)}, the gain is "
-            f"{number(report.gain)}",
-        ),
+        ("NLL there", number(report.nll, 4), f"a constant bar has {constant}, the gain is {gain}"),
     ]
     if math.isfinite(report.effective_rank):
         rank = f"{report.effective_rank:.1f} of {report.width}"

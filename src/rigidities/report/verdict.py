@@ -32,13 +32,7 @@ _TAIL = 4.0
 
 @dataclass(frozen=True)
 class Finding:
-    """One answer.
-
-    Attributes:
-        subject: what it is about.
-        status: good, careful or bad.
-        text: sentences.
-    """
+    """One answer: what it is about, a status (good, careful or bad), and sentences."""
 
     subject: str
     status: str

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
+from ...posterior.memory import free_memory
 from ...posterior.posterior import Posterior
 from ..derivatives.tangents import Tangents
 
@@ -238,10 +238,8 @@ def readable(size: float) -> str:
 
 
 def _machine() -> int:
-    with suppress(OSError):  # Linux tells what is free
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+    if (free := free_memory(torch.device("cpu"))) is not None:
+        return free
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     except (AttributeError, OSError, ValueError):  # not a POSIX system: a cautious guess

@@ -77,11 +77,7 @@ class LossTerms:
 
 
 def loss_terms(
-    loss: Loss,
-    prediction: Tensor,
-    target: Tensor | None,
-    weight: Tensor | None,
-    batch: Any,
+    loss: Loss, prediction: Tensor, target: Tensor | None, weight: Tensor | None, batch: Any
 ) -> LossTerms:
     """Curvature and slope of a batch as the user gave it, from predictions and targets (N, K).
 

@@ -1,8 +1,13 @@
 r"""The matrix-free form of a rigidity: conjugate gradients on Gauss-Newton products.
 
 Each prediction's $v = A^{-1} g$, $A = J^\top J + R + s I$, is found by preconditioned conjugate
-gradients, and A is never formed. What comes out is a lower bound on $q = g^\top A^{-1} g$ whose
-relative gap is below the stated tolerance.
+gradients, and A is never formed. For any v with residual $r = g - A v$ and error $e = A^{-1} g - v$
+
+$$ g^\top A^{-1} g = v^\top (g + r) + e^\top A e, \qquad
+   0 \le e^\top A e = r^\top A^{-1} r \le |r|^2 / s \quad \text{where } A \succeq s I, $$
+
+so that $v^\top (g + r)$ is a lower bound on q whose gap is known, whatever rounding did to the
+iteration; its relative gap is below the stated tolerance.
 
 The preconditioner is the same matrix for an evenly spaced sample of m of the N rows, weighted by
 N/m and inverted by Woodbury's identity: it removes the large eigenvalues that hold up the
@@ -13,8 +18,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,22 +30,23 @@ from ...models.directional import pulls, pushes
 from ...posterior.draws import standard_normal
 from ..derivatives.differentiation import Differentiation
 from ..derivatives.tangents import Tangents
-from .conjugate_gradients import Product, conjugate_gradients, lower_bounds
 from .dual_form import assembled
 from .forms import Form
 
+MAX_ITERATIONS = 500
+"""Of conjugate gradients."""
+
 SMALLEST_TOLERANCE = 1e-12
 """What rounding allows."""
+
+Product = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Recomputed:
     """The rows of a batch that are not stored: their factors are made again for every product.
 
-    Attributes:
-        differentiation: how to make them.
-        batch: of which samples.
-        root: weights of the rows, (N, K) or (N, K, K); None for ones.
+    They are weighted by a root (N, K) or (N, K, K); None for ones.
     """
 
     differentiation: Differentiation
@@ -93,10 +100,7 @@ Rows = Tangents | Recomputed
 class Preconditioner:
     r"""$\bigl(\frac{N}{m} J_m^\top J_m + s I\bigr)^{-1}$ for m of the N rows.
 
-    Attributes:
-        rows: weighted tangents of the m rows.
-        factor: Cholesky factor of $J_m J_m^\top + s \frac{m}{N} I$.
-        ridge: s.
+    From their weighted tangents and the Cholesky factor of $J_m J_m^\top + s \frac{m}{N} I$.
     """
 
     rows: Tangents
@@ -154,18 +158,14 @@ class MatrixFreeForm(Form):
 
     def solve(self, vectors: Tensor, tolerance: float) -> Tensor:
         """A^-1 g for each row, (m, P) -> (m, P)."""
-        starts = range(0, len(vectors), self.together)
-        parts = [
-            conjugate_gradients(
-                self.product,
-                vectors[start : start + self.together],
-                floor=self.ridge,
-                tolerance=tolerance,
-                preconditioner=self.preconditioner,
-            )
-            for start in starts
-        ]
-        return torch.cat(parts)
+        solved = partial(
+            conjugate_gradients,
+            self.product,
+            floor=self.ridge,
+            tolerance=tolerance,
+            preconditioner=self.preconditioner,
+        )
+        return torch.cat([solved(part) for part in torch.split(vectors, self.together)])
 
     def quadratic(self, tangents: Tangents) -> Tensor:
         """q of each prediction, (N, K), at most `tolerance` too small."""
@@ -226,3 +226,68 @@ class MatrixFreeForm(Form):
             shape = batch.forward(data[:1]).shape[1:]
             data += batch.backward(standard_normal((n, *shape), self.device, generator))
         return self.solve(data, self.tolerance)
+
+
+def lower_bounds(solutions: Tensor, vectors: Tensor, residuals: Tensor) -> Tensor:
+    """v^T (g + r) of each system, (m, P) three times -> (m,)."""
+    return (solutions * (vectors + residuals)).sum(-1)
+
+
+def conjugate_gradients(
+    product: Product,
+    vectors: Tensor,
+    *,
+    floor: float,
+    tolerance: float,
+    preconditioner: Product | None = None,
+) -> Tensor:
+    """Solve A v = g for each row of g, (m, P) -> (m, P).
+
+    Args:
+        product: v -> A v for several v, (m, P) -> (m, P).
+        vectors: g.
+        floor: s, no larger than the smallest eigenvalue of A.
+        tolerance: stop where the gap |r|^2 / s falls below this share of g^T A^-1 g.
+        preconditioner: approximate inverse of A.
+
+    Raises:
+        ValueError: A is not positive definite.
+
+    Examples:
+        >>> v = conjugate_gradients(lambda v: 2 * v, torch.ones(1, 3), floor=2.0, tolerance=1e-8)
+        >>> v.tolist()
+        [[0.5, 0.5, 0.5]]
+    """
+    inverse = preconditioner or (lambda v: v)
+    solution, active = torch.zeros_like(vectors), torch.arange(len(vectors), device=vectors.device)
+    g, v, r = vectors, torch.zeros_like(vectors), vectors.clone()
+    z = inverse(r)
+    p, rz = z, (r * z).sum(-1)
+    for _ in range(MAX_ITERATIONS):
+        open_ = r.square().sum(-1) > tolerance * floor * lower_bounds(v, g, r)
+        solution[active[~open_]] = v[~open_]
+        if not bool(open_.any()):
+            return solution  # systems that are done have dropped out
+        active, g, v, r, p, rz = (t[open_] for t in (active, g, v, r, p, rz))
+        image = product(p)
+        curvatures = (p * image).sum(-1)
+        if not bool((curvatures > 0).all()):
+            lowest = float((curvatures / p.square().sum(-1)).min())
+            raise ValueError(
+                f"The Hessian is not positive definite: a direction of curvature {lowest:.3g} was "
+                "met. Pass a larger ridge, or a convex regulariser."
+            )
+        step = rz / curvatures
+        v, r = v + step[:, None] * p, r - step[:, None] * image
+        z = inverse(r)
+        before, rz = rz, (r * z).sum(-1)
+        p = z + (rz / before)[:, None] * p
+    solution[active] = v
+    reached = float((r.square().sum(-1) / floor / lower_bounds(v, g, r)).max())
+    warnings.warn(
+        f"Conjugate gradients stopped after {MAX_ITERATIONS} iterations: {len(active)} of "
+        f"{len(vectors)} variances may be too small by up to {reached:.1g} (relative), not "
+        f"{tolerance:g}. Pass a larger ridge or tolerance, or a model in float64.",
+        stacklevel=2,
+    )
+    return solution

@@ -40,7 +40,8 @@ def _dense(training: TrainingRows, problem: Problem, penalty: Penalty | None) ->
     matrix = None if penalty is None else penalty.hessian()
     epsilon = torch.finfo(torch.float64).eps
     if problem.exact:
-        training.finish(width)
+        for _ in training(width):  # for the totals alone
+            pass
         shape = training.differentiation.shape
         data, epsilon = exact_hessian(regressor, shape, training.samples, training.loss)
     else:
@@ -48,15 +49,9 @@ def _dense(training: TrainingRows, problem: Problem, penalty: Penalty | None) ->
         for rows in training(width):
             gram.update(rows.tangents.matrix().flatten(0, 1))
         data = gram.matrix
-    hessian = Hessian(
-        data if matrix is None else data + matrix,
-        list(zip(parameters.names, parameters.sizes, strict=True)),
-        problem.rows,
-        training.totals.zeros,
-        None if matrix is None else data,
-        problem.exact,
-        epsilon,
-    )
+    whole, apart = (data, None) if matrix is None else (data + matrix, data)
+    names, flat = list(zip(parameters.names, parameters.sizes, strict=True)), training.totals.zeros
+    hessian = Hessian(whole, names, problem.rows, flat, apart, problem.exact, epsilon)
     return DenseForm.of(hessian, problem.ridge)
 
 
@@ -77,17 +72,11 @@ def _matrix_free(
         if len(index):
             sample.append(part.tangents.take(index))
         rows.append(part.tangents if kept else way(differentiation, part.batch, part.root))
-    few = Tangents.join(sample)
-    return MatrixFreeForm(
-        rows,
-        problem.ridge,
-        tolerance,
-        width,
-        differentiation.regressor.flat.device,
-        penalty=None if penalty is None else penalty.product,
-        preconditioner=Preconditioner.of(few, few.shape[0] / problem.samples, problem.ridge),
-        together=together,
-    )
+    few, device = Tangents.join(sample), differentiation.regressor.flat.device
+    near = Preconditioner.of(few, few.shape[0] / problem.samples, problem.ridge)
+    bend = None if penalty is None else penalty.product
+    setting = (problem.ridge, tolerance, width, device)
+    return MatrixFreeForm(rows, *setting, penalty=bend, preconditioner=near, together=together)
 
 
 def _stride(problem: Problem) -> int:

@@ -90,19 +90,13 @@ class Differentiation:
             outputs, blocks = self._plain(self.rows, *inputs, **kwargs)
         else:
             try:
-                outputs, blocks = self._factored(self.layers, *inputs, **kwargs)
+                outputs, blocks = self.layers.blocks(self.regressor, *inputs, **kwargs)
+                if self.rest is not None:
+                    blocks |= _explicit(self.rest, self.rows(self.rest, *inputs, **kwargs))
             except NotFactored:  # a layer that the first batch did not call
                 way = _way(self.regressor, *inputs, **kwargs)
                 outputs, blocks = self._plain(way, *inputs, **kwargs)
         return outputs, Tangents(tuple(self._block(blocks, name, outputs) for name in self.names))
-
-    def _factored(
-        self, layers: LinearLayers, *inputs: Any, **kwargs: Any
-    ) -> tuple[Tensor, dict[str, Block]]:
-        outputs, blocks = layers.blocks(self.regressor, *inputs, **kwargs)
-        if self.rest is not None:
-            blocks |= _explicit(self.rest, self.rows(self.rest, *inputs, **kwargs))
-        return outputs, blocks
 
     def _plain(self, way: Rows, *inputs: Any, **kwargs: Any) -> tuple[Tensor, dict[str, Block]]:
         with torch.no_grad():

@@ -23,11 +23,7 @@ from .tangents import Block, Explicit, Outer
 
 @dataclass(frozen=True)
 class LinearLayers:
-    """The layers whose weights and biases enter a regressor through their call alone.
-
-    Attributes:
-        layers: their names.
-    """
+    """The layers, by name, whose weights and biases enter a regressor through their call alone."""
 
     layers: list[str]
 
@@ -36,12 +32,8 @@ class LinearLayers:
         """Those of which a parameter is selected; None where there are none."""
         if regressor.module is None:
             return None
-        shared = Counter(
-            id(value)
-            for module in regressor.module.modules()
-            for value in module._parameters.values()
-            if value is not None
-        )
+        held = (value for m in regressor.module.modules() for value in m._parameters.values())
+        shared = Counter(id(value) for value in held if value is not None)
         selected = set(regressor.parameters.names)
         layers = [
             name
@@ -136,13 +128,8 @@ class _Call:
 
 def _gradients(total: Tensor, calls: list[_Call]) -> list[Tensor]:
     """By what left each call, (N, T, O)."""
-    found = torch.autograd.grad(
-        total,
-        [call.output for call in calls],
-        retain_graph=True,
-        allow_unused=True,
-        materialize_grads=True,
-    )
+    outputs = [call.output for call in calls]
+    found = torch.autograd.grad(total, outputs, retain_graph=True, materialize_grads=True)
     return [_positions(gradient) for gradient in found]
 
 

@@ -216,16 +216,10 @@ class Ensemble(ModelWrapper):
             raise ValueError("An ensemble holds no training rows. Save it without rows=True.")
         if thorough:
             self._pass.binding.current(thorough=True)
-        header = {
-            "library": __version__,
-            "kind": _KIND,
-            "drawing": self.drawing,
-            "missing": self.missing,
-            "inputs": self._feed.inputs,
-            "apart": self._feed.apart,
-            "batch": self._feed.kind,
-        }
-        tie = self._pass.binding.snapshot(probes=probes)
+        feed, tie = self._feed, self._pass.binding.snapshot(probes=probes)
+        own = {"kind": _KIND, "drawing": self.drawing, "missing": self.missing}
+        fed = {"inputs": feed.inputs, "apart": feed.apart, "batch": feed.kind}
+        header = {"library": __version__, **own, **fed}
         return Snapshot(dict(self.named_buffers(recurse=False)) | tie.tensors, header | tie.header)
 
 

@@ -65,13 +65,8 @@ class Derived:
         dtype = torch.promote_types(value.dtype, torch.float32)  # half has too few digits
         added = torch.zeros_like(variance) if shift is None else shift
         mean = value if shift is None else value + shift.reshape(value.shape).to(dtype)
-        return cls(
-            mean=mean,
-            variance=variance.reshape(value.shape).to(dtype),
-            shift=added.reshape(value.shape).to(dtype),
-            rows=rows,
-            precision=precision,
-        )
+        variance, added = (part.reshape(value.shape).to(dtype) for part in (variance, added))
+        return cls(mean, variance, added, rows, precision)
 
     @property
     def std(self) -> Tensor:

@@ -98,7 +98,11 @@ def _comparison(
     names = {}
     for name, (_, methods) in sets.items():
         label = f"f{len(drawn)}"
-        drawn[label] = names[label] = figures.dots(name, _panels(methods, shown))
+        panels = {  # empty for a metric that this set lacks
+            METRICS[key].label: {m: found[key] for m, found in methods.items() if key in found}
+            for key in shown
+        }
+        drawn[label] = names[label] = figures.dots(name, panels)
     options = [METRICS[metric].label for metric in shown]
     choice = chooser(list(names), "trace", "Metric", options, options[0])
     grid = (place(key, figure, controls=False) for key, figure in names.items())
@@ -112,18 +116,6 @@ def _comparison(
     ]
     heading = " › ".join(map(words, path)) if path else "Methods on data sets"
     return heading, joined(content)
-
-
-def _panels(
-    methods: Methods, shown: Sequence[str]
-) -> dict[str, dict[str, tuple[float, float | None]]]:
-    """By the metric's label and by method; a metric that this set lacks is empty."""
-    return {
-        METRICS[metric].label: {
-            m: values[metric] for m, values in methods.items() if metric in values
-        }
-        for metric in shown
-    }
 
 
 def _comparison_table(metric: str, sets: Mapping[str, tuple[Any, Methods]]) -> Markup:
