@@ -35,11 +35,11 @@ def run(*, quick: bool = False) -> list[Row]:
     if quick:
         found = by_rows({2_000: 1, 4_000: 1}, width=16)
         return found + by_processes(6_000, width=16, rounds=1)
-    found = by_rows({10**4: 5, 10**5: 5, 10**6: 3, 10**7: 1}, width=256)
+    found = by_rows({10**4: 9, 10**5: 9, 10**6: 3, 10**7: 1}, width=256)
     widths = (64, 128, 256, 512, 1024, 2048)
     found += by_width({width: 10**6 if width < 512 else 10**5 for width in widths})
     found += by_targets([4, 16, 64], rows=10**5, width=256)
-    return found + by_processes(400_000, width=256, rounds=5)
+    return found + by_processes(1_200_000, width=256, rounds=5)
 
 
 def by_rows(repeats: dict[int, int], *, width: int) -> list[Row]:

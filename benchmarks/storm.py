@@ -116,6 +116,7 @@ def _left_by_a_kill(folder: Path) -> Counter[str]:
                 read(path)
             except ValueError:
                 seen["unreadable"] += 1
+                path.unlink()  # the storm goes on
     seen["checkpoints"] = int((folder / CHECKPOINT).exists())
     return seen
 
