@@ -304,7 +304,7 @@ class Graphs:
     """A batch object whose tensors lie in its attributes."""
 
     def __init__(self, x, y, names=()):
-        self.store, self.names = SimpleNamespace(x=x, y=y), list(names)
+        self.store, self.names, self.me = SimpleNamespace(x=x, y=y), list(names), self
 
 
 @pytest.mark.parametrize("wrap", [lambda x, y: {"x": x, "y": y}, Graphs], ids=["mapping", "object"])

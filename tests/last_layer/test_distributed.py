@@ -260,3 +260,29 @@ def test_rows_that_the_data_repeat_are_counted_with_a_word():
         "Some rows (1 by their hashes) stand in the data of"
     )
     assert not silence
+
+
+def interrupted(rank, size, folder):
+    """One rank's data fail; the same call again resumes on both, from a file each."""
+    rows, model = shared(data(4000, 1, 1), rank, size), net()
+    once = rg.LastLayerRigidity(model).fit(batches(rows, 64))
+
+    def failing():
+        for number, batch in enumerate(batches(rows, 64)):
+            if rank and number == 20:
+                time.sleep(0.6)  # the first rank is through with its rows
+                raise OSError("the file is gone")
+            yield batch
+
+    path, uq = folder / "fit.safetensors", rg.LastLayerRigidity(model)
+    with pytest.raises((OSError, RuntimeError), match="the file is gone"):
+        uq.fit(failing(), checkpoint=path, checkpoint_batches=1)
+    assert uq._fit.learnt is None
+    assert (folder / f"fit.{rank}-of-2.safetensors").is_file()
+    uq.fit(batches(rows, 64), checkpoint=path)
+    assert torch.equal(uq.gram.matrix, once.gram.matrix)
+    return sorted(file.name for file in folder.iterdir()) if rank else None
+
+
+def test_a_job_that_failed_resumes_on_every_rank_from_a_file_of_its_own(tmp_path):
+    assert jobs.values(interrupted, 2, tmp_path)[1] == []

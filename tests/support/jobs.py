@@ -51,9 +51,9 @@ def errors(work: Callable[..., Any], size: int, *args: Any) -> list[Exception]:
 def values(work: Callable[..., Any], size: int, *args: Any) -> list[Any]:
     """The results of all ranks; their errors are raised."""
     found = run(work, size, *args)
-    for one in found:
-        if isinstance(one, Exception):
-            raise one
+    wrong = [one for one in found if isinstance(one, Exception)]
+    for one in sorted(wrong, key=lambda one: not isinstance(one, AssertionError)):
+        raise one  # one rank's assertion before what follows from it on others
     return found
 
 

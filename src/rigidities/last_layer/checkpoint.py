@@ -77,7 +77,7 @@ class Checkpoint:
         """The batches that are not counted yet; those that are must be what they were."""
         for self._seen, batch in enumerate(batches, 1):
             if self.path is not None:
-                chain = self._digests[1] + json.dumps(batch, default=_held, skipkeys=True)
+                chain = self._digests[1] + _text(batch)
                 self._digests = self._digests[1], hashlib.sha256(chain.encode()).hexdigest()
             if self._seen > self.counted:
                 yield batch
@@ -116,13 +116,20 @@ class Checkpoint:
             self._said = True
 
 
-def _held(value: Any) -> Any:
-    """What JSON does not know, of a batch: tensors by digest, objects by what they hold."""
-    if not hasattr(value, "__array__"):
-        return getattr(value, "__dict__", None)
-    try:
-        tensor = torch.as_tensor(value).detach().cpu()
-        content = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
-    except (TypeError, RuntimeError):  # sparse, or an array of objects
-        return None
-    return [str(tensor.dtype), tensor.shape, hashlib.sha256(content).hexdigest()]
+def _text(batch: Any) -> str:
+    """A batch as text: tensors by digest, objects by what they hold, each once."""
+    met: set[int] = set()
+
+    def held(value: Any) -> Any:
+        if not hasattr(value, "__array__"):
+            known = id(value) in met  # an object may lead back to itself
+            met.add(id(value))
+            return None if known else getattr(value, "__dict__", None)
+        try:
+            tensor = torch.as_tensor(value).detach().cpu()
+            content = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+        except (TypeError, RuntimeError):  # sparse, or an array of objects
+            return None
+        return [str(tensor.dtype), tensor.shape, hashlib.sha256(content).hexdigest()]
+
+    return json.dumps(batch, default=held, skipkeys=True, check_circular=False)
