@@ -90,6 +90,11 @@ def test_every_example_has_a_test():
     assert [name for name in printing if f'printed("{name}"' not in text] == []
 
 
+def test_without_torchrun_one_process_uses_every_row(plain_torch, capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["processes.py"])
+    assert printed("processes", capsys).startswith("4001 rows in the fit, 1001 in the calibration")
+
+
 def test_two_processes_of_torchrun_use_every_row_once_and_write_one_file(tmp_path):
     (path,) = [path for path in EXAMPLES if path.stem == "processes"]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
