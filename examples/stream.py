@@ -10,8 +10,6 @@ worse: when they have become too wide to be of use, train it again.
 """
 
 import argparse
-import resource
-import sys
 from collections import deque
 from pathlib import Path
 
@@ -112,11 +110,10 @@ def judge(interval, y):
 
 
 def memory():
-    """Resident memory in MiB; where /proc is not known, its peak."""
-    if (path := Path("/proc/self/statm")).exists():
-        return int(path.read_text().split()[1]) * resource.getpagesize() / 2**20
-    unit = 2**20 if sys.platform == "darwin" else 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+    """Resident memory in MiB, where Linux tells it."""
+    path = Path("/proc/self/status")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return sum(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 2**10
 
 
 def main(arguments=None):

@@ -169,7 +169,7 @@ def _precision(variance: float | Tensor, prediction: Tensor | None = None) -> Te
     return 1 / variance
 
 
-@dataclass
+@dataclass(unsafe_hash=True)
 class PerSampleLoss:
     """Any twice differentiable loss per sample: callable(prediction, target) -> (N,) or (N, K)."""
 

@@ -131,7 +131,7 @@ def test_an_empty_row_group_or_file_is_passed_over(tmp_path, folder):
     assert len(list(source)) == len(source) > 0
     (folder / "none").mkdir()
     refused("0 row groups", rg.ParquetBatches, folder / "p3.parquet", "a")
-    refused("0 row groups in .*none", rg.ParquetBatches, folder / "none", "a")
+    refused("no Parquet file .*none", rg.ParquetBatches, folder / "none", "a")
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_columns_that_hold_no_numbers_are_refused_with_file_and_column(tmp_path,
 
 
 def test_files_that_are_missing_cut_short_or_none_are_named(folder, tmp_path):
-    refused("0 row groups in .*absent", rg.ParquetBatches, tmp_path / "absent.parquet", "a")
+    refused("no Parquet file .*absent", rg.ParquetBatches, tmp_path / "absent.parquet", "a")
     path, content = folder / "p0.parquet", (folder / "p0.parquet").read_bytes()
     for damaged in (content[:-20], b"no Parquet", b""):
         path.write_bytes(damaged)
@@ -187,3 +187,26 @@ def test_without_pyarrow_the_extra_is_named(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(ImportError, match=r"pip install 'rigidities\[parquet\]'"):
         rg.ParquetBatches(folder, "a")
+
+
+def test_every_path_must_name_a_file_and_each_file_is_read_once(folder, tmp_path, monkeypatch):
+    refused(
+        "no Parquet file .*nope", rg.ParquetBatches, [folder / "p0.parquet", "nope.parquet"], "a"
+    )
+    deep = rg.ParquetBatches(str(folder / "**" / "*.parquet"), "a")
+    assert sum(map(len, deep)) == sum(map(len, rg.ParquetBatches(folder, "a"))) == 225
+    monkeypatch.chdir(folder)
+    (folder / "link.parquet").symlink_to(folder / "p0.parquet")
+    twice = ["p0.parquet", folder / "p0.parquet", "link.parquet"]
+    assert sum(map(len, rg.ParquetBatches(twice, "a"))) == sum(
+        map(len, rg.ParquetBatches("p0.parquet", "a"))
+    )
+
+
+def test_a_name_like_a_pattern_is_a_name_and_unfinished_writes_are_passed_over(tmp_path):
+    pq.write_table(table(5), tmp_path / "data[1].parquet")
+    pq.write_table(table(3), tmp_path / "data1.parquet")
+    (tmp_path / "_temporary").mkdir()
+    pq.write_table(table(9), tmp_path / "_temporary" / "part.parquet")
+    assert sum(map(len, rg.ParquetBatches(tmp_path / "data[1].parquet", "a"))) == 5
+    assert sum(map(len, rg.ParquetBatches(tmp_path, "a"))) == 8

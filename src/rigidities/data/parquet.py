@@ -80,9 +80,16 @@ class ParquetBatches:
 
 def _files(paths: str | Path | Sequence[str | Path]) -> list[Path]:
     """Each file once, in an order that is the same in every process."""
-    every = map(Path, [paths] if isinstance(paths, (str, Path)) else paths)
-    found = [p.rglob("*.parquet") if p.is_dir() else map(Path, glob.glob(str(p))) for p in every]
-    return sorted({path for several in found for path in several})
+    found = set[Path]()
+    for path in map(Path, [paths] if isinstance(paths, (str, Path)) else paths):
+        several = [path] if path.is_file() else map(Path, glob.glob(str(path), recursive=True))
+        if path.is_dir():  # names that begin so are of unfinished writes
+            inside = ((one, one.relative_to(path).parts) for one in path.rglob("*.parquet"))
+            several = [one for one, names in inside if not any(n[0] in "._" for n in names)]
+        if not (files := {one.resolve() for one in several}):
+            raise ValueError(f"There is no Parquet file {path}, and none in it or like it.")
+        found |= files
+    return sorted(found)
 
 
 @contextmanager
@@ -94,6 +101,6 @@ def _opened(path: Path) -> Iterator[Any]:
     try:
         with ParquetFile(path, buffer_size=1 << 20) as file:
             yield file
-    except (ValueError, OSError) as error:  # pyarrow's own are such
+    except (ValueError, OSError, NotImplementedError) as error:  # pyarrow's own are such
         remedy = "Name other columns, encode text, fill or drop nulls, or write the file again."
         raise ValueError(f"{path}: {error} {remedy}") from error

@@ -40,6 +40,8 @@ class Statistics:
         kind: of the batches, where known; see `data.batches.kind_of`.
         exact: whether the hashes are of inputs, not of features, which round as the batch wills.
         sample: some of the rows; None where none were asked for or their residuals are not known.
+        static: whether the model writes all outputs into the same memory, so that batches are added
+            one by one; kept for a fit that is resumed, which must round alike.
     """
 
     gram: Gram
@@ -49,6 +51,7 @@ class Statistics:
     kind: str | None = None
     exact: bool = True
     sample: RowSample | None = None
+    static: bool = False
 
     def clone(self) -> Statistics:
         """An independent copy."""
@@ -291,7 +294,7 @@ class _Adding:
         self._sums: list[Tensor] = []
         self._first: Reading | None = None
         self._held: set[int] = set()  # memory of the pieces that wait
-        self._static = False  # whether the model writes all outputs into the same memory
+        self._static = statistics is not None and statistics.static
         self._looks: list[tuple[int, list[_Piece], Tensor]] = []
 
     def take(self, tap: AnyTap, batch: Batch) -> None:
@@ -328,6 +331,8 @@ class _Adding:
         self._looks.append((first, pieces if sums.device.type == "cpu" else pieces[:1], sums))
         if sums.device.type == "cpu" or len(self._looks) == _CHECK_EVERY:
             self.look()
+        if self.statistics is not None:
+            self.statistics.static = self._static
         self._tick(self._number, self.statistics, self.look)
 
     def look(self) -> None:

@@ -39,6 +39,8 @@ class Job:
     """One process by itself; `Processes` are several."""
 
     rank, size = 0, 1
+    part = 0, 1
+    """Number of this process among all of the job, of which a group may be a few."""
 
     def check(self) -> None:
         """Raise if another process has failed; to be called now and then."""
@@ -108,6 +110,7 @@ class Processes(Job):
         device: torch.device | str,
     ) -> None:
         self.rank, self.size = rank, size
+        self.part = dist.get_rank(), dist.get_world_size()
         self._lines, self._what, self._device = lines, what, device
         self._ready: set[int] = set()
         self._looked, self._told = time.monotonic(), False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -42,7 +41,7 @@ from .gradients.loss import (
     gradient_scale,
     gradient_sums,
 )
-from .merging import combined, identity, require_alike, require_apart
+from .merging import combined, identity, named, require_alike, require_apart
 from .readout.binding import Binding, model_fingerprint
 from .readout.tap import AnyTap
 from .refit import Refitted, refitted
@@ -167,6 +166,7 @@ class Learnt:
             "inputs": known.inputs,
             "batch": known.kind,
             "exact": known.exact,
+            **({"static": True} if exact and known.static else {}),
             "loss": _loss_state(self.weighing),
             "calibration": None if report is None else report.header(),
         }
@@ -216,7 +216,7 @@ class ReadoutFit:
             batches = feed(train, "fit", any_order=True, **_shown(options, others))
             add = partial(accumulate, begun, binding.find, batches, weighing, tick=checkpoint.tick)
             add = partial(add, sample=kept, precision=precision, kind=kind)
-            found = add(meanwhile=binding.seal, between=others.check, counted=checkpoint.counted)
+            found = add(meanwhile=binding.close, between=others.check, counted=checkpoint.counted)
             if others.size > 1:
                 binding, found = self._agreed(others, binding, found, weighing)
             statistics = settled(found)
@@ -231,8 +231,8 @@ class ReadoutFit:
         """The tie and the statistics of an interrupted fit; a new tie and None without one."""
         tie, statistics = self.unbound.again(), None
         if checkpoint.path is not None:
-            asked, part = self._asked(weighing) | choices, (others.rank, others.size)
-            if learnt := checkpoint.resume(asked, part, partial(_learnt, unbound=tie)):
+            asked = self._asked(weighing) | choices
+            if learnt := checkpoint.resume(asked, others.part, partial(_learnt, unbound=tie)):
                 tie, statistics = learnt.binding, learnt.statistics
             checkpoint.snapshot = lambda own: Learnt(tie, own, weighing).snapshot(exact=True)
         return tie, statistics
@@ -243,7 +243,7 @@ class ReadoutFit:
         """The tie and the statistics of all processes, the same on every one."""
         own = None
         if found is not None:
-            own = binding.snapshot(), identity(binding.header(), found, loss_named(weighing))
+            own = binding.snapshot(), identity(binding.header(), found, named(weighing))
         met = [(rank, *one) for rank, one in enumerate(others.all(own)) if one is not None]
         require_alike([one for *_, one in met], [f"Rank {rank}" for rank, *_ in met])
         whole = settled(others.together(found, combined))
@@ -447,17 +447,17 @@ class ReadoutFit:
                 return self._asked(weighing) | choices
             known = self.known()
             rows = fingerprint([("gram", known.statistics.gram.matrix)])
-            return known.identity(loss_named(known.weighing)) | {"rows": rows} | choices
+            return known.identity(named(known.weighing)) | {"rows": rows} | choices
 
         return job(group, what, same, placement(self.model)[0])
 
     def _asked(self, weighing: Weighing) -> dict[str, Any]:
         """What a fit is asked for, which must be the same in all its parts."""
         own = self.unbound
-        known = {name: value is not None for name, value in vars(own.source).items()}
-        readout = {"layer": own.layer, **known, "output": own.source.output}
+        functions = {"target": self.target, **vars(own.source)}
+        readout = {"layer": own.layer} | {name: named(one) for name, one in functions.items()}
         weights = model_fingerprint(self.model)
-        return {"weights": weights, "readout": readout, "loss": loss_named(weighing)}
+        return {"weights": weights, "readout": readout, "loss": named(weighing)}
 
     def _thorough(self) -> tuple[Learnt, AnyTap]:
         learnt = self.on_device()
@@ -529,7 +529,8 @@ def _learnt(given: Snapshot, unbound: Binding) -> Learnt:
     kind, exact = header.get("batch"), header.get("exact", True)
     rows = unprefixed("rows", given.tensors)
     sample = RowSample.from_state(rows) if rows else None
-    statistics = Statistics(gram, sketch, header["targets"], header["inputs"], kind, exact, sample)
+    counts, static = (header["targets"], header["inputs"]), header.get("static", False) is True
+    statistics = Statistics(gram, sketch, *counts, kind, exact, sample, static)
     fits = gram.targets in (None, statistics.targets) and statistics.inputs >= 0
     require(fits and statistics.targets > 0, "the number of targets or inputs")
     if sample is not None:
@@ -546,11 +547,6 @@ def _shown(options: dict[str, Any], others: Job) -> dict[str, Any]:
     if others.rank and options.get("progress") is None:
         return options | {"progress": False}
     return options
-
-
-def loss_named(weighing: Weighing | None) -> str:
-    """A loss with its settings; functions by their names, by which processes tell them apart."""
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(weighing))
 
 
 def _loss_state(weighing: Weighing | None) -> dict[str, Any] | None:

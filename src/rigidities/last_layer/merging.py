@@ -6,6 +6,7 @@ the parts of a data set, fitted apart, give the fit to all of it, in any order.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 from typing import Any, TypeVar
@@ -62,6 +63,11 @@ def _shown(mine: Any, theirs: Any) -> str:
         keys = [key for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key)]
         mine, theirs = ({key: one.get(key) for key in sorted(keys)} for one in (mine, theirs))
     return f"{mine!r} and {theirs!r}"
+
+
+def named(value: Any) -> str:
+    """A value as text; functions by their names, by which different processes know them."""
+    return re.sub(r" at 0x[0-9A-Fa-f]+", "", repr(value))
 
 
 def require_apart(sketches: dict[str, RowSketch]) -> None:

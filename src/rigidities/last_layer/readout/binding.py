@@ -61,8 +61,8 @@ class Binding:
             require(named and own, "the readout")
         self.fingerprint: str | None = None if header is None else header["fingerprint"]
         self._tied: tuple[AnyTap, Watch] | None = None
-        # the first batch, and how often weights had been written to, until the model is taken down
-        self._met: tuple[Batch, list[tuple[int, int]]] | None = None
+        self._met: Batch | None = None  # the first batch, until the model is taken down
+        self._before: list[tuple[int, int]] | None = None  # how often weights had been written to
         self._lock = Lock()
 
     def again(self, header: dict[str, Any] | None = None, probes: Probes | None = None) -> Binding:
@@ -97,6 +97,7 @@ class Binding:
     def find(self, batch: Batch) -> AnyTap:
         """Find the readout on a first batch, unless it is known."""
         if self._header is not None:
+            self._before = _written(self.model)
             return self.current()
         args = _few(batch.args, self.source)
         options, tap = {"layer": self.layer, **vars(self.source)}, None
@@ -106,22 +107,28 @@ class Binding:
                 tap = Tap.find(self.model, args, batch.kwargs, **options)
         if tap is None or tap.silent:  # other rows may call more, or belong to these
             tap = Tap.find(self.model, batch.args, batch.kwargs, **options)
-        self._tied, self._met = (tap, Watch(self.model)), (batch, _written(self.model))
+        self._tied, self._met = (tap, Watch(self.model)), batch
+        self._before = _written(self.model)
         if not batch.kept:
             self.seal()
         return tap
 
     def seal(self) -> None:
         """Take down what the model was and gave when the readout was found, if not done yet."""
+        if self._before not in (None, _written(self.model)):
+            raise ValueError(
+                "The model's weights were written to while it was fitted. Fit it when its "
+                "training has ended, and let nothing change it meanwhile."
+            )
         if self._met is not None:
-            (batch, written), self._met = self._met, None
-            if written != _written(self.model):
-                raise ValueError(
-                    "The model's weights were written to while it was fitted. Fit it when its "
-                    "training has ended, and let nothing change it meanwhile."
-                )
+            batch, self._met = self._met, None
             self.fingerprint = model_fingerprint(self.model)  # first: it waits for nothing yet
             self.probes = Probes.of(self.model, self.source, batch)
+
+    def close(self) -> None:
+        """Likewise at the end of a fit, after which weights may be written to and put back."""
+        self.seal()
+        self._before = None
 
     def current(self, *, thorough: bool = False) -> AnyTap:
         """The tap, if the model is still that of the fit.
