@@ -23,6 +23,7 @@ from torch.utils.data import (
 
 import rigidities as rg
 from rigidities.data.batches import raw_batches
+from rigidities.data.shards import unpadded
 
 LENGTHS, WORLDS, SIZES = range(1, 14), range(1, 6), range(1, 5)
 CASES = list(itertools.product(LENGTHS, WORLDS, SIZES))
@@ -44,7 +45,7 @@ class Numbers(Dataset):
 
 def read(data, **options):
     """Row numbers of all batches, as the library reads them."""
-    batches = raw_batches(data, **options)[0]
+    batches = raw_batches(unpadded(data), **options)[0]
     batches = [batch[0] if isinstance(batch, (tuple, list)) else batch for batch in batches]
     return [int(row) for batch in batches for row in batch]
 
@@ -141,7 +142,7 @@ def test_a_loader_keeps_what_else_it_does():
     epoch = iter(loader)  # in the middle of which it is read
     assert next(epoch).tolist() == [101, 103]
     before = dict(vars(loader))
-    batches = list(raw_batches(loader)[0])
+    batches = list(raw_batches(unpadded(loader))[0])
     assert [batch.tolist() for batch in batches] == [[101, 103], [105, 107]]
     assert next(epoch).tolist() == [105, 107]
     assert vars(loader) == before and loader.batch_sampler.drop_last
@@ -151,7 +152,10 @@ def test_a_loader_keeps_what_else_it_does():
 def test_tensors_of_a_job_are_sliced():
     data = TensorDataset(torch.arange(9))
     for loader in (distributed(data, 2, 1, 3), DataLoader(data, 3, sampler=rg.ShardSampler(data))):
-        assert raw_batches(loader)[2] and not raw_batches(distributed(Numbers(9), 2, 1, 3))[2]
+        assert (
+            raw_batches(unpadded(loader))[2]
+            and not raw_batches(unpadded(distributed(Numbers(9), 2, 1, 3)))[2]
+        )
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -214,4 +218,4 @@ def test_a_stream_dealt_out_by_accelerate_is_refused():
     dealt = IterableDatasetShard(Stream(), 2, num_processes=2, process_index=0)
     for loader in (DataLoader(dealt, 2), DataLoaderShard(dealt, batch_size=2)):
         with pytest.raises(TypeError, match="not prepared"):
-            raw_batches(loader)
+            raw_batches(unpadded(loader))

@@ -33,7 +33,7 @@ from torch.utils.data import (
 )
 
 from ..models.calling import described
-from .shards import ShardSampler, is_shuffle, unpadded
+from .shards import ShardSampler, is_shuffle
 
 TARGET_KEYS = ("labels", "y", "target", "label")  # the first that is there
 BATCH_SIZE = 1024
@@ -199,7 +199,6 @@ def raw_batches(
     """
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
-    data = unpadded(data)
     tensors = _whole(data, any_order=any_order)
     if tensors is not None:
         own = data.batch_size if isinstance(data, DataLoader) else None

@@ -12,6 +12,7 @@ from tqdm.auto import tqdm
 
 from ..models.shadow import placement
 from .batches import Batch, Reader, columns, of_kind, raw_batches
+from .shards import unpadded
 
 T = TypeVar("T")
 
@@ -50,12 +51,17 @@ class Feed:
         batch_size: int | None = None,
         progress: bool | None = None,
         any_order: bool = False,
+        once: bool = False,
         passing: Callable[[Iterator[Any]], Iterator[Any]] = iter,
     ) -> Iterator[Batch]:
-        """The batches of data, as `raw_batches` reads them, for `what`; `passing` may skip some."""
+        """The batches of data, as `raw_batches` reads them, for `what`; `passing` may skip some.
+
+        Each row comes `once`, or where the order is free, whatever the loader repeats or drops.
+        """
         device, dtype = placement(self.model)
         own = (self.whole, self.target, self.inputs, self.apart, self.kind)
         read = Reader(device, dtype, *own)
+        data = unpadded(data) if any_order or once else data
         raws, total, cut = raw_batches(data, batch_size, any_order=any_order)
         shown = passing(progressing(raws, total, what, progress))
         if not cut:

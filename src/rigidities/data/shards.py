@@ -88,7 +88,10 @@ def _exact(sampler: Any) -> Any:
         return _altered(sampler, batch_sampler=batches, even_batches=False, drop_last=False)
     inner = getattr(sampler, "sampler", None)
     exact = inner if inner is None else _exact(inner)
-    return sampler if exact is inner else _altered(sampler, sampler=exact, drop_last=False)
+    dropping = isinstance(inner, ShardSampler) and sampler.drop_last
+    if exact is inner and not dropping:
+        return sampler
+    return _altered(sampler, sampler=exact, drop_last=False)
 
 
 def _every_row(sampler: Any) -> list[int]:

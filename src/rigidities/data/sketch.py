@@ -79,14 +79,15 @@ class RowSketch:
         judged = int(other.counts[other.hashes < left.limit].sum())
         return left, left.settle(), judged
 
-    def overlap(self, other: RowSketch) -> tuple[int, int]:
-        """How many of another's rows stand here too, and how many could be judged."""
+    def overlap(self, other: RowSketch) -> tuple[int, int, int]:
+        """How many of another's rows stand here too, once there, and how many could be judged."""
         self.settle()
         other.settle()
         mine, theirs = self.hashes.cpu(), other.hashes.cpu()
         judged = theirs < min(self.limit, other.limit)
         both, counts = judged & torch.isin(theirs, mine), other.counts.cpu()
-        return int(counts[both].sum()), int(counts[judged].sum())
+        once = int((counts[both] == 1).sum())
+        return int(counts[both].sum()), once, int(counts[judged].sum())
 
     def shared(self, hashes: Tensor) -> float:
         """How many of these rows the sketched data set holds (an estimate beyond `SIZE`)."""

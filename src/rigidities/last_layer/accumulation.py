@@ -156,7 +156,6 @@ def accumulate(
     precision: PrecisionLike = "auto",
     kind: type[Gram] = Gram,
     meanwhile: Callable[[], None] = lambda: None,
-    between: Callable[[], None] = lambda: None,
     counted: int = 0,
     tick: Callable[[int, Statistics | None, Callable[[], None]], None] = lambda *_: None,
 ) -> Statistics | None:
@@ -182,7 +181,6 @@ def accumulate(
     for batch in batches:
         tap = find(batch) if tap is None else tap
         adding.take(tap, batch)
-        between()
     if tap is not None:
         adding.flush(tap)
         meanwhile()

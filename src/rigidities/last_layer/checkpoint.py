@@ -48,8 +48,6 @@ class Checkpoint:
         if path is None and (seconds != SECONDS or batches is not None):
             raise ValueError("checkpoint_seconds and checkpoint_batches need checkpoint=, a path.")
         self.path = None if path is None else Path(path)
-        if self.path is not None and (self.path.is_dir() or not self.path.parent.is_dir()):
-            raise ValueError(f"checkpoint must be a file in a folder that exists, got {path}.")
         self.counted = self._seen = self._written = 0
         self._seconds, self._batches, self._last = seconds, batches, time.monotonic()
         self._digests, self._expected = ("", ""), ""  # before the last batch and after it
@@ -62,7 +60,9 @@ class Checkpoint:
         self._asked = json.loads(json.dumps(asked))
         if self.path is not None and part[1] > 1:
             self.path = self.path.with_suffix(f".{part[0]}-of-{part[1]}{self.path.suffix}")
-        if self.path is None or not self.path.exists():
+        if self.path is None or self.path.is_dir() or not self.path.parent.is_dir():
+            raise ValueError(f"checkpoint must be a file in a folder that exists, got {self.path}.")
+        if not self.path.exists():
             return None
         try:
             given = Snapshot.read(self.path, holds=UNFINISHED)

@@ -15,10 +15,13 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -29,7 +32,8 @@ from .merging import require_alike
 NOTICED = 60.0
 """Seconds after which a machine that does not answer counts as lost, a process that must connect as
 well; a process that has ended is noticed at once."""
-_LOOK = 0.5
+_LOOK, _STRANGE = 0.5, 5.0
+"""Seconds between looks at the others, and for a caller to say who it is."""
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -45,6 +49,12 @@ class Job:
     def check(self) -> None:
         """Raise if another process has failed; to be called now and then."""
 
+    def checking(self, items: Iterable[P]) -> Iterator[P]:
+        """The same items, with a look at the others after each."""
+        for item in items:
+            yield item
+            self.check()
+
     def together(self, part: P, fold: Callable[[Iterator[P]], R]) -> R:
         """What the first process makes of everyone's part, on every process."""
         return fold(iter([part]))
@@ -52,6 +62,10 @@ class Job:
     def all(self, part: P) -> list[P]:
         """Everyone's part, in the order of ranks."""
         return self.together(part, list)
+
+    def agree(self) -> None:
+        """Wait until all can end the call: to be called before what it changes is changed."""
+        self.all(None)
 
 
 @contextmanager
@@ -83,8 +97,9 @@ def job(
     if dist.get_world_size(group) == 1:
         yield Job()
         return
-    processes = Processes.meet(group, what, same, device)
+    processes = Processes(group, what, device)
     try:
+        processes.meet(same)
         yield processes
     except BaseException as error:
         processes.fail(error)
@@ -101,38 +116,26 @@ class Processes(Job):
         size: how many there are.
     """
 
-    def __init__(
-        self,
-        lines: dict[int, Connection],
-        rank: int,
-        size: int,
-        what: str,
-        device: torch.device | str,
-    ) -> None:
-        self.rank, self.size = rank, size
+    def __init__(self, group: Any, what: str, device: torch.device | str) -> None:
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.part = dist.get_rank(), dist.get_world_size()
-        self._lines, self._what, self._device = lines, what, device
+        self._group, self._what, self._device = group, what, device
+        self._lines: dict[int, Connection] = {}
         self._ready: set[int] = set()
-        self._looked, self._told = time.monotonic(), False
+        self._looked, self._waited = time.monotonic(), False
+        _OPEN.add(self)
 
-    @classmethod
-    def meet(
-        cls,
-        group: Any,
-        what: str,
-        same: Callable[[], dict[str, Any]],
-        device: torch.device | str,
-    ) -> Processes:
+    def meet(self, same: Callable[[], dict[str, Any]]) -> None:
         """Compare what everyone is about to do, and connect everyone with the first process."""
-        rank, size = dist.get_rank(group), dist.get_world_size(group)
-        met: list[Any] = [None] * size
+        group, what = self._group, self._what
+        met: list[Any] = [None] * self.size
         try:
             own: Any = same()
         except Exception as error:  # the others are told before it is raised
             dist.all_gather_object(met, (what, str(error), ""), group=group)
             raise
-        dist.all_gather_object(met, (what, own, socket.gethostname()), group=group)
-        names = [f"Rank {number}" for number in range(size)]
+        dist.all_gather_object(met, (what, own, _machine()), group=group)
+        names = [f"Rank {number}" for number in range(self.size)]
         for name, (other, *_) in zip(names, met, strict=True):
             if other != met[0][0]:
                 raise ValueError(
@@ -142,21 +145,20 @@ class Processes(Job):
                 )
         for number, (_, one, _) in enumerate(met):
             if isinstance(one, str):
-                raise _ToldValue(_Failure(one, number, True), what)
+                raise ProcessRefused(_Failure(one, number, True), what)
         require_alike([one for _, one, _ in met], names)
         first = 0 if group is None else dist.get_global_rank(group, 0)
-        near = len({host for *_, host in met}) == 1
-        if rank:
-            told: list[Any] = [None]
-            dist.broadcast_object_list(told, first, group)
-            addresses, token = told[0]
-            lines = _connected(addresses, token, rank)
-        else:
-            with _server(near) as server:
-                token = secrets.token_bytes(32)
-                dist.broadcast_object_list([(_addresses(server, near), token)], first, group)
-                lines = _accepted(server, token, size)
-        return cls(lines, rank, size, what, device)
+        near = len({machine for *_, machine in met}) == 1
+        if self.rank:
+            given: list[Any] = [None]
+            dist.broadcast_object_list(given, first, group)
+            addresses, token = given[0]
+            self._lines[0] = _connected(addresses, token, self.rank)
+            return
+        with _server(near) as server:
+            token = secrets.token_bytes(32)
+            dist.broadcast_object_list([(_addresses(server, near), token)], first, group)
+            _accept(server, token, self.size, self._lines)
 
     def check(self) -> None:
         """Look at the lines, twice a second at most."""
@@ -185,14 +187,15 @@ class Processes(Job):
     def fail(self, error: BaseException) -> None:
         """Tell the others, as far as they can be told."""
         said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        told = _Failure(said, self.rank, isinstance(error, ValueError))
-        told = error.failure if isinstance(error, _Told) else told
+        failure = _Failure(said, self.rank, isinstance(error, ValueError))
+        failure = error.failure if isinstance(error, ProcessFailed) else failure
         for line in self._lines.values():
             with suppress(OSError):
-                _send(line, told)
+                _send(line, failure)
 
     def close(self) -> None:
         """Hang up."""
+        _OPEN.discard(self)
         for line in self._lines.values():
             line.close()
 
@@ -222,17 +225,17 @@ class Processes(Job):
             raise self._ended(rank) from error
         message = torch.load(packed, map_location=self._device, weights_only=False)
         if isinstance(message, _Failure):
-            kind = _ToldValue if message.refused else _Told
+            kind = ProcessRefused if message.refused else ProcessFailed
             raise kind(message, self._what)
         return message
 
-    def _ended(self, rank: int) -> _Told:
-        return _Told(_Failure("its process has ended", rank, False), self._what)
+    def _ended(self, rank: int) -> ProcessFailed:
+        return ProcessFailed(_Failure("its process has ended", rank, False), self._what)
 
     def _say_waiting(self, seconds: float) -> None:
         missing = sorted(self._lines.keys() - self._ready)
-        if missing and seconds > NOTICED and not self._told:
-            self._told = True
+        if missing and seconds > NOTICED and not self._waited:
+            self._waited = True
             notify(f"{self._what} waits for ranks {missing}, which are busy with their data.")
 
 
@@ -244,7 +247,7 @@ class _Failure(NamedTuple):
     refused: bool
 
 
-class _Told(RuntimeError):
+class ProcessFailed(RuntimeError):
     """The failure of another process, which is passed on as it is."""
 
     def __init__(self, failure: _Failure, what: str) -> None:
@@ -255,7 +258,7 @@ class _Told(RuntimeError):
         self.failure = failure
 
 
-class _ToldValue(_Told, ValueError):
+class ProcessRefused(ProcessFailed, ValueError):
     """The same where the data or options of another process were refused."""
 
 
@@ -293,11 +296,19 @@ def _addresses(server: socket.socket, near: bool) -> list[tuple[str, int]]:
     return [(host, port) for host in (["127.0.0.1"] if near else hosts) if host]
 
 
-def _accepted(server: socket.socket, token: bytes, size: int) -> dict[int, Connection]:
-    """A line to each of the others, who prove by the token that they are of the job."""
-    lines: dict[int, Connection] = {}
-    server.settimeout(NOTICED)
+def _machine() -> str:
+    """What processes share that reach each other at 127.0.0.1."""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+        return boot + os.readlink("/proc/self/ns/net")
+    return f"{socket.gethostname()} {uuid.getnode()}"
+
+
+def _accept(server: socket.socket, token: bytes, size: int, lines: dict[int, Connection]) -> None:
+    """Add a line to each of the others, who prove by the token that they are of the job."""
+    end = time.monotonic() + NOTICED
     while len(lines) < size - 1:
+        server.settimeout(max(0.01, end - time.monotonic()))
         try:
             own, _ = server.accept()
         except OSError as error:
@@ -306,24 +317,35 @@ def _accepted(server: socket.socket, token: bytes, size: int) -> dict[int, Conne
                 f"Ranks {missing} did not connect to rank 0 within {NOTICED:.0f} s: they have "
                 "ended, or cannot reach it at the address in MASTER_ADDR or by its host's name."
             ) from error
-        with suppress(EOFError, OSError):  # of a stranger
-            line = _line(own)
-            said = line.recv_bytes(len(token) + 8) if line.poll(NOTICED) else b""
-            if hmac.compare_digest(said[: len(token)], token):
-                lines[int(said[len(token) :])] = line
-    return lines
+        own.settimeout(_STRANGE)
+        said = bytearray()
+        with suppress(OSError):
+            while len(said) < len(token) + 4 and (new := own.recv(len(token) + 4 - len(said))):
+                said += new
+        if hmac.compare_digest(said[: len(token)], token):
+            lines[int.from_bytes(said[len(token) :], "big")] = _line(own)
 
 
-def _connected(addresses: list[tuple[str, int]], token: bytes, rank: int) -> dict[int, Connection]:
+def _connected(addresses: list[tuple[str, int]], token: bytes, rank: int) -> Connection:
     """A line to the first process."""
     for address in addresses:
         with suppress(OSError):
             own = socket.create_connection(address, timeout=NOTICED / len(addresses))
-            line = _line(own)
-            line.send_bytes(token + str(rank).encode())
-            return {0: line}
+            own.sendall(token + rank.to_bytes(4, "big"))
+            return _line(own)
     tried = ", ".join(f"{host}:{port}" for host, port in addresses)
     raise RuntimeError(
         f"Rank {rank} cannot reach rank 0 (tried {tried}). Set MASTER_ADDR to an address of its "
         "machine that the others can reach."
     )
+
+
+def _hang_up() -> None:
+    """In a forked process (a loader's worker), whose copy of a line would outlive its owner."""
+    for processes in list(_OPEN):
+        processes.close()
+
+
+_OPEN: WeakSet[Processes] = WeakSet()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_hang_up)

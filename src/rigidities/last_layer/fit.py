@@ -116,7 +116,8 @@ class Learnt:
 
     def identity(self, loss: Any) -> dict[str, Any]:
         """What others must agree in; `loss` stands for the loss and weights."""
-        return identity(self.binding.header(), self.statistics, loss)
+        own = {name: named(one) for name, one in vars(self.binding.source).items()}
+        return identity(self.binding.header() | own, self.statistics, loss)
 
     def known_weighing(self, name: str = "this fit") -> Weighing:
         """The loss and weights of the fit; refused where a file could not hold them."""
@@ -214,14 +215,16 @@ class ReadoutFit:
             feed = replace(self.feed(weighing), inputs=None, kind=None)
             options["passing"] = checkpoint.passing
             batches = feed(train, "fit", any_order=True, **_shown(options, others))
+            batches = others.checking(batches)
             add = partial(accumulate, begun, binding.find, batches, weighing, tick=checkpoint.tick)
             add = partial(add, sample=kept, precision=precision, kind=kind)
-            found = add(meanwhile=binding.close, between=others.check, counted=checkpoint.counted)
+            found = add(meanwhile=binding.close, counted=checkpoint.counted)
             if others.size > 1:
                 binding, found = self._agreed(others, binding, found, weighing)
             statistics = settled(found)
             if self.target is None:
                 statistics.say_unlabelled()
+            others.agree()
             self._swap(Learnt(binding, statistics, weighing))
             checkpoint.done()
 
@@ -251,7 +254,6 @@ class ReadoutFit:
         if found is None or (others.rank != first and "probes" in tie.header):
             binding = self.unbound.taken(tie)
         binding.current()
-        others.all(None)  # nobody has the fit before all can have it
         return binding, whole
 
     def revise(
@@ -259,20 +261,25 @@ class ReadoutFit:
     ) -> None:
         """Add data, or take them out; `check` that they are in the fit."""
         what = "forget" if remove else "partial_fit"
-        with self._alone(), self.job(group, what) as others:
+        with self._alone(), self.job(group, what, options=check) as others:
             learnt, tap = self._thorough()
             weighing, own = learnt.known_weighing(), learnt.statistics
             batches = self.feed(weighing)(data, what, any_order=True, **_shown(options, others))
+            batches = others.checking(batches)
             apart = others.size > 1
             precision: PrecisionLike = "auto" if remove else own.gram.precision
             known = own if remove or apart else own.clone()
             add = partial(accumulate, known, lambda _: tap, batches, weighing, precision=precision)
-            found = add(apart=apart, remove=remove, between=others.check)
-            new = others.together(found, combined)
-            if new is None or not (remove or apart):
-                own = settled(new)
-            else:
-                own = own.without(new, check=check) if remove else settled(own.clone().merge(new))
+            found = add(apart=apart, remove=remove)
+
+            def fold(parts: Iterator[Statistics | None]) -> Statistics:
+                new = combined(parts)
+                if new is None or not (remove or apart):
+                    return settled(new)
+                return own.without(new, check=check) if remove else settled(own.clone().merge(new))
+
+            own = others.together(found, fold)
+            others.agree()
             self._swap(learnt.with_rows(own))
 
     def merge(self, others: Mapping[str, ReadoutFit], *, check: bool) -> None:
@@ -297,19 +304,24 @@ class ReadoutFit:
     ) -> CalibrationReport:
         """Choose ridge, scale and noise; see `LastLayerRigidity.calibrate`."""
         require_groups(groups, conformal)
-        choices = [wanted.criterion, wanted.noise.name, wanted.law.name, wanted.ridge]
-        with self._alone(), self.job(group, "calibrate", criterion=choices) as others:
+        apart = None if conformal is None or isinstance(conformal, float) else conformal
+        share = conformal if apart is None else True
+        choices = named([wanted, share, groups, gradients, gradient_target])
+        with self._alone(), self.job(group, "calibrate", options=choices) as others:
             weighing = self.known().known_weighing()
             if gradients is not None or gradient_target is not None:
                 judged = calibration_loss(weighing.gradients, gradients, gradient_target)
                 weighing = replace(weighing, gradients=judged)
             data, train = calibration_data(wanted.criterion, valid, train)
-            data = list(data) if isinstance(data, Iterator) else data
+            forces = weighing.gradients
+            forces = None if forces is None or forces.target is None else forces
+            data = list(data) if isinstance(data, Iterator) and forces is not None else data
             learnt, tap = self._thorough()
             source = self.feed(weighing)
 
             def feed(data: Any) -> Iterator[Batch]:
-                return source(data, "calibrate", any_order=True, **_shown(options, others))
+                own = source(data, "calibrate", any_order=True, **_shown(options, others))
+                return others.checking(own)
 
             posterior = learnt.posterior
             work = Validation(
@@ -321,22 +333,22 @@ class ReadoutFit:
                 groups if callable(groups) else None,
                 hashed=conformal is not None or others.size > 1,
             )
-            apart = None if conformal is None or isinstance(conformal, float) else conformal
             with torch.enable_grad():
-                look = partial(work.gathered, between=others.check)
+                look, compared = work.gathered, not wanted.left_out
                 parts = (
-                    None if data is None else look(feed(data), compared=not wanted.left_out),
+                    None if data is None else look(feed(data), compared=compared),
                     None if apart is None else look(feed(apart)),
                     None if train is None else look(feed(train), compared=False),
                 )
                 digits = 4 * torch.finfo(placement(self.model)[1]).eps  # of a feature, a few times
                 report = work.together(others, parts, conformal, groups, digits)
                 final = posterior.with_ridge(report.ridge).with_scale(report.scale)
-                if weighing.gradients is not None and weighing.gradients.target is not None:
+                if forces is not None:
                     dtype = placement(self.model)[1]
-                    sums = gradient_sums(tap, feed(data), final, dtype, weighing.gradients)
+                    sums = gradient_sums(tap, feed(data), final, dtype, forces)
                     own = others.together(sums, gradient_scale)
                     report = replace(report, gradient_scale=own.to(report.scale.device))
+            others.agree()
             self._swap(replace(learnt, report=report, factorised=final))
             self._said.discard("stale")
             return report
@@ -345,11 +357,11 @@ class ReadoutFit:
         self, valid: Any, *, add: bool, group: Any = None, **options: Any
     ) -> tuple[ReadoutFit, Refitted]:
         """The same for a copy of the model with another readout; see `LastLayerRigidity.refit`."""
-        learnt, _ = self._thorough()
-        own, weighing, rows = learnt.statistics, learnt.known_weighing(), None
-        if valid is not None:
-            rows = partial(self.feed(weighing), valid, "refit", any_order=True, **options)
-        with self.job(False if valid is None else group, "refit") as others:
+        with self.job(False if valid is None else group, "refit", options=add) as others:
+            learnt, _ = self._thorough()
+            own, weighing, rows = learnt.statistics, learnt.known_weighing(), None
+            if valid is not None:
+                rows = partial(self.feed(weighing), valid, "refit", any_order=True, **options)
             parts = (learnt.binding, own, learnt.posterior, weighing, rows)
             tied, own, report = refitted(*parts, add=add, others=others)
         other = ReadoutFit(tied, self.target)
@@ -390,11 +402,16 @@ class ReadoutFit:
         )
 
     def batches(
-        self, data: Any, what: str, batch_size: int | None, progress: bool | None
+        self,
+        data: Any,
+        what: str,
+        batch_size: int | None,
+        progress: bool | None,
+        once: bool = False,
     ) -> Iterator[Batch]:
-        """Batches of data whose targets are of no interest."""
+        """Batches of data whose targets are of no interest; see `Feed` for `once`."""
         feed = self.feed().unlabelled()
-        return feed(data, what, batch_size=batch_size, progress=progress)
+        return feed(data, what, batch_size=batch_size, progress=progress, once=once)
 
     def on_device(self) -> Learnt:
         """The state, brought to the model's device."""
@@ -446,8 +463,13 @@ class ReadoutFit:
             if weighing is not None:
                 return self._asked(weighing) | choices
             known = self.known()
-            rows = fingerprint([("gram", known.statistics.gram.matrix)])
-            return known.identity(named(known.weighing)) | {"rows": rows} | choices
+            state = known.snapshot(probes=False, rows=known.statistics.sample is not None)
+            held = {name: one for name, one in state.tensors.items() if name[:5] != "calib"}
+            same = known.identity(named(known.weighing)) | {"rows": fingerprint(held.items())}
+            if what != "calibrate":
+                rest = fingerprint((n, one) for n, one in state.tensors.items() if n not in held)
+                same["calibration"] = [rest, named(state.header["calibration"])]
+            return same | choices
 
         return job(group, what, same, placement(self.model)[0])
 

@@ -25,8 +25,9 @@ REMEDIES = {
     "precision": "Fit every part with the same precision=",
     "method": "Fit every part with the same method=",
     "sample": "Keep the same sample= of every part",
-    "criterion": "Calibrate with the same options everywhere",
+    "options": "Call it with the same options everywhere",
     "rows": "Fit, load or merge the same on every process first",
+    "calibration": "Calibrate together on all processes first",
     "data": "Give batches of one kind to every part",
 }
 """What parts must agree in, and what to do where they do not."""
@@ -73,7 +74,7 @@ def named(value: Any) -> str:
 def require_apart(sketches: dict[str, RowSketch]) -> None:
     """Refuse parts that share a row, as far as the sketches of their rows tell."""
     for (name, mine), (other, theirs) in combinations(sketches.items(), 2):
-        shared, judged = mine.overlap(theirs)
+        shared, _, judged = mine.overlap(theirs)
         if shared:
             share = min(mine.limit, theirs.limit) / (1 << 63)
             raise ValueError(
@@ -94,13 +95,14 @@ def combined(parts: Iterable[P | None]) -> P | None:
         if whole is None or part is None:
             whole = part if whole is None else whole
             continue
-        shared, judged = whole.sketch.overlap(part.sketch)
-        if shared > 1 and 2 * shared >= judged:
+        shared, once, judged = whole.sketch.overlap(part.sketch)
+        if once > 1 and 2 * once >= judged:  # rows that repeat here too are of such data
             raise ValueError(
                 f"{shared} of {judged} rows of rank {rank} (of those judged by their hashes) stand "
                 "in the data of other ranks too. Give every process its own rows: "
                 "rigidities.shard(data), or a loader with sampler=rigidities.ShardSampler(dataset)."
-                " To go through all rows in this process alone, pass group=False."
+                " To go through all rows in this process alone, pass group=False. If the data "
+                "repeat rows, fit each part so, and merge them with check=False."
             )
         repeated += shared
         whole.merge(part)

@@ -88,17 +88,17 @@ def refitted(
     """
     model = unwrapped(binding.model)
     tap, judge, judged = _settable(model, binding.current(), weighing.loss), known.gram, None
-    ridge, change, degrees = _best(tap, known.gram, posterior)
+    ridge, change, degrees = others.all(_best(tap, known.gram, posterior))[0]
     if valid is not None:
-        rows = partial(accumulate, known, lambda _: tap, valid(), weighing, apart=True)
-        found = rows(precision=known.gram.precision, between=others.check)
+        rows = partial(accumulate, known, lambda _: tap, others.checking(valid()), weighing)
+        found = rows(apart=True, precision=known.gram.precision)
         new = settled(others.together(found, combined))
         judge, degrees, judged = new.gram, degrees * 0, new.gram.count
     before, after = (_rmse(gram, degrees) for gram in (judge, judge.after(change)))
     if valid is not None and add:
         known = known.clone().merge(new)
         whole = Posterior.from_gram(known.gram, posterior.ridge)
-        ridge, change, _ = _best(tap, known.gram, whole)
+        ridge, change, _ = others.all(_best(tap, known.gram, whole))[0]
     model = copy.deepcopy(model)
     columns = CASES[tap.case]([*map(model.get_submodule, tap.heads)]).columns
     columns.write(tap.weights + change)

@@ -53,6 +53,7 @@ from .gradients.gradient import Differentiator, Gradient, shared_out
 from .gradients.loss import GradientTarget, GradientWeight, gradient_loss
 from .gradients.uncertain_inputs import InputVariances
 from .local_terms import LocalTerms, local_terms
+from .merging import named
 from .propagation.derived import Derived
 from .propagation.outputs import repeatable
 from .propagation.propagation import covariance_between, propagated
@@ -394,15 +395,18 @@ class LastLayerRigidity(ModelWrapper):
                 order of ranks; otherwise each has its own, and nothing is exchanged.
             group: of processes.
         """
-        tap, learnt = self._fit.ready()
-        bars, inputs = learnt.bars, None
         if input_covariance is None and (input_samples or wrt is not None):
             raise ValueError("input_samples= and wrt= are for uncertain inputs: input_covariance=.")
+        inputs, spreads = None, []
         if input_covariance is not None:
             inputs = InputVariances(input_covariance, wrt, input_samples, generator)
-        spreads = []
-        with self._fit.job(group if gather else False, "predict") as others, torch.enable_grad():
-            for batch in self._fit.batches(data, "predict", batch_size, progress):
+        choices = named([sample_weight, inputs is None, wrt, input_samples])
+        group = group if gather else False
+        with self._fit.job(group, "predict", options=choices) as others, torch.enable_grad():
+            tap, learnt = self._fit.ready()
+            bars = learnt.bars
+            batches = self._fit.batches(data, "predict", batch_size, progress, once=gather)
+            for batch in others.checking(batches):
                 reading = read(tap, batch)
                 weight = reading.sample_weights(sample_weight, batch)
                 spread = bars.spread(reading, weight, bars.given(batch, reading))
@@ -410,7 +414,6 @@ class LastLayerRigidity(ModelWrapper):
                 if inputs is not None:
                     spread = replace(spread, from_inputs=inputs.next(tap, batch, reading.output))
                 spreads.append(spread)
-                others.check()
             if inputs is not None:
                 inputs.check_used_up()
             spreads = [spread for part in others.all(spreads) for spread in part]

@@ -62,13 +62,7 @@ class Validation:
         """Whether the full model is asked for."""
         return self.wanted.criterion == AUTO
 
-    def gathered(
-        self,
-        batches: Iterable[Batch],
-        *,
-        compared: bool = True,
-        between: Callable[[], None] = lambda: None,
-    ) -> Gathering:
+    def gathered(self, batches: Iterable[Batch], *, compared: bool = True) -> Gathering:
         """Residuals of rows, compared with the training data, and the rows' hashes."""
         found = Gathering(MOST if self.full else None, RowSketch())
         for number, batch in enumerate(batches):
@@ -82,7 +76,6 @@ class Validation:
                 found.sketch.add(hashes)
             if compared and hashes is not None:  # rows that stand in the training data too
                 found.count(hashes.numel(), self.statistics.sketch.shared(hashes))
-            between()
         return found
 
     def together(
