@@ -219,3 +219,12 @@ def test_a_stream_dealt_out_by_accelerate_is_refused():
     for loader in (DataLoader(dealt, 2), DataLoaderShard(dealt, batch_size=2)):
         with pytest.raises(TypeError, match="not prepared"):
             raw_batches(unpadded(loader))
+
+
+def test_a_shard_is_read_whole_whatever_the_loader_would_drop():
+    data = TensorDataset(torch.arange(103))
+    shares = [
+        read(DataLoader(data, 10, sampler=rg.ShardSampler(data, rank, 2), drop_last=True))
+        for rank in range(2)
+    ]
+    assert list(itertools.chain(*shares)) == list(range(103))

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import socket
+import threading
 import time
 import warnings
 from functools import partial
@@ -11,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 import rigidities as rg
+from rigidities.last_layer import distributed
 from tests.support import jobs
 from tests.support.nets import data
 
@@ -104,8 +107,7 @@ def several(rank, size):
     one.calibrate(tuple(valid), **options, group=False)
     assert close(uq.scale, one.scale, 1e-9)
     mine, theirs = (
-        each.predict([(x, y) for x, y in [valid]], **how).interval(0.8, conformal=True)
-        for each, how in ((uq, {}), (one, {}))
+        each.predict([tuple(valid)]).interval(0.8, conformal=True) for each in (uq, one)
     )
     assert close(mine[0], theirs[0], 1e-9)
     plain = rg.LastLayerRigidity(model).fit(batches(own(train)))
@@ -169,7 +171,20 @@ def refusals(rank, size):
     asked(lambda: uq.forget(tuple(shared(data(400, 1, 7), rank, size))))
     mine = rg.LastLayerRigidity(net()).fit(own, group=False)
     asked(lambda: mine.calibrate(own))
-    uq.calibrate(tuple(shared(data(400, 1, 2), rank, size)))
+    mine = rg.LastLayerRigidity(net()).fit((train[0], train[1] + rank), group=False)
+    asked(lambda: mine.partial_fit(own))
+    valid = tuple(shared(data(400, 1, 2), rank, size))
+    asked(lambda: uq.calibrate(valid, conformal=[None, 0.5][rank]))
+    asked(lambda: uq.calibrate(valid, support=[None, (-99, 99)][rank]))
+    asked(lambda: uq.forget(own, check=bool(rank)))
+    asked(lambda: uq.refit(valid, add=bool(rank)))
+    asked(lambda: uq.predict(valid[0], input_covariance=[None, 0.1][rank], gather=True))
+    asked(lambda: (uq if rank else rg.LastLayerRigidity(net())).predict(valid[0], gather=True))
+    asked(lambda: uq.fit(own, checkpoint=["here", "no such folder/file"][rank]))
+    mine = rg.LastLayerRigidity(net()).fit(own)
+    mine.calibrate(valid, criterion="nll", group=False)
+    asked(lambda: mine.predict(valid[0], gather=True))
+    uq.calibrate(valid)
     return said
 
 
@@ -192,6 +207,11 @@ def test_ranks_that_differ_are_refused_on_all_of_them_and_nothing_is_lost():
         "There are no data",
         "were never in the fit",
         "differ in their rows",
+        "differ in their rows",
+        *["differ in their options"] * 5,
+        "There is no fit yet",
+        "checkpoint must be a file in a folder that exists",
+        "differ in their calibration",
     ]
     for part, one, other in zip(parts, here, there, strict=True):
         assert part in one and part in other, (part, one, other)
@@ -286,3 +306,111 @@ def interrupted(rank, size, folder):
 
 def test_a_job_that_failed_resumes_on_every_rank_from_a_file_of_its_own(tmp_path):
     assert jobs.values(interrupted, 2, tmp_path)[1] == []
+
+
+class Slow(torch.utils.data.Dataset):
+    """Rows that take long to read, by a loader's workers."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, number):
+        time.sleep(25 if number else 0)
+        x, y = data(8, 1, 1)
+        return x[number], y[number]
+
+
+def killed_with_workers(rank, size, folder):
+    """A rank is killed while its workers, which were forked in the middle of the fit, live on."""
+    loader = torch.utils.data.DataLoader(
+        Slow(), 1, num_workers=1, multiprocessing_context="fork", timeout=100
+    )
+
+    def rows():
+        for batch in loader:
+            (folder / "begun").touch()
+            yield batch
+
+    if rank:
+        threading.Thread(target=_killed_when, args=(folder / "begun",), daemon=True).start()
+        return rg.LastLayerRigidity(net()).fit(rows())
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match="its process has ended"):
+        rg.LastLayerRigidity(net()).fit(batches(shared(data(400, 1, 1), 0, 2)))
+    return time.monotonic() - began
+
+
+def _killed_when(path):
+    while not path.exists():
+        time.sleep(0.05)
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a signal of POSIX")
+def test_a_killed_rank_is_noticed_though_the_workers_of_its_loader_live(tmp_path):
+    seconds, _ = jobs.run(killed_with_workers, 2, tmp_path)
+    assert seconds < 20  # workers live for 25
+
+
+def unequal(rank, size):
+    """Ranks with other numbers of threads round otherwise, each for itself."""
+    torch.set_num_threads(1 + rank)
+    own = partial(shared, rank=rank, size=size)
+    uq = rg.LastLayerRigidity(net()).fit(batches(own(data(4000, 1, 1))), method="qr")
+    for seed in (2, 3):
+        uq.partial_fit(batches(own(data(4000, 1, seed))))
+    uq.forget(batches(own(data(4000, 1, 2))))
+    refitted = uq.refit(batches(own(data(400, 1, 4))))
+    return uq.gram.root, refitted.model[-1].weight.detach()
+
+
+def test_ranks_that_round_otherwise_end_with_the_same_bits():
+    one, other = jobs.values(unequal, 2)
+    assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
+
+
+def discrete(rank, size):
+    """Data of few values, in which rows repeat everywhere."""
+    torch.manual_seed(rank)
+    x = torch.randint(0, 3, (200, 4)).float()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        count = rg.LastLayerRigidity(net()).fit((x, x[:, :1])).gram.count
+    return count, len(said)
+
+
+def test_data_that_repeat_their_rows_within_a_rank_too_are_fitted_with_a_word():
+    assert jobs.values(discrete, 2) == [(400, 1), (400, 0)]
+
+
+def test_a_stranger_who_calls_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(distributed, "_STRANGE", 0.2)
+    token, lines = b"t" * 32, {}
+    with distributed._server(near=True) as server:
+        address = server.getsockname()
+        strangers = [socket.create_connection(address) for _ in range(3)]
+        strangers[0].sendall(b"G")
+        strangers[1].sendall(b"x" * 40)
+        line = distributed._connected([("127.0.0.1", address[1])], token, 1)
+        distributed._accept(server, token, 2, lines)
+    assert list(lines) == [1]
+    distributed._send(line, {"whole": torch.ones(3)})
+    assert lines[1].poll(5)
+    for one in (*strangers, line, lines[1]):
+        one.close()
+
+
+def padded(rank, size):
+    """What torch's sampler repeats is predicted as the loader has it, and gathered once."""
+    rows = torch.utils.data.TensorDataset(*data(401, 1, 1))
+    sampler = torch.utils.data.DistributedSampler(rows, shuffle=False)
+    loader = torch.utils.data.DataLoader(rows, 64, sampler=sampler)
+    uq = rg.LastLayerRigidity(net()).fit(loader)
+    uq.calibrate(tuple(shared(data(400, 1, 2), rank, size)), criterion="nll")
+    given = sum(len(x) for x, _ in loader)
+    return uq.gram.count, given, len(uq.predict(loader)), len(uq.predict(loader, gather=True))
+
+
+def test_a_padded_loader_is_fitted_once_predicted_as_it_is_and_gathered_once():
+    assert jobs.values(padded, 2) == [(401, 201, 201, 401)] * 2

@@ -299,3 +299,17 @@ def test_rows_without_targets_leave_sums_without_residuals(two):
     assert one.gram.cross is None
     assert known(one).sample is None
     close(one.gram.matrix, fit(two, slice(ROWS)).gram.matrix)
+
+
+def test_fits_with_other_functions_for_features_are_refused(two):
+    def one(model, x):
+        return x
+
+    def other(model, x):
+        return -x
+
+    (x, y), options = two.train, {"group": False}
+    a = rg.LastLayerRigidity(two.model, features=one).fit((x[:20], y[:20]), **options)
+    b = rg.LastLayerRigidity(two.model, features=other).fit((x[20:40], y[20:40]), **options)
+    refused("differ in their readout", a.merge, b)
+    assert a.gram.count == 20

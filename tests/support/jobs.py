@@ -29,7 +29,7 @@ def run(work: Callable[..., Any], size: int, *args: Any) -> list[Any]:
         jobs = []
         for rank, (_, sending) in enumerate(pipes):
             given = (work, rank, size, Path(folder, "store"), sending, args)
-            jobs.append(CONTEXT.Process(target=_main, args=given, daemon=True))
+            jobs.append(CONTEXT.Process(target=_main, args=given))
             jobs[-1].start()
             sending.close()
         found = [_result(receiving) for receiving, _ in pipes]

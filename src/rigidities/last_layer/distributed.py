@@ -324,6 +324,7 @@ def _accept(server: socket.socket, token: bytes, size: int, lines: dict[int, Con
                 said += new
         if hmac.compare_digest(said[: len(token)], token):
             lines[int.from_bytes(said[len(token) :], "big")] = _line(own)
+        own.close()  # a stranger's; of a line nothing is left here
 
 
 def _connected(addresses: list[tuple[str, int]], token: bytes, rank: int) -> Connection:
