@@ -38,7 +38,7 @@ def identity(readout: dict[str, Any], statistics: Statistics, loss: Any) -> dict
     gram, own = statistics.gram, dict(readout)
     return {
         "weights": own.pop("fingerprint"),
-        "readout": own | {"features": gram.width, "targets": statistics.targets},
+        "readout": own | {"width": gram.width, "targets": statistics.targets},
         "loss": loss,
         "precision": gram.precision,
         "method": gram.stored,
