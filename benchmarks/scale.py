@@ -45,17 +45,20 @@ def run(*, quick: bool = False) -> list[Row]:
 def by_rows(repeats: dict[int, int], *, width: int) -> list[Row]:
     """The same net for more and more rows: seconds per row, what every fit costs, memory."""
     found = {rows: fitted_apart(rows, width, 1, times) for rows, times in repeats.items()}
-    each = {rows: one["seconds"] / rows for rows, one in found.items()}
-    few, *_, most = each
-    long = [each[rows] for rows in each if rows > few]
-    fixed = found[few]["seconds"] - few * statistics.median(long)
+    seconds = {rows: one["seconds"] for rows, one in found.items()}
+    pairs = list(pairwise(seconds))
+    pairs = pairs[1:] or pairs  # of few rows the clock is too coarse
+    each = {more: (seconds[more] - seconds[less]) / (more - less) for less, more in pairs}
+    few, most = min(seconds), max(seconds)
+    fixed = seconds[few] - few * statistics.median(each.values())
     table = [_informing(one, rows, width, 1) for rows, one in found.items()]
     spread = at_most(
-        f"seconds per row, {min(r for r in each if r > few):,} to {most:,} rows, width {width}",
-        max(long) / min(long),
+        f"what each further row costs, {pairs[0][0]:,} to {most:,} rows, width {width}",
+        max(each.values()) / min(each.values()),
         1.1,
         "of the least",
-        per_row=each,
+        further_row=each,
+        seconds=seconds,
     )
     memory = at_most(
         f"peak memory of a fit above the model's, {most:,} rows, width {width}",

@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -139,7 +138,7 @@ def _digest(value: Any, total: Any, met: set[int]) -> set[str]:
         total.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return set()
     if hasattr(value, "__array__"):
-        array = np.asarray(value)
+        array = value.__array__()
         total.update(f"{array.dtype} {array.shape}".encode())
         total.update(b"" if array.dtype.hasobject else array.tobytes())
         return _digest(array.tolist(), total, met) if array.dtype.hasobject else set()
