@@ -1,10 +1,7 @@
 """Every example runs, and says what it promises."""
 
-import os
 import re
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -88,27 +85,3 @@ def test_every_example_has_a_test():
     alone = {path.stem.removeprefix("test_") for path in Path(__file__).parent.glob("test_*.py")}
     printing = [path.stem for path in EXAMPLES if path.stem not in alone]
     assert [name for name in printing if f'printed("{name}"' not in text] == []
-
-
-def test_without_torchrun_one_process_uses_every_row(plain_torch, capsys, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["processes.py"])
-    assert printed("processes", capsys).startswith("4001 rows in the fit, 1001 in the calibration")
-
-
-def test_two_processes_of_torchrun_use_every_row_once_and_write_one_file(tmp_path):
-    (path,) = [path for path in EXAMPLES if path.stem == "processes"]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*launch, str(path), str(tmp_path / "uq.safetensors")]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    first, second = done.stdout.splitlines()
-    assert first == "4001 rows in the fit, 1001 in the calibration"
-    inside = int(re.search(r"hold (\d+)% of 1001 test rows", second)[1])
-    assert 84 <= inside <= 95
-    assert (tmp_path / "uq.safetensors").is_file()

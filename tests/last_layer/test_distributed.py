@@ -315,7 +315,7 @@ class Slow(torch.utils.data.Dataset):
         return 8
 
     def __getitem__(self, number):
-        time.sleep(25 if number else 0)
+        time.sleep(12 if number else 0)
         x, y = data(8, 1, 1)
         return x[number], y[number]
 
@@ -350,7 +350,7 @@ def _killed_when(path):
 @pytest.mark.skipif(os.name != "posix", reason="a signal of POSIX")
 def test_a_killed_rank_is_noticed_though_the_workers_of_its_loader_live(tmp_path):
     seconds, _ = jobs.run(killed_with_workers, 2, tmp_path)
-    assert seconds < 20  # workers live for 25
+    assert seconds < 10  # workers live for 12
 
 
 def unequal(rank, size):

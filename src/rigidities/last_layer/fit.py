@@ -464,11 +464,12 @@ class ReadoutFit:
                 return self._asked(weighing) | choices
             known = self.known()
             state = known.snapshot(probes=False, rows=known.statistics.sample is not None)
-            held = {name: one for name, one in state.tensors.items() if name[:5] != "calib"}
-            same = known.identity(named(known.weighing)) | {"rows": fingerprint(held.items())}
-            if what != "calibrate":
-                rest = fingerprint((n, one) for n, one in state.tensors.items() if n not in held)
-                same["calibration"] = [rest, named(state.header["calibration"])]
+            chosen = prefixed("calibration", unprefixed("calibration", state.tensors))
+            rows = fingerprint((name, t) for name, t in state.tensors.items() if name not in chosen)
+            same = known.identity(named(known.weighing)) | {"rows": rows}
+            if what != "calibrate":  # which replaces it
+                held = fingerprint(chosen.items()), named(state.header["calibration"])
+                same["calibration"] = list(held)
             return same | choices
 
         return job(group, what, same, placement(self.model)[0])
