@@ -1,5 +1,6 @@
 """Fits that are interrupted: resumed to the last bit, and refused where they are not the same."""
 
+import hashlib
 import itertools
 import json
 import os
@@ -11,6 +12,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -20,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import rigidities as rg
 from rigidities.data import storage
-from rigidities.last_layer.checkpoint import Checkpoint
+from rigidities.last_layer.checkpoint import Checkpoint, _digest
 from tests.docs.test_docs import DOCS, blocks
 from tests.support.jobs import CONTEXT
 
@@ -591,3 +593,14 @@ def test_another_target_or_features_function_is_refused(path):
         uq.fit(cut(100, until=9), checkpoint=path, checkpoint_batches=1)
     with refused("differ in their readout", "other"):
         rg.LastLayerRigidity(MODEL, target=other).fit(cut(100), checkpoint=path)
+
+
+def test_every_array_of_objects_in_a_batch_is_in_the_digest():
+    def digest(*words):
+        total = hashlib.sha256()
+        batch = [np.array([word], dtype=object) for word in words]
+        assert not _digest(batch, total, {})
+        return total.hexdigest()
+
+    many = [digest(*("a" * number), "b", *("a" * (100 - number))) for number in range(100)]
+    assert len(set(many)) == 100

@@ -179,7 +179,7 @@ def unit(batch):
 
 
 UNLIKE = {
-    "weights": (other_weights, "weights: '[0-9a-f]{16}' and .*Load the same checkpoint"),
+    "weights": (other_weights, "weights: '[0-9a-f]{16}' and .*Load the same weights"),
     "readout": (other_readout, "readout: .*'layer': \\['4'\\].*'features'.*same layer="),
     "loss": (
         later(loss="huber"),

@@ -29,7 +29,12 @@ class ShardSampler(loading.DistributedSampler[Any]):
     """
 
     def __init__(
-        self, data: Any, rank: Any = None, ranks: Any = None, shuffle: bool = False, seed: int = 0
+        self,
+        data: Any,
+        rank: int | None = None,
+        ranks: int | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
     ) -> None:
         if not (distributed.is_available() and distributed.is_initialized()):
             rank, ranks = rank or 0, ranks or 1

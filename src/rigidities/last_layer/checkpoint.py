@@ -80,7 +80,7 @@ class Checkpoint:
         for self._seen, batch in enumerate(batches, 1):
             if self.path is not None:
                 chain = hashlib.sha256(self._digests[1].encode())
-                self._blind |= _digest(batch, chain, set())
+                self._blind |= _digest(batch, chain, {})
                 self._digests = self._digests[1], chain.hexdigest()
             if self._seen > self.counted:
                 yield batch
@@ -124,7 +124,7 @@ class Checkpoint:
             self._said = True
 
 
-def _digest(value: Any, total: Any, met: set[int]) -> set[str]:
+def _digest(value: Any, total: Any, met: dict[int, Any]) -> set[str]:
     """Add what a batch holds to a hash, each object once; the types of what could not be read."""
     if isinstance(value, (str, bytes, int, float, complex, type(None))):
         total.update(repr(value).encode())
@@ -144,7 +144,7 @@ def _digest(value: Any, total: Any, met: set[int]) -> set[str]:
         return _digest(array.tolist(), total, met) if array.dtype.hasobject else set()
     if id(value) in met:  # an object may lead back to itself
         return set()
-    met.add(id(value))
+    met[id(value)] = value  # kept, so that nothing else gets its number
     parts = _parts(value)
     total.update(f"{type(value).__name__} {None if parts is None else len(parts)}".encode())
     if parts is None:

@@ -18,7 +18,7 @@ from .accumulation import Statistics
 
 P = TypeVar("P", Statistics, Gathering)
 REMEDIES = {
-    "weights": "Load the same checkpoint into every model first; in a job, where batch norms have "
+    "weights": "Load the same weights into every model first; in a job, where batch norms have "
     "other statistics on each process, pass rigidities.whole(model)",
     "readout": "Name the same layer=, forward= and output= everywhere",
     "loss": "Fit every part with the same loss= and weights",
