@@ -11,7 +11,7 @@ import rigidities
 SOURCE = Path(rigidities.__file__).parent
 GROUND = {"data", "models", "losses", "posterior", "prediction", "calibration", "metrics"}
 WINGS = {"last_layer", "any_regressor"}
-DOORS = {"ase", "cli", "export", "report"}
+DOORS = {"ase", "cli", "export", "lightning", "report", "sklearn", "transformers", "trees"}
 FACADES = {"last_layer.rigidity", "any_regressor.rigidity", "last_layer", "any_regressor"}
 TOLD = {"notices", "_version"}
 """Two leaves that every room may use."""
@@ -40,7 +40,7 @@ LAWS = {
 """What a room may import; a room that is not here may import every other."""
 
 FLOORS = 6
-ENTRIES = 22
+ENTRIES = 25
 
 
 def name_of(path):
@@ -104,7 +104,7 @@ def test_a_room_imports_what_its_law_allows(one):
 
 
 def test_every_room_below_the_doors_has_a_law():
-    assert set(ROOMS) - set(LAWS) == {"__init__", "__main__", "_version", "ase", "cli"}
+    assert set(ROOMS) - set(LAWS) <= {"__init__", "__main__", "_version"} | DOORS
     assert all(not LAWS[one] & (WINGS | DOORS) for one in GROUND)
     assert all(other not in LAWS[one] for one in WINGS for other in WINGS - {one})
 
