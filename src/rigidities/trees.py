@@ -295,7 +295,7 @@ def _hashes(X: Any) -> Array:
         bits = np.ascontiguousarray(dense, dtype=np.float64).view(np.uint64)
         factors = np.random.default_rng(0).integers(1, 1 << 63, bits.shape[1], dtype=np.uint64)
         found = ((bits ^ (bits >> np.uint64(29))) * (factors | np.uint64(1))).sum(1)
-    return found.view(np.int64)
+    return np.asarray(found).view(np.int64)
 
 
 def _leaves(model: Any) -> list[Leaf]:
