@@ -26,7 +26,6 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(needs, name="lightning") from error
 
 SUFFIX = ".rigidity.safetensors"
-"""Added to a checkpoint's name, for the file beside it."""
 
 
 class RigidityCallback(AfterTraining, pl.Callback):
@@ -36,8 +35,8 @@ class RigidityCallback(AfterTraining, pl.Callback):
     hands them to the module; of many processes each reads its share. `uq` has a copy of the module.
 
     Args:
-        best: take the weights of the Trainer's (first) ModelCheckpoint, where there is one, and
-            write a file beside it; otherwise the last weights, and no file.
+        best: take the weights of the (first) ModelCheckpoint, where there is one, and write a file
+            `<checkpoint>.rigidity.safetensors`; otherwise the last weights, and no file.
         every_best: after each epoch with a new one too, for a training that is interrupted.
         options: of `AfterTraining`: `valid`, `fit`, `calibrate`, `layer`, `forward` and others.
     """

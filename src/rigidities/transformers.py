@@ -21,7 +21,6 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(needs, name="transformers") from error
 
 FILE = "rigidity.safetensors"
-"""In the folder of the model."""
 
 
 class RigidityCallback(AfterTraining, hf.TrainerCallback):
@@ -39,12 +38,7 @@ class RigidityCallback(AfterTraining, hf.TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Refuse before the training what could not be done after it."""
         _require_regression(given["model"])
-        if self.calibrating is not None and self.valid is None and args.eval_strategy == "no":
-            raise ValueError(
-                "There is nothing to calibrate on: the Trainer does not evaluate. Give it "
-                'eval_dataset= and TrainingArguments(eval_strategy="epoch"); or RigidityCallback '
-                "the data, valid=..., or calibrate=None."
-            )
+        self._require(self.valid if args.eval_strategy == "no" else args.eval_strategy)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """After the training."""
@@ -54,22 +48,25 @@ class RigidityCallback(AfterTraining, hf.TrainerCallback):
             valid = given["eval_dataloader"]
         elif not isinstance(valid, DataLoader):
             valid = DataLoader(valid, args.eval_batch_size, collate_fn=train.collate_fn)
+        self._require(valid)
         self.make(_plain(given["model"]), in_order(train), in_order(valid))
         if state.is_world_process_zero:
             os.makedirs(args.output_dir, exist_ok=True)
             self.uq.save(Path(args.output_dir, FILE))
 
+    def _require(self, valid: Any) -> None:
+        if valid is None and self.calibrating is not None:
+            raise ValueError(
+                "The Trainer evaluates nothing to calibrate on. Give it eval_dataset= and "
+                'eval_strategy="epoch"; or RigidityCallback valid=..., or calibrate=None.'
+            )
+
 
 class RigidityPipeline(hf.TextClassificationPipeline):
     """Scores of texts with error bars, as dictionaries: label, score, std, low and high.
 
-    A pipeline of transformers, with its `batch_size`, streams and pairs of texts. Several labels
-    give a list for each text. `level` is the probability between low and high.
-
-    Args:
-        uq: of a model for sequence classification whose labels are numbers.
-        tokenizer: as in the training.
-        options: of the pipeline.
+    A pipeline of transformers, with its options, for a model for sequence classification whose
+    labels are numbers; several give a list for each text. `level` is between low and high.
     """
 
     def __init__(self, uq: LastLayerRigidity, tokenizer: Any, **options: Any) -> None:

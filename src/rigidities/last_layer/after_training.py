@@ -30,10 +30,9 @@ class AfterTraining:
         **options: Any,
     ) -> None:
         self.valid, self.options, self.fitting, self.calibrating = valid, options, fit, calibrate
-        wrap, made = LastLayerRigidity, None
-        inspect.signature(wrap).bind(made, **options)  # or a TypeError names the option
-        inspect.signature(wrap.fit).bind(made, made, **fit)
-        inspect.signature(wrap.calibrate).bind(made, made, **(calibrate or {}))
+        inspect.signature(LastLayerRigidity).bind(None, **options)  # a TypeError names the option
+        inspect.signature(LastLayerRigidity.fit).bind(None, None, **fit)
+        inspect.signature(LastLayerRigidity.calibrate).bind(None, None, **(calibrate or {}))
         self._uq: LastLayerRigidity | None = None
 
     @property
