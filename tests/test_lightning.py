@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import re
 import signal
 import sys
 
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import rigidities as rg
 from rigidities.lightning import SUFFIX, RigidityCallback, RigidityModule
 from rigidities.notices import NotFittedError
+from tests.docs.test_docs import DOCS, blocks
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*LeafSpec"),
@@ -233,8 +235,8 @@ def test_a_trial_run_fits_a_batch_and_writes_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("options", "valid", "message"),
     [
-        ({}, None, "one validation loader, and the Trainer has 0.*valid=.*calibrate=None"),
-        ({}, [VALID, TEST], "one validation loader, and the Trainer has 2"),
+        ({}, None, "one validation loader, and the Trainer has none.*valid=.*calibrate=None"),
+        ({}, [VALID, TEST], "one validation loader, and the Trainer has a list of 2"),
         ({"every_best": True}, [VALID], "needs a ModelCheckpoint"),
     ],
 )
@@ -248,7 +250,7 @@ def test_what_cannot_be_done_is_refused_before_the_training(options, valid, mess
 
 def test_several_training_loaders_are_refused():
     host = trainer(RigidityCallback())
-    with pytest.raises(ValueError, match="one training loader"):
+    with pytest.raises(ValueError, match="one training loader, and the Trainer has a dict of 1"):
         host.fit(regressor(), {"a": loader(TRAIN)}, loader(VALID))
 
 
@@ -306,3 +308,10 @@ def test_the_extra_is_named_where_lightning_is_missing(anew, monkeypatch):
     monkeypatch.delitem(sys.modules, "pytorch_lightning", raising=False)
     with pytest.raises(ModuleNotFoundError, match=r'pip install "rigidities\[lightning\]"'):
         anew(lightning=None)
+
+
+def test_the_page_runs_and_prints_what_it_says(plain_torch):
+    printed, text = [], blocks(DOCS / "trainers.md")[0][2]
+    exec(compile(text, "trainers.md", "exec"), {"print": lambda *one: printed.append(one)})
+    shown = re.findall(r"print\(.+\)  # (.+)", text)
+    assert [" ".join(map(str, one)) for one in printed] == shown != []

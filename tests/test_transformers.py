@@ -1,6 +1,7 @@
 """The callback and the pipeline of transformers against plain calls of the library."""
 
 import importlib
+import re
 import sys
 
 import pytest
@@ -10,6 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import rigidities as rg
 from rigidities.transformers import FILE, RigidityCallback, RigidityPipeline
+from tests.docs.test_docs import DOCS, blocks
 
 hf.logging.set_verbosity_error()
 hf.logging.disable_progress_bar()
@@ -214,3 +216,10 @@ def test_the_extra_is_named_where_transformers_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ModuleNotFoundError, match=r'pip install "rigidities\[transformers\]"'):
         importlib.import_module("rigidities.transformers")
+
+
+def test_the_page_runs_and_prints_what_it_says(plain_torch):
+    printed, text = [], blocks(DOCS / "trainers.md")[1][2]
+    exec(compile(text, "trainers.md", "exec"), {"print": lambda *one: printed.append(one)})
+    shown = re.findall(r"print\(.+\)  # (.+)", text)
+    assert [" ".join(map(str, one)) for one in printed] == shown != []

@@ -109,10 +109,10 @@ class _Batches:
     def __init__(self, trainer: Any, loaders: Any, kind: str) -> None:
         found = list(loaders) if isinstance(loaders, (list, tuple, dict)) else [loaders]
         if len(found) != 1 or loaders is None or isinstance(loaders, dict):
+            has = "none" if loaders is None else f"a {type(loaders).__name__} of {len(found)}"
             raise ValueError(
-                f"RigidityCallback needs one {kind} loader, and the Trainer has "
-                f"{0 if loaders is None else len(found)}. Give it one; or RigidityCallback the "
-                "data to calibrate on, valid=..., or calibrate=None."
+                f"RigidityCallback needs one {kind} loader, and the Trainer has {has}. Give one; "
+                "or RigidityCallback the data to calibrate on, valid=..., or calibrate=None."
             )
         self.trainer, self.loader = trainer, in_order(found[0])
 

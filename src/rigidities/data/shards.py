@@ -81,17 +81,17 @@ def unpadded(data: Any) -> Any:
 
 
 def in_order(data: Any) -> Any:
-    """A loader's data set, every row once and without a random number; else as `unpadded`.
-
-    In a job it is this process's share. Samplers that may leave out rows are left to choose.
-    """
+    """A loader's data set in order, every row once, in a job its share; else as `unpadded`."""
     loader = _inside(data)
     batches = getattr(loader, "batch_sampler", None)
     batches = getattr(batches, "batch_sampler", batches)  # of Accelerate in a job
-    every = loading.SequentialSampler, loading.RandomSampler, loading.DistributedSampler
-    if type(batches) is not loading.BatchSampler or not isinstance(batches.sampler, every):
+    sampler = getattr(batches, "sampler", None)
+    rows = getattr(sampler, "data_source", getattr(sampler, "dataset", None))
+    every = type(sampler) in (loading.SequentialSampler, loading.DistributedSampler)
+    every = (every or isinstance(sampler, loading.RandomSampler)) and rows is loader.dataset
+    if not every or type(batches) is not loading.BatchSampler:
         return unpadded(data)
-    new = {"sampler": ShardSampler(loader.dataset), "drop_last": False}
+    new = {"sampler": ShardSampler(rows), "drop_last": False}
     batches, others = _altered(batches, **new), {"generator": torch.Generator(), "_iterator": None}
     return _altered(loader, **new, batch_sampler=batches, **others)
 
