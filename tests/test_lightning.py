@@ -10,7 +10,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 import rigidities as rg
 from rigidities.lightning import SUFFIX, RigidityCallback, RigidityModule
@@ -139,9 +139,11 @@ def test_trainer_predict_gives_predictions(trained):
 
 def test_the_callback_leaves_the_training_and_the_module_as_they_are(tmp_path):
     weights, states = [], []
+    drawn = WeightedRandomSampler([1.0] * 53, 53)  # by torch's own random numbers, every time
     for callbacks in ([], [RigidityCallback(every_best=True, calibrate=NLL)]):
         torch.manual_seed(5)
-        trainer(*callbacks, keeper(tmp_path)).fit(module := regressor(), shuffled(), loader(VALID))
+        host = trainer(*callbacks, keeper(tmp_path), max_epochs=3)
+        host.fit(module := regressor(), loader(TRAIN, sampler=drawn), loader(VALID))
         weights.append(torch.cat([one.flatten() for one in module.state_dict().values()]))
         states.append(torch.random.get_rng_state())
     assert torch.equal(*weights) and torch.equal(*states) and module.training
@@ -170,6 +172,18 @@ def test_an_interrupted_training_has_the_bars_of_the_best_so_far(tmp_path, filen
     assert names == {own, own + SUFFIX}
     uq = rg.LastLayerRigidity.load(tmp_path / (own + SUFFIX), best_of(kept))
     assert_same_bars(uq, plain(best_of(kept)))
+
+
+def test_a_checkpoint_that_stays_the_best_is_fitted_once(tmp_path, monkeypatch):
+    callback, made = RigidityCallback(every_best=True, calibrate=None), []
+    make = callback.make
+    monkeypatch.setattr(
+        callback, "make", lambda *given, **named: made.append(make(*given, **named))
+    )
+    trainer(callback, keeper(tmp_path, "max"), max_epochs=3).fit(
+        regressor(), shuffled(), loader(VALID)
+    )
+    assert len(made) == 1
 
 
 def test_an_interrupted_training_leaves_no_file_without_that_option(tmp_path):
