@@ -20,6 +20,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+def outside_graphs(function: Callable[P, R]) -> Callable[P, R]:
+    """Never compiled, as by `torch.compiler.disable`, whose seconds of import wait for a call."""
+    run = torch._disable_dynamo(function)
+    told = {"_torchdynamo_disable": True, "_torchdynamo_disable_msg": "uq.freeze() can be compiled"}
+    vars(run).update(told)  # for torch's own message
+    return run
+
+
 def outside_inference_mode(function: Callable[P, R]) -> Callable[P, R]:
     """Run a function in normal mode, with ordinary copies of inference tensors."""
 
