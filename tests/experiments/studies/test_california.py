@@ -3,7 +3,6 @@
 import functools
 import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
