@@ -10,6 +10,7 @@ from typing import ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map_only
 
@@ -22,7 +23,7 @@ R = TypeVar("R")
 
 def outside_graphs(function: Callable[P, R]) -> Callable[P, R]:
     """Never compiled, as by `torch.compiler.disable`, whose seconds of import wait for a call."""
-    run = torch._disable_dynamo(function)
+    run = _disable_dynamo(function)
     told = {"_torchdynamo_disable": True, "_torchdynamo_disable_msg": "uq.freeze() can be compiled"}
     vars(run).update(told)  # for torch's own message
     return run
