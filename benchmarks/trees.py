@@ -7,6 +7,7 @@ boosted trees on synthetic rows and prints what their error bars take.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import multiprocessing
 import os
@@ -174,6 +175,7 @@ def conformal(split: Split, trees: int) -> Scores:
     from mapie.regression import ConformalizedQuantileRegressor
 
     fitted = [model.fit(*split.train) for model in bounds(trees)]
+    logging.getLogger().setLevel(logging.WARNING)  # quantiles that cross are said at every call
     wrapped = ConformalizedQuantileRegressor(fitted, confidence_level=LEVEL, prefit=True)
     _, found = wrapped.conformalize(*split.valid).predict_interval(split.test[0])
     return interval_scores(found[:, 0, 0], found[:, 1, 0], split.test[1])
