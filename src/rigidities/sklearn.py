@@ -11,6 +11,7 @@ module whose last map is linear; `LastLayerRigidity` does the rest, and the modu
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
@@ -228,16 +229,17 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
 
     def _calibrated(self, chain: Chain, known: Data, held: Data | None, unseen: bool) -> Any:
         """Error bars and their report; `unseen` rows are no residuals of training."""
+        chain.require_same(known if held is None else held)
         rows, own = known.tensors(chain), chain.readout.ridge
         options: dict[str, Any] = {"progress": False, "loss": chain.readout.loss}
         options |= {"sample": 0} if unseen else {}
         options |= {} if known.weight is None else {"sample_weight": itemgetter("weight")}
         options |= {} if own is None else {"method": "qr"}  # a small ridge needs all digits
         uq = LastLayerRigidity(Weighted(chain.readout.module)).fit(rows, **options)
-        chain.require_same(uq, known if held is None else held)
         names = ("criterion", "noise", "law", "support")
         wanted: dict[str, Any] = {name: getattr(self, name) for name in names}
         wanted |= {"ridge": own if self.ridge is None else self.ridge, "progress": False}
+        wanted |= {"optimism": not _is_exact(chain.base)}
         wanted |= {"train": rows} if self.criterion == "loo" else {}
         return uq, uq.calibrate(None if held is None else held.tensors(chain), **wanted)
 
@@ -391,12 +393,13 @@ class Chain:
         """What the library takes."""
         return self.readout.rows(self.inputs(X))
 
-    def require_same(self, uq: LastLayerRigidity, data: Data) -> None:
+    def require_same(self, data: Data) -> None:
         """Refuse a module that does not predict what the host does, of rows in another order."""
         own, order = np.asarray(self.base.predict(data.X)), np.arange(_num_samples(data.X))
         X, order = data.X, order[::-1] if self.transformers else order
         rows = self.rows(_safe_indexing(X, order) if self.transformers else X)
-        found = self.targets.back(array(uq.predict(rows, progress=False).mean))
+        module = copy.deepcopy(self.readout.module).eval()  # the host may have left it in training
+        found = self.targets.back(array(module(rows)))
         error = np.abs(found - own.reshape(found.shape)[order]).max()
         if not error <= (1e-3 if own.dtype == np.float32 else 1e-5) * np.abs(own).max():
             raise ValueError(

@@ -138,6 +138,8 @@ def automatic(
     """
     ridge, edge = _ridge(residuals, eigenvalues, wanted, evidence)
     rows = _rows(residuals, seen, eigenvalues, ridge)
+    if residuals is None and not wanted.optimism:  # left out, they are as good as new
+        rows = [replace(one, seen=torch.zeros_like(one.seen)) for one in rows]
     known = seen if residuals is None else residuals
     assert known is not None  # else there are no rows
     typical = known.typical.expand(1, len(rows))
@@ -297,12 +299,14 @@ def _remarks(rows: list[Rows], wanted: Wanted) -> list[str]:
     """What a reader of the report should know of the rows."""
     said = []
     held, seen = (min(int((one.seen == flag).sum()) for one in rows) for flag in (False, True))
-    if not held:
+    if not wanted.optimism:
+        held, seen = 0, 0
+    elif not held:
         said.append(
             "There were no validation rows: training rows as if left out are optimistic for a net "
             "trained end to end. Calibrate on rows that the model has not seen."
         )
-    if not seen:
+    if not seen and wanted.optimism:
         why = "The fit holds no training rows (sample=0, or a file without rows=True)"
         why = "The noise of training rows is not known" if wanted.given else why
         said.append(f"{why}: the validation rows alone decide.")

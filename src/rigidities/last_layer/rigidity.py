@@ -255,6 +255,7 @@ class LastLayerRigidity(ModelWrapper):
         law: str | Law | type[Law] | None = None,
         support: Support | None = None,
         guard: bool = True,
+        optimism: bool = True,
         conformal: Any = None,
         groups: str | Groups | None = None,
         gradients: InputName = None,
@@ -291,6 +292,9 @@ class LastLayerRigidity(ModelWrapper):
                 bound is put at the bound.
             guard: whether "auto" widens the bars beyond the training rows, where its head knows
                 nothing.
+            optimism: whether training rows, left out of the readout, may have smaller errors than
+                new ones, as those of a net have; False for a model that is linear in all that was
+                trained, whose left-out rows "auto" then takes for new ones where there are none.
             conformal: rows that fit nothing else, for `p.interval(0.9, conformal=True)`; or a share
                 of `valid` to set aside for it, 0.3 say.
             groups: for these, callable(batch) -> whole numbers, or "bar" for fifths of the bar.
@@ -307,7 +311,7 @@ class LastLayerRigidity(ModelWrapper):
         return self._fit.calibrate(
             valid,
             train,
-            Wanted.of(criterion, noise, law, ridge, support, guard),
+            Wanted.of(criterion, noise, law, ridge, support, guard, optimism),
             conformal=conformal,
             groups=groups,
             gradients=gradients,
