@@ -68,11 +68,9 @@ REFUSED = {
 class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
     r"""A regressor with calibrated error bars around any supported one.
 
-    The mean is the base's own prediction; the law around it has the variance $\alpha^2 f^T (G +
-    \varsigma^2 I)^{-1} f$ and a noise, both chosen by `LastLayerRigidity.calibrate`. Under a
-    `TransformedTargetRegressor` that is the law of the transformed target: quantiles go through
-    the inverse, and the standard deviation is that of the law they make within four of them (under
-    exp heavy tails have none); the mean is the inverse of the mean, near the median.
+    The mean is the base's own prediction. Under a `TransformedTargetRegressor` the law is that of
+    the transformed target: quantiles go through the inverse, and the standard deviation is that of
+    the law they make within four of them (under exp heavy tails have none).
 
     Args:
         estimator: linear models, `MLPRegressor`, `KernelRidge`, skorch's `NeuralNetRegressor`, as
@@ -138,12 +136,12 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
             validation.check_is_fitted(self.estimator)
         elif train is not None:
             raise ValueError("train= is for a base that is trained already: prefit=True.")
-        data = Data.of(X, y, sample_weight)
+        data = _Data.of(X, y, sample_weight)
         known, held = data.split(self._share(fixed), self.random_state)
         if train is not None:
-            known, held = Data.of(*train), data
+            known, held = _Data.of(*train), data
         base = self.estimator if fixed else _trained(clone(self.estimator), known)
-        chain = Chain.of(base, known, textbook=self.criterion == TEXTBOOK)
+        chain = _Chain.of(base, known, textbook=self.criterion == TEXTBOOK)
         if self.criterion == TEXTBOOK:
             uq, report = self._textbook(chain, known, held), None
         else:
@@ -189,9 +187,8 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
 
     def prediction(self, X: Any) -> Prediction:
         """Mean, epistemic variance, noise and law; in the units of a transformed target."""
-        rows = self.rows(X)
-        own = {"noise": True} if isinstance(self.uq_, FitRigidity) else {"progress": False}
-        found: Prediction = self.uq_.predict(rows, **own)
+        options = {"noise": True} if isinstance(self.uq_, FitRigidity) else {"progress": False}
+        found: Prediction = self.uq_.predict(self.rows(X), **options)
         return found
 
     def rows(self, X: Any) -> Tensor:
@@ -217,7 +214,7 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
             return share
         raise ValueError(f"valid must be 'auto', None or a share between 0 and 1, got {share!r}.")
 
-    def _textbook(self, chain: Chain, known: Data, held: Data | None) -> Any:
+    def _textbook(self, chain: _Chain, known: _Data, held: _Data | None) -> Any:
         others = (held, self.noise, self.law, self.ridge, self.support)
         if any(one is not None for one in others):
             raise ValueError(
@@ -227,30 +224,26 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         target = chain.targets.towards(known.y)
         return linear_fit(chain.model, chain.rows(known.X), target, sample_weight=known.weight)
 
-    def _calibrated(self, chain: Chain, known: Data, held: Data | None, unseen: bool) -> Any:
+    def _calibrated(self, chain: _Chain, known: _Data, held: _Data | None, unseen: bool) -> Any:
         """Error bars and their report; `unseen` rows are no residuals of training."""
         chain.require_same(known if held is None else held)
         rows, own = known.tensors(chain), chain.readout.ridge
-        options: dict[str, Any] = {"progress": False, "loss": chain.readout.loss}
+        options: dict[str, Any] = {"loss": chain.readout.loss, "progress": False}
         options |= {"sample": 0} if unseen else {}
         options |= {} if known.weight is None else {"sample_weight": itemgetter("weight")}
         options |= {} if own is None else {"method": "qr"}  # a small ridge needs all digits
-        uq = LastLayerRigidity(Weighted(chain.readout.module)).fit(rows, **options)
-        names = ("criterion", "noise", "law", "support")
-        wanted: dict[str, Any] = {name: getattr(self, name) for name in names}
+        uq = LastLayerRigidity(_Weighted(chain.readout.module)).fit(rows, **options)
+        wanted = {name: getattr(self, name) for name in ("criterion", "noise", "law", "support")}
         wanted |= {"ridge": own if self.ridge is None else self.ridge, "progress": False}
         wanted |= {"optimism": not _is_exact(chain.base)}
         wanted |= {"train": rows} if self.criterion == "loo" else {}
         return uq, uq.calibrate(None if held is None else held.tensors(chain), **wanted)
 
     def _covariance(self, X: Any) -> Array:
-        """(N, N, K)."""
         slope, rows = self._chain.targets.slope, self.rows(X)
         if slope is None:
-            raise ValueError(
-                "return_cov needs a target map that is affine, as a scaler's: under another the "
-                "joint law is not Gaussian. Use return_std or predict_quantiles."
-            )
+            what = "return_cov needs a target map that is affine, as a scaler's is"
+            raise ValueError(f"{what}. Use return_std or predict_quantiles.")
         uq: Any = self.uq_
         joint = uq.covariance(uq.model(rows)[1] if isinstance(uq, FitRigidity) else rows)
         noise = array(self.prediction(X).noise)
@@ -261,16 +254,15 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
 
 
 @dataclass(frozen=True)
-class Data:
-    """Rows as the host takes them."""
+class _Data:
+    """Rows as the host takes them; `tensors` as the library does."""
 
     X: Any
     y: Any
     weight: Any = None
 
     @classmethod
-    def of(cls, X: Any, y: Any, weight: Any = None) -> Data:
-        """Checked as far as the base does not."""
+    def of(cls, X: Any, y: Any, weight: Any = None) -> _Data:
         if y is None:
             raise ValueError("RigidityRegressor requires y to be passed, but the target y is None.")
         validation.check_array(y, ensure_2d=False, input_name="y", ensure_min_samples=0)
@@ -279,31 +271,28 @@ class Data:
             raise ValueError("Error bars cannot be calibrated on 1 sample: give several rows.")
         return cls(X, y, weight)
 
-    def split(self, share: float | None, seed: Any) -> tuple[Data, Data | None]:
-        """Rows to learn from, and those that calibrate."""
+    def split(self, share: float | None, seed: Any) -> tuple[_Data, _Data | None]:
         if share is None:
             return self, None
         parts = [part for part in (self.X, self.y, self.weight) if part is not None]
         cut = model_selection.train_test_split(*parts, test_size=share, random_state=seed)
-        return Data(*cut[::2]), Data(*cut[1::2])
+        return _Data(*cut[::2]), _Data(*cut[1::2])
 
-    def tensors(self, chain: Chain) -> dict[str, Tensor]:
-        """As the library takes them."""
+    def tensors(self, chain: _Chain) -> dict[str, Tensor]:
         rows, target = chain.rows(self.X), torch.as_tensor(chain.targets.towards(self.y))
         weight = {} if self.weight is None else {"weight": dense(self.weight).reshape(-1)}
-        return {"x": rows, "y": target.to(rows), **weight}
+        return {"x": rows, "y": target.to(rows.device), **weight}
 
 
 @dataclass(frozen=True)
-class TargetMap:
-    """What `TransformedTargetRegressor`s do to a target, the outermost first."""
+class _TargetMap:
+    """What `TransformedTargetRegressor`s do `towards` the last target (N, K), and `back`."""
 
     transformers: tuple[Any, ...] = ()
     slope: Any = 1.0  # (K,) of the way back where that is affine; otherwise None
 
     @classmethod
-    def of(cls, transformers: tuple[Any, ...], y: Any) -> TargetMap:
-        """Checked on these targets."""
+    def of(cls, transformers: tuple[Any, ...], y: Any) -> _TargetMap:
         free = cls(transformers)
         t = np.sort(free.towards(y), 0)
         values, columns = free.back(t), range(t.shape[1])
@@ -321,14 +310,12 @@ class TargetMap:
         return cls(transformers, slope[0] if straight else None)
 
     def towards(self, y: Any) -> Array:
-        """(N, K) as the innermost regressor was given them."""
         values = np.asarray(y, dtype=np.float64)
         for one in self.transformers:
             values = np.asarray(one.transform(values.reshape(len(values), -1)), dtype=np.float64)
         return values.reshape(len(values), -1)
 
     def back(self, values: Array) -> Array:
-        """(N, K) in the user's units."""
         with np.errstate(over="ignore"):  # a far quantile may be infinite
             for one in reversed(self.transformers):
                 values = np.asarray(one.inverse_transform(values)).reshape(len(values), -1)
@@ -352,23 +339,25 @@ class TargetMap:
 
 
 @dataclass(frozen=True)
-class Chain:
-    """A fitted regressor taken apart: transformers, maps of the target, the last regressor."""
+class _Chain:
+    """A fitted regressor taken apart.
+
+    `inputs` are what the last `model` takes, `rows` what the library reads instead.
+    """
 
     base: Any
     transformers: tuple[Any, ...]
-    targets: TargetMap
+    targets: _TargetMap
     model: Any
-    readout: Readout
+    readout: _Readout
 
     @classmethod
-    def of(cls, base: Any, known: Data, *, textbook: bool) -> Chain:
-        """Of a base that was trained on these rows."""
+    def of(cls, base: Any, known: _Data, *, textbook: bool) -> _Chain:
         *_, model = layers = _layers(base)
         maps = tuple(one.transformer_ for one in layers if hasattr(one, "transformer_"))
         pipes = [one for one in layers if isinstance(one, pipeline.Pipeline) and len(one) > 1]
-        targets = TargetMap.of(maps, known.y) if maps else TargetMap()
-        chain = cls(base, tuple(pipe[:-1] for pipe in pipes), targets, model, Readout(dense))
+        targets = _TargetMap.of(maps, known.y) if maps else _TargetMap()
+        chain = cls(base, tuple(pipe[:-1] for pipe in pipes), targets, model, _Readout(dense))
         read = next((read for recognised, read in BASES if recognised(model)), None)
         if read is None:
             raise TypeError(
@@ -380,7 +369,6 @@ class Chain:
         return replace(chain, readout=read(model, chain.inputs(known.X), known.weight))
 
     def inputs(self, X: Any) -> Any:
-        """What the last regressor takes, one row each."""
         found = reduce(lambda rows, step: step.transform(rows), self.transformers, X)
         if (made := _num_samples(found)) != (rows := _num_samples(X)):
             raise ValueError(
@@ -390,10 +378,9 @@ class Chain:
         return found
 
     def rows(self, X: Any) -> Tensor:
-        """What the library takes."""
         return self.readout.rows(self.inputs(X))
 
-    def require_same(self, data: Data) -> None:
+    def require_same(self, data: _Data) -> None:
         """Refuse a module that does not predict what the host does, of rows in another order."""
         own, order = np.asarray(self.base.predict(data.X)), np.arange(_num_samples(data.X))
         X, order = data.X, order[::-1] if self.transformers else order
@@ -410,7 +397,7 @@ class Chain:
 
 
 @dataclass(frozen=True)
-class Readout:
+class _Readout:
     """A fitted regressor as rows made by the host and a module that is linear in its last weights.
 
     `ridge` is its own penalty, in the units of the rows that these weights multiply.
@@ -422,7 +409,7 @@ class Readout:
     ridge: float | None = None
 
 
-class Weighted(nn.Module):
+class _Weighted(nn.Module):
     """A module that lets a row's weight pass by, which the fit asks for."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -430,7 +417,6 @@ class Weighted(nn.Module):
         self.module = module
 
     def forward(self, x: Tensor, weight: Tensor | None = None) -> Any:
-        """The module's own."""
         return self.module(x)
 
 
@@ -446,37 +432,32 @@ def array(tensor: Tensor) -> Array:
     return np.asarray(tensor.detach().cpu().double().reshape(len(tensor), -1))
 
 
-def _linear(model: Any, X: Any, weight: Any) -> Readout:
+def _linear(model: Any, X: Any, weight: Any) -> _Readout:
     """Any model with `coef_`: its columns that are not zero, centred where it has an intercept."""
     slopes, ridge = dense(np.atleast_2d(model.coef_)), _own_ridge(model)
-    intercept = getattr(model, "fit_intercept", True)
-    kept = torch.ones(slopes.shape[1], dtype=torch.bool)
-    free = isinstance(model, EXACT) and not getattr(model, "positive", False)
-    if not free and bool(slopes.any()):
-        kept, slopes = (slopes != 0).any(0), slopes[:, (slopes != 0).any(0)]
-    design = dense(X)[:, kept]
+    exact = isinstance(model, EXACT) and not getattr(model, "positive", False)
+    kept = (slopes != 0).any(0) | exact | (not slopes.any())
+    slopes, design = slopes[:, kept], dense(X)[:, kept]
     share = design.new_ones(len(design)) if weight is None else dense(weight).reshape(-1)
     share = (share / share.sum())[:, None]
-    centre = (share * design).sum(0) * float(intercept)
+    intercept = float(getattr(model, "fit_intercept", True))
+    centre = (share * design).sum(0) * intercept
     spread = (share * (design - centre).square()).sum(0).sqrt()
     spread = torch.where(spread > 1e-12 * centre.abs(), spread, 1.0)
+    if ridge is not None:  # of these columns as they are
+        spread = torch.full_like(spread, float(spread.max()))
+        ridge = ridge / float(spread[0]) ** 2
     start = dense(model.intercept_).reshape(-1).expand(len(slopes)) + slopes @ centre
-    height = 0.0
-    if ridge is not None:  # of these columns as they are; none of the intercept's
-        height, spread = UNPENALISED * float(spread.max()) * intercept, torch.ones_like(spread)
-    if height:
-        slopes, intercept = torch.cat([slopes, start[:, None] / height], 1), False
-        spread = torch.cat([spread, spread.new_ones(1)])
-    module = _layer(slopes * spread, start if intercept else None)
-    rows = partial(_columns, kept=kept, centre=centre, spread=spread, height=height)
-    return Readout(rows, module, _loss(model), ridge)
+    ones = start[:, None] / UNPENALISED if intercept else start.new_zeros(len(start), 0)
+    module = _layer(torch.cat([slopes * spread, ones], 1))
+    rows = partial(_columns, kept=kept, centre=centre, spread=spread, ones=ones.shape[1])
+    return _Readout(rows, module, _loss(model), ridge)
 
 
-def _columns(X: Any, kept: Tensor, centre: Tensor, spread: Tensor, height: float) -> Tensor:
-    """Rows of a linear model: columns that count, and the intercept's where it has a height."""
-    rows = dense(X)[:, kept] - centre
-    one = rows.new_full((len(rows), 1 if height else 0), height)
-    return torch.cat([rows, one], 1) / spread
+def _columns(X: Any, kept: Tensor, centre: Tensor, spread: Tensor, ones: int) -> Tensor:
+    """Rows of a linear model: columns that count, then the intercept's if any."""
+    rows = (dense(X)[:, kept] - centre) / spread
+    return torch.cat([rows, rows.new_full((len(rows), ones), UNPENALISED)], 1)
 
 
 def _own_ridge(model: Any) -> float | None:
@@ -507,16 +488,16 @@ def _loss(model: Any) -> LossLike:
     return "mse"
 
 
-def _perceptron(model: Any, X: Any, weight: Any) -> Readout:
+def _perceptron(model: Any, X: Any, weight: Any) -> _Readout:
     """The net of an `MLPRegressor` in torch."""
     kinds = {"identity": nn.Identity, "logistic": nn.Sigmoid, "tanh": nn.Tanh, "relu": nn.ReLU}
     layers: list[nn.Module] = []
     for slopes, start in zip(model.coefs_, model.intercepts_, strict=True):
         layers += [_layer(dense(slopes).mT, dense(start)), kinds[model.activation]()]
-    return Readout(dense, nn.Sequential(*layers[:-1]), _loss(model))
+    return _Readout(dense, nn.Sequential(*layers[:-1]), _loss(model))
 
 
-def _kernel_ridge(model: Any, X: Any, weight: Any) -> Readout:
+def _kernel_ridge(model: Any, X: Any, weight: Any) -> _Readout:
     """Kernel ridge regression as a Gaussian process, with its own penalty."""
     if model.kernel == "precomputed":
         raise ValueError("kernel='precomputed' hides the rows. Give KernelRidge the kernel itself.")
@@ -524,7 +505,7 @@ def _kernel_ridge(model: Any, X: Any, weight: Any) -> Readout:
     regressors = SubsetOfRegressors(partial(_kernel, model), inducing, noise=1.0)
     slopes = dense(model.dual_coef_).reshape(len(inducing), -1).mT @ regressors.features(inducing)
     module = _layer(torch.cat([slopes, slopes.new_zeros(len(slopes), 1)], 1))
-    return Readout(partial(_kernel_rows, regressors), module, ridge=_own_ridge(model))
+    return _Readout(partial(_kernel_rows, regressors), module, ridge=_own_ridge(model))
 
 
 def _kernel_rows(regressors: SubsetOfRegressors, X: Any) -> Tensor:
@@ -544,21 +525,20 @@ def _kernel(model: Any, X: Tensor, Z: Tensor) -> Any:
     return pairwise_kernels(*arrays, metric=model.kernel, filter_params=True, **options)
 
 
-def _skorch(model: Any, X: Any, weight: Any) -> Readout:
+def _skorch(model: Any, X: Any, weight: Any) -> _Readout:
     """The trained module of skorch's `NeuralNetRegressor`."""
     like = next(model.module_.parameters()).detach()
-    return Readout(partial(dense, like=like), model.module_, _loss(model))
+    return _Readout(partial(dense, like=like), model.module_, _loss(model))
 
 
 def _layer(slopes: Tensor, start: Tensor | None = None) -> nn.Linear:
     """(K, P) and (K,) as a layer."""
     layer = nn.Linear(slopes.shape[1], len(slopes), start is not None, dtype=torch.float64)
-    parts = {"weight": slopes} if start is None else {"weight": slopes, "bias": start}
-    layer.load_state_dict(parts)
+    layer.load_state_dict({"weight": slopes} | ({} if start is None else {"bias": start}))
     return layer
 
 
-BASES: list[tuple[Callable[[Any], bool], Callable[[Any, Any, Any], Readout]]] = [
+BASES: list[tuple[Callable[[Any], bool], Callable[[Any, Any, Any], _Readout]]] = [
     (lambda model: isinstance(model, MLPRegressor), _perceptron),
     (lambda model: isinstance(model, KernelRidge), _kernel_ridge),
     (lambda model: hasattr(model, "module_") and hasattr(model, "criterion_"), _skorch),
@@ -585,9 +565,8 @@ def _require_supported(estimator: Any) -> None:
     if not is_regressor(estimator):
         raise TypeError(f"Expected a regressor, got {type(estimator).__name__}.")
     last = type(_layers(estimator)[-1])
-    for kind in last.__mro__:
-        if (why := REFUSED.get(kind.__name__)) is not None:
-            raise TypeError(f"RigidityRegressor cannot take {last.__name__}. {why}")
+    for why in [REFUSED[kind.__name__] for kind in last.__mro__ if kind.__name__ in REFUSED]:
+        raise TypeError(f"RigidityRegressor cannot take {last.__name__}. {why}")
 
 
 def _is_exact(estimator: Any) -> bool:
@@ -602,7 +581,7 @@ def _is_exact(estimator: Any) -> bool:
     return isinstance(layers[-1], EXACT) and not any(tag.target_tags.required for tag in tags)
 
 
-def _trained(base: Any, known: Data) -> Any:
+def _trained(base: Any, known: _Data) -> Any:
     """The base after its own fit, with the weights by the name that it takes them."""
     if known.weight is None:
         return base.fit(known.X, known.y)
