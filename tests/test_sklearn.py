@@ -378,7 +378,7 @@ def test_a_logarithm_makes_the_law_lognormal(data, new):
 def test_a_falling_map_turns_the_quantiles_over(data, new):
     X, y = data[0], np.exp(-data[1] / 5)
     base = TransformedTargetRegressor(Ridge(), func=np.reciprocal, inverse_func=np.reciprocal)
-    reg = RigidityRegressor(base, **FAST, support=(0.01, None)).fit(X, y)
+    reg = RigidityRegressor(base, **FAST).fit(X, y)
     quantiles = reg.predict_quantiles(new, [0.1, 0.4, 0.5, 0.8])
     assert (np.diff(quantiles, axis=1) > 0).all()
     inner = reg.prediction(new).quantile(0.9).numpy()[:, 0]

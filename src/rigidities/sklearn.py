@@ -6,24 +6,23 @@ r"""Error bars for regressors of scikit-learn, in its own manner.
 
 A fitted regressor is read as rows made by the host (its transformers, its kernel) and a small torch
 module whose last map is linear; `LastLayerRigidity` does the rest, and the module must reproduce
-`predict` of the host. `BASES` lists what can be read. Needs `pip install "rigidities[sklearn]"`.
+`predict` of the host. `_readout` knows what can be read. Needs `pip install "rigidities[sklearn]"`.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from . import fits
 from .closed_forms import SubsetOfRegressors
-from .fits import FitRigidity
-from .fits import linear as linear_fit
 from .last_layer.rigidity import LastLayerRigidity
 from .losses import Huber, LossLike
 from .notices import require_level
@@ -33,10 +32,11 @@ try:
     import numpy as np
     from numpy.typing import NDArray
     from scipy.special import stdtrit
-    from sklearn import compose, frozen, get_config, linear_model, model_selection, pipeline
+    from sklearn import compose, frozen, get_config, linear_model, pipeline
     from sklearn.base import BaseEstimator, MetaEstimatorMixin, RegressorMixin, clone, is_regressor
     from sklearn.kernel_ridge import KernelRidge
     from sklearn.metrics.pairwise import pairwise_kernels
+    from sklearn.model_selection import GridSearchCV, RandomizedSearchCV, train_test_split
     from sklearn.neural_network import MLPRegressor
     from sklearn.utils import _safe_indexing, get_tags, validation
     from sklearn.utils.validation import _num_samples
@@ -50,10 +50,7 @@ Array = NDArray[np.float64]
 RIDGES = (linear_model.Ridge, linear_model.RidgeCV, KernelRidge)
 EXACT = (linear_model.LinearRegression, linear_model.BayesianRidge, *RIDGES)
 """Linear in all that was trained: left-out training rows are as good as rows held out."""
-TEXTBOOK = "textbook"
-HELD, APART = 0.2, 0.5
-"""Share of rows that calibrate: of those given to train on, of those given with a trained base."""
-SEARCHES = (model_selection.GridSearchCV, model_selection.RandomizedSearchCV)
+HOLDERS = (frozen.FrozenEstimator, GridSearchCV, RandomizedSearchCV)
 UNPENALISED = 1e3
 """Height of an intercept's column beside the others: a ridge on it counts a millionth."""
 _FLAT = "Its loss has no curvature, so it is no least-squares fit. Use {} or a Huber loss."
@@ -78,15 +75,13 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         prefit: whether it is trained already; a `FrozenEstimator` is.
         valid: share of the rows given to `fit` that only calibrate. "auto" is none for bases that
             are linear in all that was trained (least squares, ridge, kernel ridge), whose training
-            rows count as if left out; a fifth for others; half under `prefit`, where the other
-            half stands for the training rows unless `fit` is given those. None is no share: under
-            `prefit` the rows are then those that the base was trained on.
+            rows count as if left out; a fifth for others; under `prefit` half, the other half
+            standing for the training rows. None under `prefit`: these are the training rows.
         criterion: as in `calibrate`; "textbook" is the standard error of linear regression, with
             residuals over n less the effective number of parameters and Student's intervals.
         noise: as in `calibrate`.
         law: as in `calibrate`.
         ridge: as in `calibrate`; by default the base's own penalty where that is known.
-        support: as in `calibrate`.
         random_state: of the split.
 
     Attributes:
@@ -105,7 +100,6 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         noise: Any = None,
         law: Any = None,
         ridge: float | None = None,
-        support: tuple[float | None, float | None] | None = None,
         random_state: Any = None,
     ) -> None:
         self.estimator = estimator
@@ -115,7 +109,6 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         self.noise = noise
         self.law = law
         self.ridge = ridge
-        self.support = support
         self.random_state = random_state
 
     def fit(
@@ -140,17 +133,21 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         known, held = data.split(self._share(fixed), self.random_state)
         if train is not None:
             known, held = _Data.of(*train), data
+            if (known.weight is None) != (held.weight is None):
+                raise ValueError("Give weights of both the rows and train=, or of neither.")
         base = self.estimator if fixed else _trained(clone(self.estimator), known)
-        chain = _Chain.of(base, known, textbook=self.criterion == TEXTBOOK)
-        if self.criterion == TEXTBOOK:
+        chain = _Chain.of(base, known)
+        if self.criterion == "textbook":
             uq, report = self._textbook(chain, known, held), None
         else:
+            chain = replace(
+                chain, readout=_readout(chain.model, chain.inputs(known.X), known.weight)
+            )
             unseen = fixed and train is None and held is not None
             uq, report = self._calibrated(chain, known, held, unseen)
         self.estimator_, self.uq_, self.report_, self._chain = base, uq, report, chain
-        for name in ("n_features_in_", "feature_names_in_"):
-            if hasattr(base, name):
-                setattr(self, name, getattr(base, name))
+        for name in {"n_features_in_", "feature_names_in_"} & set(dir(base)):
+            setattr(self, name, getattr(base, name))
         return self
 
     def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:
@@ -187,7 +184,7 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
 
     def prediction(self, X: Any) -> Prediction:
         """Mean, epistemic variance, noise and law; in the units of a transformed target."""
-        options = {"noise": True} if isinstance(self.uq_, FitRigidity) else {"progress": False}
+        options = {"noise": True} if isinstance(self.uq_, fits.FitRigidity) else {"progress": False}
         found: Prediction = self.uq_.predict(self.rows(X), **options)
         return found
 
@@ -198,31 +195,27 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         return self._chain.rows(X)
 
     def __sklearn_tags__(self) -> Any:
-        tags, own = super().__sklearn_tags__(), get_tags(self.estimator)
-        tags.input_tags, tags.target_tags = own.input_tags, own.target_tags
-        tags.regressor_tags, tags.non_deterministic = own.regressor_tags, own.non_deterministic
-        return tags
+        return replace(get_tags(self.estimator), array_api_support=False)
 
     def _share(self, fixed: bool) -> float | None:
         """Of rows that only calibrate."""
         share = self.valid
         if share == "auto":
             exact = self.criterion == "auto" and not fixed and _is_exact(self.estimator)
-            needless = exact or self.criterion in ("loo", TEXTBOOK)
-            return None if needless else APART if fixed else HELD
+            needless = exact or self.criterion in ("loo", "textbook")
+            return None if needless else 0.5 if fixed else 0.2
         if share is None or (isinstance(share, float) and 0 < share < 1):
             return share
         raise ValueError(f"valid must be 'auto', None or a share between 0 and 1, got {share!r}.")
 
     def _textbook(self, chain: _Chain, known: _Data, held: _Data | None) -> Any:
-        others = (held, self.noise, self.law, self.ridge, self.support)
-        if any(one is not None for one in others):
+        if any(one is not None for one in (held, self.noise, self.law, self.ridge)):
             raise ValueError(
                 "criterion='textbook' takes the training rows alone, the base's own penalty and "
-                "Student's law: leave valid, train, noise, law, ridge and support as they are."
+                "Student's law: leave valid, train, noise, law and ridge as they are."
             )
         target = chain.targets.towards(known.y)
-        return linear_fit(chain.model, chain.rows(known.X), target, sample_weight=known.weight)
+        return fits.linear(chain.model, chain.rows(known.X), target, sample_weight=known.weight)
 
     def _calibrated(self, chain: _Chain, known: _Data, held: _Data | None, unseen: bool) -> Any:
         """Error bars and their report; `unseen` rows are no residuals of training."""
@@ -233,7 +226,7 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         options |= {} if known.weight is None else {"sample_weight": itemgetter("weight")}
         options |= {} if own is None else {"method": "qr"}  # a small ridge needs all digits
         uq = LastLayerRigidity(_Weighted(chain.readout.module)).fit(rows, **options)
-        wanted = {name: getattr(self, name) for name in ("criterion", "noise", "law", "support")}
+        wanted = {name: getattr(self, name) for name in ("criterion", "noise", "law")}
         wanted |= {"ridge": own if self.ridge is None else self.ridge, "progress": False}
         wanted |= {"optimism": not _is_exact(chain.base)}
         wanted |= {"train": rows} if self.criterion == "loo" else {}
@@ -245,7 +238,7 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
             what = "return_cov needs a target map that is affine, as a scaler's is"
             raise ValueError(f"{what}. Use return_std or predict_quantiles.")
         uq: Any = self.uq_
-        joint = uq.covariance(uq.model(rows)[1] if isinstance(uq, FitRigidity) else rows)
+        joint = uq.covariance(uq.model(rows)[1] if isinstance(uq, fits.FitRigidity) else rows)
         noise = array(self.prediction(X).noise)
         n, k = noise.shape
         found = array(joint).reshape(n, k, n, k).diagonal(axis1=1, axis2=3).copy()
@@ -253,8 +246,7 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         return np.asarray(found * np.square(slope))
 
 
-@dataclass(frozen=True)
-class _Data:
+class _Data(NamedTuple):
     """Rows as the host takes them; `tensors` as the library does."""
 
     X: Any
@@ -274,8 +266,8 @@ class _Data:
     def split(self, share: float | None, seed: Any) -> tuple[_Data, _Data | None]:
         if share is None:
             return self, None
-        parts = [part for part in (self.X, self.y, self.weight) if part is not None]
-        cut = model_selection.train_test_split(*parts, test_size=share, random_state=seed)
+        parts = [part for part in self if part is not None]
+        cut = train_test_split(*parts, test_size=share, random_state=seed)
         return _Data(*cut[::2]), _Data(*cut[1::2])
 
     def tensors(self, chain: _Chain) -> dict[str, Tensor]:
@@ -288,11 +280,11 @@ class _Data:
 class _TargetMap:
     """What `TransformedTargetRegressor`s do `towards` the last target (N, K), and `back`."""
 
-    transformers: tuple[Any, ...] = ()
+    transformers: list[Any]
     slope: Any = 1.0  # (K,) of the way back where that is affine; otherwise None
 
     @classmethod
-    def of(cls, transformers: tuple[Any, ...], y: Any) -> _TargetMap:
+    def of(cls, transformers: list[Any], y: Any) -> _TargetMap:
         free = cls(transformers)
         t = np.sort(free.towards(y), 0)
         values, columns = free.back(t), range(t.shape[1])
@@ -335,38 +327,26 @@ class _TargetMap:
         share = torch.softmax(-z.square() / 2, 0).numpy()[:, None, None]
         levels = torch.special.ndtr(z).tolist()
         values = np.stack([self.back(array(p.quantile(level))) for level in levels])
-        return np.sqrt((share * np.square(values - (share * values).sum(0))).sum(0))
+        return np.asarray(np.sqrt((share * np.square(values - (share * values).sum(0))).sum(0)))
 
 
 @dataclass(frozen=True)
 class _Chain:
-    """A fitted regressor taken apart.
-
-    `inputs` are what the last `model` takes, `rows` what the library reads instead.
-    """
+    """A fitted regressor taken apart: `inputs` of the last model, `rows` as the library reads."""
 
     base: Any
-    transformers: tuple[Any, ...]
+    transformers: list[Any]
     targets: _TargetMap
     model: Any
     readout: _Readout
 
     @classmethod
-    def of(cls, base: Any, known: _Data, *, textbook: bool) -> _Chain:
-        *_, model = layers = _layers(base)
-        maps = tuple(one.transformer_ for one in layers if hasattr(one, "transformer_"))
-        pipes = [one for one in layers if isinstance(one, pipeline.Pipeline) and len(one) > 1]
-        targets = _TargetMap.of(maps, known.y) if maps else _TargetMap()
-        chain = cls(base, tuple(pipe[:-1] for pipe in pipes), targets, model, _Readout(dense))
-        read = next((read for recognised, read in BASES if recognised(model)), None)
-        if read is None:
-            raise TypeError(
-                f"Cannot read {type(model).__name__}: it has no linear weights that least squares "
-                "have found. Known are linear models, MLPRegressor, KernelRidge, skorch's nets."
-            )
-        if textbook:
-            return chain
-        return replace(chain, readout=read(model, chain.inputs(known.X), known.weight))
+    def of(cls, base: Any, known: _Data) -> _Chain:
+        layers = _layers(base)
+        maps = [one.transformer_ for one in layers if hasattr(one, "transformer_")]
+        targets = _TargetMap.of(maps, known.y) if maps else _TargetMap([])
+        steps = [pipe[:-1] for pipe in _pipes(base) if len(pipe) > 1]
+        return cls(base, steps, targets, layers[-1], _Readout(dense))
 
     def inputs(self, X: Any) -> Any:
         found = reduce(lambda rows, step: step.transform(rows), self.transformers, X)
@@ -396,15 +376,14 @@ class _Chain:
             )
 
 
-@dataclass(frozen=True)
-class _Readout:
+class _Readout(NamedTuple):
     """A fitted regressor as rows made by the host and a module that is linear in its last weights.
 
     `ridge` is its own penalty, in the units of the rows that these weights multiply.
     """
 
     rows: Callable[[Any], Tensor]
-    module: nn.Module = field(default_factory=nn.Identity)
+    module: Any = None
     loss: LossLike = "mse"
     ridge: float | None = None
 
@@ -430,6 +409,23 @@ def dense(X: Any, like: Tensor | None = None) -> Tensor:
 def array(tensor: Tensor) -> Array:
     """(N, K) from (N,) or (N, K), on any device."""
     return np.asarray(tensor.detach().cpu().double().reshape(len(tensor), -1))
+
+
+def _readout(model: Any, X: Any, weight: Any) -> _Readout:
+    """How the library reads a model that was trained on these inputs."""
+    if isinstance(model, MLPRegressor):
+        return _perceptron(model)
+    if isinstance(model, KernelRidge):
+        return _kernel_ridge(model)
+    if hasattr(model, "module_") and hasattr(model, "criterion_"):  # skorch's
+        like = next(model.module_.parameters()).detach().new_zeros(())
+        return _Readout(partial(dense, like=like), model.module_, _loss(model))
+    if hasattr(model, "coef_") and hasattr(model, "intercept_"):
+        return _linear(model, X, weight)
+    raise TypeError(
+        f"Cannot read {type(model).__name__}: it has no linear weights that least squares have "
+        "found. Known are linear models, MLPRegressor, KernelRidge and skorch's NeuralNetRegressor."
+    )
 
 
 def _linear(model: Any, X: Any, weight: Any) -> _Readout:
@@ -472,12 +468,10 @@ def _own_ridge(model: Any) -> float | None:
 
 def _loss(model: Any) -> LossLike:
     """That a model was trained with, by what it says of it."""
-    criterion = getattr(model, "criterion_", None)  # skorch's
-    name = (
-        getattr(model, "loss", "squared_error") if criterion is None else type(criterion).__name__
-    )
+    skorch = getattr(model, "criterion_", None)
+    name = type(skorch).__name__ if skorch else getattr(model, "loss", "squared_error")
     if name in ("huber", "HuberLoss") or hasattr(model, "outliers_"):  # HuberRegressor's
-        delta = criterion.delta if criterion is not None else model.epsilon
+        delta = skorch.delta if skorch else model.epsilon
         return Huber(delta * getattr(model, "scale_", 1.0))
     if name not in ("squared_error", "MSELoss"):
         raise ValueError(
@@ -488,7 +482,7 @@ def _loss(model: Any) -> LossLike:
     return "mse"
 
 
-def _perceptron(model: Any, X: Any, weight: Any) -> _Readout:
+def _perceptron(model: Any) -> _Readout:
     """The net of an `MLPRegressor` in torch."""
     kinds = {"identity": nn.Identity, "logistic": nn.Sigmoid, "tanh": nn.Tanh, "relu": nn.ReLU}
     layers: list[nn.Module] = []
@@ -497,7 +491,7 @@ def _perceptron(model: Any, X: Any, weight: Any) -> _Readout:
     return _Readout(dense, nn.Sequential(*layers[:-1]), _loss(model))
 
 
-def _kernel_ridge(model: Any, X: Any, weight: Any) -> _Readout:
+def _kernel_ridge(model: Any) -> _Readout:
     """Kernel ridge regression as a Gaussian process, with its own penalty."""
     if model.kernel == "precomputed":
         raise ValueError("kernel='precomputed' hides the rows. Give KernelRidge the kernel itself.")
@@ -509,10 +503,7 @@ def _kernel_ridge(model: Any, X: Any, weight: Any) -> _Readout:
 
 
 def _kernel_rows(regressors: SubsetOfRegressors, X: Any) -> Tensor:
-    """Features of a kernel, and the root of what they leave of $k(x, x)$.
-
-    The last one is zero at the training rows: the variance is the full Gaussian process's.
-    """
+    """Features of a kernel, and the root of what they leave of the full process's variance."""
     points = dense(X)
     rest = regressors.unexplained(points)[:, None].sqrt()
     return torch.cat([regressors.features(points), rest], 1)
@@ -525,26 +516,11 @@ def _kernel(model: Any, X: Tensor, Z: Tensor) -> Any:
     return pairwise_kernels(*arrays, metric=model.kernel, filter_params=True, **options)
 
 
-def _skorch(model: Any, X: Any, weight: Any) -> _Readout:
-    """The trained module of skorch's `NeuralNetRegressor`."""
-    like = next(model.module_.parameters()).detach()
-    return _Readout(partial(dense, like=like), model.module_, _loss(model))
-
-
 def _layer(slopes: Tensor, start: Tensor | None = None) -> nn.Linear:
     """(K, P) and (K,) as a layer."""
     layer = nn.Linear(slopes.shape[1], len(slopes), start is not None, dtype=torch.float64)
     layer.load_state_dict({"weight": slopes} | ({} if start is None else {"bias": start}))
     return layer
-
-
-BASES: list[tuple[Callable[[Any], bool], Callable[[Any, Any, Any], _Readout]]] = [
-    (lambda model: isinstance(model, MLPRegressor), _perceptron),
-    (lambda model: isinstance(model, KernelRidge), _kernel_ridge),
-    (lambda model: hasattr(model, "module_") and hasattr(model, "criterion_"), _skorch),
-    (lambda model: hasattr(model, "coef_") and hasattr(model, "intercept_"), _linear),
-]
-"""Which fitted regressors can be read, and how: (model, its training inputs, weights)."""
 
 
 def _layers(estimator: Any) -> list[Any]:
@@ -553,11 +529,15 @@ def _layers(estimator: Any) -> list[Any]:
     if isinstance(estimator, pipeline.Pipeline):
         inner = estimator.steps[-1][1]
     elif isinstance(estimator, compose.TransformedTargetRegressor):
-        given = linear_model.LinearRegression() if estimator.regressor is None else None
-        inner = getattr(estimator, "regressor_", given or estimator.regressor)
-    elif isinstance(estimator, (frozen.FrozenEstimator, *SEARCHES)):
+        own = linear_model.LinearRegression() if estimator.regressor is None else None
+        inner = getattr(estimator, "regressor_", own or estimator.regressor)
+    elif isinstance(estimator, HOLDERS):
         inner = getattr(estimator, "best_estimator_", estimator.estimator)
     return [estimator] if inner is None else [estimator, *_layers(inner)]
+
+
+def _pipes(estimator: Any) -> list[Any]:
+    return [one for one in _layers(estimator) if isinstance(one, pipeline.Pipeline)]
 
 
 def _require_supported(estimator: Any) -> None:
@@ -571,14 +551,12 @@ def _require_supported(estimator: Any) -> None:
 
 def _is_exact(estimator: Any) -> bool:
     """Whether all that is trained on targets is linear."""
-    layers = _layers(estimator)
-    steps = [
-        step for one in layers if isinstance(one, pipeline.Pipeline) for _, step in one.steps[:-1]
-    ]
+    steps = [step for pipe in _pipes(estimator) for _, step in pipe.steps[:-1]]
     whole = [step for step in steps if hasattr(step, "get_params")]
     parts = [part for step in whole for part in (step, *step.get_params().values())]
     tags = [get_tags(part) for part in parts if hasattr(part, "__sklearn_tags__")]
-    return isinstance(layers[-1], EXACT) and not any(tag.target_tags.required for tag in tags)
+    blind = not any(tag.target_tags.required for tag in tags)
+    return blind and isinstance(_layers(estimator)[-1], EXACT)
 
 
 def _trained(base: Any, known: _Data) -> Any:
@@ -587,6 +565,5 @@ def _trained(base: Any, known: _Data) -> Any:
         return base.fit(known.X, known.y)
     name = "sample_weight"
     if not get_config()["enable_metadata_routing"]:
-        pipes = [one for one in _layers(base) if isinstance(one, pipeline.Pipeline)]
-        name = "__".join([*(pipe.steps[-1][0] for pipe in pipes), name])
+        name = "__".join([*(pipe.steps[-1][0] for pipe in _pipes(base)), name])
     return base.fit(known.X, known.y, **{name: known.weight})
