@@ -435,7 +435,7 @@ def test_a_base_that_is_not_trained_is_refused(data):
     [
         (KNeighborsRegressor(), "KNeighborsRegressor. It has no trained weights"),
         (SVR(), "Use KernelRidge"),
-        (make_pipeline(StandardScaler(), LinearSVR()), "Use Ridge"),
+        (make_pipeline(StandardScaler(), LinearSVR()), "LinearSVR. Its loss"),
         (QuantileRegressor(), "no curvature"),
         (GaussianProcessRegressor(), "error bars of its own"),
         (LogisticRegression(), "Expected a regressor, got LogisticRegression"),

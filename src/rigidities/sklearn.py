@@ -53,11 +53,10 @@ EXACT = (linear_model.LinearRegression, linear_model.BayesianRidge, *RIDGES)
 HOLDERS = (frozen.FrozenEstimator, GridSearchCV, RandomizedSearchCV)
 UNPENALISED = 1e3
 """Height of an intercept's column beside the others: a ridge on it counts a millionth."""
-_FLAT = "Its loss has no curvature, so it is no least-squares fit. Use {} or a Huber loss."
+_FLAT = "Its loss has no curvature, so it is no least-squares fit. Use KernelRidge or Ridge."
 REFUSED = {
     "GaussianProcessRegressor": "It has error bars of its own: predict(X, return_std=True).",
-    **dict.fromkeys(("SVR", "NuSVR"), _FLAT.format("KernelRidge")),
-    **dict.fromkeys(("LinearSVR", "QuantileRegressor"), _FLAT.format("Ridge")),
+    **dict.fromkeys(("SVR", "NuSVR", "LinearSVR", "QuantileRegressor"), _FLAT),
     "NeighborsBase": "It has no trained weights. Use KernelRidge, or Nystroem with Ridge.",
 }
 
@@ -117,7 +116,7 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         """Train the base, unless it is, and calibrate its error bars.
 
         Args:
-            X: (N, P) inputs, in any form that the base takes.
+            X: (N, P) inputs, in any form that the base takes, and
             y: (N,) or (N, K) targets.
             sample_weight: (N,) loss weights.
             train: (X, y) or (X, y, sample_weight) that a trained base was trained on; X and y are
@@ -140,21 +139,18 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         if self.criterion == "textbook":
             uq, report = self._textbook(chain, known, held), None
         else:
-            chain = replace(
-                chain, readout=_readout(chain.model, chain.inputs(known.X), known.weight)
-            )
             unseen = fixed and train is None and held is not None
             uq, report = self._calibrated(chain, known, held, unseen)
         self.estimator_, self.uq_, self.report_, self._chain = base, uq, report, chain
-        for name in {"n_features_in_", "feature_names_in_"} & set(dir(base)):
-            setattr(self, name, getattr(base, name))
+        for name in ("n_features_in_", "feature_names_in_"):
+            if hasattr(base, name):
+                setattr(self, name, getattr(base, name))
         return self
 
     def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:
         """The base's predictions; with standard deviations or a covariance of new observations.
 
-        These are shaped like the mean, and (N, N), for several targets (N, N, K): the joint
-        covariance of predictions with the noise on its diagonal.
+        That is (N, N), or (N, N, K): of predictions, with the noise on its diagonal.
         """
         validation.check_is_fitted(self)
         if return_std and return_cov:
@@ -162,10 +158,7 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         mean = self.estimator_.predict(X)
         if return_std:
             return mean, self._chain.targets.std(self.prediction(X)).reshape(np.shape(mean))
-        if return_cov:
-            found = self._covariance(X)
-            return mean, found[..., 0] if np.ndim(mean) == 1 else found
-        return mean
+        return (mean, self._covariance(X, np.ndim(mean) == 1)) if return_cov else mean
 
     def predict_interval(self, X: Any, level: float = 0.9) -> tuple[Array, Array]:
         """Central intervals that hold new observations with probability `level`: (low, high)."""
@@ -192,7 +185,8 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         """What `uq_` takes for these inputs: `reg.uq_.ensemble(64)(reg.rows(X))`."""
         validation.check_is_fitted(self)
         validation.validate_data(self, X, reset=False, skip_check_array=True)
-        return self._chain.rows(X)
+        textbook = isinstance(self.uq_, fits.FitRigidity)
+        return dense(self._chain.inputs(X)) if textbook else self._chain.rows(X)
 
     def __sklearn_tags__(self) -> Any:
         return replace(get_tags(self.estimator), array_api_support=False)
@@ -202,20 +196,19 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         share = self.valid
         if share == "auto":
             exact = self.criterion == "auto" and not fixed and _is_exact(self.estimator)
-            needless = exact or self.criterion in ("loo", "textbook")
-            return None if needless else 0.5 if fixed else 0.2
+            if exact or self.criterion in ("loo", "textbook"):
+                return None
+            return 0.5 if fixed else 0.2
         if share is None or (isinstance(share, float) and 0 < share < 1):
             return share
         raise ValueError(f"valid must be 'auto', None or a share between 0 and 1, got {share!r}.")
 
     def _textbook(self, chain: _Chain, known: _Data, held: _Data | None) -> Any:
         if any(one is not None for one in (held, self.noise, self.law, self.ridge)):
-            raise ValueError(
-                "criterion='textbook' takes the training rows alone, the base's own penalty and "
-                "Student's law: leave valid, train, noise, law and ridge as they are."
-            )
-        target = chain.targets.towards(known.y)
-        return fits.linear(chain.model, chain.rows(known.X), target, sample_weight=known.weight)
+            what = "criterion='textbook' has Student's law and the base's own penalty"
+            raise ValueError(f"{what}: leave valid, train, noise, law and ridge as they are.")
+        data = chain.inputs(known.X), chain.targets.towards(known.y)
+        return fits.linear(chain.model, dense(data[0]), data[1], sample_weight=known.weight)
 
     def _calibrated(self, chain: _Chain, known: _Data, held: _Data | None, unseen: bool) -> Any:
         """Error bars and their report; `unseen` rows are no residuals of training."""
@@ -232,18 +225,18 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         wanted |= {"train": rows} if self.criterion == "loo" else {}
         return uq, uq.calibrate(None if held is None else held.tensors(chain), **wanted)
 
-    def _covariance(self, X: Any) -> Array:
+    def _covariance(self, X: Any, single: bool) -> Array:
         slope, rows = self._chain.targets.slope, self.rows(X)
         if slope is None:
             what = "return_cov needs a target map that is affine, as a scaler's is"
             raise ValueError(f"{what}. Use return_std or predict_quantiles.")
-        uq: Any = self.uq_
-        joint = uq.covariance(uq.model(rows)[1] if isinstance(uq, fits.FitRigidity) else rows)
+        exact = isinstance(self.uq_, fits.FitRigidity)
+        joint = self.uq_.covariance(self.uq_.model(rows)[1] if exact else rows)
         noise = array(self.prediction(X).noise)
         n, k = noise.shape
-        found = array(joint).reshape(n, k, n, k).diagonal(axis1=1, axis2=3).copy()
-        found[np.arange(n), np.arange(n)] += noise
-        return np.asarray(found * np.square(slope))
+        found = array(joint).reshape(n, k, n, k).diagonal(axis1=1, axis2=3) * np.square(slope)
+        found[np.arange(n), np.arange(n)] += noise * np.square(slope)
+        return np.asarray(found[..., 0] if single else found)
 
 
 class _Data(NamedTuple):
@@ -273,7 +266,7 @@ class _Data(NamedTuple):
     def tensors(self, chain: _Chain) -> dict[str, Tensor]:
         rows, target = chain.rows(self.X), torch.as_tensor(chain.targets.towards(self.y))
         weight = {} if self.weight is None else {"weight": dense(self.weight).reshape(-1)}
-        return {"x": rows, "y": target.to(rows.device), **weight}
+        return {"input": rows, "y": target.to(rows.device), **weight}
 
 
 @dataclass(frozen=True)
@@ -292,10 +285,8 @@ class _TargetMap:
         steps = np.diff(values, axis=0)
         monotone = ((steps >= 0).all(0) | (steps <= 0).all(0)).all()
         if not monotone or not np.allclose(np.stack(own, 1), values):
-            raise ValueError(
-                "The inverse of the target's transformer must map each target by itself and rise "
-                "or fall throughout, so that quantiles can be carried through it."
-            )
+            what = "must map each target by itself and rise or fall throughout"
+            raise ValueError(f"The inverse of the target's transformer {what}, to carry quantiles.")
         low, high = t[:1], np.where(t[-1:] > t[:1], t[-1:], t[:1] + 1)
         slope = (free.back(high) - free.back(low)) / (high - low)
         straight = np.allclose(free.back(low) + (t - low) * slope, values, rtol=1e-9, atol=1e-9)
@@ -346,27 +337,22 @@ class _Chain:
         maps = [one.transformer_ for one in layers if hasattr(one, "transformer_")]
         targets = _TargetMap.of(maps, known.y) if maps else _TargetMap([])
         steps = [pipe[:-1] for pipe in _pipes(base) if len(pipe) > 1]
-        return cls(base, steps, targets, layers[-1], _Readout(dense))
+        readout = _readout(layers[-1], _transformed(steps, known.X), known.weight)
+        return cls(base, steps, targets, layers[-1], readout)
 
     def inputs(self, X: Any) -> Any:
-        found = reduce(lambda rows, step: step.transform(rows), self.transformers, X)
-        if (made := _num_samples(found)) != (rows := _num_samples(X)):
-            raise ValueError(
-                f"The pipeline's transformers give {made} rows for {rows}: error bars need one for "
-                "each. Drop rows before fit, not in a transformer."
-            )
-        return found
+        return _transformed(self.transformers, X)
 
     def rows(self, X: Any) -> Tensor:
         return self.readout.rows(self.inputs(X))
 
     def require_same(self, data: _Data) -> None:
         """Refuse a module that does not predict what the host does, of rows in another order."""
-        own, order = np.asarray(self.base.predict(data.X)), np.arange(_num_samples(data.X))
-        X, order = data.X, order[::-1] if self.transformers else order
-        rows = self.rows(_safe_indexing(X, order) if self.transformers else X)
+        own, X, order = np.asarray(self.base.predict(data.X)), data.X, slice(None)
+        if self.transformers:
+            X, order = _safe_indexing(X, np.arange(len(own))[::-1]), slice(None, None, -1)
         module = copy.deepcopy(self.readout.module).eval()  # the host may have left it in training
-        found = self.targets.back(array(module(rows)))
+        found = self.targets.back(array(module(self.rows(X))))
         error = np.abs(found - own.reshape(found.shape)[order]).max()
         if not error <= (1e-3 if own.dtype == np.float32 else 1e-5) * np.abs(own).max():
             raise ValueError(
@@ -376,27 +362,28 @@ class _Chain:
             )
 
 
-class _Readout(NamedTuple):
-    """A fitted regressor as rows made by the host and a module that is linear in its last weights.
+def _transformed(steps: list[Any], X: Any) -> Any:
+    found = reduce(lambda rows, step: step.transform(rows), steps, X)
+    if (made := _num_samples(found)) != (rows := _num_samples(X)):
+        what = f"The pipeline's transformers give {made} rows for {rows}: error bars need one each"
+        raise ValueError(f"{what}. Drop rows before fit, not in a transformer.")
+    return found
 
-    `ridge` is its own penalty, in the units of the rows that these weights multiply.
-    """
+
+class _Readout(NamedTuple):
+    """Rows made by the host, a module linear in its last weights, and the penalty of these."""
 
     rows: Callable[[Any], Tensor]
-    module: Any = None
+    module: nn.Module
     loss: LossLike = "mse"
     ridge: float | None = None
 
 
-class _Weighted(nn.Module):
+class _Weighted(nn.Sequential):
     """A module that lets a row's weight pass by, which the fit asks for."""
 
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, x: Tensor, weight: Tensor | None = None) -> Any:
-        return self.module(x)
+    def forward(self, input: Tensor, weight: Tensor | None = None) -> Any:
+        return self[0](input)
 
 
 def dense(X: Any, like: Tensor | None = None) -> Tensor:
@@ -474,11 +461,9 @@ def _loss(model: Any) -> LossLike:
         delta = skorch.delta if skorch else model.epsilon
         return Huber(delta * getattr(model, "scale_", 1.0))
     if name not in ("squared_error", "MSELoss"):
-        raise ValueError(
-            f"Error bars need the squared error or Huber's, got the loss {name!r} of "
-            f"{type(model).__name__}. Train it with one of those; for positive targets in "
-            "TransformedTargetRegressor(func=np.log, inverse_func=np.exp)."
-        )
+        what = f"the loss {name!r} of {type(model).__name__}. Train it with one of those, for"
+        how = "positive targets in TransformedTargetRegressor(func=np.log, inverse_func=np.exp)"
+        raise ValueError(f"Error bars need the squared error or Huber's, got {what} {how}.")
     return "mse"
 
 
@@ -512,8 +497,8 @@ def _kernel_rows(regressors: SubsetOfRegressors, X: Any) -> Tensor:
 def _kernel(model: Any, X: Tensor, Z: Tensor) -> Any:
     named = {"gamma": model.gamma, "degree": model.degree, "coef0": model.coef0}
     options = model.kernel_params or {} if callable(model.kernel) else named
-    arrays = X.numpy(), Z.numpy()
-    return pairwise_kernels(*arrays, metric=model.kernel, filter_params=True, **options)
+    options = {"metric": model.kernel, "filter_params": True, **options}
+    return pairwise_kernels(X.numpy(), Z.numpy(), **options)
 
 
 def _layer(slopes: Tensor, start: Tensor | None = None) -> nn.Linear:
@@ -552,8 +537,8 @@ def _require_supported(estimator: Any) -> None:
 def _is_exact(estimator: Any) -> bool:
     """Whether all that is trained on targets is linear."""
     steps = [step for pipe in _pipes(estimator) for _, step in pipe.steps[:-1]]
-    whole = [step for step in steps if hasattr(step, "get_params")]
-    parts = [part for step in whole for part in (step, *step.get_params().values())]
+    held = [step.get_params() | {"": step} for step in steps if hasattr(step, "get_params")]
+    parts = [part for params in held for part in params.values()]
     tags = [get_tags(part) for part in parts if hasattr(part, "__sklearn_tags__")]
     blind = not any(tag.target_tags.required for tag in tags)
     return blind and isinstance(_layers(estimator)[-1], EXACT)
@@ -563,7 +548,6 @@ def _trained(base: Any, known: _Data) -> Any:
     """The base after its own fit, with the weights by the name that it takes them."""
     if known.weight is None:
         return base.fit(known.X, known.y)
-    name = "sample_weight"
-    if not get_config()["enable_metadata_routing"]:
-        name = "__".join([*(pipe.steps[-1][0] for pipe in _pipes(base)), name])
-    return base.fit(known.X, known.y, **{name: known.weight})
+    plain = get_config()["enable_metadata_routing"]
+    names = [] if plain else [pipe.steps[-1][0] for pipe in _pipes(base)]
+    return base.fit(known.X, known.y, **{"__".join([*names, "sample_weight"]): known.weight})

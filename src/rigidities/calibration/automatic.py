@@ -173,7 +173,7 @@ def automatic(
         zero_curvature=zero_curvature,
         ladder=full.ladder,
         seen=0 if seen is None else len(seen.error),
-        remarks=_remarks(rows, wanted),
+        remarks=_remarks(rows, wanted) if wanted.optimism else [],
         rows=0 if residuals is None else residuals.rows,
         used=0 if residuals is None else len(residuals.error),
         samples=0 if residuals is None else residuals.samples,
@@ -299,14 +299,12 @@ def _remarks(rows: list[Rows], wanted: Wanted) -> list[str]:
     """What a reader of the report should know of the rows."""
     said = []
     held, seen = (min(int((one.seen == flag).sum()) for one in rows) for flag in (False, True))
-    if not wanted.optimism:
-        held, seen = 0, 0
-    elif not held:
+    if not held:
         said.append(
             "There were no validation rows: training rows as if left out are optimistic for a net "
             "trained end to end. Calibrate on rows that the model has not seen."
         )
-    if not seen and wanted.optimism:
+    if not seen:
         why = "The fit holds no training rows (sample=0, or a file without rows=True)"
         why = "The noise of training rows is not known" if wanted.given else why
         said.append(f"{why}: the validation rows alone decide.")
