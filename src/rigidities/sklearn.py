@@ -27,6 +27,7 @@ from .last_layer.rigidity import LastLayerRigidity
 from .losses import Huber, LossLike
 from .notices import require_level
 from .prediction.prediction import Prediction
+from .trees import Forest, is_forest
 
 try:
     import numpy as np
@@ -69,8 +70,8 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
     the law they make within four of them (under exp heavy tails have none).
 
     Args:
-        estimator: linear models, `MLPRegressor`, `KernelRidge`, skorch's `NeuralNetRegressor`, as
-            they are or inside of `Pipeline`, `TransformedTargetRegressor` and searches.
+        estimator: linear models, `MLPRegressor`, `KernelRidge`, tree ensembles, skorch's nets, as
+            they are or in `Pipeline`, `TransformedTargetRegressor`, `GridSearchCV`.
         prefit: whether it is trained already; a `FrozenEstimator` is.
         valid: share of the rows given to `fit` that only calibrate. "auto" is none for bases that
             are linear in all that was trained (least squares, ridge, kernel ridge), whose training
@@ -264,7 +265,7 @@ class _Data(NamedTuple):
         return _Data(*cut[::2]), _Data(*cut[1::2])
 
     def tensors(self, chain: _Chain) -> dict[str, Tensor]:
-        rows, target = chain.rows(self.X), torch.as_tensor(chain.targets.towards(self.y))
+        rows, target = chain.rows(self.X), dense(chain.targets.towards(self.y))
         weight = {} if self.weight is None else {"weight": dense(self.weight).reshape(-1)}
         return {"input": rows, "y": target.to(rows.device), **weight}
 
@@ -400,6 +401,9 @@ def array(tensor: Tensor) -> Array:
 
 def _readout(model: Any, X: Any, weight: Any) -> _Readout:
     """How the library reads a model that was trained on these inputs."""
+    if is_forest(model):
+        forest = Forest(model, X)
+        return _Readout(forest.rows, forest.module, _loss(model))
     if isinstance(model, MLPRegressor):
         return _perceptron(model)
     if isinstance(model, KernelRidge):
@@ -411,7 +415,7 @@ def _readout(model: Any, X: Any, weight: Any) -> _Readout:
         return _linear(model, X, weight)
     raise TypeError(
         f"Cannot read {type(model).__name__}: it has no linear weights that least squares have "
-        "found. Known are linear models, MLPRegressor, KernelRidge and skorch's NeuralNetRegressor."
+        "found. Known are linear models, trees, MLPRegressor, KernelRidge and skorch's nets."
     )
 
 
@@ -457,9 +461,9 @@ def _loss(model: Any) -> LossLike:
     """That a model was trained with, by what it says of it."""
     skorch = getattr(model, "criterion_", None)
     name = type(skorch).__name__ if skorch else getattr(model, "loss", "squared_error")
-    if name in ("huber", "HuberLoss") or hasattr(model, "outliers_"):  # HuberRegressor's
-        delta = skorch.delta if skorch else model.epsilon
-        return Huber(delta * getattr(model, "scale_", 1.0))
+    delta = getattr(skorch, "delta", getattr(model, "epsilon", None))
+    if delta and (name in ("huber", "HuberLoss") or hasattr(model, "outliers_")):
+        return Huber(delta * getattr(model, "scale_", 1.0))  # HuberRegressor has both
     if name not in ("squared_error", "MSELoss"):
         what = f"the loss {name!r} of {type(model).__name__}. Train it with one of those, for"
         how = "positive targets in TransformedTargetRegressor(func=np.log, inverse_func=np.exp)"
