@@ -5,8 +5,8 @@ r"""Error bars for regressors of scikit-learn, in its own manner.
     low, high = reg.predict_interval(X_new, 0.9)
 
 A fitted regressor is read as rows made by the host (its transformers, its kernel) and a small torch
-module whose last map is linear; `LastLayerRigidity` does the rest, and the module must reproduce
-`predict` of the host. `_readout` knows what can be read. Needs `pip install "rigidities[sklearn]"`.
+module whose last map is linear and which must reproduce `predict`; `LastLayerRigidity` does the
+rest. Needs `pip install "rigidities[sklearn]"`.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from .trees import Forest, is_forest
 
 try:
     import numpy as np
-    from numpy.typing import NDArray
     from scipy.special import stdtrit
-    from sklearn import compose, frozen, get_config, linear_model, pipeline
+    from sklearn import compose, frozen, get_config, pipeline
     from sklearn.base import BaseEstimator, MetaEstimatorMixin, RegressorMixin, clone, is_regressor
     from sklearn.kernel_ridge import KernelRidge
+    from sklearn.linear_model import BayesianRidge, LinearRegression, Ridge, RidgeCV
     from sklearn.metrics.pairwise import pairwise_kernels
     from sklearn.model_selection import GridSearchCV, RandomizedSearchCV, train_test_split
     from sklearn.neural_network import MLPRegressor
@@ -47,11 +47,9 @@ except ModuleNotFoundError as error:
     missing = 'rigidities.sklearn needs scikit-learn: pip install "rigidities[sklearn]".'
     raise ModuleNotFoundError(missing, name="sklearn") from error
 
-Array = NDArray[np.float64]
-RIDGES = (linear_model.Ridge, linear_model.RidgeCV, KernelRidge)
-EXACT = (linear_model.LinearRegression, linear_model.BayesianRidge, *RIDGES)
+Array = np.ndarray[Any, Any]
+EXACT = (BayesianRidge, KernelRidge, LinearRegression, Ridge, RidgeCV)
 """Linear in all that was trained: left-out training rows are as good as rows held out."""
-HOLDERS = (frozen.FrozenEstimator, GridSearchCV, RandomizedSearchCV)
 UNPENALISED = 1e3
 """Height of an intercept's column beside the others: a ridge on it counts a millionth."""
 _FLAT = "Its loss has no curvature, so it is no least-squares fit. Use KernelRidge or Ridge."
@@ -116,12 +114,8 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
     ) -> RigidityRegressor:
         """Train the base, unless it is, and calibrate its error bars.
 
-        Args:
-            X: (N, P) inputs, in any form that the base takes, and
-            y: (N,) or (N, K) targets.
-            sample_weight: (N,) loss weights.
-            train: (X, y) or (X, y, sample_weight) that a trained base was trained on; X and y are
-                then rows that it has not seen, and all of them calibrate.
+        With `train`, (X, y) or (X, y, sample_weight) that a trained base has learnt from, X and y
+        are rows that it has not seen, and all of them calibrate.
         """
         fixed = self.prefit or isinstance(self.estimator, frozen.FrozenEstimator)
         _require_supported(self.estimator)
@@ -138,6 +132,7 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         base = self.estimator if fixed else _trained(clone(self.estimator), known)
         chain = _Chain.of(base, known)
         if self.criterion == "textbook":
+            chain = replace(chain, readout=_Readout(dense, nn.Identity()))
             uq, report = self._textbook(chain, known, held), None
         else:
             unseen = fixed and train is None and held is not None
@@ -171,7 +166,7 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         """Quantiles of a new observation, (N, levels), or (N, K, levels) for several targets."""
         mean, p = self.predict(X), self.prediction(X)
         own, freedom = p.quantile, getattr(self.uq_, "degrees_of_freedom", None)
-        if freedom is not None:
+        if freedom is not None:  # of Student's law around a textbook fit
             own = lambda level: p.mean + float(stdtrit(freedom, level)) * p.std  # noqa: E731
         found = [self._chain.targets.quantile(own, level) for level in levels]
         return np.stack([one.reshape(np.shape(mean)) for one in found], -1)
@@ -186,8 +181,7 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         """What `uq_` takes for these inputs: `reg.uq_.ensemble(64)(reg.rows(X))`."""
         validation.check_is_fitted(self)
         validation.validate_data(self, X, reset=False, skip_check_array=True)
-        textbook = isinstance(self.uq_, fits.FitRigidity)
-        return dense(self._chain.inputs(X)) if textbook else self._chain.rows(X)
+        return self._chain.rows(X)
 
     def __sklearn_tags__(self) -> Any:
         return replace(get_tags(self.estimator), array_api_support=False)
@@ -208,21 +202,21 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         if any(one is not None for one in (held, self.noise, self.law, self.ridge)):
             what = "criterion='textbook' has Student's law and the base's own penalty"
             raise ValueError(f"{what}: leave valid, train, noise, law and ridge as they are.")
-        data = chain.inputs(known.X), chain.targets.towards(known.y)
-        return fits.linear(chain.model, dense(data[0]), data[1], sample_weight=known.weight)
+        target = chain.targets.towards(known.y)
+        return fits.linear(chain.model, chain.rows(known.X), target, sample_weight=known.weight)
 
     def _calibrated(self, chain: _Chain, known: _Data, held: _Data | None, unseen: bool) -> Any:
         """Error bars and their report; `unseen` rows are no residuals of training."""
         chain.require_same(known if held is None else held)
         rows, own = known.tensors(chain), chain.readout.ridge
         options: dict[str, Any] = {"loss": chain.readout.loss, "progress": False}
-        options |= {"sample": 0} if unseen else {}
+        options |= {"method": "gram" if own is None else "qr"}  # a small ridge needs all digits
         options |= {} if known.weight is None else {"sample_weight": itemgetter("weight")}
-        options |= {} if own is None else {"method": "qr"}  # a small ridge needs all digits
+        options |= {"sample": 0} if unseen else {}
         uq = LastLayerRigidity(_Weighted(chain.readout.module)).fit(rows, **options)
         wanted = {name: getattr(self, name) for name in ("criterion", "noise", "law")}
-        wanted |= {"ridge": own if self.ridge is None else self.ridge, "progress": False}
-        wanted |= {"optimism": not _is_exact(chain.base)}
+        wanted |= {"ridge": own if self.ridge is None else self.ridge}
+        wanted |= {"optimism": not _is_exact(chain.base), "progress": False}
         wanted |= {"train": rows} if self.criterion == "loo" else {}
         return uq, uq.calibrate(None if held is None else held.tensors(chain), **wanted)
 
@@ -324,7 +318,7 @@ class _TargetMap:
 
 @dataclass(frozen=True)
 class _Chain:
-    """A fitted regressor taken apart: `inputs` of the last model, `rows` as the library reads."""
+    """A fitted regressor taken apart; `rows` are what the library reads of it."""
 
     base: Any
     transformers: list[Any]
@@ -341,11 +335,8 @@ class _Chain:
         readout = _readout(layers[-1], _transformed(steps, known.X), known.weight)
         return cls(base, steps, targets, layers[-1], readout)
 
-    def inputs(self, X: Any) -> Any:
-        return _transformed(self.transformers, X)
-
     def rows(self, X: Any) -> Tensor:
-        return self.readout.rows(self.inputs(X))
+        return self.readout.rows(_transformed(self.transformers, X))
 
     def require_same(self, data: _Data) -> None:
         """Refuse a module that does not predict what the host does, of rows in another order."""
@@ -449,12 +440,10 @@ def _columns(X: Any, kept: Tensor, centre: Tensor, spread: Tensor, ones: int) ->
 
 def _own_ridge(model: Any) -> float | None:
     r"""$\varsigma^2$ of a ridge fit; None where there is none, or several."""
-    if isinstance(model, linear_model.BayesianRidge):
-        return float(model.lambda_ / model.alpha_)
-    if not isinstance(model, RIDGES):
-        return None
     found = np.unique(getattr(model, "alpha_", getattr(model, "alpha", 0.0)))
-    return float(found[0]) if len(found) == 1 and found[0] > 0 else None
+    if isinstance(model, BayesianRidge):
+        found = np.array([model.lambda_ / model.alpha_])
+    return float(found[0]) if isinstance(model, EXACT) and len(found) == 1 and found[0] else None
 
 
 def _loss(model: Any) -> LossLike:
@@ -499,10 +488,11 @@ def _kernel_rows(regressors: SubsetOfRegressors, X: Any) -> Tensor:
 
 
 def _kernel(model: Any, X: Tensor, Z: Tensor) -> Any:
-    named = {"gamma": model.gamma, "degree": model.degree, "coef0": model.coef0}
-    options = model.kernel_params or {} if callable(model.kernel) else named
-    options = {"metric": model.kernel, "filter_params": True, **options}
-    return pairwise_kernels(X.numpy(), Z.numpy(), **options)
+    named = {name: getattr(model, name) for name in ("gamma", "degree", "coef0")}
+    named = (
+        model.kernel_params or {} if callable(model.kernel) else {**named, "filter_params": True}
+    )
+    return pairwise_kernels(X.numpy(), Z.numpy(), metric=model.kernel, **named)
 
 
 def _layer(slopes: Tensor, start: Tensor | None = None) -> nn.Linear:
@@ -518,9 +508,9 @@ def _layers(estimator: Any) -> list[Any]:
     if isinstance(estimator, pipeline.Pipeline):
         inner = estimator.steps[-1][1]
     elif isinstance(estimator, compose.TransformedTargetRegressor):
-        own = linear_model.LinearRegression() if estimator.regressor is None else None
+        own = LinearRegression() if estimator.regressor is None else None
         inner = getattr(estimator, "regressor_", own or estimator.regressor)
-    elif isinstance(estimator, HOLDERS):
+    elif isinstance(estimator, (frozen.FrozenEstimator, GridSearchCV, RandomizedSearchCV)):
         inner = getattr(estimator, "best_estimator_", estimator.estimator)
     return [estimator] if inner is None else [estimator, *_layers(inner)]
 
@@ -541,9 +531,10 @@ def _require_supported(estimator: Any) -> None:
 def _is_exact(estimator: Any) -> bool:
     """Whether all that is trained on targets is linear."""
     steps = [step for pipe in _pipes(estimator) for _, step in pipe.steps[:-1]]
-    held = [step.get_params() | {"": step} for step in steps if hasattr(step, "get_params")]
-    parts = [part for params in held for part in params.values()]
-    tags = [get_tags(part) for part in parts if hasattr(part, "__sklearn_tags__")]
+    inner = [
+        one for step in steps if hasattr(step, "get_params") for one in step.get_params().values()
+    ]
+    tags = [get_tags(one) for one in [*steps, *inner] if hasattr(one, "__sklearn_tags__")]
     blind = not any(tag.target_tags.required for tag in tags)
     return blind and isinstance(_layers(estimator)[-1], EXACT)
 

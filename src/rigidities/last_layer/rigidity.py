@@ -292,9 +292,8 @@ class LastLayerRigidity(ModelWrapper):
                 bound is put at the bound.
             guard: whether "auto" widens the bars beyond the training rows, where its head knows
                 nothing.
-            optimism: whether left-out training rows may still have smaller errors than new ones;
-                False for a model that is linear in all that was trained: "auto" then takes them
-                for new ones where there are none.
+            optimism: whether left-out training rows may still err less than new ones. Not those of
+                a model linear in all that was trained: False lets "auto" take them for new ones.
             conformal: rows that fit nothing else, for `p.interval(0.9, conformal=True)`; or a share
                 of `valid` to set aside for it, 0.3 say.
             groups: for these, callable(batch) -> whole numbers, or "bar" for fifths of the bar.
