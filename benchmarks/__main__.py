@@ -31,6 +31,7 @@ from benchmarks import (
     storm,
     stream,
     targets,
+    trees,
     whole_net,
 )
 from benchmarks.frame.provenance import load, provenance
@@ -61,6 +62,7 @@ BENCHMARKS: dict[str, Callable[..., list[Row]]] = {
     "gradients": gradients.run,
     "local": local.run,
     "selection": selection.run,
+    "trees": trees.run,
     "metatrain": metatrain.run,
 }
 RESULTS = Path(__file__).parent / "results"
