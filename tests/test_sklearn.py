@@ -13,6 +13,7 @@ from sklearn.decomposition import PCA
 from sklearn.dummy import DummyRegressor
 from sklearn.ensemble import GradientBoostingRegressor, HistGradientBoostingRegressor
 from sklearn.exceptions import NotFittedError
+from sklearn.feature_selection import SelectFromModel
 from sklearn.frozen import FrozenEstimator
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF
@@ -441,6 +442,11 @@ def test_left_out_rows_of_a_linear_base_need_no_others(data, ridge):
     held = RigidityRegressor(make_pipeline(TargetEncoder(), Ridge()), random_state=0)
     X = np.column_stack([np.arange(80) % 3, np.arange(80) % 5]).astype(str)
     assert held.fit(X, data[1]).report_.rows == 16  # the encoder has seen the targets
+    held = RigidityRegressor(
+        make_pipeline(SelectFromModel(Lasso(alpha=0.3)), Ridge()), random_state=0
+    )
+    assert held.fit(*data).report_.rows == 16
+    assert RigidityRegressor(make_pipeline(Ridge())).fit(*data).report_.rows == 0
     assert RigidityRegressor(Ridge(), criterion="loo").fit(*data).report_.rows == 80
 
 

@@ -488,11 +488,9 @@ def _kernel_rows(regressors: SubsetOfRegressors, X: Any) -> Tensor:
 
 
 def _kernel(model: Any, X: Tensor, Z: Tensor) -> Any:
-    named = {name: getattr(model, name) for name in ("gamma", "degree", "coef0")}
-    named = (
-        model.kernel_params or {} if callable(model.kernel) else {**named, "filter_params": True}
-    )
-    return pairwise_kernels(X.numpy(), Z.numpy(), metric=model.kernel, **named)
+    named = {"gamma": model.gamma, "degree": model.degree, "coef0": model.coef0}
+    own = (model.kernel_params or {}) if callable(model.kernel) else named
+    return pairwise_kernels(X.numpy(), Z.numpy(), model.kernel, filter_params=True, **own)
 
 
 def _layer(slopes: Tensor, start: Tensor | None = None) -> nn.Linear:
@@ -530,11 +528,8 @@ def _require_supported(estimator: Any) -> None:
 
 def _is_exact(estimator: Any) -> bool:
     """Whether all that is trained on targets is linear."""
-    steps = [step for pipe in _pipes(estimator) for _, step in pipe.steps[:-1]]
-    inner = [
-        one for step in steps if hasattr(step, "get_params") for one in step.get_params().values()
-    ]
-    tags = [get_tags(one) for one in [*steps, *inner] if hasattr(one, "__sklearn_tags__")]
+    parts = [one for pipe in _pipes(estimator) for one in pipe[:-1].get_params().values()]
+    tags = [get_tags(one) for one in parts if hasattr(one, "__sklearn_tags__")]
     blind = not any(tag.target_tags.required for tag in tags)
     return blind and isinstance(_layers(estimator)[-1], EXACT)
 
