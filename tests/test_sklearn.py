@@ -7,6 +7,7 @@ import pandas as pd
 import polars as pl
 import pytest
 import torch
+from sklearn import config_context
 from sklearn.base import BaseEstimator, TransformerMixin, clone
 from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
 from sklearn.decomposition import PCA
@@ -450,6 +451,16 @@ def test_left_out_rows_of_a_linear_base_need_no_others(data, ridge):
     assert RigidityRegressor(Ridge(), criterion="loo").fit(*data).report_.rows == 80
 
 
+def test_weights_are_routed_as_scikit_learn_is_told(data, new):
+    X, y = data
+    weight = np.random.default_rng(2).uniform(0.5, 2.0, len(y))
+    with config_context(enable_metadata_routing=True):
+        base = make_pipeline(PolynomialFeatures(1), Ridge().set_fit_request(sample_weight=True))
+        reg = RigidityRegressor(base).fit(X, y, weight)
+    expected = make_pipeline(PolynomialFeatures(1), Ridge()).fit(X, y, ridge__sample_weight=weight)
+    np.testing.assert_allclose(reg.predict(new), expected.predict(new))
+
+
 # Bad input.
 
 
@@ -486,7 +497,7 @@ def test_links_and_losses_that_cannot_be_read_are_refused(data):
         MLPRegressor(hidden_layer_sizes=3, loss="poisson", solver="lbfgs", max_iter=2000),
         SGDRegressor(loss="epsilon_insensitive"),
     ):
-        with pytest.raises(ValueError, match="squared error or Huber"):
+        with pytest.raises(ValueError, match=r"with the loss .* squared error"):
             RigidityRegressor(base, **FAST).fit(X, y)
     with pytest.raises(ValueError, match="precomputed"):
         RigidityRegressor(KernelRidge(kernel="precomputed")).fit(X @ X.T, y)
@@ -527,6 +538,10 @@ def test_bad_numbers_and_options_are_refused_and_change_nothing(data, new):
         reg.fit(X, y[:-1])
     with pytest.raises(ValueError, match="1 sample"):
         reg.fit(X[:1], y[:1])
+    with pytest.warns(match="reproduces its training rows"):
+        RigidityRegressor(LinearRegression()).fit(X[:4], y[:4])
+    with pytest.raises(ValueError, match="both the rows and train="):
+        RigidityRegressor(Ridge().fit(X, y), prefit=True).fit(X, y, train=(X, y, y**2))
     for share in (0, 1.5, "some"):
         with pytest.raises(ValueError, match="share between 0 and 1"):
             RigidityRegressor(Ridge(), valid=share).fit(X, y)

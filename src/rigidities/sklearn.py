@@ -25,7 +25,7 @@ from . import fits
 from .closed_forms import SubsetOfRegressors
 from .last_layer.rigidity import LastLayerRigidity
 from .losses import Huber, LossLike
-from .notices import require_level
+from .notices import notify, require_level
 from .prediction.prediction import Prediction
 from .trees import Forest, is_forest
 
@@ -50,8 +50,7 @@ except ModuleNotFoundError as error:
 Array = np.ndarray[Any, Any]
 EXACT = (BayesianRidge, KernelRidge, LinearRegression, Ridge, RidgeCV)
 """Linear in all that was trained: left-out training rows are as good as rows held out."""
-UNPENALISED = 1e3
-"""Height of an intercept's column beside the others: a ridge on it counts a millionth."""
+UNPENALISED = 1e3  # height of an intercept's column: a ridge on it counts a millionth
 _FLAT = "Its loss has no curvature, so it is no least-squares fit. Use KernelRidge or Ridge."
 REFUSED = {
     "GaussianProcessRegressor": "It has error bars of its own: predict(X, return_std=True).",
@@ -191,9 +190,7 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         share = self.valid
         if share == "auto":
             exact = self.criterion == "auto" and not fixed and _is_exact(self.estimator)
-            if exact or self.criterion in ("loo", "textbook"):
-                return None
-            return 0.5 if fixed else 0.2
+            return None if exact or self.criterion in ("loo", "textbook") else 0.5 if fixed else 0.2
         if share is None or (isinstance(share, float) and 0 < share < 1):
             return share
         raise ValueError(f"valid must be 'auto', None or a share between 0 and 1, got {share!r}.")
@@ -207,7 +204,7 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
 
     def _calibrated(self, chain: _Chain, known: _Data, held: _Data | None, unseen: bool) -> Any:
         """Error bars and their report; `unseen` rows are no residuals of training."""
-        chain.require_same(known if held is None else held)
+        chain.require_same(known if held is None else held, seen=held is None)
         rows, own = known.tensors(chain), chain.readout.ridge
         options: dict[str, Any] = {"loss": chain.readout.loss, "progress": False}
         options |= {"method": "gram" if own is None else "qr"}  # a small ridge needs all digits
@@ -228,9 +225,8 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         exact = isinstance(self.uq_, fits.FitRigidity)
         joint = self.uq_.covariance(self.uq_.model(rows)[1] if exact else rows)
         noise = array(self.prediction(X).noise)
-        n, k = noise.shape
-        found = array(joint).reshape(n, k, n, k).diagonal(axis1=1, axis2=3) * np.square(slope)
-        found[np.arange(n), np.arange(n)] += noise * np.square(slope)
+        found = array(joint).reshape(2 * noise.shape).diagonal(axis1=1, axis2=3) * np.square(slope)
+        found[np.diag_indices(len(noise))] += noise * np.square(slope)
         return np.asarray(found[..., 0] if single else found)
 
 
@@ -338,11 +334,14 @@ class _Chain:
     def rows(self, X: Any) -> Tensor:
         return self.readout.rows(_transformed(self.transformers, X))
 
-    def require_same(self, data: _Data) -> None:
+    def require_same(self, data: _Data, *, seen: bool) -> None:
         """Refuse a module that does not predict what the host does, of rows in another order."""
         own, X, order = np.asarray(self.base.predict(data.X)), data.X, slice(None)
         if self.transformers:
             X, order = _safe_indexing(X, np.arange(len(own))[::-1]), slice(None, None, -1)
+        if seen and np.allclose(own, np.asarray(data.y, float).reshape(own.shape), 1e-9, 1e-12):
+            what = "The base reproduces its training rows: error bars of almost zero mean nothing"
+            notify(f"{what}. Hold rows out with valid=0.2, or give it a penalty.")
         module = copy.deepcopy(self.readout.module).eval()  # the host may have left it in training
         found = self.targets.back(array(module(self.rows(X))))
         error = np.abs(found - own.reshape(found.shape)[order]).max()
@@ -454,9 +453,10 @@ def _loss(model: Any) -> LossLike:
     if delta and (name in ("huber", "HuberLoss") or hasattr(model, "outliers_")):
         return Huber(delta * getattr(model, "scale_", 1.0))  # HuberRegressor has both
     if name not in ("squared_error", "MSELoss"):
-        what = f"the loss {name!r} of {type(model).__name__}. Train it with one of those, for"
-        how = "positive targets in TransformedTargetRegressor(func=np.log, inverse_func=np.exp)"
-        raise ValueError(f"Error bars need the squared error or Huber's, got {what} {how}.")
+        what = "squared error, or Huber's of a linear model or net; positive targets as logarithms"
+        raise ValueError(
+            f"Cannot read {type(model).__name__} with the loss {name!r}. Use the {what}."
+        )
     return "mse"
 
 
