@@ -15,6 +15,7 @@ PAGES = [
     "error_bars.md",
     "propagation.md",
     "report.md",
+    "scikit_learn.md",
     "streams.md",
     "theory.md",
 ]

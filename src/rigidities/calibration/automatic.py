@@ -138,6 +138,8 @@ def automatic(
     """
     ridge, edge = _ridge(residuals, eigenvalues, wanted, evidence)
     rows = _rows(residuals, seen, eigenvalues, ridge)
+    if residuals is None and not wanted.optimism:  # left out, they are as good as new
+        rows = [replace(one, seen=torch.zeros_like(one.seen)) for one in rows]
     known = seen if residuals is None else residuals
     assert known is not None  # else there are no rows
     typical = known.typical.expand(1, len(rows))
@@ -171,7 +173,7 @@ def automatic(
         zero_curvature=zero_curvature,
         ladder=full.ladder,
         seen=0 if seen is None else len(seen.error),
-        remarks=_remarks(rows, wanted),
+        remarks=_remarks(rows, wanted) if wanted.optimism else [],
         rows=0 if residuals is None else residuals.rows,
         used=0 if residuals is None else len(residuals.error),
         samples=0 if residuals is None else residuals.samples,

@@ -36,6 +36,7 @@ class Wanted:
         given: variances of each batch's rows, for a noise that is known.
         support: the targets' bounds.
         guard: whether bars are widened beyond the training rows; for `auto`.
+        optimism: whether left-out training rows may have smaller errors than new ones; for `auto`.
         open_tails: whether the law is a Student-t whose degrees of freedom are to be found.
     """
 
@@ -46,6 +47,7 @@ class Wanted:
     given: Given | None = None
     support: Support | None = None
     guard: bool = True
+    optimism: bool = True
     open_tails: bool = False
 
     @classmethod
@@ -57,6 +59,7 @@ class Wanted:
         ridge: float | str | None = None,
         support: Support | None = None,
         guard: bool = True,
+        optimism: bool = True,
     ) -> Wanted:
         """From names; None is the criterion's own, a ridge None or "search" is to be searched.
 
@@ -79,9 +82,8 @@ class Wanted:
                 f"criterion='auto' finds the law's settings itself, got {law.name!r} with its own: "
                 f"pass law={law.name!r}, or take criterion='nll'."
             )
-        wanted = cls(
-            criterion, kind, law_named(law), number, given, _support(support), guard, tails
-        )
+        parts = (number, given, _support(support), guard, optimism, tails)
+        wanted = cls(criterion, kind, law_named(law), *parts)
         criterion_for(criterion, wanted.law, kind.name)
         return wanted
 

@@ -255,6 +255,7 @@ class LastLayerRigidity(ModelWrapper):
         law: str | Law | type[Law] | None = None,
         support: Support | None = None,
         guard: bool = True,
+        optimism: bool = True,
         conformal: Any = None,
         groups: str | Groups | None = None,
         gradients: InputName = None,
@@ -291,6 +292,8 @@ class LastLayerRigidity(ModelWrapper):
                 bound is put at the bound.
             guard: whether "auto" widens the bars beyond the training rows, where its head knows
                 nothing.
+            optimism: whether left-out training rows may still err less than new ones. Not those of
+                a model linear in all that was trained: False lets "auto" take them for new ones.
             conformal: rows that fit nothing else, for `p.interval(0.9, conformal=True)`; or a share
                 of `valid` to set aside for it, 0.3 say.
             groups: for these, callable(batch) -> whole numbers, or "bar" for fifths of the bar.
@@ -307,7 +310,7 @@ class LastLayerRigidity(ModelWrapper):
         return self._fit.calibrate(
             valid,
             train,
-            Wanted.of(criterion, noise, law, ridge, support, guard),
+            Wanted.of(criterion, noise, law, ridge, support, guard, optimism),
             conformal=conformal,
             groups=groups,
             gradients=gradients,

@@ -1,0 +1,543 @@
+r"""Error bars for regressors of scikit-learn, in its own manner.
+
+    reg = RigidityRegressor(Ridge()).fit(X, y)
+    mean, std = reg.predict(X_new, return_std=True)
+    low, high = reg.predict_interval(X_new, 0.9)
+
+A fitted regressor is read as rows made by the host (its transformers, its kernel) and a small torch
+module whose last map is linear and which must reproduce `predict`; `LastLayerRigidity` does the
+rest. Needs `pip install "rigidities[sklearn]"`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from . import fits
+from .closed_forms import SubsetOfRegressors
+from .last_layer.rigidity import LastLayerRigidity
+from .losses import Huber, LossLike
+from .notices import notify, require_level
+from .prediction.prediction import Prediction
+from .trees import Forest, is_forest
+
+try:
+    import numpy as np
+    from scipy.special import stdtrit
+    from sklearn import compose, frozen, get_config, pipeline
+    from sklearn.base import BaseEstimator, MetaEstimatorMixin, RegressorMixin, clone, is_regressor
+    from sklearn.kernel_ridge import KernelRidge
+    from sklearn.linear_model import BayesianRidge, LinearRegression, Ridge, RidgeCV
+    from sklearn.metrics.pairwise import pairwise_kernels
+    from sklearn.model_selection import GridSearchCV, RandomizedSearchCV, train_test_split
+    from sklearn.neural_network import MLPRegressor
+    from sklearn.utils import _safe_indexing, get_tags, validation
+    from sklearn.utils.validation import _num_samples
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] not in ("sklearn", "scipy"):
+        raise
+    missing = 'rigidities.sklearn needs scikit-learn: pip install "rigidities[sklearn]".'
+    raise ModuleNotFoundError(missing, name="sklearn") from error
+
+Array = np.ndarray[Any, Any]
+EXACT = (BayesianRidge, KernelRidge, LinearRegression, Ridge, RidgeCV)
+"""Linear in all that was trained: left-out training rows are as good as rows held out."""
+UNPENALISED = 1e3  # height of an intercept's column: a ridge on it counts a millionth
+_FLAT = "Its loss has no curvature, so it is no least-squares fit. Use KernelRidge or Ridge."
+REFUSED = {
+    "GaussianProcessRegressor": "It has error bars of its own: predict(X, return_std=True).",
+    **dict.fromkeys(("SVR", "NuSVR", "LinearSVR", "QuantileRegressor"), _FLAT),
+    "NeighborsBase": "It has no trained weights. Use KernelRidge, or Nystroem with Ridge.",
+}
+
+
+class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    r"""A regressor with calibrated error bars around any supported one.
+
+    The mean is the base's own prediction. Under a `TransformedTargetRegressor` the law is that of
+    the transformed target: quantiles go through the inverse, and the standard deviation is that of
+    the law they make within four of them (under exp heavy tails have none).
+
+    Args:
+        estimator: linear models, `MLPRegressor`, `KernelRidge`, tree ensembles, skorch's nets, as
+            they are or in `Pipeline`, `TransformedTargetRegressor`, `GridSearchCV`.
+        prefit: whether it is trained already; a `FrozenEstimator` is.
+        valid: share of the rows given to `fit` that only calibrate. "auto" is none for bases that
+            are linear in all that was trained (least squares, ridge, kernel ridge), whose training
+            rows count as if left out; a fifth for others; under `prefit` half, the other half
+            standing for the training rows. None under `prefit`: these are the training rows.
+        criterion: as in `calibrate`; "textbook" is the standard error of linear regression, with
+            residuals over n less the effective number of parameters and Student's intervals.
+        noise: as in `calibrate`.
+        law: as in `calibrate`.
+        ridge: as in `calibrate`; by default the base's own penalty where that is known.
+        random_state: of the split.
+
+    Attributes:
+        estimator_: the fitted base.
+        uq_: the `LastLayerRigidity` (a `FitRigidity` for "textbook"), on what `rows` gives.
+        report_: of the calibration; None for "textbook".
+    """
+
+    def __init__(
+        self,
+        estimator: Any,
+        *,
+        prefit: bool = False,
+        valid: float | str | None = "auto",
+        criterion: str = "auto",
+        noise: Any = None,
+        law: Any = None,
+        ridge: float | None = None,
+        random_state: Any = None,
+    ) -> None:
+        self.estimator = estimator
+        self.prefit = prefit
+        self.valid = valid
+        self.criterion = criterion
+        self.noise = noise
+        self.law = law
+        self.ridge = ridge
+        self.random_state = random_state
+
+    def fit(
+        self, X: Any, y: Any, sample_weight: Any = None, *, train: tuple[Any, ...] | None = None
+    ) -> RigidityRegressor:
+        """Train the base, unless it is, and calibrate its error bars.
+
+        With `train`, (X, y) or (X, y, sample_weight) that a trained base has learnt from, X and y
+        are rows that it has not seen, and all of them calibrate.
+        """
+        fixed = self.prefit or isinstance(self.estimator, frozen.FrozenEstimator)
+        _require_supported(self.estimator)
+        if fixed:
+            validation.check_is_fitted(self.estimator)
+        elif train is not None:
+            raise ValueError("train= is for a base that is trained already: prefit=True.")
+        data = _Data.of(X, y, sample_weight)
+        known, held = data.split(self._share(fixed), self.random_state)
+        if train is not None:
+            known, held = _Data.of(*train), data
+            if (known.weight is None) != (held.weight is None):
+                raise ValueError("Give weights of both the rows and train=, or of neither.")
+        base = self.estimator if fixed else _trained(clone(self.estimator), known)
+        chain = _Chain.of(base, known)
+        if self.criterion == "textbook":
+            chain = replace(chain, readout=_Readout(dense, nn.Identity()))
+            uq, report = self._textbook(chain, known, held), None
+        else:
+            unseen = fixed and train is None and held is not None
+            uq, report = self._calibrated(chain, known, held, unseen)
+        self.estimator_, self.uq_, self.report_, self._chain = base, uq, report, chain
+        for name in ("n_features_in_", "feature_names_in_"):
+            if hasattr(base, name):
+                setattr(self, name, getattr(base, name))
+        return self
+
+    def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:
+        """The base's predictions; with standard deviations or a covariance of new observations.
+
+        That is (N, N), or (N, N, K): of predictions, with the noise on its diagonal.
+        """
+        validation.check_is_fitted(self)
+        if return_std and return_cov:
+            raise ValueError("Ask for return_std or return_cov, not for both at once.")
+        mean = self.estimator_.predict(X)
+        if return_std:
+            return mean, self._chain.targets.std(self.prediction(X)).reshape(np.shape(mean))
+        return (mean, self._covariance(X, np.ndim(mean) == 1)) if return_cov else mean
+
+    def predict_interval(self, X: Any, level: float = 0.9) -> tuple[Array, Array]:
+        """Central intervals that hold new observations with probability `level`: (low, high)."""
+        require_level(level, "An interval's")
+        ends = self.predict_quantiles(X, [(1 - level) / 2, (1 + level) / 2])
+        return ends[..., 0], ends[..., 1]
+
+    def predict_quantiles(self, X: Any, levels: Sequence[float]) -> Array:
+        """Quantiles of a new observation, (N, levels), or (N, K, levels) for several targets."""
+        mean, p = self.predict(X), self.prediction(X)
+        own, freedom = p.quantile, getattr(self.uq_, "degrees_of_freedom", None)
+        if freedom is not None:  # of Student's law around a textbook fit
+            own = lambda level: p.mean + float(stdtrit(freedom, level)) * p.std  # noqa: E731
+        found = [self._chain.targets.quantile(own, level) for level in levels]
+        return np.stack([one.reshape(np.shape(mean)) for one in found], -1)
+
+    def prediction(self, X: Any) -> Prediction:
+        """Mean, epistemic variance, noise and law; in the units of a transformed target."""
+        options = {"noise": True} if isinstance(self.uq_, fits.FitRigidity) else {"progress": False}
+        found: Prediction = self.uq_.predict(self.rows(X), **options)
+        return found
+
+    def rows(self, X: Any) -> Tensor:
+        """What `uq_` takes for these inputs: `reg.uq_.ensemble(64)(reg.rows(X))`."""
+        validation.check_is_fitted(self)
+        validation.validate_data(self, X, reset=False, skip_check_array=True)
+        return self._chain.rows(X)
+
+    def __sklearn_tags__(self) -> Any:
+        return replace(get_tags(self.estimator), array_api_support=False)
+
+    def _share(self, fixed: bool) -> float | None:
+        """Of rows that only calibrate."""
+        share = self.valid
+        if share == "auto":
+            exact = self.criterion == "auto" and not fixed and _is_exact(self.estimator)
+            return None if exact or self.criterion in ("loo", "textbook") else 0.5 if fixed else 0.2
+        if share is None or (isinstance(share, float) and 0 < share < 1):
+            return share
+        raise ValueError(f"valid must be 'auto', None or a share between 0 and 1, got {share!r}.")
+
+    def _textbook(self, chain: _Chain, known: _Data, held: _Data | None) -> Any:
+        if any(one is not None for one in (held, self.noise, self.law, self.ridge)):
+            what = "criterion='textbook' has Student's law and the base's own penalty"
+            raise ValueError(f"{what}: leave valid, train, noise, law and ridge as they are.")
+        target = chain.targets.towards(known.y)
+        return fits.linear(chain.model, chain.rows(known.X), target, sample_weight=known.weight)
+
+    def _calibrated(self, chain: _Chain, known: _Data, held: _Data | None, unseen: bool) -> Any:
+        """Error bars and their report; `unseen` rows are no residuals of training."""
+        chain.require_same(known if held is None else held, seen=held is None)
+        rows, own = known.tensors(chain), chain.readout.ridge
+        options: dict[str, Any] = {"loss": chain.readout.loss, "progress": False}
+        options |= {"method": "gram" if own is None else "qr"}  # a small ridge needs all digits
+        options |= {} if known.weight is None else {"sample_weight": itemgetter("weight")}
+        options |= {"sample": 0} if unseen else {}
+        uq = LastLayerRigidity(_Weighted(chain.readout.module)).fit(rows, **options)
+        wanted = {name: getattr(self, name) for name in ("criterion", "noise", "law")}
+        wanted |= {"ridge": own if self.ridge is None else self.ridge}
+        wanted |= {"optimism": not _is_exact(chain.base), "progress": False}
+        wanted |= {"train": rows} if self.criterion == "loo" else {}
+        return uq, uq.calibrate(None if held is None else held.tensors(chain), **wanted)
+
+    def _covariance(self, X: Any, single: bool) -> Array:
+        slope, rows = self._chain.targets.slope, self.rows(X)
+        if slope is None:
+            what = "return_cov needs a target map that is affine, as a scaler's is"
+            raise ValueError(f"{what}. Use return_std or predict_quantiles.")
+        exact = isinstance(self.uq_, fits.FitRigidity)
+        joint = self.uq_.covariance(self.uq_.model(rows)[1] if exact else rows)
+        noise = array(self.prediction(X).noise)
+        found = array(joint).reshape(2 * noise.shape).diagonal(axis1=1, axis2=3) * np.square(slope)
+        found[np.diag_indices(len(noise))] += noise * np.square(slope)
+        return np.asarray(found[..., 0] if single else found)
+
+
+class _Data(NamedTuple):
+    """Rows as the host takes them; `tensors` as the library does."""
+
+    X: Any
+    y: Any
+    weight: Any = None
+
+    @classmethod
+    def of(cls, X: Any, y: Any, weight: Any = None) -> _Data:
+        if y is None:
+            raise ValueError("RigidityRegressor requires y to be passed, but the target y is None.")
+        validation.check_array(y, ensure_2d=False, input_name="y", ensure_min_samples=0)
+        validation.check_consistent_length(X, y, weight)
+        if _num_samples(y) == 1:
+            raise ValueError("Error bars cannot be calibrated on 1 sample: give several rows.")
+        return cls(X, y, weight)
+
+    def split(self, share: float | None, seed: Any) -> tuple[_Data, _Data | None]:
+        if share is None:
+            return self, None
+        parts = [part for part in self if part is not None]
+        cut = train_test_split(*parts, test_size=share, random_state=seed)
+        return _Data(*cut[::2]), _Data(*cut[1::2])
+
+    def tensors(self, chain: _Chain) -> dict[str, Tensor]:
+        rows, target = chain.rows(self.X), dense(chain.targets.towards(self.y))
+        weight = {} if self.weight is None else {"weight": dense(self.weight).reshape(-1)}
+        return {"input": rows, "y": target.to(rows.device), **weight}
+
+
+@dataclass(frozen=True)
+class _TargetMap:
+    """What `TransformedTargetRegressor`s do `towards` the last target (N, K), and `back`."""
+
+    transformers: list[Any]
+    slope: Any = 1.0  # (K,) of the way back where that is affine; otherwise None
+
+    @classmethod
+    def of(cls, transformers: list[Any], y: Any) -> _TargetMap:
+        free = cls(transformers)
+        t = np.sort(free.towards(y), 0)
+        values, columns = free.back(t), range(t.shape[1])
+        own = [free.back(np.where(np.equal(columns, k), t, t[:1]))[:, k] for k in columns]
+        steps = np.diff(values, axis=0)
+        monotone = ((steps >= 0).all(0) | (steps <= 0).all(0)).all()
+        if not monotone or not np.allclose(np.stack(own, 1), values):
+            what = "must map each target by itself and rise or fall throughout"
+            raise ValueError(f"The inverse of the target's transformer {what}, to carry quantiles.")
+        low, high = t[:1], np.where(t[-1:] > t[:1], t[-1:], t[:1] + 1)
+        slope = (free.back(high) - free.back(low)) / (high - low)
+        straight = np.allclose(free.back(low) + (t - low) * slope, values, rtol=1e-9, atol=1e-9)
+        return cls(transformers, slope[0] if straight else None)
+
+    def towards(self, y: Any) -> Array:
+        values = np.asarray(y, dtype=np.float64)
+        for one in self.transformers:
+            values = np.asarray(one.transform(values.reshape(len(values), -1)), dtype=np.float64)
+        return values.reshape(len(values), -1)
+
+    def back(self, values: Array) -> Array:
+        with np.errstate(over="ignore"):  # a far quantile may be infinite
+            for one in reversed(self.transformers):
+                values = np.asarray(one.inverse_transform(values)).reshape(len(values), -1)
+        return values
+
+    def quantile(self, of: Callable[[float], Tensor], level: float) -> Array:
+        """Of the law carried back; a falling map turns it over."""
+        levels = (level, 1 - level) if self.transformers else (level,)
+        side = np.minimum if level < 0.5 else np.maximum
+        return reduce(side, [self.back(array(of(one))) for one in levels])
+
+    def std(self, p: Prediction) -> Array:
+        r"""Of the law carried back, over $|z| \le 4$ of a normal z with the same quantiles."""
+        if self.slope is not None:
+            return np.asarray(array(p.std) * np.abs(self.slope))
+        z = torch.linspace(-4, 4, 65, dtype=torch.float64)
+        share = torch.softmax(-z.square() / 2, 0).numpy()[:, None, None]
+        levels = torch.special.ndtr(z).tolist()
+        values = np.stack([self.back(array(p.quantile(level))) for level in levels])
+        return np.asarray(np.sqrt((share * np.square(values - (share * values).sum(0))).sum(0)))
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """A fitted regressor taken apart; `rows` are what the library reads of it."""
+
+    base: Any
+    transformers: list[Any]
+    targets: _TargetMap
+    model: Any
+    readout: _Readout
+
+    @classmethod
+    def of(cls, base: Any, known: _Data) -> _Chain:
+        layers = _layers(base)
+        maps = [one.transformer_ for one in layers if hasattr(one, "transformer_")]
+        targets = _TargetMap.of(maps, known.y) if maps else _TargetMap([])
+        steps = [pipe[:-1] for pipe in _pipes(base) if len(pipe) > 1]
+        readout = _readout(layers[-1], _transformed(steps, known.X), known.weight)
+        return cls(base, steps, targets, layers[-1], readout)
+
+    def rows(self, X: Any) -> Tensor:
+        return self.readout.rows(_transformed(self.transformers, X))
+
+    def require_same(self, data: _Data, *, seen: bool) -> None:
+        """Refuse a module that does not predict what the host does, of rows in another order."""
+        own, X, order = np.asarray(self.base.predict(data.X)), data.X, slice(None)
+        if self.transformers:
+            X, order = _safe_indexing(X, np.arange(len(own))[::-1]), slice(None, None, -1)
+        if seen and np.allclose(own, np.asarray(data.y, float).reshape(own.shape), 1e-9, 1e-12):
+            what = "The base reproduces its training rows: error bars of almost zero mean nothing"
+            notify(f"{what}. Hold rows out with valid=0.2, or give it a penalty.")
+        module = copy.deepcopy(self.readout.module).eval()  # the host may have left it in training
+        found = self.targets.back(array(module(self.rows(X))))
+        error = np.abs(found - own.reshape(found.shape)[order]).max()
+        if not error <= (1e-3 if own.dtype == np.float32 else 1e-5) * np.abs(own).max():
+            raise ValueError(
+                f"{type(self.model).__name__} is no linear model of single rows here: as one, its "
+                f"predictions differ by up to {error:.3g}. With a link function use "
+                "TransformedTargetRegressor instead; transformers must neither move nor mix rows."
+            )
+
+
+def _transformed(steps: list[Any], X: Any) -> Any:
+    found = reduce(lambda rows, step: step.transform(rows), steps, X)
+    if (made := _num_samples(found)) != (rows := _num_samples(X)):
+        what = f"The pipeline's transformers give {made} rows for {rows}: error bars need one each"
+        raise ValueError(f"{what}. Drop rows before fit, not in a transformer.")
+    return found
+
+
+class _Readout(NamedTuple):
+    """Rows made by the host, a module linear in its last weights, and the penalty of these."""
+
+    rows: Callable[[Any], Tensor]
+    module: nn.Module
+    loss: LossLike = "mse"
+    ridge: float | None = None
+
+
+class _Weighted(nn.Sequential):
+    """A module that lets a row's weight pass by, which the fit asks for."""
+
+    def forward(self, input: Tensor, weight: Tensor | None = None) -> Any:
+        return self[0](input)
+
+
+def dense(X: Any, like: Tensor | None = None) -> Tensor:
+    """Rows of any host as a tensor: float64, or like another."""
+    values = X.toarray() if hasattr(X, "toarray") else X
+    found = torch.as_tensor(np.array(values, dtype=np.float64))
+    return found if like is None else found.to(like)
+
+
+def array(tensor: Tensor) -> Array:
+    """(N, K) from (N,) or (N, K), on any device."""
+    return np.asarray(tensor.detach().cpu().double().reshape(len(tensor), -1))
+
+
+def _readout(model: Any, X: Any, weight: Any) -> _Readout:
+    """How the library reads a model that was trained on these inputs."""
+    if is_forest(model):
+        forest = Forest(model, X)
+        return _Readout(forest.rows, forest.module, _loss(model))
+    if isinstance(model, MLPRegressor):
+        return _perceptron(model)
+    if isinstance(model, KernelRidge):
+        return _kernel_ridge(model)
+    if hasattr(model, "module_") and hasattr(model, "criterion_"):  # skorch's
+        like = next(model.module_.parameters()).detach().new_zeros(())
+        return _Readout(partial(dense, like=like), model.module_, _loss(model))
+    if hasattr(model, "coef_") and hasattr(model, "intercept_"):
+        return _linear(model, X, weight)
+    raise TypeError(
+        f"Cannot read {type(model).__name__}: it has no linear weights that least squares have "
+        "found. Known are linear models, trees, MLPRegressor, KernelRidge and skorch's nets."
+    )
+
+
+def _linear(model: Any, X: Any, weight: Any) -> _Readout:
+    """Any model with `coef_`: its columns that are not zero, centred where it has an intercept."""
+    slopes, ridge = dense(np.atleast_2d(model.coef_)), _own_ridge(model)
+    exact = isinstance(model, EXACT) and not getattr(model, "positive", False)
+    kept = (slopes != 0).any(0) | exact | (not slopes.any())
+    slopes, design = slopes[:, kept], dense(X)[:, kept]
+    share = design.new_ones(len(design)) if weight is None else dense(weight).reshape(-1)
+    share = (share / share.sum())[:, None]
+    intercept = float(getattr(model, "fit_intercept", True))
+    centre = (share * design).sum(0) * intercept
+    spread = (share * (design - centre).square()).sum(0).sqrt()
+    spread = torch.where(spread > 1e-12 * centre.abs(), spread, 1.0)
+    if ridge is not None:  # of these columns as they are
+        spread = torch.full_like(spread, float(spread.max()))
+        ridge = ridge / float(spread[0]) ** 2
+    start = dense(model.intercept_).reshape(-1).expand(len(slopes)) + slopes @ centre
+    ones = start[:, None] / UNPENALISED if intercept else start.new_zeros(len(start), 0)
+    module = _layer(torch.cat([slopes * spread, ones], 1))
+    rows = partial(_columns, kept=kept, centre=centre, spread=spread, ones=ones.shape[1])
+    return _Readout(rows, module, _loss(model), ridge)
+
+
+def _columns(X: Any, kept: Tensor, centre: Tensor, spread: Tensor, ones: int) -> Tensor:
+    """Rows of a linear model: columns that count, then the intercept's if any."""
+    rows = (dense(X)[:, kept] - centre) / spread
+    return torch.cat([rows, rows.new_full((len(rows), ones), UNPENALISED)], 1)
+
+
+def _own_ridge(model: Any) -> float | None:
+    r"""$\varsigma^2$ of a ridge fit; None where there is none, or several."""
+    found = np.unique(getattr(model, "alpha_", getattr(model, "alpha", 0.0)))
+    if isinstance(model, BayesianRidge):
+        found = np.array([model.lambda_ / model.alpha_])
+    return float(found[0]) if isinstance(model, EXACT) and len(found) == 1 and found[0] else None
+
+
+def _loss(model: Any) -> LossLike:
+    """That a model was trained with, by what it says of it."""
+    skorch = getattr(model, "criterion_", None)
+    name = type(skorch).__name__ if skorch else getattr(model, "loss", "squared_error")
+    delta = getattr(skorch, "delta", getattr(model, "epsilon", None))
+    if delta and (name in ("huber", "HuberLoss") or hasattr(model, "outliers_")):
+        return Huber(delta * getattr(model, "scale_", 1.0))  # HuberRegressor has both
+    if name not in ("squared_error", "MSELoss"):
+        what = "squared error, or Huber's of a linear model or net; positive targets as logarithms"
+        raise ValueError(
+            f"Cannot read {type(model).__name__} with the loss {name!r}. Use the {what}."
+        )
+    return "mse"
+
+
+def _perceptron(model: Any) -> _Readout:
+    """The net of an `MLPRegressor` in torch."""
+    kinds = {"identity": nn.Identity, "logistic": nn.Sigmoid, "tanh": nn.Tanh, "relu": nn.ReLU}
+    layers: list[nn.Module] = []
+    for slopes, start in zip(model.coefs_, model.intercepts_, strict=True):
+        layers += [_layer(dense(slopes).mT, dense(start)), kinds[model.activation]()]
+    return _Readout(dense, nn.Sequential(*layers[:-1]), _loss(model))
+
+
+def _kernel_ridge(model: Any) -> _Readout:
+    """Kernel ridge regression as a Gaussian process, with its own penalty."""
+    if model.kernel == "precomputed":
+        raise ValueError("kernel='precomputed' hides the rows. Give KernelRidge the kernel itself.")
+    inducing = dense(model.X_fit_)
+    regressors = SubsetOfRegressors(partial(_kernel, model), inducing, noise=1.0)
+    slopes = dense(model.dual_coef_).reshape(len(inducing), -1).mT @ regressors.features(inducing)
+    module = _layer(torch.cat([slopes, slopes.new_zeros(len(slopes), 1)], 1))
+    return _Readout(partial(_kernel_rows, regressors), module, ridge=_own_ridge(model))
+
+
+def _kernel_rows(regressors: SubsetOfRegressors, X: Any) -> Tensor:
+    """Features of a kernel, and the root of what they leave of the full process's variance."""
+    points = dense(X)
+    rest = regressors.unexplained(points)[:, None].sqrt()
+    return torch.cat([regressors.features(points), rest], 1)
+
+
+def _kernel(model: Any, X: Tensor, Z: Tensor) -> Any:
+    named = {"gamma": model.gamma, "degree": model.degree, "coef0": model.coef0}
+    own = (model.kernel_params or {}) if callable(model.kernel) else named
+    return pairwise_kernels(X.numpy(), Z.numpy(), model.kernel, filter_params=True, **own)
+
+
+def _layer(slopes: Tensor, start: Tensor | None = None) -> nn.Linear:
+    """(K, P) and (K,) as a layer."""
+    layer = nn.Linear(slopes.shape[1], len(slopes), start is not None, dtype=torch.float64)
+    layer.load_state_dict({"weight": slopes} | ({} if start is None else {"bias": start}))
+    return layer
+
+
+def _layers(estimator: Any) -> list[Any]:
+    """The regressor and all that it holds, fitted where they are, the outermost first."""
+    inner = None
+    if isinstance(estimator, pipeline.Pipeline):
+        inner = estimator.steps[-1][1]
+    elif isinstance(estimator, compose.TransformedTargetRegressor):
+        own = LinearRegression() if estimator.regressor is None else None
+        inner = getattr(estimator, "regressor_", own or estimator.regressor)
+    elif isinstance(estimator, (frozen.FrozenEstimator, GridSearchCV, RandomizedSearchCV)):
+        inner = getattr(estimator, "best_estimator_", estimator.estimator)
+    return [estimator] if inner is None else [estimator, *_layers(inner)]
+
+
+def _pipes(estimator: Any) -> list[Any]:
+    return [one for one in _layers(estimator) if isinstance(one, pipeline.Pipeline)]
+
+
+def _require_supported(estimator: Any) -> None:
+    """Refuse what is known to have no error bars of this kind, before it is trained."""
+    if not is_regressor(estimator):
+        raise TypeError(f"Expected a regressor, got {type(estimator).__name__}.")
+    last = type(_layers(estimator)[-1])
+    for why in [REFUSED[kind.__name__] for kind in last.__mro__ if kind.__name__ in REFUSED]:
+        raise TypeError(f"RigidityRegressor cannot take {last.__name__}. {why}")
+
+
+def _is_exact(estimator: Any) -> bool:
+    """Whether all that is trained on targets is linear."""
+    parts = [one for pipe in _pipes(estimator) for one in pipe[:-1].get_params().values()]
+    tags = [get_tags(one) for one in parts if hasattr(one, "__sklearn_tags__")]
+    blind = not any(tag.target_tags.required for tag in tags)
+    return blind and isinstance(_layers(estimator)[-1], EXACT)
+
+
+def _trained(base: Any, known: _Data) -> Any:
+    """The base after its own fit, with the weights by the name that it takes them."""
+    if known.weight is None:
+        return base.fit(known.X, known.y)
+    plain = get_config()["enable_metadata_routing"]
+    names = [] if plain else [pipe.steps[-1][0] for pipe in _pipes(base)]
+    return base.fit(known.X, known.y, **{"__".join([*names, "sample_weight"]): known.weight})

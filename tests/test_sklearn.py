@@ -1,0 +1,556 @@
+"""`RigidityRegressor` against scikit-learn's own checks, statsmodels, dense algebra and torch."""
+
+import pickle
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+import torch
+from sklearn import config_context
+from sklearn.base import BaseEstimator, TransformerMixin, clone
+from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
+from sklearn.decomposition import PCA
+from sklearn.dummy import DummyRegressor
+from sklearn.ensemble import GradientBoostingRegressor, HistGradientBoostingRegressor
+from sklearn.exceptions import NotFittedError
+from sklearn.feature_selection import SelectFromModel
+from sklearn.frozen import FrozenEstimator
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF
+from sklearn.kernel_approximation import Nystroem
+from sklearn.kernel_ridge import KernelRidge
+from sklearn.linear_model import (
+    BayesianRidge,
+    ElasticNet,
+    HuberRegressor,
+    Lasso,
+    LinearRegression,
+    LogisticRegression,
+    PoissonRegressor,
+    QuantileRegressor,
+    Ridge,
+    RidgeCV,
+    SGDRegressor,
+)
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.neighbors import KNeighborsRegressor
+from sklearn.neural_network import MLPRegressor
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import (
+    FunctionTransformer,
+    OneHotEncoder,
+    PolynomialFeatures,
+    SplineTransformer,
+    StandardScaler,
+    TargetEncoder,
+)
+from sklearn.svm import SVR, LinearSVR
+from sklearn.utils.estimator_checks import check_estimator
+
+import rigidities as rg
+from rigidities.sklearn import RigidityRegressor
+
+FAST = {"criterion": "nll", "random_state": 0}
+
+
+def made(n=80, seed=0, targets=None):
+    draws = np.random.default_rng(seed)
+    X = draws.normal(size=(n, 3)) * [1.0, 3.0, 0.5] + [0.0, 5.0, -1.0]
+    shape = (3,) if targets is None else (3, targets)
+    y = X @ draws.normal(size=shape) + 2.0
+    return X, y + 0.3 * draws.normal(size=y.shape)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return made()
+
+
+@pytest.fixture(scope="module")
+def new():
+    return made(15, seed=1)[0]
+
+
+@pytest.fixture(scope="module")
+def net(data):
+    return MLPRegressor(hidden_layer_sizes=(8,), solver="lbfgs", max_iter=5000, random_state=0).fit(
+        *data
+    )
+
+
+@pytest.fixture(scope="module")
+def ridge(data):
+    return RigidityRegressor(Ridge(alpha=3.0)).fit(*data)
+
+
+def quadratic(rows, design, penalty=0.0, weight=None):
+    """x^T (X^T W X + penalty)^-1 x, intercept free."""
+    ones = [np.column_stack([part, np.ones(len(part))]) for part in (rows, design)]
+    weight = np.ones(len(design)) if weight is None else weight
+    matrix = ones[1].T * weight @ ones[1]
+    matrix[:-1, :-1] += penalty * np.eye(rows.shape[1])
+    return np.einsum("nd,dk,nk->n", ones[0], np.linalg.inv(matrix), ones[0])
+
+
+# What scikit-learn asks of an estimator.
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_it_passes_the_checks_of_scikit_learn():
+    check_estimator(RigidityRegressor(Ridge()), on_skip=None)
+
+
+HELD_OUT = "a share of the rows is held out, so that a row twice is not a row of weight two"
+NET = MLPRegressor(hidden_layer_sizes=(5,), solver="lbfgs", max_iter=20, random_state=0)
+TREES = HistGradientBoostingRegressor(max_iter=5, min_samples_leaf=3, random_state=0)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("base", [NET, TREES], ids=["net", "trees"])
+def test_others_pass_them_too_but_for_what_holding_rows_out_changes(base):
+    names = [f"check_sample_weight_equivalence_on_{kind}_data" for kind in ("dense", "sparse")]
+    expected = dict.fromkeys(names, HELD_OUT)
+    reg = RigidityRegressor(base, **FAST)
+    check_estimator(reg, expected_failed_checks=expected, on_skip=None)
+
+
+def test_searches_and_cross_validation_reach_the_base(data):
+    search = GridSearchCV(
+        RigidityRegressor(Ridge(), criterion="textbook"), {"estimator__alpha": [0.1, 1e6]}, cv=2
+    ).fit(*data)
+    assert search.best_params_ == {"estimator__alpha": 0.1}
+    scores = cross_val_score(make_pipeline(StandardScaler(), search.best_estimator_), *data, cv=2)
+    assert min(scores) > 0.9
+
+
+def test_a_copy_by_pickle_predicts_the_same(ridge, new):
+    again = pickle.loads(pickle.dumps(ridge))
+    for one, other in zip(again.predict_interval(new), ridge.predict_interval(new), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_clone_is_not_fitted(ridge, new):
+    with pytest.raises(NotFittedError):
+        clone(ridge).predict(new)
+    with pytest.raises(NotFittedError):
+        clone(ridge).predict_interval(new)
+
+
+# Numbers.
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_textbook_criterion_is_statsmodels(data, new, weighted):
+    import statsmodels.api as sm
+
+    X, y = data
+    weight = np.random.default_rng(2).uniform(0.5, 2.0, len(y)) if weighted else None
+    reg = RigidityRegressor(LinearRegression(), criterion="textbook").fit(X, y, weight)
+    host = sm.WLS(y, sm.add_constant(X), 1.0 if weight is None else weight).fit()
+    found = host.get_prediction(sm.add_constant(new))
+    mean, std = reg.predict(new, return_std=True)
+    p = reg.prediction(new)
+    np.testing.assert_allclose(mean, found.predicted_mean, rtol=1e-8)
+    np.testing.assert_allclose(std, found.se_obs, rtol=1e-8)
+    np.testing.assert_allclose(p.epistemic.sqrt(), found.se_mean, rtol=1e-8)
+    ends = np.stack(reg.predict_interval(new, 0.8), 1)
+    np.testing.assert_allclose(ends, found.conf_int(obs=True, alpha=0.2), rtol=1e-8)
+    cov = reg.predict(new, return_cov=True)[1]
+    np.testing.assert_allclose(np.sqrt(np.diag(cov)), std, rtol=1e-8)
+    np.testing.assert_allclose(reg.predict_quantiles(new, [0.5])[:, 0], mean, rtol=1e-8)
+    assert reg.report_ is None and isinstance(reg.uq_, rg.fits.FitRigidity)
+
+
+def test_the_textbook_variance_of_ridge_is_its_algebra(data, new):
+    X, y = data
+    reg = RigidityRegressor(Ridge(alpha=3.0), criterion="textbook").fit(X, y)
+    own = quadratic(new, X, 3.0)
+    left = len(y) - quadratic(X, X, 3.0).sum()
+    noise = np.square(y - reg.predict(X)).sum() / left
+    np.testing.assert_allclose(reg.predict(new, return_std=True)[1] ** 2, noise * (1 + own))
+
+
+@pytest.mark.parametrize(
+    ("base", "penalty"),
+    [
+        (Ridge(alpha=30.0), 30.0),
+        (RidgeCV(alphas=[7.0]), 7.0),
+        (BayesianRidge(), None),
+        (make_pipeline(FunctionTransformer(), Ridge(alpha=30.0)), 30.0),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_penalty_is_the_ridge_and_leaves_the_intercept_free(data, new, base, penalty):
+    reg = RigidityRegressor(base).fit(*data)
+    own = reg.estimator_
+    penalty = own.lambda_ / own.alpha_ if penalty is None else penalty
+    expected = quadratic(new, data[0], penalty)
+    q = 1 / reg.prediction(new).rigidity.numpy()[:, 0]
+    np.testing.assert_allclose(q, expected, rtol=1e-5)
+
+
+def test_weights_of_rows_are_in_the_gram(data, new):
+    X, y = data
+    weight = np.random.default_rng(2).uniform(0.5, 2.0, len(y))
+    reg = RigidityRegressor(make_pipeline(StandardScaler(with_std=False), Ridge(alpha=3.0)))
+    q = 1 / reg.fit(X, y, weight).prediction(new).rigidity.numpy()[:, 0]
+    np.testing.assert_allclose(q, quadratic(new, X, 3.0, weight), rtol=1e-5)
+
+
+def test_least_squares_without_intercept_has_none(data, new):
+    X, y = data
+    reg = RigidityRegressor(Ridge(alpha=3.0, fit_intercept=False)).fit(X, y)
+    matrix = np.linalg.inv(X.T @ X + 3.0 * np.eye(3))
+    q = 1 / reg.prediction(new).rigidity.numpy()[:, 0]
+    np.testing.assert_allclose(q, np.einsum("nd,dk,nk->n", new, matrix, new), rtol=1e-8)
+
+
+@pytest.mark.parametrize("base", [Lasso(alpha=0.3), ElasticNet(alpha=0.3)])
+def test_coefficients_at_zero_bring_no_variance(data, new, base):
+    X = np.column_stack([data[0], np.random.default_rng(3).normal(size=(len(data[0]), 2))])
+    reg = RigidityRegressor(base, ridge=1e-9, valid=None).fit(X, data[1])
+    active = reg.estimator_.coef_ != 0
+    assert 0 < active.sum() < 5
+    rows = np.column_stack([new, 100 * np.ones((len(new), 2))])
+    expected = quadratic(rows[:, active], X[:, active])
+    np.testing.assert_allclose(1 / reg.prediction(rows).rigidity.numpy()[:, 0], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("base", [HuberRegressor(), SGDRegressor(loss="huber", epsilon=0.3)])
+def test_rows_beyond_a_huber_loss_bring_nothing(data, new, base):
+    X = StandardScaler().fit_transform(data[0])
+    reg = RigidityRegressor(base, ridge=1e-9, valid=None).fit(X, data[1])
+    delta = base.epsilon * getattr(reg.estimator_, "scale_", 1.0)
+    inside = np.abs(reg.predict(X) - data[1]) <= delta
+    assert 0 < inside.sum() < len(X)
+    expected = quadratic(new, X[inside])
+    np.testing.assert_allclose(1 / reg.prediction(new).rigidity.numpy()[:, 0], expected, rtol=1e-6)
+
+
+def test_kernel_ridge_has_the_variance_of_a_gaussian_process(data):
+    X, y = made(30)
+    X, new = X / 2, np.vstack([X[:5] / 2 + 0.1, [[50.0, 0.0, 0.0]]])
+    reg = RigidityRegressor(KernelRidge(alpha=0.1, kernel="rbf", gamma=0.5)).fit(X, y)
+    host = GaussianProcessRegressor(RBF(1.0), optimizer=None, alpha=0.1).fit(X, y)
+    q = 1 / reg.prediction(new).rigidity.numpy()[:, 0]
+    variance = host.predict(new, return_std=True)[1] ** 2
+    np.testing.assert_allclose(0.1 * q, variance, rtol=1e-7)
+    np.testing.assert_allclose(variance[-1], 1.0)  # the prior's, far away
+
+
+def test_the_net_of_scikit_learn_is_that_of_torch(net, data, new):
+    X, y = (torch.as_tensor(part) for part in data)
+    layers = [torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)]
+    model = torch.nn.Sequential(*layers).double()
+    with torch.no_grad():
+        for layer, w, b in zip(layers[::2], net.coefs_, net.intercepts_, strict=True):
+            layer.weight.copy_(torch.as_tensor(w.T)), layer.bias.copy_(torch.as_tensor(b))
+    uq = rg.LastLayerRigidity(model).fit((X[:60], y[:60, None]))
+    uq.calibrate((X[60:], y[60:, None]), criterion="nll")
+    reg = RigidityRegressor(net, prefit=True, criterion="nll")
+    reg.fit(data[0][60:], data[1][60:], train=(data[0][:60], data[1][:60]))
+    mean, std = reg.predict(new, return_std=True)
+    theirs = uq.predict(torch.as_tensor(new))
+    np.testing.assert_allclose(mean, theirs.mean[:, 0], rtol=1e-10)
+    np.testing.assert_allclose(std, theirs.std[:, 0], rtol=1e-8)
+
+
+@pytest.mark.parametrize("activation", ["identity", "logistic", "tanh", "relu"])
+def test_every_activation_is_read(data, new, activation):
+    options = {"activation": activation, "max_iter": 3, "solver": "lbfgs", "random_state": 0}
+    reg = RigidityRegressor(MLPRegressor(hidden_layer_sizes=(4, 3), **options), **FAST)
+    with pytest.warns(match="lbfgs failed"):
+        reg.fit(*data)
+    np.testing.assert_allclose(reg.prediction(new).mean[:, 0], reg.predict(new), rtol=1e-9)
+
+
+def test_a_net_of_skorch_is_read(data, new):
+    from skorch import NeuralNetRegressor
+
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(3, 6), torch.nn.Tanh(), torch.nn.Linear(6, 1))
+    base = NeuralNetRegressor(module, max_epochs=3, verbose=0, train_split=None)
+    X, y = data[0].astype(np.float32), data[1].astype(np.float32)[:, None]
+    reg = RigidityRegressor(base, **FAST).fit(X, y)
+    mean, std = reg.predict(new.astype(np.float32), return_std=True)
+    assert mean.shape == std.shape == (len(new), 1) and (std > 0).all()
+
+
+def test_trees_have_the_error_bars_of_their_leaves(data, new):
+    X, y = data
+    base = GradientBoostingRegressor(n_estimators=4, max_depth=2).fit(X[:50], y[:50])
+    reg = RigidityRegressor(base, prefit=True, criterion="nll")
+    reg = pickle.loads(pickle.dumps(reg.fit(X[50:], y[50:], train=(X[:50], y[:50]))))
+    leaves = [tree.apply(new.astype(np.float32)) for (tree,) in base.estimators_]
+    seen = [tree.apply(X[:50].astype(np.float32)) for (tree,) in base.estimators_]
+    columns = [(a, n) for a, s in zip(leaves, seen, strict=True) for n in np.unique(s)]
+    rows = np.stack([a == n for a, n in columns] + [np.ones(len(new), bool)], 1).astype(float)
+    design = np.stack([s == n for s in seen for n in np.unique(s)] + [np.ones(50, bool)], 1)
+    matrix = design.astype(float).T @ design + reg.uq_.ridge * np.eye(rows.shape[1])
+    q = np.einsum("nd,dk,nk->n", rows, np.linalg.inv(matrix), rows)
+    np.testing.assert_allclose(1 / reg.prediction(new).rigidity.numpy()[:, 0], q, rtol=1e-8)
+
+
+def test_intervals_hold_what_they_say():
+    draws = np.random.default_rng(0)  # left-out rows taken for a net's would give 0.93
+    X = draws.normal(size=(2000, 3))
+    y = X @ [1.0, 2.0, -1.0] + 0.4 * np.exp(0.7 * X[:, 0]) * draws.normal(size=2000)
+    reg = RigidityRegressor(Ridge()).fit(X[:500], y[:500])
+    low, high = reg.predict_interval(X[500:], 0.8)
+    inside = (low < y[500:]) & (y[500:] < high)
+    assert 0.73 < inside.mean() < 0.87
+    assert np.corrcoef(high - low, X[500:, 0])[0, 1] > 0.5
+    quantiles = reg.predict_quantiles(X[500:], [0.1, 0.5, 0.9])
+    assert quantiles.shape == (1500, 3)
+    np.testing.assert_allclose(quantiles[:, ::2], np.stack([low, high], 1))
+
+
+def test_several_targets_have_bars_of_their_own(new):
+    X, y = made(targets=2)
+    reg = RigidityRegressor(Ridge()).fit(X, y * [1.0, 100.0])
+    mean, std = reg.predict(new, return_std=True)
+    _, cov = reg.predict(new, return_cov=True)
+    assert mean.shape == std.shape == (len(new), 2) and cov.shape == (len(new), len(new), 2)
+    assert (std[:, 1] > 30 * std[:, 0]).all()
+    for k in range(2):
+        np.testing.assert_allclose(np.diag(cov[..., k]), std[:, k] ** 2)
+        np.testing.assert_allclose(cov[..., k], cov[..., k].T)
+    assert reg.predict_quantiles(new, [0.1, 0.9]).shape == (len(new), 2, 2)
+
+
+def test_several_targets_of_one_scale_agree_with_one_alone(new):
+    X, y = made(targets=2)
+    both, one = (RigidityRegressor(Ridge(), **FAST, valid=0.3) for _ in range(2))
+    std = both.fit(X, y).predict(new, return_std=True)[1]
+    alone = one.fit(X, y[:, 0]).predict(new, return_std=True)[1]
+    ratio = std[:, 0] / alone
+    assert ratio.std() < 0.05 * ratio.mean()
+
+
+# Pipelines and targets.
+
+
+def test_a_column_transformer_reads_frames_of_pandas_and_polars(data):
+    X, y = data
+    columns = {"a": X[:, 0], "b": X[:, 1], "kind": np.where(X[:, 2] > -1, "up", "down")}
+    frames = [pd.DataFrame(columns), pl.DataFrame(columns)]
+    found = []
+    for frame in frames:
+        numbers = make_pipeline(SplineTransformer(n_knots=3), PolynomialFeatures(1))
+        parts = [("n", numbers, ["a", "b"]), ("k", OneHotEncoder(sparse_output=False), ["kind"])]
+        reg = RigidityRegressor(make_pipeline(ColumnTransformer(parts), Ridge()))
+        found.append(reg.fit(frame, y).predict(frame[:9], return_std=True))
+        assert reg.n_features_in_ == 3 and list(reg.feature_names_in_) == ["a", "b", "kind"]
+        with pytest.raises(ValueError, match="unknown categories"):
+            reg.predict_interval(frame[:1].assign(kind="new") if frame is frames[0] else PL_NEW)
+    np.testing.assert_allclose(found[0], found[1])
+
+
+PL_NEW = pl.DataFrame({"a": [0.0], "b": [5.0], "kind": ["new"]})
+
+
+def test_columns_must_keep_names_and_order(data):
+    frame = pd.DataFrame(data[0], columns=["a", "b", "c"])
+    reg = RigidityRegressor(Ridge(), criterion="textbook").fit(frame, data[1])
+    for wrong in (frame[["b", "a", "c"]], frame.rename(columns={"a": "z"}), frame[["a", "b"]]):
+        for method in (reg.predict, reg.predict_interval, reg.prediction):
+            with pytest.raises(ValueError, match="feature names"):
+                method(wrong)
+
+
+def test_nystroem_features_are_those_of_the_pipeline(data, new):
+    base = make_pipeline(StandardScaler(), Nystroem(n_components=10, random_state=0), Ridge(0.1))
+    reg = RigidityRegressor(base).fit(*data)
+    fitted = reg.estimator_[:-1]
+    expected = quadratic(fitted.transform(new), fitted.transform(data[0]), 0.1)
+    q = 1 / reg.prediction(new).rigidity.numpy()[:, 0]
+    np.testing.assert_allclose(q, expected, rtol=1e-4)
+
+
+def test_a_scaled_target_changes_nothing_but_units(data, new):
+    plain = RigidityRegressor(LinearRegression(), **FAST).fit(*data)
+    base = TransformedTargetRegressor(LinearRegression(), transformer=StandardScaler())
+    scaled = RigidityRegressor(base, **FAST).fit(*data)
+    for one, other in [
+        (scaled.predict(new, return_std=True), plain.predict(new, return_std=True)),
+        (scaled.predict(new, return_cov=True), plain.predict(new, return_cov=True)),
+        (scaled.predict_interval(new), plain.predict_interval(new)),
+    ]:
+        for left, right in zip(one, other, strict=True):
+            np.testing.assert_allclose(left, right, rtol=1e-6)
+
+
+def test_a_logarithm_makes_the_law_lognormal(data, new):
+    X, y = data[0], data[1] / 5
+    base = TransformedTargetRegressor(Ridge(), func=np.log, inverse_func=np.exp)
+    reg = RigidityRegressor(base, **FAST).fit(X, np.exp(y))
+    inner = reg.prediction(new)
+    mean, std = reg.predict(new, return_std=True)
+    m, s = inner.mean.numpy()[:, 0], inner.std.numpy()[:, 0]
+    np.testing.assert_allclose(mean, np.exp(m))
+    lognormal = np.exp(m + s**2 / 2) * np.sqrt(np.exp(s**2) - 1)
+    np.testing.assert_allclose(std, lognormal, rtol=1e-3)
+    low, high = reg.predict_interval(new, 0.9)
+    ends = [end.numpy()[:, 0] for end in inner.interval(0.9)]
+    np.testing.assert_allclose([np.log(low), np.log(high)], ends, rtol=1e-9)
+    with pytest.raises(ValueError, match="affine"):
+        reg.predict(new, return_cov=True)
+
+
+def test_a_falling_map_turns_the_quantiles_over(data, new):
+    X, y = data[0], np.exp(-data[1] / 5)
+    base = TransformedTargetRegressor(Ridge(), func=np.reciprocal, inverse_func=np.reciprocal)
+    reg = RigidityRegressor(base, **FAST).fit(X, y)
+    quantiles = reg.predict_quantiles(new, [0.1, 0.4, 0.5, 0.8])
+    assert (np.diff(quantiles, axis=1) > 0).all()
+    inner = reg.prediction(new).quantile(0.9).numpy()[:, 0]
+    np.testing.assert_allclose(quantiles[:, 0], 1 / inner)
+
+
+def test_maps_that_mix_or_fold_targets_are_refused(data):
+    mixed = TransformedTargetRegressor(Ridge(), transformer=PCA())
+    X, y = made(targets=2)
+    with pytest.raises(ValueError, match="each target by itself"):
+        RigidityRegressor(mixed).fit(X, y)
+    folded = TransformedTargetRegressor(Ridge(), inverse_func=np.square, check_inverse=False)
+    with pytest.raises(ValueError, match="rise or fall"):
+        RigidityRegressor(folded.set_params(func=np.negative)).fit(*data)
+
+
+# Trained bases.
+
+
+def test_a_trained_base_is_calibrated_on_rows_it_has_not_seen(net, data, new):
+    X, y = made(60, seed=7)
+    regs = [
+        RigidityRegressor(net, prefit=True, **FAST),
+        RigidityRegressor(FrozenEstimator(net), **FAST),
+    ]
+    first, second = (reg.fit(X, y) for reg in regs)
+    assert first.estimator_ is net
+    np.testing.assert_array_equal(first.predict(new), net.predict(new))
+    std = first.predict(new, return_std=True)[1]
+    np.testing.assert_array_equal(second.predict(new, return_std=True)[1], std)
+    assert first.uq_.gram.count == 30 and first.report_.rows == 30
+    assert RigidityRegressor(net, prefit=True).fit(X, y).report_.seen == 0
+    given = RigidityRegressor(net, prefit=True, **FAST).fit(X, y, train=data)
+    assert given.uq_.gram.count == 80 and given.report_.rows == 60
+
+
+def test_left_out_rows_of_a_linear_base_need_no_others(data, ridge):
+    assert ridge.report_.rows == 0 and ridge.report_.seen == len(data[0])
+    held = RigidityRegressor(make_pipeline(TargetEncoder(), Ridge()), random_state=0)
+    X = np.column_stack([np.arange(80) % 3, np.arange(80) % 5]).astype(str)
+    assert held.fit(X, data[1]).report_.rows == 16  # the encoder has seen the targets
+    held = RigidityRegressor(
+        make_pipeline(SelectFromModel(Lasso(alpha=0.3)), Ridge()), random_state=0
+    )
+    assert held.fit(*data).report_.rows == 16
+    assert RigidityRegressor(make_pipeline(Ridge())).fit(*data).report_.rows == 0
+    assert RigidityRegressor(Ridge(), criterion="loo").fit(*data).report_.rows == 80
+
+
+def test_weights_are_routed_as_scikit_learn_is_told(data, new):
+    X, y = data
+    weight = np.random.default_rng(2).uniform(0.5, 2.0, len(y))
+    with config_context(enable_metadata_routing=True):
+        base = make_pipeline(PolynomialFeatures(1), Ridge().set_fit_request(sample_weight=True))
+        reg = RigidityRegressor(base).fit(X, y, weight)
+    expected = make_pipeline(PolynomialFeatures(1), Ridge()).fit(X, y, ridge__sample_weight=weight)
+    np.testing.assert_allclose(reg.predict(new), expected.predict(new))
+
+
+# Bad input.
+
+
+def test_a_base_that_is_not_trained_is_refused(data):
+    with pytest.raises(NotFittedError):
+        RigidityRegressor(Ridge(), prefit=True).fit(*data)
+    with pytest.raises(ValueError, match="prefit=True"):
+        RigidityRegressor(Ridge()).fit(*data, train=data)
+
+
+@pytest.mark.parametrize(
+    ("base", "words"),
+    [
+        (KNeighborsRegressor(), "KNeighborsRegressor. It has no trained weights"),
+        (SVR(), "Use KernelRidge"),
+        (make_pipeline(StandardScaler(), LinearSVR()), "LinearSVR. Its loss"),
+        (QuantileRegressor(), "no curvature"),
+        (GaussianProcessRegressor(), "error bars of its own"),
+        (LogisticRegression(), "Expected a regressor, got LogisticRegression"),
+        (StandardScaler(), "Expected a regressor, got StandardScaler"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_has_no_such_error_bars_is_refused_before_it_is_trained(data, base, words):
+    with pytest.raises(TypeError, match=words):
+        RigidityRegressor(base).fit(*data)
+
+
+def test_links_and_losses_that_cannot_be_read_are_refused(data):
+    X, y = data[0], np.exp(data[1] / 10)
+    with pytest.raises(ValueError, match="PoissonRegressor is no linear model"):
+        RigidityRegressor(PoissonRegressor(), **FAST).fit(X, y)
+    for base in (
+        MLPRegressor(hidden_layer_sizes=3, loss="poisson", solver="lbfgs", max_iter=2000),
+        SGDRegressor(loss="epsilon_insensitive"),
+    ):
+        with pytest.raises(ValueError, match=r"with the loss .* squared error"):
+            RigidityRegressor(base, **FAST).fit(X, y)
+    with pytest.raises(ValueError, match="precomputed"):
+        RigidityRegressor(KernelRidge(kernel="precomputed")).fit(X @ X.T, y)
+
+
+class Sorted(TransformerMixin, BaseEstimator):
+    def fit(self, X, y=None):
+        return self
+
+    def transform(self, X):
+        return np.sort(X, axis=0)
+
+    def __sklearn_is_fitted__(self):
+        return True
+
+
+class Fewer(Sorted):
+    def transform(self, X):
+        return X[1:]
+
+
+def test_transformers_that_move_or_drop_rows_are_refused(data):
+    with pytest.raises(ValueError, match="neither move nor mix"):
+        RigidityRegressor(make_pipeline(Sorted(), Ridge())).fit(*data)
+    base = make_pipeline(Fewer(), Ridge().fit(*data))
+    with pytest.raises(ValueError, match="79 rows for 80"):
+        RigidityRegressor(base, prefit=True, valid=None).fit(*data)
+
+
+def test_bad_numbers_and_options_are_refused_and_change_nothing(data, new):
+    X, y = data
+    reg = RigidityRegressor(Ridge(), criterion="textbook").fit(X, y)
+    before = reg.predict(new, return_std=True)
+    holes = np.where(np.arange(len(y)) == 3, np.nan, y)
+    with pytest.raises(ValueError, match=r"Input y contains NaN"):
+        reg.fit(X, holes)
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        reg.fit(X, y[:-1])
+    with pytest.raises(ValueError, match="1 sample"):
+        reg.fit(X[:1], y[:1])
+    with pytest.warns(match="reproduces its training rows"):
+        RigidityRegressor(LinearRegression()).fit(X[:4], y[:4])
+    with pytest.raises(ValueError, match="both the rows and train="):
+        RigidityRegressor(Ridge().fit(X, y), prefit=True).fit(X, y, train=(X, y, y**2))
+    for share in (0, 1.5, "some"):
+        with pytest.raises(ValueError, match="share between 0 and 1"):
+            RigidityRegressor(Ridge(), valid=share).fit(X, y)
+    with pytest.raises(ValueError, match="textbook"):
+        reg.set_params(law="gaussian").fit(X, y)
+    with pytest.raises(TypeError, match="Cannot read DummyRegressor"):
+        RigidityRegressor(DummyRegressor()).fit(X, y)
+    with pytest.raises(ValueError, match="not for both"):
+        reg.predict(new, return_std=True, return_cov=True)
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        reg.predict_interval(new, 90)
+    np.testing.assert_array_equal(reg.predict(new, return_std=True), before)
