@@ -17,6 +17,16 @@ InputName = str | int | None
 Members = dict[str | int | None, Any]
 
 
+class Place(Protocol):
+    """Where a tensor to differentiate by is taken from a batch, and put back: a `Slot`, say."""
+
+    def get(self, batch: Batch) -> Tensor:
+        """The tensor."""
+
+    def put(self, batch: Batch, tensor: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The model's inputs with another tensor in its place."""
+
+
 class Caller(Protocol):
     """What calls a model, such as a tap: how, and what the model calls its positional inputs."""
 

@@ -25,9 +25,10 @@ from .. import selection
 from ..calibration.calibration import Calibration, Given, Support, Wanted
 from ..calibration.conformal import Groups
 from ..calibration.report import CalibrationReport
+from ..data.batches import Batch
 from ..data.feed import Feed
 from ..data.row_sample import SIZE
-from ..data.slots import InputName, Slot
+from ..data.slots import InputName, Place, Slot
 from ..data.storage import Snapshot
 from ..losses import LossLike, loss_for
 from ..models.calling import FeatureFunction, ForwardFunction, Source
@@ -46,9 +47,10 @@ from .accumulation import Weighing
 from .checkpoint import SECONDS, Checkpoint
 from .ensemble.ensemble import Ensemble
 from .ensemble.members import members as member_set
+from .error_bars import ErrorBars, Spread
 from .fit import Learnt, ReadoutFit
 from .frozen import Frozen, freeze
-from .gradients.feature_map import FeatureMap
+from .gradients.feature_map import FeatureMap, traced
 from .gradients.gradient import Differentiator, Gradient, shared_out
 from .gradients.loss import GradientTarget, GradientWeight, gradient_loss
 from .gradients.uncertain_inputs import InputVariances
@@ -408,9 +410,7 @@ class LastLayerRigidity(ModelWrapper):
             batches = self._fit.batches(data, "predict", batch_size, progress, once=gather)
             for batch in others.checking(batches):
                 reading = read(tap, batch)
-                weight = reading.sample_weights(sample_weight, batch)
-                spread = bars.spread(reading, weight, bars.given(batch, reading))
-                spread = replace(spread, labels=bars.labels(batch, reading))
+                spread = _spread(bars, batch, reading, sample_weight)
                 if inputs is not None:
                     spread = replace(spread, from_inputs=inputs.next(tap, batch, reading.output))
                 spreads.append(spread)
@@ -468,6 +468,49 @@ class LastLayerRigidity(ModelWrapper):
         else:
             found = [differentiator.directional(p, v) for v, p in shared_out(maps, along)]
         return self._joined(found, members)
+
+    @outside_inference_mode
+    def predict_with_gradient(
+        self,
+        data: Any,
+        wrt: InputName | Place = None,
+        *,
+        gradient_bars: bool = True,
+        sample_weight: SampleWeight | None = None,
+        members: int | None = None,
+        generator: torch.Generator | None = None,
+        batch_size: int | None = None,
+        progress: bool | None = None,
+    ) -> tuple[Prediction, Gradient]:
+        """What `predict` and `gradient` give, of the same pass of the model.
+
+        Args:
+            data: as in `gradient`.
+            wrt: likewise; or an object that takes a tensor from a batch and puts another in its
+                place (`data.slots.Place`), for derivatives by what is no input of the model.
+            gradient_bars: False for one forward and one backward pass for each output of a sample,
+                and NaN for the derivatives' bars.
+            sample_weight: as in `predict`.
+            members: as in `gradient`.
+            generator: as in `gradient`.
+            batch_size: as in `fit`.
+            progress: as in `fit`.
+        """
+        tap, learnt = self._fit.ready()
+        differentiator, bars = _differentiator(learnt, members, generator), learnt.bars
+        spreads, found = [], []
+        for batch in self._fit.batches(data, "gradient", batch_size, progress):
+            place = Slot.find(batch, wrt, tap) if isinstance(wrt, InputName) else wrt
+            with torch.enable_grad():
+                if gradient_bars:
+                    point = FeatureMap.of(tap, batch, place)
+                    reading, gradient = point.reading, differentiator(point)
+                else:
+                    x, reading = traced(tap, batch, place)
+                    gradient, reading = Gradient.bare(x, reading), reading.detached()
+                spreads.append(_spread(bars, batch, reading, sample_weight))
+            found.append(gradient)
+        return bars.prediction(spreads), self._joined(found, members)
 
     @outside_inference_mode
     def hessian_product(
@@ -910,6 +953,14 @@ class LastLayerRigidity(ModelWrapper):
 def _joint(tap: AnyTap, learnt: Learnt) -> JointPosterior:
     gram, shared = learnt.statistics.gram, learnt.calibration.joint
     return JointPosterior.of(learnt.posterior, gram, tap.layout, shared)
+
+
+def _spread(
+    bars: ErrorBars, batch: Batch, reading: Reading, sample_weight: SampleWeight | None
+) -> Spread:
+    weight = reading.sample_weights(sample_weight, batch)
+    spread = bars.spread(reading, weight, bars.given(batch, reading))
+    return replace(spread, labels=bars.labels(batch, reading))
 
 
 def _differentiator(

@@ -149,6 +149,11 @@ def output_derivatives(point: FeatureMap) -> Tensor:
     return _columns(values, x, point.direction, needed=True).movedim(0, 1)
 
 
+def traced_derivatives(x: Tensor, output: Tensor) -> Tensor:
+    """The same along a graph that is there already."""
+    return _columns(output.reshape(len(output), -1).sum(0), x, needed=True).movedim(0, 1)
+
+
 def output_derivatives_apart(point: FeatureMap, reduce: Callable[[Tensor], Tensor]) -> Tensor:
     """Derivatives of every output of every sample by the whole input, reduced: (N, O).
 

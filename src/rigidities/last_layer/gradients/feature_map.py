@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...data.batches import Batch
-from ...data.slots import Slot
+from ...data.slots import Place
 from ...models.directional import normal_like, pulled, pushes, pushes_by_reverse, recorded
 from ..readout.reading import Reading, read
 from ..readout.tail import owners_by_digits
@@ -58,14 +58,10 @@ class FeatureMap:
     direction: Tensor | None = None
 
     @classmethod
-    def of(cls, tap: AnyTap, batch: Batch, slot: Slot) -> FeatureMap:
+    def of(cls, tap: AnyTap, batch: Batch, slot: Place) -> FeatureMap:
         """Of a batch, by the input in a slot of it, on which the output must depend."""
-        point = slot.get(batch).detach()
-        free = point.clone().requires_grad_()
-        args, kwargs = slot.put(batch, free)
-        reading = read(tap.graph, replace(batch, args=args, kwargs=kwargs))
-        if not reading.output.requires_grad:
-            raise ValueError(UNCONNECTED)
+        free, reading = traced(tap, batch, slot)
+        point, (args, kwargs) = free.detach(), slot.put(batch, free)
         aligned = point.ndim > 0 and len(point) == len(reading.output)
         aligned = aligned and _stand_alone(free, reading)
         reading = reading.detached()
@@ -146,6 +142,16 @@ class FeatureMap:
         output = self.reading.output
         numbers = torch.arange(output[0].numel(), device=output.device).reshape(output[:1].shape)
         return self.reading.rows(numbers.expand(output.shape))[: self.rows]
+
+
+def traced(tap: AnyTap, batch: Batch, slot: Place) -> tuple[Tensor, Reading]:
+    """A copy of the input in a slot and one pass, with the graph between them."""
+    free = slot.get(batch).detach().clone().requires_grad_()
+    args, kwargs = slot.put(batch, free)
+    reading = read(tap.graph, replace(batch, args=args, kwargs=kwargs))
+    if not reading.output.requires_grad:
+        raise ValueError(UNCONNECTED)
+    return free, reading
 
 
 def checked_direction(direction: Tensor, point: Tensor) -> Tensor:

@@ -26,7 +26,15 @@ from ...posterior.draws import MEMBERS, standard_normal
 from ...posterior.posterior import Posterior
 from ...posterior.quadratic import QuadraticForm
 from ...prediction.law import gaussian_interval
-from .feature_derivatives import Projection, either, forward_quadratic, passes, reverse_quadratic
+from ..readout.reading import Reading
+from .feature_derivatives import (
+    Projection,
+    either,
+    forward_quadratic,
+    passes,
+    reverse_quadratic,
+    traced_derivatives,
+)
 from .feature_map import FeatureMap
 
 EXACT_PASSES = 2048
@@ -40,7 +48,7 @@ class Gradient:
     Attributes:
         mean: derivatives of the model's prediction. Shaped like the input for one output per
             sample, else (N, *output, *input) without the outputs' and inputs' first dimensions.
-        std: their standard deviations.
+        std: their standard deviations; NaN where they were not asked for.
         sampling_error: relative standard error of `std` where members were drawn; 0 if exact.
         summed: whether it is the sum of all outputs that was differentiated, because the input has
             not one row per sample, or its rows act on other samples too.
@@ -59,6 +67,14 @@ class Gradient:
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         """The central interval that holds probability `level`: (low, high)."""
         return gaussian_interval(self.mean, self.std, level)
+
+    @classmethod
+    def bare(cls, x: Tensor, reading: Reading) -> Gradient:
+        """Without bars, of a pass that was traced from x: one backward pass for each output."""
+        mean = traced_derivatives(x, reading.output)
+        outputs = reading.output.shape[1:] if mean.shape[1] > 1 else torch.Size()
+        mean = mean.reshape(len(x), *outputs, *x.shape[1:])
+        return cls(mean, torch.full_like(mean, torch.nan), summed=True)
 
     @classmethod
     def join(cls, parts: Sequence[Gradient]) -> Gradient:
