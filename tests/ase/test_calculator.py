@@ -660,7 +660,7 @@ def test_a_baseline_without_an_element_is_refused(one, atoms):
         ({"limits": {"forces_std": float("nan")}}, "limit of forces_std must be a positive"),
         ({"energy_unit": -1.0}, "energy_unit must be a positive number"),
         ({"length_unit": float("inf")}, "length_unit must be a positive number"),
-        ({"limits": {"stress_std": 0.1}}, "no stress: limits= has stress_std.*strained="),
+        ({"limits": {"stress_std": 0.1}}, "no stress.*strained=.*got none"),
     ],
 )
 def test_impossible_options_are_refused(one, options, words):

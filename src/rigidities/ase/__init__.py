@@ -24,7 +24,7 @@ With `limits`, molecular dynamics, relaxations and paths stop by themselves, by 
 Away from the training data a bar grows, but need not keep up with the error: let limits be a few
 times the bars of validation data, so that a run stops at the edge of what is known.
 
-`mace`, `schnetpack`, `pyg` and `systems` make all of it for the models of these libraries.
+`mace`, `schnetpack` and `graphs` (PyTorch Geometric and others) take lists of atoms instead.
 
 Files of ASE keep its own properties alone: write `with_error_bars(atoms)` to keep the bars.
 Needs `pip install "rigidities[ase]"`.
@@ -34,7 +34,7 @@ from __future__ import annotations
 
 try:
     from .calculator import RigidityCalculator, UncertainStructureError, with_error_bars
-    from .potentials import Potential, mace, pyg, schnetpack, systems
+    from .potentials import Potential, graphs, mace, schnetpack
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] != "ase":
         raise
@@ -46,9 +46,8 @@ __all__ = [
     "Potential",
     "RigidityCalculator",
     "UncertainStructureError",
+    "graphs",
     "mace",
-    "pyg",
     "schnetpack",
-    "systems",
     "with_error_bars",
 ]

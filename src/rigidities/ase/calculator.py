@@ -21,9 +21,7 @@ from ase.outputs import Properties, all_outputs
 from ase import Atoms
 
 from ..data.batches import Batch
-from ..data.slots import InputName, Place, Slot
-from ..last_layer.gradients.gradient import Gradient
-from ..last_layer.readout.reading import SampleWeight
+from ..data.slots import InputName, Slot
 from ..last_layer.rigidity import LastLayerRigidity
 from ..models.shadow import input_names, placement
 from ..notices import notify
@@ -42,12 +40,9 @@ from .structures import (
 BARS = {"energy_std": "eV", "forces_std": "eV/Å", "stress_std": "eV/Å^3"}
 """The error bars among the results, and their units."""
 
-STRESS = ("stress", "stress_std")
-SLOPES = {"forces", "forces_std", *STRESS}
-
 NO_STRESS = (
-    "There is no stress: {}. Stress needs strained=, the names of the inputs that move with the "
-    "cell (cell, shift vectors), and a structure that repeats, with a cell of three vectors."
+    "There is no stress: it needs strained=, the names of the inputs that move with the cell "
+    "(cell, shift vectors), got {}, and a structure that repeats, with a cell of three vectors."
 )
 
 ROUNDING = 16
@@ -104,21 +99,14 @@ class RigidityCalculator(Calculator):
             the sum over all nine components: they do not depend on the axes, and are looked at
             whenever forces are.
         force_bars: compute the bars of forces and stress with them, which takes as many passes as
-            there are coordinates or features, whichever are fewer. False: forces and stress alone,
-            by one backward pass; bars when `get_property("forces_std")` asks for them or `limits`
-            has them.
+            there are coordinates or features, whichever are fewer. False: by one backward pass
+            without; bars when `get_property("forces_std")` asks for them or `limits` has them.
         members: as in `uq.gradient`; 0 for exact bars of forces however large the structure.
         sample_weight: callable(atoms) -> loss weight of the structure, as in the fit
             (`lambda atoms: 1 / len(atoms)`), to which a calibrated noise is inversely proportional.
     """
 
-    implemented_properties: list[str] = [  # noqa: RUF012
-        "energy",
-        "free_energy",
-        "forces",
-        "stress",
-        *BARS,
-    ]
+    implemented_properties: list[str] = ["energy", "free_energy", "forces", "stress", *BARS]  # noqa: RUF012
 
     def __init__(
         self,
@@ -155,7 +143,7 @@ class RigidityCalculator(Calculator):
         named = (limits or {}).items()
         self.limits = {name: _positive(limit, f"The limit of {name}") for name, limit in named}
         if "stress_std" in self.limits and not self.strained:
-            raise ValueError(NO_STRESS.format("limits= has stress_std, and nothing is strained"))
+            raise ValueError(NO_STRESS.format("none"))
         self._said_periodic = False
 
     def calculate(
@@ -178,17 +166,15 @@ class RigidityCalculator(Calculator):
         if system_changes:
             self.results = {}
         check_structure(structure, self.species)
-        asked = set(properties)
-        if asked & set(STRESS) and not self._has_stress(structure):
-            raise PropertyNotImplementedError(NO_STRESS.format(self._lacks()))
-        batch, wrt = self._batch(structure)
-        if asked & SLOPES:
-            bars = {"forces_std", "stress_std"} & (asked | set(self.limits))
-            found = self._all(batch, wrt, structure, bars=self.force_bars or bool(bars))
-            self.results = {**found, **self.results}
+        asked, bars = set(properties), {"forces_std", "stress_std"}
+        if asked & {"stress", "stress_std"} and not self._has_stress(structure):
+            raise PropertyNotImplementedError(NO_STRESS.format(self.strained or "none"))
+        if asked & (bars | {"forces", "stress"}):
+            known = self.force_bars or bool(bars & (asked | set(self.limits)))
+            self.results = {**self._all(structure, bars=known), **self.results}
         elif "energy" not in self.results:
-            energy = self.uq.predict([batch], sample_weight=self._weight(), progress=False)
-            self.results.update(self._energy(energy, structure))
+            found = self.uq.predict([self._batch(structure)[0]], **self._options(structure))
+            self.results.update(self._energy(found, structure))
         _check_limits(self.limits, structure, self.results)
 
     def get_property(
@@ -222,12 +208,12 @@ class RigidityCalculator(Calculator):
         known = {name: value for name, value in self.results.items() if name in all_outputs}
         return Properties(known)
 
-    def _weight(self) -> SampleWeight | None:
-        """Of the structure at hand, as a function of its batch."""
-        if self.sample_weight is None or self.atoms is None:
-            return None
-        own = _positive(self.sample_weight(self.atoms), "sample_weight")
-        return lambda _: torch.tensor([own], dtype=torch.float64)
+    def _options(self, atoms: Atoms) -> dict[str, Any]:
+        if self.sample_weight is None:
+            return {"progress": False}
+        own = _positive(self.sample_weight(atoms), "sample_weight")
+        weight = torch.tensor([own], dtype=torch.float64)
+        return {"progress": False, "sample_weight": lambda _: weight}
 
     def _energy(self, found: Prediction, atoms: Atoms) -> dict[str, float]:
         if found.mean.numel() != 1:
@@ -247,56 +233,43 @@ class RigidityCalculator(Calculator):
         energy += baseline_energy(self.baseline, atoms)
         return {"energy": energy, "free_energy": energy, "energy_std": std}
 
-    def _all(self, given: Any, wrt: InputName, atoms: Atoms, *, bars: bool) -> dict[str, Any]:
+    def _all(self, atoms: Atoms, *, bars: bool) -> dict[str, Any]:
         """Energy, forces and stress of one pass, with their bars."""
+        given, wrt = self._batch(atoms)
         (batch,) = self.uq.feed.unlabelled()([given], "forces", progress=False)
-        place: Place = self._place(batch, wrt, atoms)
-        energy, slope = self.uq.predict_with_gradient(
-            [given],
-            place,
-            gradient_bars=bars,
-            sample_weight=self._weight(),
-            members=self.members,
-            progress=False,
-        )
+        slot = self._slot(batch, wrt, atoms)
+        options = {"members": self.members, **self._options(atoms)}
+        energy, slope = self.uq.predict_with_gradient([given], slot, gradient_bars=bars, **options)
         if bars and not slope.mean.any():  # refuses positions that were detached
-            self.uq.predict_with_gradient([given], place, gradient_bars=False, progress=False)
-        return {**self._energy(energy, atoms), **self._slopes(slope, atoms, bars=bars)}
-
-    def _place(self, batch: Batch, wrt: InputName, atoms: Atoms) -> Place:
-        """Where the positions stand, with the strain where there is a stress."""
-        slot = Slot.find(batch, wrt, self.uq.readout)
-        if self.inputs is not None:
-            _check_positions(batch, slot, atoms, self.length_unit)
-        if (numbers := slot.get(batch).numel()) != 3 * len(atoms):
-            raise ValueError(
-                f"Expected positions of {len(atoms)} atoms, got an input shaped "
-                f"{tuple(slot.get(batch).shape)}, {numbers} numbers. Name the input that holds the "
-                "positions with wrt=."
-            )
-        if not self._has_stress(atoms):
-            return slot
-        return StrainedPositions.find(batch, wrt, self.strained, self.uq.readout)
-
-    def _slopes(self, slope: Gradient, atoms: Atoms, *, bars: bool) -> dict[str, np.ndarray]:
-        """Forces, and the stress where strains were differentiated by too."""
-        results: dict[str, np.ndarray] = {}
-        found = {"": -slope.mean, "_std": slope.std} if bars else {"": -slope.mean}
-        for end, value in found.items():
+            self.uq.predict_with_gradient([given], slot, gradient_bars=False, progress=False)
+        results: dict[str, Any] = dict(self._energy(energy, atoms))
+        for end, value in (("", slope.mean), ("_std", slope.std))[: 1 + bars]:
             rows = self.energy_unit * value.detach().cpu().double().numpy().reshape(-1, 3)
-            results[f"forces{end}"] = rows[: len(atoms)] / self.length_unit
-            if len(rows) > len(atoms):
-                sign = 1 if end else -1
-                results[f"stress{end}"] = sign * rows[len(atoms) :].flatten() / atoms.get_volume()
+            forces, stress = rows[: len(atoms)] / self.length_unit, rows[len(atoms) :].flatten()
+            results[f"forces{end}"] = forces if end else -forces
+            if len(stress):
+                results[f"stress{end}"] = stress / atoms.get_volume()
         for name in ("forces", "stress"):
             _check_finite(name, *(value for key, value in results.items() if name in key))
         return results
 
+    def _slot(self, batch: Batch, wrt: InputName, atoms: Atoms) -> Slot:
+        """Where the positions stand, with the strain where there is a stress."""
+        slot = Slot.find(batch, wrt, self.uq.readout)
+        if self.inputs is not None:
+            _check_positions(batch, slot, atoms, self.length_unit)
+        if slot.get(batch).numel() != 3 * len(atoms):
+            raise ValueError(
+                f"Expected positions of {len(atoms)} atoms, got an input shaped "
+                f"{tuple(slot.get(batch).shape)}. Name the one that holds the positions with wrt=."
+            )
+        if not self._has_stress(atoms):
+            return slot
+        others = tuple(Slot.find(batch, name, self.uq.readout) for name in self.strained)
+        return StrainedPositions(slot.key, slot.whole, others)
+
     def _has_stress(self, atoms: Atoms) -> bool:
         return bool(self.strained and atoms.pbc.any() and atoms.cell.rank == 3)
-
-    def _lacks(self) -> str:
-        return "the structure does not repeat" if self.strained else "nothing is strained"
 
     def _batch(self, atoms: Atoms) -> tuple[Any, InputName]:
         """One structure as `uq` takes it, and where in it the positions stand."""

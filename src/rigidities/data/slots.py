@@ -17,16 +17,6 @@ InputName = str | int | None
 Members = dict[str | int | None, Any]
 
 
-class Place(Protocol):
-    """Where a tensor to differentiate by is taken from a batch, and put back: a `Slot`, say."""
-
-    def get(self, batch: Batch) -> Tensor:
-        """The tensor."""
-
-    def put(self, batch: Batch, tensor: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The model's inputs with another tensor in its place."""
-
-
 class Caller(Protocol):
     """What calls a model, such as a tap: how, and what the model calls its positional inputs."""
 
@@ -53,8 +43,10 @@ class Slot:
     whole: bool
 
     @classmethod
-    def find(cls, batch: Batch, wrt: InputName, tap: Caller) -> Slot:
+    def find(cls, batch: Batch, wrt: InputName | Slot, tap: Caller) -> Slot:
         """The slot of a position or a name; without one that of the only floating-point input."""
+        if isinstance(wrt, Slot):
+            return wrt
         whole = tap.source.forward is not None
         known: Members = dict(enumerate(batch.args))
         known.update(batch.kwargs)

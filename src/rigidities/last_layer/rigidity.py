@@ -25,10 +25,9 @@ from .. import selection
 from ..calibration.calibration import Calibration, Given, Support, Wanted
 from ..calibration.conformal import Groups
 from ..calibration.report import CalibrationReport
-from ..data.batches import Batch
 from ..data.feed import Feed
 from ..data.row_sample import SIZE
-from ..data.slots import InputName, Place, Slot
+from ..data.slots import InputName, Slot
 from ..data.storage import Snapshot
 from ..losses import LossLike, loss_for
 from ..models.calling import FeatureFunction, ForwardFunction, Source
@@ -47,7 +46,6 @@ from .accumulation import Weighing
 from .checkpoint import SECONDS, Checkpoint
 from .ensemble.ensemble import Ensemble
 from .ensemble.members import members as member_set
-from .error_bars import ErrorBars, Spread
 from .fit import Learnt, ReadoutFit
 from .frozen import Frozen, freeze
 from .gradients.feature_map import FeatureMap, traced
@@ -410,7 +408,7 @@ class LastLayerRigidity(ModelWrapper):
             batches = self._fit.batches(data, "predict", batch_size, progress, once=gather)
             for batch in others.checking(batches):
                 reading = read(tap, batch)
-                spread = _spread(bars, batch, reading, sample_weight)
+                spread = bars.of_batch(batch, reading, sample_weight)
                 if inputs is not None:
                     spread = replace(spread, from_inputs=inputs.next(tap, batch, reading.output))
                 spreads.append(spread)
@@ -473,42 +471,36 @@ class LastLayerRigidity(ModelWrapper):
     def predict_with_gradient(
         self,
         data: Any,
-        wrt: InputName | Place = None,
+        wrt: InputName | Slot = None,
         *,
         gradient_bars: bool = True,
         sample_weight: SampleWeight | None = None,
         members: int | None = None,
-        generator: torch.Generator | None = None,
-        batch_size: int | None = None,
         progress: bool | None = None,
     ) -> tuple[Prediction, Gradient]:
         """What `predict` and `gradient` give, of the same pass of the model.
 
         Args:
             data: as in `gradient`.
-            wrt: likewise; or an object that takes a tensor from a batch and puts another in its
-                place (`data.slots.Place`), for derivatives by what is no input of the model.
-            gradient_bars: False for one forward and one backward pass for each output of a sample,
-                and NaN for the derivatives' bars.
+            wrt: as in `gradient`; or a `data.slots.Slot` of one's own, for what is no input.
+            gradient_bars: False for one forward and one backward pass, and no bars of derivatives.
             sample_weight: as in `predict`.
             members: as in `gradient`.
-            generator: as in `gradient`.
-            batch_size: as in `fit`.
             progress: as in `fit`.
         """
         tap, learnt = self._fit.ready()
-        differentiator, bars = _differentiator(learnt, members, generator), learnt.bars
+        differentiator, bars = _differentiator(learnt, members, None), learnt.bars
         spreads, found = [], []
-        for batch in self._fit.batches(data, "gradient", batch_size, progress):
-            place = Slot.find(batch, wrt, tap) if isinstance(wrt, InputName) else wrt
+        for batch in self._fit.batches(data, "gradient", None, progress):
+            slot = Slot.find(batch, wrt, tap)
             with torch.enable_grad():
                 if gradient_bars:
-                    point = FeatureMap.of(tap, batch, place)
+                    point = FeatureMap.of(tap, batch, slot)
                     reading, gradient = point.reading, differentiator(point)
                 else:
-                    x, reading = traced(tap, batch, place)
+                    x, reading = traced(tap, batch, slot)
                     gradient, reading = Gradient.bare(x, reading), reading.detached()
-                spreads.append(_spread(bars, batch, reading, sample_weight))
+                spreads.append(bars.of_batch(batch, reading, sample_weight))
             found.append(gradient)
         return bars.prediction(spreads), self._joined(found, members)
 
@@ -953,14 +945,6 @@ class LastLayerRigidity(ModelWrapper):
 def _joint(tap: AnyTap, learnt: Learnt) -> JointPosterior:
     gram, shared = learnt.statistics.gram, learnt.calibration.joint
     return JointPosterior.of(learnt.posterior, gram, tap.layout, shared)
-
-
-def _spread(
-    bars: ErrorBars, batch: Batch, reading: Reading, sample_weight: SampleWeight | None
-) -> Spread:
-    weight = reading.sample_weights(sample_weight, batch)
-    spread = bars.spread(reading, weight, bars.given(batch, reading))
-    return replace(spread, labels=bars.labels(batch, reading))
 
 
 def _differentiator(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...data.batches import Batch
-from ...data.slots import Place
+from ...data.slots import Slot
 from ...models.directional import normal_like, pulled, pushes, pushes_by_reverse, recorded
 from ..readout.reading import Reading, read
 from ..readout.tail import owners_by_digits
@@ -58,7 +58,7 @@ class FeatureMap:
     direction: Tensor | None = None
 
     @classmethod
-    def of(cls, tap: AnyTap, batch: Batch, slot: Place) -> FeatureMap:
+    def of(cls, tap: AnyTap, batch: Batch, slot: Slot) -> FeatureMap:
         """Of a batch, by the input in a slot of it, on which the output must depend."""
         free, reading = traced(tap, batch, slot)
         point, (args, kwargs) = free.detach(), slot.put(batch, free)
@@ -144,7 +144,7 @@ class FeatureMap:
         return self.reading.rows(numbers.expand(output.shape))[: self.rows]
 
 
-def traced(tap: AnyTap, batch: Batch, slot: Place) -> tuple[Tensor, Reading]:
+def traced(tap: AnyTap, batch: Batch, slot: Slot) -> tuple[Tensor, Reading]:
     """A copy of the input in a slot and one pass, with the graph between them."""
     free = slot.get(batch).detach().clone().requires_grad_()
     args, kwargs = slot.put(batch, free)

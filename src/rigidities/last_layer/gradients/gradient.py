@@ -70,9 +70,9 @@ class Gradient:
 
     @classmethod
     def bare(cls, x: Tensor, reading: Reading) -> Gradient:
-        """Without bars, of a pass that was traced from x: one backward pass for each output."""
-        mean = traced_derivatives(x, reading.output)
-        outputs = reading.output.shape[1:] if mean.shape[1] > 1 else torch.Size()
+        """Without bars, of a pass that was traced from x."""
+        mean = traced_derivatives(reading.output, x)
+        outputs = reading.output.shape[1:] if mean.shape[1] > 1 else ()
         mean = mean.reshape(len(x), *outputs, *x.shape[1:])
         return cls(mean, torch.full_like(mean, torch.nan), summed=True)
 
