@@ -3,34 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from ase.build import bulk
-from ase.calculators.emt import EMT
 from ase.calculators.fd import calculate_numerical_forces, calculate_numerical_stress
-from ase.calculators.singlepoint import SinglePointCalculator
 
 from rigidities.ase import graphs, mace, schnetpack
 from tests.foreign.molecules import mace_model
+from tests.support.pairs import CUTOFF, VOIGT, Pairs, crystals, strained_bars
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of other libraries
-
-CUTOFF = 3.0
-VOIGT = [(0, 0), (1, 1), (2, 2), (1, 2), (0, 2), (0, 1)]
-
-
-def crystals(count, seed):
-    """Strained and shaken copper and gold, four atoms in a cell, labelled by EMT."""
-    rng, found = np.random.default_rng(seed), []
-    for _ in range(count):
-        atoms = bulk("Cu", cubic=True)
-        atoms.symbols[rng.random(4) < 0.5] = "Au"
-        atoms.set_cell(atoms.cell @ (np.eye(3) + 0.03 * rng.normal(size=(3, 3))), scale_atoms=True)
-        atoms.positions += 0.1 * rng.normal(size=(4, 3))
-        atoms.calc = EMT()
-        labels = {"energy": atoms.get_potential_energy(), "forces": atoms.get_forces()}
-        atoms.calc = SinglePointCalculator(atoms, **labels)
-        found.append(atoms)
-    return found
-
 
 TRAIN, VALID = crystals(24, 0), crystals(16, 1)
 
@@ -184,33 +163,17 @@ def painn():
     ).double()
 
 
-class Pairs(torch.nn.Module):
-    """A message from each neighbour, a head, and a sum over the graph."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = torch.nn.Embedding(100, 6)
-        self.net = torch.nn.Sequential(torch.nn.Linear(7, 8), torch.nn.Tanh())
-        self.head = torch.nn.Linear(8, 1)
-
-    def forward(self, batch):
-        i, j = batch.edge_index
-        distance = (batch.pos[j] - batch.pos[i] + batch.shifts).norm(dim=-1, keepdim=True)
-        fading = (1 + torch.cos(torch.pi * distance / CUTOFF)) / 2
-        message = self.net(torch.cat([distance, self.embedding(batch.z[j])], -1)) * fading
-        hidden = torch.zeros(len(batch.pos), 8, dtype=message.dtype).index_add(0, i, message)
-        energies = self.head(hidden)[:, 0]
-        return energies.new_zeros(batch.num_graphs).index_add(0, batch.batch, energies)
-
-
 def pair_model():
-    return graphs(Pairs().double(), lambda m, b: m(pyg_batch(b)), cutoff=CUTOFF)
+    return graphs(Pairs().double(), by_pyg, cutoff=CUTOFF)
 
 
-def pyg_batch(batch):
+def by_pyg(model, given):
     from torch_geometric.data import Batch
 
-    return Batch(**batch)
+    batch = Batch(**given)
+    i, j = batch.edge_index
+    vectors = batch.pos[j] - batch.pos[i] + batch.shifts
+    return model(batch.z, vectors, batch.edge_index, batch.batch, batch.num_graphs)
 
 
 @pytest.mark.parametrize("make", [lambda: schnetpack(painn()), pair_model], ids=["painn", "pyg"])
@@ -223,19 +186,7 @@ def test_forces_stress_and_their_bars_are_those_of_finite_differences(make, atom
     still.calc = host.calculator(force_bars=False)
     np.testing.assert_allclose(results["stress"], calculate_numerical_stress(still), atol=1e-7)
     np.testing.assert_allclose(results["forces"], calculate_numerical_forces(still), atol=1e-6)
-    eps, columns = 1e-5, []
-    for i, j in VOIGT:
-        strain, ends = np.zeros((3, 3)), []
-        strain[i, j] += eps / 2
-        strain[j, i] += eps / 2
-        for sign in (1, -1):
-            moved = atoms.copy()
-            moved.set_cell(atoms.cell @ (np.eye(3) + sign * strain), scale_atoms=True)
-            ends.append(host.uq.features(host.batches([moved])).squeeze().numpy())
-        columns.append((ends[0] - ends[1]) / (2 * eps))
-    matrix = host.uq.gram.matrix.numpy() + host.uq.ridge * np.eye(host.uq.gram.width)
-    variance = [g @ np.linalg.solve(matrix.squeeze(), g) for g in columns]
-    expected = float(host.uq.gradient_scale) * np.sqrt(variance) / atoms.get_volume()
+    expected = strained_bars(host, atoms)
     np.testing.assert_allclose(results["stress_std"], expected, rtol=1e-4)
 
 
