@@ -239,7 +239,8 @@ def _pulls(
     values: Tensor, x: Tensor, *, graph: bool = False, unconnected: str | None = None
 ) -> Iterator[Tensor]:
     """Gradients (c, *x.shape) of each of the values, some after the others."""
-    chunk = max(1, min(64, NUMBERS // max(1, x.numel())))
+    size = max(1, x.numel())  # of large inputs few at once: what more leave behind is not cached
+    chunk = max(1, min(64, NUMBERS // size, max(4, 4096 // size)))
     for start in range(0, len(values), chunk):
         some = units(values, start, chunk)
         yield pulled(values, x, some, graph=graph, unconnected=unconnected)
