@@ -39,19 +39,15 @@ class Potential:
     Attributes:
         model: the trained module, never changed.
         collate: list of structures -> one batch, a mapping.
-        forward: (model, batch) -> energies, or a mapping that holds them at
-        output: a key.
-        wrt: key of the batch that holds positions, and
-        strained: of what moves with them under a strain, for stress.
+        forward: (model, batch) -> energies, or a mapping that holds them at the key `output`.
+        wrt: key of the batch that holds positions.
+        strained: keys of what moves with them under a strain, for stress.
         layer: of the readout; by default the last linear map before the output.
         weight: callable(atoms) -> weight of its energy in the training loss; None for one.
         energy_unit, length_unit, baseline: as in `RigidityCalculator`; structures carry eV and Å.
         energy_key, forces_key: of `atoms.info` and `atoms.arrays`; by default the calculator's, or
             "energy" and "forces".
-        batch_size: structures in a batch.
-        uq: the error bars, around the model.
-        labels: that were fitted, and
-        species: atomic numbers.
+        uq: the error bars, around the model; `labels` and `species` are those of the fit.
     """
 
     model: nn.Module
@@ -158,9 +154,7 @@ def mace(model: Any, *, head: str | None = None, **options: Any) -> Potential:
             batch: dict[str, Any] = torch_geometric.Batch.from_data_list(graphs).to_dict()
         return batch
 
-    def forward(model: nn.Module, batch: Mapping[str, Any]) -> Any:
-        return model(dict(batch), compute_force=False)
-
+    forward = lambda model, batch: model(dict(batch), compute_force=False)  # noqa: E731
     options = {"layer": "readouts", "weight": lambda atoms: 1 / len(atoms) ** 2, **options}
     moved = ("cell", "shifts")
     return Potential(model, collate, forward, "energy", "positions", moved, **options)
@@ -181,9 +175,7 @@ def schnetpack(
         neighbours = ASENeighborList(cutoff=float(model.representation.cutoff))
         converter = AtomsConverter(neighbours, dtype=placement(model)[1])
 
-    def forward(model: nn.Module, batch: Mapping[str, Any]) -> Any:
-        return model(dict(batch))  # which it adds its results to
-
+    forward = lambda model, batch: model(dict(batch))  # noqa: E731, it adds its results to it
     moved = ("_cell", "_offsets")
     return Potential(model, converter, forward, output, "_positions", moved, **options)
 
@@ -219,12 +211,10 @@ def graphs(
         found["pbc"] = torch.tensor(np.stack([atoms.pbc for atoms in frames]))
         return found if cutoff is None else found | _neighbours(frames, found, cutoff)
 
-    def call(model: nn.Module, batch: Mapping[str, Any]) -> Any:
-        return model(batch["z"], batch["pos"], batch["batch"]).flatten()
-
+    plain = lambda model, batch: model(batch["z"], batch["pos"], batch["batch"]).flatten()  # noqa: E731
     moved = ("cell",) if cutoff is None else ("cell", "shifts")
     options = {"strained": () if forward is None else moved, **options}
-    return Potential(model, collate, forward or call, **options)
+    return Potential(model, collate, forward or plain, **options)
 
 
 def _neighbours(

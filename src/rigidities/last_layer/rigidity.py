@@ -48,6 +48,7 @@ from .ensemble.ensemble import Ensemble
 from .ensemble.members import members as member_set
 from .fit import Learnt, ReadoutFit
 from .frozen import Frozen, freeze
+from .gradients.feature_derivatives import traced_derivatives
 from .gradients.feature_map import FeatureMap, traced
 from .gradients.gradient import Differentiator, Gradient, shared_out
 from .gradients.loss import GradientTarget, GradientWeight, gradient_loss
@@ -499,8 +500,9 @@ class LastLayerRigidity(ModelWrapper):
                     reading, gradient = point.reading, differentiator(point)
                 else:
                     x, reading = traced(tap, batch, slot)
-                    gradient, reading = Gradient.bare(x, reading), reading.detached()
-                spreads.append(bars.of_batch(batch, reading, sample_weight))
+                    mean = traced_derivatives(x, reading.output)
+                    gradient = Gradient(mean, torch.full_like(mean, torch.nan), summed=True)
+                spreads.append(bars.of_batch(batch, reading.detached(), sample_weight))
             found.append(gradient)
         return bars.prediction(spreads), self._joined(found, members)
 

@@ -143,14 +143,17 @@ def reverse_rows(point: FeatureMap) -> Iterator[Chunk]:
 
 def output_derivatives(point: FeatureMap) -> Tensor:
     """Derivatives of the output, (L, O, d) for the O outputs of a sample, by reverse mode."""
-    x, output = recorded(lambda x: point.values(x)[0], point.point)
-    return traced_derivatives(output, x, point.direction)
+    x, values = recorded(
+        lambda x: point.values(x)[0].reshape(point.samples, -1).sum(0), point.point
+    )
+    return _columns(values, x, point.direction, needed=True).movedim(0, 1)
 
 
-def traced_derivatives(output: Tensor, x: Tensor, direction: Tensor | None = None) -> Tensor:
-    """The same along a graph that is there already."""
-    values = output.reshape(len(output), -1).sum(0)
-    return _columns(values, x, direction, needed=True).movedim(0, 1)
+def traced_derivatives(x: Tensor, output: Tensor) -> Tensor:
+    """Derivatives along a graph that is there already, shaped as `FeatureMap.shaped` does."""
+    found = _columns(output.reshape(len(output), -1).sum(0), x, needed=True).movedim(0, 1)
+    outputs = output.shape[1:] if found.shape[1] > 1 else ()
+    return found.reshape(len(x), *outputs, *x.shape[1:])
 
 
 def output_derivatives_apart(point: FeatureMap, reduce: Callable[[Tensor], Tensor]) -> Tensor:

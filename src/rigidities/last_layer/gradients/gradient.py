@@ -26,15 +26,7 @@ from ...posterior.draws import MEMBERS, standard_normal
 from ...posterior.posterior import Posterior
 from ...posterior.quadratic import QuadraticForm
 from ...prediction.law import gaussian_interval
-from ..readout.reading import Reading
-from .feature_derivatives import (
-    Projection,
-    either,
-    forward_quadratic,
-    passes,
-    reverse_quadratic,
-    traced_derivatives,
-)
+from .feature_derivatives import Projection, either, forward_quadratic, passes, reverse_quadratic
 from .feature_map import FeatureMap
 
 EXACT_PASSES = 2048
@@ -67,14 +59,6 @@ class Gradient:
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         """The central interval that holds probability `level`: (low, high)."""
         return gaussian_interval(self.mean, self.std, level)
-
-    @classmethod
-    def bare(cls, x: Tensor, reading: Reading) -> Gradient:
-        """Without bars, of a pass that was traced from x."""
-        mean = traced_derivatives(reading.output, x)
-        outputs = reading.output.shape[1:] if mean.shape[1] > 1 else ()
-        mean = mean.reshape(len(x), *outputs, *x.shape[1:])
-        return cls(mean, torch.full_like(mean, torch.nan), summed=True)
 
     @classmethod
     def join(cls, parts: Sequence[Gradient]) -> Gradient:
