@@ -1,5 +1,8 @@
 """`rigidities.ase` around models of other libraries: their own values, and bars by hand."""
 
+import runpy
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -214,3 +217,12 @@ def test_batches_hold_several_structures_as_they_are_one_by_one(fitted_mace):
     whole = fitted_mace.uq.predict(fitted_mace.batches(VALID))
     each = [fitted_mace.uq.predict(fitted_mace.batches([atoms])).mean for atoms in VALID]
     torch.testing.assert_close(whole.mean, torch.cat(each))
+
+
+@pytest.mark.slow
+def test_the_examples_dynamics_stop_at_the_limit(capsys):
+    path = Path(__file__).parents[2] / "examples" / "mace_dynamics.py"
+    runpy.run_path(str(path), run_name="__main__")
+    *_, stop, message = capsys.readouterr().out.splitlines()
+    assert stop.startswith("stop")
+    assert "bar of the energy" in message and "above the limit energy_std = 0.05" in message
