@@ -1,5 +1,6 @@
 """Hosts of potentials: labels, units and batches of lists of atoms, without any other library."""
 
+import sys
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +10,7 @@ from ase.calculators.fd import calculate_numerical_forces, calculate_numerical_s
 
 import rigidities as rg
 from ase import units
-from rigidities.ase import UncertainStructureError, graphs
+from rigidities.ase import UncertainStructureError, graphs, mace, schnetpack
 from tests.support.pairs import CUTOFF, Pairs, crystals, strained_bars
 from tests.support.refusals import refused
 
@@ -166,6 +167,14 @@ def test_labels_come_from_the_calculator_or_from_named_keys(host):
     words = r"carries no forces: there is no 'forces' in atoms\.arrays.*forces_key="
     refused(words, host.batches, [bare], ("energy", "forces"))
     assert host.species == {29, 79}
+
+
+@pytest.mark.parametrize(("host", "package"), [(mace, "mace-torch"), (schnetpack, "schnetpack")])
+def test_without_its_library_a_host_says_what_to_install(host, package, monkeypatch):
+    for name in ("mace", "schnetpack", "schnetpack.interfaces"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ModuleNotFoundError, match=f"pip install {package}"):
+        host(torch.nn.Linear(1, 1))
 
 
 def test_one_structure_in_place_of_a_list_is_refused(host):

@@ -94,10 +94,9 @@ class RigidityCalculator(Calculator):
             structure all of such atoms is found out, and refused.
         limits: {"energy_std": eV, "forces_std": eV/Å, "stress_std": eV/Å^3}, any of them: beyond
             them an `UncertainStructureError` is raised, after `results` is filled, whenever a
-            property of that structure is asked for. The bar of an atom's
-            force is $\sqrt{\sigma_x^2 + \sigma_y^2 + \sigma_z^2}$, that of the stress the root of
-            the sum over all nine components: they do not depend on the axes, and are looked at
-            whenever forces are.
+            property of that structure is asked for. The bar of an atom's force is
+            $\sqrt{\sigma_x^2 + \sigma_y^2 + \sigma_z^2}$, that of the stress likewise over all nine
+            components: they do not depend on the axes, and are looked at whenever forces are.
         force_bars: compute the bars of forces and stress with them, which takes as many passes as
             there are coordinates or features, whichever are fewer. False: by one backward pass
             without; bars when `get_property("forces_std")` asks for them or `limits` has them.

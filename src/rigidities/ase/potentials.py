@@ -78,11 +78,8 @@ class Potential:
     ) -> Potential:
         """Accumulate the Gram over the structures that the model was trained on.
 
-        Args:
-            train: with their energies.
-            forces_weight: of the square of one component of a force in the training loss, beside
-                `weight`; None where forces were not learnt.
-            options: further ones of `LastLayerRigidity.fit`.
+        `forces_weight` is that of the square of one component of a force in the training loss,
+        beside `weight`; `options` are those of `LastLayerRigidity.fit`.
         """
         if forces_weight is not None:
             options |= {"gradients": self.wrt, "gradient_target": "slope"}
@@ -135,8 +132,11 @@ def mace(model: Any, *, head: str | None = None, **options: Any) -> Potential:
     Weights are those of its default loss, of energies per atom; else pass `weight=`. `head` is that
     of a model with several: by default the calculator's, or the last.
     """
-    from mace import data
-    from mace.tools import AtomicNumberTable, torch_geometric, torch_tools
+    try:
+        from mace import data
+        from mace.tools import AtomicNumberTable, torch_geometric, torch_tools
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("mace() needs mace-torch: pip install mace-torch.") from error
 
     if hasattr(model, "models"):
         if len(model.models) > 1:
@@ -168,10 +168,12 @@ def schnetpack(
     The `converter` is an `AtomsConverter`, by default with ASE's neighbours within the cutoff of
     the representation; `options` are those of `Potential`.
     """
-    from schnetpack.interfaces import AtomsConverter
-    from schnetpack.transform import ASENeighborList
-
     if converter is None:
+        try:
+            from schnetpack.interfaces import AtomsConverter
+            from schnetpack.transform import ASENeighborList
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError("Install it: pip install schnetpack.") from error
         neighbours = ASENeighborList(cutoff=float(model.representation.cutoff))
         converter = AtomsConverter(neighbours, dtype=placement(model)[1])
 
