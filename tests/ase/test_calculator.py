@@ -267,11 +267,11 @@ def test_only_what_is_asked_is_computed_and_only_once(one, atoms):
     before = atoms.get_forces()
     atoms.positions[0, 0] += 0.01
     assert np.abs(atoms.get_forces() - before).max() > 1e-4
-    assert (uq.predictions, uq.gradients) == (2, 2)
+    assert (uq.predictions, uq.gradients) == (1, 2)  # energy and forces of one pass
     atoms.positions[0, 0] += 0.01
     atoms.get_potential_energy()
     assert "forces_std" not in atoms.calc.results
-    assert (uq.predictions, uq.gradients) == (3, 2)
+    assert (uq.predictions, uq.gradients) == (2, 2)
 
 
 def test_results_handed_out_are_copies(one, atoms):
@@ -655,11 +655,12 @@ def test_a_baseline_without_an_element_is_refused(one, atoms):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"limits": {"energy": 0.1}}, "knows energy_std, forces_std, got energy"),
+        ({"limits": {"energy": 0.1}}, "knows energy_std, forces_std, stress_std, got energy"),
         ({"limits": {"energy_std": 0.0}}, "limit of energy_std must be a positive number, got 0"),
         ({"limits": {"forces_std": float("nan")}}, "limit of forces_std must be a positive"),
         ({"energy_unit": -1.0}, "energy_unit must be a positive number"),
         ({"length_unit": float("inf")}, "length_unit must be a positive number"),
+        ({"limits": {"stress_std": 0.1}}, "no stress.*strained=.*got none"),
     ],
 )
 def test_impossible_options_are_refused(one, options, words):

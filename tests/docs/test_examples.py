@@ -2,6 +2,7 @@
 
 import re
 import runpy
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,12 @@ def test_dynamics_stop_at_the_limit_and_most_errors_lie_within_two_bars(plain_to
     assert all(bar <= 0.1 for _, bar, _, _ in rows[:-1])
     assert stop.startswith("stop") and rows[-1][1] > 0.1
     assert "above the limit energy_std = 0.1" in message
+
+
+@pytest.mark.skipif(find_spec("mace") is not None, reason="mace-torch is there: make zoo runs it")
+def test_without_mace_its_dynamics_say_what_is_missing(plain_torch, capsys):
+    with pytest.raises(SystemExit, match="needs mace-torch: pip install mace-torch"):
+        printed("mace_dynamics", capsys)
 
 
 def test_error_bars_that_learn_hold_in_a_drifting_stream_where_fixed_ones_fail(

@@ -35,7 +35,7 @@ def mace_batches(count=64, batch_size=8):
     return thirds(loader)
 
 
-def mace_model():
+def mace_model(numbers=(1, 6, 8)):
     from e3nn import o3
     from mace import modules
 
@@ -49,12 +49,12 @@ def mace_model():
         interaction_cls=interaction,
         interaction_cls_first=interaction,
         num_interactions=2,
-        num_elements=3,
+        num_elements=len(numbers),
         hidden_irreps=o3.Irreps("8x0e + 8x1o"),
         MLP_irreps=o3.Irreps("6x0e"),
-        atomic_energies=np.array([-1.0, -2.0, -3.0]),
+        atomic_energies=-np.arange(1.0, len(numbers) + 1),
         avg_num_neighbors=3.0,
-        atomic_numbers=[1, 6, 8],
+        atomic_numbers=list(numbers),
         correlation=2,
         gate=torch.nn.functional.silu,
         atomic_inter_scale=0.7,

@@ -92,7 +92,7 @@ def fitted(heads, **options):
 
 
 class Counting(rg.LastLayerRigidity):
-    """Counts what it is asked."""
+    """Counts what it is asked: predictions alone, and gradients with their bars."""
 
     predictions = gradients = 0
 
@@ -100,9 +100,9 @@ class Counting(rg.LastLayerRigidity):
         self.predictions += 1
         return super().predict(*args, **options)
 
-    def gradient(self, *args, **options):
-        self.gradients += 1
-        return super().gradient(*args, **options)
+    def predict_with_gradient(self, *args, gradient_bars=True, **options):
+        self.gradients += gradient_bars
+        return super().predict_with_gradient(*args, gradient_bars=gradient_bars, **options)
 
 
 @dataclass

@@ -24,6 +24,8 @@ With `limits`, molecular dynamics, relaxations and paths stop by themselves, by 
 Away from the training data a bar grows, but need not keep up with the error: let limits be a few
 times the bars of validation data, so that a run stops at the edge of what is known.
 
+`mace`, `schnetpack` and `graphs` (PyTorch Geometric and others) take lists of atoms instead.
+
 Files of ASE keep its own properties alone: write `with_error_bars(atoms)` to keep the bars.
 Needs `pip install "rigidities[ase]"`.
 """
@@ -32,6 +34,7 @@ from __future__ import annotations
 
 try:
     from .calculator import RigidityCalculator, UncertainStructureError, with_error_bars
+    from .potentials import Potential, graphs, mace, schnetpack
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] != "ase":
         raise
@@ -39,4 +42,12 @@ except ModuleNotFoundError as error:
         'rigidities.ase needs ASE: pip install "rigidities[ase]".', name="ase"
     ) from error
 
-__all__ = ["RigidityCalculator", "UncertainStructureError", "with_error_bars"]
+__all__ = [
+    "Potential",
+    "RigidityCalculator",
+    "UncertainStructureError",
+    "graphs",
+    "mace",
+    "schnetpack",
+    "with_error_bars",
+]

@@ -9,21 +9,24 @@ from typing import Any
 
 import numpy as np
 import torch
-from ase.calculators.calculator import Calculator, CalculatorError, all_changes
+from ase.calculators.calculator import (
+    Calculator,
+    CalculatorError,
+    PropertyNotImplementedError,
+    all_changes,
+)
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.outputs import Properties, all_outputs
-from torch import Tensor
 
 from ase import Atoms
 
 from ..data.batches import Batch
 from ..data.slots import InputName, Slot
-from ..last_layer.gradients.feature_map import UNCONNECTED
-from ..last_layer.readout.reading import SampleWeight
 from ..last_layer.rigidity import LastLayerRigidity
-from ..models.modes import outside_inference_mode
 from ..models.shadow import input_names, placement
 from ..notices import notify
+from ..prediction.prediction import Prediction
+from .strain import StrainedPositions
 from .structures import (
     Baseline,
     atomic_number,
@@ -34,8 +37,13 @@ from .structures import (
     periodic_cell,
 )
 
-BARS = {"energy_std": "eV", "forces_std": "eV/Å"}
+BARS = {"energy_std": "eV", "forces_std": "eV/Å", "stress_std": "eV/Å^3"}
 """The error bars among the results, and their units."""
+
+NO_STRESS = (
+    "There is no stress: it needs strained=, the names of the inputs that move with the cell "
+    "(cell, shift vectors), got {}, and a structure that repeats, with a cell of three vectors."
+)
 
 ROUNDING = 16
 """Units in the last place by which positions may differ, of single precision or less."""
@@ -58,12 +66,12 @@ class UncertainStructureError(CalculatorError):
 
 
 class RigidityCalculator(Calculator):
-    r"""Energies (eV) and forces (eV/Å) of a torch model for ASE, with their error bars.
+    r"""Energies (eV), forces (eV/Å) and stress (eV/Å^3) of a torch model for ASE, with error bars.
 
     `results` holds `energy_std`, the standard deviation of the predictive law (with the noise, if
-    one was calibrated), and `forces_std`, (n, 3), the epistemic part with `uq.gradient_scale`.
-    Both come with what they belong to; asking for the energy alone differentiates nothing. There
-    is no stress.
+    one was calibrated), and `forces_std`, (n, 3), and `stress_std`, (6,), the epistemic part with
+    `uq.gradient_scale`. They come with what they belong to, from one pass of the model; asking for
+    the energy alone differentiates nothing. Forces bring the stress, where there is one.
 
     Args:
         uq: fitted around the model, and calibrated; for one structure the model's output must be
@@ -75,6 +83,8 @@ class RigidityCalculator(Calculator):
             `atoms.positions / length_unit`; other positions are refused where forces are asked
             for.
         wrt: position or name of the input that holds the positions; by default the first.
+        strained: names of the inputs that move with the positions where a periodic structure is
+            strained (`("cell", "shifts")`, vectors in the model's unit of length), for its stress.
         energy_unit: eV per unit of the model's energy (`ase.units.Hartree`).
         length_unit: Å per unit of the model's positions (`ase.units.Bohr`).
         baseline: callable(atoms) -> eV, or {element: eV}, added to the energy: what was subtracted
@@ -82,20 +92,20 @@ class RigidityCalculator(Calculator):
         species: elements the model was trained on, symbols or atomic numbers; others are refused.
             Without it, a model may give an atom of another element no energy and no bar; only a
             structure all of such atoms is found out, and refused.
-        limits: {"energy_std": eV, "forces_std": eV/Å}, either or both: beyond them an
-            `UncertainStructureError` is raised, after `results` is filled, whenever a property of
-            that structure is asked for. The bar of an atom's
-            force is $\sqrt{\sigma_x^2 + \sigma_y^2 + \sigma_z^2}$, which does not depend on the
-            axes; it is looked at whenever forces are.
-        force_bars: compute the bars of forces with the forces, which takes as many passes as there
-            are coordinates or features, whichever are fewer. False: forces alone, by one backward
-            pass; bars when `get_property("forces_std")` asks for them or `limits` has them.
+        limits: {"energy_std": eV, "forces_std": eV/Å, "stress_std": eV/Å^3}, any of them: beyond
+            them an `UncertainStructureError` is raised, after `results` is filled, whenever a
+            property of that structure is asked for. The bar of an atom's force is
+            $\sqrt{\sigma_x^2 + \sigma_y^2 + \sigma_z^2}$, that of the stress likewise over all nine
+            components: they do not depend on the axes, and are looked at whenever forces are.
+        force_bars: compute the bars of forces and stress with them, which takes as many passes as
+            there are coordinates or features, whichever are fewer. False: by one backward pass
+            without; bars when `get_property("forces_std")` asks for them or `limits` has them.
         members: as in `uq.gradient`; 0 for exact bars of forces however large the structure.
         sample_weight: callable(atoms) -> loss weight of the structure, as in the fit
             (`lambda atoms: 1 / len(atoms)`), to which a calibrated noise is inversely proportional.
     """
 
-    implemented_properties: list[str] = ["energy", "free_energy", "forces", *BARS]  # noqa: RUF012
+    implemented_properties: list[str] = ["energy", "free_energy", "forces", "stress", *BARS]  # noqa: RUF012
 
     def __init__(
         self,
@@ -103,6 +113,7 @@ class RigidityCalculator(Calculator):
         *,
         inputs: Callable[[Atoms], Any] | None = None,
         wrt: InputName = None,
+        strained: Iterable[InputName] = (),
         energy_unit: float = 1.0,
         length_unit: float = 1.0,
         baseline: Baseline | None = None,
@@ -121,6 +132,7 @@ class RigidityCalculator(Calculator):
         _ = uq.gram  # an unfitted one says so
         self.uq, self.inputs, self.wrt, self.members = uq, inputs, wrt, members
         self.force_bars, self.sample_weight = force_bars, sample_weight
+        self.strained = (strained,) if isinstance(strained, str) else tuple(strained)
         self.energy_unit = _positive(energy_unit, "energy_unit")
         self.length_unit = _positive(length_unit, "length_unit")
         self.baseline = checked_baseline(no_baseline if baseline is None else baseline)
@@ -129,6 +141,8 @@ class RigidityCalculator(Calculator):
             raise ValueError(f"limits= knows {', '.join(BARS)}, got {', '.join(sorted(unknown))}.")
         named = (limits or {}).items()
         self.limits = {name: _positive(limit, f"The limit of {name}") for name, limit in named}
+        if "stress_std" in self.limits and not self.strained:
+            raise ValueError(NO_STRESS.format("none"))
         self._said_periodic = False
 
     def calculate(
@@ -141,6 +155,7 @@ class RigidityCalculator(Calculator):
 
         Raises:
             ValueError: the structure is no sensible one, or the model's answer is not.
+            PropertyNotImplementedError: it has no stress.
             UncertainStructureError: a bar passed its limit.
         """
         super().calculate(atoms, list(properties), list(system_changes))  # type: ignore[no-untyped-call]
@@ -150,13 +165,15 @@ class RigidityCalculator(Calculator):
         if system_changes:
             self.results = {}
         check_structure(structure, self.species)
-        batch, wrt = self._batch(structure)
-        if "energy" not in self.results:
-            self.results.update(self._energy(batch, structure))
-        if {"forces", "forces_std"} & set(properties):
-            limited = "forces_std" in self.limits
-            bars = self.force_bars or limited or "forces_std" in properties
-            self.results.update(self._forces(batch, wrt, structure, bars=bars))
+        asked, bars = set(properties), {"forces_std", "stress_std"}
+        if asked & {"stress", "stress_std"} and not self._has_stress(structure):
+            raise PropertyNotImplementedError(NO_STRESS.format(self.strained or "none"))
+        if asked & (bars | {"forces", "stress"}):
+            known = self.force_bars or bool(bars & (asked | set(self.limits)))
+            self.results = {**self._all(structure, bars=known), **self.results}
+        elif "energy" not in self.results:
+            found = self.uq.predict([self._batch(structure)[0]], **self._options(structure))
+            self.results.update(self._energy(found, structure))
         _check_limits(self.limits, structure, self.results)
 
     def get_property(
@@ -190,12 +207,14 @@ class RigidityCalculator(Calculator):
         known = {name: value for name, value in self.results.items() if name in all_outputs}
         return Properties(known)
 
-    def _energy(self, batch: Any, atoms: Atoms) -> dict[str, float]:
-        weight: SampleWeight | None = None
-        if self.sample_weight is not None:
-            own = _positive(self.sample_weight(atoms), "sample_weight")
-            weight = lambda _: torch.tensor([own], dtype=torch.float64)  # noqa: E731
-        found = self.uq.predict([batch], sample_weight=weight, progress=False)
+    def _options(self, atoms: Atoms) -> dict[str, Any]:
+        if self.sample_weight is None:
+            return {"progress": False}
+        own = _positive(self.sample_weight(atoms), "sample_weight")
+        weight = torch.tensor([own], dtype=torch.float64)
+        return {"progress": False, "sample_weight": lambda _: weight}
+
+    def _energy(self, found: Prediction, atoms: Atoms) -> dict[str, float]:
         if found.mean.numel() != 1:
             raise ValueError(
                 "Expected one number for the structure, got an output shaped "
@@ -213,33 +232,43 @@ class RigidityCalculator(Calculator):
         energy += baseline_energy(self.baseline, atoms)
         return {"energy": energy, "free_energy": energy, "energy_std": std}
 
-    def _forces(
-        self, given: Any, wrt: InputName, atoms: Atoms, *, bars: bool
-    ) -> dict[str, np.ndarray]:
+    def _all(self, atoms: Atoms, *, bars: bool) -> dict[str, Any]:
+        """Energy, forces and stress of one pass, with their bars."""
+        given, wrt = self._batch(atoms)
         (batch,) = self.uq.feed.unlabelled()([given], "forces", progress=False)
+        slot = self._slot(batch, wrt, atoms)
+        options = {"members": self.members, **self._options(atoms)}
+        energy, slope = self.uq.predict_with_gradient([given], slot, gradient_bars=bars, **options)
+        if bars and not slope.mean.any():  # refuses positions that were detached
+            self.uq.predict_with_gradient([given], slot, gradient_bars=False, progress=False)
+        results: dict[str, Any] = dict(self._energy(energy, atoms))
+        for end, value in (("", slope.mean), ("_std", slope.std))[: 1 + bars]:
+            rows = self.energy_unit * value.detach().cpu().double().numpy().reshape(-1, 3)
+            forces, stress = rows[: len(atoms)] / self.length_unit, rows[len(atoms) :].flatten()
+            results[f"forces{end}"] = forces if end else -forces
+            if len(stress):
+                results[f"stress{end}"] = stress / atoms.get_volume()
+        for name in ("forces", "stress"):
+            _check_finite(name, *(value for key, value in results.items() if name in key))
+        return results
+
+    def _slot(self, batch: Batch, wrt: InputName, atoms: Atoms) -> Slot:
+        """Where the positions stand, with the strain where there is a stress."""
         slot = Slot.find(batch, wrt, self.uq.readout)
         if self.inputs is not None:
             _check_positions(batch, slot, atoms, self.length_unit)
-        if bars:
-            both = self.uq.gradient([given], wrt, members=self.members, progress=False)
-            found = {"forces": -both.mean, "forces_std": both.std}
-            if not both.mean.any():
-                _slope(self.uq, batch, slot)  # refuses positions that were detached
-        else:
-            found = {"forces": -_slope(self.uq, batch, slot)}
-        if found["forces"].numel() != 3 * len(atoms):
+        if slot.get(batch).numel() != 3 * len(atoms):
             raise ValueError(
-                f"Expected derivatives by the positions of {len(atoms)} atoms, got them shaped "
-                f"{tuple(found['forces'].shape)}. Name the input that holds the positions with "
-                "wrt=."
+                f"Expected positions of {len(atoms)} atoms, got an input shaped "
+                f"{tuple(slot.get(batch).shape)}. Name the one that holds the positions with wrt=."
             )
-        unit = self.energy_unit / self.length_unit
-        results = {
-            name: unit * value.detach().cpu().double().numpy().reshape(-1, 3)
-            for name, value in found.items()
-        }
-        _check_finite("forces", *results.values())
-        return results
+        if not self._has_stress(atoms):
+            return slot
+        others = tuple(Slot.find(batch, name, self.uq.readout) for name in self.strained)
+        return StrainedPositions(slot.key, slot.whole, others)
+
+    def _has_stress(self, atoms: Atoms) -> bool:
+        return bool(self.strained and atoms.pbc.any() and atoms.cell.rank == 3)
 
     def _batch(self, atoms: Atoms) -> tuple[Any, InputName]:
         """One structure as `uq` takes it, and where in it the positions stand."""
@@ -326,12 +355,14 @@ def _check_finite(what: str, *values: Any) -> None:
 
 def _check_limits(limits: Mapping[str, float], atoms: Atoms, results: Mapping[str, Any]) -> None:
     for name in [name for name in limits if name in results]:
-        # one row for the energy, one per atom for forces
-        bars = np.linalg.norm(np.atleast_2d(results[name]), axis=1)
+        # one row for energy and stress, one per atom for forces
+        rows = np.atleast_2d(results[name])
+        rows = rows[:, [0, 1, 2, 3, 3, 4, 4, 5, 5]] if name == "stress_std" else rows
+        bars = np.linalg.norm(rows, axis=1)
         worst = int(bars.argmax())
         if bars[worst] <= limits[name]:
             continue
-        what = "the energy"
+        what = f"the {name.removesuffix('_std')}"
         if name == "forces_std":
             what = f"the force on atom {worst} ({atoms.symbols[worst]})"
         raise UncertainStructureError(
@@ -372,18 +403,3 @@ def _check_positions(batch: Batch, slot: Slot, atoms: Atoms, length_unit: float)
             f"the model's unit, with length_unit={length_unit:g} Å per unit, or name the input "
             "that holds the positions with wrt=."
         )
-
-
-@outside_inference_mode
-def _slope(uq: LastLayerRigidity, batch: Batch, slot: Slot) -> Tensor:
-    """The derivative of the energy by the positions, in one backward pass; no bars."""
-    free = slot.get(batch).detach().clone().requires_grad_()
-    args, kwargs = slot.put(batch, free)
-    with torch.enable_grad():
-        output = uq.readout.graph(*args, **kwargs).output
-        found = None
-        if output.requires_grad:
-            (found,) = torch.autograd.grad(output.sum(), free, allow_unused=True)
-    if found is None:
-        raise ValueError(UNCONNECTED)
-    return found

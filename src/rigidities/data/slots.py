@@ -43,8 +43,10 @@ class Slot:
     whole: bool
 
     @classmethod
-    def find(cls, batch: Batch, wrt: InputName, tap: Caller) -> Slot:
+    def find(cls, batch: Batch, wrt: InputName | Slot, tap: Caller) -> Slot:
         """The slot of a position or a name; without one that of the only floating-point input."""
+        if isinstance(wrt, Slot):
+            return wrt
         whole = tap.source.forward is not None
         known: Members = dict(enumerate(batch.args))
         known.update(batch.kwargs)

@@ -19,7 +19,7 @@ from ..prediction.head import HeadForm
 from ..prediction.law import Law, StudentT, Tilted
 from ..prediction.noise import GivenNoise, NoNoise
 from ..prediction.prediction import Prediction
-from .readout.reading import Reading
+from .readout.reading import Reading, SampleWeight
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,14 @@ class ErrorBars:
         form = QuadraticForm.of(posterior, dtype)
         scale2 = calibration.scale.square().to(form.dtype)
         return cls(form, calibration, calibration.cast(form.dtype), scale2, own)
+
+    def of_batch(
+        self, batch: Batch, reading: Reading, sample_weight: SampleWeight | None
+    ) -> Spread:
+        """The spread of a batch, with the user's functions of it."""
+        weight = reading.sample_weights(sample_weight, batch)
+        spread = self.spread(reading, weight, self.given(batch, reading))
+        return replace(spread, labels=self.labels(batch, reading))
 
     def spread(
         self, reading: Reading, weight: Tensor | None = None, given: Tensor | None = None

@@ -48,7 +48,8 @@ from .ensemble.ensemble import Ensemble
 from .ensemble.members import members as member_set
 from .fit import Learnt, ReadoutFit
 from .frozen import Frozen, freeze
-from .gradients.feature_map import FeatureMap
+from .gradients.feature_derivatives import traced_derivatives
+from .gradients.feature_map import FeatureMap, traced
 from .gradients.gradient import Differentiator, Gradient, shared_out
 from .gradients.loss import GradientTarget, GradientWeight, gradient_loss
 from .gradients.uncertain_inputs import InputVariances
@@ -411,9 +412,7 @@ class LastLayerRigidity(ModelWrapper):
             batches = self._fit.batches(data, "predict", batch_size, progress, once=gather)
             for batch in others.checking(batches):
                 reading = read(tap, batch)
-                weight = reading.sample_weights(sample_weight, batch)
-                spread = bars.spread(reading, weight, bars.given(batch, reading))
-                spread = replace(spread, labels=bars.labels(batch, reading))
+                spread = bars.of_batch(batch, reading, sample_weight)
                 if inputs is not None:
                     spread = replace(spread, from_inputs=inputs.next(tap, batch, reading.output))
                 spreads.append(spread)
@@ -471,6 +470,44 @@ class LastLayerRigidity(ModelWrapper):
         else:
             found = [differentiator.directional(p, v) for v, p in shared_out(maps, along)]
         return self._joined(found, members)
+
+    @outside_inference_mode
+    def predict_with_gradient(
+        self,
+        data: Any,
+        wrt: InputName | Slot = None,
+        *,
+        gradient_bars: bool = True,
+        sample_weight: SampleWeight | None = None,
+        members: int | None = None,
+        progress: bool | None = None,
+    ) -> tuple[Prediction, Gradient]:
+        """What `predict` and `gradient` give, of the same pass of the model.
+
+        Args:
+            data: as in `gradient`.
+            wrt: as in `gradient`; or a `data.slots.Slot` of one's own, for what is no input.
+            gradient_bars: False for one forward and one backward pass, and no bars of derivatives.
+            sample_weight: as in `predict`.
+            members: as in `gradient`.
+            progress: as in `fit`.
+        """
+        tap, learnt = self._fit.ready()
+        differentiator, bars = _differentiator(learnt, members, None), learnt.bars
+        spreads, found = [], []
+        for batch in self._fit.batches(data, "gradient", None, progress):
+            slot = Slot.find(batch, wrt, tap)
+            with torch.enable_grad():
+                if gradient_bars:
+                    point = FeatureMap.of(tap, batch, slot)
+                    reading, gradient = point.reading, differentiator(point)
+                else:
+                    x, reading = traced(tap, batch, slot)
+                    mean = traced_derivatives(x, reading.output)
+                    gradient = Gradient(mean, torch.full_like(mean, torch.nan), summed=True)
+                spreads.append(bars.of_batch(batch, reading.detached(), sample_weight))
+            found.append(gradient)
+        return bars.prediction(spreads), self._joined(found, members)
 
     @outside_inference_mode
     def hessian_product(

@@ -149,6 +149,13 @@ def output_derivatives(point: FeatureMap) -> Tensor:
     return _columns(values, x, point.direction, needed=True).movedim(0, 1)
 
 
+def traced_derivatives(x: Tensor, output: Tensor) -> Tensor:
+    """Derivatives along a graph that is there already, shaped as `FeatureMap.shaped` does."""
+    found = _columns(output.reshape(len(output), -1).sum(0), x, needed=True).movedim(0, 1)
+    outputs = output.shape[1:] if found.shape[1] > 1 else ()
+    return found.reshape(len(x), *outputs, *x.shape[1:])
+
+
 def output_derivatives_apart(point: FeatureMap, reduce: Callable[[Tensor], Tensor]) -> Tensor:
     """Derivatives of every output of every sample by the whole input, reduced: (N, O).
 
@@ -235,7 +242,8 @@ def _pulls(
     values: Tensor, x: Tensor, *, graph: bool = False, unconnected: str | None = None
 ) -> Iterator[Tensor]:
     """Gradients (c, *x.shape) of each of the values, some after the others."""
-    chunk = max(1, min(64, NUMBERS // max(1, x.numel())))
+    size = max(1, x.numel())  # of large inputs few at once: what more leave behind is not cached
+    chunk = max(1, min(64, NUMBERS // size, max(4, 4096 // size)))
     for start in range(0, len(values), chunk):
         some = units(values, start, chunk)
         yield pulled(values, x, some, graph=graph, unconnected=unconnected)

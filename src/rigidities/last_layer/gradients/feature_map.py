@@ -60,12 +60,8 @@ class FeatureMap:
     @classmethod
     def of(cls, tap: AnyTap, batch: Batch, slot: Slot) -> FeatureMap:
         """Of a batch, by the input in a slot of it, on which the output must depend."""
-        point = slot.get(batch).detach()
-        free = point.clone().requires_grad_()
-        args, kwargs = slot.put(batch, free)
-        reading = read(tap.graph, replace(batch, args=args, kwargs=kwargs))
-        if not reading.output.requires_grad:
-            raise ValueError(UNCONNECTED)
+        free, reading = traced(tap, batch, slot)
+        point, (args, kwargs) = free.detach(), slot.put(batch, free)
         aligned = point.ndim > 0 and len(point) == len(reading.output)
         aligned = aligned and _stand_alone(free, reading)
         reading = reading.detached()
@@ -146,6 +142,16 @@ class FeatureMap:
         output = self.reading.output
         numbers = torch.arange(output[0].numel(), device=output.device).reshape(output[:1].shape)
         return self.reading.rows(numbers.expand(output.shape))[: self.rows]
+
+
+def traced(tap: AnyTap, batch: Batch, slot: Slot) -> tuple[Tensor, Reading]:
+    """A copy of the input in a slot and one pass, with the graph between them."""
+    free = slot.get(batch).detach().clone().requires_grad_()
+    args, kwargs = slot.put(batch, free)
+    reading = read(tap.graph, replace(batch, args=args, kwargs=kwargs))
+    if not reading.output.requires_grad:
+        raise ValueError(UNCONNECTED)
+    return free, reading
 
 
 def checked_direction(direction: Tensor, point: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ class Gradient:
     Attributes:
         mean: derivatives of the model's prediction. Shaped like the input for one output per
             sample, else (N, *output, *input) without the outputs' and inputs' first dimensions.
-        std: their standard deviations.
+        std: their standard deviations; NaN where they were not asked for.
         sampling_error: relative standard error of `std` where members were drawn; 0 if exact.
         summed: whether it is the sum of all outputs that was differentiated, because the input has
             not one row per sample, or its rows act on other samples too.

@@ -1,0 +1,48 @@
+r"""The strain of a periodic structure, as one more input to differentiate by.
+
+A symmetric strain $\varepsilon$ moves positions, cell and shifts of neighbours alike,
+$r \mapsto r (1 + \varepsilon)$. In Voigt's form, $e = (\varepsilon_{xx}, \varepsilon_{yy},
+\varepsilon_{zz}, 2 \varepsilon_{yz}, 2 \varepsilon_{xz}, 2 \varepsilon_{xy})$, ASE's stress is
+$\partial E / \partial e / V$.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..data.batches import Batch
+from ..data.slots import Slot
+
+VOIGT = [0, 5, 4, 5, 1, 3, 4, 3, 2]
+"""Which of the six numbers stands where in the matrix, row by row."""
+
+
+@dataclass(frozen=True)
+class StrainedPositions(Slot):
+    """Positions (n, 3) of one structure, and the strain, zero, in two rows below: (n + 2, 3).
+
+    Attributes:
+        others: where the batch holds what moves with the positions: cell, shift vectors.
+    """
+
+    others: tuple[Slot, ...] = ()
+
+    def get(self, batch: Batch) -> Tensor:
+        """Positions and no strain."""
+        positions = super().get(batch).reshape(-1, 3)
+        return torch.cat([positions, positions.new_zeros(2, 3)])
+
+    def put(self, batch: Batch, tensor: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The model's inputs, strained."""
+        halves = tensor.new_tensor([1.0, 1.0, 1.0, 0.5, 0.5, 0.5])
+        strain = (tensor[-2:].reshape(6) * halves)[VOIGT].reshape(3, 3)
+        own = Slot(self.key, self.whole)
+        moved = {own: tensor[:-2].reshape(own.get(batch).shape)}
+        for slot, value in (moved | {slot: slot.get(batch) for slot in self.others}).items():
+            args, kwargs = slot.put(batch, value + value @ strain.to(value.dtype))
+            batch = replace(batch, args=args, kwargs=kwargs)
+        return batch.args, batch.kwargs
