@@ -20,6 +20,7 @@ from . import demo, tabular
 
 __all__ = ["main"]
 
+Command = Callable[..., Callable[..., Any]]
 UNUSABLE = (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError)
 """Errors about what was given; others are about the machine."""
 CODES = """\
@@ -42,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = vars(_parser().parse_args(arguments))
     run, as_json = options.pop("run"), options.pop("json")
     try:
-        found = run(say=partial(print, file=sys.stderr if as_json else sys.stdout, flush=True), **options)
+        say = partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
+        found = run(say=say, **options)
         if as_json:
             print(json.dumps(found))
     except (ModuleNotFoundError, OSError, ValueError, KeyboardInterrupt) as error:
@@ -57,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rigidities",
         description="Calibrated error bars for trained regressors.",
-        epilog=CODES + "\n`rigidities COMMAND --help` shows examples.",
+        epilog=f"{CODES}\n`rigidities COMMAND --help` shows examples.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
@@ -73,24 +75,19 @@ def _command(
     run: Callable[..., dict[str, Any]],
     summary: str,
     *examples: str,
-) -> argparse.ArgumentParser:
-    """A command with its summary, its examples and what all commands have."""
+) -> Callable[..., Any]:
+    """Add a command with its examples and what all commands have; adds options to it."""
     shown = "".join(f"  rigidities {name} {example}\n" for example in examples)
     parser = commands.add_parser(
         name,
         help=summary,
-        description=f"{summary[0].upper()}{summary[1:]}.",
+        description=f"{summary.capitalize()}.",
         epilog=f"examples:\n{shown}\n{CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--json", action="store_true", help="print results as JSON, and all else on stderr"
-    )
+    parser.add_argument("--json", action="store_true", help="print JSON, and all else on stderr")
     parser.set_defaults(run=run)
-    return parser
-
-
-Command = Callable[..., argparse.ArgumentParser]
+    return parser.add_argument
 
 
 def seed(text: str) -> int:
@@ -103,35 +100,33 @@ def seed(text: str) -> int:
 def level(text: str) -> float:
     """A probability."""
     if not 0 < float(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a level between 0 and 1, as 0.9, got {text}")
+        raise argparse.ArgumentTypeError(f"expected a level between 0 and 1, got {text}")
     return float(text)
 
 
 def _add_tabular(command: Command) -> None:
-    parser = command(
-        "tabular",
-        _tabular,
-        "learn a column of a table, with error bars, and predict it for other tables",
-        "data.csv --target price",
-        "data.csv --target price --out model --id customer --drop comment --level 0.95",
-        "--apply model/model.safetensors new.csv --out predictions.csv",
+    summary = "learn a column of a table, with error bars, and predict it for new rows"
+    examples = ["data.csv --target price", "data.csv --target price --id customer --drop comment"]
+    examples.append("--apply rigidities-data/model.safetensors new.csv --out predictions.csv")
+    add = command("tabular", _tabular, summary, *examples)
+    add("file", type=Path, help="the table: .csv, .tsv, .csv.gz or .parquet")
+    add("--target", metavar="COLUMN", help="the column to learn")
+    add("--apply", type=Path, metavar="MODEL", help="predict by this model.safetensors instead")
+    add(
+        "--out", type=Path, help="a folder (rigidities-FILE); with --apply a file (predictions.csv)"
     )
-    parser.add_argument("file", type=Path, help="the table: .csv, .tsv, .csv.gz or .parquet")
-    parser.add_argument("--target", metavar="COLUMN", help="the column to learn")
-    parser.add_argument("--apply", type=Path, metavar="MODEL", help="predict by a model.safetensors")
-    parser.add_argument("--out", type=Path, help="folder to write (default: rigidities-FILE); with --apply a file (default: predictions.csv)")
-    parser.add_argument("--model", choices=("tree", "net"), help="boosted trees (default) or a small net")
-    parser.add_argument("--level", type=level, help="of the intervals (default: 0.9)")
-    parser.add_argument("--seed", type=seed, help="of splits and models (default: 0)")
-    for name, what in {
-        "id": "no inputs, but copied to the predictions",
-        "drop": "not used",
-        "keep": "used even if they look like an identifier or give the target away",
-    }.items():
-        parser.add_argument(f"--{name}", nargs="+", action="extend", metavar="COLUMN", help=f"columns that are {what}")
+    add("--model", choices=("tree", "net"), help="boosted trees (default) or a small net")
+    add("--level", type=level, help="of the intervals (default: 0.9)")
+    add("--seed", type=seed, help="of splits and models (default: 0)")
+    several = {"nargs": "+", "action": "extend", "metavar": "COLUMN"}
+    add("--id", **several, help="columns that are no inputs, but copied to the predictions")
+    add("--drop", **several, help="columns that are no inputs")
+    add("--keep", **several, help="inputs even if they number rows or give the target away")
 
 
-def _tabular(say: tabular.Say, file: Path, apply: Path | None, out: Path | None, **options: Any) -> dict[str, Any]:
+def _tabular(
+    say: tabular.Say, file: Path, apply: Path | None, out: Path | None, **options: Any
+) -> dict[str, Any]:
     given = {key: value for key, value in options.items() if value is not None}
     if apply is not None:
         if useless := sorted(given.keys() - {"level"}):
@@ -139,39 +134,23 @@ def _tabular(say: tabular.Say, file: Path, apply: Path | None, out: Path | None,
         return tabular.apply(apply, file, out or Path("predictions.csv"), say=say, **given)
     if "target" not in given:
         raise ValueError("Expected --target COLUMN to learn, or --apply MODEL to predict by.")
-    given["identifiers"] = given.pop("id", ())
     out = out or Path(f"rigidities-{file.name.partition('.')[0]}")
     return tabular.train(file, given.pop("target"), out, say=say, **given)
 
 
 def _add_report(command: Command) -> None:
-    parser = command(
-        "report",
-        _report,
-        "write one HTML page that says how far error bars can be trusted",
-        "predictions.csv --out report.html",
-        "uq.safetensors --model my_module:build --data test.npz",
-    )
-    parser.add_argument(
-        "file",
-        type=Path,
-        help="predictions (.csv), an experiment's numbers (.json) or a saved fit (.safetensors)",
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path("report.html"), help="the page (default: %(default)s)"
-    )
-    parser.add_argument("--title", help="its heading (default: the name of the file)")
+    summary = "write one HTML page that says how far error bars can be trusted"
+    examples = ["predictions.csv", "uq.safetensors --model my_module:build --data test.npz"]
+    add = command("report", _report, summary, *examples)
+    kinds = "predictions (.csv), an experiment's numbers (.json) or a saved fit (.safetensors)"
+    add("file", type=Path, help=kinds)
+    add("--out", type=Path, default=Path("report.html"), help="the page (default: %(default)s)")
+    add("--title", help="its heading (default: the name of the file)")
     for name, what in (("mean", "predictions"), ("std", "error bars"), ("target", "true values")):
-        parser.add_argument(
-            f"--{name}",
-            nargs="+",
-            metavar="COLUMN",
-            help=f"columns of the {what}, one per target (default: {name})",
-        )
-    parser.add_argument(
-        "--model", metavar="MODULE:FUNCTION", help="returns the trained model of a saved fit"
-    )
-    parser.add_argument("--data", type=Path, help="labelled test data for it, .npz or .csv")
+        text = f"columns of the {what}, one per target (default: {name})"
+        add(f"--{name}", nargs="+", metavar="COLUMN", help=text)
+    add("--model", metavar="MODULE:FUNCTION", help="returns the trained model of a saved fit")
+    add("--data", type=Path, help="labelled test data for it, .npz or .csv")
 
 
 def _report(say: tabular.Say, file: Path, **options: Any) -> dict[str, Any]:
@@ -181,16 +160,13 @@ def _report(say: tabular.Say, file: Path, **options: Any) -> dict[str, Any]:
 
 
 def _add_merge(command: Command) -> None:
-    parser = command(
-        "merge",
-        _merge,
-        "make one fit of saved fits to different rows, without their model",
-        "mon.safetensors tue.safetensors --out both.safetensors",
-    )
-    parser.add_argument("files", type=Path, nargs="+", help="two or more, written by save()")
-    parser.add_argument("--out", type=Path, required=True, help="the file to write")
-    parser.add_argument("--force", action="store_true", help="replace that file if it exists")
-    parser.add_argument("--allow-overlap", action="store_true", help="count shared rows twice")
+    summary = "make one fit of saved fits to different rows, without their model"
+    example = "mon.safetensors tue.safetensors --out both.safetensors"
+    add = command("merge", _merge, summary, example)
+    add("files", type=Path, nargs="+", help="two or more, written by save()")
+    add("--out", type=Path, required=True, help="the file to write")
+    add("--force", action="store_true", help="replace that file if it exists")
+    add("--allow-overlap", action="store_true", help="count shared rows twice")
 
 
 def _merge(
@@ -206,16 +182,11 @@ def _merge(
 
 
 def _add_demo(command: Command) -> None:
-    parser = command(
-        "demo",
-        _demo,
-        "train two small nets, add error bars, print how good they are, draw them",
-        "--out figures --seed 1",
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path("rigidities-demo"), help="folder (default: %(default)s)"
-    )
-    parser.add_argument("--seed", type=seed, default=0, help="of splits, noise and nets (default: 0)")
+    summary = "train two small nets, add error bars, print how good they are, draw them"
+    add = command("demo", _demo, summary, "--out figures --seed 1")
+    folder = Path("rigidities-demo")
+    add("--out", type=Path, default=folder, help="folder for the figures (default: %(default)s)")
+    add("--seed", type=seed, default=0, help="of splits, noise and nets (default: %(default)s)")
 
 
 def _demo(say: tabular.Say, out: Path, seed: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import shutil
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -25,99 +25,75 @@ from .. import report
 from .._version import __version__
 from ..data.storage import Snapshot, prefixed, unprefixed
 from ..last_layer.rigidity import LastLayerRigidity
-from ..notices import require, require_kinds
 from ..prediction.prediction import Prediction
-from ..report.document import checked_place
-from .columns import Column, Columns, numbers
-from .learners import Net, Rows, boosted, quantiles, unfitted
+from . import learners
+from .columns import Column, codes, inputs, matrix, numbers
 from .tables import Table
 
 if TYPE_CHECKING:
     import pandas
 
 Say = Callable[[str], None]
+TRAIN, CALIBRATION, TEST, UNLABELLED = range(4)
 PARTS = ("train", "calibration", "test", "unlabelled")
-LEAST = 30
-"""Rows with a target below which nothing honest can be said."""
-SHARE, MOST = 0.15, 10_000
-"""Of the rows that calibrate, and as many that test; and how many at most."""
-CHUNK = 20_000
-SCORES = {
-    "rmse": "RMSE",
-    "nll": "NLL (less is better)",
-    "crps": "CRPS (less is better)",
-    "coverage": "{:.0%} intervals: coverage",
-    "width": "{:.0%} intervals: mean width",
-    "interval_score": "{:.0%} intervals: score (less is better)",
-}
+LEAST, SHARE, MOST, CHUNK = 30, 0.15, 10_000, 20_000
+"""Rows with a target at least; share of them that calibrates, as many test, how many at most."""
 
 
 @dataclass(frozen=True)
 class TableModel:
-    """A model of one column of a table, with error bars; one file without code holds all of it.
-
-    Attributes:
-        uq: the fitted and calibrated model.
-        columns: its inputs.
-        target: the column that it predicts.
-        level: of the intervals it was judged by.
-        identifiers: columns that go with its predictions.
-    """
+    """A model of a table's column, with error bars: one file, without code, holds all of it."""
 
     uq: LastLayerRigidity
-    columns: Columns
+    columns: Sequence[Column]
     target: str
     level: float
     identifiers: Sequence[str] = ()
 
-    def predict(self, frame: pandas.DataFrame, decimal: str) -> tuple[Prediction, Counter[str]]:
-        """Predictions for a table's rows, and by column the cells that could not be read."""
-        x, unread = self.columns.matrix(frame, decimal)
-        return self.uq.predict(x, progress=False), unread
-
     def save(self, path: Path) -> None:
         """Write the file."""
-        fit, model = self.uq.get_extra_state(), self.uq.model
-        kept = {key: getattr(self, key) for key in ("target", "level", "identifiers")}
-        own = kept | {"columns": self.columns.header(), "shape": model.shape}
-        tensors = prefixed("model", model.state_dict()) | prefixed("fit", fit["tensors"])
+        fit, model = self.uq.get_extra_state(), self.uq.model.state_dict()
+        own = {key: getattr(self, key) for key in ("target", "level", "identifiers")}
+        own["columns"] = [asdict(column) for column in self.columns]
         header = {"library": __version__, "tabular": own, "fit": json.loads(fit["header"])}
-        Snapshot(tensors, header).write(path)
+        Snapshot(prefixed("model", model) | prefixed("fit", fit["tensors"]), header).write(path)
 
     @classmethod
     def load(cls, path: Path) -> TableModel:
         """Read it again; anything else is refused with a ValueError."""
         snapshot = Snapshot.read(path, holds="tabular")
         with snapshot.opened():
-            own = snapshot.header["tabular"]
-            kinds = {"target": str, "level": float, "identifiers": list, "shape": dict}
-            require_kinds(own, kinds, "the table's model")
-            model = Net(**own["shape"])
+            own, fit = dict(snapshot.header["tabular"]), json.dumps(snapshot.header["fit"])
+            columns = [Column(**one) for one in own.pop("columns")]
+            model = learners.untrained(kinds := codes(columns), torch.zeros(1, len(kinds)))
             model.load_state_dict(unprefixed("model", snapshot.tensors))
-            uq, tensors = LastLayerRigidity(model), unprefixed("fit", snapshot.tensors)
-            uq.set_extra_state({"tensors": tensors, "header": json.dumps(snapshot.header["fit"])})
-            columns = Columns.from_header(own["columns"])
-            require(sum(len(c.parts) or 1 for c in columns.columns) == len(columns.codes), "x")
-        return cls(uq, columns, own["target"], own["level"], own["identifiers"])
+            uq = LastLayerRigidity(model)
+            uq.set_extra_state({"tensors": unprefixed("fit", snapshot.tensors), "header": fit})
+            return cls(uq, columns, **own)
+
+    def lines(
+        self, frame: pandas.DataFrame, found: Prediction, level: float, before: int = 0
+    ) -> Iterator[list[Any]]:
+        """Of a file of predictions: numbers of the rows, identifiers, mean, std, low and high."""
+        columns = [frame[n] if n in frame else [""] * len(frame) for n in self.identifiers]
+        values = (found.mean, found.std, *found.interval(level))
+        columns += [[f"{value:.10g}" for value in one[:, 0].tolist()] for one in values]
+        rows = enumerate(zip(*columns, strict=True), start=before + 1)
+        yield from ([number, *line] for number, line in rows)
+
+    @property
+    def heads(self) -> list[str]:
+        """What stands above `lines`."""
+        return ["row", *self.identifiers, "mean", "std", "low", "high"]
 
 
 @dataclass(frozen=True)
 class Training:
-    """A table to learn from.
-
-    Attributes:
-        table: the file.
-        frame: its rows.
-        columns: the inputs.
-        notes: what became of the others, in words.
-        x: (N, P).
-        y: (N, 1), NaN where the target is missing.
-        part: of each row, a place in `PARTS`.
-    """
+    """A table to learn from: inputs x (N, P), targets y (N, 1), of each row a place in `PARTS`."""
 
     table: Table
     frame: pandas.DataFrame
-    columns: Columns
+    columns: Sequence[Column]
     notes: Sequence[str]
     x: Tensor
     y: Tensor
@@ -127,7 +103,7 @@ class Training:
     def read(
         cls, path: Path, target: str, left: Sequence[str], keep: Sequence[str], seed: int
     ) -> Training:
-        """From a file; the columns that are `left` are no inputs, those to `keep` are."""
+        """From a file; columns that are `left` are no inputs, those to `keep` are."""
         import pandas
 
         table = Table.open(path)
@@ -136,22 +112,36 @@ class Training:
                 f"Expected the column {unknown[0]!r} in {path}, got "
                 f"{', '.join(map(repr, table.names))}. Name one of these."
             )
-        chunks = list(table.chunks(CHUNK))
-        if not chunks:
-            raise ValueError(f"{path} has no rows. Expected {LEAST} with a target, or more.")
+        chunks = [*table.chunks(CHUNK)] or [pandas.DataFrame(columns=table.names, dtype=object)]
         frame = pandas.concat(chunks, ignore_index=True)
         y = _target(frame[target], table, target)
         others = frame.drop(columns=[target, *left])
-        columns, notes = Columns.of(others, y.numpy(), table.decimal, keep)
-        if not columns.columns:
+        columns, notes = inputs(others, y.numpy(), table.decimal, keep)
+        if not columns:
             raise ValueError(f"Expected inputs beside {target!r} in {path}. {'; '.join(notes)}.")
-        x, _ = columns.matrix(frame, table.decimal)
+        x, _ = matrix(columns, frame, table.decimal)
         return cls(table, frame, columns, [*table.notes, *notes], x, y[:, None], _parts(x, y, seed))
 
-    def rows(self, part: str) -> Rows:
-        """Inputs and targets of one part."""
-        chosen = self.part == PARTS.index(part)
-        return self.x[chosen], self.y[chosen]
+    def rows(self, part: int) -> learners.Rows:
+        """Inputs and targets of a part."""
+        return self.x[self.part == part], self.y[self.part == part]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """How many rows are of each part."""
+        return dict(zip(PARTS, self.part.bincount(minlength=4).tolist(), strict=True))
+
+    def opening(self, target: str) -> Iterator[str]:
+        """What was read, a line each."""
+        kinds = Counter(column.kind for column in self.columns)
+        yield f"{self.table.path}: {len(self.x):,} rows, {len(self.table.names)} columns"
+        yield f"  Target: {target}; inputs: {', '.join(f'{n} of {k}s' for k, n in kinds.items())}"
+        yield from (f"  {note}" for note in self.notes)
+        if gaps := int(self.x.isnan().any(1).sum()):
+            yield f"  {gaps:,} rows have gaps, which the model takes as they are"
+        yield "  Rows: " + ", ".join(f"{n:,} {part}" for part, n in self.sizes.items() if n)
+        if kinds["date"]:
+            yield "  Rows are split at random: for dates to come the scores are optimistic"
 
 
 def train(
@@ -162,112 +152,82 @@ def train(
     model: str = "tree",
     level: float = 0.9,
     seed: int = 0,
-    identifiers: Sequence[str] = (),
+    id: Sequence[str] = (),
     drop: Sequence[str] = (),
     keep: Sequence[str] = (),
     say: Say = print,
 ) -> dict[str, Any]:
-    """Learn a column of a table, judge on rows held out, write a folder; as on the command line.
-
-    Returns:
-        The summary, as in `summary.json`.
-    """
+    """Learn a column of a table and write a folder, as on the command line; the summary."""
     _require("pandas", "sklearn", "plotly")
     begun = time.monotonic()
-    with _replacing(out) as made:
+    with _replacing(out) as made, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         made.mkdir()
-        data = Training.read(path, target, [*identifiers, *drop], keep, seed)
-        sizes = {part: len(data.rows(part)[0]) for part in PARTS}
-        for line in _opening(data, target, sizes):
+        data = Training.read(path, target, [*id, *drop], keep, seed)
+        for line in data.opening(target):
             say(line)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            uq, trees, settings = _learned(model, data, seed)
-            uq.calibrate(data.rows("calibration"), progress=False)
-        for warning in caught:
-            say(f"  Note: {warning.message}")
-        say(f"Trained {settings['what']} in {time.monotonic() - begun:.0f} s")
-        found = TableModel(uq, data.columns, target, level, identifiers)
-        prediction = uq.predict(data.x, progress=False)
-        scores = _scores(data, prediction, trees, level)
-        say(_scoreboard(scores, level, sizes["test"]))
-        summary = {
-            "library": __version__,
-            "data": str(path),
-            "target": target,
-            "rows": sizes,
-            "columns": data.columns.header(),
-            "notes": list(data.notes) + [str(warning.message) for warning in caught],
-            "model": settings,
-            "level": level,
-            "seed": seed,
-            "scores": scores,
-        }
-        found.save(made / "model.safetensors")
-        _write_predictions(made / "predictions.csv", found, data, prediction)
-        report.save(made / "report.html", _page(path.name, found, data, prediction))
-        summary["seconds"] = round(time.monotonic() - begun, 1)
+        uq, trees, what = _learned(model, data, seed)
+        uq.calibrate(data.rows(CALIBRATION), progress=False)
+        said = dict.fromkeys(str(warning.message) for warning in caught)
+        for line in (*said, f"Trained {what} in {time.monotonic() - begun:.0f} s"):
+            say(f"  {line}")
+        found = uq.predict(data.x, progress=False)
+        scores = _scores(data, found, trees, level)
+        say(_scoreboard(scores, level, data.sizes["test"]))
+        _write(made, TableModel(uq, data.columns, target, level, id), data, found)
+        summary: dict[str, Any] = {"library": __version__, "data": str(path), "target": target}
+        summary |= {"model": what, "level": level, "seed": seed, "rows": data.sizes}
+        summary |= {"scores": scores, "columns": [asdict(column) for column in data.columns]}
+        summary |= {"notes": [*data.notes, *said], "seconds": time.monotonic() - begun}
         (made / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-        written = ", ".join(sorted(file.name for file in made.iterdir()))
-    say(f"Wrote {out}: {written}\n")
-    say(f"New rows: rigidities tabular --apply {out / 'model.safetensors'} new.csv")
+    say(f"Wrote {out}: predictions.csv, report.html, summary.json, model.safetensors")
+    say(f"For new rows: rigidities tabular --apply {out / 'model.safetensors'} new.csv")
     return summary | {"out": str(out)}
 
 
 def apply(
     model: Path, path: Path, out: Path, *, level: float | None = None, say: Say = print
 ) -> dict[str, Any]:
-    """Predictions for the rows of a file of any size, into another file.
-
-    Returns:
-        How many rows there were, and by column the cells that could not be read.
-    """
+    """Predict a file of any size into another; how many rows, and by column the cells unread."""
     _require("pandas")
-    found = TableModel.load(model)
-    table = Table.open(path)
+    own, table = TableModel.load(model), Table.open(path)
     if out.exists() and any(out.samefile(other) for other in (path, model)):
         raise ValueError(f"--out {out} is a file that is read. Choose another place.")
-    for line in table.notes:
+    kinds = {column.name: column.kind for column in own.columns}
+    extra = [name for name in table.names if name not in {*kinds, own.target, *own.identifiers}]
+    for line in (*table.notes, *([f"Not used: {', '.join(extra)}"] if extra else [])):
         say(f"  {line}")
-    inputs = {column.name for column in found.columns.columns}
-    if extra := [n for n in table.names if n not in {*inputs, found.target, *found.identifiers}]:
-        say(f"  Not used: {', '.join(extra)}")
-    unread, count, level = Counter[str](), 0, level or found.level
-    with _replacing(checked_place(out)) as made, made.open("w", encoding="utf-8", newline="") as to:
-        writer = csv.writer(to)
-        writer.writerow(["row", *found.identifiers, "mean", "std", "low", "high"])
-        bar = tqdm(table.chunks(CHUNK), "Predicting", unit="chunk", leave=False, disable=None)
-        for frame in bar:
-            prediction, lost = found.predict(frame, table.decimal)
-            unread += lost
-            writer.writerows(_lines(found, frame, prediction, level, count))
-            count += len(frame)
+    unread, count = Counter[str](), 0
+    with _replacing(out) as made, made.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(own.heads)
+        for frame in tqdm(table.chunks(CHUNK), "Predicting", leave=False, disable=None):
+            x, lost = matrix(own.columns, frame, table.decimal)
+            found = own.uq.predict(x, progress=False)
+            writer.writerows(own.lines(frame, found, level or own.level, count))
+            unread, count = unread + lost, count + len(frame)
         if not count:
             raise ValueError(f"{path} has no rows. Expected one or more below its names.")
-    kinds = {column.name: column.kind for column in found.columns.columns}
     for name, cells in unread.items():
-        why = "unknown in training" if kinds[name] == "category" else f"no {kinds[name]}"
+        why = "unknown in training" if kinds[name] == "category" else f"without a {kinds[name]}"
         say(f"  {name}: {cells:,} cells {why}, taken as missing")
     say(f"Wrote {out}: {count:,} rows")
-    return {"out": str(out), "rows": count, "unread": dict(unread), "level": level}
+    return {"out": str(out), "rows": count, "unread": dict(unread)}
 
 
-def _learned(model: str, data: Training, seed: int) -> tuple[LastLayerRigidity, Any, Any]:
-    """The fitted model, boosted trees whose settings suit the table, and what was chosen."""
-    rows, codes = data.rows("train"), data.columns.codes
-    if model == "net":
-        net = Net.trained(rows, codes, seed=seed)
-        uq = LastLayerRigidity(net, layer="head").fit(rows, progress=False)
-        return uq, unfitted(codes, seed), {"kind": "net", "what": f"a net: {net}"}
-    raise NotImplementedError
+def _learned(model: str, data: Training, seed: int) -> tuple[LastLayerRigidity, Any, str]:
+    """The fitted model, boosted trees whose settings suit the table, and what it is in words."""
+    rows, kinds = data.rows(TRAIN), codes(data.columns)
+    net = learners.net(rows, kinds, seed)
+    uq = LastLayerRigidity(net).fit(rows, progress=False)
+    return uq, learners.unfitted(kinds, seed), "a net of two hidden layers"
 
 
 def _target(series: pandas.Series, table: Table, name: str) -> Tensor:
     """Its numbers, (N,); refused where nothing can be learnt from them."""
-    column = Column.of(name, series, table.decimal)
-    y = torch.tensor(numbers(series, table.decimal, column.unit), dtype=torch.float64)
+    column, what = Column.of(name, series, table.decimal), f"the target {name!r} of {table.path}"
+    y = torch.tensor(numbers(series, table.decimal, column.unit))
     known = y[y.isfinite()]
-    what = f"the target {name!r} of {table.path}"
     if column.kind != "number":
         held = series.dropna().iloc[0]
         raise ValueError(f"Expected numbers in {what}, got {held!r}. Name another --target.")
@@ -279,125 +239,89 @@ def _target(series: pandas.Series, table: Table, name: str) -> Tensor:
 
 
 def _parts(x: Tensor, y: Tensor, seed: int) -> Tensor:
-    """Test, calibration and training rows at random; rows with equal inputs stay together."""
+    """Of each row its part, at random; rows with equal inputs stay together."""
     labelled = y.isfinite()
-    _, group = x[labelled].nan_to_num(nan=-1.7e308).unique(dim=0, return_inverse=True)
+    filled = x[labelled].nan_to_num(nan=-1.7e308)
+    _, group = torch.unique(filled, dim=0, return_inverse=True)
     shuffled = torch.randperm(int(group.max()) + 1, generator=torch.Generator().manual_seed(seed))
-    group = shuffled[group]
-    sizes = group.bincount()
+    sizes = (group := shuffled[group]).bincount()
     begin = (sizes.cumsum(0) - sizes)[group]  # rows of the groups before
     size = min(MOST, round(SHARE * len(group)))
-    part = torch.full_like(begin, PARTS.index("train"))
-    part[begin < 2 * size] = PARTS.index("calibration")
-    part[begin < size] = PARTS.index("test")
-    if len(part.unique()) < 3:
+    found = torch.full(y.shape, UNLABELLED)
+    found[labelled] = torch.where(begin < size, TEST, (begin < 2 * size).long() * CALIBRATION)
+    if len(torch.unique(found[labelled])) < 3:
         raise ValueError("Expected rows that differ in their inputs, got too many equal ones.")
-    found = torch.full(y.shape, PARTS.index("unlabelled"))
-    found[labelled] = part
     return found
 
 
-def _scores(data: Training, prediction: Prediction, trees: Any, level: float) -> dict[str, Any]:
+def _scores(data: Training, found: Prediction, trees: Any, level: float) -> dict[str, Any]:
     """Of the error bars, of one constant bar and of quantile regression, on the test rows."""
-    test, held = (data.part == PARTS.index(part) for part in ("test", "calibration"))
-    error = prediction.mean[held] - data.y[held]
-    constant = error.square().mean().expand(prediction.mean.shape)
-    plain = Prediction(prediction.mean, 0 * constant, constant, constant)
-    x, y = data.rows("test")
-    ends = quantiles(trees, data.rows("train"), x, level)
-    found = {}
-    for name, one in {"rigidities": prediction, "constant": plain}.items():
-        found[name] = {
+    (x, y), test, scores = data.rows(TEST), data.part == TEST, {}
+    error = (found.mean - data.y)[data.part == CALIBRATION]
+    constant = error.square().mean().expand(found.mean.shape)
+    plain = Prediction(found.mean, 0 * constant, constant, constant)
+    for name, one in {"rigidities": found, "constant": plain}.items():
+        scores[name] = {
             "rmse": float((one.mean[test] - y).square().mean().sqrt()),
             "nll": -float(one.log_prob(data.y)[test].mean()),
             "crps": float(one.crps(data.y)[test].mean()),
-            **_interval_scores(*(end[test] for end in one.interval(level)), y, level),
+            **_interval_scores([end[test] for end in one.interval(level)], y, level),
         }
-    return found | {"quantile": _interval_scores(*(end[:, None] for end in ends), y, level)}
+    ends = learners.quantiles(trees, data.rows(TRAIN), x, level)
+    return scores | {"quantile": _interval_scores(ends, y, level)}
 
 
-def _interval_scores(low: Tensor, high: Tensor, y: Tensor, level: float) -> dict[str, float]:
+def _interval_scores(ends: Sequence[Tensor], y: Tensor, level: float) -> dict[str, float]:
+    low, high = ends
     outside = (low - y).clamp(min=0) + (y - high).clamp(min=0)
-    return {
-        "coverage": float((outside == 0).double().mean()),
-        "width": float((high - low).mean()),
-        "interval_score": float((high - low + 2 / (1 - level) * outside).mean()),
-    }
+    score = float((high - low + 2 / (1 - level) * outside).mean())
+    coverage = float((outside == 0).double().mean())
+    return {"coverage": coverage, "width": float((high - low).mean()), "interval_score": score}
 
 
-def _scoreboard(scores: Mapping[str, Mapping[str, float]], level: float, rows: int) -> str:
-    """The scores as a table in plain ASCII, and how far chance may move the coverage."""
-    heads = ["rigidities", "constant bar", "quantile regr."]
-    lines = [f"\nOn {rows:,} test rows that nothing was fitted to:", " " * 42 + "".join(f"{h:>16}" for h in heads)]
-    for key, label in SCORES.items():
-        form = ".1%" if key == "coverage" else "#.4g"
-        cells = [f"{one[key]:{form}}" if key in one else "-" for one in scores.values()]
-        lines.append(f"  {label.format(level):<40}" + "".join(f"{cell:>16}" for cell in cells))
+def _scoreboard(scores: dict[str, Any], level: float, rows: int) -> str:
+    """The scores in plain ASCII, and how far chance may move the coverage."""
+    line = "{:<42}{:>14}{:>14}{:>14}".format
+    said = [line(f"\n{rows:,} test rows, used for nothing else:", "", "constant", "quantile")]
+    said.append(line("", "rigidities", "bar", "regression"))
+    for key in scores["rigidities"]:
+        name = key.upper() if len(key) < 5 else f"{level:.0%} intervals: {key}"
+        form = "{:.1%}" if key == "coverage" else "{:#.4g}"
+        cells = [form.format(one[key]) if key in one else "-" for one in scores.values()]
+        said.append(line(f"  {name.replace('_', ' ')}", *cells))
     spread = 2 * (level * (1 - level) / rows) ** 0.5
     low, high = max(0.0, level - spread), min(1.0, level + spread)
-    lines.append(f"  Of so few rows right intervals hold {low:.0%} to {high:.0%}, by chance.\n")
-    return "\n".join(lines)
+    said.append("  Less is better, but for the coverage: of so many rows chance lets")
+    return "\n".join([*said, f"  right intervals hold {low:.0%} to {high:.0%}.\n"])
 
 
-def _opening(data: Training, target: str, sizes: Mapping[str, int]) -> Iterator[str]:
-    table = data.table
-    yield f"{table.path}: {len(data.x):,} rows, {len(table.names)} columns; target {target}"
-    yield f"  Inputs: {data.columns}"
-    yield from (f"  {note}" for note in data.notes)
-    if gaps := int(data.x.isnan().any(1).sum()):
-        yield f"  {gaps:,} rows have gaps, which the model takes as they are"
-    yield "  Rows: " + ", ".join(f"{n:,} {part}" for part, n in sizes.items() if n)
-    if any(column.kind == "date" for column in data.columns.columns):
-        yield "  Rows are split at random: of dates to come the scores below are optimistic"
-
-
-def _lines(
-    model: TableModel, frame: pandas.DataFrame, prediction: Prediction, level: float, before: int
-) -> Iterator[list[Any]]:
-    """Of a file of predictions."""
-    low, high = prediction.interval(level)
-    columns = [t[:, 0].tolist() for t in (prediction.mean, prediction.std, low, high)]
-    own = [frame[n].tolist() if n in frame else [""] * len(frame) for n in model.identifiers]
-    for place, values in enumerate(zip(*columns, strict=True)):
-        numbers = [f"{value:.10g}" for value in values]
-        yield [before + place + 1, *(column[place] for column in own), *numbers]
-
-
-def _write_predictions(
-    path: Path, model: TableModel, data: Training, prediction: Prediction
-) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        names = [*model.identifiers, "mean", "std", "low", "high", "split", "target"]
-        writer.writerow(["row", *names])
-        lines = _lines(model, data.frame, prediction, model.level, 0)
-        for line, part, y in zip(lines, data.part.tolist(), data.y[:, 0].tolist(), strict=True):
+def _write(folder: Path, model: TableModel, data: Training, found: Prediction) -> None:
+    """The model, all predictions, and the report on the test rows."""
+    model.save(folder / "model.safetensors")
+    with (folder / "predictions.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([*model.heads, "split", "target"])
+        lines = model.lines(data.frame, found, model.level)
+        for line, part, (y,) in zip(lines, data.part.tolist(), data.y.tolist(), strict=True):
             writer.writerow([*line, PARTS[part], "" if y != y else f"{y:.10g}"])
-
-
-def _page(name: str, model: TableModel, data: Training, prediction: Prediction) -> str:
-    """The report on the test rows."""
-    test, held = (data.part == PARTS.index(part) for part in ("test", "calibration"))
-    place = test.nonzero()[:, 0]
-    shown = [*model.identifiers, *(column.name for column in data.columns.columns)][:10]
-    inputs = {key: data.frame[key].iloc[place.tolist()].astype(str).tolist() for key in shown}
-    return report.html(
-        prediction.mean[test],
-        prediction.std[test],
-        data.y[test],
-        title=f"{model.target} of {name}: can the error bars be trusted?",
+    own = data.frame[(data.part == TEST).numpy()]
+    shown = {name: own[name].astype(str).tolist() for name in [*model.identifiers, *own][:12]}
+    report.write(
+        folder / "report.html",
+        model.uq,
+        data.rows(TEST),
+        reference=data.rows(CALIBRATION)[0],
+        title=f"{model.target} of {data.table.path.name}: can the error bars be trusted?",
         names=[model.target],
-        inputs={"row": (place + 1).tolist(), **inputs},
-        calibration=model.uq.report,
-        reference=prediction.std[held],
+        inputs={"row": [row + 1 for row in own.index]} | shown,
+        progress=False,
     )
 
 
 @contextmanager
 def _replacing(target: Path) -> Iterator[Path]:
     """A place beside the target, whose file or folder takes its place unless something fails."""
-    checked = target.parent.is_dir()
-    if not checked:
+    if not target.parent.is_dir():
         raise FileNotFoundError(f"There is no folder {target.parent} for {target.name}. Make it.")
     made = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -414,6 +338,5 @@ def _replacing(target: Path) -> Iterator[Path]:
 
 def _require(*names: str) -> None:
     if missing := [name for name in names if find_spec(name) is None]:
-        raise ModuleNotFoundError(
-            f'Tables need {" and ".join(missing)}: pip install "rigidities[tabular]".'
-        )
+        remedy = 'pip install "rigidities[tabular]"'
+        raise ModuleNotFoundError(f"Tables need {' and '.join(missing)}: {remedy}.")
