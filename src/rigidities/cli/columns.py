@@ -116,12 +116,10 @@ def inputs(
         column = Column.of(name, frame[name], decimal)
         values, lost = column.values(frame[name], decimal)
         why = "" if _present(values) else "empty"
-        if not why and (values == values[0]).all():
-            why = "constant"
         if not why and name not in keep:
             twin = met.get(values.tobytes())
             why = f"the same as {twin}" if twin else _useless(column, frame[name], values, y)
-        if why:
+        if why := why or "constant" * bool((values == values[0]).all()):
             dropped.setdefault(why, []).append(name)
         else:
             met[values.tobytes()] = name

@@ -76,7 +76,7 @@ class Table:
         except _BROKEN as error:
             raise ValueError(f"Expected a table, and {path} is damaged ({error}).") from error
         tried = [(_records(sample, one, cut=cut), one) for one in ",;\t|"]
-        (first, *rows), separator = max(tried, key=lambda one: _agreement(*one[0]))
+        (first, *rows), separator = max(tried, key=lambda one: (_agreement(*one[0]), one[1] != ","))
         if not any(cell.strip() for cell in first):
             raise ValueError(f"{path} is empty. Expected a line of names and rows below it.")
         decimal = _decimal([cell.strip() for row in rows for cell in row], separator)
@@ -173,10 +173,10 @@ def _records(sample: str, separator: str, *, cut: bool) -> list[list[str]]:
     return [line for line in (found[:-1] if cut else found) if line] or [[]]
 
 
-def _agreement(first: Sequence[str], *lines: Sequence[str]) -> tuple[float, int]:
-    """Share of lines with as many columns as the first, and how many those are."""
+def _agreement(first: Sequence[str], *lines: Sequence[str]) -> float:
+    """Share of lines with as many columns as the first; none where that has one."""
     same = sum(len(line) == len(first) for line in lines)
-    return (len(first) > 1) * (1 + same) / (1 + len(lines)), len(first)
+    return (len(first) > 1) * (1 + same) / (1 + len(lines))
 
 
 def _decimal(cells: Sequence[str], separator: str) -> str:
