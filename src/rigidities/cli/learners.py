@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from .. import trees
+from ..data.storage import unprefixed
 from .demo import mlp
 
 Rows = tuple[Tensor, Tensor]
@@ -52,10 +54,20 @@ class Encoded(nn.Module):
         return torch.cat(parts, 1)
 
 
-def untrained(codes: Sequence[int], x: Tensor) -> nn.Sequential:
-    """A net in float64: the encoding, two hidden layers and the readout."""
-    numbers = sum(not count for count in codes)
-    return nn.Sequential(Encoded(codes, x), mlp(2 * numbers + sum(codes), 128, 128, 1)).double()
+def restored(state: dict[str, Tensor], codes: Sequence[int]) -> nn.Sequential:
+    """A net or trees with the weights of a state dict."""
+    if "0.split" in state:
+        parts = [unprefixed(part, state) for part in "01"]
+        model = nn.Sequential(trees.Nodes.sized(parts[0]), trees.Leaves.sized(parts[1]))
+    else:
+        model = _net(codes, torch.zeros(1, len(codes)))
+    model.load_state_dict(state)
+    return model
+
+
+def _net(codes: Sequence[int], x: Tensor) -> nn.Sequential:
+    inputs = sum(count or 2 for count in codes)
+    return nn.Sequential(Encoded(codes, x), mlp(inputs, 128, 128, 1)).double()
 
 
 def net(rows: Rows, codes: Sequence[int], seed: int) -> nn.Sequential:
@@ -63,7 +75,7 @@ def net(rows: Rows, codes: Sequence[int], seed: int) -> nn.Sequential:
     x, y = rows
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = untrained(codes, x)
+        model = _net(codes, x)
         encoded, layers = model
         held, used = torch.randperm(len(x)).tensor_split([1 + len(x) // 7])
         z, mean, std = encoded(x), y.mean(), y.std()
@@ -93,6 +105,11 @@ def _descend(model: nn.Module, used: Rows, held: Rows) -> None:
         if epoch - since == PATIENCE:
             break
     model.load_state_dict(kept)
+
+
+def forest(model: Any, x: Tensor) -> nn.Sequential:
+    """Boosted trees as a module that needs no scikit-learn."""
+    return nn.Sequential(trees.Nodes.of(model), trees.Forest(model, x.numpy()).module)
 
 
 def boosted(rows: Rows, codes: Sequence[int], seed: int) -> Any:

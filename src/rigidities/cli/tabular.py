@@ -65,8 +65,7 @@ class TableModel:
         with snapshot.opened():
             own, fit = dict(snapshot.header["tabular"]), json.dumps(snapshot.header["fit"])
             columns = [Column(**one) for one in own.pop("columns")]
-            model = learners.untrained(kinds := codes(columns), torch.zeros(1, len(kinds)))
-            model.load_state_dict(unprefixed("model", snapshot.tensors))
+            model = learners.restored(unprefixed("model", snapshot.tensors), codes(columns))
             uq = LastLayerRigidity(model)
             uq.set_extra_state({"tensors": unprefixed("fit", snapshot.tensors), "header": fit})
             return cls(uq, columns, **own)
@@ -218,9 +217,12 @@ def apply(
 def _learned(model: str, data: Training, seed: int) -> tuple[LastLayerRigidity, Any, str]:
     """The fitted model, boosted trees whose settings suit the table, and what it is in words."""
     rows, kinds = data.rows(TRAIN), codes(data.columns)
-    net = learners.net(rows, kinds, seed)
-    uq = LastLayerRigidity(net).fit(rows, progress=False)
-    return uq, learners.unfitted(kinds, seed), "a net of two hidden layers"
+    if model == "net":
+        net, trees = learners.net(rows, kinds, seed), learners.unfitted(kinds, seed)
+        return LastLayerRigidity(net).fit(rows, progress=False), trees, "a net"
+    trees = learners.boosted(rows, kinds, seed)
+    uq = LastLayerRigidity(learners.forest(trees, rows[0])).fit(rows, progress=False)
+    return uq, trees, f"{trees.max_iter} boosted trees of {trees.max_leaf_nodes} leaves at most"
 
 
 def _target(series: pandas.Series, table: Table, name: str) -> Tensor:
