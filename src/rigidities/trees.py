@@ -1,0 +1,432 @@
+r"""Tree ensembles as linear models: error bars for forests and boosted trees.
+
+A prediction adds up, over trees, the value of the leaf that the input falls into. With the splits
+fixed it is linear in the leaf values, $y = b + \sum_t v_{\ell_t(x)}$, and its features are the
+leaves' indicators, whose Gram counts the training rows that two leaves share: a prediction is
+rigid where many training rows fall into its leaves.
+
+    forest = Forest(model, X_train)  # of scikit-learn, XGBoost, LightGBM or CatBoost
+    uq = rg.LastLayerRigidity(forest.module).fit((forest.rows(X_train), y_train))
+    uq.calibrate((forest.rows(X_valid), y_valid))
+    prediction = uq.predict(forest.rows(X))
+
+`rigidities.sklearn.RigidityRegressor` does all of it. Of many leaves the leading directions of the
+Gram are kept, `rank` of them: the rigidity is then that of leaf values which may only move along
+these, and `forest.share` says how much of the training rows' features they hold.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding_bag
+
+from .notices import require
+
+WIDE, NARROW, MANY = 1024, 256, 10_000
+"""Directions kept by default: the first of up to so many training rows, the second of more."""
+
+GROUPS = 128
+"""Of a tree with more leaves, neighbours are joined to so many groups of about as many rows."""
+
+SAMPLED = 16_384
+"""Training rows from which directions and groups are found, at most."""
+
+SUPPORTED = (
+    "scikit-learn's DecisionTree-, RandomForest-, ExtraTrees-, GradientBoosting- and "
+    "HistGradientBoostingRegressor, XGBRegressor, LGBMRegressor and CatBoostRegressor"
+)
+
+_FIELDS = {"value", "feature_idx", "num_threshold", "missing_go_to_left", "left", "right"}
+_FIELDS |= {"is_leaf", "is_categorical", "bitset_idx"}
+"""Of a node of scikit-learn's histogram trees."""
+
+Array = np.ndarray[Any, Any]
+Leaf = tuple[Array, Array]
+"""Places of a tree's leaves, as `_places` gives them, and their values (leaves, K)."""
+
+
+class Forest:
+    """A fitted tree ensemble, and the torch model of its leaves.
+
+    Args:
+        model: one of `SUPPORTED`, fitted.
+        X: training rows, as the model takes them; some thousands will do.
+        rank: directions of the leaf values to keep; by default 1024, or 256 where there are more
+            than 10,000 rows. With at least as many as leaves the rigidities are exact.
+
+    Attributes:
+        module: leaf numbers (N, T) -> predictions (N, K).
+        share: of the training rows' squared features about their mean, what the directions hold.
+
+    Raises:
+        TypeError: the model is no tree ensemble that is known here.
+        ValueError: it is not fitted, or its prediction is no sum of leaf values.
+    """
+
+    def __init__(self, model: Any, X: Any, *, rank: int | None = None) -> None:
+        self.model = model
+        leaves = _leaves(model)
+        self._numbers = _numbers([places for places, _ in leaves])
+        values = torch.as_tensor(np.concatenate([own for _, own in leaves]), dtype=torch.float64)
+        rows = self.rows(X)
+        offset = _offset(model, X, embedding_bag(rows, values, mode="sum"))
+        rank = (WIDE if len(rows) <= MANY else NARROW) if rank is None else rank
+        rows = rows[:: -(-len(rows) // SAMPLED)]
+        group = _groups(rows, [len(own) for _, own in leaves])
+        basis, self.share = _directions(group[rows], int(group.max()) + 1, rank)
+        self.module = Leaves.of(group, basis, values, offset)
+
+    def rows(self, X: Any) -> Tensor:
+        """Numbers of the leaves that rows fall into, (N, T), by the ensemble's own library."""
+        places = _places(self.model, X)
+        found = self._numbers[np.arange(places.shape[1]), places]
+        return torch.from_numpy(found)
+
+
+class Leaves(nn.Module):
+    """Predictions of leaf numbers, linear in the last layer: the leaves' directions, weighed.
+
+    Attributes:
+        group: of each leaf, (L,).
+        basis: directions of the groups' values, (groups, D).
+        rest: what of the leaf values they leave, (L, K), with norm one; no columns where none.
+        head: weights of both.
+    """
+
+    group: Tensor
+    basis: Tensor
+    rest: Tensor
+
+    def __init__(self, leaves: int, groups: int, width: int, rest: int, outputs: int = 1) -> None:
+        super().__init__()
+        self.register_buffer("group", torch.zeros(leaves, dtype=torch.long))
+        self.register_buffer("basis", torch.zeros(groups, width, dtype=torch.float64))
+        self.register_buffer("rest", torch.zeros(leaves, rest, dtype=torch.float64))
+        self.head = nn.Linear(width + rest, outputs, dtype=torch.float64)
+
+    @classmethod
+    def of(cls, group: Tensor, basis: Tensor, values: Tensor, offset: Tensor) -> Leaves:
+        """The model whose leaves have these values (L, K)."""
+        count = torch.bincount(group).to(values)[:, None]
+        mean = values.new_zeros(len(basis), values.shape[1]).index_add_(0, group, values) / count
+        weight = basis.mT @ mean
+        rest = values - (basis @ weight)[group]
+        norm = rest.norm(dim=0)
+        kept = norm > 1e-12 * values.norm(dim=0).clamp(min=1e-300)
+        made = cls(len(group), len(basis), len(weight), int(kept.sum()), values.shape[1])
+        with torch.no_grad():
+            made.group.copy_(group)
+            made.basis.copy_(basis)
+            made.rest.copy_(rest[:, kept] / norm[kept])
+            made.head.weight.copy_(torch.cat([weight, norm.diag()[kept]]).mT)
+            made.head.bias.copy_(offset)
+        return made
+
+    @classmethod
+    def sized(cls, state: dict[str, Tensor]) -> Leaves:
+        """One for a state dict of another, not loaded yet."""
+        names = ("group", "basis", "rest", "head.bias")
+        require(all(name in state for name in names), "the leaves")
+        group, basis, rest, bias = (state[name] for name in names)
+        require(group.ndim == bias.ndim == 1 and basis.ndim == rest.ndim == 2, "the leaves")
+        return cls(len(group), len(basis), basis.shape[1], rest.shape[1], len(bias))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Predictions (N, K) of leaf numbers (N, T)."""
+        features = embedding_bag(self.group[rows], self.basis, mode="sum")
+        if self.rest.shape[1]:
+            rest = embedding_bag(rows, self.rest, mode="sum")
+            features = torch.cat([features, rest], 1)
+        found: Tensor = self.head(features)
+        return found
+
+
+class Nodes(nn.Module):
+    """The splits of a `HistGradientBoostingRegressor` in torch: inputs to leaf numbers.
+
+    `nn.Sequential(Nodes.of(model), forest.module)` predicts without scikit-learn, from a state
+    dict. Inputs are (N, P) float64, NaN where missing; categories are whole numbers, and those that
+    the model has not seen must be NaN.
+
+    Attributes:
+        split: input, left and right child, leaf number (-1) and row of `categories` (-1 for
+            none) of each node, (T, M, 5).
+        threshold: of each node, (T, M); inputs up to it go left.
+        missing: whether those that are missing go left, (T, M).
+        categories: that go left, (splits, 256).
+        order: of the inputs in the model.
+        depth: of the deepest leaf.
+    """
+
+    split: Tensor
+    threshold: Tensor
+    missing: Tensor
+    categories: Tensor
+    order: Tensor
+    depth: Tensor
+
+    def __init__(self, trees: int, nodes: int, inputs: int, categorical: int) -> None:
+        super().__init__()
+        self.register_buffer("split", torch.zeros(trees, nodes, 5, dtype=torch.long))
+        self.register_buffer("threshold", torch.zeros(trees, nodes, dtype=torch.float64))
+        self.register_buffer("missing", torch.zeros(trees, nodes, dtype=torch.bool))
+        self.register_buffer("categories", torch.zeros(categorical, 256, dtype=torch.bool))
+        self.register_buffer("order", torch.arange(inputs))
+        self.register_buffer("depth", torch.zeros((), dtype=torch.long))
+
+    @classmethod
+    def of(cls, model: Any) -> Nodes:
+        """Of a fitted model."""
+        predictors = _histogram_trees(model)
+        bits = [one.raw_left_cat_bitsets for one in predictors]
+        first = np.cumsum([0, *map(len, bits)])
+        most = max(len(one.nodes) for one in predictors)
+        made = cls(len(predictors), most, model.n_features_in_, int(first[-1]))
+        leaves = np.cumsum([0, *(int(one.nodes["is_leaf"].sum()) for one in predictors)])
+        for t, one in enumerate(predictors):
+            made._set(t, one.nodes, int(leaves[t]), int(first[t]))
+        if first[-1]:
+            packed = np.concatenate(bits).astype("<u4").view(np.uint8)
+            made.categories.copy_(torch.from_numpy(np.unpackbits(packed, 1, bitorder="little")))
+        if (mask := model.is_categorical_) is not None:  # those come first
+            made.order.copy_(torch.from_numpy(np.argsort(~np.asarray(mask), kind="stable")))
+        made.depth.fill_(max(int(one.nodes["depth"].max()) for one in predictors))
+        return made
+
+    @classmethod
+    def sized(cls, state: dict[str, Tensor]) -> Nodes:
+        """One for a state dict of another, not loaded yet."""
+        names = ("split", "order", "categories")
+        require(all(name in state for name in names), "the trees")
+        require(state["split"].ndim == 3 and state["categories"].ndim == 2, "the trees")
+        trees, nodes, _ = state["split"].shape
+        return cls(trees, nodes, len(state["order"]), len(state["categories"]))
+
+    def _set(self, tree: int, nodes: Array, leaf: int, bits: int) -> None:
+        is_leaf = nodes["is_leaf"].astype(bool)
+        number = np.where(is_leaf, leaf + np.cumsum(is_leaf) - 1, -1)
+        own = nodes["bitset_idx"].astype(np.int64) + bits
+        row = np.where(nodes["is_categorical"].astype(bool), own, -1)
+        here = np.arange(len(nodes))
+        left, right = (np.where(is_leaf, here, nodes[way]) for way in ("left", "right"))
+        columns = [nodes["feature_idx"] * ~is_leaf, left, right, number, row]
+        split = np.stack([np.asarray(c, dtype=np.int64) for c in columns], 1)
+        self.split[tree, : len(nodes)] = torch.from_numpy(split)
+        self.threshold[tree, : len(nodes)] = torch.from_numpy(nodes["num_threshold"].copy())
+        goes = nodes["missing_go_to_left"].astype(bool)
+        self.missing[tree, : len(nodes)] = torch.from_numpy(goes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Leaf numbers (N, T) of inputs (N, P)."""
+        x = x.double()[:, self.order]
+        trees = torch.arange(len(self.split), device=x.device)
+        at = torch.zeros(len(x), len(trees), dtype=torch.long, device=x.device)
+        for _ in range(int(self.depth)):
+            node = self.split[trees, at]
+            value = torch.gather(x, 1, node[..., 0])
+            left = value <= self.threshold[trees, at]
+            if len(self.categories):
+                code = value.nan_to_num().clamp(0, 255).long()
+                named = self.categories[node[..., 4].clamp(min=0), code]
+                left = torch.where(node[..., 4] >= 0, named, left)
+            left = torch.where(value.isnan(), self.missing[trees, at], left)
+            at = torch.where(left, node[..., 1], node[..., 2])
+        return self.split[trees, at, 3]
+
+
+def is_forest(model: Any) -> bool:
+    """Whether a regressor, fitted or not, is one of `SUPPORTED`."""
+    return _kind(model) is not None
+
+
+def _kind(model: Any) -> str | None:
+    """Which of the ways to read it fits, by the names of its classes."""
+    names = {(one.__module__.partition(".")[0], one.__name__) for one in type(model).__mro__}
+    kinds = {
+        ("sklearn", "BaseHistGradientBoosting"): "histogram",
+        ("sklearn", "BaseGradientBoosting"): "boosted",
+        ("sklearn", "BaseForest"): "forest",
+        ("sklearn", "BaseDecisionTree"): "tree",
+        ("xgboost", "XGBModel"): "xgboost",
+        ("lightgbm", "LGBMModel"): "lightgbm",
+        ("catboost", "CatBoost"): "catboost",
+    }
+    from sklearn.base import is_regressor
+
+    found = [kind for name, kind in kinds.items() if name in names]
+    return found[0] if found and is_regressor(model) else None
+
+
+def _places(model: Any, X: Any) -> Array:
+    """Where in each tree rows end, (N, T)."""
+    kind = _kind(model)
+    if kind == "histogram":
+        return _histogram_places(model, X)
+    if kind == "lightgbm":
+        found = model.predict(X, pred_leaf=True)
+    elif kind == "catboost":
+        found = model.calc_leaf_indexes(X)
+    else:
+        found = model.apply(X)
+    return np.asarray(found).astype(np.int64).reshape(len(found), -1)
+
+
+def _leaves(model: Any) -> list[Leaf]:
+    """Of each tree: what `_places` calls its leaves, and what they add to the prediction."""
+    kind = _kind(model)
+    if kind is None:
+        raise TypeError(f"Expected one of {SUPPORTED}, got {type(model).__name__}.")
+    if kind in _READERS:
+        return _READERS[kind](model)
+    from sklearn.utils.validation import check_is_fitted
+
+    check_is_fitted(model)
+    if kind == "histogram":
+        nodes = [one.nodes[one.nodes["is_leaf"].astype(bool)] for one in _histogram_trees(model)]
+        return [(np.arange(len(own)), own["value"][:, None]) for own in nodes]
+    if kind == "boosted":
+        return [_tree(one, model.learning_rate) for one in model.estimators_[:, 0]]
+    trees = [model] if kind == "tree" else model.estimators_
+    return [_tree(one, 1 / len(trees)) for one in trees]
+
+
+def _tree(tree: Any, factor: float) -> Leaf:
+    known = tree.tree_
+    places = np.flatnonzero(known.children_left == -1)
+    return places, factor * known.value[places, :, 0]
+
+
+def _xgboost(model: Any) -> list[Leaf]:
+    booster = model.get_booster()
+    end = getattr(model, "best_iteration", None) if _stopped_early(model) else None
+    booster = booster if end is None else booster[: end + 1]
+    found = []
+    for text in booster.get_dump(dump_format="json"):
+        leaves = sorted(_json_leaves(json.loads(text)))
+        places, values = zip(*leaves, strict=True)
+        found.append((np.asarray(places), np.asarray(values, dtype=np.float64)[:, None]))
+    return found
+
+
+def _stopped_early(model: Any) -> bool:
+    return "best_iteration" in (model.get_booster().attributes() or {})
+
+
+def _json_leaves(node: dict[str, Any]) -> list[tuple[int, float]]:
+    if "leaf" in node:
+        return [(node["nodeid"], node["leaf"])]
+    return [leaf for child in node["children"] for leaf in _json_leaves(child)]
+
+
+def _lightgbm(model: Any) -> list[Leaf]:
+    booster = model.booster_
+    trees = booster.dump_model(num_iteration=booster.best_iteration)["tree_info"]
+    counts = [int(tree["num_leaves"]) for tree in trees]
+    values = [[booster.get_leaf_output(t, i) for i in range(n)] for t, n in enumerate(counts)]
+    return [(np.arange(len(own)), np.asarray(own)[:, None]) for own in values]
+
+
+def _catboost(model: Any) -> list[Leaf]:
+    scale, _ = model.get_scale_and_bias()
+    ends = np.cumsum(model.get_tree_leaf_counts())
+    values = np.split(scale * np.asarray(model.get_leaf_values()), ends[:-1])
+    return [(np.arange(len(own)), own[:, None]) for own in values]
+
+
+_READERS = {"xgboost": _xgboost, "lightgbm": _lightgbm, "catboost": _catboost}
+
+
+def _histogram_trees(model: Any) -> list[Any]:
+    """Its trees; refused where a release of scikit-learn lays them out otherwise."""
+    rows = getattr(model, "_predictors", None)
+    trees = [tree for row in rows or [] for tree in row]
+    if not trees or any(not set(one.nodes.dtype.names) >= _FIELDS for one in trees):
+        import sklearn
+
+        raise ValueError(
+            "The nodes of HistGradientBoostingRegressor are not laid out as in scikit-learn 1.4 "
+            f"to 1.9, which are known here; this is {sklearn.__version__}. Use "
+            "GradientBoostingRegressor or LightGBM."
+        )
+    return trees
+
+
+def _histogram_places(model: Any, X: Any) -> Array:
+    """scikit-learn's own pass through its trees, with leaf numbers in place of values."""
+    prepared = model._preprocess_X(X, reset=False)
+    known, index = model._bin_mapper.make_known_categories_bitsets()
+    found = []
+    for tree in _histogram_trees(model):
+        nodes = tree.nodes.copy()
+        leaf = nodes["is_leaf"].astype(bool)
+        nodes["value"][leaf] = np.arange(int(leaf.sum()))
+        numbered = type(tree)(nodes, tree.binned_left_cat_bitsets, tree.raw_left_cat_bitsets)
+        found.append(numbered.predict(prepared, known, index, torch.get_num_threads()))
+    return np.stack(found, 1).astype(np.int64)
+
+
+def _offset(model: Any, X: Any, sums: Tensor) -> Tensor:
+    """What predictions are beside the sums of leaf values, (K,): the same for all rows."""
+    predicted = torch.as_tensor(np.asarray(model.predict(X), dtype=np.float64)).reshape(sums.shape)
+    rest = predicted - sums
+    offset = rest.mean(0)
+    if bool(((rest - offset).abs() > 1e-4 * predicted.abs().amax(0).clamp(min=1e-300)).any()):
+        raise ValueError(
+            f"The predictions of {type(model).__name__} are not sums of its leaf values: it has a "
+            "link (a Poisson, gamma or logistic loss), an initial model or weighted trees. Train "
+            "with a squared error, on log(y) where targets are positive."
+        )
+    return offset
+
+
+def _numbers(places: list[Array]) -> Array:
+    """Of the leaf at each place of each tree, (T, places)."""
+    table = np.zeros((len(places), 1 + max(int(own.max()) for own in places)), dtype=np.int64)
+    first = np.cumsum([0, *map(len, places)])
+    for t, own in enumerate(places):
+        table[t, own] = first[t] + np.arange(len(own))
+    return table
+
+
+def _groups(rows: Tensor, sizes: list[int]) -> Tensor:
+    """Of each leaf, (L,): neighbours of a tree with many are joined, by about as many rows."""
+    count = torch.bincount(rows.flatten(), minlength=sum(sizes)).double() + 1e-3
+    found, first = [], 0
+    for own in torch.split(count, sizes):
+        middle = (own.cumsum(0) - own / 2) / own.sum()
+        group = (middle * GROUPS).long() if len(own) > GROUPS else torch.arange(len(own))
+        found.append(first + torch.unique(group, return_inverse=True)[1])
+        first = int(found[-1].max()) + 1
+    return torch.cat(found)
+
+
+def _directions(rows: Tensor, groups: int, rank: int) -> tuple[Tensor, float]:
+    """The leading directions of the Gram of indicators, (groups, D), and the share they hold.
+
+    By subspace iteration; each product with the indicators or their transpose adds up rows of a
+    matrix. A random rotation within the directions makes none of them special, since calibration
+    standardises features.
+    """
+    if rank < 1:
+        raise ValueError(f"rank must be at least 1, got {rank}.")
+    if groups <= rank:
+        return torch.eye(groups, dtype=torch.float64), 1.0
+    order = rows.flatten().argsort(stable=True)
+    owner = order // rows.shape[1]
+    starts = torch.bincount(rows.flatten(), minlength=groups).cumsum(0).roll(1)
+    starts[0] = 0
+    generator = torch.Generator().manual_seed(0)
+    found = torch.randn(groups, rank, generator=generator, dtype=torch.float64)
+    for _ in range(4):
+        seen = embedding_bag(rows, found, mode="sum")
+        found = torch.linalg.qr(embedding_bag(owner, seen, starts, mode="sum"))[0]
+    turn = torch.randn(rank, rank, generator=generator, dtype=torch.float64)
+    found = found @ torch.linalg.qr(turn)[0]
+    seen = embedding_bag(rows, found, mode="sum")
+    total = rows.numel() - float(torch.bincount(rows.flatten()).double().square().sum()) / len(rows)
+    return found, float((seen - seen.mean(0)).square().sum()) / max(total, 1e-300)
