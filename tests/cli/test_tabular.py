@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import sys
 
 import numpy as np
 import pandas as pd
@@ -47,7 +48,7 @@ class Ran:
         self.model = self.out / "model.safetensors"
 
 
-@pytest.fixture(scope="module", params=["net"])
+@pytest.fixture(scope="module", params=["tree", "net"])
 def ran(request, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(learners, "EPOCHS", 30)
@@ -98,9 +99,8 @@ def test_the_file_alone_predicts_as_the_run_did(ran, tmp_path, monkeypatch):
     frame = table()[["place", "price", "size", "day", "code"]].assign(more=1)
     frame["day"] = pd.to_datetime(frame["day"], format="%d.%m.%Y")
     frame.to_csv(tmp_path / "new.tsv", sep="\t", index=False, encoding="utf-16")
-    blocked = {"sklearn": None, "sklearn.ensemble": None}
-    for name in blocked:
-        monkeypatch.setitem(__import__("sys").modules, name, None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
     assert run("--apply", ran.model, tmp_path / "new.tsv", "--out", tmp_path / "p.csv") == 0
     found = pd.read_csv(tmp_path / "p.csv")
     assert list(found) == ["row", "code", "mean", "std", "low", "high"]
@@ -141,10 +141,6 @@ def test_another_level_is_another_quantile_of_the_same_law(ran, tmp_path):
     p = model.uq.predict(x)
     for level, own in ends.items():
         assert own["high"].tolist() == pytest.approx(p.quantile(0.5 + level / 2)[:, 0].tolist())
-
-
-def changed(frame, **columns):
-    return frame.assign(**columns)
 
 
 WRONG = {

@@ -11,23 +11,19 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from .. import trees
 from ..data.storage import unprefixed
+from ..trees import Forest, Leaves, Nodes
 from .demo import mlp
 
 Rows = tuple[Tensor, Tensor]
+SETTINGS = ("max_leaf_nodes", "min_samples_leaf", "l2_regularization")
 CANDIDATES = ((31, 20, 0.0), (8, 5, 1.0), (16, 5, 1.0), (31, 5, 1.0), (64, 10, 10.0))
-"""Leaves of a tree at most, rows of a leaf at least, and the penalty of leaf values."""
-TREES, EPOCHS, PATIENCE = 1500, 400, 40
+TREES, RANK, EPOCHS, PATIENCE = 1000, 256, 400, 40
+"""Trees at most, directions of their leaf values that are kept, epochs of a net."""
 
 
 class Encoded(nn.Module):
-    """Standardised numbers, indicators of their gaps, and categories one by one.
-
-    Args:
-        codes: of each column the number of its categories, 0 for numbers.
-        x: training rows, which say what is usual and where gaps are.
-    """
+    """Standardised numbers, indicators of their gaps if training rows had some, and categories."""
 
     mean: Tensor
     std: Tensor
@@ -36,8 +32,7 @@ class Encoded(nn.Module):
     def __init__(self, codes: Sequence[int], x: Tensor) -> None:
         super().__init__()
         self.codes, self.plain = codes, [k for k, count in enumerate(codes) if not count]
-        x = x[:, self.plain]
-        mean = x.nanmean(0).nan_to_num()
+        mean = (x := x[:, self.plain]).nanmean(0).nan_to_num()
         std = (x - mean).square().nanmean(0).sqrt().nan_to_num()
         self.register_buffer("mean", mean)
         self.register_buffer("std", torch.where(std > 0, std, 1.0))
@@ -54,20 +49,19 @@ class Encoded(nn.Module):
         return torch.cat(parts, 1)
 
 
-def restored(state: dict[str, Tensor], codes: Sequence[int]) -> nn.Sequential:
-    """A net or trees with the weights of a state dict."""
-    if "0.split" in state:
-        parts = [unprefixed(part, state) for part in "01"]
-        model = nn.Sequential(trees.Nodes.sized(parts[0]), trees.Leaves.sized(parts[1]))
-    else:
-        model = _net(codes, torch.zeros(1, len(codes)))
-    model.load_state_dict(state)
-    return model
-
-
 def _net(codes: Sequence[int], x: Tensor) -> nn.Sequential:
     inputs = sum(count or 2 for count in codes)
     return nn.Sequential(Encoded(codes, x), mlp(inputs, 128, 128, 1)).double()
+
+
+def restored(state: dict[str, Tensor], codes: Sequence[int]) -> nn.Sequential:
+    """The net or the trees of a state dict."""
+    model = _net(codes, torch.zeros(1, len(codes)))
+    if "0.split" in state:
+        nodes, leaves = (unprefixed(part, state) for part in "01")
+        model = nn.Sequential(Nodes.sized(nodes), Leaves.sized(leaves))
+    model.load_state_dict(state)
+    return model
 
 
 def net(rows: Rows, codes: Sequence[int], seed: int) -> nn.Sequential:
@@ -75,8 +69,7 @@ def net(rows: Rows, codes: Sequence[int], seed: int) -> nn.Sequential:
     x, y = rows
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = _net(codes, x)
-        encoded, layers = model
+        encoded, layers = model = _net(codes, x)
         held, used = torch.randperm(len(x)).tensor_split([1 + len(x) // 7])
         z, mean, std = encoded(x), y.mean(), y.std()
         _descend(layers, (z[used], (y[used] - mean) / std), (z[held], (y[held] - mean) / std))
@@ -88,52 +81,46 @@ def net(rows: Rows, codes: Sequence[int], seed: int) -> nn.Sequential:
 
 
 def _descend(model: nn.Module, used: Rows, held: Rows) -> None:
+    loss, (x, y) = nn.functional.mse_loss, used
     optimiser = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=1e-3)
     rate = torch.optim.lr_scheduler.ReduceLROnPlateau(optimiser, factor=0.4, patience=PATIENCE // 4)
     best, kept, since = math.inf, copy.deepcopy(model.state_dict()), 0
-    size = min(256, max(16, len(used[0]) // 32))
     for epoch in tqdm(range(EPOCHS), "Training", unit="epoch", leave=False, disable=None):
-        for batch in torch.split(torch.randperm(len(used[0])), size):
+        for batch in torch.split(torch.randperm(len(x)), min(256, max(16, len(x) // 32))):
             optimiser.zero_grad()
-            nn.functional.mse_loss(model(used[0][batch]), used[1][batch]).backward()  # type: ignore[no-untyped-call]
+            loss(model(x[batch]), y[batch]).backward()  # type: ignore[no-untyped-call]
             optimiser.step()
         with torch.no_grad():
-            loss = float(nn.functional.mse_loss(model(held[0]), held[1]))
-        rate.step(loss)
-        if loss < best:
-            best, kept, since = loss, copy.deepcopy(model.state_dict()), epoch
+            found = float(loss(model(held[0]), held[1]))
+        rate.step(found)
+        if found < best:
+            best, kept, since = found, copy.deepcopy(model.state_dict()), epoch
         if epoch - since == PATIENCE:
             break
     model.load_state_dict(kept)
 
 
-def forest(model: Any, x: Tensor) -> nn.Sequential:
-    """Boosted trees as a module that needs no scikit-learn."""
-    return nn.Sequential(trees.Nodes.of(model), trees.Forest(model, x.numpy()).module)
-
-
-def boosted(rows: Rows, codes: Sequence[int], seed: int) -> Any:
-    """Boosted trees by the settings that do best on parts left out of the training rows."""
+def boosted(rows: Rows, codes: Sequence[int], seed: int) -> tuple[Any, nn.Sequential]:
+    """Boosted trees by the settings that do best on parts left out of the rows; as a module too."""
     x, y = rows[0].numpy(), rows[1][:, 0].numpy()
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
-    parts = order.tensor_split(5)[: 5 if len(x) <= 5_000 else 2 if len(x) <= 20_000 else 1]
+    parts = order.tensor_split(5)[: 5 if len(x) <= 2_000 else 2 if len(x) <= 10_000 else 1]
     folds = [(order[~torch.isin(order, part)].numpy(), part.numpy()) for part in parts]
+    stop = {"early_stopping": True, "n_iter_no_change": 20, "tol": 0.0, "max_iter": TREES}
     found = []
     for chosen in tqdm(CANDIDATES, "Tuning", unit="setting", leave=False, disable=None):
-        names = ("max_leaf_nodes", "min_samples_leaf", "l2_regularization")
-        settings = dict(zip(names, chosen, strict=True))
-        stop = {"early_stopping": True, "n_iter_no_change": 25, "tol": 0.0, "max_iter": TREES}
-        losses = []
+        settings, losses = dict(zip(SETTINGS, chosen, strict=True)), list[Tensor]()
         for used, held in folds:
             own = unfitted(codes, seed, **settings, **stop)
             own.fit(x[used], y[used], X_val=x[held], y_val=y[held])
             losses.append(-torch.tensor(own.validation_score_))
-        longest = max(map(len, losses))
-        padded = [torch.cat([one, one.min().expand(longest - len(one))]) for one in losses]
+        most = max(map(len, losses))
+        padded = [torch.cat([one, one.min().expand(most - len(one))]) for one in losses]
         loss = torch.stack(padded).mean(0)
         found.append((float(loss.min()), max(1, int(loss.argmin())), settings))
     _, count, settings = min(found, key=lambda one: one[0])
-    return unfitted(codes, seed, max_iter=count, **settings).fit(x, y)
+    model = unfitted(codes, seed, max_iter=count, **settings).fit(x, y)
+    return model, nn.Sequential(Nodes.of(model), Forest(model, x, rank=RANK).module)
 
 
 def unfitted(codes: Sequence[int], seed: int, **settings: Any) -> Any:
@@ -144,14 +131,13 @@ def unfitted(codes: Sequence[int], seed: int, **settings: Any) -> Any:
     return HistGradientBoostingRegressor(**({"early_stopping": False} | own | settings))
 
 
-def quantiles(model: Any, rows: Rows, x: Tensor, level: float) -> tuple[Tensor, Tensor]:
-    """The ends of intervals, (N, 1), by quantile regression with the settings of a model."""
+def quantiles(model: Any, rows: Rows, x: Tensor, level: float) -> list[Tensor]:
+    """Ends of intervals, (N, 1), by quantile regression with a model's settings, stopped early."""
     from sklearn.base import clone
 
-    models = (
-        clone(model).set_params(loss="quantile", quantile=(1 + s * level) / 2) for s in (-1, 1)
-    )
-    low, high = (
-        own.fit(rows[0].numpy(), rows[1][:, 0].numpy()).predict(x.numpy()) for own in models
-    )
-    return torch.tensor(low)[:, None], torch.tensor(high)[:, None]
+    ends = []
+    for end in ((1 - level) / 2, (1 + level) / 2):
+        own = clone(model).set_params(loss="quantile", quantile=end, early_stopping=True)
+        own.fit(rows[0].numpy(), rows[1][:, 0].numpy())
+        ends.append(torch.tensor(own.predict(x.numpy()))[:, None])
+    return ends

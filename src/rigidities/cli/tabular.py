@@ -218,11 +218,15 @@ def _learned(model: str, data: Training, seed: int) -> tuple[LastLayerRigidity, 
     """The fitted model, boosted trees whose settings suit the table, and what it is in words."""
     rows, kinds = data.rows(TRAIN), codes(data.columns)
     if model == "net":
-        net, trees = learners.net(rows, kinds, seed), learners.unfitted(kinds, seed)
-        return LastLayerRigidity(net).fit(rows, progress=False), trees, "a net"
-    trees = learners.boosted(rows, kinds, seed)
-    uq = LastLayerRigidity(learners.forest(trees, rows[0])).fit(rows, progress=False)
-    return uq, trees, f"{trees.max_iter} boosted trees of {trees.max_leaf_nodes} leaves at most"
+        trees, module, what = (
+            learners.unfitted(kinds, seed),
+            learners.net(rows, kinds, seed),
+            "a net",
+        )
+    else:
+        trees, module = learners.boosted(rows, kinds, seed)
+        what = f"{trees.max_iter} boosted trees of up to {trees.max_leaf_nodes} leaves"
+    return LastLayerRigidity(module).fit(rows, progress=False), trees, what
 
 
 def _target(series: pandas.Series, table: Table, name: str) -> Tensor:
