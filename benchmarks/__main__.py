@@ -30,6 +30,7 @@ from benchmarks import (
     speed,
     storm,
     stream,
+    tabular,
     targets,
     whole_net,
 )
@@ -45,6 +46,7 @@ BENCHMARKS: dict[str, Callable[..., list[Row]]] = {
     "gpu": gpu.run,
     "rivals": rivals.run,
     "targets": targets.run,
+    "tabular": tabular.run,
     "collation": collation.run,
     "calibration": calibration.run,
     "many-rows": many_rows.run,
