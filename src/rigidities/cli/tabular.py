@@ -26,6 +26,7 @@ from .._version import __version__
 from ..data.storage import Snapshot, prefixed, unprefixed
 from ..last_layer.rigidity import LastLayerRigidity
 from ..prediction.prediction import Prediction
+from ..report.document import checked_place
 from . import learners
 from .columns import Column, codes, inputs, matrix, numbers
 from .tables import Table
@@ -159,6 +160,8 @@ def train(
     """Learn a column of a table and write a folder, as on the command line; the summary."""
     _require("pandas", "sklearn", "plotly")
     begun = time.monotonic()
+    if out.exists() and not out.is_dir():
+        raise NotADirectoryError(f"--out {out} is a file. Name a folder to write.")
     with _replacing(out) as made, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         made.mkdir()
@@ -197,7 +200,10 @@ def apply(
     for line in (*table.notes, *([f"Not used: {', '.join(extra)}"] if extra else [])):
         say(f"  {line}")
     unread, count = Counter[str](), 0
-    with _replacing(out) as made, made.open("w", encoding="utf-8", newline="") as file:
+    with (
+        _replacing(checked_place(out)) as made,
+        made.open("w", encoding="utf-8", newline="") as file,
+    ):
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(own.heads)
         for frame in tqdm(table.chunks(CHUNK), "Predicting", leave=False, disable=None):
