@@ -82,15 +82,8 @@ def write(path: Path, x: Any, y: Any, seed: int, *, comma: bool) -> None:
             return str(rng.choice(["", "NA", "?"]))
         return f"{value:.10g}".replace(".", ",") if comma else f"{value:.10g}"
 
-    heads = [
-        "sample id",
-        *(f"x{k}" for k in range(x.shape[1])),
-        "lab",
-        "unit",
-        "comment",
-        "y2",
-        "y",
-    ]
+    inputs = (f"x{k}" for k in range(x.shape[1]))
+    heads = ["sample id", *inputs, "lab", "unit", "comment", "drift", "y2", "y"]
     with path.open("w", encoding="cp1252" if comma else "utf-8-sig", newline="") as file:
         writer = csv.writer(file, delimiter=";" if comma else ",")
         writer.writerow(heads)

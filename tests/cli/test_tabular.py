@@ -3,7 +3,9 @@
 import csv
 import json
 import os
+import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -279,3 +281,14 @@ def test_predictions_are_a_file_for_the_report(ran, tmp_path):
     own.to_csv(tmp_path / "test.csv", index=False, quoting=csv.QUOTE_MINIMAL)
     arguments = ["report", str(tmp_path / "test.csv"), "--out", str(tmp_path / "r.html")]
     assert cli.main(arguments) == 0
+
+
+def test_every_command_of_the_page_is_understood(monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "tabular.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^rigidities (tabular .+)$", page, flags=re.MULTILINE)
+    asked = []
+    for name in ("train", "apply"):
+        monkeypatch.setattr(tabular, name, lambda *given, **options: asked.append(given) or {})
+    assert all(cli.main(command.split()) == 0 for command in commands)
+    assert len(asked) == len(commands) >= 5
+    assert asked[0] == (Path("data.csv"), "price", Path("rigidities-data"))
