@@ -131,7 +131,7 @@ def test_cells_without_a_number_are_missing_and_counted():
     cells = ["1.5"] * 30 + ["err", "<2"] + ["2.5"] * 8
     chosen, notes = inputs(frame_of(x=cells), np.arange(40.0), ".")
     assert [c.kind for c in chosen] == ["number"]
-    assert notes == ["x: 2 cells hold no number, as 'err': missing"]
+    assert notes == ["x: 2 cells hold no number: missing"]
     x, unread = matrix(chosen, frame_of(x=cells), ".")
     assert x.isnan().sum() == 2 == unread["x"]
 

@@ -94,16 +94,14 @@ class Column:
 
     def remarks(self, lost: pandas.Series) -> list[str]:
         """How it was read, in words."""
-        said = [f"{self.name}: numbers in {self.unit}"] if self.unit else []
-        if self.kind == "date":
-            said = [f"{self.name}: dates ({self.form or 'stored'}), as {', '.join(self.parts)}"]
-        if self.kind == "category":
-            pooled = f", and {len(self.rare)} rare ones as one" if self.rare else ""
-            said = [f"{self.name}: {len(self.categories)} categories{pooled}"]
-        if len(lost):
-            what = f"{len(lost):,} cells hold no {self.kind}, as {lost.iloc[0]!r}: missing"
-            said.append(f"{self.name}: {what}")
-        return said
+        pooled = f", and {len(self.rare)} rare ones as one" if self.rare else ""
+        said = {
+            "number": f"numbers in {self.unit}" if self.unit else "",
+            "date": f"dates ({self.form or 'stored'}), as {', '.join(self.parts)}",
+            "category": f"{len(self.categories)} categories{pooled}",
+        }
+        few = f"{len(lost):,} cells hold no {self.kind}: missing" if len(lost) else ""
+        return [f"{self.name}: {one}" for one in (said[self.kind], few) if one]
 
 
 def inputs(

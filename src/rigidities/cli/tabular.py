@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import secrets
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 TRAIN, CALIBRATION, TEST, UNLABELLED = range(4)
 PARTS = ("train", "calibration", "test", "unlabelled")
+WRITTEN: dict[str, Any] = {"index": False, "float_format": "%.10g", "lineterminator": "\n"}
 LEAST, SHARE, MOST, CHUNK = 30, 0.15, 10_000, 20_000
 """Rows with a target at least; share of them that calibrates, as many test, how many at most."""
 
@@ -71,20 +71,17 @@ class TableModel:
             uq.set_extra_state({"tensors": unprefixed("fit", snapshot.tensors), "header": fit})
             return cls(uq, columns, **own)
 
-    def lines(
+    def predictions(
         self, frame: pandas.DataFrame, found: Prediction, level: float, before: int = 0
-    ) -> Iterator[list[Any]]:
-        """Of a file of predictions: numbers of the rows, identifiers, mean, std, low and high."""
-        columns = [frame[n] if n in frame else [""] * len(frame) for n in self.identifiers]
+    ) -> pandas.DataFrame:
+        """A table of predictions, for rows after those before."""
         values = (found.mean, found.std, *found.interval(level))
-        columns += [[f"{value:.10g}" for value in one[:, 0].tolist()] for one in values]
-        rows = enumerate(zip(*columns, strict=True), start=before + 1)
-        yield from ([number, *line] for number, line in rows)
-
-    @property
-    def heads(self) -> list[str]:
-        """What stands above `lines`."""
-        return ["row", *self.identifiers, "mean", "std", "low", "high"]
+        bars = zip(("mean", "std", "low", "high"), values, strict=True)
+        own = frame.reindex(columns=self.identifiers).assign(
+            **{n: t[:, 0].numpy() for n, t in bars}
+        )
+        own.insert(0, "row", range(before + 1, before + 1 + len(frame)))
+        return own
 
 
 @dataclass(frozen=True)
@@ -200,16 +197,12 @@ def apply(
     for line in (*table.notes, *([f"Not used: {', '.join(extra)}"] if extra else [])):
         say(f"  {line}")
     unread, count = Counter[str](), 0
-    with (
-        _replacing(checked_place(out)) as made,
-        made.open("w", encoding="utf-8", newline="") as file,
-    ):
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(own.heads)
+    with _replacing(checked_place(out)) as made, made.open("w", encoding="utf-8") as file:
         for frame in tqdm(table.chunks(CHUNK), "Predicting", leave=False, disable=None):
             x, lost = matrix(own.columns, frame, table.decimal)
             found = own.uq.predict(x, progress=False)
-            writer.writerows(own.lines(frame, found, level or own.level, count))
+            part = own.predictions(frame, found, level or own.level, count)
+            part.to_csv(file, header=not count, **WRITTEN)
             unread, count = unread + lost, count + len(frame)
         if not count:
             raise ValueError(f"{path} has no rows. Expected one or more below its names.")
@@ -224,11 +217,8 @@ def _learned(model: str, data: Training, seed: int) -> tuple[LastLayerRigidity, 
     """The fitted model, boosted trees whose settings suit the table, and what it is in words."""
     rows, kinds = data.rows(TRAIN), codes(data.columns)
     if model == "net":
-        trees, module, what = (
-            learners.unfitted(kinds, seed),
-            learners.net(rows, kinds, seed),
-            "a net",
-        )
+        trees, what = learners.unfitted(kinds, seed), "a net"
+        module = learners.net(rows, kinds, seed)
     else:
         trees, module = learners.boosted(rows, kinds, seed)
         what = f"{trees.max_iter} boosted trees of up to {trees.max_leaf_nodes} leaves"
@@ -294,28 +284,24 @@ def _interval_scores(ends: Sequence[Tensor], y: Tensor, level: float) -> dict[st
 def _scoreboard(scores: dict[str, Any], level: float, rows: int) -> str:
     """The scores in plain ASCII, and how far chance may move the coverage."""
     line = "{:<42}{:>14}{:>14}{:>14}".format
-    said = [line(f"\n{rows:,} test rows, used for nothing else:", "", "constant", "quantile")]
+    said = ["", line(f"{rows:,} test rows, used for nothing else:", "", "constant", "quantile")]
     said.append(line("", "rigidities", "bar", "regression"))
     for key in scores["rigidities"]:
-        name = key.upper() if len(key) < 5 else f"{level:.0%} intervals: {key}"
+        name = key.upper() if len(key) < 5 else f"{level:.0%} intervals: {key.replace('_', ' ')}"
         form = "{:.1%}" if key == "coverage" else "{:#.4g}"
-        cells = [form.format(one[key]) if key in one else "-" for one in scores.values()]
-        said.append(line(f"  {name.replace('_', ' ')}", *cells))
-    spread = 2 * (level * (1 - level) / rows) ** 0.5
-    low, high = max(0.0, level - spread), min(1.0, level + spread)
-    said.append("  Less is better, but for the coverage: of so many rows chance lets")
-    return "\n".join([*said, f"  right intervals hold {low:.0%} to {high:.0%}.\n"])
+        cells = (form.format(one[key]) if key in one else "-" for one in scores.values())
+        said.append(line(f"  {name}", *cells))
+    chance = 2 * (level * (1 - level) / rows) ** 0.5
+    said.append(f"  Less is better; chance moves the coverage of so many rows by {chance:.1%}.\n")
+    return "\n".join(said)
 
 
 def _write(folder: Path, model: TableModel, data: Training, found: Prediction) -> None:
     """The model, all predictions, and the report on the test rows."""
     model.save(folder / "model.safetensors")
-    with (folder / "predictions.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*model.heads, "split", "target"])
-        lines = model.lines(data.frame, found, model.level)
-        for line, part, (y,) in zip(lines, data.part.tolist(), data.y.tolist(), strict=True):
-            writer.writerow([*line, PARTS[part], "" if y != y else f"{y:.10g}"])
+    split = [PARTS[part] for part in data.part.tolist()]
+    table = model.predictions(data.frame, found, model.level)
+    table.assign(split=split, target=data.y[:, 0]).to_csv(folder / "predictions.csv", **WRITTEN)
     own = data.frame[(data.part == TEST).numpy()]
     shown = {name: own[name].astype(str).tolist() for name in [*model.identifiers, *own][:12]}
     report.write(
