@@ -217,12 +217,12 @@ def _learned(model: str, data: Training, seed: int) -> tuple[LastLayerRigidity, 
     """The fitted model, boosted trees whose settings suit the table, and what it is in words."""
     rows, kinds = data.rows(TRAIN), codes(data.columns)
     if model == "net":
-        trees, what = learners.unfitted(kinds, seed), "a net"
-        module = learners.net(rows, kinds, seed)
-    else:
-        trees, module = learners.boosted(rows, kinds, seed)
-        what = f"{trees.max_iter} boosted trees of up to {trees.max_leaf_nodes} leaves"
-    return LastLayerRigidity(module).fit(rows, progress=False), trees, what
+        uq = LastLayerRigidity(learners.net(rows, kinds, seed)).fit(rows, progress=False)
+        return uq, learners.unfitted(kinds, seed), "a net"
+    trees, module = learners.boosted(rows, kinds, seed)
+    # trees follow their own rows too closely to learn from residuals there
+    uq = LastLayerRigidity(module).fit(rows, sample=0, progress=False)
+    return uq, trees, f"{trees.max_iter} boosted trees of up to {trees.max_leaf_nodes} leaves"
 
 
 def _target(series: pandas.Series, table: Table, name: str) -> Tensor:
