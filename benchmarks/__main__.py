@@ -32,6 +32,7 @@ from benchmarks import (
     stream,
     tabular,
     targets,
+    trees,
     whole_net,
 )
 from benchmarks.frame.provenance import load, provenance
@@ -63,6 +64,7 @@ BENCHMARKS: dict[str, Callable[..., list[Row]]] = {
     "gradients": gradients.run,
     "local": local.run,
     "selection": selection.run,
+    "trees": trees.run,
     "metatrain": metatrain.run,
 }
 RESULTS = Path(__file__).parent / "results"

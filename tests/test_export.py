@@ -1,6 +1,7 @@
 """Graphs of mean and error bar: compiled, exported, compiled ahead of time, and in ONNX."""
 
 import json
+from functools import cache
 
 import onnx
 import onnxruntime
@@ -38,6 +39,7 @@ CASES = {
 }
 
 
+@cache
 def fitted(id):
     targets, run, options = CASES[id]
     one = trained(targets)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, get_origin
 
 _LIBRARY = str(Path(__file__).parent)
-_BETWEEN = (str(Path("torch/nn/modules")), str(Path("torch/_dynamo")), "contextlib.py")
+_TORCH = ("torch/nn/modules", "torch/_dynamo", "torch/_compile.py")
+_BETWEEN = (*(str(Path(part)) for part in _TORCH), "contextlib.py")
 
 
 NO_FIT = "There is no fit yet. Call {} first."

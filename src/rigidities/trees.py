@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding_bag
+from torch.nn.functional import embedding_bag, pad
 
 from .notices import require
 
@@ -60,7 +60,7 @@ class Forest:
             than 10,000 rows. With at least as many as leaves the rigidities are exact.
 
     Attributes:
-        module: leaf numbers (N, T) -> predictions (N, K).
+        module: what `rows` gives -> predictions (N, K).
         share: of the training rows' squared features about their mean, what the directions hold.
 
     Raises:
@@ -73,19 +73,24 @@ class Forest:
         leaves = _leaves(model)
         self._numbers = _numbers([places for places, _ in leaves])
         values = torch.as_tensor(np.concatenate([own for _, own in leaves]), dtype=torch.float64)
-        rows = self.rows(X)
+        count = X.shape[0] if hasattr(X, "shape") else len(X)
+        X = X[:: -(-count // SAMPLED)]
+        rows = self.rows(X)[:, :-1]
         offset = _offset(model, X, embedding_bag(rows, values, mode="sum"))
-        rank = (WIDE if len(rows) <= MANY else NARROW) if rank is None else rank
-        rows = rows[:: -(-len(rows) // SAMPLED)]
+        rank = (WIDE if count <= MANY else NARROW) if rank is None else rank
         group = _groups(rows, [len(own) for _, own in leaves])
         basis, self.share = _directions(group[rows], int(group.max()) + 1, rank)
         self.module = Leaves.of(group, basis, values, offset)
 
     def rows(self, X: Any) -> Tensor:
-        """Numbers of the leaves that rows fall into, (N, T), by the ensemble's own library."""
+        """Numbers of the leaves that rows fall into, and a hash of each row, (N, T + 1).
+
+        The ensemble's own library finds the leaves. By the hash rows are told apart that share
+        all leaves.
+        """
         places = _places(self.model, X)
         found = self._numbers[np.arange(places.shape[1]), places]
-        return torch.from_numpy(found)
+        return torch.from_numpy(np.concatenate([found, _hashes(X)[:, None]], 1))
 
 
 class Leaves(nn.Module):
@@ -137,7 +142,8 @@ class Leaves(nn.Module):
         return cls(len(group), len(basis), basis.shape[1], rest.shape[1], len(bias))
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Predictions (N, K) of leaf numbers (N, T)."""
+        """Predictions (N, K) of leaf numbers and one more column, (N, T + 1)."""
+        rows = rows[:, :-1]
         features = embedding_bag(self.group[rows], self.basis, mode="sum")
         if self.rest.shape[1]:
             rest = embedding_bag(rows, self.rest, mode="sum")
@@ -222,7 +228,7 @@ class Nodes(nn.Module):
         self.missing[tree, : len(nodes)] = torch.from_numpy(goes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Leaf numbers (N, T) of inputs (N, P)."""
+        """Leaf numbers of inputs (N, P) and a column of zeros, (N, T + 1)."""
         x = x.double()[:, self.order]
         trees = torch.arange(len(self.split), device=x.device)
         at = torch.zeros(len(x), len(trees), dtype=torch.long, device=x.device)
@@ -236,7 +242,7 @@ class Nodes(nn.Module):
                 left = torch.where(node[..., 4] >= 0, named, left)
             left = torch.where(value.isnan(), self.missing[trees, at], left)
             at = torch.where(left, node[..., 1], node[..., 2])
-        return self.split[trees, at, 3]
+        return pad(self.split[trees, at, 3], (0, 1))
 
 
 def is_forest(model: Any) -> bool:
@@ -274,6 +280,22 @@ def _places(model: Any, X: Any) -> Array:
     else:
         found = model.apply(X)
     return np.asarray(found).astype(np.int64).reshape(len(found), -1)
+
+
+def _hashes(X: Any) -> Array:
+    """Of rows, (N,): whole numbers."""
+    if hasattr(X, "hash_rows"):  # polars
+        found = X.hash_rows().to_numpy()
+    elif hasattr(X, "iloc"):
+        from pandas.util import hash_pandas_object
+
+        found = hash_pandas_object(X, index=False).to_numpy()
+    else:
+        dense = X.toarray() if hasattr(X, "toarray") else X
+        bits = np.ascontiguousarray(dense, dtype=np.float64).view(np.uint64)
+        factors = np.random.default_rng(0).integers(1, 1 << 63, bits.shape[1], dtype=np.uint64)
+        found = ((bits ^ (bits >> np.uint64(29))) * (factors | np.uint64(1))).sum(1)
+    return np.asarray(found).view(np.int64)
 
 
 def _leaves(model: Any) -> list[Leaf]:

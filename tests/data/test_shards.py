@@ -17,13 +17,14 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
 
 import rigidities as rg
 from rigidities.data.batches import raw_batches
-from rigidities.data.shards import unpadded
+from rigidities.data.shards import in_order, unpadded
 
 LENGTHS, WORLDS, SIZES = range(1, 14), range(1, 6), range(1, 5)
 CASES = list(itertools.product(LENGTHS, WORLDS, SIZES))
@@ -228,3 +229,29 @@ def test_a_shard_is_read_whole_whatever_the_loader_would_drop():
         for rank in range(2)
     ]
     assert list(itertools.chain(*shares)) == list(range(103))
+
+
+def rows_in_order(loader):
+    return [int(row) for batch in in_order(loader) for row in batch]
+
+
+def test_a_training_loader_is_read_in_order_without_a_random_number():
+    data, order = Numbers(23), torch.Generator().manual_seed(3)
+    shuffled = DataLoader(data, 4, shuffle=True, drop_last=True, generator=order)
+    before, own = torch.random.get_rng_state(), order.get_state()
+    assert rows_in_order(shuffled) == list(range(23))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.equal(order.get_state(), own) and shuffled.drop_last
+    assert rows_in_order(distributed(data, 2, 1, 4, shuffle=True)) == list(range(23))  # no job
+    assert rows_in_order(accelerated(data, 2, 1, 4, shuffle=True, drop=True)) == list(range(23))
+    assert len(next(iter(in_order(shuffled)))) == 4
+
+
+def test_a_sampler_that_may_leave_out_rows_is_left_to_choose():
+    data = Numbers(9)
+    some = SubsetRandomSampler([2, 5])
+    wrapped = DistributedSamplerWrapper(some, 1, 0, shuffle=False)
+    for sampler in (some, wrapped, RandomSampler(range(2)), rg.ShardSampler(data, 1, 4)):
+        rows = rows_in_order(DataLoader(data, 4, sampler=sampler))
+        assert len(rows) == 2 and (sampler not in (some, wrapped) or set(rows) == {2, 5})
+    assert in_order([1, 2]) == [1, 2] and in_order(None) is None

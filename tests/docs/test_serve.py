@@ -3,6 +3,7 @@
 import http.client
 import json
 import random
+import runpy
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -228,10 +229,20 @@ def test_eight_threads_get_the_models_answers_in_steady_memory(service):
     assert resident().rss - before < 16 * 2**20
 
 
-def test_demo_serves_what_it_trained():
-    with serving("--demo") as (_, port, line):
-        body = line.split("'")[1]
-        status, answer = once(port, "POST", "/predict", body)
+def test_demo_serves_what_it_trained(plain_torch, capsys, monkeypatch):
+    """In this process, which has imported torch already."""
+    script, answers = runpy.run_path(str(SERVE)), []
+
+    def one_request(server):
+        body = capsys.readouterr().out.split("'")[1]
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(once, server.server_port, "POST", "/predict", body)
+            server.handle_request()
+            answers.append(answer.result())
+
+    monkeypatch.setattr(script["Server"], "serve_forever", one_request)
+    script["main"](["--demo", "--port", "0"])
+    ((status, answer),) = answers
     assert status == 200
     (near,), (far,) = answer["std"]
     assert near < far

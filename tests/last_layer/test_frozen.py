@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from rigidities.posterior.quadratic import QuadraticForm, Split, rounding_bound
 from tests.support import zoo
 from tests.support.nets import Net, trained
 from tests.support.refusals import refused
+from tests.support.storms import THREADS, storm
 
 F64 = torch.float64
 CALIBRATIONS = {
@@ -186,12 +186,14 @@ def test_threads_get_their_own_rows(wrapped, options):
     uq, x = calibrated(1, options, scaled(trained().model) if wrapped else None)
     frozen = uq.freeze()
     batches = [x[i % 64 : i % 64 + 1 + i % 7] for i in range(400)]
-    expected = [frozen(batch) for batch in batches]
-    with ThreadPoolExecutor(8) as pool:
-        for _ in range(5):
-            for found, known in zip(pool.map(frozen, batches), expected, strict=True):
-                for one, other in zip(found, known, strict=True):
-                    torch.testing.assert_close(one, other, rtol=1e-5, atol=0)
+    pairs = [(batch, frozen(batch)) for batch in batches]
+
+    def work(number):
+        for batch, known in (2 * pairs)[number::THREADS]:
+            for one, other in zip(frozen(batch), known, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-5, atol=0)
+
+    storm(work)
 
 
 def test_a_snapshot_and_its_model_leave_each_other_alone():

@@ -246,7 +246,7 @@ def test_the_readout_is_found_within_the_memory_of_a_bare_pass():
 @pytest.mark.parametrize(
     ("id", "rows", "width"),
     [
-        ("forecast_by_a_head_over_time", zoo.ROWS * zoo.WIDTH, zoo.STEPS + 1),
+        ("forecast_by_a_head_over_time", zoo.ROWS * 3, zoo.STEPS + 1),
         ("forecast_by_a_trend_and_a_season", zoo.ROWS * zoo.INPUTS, 2 * zoo.STEPS + 2),
     ],
 )

@@ -5,6 +5,8 @@ The two are started once and go through all scenes; what each leaves is looked a
 
 import copy
 import os
+import shutil
+import tempfile
 import warnings
 from datetime import timedelta
 
@@ -128,7 +130,10 @@ def fsdp1(rank):
 
 def lightning(rank):
     import lightning
+    from lightning.pytorch.callbacks import ModelCheckpoint
     from torch.nn.functional import mse_loss
+
+    from rigidities.lightning import SUFFIX, RigidityCallback
 
     class Regressor(lightning.LightningModule):
         def __init__(self):
@@ -142,7 +147,7 @@ def lightning(rank):
             return mse_loss(self.net(batch[0]), batch[1])
 
         def validation_step(self, batch, index):
-            self.training_step(batch, index)
+            self.log("loss", self.training_step(batch, index), sync_dist=True)
 
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.01)
@@ -153,13 +158,16 @@ def lightning(rank):
             self.uq = rg.LastLayerRigidity(model).fit(self.trainer.train_dataloader)
             self.uq.calibrate(self.trainer.val_dataloaders, criterion="nll")
 
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    quiet = {"logger": False, "enable_progress_bar": False}
+    kept = ModelCheckpoint(tempfile.mkdtemp(), monitor="loss", mode="max")  # the first one's folder
+    callback = RigidityCallback(every_best=True, calibrate={"criterion": "nll"})
     trainer = lightning.Trainer(
         strategy="ddp",
         accelerator="cpu",
         devices=2,
         max_epochs=2,
         enable_model_summary=False,
+        callbacks=[callback, kept],
         **quiet,
     )
     module = Regressor()
@@ -169,7 +177,15 @@ def lightning(rank):
     model = rg.whole(module.net)
     later = compared(model, model, trainer.train_dataloader)
     scales = module.uq.scale, alone.scale
-    return module.found | {"later": later["gram"], "scales": scales}
+    same = Regressor()
+    same.load_state_dict(torch.load(kept.best_model_path, weights_only=True)["state_dict"])
+    best = rg.LastLayerRigidity(same).fit(rows(), group=False)
+    best.calibrate(rows(31, seed=5), criterion="nll", group=False)
+    read = rg.LastLayerRigidity.load(kept.best_model_path + SUFFIX, same)
+    torch.distributed.barrier()
+    shutil.rmtree(kept.dirpath, ignore_errors=True)
+    bars = [uq.predict(rows()[0]).std for uq in (best, callback.uq, read)]
+    return module.found | {"later": later["gram"], "scales": scales, "bars": bars}
 
 
 def fabric(rank):
@@ -260,3 +276,10 @@ def test_a_sharded_model_is_copied_whole_and_trains_on(found):
 def test_lightning_fits_and_calibrates_in_a_hook_and_fits_after_training(found):
     assert torch.equal(found[0]["lightning"]["later"], found[0]["lightning"]["gram"])
     torch.testing.assert_close(*found[0]["lightning"]["scales"], rtol=1e-9, atol=0)
+
+
+def test_the_callback_of_lightning_makes_in_two_processes_what_one_would(found):
+    for one in found:
+        best, *others = one["lightning"]["bars"]
+        for bars in others:
+            torch.testing.assert_close(bars, best, rtol=1e-8, atol=0)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from rigidities import Prediction
+from rigidities.calibration.conformal import Conformal
 from rigidities.prediction.law import Gaussian, StudentT, Tilted
 from tests.prediction.law_oracle import Oracle
 from tests.support.refusals import refused
@@ -196,3 +197,15 @@ def test_conformal_intervals_are_those_of_their_rows():
 def test_predictions_are_frozen():
     with pytest.raises(AttributeError):
         P.mean = ONE
+
+
+def test_a_prediction_goes_to_another_device_with_all_that_it_holds():
+    bound = Conformal.of(replace(P, law=CASES["tilted"][0]), P.mean).bound(targets=torch.arange(2))
+    p = replace(P, law=CASES["tilted"][0], conformal=bound, support=(0.0, None))
+    there = p.to("meta")
+    held = [*vars(there).values(), there.law.tilt, *vars(there.conformal).values()]
+    held += vars(there.conformal.conformal).values()
+    devices = [one.device.type for one in held if isinstance(one, torch.Tensor)]
+    assert set(devices) == {"meta"} and len(devices) >= 10 and there.support == p.support
+    back = p.to("cpu")
+    assert torch.equal(back.quantile(0.3), p.quantile(0.3))

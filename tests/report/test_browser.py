@@ -88,6 +88,28 @@ def one(chromium: Any, folder: Path) -> Iterator[Any]:
         yield page
 
 
+@pytest.fixture(scope="module")
+def many(chromium: Any, folder: Path) -> Iterator[Any]:
+    """The report of more rows than the parity plot shows."""
+    with opened(chromium, folder / "many.html") as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def experiment(chromium: Any, folder: Path) -> Iterator[Any]:
+    """The page of an experiment on a desktop."""
+    with opened(chromium, folder / "experiment.html") as page:
+        yield page
+
+
+@pytest.fixture(scope="module", params=["one", "experiment", "three"])
+def phone(request: Any, chromium: Any, folder: Path) -> Iterator[Any]:
+    """Pages on a phone by night."""
+    path = folder / f"{request.param}.html"
+    with opened(chromium, path, width=390, color_scheme="dark") as page:
+        yield page
+
+
 def drawn(page: Any, name: str) -> Any:
     """A plot, once its points are there."""
     place = page.locator(f"#{name}")
@@ -164,29 +186,26 @@ def nearest(values: torch.Tensor, value: float) -> int:
     return int((values - value).abs().argmin())
 
 
-def test_pointing_at_a_row_tells_which_it_is(chromium: Any, folder: Path) -> None:
+def test_pointing_at_a_row_tells_which_it_is(many: Any) -> None:
     mean, std, target = arrays(1200)
-    with opened(chromium, folder / "many.html") as page:
-        for number in (3, 417, 1100):
-            told, x, y = pointed(page, "t0-errors", number)
-            row = nearest(std, x)
-            assert y == pytest.approx(float((target - mean)[row].abs()), rel=1e-4)
-            assert told.startswith(f"row {row}prediction {mean[row]:.6g} ± {std[row]:.3g}")
-        assert points(page, "t0-parity") == 800
-        for number in (3, 417, 790):
-            told, x, y = pointed(page, "t0-parity", number)
-            row = nearest(target, x)
-            assert y == pytest.approx(float(mean[row]), rel=1e-4)
-            assert told.startswith(f"row {row}prediction {mean[row]:.6g} ± {std[row]:.3g}")
+    for number in (3, 417, 1100):
+        told, x, y = pointed(many, "t0-errors", number)
+        row = nearest(std, x)
+        assert y == pytest.approx(float((target - mean)[row].abs()), rel=1e-4)
+        assert told.startswith(f"row {row}prediction {mean[row]:.6g} ± {std[row]:.3g}")
+    assert points(many, "t0-parity") == 800
+    for number in (3, 417, 790):
+        told, x, y = pointed(many, "t0-parity", number)
+        row = nearest(target, x)
+        assert y == pytest.approx(float(mean[row]), rel=1e-4)
+        assert told.startswith(f"row {row}prediction {mean[row]:.6g} ± {std[row]:.3g}")
 
 
-def test_quotes_are_shown_as_quotes(chromium: Any, folder: Path) -> None:
-    with opened(chromium, folder / "many.html") as page:
-        assert f"{QUOTED}: {QUOTED}" in pointed(page, "t0-errors", 7)[0]
-    with opened(chromium, folder / "experiment.html") as page:
-        drawn(page, "f0")
-        assert QUOTED in page.locator("#f0 .yaxislayer-above").text_content()
-        assert QUOTED in pointed(page, "f0", 1)[0]
+def test_quotes_are_shown_as_quotes(many: Any, experiment: Any) -> None:
+    assert f"{QUOTED}: {QUOTED}" in pointed(many, "t0-errors", 7)[0]
+    drawn(experiment, "f0")
+    assert QUOTED in experiment.locator("#f0 .yaxislayer-above").text_content()
+    assert QUOTED in pointed(experiment, "f0", 1)[0]
 
 
 def test_what_one_points_at_is_text_and_not_run(one: Any) -> None:
@@ -201,21 +220,19 @@ def test_text_from_data_is_shown_and_not_run(one: Any) -> None:
     assert one.evaluate("window.bad") is None
 
 
-@pytest.mark.parametrize("name", ["one", "experiment"])
-def test_nothing_is_wider_than_a_phone_or_a_desktop(name, chromium, folder, tmp_path) -> None:
-    with opened(chromium, folder / f"{name}.html", width=390) as page:
-        for width in (390, 1280):
-            page.set_viewport_size({"width": width, "height": 900})
-            page.wait_for_selector(".plot.drawn svg.main-svg")
-            page.wait_for_function(
-                "() => [...document.querySelectorAll('.plot.drawn svg.main-svg')].every("
-                "svg => svg.getBoundingClientRect().right <= window.innerWidth)"
-            )
-            assert page.evaluate(WIDER) == []
-            assert page.evaluate("document.documentElement.scrollWidth") <= width
-            picture = tmp_path / f"{name}-{width}.png"
-            page.screenshot(path=picture)
-            assert picture.stat().st_size > 10_000
+def test_nothing_is_wider_than_a_phone_or_a_desktop(phone: Any, tmp_path: Path) -> None:
+    for width in (390, 1280):
+        phone.set_viewport_size({"width": width, "height": 900})
+        phone.wait_for_selector(".plot.drawn svg.main-svg")
+        phone.wait_for_function(
+            "() => [...document.querySelectorAll('.plot.drawn svg.main-svg')].every("
+            "svg => svg.getBoundingClientRect().right <= window.innerWidth)"
+        )
+        assert phone.evaluate(WIDER) == []
+        assert phone.evaluate("document.documentElement.scrollWidth") <= width
+        picture = tmp_path / f"{width}.png"
+        phone.screenshot(path=picture)
+        assert picture.stat().st_size > 10_000
 
 
 def test_each_target_is_chosen_from_a_list(chromium: Any, folder: Path) -> None:
@@ -228,38 +245,36 @@ def test_each_target_is_chosen_from_a_list(chromium: Any, folder: Path) -> None:
         assert page.locator("#t2-errors svg").count() == 0
 
 
-def test_one_choice_switches_the_plots_of_all_data_sets(chromium: Any, folder: Path) -> None:
-    with opened(chromium, folder / "experiment.html") as page:
-        drawn(page, "f0")
-        assert page.evaluate("document.getElementById('f0').data[0].x[0]") == 1.0
-        page.get_by_label("Metric").select_option("NLL")
-        page.wait_for_function("() => document.getElementById('f0').data[0].x[0] === 0.5")
-        drawn(page, "f2")
-        assert page.evaluate("document.getElementById('f2').data[0].x[0]") == 0.5
-        assert EVIL in page.locator("#f0 .yaxislayer-above").text_content()
-        assert points(page, "f3") == 2
+def test_one_choice_switches_the_plots_of_all_data_sets(experiment: Any) -> None:
+    drawn(experiment, "f0")
+    assert experiment.evaluate("document.getElementById('f0').data[0].x[0]") == 1.0
+    experiment.get_by_label("Metric").select_option("NLL")
+    experiment.wait_for_function("() => document.getElementById('f0').data[0].x[0] === 0.5")
+    drawn(experiment, "f2")
+    assert experiment.evaluate("document.getElementById('f2').data[0].x[0]") == 0.5
+    assert EVIL in experiment.locator("#f0 .yaxislayer-above").text_content()
+    assert points(experiment, "f3") == 2
 
 
-@pytest.mark.parametrize("name", ["one", "experiment", "three"])
-def test_by_night_and_on_paper_text_can_be_read(name: str, chromium: Any, folder: Path) -> None:
-    with opened(chromium, folder / f"{name}.html", color_scheme="dark") as page:
-        page.wait_for_selector(".plot.drawn .xtick text, .plot.drawn .ytick text", state="attached")
-        inks = """() => [...document.querySelectorAll('.plot')]
-            .filter((place) => place.checkVisibility())
-            .map((place) => place.querySelector('.xtick text, .ytick text'))
-            .map((text) => text && getComputedStyle(text).fill)"""
-        assert "rgb(232, 232, 232)" in page.evaluate(inks)
-        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(22, 25, 28)"
-        page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
-        # all that is not hidden, drawn before or not
-        page.wait_for_function(f"() => ({inks})().every((ink) => ink === 'rgb(27, 27, 27)')")
-        page.emulate_media(media="print", color_scheme="dark")
-        assert page.locator(".controls").first.is_hidden()
-        white = "rgb(255, 255, 255)"
-        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == white
-        assert page.locator("section[hidden] .plot.drawn").count() == 0
-        page.evaluate("window.dispatchEvent(new Event('afterprint'))")
-        page.wait_for_function(f"() => ({inks})().includes('rgb(232, 232, 232)')")
+def test_by_night_and_on_paper_text_can_be_read(phone: Any) -> None:
+    phone.wait_for_selector(".plot.drawn .xtick text, .plot.drawn .ytick text", state="attached")
+    inks = """() => [...document.querySelectorAll('.plot')]
+        .filter((place) => place.checkVisibility())
+        .map((place) => place.querySelector('.xtick text, .ytick text'))
+        .map((text) => text && getComputedStyle(text).fill)"""
+    background = "getComputedStyle(document.body).backgroundColor"
+    assert "rgb(232, 232, 232)" in phone.evaluate(inks)
+    assert phone.evaluate(background) == "rgb(22, 25, 28)"
+    phone.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    # all that is not hidden, drawn before or not
+    phone.wait_for_function(f"() => ({inks})().every((ink) => ink === 'rgb(27, 27, 27)')")
+    phone.emulate_media(media="print", color_scheme="dark")
+    assert phone.locator(".controls").first.is_hidden()
+    assert phone.evaluate(background) == "rgb(255, 255, 255)"
+    assert phone.locator("section[hidden] .plot.drawn").count() == 0
+    phone.emulate_media(media="screen", color_scheme="dark")
+    phone.evaluate("window.dispatchEvent(new Event('afterprint'))")
+    phone.wait_for_function(f"() => ({inks})().includes('rgb(232, 232, 232)')")
 
 
 def test_the_tools_of_a_plot_cover_nothing_and_show_when_asked_for(one: Any) -> None:
@@ -277,9 +292,9 @@ def test_the_tools_of_a_plot_cover_nothing_and_show_when_asked_for(one: Any) -> 
     one.wait_for_function(f"() => {opacity} === '1'")
 
 
-def test_links_lead_to_the_parts_of_an_experiment(chromium: Any, folder: Path) -> None:
-    with opened(chromium, folder / "experiment.html") as page:
-        page.get_by_role("link", name="Further numbers").click()
-        heading = page.get_by_role("heading", name="Further numbers")
-        page.wait_for_function("() => window.scrollY > 0")
-        assert 0 <= heading.bounding_box()["y"] < 900
+def test_links_lead_to_the_parts_of_an_experiment(experiment: Any) -> None:
+    experiment.evaluate("window.scrollTo(0, 0)")
+    experiment.get_by_role("link", name="Further numbers").click()
+    heading = experiment.get_by_role("heading", name="Further numbers")
+    experiment.wait_for_function("() => window.scrollY > 0")
+    assert 0 <= heading.bounding_box()["y"] < 900

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 CONTEXT = mp.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "rigidities", "tests.support.nets"])
+CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "rigidities", "tests.support.nets"])
 LIMIT = 120.0
 """Seconds after which a job counts as hung; it should take one or two."""
 

@@ -1,6 +1,8 @@
 """Nets that several test files share: one of named parts, and a small trained one with its data."""
 
+import copy
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -58,7 +60,12 @@ def data(rows: int, targets: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def trained(targets: int = 1, seed: int = 0, steps: int = 150) -> Trained:
-    """A 4-24-24-K net after a short training on a few hundred rows."""
+    """A 4-24-24-K net after a short training on a few hundred rows: the caller's own copy."""
+    return copy.deepcopy(_trained(targets, seed, steps, torch.get_default_dtype()))
+
+
+@cache
+def _trained(targets: int, seed: int, steps: int, _: torch.dtype) -> Trained:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = nn.Sequential(

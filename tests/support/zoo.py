@@ -376,10 +376,10 @@ LINEAR: dict[str, Callable[[], Case]] = {
     ),
     "forecast_by_a_head_over_time": lambda: on_steps(
         "linear",
-        lambda m, x: m.over_time(m.trunk(x).mT).mT,
+        lambda m, x: m.over_time(m.trunk(x)[..., :3].mT).mT,
         parts={"over_time": linear(7, STEPS)},
         heads=("over_time",),
-        shape=(ROWS, 7, WIDTH),
+        shape=(ROWS, 7, 3),
     ),
     "forecast_by_a_trend_and_a_season": lambda: on_steps(
         "linear",

@@ -133,7 +133,7 @@ class Conformal:
             said += f"; those of fewer than {LEAST} rows are merged: {'; '.join(merged)}"
         return [f"{said}. {_GUARANTEE}", _QUESTION]
 
-    def to(self, device: torch.device) -> Conformal:
+    def to(self, device: torch.device | str) -> Conformal:
         """The same on another device."""
         return replace(self, **{name: one.to(device) for name, one in self.tensors().items()})
 
@@ -166,6 +166,10 @@ class BoundConformal:
     conformal: Conformal
     labels: Tensor | None = None
     targets: Tensor | None = None
+
+    def to(self, device: torch.device | str) -> BoundConformal:
+        """The same on another device."""
+        return replace(self, **{k: v.to(device) for k, v in vars(self).items() if v is not None})
 
     def interval(self, prediction: Prediction, level: float) -> tuple[Tensor, Tensor]:
         """Of each row's own law, between the tails at the threshold of its group: (low, high).

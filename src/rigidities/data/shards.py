@@ -66,8 +66,7 @@ def unpadded(data: Any) -> Any:
 
     What Accelerate and Fabric put around it may wait for other processes, and is left out.
     """
-    inner = getattr(data, "base_dataloader", getattr(data, "_dataloader", None))
-    loader = inner if isinstance(inner, loading.DataLoader) else data
+    loader = _inside(data)
     if not isinstance(loader, loading.DataLoader):
         return data
     if hasattr(data, "_fetch_batches") or hasattr(loader.dataset, "split_batches"):
@@ -79,6 +78,28 @@ def unpadded(data: Any) -> Any:
     old = {"sampler": loader.sampler, "batch_sampler": loader.batch_sampler}
     new = {name: _exact(sampler) for name, sampler in old.items()}
     return loader if new == old else _altered(loader, **new, drop_last=False, _iterator=None)
+
+
+def in_order(data: Any) -> Any:
+    """A loader's data set in order, every row once, in a job its share; else as `unpadded`."""
+    loader = _inside(data)
+    batches = getattr(loader, "batch_sampler", None)
+    batches = getattr(batches, "batch_sampler", batches)  # of Accelerate in a job
+    sampler = getattr(batches, "sampler", None)
+    rows = getattr(sampler, "data_source", getattr(sampler, "dataset", None))
+    every = type(sampler) in (loading.SequentialSampler, loading.DistributedSampler)
+    every = (every or isinstance(sampler, loading.RandomSampler)) and rows is loader.dataset
+    if not every or type(batches) is not loading.BatchSampler:
+        return unpadded(data)
+    new = {"sampler": ShardSampler(rows), "drop_last": False}
+    batches, others = _altered(batches, **new), {"generator": torch.Generator(), "_iterator": None}
+    return _altered(loader, **new, batch_sampler=batches, **others)
+
+
+def _inside(data: Any) -> Any:
+    """The loader that Accelerate or Fabric has wrapped; else the data."""
+    inner = getattr(data, "base_dataloader", getattr(data, "_dataloader", None))
+    return inner if isinstance(inner, loading.DataLoader) else data
 
 
 def _exact(sampler: Any) -> Any:

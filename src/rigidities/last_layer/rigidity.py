@@ -31,7 +31,7 @@ from ..data.slots import InputName, Slot
 from ..data.storage import Snapshot
 from ..losses import LossLike, loss_for
 from ..models.calling import FeatureFunction, ForwardFunction, Source
-from ..models.modes import outside_inference_mode, refuse_transforms
+from ..models.modes import outside_graphs, outside_inference_mode, refuse_transforms
 from ..models.shadow import placement
 from ..posterior.draws import MEMBERS
 from ..posterior.gram import Gram, PrecisionLike
@@ -351,7 +351,7 @@ class LastLayerRigidity(ModelWrapper):
         uq._fit, uq.refitted = fit, report
         return uq
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def forward(self, *inputs: Any, **keywords: Any) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation, each shaped like the model's output."""
         refuse_transforms()

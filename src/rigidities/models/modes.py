@@ -16,8 +16,21 @@ from torch.utils._pytree import tree_map_only
 from .threads import Common, Lock
 
 T = TypeVar("T")
+try:  # as torch does within itself
+    from torch._compile import _disable_dynamo
+except ImportError:
+    _disable_dynamo = torch.compiler.disable
+
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def outside_graphs(function: Callable[P, R]) -> Callable[P, R]:
+    """Never compiled, as by `torch.compiler.disable`, whose seconds of import wait for a call."""
+    run = _disable_dynamo(function)
+    told = {"_torchdynamo_disable": True, "_torchdynamo_disable_msg": "uq.freeze() can be compiled"}
+    vars(run).update(told)  # for torch's own message
+    return run
 
 
 def outside_inference_mode(function: Callable[P, R]) -> Callable[P, R]:

@@ -3,7 +3,7 @@ r"""A prediction with its error bar: $\mu$, $\alpha^2 q$, noise, and the law aro
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -158,6 +158,11 @@ class Prediction:
         low = torch.where(half > 0, mean + scale * self.law.quantile(half), -math.inf)
         high = torch.where(half > 0, mean - scale * self.law.mirrored.quantile(half), math.inf)
         return low.to(self.scale).clamp(*self._bounds), high.to(self.scale).clamp(*self._bounds)
+
+    def to(self, device: torch.device | str) -> Prediction:
+        """The same on another device."""
+        moved: dict[str, Any] = {k: v.to(device) for k, v in vars(self).items() if hasattr(v, "to")}
+        return replace(self, **moved, law=self.law.each(lambda tensor: tensor.to(device)))
 
     @property
     def _bounds(self) -> tuple[float, float]:

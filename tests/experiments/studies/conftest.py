@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-import matplotlib
 import pytest
+from experiments.frame.outcome import Outcome
 
-from experiments.frame import figures
+from experiments import __main__ as command
 from tests.support import synthetic_data
 
 
@@ -19,7 +19,18 @@ def synthetic(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 
 @pytest.fixture
-def outcome(request: pytest.FixtureRequest, synthetic: Path) -> object:
-    """The quick run of the module's `experiment`, in the style of figures."""
-    with matplotlib.rc_context(figures.style()):
-        return request.module.experiment.run(quick=True, seed=0)
+def outcome(
+    request: pytest.FixtureRequest,
+    synthetic: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Outcome:
+    """What the command writes of a quick run of the module's `experiment`."""
+    experiment, found = request.module.experiment, []
+    run = experiment.run
+    monkeypatch.setattr(experiment, "run", lambda **asked: found.append(run(**asked)) or found[0])
+    name = experiment.__name__.split(".")[-2]
+    assert command.main([name, "--quick", "--out", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / f"{name}.json").exists()
+    (only,) = found
+    return only

@@ -3,7 +3,6 @@
 import functools
 import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from experiments.studies.california import page as pages
 from experiments.studies.california import run as experiment
 from experiments.studies.california import work
 
-from experiments import __main__ as command
 from experiments.data import california
 from experiments.frame import report, wording
 from experiments.judging import error_bars, floors
@@ -257,9 +255,3 @@ def test_the_page_names_the_longitude_and_shows_all_bars(outcome: Outcome) -> No
 
 def test_the_histogram_is_cut_to_the_bins_that_hold_rows() -> None:
     assert pages._occupied([0, 2, 0, 1, 0], [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]) == (1.0, 4.0)
-
-
-@pytest.mark.parametrize("name", ["california", "width", "regularizer"])
-def test_the_command_runs_what_learns_from_these_rows(name: str, tmp_path: Path) -> None:
-    assert command.main([name, "--quick", "--out", str(tmp_path / "out")]) == 0
-    assert (tmp_path / f"out/{name}.json").exists()

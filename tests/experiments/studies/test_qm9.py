@@ -10,6 +10,7 @@ import torch
 from experiments.frame.catalogue import EXPERIMENTS
 from experiments.studies.qm9 import page as pages
 from experiments.studies.qm9 import run as qm9
+from experiments.studies.qm9.clusters import work as clusters
 from experiments.studies.qm9.novelty import page as novelty_page
 
 from experiments import __main__ as command
@@ -27,6 +28,11 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RIGIDITIES_DATA", str(synthetic_data.write(folder / "data")))
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        patch.setattr(clusters, "COMPARED", 1)
+        # two seeds together have tests of their own
+        fewer = {"seeds": 1, "train": 8, "valid": 6, "test": 4, "epochs": 2}
+        bins = {"force_bin": 20, "energy_bin": 2}
+        patch.setattr(clusters, "QUICK", fewer | bins)
         assert command.main(["qm9", "--quick", "--out", str(folder / "out")]) == 0
     assert not (folder / "cache" / "rigidities").exists()  # a quick run keeps nothing
     (page,) = (folder / "out").rglob("qm9.md")

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -144,10 +145,15 @@ def asked(**others: Any) -> dict[str, Any]:
     return {"splits": 2, "seed": 0, "epochs": 4, "nets": "", "drawing": OFFICIAL, **others}
 
 
+@cache
+def last_layers(splits: int) -> dict[str, Any]:
+    return work.last_layers("yacht", **asked(splits=splits))
+
+
 def test_the_nets_error_bars_share_one_mean(folder: Path) -> None:
-    found = work.last_layers("yacht", **asked())
+    found = last_layers(2)
     common = {key: value for key, value in asked().items() if key != "drawing"}
-    methods = found["methods"]
+    methods = dict(found["methods"])
     for method in ("constant", "variance_head", "boosted"):
         methods |= others.bars("yacht", method=method, **common)["methods"]
     same = {"llpr", "best", "constant", "floor_t", "variance_head"}
@@ -165,7 +171,7 @@ def test_the_nets_error_bars_share_one_mean(folder: Path) -> None:
 
 
 def test_a_split_is_judged_the_same_alone_or_in_company(folder: Path) -> None:
-    one, two = (work.last_layers("yacht", **asked(splits=n)) for n in (1, 2))
+    one, two = map(last_layers, (1, 2))
     alone, beside = (found["methods"]["llpr"][0]["all"]["nll"] for found in (one, two))
     assert alone == pytest.approx(beside, rel=1e-4)
 

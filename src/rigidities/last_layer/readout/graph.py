@@ -22,7 +22,7 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from ...models.calling import Source
-from ...models.modes import exporting, refuse_transforms
+from ...models.modes import exporting, outside_graphs, refuse_transforms
 from ...models.shadow import shadow, unwrapped
 from ...models.threads import OfThread
 from .binding import Binding
@@ -55,7 +55,7 @@ class ReadoutPass:
         reading: Reading = self.eager(inputs, keywords)
         return reading
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def eager(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Reading:
         """One pass outside any graph."""
         refuse_transforms()

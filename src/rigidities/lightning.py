@@ -1,0 +1,125 @@
+"""Error bars where Lightning trains: a callback that fits and calibrates when training ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .data.shards import in_order
+from .last_layer.after_training import AfterTraining
+from .last_layer.rigidity import LastLayerRigidity
+from .models.whole import whole
+from .prediction.prediction import Prediction
+
+try:  # a Trainer refuses the modules of the other package: the one in use is taken
+    if TYPE_CHECKING or "pytorch_lightning" not in sys.modules or "lightning" in sys.modules:
+        import lightning.pytorch as pl
+    else:
+        import pytorch_lightning as pl
+except ModuleNotFoundError as error:
+    needs = 'rigidities.lightning needs Lightning: pip install "rigidities[lightning]".'
+    raise ModuleNotFoundError(needs, name="lightning") from error
+
+SUFFIX = ".rigidity.safetensors"
+
+
+class RigidityCallback(AfterTraining, pl.Callback):
+    """Fits the trained module's error bars on the training data, and calibrates on the validation.
+
+    The data are the loaders' data sets, every row once and in order, in batches as the Trainer
+    hands them to the module; of many processes each reads its share. `uq` has a copy of the module.
+
+    Args:
+        best: take the weights of the (first) ModelCheckpoint, where there is one, and write a file
+            `<checkpoint>.rigidity.safetensors`; otherwise the last weights, and no file.
+        every_best: after each epoch with a new one too, for a training that is interrupted.
+        options: of `AfterTraining`: `valid`, `fit`, `calibrate`, `layer`, `forward` and others.
+    """
+
+    def __init__(self, *, best: bool = True, every_best: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        self.best, self.every_best = best or every_best, every_best
+        self.path: str | None = None
+        self._seen: tuple[str, int] | None = None
+
+    def on_train_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:
+        """Refuse before the training what could not be done after it."""
+        self._data(trainer)
+        if self.every_best and trainer.checkpoint_callback is None:
+            raise ValueError("every_best=True needs a ModelCheckpoint in the Trainer's callbacks.")
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:
+        """After an epoch with a new best checkpoint, if that is wanted."""
+        if self.every_best and trainer.checkpoint_callback.best_model_path:
+            self.on_train_end(trainer, pl_module)
+
+    def on_train_end(self, trainer: Any, pl_module: pl.LightningModule) -> None:
+        """After the training."""
+        best = getattr(trainer.checkpoint_callback, "best_model_path", "") if self.best else ""
+        before, self._seen = self._seen, (best, os.stat(best).st_mtime_ns if best else 0)
+        if self.every_best and trainer.strategy.broadcast(self._seen == before):
+            return
+        stage, trainer.validating = trainer.state.stage, True  # hooks for batches may augment
+        try:
+            with torch.random.fork_rng(devices=[]):
+                self._make(trainer, pl_module, best)
+        finally:
+            trainer.state.stage = stage
+
+    def _make(self, trainer: Any, module: pl.LightningModule, best: str) -> None:
+        model = whole(module)
+        if best:  # the Trainer itself has written it
+            held = torch.load(best, map_location="cpu", weights_only=False)["state_dict"]
+            model.load_state_dict(held, strict=module.strict_loading)
+        self.make(model, *self._data(trainer), trial=bool(trainer.fast_dev_run))
+        before, self.path = self.path, best + SUFFIX if best else None
+        if self.path is not None and trainer.is_global_zero:
+            self.uq.save(self.path)
+            if before and not os.path.exists(before.removesuffix(SUFFIX)):  # the Trainer keeps few
+                os.remove(before)
+        trainer.strategy.barrier("rigidity")
+
+    def _data(self, trainer: Any) -> tuple[Any, Any]:
+        train = _Batches(trainer, trainer.train_dataloader, "training")
+        if self.calibrating is None or self.valid is not None:
+            return train, self.valid
+        return train, _Batches(trainer, trainer.val_dataloaders, "validation")
+
+
+class RigidityModule(pl.LightningModule):
+    """Predictions with error bars by `Trainer.predict`: a `Prediction` for each batch."""
+
+    def __init__(self, uq: LastLayerRigidity) -> None:
+        super().__init__()
+        self.uq = uq
+
+    def predict_step(self, batch: Any, *numbers: int) -> Prediction:
+        """Of one batch; targets in it are ignored."""
+        return self.uq.predict([batch], progress=False)
+
+
+class _Batches:
+    """A loader's batches as the Trainer hands them to the module; of a trial run the first few."""
+
+    def __init__(self, trainer: Any, loaders: Any, kind: str) -> None:
+        found = list(loaders) if isinstance(loaders, (list, tuple, dict)) else [loaders]
+        if len(found) != 1 or loaders is None or isinstance(loaders, dict):
+            has = "none" if loaders is None else f"a {type(loaders).__name__} of {len(found)}"
+            raise ValueError(
+                f"RigidityCallback needs one {kind} loader, and the Trainer has {has}. Give one; "
+                "or RigidityCallback the data to calibrate on, valid=..., or calibrate=None."
+            )
+        self.trainer, self.loader = trainer, in_order(found[0])
+
+    def __iter__(self) -> Iterator[Any]:
+        host = self.trainer
+        for batch in islice(self.loader, host.fast_dev_run or None):
+            batch = host.precision_plugin.convert_input(batch)
+            for owner in filter(None, (host.datamodule, host.lightning_module)):
+                batch = owner.on_before_batch_transfer(batch, 0)
+            yield host.strategy.batch_to_device(batch, dataloader_idx=0)
