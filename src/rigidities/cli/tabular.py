@@ -132,7 +132,8 @@ class Training:
         """What was read, a line each."""
         kinds = Counter(column.kind for column in self.columns)
         yield f"{self.table.path}: {len(self.x):,} rows, {len(self.table.names)} columns"
-        yield f"  Target: {target}; inputs: {', '.join(f'{n} of {k}s' for k, n in kinds.items())}"
+        listed = ", ".join(f"{n} {kind}{'s' * (n > 1)}" for kind, n in kinds.items())
+        yield f"  Target: {target}; inputs: {listed.replace('categorys', 'categories')}"
         yield from (f"  {note}" for note in self.notes)
         if gaps := int(self.x.isnan().any(1).sum()):
             yield f"  {gaps:,} rows have gaps, which the model takes as they are"
@@ -292,7 +293,9 @@ def _scoreboard(scores: dict[str, Any], level: float, rows: int) -> str:
         cells = (form.format(one[key]) if key in one else "-" for one in scores.values())
         said.append(line(f"  {name}", *cells))
     chance = 2 * (level * (1 - level) / rows) ** 0.5
-    said.append(f"  Less is better; chance moves the coverage of so many rows by {chance:.1%}.\n")
+    said.append(
+        f"  Less is better; chance moves the coverage of so few rows by {chance:.1%} or less.\n"
+    )
     return "\n".join(said)
 
 
