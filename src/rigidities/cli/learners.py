@@ -18,8 +18,8 @@ from .demo import mlp
 Rows = tuple[Tensor, Tensor]
 SETTINGS = ("max_leaf_nodes", "min_samples_leaf", "l2_regularization")
 CANDIDATES = ((31, 20, 0.0), (8, 5, 1.0), (16, 5, 1.0), (31, 5, 1.0), (64, 10, 10.0))
-TREES, RANK, EPOCHS, PATIENCE = 1000, 256, 400, 40
-"""Trees at most, directions of their leaf values that are kept, epochs of a net."""
+TREES, TUNED, RANK, EPOCHS, PATIENCE = 1000, 25_000, 256, 400, 40
+"""Trees and rows to tune on at most, directions of leaf values that are kept, epochs of a net."""
 
 
 class Encoded(nn.Module):
@@ -103,7 +103,7 @@ def _descend(model: nn.Module, used: Rows, held: Rows) -> None:
 def boosted(rows: Rows, codes: Sequence[int], seed: int) -> tuple[Any, nn.Sequential]:
     """Boosted trees by the settings that do best on parts left out of the rows; as a module too."""
     x, y = rows[0].numpy(), rows[1][:, 0].numpy()
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:TUNED]
     parts = order.tensor_split(5)[: 5 if len(x) <= 2_000 else 2 if len(x) <= 10_000 else 1]
     folds = [(order[~torch.isin(order, part)].numpy(), part.numpy()) for part in parts]
     stop = {"early_stopping": True, "n_iter_no_change": 20, "tol": 0.0, "max_iter": TREES}
