@@ -145,7 +145,7 @@ def test_a_file_that_cannot_be_merged_is_named_and_nothing_written(
     net, folder, capsys, spoil, words
 ):
     spoil(net, folder)
-    assert merge(folder, "a", "b") == 1
+    assert merge(folder, "a", "b") == 2
     said = capsys.readouterr().err
     assert said.startswith("rigidities: ")
     assert words in said
@@ -164,14 +164,14 @@ def test_shared_rows_are_merged_where_that_is_meant(net, folder):
 def test_each_file_comes_once_and_the_result_goes_elsewhere(folder, capsys, files):
     (folder / "out").write_bytes((folder / "c").read_bytes())
     before = (folder / "out").read_bytes()
-    assert merge(folder, *files, "--force") == 1
+    assert merge(folder, *files, "--force") == 2
     assert "Expected two files or more, each once, and another --out" in capsys.readouterr().err
     assert (folder / "out").read_bytes() == before
 
 
 def test_a_file_is_replaced_by_force_alone(net, folder, capsys):
     (folder / "out").write_text("precious")
-    assert merge(folder, "a", "b") == 1
+    assert merge(folder, "a", "b") == 2
     assert "exists. Choose another --out, or pass --force" in capsys.readouterr().err
     assert (folder / "out").read_text() == "precious"
     assert merge(folder, "a", "b", "--force") == 0
@@ -179,7 +179,7 @@ def test_a_file_is_replaced_by_force_alone(net, folder, capsys):
 
 
 def test_a_place_without_a_folder_is_named(folder, capsys):
-    assert merge(folder, "a", "b", out="nowhere/out") == 1
+    assert merge(folder, "a", "b", out="nowhere/out") == 2
     assert "There is no folder" in capsys.readouterr().err
 
 

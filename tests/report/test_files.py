@@ -112,7 +112,7 @@ BAD_JSON = [
 )
 def test_a_bad_file_is_explained(name: str, content: Any, words: str, here: Path, capsys) -> None:
     Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert run(name) == 1
+    assert run(name) == 2
     assert words in said(capsys)
     assert not Path("report.html").exists()
 
@@ -144,7 +144,7 @@ def test_bad_arguments_are_explained(arguments: list[str], words: str, here: Pat
     for name in ("p.csv", "p.txt"):
         Path(name).write_text(GOOD)
     Path("linked.html").symlink_to("p.csv")
-    assert run(*arguments) == 1
+    assert run(*arguments) == 2
     assert words in said(capsys)
     assert Path("p.csv").read_text() == Path("linked.html").read_text() == GOOD
 
@@ -277,7 +277,7 @@ def test_a_saved_fit_and_its_model_give_a_page(data: str, fit: Any, folder: Path
     ],
 )
 def test_a_fit_that_cannot_be_used_is_explained(model, data, words, folder, capsys) -> None:
-    assert run("uq.safetensors", "--model", model, "--data", data, "--out", "new.html") == 1
+    assert run("uq.safetensors", "--model", model, "--data", data, "--out", "new.html") == 2
     assert words in said(capsys)
     assert not Path("new.html").exists()
 
@@ -285,16 +285,16 @@ def test_a_fit_that_cannot_be_used_is_explained(model, data, words, folder, caps
 def test_the_data_of_a_fit_are_not_replaced(folder: Path, capsys: Any) -> None:
     before = Path("test.csv").read_bytes()
     arguments = ["--model", "my_module:build", "--data", "test.csv", "--out", "./test.csv"]
-    assert run("uq.safetensors", *arguments) == 1
+    assert run("uq.safetensors", *arguments) == 2
     assert "is the file that the report is made from" in said(capsys)
     assert Path("test.csv").read_bytes() == before
 
 
 def test_a_damaged_fit_and_one_without_its_model_are_explained(folder: Path, capsys: Any) -> None:
-    assert run("uq.safetensors") == 1
+    assert run("uq.safetensors") == 2
     assert "Pass --model module:function" in said(capsys)
     Path("cut.safetensors").write_bytes(Path("uq.safetensors").read_bytes()[:200])
-    assert run("cut.safetensors", "--model", "my_module:build", "--data", "test.npz") == 1
+    assert run("cut.safetensors", "--model", "my_module:build", "--data", "test.npz") == 2
     assert "truncated, damaged" in said(capsys)
 
 

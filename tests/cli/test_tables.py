@@ -1,0 +1,230 @@
+"""Tables read alike however they are written, and say what became of each column."""
+
+import csv
+import gzip
+import io
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from rigidities.cli.columns import MOST_CATEGORIES, Column, inputs, matrix, numbers
+from rigidities.cli.tables import Table
+
+DAYS = pd.date_range("2021-03-01 06:00", periods=40, freq="31h")
+SIZES = np.round(np.linspace(-1234.5, 98765.25, 40), 2)
+PLACES = ["Köln", "Nîmes", "Ávila, alta", 'the "Hague"'] * 10
+GAPS = {3: "", 5: "NA", 8: "?", 13: "-"}
+
+
+def written(separator=",", decimal=".", thousands="", day="%Y-%m-%d %H:%M", end="\n"):
+    """The table as text."""
+    file = io.StringIO()
+    writer = csv.writer(file, delimiter=separator, lineterminator=end)
+    writer.writerow(["größe", "place", "day", "note"])
+    for k in range(40):
+        size = f"{SIZES[k]:,.2f}".replace(",", "T").replace(".", decimal).replace("T", thousands)
+        writer.writerow([GAPS.get(k, size), PLACES[k], DAYS[k].strftime(day), f"a\nb {k % 2}"])
+    return file.getvalue()
+
+
+WAYS = {
+    "plain": written().encode(),
+    "byte order mark": written().encode("utf-8-sig"),
+    "utf-16": written(separator="\t").encode("utf-16"),
+    "latin-1": written().encode("latin-1"),
+    "windows lines": written(end="\r\n").encode(),
+    "tabs": written(separator="\t").encode(),
+    "bars": written(separator="|").encode(),
+    "semicolons and decimal commas": written(";", ",", ".", "%d.%m.%Y %H:%M").encode("cp1252"),
+    "thousands": written(thousands=",", day="%d/%m/%Y %H:%M").encode(),
+    "narrow spaces": written(";", ",", "\u202f").encode(),
+    "months by name": written(day="%d %b %Y %H:%M").encode(),
+    "gzip": gzip.compress(written().encode()),
+    "blank lines and separators at the end": written().replace("note\n", "note,\n\n").encode(),
+}
+
+
+def read(path, rows=1000):
+    table = Table.open(path)
+    return table, pd.concat(table.chunks(rows), ignore_index=True)
+
+
+def file(tmp_path, text, name="data.csv"):
+    (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    return tmp_path / name
+
+
+def frame_of(**columns):
+    return pd.DataFrame({n: pd.Series(list(c), dtype=object) for n, c in columns.items()})
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_table_reads_alike_however_it_is_written(tmp_path, way):
+    table, frame = read(file(tmp_path, WAYS[way]), rows=7)
+    assert list(frame)[:4] == ["größe", "place", "day", "note"]
+    expected = SIZES.copy()
+    expected[list(GAPS)] = np.nan
+    np.testing.assert_array_equal(numbers(frame["größe"], table.decimal), expected)
+    assert frame["place"].tolist() == PLACES
+    assert frame["note"].tolist()[:2] == ["a\nb 0", "a\nb 1"]
+    column = Column.of("day", frame["day"], table.decimal)
+    assert column.parts == ["month", "day_of_year", "day_of_week", "hour", "seconds"]
+    values, lost = column.values(frame["day"], table.decimal)
+    oracle = [
+        DAYS.month,
+        DAYS.day_of_year,
+        DAYS.day_of_week,
+        DAYS.hour,
+        (DAYS - DAYS[0]).total_seconds(),
+    ]
+    np.testing.assert_array_equal(values, np.stack(oracle, 1))
+    assert not len(lost)
+
+
+def test_parquet_keeps_its_own_kinds(tmp_path):
+    own = pd.DataFrame({"size": SIZES, "whole": range(40), "place": PLACES, "day": DAYS})
+    own["flag"] = [True, False] * 20
+    own.loc[3, "size"], own.loc[4, "place"] = np.nan, None
+    own.to_parquet(tmp_path / "data.parquet")
+    table, frame = read(tmp_path / "data.parquet", rows=7)
+    kinds = {name: Column.of(name, frame[name], ".").kind for name in frame}
+    assert kinds == dict(
+        zip(own, ["number", "number", "category", "date", "category"], strict=True)
+    )
+    np.testing.assert_array_equal(numbers(frame["size"], table.decimal), own["size"])
+    assert frame["place"].isna().sum() == 1
+
+
+def test_columns_without_a_name_or_with_one_twice_get_their_own(tmp_path):
+    table = Table.open(file(tmp_path, "a,,a,a\n1,2,3,4\n"))
+    assert table.names == ["a", "column 2", "a (2)", "a (3)"]
+    assert "'a (2)'" in " ".join(table.notes)
+    table, frame = read(file(tmp_path, "1;2,5\n3;4,5\n"))
+    assert table.names == ["column 1", "column 2"]
+    assert numbers(frame["column 2"], table.decimal).tolist() == [2.5, 4.5]
+
+
+@pytest.mark.parametrize(
+    ("cells", "unit", "values"),
+    [
+        (["12 %", "7.5%", "3"], "%", [12, 7.5, 3]),
+        (["$1,200", "$15", "$-3.5"], "$", [1200, 15, -3.5]),
+        (["5 km/h", "6 km/h", "1e3 km/h"], "km/h", [5, 6, 1000]),
+        (["\u22125", ".5", "+2."], "", [-5, 0.5, 2]),
+        (["inf", "1", "2"] * 5, "", [np.nan, 1, 2] * 5),
+    ],
+)
+def test_numbers_may_carry_one_unit(cells, unit, values):
+    column = Column.of("x", pd.Series(cells, dtype=object), ".")
+    if unit:
+        assert (column.kind, column.unit) == ("number", unit)
+    np.testing.assert_array_equal(numbers(pd.Series(cells, dtype=object), ".", unit), values)
+
+
+def test_several_units_are_not_numbers():
+    column = Column.of("x", pd.Series(["5 kg", "500 g", "2 kg", "700 g"] * 3, dtype=object), ".")
+    assert column.kind == "category"
+
+
+def test_cells_without_a_number_are_missing_and_counted():
+    cells = ["1.5"] * 30 + ["err", "<2"] + ["2.5"] * 8
+    chosen, notes = inputs(frame_of(x=cells), np.arange(40.0), ".")
+    assert [c.kind for c in chosen] == ["number"]
+    assert notes == ["x: 2 cells hold no number: missing"]
+    x, unread = matrix(chosen, frame_of(x=cells), ".")
+    assert x.isnan().sum() == 2 == unread["x"]
+
+
+def columns_of_all_sorts():
+    """Each column by what becomes of it."""
+    rng = np.random.default_rng(0)
+    y = rng.normal(size=300) * 40
+    place = np.array(["north", "south"])[rng.integers(2, size=300)]
+    return y, {
+        "kept": y + rng.normal(size=300) * 4,
+        "year": np.arange(1700, 2000),
+        "place": place,
+        "again": place,
+        "constant": ["x"] * 300,
+        "nothing": [None] * 300,
+        "row": np.arange(300) + 1,
+        "customerId": rng.permutation(10_000)[:300],
+        "comment": [f"no {k}" for k in rng.integers(250, size=300)],
+        "copy": y,
+        "pounds": np.round(2.2046 * y - 7, 1),
+        "exponential": np.exp(y / 50),
+        "whole": np.round(y),
+    }
+
+
+def test_columns_that_say_nothing_or_too_much_are_left_out_with_a_word():
+    y, columns = columns_of_all_sorts()
+    frame = frame_of(**{n: [None if v is None else str(v) for v in c] for n, c in columns.items()})
+    chosen, notes = inputs(frame, y, ".")
+    assert [column.name for column in chosen] == ["kept", "year", "place"]
+    said = "\n".join(notes)
+    for names in (
+        "constant (constant)",
+        "nothing (empty)",
+        "again (the same as place)",
+        "row, customerId (numbers of the rows)",
+        "comment (text that hardly repeats)",
+        "copy, pounds, exponential, whole (gives the target away",
+    ):
+        assert f"Left out: {names}" in said
+    asked, _ = inputs(frame, y, ".", keep=["row", "whole"])
+    assert {c.name for c in asked} == {"kept", "year", "place", "row", "whole"}
+
+
+def test_a_rounded_target_is_told_from_a_coarse_input():
+    rng = np.random.default_rng(1)
+    y = rng.uniform(0, 12, size=400)
+    frame = frame_of(
+        rounded=map(str, np.round(y)), coarse=map(str, np.round(y + rng.normal(size=400)))
+    )
+    chosen, notes = inputs(frame, y, ".")
+    assert [column.name for column in chosen] == ["coarse"]
+    assert notes == ["Left out: rounded (gives the target away: it is the target, rounded)"]
+
+
+def test_rare_categories_share_a_code_and_unknown_ones_are_missing():
+    cells = ["a"] * 10 + ["b"] * 6 + ["c", "d", "d"]
+    column = Column.of("x", pd.Series(cells, dtype=object), ".")
+    assert (column.categories, column.rare, column.codes) == (["a", "b"], ["d", "c"], 3)
+    values, lost = column.values(pd.Series(["b", "c", "d", "new", None], dtype=object), ".")
+    np.testing.assert_array_equal(values[:, 0], [1, 2, 2, np.nan, np.nan])
+    assert lost.tolist() == ["new"]
+    many = Column.of("x", pd.Series([f"k{k % 400}" for k in range(4000)], dtype=object), ".")
+    assert many.codes == MOST_CATEGORIES
+
+
+def test_dates_may_be_written_in_another_way_later():
+    first = pd.Series([d.strftime("%Y-%m-%d") for d in DAYS], dtype=object)
+    later = pd.Series([d.strftime("%d.%m.%Y") for d in DAYS], dtype=object)
+    column = Column.of("day", first, ".")
+    for one, other in zip(*(column.values(s, ".")[0].T for s in (first, later)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+BAD = {
+    "missing": (None, "There is no file"),
+    "empty": (b"", "is empty"),
+    "blank": (b"\n \n", "is empty"),
+    "an image": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "is a binary file"),
+    "a workbook": (b"PK\3\4rest", "Save the table as CSV"),
+    "gzip, cut": (gzip.compress(written().encode() * 9)[:-400], "is damaged"),
+    "parquet, cut": (b"PAR1 and no more", "damaged Parquet"),
+    "a long line": (b"a,b\n1,2\n3,4\n5,6,7\n", "Expected 2 entries in line 4"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_no_table_is_refused_by_name(tmp_path, name):
+    content, words = BAD[name]
+    path = tmp_path / "data.csv"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises((ValueError, FileNotFoundError), match=words) as caught:
+        read(path)
+    assert str(path) in str(caught.value)

@@ -1,0 +1,294 @@
+"""`rigidities tabular`: a table becomes a model with honest error bars, and one file applies it."""
+
+import csv
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from rigidities import cli
+from rigidities.cli import learners, tabular
+from rigidities.cli.tabular import TableModel
+
+# One worker, so that what the tests share runs once.
+pytestmark = pytest.mark.xdist_group("tabular")
+FILES = ["model.safetensors", "predictions.csv", "report.html", "summary.json"]
+
+
+def table(rows=260, seed=0):
+    """Numbers, categories, dates, gaps, an identifier, and a target with gaps."""
+    rng = np.random.default_rng(seed)
+    size, place = rng.uniform(-2, 2, rows), rng.choice(["inland", "coast", "isle"], rows)
+    days = pd.date_range("2022-01-01", periods=rows, freq="D")
+    y = np.sin(2 * size) + (place == "coast") + rng.normal(size=rows) * (0.1 + 0.2 * (size > 0))
+    frame = pd.DataFrame({"code": [f"r{k}" for k in range(rows)], "size": size, "place": place})
+    frame["day"], frame["price"] = days.strftime("%d.%m.%Y"), 100 + 10 * y
+    frame.loc[::11, "size"], frame.loc[::13, "price"] = np.nan, np.nan
+    return frame.sample(frac=1, random_state=0).reset_index(drop=True)
+
+
+def run(*arguments):
+    return cli.main(["tabular", *map(str, arguments)])
+
+
+class Ran:
+    """One folder of results, by a model of each kind."""
+
+    def __init__(self, folder, kind):
+        self.data, self.out = folder / "data.csv", folder / "out"
+        table().to_csv(self.data, index=False, na_rep="NA")
+        options = ["--target", "price", "--out", self.out, "--id", "code", "--model", kind]
+        self.code = run(self.data, *options)
+        self.summary = json.loads((self.out / "summary.json").read_text())
+        self.predictions = pd.read_csv(self.out / "predictions.csv")
+        self.model = self.out / "model.safetensors"
+
+
+@pytest.fixture(scope="module", params=["tree", "net"])
+def ran(request, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(learners, "EPOCHS", 30)
+        patch.setattr(learners, "TREES", 40)
+        patch.setattr(learners, "CANDIDATES", learners.CANDIDATES[1:3])
+        return Ran(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def test_a_folder_holds_predictions_model_report_and_summary(ran):
+    assert ran.code == 0
+    assert sorted(os.listdir(ran.out)) == FILES
+    assert sorted(os.listdir(ran.out.parent)) == ["data.csv", "out"]
+    page = (ran.out / "report.html").read_text(encoding="utf-8")
+    assert "price of data.csv: can the error bars be trusted?" in page
+    assert ran.summary["notes"][0].startswith("place: 3 categories")
+
+
+def test_every_row_is_predicted_and_no_part_shares_one(ran):
+    own, frame = ran.predictions, table()
+    assert own["row"].tolist() == list(range(1, len(frame) + 1))
+    assert own["code"].tolist() == frame["code"].tolist()
+    assert (own["split"] == "unlabelled").tolist() == frame["price"].isna().tolist()
+    np.testing.assert_allclose(own["target"], frame["price"], rtol=1e-9)
+    assert own["split"].value_counts().to_dict() == ran.summary["rows"]
+    assert ((own["low"] < own["mean"]) & (own["mean"] < own["high"]) & (own["std"] > 0)).all()
+
+
+def test_scores_are_those_of_the_test_rows_in_the_file(ran):
+    own = ran.predictions[ran.predictions["split"] == "test"]
+    held = ran.predictions[ran.predictions["split"] == "calibration"]
+    scores, error = ran.summary["scores"], own["target"] - own["mean"]
+    inside = (own["low"] <= own["target"]) & (own["target"] <= own["high"])
+    outside = (own["low"] - own["target"]).clip(0) + (own["target"] - own["high"]).clip(0)
+    width = own["high"] - own["low"]
+    expected = {"rmse": (error**2).mean() ** 0.5, "coverage": inside.mean(), "width": width.mean()}
+    expected["interval_score"] = (width + 20 * outside).mean()
+    found = {key: scores["rigidities"][key] for key in expected}
+    assert found == pytest.approx(expected, rel=1e-6)
+    spread = ((held["target"] - held["mean"]) ** 2).mean() ** 0.5
+    nll = 0.5 * np.log(2 * np.pi * spread**2) + (error**2).mean() / (2 * spread**2)
+    assert scores["constant"]["nll"] == pytest.approx(nll, rel=1e-6)
+    assert scores["constant"]["width"] == pytest.approx(2 * 1.6448536 * spread, rel=1e-6)
+    assert set(scores["quantile"]) == {"coverage", "width", "interval_score"}
+
+
+def test_the_file_alone_predicts_as_the_run_did(ran, tmp_path, monkeypatch):
+    monkeypatch.setattr(tabular, "CHUNK", 23)
+    frame = table()[["place", "price", "size", "day", "code"]].assign(more=1)
+    frame["day"] = pd.to_datetime(frame["day"], format="%d.%m.%Y")
+    frame.to_csv(tmp_path / "new.tsv", sep="\t", index=False, encoding="utf-16")
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
+    assert run("--apply", ran.model, tmp_path / "new.tsv", "--out", tmp_path / "p.csv") == 0
+    found = pd.read_csv(tmp_path / "p.csv")
+    assert list(found) == ["row", "code", "mean", "std", "low", "high"]
+    pd.testing.assert_frame_equal(found, ran.predictions[list(found)], rtol=1e-8)
+
+
+def test_the_command_line_tells_what_it_did_not_use_or_know(ran, tmp_path, capsys):
+    frame = table(40).assign(more=1, size="0.5")
+    frame.loc[:2, "place"], frame.loc[4, "size"] = "moon", "much"
+    frame.to_csv(tmp_path / "new.csv", index=False)
+    out = tmp_path / "p.csv"
+    assert run("--apply", ran.model, tmp_path / "new.csv", "--out", out, "--json") == 0
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert found == {"out": str(out), "rows": 40, "unread": {"place": 3, "size": 1}}
+    assert "Not used: more" in said.err
+    assert "place: 3 cells unknown in training, taken as missing" in said.err
+    assert "size: 1 cells without a number, taken as missing" in said.err
+
+
+def test_another_level_is_another_quantile_of_the_same_law(ran, tmp_path):
+    table(40).to_csv(tmp_path / "new.csv", index=False)
+    ends = {}
+    for level in (0.5, 0.99):
+        run(
+            "--apply",
+            ran.model,
+            tmp_path / "new.csv",
+            "--out",
+            tmp_path / "p.csv",
+            "--level",
+            level,
+        )
+        ends[level] = pd.read_csv(tmp_path / "p.csv")
+    model = TableModel.load(ran.model)
+    frame = pd.read_csv(tmp_path / "new.csv", dtype=str)
+    x, _ = tabular.matrix(model.columns, frame.astype(object).where(frame.notna(), None), ".")
+    p = model.uq.predict(x)
+    for level, own in ends.items():
+        assert own["high"].tolist() == pytest.approx(p.quantile(0.5 + level / 2)[:, 0].tolist())
+
+
+WRONG = {
+    "a column is missing": (lambda f: f.drop(columns=["size", "place"]), "'size', 'place'"),
+    "another kind": (lambda f: f.assign(size="large"), "Expected numbers in the column 'size'"),
+    "no dates": (lambda f: f.assign(day="someday"), "Expected dates in the column 'day'"),
+    "no rows": (lambda f: f[:0], "has no rows"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_file_that_does_not_fit_the_model_is_named_and_nothing_written(
+    ran, tmp_path, capsys, name
+):
+    change, words = WRONG[name]
+    change(table(40)).to_csv(tmp_path / "new.csv", index=False)
+    (tmp_path / "p.csv").write_text("precious")
+    assert run("--apply", ran.model, tmp_path / "new.csv", "--out", tmp_path / "p.csv") == 2
+    said = capsys.readouterr().err
+    assert said.startswith("rigidities: ") and said.count("\n") == 1 and words in said
+    assert (tmp_path / "p.csv").read_text() == "precious"
+    assert sorted(os.listdir(tmp_path)) == ["new.csv", "p.csv"]
+
+
+def test_a_late_error_leaves_no_output(ran, tmp_path, monkeypatch):
+    monkeypatch.setattr(tabular, "CHUNK", 10)
+    table(40).to_csv(tmp_path / "new.csv", index=False)
+    with (tmp_path / "new.csv").open("a") as file:
+        file.write("1,2,3,4,5,6,7\n")
+    assert run("--apply", ran.model, tmp_path / "new.csv", "--out", tmp_path / "p.csv") == 2
+    assert os.listdir(tmp_path) == ["new.csv"]
+
+
+@pytest.mark.parametrize("spoil", [lambda b: b[:-50], lambda b: b"\0" * 99, lambda b: b""])
+def test_a_damaged_model_is_refused(ran, tmp_path, capsys, spoil):
+    (tmp_path / "model.safetensors").write_bytes(spoil(ran.model.read_bytes()))
+    assert (
+        run("--apply", tmp_path / "model.safetensors", ran.data, "--out", tmp_path / "p.csv") == 2
+    )
+    assert "damaged" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["model.safetensors"]
+
+
+def test_a_file_of_another_kind_is_no_model(ran, tmp_path, capsys):
+    TableModel.load(ran.model).uq.save(tmp_path / "fit.safetensors")
+    assert run("--apply", tmp_path / "fit.safetensors", ran.data, "--out", tmp_path / "p.csv") == 2
+    assert "of another kind" in capsys.readouterr().err
+
+
+def test_rows_with_equal_inputs_fall_into_one_part():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(8, (400, 2), generator=generator).double()
+    x[::9, 0] = torch.nan
+    y = torch.randn(400, generator=generator, dtype=torch.float64)
+    y[::7] = torch.nan
+    part = tabular._parts(x, y, 0)
+    groups = {}
+    for row, own in zip(x.tolist(), part.tolist(), strict=True):
+        if own != tabular.UNLABELLED:
+            groups.setdefault(str(row), set()).add(own)
+    assert all(len(own) == 1 for own in groups.values())
+    assert part.bincount()[1:3].tolist() == pytest.approx([51, 51], abs=8)
+    assert (part == tabular.UNLABELLED).sum() == y.isnan().sum()
+    assert not torch.equal(part, tabular._parts(x, y, 1))
+
+
+def lines(rows):
+    return "\n".join(",".join(map(str, row)) for row in rows)
+
+
+USELESS = {
+    "the target is not there": (lines([["a", "b"], *[[k, k % 7] for k in range(50)]]), "'y'"),
+    "text": (lines([["x", "y"], *[[k % 7, "ab"[k % 2]] for k in range(50)]]), "Expected numbers"),
+    "all text": (lines([["x", "y"], *[[f"t{k}", k % 7] for k in range(50)]]), "hardly repeats"),
+    "constant": (lines([["x", "y"], *[[k % 7, 3] for k in range(50)]]), "to vary, got 3"),
+    "one row": ("x,y\n1,2\n", "Expected 30 rows or more"),
+    "no rows": ("x,y\n", "Expected 30 rows or more"),
+    "nothing beside it": (lines([["y"], *[[k] for k in range(50)]]), "Expected inputs beside"),
+    "equal rows": (lines([["x", "y"], *[[k < 1, k % 7] for k in range(50)]]), "too many equal"),
+    "a long line": ("x,y\n" + "1,2\n" * 40 + "1,2,3\n", "Expected 2 entries in line 42"),
+    "binary": ("\0\1\2", "binary file"),
+}
+
+
+@pytest.mark.parametrize("name", USELESS)
+def test_a_table_that_teaches_nothing_is_refused_in_one_line(tmp_path, capsys, name):
+    text, words = USELESS[name]
+    (tmp_path / "data.csv").write_text(text)
+    assert run(tmp_path / "data.csv", "--target", "y", "--out", tmp_path / "out") == 2
+    said = capsys.readouterr().err
+    assert said.startswith("rigidities: ") and said.count("\n") == 1
+    assert words in said
+    assert os.listdir(tmp_path) == ["data.csv"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["data.csv"], "Expected --target COLUMN to learn, or --apply MODEL"),
+        (["data.csv", "--apply", "m", "--target", "y"], "--target goes with training"),
+        (["nowhere.csv", "--target", "y"], "There is no file nowhere.csv"),
+        (["data.csv", "--target", "y", "--out", "no/such/place"], "There is no folder"),
+    ],
+)
+def test_wrong_usage_is_explained(tmp_path, monkeypatch, capsys, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    assert run(*arguments) == 2
+    assert words in capsys.readouterr().err
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("level", ["0", "1", "90"])
+def test_a_level_is_a_probability(level, capsys):
+    with pytest.raises(SystemExit) as left:
+        run("data.csv", "--level", level)
+    assert left.value.code == 2
+    assert "expected a level between 0 and 1" in capsys.readouterr().err
+
+
+def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tabular, "find_spec", lambda name: None)
+    assert run("data.csv", "--target", "y") == 1
+    assert 'pip install "rigidities[tabular]"' in capsys.readouterr().err
+
+
+def test_a_net_takes_gaps_as_the_mean_where_training_had_none():
+    x = torch.tensor([[0.0, 1.0, 0.0], [2.0, torch.nan, 1.0], [4.0, 3.0, torch.nan]]).double()
+    encoded = learners.Encoded([0, 0, 2], x)
+    new = torch.tensor([[torch.nan, torch.nan, torch.nan], [2.0, 2.0, 1.0]]).double()
+    expected = torch.tensor([[0, 0, 0, 1, 0, 0], [0, 0, 0, 0, 0, 1]]).double()
+    torch.testing.assert_close(encoded(new), expected)
+
+
+def test_predictions_are_a_file_for_the_report(ran, tmp_path):
+    own = ran.predictions[ran.predictions["split"] == "test"]
+    own.to_csv(tmp_path / "test.csv", index=False, quoting=csv.QUOTE_MINIMAL)
+    arguments = ["report", str(tmp_path / "test.csv"), "--out", str(tmp_path / "r.html")]
+    assert cli.main(arguments) == 0
+
+
+def test_every_command_of_the_page_is_understood(monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "tabular.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^rigidities (tabular .+)$", page, flags=re.MULTILINE)
+    asked = []
+    for name in ("train", "apply"):
+        monkeypatch.setattr(tabular, name, lambda *given, **options: asked.append(given) or {})
+    assert all(cli.main(command.split()) == 0 for command in commands)
+    assert len(asked) == len(commands) >= 5
+    assert asked[0] == (Path("data.csv"), "price", Path("rigidities-data"))
