@@ -160,15 +160,18 @@ class Nodes(nn.Module):
     the model has not seen must be NaN.
 
     Attributes:
-        split: input, left and right child, leaf number (-1) and row of `categories` (-1 for
-            none) of each node, (T, M, 5).
-        threshold: of each node, (T, M); inputs up to it go left.
-        missing: whether those that are missing go left, (T, M).
+        roots: of the trees, among all nodes, (T,).
+        child: of each node the left one, which the right one follows; of a leaf itself, (M,).
+        split: input, leaf number (-1) and row of `categories` (-1 for none) of each node, (3, M).
+        threshold: inputs up to it go left, (M,); infinite in leaves.
+        missing: whether those that are missing go right, (M,).
         categories: that go left, (splits, 256).
         order: of the inputs in the model.
         depth: of the deepest leaf.
     """
 
+    roots: Tensor
+    child: Tensor
     split: Tensor
     threshold: Tensor
     missing: Tensor
@@ -178,9 +181,11 @@ class Nodes(nn.Module):
 
     def __init__(self, trees: int, nodes: int, inputs: int, categorical: int) -> None:
         super().__init__()
-        self.register_buffer("split", torch.zeros(trees, nodes, 5, dtype=torch.long))
-        self.register_buffer("threshold", torch.zeros(trees, nodes, dtype=torch.float64))
-        self.register_buffer("missing", torch.zeros(trees, nodes, dtype=torch.bool))
+        self.register_buffer("roots", torch.zeros(trees, dtype=torch.long))
+        self.register_buffer("child", torch.zeros(nodes, dtype=torch.long))
+        self.register_buffer("split", torch.zeros(3, nodes, dtype=torch.long))
+        self.register_buffer("threshold", torch.zeros(nodes, dtype=torch.float64))
+        self.register_buffer("missing", torch.zeros(nodes, dtype=torch.bool))
         self.register_buffer("categories", torch.zeros(categorical, 256, dtype=torch.bool))
         self.register_buffer("order", torch.arange(inputs))
         self.register_buffer("depth", torch.zeros((), dtype=torch.long))
@@ -188,61 +193,66 @@ class Nodes(nn.Module):
     @classmethod
     def of(cls, model: Any) -> Nodes:
         """Of a fitted model."""
-        predictors = _histogram_trees(model)
-        bits = [one.raw_left_cat_bitsets for one in predictors]
-        first = np.cumsum([0, *map(len, bits)])
-        most = max(len(one.nodes) for one in predictors)
-        made = cls(len(predictors), most, model.n_features_in_, int(first[-1]))
-        leaves = np.cumsum([0, *(int(one.nodes["is_leaf"].sum()) for one in predictors)])
-        for t, one in enumerate(predictors):
-            made._set(t, one.nodes, int(leaves[t]), int(first[t]))
-        if first[-1]:
-            packed = np.concatenate(bits).astype("<u4").view(np.uint8)
-            made.categories.copy_(torch.from_numpy(np.unpackbits(packed, 1, bitorder="little")))
+        trees = _histogram_trees(model)
+        bits = np.concatenate([one.raw_left_cat_bitsets for one in trees])
+        made = cls(
+            len(trees), sum(len(one.nodes) for one in trees), model.n_features_in_, len(bits)
+        )
+        first = leaves = rows = 0
+        for t, tree in enumerate(trees):
+            made.roots[t] = first
+            made._add(tree.nodes, first, leaves, rows)
+            first += len(tree.nodes)
+            leaves, rows = leaves + tree.get_n_leaf_nodes(), rows + len(tree.raw_left_cat_bitsets)
+        packed = bits.astype("<u4").reshape(-1, 8).view(np.uint8)
+        made.categories.copy_(torch.from_numpy(np.unpackbits(packed, 1, bitorder="little")))
         if (mask := model.is_categorical_) is not None:  # those come first
             made.order.copy_(torch.from_numpy(np.argsort(~np.asarray(mask), kind="stable")))
-        made.depth.fill_(max(int(one.nodes["depth"].max()) for one in predictors))
+        made.depth.fill_(max(one.get_max_depth() for one in trees))
         return made
 
     @classmethod
     def sized(cls, state: dict[str, Tensor]) -> Nodes:
         """One for a state dict of another, not loaded yet."""
-        names = ("split", "order", "categories")
+        names = ("roots", "child", "order", "categories")
         require(all(name in state for name in names), "the trees")
-        require(state["split"].ndim == 3 and state["categories"].ndim == 2, "the trees")
-        trees, nodes, _ = state["split"].shape
-        return cls(trees, nodes, len(state["order"]), len(state["categories"]))
+        return cls(*(len(state[name]) for name in names))
 
-    def _set(self, tree: int, nodes: Array, leaf: int, bits: int) -> None:
+    def _add(self, nodes: Array, first: int, leaf: int, row: int) -> None:
+        """One tree; its nodes are put into an order in which children are neighbours."""
         is_leaf = nodes["is_leaf"].astype(bool)
+        pairs = np.stack([nodes["left"], nodes["right"]], 1)[~is_leaf].astype(np.int64)
+        order = np.concatenate([[0], pairs.flatten()])  # what stands at each place
+        place = np.argsort(order)
+        child = np.arange(len(nodes))
+        child[place[~is_leaf]] = 1 + 2 * np.arange(len(pairs))
         number = np.where(is_leaf, leaf + np.cumsum(is_leaf) - 1, -1)
-        own = nodes["bitset_idx"].astype(np.int64) + bits
-        row = np.where(nodes["is_categorical"].astype(bool), own, -1)
-        here = np.arange(len(nodes))
-        left, right = (np.where(is_leaf, here, nodes[way]) for way in ("left", "right"))
-        columns = [nodes["feature_idx"] * ~is_leaf, left, right, number, row]
-        split = np.stack([np.asarray(c, dtype=np.int64) for c in columns], 1)
-        self.split[tree, : len(nodes)] = torch.from_numpy(split)
-        self.threshold[tree, : len(nodes)] = torch.from_numpy(nodes["num_threshold"].copy())
-        goes = nodes["missing_go_to_left"].astype(bool)
-        self.missing[tree, : len(nodes)] = torch.from_numpy(goes)
+        bits = nodes["bitset_idx"].astype(np.int64) + row
+        kind = np.where(nodes["is_categorical"].astype(bool), bits, -1)
+        split = np.stack([nodes["feature_idx"] * ~is_leaf, number, kind])[:, order]
+        threshold = np.where(is_leaf, np.inf, nodes["num_threshold"])[order]
+        right = ~(nodes["missing_go_to_left"].astype(bool) | is_leaf)[order]
+        here = slice(first, first + len(nodes))
+        self.child[here] = torch.from_numpy(child + first)
+        self.split[:, here] = torch.from_numpy(split.astype(np.int64))
+        self.threshold[here] = torch.from_numpy(threshold)
+        self.missing[here] = torch.from_numpy(right)
 
     def forward(self, x: Tensor) -> Tensor:
         """Leaf numbers of inputs (N, P) and a column of zeros, (N, T + 1)."""
-        x = x.double()[:, self.order]
-        trees = torch.arange(len(self.split), device=x.device)
-        at = torch.zeros(len(x), len(trees), dtype=torch.long, device=x.device)
+        x, (feature, number, kind) = x.double()[:, self.order], self.split
+        gaps, at = x.isnan(), self.roots.expand(len(x), -1)
         for _ in range(int(self.depth)):
-            node = self.split[trees, at]
-            value = torch.gather(x, 1, node[..., 0])
-            left = value <= self.threshold[trees, at]
+            column = feature[at]
+            value = x.gather(1, column)
+            right = value > self.threshold[at]
             if len(self.categories):
                 code = value.nan_to_num().clamp(0, 255).long()
-                named = self.categories[node[..., 4].clamp(min=0), code]
-                left = torch.where(node[..., 4] >= 0, named, left)
-            left = torch.where(value.isnan(), self.missing[trees, at], left)
-            at = torch.where(left, node[..., 1], node[..., 2])
-        return pad(self.split[trees, at, 3], (0, 1))
+                named = self.categories[kind[at].clamp(min=0), code]
+                right = torch.where(kind[at] >= 0, ~named, right)
+            right = torch.where(gaps.gather(1, column), self.missing[at], right)
+            at = self.child[at] + right
+        return pad(number[at], (0, 1))
 
 
 def is_forest(model: Any) -> bool:
