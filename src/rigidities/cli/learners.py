@@ -16,8 +16,9 @@ from ..trees import Forest, Leaves, Nodes
 from .demo import mlp
 
 Rows = tuple[Tensor, Tensor]
-SETTINGS = ("max_leaf_nodes", "min_samples_leaf", "l2_regularization")
-CANDIDATES = ((31, 20, 0.0), (8, 5, 1.0), (16, 5, 1.0), (31, 5, 1.0), (64, 10, 10.0))
+SETTINGS = ("max_leaf_nodes", "min_samples_leaf", "l2_regularization", "learning_rate")
+CANDIDATES = [(31, 20, 0.0, 0.1), (8, 5, 1.0, 0.1), (16, 5, 1.0, 0.06), (31, 5, 1.0, 0.06)]
+CANDIDATES.append((64, 10, 10.0, 0.06))
 TREES, TUNED, RANK, EPOCHS, PATIENCE = 1000, 25_000, 256, 400, 40
 """Trees and rows to tune on at most, directions of leaf values that are kept, epochs of a net."""
 
