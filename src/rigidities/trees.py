@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag, pad
 
-from .notices import require
+from .notices import NO_FIT, NotFittedError, require
 
 WIDE, NARROW, MANY = 1024, 256, 10_000
 """Directions kept by default: the first of up to so many training rows, the second of more."""
@@ -73,9 +73,14 @@ class Forest:
         leaves = _leaves(model)
         self._numbers = _numbers([places for places, _ in leaves])
         values = torch.as_tensor(np.concatenate([own for _, own in leaves]), dtype=torch.float64)
+        X = X.tocsr() if hasattr(X, "tocsr") else X
         count = X.shape[0] if hasattr(X, "shape") else len(X)
         X = X[:: -(-count // SAMPLED)]
         rows = self.rows(X)[:, :-1]
+        if values.ndim > 2:
+            raise ValueError(
+                "Trees of several targets each are not known. Train one model a target."
+            )
         offset = _offset(model, X, embedding_bag(rows, values, mode="sum"))
         rank = (WIDE if count <= MANY else NARROW) if rank is None else rank
         group = _groups(rows, [len(own) for _, own in leaves])
@@ -272,10 +277,9 @@ def _kind(model: Any) -> str | None:
         ("lightgbm", "LGBMModel"): "lightgbm",
         ("catboost", "CatBoost"): "catboost",
     }
-    from sklearn.base import is_regressor
-
-    found = [kind for name, kind in kinds.items() if name in names]
-    return found[0] if found and is_regressor(model) else None
+    other = hasattr(model, "predict_proba") or type(model).__name__.endswith("Ranker")
+    found = [kind for name, kind in kinds.items() if name in names and not other]
+    return found[0] if found else None
 
 
 def _places(model: Any, X: Any) -> Array:
@@ -296,10 +300,10 @@ def _hashes(X: Any) -> Array:
     """Of rows, (N,): whole numbers."""
     if hasattr(X, "hash_rows"):  # polars
         found = X.hash_rows().to_numpy()
-    elif hasattr(X, "iloc"):
-        from pandas.util import hash_pandas_object
+    elif hasattr(X, "iloc") or getattr(X, "dtype", None) == np.dtype(object):
+        from pandas import DataFrame, util
 
-        found = hash_pandas_object(X, index=False).to_numpy()
+        found = util.hash_pandas_object(DataFrame(X), index=False).to_numpy()
     else:
         dense = X.toarray() if hasattr(X, "toarray") else X
         bits = np.ascontiguousarray(dense, dtype=np.float64).view(np.uint64)
@@ -335,23 +339,20 @@ def _tree(tree: Any, factor: float) -> Leaf:
 
 def _xgboost(model: Any) -> list[Leaf]:
     booster = model.get_booster()
-    end = getattr(model, "best_iteration", None) if _stopped_early(model) else None
-    booster = booster if end is None else booster[: end + 1]
+    if (last := booster.attributes().get("best_iteration")) is not None:  # stopped early
+        booster = booster[: int(last) + 1]
     found = []
     for text in booster.get_dump(dump_format="json"):
-        leaves = sorted(_json_leaves(json.loads(text)))
-        places, values = zip(*leaves, strict=True)
+        places, values = zip(*sorted(_json_leaves(json.loads(text))), strict=True)
         found.append((np.asarray(places), np.asarray(values, dtype=np.float64)[:, None]))
     return found
-
-
-def _stopped_early(model: Any) -> bool:
-    return "best_iteration" in (model.get_booster().attributes() or {})
 
 
 def _json_leaves(node: dict[str, Any]) -> list[tuple[int, float]]:
     if "leaf" in node:
         return [(node["nodeid"], node["leaf"])]
+    if "children" not in node:
+        raise ValueError("XGBoost with booster='gblinear' has no trees. Use Ridge, or 'gbtree'.")
     return [leaf for child in node["children"] for leaf in _json_leaves(child)]
 
 
@@ -364,6 +365,8 @@ def _lightgbm(model: Any) -> list[Leaf]:
 
 
 def _catboost(model: Any) -> list[Leaf]:
+    if not model.is_fitted():
+        raise NotFittedError(NO_FIT.format("fit(X, y) of the CatBoostRegressor"))
     scale, _ = model.get_scale_and_bias()
     ends = np.cumsum(model.get_tree_leaf_counts())
     values = np.split(scale * np.asarray(model.get_leaf_values()), ends[:-1])
@@ -404,8 +407,13 @@ def _histogram_places(model: Any, X: Any) -> Array:
 
 def _offset(model: Any, X: Any, sums: Tensor) -> Tensor:
     """What predictions are beside the sums of leaf values, (K,): the same for all rows."""
-    predicted = torch.as_tensor(np.asarray(model.predict(X), dtype=np.float64)).reshape(sums.shape)
-    rest = predicted - sums
+    predicted = torch.as_tensor(np.asarray(model.predict(X), dtype=np.float64))
+    if predicted.numel() != sums.numel():
+        raise ValueError(
+            f"{type(model).__name__} predicts {tuple(predicted.shape)} by trees of one value a "
+            "leaf. Train one model for each target, with the squared error."
+        )
+    rest = (predicted := predicted.reshape(sums.shape)) - sums
     offset = rest.mean(0)
     if bool(((rest - offset).abs() > 1e-4 * predicted.abs().amax(0).clamp(min=1e-300)).any()):
         raise ValueError(

@@ -15,8 +15,10 @@ MODELS = {
         n_estimators=10, num_parallel_tree=3, subsample=0.5
     ),
     "xgboost, stopped early": XGBRegressor(n_estimators=300, early_stopping_rounds=3),
-    "catboost": CatBoostRegressor(iterations=20, verbose=0),
-    "catboost, by leaves": CatBoostRegressor(iterations=20, verbose=0, grow_policy="Lossguide"),
+    "catboost": CatBoostRegressor(iterations=20, verbose=0, allow_writing_files=False),
+    "catboost, by leaves": CatBoostRegressor(
+        iterations=20, verbose=0, allow_writing_files=False, grow_policy="Lossguide"
+    ),
 }
 
 
@@ -52,3 +54,28 @@ def test_a_prediction_that_is_no_sum_of_leaf_values_is_refused(options):
     model = XGBRegressor(n_estimators=10, **options).fit(x, np.exp(y))
     with pytest.raises(ValueError, match="not sums of its leaf values"):
         Forest(model, x)
+
+
+def test_what_is_no_sum_of_leaf_values_of_one_target_is_refused_by_name():
+    x, y = table()
+    two, quiet = np.stack([y, -y], 1), {"verbose": 0, "allow_writing_files": False}
+    with pytest.raises(ValueError, match=r"predicts \(400, 2\) .* one model for each target"):
+        Forest(XGBRegressor(n_estimators=3).fit(x, two), x)
+    together = XGBRegressor(n_estimators=3, multi_strategy="multi_output_tree").fit(x, two)
+    with pytest.raises(ValueError, match="Train one model a target"):
+        Forest(together, x)
+    with pytest.raises(ValueError, match="gblinear' has no trees"):
+        Forest(XGBRegressor(n_estimators=3, booster="gblinear").fit(np.nan_to_num(x), y), x)
+    with pytest.raises(ValueError, match=r"Call fit\(X, y\) of the CatBoostRegressor"):
+        Forest(CatBoostRegressor(**quiet), x)
+
+
+def test_categories_of_catboost_are_told_apart_as_rows():
+    x, y = table()
+    mixed = np.concatenate([x.astype(object), np.where(x[:, :1] > 0.5, "high", "low")], 1)
+    options = {"iterations": 5, "verbose": 0, "allow_writing_files": False}
+    model = CatBoostRegressor(cat_features=[5], **options).fit(mixed, y)
+    forest = Forest(model, mixed)
+    np.testing.assert_allclose(
+        forest.module(forest.rows(mixed))[:, 0].detach(), model.predict(mixed)
+    )
