@@ -24,11 +24,20 @@ RARE = 5
 """Rows below which a category is pooled with the others that are rare."""
 LEAK = 0.999
 """Rank correlation with the target beyond which a column counts as the target itself."""
-_MOSTLY = 0.9
-_DAYS = ["%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%Y/%m/%d", "%d-%m-%Y", "%d %b %Y", "%b %d, %Y"]
-_TIMES = ["", " %H:%M", " %H:%M:%S"]
-_FORMS = ["ISO8601", "%H:%M", "%H:%M:%S", *(day + time for day in _DAYS for time in _TIMES)]
-_ROW = re.compile(r"(?i:.*(\b|_)(id|idx|index|uuid|key|nr|no|row|unnamed.*))|.*[a-z]I[dD]")
+_MOSTLY, _LARGEST = 0.9, 1e100
+_DAYS = (
+    "%d.%m.%Y|%m/%d/%Y|%d/%m/%Y|%Y/%m/%d|%d-%m-%Y|%d %b %Y|%b %d, %Y|%d %B %Y|%B %d, %Y|%d.%m.%y"
+)
+_TIMES = ["", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p"]
+_FORMS = [
+    "ISO8601",
+    "%H:%M",
+    "%H:%M:%S",
+    *(day + time for day in _DAYS.split("|") for time in _TIMES),
+]
+_ROW = re.compile(
+    r"(?i:.*(\b|_)(id|idx|index(_level_\d+__)?|uuid|key|nr|no|row|unnamed.*))|.*[a-z]I[dD]"
+)
 
 
 @dataclass(frozen=True)
@@ -137,13 +146,8 @@ def matrix(
     """(N, P) in float64, NaN where missing, and the cells by column that could not be read.
 
     Raises:
-        ValueError: a column is missing, or holds another kind of values.
+        ValueError: a column holds another kind of values.
     """
-    if lacking := [column.name for column in columns if column.name not in frame]:
-        raise ValueError(
-            f"Expected the columns {', '.join(map(repr, lacking))} that the model was trained "
-            f"with, got {', '.join(map(repr, frame))}. Name them as they were."
-        )
     blocks, unread = list[torch.Tensor](), Counter[str]()
     for column in columns:
         values, lost = column.values(frame[column.name], decimal)
@@ -158,7 +162,7 @@ def matrix(
 
 
 def numbers(series: pandas.Series, decimal: str, unit: str = "") -> Array:
-    """The finite numbers in a column, (N,), NaN elsewhere; cells may carry the unit."""
+    """Numbers in a column, (N,), NaN where none is or no square; cells may carry the unit."""
     import numpy
     import pandas
 
@@ -170,7 +174,7 @@ def numbers(series: pandas.Series, decimal: str, unit: str = "") -> Array:
         read = {text: number(str(text), decimal) for text in series[rest].unique()}
         value = {text: one[0] for text, one in read.items() if one and one[1] in ("", unit)}
         found[rest] = series[rest].map(value).to_numpy(float)
-    found[~numpy.isfinite(found)] = numpy.nan
+    found[~(abs(found) < _LARGEST)] = numpy.nan
     return found
 
 
@@ -218,7 +222,7 @@ def _useless(column: Column, series: pandas.Series, values: Array, y: Array) -> 
         if counts_up or _ROW.fullmatch(column.name):
             return "numbers of the rows"
     x, y = x[known := (x == x) & (y == y)], y[known]
-    if len(x) < 10 or not numpy.ptp(x) or not numpy.ptp(y):
+    if len(x) < 10 or numpy.ptp(x) < 1 / _LARGEST:
         return ""
     if abs(numpy.corrcoef(*(pandas.Series(one).rank() for one in (x, y)))[0, 1]) > LEAK:
         return "gives the target away: its rows have the same order"
