@@ -191,12 +191,12 @@ def test_a_rounded_target_is_told_from_a_coarse_input():
 def test_rare_categories_share_a_code_and_unknown_ones_are_missing():
     cells = ["a"] * 10 + ["b"] * 6 + ["c", "d", "d"]
     column = Column.of("x", pd.Series(cells, dtype=object), ".")
-    assert (column.categories, column.rare, column.codes) == (["a", "b"], ["d", "c"], 3)
+    assert (column.codes, column.widths) == ({"a": 0, "b": 1, "d": 2, "c": 2}, [3])
     values, lost = column.values(pd.Series(["b", "c", "d", "new", None], dtype=object), ".")
     np.testing.assert_array_equal(values[:, 0], [1, 2, 2, np.nan, np.nan])
     assert lost.tolist() == ["new"]
     many = Column.of("x", pd.Series([f"k{k % 400}" for k in range(4000)], dtype=object), ".")
-    assert many.codes == MOST_CATEGORIES
+    assert many.widths == [MOST_CATEGORIES]
 
 
 def test_dates_may_be_written_in_another_way_later():

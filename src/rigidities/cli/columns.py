@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,15 +26,11 @@ LEAK = 0.999
 """Rank correlation with the target beyond which a column counts as the target itself."""
 _MOSTLY, _LARGEST = 0.9, 1e100
 _DAYS = (
-    "%d.%m.%Y|%m/%d/%Y|%d/%m/%Y|%Y/%m/%d|%d-%m-%Y|%d %b %Y|%b %d, %Y|%d %B %Y|%B %d, %Y|%d.%m.%y"
+    "%d.%m.%Y|%d.%m.%y|%m/%d/%Y|%d/%m/%Y|%Y/%m/%d|%d-%m-%Y|%d %b %Y|%b %d, %Y|%d %B %Y|%B %d, %Y"
 )
-_TIMES = ["", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p"]
-_FORMS = [
-    "ISO8601",
-    "%H:%M",
-    "%H:%M:%S",
-    *(day + time for day in _DAYS.split("|") for time in _TIMES),
-]
+_TIMES = "| %H:%M| %H:%M:%S| %I:%M %p| %I:%M:%S %p"
+_FORMS = [day + time for day in _DAYS.split("|") for time in _TIMES.split("|")]
+_FORMS = ["ISO8601", "%H:%M", "%H:%M:%S", *_FORMS]
 _ROW = re.compile(
     r"(?i:.*(\b|_)(id|idx|index(_level_\d+__)?|uuid|key|nr|no|row|unnamed.*))|.*[a-z]I[dD]"
 )
@@ -45,7 +41,7 @@ class Column:
     """An input, of the kind "number", "date" or "category".
 
     Numbers may carry a unit; dates have a form for `pandas.to_datetime`, a first one and parts that
-    vary; of categories each has a code, and those that are rare share the next one.
+    vary; categories have codes, and those that are rare share the last one.
     """
 
     name: str
@@ -54,8 +50,7 @@ class Column:
     form: str = ""
     first: str = ""
     parts: Sequence[str] = ()
-    categories: Sequence[str] = ()
-    rare: Sequence[str] = ()
+    codes: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, name: str, series: pandas.Series, decimal: str) -> Column:
@@ -70,30 +65,26 @@ class Column:
             if _present(numbers(present, decimal, unit)) >= _MOSTLY:
                 return cls(name, "number", unit=unit)
             if not (form := _form(some)):
-                counts = sorted(Counter(present).items(), key=lambda one: (-one[1], one[0]))
-                common = sum(count >= RARE for _, count in counts)
-                if len(counts) > MOST_CATEGORIES:
-                    common = min(common, MOST_CATEGORIES - 1)
-                names = [text for text, _ in counts]
-                return cls(name, "category", categories=names[:common], rare=names[common:])
+                counts = present.value_counts()
+                common = min(int((counts >= RARE).sum()), MOST_CATEGORIES - 1)
+                codes = {text: min(k, common) for k, text in enumerate(counts.index)}
+                return cls(name, "category", codes=codes)
         dates = _dates(series, form)
         parts = _parts(dates, first := dates.min().isoformat())
         varied = [part for part in parts if parts[part].nunique() > 1]
         return cls(name, "date", form=form, first=first, parts=varied)
 
     @property
-    def codes(self) -> int:
-        """How many categories the model sees; 0 for numbers and dates."""
-        return len(self.categories) + bool(self.rare)
+    def widths(self) -> list[int]:
+        """Of its columns of the matrix the number of categories; 0 for numbers."""
+        return [max(self.codes.values(), default=-1) + 1] * (len(self.parts) or 1)
 
     def values(self, series: pandas.Series, decimal: str) -> tuple[Array, pandas.Series]:
         """(N, 1), or (N, parts) of dates, NaN where missing; and cells of which nothing is made."""
         if self.kind == "number":
             found = numbers(series, decimal, self.unit)[:, None]
         elif self.kind == "category":
-            code = {text: k for k, text in enumerate(self.categories)}
-            code |= dict.fromkeys(self.rare, len(self.categories))
-            found = series.astype(object).map(code).to_numpy(float)[:, None]
+            found = series.astype(object).map(dict(self.codes)).to_numpy(float)[:, None]
         else:
             dates = _dates(series, self.form)
             if _present(dates) < _MOSTLY * _present(series):  # written in another way now?
@@ -103,11 +94,11 @@ class Column:
 
     def remarks(self, lost: pandas.Series) -> list[str]:
         """How it was read, in words."""
-        pooled = f", and {len(self.rare)} rare ones as one" if self.rare else ""
+        (codes, *_), rare = self.widths, max(Counter(self.codes.values()).values(), default=0)
         said = {
             "number": f"numbers in {self.unit}" if self.unit else "",
             "date": f"dates ({self.form or 'stored'}), as {', '.join(self.parts)}",
-            "category": f"{len(self.categories)} categories{pooled}",
+            "category": f"{codes} categories" + f", one of them {rare} rare ones" * (rare > 1),
         }
         few = f"{len(lost):,} cells hold no {self.kind}: missing" if len(lost) else ""
         return [f"{self.name}: {one}" for one in (said[self.kind], few) if one]
@@ -133,11 +124,6 @@ def inputs(
             chosen.append(column)
             notes += column.remarks(lost)
     return chosen, [f"Left out: {', '.join(n)} ({why})" for why, n in dropped.items()] + notes
-
-
-def codes(columns: Sequence[Column]) -> list[int]:
-    """Of each column of the matrix the number of categories; 0 for numbers."""
-    return [column.codes for column in columns for _ in range(len(column.parts) or 1)]
 
 
 def matrix(

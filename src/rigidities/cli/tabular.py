@@ -26,7 +26,7 @@ from ..last_layer.rigidity import LastLayerRigidity
 from ..prediction.prediction import Prediction
 from ..report.document import checked_place
 from . import learners
-from .columns import Column, codes, inputs, matrix
+from .columns import Column, inputs, matrix
 from .tables import Table
 
 if TYPE_CHECKING:
@@ -69,10 +69,11 @@ class TableModel:
         with snapshot.opened():
             own, fit = dict(snapshot.header["tabular"]), json.dumps(snapshot.header["fit"])
             columns = [Column(**one) for one in own.pop("columns")]
-            model = learners.restored(unprefixed("model", snapshot.tensors), codes(columns))
+            widths = [width for column in columns for width in column.widths]
+            model = learners.restored(unprefixed("model", snapshot.tensors), widths)
             uq = LastLayerRigidity(model)
             uq.set_extra_state({"tensors": unprefixed("fit", snapshot.tensors), "header": fit})
-            uq.predict(torch.zeros(1, len(codes(columns)), dtype=torch.float64), progress=False)
+            uq.predict(torch.zeros(1, len(widths), dtype=torch.float64), progress=False)
             return cls(uq, columns, **own)
 
     def predictions(
@@ -228,7 +229,8 @@ def apply(
 
 def _learned(model: str, data: Training, seed: int) -> tuple[LastLayerRigidity, Any, str]:
     """The fitted model, boosted trees whose settings suit the table, and what it is in words."""
-    rows, kinds = data.rows("train"), codes(data.columns)
+    rows = data.rows("train")
+    kinds = [width for column in data.columns for width in column.widths]
     if model == "net":
         uq = LastLayerRigidity(learners.net(rows, kinds, seed)).fit(rows, progress=False)
         return uq, learners.unfitted(kinds, seed), "a net"
@@ -294,20 +296,16 @@ def _of_interval(ends: Sequence[Tensor], y: Tensor, level: float) -> dict[str, f
     return {"coverage": coverage, "width": float((high - low).mean()), "interval_score": score}
 
 
-def _scoreboard(scores: dict[str, Any], level: float, rows: int) -> str:
+def _scoreboard(scores: Scores, level: float, rows: int) -> str:
     """The scores, and how far chance may move the coverage."""
     import pandas
 
-    shown = pandas.DataFrame(scores)
-    shown.index = [
-        key.upper() if len(key) < 5 else f"{level:.4g} intervals: {key.replace('_', ' ')}"
-        for key in shown.index
-    ]
-    table = shown.to_string(float_format="{:#.4g}".format, na_rep="-", col_space=12)
+    table = pandas.DataFrame(scores).rename(index=lambda key: key.replace("_", " "))
+    shown = table.to_string(float_format="{:#.4g}".format, na_rep="-", col_space=14)
     chance = 2 * (level * (1 - level) / rows) ** 0.5
     return (
-        f"\nOn {rows:,} test rows, used for nothing else:\n{table}\n"
-        f"Less is better, but for coverage, which chance moves by {chance:.2g} or less.\n"
+        f"\n{rows:,} test rows, used for nothing else, and their {level:.4g} intervals:\n{shown}\n"
+        f"Less is better; coverage should be {level:.4g}, and chance moves it by {chance:.2g}.\n"
     )
 
 
