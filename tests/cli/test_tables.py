@@ -31,6 +31,9 @@ def written(separator=",", decimal=".", thousands="", day="%Y-%m-%d %H:%M", end=
 WAYS = {
     "plain": written().encode(),
     "byte order mark": written().encode("utf-8-sig"),
+    "utf-32": written().encode("utf-32"),
+    "two encodings": written().encode().replace("Köln".encode(), "Köln".encode("cp1252"), 5),
+    "months by name, noon": written(day="%B %d, %Y %I:%M %p").encode(),
     "utf-16": written(separator="\t").encode("utf-16"),
     "latin-1": written().encode("latin-1"),
     "windows lines": written(end="\r\n").encode(),
@@ -94,6 +97,18 @@ def test_parquet_keeps_its_own_kinds(tmp_path):
     )
     np.testing.assert_array_equal(numbers(frame["size"], table.decimal), own["size"])
     assert frame["place"].isna().sum() == 1
+
+
+def test_a_parquet_index_is_a_column_too(tmp_path):
+    own = pd.DataFrame({"place": PLACES, "size": SIZES})
+    own.set_index("place").to_parquet(tmp_path / "data.parquet")
+    table, frame = read(tmp_path / "data.parquet")
+    assert sorted(table.names) == sorted(frame) == ["place", "size"]
+    own[own.index % 3 > 0].to_parquet(tmp_path / "data.parquet")
+    _, frame = read(tmp_path / "data.parquet")
+    chosen, notes = inputs(frame, np.random.default_rng(0).normal(size=len(frame)), ".")
+    assert [column.name for column in chosen] == ["place", "size"]
+    assert notes[0] == "Left out: __index_level_0__ (numbers of the rows)"
 
 
 def test_columns_without_a_name_or_with_one_twice_get_their_own(tmp_path):
@@ -177,6 +192,19 @@ def test_columns_that_say_nothing_or_too_much_are_left_out_with_a_word():
     assert {c.name for c in asked} == {"kept", "year", "place", "row", "whole"}
 
 
+def test_numbers_too_large_to_be_squared_are_missing_and_tiny_ones_are_not():
+    x = np.random.default_rng(0).normal(size=60)
+    frame = frame_of(large=map(str, np.where(x > 1.5, x * 1e307, x)), tiny=map(str, x * 1e-310))
+    frame["infinite"] = pd.to_numeric(frame["large"]) * np.where(x < 0, np.inf, 1)
+    chosen, notes = inputs(frame, np.random.default_rng(1).normal(size=60), ".")
+    assert [column.kind for column in chosen] == ["number"] * 3
+    assert f"large: {(x > 1.5).sum()} cells hold no number: missing" in notes
+    values, _ = matrix(chosen, frame, ".")
+    assert (
+        values.isnan().sum(0).numpy() == [(x > 1.5).sum(), 0, ((x > 1.5) | (x < 0)).sum()]
+    ).all()
+
+
 def test_a_rounded_target_is_told_from_a_coarse_input():
     rng = np.random.default_rng(1)
     y = rng.uniform(0, 12, size=400)
@@ -215,6 +243,8 @@ BAD = {
     "a workbook": (b"PK\3\4rest", "Save the table as CSV"),
     "gzip, cut": (gzip.compress(written().encode() * 9)[:-400], "is damaged"),
     "parquet, cut": (b"PAR1 and no more", "damaged Parquet"),
+    "an open quote": (b'a,b\n1,2\n3,"4\n5,6\n', "has a quote that nothing closes"),
+    "a huge cell": (b'a,b\n1,"' + b"x" * 300_000 + b'"\n', "is damaged"),
     "a long line": (b"a,b\n1,2\n3,4\n5,6,7\n", "Expected 2 entries in line 4"),
 }
 

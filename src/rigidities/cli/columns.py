@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     Array = numpy.ndarray[Any, numpy.dtype[numpy.float64]]
 
+KINDS = ("number", "date", "category")
 MOST_CATEGORIES = 255
 """Codes of a column at most, that of rare ones included; HistGradientBoosting takes no more."""
 RARE = 5
@@ -38,7 +39,7 @@ _ROW = re.compile(
 
 @dataclass(frozen=True)
 class Column:
-    """An input, of the kind "number", "date" or "category".
+    """An input, of one of the `KINDS`.
 
     Numbers may carry a unit; dates have a form for `pandas.to_datetime`, a first one and parts that
     vary; categories have codes, and those that are rare share the last one.

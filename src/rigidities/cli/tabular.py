@@ -23,16 +23,15 @@ from .. import metrics, report
 from .._version import __version__
 from ..data.storage import Snapshot, prefixed, unprefixed
 from ..last_layer.rigidity import LastLayerRigidity
+from ..notices import require
 from ..prediction.prediction import Prediction
 from ..report.document import checked_place
 from . import learners
-from .columns import Column, inputs, matrix
+from .columns import KINDS, Column, inputs, matrix
 from .tables import Table
 
 if TYPE_CHECKING:
     import pandas
-
-    from .columns import Array
 
 Say = Callable[[str], None]
 Scores = dict[str, dict[str, float]]
@@ -73,6 +72,8 @@ class TableModel:
             model = learners.restored(unprefixed("model", snapshot.tensors), widths)
             uq = LastLayerRigidity(model)
             uq.set_extra_state({"tensors": unprefixed("fit", snapshot.tensors), "header": fit})
+            require({column.kind for column in columns} <= {*KINDS}, "a kind of columns")
+            require(isinstance(own["identifiers"], list) and 0 < own["level"] < 1, "an option")
             uq.predict(torch.zeros(1, len(widths), dtype=torch.float64), progress=False)
             return cls(uq, columns, **own)
 
@@ -84,7 +85,7 @@ class TableModel:
 
         found = self.uq.predict(x, progress=False)
         values = (found.mean, found.std, *found.interval(level))
-        own = {"row": range(before + 1, before + 1 + len(frame))}
+        own: dict[str, Any] = {"row": range(before + 1, before + 1 + len(frame))}
         own |= {name: frame.get(name) for name in self.identifiers}
         own |= {n: t[:, 0].numpy() for n, t in zip(RESERVED[1:5], values, strict=True)}
         return pandas.DataFrame(own, frame.index)
@@ -100,7 +101,7 @@ class Training:
     notes: Sequence[str]
     x: Tensor
     y: Tensor
-    part: Array
+    part: Any
 
     @classmethod
     def read(
@@ -141,9 +142,8 @@ class Training:
         """What was read, a line each."""
         kinds = Counter(column.kind for column in self.columns)
         yield f"{self.table.path}: {len(self.x):,} rows, {len(self.table.names)} columns"
-        yield f"  Target: {target}; inputs: " + ", ".join(
-            f"{n} {kind}" for kind, n in kinds.items()
-        )
+        listed = ", ".join(f"{n} {kind}" for kind, n in kinds.items())
+        yield f"  Target: {target}; inputs: {listed}"
         yield from (f"  {note}" for note in self.notes)
         if gaps := int(self.x.isnan().any(1).sum()):
             yield f"  Rows with gaps, which the model takes as they are: {gaps:,}"
@@ -256,7 +256,7 @@ def _target(series: pandas.Series, table: Table, name: str) -> tuple[Tensor, lis
     return y, column.remarks(lost)
 
 
-def _parts(x: Tensor, y: Tensor, seed: int) -> Array:
+def _parts(x: Tensor, y: Tensor, seed: int) -> Any:
     """Of each row its part, at random; rows with equal inputs stay together."""
     import numpy
 
@@ -266,11 +266,11 @@ def _parts(x: Tensor, y: Tensor, seed: int) -> Array:
     sizes = (group := shuffled[group]).bincount()
     begin = (sizes.cumsum(0) - sizes)[group]  # rows of the groups before
     size = min(MOST, round(SHARE * len(group)))
-    place = torch.full(y.shape, 3)
+    place = torch.full(y.shape, PARTS.index("unlabelled"))
     place[labelled] = torch.where(begin < size, 2, (begin < 2 * size).long())
-    if len(place[labelled].unique()) < 3:
+    if not place.bincount()[:3].all():
         raise ValueError("Expected rows that differ in their inputs, got too many equal ones.")
-    return numpy.array(PARTS)[place]
+    return numpy.take(PARTS, place.numpy())
 
 
 def _scores(uq: LastLayerRigidity, data: Training, trees: Any, level: float) -> Scores:
