@@ -85,7 +85,8 @@ class Column:
         if self.kind == "number":
             found = numbers(series, decimal, self.unit)[:, None]
         elif self.kind == "category":
-            found = series.astype(object).map(dict(self.codes)).to_numpy(float)[:, None]
+            texts = series.map(str, na_action="ignore").astype(object)
+            found = texts.map(dict(self.codes)).to_numpy(float)[:, None]
         else:
             dates = _dates(series, self.form)
             if _present(dates) < _MOSTLY * _present(series):  # written in another way now?
@@ -136,14 +137,15 @@ def matrix(
         ValueError: a column holds another kind of values.
     """
     blocks, unread = list[torch.Tensor](), Counter[str]()
-    for column in columns:
-        values, lost = column.values(frame[column.name], decimal)
-        if column.kind != "category" and 2 * len(lost) > frame[column.name].notna().sum():
+    for name, column in ((column.name, column) for column in columns):
+        values, lost = column.values(frame[name], decimal)
+        fits = column.kind == ("number" if frame[name].dtype.kind in "iuf" else "category")
+        if not fits and 2 * len(lost) > frame[name].notna().sum():
             raise ValueError(
-                f"Expected {column.kind}s in the column {column.name!r} as the model was trained "
+                f"Expected {column.kind}s in the column {name!r} as the model was trained "
                 f"with, got {lost.iloc[0]!r}. Write it as it was."
             )
-        unread[column.name] += len(lost)
+        unread[name] += len(lost)
         blocks.append(torch.tensor(values, dtype=torch.float64))
     return torch.cat(blocks, 1), +unread
 
