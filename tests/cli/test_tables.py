@@ -99,6 +99,15 @@ def test_parquet_keeps_its_own_kinds(tmp_path):
     assert frame["place"].isna().sum() == 1
 
 
+def test_parquet_with_damaged_pages_is_refused(tmp_path):
+    pd.DataFrame({"size": np.arange(5000.0) ** 0.5}).to_parquet(tmp_path / "data.parquet")
+    content = bytearray((tmp_path / "data.parquet").read_bytes())
+    content[4:2000] = bytes(1996)
+    (tmp_path / "data.parquet").write_bytes(content)
+    with pytest.raises(ValueError, match="is a damaged Parquet file"):
+        read(tmp_path / "data.parquet")
+
+
 def test_a_parquet_index_is_a_column_too(tmp_path):
     own = pd.DataFrame({"place": PLACES, "size": SIZES})
     own.set_index("place").to_parquet(tmp_path / "data.parquet")
@@ -243,7 +252,7 @@ BAD = {
     "a workbook": (b"PK\3\4rest", "Save the table as CSV"),
     "gzip, cut": (gzip.compress(written().encode() * 9)[:-400], "is damaged"),
     "parquet, cut": (b"PAR1 and no more", "damaged Parquet"),
-    "an open quote": (b'a,b\n1,2\n3,"4\n5,6\n', "has a quote that nothing closes"),
+    "an open quote": (b'a,b\n1,2\n3,"4\n5,6\n', "nothing closes the quote before '4"),
     "a huge cell": (b'a,b\n1,"' + b"x" * 300_000 + b'"\n', "is damaged"),
     "a long line": (b"a,b\n1,2\n3,4\n5,6,7\n", "Expected 2 entries in line 4"),
 }

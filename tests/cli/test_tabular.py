@@ -236,7 +236,10 @@ def lines(rows):
 
 USELESS = {
     "the target is not there": (lines([["a", "b"], *[[k, k % 7] for k in range(50)]]), "'y'"),
-    "text": (lines([["x", "y"], *[[k % 7, "ab"[k % 2]] for k in range(50)]]), "Expected numbers"),
+    "text": (
+        lines([["x", "y"], *[[k % 7, "ab"[k % 2]] for k in range(50)]]),
+        "Expected numbers up to",
+    ),
     "all text": (lines([["x", "y"], *[[f"t{k}", k % 7] for k in range(50)]]), "hardly repeats"),
     "half text": (
         lines([["x", "y"], *[[k % 7, ("few", k % 5)[k % 2]] for k in range(50)]]),
@@ -247,7 +250,7 @@ USELESS = {
         "to vary",
     ),
     "infinite": (lines([["x", "y"], *[[k % 7, "inf"] for k in range(50)]]), "30 rows or more"),
-    "an open quote": ("x,y\n" + "1,2\n" * 40 + '3,"4\n' + "1,2\n" * 9, "nothing closes"),
+    "an open quote": ("x,y\n" + "1,2\n" * 40 + '3,"4\n' + "1,2\n" * 9, "nothing closes the quote"),
     "constant": (lines([["x", "y"], *[[k % 7, 3] for k in range(50)]]), "to vary, got 3"),
     "one row": ("x,y\n1,2\n", "Expected 30 rows or more"),
     "no rows": ("x,y\n", "Expected 30 rows or more"),

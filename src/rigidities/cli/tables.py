@@ -81,7 +81,8 @@ class Table:
         with path.open("rb") as raw:
             start = raw.read(4)
         if start == b"PAR1":
-            return cls(path, _parquet(path).schema_arrow.names)
+            with _parquet(path) as file:
+                return cls(path, file.schema_arrow.names)
         if start == b"PK\3\4":
             raise ValueError(f"{path} is a workbook or an archive. Save the table as CSV.")
         with _text(path) as file:
@@ -113,7 +114,7 @@ class Table:
             more = f" and {len(self.names) - 30} more" if len(self.names) > 30 else ""
             raise ValueError(
                 f"Expected the column {', '.join(map(repr, lacking))} in {self.path}, got "
-                f"{', '.join(map(repr, self.names[:30]))}{more}. Name columns as in the file."
+                f"{', '.join(map(repr, self.names[:30]))}{more}. Names must agree to the letter."
             )
 
     def chunks(self, rows: int) -> Iterator[pandas.DataFrame]:
@@ -121,12 +122,13 @@ class Table:
         import pandas
 
         if not self.separator:
-            for batch in _parquet(self.path).iter_batches(rows):
-                frame = batch.to_pandas(ignore_metadata=True)  # which hides an index
-                for name in (name for name in frame if frame[name].dtype.kind not in "iufM"):
-                    texts = (None if one is None else str(one) for one in frame[name])
-                    frame[name] = pandas.Series([*map(_clean, texts)], frame.index, object)
-                yield frame
+            with _parquet(self.path) as file:
+                for batch in file.iter_batches(rows):
+                    frame = batch.to_pandas(ignore_metadata=True)  # which hides an index
+                    for name in (one for one in frame if frame[one].dtype.kind not in "iufM"):
+                        texts = (None if cell is None else str(cell) for cell in frame[name])
+                        frame[name] = pandas.Series([*map(_clean, texts)], frame.index, object)
+                    yield frame
             return
         lines = self._lines()
         while kept := list(islice(lines, rows)):
@@ -142,7 +144,8 @@ class Table:
                 if line == [_END]:
                     return
                 if line[-1].endswith(_END):
-                    raise ValueError(f"{self.path} has a quote that nothing closes. Close it.")
+                    text = line[-1].removesuffix(_END)[:40]
+                    raise ValueError(f"{self.path}: nothing closes the quote before {text!r}.")
                 if any(cell.strip() for cell in line[width:]):
                     raise ValueError(
                         f"Expected {width} entries in line {reader.line_num} of {self.path}, "
@@ -155,11 +158,13 @@ def _clean(cell: str | None) -> str | None:
     return None if cell is None or (text := cell.strip()).lower() in MISSING else text
 
 
-def _parquet(path: Path) -> Any:
+@contextmanager
+def _parquet(path: Path) -> Iterator[Any]:
     from pyarrow.parquet import ParquetFile
 
     try:
-        return ParquetFile(path)
+        with ParquetFile(path) as file:
+            yield file
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} is a damaged Parquet file ({error}). Write it again.") from error
 

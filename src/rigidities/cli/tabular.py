@@ -172,7 +172,7 @@ def train(
         raise NotADirectoryError(f"--out {out} is a file. Name a folder to write.")
     if clash := sorted({*id} & {*RESERVED}):
         raise ValueError(f"--id {clash[0]} is a column of the predictions too. Rename or drop it.")
-    with _moved(out.parent, out) as made, warnings.catch_warnings(record=True) as caught:
+    with _moved(out) as made, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         data = Training.read(path, target, [*id, *drop], keep, seed)
         for line in data.opening(target):
@@ -201,7 +201,7 @@ def apply(
     """Predict a file of any size into another; how many rows, and by column the cells unread."""
     _require("pandas")
     own, table = TableModel.load(model), Table.open(path)
-    if out.exists() and any(out.samefile(other) for other in (path, model)):
+    if checked_place(out).exists() and any(out.samefile(other) for other in (path, model)):
         raise ValueError(f"--out {out} is a file that is read. Choose another place.")
     kinds = {column.name: column.kind for column in own.columns}
     table.require(kinds)
@@ -209,10 +209,7 @@ def apply(
     for line in (*table.notes, *([f"Not used: {', '.join(extra)}"] if extra else [])):
         say(f"  {line}")
     unread, count = Counter[str](), 0
-    with (
-        _moved(checked_place(out).parent, out.parent) as made,
-        (made / out.name).open("w", encoding="utf-8") as file,
-    ):
+    with _moved(out.parent) as made, (made / out.name).open("w", encoding="utf-8") as file:
         for frame in tqdm(table.chunks(CHUNK), "Predicting", leave=False, disable=None):
             x, lost = matrix(own.columns, frame, table.decimal)
             part = own.predictions(frame, x, level or own.level, count)
@@ -248,7 +245,7 @@ def _target(series: pandas.Series, table: Table, name: str) -> tuple[Tensor, lis
     known = y[y.isfinite()]
     if column.kind != "number":
         held = (lost if len(lost) else series.dropna()).iloc[0]
-        raise ValueError(f"Expected numbers in {what}, got {held!r}. Name another --target.")
+        raise ValueError(f"Expected numbers up to 1e100 in {what}, got {held!r}. Name another.")
     if len(known) < LEAST:
         raise ValueError(f"Expected {LEAST} rows or more with {what}, got {len(known)}. Add rows.")
     if float(known.max() - known.min()) < 1e-100:
@@ -330,11 +327,12 @@ def _write(folder: Path, model: TableModel, data: Training) -> None:
 
 
 @contextmanager
-def _moved(beside: Path, folder: Path) -> Iterator[Path]:
-    """A folder for files that are moved to another at the end, unless something fails."""
-    if not beside.is_dir():
-        raise FileNotFoundError(f"There is no folder {beside} to write into. Make it.")
-    with TemporaryDirectory(prefix=".rigidities-", dir=beside) as made:
+def _moved(folder: Path) -> Iterator[Path]:
+    """A place for files that are moved into a folder at the end, unless something fails."""
+    near = folder if folder.is_dir() else folder.parent
+    if not near.is_dir():
+        raise FileNotFoundError(f"There is no folder {near} for {folder.name}. Make it.")
+    with TemporaryDirectory(prefix=".rigidities-", dir=near) as made:
         yield Path(made)
         folder.mkdir(exist_ok=True)
         for file in Path(made).iterdir():
