@@ -175,6 +175,7 @@ def columns_of_all_sorts():
         "row": np.arange(300) + 1,
         "customerId": rng.permutation(10_000)[:300],
         "comment": [f"no {k}" for k in rng.integers(250, size=300)],
+        "town": [f"town {k // 3}" for k in range(300)],
         "copy": y,
         "pounds": np.round(2.2046 * y - 7, 1),
         "exponential": np.exp(y / 50),
@@ -193,7 +194,7 @@ def test_columns_that_say_nothing_or_too_much_are_left_out_with_a_word():
         "nothing (empty)",
         "again (the same as place)",
         "row, customerId (numbers of the rows)",
-        "comment (text that hardly repeats)",
+        "comment, town (text that hardly repeats)",
         "copy, pounds, exponential, whole (gives the target away",
     ):
         assert f"Left out: {names}" in said

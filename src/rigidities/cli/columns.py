@@ -90,7 +90,7 @@ class Column:
         else:
             dates = _dates(series, self.form)
             if _present(dates) < _MOSTLY * _present(series):  # written in another way now?
-                dates = _dates(series, _form(series.dropna()) or self.form)
+                dates = _dates(series, _form(series.dropna()[:500]) or self.form)
             found = _parts(dates, self.first)[list(self.parts)].to_numpy(float)
         return found, series[(found != found).all(1) & series.notna().to_numpy()]
 
@@ -202,7 +202,8 @@ def _useless(column: Column, series: pandas.Series, values: Array, y: Array) -> 
     import pandas
 
     x, distinct = values[:, 0], series.nunique()
-    if column.kind == "category" and 2 * distinct > series.notna().sum():
+    rare = distinct > 1 and column.widths == [1]  # all of them
+    if column.kind == "category" and (rare or 2 * distinct > series.notna().sum()):
         return "text that hardly repeats"
     if column.kind != "number":
         return ""
