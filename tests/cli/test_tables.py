@@ -31,6 +31,9 @@ def written(separator=",", decimal=".", thousands="", day="%Y-%m-%d %H:%M", end=
 WAYS = {
     "plain": written().encode(),
     "byte order mark": written().encode("utf-8-sig"),
+    "utf-32": written().encode("utf-32"),
+    "two encodings": written().encode().replace("Köln".encode(), "Köln".encode("cp1252"), 5),
+    "months by name, noon": written(day="%B %d, %Y %I:%M %p").encode(),
     "utf-16": written(separator="\t").encode("utf-16"),
     "latin-1": written().encode("latin-1"),
     "windows lines": written(end="\r\n").encode(),
@@ -96,6 +99,27 @@ def test_parquet_keeps_its_own_kinds(tmp_path):
     assert frame["place"].isna().sum() == 1
 
 
+def test_parquet_with_damaged_pages_is_refused(tmp_path):
+    pd.DataFrame({"size": np.arange(5000.0) ** 0.5}).to_parquet(tmp_path / "data.parquet")
+    content = bytearray((tmp_path / "data.parquet").read_bytes())
+    content[4:2000] = bytes(1996)
+    (tmp_path / "data.parquet").write_bytes(content)
+    with pytest.raises(ValueError, match="is a damaged Parquet file"):
+        read(tmp_path / "data.parquet")
+
+
+def test_a_parquet_index_is_a_column_too(tmp_path):
+    own = pd.DataFrame({"place": PLACES, "size": SIZES})
+    own.set_index("place").to_parquet(tmp_path / "data.parquet")
+    table, frame = read(tmp_path / "data.parquet")
+    assert sorted(table.names) == sorted(frame) == ["place", "size"]
+    own[own.index % 3 > 0].to_parquet(tmp_path / "data.parquet")
+    _, frame = read(tmp_path / "data.parquet")
+    chosen, notes = inputs(frame, np.random.default_rng(0).normal(size=len(frame)), ".")
+    assert [column.name for column in chosen] == ["place", "size"]
+    assert notes[0] == "Left out: __index_level_0__ (numbers of the rows)"
+
+
 def test_columns_without_a_name_or_with_one_twice_get_their_own(tmp_path):
     table = Table.open(file(tmp_path, "a,,a,a\n1,2,3,4\n"))
     assert table.names == ["a", "column 2", "a (2)", "a (3)"]
@@ -151,6 +175,7 @@ def columns_of_all_sorts():
         "row": np.arange(300) + 1,
         "customerId": rng.permutation(10_000)[:300],
         "comment": [f"no {k}" for k in rng.integers(250, size=300)],
+        "town": [f"town {k // 3}" for k in range(300)],
         "copy": y,
         "pounds": np.round(2.2046 * y - 7, 1),
         "exponential": np.exp(y / 50),
@@ -169,12 +194,25 @@ def test_columns_that_say_nothing_or_too_much_are_left_out_with_a_word():
         "nothing (empty)",
         "again (the same as place)",
         "row, customerId (numbers of the rows)",
-        "comment (text that hardly repeats)",
+        "comment, town (text that hardly repeats)",
         "copy, pounds, exponential, whole (gives the target away",
     ):
         assert f"Left out: {names}" in said
     asked, _ = inputs(frame, y, ".", keep=["row", "whole"])
     assert {c.name for c in asked} == {"kept", "year", "place", "row", "whole"}
+
+
+def test_numbers_too_large_to_be_squared_are_missing_and_tiny_ones_are_not():
+    x = np.random.default_rng(0).normal(size=60)
+    frame = frame_of(large=map(str, np.where(x > 1.5, x * 1e307, x)), tiny=map(str, x * 1e-310))
+    frame["infinite"] = pd.to_numeric(frame["large"]) * np.where(x < 0, np.inf, 1)
+    chosen, notes = inputs(frame, np.random.default_rng(1).normal(size=60), ".")
+    assert [column.kind for column in chosen] == ["number"] * 3
+    assert f"large: {(x > 1.5).sum()} cells hold no number: missing" in notes
+    values, _ = matrix(chosen, frame, ".")
+    assert (
+        values.isnan().sum(0).numpy() == [(x > 1.5).sum(), 0, ((x > 1.5) | (x < 0)).sum()]
+    ).all()
 
 
 def test_a_rounded_target_is_told_from_a_coarse_input():
@@ -191,12 +229,12 @@ def test_a_rounded_target_is_told_from_a_coarse_input():
 def test_rare_categories_share_a_code_and_unknown_ones_are_missing():
     cells = ["a"] * 10 + ["b"] * 6 + ["c", "d", "d"]
     column = Column.of("x", pd.Series(cells, dtype=object), ".")
-    assert (column.categories, column.rare, column.codes) == (["a", "b"], ["d", "c"], 3)
+    assert (column.codes, column.widths) == ({"a": 0, "b": 1, "d": 2, "c": 2}, [3])
     values, lost = column.values(pd.Series(["b", "c", "d", "new", None], dtype=object), ".")
     np.testing.assert_array_equal(values[:, 0], [1, 2, 2, np.nan, np.nan])
     assert lost.tolist() == ["new"]
     many = Column.of("x", pd.Series([f"k{k % 400}" for k in range(4000)], dtype=object), ".")
-    assert many.codes == MOST_CATEGORIES
+    assert many.widths == [MOST_CATEGORIES]
 
 
 def test_dates_may_be_written_in_another_way_later():
@@ -215,6 +253,8 @@ BAD = {
     "a workbook": (b"PK\3\4rest", "Save the table as CSV"),
     "gzip, cut": (gzip.compress(written().encode() * 9)[:-400], "is damaged"),
     "parquet, cut": (b"PAR1 and no more", "damaged Parquet"),
+    "an open quote": (b'a,b\n1,2\n3,"4\n5,6\n', "nothing closes the quote before '4"),
+    "a huge cell": (b'a,b\n1,"' + b"x" * 300_000 + b'"\n', "is damaged"),
     "a long line": (b"a,b\n1,2\n3,4\n5,6,7\n", "Expected 2 entries in line 4"),
 }
 

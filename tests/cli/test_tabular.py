@@ -15,6 +15,7 @@ import torch
 from rigidities import cli
 from rigidities.cli import learners, tabular
 from rigidities.cli.tabular import TableModel
+from rigidities.data.storage import Snapshot
 
 # One worker, so that what the tests share runs once.
 pytestmark = pytest.mark.xdist_group("tabular")
@@ -186,6 +187,25 @@ def test_a_damaged_model_is_refused(ran, tmp_path, capsys, spoil):
     assert os.listdir(tmp_path) == ["model.safetensors"]
 
 
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda own: own["columns"].pop(),
+        lambda own: own.update(identifiers=5),
+        lambda own: own["columns"][0].update(kind="image"),
+        lambda own: own.update(level=2),
+    ],
+)
+def test_a_header_that_does_not_fit_its_model_is_damage(ran, tmp_path, capsys, spoil):
+    snapshot = Snapshot.read(ran.model, holds="tabular")
+    spoil(snapshot.header["tabular"])
+    snapshot.write(tmp_path / "model.safetensors")
+    out = tmp_path / "p.csv"
+    assert run("--apply", tmp_path / "model.safetensors", ran.data, "--out", out) == 2
+    assert "model.safetensors is damaged" in capsys.readouterr().err
+    assert not out.exists()
+
+
 def test_a_file_of_another_kind_is_no_model(ran, tmp_path, capsys):
     TableModel.load(ran.model).uq.save(tmp_path / "fit.safetensors")
     assert run("--apply", tmp_path / "fit.safetensors", ran.data, "--out", tmp_path / "p.csv") == 2
@@ -200,13 +220,14 @@ def test_rows_with_equal_inputs_fall_into_one_part():
     y[::7] = torch.nan
     part = tabular._parts(x, y, 0)
     groups = {}
-    for row, own in zip(x.tolist(), part.tolist(), strict=True):
-        if own != tabular.UNLABELLED:
+    for row, own in zip(x.tolist(), part, strict=True):
+        if own != "unlabelled":
             groups.setdefault(str(row), set()).add(own)
     assert all(len(own) == 1 for own in groups.values())
-    assert part.bincount()[1:3].tolist() == pytest.approx([51, 51], abs=8)
-    assert (part == tabular.UNLABELLED).sum() == y.isnan().sum()
-    assert not torch.equal(part, tabular._parts(x, y, 1))
+    for name in ("calibration", "test"):
+        assert (part == name).sum() == pytest.approx(51, abs=8)
+    assert ((part == "unlabelled") == y.isnan().numpy()).all()
+    assert (part != tabular._parts(x, y, 1)).any()
 
 
 def lines(rows):
@@ -215,8 +236,21 @@ def lines(rows):
 
 USELESS = {
     "the target is not there": (lines([["a", "b"], *[[k, k % 7] for k in range(50)]]), "'y'"),
-    "text": (lines([["x", "y"], *[[k % 7, "ab"[k % 2]] for k in range(50)]]), "Expected numbers"),
+    "text": (
+        lines([["x", "y"], *[[k % 7, "ab"[k % 2]] for k in range(50)]]),
+        "Expected numbers up to",
+    ),
     "all text": (lines([["x", "y"], *[[f"t{k}", k % 7] for k in range(50)]]), "hardly repeats"),
+    "half text": (
+        lines([["x", "y"], *[[k % 7, ("few", k % 5)[k % 2]] for k in range(50)]]),
+        "got 'few'",
+    ),
+    "hardly varying": (
+        lines([["x", "y"], *[[k % 7, f"{k % 3}e-200"] for k in range(50)]]),
+        "to vary",
+    ),
+    "infinite": (lines([["x", "y"], *[[k % 7, "inf"] for k in range(50)]]), "30 rows or more"),
+    "an open quote": ("x,y\n" + "1,2\n" * 40 + '3,"4\n' + "1,2\n" * 9, "nothing closes the quote"),
     "constant": (lines([["x", "y"], *[[k % 7, 3] for k in range(50)]]), "to vary, got 3"),
     "one row": ("x,y\n1,2\n", "Expected 30 rows or more"),
     "no rows": ("x,y\n", "Expected 30 rows or more"),
@@ -252,6 +286,23 @@ def test_wrong_usage_is_explained(tmp_path, monkeypatch, capsys, arguments, word
     assert run(*arguments) == 2
     assert words in capsys.readouterr().err
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--id", "mean"], "--id mean is a column of the predictions"),
+        (["--drop", "y"], "got 'y' twice"),
+        (["--id", "x", "x"], "got 'x' twice"),
+        (["--drop", "x", "--keep", "x"], "got 'x' twice"),
+    ],
+)
+def test_a_column_has_one_part_to_play(tmp_path, capsys, arguments, words):
+    (tmp_path / "data.csv").write_text("x,mean,y\n1,2,3\n")
+    options = ["--target", "y", "--out", tmp_path / "out", *arguments]
+    assert run(tmp_path / "data.csv", *options) == 2
+    assert words in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["data.csv"]
 
 
 @pytest.mark.parametrize("level", ["0", "1", "90"])

@@ -112,9 +112,7 @@ def _add_tabular(command: Command) -> None:
     add("file", type=Path, help="the table: .csv, .tsv, .csv.gz or .parquet")
     add("--target", metavar="COLUMN", help="the column to learn")
     add("--apply", type=Path, metavar="MODEL", help="predict by this model.safetensors instead")
-    add(
-        "--out", type=Path, help="a folder (rigidities-FILE); with --apply a file (predictions.csv)"
-    )
+    add("--out", type=Path, help="folder (rigidities-FILE), or file of --apply (predictions.csv)")
     add("--model", choices=("tree", "net"), help="boosted trees (default) or a small net")
     add("--level", type=level, help="of the intervals (default: 0.9)")
     add("--seed", type=seed, help="of splits and models (default: 0)")

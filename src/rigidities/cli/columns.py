@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,25 +18,31 @@ if TYPE_CHECKING:
 
     Array = numpy.ndarray[Any, numpy.dtype[numpy.float64]]
 
+KINDS = ("number", "date", "category")
 MOST_CATEGORIES = 255
 """Codes of a column at most, that of rare ones included; HistGradientBoosting takes no more."""
 RARE = 5
 """Rows below which a category is pooled with the others that are rare."""
 LEAK = 0.999
 """Rank correlation with the target beyond which a column counts as the target itself."""
-_MOSTLY = 0.9
-_DAYS = ["%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%Y/%m/%d", "%d-%m-%Y", "%d %b %Y", "%b %d, %Y"]
-_TIMES = ["", " %H:%M", " %H:%M:%S"]
-_FORMS = ["ISO8601", "%H:%M", "%H:%M:%S", *(day + time for day in _DAYS for time in _TIMES)]
-_ROW = re.compile(r"(?i:.*(\b|_)(id|idx|index|uuid|key|nr|no|row|unnamed.*))|.*[a-z]I[dD]")
+_MOSTLY, _LARGEST = 0.9, 1e100
+_DAYS = (
+    "%d.%m.%Y|%d.%m.%y|%m/%d/%Y|%d/%m/%Y|%Y/%m/%d|%d-%m-%Y|%d %b %Y|%b %d, %Y|%d %B %Y|%B %d, %Y"
+)
+_TIMES = "| %H:%M| %H:%M:%S| %I:%M %p| %I:%M:%S %p"
+_FORMS = [day + time for day in _DAYS.split("|") for time in _TIMES.split("|")]
+_FORMS = ["ISO8601", "%H:%M", "%H:%M:%S", *_FORMS]
+_ROW = re.compile(
+    r"(?i:.*(\b|_)(id|idx|index(_level_\d+__)?|uuid|key|nr|no|row|unnamed.*))|.*[a-z]I[dD]"
+)
 
 
 @dataclass(frozen=True)
 class Column:
-    """An input, of the kind "number", "date" or "category".
+    """An input, of one of the `KINDS`.
 
     Numbers may carry a unit; dates have a form for `pandas.to_datetime`, a first one and parts that
-    vary; of categories each has a code, and those that are rare share the next one.
+    vary; categories have codes, and those that are rare share the last one.
     """
 
     name: str
@@ -45,8 +51,7 @@ class Column:
     form: str = ""
     first: str = ""
     parts: Sequence[str] = ()
-    categories: Sequence[str] = ()
-    rare: Sequence[str] = ()
+    codes: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, name: str, series: pandas.Series, decimal: str) -> Column:
@@ -61,44 +66,41 @@ class Column:
             if _present(numbers(present, decimal, unit)) >= _MOSTLY:
                 return cls(name, "number", unit=unit)
             if not (form := _form(some)):
-                counts = sorted(Counter(present).items(), key=lambda one: (-one[1], one[0]))
-                common = sum(count >= RARE for _, count in counts)
-                if len(counts) > MOST_CATEGORIES:
-                    common = min(common, MOST_CATEGORIES - 1)
-                names = [text for text, _ in counts]
-                return cls(name, "category", categories=names[:common], rare=names[common:])
+                counts = present.value_counts()
+                common = min(int((counts >= RARE).sum()), MOST_CATEGORIES - 1)
+                codes = {text: min(k, common) for k, text in enumerate(counts.index)}
+                return cls(name, "category", codes=codes)
         dates = _dates(series, form)
         parts = _parts(dates, first := dates.min().isoformat())
         varied = [part for part in parts if parts[part].nunique() > 1]
         return cls(name, "date", form=form, first=first, parts=varied)
 
     @property
-    def codes(self) -> int:
-        """How many categories the model sees; 0 for numbers and dates."""
-        return len(self.categories) + bool(self.rare)
+    def widths(self) -> list[int]:
+        """Of its columns of the matrix the number of categories; 0 for numbers."""
+        return [max(self.codes.values(), default=-1) + 1] * (len(self.parts) or 1)
 
     def values(self, series: pandas.Series, decimal: str) -> tuple[Array, pandas.Series]:
         """(N, 1), or (N, parts) of dates, NaN where missing; and cells of which nothing is made."""
         if self.kind == "number":
             found = numbers(series, decimal, self.unit)[:, None]
         elif self.kind == "category":
-            code = {text: k for k, text in enumerate(self.categories)}
-            code |= dict.fromkeys(self.rare, len(self.categories))
-            found = series.astype(object).map(code).to_numpy(float)[:, None]
+            texts = series.map(str, na_action="ignore").astype(object)
+            found = texts.map(dict(self.codes)).to_numpy(float)[:, None]
         else:
             dates = _dates(series, self.form)
             if _present(dates) < _MOSTLY * _present(series):  # written in another way now?
-                dates = _dates(series, _form(series.dropna()) or self.form)
+                dates = _dates(series, _form(series.dropna()[:500]) or self.form)
             found = _parts(dates, self.first)[list(self.parts)].to_numpy(float)
         return found, series[(found != found).all(1) & series.notna().to_numpy()]
 
     def remarks(self, lost: pandas.Series) -> list[str]:
         """How it was read, in words."""
-        pooled = f", and {len(self.rare)} rare ones as one" if self.rare else ""
+        (codes, *_), rare = self.widths, max(Counter(self.codes.values()).values(), default=0)
         said = {
             "number": f"numbers in {self.unit}" if self.unit else "",
             "date": f"dates ({self.form or 'stored'}), as {', '.join(self.parts)}",
-            "category": f"{len(self.categories)} categories{pooled}",
+            "category": f"{codes} categories" + f", one of them {rare} rare ones" * (rare > 1),
         }
         few = f"{len(lost):,} cells hold no {self.kind}: missing" if len(lost) else ""
         return [f"{self.name}: {one}" for one in (said[self.kind], few) if one]
@@ -126,39 +128,30 @@ def inputs(
     return chosen, [f"Left out: {', '.join(n)} ({why})" for why, n in dropped.items()] + notes
 
 
-def codes(columns: Sequence[Column]) -> list[int]:
-    """Of each column of the matrix the number of categories; 0 for numbers."""
-    return [column.codes for column in columns for _ in range(len(column.parts) or 1)]
-
-
 def matrix(
     columns: Sequence[Column], frame: pandas.DataFrame, decimal: str
 ) -> tuple[torch.Tensor, Counter[str]]:
     """(N, P) in float64, NaN where missing, and the cells by column that could not be read.
 
     Raises:
-        ValueError: a column is missing, or holds another kind of values.
+        ValueError: a column holds another kind of values.
     """
-    if lacking := [column.name for column in columns if column.name not in frame]:
-        raise ValueError(
-            f"Expected the columns {', '.join(map(repr, lacking))} that the model was trained "
-            f"with, got {', '.join(map(repr, frame))}. Name them as they were."
-        )
     blocks, unread = list[torch.Tensor](), Counter[str]()
-    for column in columns:
-        values, lost = column.values(frame[column.name], decimal)
-        if column.kind != "category" and 2 * len(lost) > frame[column.name].notna().sum():
+    for name, column in ((column.name, column) for column in columns):
+        values, lost = column.values(frame[name], decimal)
+        fits = column.kind == ("number" if frame[name].dtype.kind in "iuf" else "category")
+        if not fits and 2 * len(lost) > frame[name].notna().sum():
             raise ValueError(
-                f"Expected {column.kind}s in the column {column.name!r} as the model was trained "
+                f"Expected {column.kind}s in the column {name!r} as the model was trained "
                 f"with, got {lost.iloc[0]!r}. Write it as it was."
             )
-        unread[column.name] += len(lost)
+        unread[name] += len(lost)
         blocks.append(torch.tensor(values, dtype=torch.float64))
     return torch.cat(blocks, 1), +unread
 
 
 def numbers(series: pandas.Series, decimal: str, unit: str = "") -> Array:
-    """The finite numbers in a column, (N,), NaN elsewhere; cells may carry the unit."""
+    """Numbers in a column, (N,), NaN where none is or no square; cells may carry the unit."""
     import numpy
     import pandas
 
@@ -170,7 +163,7 @@ def numbers(series: pandas.Series, decimal: str, unit: str = "") -> Array:
         read = {text: number(str(text), decimal) for text in series[rest].unique()}
         value = {text: one[0] for text, one in read.items() if one and one[1] in ("", unit)}
         found[rest] = series[rest].map(value).to_numpy(float)
-    found[~numpy.isfinite(found)] = numpy.nan
+    found[~(abs(found) < _LARGEST)] = numpy.nan
     return found
 
 
@@ -209,7 +202,8 @@ def _useless(column: Column, series: pandas.Series, values: Array, y: Array) -> 
     import pandas
 
     x, distinct = values[:, 0], series.nunique()
-    if column.kind == "category" and 2 * distinct > series.notna().sum():
+    rare = distinct > 1 and column.widths == [1]  # all of them
+    if column.kind == "category" and (rare or 2 * distinct > series.notna().sum()):
         return "text that hardly repeats"
     if column.kind != "number":
         return ""
@@ -218,7 +212,7 @@ def _useless(column: Column, series: pandas.Series, values: Array, y: Array) -> 
         if counts_up or _ROW.fullmatch(column.name):
             return "numbers of the rows"
     x, y = x[known := (x == x) & (y == y)], y[known]
-    if len(x) < 10 or not numpy.ptp(x) or not numpy.ptp(y):
+    if len(x) < 10 or numpy.ptp(x) < 1 / _LARGEST:
         return ""
     if abs(numpy.corrcoef(*(pandas.Series(one).rank() for one in (x, y)))[0, 1]) > LEAK:
         return "gives the target away: its rows have the same order"

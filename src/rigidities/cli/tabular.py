@@ -4,38 +4,40 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
-import shutil
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from .. import report
+from .. import metrics, report
 from .._version import __version__
 from ..data.storage import Snapshot, prefixed, unprefixed
 from ..last_layer.rigidity import LastLayerRigidity
+from ..notices import require
 from ..prediction.prediction import Prediction
 from ..report.document import checked_place
 from . import learners
-from .columns import Column, codes, inputs, matrix, numbers
+from .columns import KINDS, Column, inputs, matrix
 from .tables import Table
 
 if TYPE_CHECKING:
     import pandas
 
 Say = Callable[[str], None]
-TRAIN, CALIBRATION, TEST, UNLABELLED = range(4)
+Scores = dict[str, dict[str, float]]
 PARTS = ("train", "calibration", "test", "unlabelled")
+RESERVED = ("row", "mean", "std", "low", "high", "split", "target")
+"""Columns of the predictions."""
 WRITTEN: dict[str, Any] = {"index": False, "float_format": "%.10g", "lineterminator": "\n"}
 LEAST, SHARE, MOST, CHUNK = 30, 0.15, 10_000, 20_000
 """Rows with a target at least; share of them that calibrates, as many test, how many at most."""
@@ -66,27 +68,32 @@ class TableModel:
         with snapshot.opened():
             own, fit = dict(snapshot.header["tabular"]), json.dumps(snapshot.header["fit"])
             columns = [Column(**one) for one in own.pop("columns")]
-            model = learners.restored(unprefixed("model", snapshot.tensors), codes(columns))
+            widths = [width for column in columns for width in column.widths]
+            model = learners.restored(unprefixed("model", snapshot.tensors), widths)
             uq = LastLayerRigidity(model)
             uq.set_extra_state({"tensors": unprefixed("fit", snapshot.tensors), "header": fit})
+            require({column.kind for column in columns} <= {*KINDS}, "a kind of columns")
+            require(isinstance(own["identifiers"], list) and 0 < own["level"] < 1, "an option")
+            uq.predict(torch.zeros(1, len(widths), dtype=torch.float64), progress=False)
             return cls(uq, columns, **own)
 
     def predictions(
-        self, frame: pandas.DataFrame, found: Prediction, level: float, before: int = 0
+        self, frame: pandas.DataFrame, x: Tensor, level: float, before: int = 0
     ) -> pandas.DataFrame:
-        """A table of predictions, for rows after those before."""
+        """A table of predictions at x, for rows after those before."""
+        import pandas
+
+        found = self.uq.predict(x, progress=False)
         values = (found.mean, found.std, *found.interval(level))
-        bars = zip(("mean", "std", "low", "high"), values, strict=True)
-        own = frame.reindex(columns=self.identifiers).assign(
-            **{n: t[:, 0].numpy() for n, t in bars}
-        )
-        own.insert(0, "row", range(before + 1, before + 1 + len(frame)))
-        return own
+        own: dict[str, Any] = {"row": range(before + 1, before + 1 + len(frame))}
+        own |= {name: frame.get(name) for name in self.identifiers}
+        own |= {n: t[:, 0].numpy() for n, t in zip(RESERVED[1:5], values, strict=True)}
+        return pandas.DataFrame(own, frame.index)
 
 
 @dataclass(frozen=True)
 class Training:
-    """A table to learn from: inputs x (N, P), targets y (N, 1), of each row a place in `PARTS`."""
+    """A table to learn from: inputs x (N, P), targets y (N, 1), of each row one of `PARTS`."""
 
     table: Table
     frame: pandas.DataFrame
@@ -94,7 +101,7 @@ class Training:
     notes: Sequence[str]
     x: Tensor
     y: Tensor
-    part: Tensor
+    part: Any
 
     @classmethod
     def read(
@@ -103,40 +110,43 @@ class Training:
         """From a file; columns that are `left` are no inputs, those to `keep` are."""
         import pandas
 
-        table = Table.open(path)
-        if unknown := [name for name in (target, *left, *keep) if name not in table.names]:
+        table, named = Table.open(path), Counter((target, *left, *keep))
+        table.require(named)
+        if named.total() > len(named):
             raise ValueError(
-                f"Expected the column {unknown[0]!r} in {path}, got "
-                f"{', '.join(map(repr, table.names))}. Name one of these."
+                "Expected each column once among --target, --id, --drop and --keep, got "
+                f"{max(named, key=named.__getitem__)!r} twice."
             )
         chunks = [*table.chunks(CHUNK)] or [pandas.DataFrame(columns=table.names, dtype=object)]
         frame = pandas.concat(chunks, ignore_index=True)
-        y = _target(frame[target], table, target)
+        y, notes = _target(frame[target], table, target)
         others = frame.drop(columns=[target, *left])
-        columns, notes = inputs(others, y.numpy(), table.decimal, keep)
+        columns, said = inputs(others, y.numpy(), table.decimal, keep)
         if not columns:
-            raise ValueError(f"Expected inputs beside {target!r} in {path}. {'; '.join(notes)}.")
+            raise ValueError(f"Expected inputs beside {target!r} in {path}. {'; '.join(said)}.")
         x, _ = matrix(columns, frame, table.decimal)
-        return cls(table, frame, columns, [*table.notes, *notes], x, y[:, None], _parts(x, y, seed))
+        notes = [*table.notes, *notes, *said]
+        return cls(table, frame, columns, notes, x, y[:, None], _parts(x, y, seed))
 
-    def rows(self, part: int) -> learners.Rows:
+    def rows(self, part: str) -> learners.Rows:
         """Inputs and targets of a part."""
-        return self.x[self.part == part], self.y[self.part == part]
+        own = torch.tensor(self.part == part)
+        return self.x[own], self.y[own]
 
     @property
     def sizes(self) -> dict[str, int]:
         """How many rows are of each part."""
-        return dict(zip(PARTS, self.part.bincount(minlength=4).tolist(), strict=True))
+        return {part: int((self.part == part).sum()) for part in PARTS}
 
     def opening(self, target: str) -> Iterator[str]:
         """What was read, a line each."""
         kinds = Counter(column.kind for column in self.columns)
         yield f"{self.table.path}: {len(self.x):,} rows, {len(self.table.names)} columns"
-        listed = ", ".join(f"{n} {kind}{'s' * (n > 1)}" for kind, n in kinds.items())
-        yield f"  Target: {target}; inputs: {listed.replace('categorys', 'categories')}"
+        listed = ", ".join(f"{n} {kind}" for kind, n in kinds.items())
+        yield f"  Target: {target}; inputs: {listed}"
         yield from (f"  {note}" for note in self.notes)
         if gaps := int(self.x.isnan().any(1).sum()):
-            yield f"  {gaps:,} rows have gaps, which the model takes as they are"
+            yield f"  Rows with gaps, which the model takes as they are: {gaps:,}"
         yield "  Rows: " + ", ".join(f"{n:,} {part}" for part, n in self.sizes.items() if n)
         if kinds["date"]:
             yield "  Rows are split at random: for dates to come the scores are optimistic"
@@ -160,21 +170,21 @@ def train(
     begun = time.monotonic()
     if out.exists() and not out.is_dir():
         raise NotADirectoryError(f"--out {out} is a file. Name a folder to write.")
-    with _replacing(out) as made, warnings.catch_warnings(record=True) as caught:
+    if clash := sorted({*id} & {*RESERVED}):
+        raise ValueError(f"--id {clash[0]} is a column of the predictions too. Rename or drop it.")
+    with _moved(out) as made, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        made.mkdir()
         data = Training.read(path, target, [*id, *drop], keep, seed)
         for line in data.opening(target):
             say(line)
         uq, trees, what = _learned(model, data, seed)
-        uq.calibrate(data.rows(CALIBRATION), progress=False)
+        uq.calibrate(data.rows("calibration"), progress=False)
         said = dict.fromkeys(str(warning.message) for warning in caught)
         for line in (*said, f"Trained {what} in {time.monotonic() - begun:.0f} s"):
             say(f"  {line}")
-        found = uq.predict(data.x, progress=False)
-        scores = _scores(data, found, trees, level)
+        scores = _scores(uq, data, trees, level)
         say(_scoreboard(scores, level, data.sizes["test"]))
-        _write(made, TableModel(uq, data.columns, target, level, id), data, found)
+        _write(made, TableModel(uq, data.columns, target, level, id), data)
         summary: dict[str, Any] = {"library": __version__, "data": str(path), "target": target}
         summary |= {"model": what, "level": level, "seed": seed, "rows": data.sizes}
         summary |= {"scores": scores, "columns": [asdict(column) for column in data.columns]}
@@ -191,18 +201,18 @@ def apply(
     """Predict a file of any size into another; how many rows, and by column the cells unread."""
     _require("pandas")
     own, table = TableModel.load(model), Table.open(path)
-    if out.exists() and any(out.samefile(other) for other in (path, model)):
+    if checked_place(out).exists() and any(out.samefile(other) for other in (path, model)):
         raise ValueError(f"--out {out} is a file that is read. Choose another place.")
     kinds = {column.name: column.kind for column in own.columns}
+    table.require(kinds)
     extra = [name for name in table.names if name not in {*kinds, own.target, *own.identifiers}]
     for line in (*table.notes, *([f"Not used: {', '.join(extra)}"] if extra else [])):
         say(f"  {line}")
     unread, count = Counter[str](), 0
-    with _replacing(checked_place(out)) as made, made.open("w", encoding="utf-8") as file:
+    with _moved(out.parent) as made, (made / out.name).open("w", encoding="utf-8") as file:
         for frame in tqdm(table.chunks(CHUNK), "Predicting", leave=False, disable=None):
             x, lost = matrix(own.columns, frame, table.decimal)
-            found = own.uq.predict(x, progress=False)
-            part = own.predictions(frame, found, level or own.level, count)
+            part = own.predictions(frame, x, level or own.level, count)
             part.to_csv(file, header=not count, **WRITTEN)
             unread, count = unread + lost, count + len(frame)
         if not count:
@@ -216,7 +226,8 @@ def apply(
 
 def _learned(model: str, data: Training, seed: int) -> tuple[LastLayerRigidity, Any, str]:
     """The fitted model, boosted trees whose settings suit the table, and what it is in words."""
-    rows, kinds = data.rows(TRAIN), codes(data.columns)
+    rows = data.rows("train")
+    kinds = [width for column in data.columns for width in column.widths]
     if model == "net":
         uq = LastLayerRigidity(learners.net(rows, kinds, seed)).fit(rows, progress=False)
         return uq, learners.unfitted(kinds, seed), "a net"
@@ -226,55 +237,55 @@ def _learned(model: str, data: Training, seed: int) -> tuple[LastLayerRigidity, 
     return uq, trees, f"{trees.max_iter} boosted trees of up to {trees.max_leaf_nodes} leaves"
 
 
-def _target(series: pandas.Series, table: Table, name: str) -> Tensor:
-    """Its numbers, (N,); refused where nothing can be learnt from them."""
+def _target(series: pandas.Series, table: Table, name: str) -> tuple[Tensor, list[str]]:
+    """Its numbers, (N,), and remarks; refused where nothing can be learnt from them."""
     column, what = Column.of(name, series, table.decimal), f"the target {name!r} of {table.path}"
-    y = torch.tensor(numbers(series, table.decimal, column.unit))
+    values, lost = replace(column, kind="number").values(series, table.decimal)
+    y = torch.tensor(values[:, 0])
     known = y[y.isfinite()]
     if column.kind != "number":
-        held = series.dropna().iloc[0]
-        raise ValueError(f"Expected numbers in {what}, got {held!r}. Name another --target.")
+        held = (lost if len(lost) else series.dropna()).iloc[0]
+        raise ValueError(f"Expected numbers up to 1e100 in {what}, got {held!r}. Name another.")
     if len(known) < LEAST:
         raise ValueError(f"Expected {LEAST} rows or more with {what}, got {len(known)}. Add rows.")
-    if bool((known == known[0]).all()):
+    if float(known.max() - known.min()) < 1e-100:
         raise ValueError(f"Expected {what} to vary, got {known[0]:g} in every row.")
-    return y
+    return y, column.remarks(lost)
 
 
-def _parts(x: Tensor, y: Tensor, seed: int) -> Tensor:
+def _parts(x: Tensor, y: Tensor, seed: int) -> Any:
     """Of each row its part, at random; rows with equal inputs stay together."""
+    import numpy
+
     labelled = y.isfinite()
-    filled = x[labelled].nan_to_num(nan=-1.7e308)
-    _, group = torch.unique(filled, dim=0, return_inverse=True)
+    _, group = torch.unique(x[labelled].nan_to_num(nan=-1.7e308), dim=0, return_inverse=True)
     shuffled = torch.randperm(int(group.max()) + 1, generator=torch.Generator().manual_seed(seed))
     sizes = (group := shuffled[group]).bincount()
     begin = (sizes.cumsum(0) - sizes)[group]  # rows of the groups before
     size = min(MOST, round(SHARE * len(group)))
-    found = torch.full(y.shape, UNLABELLED)
-    found[labelled] = torch.where(begin < size, TEST, (begin < 2 * size).long() * CALIBRATION)
-    if len(torch.unique(found[labelled])) < 3:
+    place = torch.full(y.shape, PARTS.index("unlabelled"))
+    place[labelled] = torch.where(begin < size, 2, (begin < 2 * size).long())
+    if not place.bincount()[:3].all():
         raise ValueError("Expected rows that differ in their inputs, got too many equal ones.")
-    return found
+    return numpy.take(PARTS, place.numpy())
 
 
-def _scores(data: Training, found: Prediction, trees: Any, level: float) -> dict[str, Any]:
+def _scores(uq: LastLayerRigidity, data: Training, trees: Any, level: float) -> Scores:
     """Of the error bars, of one constant bar and of quantile regression, on the test rows."""
-    (x, y), test, scores = data.rows(TEST), data.part == TEST, {}
-    error = (found.mean - data.y)[data.part == CALIBRATION]
-    constant = error.square().mean().expand(found.mean.shape)
-    plain = Prediction(found.mean, 0 * constant, constant, constant)
+    (x, y), (held, target) = data.rows("test"), data.rows("calibration")
+    found = uq.predict(x, progress=False)
+    variance = (uq.predict(held, progress=False).mean - target).square().mean().expand(y.shape)
+    plain = Prediction(found.mean, 0 * variance, variance, variance)
+    scores = {}
     for name, one in {"rigidities": found, "constant": plain}.items():
-        scores[name] = {
-            "rmse": float((one.mean[test] - y).square().mean().sqrt()),
-            "nll": -float(one.log_prob(data.y)[test].mean()),
-            "crps": float(one.crps(data.y)[test].mean()),
-            **_interval_scores([end[test] for end in one.interval(level)], y, level),
-        }
-    ends = learners.quantiles(trees, data.rows(TRAIN), x, level)
-    return scores | {"quantile": _interval_scores(ends, y, level)}
+        likely, crps = float(one.log_prob(y).mean()), float(one.crps(y).mean())
+        own = {"rmse": metrics.rmse(one.mean, y), "nll": -likely, "crps": crps}
+        scores[name] = own | _of_interval(one.interval(level), y, level)
+    ends = learners.quantiles(trees, data.rows("train"), x, level)
+    return scores | {"quantile": _of_interval(ends, y, level)}
 
 
-def _interval_scores(ends: Sequence[Tensor], y: Tensor, level: float) -> dict[str, float]:
+def _of_interval(ends: Sequence[Tensor], y: Tensor, level: float) -> dict[str, float]:
     low, high = ends
     outside = (low - y).clamp(min=0) + (y - high).clamp(min=0)
     score = float((high - low + 2 / (1 - level) * outside).mean())
@@ -282,36 +293,32 @@ def _interval_scores(ends: Sequence[Tensor], y: Tensor, level: float) -> dict[st
     return {"coverage": coverage, "width": float((high - low).mean()), "interval_score": score}
 
 
-def _scoreboard(scores: dict[str, Any], level: float, rows: int) -> str:
-    """The scores in plain ASCII, and how far chance may move the coverage."""
-    line = "{:<42}{:>14}{:>14}{:>14}".format
-    said = ["", line(f"{rows:,} test rows, used for nothing else:", "", "constant", "quantile")]
-    said.append(line("", "rigidities", "bar", "regression"))
-    for key in scores["rigidities"]:
-        name = key.upper() if len(key) < 5 else f"{level:.0%} intervals: {key.replace('_', ' ')}"
-        form = "{:.1%}" if key == "coverage" else "{:#.4g}"
-        cells = (form.format(one[key]) if key in one else "-" for one in scores.values())
-        said.append(line(f"  {name}", *cells))
+def _scoreboard(scores: Scores, level: float, rows: int) -> str:
+    """The scores, and how far chance may move the coverage."""
+    import pandas
+
+    table = pandas.DataFrame(scores).rename(index=lambda key: key.replace("_", " "))
+    shown = table.to_string(float_format="{:#.4g}".format, na_rep="-", col_space=14)
     chance = 2 * (level * (1 - level) / rows) ** 0.5
-    said.append(
-        f"  Less is better; chance moves the coverage of so few rows by {chance:.1%} or less.\n"
+    return (
+        f"\n{rows:,} test rows, used for nothing else, and their {level:.4g} intervals:\n{shown}\n"
+        f"Less is better; coverage should be {level:.4g}, and chance moves it by {chance:.2g}.\n"
     )
-    return "\n".join(said)
 
 
-def _write(folder: Path, model: TableModel, data: Training, found: Prediction) -> None:
+def _write(folder: Path, model: TableModel, data: Training) -> None:
     """The model, all predictions, and the report on the test rows."""
     model.save(folder / "model.safetensors")
-    split = [PARTS[part] for part in data.part.tolist()]
-    table = model.predictions(data.frame, found, model.level)
-    table.assign(split=split, target=data.y[:, 0]).to_csv(folder / "predictions.csv", **WRITTEN)
-    own = data.frame[(data.part == TEST).numpy()]
+    table = model.predictions(data.frame, data.x, model.level)
+    table = table.assign(split=data.part, target=data.y[:, 0])
+    table.to_csv(folder / "predictions.csv", **WRITTEN)
+    own = data.frame[data.part == "test"]
     shown = {name: own[name].astype(str).tolist() for name in [*model.identifiers, *own][:12]}
     report.write(
         folder / "report.html",
         model.uq,
-        data.rows(TEST),
-        reference=data.rows(CALIBRATION)[0],
+        data.rows("test"),
+        reference=data.rows("calibration")[0],
         title=f"{model.target} of {data.table.path.name}: can the error bars be trusted?",
         names=[model.target],
         inputs={"row": [row + 1 for row in own.index]} | shown,
@@ -320,21 +327,16 @@ def _write(folder: Path, model: TableModel, data: Training, found: Prediction) -
 
 
 @contextmanager
-def _replacing(target: Path) -> Iterator[Path]:
-    """A place beside the target, whose file or folder takes its place unless something fails."""
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"There is no folder {target.parent} for {target.name}. Make it.")
-    made = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        yield made
-        if made.is_dir() and target.is_dir():  # which may hold other files too
-            for file in made.iterdir():
-                os.replace(file, target / file.name)
-        else:
-            os.replace(made, target)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-        made.unlink(missing_ok=True)
+def _moved(folder: Path) -> Iterator[Path]:
+    """A place for files that are moved into a folder at the end, unless something fails."""
+    near = folder if folder.is_dir() else folder.parent
+    if not near.is_dir():
+        raise FileNotFoundError(f"There is no folder {near} for {folder.name}. Make it.")
+    with TemporaryDirectory(prefix=".rigidities-", dir=near) as made:
+        yield Path(made)
+        folder.mkdir(exist_ok=True)
+        for file in Path(made).iterdir():
+            os.replace(file, folder / file.name)
 
 
 def _require(*names: str) -> None:
