@@ -121,7 +121,8 @@ class Watch:
         for name, value in list(self._held.items()):
             if isinstance(value, (dict, list, tuple)) and len(value) <= _FEW:  # empty ones too
                 self._live.append(value.values() if isinstance(value, dict) else value)
-                self._held |= {f"{name}[{k!r}]": entry for k, entry in _entries(value)}
+                entries = value.items() if isinstance(value, dict) else enumerate(value)
+                self._held |= {f"{name}[{k!r}]": entry for k, entry in entries}
         self._plain = {name: v for name, v in self._held.items() if isinstance(v, Tensor)}
         tensors = [*self._weights, *self._plain.values()]
         self._odd = [t for t in tensors if type(t) not in _KNOWN or t.is_inference()]
@@ -169,13 +170,6 @@ _TRUSTED = {object, nn.Module, nn.MultiheadAttention, nn.TransformerEncoderLayer
 """Whose own ways to be copied are for old files."""
 _KNOWN = (nn.Parameter, Tensor)
 _written = attrgetter("_version", "dtype")
-
-
-def _entries(value: object) -> list[tuple[object, object]]:
-    """Of a dictionary, list or tuple, if there are few."""
-    if not isinstance(value, (dict, list, tuple)) or len(value) > _FEW:
-        return []
-    return list(value.items() if isinstance(value, dict) else enumerate(value))
 
 
 def _groups(module: nn.Module) -> tuple[dict[Any, Any], ...]:
