@@ -10,20 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..notices import notify
 from ..prediction.cosine_tilt import TERMS
 from ..prediction.head import Guard, Head, column_spread
 from ..prediction.law import Gaussian, Law, StudentT, Tilted
 from ..prediction.noise import ConstantNoise, FeatureNoise, GivenNoise, NoNoise
 from .calibration import Calibration, Wanted
+from .choosing import Evidence, reported
 from .evidence import most_evident_ridge
 from .gathering import Residuals
 from .objective import Choice, Objective, search
 from .report import CalibrationReport
 from .rows import Rows, clipped_mean, target_rows
 from .target_fit import CLEARLY, LADDER, Parts, TargetFit, fitted, judged
-
-Evidence = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -158,30 +156,20 @@ def automatic(
     else:
         chosen, taken = full.calibration(ridge, wanted, typical[0], shared=shared), LADDER[-1]
         nll = full.nll
-    final = solved(ridge)
-    report = CalibrationReport(
+    return reported(
+        solved(ridge),
+        wanted,
+        residuals,
         calibration=_with_joint(chosen, rows, typical),
-        criterion=wanted.criterion,
         value=full.ladder.get(taken, nll),
         at_edge=edge,
-        condition=final.condition,
-        effective_rank=final.effective_rank,
-        width=final.width,
         nll=nll,
         nll_constant=sum(constant) / len(constant),
-        fixed=wanted.ridge is not None,
         zero_curvature=zero_curvature,
         ladder=full.ladder,
         seen=0 if seen is None else len(seen.error),
         remarks=_remarks(rows, wanted) if wanted.optimism else [],
-        rows=0 if residuals is None else residuals.rows,
-        used=0 if residuals is None else len(residuals.error),
-        samples=0 if residuals is None else residuals.samples,
-        duplicates=0 if residuals is None else round(residuals.duplicates),
     )
-    if report.duplicates:
-        notify(report.warnings[0])
-    return report
 
 
 @dataclass(frozen=True)
