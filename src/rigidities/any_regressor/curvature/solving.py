@@ -37,7 +37,7 @@ def _dense(training: TrainingRows, problem: Problem, penalty: Penalty | None) ->
     regressor = training.differentiation.regressor
     parameters = regressor.parameters
     width = 4 * training.differentiation.outputs * len(parameters)
-    matrix = None if penalty is None else penalty.hessian()
+    matrix = None if penalty is None else penalty.local.hessian()
     epsilon = torch.finfo(torch.float64).eps
     if problem.exact:
         for _ in training(width):  # for the totals alone
