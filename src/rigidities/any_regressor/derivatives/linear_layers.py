@@ -77,11 +77,9 @@ class LinearLayers:
     def _slopes(self, rows: Tensor, calls: dict[str, list[_Call]]) -> dict[int, Tensor]:
         """d output / d z of each call, (N, K, T, O)."""
         made = [call for name in self.layers for call in calls[name]]
-        found: dict[int, list[Tensor]] = {id(call): [] for call in made}
-        for k in range(rows.shape[1]):
-            for call, grad in zip(made, _gradients(rows[:, k].sum(), made), strict=True):
-                found[id(call)].append(grad)
-        slopes = {key: torch.stack(parts, dim=1) for key, parts in found.items()}
+        each = (_gradients(rows[:, k].sum(), made) for k in range(rows.shape[1]))
+        parts = zip(map(id, made), zip(*each, strict=True), strict=True)
+        slopes = {call: torch.stack(grads, dim=1) for call, grads in parts}
         self._check_owners(rows, made, slopes)
         return slopes
 
