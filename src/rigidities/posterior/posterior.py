@@ -72,7 +72,7 @@ class Posterior:
             >>> Posterior.from_gram(gram, ridge=5.0).variance(torch.tensor([[10.0]])).item()
             10.0
         """
-        _check_ridge(ridge)
+        check_ridge(ridge)
         basis = gram.eigenbasis(None if penalty is None else _checked_penalty(penalty, gram))
         root, values = isinstance(gram, RootGram), _clipped(basis[0], gram.rounding)
         posterior = cls(values, basis[1], 0.0, rounding=gram.rounding, from_root=root)
@@ -125,7 +125,7 @@ class Posterior:
 
     def with_ridge(self, ridge: float) -> Posterior:
         """The same eigenbasis with another ridge: no factorisation."""
-        _check_ridge(ridge)
+        check_ridge(ridge)
         self._check_whole("Choose the ridge first, then truncate.")
         smallest, largest = self.eigenvalues[..., 0], self.eigenvalues[..., -1]
         share = torch.finfo(torch.float64).eps * max(self.width, 1 / LARGEST_ROUNDING)
@@ -304,7 +304,8 @@ class Posterior:
         return features.to(self.eigenvectors) - components @ self.eigenvectors.mT
 
 
-def _check_ridge(ridge: float) -> None:
+def check_ridge(ridge: float) -> None:
+    """Refuse what cannot be added to a diagonal."""
     if not 0 <= ridge < float("inf"):
         raise ValueError(f"ridge must be finite and not negative, got {ridge}.")
 
