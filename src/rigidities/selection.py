@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -310,15 +310,6 @@ class _SquaredNorms:
         torch.maximum(self._largest, self.values, out=self._largest)
 
 
-class _Step(NamedTuple):
-    """What a pick did: $S' = S (1 - h p p^T)$ and $M' = M - k u u^T$ with u = S p."""
-
-    p: Tensor
-    products: Tensor  # z_j . u of all rows
-    k: Tensor
-    h: Tensor
-
-
 class _Candidates:
     r"""q of all whitened rows (N, D), which would enter the Gram with weights (N,), so far.
 
@@ -334,7 +325,8 @@ class _Candidates:
     def gains(self) -> Tensor:
         return torch.log1p(self.weights * self.quadratic.values) / 2
 
-    def add(self, pick: int) -> _Step:
+    def add(self, pick: int) -> tuple[Tensor, ...]:
+        """p, z_j . u of all rows, k and h: $S' = S (1 - h p p^T)$, $M' = M - k u u^T$, u = S p."""
         w, p = self.weights[pick], self.root.mT @ self.rows[pick]
         stretch = (1 + w * p.square().sum()).sqrt()
         u = self.root @ p
@@ -343,7 +335,7 @@ class _Candidates:
         k, h = w / stretch.square(), w / (stretch * (1 + stretch))
         self.root -= h * torch.outer(u, p)
         self.quadratic.lower(k * products.square(), self.root)
-        return _Step(p, products, k, h)
+        return p, products, k, h
 
 
 class _TotalVariance(_Candidates):
@@ -361,14 +353,14 @@ class _TotalVariance(_Candidates):
     def gains(self) -> Tensor:
         return self.weights * self.squares.values / (1 + self.weights * self.quadratic.values)
 
-    def add(self, pick: int) -> _Step:
+    def add(self, pick: int) -> tuple[Tensor, ...]:
         # M' = M - k u u^T, so a' = a - 2 k (z.u) (z.M C u) + k^2 (z.u)^2 u^T C u, where
         # u^T C u = |A^T p|^2 and M C u = S A A^T p.
         seen = self.half.mT @ (self.root.mT @ self.rows[pick])  # A^T p
         partners = self.rows @ (self.root @ (self.half @ seen))  # z.M C u
-        step = super().add(pick)
-        self.half -= step.h * torch.outer(step.p, seen)
-        by = step.k * step.products * (2 * partners - step.k * seen.square().sum() * step.products)
+        p, products, k, h = step = super().add(pick)
+        self.half -= h * torch.outer(p, seen)
+        by = k * products * (2 * partners - k * seen.square().sum() * products)
         self.squares.lower(by, self.root, self.half)
         return step
 
