@@ -127,7 +127,9 @@ class Watch:
         tensors = [*self._weights, *self._plain.values()]
         self._odd = [t for t in tensors if type(t) not in _KNOWN or t.is_inference()]
         self._known = [t for t in tensors if type(t) in _KNOWN and not t.is_inference()]
-        self._versions, self._looks = self._counted(), self._look()
+        plain = {name: _version(tensor) for name, tensor in self._plain.items()}
+        self._versions = [_version(tensor) for tensor in self._weights], plain
+        self._looks = self._look()
 
     def same(self) -> bool:
         """Whether nothing has happened."""
@@ -155,10 +157,6 @@ class Watch:
             list(map(_written, self._known)),
             list(map(_version, self._odd)),
         )
-
-    def _counted(self) -> tuple[list[object], dict[str, tuple[object, ...]]]:
-        plain = {name: _version(tensor) for name, tensor in self._plain.items()}
-        return [_version(tensor) for tensor in self._weights], plain
 
 
 _OWN = frozenset(vars(nn.Module()))

@@ -260,7 +260,9 @@ class Posterior:
             raise ValueError("Each target has its own Gram here: truncation needs a shared one.")
         if form == "complement" and self.ridge == 0:
             raise ValueError("form='complement' needs ridge > 0: it divides by it.")
-        errors = self._truncation_errors(form)
+        lam, s = self.eigenvalues, self.ridge
+        errors = (lam[0] + s) / (lam + s) if form == "inverse" else lam.flip(0) / s
+        errors = torch.cat([errors, errors.new_zeros(1)])  # after 0, 1, ..., rank eigenvectors
         if accuracy is not None:
             rank = max(1, int((errors > accuracy).sum()))
         if rank is None or not 0 < rank <= self.rank:
@@ -291,13 +293,6 @@ class Posterior:
     def _check_whole(self, remedy: str) -> None:
         if self.rank < self.width:
             raise ValueError(f"This posterior is truncated to rank {self.rank}. {remedy}")
-
-    def _truncation_errors(self, form: TruncationForm) -> Tensor:
-        """Worst-case error after keeping 0, 1, ..., rank eigenvectors, (rank + 1,)."""
-        end = self.eigenvalues.new_zeros(1)
-        if form == "inverse":
-            return torch.cat([self.precisions[0] / self.precisions, end])
-        return torch.cat([self.eigenvalues.flip(0) / self.ridge, end])
 
     def _residual(self, features: Tensor, components: Tensor) -> Tensor:
         """What the kept eigenvectors do not span of f."""
