@@ -242,6 +242,17 @@ class PerSampleLoss:
         self._checked = True
 
 
+def require_valued(loss: LossLike) -> ValuedLoss:
+    """The loss, where second derivatives can be taken of it as a whole."""
+    valued = loss_for(loss)
+    if not isinstance(valued, ValuedLoss):
+        raise TypeError(
+            f"Expected a loss with value(prediction, target, batch), got {type(valued).__name__}. "
+            "Pass callable(prediction, target) -> one loss per sample."
+        )
+    return valued
+
+
 def own_weights(loss: Loss, batch: Any) -> Tensor | None:
     """The sample weights that a loss brings along, (N, 1) or (N, K) in float64."""
     own: Callable[[Any], Tensor] | None = getattr(loss, "weight", None)

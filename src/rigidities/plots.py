@@ -172,7 +172,8 @@ def confidence_factors(sigmas: float = 1) -> tuple[float, float]:
     outside = math.erfc(sigmas / math.sqrt(2))
     narrow, wide = 0.0, 700.0
     while narrow < (middle := (narrow + wide) / 2) < wide:
-        if _outside(*_equal_density_pair(middle)) > outside:
+        low, high = _equal_density_pair(middle)
+        if math.erf(low / math.sqrt(2)) + math.erfc(high / math.sqrt(2)) > outside:
             narrow = middle
         else:
             wide = middle
@@ -235,11 +236,6 @@ def _equal_density_pair(log_ratio: float) -> tuple[float, float]:
     """(low, high) of equal density on the log axis, where high / low = exp(log_ratio)."""
     high = math.sqrt(2 * log_ratio / -math.expm1(-2 * log_ratio))
     return high * math.exp(-log_ratio), high
-
-
-def _outside(low: float, high: float) -> float:
-    """Probability that |e| < low or |e| > high."""
-    return math.erf(low / math.sqrt(2)) + math.erfc(high / math.sqrt(2))
 
 
 def _resolution(error: Tensor, std: Tensor, bin_size: int) -> str:

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -166,15 +166,14 @@ def greedy(
     w = _per_row("weights", weights, features).to(device)
     cost = _per_row("costs", costs, features).to(device)
     whitener = _whitener(posterior, features[taken], w[taken.to(device)])
-    candidates = _Candidates(_whitened(posterior, features, whitener), w)
-    goal: _Information | _TotalVariance = _Information(candidates)
-    if objective == "variance":
-        cared = candidates.rows if of is None else _whitened(posterior, of, whitener)
-        goal = _TotalVariance(candidates, cared)
-    return _picked(goal, n, cost, taken.to(device))
+    rows = _whitened(posterior, features, whitener)
+    if objective == "logdet":
+        return _picked(_Candidates(rows, w), n, cost, taken.to(device))
+    cared = rows if of is None else _whitened(posterior, of, whitener)
+    return _picked(_TotalVariance(rows, w, cared), n, cost, taken.to(device))
 
 
-def _picked(goal: _Information | _TotalVariance, n: int, costs: Tensor, taken: Tensor) -> Selection:
+def _picked(goal: _Candidates, n: int, costs: Tensor, taken: Tensor) -> Selection:
     indices, gains = [], []
     free = torch.ones_like(costs, dtype=torch.bool)
     free[taken] = False
@@ -185,7 +184,7 @@ def _picked(goal: _Information | _TotalVariance, n: int, costs: Tensor, taken: T
         gains.append(gain[pick])
         free[pick] = False
         goal.add(pick)
-    left = goal.candidates.quadratic.values
+    left = goal.quadratic.values
     return Selection(torch.tensor(indices, device=costs.device), torch.stack(gains), left)
 
 
@@ -225,11 +224,9 @@ def _checked_features(name: str, features: Tensor, posterior: Posterior) -> Tens
             f"{name} must be (N, {posterior.width}) with N > 0, got {tuple(features.shape)}."
             + remedy
         )
-    for start in range(0, len(features), BLOCK):
-        finite = features[start : start + BLOCK].isfinite().all(1)
-        if not bool(finite.all()):
-            row = start + int((~finite).nonzero()[0])
-            raise ValueError(f"{name} must be finite, got NaN or infinity in row {row}.")
+    wrong = torch.cat([~part.isfinite().all(1) for part in _blocks(features)]).nonzero()
+    if len(wrong):
+        raise ValueError(f"{name} must be finite, got NaN or infinity in row {int(wrong[0])}.")
     return features.detach()
 
 
@@ -313,17 +310,11 @@ class _SquaredNorms:
         torch.maximum(self._largest, self.values, out=self._largest)
 
 
-class _Step(NamedTuple):
-    """What a pick did: $S' = S (1 - h p p^T)$ and $M' = M - k u u^T$ with u = S p."""
-
-    p: Tensor
-    products: Tensor  # z_j . u of all rows
-    k: Tensor
-    h: Tensor
-
-
 class _Candidates:
-    """q of all whitened rows (N, D), which would enter the Gram with weights (N,), so far."""
+    r"""q of all whitened rows (N, D), which would enter the Gram with weights (N,), so far.
+
+    Gains are the information, $\tfrac12 \log(1 + w_j q_j)$.
+    """
 
     def __init__(self, rows: Tensor, weights: Tensor) -> None:
         self.rows = rows
@@ -331,7 +322,11 @@ class _Candidates:
         self.root = torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device)
         self.quadratic = _SquaredNorms(rows)
 
-    def add(self, pick: int) -> _Step:
+    def gains(self) -> Tensor:
+        return torch.log1p(self.weights * self.quadratic.values) / 2
+
+    def add(self, pick: int) -> tuple[Tensor, ...]:
+        """p, z_j . u of all rows, k and h: $S' = S (1 - h p p^T)$, $M' = M - k u u^T$, u = S p."""
         w, p = self.weights[pick], self.root.mT @ self.rows[pick]
         stretch = (1 + w * p.square().sum()).sqrt()
         u = self.root @ p
@@ -340,48 +335,34 @@ class _Candidates:
         k, h = w / stretch.square(), w / (stretch * (1 + stretch))
         self.root -= h * torch.outer(u, p)
         self.quadratic.lower(k * products.square(), self.root)
-        return _Step(p, products, k, h)
+        return p, products, k, h
 
 
-class _Information:
-    r"""Gains $\tfrac12 \log(1 + w_j q_j)$."""
-
-    def __init__(self, candidates: _Candidates) -> None:
-        self.candidates = candidates
-
-    def gains(self) -> Tensor:
-        return torch.log1p(self.candidates.weights * self.candidates.quadratic.values) / 2
-
-    def add(self, pick: int) -> None:
-        self.candidates.add(pick)
-
-
-class _TotalVariance:
+class _TotalVariance(_Candidates):
     r"""Gains $w_j a_j / (1 + w_j q_j)$ with $a_j = z_j^\top M C M z_j$, $C = \sum_i z_i z_i^\top$.
 
     With $A A^\top = S^\top C S$, $a_j = |(S A)^\top z_j|^2$; a pick shrinks A as it shrinks S.
     The rows cared for, (M, D), whose variance is to shrink, are whitened alike.
     """
 
-    def __init__(self, candidates: _Candidates, cared: Tensor) -> None:
-        self.candidates = candidates
-        self.root = _square_root(cared)  # A
-        self.squares = _SquaredNorms(candidates.rows, self.root)
+    def __init__(self, rows: Tensor, weights: Tensor, cared: Tensor) -> None:
+        super().__init__(rows, weights)
+        self.half = _square_root(cared)  # A
+        self.squares = _SquaredNorms(rows, self.half)
 
     def gains(self) -> Tensor:
-        w, q = self.candidates.weights, self.candidates.quadratic.values
-        return w * self.squares.values / (1 + w * q)
+        return self.weights * self.squares.values / (1 + self.weights * self.quadratic.values)
 
-    def add(self, pick: int) -> None:
+    def add(self, pick: int) -> tuple[Tensor, ...]:
         # M' = M - k u u^T, so a' = a - 2 k (z.u) (z.M C u) + k^2 (z.u)^2 u^T C u, where
         # u^T C u = |A^T p|^2 and M C u = S A A^T p.
-        rows, root = self.candidates.rows, self.candidates.root
-        seen = self.root.mT @ (root.mT @ rows[pick])  # A^T p
-        partners = rows @ (root @ (self.root @ seen))  # z.M C u
-        step = self.candidates.add(pick)
-        self.root -= step.h * torch.outer(step.p, seen)
-        by = step.k * step.products * (2 * partners - step.k * seen.square().sum() * step.products)
-        self.squares.lower(by, self.candidates.root, self.root)
+        seen = self.half.mT @ (self.root.mT @ self.rows[pick])  # A^T p
+        partners = self.rows @ (self.root @ (self.half @ seen))  # z.M C u
+        p, products, k, h = step = super().add(pick)
+        self.half -= h * torch.outer(p, seen)
+        by = k * products * (2 * partners - k * seen.square().sum() * products)
+        self.squares.lower(by, self.root, self.half)
+        return step
 
 
 def _square_root(rows: Tensor) -> Tensor:

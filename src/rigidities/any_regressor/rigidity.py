@@ -145,7 +145,7 @@ class PredictionRigidity:
         problem = self._problem(differentiation, samples.count)
         penalty = None if self._regulariser is None else Penalty(regressor, self._regulariser)
         form = solved(training, problem, chosen(problem, self._wanted), penalty, self._tolerance)
-        slope, totals = None if penalty is None else penalty.gradient, training.totals
+        slope, totals = None if penalty is None else penalty.local.gradient, training.totals
         norm = totals.check(slope, problem.ridge, regressor.flat)
         sums = (norm, (totals.rows, totals.dispersion))
         plain = Calibration.unscaled(form.ridge, 1, regressor.flat.device)

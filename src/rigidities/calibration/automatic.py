@@ -10,20 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..notices import notify
 from ..prediction.cosine_tilt import TERMS
 from ..prediction.head import Guard, Head, column_spread
 from ..prediction.law import Gaussian, Law, StudentT, Tilted
 from ..prediction.noise import ConstantNoise, FeatureNoise, GivenNoise, NoNoise
 from .calibration import Calibration, Wanted
+from .choosing import Evidence, reported
 from .evidence import most_evident_ridge
 from .gathering import Residuals
-from .objective import Choice, Objective, search
+from .objective import Objective, search
 from .report import CalibrationReport
 from .rows import Rows, clipped_mean, target_rows
 from .target_fit import CLEARLY, LADDER, Parts, TargetFit, fitted, judged
-
-Evidence = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -77,18 +75,6 @@ class Full:
         means = torch.stack([one.mean(0) for one in found]).mean(0).tolist()
         return cls(targets, rows, dict(zip(LADDER, means, strict=True)), worse)
 
-    def _head(self, *, shared: bool, tilts: int) -> Head:
-        """Of all targets."""
-        weights = [fit.weights(tilts) for fit in self.targets]
-        return Head.of(
-            [fit.inputs for fit in self.targets],
-            [weight for weight, _ in weights],
-            [constant for _, constant in weights],
-            [fit.bounds for fit in self.targets],
-            [fit.scale.scale2 for fit in self.targets],
-            shared=shared,
-        )
-
     def calibration(
         self, ridge: float, wanted: Wanted, weight: Tensor, *, shared: bool
     ) -> Calibration:
@@ -99,13 +85,22 @@ class Full:
         level = torch.stack([fit.middle for fit in fits]).exp()
         level = level * torch.as_tensor(law.second).to(level)
         kinds = {GivenNoise: GivenNoise(level, wanted.given), FeatureNoise: FeatureNoise(level)}
+        weights = [fit.weights(TERMS if isinstance(law, Tilted) else 0) for fit in fits]
+        head = Head.of(
+            [fit.inputs for fit in fits],
+            [weight for weight, _ in weights],
+            [constant for _, constant in weights],
+            [fit.bounds for fit in fits],
+            [fit.scale.scale2 for fit in fits],
+            shared=shared,
+        )
         return Calibration(
             ridge,
             torch.stack([fit.scale2 for fit in fits]).sqrt(),
             kinds.get(wanted.noise, ConstantNoise(level)),
             law,
             weight,
-            head=self._head(shared=shared, tilts=TERMS if isinstance(law, Tilted) else 0),
+            head=head,
             guard=Guard.join(guards) if guards else None,
             support=wanted.support,
         )
@@ -152,72 +147,49 @@ def automatic(
     full = Full.of(rows, _parts(rows, wanted), None if paper is None else paper.q, features)
     constant = [_constant(one.held.residual) for one in rows]
     if paper is not None and full.worse > CLEARLY:
-        ridge, edge, taken = paper.choice.ridge, None, LADDER[0]
+        ridge, edge, taken = paper.calibration.ridge, None, LADDER[0]
         chosen, nll = paper.calibration, paper.nll
         rows = _rows(residuals, None, eigenvalues, ridge)
     else:
         chosen, taken = full.calibration(ridge, wanted, typical[0], shared=shared), LADDER[-1]
         nll = full.nll
-    final = solved(ridge)
-    report = CalibrationReport(
+    return reported(
+        solved(ridge),
+        wanted,
+        residuals,
         calibration=_with_joint(chosen, rows, typical),
-        criterion=wanted.criterion,
         value=full.ladder.get(taken, nll),
         at_edge=edge,
-        condition=final.condition,
-        effective_rank=final.effective_rank,
-        width=final.width,
         nll=nll,
         nll_constant=sum(constant) / len(constant),
-        fixed=wanted.ridge is not None,
         zero_curvature=zero_curvature,
         ladder=full.ladder,
         seen=0 if seen is None else len(seen.error),
         remarks=_remarks(rows, wanted) if wanted.optimism else [],
-        rows=0 if residuals is None else residuals.rows,
-        used=0 if residuals is None else len(residuals.error),
-        samples=0 if residuals is None else residuals.samples,
-        duplicates=0 if residuals is None else round(residuals.duplicates),
     )
-    if report.duplicates:
-        notify(report.warnings[0])
-    return report
 
 
 @dataclass(frozen=True)
 class Paper:
-    """The paper's form: the likelihood of the validation rows by its ridge, and the best choice."""
+    """The paper's form: the likeliest, and its NLL and q (n, K), NaN where masked, of the rows."""
 
-    objective: Objective
-    choice: Choice
+    calibration: Calibration
+    nll: float
+    q: Tensor
 
     @classmethod
     def found(cls, residuals: Residuals, eigenvalues: Tensor, wanted: Wanted) -> Paper | None:
-        """The best; None where there is none, as with rows whose features are all zero."""
+        """For validation rows; None where there is none, as with features that are all zero."""
         own = replace(wanted, criterion="nll", noise=NoNoise, law=Gaussian(), given=None)
         objective = Objective(residuals, eigenvalues, own)
         try:
-            return cls(objective, search(objective, wanted.ridge)[0])
+            choice, _ = search(objective, wanted.ridge)
         except ValueError:
             return None
-
-    @property
-    def q(self) -> Tensor:
-        """Of the validation rows, (n, K), NaN where the target is masked."""
-        data, lam = self.objective.residuals, self.objective.eigenvalues
-        q = data.quadratic(lam, lam.new_tensor([self.choice.ridge]))[..., 0]
-        return torch.where(data.error.isfinite(), q, math.nan)
-
-    @property
-    def nll(self) -> float:
-        """Per row, on the validation rows."""
-        return self.objective.nll(self.choice)[0]
-
-    @property
-    def calibration(self) -> Calibration:
-        """As everything after it uses it."""
-        found = self.objective.calibration(self.choice)
-        return replace(found, support=self.objective.wanted.support)
+        q = residuals.quadratic(eigenvalues, eigenvalues.new_tensor([choice.ridge]))[..., 0]
+        q = torch.where(residuals.error.isfinite(), q, math.nan)
+        found = replace(objective.calibration(choice), support=wanted.support)
+        return cls(found, objective.nll(choice)[0], q)
 
 
 def _parts(rows: list[Rows], wanted: Wanted) -> Parts:

@@ -51,24 +51,34 @@ def chosen(
         wanted = replace(wanted, law=law)
         objective = replace(objective, wanted=wanted)
         choice = search(objective, choice.ridge)[0]
-    final, (nll, constant) = solved(choice.ridge), objective.nll(choice)
-    report = CalibrationReport(
+    nll, constant = objective.nll(choice)
+    return reported(
+        solved(choice.ridge),
+        wanted,
+        residuals,
         calibration=replace(objective.calibration(choice), support=wanted.support),
-        criterion=wanted.criterion,
         value=choice.value,
         at_edge=edge,
-        condition=final.condition,
-        effective_rank=final.effective_rank,
-        width=final.width,
         nll=nll,
         nll_constant=constant,
-        rows=residuals.rows,
-        used=len(residuals.error),
-        fixed=wanted.ridge is not None,
-        samples=residuals.samples,
-        duplicates=round(residuals.duplicates),
         zero_curvature=zero_curvature,
     )
+
+
+def reported(
+    final: Any, wanted: Wanted, residuals: Residuals | None, **found: Any
+) -> CalibrationReport:
+    """What was found, beside what was wanted, the final curvature and the validation rows, if any.
+
+    It warns where these stand in the training data too.
+    """
+    own = {name: getattr(final, name) for name in ("condition", "effective_rank", "width")}
+    rows: dict[str, Any] = {"rows": 0}
+    if residuals is not None:
+        counts = {"samples": residuals.samples, "duplicates": round(residuals.duplicates)}
+        rows = {"rows": residuals.rows, "used": len(residuals.error), **counts}
+    fixed = wanted.ridge is not None
+    report = CalibrationReport(criterion=wanted.criterion, fixed=fixed, **own, **rows, **found)
     if report.duplicates:
         notify(report.warnings[0])
     return report

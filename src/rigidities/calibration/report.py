@@ -158,8 +158,10 @@ class CalibrationReport:
             lines.insert(4, f"  for a weight of {weight}, as rows without one are taken to have")
         if self.gradient_scale is not None:
             lines.insert(3, f"  of derivatives  {_numbers(self.gradient_scale)}")
-        if self.calibration.law.name != "gaussian":
-            lines.append(f"  law             {self.calibration.law.name}{self._tails}")
+        if (law := self.calibration.law).name != "gaussian":
+            df = getattr(law, "df", None)
+            tails = "" if df is None else f", {_numbers(torch.as_tensor(df))} degrees of freedom"
+            lines.append(f"  law             {law.name}{tails}")
         if math.isfinite(self.effective_rank):
             lines.append(
                 f"  effective rank  {self.effective_rank:.1f} of {self.width}, "
@@ -170,12 +172,6 @@ class CalibrationReport:
         lines += [f"  {line}" for line in [*self._rungs, *self._beyond]]
         said = [*self.warnings, *self.remarks]
         return "\n".join([*lines, *(f"  ! {warning}" for warning in said)])
-
-    @property
-    def _tails(self) -> str:
-        df = getattr(self.calibration.law, "df", None)
-        known = "" if df is None else _numbers(torch.as_tensor(df))
-        return f", {known} degrees of freedom" if known else ""
 
     @property
     def _rungs(self) -> list[str]:

@@ -41,15 +41,13 @@ class Solution:
     r"""A stationary point, free or constrained.
 
     Attributes:
-        vector: where.
-        local: derivatives there.
+        local: where, with the derivatives there.
         loss: there.
         prediction: at x, exactly the value that was asked for.
         multiplier: $\lambda = d \mathcal{L}_c / d\epsilon$; zero without a constraint.
         residual: of the stationarity conditions, relative to the losses' own gradients.
     """
 
-    vector: Tensor
     local: Local
     loss: float
     prediction: float
@@ -82,7 +80,7 @@ def constrained(
         aim = reached.prediction + step
         aim = value if abs(value - aim) < smallest else aim
         try:
-            reached = _solved(problem, reached.vector, aim, tolerance, max_iterations)
+            reached = _solved(problem, reached.local.vector, aim, tolerance, max_iterations)
             step = math.copysign(min(2 * abs(step), abs(value - aim)), value - aim)
         except NotConverged as failure:
             step /= 2
@@ -129,9 +127,7 @@ def _solved(
             f"tolerance {tolerance:g}."
         )
     prediction = at.prediction if value is None else value
-    return Solution(
-        at.vector, at, at.loss, prediction, _multiplier(at, value), residual=size / scale
-    )
+    return Solution(at, at.loss, prediction, _multiplier(at, value), residual=size / scale)
 
 
 def _improved(

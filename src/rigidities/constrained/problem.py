@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,9 +12,11 @@ from torch import Tensor, nn
 from ..any_regressor.curvature.exact_hessian import Penalty, Regulariser
 from ..any_regressor.derivatives.parameters import Subset
 from ..any_regressor.derivatives.regressor import Function, Regressor
-from ..losses import LossLike, ValuedLoss, loss_for, own_weights
+from ..data.samples import doubled
+from ..losses import LossLike, ValuedLoss, own_weights, require_valued
 from ..metrics.alignment import as_tensor
 from ..models.directional import Differentiated
+from ..posterior.posterior import check_ridge
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,8 +118,7 @@ class ConstrainedProblem:
         output: int | None = None,
     ) -> ConstrainedProblem:
         """Read what the user handed in, in float64."""
-        if not 0 <= ridge < math.inf:
-            raise ValueError(f"ridge must be finite and not negative, got {ridge}.")
+        check_ridge(ridge)
         regressor = Regressor.of(f, params, subset=subset).double()
         inputs, point = _inputs(X), _point(x, X)
         with torch.no_grad():
@@ -131,7 +131,7 @@ class ConstrainedProblem:
         weight = _weight(sample_weight, len(outputs))
         return cls(
             regressor=regressor,
-            loss=_valued(loss),
+            loss=require_valued(loss),
             inputs=inputs,
             target=_target(y, outputs, weight),
             point=point,
@@ -177,24 +177,9 @@ class ConstrainedProblem:
         return Local(self, vector)
 
 
-def _valued(loss: LossLike) -> ValuedLoss:
-    valued = loss_for(loss)
-    if not isinstance(valued, ValuedLoss):
-        raise TypeError(
-            f"Expected a loss with value(prediction, target, batch), got "
-            f"{type(valued).__name__}. Pass callable(prediction, target) -> loss per sample."
-        )
-    return valued
-
-
 def _inputs(X: Any) -> tuple[Tensor, ...]:
     columns = X if isinstance(X, tuple) else (X,)
-    return tuple(_tensor(column) for column in columns)
-
-
-def _tensor(values: Any) -> Tensor:
-    tensor = as_tensor(values)
-    return tensor.double() if tensor.is_floating_point() else tensor
+    return tuple(doubled(as_tensor(column)) for column in columns)
 
 
 def _point(x: Any, X: Any) -> tuple[Tensor, ...]:
@@ -218,7 +203,7 @@ def _weight(sample_weight: Any, rows: int) -> Tensor | None:
     """(N, 1), checked; None without weights."""
     if sample_weight is None:
         return None
-    weight = _tensor(sample_weight).double()
+    weight = as_tensor(sample_weight).double()
     if weight.numel() != rows or len(weight) != rows:
         raise ValueError(
             f"sample_weight must have one entry per sample, {rows}, got {tuple(weight.shape)}."
@@ -230,7 +215,7 @@ def _weight(sample_weight: Any, rows: int) -> Tensor | None:
 
 def _target(y: Any, outputs: Tensor, weight: Tensor | None) -> Tensor:
     """(N, K), finite; zero where a sample weighs nothing, so that a NaN there does not spread."""
-    target = _tensor(y).to(outputs)
+    target = as_tensor(y).to(outputs)
     if target.ndim == 0 or len(target) != len(outputs) or target.numel() != outputs.numel():
         raise ValueError(
             f"Expected one target per prediction: predictions {tuple(outputs.shape)}, targets "

@@ -388,8 +388,8 @@ def _minimum(
         )
     units = problem.units
     problem = _rescaled(problem, optimum.local.hessian / units / units[:, None])
-    optimum = replace(optimum, vector=optimum.vector * units / problem.units)
-    optimum = replace(optimum, local=problem.local(optimum.vector))
+    vector = optimum.local.vector * units / problem.units
+    optimum = replace(optimum, local=problem.local(vector))
     _check_determined(optimum)
     return problem, optimum
 
@@ -430,7 +430,7 @@ def _first_step(problem: ConstrainedProblem, optimum: Solution) -> float:
 
 
 def _restored(problem: ConstrainedProblem, solution: Solution) -> Any:
-    return problem.regressor.parameters.restore(problem.units * solution.vector)
+    return problem.regressor.parameters.restore(problem.units * solution.local.vector)
 
 
 def _column(values: list[float]) -> Tensor:

@@ -118,7 +118,12 @@ class FitRigidity:
                 mean). True: $s^2$ is added, for a new observation of weight one (prediction
                 interval). Values: the variance of each new observation.
         """
-        mean, rows = self._evaluated(x)
+        if self.model is None:
+            raise ValueError(
+                "This fit knows no model function. Pass Jacobian rows to variance(), or build the "
+                "fit with curve_fit, least_squares(f=...), polyfit or linear."
+            )
+        mean, rows = self.model(x)
         scaled = self._scaled(rows)
         return Prediction(
             mean=mean,
@@ -159,14 +164,6 @@ class FitRigidity:
                 f"(..., {self.width}), got {tuple(rows.shape)}."
             )
         return rows[..., self._free] / self.units
-
-    def _evaluated(self, x: Any) -> tuple[Tensor, Tensor]:
-        if self.model is None:
-            raise ValueError(
-                "This fit knows no model function. Pass Jacobian rows to variance(), or build the "
-                "fit with curve_fit, least_squares(f=...), polyfit or linear."
-            )
-        return self.model(x)
 
     def _noise(self, noise: bool | Values, mean: Tensor) -> Tensor:
         if noise is False:

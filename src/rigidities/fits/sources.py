@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..posterior.posterior import Posterior
+from ..posterior.posterior import Posterior, check_ridge
 from .arrays import Values, column, float64
 from .fit_rigidity import FitRigidity
 
@@ -164,8 +164,7 @@ def weight_roots(weights: Values | None, rows: int) -> Tensor:
 
 def penalty_rows(ridge: float, penalty: Values | None, width: int) -> list[Tensor]:
     """Rows whose Gram is ridge I + penalty; none where both are absent."""
-    if not 0 <= ridge < math.inf:
-        raise ValueError(f"ridge must be finite and not negative, got {ridge}.")
+    check_ridge(ridge)
     rows = [math.sqrt(ridge) * torch.eye(width, dtype=torch.float64)] if ridge else []
     if penalty is None:
         return rows

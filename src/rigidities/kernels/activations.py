@@ -264,21 +264,11 @@ _NAMED = {
     "silu": by_quadrature(nn.functional.silu, "silu"),
 }
 
+_MODULES = {kind: kind.__name__.lower() for kind in (nn.Identity, nn.ReLU, nn.Tanh, nn.SiLU)}
+_PLACES = (torch, torch.special, nn.functional)
 _KNOWN: dict[object, str] = {
-    torch.erf: "erf",
-    torch.special.erf: "erf",
-    torch.relu: "relu",
-    nn.functional.relu: "relu",
-    nn.functional.gelu: "gelu",
-    torch.sin: "sin",
-    torch.tanh: "tanh",
-    nn.functional.tanh: "tanh",
-    nn.functional.silu: "silu",
-    nn.Identity: "identity",
-    nn.ReLU: "relu",
-    nn.Tanh: "tanh",
-    nn.SiLU: "silu",
-}
+    getattr(place, name): name for place in _PLACES for name in _NAMED if hasattr(place, name)
+} | _MODULES
 
 
 def _known_name(kind: object) -> str | None:

@@ -114,7 +114,9 @@ def gaussian_process_at(
 
     eigenvalues, vectors, threshold = _spectrum(k, tolerance)
     learnt = eigenvalues > threshold
-    components = _without_rounding(cross @ vectors, learnt)
+    components = cross @ vectors  # none along the null space of a positive semi-definite kernel
+    floor = len(learnt) * torch.finfo(torch.float64).eps * components.norm(dim=1, keepdim=True)
+    components = torch.where(learnt | (components.abs() > floor), components, 0.0)
     prior = vectors.mT @ prior @ vectors
     prior_cross, seen = prior_cross @ vectors, vectors.mT @ y
     own = test.diagonal() if test.ndim == 2 else test
@@ -227,12 +229,6 @@ def _filter(eigenvalues: Tensor, learnt: Tensor, steps: float) -> Tensor:
     safe = torch.where(learnt, eigenvalues, 1.0)
     rest = 0.0 if math.isinf(steps) else steps
     return torch.where(learnt, -torch.expm1(-safe * steps) / safe, rest)
-
-
-def _without_rounding(components: Tensor, learnt: Tensor) -> Tensor:
-    """A positive semi-definite kernel has no cross components along its null space."""
-    floor = len(learnt) * torch.finfo(torch.float64).eps * components.norm(dim=1, keepdim=True)
-    return torch.where(learnt | (components.abs() > floor), components, 0.0)
 
 
 def _pair(train: Tensor, cross: Tensor, name: str) -> Pair:

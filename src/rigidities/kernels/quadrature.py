@@ -22,13 +22,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 Function = Callable[[Tensor], Tensor]
+Sides = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 ORDERS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 """Numbers of terms tried in turn until two in succession agree."""
@@ -152,12 +152,12 @@ def _in_halves(function: Function, p: Tensor, q: Tensor, r: Tensor, name: str) -
 
 def _converged(function: Function, p: Tensor, q: Tensor, name: str) -> tuple[Tensor, Tensor]:
     """Coefficients (P, m) and (Q, m) at the first order that agrees with the one before."""
-    coarse, change = _Pair.of(function, p, q, ORDERS[0]), math.inf
+    coarse, change = _sides(function, p, q, ORDERS[0]), math.inf
     for order in ORDERS[1:]:
-        fine = _Pair.of(function, p, q, order)
-        change = fine.change_from(coarse)
+        fine = _sides(function, p, q, order)
+        change = _change(coarse, fine)
         if change <= TOLERANCE:
-            return _trimmed(fine.left, fine.right)
+            return _trimmed(fine[0][0], fine[1][0])
         coarse = fine
     raise ValueError(
         f"The quadrature of the activation {name!r} does not converge: orders {ORDERS[-2]} and "
@@ -167,42 +167,29 @@ def _converged(function: Function, p: Tensor, q: Tensor, name: str) -> tuple[Ten
     )
 
 
-@dataclass(frozen=True)
-class _Pair:
-    """Coefficients (P, m) and (Q, m) and second moments of both sides at one order."""
+def _sides(function: Function, p: Tensor, q: Tensor, order: int) -> Sides:
+    """Coefficients (P, m) and second moments of the one side, and (Q, m) of the other."""
+    left = hermite_coefficients(function, p, order)
+    return left, left if torch.equal(p, q) else hermite_coefficients(function, q, order)
 
-    left: Tensor
-    right: Tensor
-    moments: tuple[Tensor, Tensor]
 
-    @classmethod
-    def of(cls, function: Function, p: Tensor, q: Tensor, order: int) -> _Pair:
-        a, first = hermite_coefficients(function, p, order)
-        if torch.equal(p, q):
-            return cls(a, a, (first, first))
-        b, second = hermite_coefficients(function, q, order)
-        return cls(a, b, (first, second))
+def _change(coarse: Sides, fine: Sides) -> float:
+    r"""Bound on the relative change of $\sum_n a_n b_n \rho^n$ for all pairs, $|\rho| \le 1$.
 
-    def change_from(self, coarse: _Pair) -> float:
-        r"""Bound on the relative change of $\sum_n a_n b_n \rho^n$ for all pairs, $|\rho| \le 1$.
-
-        A part of the function that no term reaches shows in Parseval's sum.
-        """
-        size = coarse.left.shape[-1]
-        moved, largest, missing = [], [], 0.0
-        for old, new, moment in zip(
-            (coarse.left, coarse.right), (self.left, self.right), self.moments, strict=True
-        ):
-            change, most = new.clone(), new.abs().amax(0)
-            change[:, :size] -= old
-            most[:size] = torch.maximum(most[:size], old.abs().amax(0))
-            moved.append(change.abs().amax(0))
-            largest.append(most)
-            lost = (moment - new.square().sum(-1)).abs().max() / moment.max().clamp_min(_TINY)
-            missing = max(missing, float(lost))
-        bound = moved[0] @ largest[1] + largest[0] @ moved[1]
-        scale = (self.moments[0].max() * self.moments[1].max()).sqrt().clamp_min(_TINY)
-        return max(missing, float(bound / scale))
+    A part of the function that no term reaches shows in Parseval's sum.
+    """
+    moved, largest, missing = [], [], 0.0
+    for (old, _), (new, moment) in zip(coarse, fine, strict=True):
+        (change, most), size = (new.clone(), new.abs().amax(0)), old.shape[-1]
+        change[:, :size] -= old
+        most[:size] = torch.maximum(most[:size], old.abs().amax(0))
+        moved.append(change.abs().amax(0))
+        largest.append(most)
+        lost = (moment - new.square().sum(-1)).abs().max() / moment.max().clamp_min(_TINY)
+        missing = max(missing, float(lost))
+    bound = moved[0] @ largest[1] + largest[0] @ moved[1]
+    scale = (fine[0][1].max() * fine[1][1].max()).sqrt().clamp_min(_TINY)
+    return max(missing, float(bound / scale))
 
 
 def _trimmed(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

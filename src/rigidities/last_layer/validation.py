@@ -64,18 +64,19 @@ class Validation:
 
     def gathered(self, batches: Iterable[Batch], *, compared: bool = True) -> Gathering:
         """Residuals of rows, compared with the training data, and the rows' hashes."""
-        found = Gathering(MOST if self.full else None, RowSketch())
+        found, known = Gathering(MOST if self.full else None, RowSketch()), self.statistics
         for number, batch in enumerate(batches):
             try:
-                reading = read(self.tap, batch)
-                hashes = self._hashes(batch, reading) if compared or self.hashed else None
+                reading, hashes = read(self.tap, batch), None
+                if compared or self.hashed:
+                    hashes, _ = reading.hashes(batch, known.sketch, exact=known.exact)
                 self._add(found, batch, reading, hashes)
             except ValueError as problem:
                 raise ValueError(f"Batch {number}: {problem}") from problem
             if hashes is not None:
                 found.sketch.add(hashes)
             if compared and hashes is not None:  # rows that stand in the training data too
-                found.count(hashes.numel(), self.statistics.sketch.shared(hashes))
+                found.count(hashes.numel(), known.sketch.shared(hashes))
         return found
 
     def together(
@@ -159,10 +160,6 @@ class Validation:
             return None
         assert weights is not None
         return evidence(gram, self.posterior, weights, self.tap.biases)
-
-    def _hashes(self, batch: Batch, reading: Reading) -> Tensor:
-        known = self.statistics
-        return reading.hashes(batch, known.sketch, exact=known.exact)[0]
 
     def _add(self, found: Gathering, batch: Batch, reading: Reading, hashes: Tensor | None) -> None:
         """Errors, squared components in the posterior's eigenbasis and weights of a batch."""

@@ -121,12 +121,15 @@ class Watch:
         for name, value in list(self._held.items()):
             if isinstance(value, (dict, list, tuple)) and len(value) <= _FEW:  # empty ones too
                 self._live.append(value.values() if isinstance(value, dict) else value)
-                self._held |= {f"{name}[{k!r}]": entry for k, entry in _entries(value)}
+                entries = value.items() if isinstance(value, dict) else enumerate(value)
+                self._held |= {f"{name}[{k!r}]": entry for k, entry in entries}
         self._plain = {name: v for name, v in self._held.items() if isinstance(v, Tensor)}
         tensors = [*self._weights, *self._plain.values()]
         self._odd = [t for t in tensors if type(t) not in _KNOWN or t.is_inference()]
         self._known = [t for t in tensors if type(t) in _KNOWN and not t.is_inference()]
-        self._versions, self._looks = self._counted(), self._look()
+        plain = {name: _version(tensor) for name, tensor in self._plain.items()}
+        self._versions = [_version(tensor) for tensor in self._weights], plain
+        self._looks = self._look()
 
     def same(self) -> bool:
         """Whether nothing has happened."""
@@ -155,10 +158,6 @@ class Watch:
             list(map(_version, self._odd)),
         )
 
-    def _counted(self) -> tuple[list[object], dict[str, tuple[object, ...]]]:
-        plain = {name: _version(tensor) for name, tensor in self._plain.items()}
-        return [_version(tensor) for tensor in self._weights], plain
-
 
 _OWN = frozenset(vars(nn.Module()))
 _FEW = 64
@@ -169,13 +168,6 @@ _TRUSTED = {object, nn.Module, nn.MultiheadAttention, nn.TransformerEncoderLayer
 """Whose own ways to be copied are for old files."""
 _KNOWN = (nn.Parameter, Tensor)
 _written = attrgetter("_version", "dtype")
-
-
-def _entries(value: object) -> list[tuple[object, object]]:
-    """Of a dictionary, list or tuple, if there are few."""
-    if not isinstance(value, (dict, list, tuple)) or len(value) > _FEW:
-        return []
-    return list(value.items() if isinstance(value, dict) else enumerate(value))
 
 
 def _groups(module: nn.Module) -> tuple[dict[Any, Any], ...]:

@@ -649,10 +649,8 @@ def _times(side: Tensor, rows: Tensor) -> Tensor:
         if len(rows) <= _SHORT:
             return (side.mT @ rows).to(torch.float64)
         total = (side[blocks * _SHORT :].mT @ rows[blocks * _SHORT :]).to(torch.float64)
-        if blocks:
-            each, many = (t[: blocks * _SHORT].reshape(blocks, _SHORT, -1) for t in (side, rows))
-            total = total + (each.mT @ many).sum(0, dtype=torch.float64)
-    return total
+        each, many = (t[: blocks * _SHORT].reshape(blocks, _SHORT, -1) for t in (side, rows))
+        return total + (each.mT @ many).sum(0, dtype=torch.float64)
 
 
 def _split_times(side: Tensor, rows: Tensor) -> Tensor:

@@ -124,7 +124,9 @@ class JointPosterior:
             pulled = (flat @ features).reshape(quantities, targets, -1)
         else:
             pulled = torch.einsum("qmk,mkd->qkd", cotangents, features)
-        return self._standard(pulled)
+        mixed = torch.einsum("qkd,kj->qjd", pulled, self.root)
+        rows = torch.einsum("qjd,jdr->qjr", mixed, self._basis) / self.posterior.precisions.sqrt()
+        return rows.flatten(1)
 
     @staticmethod
     def response(features: Tensor, deviations: Tensor) -> Tensor:
@@ -162,12 +164,6 @@ class JointPosterior:
                 "need the whole one."
             )
         return vectors if vectors.ndim == 3 else vectors.expand(self.root.shape[1], -1, -1)
-
-    def _standard(self, pulled: Tensor) -> Tensor:
-        """(Q, K, D) -> (Q, coordinates)."""
-        mixed = torch.einsum("qkd,kj->qjd", pulled, self.root)
-        rows = torch.einsum("qjd,jdr->qjr", mixed, self._basis) / self.posterior.precisions.sqrt()
-        return rows.flatten(1)
 
 
 class OwnPart(NamedTuple):

@@ -72,7 +72,7 @@ class Posterior:
             >>> Posterior.from_gram(gram, ridge=5.0).variance(torch.tensor([[10.0]])).item()
             10.0
         """
-        _check_ridge(ridge)
+        check_ridge(ridge)
         basis = gram.eigenbasis(None if penalty is None else _checked_penalty(penalty, gram))
         root, values = isinstance(gram, RootGram), _clipped(basis[0], gram.rounding)
         posterior = cls(values, basis[1], 0.0, rounding=gram.rounding, from_root=root)
@@ -125,7 +125,7 @@ class Posterior:
 
     def with_ridge(self, ridge: float) -> Posterior:
         """The same eigenbasis with another ridge: no factorisation."""
-        _check_ridge(ridge)
+        check_ridge(ridge)
         self._check_whole("Choose the ridge first, then truncate.")
         smallest, largest = self.eigenvalues[..., 0], self.eigenvalues[..., -1]
         share = torch.finfo(torch.float64).eps * max(self.width, 1 / LARGEST_ROUNDING)
@@ -260,7 +260,9 @@ class Posterior:
             raise ValueError("Each target has its own Gram here: truncation needs a shared one.")
         if form == "complement" and self.ridge == 0:
             raise ValueError("form='complement' needs ridge > 0: it divides by it.")
-        errors = self._truncation_errors(form)
+        lam, s = self.eigenvalues, self.ridge
+        errors = (lam[0] + s) / (lam + s) if form == "inverse" else lam.flip(0) / s
+        errors = torch.cat([errors, errors.new_zeros(1)])  # after 0, 1, ..., rank eigenvectors
         if accuracy is not None:
             rank = max(1, int((errors > accuracy).sum()))
         if rank is None or not 0 < rank <= self.rank:
@@ -292,19 +294,13 @@ class Posterior:
         if self.rank < self.width:
             raise ValueError(f"This posterior is truncated to rank {self.rank}. {remedy}")
 
-    def _truncation_errors(self, form: TruncationForm) -> Tensor:
-        """Worst-case error after keeping 0, 1, ..., rank eigenvectors, (rank + 1,)."""
-        end = self.eigenvalues.new_zeros(1)
-        if form == "inverse":
-            return torch.cat([self.precisions[0] / self.precisions, end])
-        return torch.cat([self.eigenvalues.flip(0) / self.ridge, end])
-
     def _residual(self, features: Tensor, components: Tensor) -> Tensor:
         """What the kept eigenvectors do not span of f."""
         return features.to(self.eigenvectors) - components @ self.eigenvectors.mT
 
 
-def _check_ridge(ridge: float) -> None:
+def check_ridge(ridge: float) -> None:
+    """Refuse what cannot be added to a diagonal."""
     if not 0 <= ridge < float("inf"):
         raise ValueError(f"ridge must be finite and not negative, got {ridge}.")
 

@@ -86,12 +86,15 @@ def rows_of(
         ValueError: shapes that differ, values that are not finite, bars that are not above zero,
             or names or inputs that do not fit.
     """
-    columns = _columns(mean, std, target)
+    shape = shape_of(mean)
+    targets = shape[1] if len(shape) == 2 else 1
+    # under another name, so that a bar below zero is left to the check that names its row
+    flat = aligned(mean=mean, bar=std, target=target)
+    columns = tuple(part.reshape(-1, targets) for part in flat)
     _check_positive(columns[1], first)
     _check_squares(columns, first)
-    count, targets = columns[0].shape
     names = _checked_names(names, targets)
-    full = _for_each_row(_named_inputs(inputs), count, shape_of(mean))
+    full = _for_each_row(_named_inputs(inputs), len(columns[0]), shape)
     by_target = (tuple(part[:, k].contiguous() for part in columns) for k in range(targets))
     return [
         Rows(mean, std, target, name, full, first)
@@ -125,15 +128,6 @@ def thinned(keys: Sequence[Tensor], most: int) -> Tensor:
     kept, candidates = extreme.nonzero()[:, 0], (~extreme).nonzero()[:, 0]
     order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(0))
     return torch.cat([kept, candidates[order[: most - len(kept)]]]).sort().values
-
-
-def _columns(mean: Values, std: Values, target: Values) -> tuple[Tensor, ...]:
-    """Mean, bar and target as (N, K)."""
-    shape = shape_of(mean)
-    # under another name, so that a bar below zero is left to the check that names its row
-    flat = aligned(mean=mean, bar=std, target=target)
-    targets = shape[1] if len(shape) == 2 else 1
-    return tuple(part.reshape(-1, targets) for part in flat)
 
 
 def shape_of(values: Values) -> tuple[int, ...]:

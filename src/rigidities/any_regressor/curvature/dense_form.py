@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ...posterior.posterior import Posterior
+from ...posterior.posterior import Posterior, check_ridge
 from ..derivatives.tangents import Tangents
 from .forms import Form
 
@@ -131,8 +131,7 @@ class DenseForm(Form):
 
     def with_ridge(self, ridge: float) -> DenseForm:
         """The same Hessian with another ridge."""
-        if not 0 <= ridge < float("inf"):
-            raise ValueError(f"ridge must be finite and not negative, got {ridge}.")
+        check_ridge(ridge)
         if ridge == self.ridge:
             return self
         if ridge == 0:

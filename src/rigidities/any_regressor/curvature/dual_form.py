@@ -21,12 +21,10 @@ from torch import Tensor
 from ...posterior.draws import standard_normal
 from ..derivatives.tangents import Tangents
 from .forms import Form
+from .pseudo_hessian import PIECE
 
 BLOCK = 1024
 """Rows and columns of the kernel that are computed at once."""
-
-PIECE = 1 << 27
-"""Bytes of tangents that are cast to float64 at once."""
 
 
 @dataclass(frozen=True)

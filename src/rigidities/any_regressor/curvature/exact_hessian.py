@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from ...data.samples import SampleBatch, Samples
-from ...losses import Loss, ValuedLoss, own_weights
+from ...losses import Loss, ValuedLoss, own_weights, require_valued
 from ...models.directional import Differentiated
 from ..derivatives.regressor import Regressor
 
@@ -35,20 +35,14 @@ def exact_hessian(
     Computed in float64, whatever the model's precision: second derivatives cancel. A function that
     does not run in float64 is differentiated as it is. `shape` is that of one sample's output.
     """
-    if not isinstance(loss, ValuedLoss):
-        raise TypeError(
-            f"hessian='exact' needs a loss with value(prediction, target, batch), and "
-            f"{type(loss).__name__} has none. Pass callable(prediction, target) -> one loss per "
-            "sample."
-        )
-    first = next(samples.pieces(1))
+    valued, first = require_valued(loss), next(samples.pieces(1))
     regressor, double = _most_precise(regressor, first)
     flat = regressor.flat
     total = torch.zeros(len(flat), len(flat), dtype=torch.float64, device=flat.device)
     rows, columns = _pace(regressor, first.double() if double else first)
     for batch in samples.pieces(rows):
         batch = batch.double() if double else batch
-        total += Differentiated.of(_summed(regressor, shape, batch, loss), flat).hessian(columns)
+        total += Differentiated.of(_summed(regressor, shape, batch, valued), flat).hessian(columns)
     return total, torch.finfo(flat.dtype).eps
 
 
@@ -112,21 +106,13 @@ class Penalty:
             raise ValueError(f"regulariser(params) must return one number (a tensor), got {got}.")
 
     @property
-    def gradient(self) -> Tensor:
-        """(P,) in float64."""
-        return self._at_the_fit.gradient.to(torch.float64)
-
-    def hessian(self) -> Tensor:
-        """(P, P) in float64."""
-        return self._at_the_fit.hessian()
+    def local(self) -> Differentiated:
+        """Its value and derivatives at the fitted parameters, in float64."""
+        return Differentiated.of(self._value, self._regressor.flat)
 
     def product(self, vectors: Tensor) -> Tensor:
         """Its Hessian times vectors: (m, P) -> (m, P)."""
-        return self._at_the_fit.products(vectors)
-
-    @property
-    def _at_the_fit(self) -> Differentiated:
-        return Differentiated.of(self._value, self._regressor.flat)
+        return self.local.products(vectors)
 
     def _value(self, flat: Tensor) -> Any:
         return self._regulariser(self._regressor.parameters.restore(flat))

@@ -172,9 +172,7 @@ def chosen(problem: Problem, form: FormName) -> str:
         _check_possible(problem, form)
         _check_fits(problem, form)
         return form
-    possible = ["dense"]
-    if problem.dual and problem.ridge > 0:
-        possible.append("dual")
+    possible = ["dense", "dual"] if problem.dual and problem.ridge > 0 else ["dense"]
     fitting = [name for name in possible if problem.bytes(name) <= problem.memory]
     if "dense" in fitting and problem.parameters <= FEW:
         return "dense"

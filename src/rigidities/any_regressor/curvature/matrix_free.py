@@ -75,21 +75,19 @@ class Transformed(Recomputed):
 
     def forward(self, vectors: Tensor) -> Tensor:
         """J v: (m, P) -> (m, N, K)."""
-        pushed = pushes(self._outputs, self.differentiation.regressor.flat, vectors)
-        if self.root is None or self.root.ndim == 2:
-            return pushed if self.root is None else pushed * self.root
-        return torch.einsum("nkj,mnk->mnj", self.root, pushed)
+        return pushes(self._outputs, self.differentiation.regressor.flat, vectors)
 
     def backward(self, rows: Tensor) -> Tensor:
         """J^T u: (m, N, K) -> (m, P)."""
-        if self.root is not None:
-            diagonal = self.root.ndim == 2
-            rows = rows * self.root if diagonal else torch.einsum("nkj,mnj->mnk", self.root, rows)
         return pulls(self._outputs, self.differentiation.regressor.flat, rows)
 
     def _outputs(self, flat: Tensor) -> Tensor:
-        regressor = self.differentiation.regressor
-        return regressor.outputs(flat, *self.batch.args, **self.batch.kwargs)
+        """Predictions (N, K), weighted."""
+        regressor, root = self.differentiation.regressor, self.root
+        outputs = regressor.outputs(flat, *self.batch.args, **self.batch.kwargs)
+        if root is None or root.ndim == 2:
+            return outputs if root is None else outputs * root
+        return torch.einsum("nkj,nk->nj", root, outputs.to(root))
 
 
 Rows = Tangents | Recomputed

@@ -100,15 +100,6 @@ class Totals:
 
 
 @dataclass(frozen=True)
-class WeightedRows:
-    """Samples of one piece, the root of their weights and their weighted tangents."""
-
-    batch: SampleBatch
-    root: Tensor | None
-    tangents: Tangents
-
-
-@dataclass(frozen=True)
 class TrainingRows:
     """The training data of one regressor and loss, whose curvature weighs the rows if `curved`."""
 
@@ -122,8 +113,11 @@ class TrainingRows:
         """What is summed on the way."""
         return Totals(self.differentiation.regressor.flat)
 
-    def __call__(self, numbers: int) -> Iterator[WeightedRows]:
-        """Go through the data once, summing the totals; so many numbers of a sample are held."""
+    def __call__(self, numbers: int) -> Iterator[tuple[SampleBatch, Tensor | None, Tangents]]:
+        """Pieces of the data, the roots of their weights and their weighted tangents.
+
+        The totals are summed on the way; so many numbers of a sample are held.
+        """
         for batch in self.samples.pieces(max(1, PIECE // (8 * numbers))):
             prediction, tangents = self.differentiation(*batch.args, **batch.kwargs)
             check_finite(prediction)
@@ -131,5 +125,4 @@ class TrainingRows:
             terms = loss_terms(self.loss, prediction, target, batch.weight, batch.raw)
             self.totals.add(terms, tangents, prediction)
             root = terms.root if self.curved else None
-            weighted = tangents if root is None else tangents.mixed(root)
-            yield WeightedRows(batch, root, weighted)
+            yield batch, root, tangents if root is None else tangents.mixed(root)

@@ -27,8 +27,8 @@ def solved(
         return _dense(training, problem, penalty)
     if form == "dual":
         gathered = Gathering(problem.samples)
-        for rows in training(problem.numbers):
-            gathered.add(rows.tangents)
+        for *_, tangents in training(problem.numbers):
+            gathered.add(tangents)
         return DualForm.of(gathered.tangents(), problem.ridge)
     return _matrix_free(training, problem, penalty, tolerance)
 
@@ -37,7 +37,7 @@ def _dense(training: TrainingRows, problem: Problem, penalty: Penalty | None) ->
     regressor = training.differentiation.regressor
     parameters = regressor.parameters
     width = 4 * training.differentiation.outputs * len(parameters)
-    matrix = None if penalty is None else penalty.hessian()
+    matrix = None if penalty is None else penalty.local.hessian()
     epsilon = torch.finfo(torch.float64).eps
     if problem.exact:
         for _ in training(width):  # for the totals alone
@@ -46,8 +46,8 @@ def _dense(training: TrainingRows, problem: Problem, penalty: Penalty | None) ->
         data, epsilon = exact_hessian(regressor, shape, training.samples, training.loss)
     else:
         gram = Gram(len(parameters), device=regressor.flat.device)
-        for rows in training(width):
-            gram.update(rows.tangents.matrix().flatten(0, 1))
+        for *_, tangents in training(width):
+            gram.update(tangents.matrix().flatten(0, 1))
         data = gram.matrix
     whole, apart = (data, None) if matrix is None else (data + matrix, data)
     names, flat = list(zip(parameters.names, parameters.sizes, strict=True)), training.totals.zeros
@@ -66,12 +66,12 @@ def _matrix_free(
     together = max(1, min(32, int(problem.memory / 4 / (8 * 8 * width))))
     stride, seen = _stride(problem), 0
     rows, sample = list[Rows](), list[Tangents]()
-    for part in training(problem.numbers * together):
-        count = part.tangents.shape[0]
+    for batch, root, tangents in training(problem.numbers * together):
+        count = tangents.shape[0]
         index, seen = torch.arange(count)[-seen % stride :: stride], seen + count
         if len(index):
-            sample.append(part.tangents.take(index))
-        rows.append(part.tangents if kept else way(differentiation, part.batch, part.root))
+            sample.append(tangents.take(index))
+        rows.append(tangents if kept else way(differentiation, batch, root))
     few, device = Tangents.join(sample), differentiation.regressor.flat.device
     near = Preconditioner.of(few, few.shape[0] / problem.samples, problem.ridge)
     bend = None if penalty is None else penalty.product

@@ -77,23 +77,16 @@ class LinearLayers:
     def _slopes(self, rows: Tensor, calls: dict[str, list[_Call]]) -> dict[int, Tensor]:
         """d output / d z of each call, (N, K, T, O)."""
         made = [call for name in self.layers for call in calls[name]]
-        found: dict[int, list[Tensor]] = {id(call): [] for call in made}
-        for k in range(rows.shape[1]):
-            for call, grad in zip(made, _gradients(rows[:, k].sum(), made), strict=True):
-                found[id(call)].append(grad)
-        slopes = {key: torch.stack(parts, dim=1) for key, parts in found.items()}
-        self._check_owners(rows, made, slopes)
-        return slopes
-
-    def _check_owners(self, rows: Tensor, made: list[_Call], slopes: dict[int, Tensor]) -> None:
-        """Row n of a layer must belong to sample n: weights of the samples must come back there."""
+        each = (_gradients(rows[:, k].sum(), made) for k in range(rows.shape[1]))
+        parts = zip(map(id, made), zip(*each, strict=True), strict=True)
+        slopes = {call: torch.stack(grads, dim=1) for call, grads in parts}
+        # row n of a layer must belong to sample n: weights of the samples must come back there
         weights = normal_like(rows[:, :1]).abs().add(0.5)
-        weighted = _gradients((weights * rows).sum(), made)
-        for call, grad in zip(made, weighted, strict=True):
+        for call, grad in zip(made, _gradients((weights * rows).sum(), made), strict=True):
             expected = weights[..., None] * slopes[id(call)].sum(1)
-            wrong = (grad - expected).norm()
-            if not bool(wrong <= 1e-3 * expected.norm()):
+            if not bool((grad - expected).norm() <= 1e-3 * expected.norm()):
                 raise NotFactored
+        return slopes
 
     @contextmanager
     def _recording(self, whole: nn.Module) -> Iterator[dict[str, list[_Call]]]:

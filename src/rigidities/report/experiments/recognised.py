@@ -168,14 +168,9 @@ def metrics_of(entry: Any) -> Scores:
 
 
 def _figure(key: str, entry: Mapping[str, Any]) -> Figure | None:
-    if set(entry) == _BINS:
-        return _bins(entry)
-    return _points(entry) if key == "points" else None
-
-
-def _bins(entry: Mapping[str, Any]) -> Figure | None:
-    pair = _lists(entry, "variance", "mse")
-    size = value_of(entry["bin_size"])
+    if set(entry) != _BINS:
+        return _points(entry) if key == "points" else None
+    pair, size = _lists(entry, "variance", "mse"), value_of(entry["bin_size"])
     if pair is None or size is None or size < 1:
         return None
     return figures.binned({int(size): pair})
