@@ -19,8 +19,8 @@ Rows = tuple[Tensor, Tensor]
 SETTINGS = ("max_leaf_nodes", "min_samples_leaf", "l2_regularization", "learning_rate")
 CANDIDATES = [(31, 20, 0.0, 0.1), (8, 5, 1.0, 0.1), (16, 5, 1.0, 0.06), (31, 5, 1.0, 0.06)]
 CANDIDATES.append((64, 10, 10.0, 0.06))
-TREES, TUNED, RANK, EPOCHS, PATIENCE = 1000, 25_000, 256, 400, 40
-"""Trees and rows to tune on at most, directions of leaf values that are kept, epochs of a net."""
+TREES, TUNED, ALONE, RANK, EPOCHS, PATIENCE = 1000, 25_000, 20_000, 256, 400, 40
+"""Trees and rows to tune on at most, rows for one thread, directions that are kept, epochs."""
 
 
 class Encoded(nn.Module):
@@ -113,14 +113,14 @@ def boosted(rows: Rows, codes: Sequence[int], seed: int) -> tuple[Any, nn.Sequen
         settings, losses = dict(zip(SETTINGS, chosen, strict=True)), list[Tensor]()
         for used, held in folds:
             own = unfitted(codes, seed, **settings, **stop)
-            own.fit(x[used], y[used], X_val=x[held], y_val=y[held])
+            _fit(own, x[used], y[used], X_val=x[held], y_val=y[held])
             losses.append(-torch.tensor(own.validation_score_))
         most = max(map(len, losses))
         padded = [torch.cat([one, one.min().expand(most - len(one))]) for one in losses]
         loss = torch.stack(padded).mean(0)
         found.append((float(loss.min()), max(1, int(loss.argmin())), settings))
     _, count, settings = min(found, key=lambda one: one[0])
-    model = unfitted(codes, seed, max_iter=count, **settings).fit(x, y)
+    model = _fit(unfitted(codes, seed, max_iter=count, **settings), x, y)
     return model, nn.Sequential(Nodes.of(model), Forest(model, x, rank=RANK).module)
 
 
@@ -132,6 +132,14 @@ def unfitted(codes: Sequence[int], seed: int, **settings: Any) -> Any:
     return HistGradientBoostingRegressor(**({"early_stopping": False} | own | settings))
 
 
+def _fit(model: Any, x: Any, y: Any, **held: Any) -> Any:
+    """Fitted; with few rows by one thread, since several would mostly wait for each other."""
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1 if len(x) < ALONE else None):
+        return model.fit(x, y, **held)
+
+
 def quantiles(model: Any, rows: Rows, x: Tensor, level: float) -> list[Tensor]:
     """Ends of intervals, (N, 1), by quantile regression with a model's settings, stopped early."""
     from sklearn.base import clone
@@ -139,6 +147,6 @@ def quantiles(model: Any, rows: Rows, x: Tensor, level: float) -> list[Tensor]:
     ends = []
     for end in ((1 - level) / 2, (1 + level) / 2):
         own = clone(model).set_params(loss="quantile", quantile=end, early_stopping=True)
-        own.fit(rows[0].numpy(), rows[1][:, 0].numpy())
+        _fit(own, rows[0].numpy(), rows[1][:, 0].numpy())
         ends.append(torch.tensor(own.predict(x.numpy()))[:, None])
     return ends
