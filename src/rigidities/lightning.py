@@ -126,8 +126,11 @@ class _Batches:
         self.trainer, self.loader = trainer, in_order(found[0])
 
     def __iter__(self) -> Iterator[Any]:
-        host = self.trainer
+        host, overrides = self.trainer, pl.utilities.model_helpers.is_overridden
+        hooks = host.datamodule  # go before the module's, as in Lightning's own loops
+        if hooks is None or not overrides("on_before_batch_transfer", hooks):
+            hooks = host.lightning_module
         for batch in islice(self.loader, host.fast_dev_run or None):
             batch = host.precision_plugin.convert_input(batch)
-            batch = host.lightning_module._on_before_batch_transfer(batch)  # as in its own loops
+            batch = hooks.on_before_batch_transfer(batch, 0)
             yield host.strategy.batch_to_device(batch, dataloader_idx=0)

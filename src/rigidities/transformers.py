@@ -49,9 +49,8 @@ class RigidityCallback(AfterTraining, hf.TrainerCallback):
         if valid is None:
             valid = given["eval_dataloader"]
         elif not isinstance(valid, DataLoader):
-            own = next(iter(train.dataset))  # the columns that the Trainer has left there
-            few = lambda row: {key: row[key] for key in row if key in own}  # noqa: E731
-            collate = lambda rows: train.collate_fn([few(row) for row in rows])  # noqa: E731
+            columns = list(next(iter(train.dataset)))  # those that the Trainer has left there
+            collate = hf.trainer_utils.RemoveColumnsCollator(train.collate_fn, columns)
             valid = DataLoader(valid, args.eval_batch_size, collate_fn=collate)
         self._require(valid)
         self.make(_plain(given["model"]), train, in_order(valid))
@@ -76,8 +75,7 @@ class RigidityPipeline(hf.TextClassificationPipeline):
 
     def __init__(self, uq: LastLayerRigidity, tokenizer: Any, **options: Any) -> None:
         _require_regression(uq.model)
-        self.uq = uq if options.get("device") is None else uq.to(options["device"])
-        place = next(uq.model.parameters()).device
+        self.uq, place = uq.to(options.get("device")), next(uq.model.parameters()).device
         options |= {"model": uq.model, "tokenizer": tokenizer, "device": place}
         super().__init__(**options)  # type: ignore[no-untyped-call]
 

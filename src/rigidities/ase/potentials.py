@@ -83,13 +83,11 @@ class Potential:
         `forces_weight` is that of the square of one component of a force in the training loss,
         beside `weight`; `options` are those of `LastLayerRigidity.fit`, and go first.
         """
-        known: dict[str, Any] = {}
         if forces_weight is not None:
-            known = {"gradients": self.wrt, "gradient_weight": forces_weight}
+            options = {"gradients": self.wrt, "gradient_weight": forces_weight, **options}
         if self.weight is not None:
-            known["sample_weight"] = lambda batch: batch["sample_weight"]
-        frames, options = _frames(train), {**known, **options}
-        labels = _labelled(options, ("energy",))
+            options.setdefault("sample_weight", lambda batch: batch["sample_weight"])
+        frames, labels = _frames(train), _labelled(options, ("energy",))
         self.uq.fit(self.batches(frames, labels), **options)
         self.labels = labels
         self.species = {int(number) for atoms in frames for number in atoms.numbers}
@@ -213,12 +211,9 @@ def graphs(
         options: further attributes of `Potential`.
     """
     (_, dtype), unit = placement(model), options.get("length_unit", 1.0)
-    without_cell = forward is None  # which is said once
 
     def collate(frames: list[Atoms]) -> dict[str, Tensor]:
-        nonlocal without_cell
-        if without_cell and any(atoms.pbc.any() for atoms in frames):
-            without_cell = False
+        if forward is None and any(atoms.pbc.any() for atoms in frames):
             notify(WITHOUT_CELL.format("a forward"))
         columns = [(a.numbers, a.positions / unit, a.cell.array[None] / unit) for a in frames]
         z, pos, cell = (torch.tensor(np.concatenate(part)) for part in zip(*columns, strict=True))
