@@ -3,6 +3,7 @@
 import importlib
 import os
 import re
+import shutil
 import signal
 import sys
 
@@ -10,6 +11,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins import AsyncCheckpointIO
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 import rigidities as rg
@@ -230,6 +232,42 @@ def test_batches_are_those_that_the_trainer_hands_to_the_module():
     torch.testing.assert_close(callback.uq.scale, expected.scale, rtol=1e-4, atol=0)
 
 
+@pytest.mark.filterwarnings("ignore:You have overridden")
+def test_a_hook_of_the_data_module_replaces_the_modules():
+    module = regressor()
+
+    class Hooked(type(module)):
+        def on_before_batch_transfer(self, batch, dataloader_idx):
+            raise AssertionError
+
+    module.__class__ = Hooked
+    callback = RigidityCallback(calibrate=None)
+    trainer(callback, precision="64-true", max_epochs=1).fit(module, Data())
+    mine, theirs = callback.uq.gram.matrix, plain(callback.uq.model).gram.matrix
+    torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_compiled_module_is_copied_without_it(whole):
+    module = regressor()
+    if not whole:
+        module.compile(backend="eager")
+    given = torch.compile(module, backend="eager") if whole else module
+    callback = RigidityCallback(calibrate=NLL)
+    trainer(callback, max_epochs=1).fit(given, loader(TRAIN), loader(VALID))
+    fresh = regressor()
+    fresh.load_state_dict(module.state_dict())
+    assert_same_bars(callback.uq, plain(fresh))
+
+
+def test_a_callback_serves_again_after_its_folder_is_gone(tmp_path):
+    callback = RigidityCallback(calibrate=NLL)
+    for fold in (tmp_path / "one", tmp_path / "two"):
+        trainer(callback, keeper(fold), max_epochs=1).fit(regressor(), loader(TRAIN), loader(VALID))
+        assert callback.path.startswith(str(fold))
+        shutil.rmtree(fold)
+
+
 def test_options_are_passed_on():
     options = {"layer": "net.3", "forward": lambda m, b: 2 * m(b[0]), "target": lambda b: 2 * b[1]}
     callback = RigidityCallback(fit={"method": "qr"}, calibrate=NLL, valid=VALID, **options)
@@ -259,6 +297,16 @@ def test_what_cannot_be_done_is_refused_before_the_training(options, valid, mess
     loaders = valid and [loader(one) for one in valid]
     with pytest.raises(ValueError, match=message):
         host.fit(regressor(), loader(TRAIN), loaders)
+    assert host.global_step == 0
+
+
+@pytest.mark.parametrize("remote", [True, False])
+def test_checkpoints_that_cannot_be_read_are_refused_before_the_training(remote, tmp_path):
+    plugins = [] if remote else [AsyncCheckpointIO()]
+    kept = keeper("memory://run" if remote else tmp_path)
+    host = trainer(RigidityCallback(), kept, plugins=plugins)
+    with pytest.raises(ValueError, match="are not read: pass best=False"):
+        host.fit(regressor(), loader(TRAIN), loader(VALID))
     assert host.global_step == 0
 
 

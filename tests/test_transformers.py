@@ -175,6 +175,29 @@ def test_data_to_calibrate_on_may_be_given(tmp_path):
     )
 
 
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return ({key: row[key] for key in row if key != "text"} for row in TRAIN)
+
+
+def test_a_stream_is_read_to_its_end_and_data_may_have_further_columns(tmp_path):
+    callback = RigidityCallback(valid=VALID, calibrate=NLL)
+    options = {"eval_strategy": "no", "max_steps": 2, "remove_unused_columns": False}
+    trainer = train(tmp_path, callback, bert(), Stream(), None, **options)
+    assert callback.uq.gram.count == len(TRAIN)
+    torch.testing.assert_close(
+        answers(callback.uq), answers(plain(trainer.model)), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_a_pipeline_is_moved_and_refuses_unknown_options(trained):
+    pipeline = RigidityPipeline(trained[1].uq, tokenizer())
+    with pytest.raises(TypeError, match=r"level= or the tokenizer's options, got .'levle'"):
+        pipeline(TEXTS, levle=0.5)
+    moved = RigidityPipeline(rg.LastLayerRigidity(bert()), tokenizer(), device="meta")
+    assert moved.device.type == "meta" and moved.uq.model.classifier.weight.is_meta
+
+
 def test_no_calibration_may_be_asked_for(tmp_path):
     callback = RigidityCallback(calibrate=None)
     train(tmp_path, callback, bert(), valid=None, eval_strategy="no")

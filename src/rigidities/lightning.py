@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,7 @@ from .data.shards import in_order
 from .last_layer.after_training import AfterTraining
 from .last_layer.rigidity import LastLayerRigidity
 from .models.whole import whole
+from .notices import missing
 from .prediction.prediction import Prediction
 
 try:  # a Trainer refuses the modules of the other package: the one in use is taken
@@ -22,8 +24,7 @@ try:  # a Trainer refuses the modules of the other package: the one in use is ta
     else:
         import pytorch_lightning as pl
 except ModuleNotFoundError as error:
-    needs = 'rigidities.lightning needs Lightning: pip install "rigidities[lightning]".'
-    raise ModuleNotFoundError(needs, name="lightning") from error
+    missing(error, "lightning", '"rigidities[lightning]"')
 
 SUFFIX = ".rigidity.safetensors"
 
@@ -50,7 +51,11 @@ class RigidityCallback(AfterTraining, pl.Callback):
     def on_train_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:
         """Refuse before the training what could not be done after it."""
         self._data(trainer)
-        if self.every_best and trainer.checkpoint_callback is None:
+        self.path, self._seen, kept = None, None, trainer.checkpoint_callback
+        late = isinstance(trainer.strategy.checkpoint_io, pl.plugins.AsyncCheckpointIO)
+        if self.best and kept and (late or "://" in str(getattr(kept, "dirpath", None))):
+            raise ValueError("Remote or asynchronous checkpoints are not read: pass best=False.")
+        if self.every_best and kept is None:
             raise ValueError("every_best=True needs a ModelCheckpoint in the Trainer's callbacks.")
 
     def on_train_epoch_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:
@@ -61,9 +66,10 @@ class RigidityCallback(AfterTraining, pl.Callback):
     def on_train_end(self, trainer: Any, pl_module: pl.LightningModule) -> None:
         """After the training."""
         best = getattr(trainer.checkpoint_callback, "best_model_path", "") if self.best else ""
-        before, self._seen = self._seen, (best, os.stat(best).st_mtime_ns if best else 0)
-        if self.every_best and trainer.strategy.broadcast(self._seen == before):
-            return
+        if self.every_best:
+            before, self._seen = self._seen, (best, os.stat(best).st_mtime_ns if best else 0)
+            if trainer.strategy.broadcast(self._seen == before):
+                return
         stage, trainer.validating = trainer.state.stage, True  # hooks for batches may augment
         try:
             with torch.random.fork_rng(devices=[]):
@@ -73,6 +79,9 @@ class RigidityCallback(AfterTraining, pl.Callback):
 
     def _make(self, trainer: Any, module: pl.LightningModule, best: str) -> None:
         model = whole(module)
+        vars(model).pop("_compiled_call_impl", None)  # would call the module itself
+        if vars(model).get("_compiler_ctx") is not None:
+            vars(model).pop("forward", None)
         if best:  # the Trainer itself has written it
             held = torch.load(best, map_location="cpu", weights_only=False)["state_dict"]
             model.load_state_dict(held, strict=module.strict_loading)
@@ -81,7 +90,7 @@ class RigidityCallback(AfterTraining, pl.Callback):
         if self.path is not None and trainer.is_global_zero:
             self.uq.save(self.path)
             if before and not os.path.exists(before.removesuffix(SUFFIX)):  # the Trainer keeps few
-                os.remove(before)
+                Path(before).unlink(missing_ok=True)
         trainer.strategy.barrier("rigidity")
 
     def _data(self, trainer: Any) -> tuple[Any, Any]:
@@ -117,9 +126,11 @@ class _Batches:
         self.trainer, self.loader = trainer, in_order(found[0])
 
     def __iter__(self) -> Iterator[Any]:
-        host = self.trainer
+        host, overrides = self.trainer, pl.utilities.model_helpers.is_overridden
+        hooks = host.datamodule  # go before the module's, as in Lightning's own loops
+        if hooks is None or not overrides("on_before_batch_transfer", hooks):
+            hooks = host.lightning_module
         for batch in islice(self.loader, host.fast_dev_run or None):
             batch = host.precision_plugin.convert_input(batch)
-            for owner in filter(None, (host.datamodule, host.lightning_module)):
-                batch = owner.on_before_batch_transfer(batch, 0)
+            batch = hooks.on_before_batch_transfer(batch, 0)
             yield host.strategy.batch_to_device(batch, dataloader_idx=0)

@@ -7,7 +7,7 @@ import traceback
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any, NoReturn, get_origin
 
 _LIBRARY = str(Path(__file__).parent)
 _TORCH = ("torch/nn/modules", "torch/_dynamo", "torch/_compile.py")
@@ -36,6 +36,13 @@ def require_level(level: float, what: str) -> None:
     """Refuse a probability outside (0, 1); `what` begins the sentence, as "An interval's"."""
     if not 0 < level < 1:
         raise ValueError(f"{what} level must lie between 0 and 1, got {level}.")
+
+
+def missing(error: ModuleNotFoundError, package: str, install: str) -> NoReturn:
+    """Say what to install, unless it is something else that a package of the host needs."""
+    if (error.name or "").partition(".")[0] == package:
+        error.msg = f"Here rigidities needs {package}: pip install {install}."
+    raise error
 
 
 class DamagedError(ValueError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,12 @@ from .data.shards import in_order
 from .last_layer.after_training import AfterTraining
 from .last_layer.rigidity import LastLayerRigidity
 from .models.whole import whole
+from .notices import missing
 
 try:
     import transformers as hf
 except ModuleNotFoundError as error:
-    needs = 'rigidities.transformers needs transformers: pip install "rigidities[transformers]".'
-    raise ModuleNotFoundError(needs, name="transformers") from error
+    missing(error, "transformers", '"rigidities[transformers]"')
 
 FILE = "rigidity.safetensors"
 
@@ -31,25 +32,28 @@ class RigidityCallback(AfterTraining, hf.TrainerCallback):
     `load_best_model_at_end`, without autocast; a file in `output_dir` holds what was learnt.
 
     Args:
-        options: of `AfterTraining`: `valid` (a data set or a loader, as the Trainer takes them),
-            `fit`, `calibrate`, `layer`, `forward` and others.
+        options: of `AfterTraining`: `valid` (a data set of rows, or a loader of batches), `fit`,
+            `calibrate`, `layer`, `forward` and others.
     """
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Refuse before the training what could not be done after it."""
         _require_regression(given["model"])
         self._require(self.valid if args.eval_strategy == "no" else args.eval_strategy)
+        in_order(given["train_dataloader"])
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """After the training."""
         _require_regression(given["model"])  # its first batch may have said so
-        train, valid = given["train_dataloader"], self.valid
+        train, valid = in_order(given["train_dataloader"]), self.valid
         if valid is None:
             valid = given["eval_dataloader"]
         elif not isinstance(valid, DataLoader):
-            valid = DataLoader(valid, args.eval_batch_size, collate_fn=train.collate_fn)
+            columns = list(next(iter(train.dataset)))  # those that the Trainer has left there
+            collate = hf.trainer_utils.RemoveColumnsCollator(train.collate_fn, columns)
+            valid = DataLoader(valid, args.eval_batch_size, collate_fn=collate)
         self._require(valid)
-        self.make(_plain(given["model"]), in_order(train), in_order(valid))
+        self.make(_plain(given["model"]), train, in_order(valid))
         if state.is_world_process_zero:
             os.makedirs(args.output_dir, exist_ok=True)
             self.uq.save(Path(args.output_dir, FILE))
@@ -71,7 +75,7 @@ class RigidityPipeline(hf.TextClassificationPipeline):
 
     def __init__(self, uq: LastLayerRigidity, tokenizer: Any, **options: Any) -> None:
         _require_regression(uq.model)
-        self.uq, place = uq, next(uq.model.parameters()).device
+        self.uq, place = uq.to(options.get("device")), next(uq.model.parameters()).device
         options |= {"model": uq.model, "tokenizer": tokenizer, "device": place}
         super().__init__(**options)  # type: ignore[no-untyped-call]
 
@@ -83,6 +87,9 @@ class RigidityPipeline(hf.TextClassificationPipeline):
         return cls(uq, hf.AutoTokenizer.from_pretrained(folder), **options)
 
     def _sanitize_parameters(self, level: Any = None, **tokenizing: Any) -> Any:  # type: ignore[override]
+        known = inspect.signature(type(self.tokenizer).__call__).parameters
+        if unknown := set(tokenizing) - set(known):
+            raise TypeError(f"Expected level= or the tokenizer's options, got {sorted(unknown)}.")
         return tokenizing, {} if level is None else {"level": level}, {}
 
     def _forward(self, model_inputs: Any, level: Any = 0.9) -> Any:  # type: ignore[override]

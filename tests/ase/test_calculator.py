@@ -676,5 +676,5 @@ def test_without_ase_the_import_names_the_extra():
     code = "import sys; sys.modules['ase'] = None\nimport rigidities\nimport rigidities.ase"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    words = 'ModuleNotFoundError: rigidities.ase needs ASE: pip install "rigidities[ase]"'
+    words = 'ModuleNotFoundError: Here rigidities needs ase: pip install "rigidities[ase]"'
     assert words in done.stderr

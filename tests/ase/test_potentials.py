@@ -11,6 +11,7 @@ from ase.calculators.fd import calculate_numerical_forces, calculate_numerical_s
 import rigidities as rg
 from ase import units
 from rigidities.ase import UncertainStructureError, graphs, mace, schnetpack
+from rigidities.notices import missing
 from tests.support.pairs import CUTOFF, Pairs, crystals, strained_bars
 from tests.support.refusals import refused
 
@@ -101,10 +102,42 @@ def test_a_fit_is_that_of_the_batches_with_their_weights_and_forces(host):
     torch.testing.assert_close(host.uq.gram.matrix, by_hand.gram.matrix)
     assert host.species == {29, 79} and host.labels == ("energy", "forces")
     assert float(host.uq.gradient_scale) != float(host.uq.scale)  # calibrated on forces
-    weighed = graphs(host.model, energies, cutoff=CUTOFF, weight=lambda atoms: 1 / len(atoms) ** 2)
-    weighed.fit(TRAIN)
-    plain = graphs(host.model, energies, cutoff=CUTOFF).fit(TRAIN)
-    torch.testing.assert_close(weighed.uq.gram.matrix, plain.uq.gram.matrix / 16)
+
+
+def gram(frames, weight=None, **options):
+    """Of a generator of structures."""
+    found = graphs(model(), energies, cutoff=CUTOFF, weight=weight)
+    return found.fit((one for one in frames), **options).uq.gram.matrix
+
+
+def test_weights_are_those_of_each_structure_and_the_users_own_go_first():
+    sizes = [TRAIN[0], TRAIN[1].repeat((2, 1, 1)), TRAIN[2]]
+    sizes[1].info["energy"] = 1.0
+    found = gram(sizes, lambda atoms: 1 / len(atoms) ** 2)
+    expected = sum(gram([one]) / len(one) ** 2 for one in sizes)
+    torch.testing.assert_close(found, expected)
+    ones = {"sample_weight": lambda batch: torch.ones(len(batch["ptr"]) - 1)}
+    torch.testing.assert_close(gram(sizes, lambda atoms: 7.0, **ones), gram(sizes))
+
+
+def test_options_of_gradients_do_as_a_weight_of_forces(host):
+    found = gram(TRAIN, gradients="pos", gradient_weight=0.1)
+    torch.testing.assert_close(found, host.uq.gram.matrix)
+    unforced = graphs(model(), energies, cutoff=CUTOFF, baseline=PER_ATOM).fit(TRAIN)
+    unforced.calibrate(VALID, criterion="nll", gradients="pos")
+    assert float(unforced.uq.gradient_scale) != float(unforced.uq.scale)
+
+
+def test_a_model_without_a_cell_is_warned_of_periodic_structures():
+    with pytest.warns(UserWarning, match="periodic.*Pass a forward to give it the cell"):
+        graphs(OfSystems().double()).batches(TRAIN[:4])
+    molecule = TRAIN[0].copy()
+    molecule.pbc = False
+    graphs(OfSystems().double()).batches([molecule])  # nothing is said
+
+
+def test_a_host_is_printed_in_a_line(host):
+    assert len(repr(host)) < 400 and "energy_unit=1.0" in repr(host)
 
 
 def test_a_host_refuses_elements_that_were_not_fitted_and_stops_at_limits(host, atoms):
@@ -175,6 +208,11 @@ def test_without_its_library_a_host_says_what_to_install(host, package, monkeypa
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ModuleNotFoundError, match=f"pip install {package}"):
         host(torch.nn.Linear(1, 1))
+
+
+def test_a_dependency_of_a_host_that_is_missing_is_named_itself():
+    with pytest.raises(ModuleNotFoundError, match="No module named 'e3nn'"):
+        missing(ModuleNotFoundError("No module named 'e3nn'", name="e3nn"), "mace", "mace-torch")
 
 
 def test_one_structure_in_place_of_a_list_is_refused(host):

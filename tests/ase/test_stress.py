@@ -172,4 +172,5 @@ def test_a_gradient_without_bars_has_the_shape_of_several_outputs_too():
     uq.calibrate((x[20:], y[20:]), criterion="nll")
     expected = uq.gradient(x[:4])
     _, found = uq.predict_with_gradient(x[:4], gradient_bars=False)
+    assert found.summed is expected.summed is False
     torch.testing.assert_close(found.mean, expected.mean)

@@ -255,3 +255,15 @@ def test_a_sampler_that_may_leave_out_rows_is_left_to_choose():
         rows = rows_in_order(DataLoader(data, 4, sampler=sampler))
         assert len(rows) == 2 and (sampler not in (some, wrapped) or set(rows) == {2, 5})
     assert in_order([1, 2]) == [1, 2] and in_order(None) is None
+
+
+def test_no_sampler_of_plain_batches_drops_rows():
+    loader = DataLoader(Numbers(9), 4, sampler=SubsetRandomSampler(range(6)), drop_last=True)
+    assert sorted(rows_in_order(loader)) == list(range(6)) and loader.drop_last
+    assert len(list(loader)) == 1
+
+
+def test_reading_in_order_draws_no_random_number_of_a_loader_without_a_generator():
+    before = torch.random.get_rng_state()
+    rows_in_order(DataLoader(Numbers(9), 4))
+    assert torch.equal(torch.random.get_rng_state(), before)

@@ -127,6 +127,24 @@ def test_a_mace_calculator_is_taken_as_its_model(fitted_mace, atoms):
         mace(own)
 
 
+def test_what_a_mace_does_not_have_is_refused_by_name(fitted_mace, atoms):
+    from mace.calculators import MACECalculator
+
+    with pytest.raises(ValueError, match=r"heads, \['Default'\], got 'nope'"):
+        mace(fitted_mace.model, head="nope")
+    own = {"models": fitted_mace.model, "device": "cpu", "default_dtype": "float64"}
+    with pytest.raises(ValueError, match="length_units_to_A must be 1"):
+        mace(MACECalculator(**own, length_units_to_A=0.5))
+    atoms.symbols[0] = "Pt"
+    with pytest.raises(ValueError, match="has no Pt"):
+        fitted_mace.batches([atoms])
+
+
+def test_another_model_than_schnetpacks_is_refused():
+    with pytest.raises(TypeError, match="NeuralNetworkPotential, got a Linear"):
+        schnetpack(torch.nn.Linear(2, 1))
+
+
 def test_a_mace_in_single_precision_and_a_fit_of_forces_give_finite_bars(atoms):
     host = calibrated(mace(copper_and_gold(torch.float32)), forces_weight=0.1)
     atoms.calc = host.calculator()

@@ -32,15 +32,13 @@ Needs `pip install "rigidities[ase]"`.
 
 from __future__ import annotations
 
+from ..notices import missing
+
 try:
     from .calculator import RigidityCalculator, UncertainStructureError, with_error_bars
     from .potentials import Potential, graphs, mace, schnetpack
 except ModuleNotFoundError as error:
-    if (error.name or "").partition(".")[0] != "ase":
-        raise
-    raise ModuleNotFoundError(
-        'rigidities.ase needs ASE: pip install "rigidities[ase]".', name="ase"
-    ) from error
+    missing(error, "ase", '"rigidities[ase]"')
 
 __all__ = [
     "Potential",

@@ -45,6 +45,11 @@ NO_STRESS = (
     "(cell, shift vectors), got {}, and a structure that repeats, with a cell of three vectors."
 )
 
+WITHOUT_CELL = (
+    "The structure is periodic, and the model is given positions and numbers only. "
+    "Pass {} to give it the cell, or set atoms.pbc = False."
+)
+
 ROUNDING = 16
 """Units in the last place by which positions may differ, of single precision or less."""
 
@@ -296,10 +301,7 @@ class RigidityCalculator(Calculator):
     def _default_inputs(self, atoms: Atoms) -> tuple[torch.Tensor, torch.Tensor]:
         if atoms.pbc.any() and not self._said_periodic:
             self._said_periodic = True
-            notify(
-                "The structure is periodic, and the model is given positions and numbers only. "
-                "Pass inputs= to give it the cell, or set atoms.pbc = False."
-            )
+            notify(WITHOUT_CELL.format("inputs="))
         device, dtype = placement(self.uq.model)
         positions = torch.as_tensor(atoms.positions / self.length_unit, dtype=dtype, device=device)
         return positions, torch.as_tensor(atoms.numbers, dtype=torch.long, device=device)

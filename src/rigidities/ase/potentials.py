@@ -6,12 +6,13 @@
     atoms.calc = host.calculator(limits={"energy_std": 0.1})
 
 The error bars are those of the `LastLayerRigidity` in `host.uq`, which takes
-`host.batches(some_atoms)` everywhere.
+`host.batches(some_atoms)` everywhere. Where the fit has weights, so have bars with noise:
+`host.uq.predict(batches, sample_weight=lambda batch: batch["sample_weight"])`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +29,8 @@ from ..calibration.report import CalibrationReport
 from ..last_layer.rigidity import LastLayerRigidity
 from ..models.calling import ForwardFunction
 from ..models.shadow import placement
-from .calculator import RigidityCalculator
+from ..notices import missing, notify
+from .calculator import WITHOUT_CELL, RigidityCalculator
 from .structures import Baseline, baseline_energy, checked_baseline, no_baseline
 
 
@@ -50,21 +52,21 @@ class Potential:
         uq: the error bars, around the model; `labels` and `species` are those of the fit.
     """
 
-    model: nn.Module
-    collate: Callable[[list[Atoms]], Mapping[str, Any]]
-    forward: ForwardFunction
+    model: nn.Module = field(repr=False)
+    collate: Callable[[list[Atoms]], Mapping[str, Any]] = field(repr=False)
+    forward: ForwardFunction = field(repr=False)
     output: str | None = None
     wrt: str = "pos"
     strained: tuple[str, ...] = ()
     layer: str | list[str] | None = None
-    weight: Callable[[Atoms], float] | None = None
+    weight: Callable[[Atoms], float] | None = field(default=None, repr=False)
     energy_unit: float = 1.0
     length_unit: float = 1.0
-    baseline: Baseline = no_baseline
+    baseline: Baseline = field(default=no_baseline, repr=False)
     energy_key: str | None = None
     forces_key: str | None = None
     batch_size: int = 8
-    uq: LastLayerRigidity = field(init=False)
+    uq: LastLayerRigidity = field(init=False, repr=False)
     labels: tuple[str, ...] = field(init=False, default=("energy",))
     species: set[int] = field(init=False, default_factory=set)
 
@@ -74,27 +76,27 @@ class Potential:
         self.uq = LastLayerRigidity(self.model, forward=self.forward, **options)
 
     def fit(
-        self, train: Sequence[Atoms], *, forces_weight: float | None = None, **options: Any
+        self, train: Iterable[Atoms], *, forces_weight: float | None = None, **options: Any
     ) -> Potential:
         """Accumulate the Gram over the structures that the model was trained on.
 
         `forces_weight` is that of the square of one component of a force in the training loss,
-        beside `weight`; `options` are those of `LastLayerRigidity.fit`.
+        beside `weight`; `options` are those of `LastLayerRigidity.fit`, and go first.
         """
         if forces_weight is not None:
-            options |= {"gradients": self.wrt, "gradient_target": "slope"}
-            options["gradient_weight"] = forces_weight
+            options = {"gradients": self.wrt, "gradient_weight": forces_weight, **options}
         if self.weight is not None:
-            options["sample_weight"] = lambda batch: batch["sample_weight"]
-        labels = ("energy",) if forces_weight is None else ("energy", "forces")
-        self.uq.fit(self.batches(train, labels), **options)
+            options.setdefault("sample_weight", lambda batch: batch["sample_weight"])
+        frames, labels = _frames(train), _labelled(options, ("energy",))
+        self.uq.fit(self.batches(frames, labels), **options)
         self.labels = labels
-        self.species = {int(number) for atoms in train for number in atoms.numbers}
+        self.species = {int(number) for atoms in frames for number in atoms.numbers}
         return self
 
-    def calibrate(self, valid: Sequence[Atoms], **options: Any) -> CalibrationReport:
+    def calibrate(self, valid: Iterable[Atoms], **options: Any) -> CalibrationReport:
         """Calibrate on structures that the model has not seen; forces too, if they were fitted."""
-        return self.uq.calibrate(self.batches(valid, self.labels), **options)
+        labels = _labelled(options, self.labels)
+        return self.uq.calibrate(self.batches(valid, labels), **options)
 
     def calculator(self, **options: Any) -> RigidityCalculator:
         """For `atoms.calc`; the options are those of `RigidityCalculator`."""
@@ -104,12 +106,10 @@ class Potential:
         inputs = lambda atoms: self.collate([atoms])  # noqa: E731
         return RigidityCalculator(self.uq, inputs=inputs, **{**known, **options})
 
-    def batches(self, frames: Sequence[Atoms], labels: Sequence[str] = ()) -> list[Any]:
+    def batches(self, frames: Iterable[Atoms], labels: Sequence[str] = ()) -> list[Any]:
         """Structures as `uq` takes them, with those labels ("energy", "forces")."""
-        if hasattr(frames, "positions"):
-            raise TypeError("Expected a list of ase.Atoms, got one structure: put it into a list.")
-        starts, step = range(0, len(frames), self.batch_size), self.batch_size
-        parts = [list(frames[start : start + step]) for start in starts]
+        frames, step = _frames(frames), self.batch_size
+        parts = [frames[start : start + step] for start in range(0, len(frames), step)]
         return [{**self.collate(part), **self._labels(part, labels)} for part in parts]
 
     def _labels(self, frames: list[Atoms], names: Sequence[str]) -> dict[str, Tensor]:
@@ -136,19 +136,26 @@ def mace(model: Any, *, head: str | None = None, **options: Any) -> Potential:
         from mace import data
         from mace.tools import AtomicNumberTable, torch_geometric, torch_tools
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("mace() needs mace-torch: pip install mace-torch.") from error
+        missing(error, "mace", "mace-torch")
 
     if hasattr(model, "models"):
         if len(model.models) > 1:
             raise ValueError(f"Expected one model, got {len(model.models)}. Give one of .models.")
+        if model.length_units_to_A != 1:
+            raise ValueError("length_units_to_A must be 1. Give the model itself, if it is for Å.")
         head, options = head or model.head, {"energy_unit": model.energy_units_to_eV, **options}
         (model,) = model.models
     table = AtomicNumberTable([int(number) for number in model.atomic_numbers])
     heads, (_, dtype) = list(getattr(model, "heads", ["Default"])), placement(model)
     known = {"z_table": table, "cutoff": float(model.r_max), "heads": heads}
+    if (head := head or heads[-1]) not in heads:
+        raise ValueError(f"Expected one of the model's heads, {heads}, got {head!r}.")
 
     def collate(frames: list[Atoms]) -> Mapping[str, Any]:
-        configs = [data.config_from_atoms(a, head_name=head or heads[-1]) for a in frames]
+        strange = {symbol for a in frames for symbol in a[~np.isin(a.numbers, table.zs)].symbols}
+        if strange:
+            raise ValueError(f"This MACE has no {', '.join(sorted(strange))}. Leave these out.")
+        configs = [data.config_from_atoms(a, head_name=head) for a in frames]
         with torch_tools.default_dtype(dtype):
             graphs = [data.AtomicData.from_config(config, **known) for config in configs]
             batch: dict[str, Any] = torch_geometric.Batch.from_data_list(graphs).to_dict()
@@ -173,7 +180,9 @@ def schnetpack(
             from schnetpack.interfaces import AtomsConverter
             from schnetpack.transform import ASENeighborList
         except ModuleNotFoundError as error:
-            raise ModuleNotFoundError("Install it: pip install schnetpack.") from error
+            missing(error, "schnetpack", "schnetpack")
+        if not hasattr(model, "representation"):
+            raise TypeError(f"Expected a NeuralNetworkPotential, got a {type(model).__name__}.")
         neighbours = ASENeighborList(cutoff=float(model.representation.cutoff))
         converter = AtomsConverter(neighbours, dtype=placement(model)[1])
 
@@ -204,6 +213,8 @@ def graphs(
     (_, dtype), unit = placement(model), options.get("length_unit", 1.0)
 
     def collate(frames: list[Atoms]) -> dict[str, Tensor]:
+        if forward is None and any(atoms.pbc.any() for atoms in frames):
+            notify(WITHOUT_CELL.format("a forward"))
         columns = [(a.numbers, a.positions / unit, a.cell.array[None] / unit) for a in frames]
         z, pos, cell = (torch.tensor(np.concatenate(part)) for part in zip(*columns, strict=True))
         found = {"z": z, "pos": pos.to(dtype), "cell": cell.to(dtype)}
@@ -228,6 +239,20 @@ def _neighbours(
         pairs.append(torch.tensor(np.stack([i, j])) + start)
         shifts.append(torch.tensor(images).to(cell) @ cell)
     return {"edge_index": torch.cat(pairs, 1), "shifts": torch.cat(shifts)}
+
+
+def _frames(given: Iterable[Atoms]) -> list[Atoms]:
+    if hasattr(given, "positions"):
+        raise TypeError("Expected a list of ase.Atoms, got one structure: put it into a list.")
+    return list(given)
+
+
+def _labelled(options: dict[str, Any], labels: tuple[str, ...]) -> tuple[str, ...]:
+    """What structures must carry; the options are told where the batches have it."""
+    if options.get("gradients") is None:
+        return labels
+    target = options.setdefault("gradient_target", "slope")
+    return ("energy", "forces") if target == "slope" else ("energy",)
 
 
 def _label(atoms: Atoms, name: str, key: str | None, kept: Mapping[str, Any]) -> Any:

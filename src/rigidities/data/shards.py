@@ -69,7 +69,8 @@ def unpadded(data: Any) -> Any:
     loader = _inside(data)
     if not isinstance(loader, loading.DataLoader):
         return data
-    if hasattr(data, "_fetch_batches") or hasattr(loader.dataset, "split_batches"):
+    handed_out = hasattr(data, "_fetch_batches") and data.state.num_processes > 1
+    if handed_out or hasattr(loader.dataset, "split_batches"):
         raise TypeError(
             "Accelerate hands out these rows from one process, or repeats some, expected a loader "
             "that reads its own share. Pass one with sampler=ShardSampler(data), or of a stream "
@@ -90,7 +91,12 @@ def in_order(data: Any) -> Any:
     every = type(sampler) in (loading.SequentialSampler, loading.DistributedSampler)
     every = (every or isinstance(sampler, loading.RandomSampler)) and rows is loader.dataset
     if not every or type(batches) is not loading.BatchSampler:
-        return unpadded(data)
+        exact = unpadded(data)
+        batches = getattr(exact, "batch_sampler", None)
+        if type(batches) is not loading.BatchSampler:
+            return exact
+        new = {"drop_last": False, "batch_sampler": _altered(batches, drop_last=False)}
+        return _altered(exact, **new, _iterator=None)
     new = {"sampler": ShardSampler(rows), "drop_last": False}
     batches, others = _altered(batches, **new), {"generator": torch.Generator(), "_iterator": None}
     return _altered(loader, **new, batch_sampler=batches, **others)

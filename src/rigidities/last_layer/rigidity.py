@@ -49,7 +49,7 @@ from .ensemble.members import members as member_set
 from .fit import Learnt, ReadoutFit
 from .frozen import Frozen, freeze
 from .gradients.feature_derivatives import traced_derivatives
-from .gradients.feature_map import FeatureMap, traced
+from .gradients.feature_map import FeatureMap, stand_alone, traced
 from .gradients.gradient import Differentiator, Gradient, shared_out
 from .gradients.loss import GradientTarget, GradientWeight, gradient_loss
 from .gradients.uncertain_inputs import InputVariances
@@ -504,7 +504,8 @@ class LastLayerRigidity(ModelWrapper):
                 else:
                     x, reading = traced(tap, batch, slot)
                     mean = traced_derivatives(x, reading.output)
-                    gradient = Gradient(mean, torch.full_like(mean, torch.nan), summed=True)
+                    summed = not stand_alone(x, reading)
+                    gradient = Gradient(mean, torch.full_like(mean, torch.nan), summed=summed)
                 spreads.append(bars.of_batch(batch, reading.detached(), sample_weight))
             found.append(gradient)
         return bars.prediction(spreads), self._joined(found, members)

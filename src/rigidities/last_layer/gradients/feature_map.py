@@ -62,8 +62,7 @@ class FeatureMap:
         """Of a batch, by the input in a slot of it, on which the output must depend."""
         free, reading = traced(tap, batch, slot)
         point, (args, kwargs) = free.detach(), slot.put(batch, free)
-        aligned = point.ndim > 0 and len(point) == len(reading.output)
-        aligned = aligned and _stand_alone(free, reading)
+        aligned = stand_alone(free, reading)
         reading = reading.detached()
         steady = tap.steady(*args, **kwargs)
 
@@ -176,10 +175,10 @@ def row_owners(point: FeatureMap) -> Tensor | None:
     return owners if _owned(mixed, x, plain, owners) else None
 
 
-def _stand_alone(x: Tensor, reading: Reading) -> bool:
+def stand_alone(x: Tensor, reading: Reading) -> bool:
     """Whether row n of the input acts on sample n alone."""
-    if len(x) == 1:
-        return True
+    if x.ndim == 0 or len(x) != len(reading.output) or len(x) == 1:
+        return x.ndim > 0 and len(x) == len(reading.output)
     mixed = _mixed(x, len(x), list(reading))
     plain = _weighed(mixed, x, torch.ones_like(mixed))
     return _owned(mixed, x, plain, torch.arange(len(x), device=x.device))
