@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -274,7 +274,7 @@ def _draw_coverage(ax: Axes, part: Bars) -> None:
 def _draw_parity(ax: Axes, outcome: Outcome) -> None:
     styles = {"inside": (outcome.inside, plots.BLUE), "outside": (outcome.outside, plots.VERMILION)}
     for label, (part, color) in styles.items():
-        style = {"fmt": "o", "markersize": 2.5, "elinewidth": 0.6, "alpha": 0.5}
+        style: dict[str, Any] = {"fmt": "o", "markersize": 2.5, "elinewidth": 0.6, "alpha": 0.5}
         ax.errorbar(part.target, part.mean, part.std, color=color, label=label, **style)
     ax.axline((150, 150), slope=1, color=plots.BLACK, lw=1)
     ax.set(xlabel="observed", ylabel="predicted ± std", title="Diabetes: patients not seen before")
