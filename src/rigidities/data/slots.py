@@ -85,7 +85,9 @@ class Slot:
 
 def _known(batch: Batch, *, whole: bool) -> Members:
     """What may be named of a batch."""
-    return _members(batch.args[0]) if whole else _members(batch.args) | batch.kwargs
+    known = _members(batch.args[0] if whole else batch.args)
+    known.update({} if whole else batch.kwargs)
+    return known
 
 
 def _members(raw: Any) -> Members:
