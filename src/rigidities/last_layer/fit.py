@@ -323,16 +323,10 @@ class ReadoutFit:
                 own = source(data, "calibrate", any_order=True, **_shown(options, others))
                 return others.checking(own)
 
-            posterior = learnt.posterior
-            work = Validation(
-                tap,
-                learnt.statistics,
-                posterior,
-                weighing,
-                wanted,
-                groups if callable(groups) else None,
-                hashed=conformal is not None or others.size > 1,
-            )
+            known, posterior = learnt.statistics, learnt.posterior
+            labels = groups if callable(groups) else None
+            hashed = conformal is not None or others.size > 1
+            work = Validation(tap, known, posterior, weighing, wanted, labels, hashed)
             with torch.enable_grad():
                 look, compared = work.gathered, not wanted.left_out
                 parts = (
