@@ -386,14 +386,11 @@ class ReadoutFit:
         learnt = self.learnt
         weighing = learnt.weighing if weighing is None and learnt is not None else weighing
         gradients = None if weighing is None else weighing.gradients
-        return Feed(
-            self.model,
-            whole=self.unbound.source.forward is not None,
-            target=self.target,
-            inputs=None if learnt is None else learnt.statistics.inputs,
-            apart=None if gradients is None else gradients.apart,
-            kind=None if learnt is None else learnt.statistics.kind,
-        )
+        apart = None if gradients is None else gradients.apart
+        feed = Feed(self.model, self.unbound.source.forward is not None, self.target, apart=apart)
+        if learnt is None:
+            return feed
+        return replace(feed, inputs=learnt.statistics.inputs, kind=learnt.statistics.kind)
 
     def batches(
         self,
