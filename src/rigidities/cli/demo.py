@@ -236,9 +236,9 @@ def table(outcome: Outcome) -> str:
         numbers = (_number(column[key], form) for column in columns)
         lines.append(f"{label:<29}" + "".join(f"{number:>12}" for number in numbers))
     constant, ours = (column["coverage"] for column in columns[2:])
-    lines += ["", f"Outside, 90 % intervals of the constant bar hold {constant:.0%} of the targets"]
-    lines[-1] += f", these {ours:.0%}."
-    return "\n".join("  " + line if line else "" for line in lines)
+    shown = "\n".join(f"  {line}" for line in lines)
+    held = f"intervals of the constant bar hold {constant:.0%} of the targets, these {ours:.0%}"
+    return f"{shown}\n\n  Outside, 90 % {held}."
 
 
 def _draw_toy(uq: LastLayerRigidity, train: Rows) -> Figure:
