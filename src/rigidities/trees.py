@@ -74,7 +74,7 @@ class Forest:
         self._numbers = _numbers([places for places, _ in leaves])
         values = torch.as_tensor(np.concatenate([own for _, own in leaves]), dtype=torch.float64)
         X = X.tocsr() if hasattr(X, "tocsr") else X
-        count = X.shape[0] if hasattr(X, "shape") else len(X)
+        count = X.shape[0] if hasattr(X, "shape") else len(X)  # sparse ones have no length
         X = X[:: -(-count // SAMPLED)]
         rows = self.rows(X)[:, :-1]
         if values.ndim > 2:
@@ -128,13 +128,10 @@ class Leaves(nn.Module):
         rest = values - (basis @ weight)[group]
         norm = rest.norm(dim=0)
         kept = norm > 1e-12 * values.norm(dim=0).clamp(min=1e-300)
-        made = cls(len(group), len(basis), len(weight), int(kept.sum()), values.shape[1])
-        with torch.no_grad():
-            made.group.copy_(group)
-            made.basis.copy_(basis)
-            made.rest.copy_(rest[:, kept] / norm[kept])
-            made.head.weight.copy_(torch.cat([weight, norm.diag()[kept]]).mT)
-            made.head.bias.copy_(offset)
+        state = {"group": group, "basis": basis, "rest": rest[:, kept] / norm[kept]}
+        state |= {"head.weight": torch.cat([weight, norm.diag()[kept]]).mT, "head.bias": offset}
+        made = cls.sized(state)
+        made.load_state_dict(state)
         return made
 
     @classmethod
@@ -151,8 +148,7 @@ class Leaves(nn.Module):
         rows = rows[:, :-1]
         features = embedding_bag(self.group[rows], self.basis, mode="sum")
         if self.rest.shape[1]:
-            rest = embedding_bag(rows, self.rest, mode="sum")
-            features = torch.cat([features, rest], 1)
+            features = torch.cat([features, embedding_bag(rows, self.rest, mode="sum")], 1)
         found: Tensor = self.head(features)
         return found
 
@@ -186,23 +182,22 @@ class Nodes(nn.Module):
 
     def __init__(self, trees: int, nodes: int, inputs: int, categorical: int) -> None:
         super().__init__()
-        self.register_buffer("roots", torch.zeros(trees, dtype=torch.long))
-        self.register_buffer("child", torch.zeros(nodes, dtype=torch.long))
-        self.register_buffer("split", torch.zeros(3, nodes, dtype=torch.long))
+        whole: dict[str, tuple[int, ...]] = {"roots": (trees,), "depth": ()}
+        whole |= {"child": (nodes,), "split": (3, nodes)}
+        for name, shape in whole.items():
+            self.register_buffer(name, torch.zeros(shape, dtype=torch.long))
+        for name, shape in {"missing": (nodes,), "categories": (categorical, 256)}.items():
+            self.register_buffer(name, torch.zeros(shape, dtype=torch.bool))
         self.register_buffer("threshold", torch.zeros(nodes, dtype=torch.float64))
-        self.register_buffer("missing", torch.zeros(nodes, dtype=torch.bool))
-        self.register_buffer("categories", torch.zeros(categorical, 256, dtype=torch.bool))
         self.register_buffer("order", torch.arange(inputs))
-        self.register_buffer("depth", torch.zeros((), dtype=torch.long))
 
     @classmethod
     def of(cls, model: Any) -> Nodes:
         """Of a fitted model."""
         trees = _histogram_trees(model)
         bits = np.concatenate([one.raw_left_cat_bitsets for one in trees])
-        made = cls(
-            len(trees), sum(len(one.nodes) for one in trees), model.n_features_in_, len(bits)
-        )
+        nodes = sum(len(one.nodes) for one in trees)
+        made = cls(len(trees), nodes, model.n_features_in_, len(bits))
         first = leaves = rows = 0
         for t, tree in enumerate(trees):
             made.roots[t] = first
@@ -278,8 +273,8 @@ def _kind(model: Any) -> str | None:
         ("catboost", "CatBoost"): "catboost",
     }
     other = hasattr(model, "predict_proba") or type(model).__name__.endswith("Ranker")
-    found = [kind for name, kind in kinds.items() if name in names and not other]
-    return found[0] if found else None
+    found = (kind for name, kind in kinds.items() if name in names and not other)
+    return next(found, None)
 
 
 def _places(model: Any, X: Any) -> Array:

@@ -209,8 +209,7 @@ class RigidityCalculator(Calculator):
 
     def export_properties(self) -> Properties:
         """Those of the results that ASE has a definition of."""
-        known = {name: value for name, value in self.results.items() if name in all_outputs}
-        return Properties(known)
+        return Properties({k: v for k, v in self.results.items() if k in all_outputs})
 
     def _options(self, atoms: Atoms) -> dict[str, Any]:
         if self.sample_weight is None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +50,17 @@ Error bars for small nets, trained here on two data sets. In the tables "constan
 is one bar for all predictions, the RMS error on the calibration rows; "rigidities"
 are this library's, calibrated on the same rows. The nets saw none of the rows scored.
 """
+TOY = """\
+1. Toy: seven points of y = cos(x)^2 with noise of 0.01, a 1-32-32-1 net.
+   Calibrated on 20 more points with |x| < 1.2, scored up to |x| = 1.5;
+   inside means between the outermost of the seven points.
+"""
+DIABETES = f"""
+2. Diabetes: disease progression from ten inputs, four 10-32-32-1 nets.
+   Trained and calibrated where {SHIFTED_INPUT} ({SHIFTED_NAME}) is in its lower
+   70 %; inside means other patients there, outside the patients above.
+   The target is mostly noise, so that inside a constant bar is hard to beat.
+"""
 CLOSING = """
 For your own trained model:
 
@@ -70,17 +81,11 @@ class Bars:
     constant: Tensor
     target: Tensor
 
-    def scores(self, std: Tensor) -> dict[str, float]:
-        """Metrics of these predictions under one kind of error bar."""
-        return metrics.summary(self.mean, std, self.target)
-
     @classmethod
     def join(cls, parts: Iterable[Bars]) -> Bars:
         """Rows of several nets as one; the constant bars become one too, their RMS."""
-        mean, std, constant, target = (
-            torch.cat(columns)
-            for columns in zip(*((p.mean, p.std, p.constant, p.target) for p in parts), strict=True)
-        )
+        columns = zip(*(vars(part).values() for part in parts), strict=True)
+        mean, std, constant, target = map(torch.cat, columns)
         return cls(mean, std, constant.square().mean().sqrt().expand(len(mean)), target)
 
 
@@ -113,12 +118,7 @@ class Standardised(nn.Module):
         return hidden * self.y_std + self.y_mean
 
 
-def say(text: str) -> None:
-    """Print at once, also into a pipe."""
-    print(text, flush=True)
-
-
-def run(out: Path, *, seed: int = 0, echo: Callable[[str], None] = say) -> list[Path]:
+def run(out: Path, *, seed: int = 0, echo: Callable[[str], None] = print) -> list[Path]:
     """Train, add error bars, print the tables and write the figures.
 
     Args:
@@ -141,7 +141,15 @@ def run(out: Path, *, seed: int = 0, echo: Callable[[str], None] = say) -> list[
     echo(OPENING)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        figures = [_show_toy(out, echo), _show_diabetes(out, echo)]
+        echo(TOY)
+        outcome, uq, train = toy()
+        echo(table(outcome))
+        _draw_toy(uq, train).savefig(out / "toy.png", dpi=100)
+        echo(DIABETES)
+        outcome = diabetes()
+        echo(table(outcome))
+        _draw_diabetes(outcome).savefig(out / "diabetes.png", dpi=100)
+    figures = [out / "toy.png", out / "diabetes.png"]
     echo("\nFigures:\n" + "\n".join(f"    {figure}" for figure in figures))
     echo(CLOSING)
     return figures
@@ -153,14 +161,13 @@ def toy() -> tuple[Outcome, LastLayerRigidity, Rows]:
     Returns:
         The scored rows, the module with error bars, and the seven points.
     """
-    x = torch.tensor([[-0.8], [-0.75], [0.0], [0.05], [0.07], [0.7], [0.73]])
-    train = x, _noisy_cos2(x)
+    train = _cos2_rows(torch.tensor([[-0.8], [-0.75], [0.0], [0.05], [0.07], [0.7], [0.73]]))
     model = mlp(1, 32, 32, 1)
     train_net(model, train, epochs=800, batch_size=7, lr=1e-2, weight_decay=0.0)
-    valid = _cos2_rows(20, reach=1.2)
+    valid = _cos2_rows(1.2 * (2 * torch.rand(20, 1) - 1))
     uq = LastLayerRigidity(model).fit(train)
     uq.calibrate(valid)
-    x, y = _cos2_rows(400, reach=1.5)
+    x, y = _cos2_rows(1.5 * (2 * torch.rand(400, 1) - 1))
     near = (x[:, 0] > -0.8) & (x[:, 0] < 0.73)
     inside, outside = (bars(uq, (x[rows], y[rows]), valid) for rows in (near, ~near))
     return Outcome(inside, outside), uq, train
@@ -179,18 +186,14 @@ def diabetes(folds: int = 4) -> Outcome:
     for fold, beyond in enumerate((~low).nonzero()[:, 0].tensor_split(folds)):
         test, held, *rest = parts[fold:] + parts[:fold]
         valid, used = (x[held], y[held]), torch.cat(rest)
-        uq = _diabetes_net((x[used], y[used]), valid)
+        train = x[used], y[used]
+        model = Standardised(mlp(10, 32, 32, 1), *train)
+        train_net(model, train, epochs=20, batch_size=32, lr=3e-3, weight_decay=1e-2)
+        uq = LastLayerRigidity(model).fit(train)
+        uq.calibrate(valid, noise="constant")
         inside.append(bars(uq, (x[test], y[test]), valid))
         outside.append(bars(uq, (x[beyond], y[beyond]), valid))
     return Outcome(Bars.join(inside), Bars.join(outside))
-
-
-def _diabetes_net(train: Rows, valid: Rows) -> LastLayerRigidity:
-    model = Standardised(mlp(10, 32, 32, 1), *train)
-    train_net(model, train, epochs=20, batch_size=32, lr=3e-3, weight_decay=1e-2)
-    uq = LastLayerRigidity(model).fit(train)
-    uq.calibrate(valid, noise="constant")
-    return uq
 
 
 def mlp(*widths: int) -> nn.Sequential:
@@ -221,56 +224,21 @@ def bars(uq: LastLayerRigidity, rows: Rows, valid: Rows) -> Bars:
     return Bars(prediction.mean[:, 0], prediction.std[:, 0], constant, rows[1][:, 0])
 
 
-def table(inside: Bars, outside: Bars) -> str:
-    """Scores of both kinds of error bars, inside and outside the training range."""
-    columns = [part.scores(std) for part in (inside, outside) for std in (part.constant, part.std)]
-    places = [f"inside ({len(inside.mean)} rows)", f"outside ({len(outside.mean)} rows)"]
-    lines = [
-        " " * 29 + "".join(f"{place:>24}" for place in places),
-        f"{'error bars:':<29}" + f"{'constant':>12}{'rigidities':>12}" * 2,
-        *(
-            f"{label:<29}" + "".join(f"{_number(column[key], form):>12}" for column in columns)
-            for label, key, form in SCORES
-        ),
-    ]
-    return "\n".join("  " + line for line in lines)
-
-
-def verdict(outside: Bars) -> str:
-    """What the table says about rows unlike the training data, in a sentence."""
-    constant, ours = (
-        metrics.coverage(outside.mean, std, outside.target)
-        for std in (outside.constant, outside.std)
-    )
-    return (
-        f"\n  Outside, 90 % intervals of the constant bar hold {constant:.0%} of the targets, "
-        f"these {ours:.0%}."
-    )
-
-
-def _show_toy(out: Path, echo: Callable[[str], None]) -> Path:
-    echo(
-        "1. Toy: seven points of y = cos(x)^2 with noise of 0.01, a 1-32-32-1 net.\n"
-        "   Calibrated on 20 more points with |x| < 1.2, scored up to |x| = 1.5;\n"
-        "   inside means between the outermost of the seven points.\n"
-    )
-    outcome, uq, train = toy()
-    echo(table(outcome.inside, outcome.outside))
-    echo(verdict(outcome.outside))
-    return _saved(_draw_toy(uq, train), out / "toy.png")
-
-
-def _show_diabetes(out: Path, echo: Callable[[str], None]) -> Path:
-    echo(
-        "\n2. Diabetes: disease progression from ten inputs, four 10-32-32-1 nets.\n"
-        f"   Trained and calibrated where {SHIFTED_INPUT} ({SHIFTED_NAME}) is in its lower\n"
-        "   70 %; inside means other patients there, outside the patients above.\n"
-        "   The target is mostly noise, so that inside a constant bar is hard to beat.\n"
-    )
-    outcome = diabetes()
-    echo(table(outcome.inside, outcome.outside))
-    echo(verdict(outcome.outside))
-    return _saved(_draw_diabetes(outcome), out / "diabetes.png")
+def table(outcome: Outcome) -> str:
+    """Scores of both kinds of error bars, and what they say about rows outside, in a sentence."""
+    parts = {"inside": outcome.inside, "outside": outcome.outside}
+    pairs = [(part, std) for part in parts.values() for std in (part.constant, part.std)]
+    columns = [metrics.summary(part.mean, std, part.target) for part, std in pairs]
+    places = (f"{name} ({len(part.mean)} rows)" for name, part in parts.items())
+    lines = [" " * 29 + "".join(f"{place:>24}" for place in places)]
+    lines.append(f"{'error bars:':<29}" + f"{'constant':>12}{'rigidities':>12}" * 2)
+    for label, key, form in SCORES:
+        numbers = (_number(column[key], form) for column in columns)
+        lines.append(f"{label:<29}" + "".join(f"{number:>12}" for number in numbers))
+    constant, ours = (column["coverage"] for column in columns[2:])
+    shown = "\n".join(f"  {line}" for line in lines)
+    held = f"intervals of the constant bar hold {constant:.0%} of the targets, these {ours:.0%}"
+    return f"{shown}\n\n  Outside, 90 % {held}."
 
 
 def _draw_toy(uq: LastLayerRigidity, train: Rows) -> Figure:
@@ -306,17 +274,8 @@ def _draw_coverage(ax: Axes, part: Bars) -> None:
 def _draw_parity(ax: Axes, outcome: Outcome) -> None:
     styles = {"inside": (outcome.inside, plots.BLUE), "outside": (outcome.outside, plots.VERMILION)}
     for label, (part, color) in styles.items():
-        ax.errorbar(
-            part.target,
-            part.mean,
-            yerr=part.std,
-            fmt="o",
-            markersize=2.5,
-            elinewidth=0.6,
-            alpha=0.5,
-            color=color,
-            label=label,
-        )
+        style: dict[str, Any] = {"fmt": "o", "markersize": 2.5, "elinewidth": 0.6, "alpha": 0.5}
+        ax.errorbar(part.target, part.mean, part.std, color=color, label=label, **style)
     ax.axline((150, 150), slope=1, color=plots.BLACK, lw=1)
     ax.set(xlabel="observed", ylabel="predicted ± std", title="Diabetes: patients not seen before")
     ax.set_box_aspect(1)
@@ -332,18 +291,8 @@ def _figure(panels: int, width: float) -> tuple[Figure, list[Axes]]:
     return figure, list(figure.subplots(1, panels, squeeze=False)[0])
 
 
-def _saved(figure: Figure, path: Path) -> Path:
-    figure.savefig(path, dpi=100)
-    return path
-
-
-def _noisy_cos2(x: Tensor) -> Tensor:
-    return x.cos().square() + 0.01 * torch.randn_like(x)
-
-
-def _cos2_rows(count: int, reach: float) -> Rows:
-    x = reach * (2 * torch.rand(count, 1) - 1)
-    return x, _noisy_cos2(x)
+def _cos2_rows(x: Tensor) -> Rows:
+    return x, x.cos().square() + 0.01 * torch.randn_like(x)
 
 
 def _diabetes_rows() -> tuple[Tensor, Tensor, Tensor]:

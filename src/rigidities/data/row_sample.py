@@ -139,10 +139,8 @@ class RowSample(RowSketch):
         features, change = features.to(residual), change.to(residual)
         joint = features.ndim == 3  # a row of features for each target
         moved = (features * change.mT).sum(-1) if joint else features @ change
-        other.columns = self.columns | {
-            "mean": (mean + moved).to(mean),
-            "residual": residual - moved,
-        }
+        changed = {"mean": (mean + moved).to(mean), "residual": residual - moved}
+        other.columns = self.columns | changed
         return other
 
     def state(self) -> dict[str, Tensor]:

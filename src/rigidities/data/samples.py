@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ..models.modes import ordinary
-from .batches import TARGET_KEYS, Batch, Reader, each_member, raw_batches
+from .batches import TARGET_KEYS, Batch, Reader, columns, each_member, raw_batches
 
 SampleWeight = Tensor | Callable[[Any], Tensor]
 
@@ -119,11 +119,8 @@ class Samples:
     @cached_property
     def count(self) -> int:
         """Number of samples; of a loader, of its data set."""
-        members = self.data.values() if isinstance(self.data, Mapping) else self.data
-        if isinstance(self.data, (tuple, Mapping)):
-            return len(next(iter(members)))
-        if isinstance(self.data, Tensor) or hasattr(self.data, "__array__"):
-            return len(self.data)
+        if isinstance(self.data, (Tensor, tuple, Mapping)) or hasattr(self.data, "__array__"):
+            return len(columns(self.data)[0])
         source = self.data.dataset if isinstance(self.data, DataLoader) else self.data
         if isinstance(source, Dataset) and hasattr(source, "__len__"):
             return len(source)
@@ -157,8 +154,7 @@ def _data(inputs: Any, targets: Any) -> Any:
         if taken:
             raise ValueError(f"There are targets both in the inputs ({taken[0]!r}) and apart.")
         return {**inputs, TARGET_KEYS[0]: targets}
-    columns = inputs if isinstance(inputs, tuple) else (inputs,)
-    return (*columns, targets)
+    return (*columns(inputs), targets)
 
 
 def _array(values: Any, dtype: torch.dtype) -> Any:

@@ -48,10 +48,7 @@ class RowSketch:
     """
 
     def __init__(
-        self,
-        hashes: Tensor | None = None,
-        counts: Tensor | None = None,
-        limit: int = NO_LIMIT,
+        self, hashes: Tensor | None = None, counts: Tensor | None = None, limit: int = NO_LIMIT
     ) -> None:
         self.hashes = torch.empty(0, dtype=torch.int64) if hashes is None else hashes
         self.counts = torch.ones_like(self.hashes) if counts is None else counts

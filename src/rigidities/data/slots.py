@@ -48,9 +48,7 @@ class Slot:
         if isinstance(wrt, Slot):
             return wrt
         whole = tap.source.forward is not None
-        known: Members = dict(enumerate(batch.args))
-        known.update(batch.kwargs)
-        known = _members(batch.args[0]) if whole else known
+        known = _known(batch, whole=whole)
         real = [key for key, value in known.items() if _is_real(value)]
         if wrt is None:
             if len(real) != 1:
@@ -72,10 +70,7 @@ class Slot:
 
     def get(self, batch: Batch) -> Tensor:
         """The tensor."""
-        if self.whole:
-            value = _members(batch.args[0])[self.key]
-        else:
-            value = batch.kwargs[self.key] if self.key in batch.kwargs else batch.args[self._index]
+        value = _known(batch, whole=self.whole)[self.key]
         assert isinstance(value, Tensor)
         return value
 
@@ -85,14 +80,14 @@ class Slot:
             return (_replaced(batch.args[0], self.key, tensor),), batch.kwargs
         if self.key in batch.kwargs:
             return batch.args, {**batch.kwargs, str(self.key): tensor}
-        args = list(batch.args)
-        args[self._index] = tensor
-        return tuple(args), batch.kwargs
+        return _replaced(batch.args, self.key, tensor), batch.kwargs
 
-    @property
-    def _index(self) -> int:
-        assert isinstance(self.key, int)
-        return self.key
+
+def _known(batch: Batch, *, whole: bool) -> Members:
+    """What may be named of a batch."""
+    known = _members(batch.args[0] if whole else batch.args)
+    known.update({} if whole else batch.kwargs)
+    return known
 
 
 def _members(raw: Any) -> Members:

@@ -12,20 +12,13 @@ from .series import (
     recursion_series,
 )
 
-__all__ = [
-    "Activation",
+__all__ = ["Activation", "activation", "by_quadrature"]
+__all__ += ["FullyConnected", "Kernels", "empirical_nngp", "empirical_ntk"]
+__all__ += ["TrainedProcess", "gaussian_process_at", "last_layer_process_at"]
+__all__ += [
     "CubicCorrections",
-    "FullyConnected",
-    "Kernels",
-    "TrainedProcess",
-    "activation",
-    "by_quadrature",
     "cubic_corrections",
     "dual_series",
-    "empirical_nngp",
-    "empirical_ntk",
-    "gaussian_process_at",
-    "last_layer_process_at",
     "odd_coefficients",
     "recursion_series",
 ]

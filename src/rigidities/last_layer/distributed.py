@@ -86,15 +86,13 @@ def job(
             them refused its data.
         RuntimeError: one of them has failed otherwise, or has ended.
     """
-    if group is False or not (dist.is_available() and dist.is_initialized()):
-        yield Job()
-        return
-    if dist.get_rank(group) < 0:
+    alone = group is False or not (dist.is_available() and dist.is_initialized())
+    if not alone and dist.get_rank(group) < 0:
         raise ValueError(
             f"This process is not in the group that was given to {what}(group=). Call it on the "
             "group's processes alone, or pass group=False."
         )
-    if dist.get_world_size(group) == 1:
+    if alone or dist.get_world_size(group) == 1:
         yield Job()
         return
     processes = Processes(group, what, device)

@@ -323,16 +323,10 @@ class ReadoutFit:
                 own = source(data, "calibrate", any_order=True, **_shown(options, others))
                 return others.checking(own)
 
-            posterior = learnt.posterior
-            work = Validation(
-                tap,
-                learnt.statistics,
-                posterior,
-                weighing,
-                wanted,
-                groups if callable(groups) else None,
-                hashed=conformal is not None or others.size > 1,
-            )
+            known, posterior = learnt.statistics, learnt.posterior
+            labels = groups if callable(groups) else None
+            hashed = conformal is not None or others.size > 1
+            work = Validation(tap, known, posterior, weighing, wanted, labels, hashed)
             with torch.enable_grad():
                 look, compared = work.gathered, not wanted.left_out
                 parts = (
@@ -392,14 +386,11 @@ class ReadoutFit:
         learnt = self.learnt
         weighing = learnt.weighing if weighing is None and learnt is not None else weighing
         gradients = None if weighing is None else weighing.gradients
-        return Feed(
-            self.model,
-            whole=self.unbound.source.forward is not None,
-            target=self.target,
-            inputs=None if learnt is None else learnt.statistics.inputs,
-            apart=None if gradients is None else gradients.apart,
-            kind=None if learnt is None else learnt.statistics.kind,
-        )
+        apart = None if gradients is None else gradients.apart
+        feed = Feed(self.model, self.unbound.source.forward is not None, self.target, apart=apart)
+        if learnt is None:
+            return feed
+        return replace(feed, inputs=learnt.statistics.inputs, kind=learnt.statistics.kind)
 
     def batches(
         self,

@@ -65,16 +65,9 @@ def local_terms(tap: AnyTap, posterior: Posterior, batches: Iterable[Batch]) -> 
     squared = posterior.scale.square().reshape(-1)
     rigidity = local.rigidity(posterior, features)
     shares = local.shares(posterior, features, owners, count=count)
-    q = 1 / rigidity
-    return LocalTerms(
-        features,
-        owners,
-        torch.cat([part.heads for part in parts]),
-        features @ tap.weights,
-        (squared * _per_target(q)).sqrt(),
-        rigidity,
-        squared * _per_target(shares),
-    )
+    std, share = (squared * _per_target(1 / rigidity)).sqrt(), squared * _per_target(shares)
+    heads, mean = torch.cat([part.heads for part in parts]), features @ tap.weights
+    return LocalTerms(features, owners, heads, mean, std, rigidity, share)
 
 
 def _per_target(values: Tensor) -> Tensor:

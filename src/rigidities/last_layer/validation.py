@@ -142,13 +142,9 @@ class Validation:
         if groups == "bar":
             seen = self.sampled()
             cuts = bar_cuts(None if seen is None else _predicted(chosen, seen, lam, seen=True).std)
-        prediction = _predicted(chosen, apart, lam)
+        found, labels = _predicted(chosen, apart, lam), apart.kept.get("labels")
         conformal = Conformal.of(
-            prediction,
-            prediction.mean + apart.error,
-            labels=apart.kept.get("labels"),
-            cuts=cuts,
-            function=self.groups,
+            found, found.mean + apart.error, labels=labels, cuts=cuts, function=self.groups
         )
         remarks = [*report.remarks, *conformal.sentences]
         return replace(report, calibration=replace(chosen, conformal=conformal), remarks=remarks)

@@ -34,25 +34,7 @@ from .scores import (
     summary,
 )
 
-__all__ = [
-    "auroc",
-    "ause",
-    "binned",
-    "binned_log_ratio",
-    "calibration_curve",
-    "coverage",
-    "crps",
-    "decades",
-    "ence",
-    "interval_score",
-    "interval_width",
-    "mae",
-    "miscalibration_area",
-    "nll",
-    "nll_gain",
-    "rmse",
-    "sharpness",
-    "slope",
-    "spearman",
-    "summary",
-]
+__all__ = ["binned", "binned_log_ratio", "decades", "ence", "slope"]
+__all__ += ["auroc", "ause", "spearman"]
+__all__ += ["calibration_curve", "coverage", "crps", "interval_score", "interval_width", "mae"]
+__all__ += ["miscalibration_area", "nll", "nll_gain", "rmse", "sharpness", "summary"]

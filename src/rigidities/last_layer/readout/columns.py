@@ -26,9 +26,7 @@ class Columns:
     """
 
     def __init__(self, heads: list[nn.Module], *, joint: bool) -> None:
-        self.heads = heads
-        self.joint = joint
-        self.width = 0
+        self.heads, self.joint, self.width = heads, joint, 0
         self.biases = torch.empty(0, dtype=torch.long)
         known: dict[object, Tensor] = {}
         self.indices = [torch.cat(self._parts(head, known)) for head in heads]

@@ -205,8 +205,7 @@ def is_linear_map(module: nn.Module) -> bool:
     return (
         isinstance(module, _CONVOLUTIONS)
         and module.groups == 1
-        and all(k == 1 for k in module.kernel_size)
-        and all(s == 1 for s in module.stride)
+        and {*module.kernel_size, *module.stride} == {1}
         and module.padding in ("same", "valid", *(tuple([0] * n) for n in (1, 2, 3)))
     )
 

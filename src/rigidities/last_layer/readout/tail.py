@@ -50,15 +50,8 @@ def pullback(outputs: Tensor, calls: list[Call], *, graph: bool = False) -> Pull
     probes = [call.probe for call in calls if call.probe is not None]
 
     def pull(v: Tensor) -> list[Tensor]:
-        gradients = torch.autograd.grad(
-            outputs,
-            probes,
-            v,
-            retain_graph=True,
-            create_graph=graph,
-            allow_unused=True,
-            materialize_grads=True,
-        )
+        kept = {"retain_graph": True, "create_graph": graph, "materialize_grads": True}
+        gradients = torch.autograd.grad(outputs, probes, v, **kept)
         return [as_rows(call.head, g) for call, g in zip(calls, gradients, strict=True)]
 
     return pull

@@ -61,9 +61,7 @@ class Tap:
         linear: bool = True,
     ) -> None:
         self.source, self.heads, self.silent, self.linear = source, heads, list(silent), linear
-        self.case = case
-        self.worked = ""
-        self.input_names = input_names(model)
+        self.case, self.worked, self.input_names = case, "", input_names(model)
         self._frees = False  # whether the model differentiates, and frees its graph, inside forward
         self._quiet: bool | None = None  # whether it runs without gradients, faster for some
         self._pattern = shadow(model)  # never run: what a pass leaves in it would be copied too
