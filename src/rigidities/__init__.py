@@ -21,36 +21,9 @@ from .posterior.gram import Gram
 from .posterior.posterior import Posterior
 from .prediction.prediction import Prediction
 
-__all__ = [
-    "CalibrationReport",
-    "Derived",
-    "Ensemble",
-    "Frozen",
-    "Gradient",
-    "Gram",
-    "LastLayerRigidity",
-    "LocalTerms",
-    "MeanOf",
-    "MemberValues",
-    "ParquetBatches",
-    "Posterior",
-    "Prediction",
-    "PredictionRigidity",
-    "Refitted",
-    "ShardSampler",
-    "__version__",
-    "closed_forms",
-    "constrained_profile",
-    "constrained_rigidity",
-    "export",
-    "fits",
-    "kernels",
-    "local",
-    "losses",
-    "metrics",
-    "plots",
-    "report",
-    "selection",
-    "shard",
-    "whole",
-]
+__all__ = ["LastLayerRigidity", "MeanOf", "PredictionRigidity", "__version__", "whole"]
+__all__ += ["CalibrationReport", "Derived", "Ensemble", "Frozen", "Gradient", "Prediction"]
+__all__ += ["Gram", "LocalTerms", "MemberValues", "Posterior", "Refitted"]
+__all__ += ["ParquetBatches", "ShardSampler", "constrained_profile", "constrained_rigidity"]
+__all__ += ["closed_forms", "export", "fits", "kernels", "local", "losses", "metrics", "plots"]
+__all__ += ["report", "selection", "shard"]
