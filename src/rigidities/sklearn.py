@@ -12,6 +12,7 @@ rest. Needs `pip install "rigidities[sklearn]"`.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -63,10 +64,7 @@ REFUSED = {
 SQUARED = {"squared_error", "MSELoss", "friedman_mse", "RMSE", "MultiRMSE", "rmse", "mse", "l2"}
 SQUARED |= {"reg:squarederror", "reg:linear", "regression", "regression_l2", "mean_squared_error"}
 """Names of the squared error in scikit-learn, torch, CatBoost, LightGBM and XGBoost."""
-CHANGED = (
-    "The base has changed since fit: its predictions are no longer those that the error bars are "
-    "around. Call fit again."
-)
+CHANGED = "The base has changed since fit: error bars around other predictions. Call fit again."
 
 
 class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
@@ -201,7 +199,7 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
             p = self.prediction(X)
         except IndexError as error:  # a leaf that was none
             raise ValueError(CHANGED) from error
-        if not self._chain.error(mean, p.mean) <= self._chain.tolerance(mean):
+        if self._chain.difference(mean, p.mean):
             raise ValueError(CHANGED)
         return mean, p
 
@@ -214,24 +212,22 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
 
     def _trained(self, data: _Data, given: _Data | None, fixed: bool, learnt: bool) -> Any:
         """The base, rows that it was trained on, and rows held out; `fixed` it stays as it is."""
-        share = self._share(self.estimator, learnt)
-        known, held = data.split(share, self.random_state) if given is None else (given, data)
-        if fixed:
-            return self.estimator, known, held
-        base = _trained(clone(self.estimator), known)
-        if held is None and (share := self._share(base, learnt)) is not None:
-            known, held = data.split(share, self.random_state)  # only the fit has told what it is
-            base = _trained(clone(self.estimator), known)
-        return base, known, held
+        base = self.estimator
+        while True:
+            share = self._share(base, learnt)
+            known, held = data.split(share, self.random_state) if given is None else (given, data)
+            base = base if fixed else _trained(clone(self.estimator), known)
+            if held is not None or self._share(base, learnt) is None:
+                return base, known, held  # else only the fit has told what it is
 
     def _share(self, base: Any, learnt: bool) -> float | None:
         """Of rows that only calibrate."""
-        share = self.valid
+        share: Any = self.valid
         if isinstance(share, str) and share == "auto":
             exact = self.criterion == "auto" and not learnt and _is_exact(base)
             alone = exact or self.criterion in ("loo", "textbook")
             return None if alone else 0.5 if learnt else 0.2
-        if share is None or (isinstance(share, Real) and 0 < share < 1):
+        if share is None or (isinstance(share, Real) and 0 < float(share) < 1):
             return None if share is None else float(share)
         raise ValueError(f"valid must be 'auto', None or a share between 0 and 1, got {share!r}.")
 
@@ -239,12 +235,8 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         if any(one is not None for one in (held, self.noise, self.law, self.ridge)):
             what = "criterion='textbook' has Student's law and the base's own penalty"
             raise ValueError(f"{what}: leave valid, train, noise, law and ridge as they are.")
-        rows, target = chain.rows(known.X), chain.targets.towards(known.y)
-        if torch.linalg.matrix_rank(rows - rows.mean(0)) < rows.shape[1] and not chain.penalty:
-            what = f"{rows.shape[1]} columns of {len(rows)} rows depend on each other"
-            how = "OneHotEncoder(drop='first'), Ridge, or criterion='auto'"
-            raise ValueError(f"The textbook's standard errors do not exist: {what}. Use {how}.")
-        return fits.linear(chain.model, rows, target, sample_weight=known.weight)
+        target = chain.targets.towards(known.y)
+        return fits.linear(chain.model, chain.rows(known.X), target, sample_weight=known.weight)
 
     def _calibrated(self, chain: _Chain, known: _Data, held: _Data | None, unseen: bool) -> Any:
         """Error bars and their report; `unseen` rows are no residuals of training."""
@@ -341,27 +333,18 @@ class _TargetMap:
         if straight:
             return cls(transformers, slope[0], bool((slope >= 0).all()))
         free = replace(free, slope=None, rising=rising)
-        return replace(free, ends=(free._end(low, low - high), free._end(high, high - low)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # some warn of the place where NaN begin
+            return replace(free, ends=(free._end(low, low - high), free._end(high, high - low)))
 
     def _end(self, start: Array, step: Array) -> Array:
         """How far beyond the targets, (1, K), in steps of their range, the way back is monotone."""
-        path = start + step * np.append(0, np.logspace(-6, 6, 97))[:, None]
-        good = np.logical_and.accumulate(self._onwards(path[:-1], path[1:], step))
-        count, columns = good.sum(0), np.arange(path.shape[1])
-        left, right = path[count, columns][None], path[np.minimum(count + 1, 97), columns][None]
-        for _ in range(60):
-            middle = (left + right) / 2
-            fine = self._onwards(left, middle, step)
-            left, right = np.where(fine, middle, left), np.where(fine, right, middle)
-        return left
-
-    def _onwards(self, left: Array, right: Array, step: Array) -> Array:
-        """Whether the way back goes on from left to right, and still does so at the right."""
-        places = (left, right - 1e-9 * (right - left), right)
-        values = [self.back(one) * np.sign(step) * (1 if self.rising else -1) for one in places]
-        rounding = 1e-13 * np.abs(values[2])
-        on = [(one <= values[2] + rounding) | (one == values[2]) for one in values[:2]]
-        return np.asarray(on[0] & on[1])
+        path = start + step * np.append(0, np.logspace(-6, 6, 9601))[:, None]
+        values = self.back(path) * (np.sign(step) if self.rising else -np.sign(step))
+        with np.errstate(all="ignore"):
+            onwards = np.diff(values, axis=0) >= -1e-13 * np.abs(values[1:])
+        last = np.logical_and.accumulate(onwards).sum(0)
+        return np.asarray(path[last, np.arange(path.shape[1])])
 
     def towards(self, y: Any) -> Array:
         values = np.asarray(y, dtype=np.float64)
@@ -401,8 +384,7 @@ class _Chain:
     targets: _TargetMap
     model: Any
     readout: _Readout
-    size: float  # of the base's predictions of training rows
-    penalty: float | None  # of the model
+    size: float  # of the targets
 
     @classmethod
     def of(cls, base: Any, known: _Data, ridge: Any) -> _Chain:
@@ -410,9 +392,9 @@ class _Chain:
         maps = [one.transformer_ for one in layers if hasattr(one, "transformer_")]
         targets = _TargetMap.of(maps, known.y) if maps else _TargetMap([])
         steps = [pipe[:-1] for pipe in _pipes(layers) if len(pipe) > 1]
-        model, size = layers[-1], float(np.nanmax(np.abs(base.predict(known.X))))
-        readout = _readout(model, _transformed(steps, known.X), known.weight, ridge)
-        return cls(base, steps, targets, model, readout, size, _own_ridge(model))
+        readout = _readout(layers[-1], _transformed(steps, known.X), known.weight, ridge)
+        size = float(np.abs(np.asarray(known.y, dtype=np.float64)).max())
+        return cls(base, steps, targets, layers[-1], readout, size)
 
     def rows(self, X: Any) -> Tensor:
         return self.readout.rows(_transformed(self.transformers, X))
@@ -422,17 +404,13 @@ class _Chain:
         own = np.asarray(self.base.predict(data.X), float)
         return np.allclose(own, np.asarray(data.y, float).reshape(own.shape), 1e-9, 1e-12)
 
-    def error(self, own: Any, mean: Tensor) -> float:
-        """The largest difference of the host's predictions from means of the last target."""
-        found = self.targets.back(array(mean))
-        own = np.asarray(own, float).reshape(found.shape)
-        return float(np.where(np.isnan(own) & np.isnan(found), 0.0, np.abs(found - own)).max())
-
-    def tolerance(self, own: Any) -> float:
-        """Of that difference."""
-        own = np.asarray(own)
+    def difference(self, own: Any, mean: Tensor) -> float:
+        """Of the host's predictions from means of the last target; zero where it is rounding."""
+        found, own = self.targets.back(array(mean)), np.asarray(own)
         size = max(self.size, float(np.nanmax(np.abs(own), initial=0.0)))
-        return (1e-3 if own.dtype == np.float32 else 1e-5) * size
+        apart = np.abs(found - own.reshape(found.shape))
+        most = float(np.where(np.isnan(found) & np.isnan(own.reshape(found.shape)), 0, apart).max())
+        return 0.0 if most <= (1e-3 if own.dtype == np.float32 else 1e-5) * size else most
 
     def require_same(self, data: _Data, *, seen: bool) -> None:
         """Refuse a module that does not predict what the host does, of rows in another order."""
@@ -444,11 +422,10 @@ class _Chain:
             what = "The base reproduces its training rows: error bars of almost zero mean nothing"
             notify(f"{what}. Hold rows out with valid=0.2, or give it a penalty.")
         module = copy.deepcopy(self.readout.module).eval()  # the host may have left it in training
-        error = self.error(own, module(self.rows(X)))
-        if not error <= self.tolerance(own):
+        if error := self.difference(own, module(self.rows(X))):
             why = "With a link function use TransformedTargetRegressor instead"
-            if isinstance(self.model, KernelRidge) and not self.transformers:
-                why = f"Its kernel is singular beside alpha={self.model.alpha}: raise that"
+            if isinstance(self.model, KernelRidge):
+                why = f"Its kernel may be singular beside alpha={self.model.alpha}: raise that"
             raise ValueError(
                 f"{type(self.model).__name__} is no linear model of single rows here: as one, its "
                 f"predictions differ by up to {error:.3g}. {why}; transformers must neither move "

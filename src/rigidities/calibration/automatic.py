@@ -278,7 +278,10 @@ def _rows(
             "There is nothing to calibrate with: no data were given, and the fit kept no rows of "
             "its own. Call calibrate(valid)."
         )
-    return [Rows.join(list(parts)) for parts in zip(*found, strict=True)]
+    joined = [Rows.join(list(parts)) for parts in zip(*found, strict=True)]
+    if not all(map(len, joined)):
+        raise ValueError("The model fits each row exactly, so none is left out. Calibrate on new.")
+    return joined
 
 
 def _with_joint(calibration: Calibration, rows: list[Rows], typical: Tensor) -> Calibration:
