@@ -205,10 +205,8 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
 
     def _quantile(self, p: Prediction) -> Callable[[float], Tensor]:
         """Of the law: Student's around a textbook fit."""
-        freedom = getattr(self.uq_, "degrees_of_freedom", None)
-        if freedom is None:
-            return p.quantile
-        return lambda level: p.mean + float(stdtrit(freedom, level)) * p.std
+        df = getattr(self.uq_, "degrees_of_freedom", None)
+        return p.quantile if df is None else lambda q: p.mean + float(stdtrit(df, q)) * p.std
 
     def _trained(self, data: _Data, given: _Data | None, fixed: bool, learnt: bool) -> Any:
         """The base, rows that it was trained on, and rows held out; `fixed` it stays as it is."""
@@ -225,8 +223,9 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         share: Any = self.valid
         if isinstance(share, str) and share == "auto":
             exact = self.criterion == "auto" and not learnt and _is_exact(base)
-            alone = exact or self.criterion in ("loo", "textbook")
-            return None if alone else 0.5 if learnt else 0.2
+            return (
+                None if exact or self.criterion in ("loo", "textbook") else 0.5 if learnt else 0.2
+            )
         if share is None or (isinstance(share, Real) and 0 < float(share) < 1):
             return None if share is None else float(share)
         raise ValueError(f"valid must be 'auto', None or a share between 0 and 1, got {share!r}.")
@@ -244,8 +243,7 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         options: dict[str, Any] = {"loss": chain.readout.loss, "progress": False}
         options |= {"method": "gram" if own is None else "qr"}  # a small ridge needs all digits
         options |= {} if known.weight is None else {"sample_weight": itemgetter("weight")}
-        memorised = held is not None and chain.reproduces(known)  # nothing is left of left-out rows
-        options |= {"sample": 0} if unseen or memorised else {}
+        options |= {"sample": 0} if held is not None and (unseen or chain.reproduces(known)) else {}
         uq = LastLayerRigidity(_Weighted(chain.readout.module)).fit(rows, **options)
         wanted = {name: getattr(self, name) for name in ("criterion", "noise", "law")}
         wanted |= {"ridge": self.ridge if own is None else own}
@@ -333,15 +331,14 @@ class _TargetMap:
         if straight:
             return cls(transformers, slope[0], bool((slope >= 0).all()))
         free = replace(free, slope=None, rising=rising)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # some warn of the place where NaN begin
-            return replace(free, ends=(free._end(low, low - high), free._end(high, high - low)))
+        return replace(free, ends=(free._end(low, low - high), free._end(high, high - low)))
 
     def _end(self, start: Array, step: Array) -> Array:
         """How far beyond the targets, (1, K), in steps of their range, the way back is monotone."""
         path = start + step * np.append(0, np.logspace(-6, 6, 9601))[:, None]
-        values = self.back(path) * (np.sign(step) if self.rising else -np.sign(step))
-        with np.errstate(all="ignore"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the place where NaN begin
+            values = self.back(path) * (np.sign(step) if self.rising else -np.sign(step))
             onwards = np.diff(values, axis=0) >= -1e-13 * np.abs(values[1:])
         last = np.logical_and.accumulate(onwards).sum(0)
         return np.asarray(path[last, np.arange(path.shape[1])])
@@ -369,9 +366,7 @@ class _TargetMap:
         z = torch.linspace(-4, 4, 65, dtype=torch.float64)
         levels = torch.special.ndtr(z).tolist()
         values = np.stack([self.quantile(of, level) for level in levels])
-        known = np.isfinite(values)  # far ones may overflow
-        share = np.exp(-np.square(z.numpy()) / 2)[:, None, None] * known
-        share, values = share / share.sum(0), np.where(known, values, 0.0)
+        share = torch.softmax(-z.square() / 2, 0).numpy()[:, None, None]
         return np.asarray(np.sqrt((share * np.square(values - (share * values).sum(0))).sum(0)))
 
 
@@ -406,30 +401,27 @@ class _Chain:
 
     def difference(self, own: Any, mean: Tensor) -> float:
         """Of the host's predictions from means of the last target; zero where it is rounding."""
-        found, own = self.targets.back(array(mean)), np.asarray(own)
-        size = max(self.size, float(np.nanmax(np.abs(own), initial=0.0)))
-        apart = np.abs(found - own.reshape(found.shape))
-        most = float(np.where(np.isnan(found) & np.isnan(own.reshape(found.shape)), 0, apart).max())
-        return 0.0 if most <= (1e-3 if own.dtype == np.float32 else 1e-5) * size else most
+        found, own = self.targets.back(array(mean)), np.asarray(own).reshape(mean.shape[0], -1)
+        rounding = (1e-3 if own.dtype == np.float32 else 1e-5) * np.nanmax(np.abs(own), initial=0)
+        apart = np.where(np.isnan(found) & np.isnan(own), 0.0, np.abs(found - own)).max()
+        return 0.0 if apart <= max(rounding, 1e-5 * self.size) else float(apart)
 
     def require_same(self, data: _Data, *, seen: bool) -> None:
         """Refuse a module that does not predict what the host does, of rows in another order."""
         own, X = np.asarray(self.base.predict(data.X)), data.X
-        order = np.random.default_rng(0).permutation(len(own))
         if self.transformers:
+            order = np.random.default_rng(0).permutation(len(own))
             X, own = _safe_indexing(X, order), own[order]
         if seen and self.reproduces(data):
             what = "The base reproduces its training rows: error bars of almost zero mean nothing"
             notify(f"{what}. Hold rows out with valid=0.2, or give it a penalty.")
         module = copy.deepcopy(self.readout.module).eval()  # the host may have left it in training
         if error := self.difference(own, module(self.rows(X))):
-            why = "With a link function use TransformedTargetRegressor instead"
-            if isinstance(self.model, KernelRidge):
-                why = f"Its kernel may be singular beside alpha={self.model.alpha}: raise that"
             raise ValueError(
                 f"{type(self.model).__name__} is no linear model of single rows here: as one, its "
-                f"predictions differ by up to {error:.3g}. {why}; transformers must neither move "
-                "nor mix rows."
+                f"predictions differ by up to {error:.3g}. With a link function use "
+                "TransformedTargetRegressor instead, with a singular kernel a larger alpha; "
+                "transformers must neither move nor mix rows."
             )
 
 
@@ -530,11 +522,10 @@ def _own_ridge(model: Any) -> float | None:
 def _loss(model: Any) -> LossLike:
     """That a model was trained with, by what it says of it."""
     skorch = getattr(model, "criterion_", None)
-    skorch = skorch if isinstance(skorch, nn.Module) else None
-    params = {} if skorch else model.get_params(deep=False)
+    skorch = skorch if isinstance(skorch, nn.Module) else None  # LassoLarsIC has an array
     names = ("loss", "objective", "loss_function", "criterion") if is_forest(model) else ("loss",)
-    said = [params[name] for name in names if params.get(name) is not None]
-    name = type(skorch).__name__ if skorch else [*said, "squared_error"][0]
+    said = [model.get_params(deep=False).get(name) for name in names if not skorch]
+    name = type(skorch).__name__ if skorch else next(filter(None, said), "squared_error")
     delta = getattr(skorch, "delta", getattr(model, "epsilon", None))
     if delta and (name in ("huber", "HuberLoss") or hasattr(model, "outliers_")):
         return Huber(delta * getattr(model, "scale_", 1.0))  # HuberRegressor has both
@@ -556,20 +547,15 @@ def _perceptron(model: Any) -> _Readout:
 
 
 def _kernel_ridge(model: Any, ridge: Any) -> _Readout:
-    """Kernel ridge regression as a Gaussian process, with its own penalty.
-
-    A random rotation makes no feature special: calibration would learn those of single rows.
-    """
+    """Kernel ridge regression as a Gaussian process, with its own penalty."""
     if model.kernel == "precomputed":
         raise ValueError("kernel='precomputed' hides the rows. Give KernelRidge the kernel itself.")
     inducing = dense(model.X_fit_)
     regressors = SubsetOfRegressors(partial(_kernel, model), inducing, noise=1.0)
-    features = regressors.features(inducing)
-    draws = torch.randn(
-        regressors.rank, regressors.rank, generator=torch.Generator().manual_seed(0)
-    )
-    turn = torch.linalg.qr(draws.double())[0]
-    slopes = dense(model.dual_coef_).reshape(len(inducing), -1).mT @ features @ turn
+    draws = np.random.default_rng(0).normal(size=(regressors.rank, regressors.rank))
+    turn = dense(np.linalg.qr(draws)[0])  # calibration would learn features of single rows
+    slopes = dense(model.dual_coef_).reshape(len(inducing), -1).mT
+    slopes = slopes @ regressors.features(inducing) @ turn
     module = _layer(torch.cat([slopes, slopes.new_zeros(len(slopes), 1)], 1))
     ridge = (_own_ridge(model) or None) if ridge is None else ridge
     return _Readout(partial(_kernel_rows, regressors, turn), module, ridge=ridge)
