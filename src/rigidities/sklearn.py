@@ -141,8 +141,8 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
             uq, report = self._textbook(chain, known, held), None
         else:
             uq, report = self._calibrated(chain, known, held, learnt and given is None)
-        self.estimator_, self.uq_, self.report_, self._chain = base, uq, report, chain
         validation.validate_data(self, X, reset=True, skip_check_array=True)
+        self.estimator_, self.uq_, self.report_, self._chain = base, uq, report, chain
         return self
 
     def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:
@@ -156,9 +156,9 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         if not return_std and not return_cov:
             return self.estimator_.predict(X)
         mean, p = self._predicted(X)
-        if return_cov:
-            return mean, self._covariance(X, p, np.ndim(mean) == 1)
-        return mean, self._chain.targets.std(p.std, self._quantile(p)).reshape(np.shape(mean))
+        if return_std:
+            return mean, self._chain.targets.std(p.std, self._quantile(p)).reshape(np.shape(mean))
+        return mean, self._covariance(X, p, np.ndim(mean) == 1)
 
     def predict_interval(self, X: Any, level: float = 0.9) -> tuple[Array, Array]:
         """Central intervals that hold new observations with probability `level`: (low, high)."""
@@ -222,10 +222,9 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         """Of rows that only calibrate."""
         share: Any = self.valid
         if isinstance(share, str) and share == "auto":
-            exact = self.criterion == "auto" and not learnt and _is_exact(base)
-            return (
-                None if exact or self.criterion in ("loo", "textbook") else 0.5 if learnt else 0.2
-            )
+            alone = self.criterion in ("loo", "textbook")
+            alone |= self.criterion == "auto" and not learnt and _is_exact(base)
+            return None if alone else 0.5 if learnt else 0.2
         if share is None or (isinstance(share, Real) and 0 < float(share) < 1):
             return None if share is None else float(share)
         raise ValueError(f"valid must be 'auto', None or a share between 0 and 1, got {share!r}.")
@@ -340,7 +339,7 @@ class _TargetMap:
             warnings.simplefilter("ignore")  # of the place where NaN begin
             values = self.back(path) * (np.sign(step) if self.rising else -np.sign(step))
             onwards = np.diff(values, axis=0) >= -1e-13 * np.abs(values[1:])
-        last = np.logical_and.accumulate(onwards).sum(0)
+        last = np.logical_and.accumulate(onwards & np.isfinite(values[1:])).sum(0)
         return np.asarray(path[last, np.arange(path.shape[1])])
 
     def towards(self, y: Any) -> Array:
@@ -350,7 +349,7 @@ class _TargetMap:
         return values.reshape(len(values), -1)
 
     def back(self, values: Array) -> Array:
-        with np.errstate(all="ignore"):  # a far quantile may be infinite
+        with np.errstate(all="ignore"):  # far ones may be infinite, or have no inverse
             for one in reversed(self.transformers):
                 values = np.asarray(one.inverse_transform(values)).reshape(len(values), -1)
         return values
