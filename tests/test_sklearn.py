@@ -532,6 +532,14 @@ def test_a_tree_that_memorises_its_rows_is_calibrated_on_others(data):
     assert reg.report_.rows == 16 and reg.report_.seen == 0
 
 
+def test_more_columns_than_rows_are_calibrated_on_others():
+    draws = np.random.default_rng(0)
+    X, y = draws.normal(size=(60, 80)), draws.normal(size=60)
+    reg = RigidityRegressor(LinearRegression(), random_state=0).fit(X, y)
+    assert reg.report_.rows == 12 and reg.report_.seen == 0
+    assert (reg.predict(X, return_std=True)[1] > 0).all()
+
+
 def test_a_search_over_kinds_holds_rows_out_where_trees_win(data):
     grid = {"ridge": [GradientBoostingRegressor(n_estimators=3)]}
     base = GridSearchCV(make_pipeline(StandardScaler(), Ridge()), grid, cv=2)
@@ -698,7 +706,7 @@ def test_bad_numbers_and_options_are_refused_and_change_nothing(data, new):
         pytest.warns(match="reproduces its training rows"),
         pytest.raises(ValueError, match="none is left out"),
     ):
-        RigidityRegressor(LinearRegression()).fit(X[:4], y[:4])
+        RigidityRegressor(LinearRegression(), valid=None).fit(X[:4], y[:4])
     with pytest.raises(ValueError, match="both the rows and train="):
         RigidityRegressor(Ridge().fit(X, y), prefit=True).fit(X, y, train=(X, y, y**2))
     for given in ((X,), X):

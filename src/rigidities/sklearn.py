@@ -210,20 +210,21 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
 
     def _trained(self, data: _Data, given: _Data | None, fixed: bool, learnt: bool) -> Any:
         """The base, rows that it was trained on, and rows held out; `fixed` it stays as it is."""
-        base = self.estimator
+        base, known = self.estimator, None
         while True:
-            share = self._share(base, learnt)
+            share = self._share(base, learnt, known)
             known, held = data.split(share, self.random_state) if given is None else (given, data)
             base = base if fixed else _trained(clone(self.estimator), known)
-            if held is not None or self._share(base, learnt) is None:
+            if held is not None or self._share(base, learnt, known) is None:
                 return base, known, held  # else only the fit has told what it is
 
-    def _share(self, base: Any, learnt: bool) -> float | None:
-        """Of rows that only calibrate."""
+    def _share(self, base: Any, learnt: bool, known: _Data | None) -> float | None:
+        """Of rows that only calibrate; `known` has trained the base."""
         share: Any = self.valid
         if isinstance(share, str) and share == "auto":
             alone = self.criterion in ("loo", "textbook")
-            alone |= self.criterion == "auto" and not learnt and _is_exact(base)
+            if self.criterion == "auto" and not learnt and _is_exact(base):
+                alone = known is None or not known.reproduced(base)
             return None if alone else 0.5 if learnt else 0.2
         if share is None or (isinstance(share, Real) and 0 < float(share) < 1):
             return None if share is None else float(share)
@@ -242,7 +243,9 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         options: dict[str, Any] = {"loss": chain.readout.loss, "progress": False}
         options |= {"method": "gram" if own is None else "qr"}  # a small ridge needs all digits
         options |= {} if known.weight is None else {"sample_weight": itemgetter("weight")}
-        options |= {"sample": 0} if held is not None and (unseen or chain.reproduces(known)) else {}
+        options |= (
+            {"sample": 0} if held is not None and (unseen or known.reproduced(chain.base)) else {}
+        )
         uq = LastLayerRigidity(_Weighted(chain.readout.module)).fit(rows, **options)
         wanted = {name: getattr(self, name) for name in ("criterion", "noise", "law")}
         wanted |= {"ridge": self.ridge if own is None else own}
@@ -298,6 +301,11 @@ class _Data(NamedTuple):
         parts = [part for part in self if part is not None]
         cut = train_test_split(*parts, test_size=share, random_state=seed)
         return _Data(*cut[::2]), _Data(*cut[1::2])
+
+    def reproduced(self, base: Any) -> bool:
+        """Whether its predictions leave nothing of the targets."""
+        own = np.asarray(base.predict(self.X), float)
+        return np.allclose(own, np.asarray(self.y, float).reshape(own.shape), 1e-9, 1e-12)
 
     def tensors(self, chain: _Chain) -> dict[str, Tensor]:
         rows, target = chain.rows(self.X), dense(chain.targets.towards(self.y))
@@ -393,11 +401,6 @@ class _Chain:
     def rows(self, X: Any) -> Tensor:
         return self.readout.rows(_transformed(self.transformers, X))
 
-    def reproduces(self, data: _Data) -> bool:
-        """Whether nothing is left of these rows' targets."""
-        own = np.asarray(self.base.predict(data.X), float)
-        return np.allclose(own, np.asarray(data.y, float).reshape(own.shape), 1e-9, 1e-12)
-
     def difference(self, own: Any, mean: Tensor) -> float:
         """Of the host's predictions from means of the last target; zero where it is rounding."""
         found, own = self.targets.back(array(mean)), np.asarray(own).reshape(mean.shape[0], -1)
@@ -411,7 +414,7 @@ class _Chain:
         if self.transformers:
             order = np.random.default_rng(0).permutation(len(own))
             X, own = _safe_indexing(X, order), own[order]
-        if seen and self.reproduces(data):
+        if seen and data.reproduced(self.base):
             what = "The base reproduces its training rows: error bars of almost zero mean nothing"
             notify(f"{what}. Hold rows out with valid=0.2, or give it a penalty.")
         module = copy.deepcopy(self.readout.module).eval()  # the host may have left it in training
@@ -463,8 +466,8 @@ def array(tensor: Tensor) -> Array:
 def _readout(model: Any, X: Any, weight: Any, ridge: Any) -> _Readout:
     """How the library reads a model that was trained on these inputs."""
     if is_forest(model):
-        forest = Forest(model, X)
-        return _Readout(forest.rows, forest.module, _loss(model))
+        loss, forest = _loss(model), Forest(model, X)
+        return _Readout(forest.rows, forest.module, loss)
     if isinstance(model, MLPRegressor):
         return _perceptron(model)
     if isinstance(model, KernelRidge):
