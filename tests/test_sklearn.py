@@ -586,6 +586,11 @@ def test_a_trained_base_is_calibrated_on_rows_it_has_not_seen(net, data, new):
 
 def test_left_out_rows_of_a_linear_base_need_no_others(data, ridge):
     assert ridge.report_.rows == 0 and ridge.report_.seen == len(data[0])
+    assert not ridge.report_.remarks
+    fixed = RigidityRegressor(Ridge().fit(*data), prefit=True, valid=None).fit(*data)
+    assert fixed.report_.rows == 0 and fixed.report_.seen == len(data[0])
+    others = RigidityRegressor(Ridge(), valid=0.2, random_state=0).fit(*data)
+    assert "validation rows choose" in " ".join(others.report_.remarks)
     held = RigidityRegressor(make_pipeline(TargetEncoder(), Ridge()), random_state=0)
     X = np.column_stack([np.arange(80) % 3, np.arange(80) % 5]).astype(str)
     assert held.fit(X, data[1]).report_.rows == 16  # the encoder has seen the targets
