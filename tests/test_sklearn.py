@@ -7,12 +7,18 @@ import pandas as pd
 import polars as pl
 import pytest
 import torch
+from lightgbm import LGBMRegressor
 from sklearn import config_context
 from sklearn.base import BaseEstimator, TransformerMixin, clone
 from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
+from sklearn.cross_decomposition import PLSRegression
 from sklearn.decomposition import PCA
 from sklearn.dummy import DummyRegressor
-from sklearn.ensemble import GradientBoostingRegressor, HistGradientBoostingRegressor
+from sklearn.ensemble import (
+    GradientBoostingRegressor,
+    HistGradientBoostingRegressor,
+    RandomForestRegressor,
+)
 from sklearn.exceptions import NotFittedError
 from sklearn.feature_selection import SelectFromModel
 from sklearn.frozen import FrozenEstimator
@@ -25,6 +31,7 @@ from sklearn.linear_model import (
     ElasticNet,
     HuberRegressor,
     Lasso,
+    LassoLarsIC,
     LinearRegression,
     LogisticRegression,
     PoissonRegressor,
@@ -41,11 +48,13 @@ from sklearn.preprocessing import (
     FunctionTransformer,
     OneHotEncoder,
     PolynomialFeatures,
+    PowerTransformer,
     SplineTransformer,
     StandardScaler,
     TargetEncoder,
 )
 from sklearn.svm import SVR, LinearSVR
+from sklearn.tree import DecisionTreeRegressor
 from sklearn.utils.estimator_checks import check_estimator
 
 import rigidities as rg
@@ -206,7 +215,7 @@ def test_least_squares_without_intercept_has_none(data, new):
     np.testing.assert_allclose(q, np.einsum("nd,dk,nk->n", new, matrix, new), rtol=1e-8)
 
 
-@pytest.mark.parametrize("base", [Lasso(alpha=0.3), ElasticNet(alpha=0.3)])
+@pytest.mark.parametrize("base", [Lasso(alpha=0.3), ElasticNet(alpha=0.3), LassoLarsIC("bic")])
 def test_coefficients_at_zero_bring_no_variance(data, new, base):
     X = np.column_stack([data[0], np.random.default_rng(3).normal(size=(len(data[0]), 2))])
     reg = RigidityRegressor(base, ridge=1e-9, valid=None).fit(X, data[1])
@@ -418,7 +427,144 @@ def test_maps_that_mix_or_fold_targets_are_refused(data):
         RigidityRegressor(folded.set_params(func=np.negative)).fit(*data)
 
 
+@pytest.mark.parametrize("method", ["box-cox", "yeo-johnson"])
+def test_quantiles_end_where_a_power_has_no_inverse(method):
+    draws = np.random.default_rng(3)
+    X, y = draws.normal(size=(60, 2)), draws.exponential(size=60) + 0.01
+    base = TransformedTargetRegressor(LinearRegression(), transformer=PowerTransformer(method))
+    reg = RigidityRegressor(base, **FAST).fit(X, y)
+    inner = reg.prediction(X)
+    power, scaler = reg.estimator_.transformer_.lambdas_[0], reg.estimator_.transformer_._scaler
+    edge = ((-1 / power) - scaler.mean_[0]) / scaler.scale_[0]
+    far = [inner.quantile(level).numpy()[:, 0] for level in (1e-9, 1 - 1e-9)]
+    assert (far[0] < edge).any() if method == "box-cox" else (far[1] > edge).any()
+    quantiles = reg.predict_quantiles(X, [1e-9, 0.1, 0.5, 0.9, 1 - 1e-9])
+    assert np.isfinite(quantiles).all() and (np.diff(quantiles, axis=1) >= 0).all()
+    assert np.isfinite(reg.predict(X, return_std=True)[1]).all()
+
+
+def test_quantiles_do_not_fold_with_the_square_of_a_negative_root():
+    draws = np.random.default_rng(3)
+    X = draws.normal(size=(200, 2))
+    y = draws.poisson(np.exp(0.2 + X[:, 0])).astype(float)
+    base = TransformedTargetRegressor(LinearRegression(), func=np.sqrt, inverse_func=np.square)
+    reg = RigidityRegressor(base, **FAST).fit(X, y)
+    quantiles = reg.predict_quantiles(X, [0.01, 0.1, 0.5, 0.9])
+    assert (np.diff(quantiles, axis=1) >= 0).all() and (quantiles[:, 0] == 0).any()
+
+
+def test_the_textbook_std_of_a_logarithm_is_that_of_its_students_law(data, new):
+    from scipy.stats import norm
+
+    X, y = data[0][:8], np.exp(data[1][:8] / 5)
+    base = TransformedTargetRegressor(LinearRegression(), func=np.log, inverse_func=np.exp)
+    reg = RigidityRegressor(base, criterion="textbook").fit(X, y)
+    z = np.linspace(-4, 4, 65)
+    values, share = reg.predict_quantiles(new, norm.cdf(z)), norm.pdf(z) / norm.pdf(z).sum()
+    expected = np.sqrt(values**2 @ share - (values @ share) ** 2)
+    np.testing.assert_allclose(reg.predict(new, return_std=True)[1], expected, rtol=1e-6)
+    again = pickle.loads(pickle.dumps(reg))
+    np.testing.assert_array_equal(again.predict_quantiles(new, norm.cdf(z)), values)
+
+
+def test_dummies_of_all_levels_are_refused_with_what_helps(data):
+    X = np.where(data[0][:, :1] > 0, "a", "b")
+    base = make_pipeline(OneHotEncoder(), LinearRegression())
+    with pytest.raises(ValueError, match="drop='first'"):
+        RigidityRegressor(base, criterion="textbook").fit(X, data[1])
+    base.set_params(onehotencoder__drop="first")
+    RigidityRegressor(base, criterion="textbook").fit(X, data[1])
+
+
+# Coverage.
+
+
+def covered(base, n, p, seeds, signal=0.0):
+    found = []
+    for seed in seeds:
+        draws = np.random.default_rng(seed)
+        X = draws.normal(size=(n + 500, p))
+        y = signal * X @ np.arange(1, p + 1) + draws.normal(size=n + 500)
+        low, high = (
+            RigidityRegressor(base, random_state=0).fit(X[:n], y[:n]).predict_interval(X[n:])
+        )
+        found.append(((low < y[n:]) & (y[n:] < high)).mean())
+    return np.mean(found)
+
+
+@pytest.mark.parametrize("base", [LinearRegression(), Ridge(alpha=0.0)], ids=str)
+def test_many_columns_of_noise_do_not_narrow_the_bars_of_least_squares(base):
+    assert 0.85 < covered(base, 120, 60, range(3)) < 0.95
+
+
+def test_kernel_features_of_single_rows_do_not_narrow_the_bars():
+    assert 0.82 < covered(KernelRidge(kernel="rbf"), 150, 3, range(2), 2.0) < 0.96
+
+
+def test_a_base_with_several_penalties_has_rows_held_out():
+    X, y = made(targets=2)
+    for base in (
+        Ridge(alpha=[1.0, 2.0]),
+        RidgeCV(alphas=[1e-3, 1e4], alpha_per_target=True),
+        LinearRegression(positive=True),
+    ):
+        target = np.stack([y[:, 0], np.random.default_rng(0).normal(size=len(y))], 1)
+        target = target[:, 0] if isinstance(base, LinearRegression) else target
+        assert RigidityRegressor(base, random_state=0).fit(X, target).report_.rows == 16
+
+
 # Trained bases.
+
+
+def test_a_base_trained_again_is_noticed(data, new):
+    X, y = data
+    for base in (Ridge(), GradientBoostingRegressor(n_estimators=4, max_depth=2)):
+        reg = RigidityRegressor(base.fit(X, y), prefit=True, **FAST).fit(X, y)
+        reg.predict_interval(new)
+        base.fit(X[:20], y[:20] + 5.0)
+        for call in (reg.predict_interval, lambda X, reg=reg: reg.predict(X, return_std=True)):
+            with pytest.raises(ValueError, match="changed since fit"):
+                call(new)
+
+
+def test_a_tree_that_memorises_its_rows_is_calibrated_on_others(data):
+    reg = RigidityRegressor(DecisionTreeRegressor(random_state=0), random_state=0).fit(*data)
+    assert reg.report_.rows == 16 and reg.report_.seen == 0
+
+
+def test_more_columns_than_rows_are_calibrated_on_others():
+    draws = np.random.default_rng(0)
+    X, y = draws.normal(size=(60, 80)), draws.normal(size=60)
+    reg = RigidityRegressor(LinearRegression(), random_state=0).fit(X, y)
+    assert reg.report_.rows == 12 and reg.report_.seen == 0
+    assert (reg.predict(X, return_std=True)[1] > 0).all()
+
+
+def test_a_search_over_kinds_holds_rows_out_where_trees_win(data):
+    grid = {"ridge": [GradientBoostingRegressor(n_estimators=3)]}
+    base = GridSearchCV(make_pipeline(StandardScaler(), Ridge()), grid, cv=2)
+    reg = RigidityRegressor(base, random_state=0).fit(*data)
+    assert reg.report_.rows == 16 and reg.estimator_.n_features_in_ == 3
+
+
+def test_a_frozen_regressor_in_a_pipeline_counts_as_trained(net, data):
+    reg = RigidityRegressor(make_pipeline(FunctionTransformer(), FrozenEstimator(net)), **FAST)
+    assert reg.fit(*data).report_.rows == 40
+
+
+def test_names_of_columns_are_those_of_the_last_fit(data, new):
+    reg = RigidityRegressor(Ridge(), criterion="textbook")
+    reg.fit(pd.DataFrame(data[0], columns=["a", "b", "c"]), data[1]).fit(*data)
+    assert not hasattr(reg, "feature_names_in_") and reg.n_features_in_ == 3
+    reg.predict_interval(new)
+
+
+@pytest.mark.parametrize("columns", [1.0, [1.0, 10.0, 0.1]], ids=["alike", "apart"])
+def test_a_ridge_is_in_the_units_of_the_columns(data, new, columns):
+    X = data[0] * columns
+    own = RigidityRegressor(Ridge(alpha=3.0)).fit(X, data[1]).predict(new, return_std=True)[1]
+    given = RigidityRegressor(Ridge(alpha=3.0), ridge=3.0).fit(X, data[1])
+    np.testing.assert_allclose(given.predict(new, return_std=True)[1], own)
 
 
 def test_a_trained_base_is_calibrated_on_rows_it_has_not_seen(net, data, new):
@@ -440,6 +586,11 @@ def test_a_trained_base_is_calibrated_on_rows_it_has_not_seen(net, data, new):
 
 def test_left_out_rows_of_a_linear_base_need_no_others(data, ridge):
     assert ridge.report_.rows == 0 and ridge.report_.seen == len(data[0])
+    assert not ridge.report_.remarks
+    fixed = RigidityRegressor(Ridge().fit(*data), prefit=True, valid=None).fit(*data)
+    assert fixed.report_.rows == 0 and fixed.report_.seen == len(data[0])
+    others = RigidityRegressor(Ridge(), valid=0.2, random_state=0).fit(*data)
+    assert "validation rows choose" in " ".join(others.report_.remarks)
     held = RigidityRegressor(make_pipeline(TargetEncoder(), Ridge()), random_state=0)
     X = np.column_stack([np.arange(80) % 3, np.arange(80) % 5]).astype(str)
     assert held.fit(X, data[1]).report_.rows == 16  # the encoder has seen the targets
@@ -480,6 +631,10 @@ def test_a_base_that_is_not_trained_is_refused(data):
         (QuantileRegressor(), "no curvature"),
         (GaussianProcessRegressor(), "error bars of its own"),
         (LogisticRegression(), "Expected a regressor, got LogisticRegression"),
+        (PLSRegression(2), "PLSRegression. Its directions"),
+        ("ridge", "as Ridge.*, got 'ridge'"),
+        (None, "got None"),
+        (Ridge, "as Ridge"),
         (StandardScaler(), "Expected a regressor, got StandardScaler"),
     ],
     ids=lambda value: type(value).__name__,
@@ -499,6 +654,12 @@ def test_links_and_losses_that_cannot_be_read_are_refused(data):
     ):
         with pytest.raises(ValueError, match=r"with the loss .* squared error"):
             RigidityRegressor(base, **FAST).fit(X, y)
+    for base in (
+        LGBMRegressor(n_estimators=3, objective="quantile", verbose=-1),
+        RandomForestRegressor(n_estimators=3, criterion="absolute_error"),
+    ):
+        with pytest.raises(ValueError, match=r"with the loss '(quantile|absolute_error)'"):
+            RigidityRegressor(base, **FAST).fit(X, y)
     with pytest.raises(ValueError, match="precomputed"):
         RigidityRegressor(KernelRidge(kernel="precomputed")).fit(X @ X.T, y)
 
@@ -514,6 +675,11 @@ class Sorted(TransformerMixin, BaseEstimator):
         return True
 
 
+class Turned(Sorted):
+    def transform(self, X):
+        return X[::-1]
+
+
 class Fewer(Sorted):
     def transform(self, X):
         return X[1:]
@@ -522,6 +688,9 @@ class Fewer(Sorted):
 def test_transformers_that_move_or_drop_rows_are_refused(data):
     with pytest.raises(ValueError, match="neither move nor mix"):
         RigidityRegressor(make_pipeline(Sorted(), Ridge())).fit(*data)
+    for base in (make_pipeline(Sorted(), Ridge()), make_pipeline(Turned(), Ridge())):
+        with pytest.raises(ValueError, match="neither move nor mix"):
+            RigidityRegressor(base, criterion="textbook").fit(*data)
     base = make_pipeline(Fewer(), Ridge().fit(*data))
     with pytest.raises(ValueError, match="79 rows for 80"):
         RigidityRegressor(base, prefit=True, valid=None).fit(*data)
@@ -538,10 +707,21 @@ def test_bad_numbers_and_options_are_refused_and_change_nothing(data, new):
         reg.fit(X, y[:-1])
     with pytest.raises(ValueError, match="1 sample"):
         reg.fit(X[:1], y[:1])
-    with pytest.warns(match="reproduces its training rows"):
-        RigidityRegressor(LinearRegression()).fit(X[:4], y[:4])
+    with (
+        pytest.warns(match="reproduces its training rows"),
+        pytest.raises(ValueError, match="none is left out"),
+    ):
+        RigidityRegressor(LinearRegression(), valid=None).fit(X[:4], y[:4])
     with pytest.raises(ValueError, match="both the rows and train="):
         RigidityRegressor(Ridge().fit(X, y), prefit=True).fit(X, y, train=(X, y, y**2))
+    for given in ((X,), X):
+        with pytest.raises(ValueError, match="Expected train="):
+            RigidityRegressor(Ridge().fit(X, y), prefit=True).fit(X, y, train=given)
+    assert RigidityRegressor(Ridge(), valid=np.float32(0.25), **FAST).fit(X, y).report_.rows == 20
+    with pytest.raises(ValueError, match="refit=True"):
+        RigidityRegressor(GridSearchCV(Ridge(), {"alpha": [1.0]}, refit=False)).fit(X, y)
+    with pytest.raises(ValueError, match="larger alpha"):
+        RigidityRegressor(KernelRidge(kernel="rbf", gamma=0.01, alpha=1e-10)).fit(X, y)
     for share in (0, 1.5, "some"):
         with pytest.raises(ValueError, match="share between 0 and 1"):
             RigidityRegressor(Ridge(), valid=share).fit(X, y)
@@ -553,4 +733,8 @@ def test_bad_numbers_and_options_are_refused_and_change_nothing(data, new):
         reg.predict(new, return_std=True, return_cov=True)
     with pytest.raises(ValueError, match="between 0 and 1"):
         reg.predict_interval(new, 90)
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        reg.predict_quantiles(new, [0.5, 1.5])
+    with pytest.raises(ValueError, match="list of levels"):
+        reg.predict_quantiles(new, 0.5)
     np.testing.assert_array_equal(reg.predict(new, return_std=True), before)

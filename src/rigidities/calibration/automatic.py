@@ -133,6 +133,7 @@ def automatic(
     """
     ridge, edge = _ridge(residuals, eigenvalues, wanted, evidence)
     rows = _rows(residuals, seen, eigenvalues, ridge)
+    remarks = _remarks(rows, wanted)
     if residuals is None and not wanted.optimism:  # left out, they are as good as new
         rows = [replace(one, seen=torch.zeros_like(one.seen)) for one in rows]
     known = seen if residuals is None else residuals
@@ -165,7 +166,7 @@ def automatic(
         zero_curvature=zero_curvature,
         ladder=full.ladder,
         seen=0 if seen is None else len(seen.error),
-        remarks=_remarks(rows, wanted) if wanted.optimism else [],
+        remarks=remarks,
     )
 
 
@@ -249,7 +250,10 @@ def _rows(
             "There is nothing to calibrate with: no data were given, and the fit kept no rows of "
             "its own. Call calibrate(valid)."
         )
-    return [Rows.join(list(parts)) for parts in zip(*found, strict=True)]
+    joined = [Rows.join(list(parts)) for parts in zip(*found, strict=True)]
+    if not all(map(len, joined)):
+        raise ValueError("The model fits each row exactly, so none is left out. Calibrate on new.")
+    return joined
 
 
 def _with_joint(calibration: Calibration, rows: list[Rows], typical: Tensor) -> Calibration:
@@ -271,7 +275,7 @@ def _remarks(rows: list[Rows], wanted: Wanted) -> list[str]:
     """What a reader of the report should know of the rows."""
     said = []
     held, seen = (min(int((one.seen == flag).sum()) for one in rows) for flag in (False, True))
-    if not held:
+    if not held and wanted.optimism:
         said.append(
             "There were no validation rows: training rows as if left out are optimistic for a net "
             "trained end to end. Calibrate on rows that the model has not seen."

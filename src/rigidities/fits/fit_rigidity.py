@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,12 +31,12 @@ Model = Callable[[Any], tuple[Tensor, Tensor]]
 
 def linear_model(rows: Callable[[Any], Tensor], parameters: Tensor) -> Model:
     """Of a fit that is linear in its parameters: x -> rows(x) @ parameters, and the rows."""
+    return partial(_linear, rows, parameters)
 
-    def model(x: Any) -> tuple[Tensor, Tensor]:
-        found = rows(x)
-        return found @ parameters, found
 
-    return model
+def _linear(rows: Callable[[Any], Tensor], parameters: Tensor, x: Any) -> tuple[Tensor, Tensor]:
+    found = rows(x)
+    return found @ parameters, found
 
 
 @dataclass(frozen=True)

@@ -169,14 +169,14 @@ def _check_minimum(
 def _from_bayesian_ridge(model: Any) -> FitRigidity:
     parameters = float64(model.coef_, "coef_", 1)
     offset, intercept = float64(model.X_offset_, "X_offset_"), float(model.intercept_)
-
-    def predict(x: Any) -> tuple[Tensor, Tensor]:
-        rows = _rows(x, len(parameters))
-        return rows @ parameters + intercept, rows - offset
-
     scale = 1 / math.sqrt(float(model.alpha_))
     fit = from_covariance(model.sigma_, parameters=parameters, scale=scale)
-    return replace(fit, model=predict)
+    return replace(fit, model=partial(_centred, parameters, offset, intercept))
+
+
+def _centred(parameters: Tensor, offset: Tensor, intercept: float, x: Any) -> tuple[Tensor, Tensor]:
+    rows = _rows(x, len(parameters))
+    return rows @ parameters + intercept, rows - offset
 
 
 def _rows(x: Any, width: int, intercept: bool = False) -> Tensor:

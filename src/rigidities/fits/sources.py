@@ -147,7 +147,7 @@ def _factorised(rows: Tensor, samples: int) -> tuple[Tensor, Posterior]:
         raise ValueError(
             f"The Jacobian is singular: {samples} rows for {width} parameters, whose directions "
             f"they do not all determine.{cause} Pass ridge > 0, a penalty or more data, or drop "
-            "parameters."
+            "parameters (of dummies one each: OneHotEncoder(drop='first'))."
         )
     return units, Posterior(singular.square().flip(0), vectors.mT.flip(1), 0.0)
 
