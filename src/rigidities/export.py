@@ -90,8 +90,7 @@ def onnx(
         ValueError: `freeze` refuses, a graph cannot hold what is asked, the file would be too
             large, or its numbers differ.
     """
-    missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
-    if missing:
+    if missing := [name for name in _NEEDS if importlib.util.find_spec(name) is None]:
         raise ImportError(f'ONNX needs {missing[0]}: pip install "rigidities[onnx]".')
     frozen, args = uq.freeze(outputs, largest_rounding=TOLERANCE, **options), _inputs(example)
     size = sum(tensor.nbytes for tensor in frozen.state_dict().values())
@@ -103,16 +102,9 @@ def onnx(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch about itself
         warnings.filterwarnings("ignore", "# The axis name")  # of two inputs with as many rows
-        program = torch.onnx.export(
-            frozen,
-            args,
-            dynamo=True,
-            dynamic_shapes=_shapes(args),
-            input_names=_input_names(uq, args),
-            output_names=list(frozen.outputs),
-            opset_version=opset,
-            verbose=False,
-        )
+        chosen: dict[str, Any] = {"dynamic_shapes": _shapes(args), "opset_version": opset}
+        chosen |= {"input_names": _input_names(uq, args), "output_names": list(frozen.outputs)}
+        program = torch.onnx.export(frozen, args, dynamo=True, verbose=False, **chosen)
     assert program is not None
     program.model.metadata_props["rigidities"] = json.dumps(metadata(uq, frozen))
     path = Path(path)

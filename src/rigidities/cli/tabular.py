@@ -314,16 +314,10 @@ def _write(folder: Path, model: TableModel, data: Training) -> None:
     table.to_csv(folder / "predictions.csv", **WRITTEN)
     own = data.frame[data.part == "test"]
     shown = {name: own[name].astype(str).tolist() for name in [*model.identifiers, *own][:12]}
-    report.write(
-        folder / "report.html",
-        model.uq,
-        data.rows("test"),
-        reference=data.rows("calibration")[0],
-        title=f"{model.target} of {data.table.path.name}: can the error bars be trusted?",
-        names=[model.target],
-        inputs={"row": [row + 1 for row in own.index]} | shown,
-        progress=False,
-    )
+    options: dict[str, Any] = {"reference": data.rows("calibration")[0], "names": [model.target]}
+    options["title"] = f"{model.target} of {data.table.path.name}: can the error bars be trusted?"
+    options["inputs"] = {"row": [row + 1 for row in own.index]} | shown
+    report.write(folder / "report.html", model.uq, data.rows("test"), progress=False, **options)
 
 
 @contextmanager

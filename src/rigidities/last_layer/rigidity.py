@@ -308,18 +308,11 @@ class LastLayerRigidity(ModelWrapper):
         Returns:
             What was chosen and how good it is; print it.
         """
-        return self._fit.calibrate(
-            valid,
-            train,
-            Wanted.of(criterion, noise, law, ridge, support, guard, optimism),
-            conformal=conformal,
-            groups=groups,
-            gradients=gradients,
-            gradient_target=gradient_target,
-            batch_size=batch_size,
-            progress=progress,
-            group=group,
-        )
+        wanted = Wanted.of(criterion, noise, law, ridge, support, guard, optimism)
+        options: dict[str, Any] = {"batch_size": batch_size, "progress": progress, "group": group}
+        options |= {"conformal": conformal, "groups": groups}
+        options |= {"gradients": gradients, "gradient_target": gradient_target}
+        return self._fit.calibrate(valid, train, wanted, **options)
 
     @outside_inference_mode
     def refit(
@@ -569,15 +562,8 @@ class LastLayerRigidity(ModelWrapper):
             rank: of that set; by default full, or n / 2.
         """
         tap, learnt = self._fit.ready()
-        drawn = member_set(
-            _joint(tap, learnt),
-            n,
-            generator=generator,
-            recentred=recentred,
-            antithetic=antithetic,
-            symmetric=symmetric,
-            rank=rank,
-        )
+        kind = {"recentred": recentred, "antithetic": antithetic, "symmetric": symmetric}
+        drawn = member_set(_joint(tap, learnt), n, generator=generator, rank=rank, **kind)
         return Ensemble(learnt.binding.copy(), self.feed.unlabelled(), drawn)
 
     @outside_inference_mode
@@ -621,18 +607,10 @@ class LastLayerRigidity(ModelWrapper):
         drawn = None
         if "members" in outputs:
             drawn = member_set(_joint(tap, learnt), members, generator=generator)
-        return freeze(
-            copied_readout(self.model, tap, learnt.statistics.targets, probe),
-            learnt.posterior,
-            learnt.calibration,
-            outputs,
-            rank=rank,
-            accuracy=accuracy,
-            largest_rounding=largest_rounding,
-            levels=quantiles,
-            members=drawn,
-            feed=self.feed,
-        )
+        readout = copied_readout(self.model, tap, learnt.statistics.targets, probe)
+        options: dict[str, Any] = {"rank": rank, "accuracy": accuracy, "levels": quantiles}
+        options |= {"largest_rounding": largest_rounding, "members": drawn, "feed": self.feed}
+        return freeze(readout, learnt.posterior, learnt.calibration, outputs, **options)
 
     def familiar(self) -> list[float] | None:
         r"""The 99 % quantile of $\alpha^2 q$ over the training rows that were kept, by target."""
@@ -764,16 +742,8 @@ class LastLayerRigidity(ModelWrapper):
         if objective == "top":
             variances = self.scale.square().sum() * self.posterior.quadratic(features)
             return selection.top(variances, n, costs=costs, chosen=chosen)
-        return selection.greedy(
-            self.posterior,
-            features,
-            n,
-            objective=objective,
-            weights=weights,
-            costs=costs,
-            chosen=chosen,
-            of=cared,
-        )
+        options: dict[str, Any] = {"objective": objective, "weights": weights, "of": cared}
+        return selection.greedy(self.posterior, features, n, costs=costs, chosen=chosen, **options)
 
     @property
     def gram(self) -> Gram:

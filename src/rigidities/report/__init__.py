@@ -78,17 +78,10 @@ def html(
     limits = _reference(reference, len(parts))
     chosen = parts[:MOST_TARGETS]
     drawn, sections = Drawn(), []
+    options: dict[str, Any] = {"calibration": calibration, "further": cautions}
+    options |= {"most": max(500, MOST_SHOWN // len(chosen)), "alone": len(parts) == 1}
     for k, rows in enumerate(chosen):
-        content = section(
-            rows,
-            drawn,
-            name=f"t{k}",
-            most=max(500, MOST_SHOWN // len(chosen)),
-            calibration=calibration,
-            reference=limits[k],
-            further=cautions,
-            alone=len(parts) == 1,
-        )
+        content = section(rows, drawn, name=f"t{k}", reference=limits[k], **options)
         sections.append(tag("section", content, data_target=f"t{k}", aria_label=rows.name))
     what = parts[0].name if len(parts) == 1 else f"{len(parts)} targets"
     about = f"{len(parts[0])} rows of {what}. Rows are counted from {parts[0].first}."
@@ -129,20 +122,11 @@ def write(
     checked_place(path)
     require_plotly()
     mean, std, target, own = labelled(uq, data, progress)
-    usual = None if reference is None else bars_on(uq, reference, progress)
-    text = html(
-        mean,
-        std,
-        target,
-        title=title,
-        names=names,
-        inputs=own if inputs is None else inputs,
-        calibration=uq.report,
-        reference=usual,
-        cautions=[_UNCALIBRATED] if uq.report is None else [],
-        first_row=first_row,
-    )
-    return save(path, text)
+    options: dict[str, Any] = {"title": title, "names": names, "first_row": first_row}
+    options["inputs"] = own if inputs is None else inputs
+    options["reference"] = None if reference is None else bars_on(uq, reference, progress)
+    options["cautions"] = [_UNCALIBRATED] if uq.report is None else []
+    return save(path, html(mean, std, target, calibration=uq.report, **options))
 
 
 def _reference(values: Values | None, targets: int) -> list[Tensor | None]:

@@ -64,10 +64,8 @@ class Figure:
 def errors(std: Tensor, error: Tensor, hover: Trace) -> Figure:
     """|error| against bar of the rows to show, with the lines that hold 1, 2 and 3 sigma."""
     error = error.abs()
-    floor = max(
-        float(error.kthvalue(1 + len(error) // 200).values),
-        confidence_factors(3)[0] * float(std.min()),
-    )
+    smallest = float(error.kthvalue(1 + len(error) // 200).values)
+    floor = max(smallest, confidence_factors(3)[0] * float(std.min()))
     low, high = log_limits(torch.cat([std, error.clamp(min=floor)]))
     below = (error < low).nonzero()[:, 0]
     drawn = points(std, error, "rows", hover)

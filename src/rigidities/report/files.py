@@ -113,8 +113,7 @@ class Table:
 
     def numbers(self, names: Sequence[str]) -> Tensor:
         """Columns of finite numbers, (N, K); anything else is refused."""
-        missing = [name for name in names if name not in self.columns]
-        if missing:
+        if missing := [name for name in names if name not in self.columns]:
             raise ValueError(
                 f"Expected the column {missing[0]!r} in {self.path}, which has "
                 f"{', '.join(map(repr, self.columns))}. Name it by --mean, --std or --target."
@@ -156,8 +155,7 @@ def read_table(path: Path) -> Table:
         raise ValueError(f"{path} is empty. Expected a header and one row or more.")
     lines, (names, *rows) = zip(*entries, strict=True)
     header = [name.strip() or f"column {k}" for k, name in enumerate(names, start=1)]
-    repeated = sorted({name for name in header if header.count(name) > 1})
-    if repeated:
+    if repeated := sorted({name for name in header if header.count(name) > 1}):
         raise ValueError(f"{path} has the column {repeated[0]!r} twice. Rename one.")
     if not rows:
         raise ValueError(f"{path} has a header and no rows. Expected one row or more.")

@@ -95,11 +95,8 @@ def rows_of(
     _check_squares(columns, first)
     names = _checked_names(names, targets)
     full = _for_each_row(_named_inputs(inputs), len(columns[0]), shape)
-    by_target = (tuple(part[:, k].contiguous() for part in columns) for k in range(targets))
-    return [
-        Rows(mean, std, target, name, full, first)
-        for (mean, std, target), name in zip(by_target, names, strict=True)
-    ]
+    by_target = zip(*(part.T.contiguous() for part in columns), names, strict=True)
+    return [Rows(mean, std, y, name, full, first) for mean, std, y, name in by_target]
 
 
 def shown(rows: Rows, most: int = MOST_SHOWN) -> Tensor:
@@ -269,9 +266,6 @@ def _shape_for(target: Tensor, mean: Tensor) -> tuple[int, ...]:
 
 def _few_numbers(batch: Batch) -> Tensor | None:
     """The inputs as (N, D), if that is what they are and D is small."""
-    if len(batch.args) != 1 or batch.kwargs:
-        return None
-    (x,) = batch.args
-    if not isinstance(x, Tensor) or x.ndim != 2 or x.shape[1] > MOST_INPUTS:
-        return None
-    return x.detach().cpu()
+    x: Any = batch.args[0] if len(batch.args) == 1 and not batch.kwargs else None
+    few = isinstance(x, Tensor) and x.ndim == 2 and x.shape[1] <= MOST_INPUTS
+    return x.detach().cpu() if few else None

@@ -174,15 +174,11 @@ def _worst(rows: Rows) -> Markup:
     index = rows.z.abs().topk(min(_WORST, len(rows))).indices.tolist()
     inputs = list(rows.inputs)[:8]
     header = ["Row", "Prediction", "Bar", "True value", "Error / bar", *inputs]
-    body = [
-        [
-            i + rows.first,
-            *(f"{float(part[i]):.4g}" for part in (rows.mean, rows.std, rows.target)),
-            f"{float(rows.z[i]):.2f}",
-            *(_cell(rows.inputs[key][i]) for key in inputs),
-        ]
-        for i in index
-    ]
+    body = []
+    for i in index:
+        values = (f"{float(part[i]):.4g}" for part in (rows.mean, rows.std, rows.target))
+        others = (_cell(rows.inputs[key][i]) for key in inputs)
+        body.append([i + rows.first, *values, f"{float(rows.z[i]):.2f}", *others])
     note = tag("p", "Those with the largest errors in units of their bars.", class_="about")
     return joined([note, table(header, body, label="Rows with the largest errors")])
 

@@ -90,12 +90,11 @@ def size(rows: Rows) -> Finding:
         lead = "About right." if count >= FEW else "Not visibly wrong."
         return _finding(rows, subject, GOOD, f"{lead} {text}")
     factor = needed_factor(rows)
-    small = abs(math.log(max(factor, 1e-9))) < math.log(1.1)
-    large = abs(math.log(max(factor, 1e-9))) > math.log(1.5)
+    off = abs(math.log(max(factor, 1e-9)))
+    status = GOOD if off < math.log(1.1) else BAD if off > math.log(1.5) else CAREFUL
     side = "narrow" if inside < low else "wide"
-    lead = f"A little too {side}." if small else f"Too {side}."
+    lead = f"A little too {side}." if status == GOOD else f"Too {side}."
     remedy = f" To hold 90 % they would have to be {number(factor)} times as wide."
-    status = GOOD if small else BAD if large else CAREFUL
     return _finding(rows, subject, status, f"{lead} {text}{remedy}")
 
 
@@ -146,16 +145,14 @@ def gain_and_error(rows: Rows) -> tuple[float, float]:
 def resolution(rows: Rows) -> Finding:
     """Is it worth having bars that differ from row to row?"""
     if not rows.spread:
-        text = "All bars have the same size: they cannot tell rows apart."
-        return Finding("Use", CAREFUL, text)
+        return Finding("Use", CAREFUL, "All bars have the same size: they cannot tell rows apart.")
     gain, error = gain_and_error(rows)
     figures = f"{around(abs(gain), error)} nats per row"
     if math.isinf(gain):
         status, text = BAD, "Every error is zero, so that any bar is too wide."
     elif gain > 2 * error:
         factor = f"the true values are {math.exp(min(gain, 700)):.3g} times as likely under them"
-        status = GOOD
-        text = f"Better than one constant bar by {figures}: row by row, {factor}."
+        status, text = GOOD, f"Better than one constant bar by {figures}: row by row, {factor}."
     elif gain < -2 * error:
         status = BAD
         text = (
