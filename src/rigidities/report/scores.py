@@ -36,60 +36,75 @@ class Metric:
         return number(value)
 
 
-_METRICS = {
-    "rmse": "RMSE | 0 | Typical size of the errors, large ones weighing more. The bars play no "
-    "part.",
-    "mae": "MAE | 0 | Mean size of the errors. The bars play no part.",
-    "nll": "NLL | low | Negative log-likelihood per row: how surprising the true values are under "
-    "prediction and bar. It punishes bars that are too narrow, too wide or on the wrong rows.",
-    "nll_gain": "NLL gain | above 0 | How much the NLL is below that of one constant bar for all "
-    "rows. At 0 or below, bars that differ from row to row bring nothing.",
-    "crps": "CRPS | low | Like the NLL a score for the whole prediction, in the units of the "
-    "target and milder with outliers.",
-    "coverage": "Coverage of 90 % intervals | 90 % | Share of true values inside prediction ± "
-    "1.645 bars. Below 90 % the bars are too narrow, above it too wide.",
-    "interval_width": "Width of 90 % intervals | small, at 90 % coverage | Mean width of those "
-    "intervals, in the units of the target.",
-    "interval_score": "Interval score | low | Width of the 90 % intervals plus a fine for every "
-    "true value outside.",
-    "miscalibration_area": "Miscalibration area | 0 | Distance between nominal and observed "
-    "coverage over all levels, from 0 to 0.5. Chance alone keeps it above 0.",
-    "ence": "ENCE | 0 | Groups of rows with bars of similar size: by what share the errors of a "
-    "group differ from what its bars promise, on average.",
-    "sharpness": "Sharpness | the RMSE | Root mean square of the bars, whatever the errors.",
-    "spearman": "Rank correlation | high | Do rows with larger bars have larger errors? 0 means "
-    "that the bars tell nothing. Right bars do not reach 1, since errors scatter.",
-    "ause": "AUSE | 0 | Drop the rows with the largest bars first: how much more error is left "
-    "than if those with the largest errors went first, as a share of the RMSE.",
-    "binned_log_ratio": "Distance from y = x | 0 | In the plot of bins: decades between the mean "
-    "squared error and the variance. A constant bar can score well here, so read it beside the "
-    "slope.",
-    "slope": "Slope of the bins | 1 | Do errors grow as fast as the bars say? At 0 the bars tell "
-    "nothing, above 1 they vary too little, between 0 and 1 too much.",
-    "decades": "Decades of variance | as the data have it | Powers of ten between the smallest "
-    "and the largest variance of a bin.",
-    "gain": "Gain over the constant bar | above 0 | How much the NLL is below that of the "
-    "constant bar beside it. At 0 or below, bars that differ from row to row bring nothing.",
-    "offset": "Offset of the bins | 0 | In the plot of bins: decades by which the mean squared "
-    "error lies above the variance, on average. Above 0 the bars are too narrow, below it too "
-    "wide.",
-    "floor": "Floor of the distance | a yardstick | What these bars would have as distance from y "
-    "= x if nothing were wrong with them: chance in bins of this size, with errors / bars "
-    "shuffled among the rows.",
-    "wide_log_ratio": "Distance in wide bins | 0 | The distance from y = x in bins of ten times "
-    "as many rows, where single large errors count less.",
-    "kurtosis": "Kurtosis | 3 | Fourth moment of errors over bars: 3 if they were Gaussian; "
-    "single errors of many bars raise it.",
-    "rmse_per_atom": "RMSE per atom | 0 | Typical size of the errors over the number of atoms, in "
-    "meV.",
-    "bar": "Bar | the RMSE | Root mean square of the bars, whatever the errors.",
+_SENTENCES = {
+    "rmse": "Typical size of the errors, large ones weighing more. The bars play no part.",
+    "mae": "Mean size of the errors. The bars play no part.",
+    "nll": "Negative log-likelihood per row: how surprising the true values are under prediction "
+    "and bar. It punishes bars that are too narrow, too wide or on the wrong rows.",
+    "nll_gain": "How much the NLL is below that of one constant bar for all rows. At 0 or below, "
+    "bars that differ from row to row bring nothing.",
+    "crps": "Like the NLL a score for the whole prediction, in the units of the target and milder "
+    "with outliers.",
+    "coverage": "Share of true values inside prediction ± 1.645 bars. Below 90 % the bars are too "
+    "narrow, above it too wide.",
+    "interval_width": "Mean width of those intervals, in the units of the target.",
+    "interval_score": "Width of the 90 % intervals plus a fine for every true value outside.",
+    "miscalibration_area": "Distance between nominal and observed coverage over all levels, from 0 "
+    "to 0.5. Chance alone keeps it above 0.",
+    "ence": "Groups of rows with bars of similar size: by what share the errors of a group differ "
+    "from what its bars promise, on average.",
+    "sharpness": "Root mean square of the bars, whatever the errors.",
+    "spearman": "Do rows with larger bars have larger errors? 0 means that the bars tell nothing. "
+    "Right bars do not reach 1, since errors scatter.",
+    "ause": "Drop the rows with the largest bars first: how much more error is left than if those "
+    "with the largest errors went first, as a share of the RMSE.",
+    "binned_log_ratio": "In the plot of bins: decades between the mean squared error and the "
+    "variance. A constant bar can score well here, so read it beside the slope.",
+    "slope": "Do errors grow as fast as the bars say? At 0 the bars tell nothing, above 1 they "
+    "vary too little, between 0 and 1 too much.",
+    "decades": "Powers of ten between the smallest and the largest variance of a bin.",
+    "gain": "How much the NLL is below that of the constant bar beside it. At 0 or below, bars "
+    "that differ from row to row bring nothing.",
+    "offset": "In the plot of bins: decades by which the mean squared error lies above the "
+    "variance, on average. Above 0 the bars are too narrow, below it too wide.",
+    "floor": "What these bars would have as distance from y = x if nothing were wrong with them: "
+    "chance in bins of this size, with errors / bars shuffled among the rows.",
+    "wide_log_ratio": "The distance from y = x in bins of ten times as many rows, where single "
+    "large errors count less.",
+    "kurtosis": "Fourth moment of errors over bars: 3 if they were Gaussian; single errors of many "
+    "bars raise it.",
+    "rmse_per_atom": "Typical size of the errors over the number of atoms, in meV.",
+    "bar": "Root mean square of the bars, whatever the errors.",
 }
-"""Label, best value, and what a metric tells someone who has not met it."""
+"""What a metric tells someone who has not met it."""
 
 METRICS = {
-    key: Metric(label, ideal, sentence, percent=key == "coverage")
-    for key, text in _METRICS.items()
-    for label, ideal, sentence in [text.split(" | ")]
+    key: Metric(label, ideal, _SENTENCES[key], percent=key == "coverage")
+    for key, label, ideal in (
+        ("rmse", "RMSE", "0"),
+        ("mae", "MAE", "0"),
+        ("nll", "NLL", "low"),
+        ("nll_gain", "NLL gain", "above 0"),
+        ("crps", "CRPS", "low"),
+        ("coverage", "Coverage of 90 % intervals", "90 %"),
+        ("interval_width", "Width of 90 % intervals", "small, at 90 % coverage"),
+        ("interval_score", "Interval score", "low"),
+        ("miscalibration_area", "Miscalibration area", "0"),
+        ("ence", "ENCE", "0"),
+        ("sharpness", "Sharpness", "the RMSE"),
+        ("spearman", "Rank correlation", "high"),
+        ("ause", "AUSE", "0"),
+        ("binned_log_ratio", "Distance from y = x", "0"),
+        ("slope", "Slope of the bins", "1"),
+        ("decades", "Decades of variance", "as the data have it"),
+        ("gain", "Gain over the constant bar", "above 0"),
+        ("offset", "Offset of the bins", "0"),
+        ("floor", "Floor of the distance", "a yardstick"),
+        ("wide_log_ratio", "Distance in wide bins", "0"),
+        ("kurtosis", "Kurtosis", "3"),
+        ("rmse_per_atom", "RMSE per atom", "0"),
+        ("bar", "Bar", "the RMSE"),
+    )
 } | {
     f"coverage_{level}": Metric(
         f"Coverage of {level} % intervals",
