@@ -13,7 +13,8 @@ WORKERS ?= 2
 ARGS ?=
 
 BIN := .venv/bin
-PIP_INSTALL := -m pip install -qq --disable-pip-version-check -c constraints.txt
+# What is never imported need not be compiled: it takes pip a minute and more.
+PIP_INSTALL := -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt
 SOURCES := $(wildcard src tests benchmarks experiments examples docs)
 
 .DEFAULT_GOAL := help

@@ -88,6 +88,7 @@ def test_a_strict_export_of_a_scaled_output_is_refused():
     refused("strict export does not take.*strict=False", export.torch_export, uq, x, strict=True)
 
 
+@pytest.mark.slow  # a compiler runs for half a minute
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch about itself
 def test_a_program_compiled_ahead_of_time_gives_the_same(tmp_path):
     uq, x = fitted("plain")

@@ -47,8 +47,12 @@ def run_module(module, words, printed):
         runpy.run_module(module, run_name="__main__")
 
 
+LONG = dict.fromkeys(("default", "gpu", "speed"), pytest.mark.slow)
+"""Their quick runs take a quarter of a minute each."""
+
+
 @pytest.mark.filterwarnings("ignore:The parameters are not a minimum")  # quick sizes train little
-@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=LONG.get(n, ())) for n in BENCHMARKS])
 def test_quick_run_of_each_benchmark_writes_its_results(
     name: str, tmp_path: Path, capsys, monkeypatch
 ) -> None:
