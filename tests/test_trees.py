@@ -118,6 +118,20 @@ def test_splits_in_torch_are_those_of_scikit_learn_with_missing_values_and_categ
     assert torch.equal(again(torch.from_numpy(x)), whole(torch.from_numpy(x)))
 
 
+def test_categories_that_training_has_not_seen_count_as_missing_whatever_their_numbers():
+    x, y = table(600)
+    seen = ~np.isin(x[:, 3], [0, 4])
+    y = y + 3 * (x[:, 3] == 5)
+    model = HistGradientBoostingRegressor(max_iter=15, categorical_features=[3]).fit(
+        x[seen], y[seen]
+    )
+    whole = torch.nn.Sequential(Nodes.of(model), Forest(model, x[seen]).module)
+    new = np.concatenate([x, x[:5]])
+    new[-5:, 3] = [np.nan, 300, -1, 255, 11]
+    found = whole(torch.from_numpy(new))[:, 0].detach().numpy()
+    np.testing.assert_allclose(found, model.predict(new), rtol=1e-12)
+
+
 def test_rows_that_share_all_leaves_are_told_apart(fitted):
     forest = Forest(fitted["tree"], table()[0])
     x = table(50, seed=3)[0]

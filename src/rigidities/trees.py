@@ -57,7 +57,7 @@ class Forest:
         model: one of `SUPPORTED`, fitted.
         X: training rows, as the model takes them; some thousands will do.
         rank: directions of the leaf values to keep; by default 1024, or 256 where there are more
-            than 10,000 rows. With at least as many as leaves the rigidities are exact.
+            than 10,000 rows. With as many as leaves (at most 128 a tree) nothing is left out.
 
     Attributes:
         module: what `rows` gives -> predictions (N, K).
@@ -157,8 +157,8 @@ class Nodes(nn.Module):
     """The splits of a `HistGradientBoostingRegressor` in torch: inputs to leaf numbers.
 
     `nn.Sequential(Nodes.of(model), forest.module)` predicts without scikit-learn, from a state
-    dict. Inputs are (N, P) float64, NaN where missing; categories are whole numbers, and those that
-    the model has not seen must be NaN.
+    dict. Inputs are (N, P) float64, NaN where missing; categories are whole numbers below 256, of
+    which those that the model has not seen count as missing.
 
     Attributes:
         roots: of the trees, among all nodes, (T,).
@@ -167,7 +167,8 @@ class Nodes(nn.Module):
         threshold: inputs up to it go left, (M,); infinite in leaves.
         missing: whether those that are missing go right, (M,).
         categories: that go left, (splits, 256).
-        order: of the inputs in the model.
+        order: of the inputs in the model: those with categories come first.
+        codes: in the model of the categories of these, NaN of unknown ones, (inputs, 256).
         depth: of the deepest leaf.
     """
 
@@ -178,26 +179,31 @@ class Nodes(nn.Module):
     missing: Tensor
     categories: Tensor
     order: Tensor
+    codes: Tensor
     depth: Tensor
 
-    def __init__(self, trees: int, nodes: int, inputs: int, categorical: int) -> None:
+    def __init__(self, trees: int, nodes: int, inputs: int, splits: int, coded: int) -> None:
         super().__init__()
         whole: dict[str, tuple[int, ...]] = {"roots": (trees,), "depth": ()}
         whole |= {"child": (nodes,), "split": (3, nodes)}
         for name, shape in whole.items():
             self.register_buffer(name, torch.zeros(shape, dtype=torch.long))
-        for name, shape in {"missing": (nodes,), "categories": (categorical, 256)}.items():
+        for name, shape in {"missing": (nodes,), "categories": (splits, 256)}.items():
             self.register_buffer(name, torch.zeros(shape, dtype=torch.bool))
         self.register_buffer("threshold", torch.zeros(nodes, dtype=torch.float64))
         self.register_buffer("order", torch.arange(inputs))
+        self.register_buffer("codes", torch.full((coded, 256), torch.nan, dtype=torch.float64))
 
     @classmethod
     def of(cls, model: Any) -> Nodes:
         """Of a fitted model."""
-        trees = _histogram_trees(model)
+        trees, mask = _histogram_trees(model), model.is_categorical_
+        known = (
+            [] if mask is None else model._preprocessor.named_transformers_["encoder"].categories_
+        )
         bits = np.concatenate([one.raw_left_cat_bitsets for one in trees])
         nodes = sum(len(one.nodes) for one in trees)
-        made = cls(len(trees), nodes, model.n_features_in_, len(bits))
+        made = cls(len(trees), nodes, model.n_features_in_, len(bits), len(known))
         first = leaves = rows = 0
         for t, tree in enumerate(trees):
             made.roots[t] = first
@@ -206,7 +212,10 @@ class Nodes(nn.Module):
             leaves, rows = leaves + tree.get_n_leaf_nodes(), rows + len(tree.raw_left_cat_bitsets)
         packed = bits.astype("<u4").reshape(-1, 8).view(np.uint8)
         made.categories.copy_(torch.from_numpy(np.unpackbits(packed, 1, bitorder="little")))
-        if (mask := model.is_categorical_) is not None:  # those come first
+        for own, values in zip(made.codes, known, strict=True):
+            values = torch.from_numpy(values[~np.isnan(values)].astype(np.int64))
+            own[values] = torch.arange(len(values)).double()
+        if mask is not None:
             made.order.copy_(torch.from_numpy(np.argsort(~np.asarray(mask), kind="stable")))
         made.depth.fill_(max(one.get_max_depth() for one in trees))
         return made
@@ -214,7 +223,7 @@ class Nodes(nn.Module):
     @classmethod
     def sized(cls, state: dict[str, Tensor]) -> Nodes:
         """One for a state dict of another, not loaded yet."""
-        names = ("roots", "child", "order", "categories")
+        names = ("roots", "child", "order", "categories", "codes")
         require(all(name in state for name in names), "the trees")
         return cls(*(len(state[name]) for name in names))
 
@@ -241,6 +250,11 @@ class Nodes(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Leaf numbers of inputs (N, P) and a column of zeros, (N, T + 1)."""
         x, (feature, number, kind) = x.double()[:, self.order], self.split
+        columns = torch.arange(len(self.codes), device=x.device)
+        named = x[:, : len(columns)].nan_to_num(nan=-1.0)
+        coded = self.codes[columns, named.clamp(0, 255).long()]
+        coded = torch.where((named >= 0) & (named < 256), coded, torch.nan)
+        x = torch.cat([coded, x[:, len(columns) :]], 1)
         gaps, at = x.isnan(), self.roots.expand(len(x), -1)
         for _ in range(int(self.depth)):
             column = feature[at]
@@ -248,8 +262,8 @@ class Nodes(nn.Module):
             right = value > self.threshold[at]
             if len(self.categories):
                 code = value.nan_to_num().clamp(0, 255).long()
-                named = self.categories[kind[at].clamp(min=0), code]
-                right = torch.where(kind[at] >= 0, ~named, right)
+                left = self.categories[kind[at].clamp(min=0), code]
+                right = torch.where(kind[at] >= 0, ~left, right)
             right = torch.where(gaps.gather(1, column), self.missing[at], right)
             at = self.child[at] + right
         return pad(number[at], (0, 1))
