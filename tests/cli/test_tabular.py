@@ -187,6 +187,16 @@ def test_a_damaged_model_is_refused(ran, tmp_path, capsys, spoil):
     assert os.listdir(tmp_path) == ["model.safetensors"]
 
 
+def test_a_model_of_a_newer_version_is_refused_as_such(ran, tmp_path, capsys, monkeypatch):
+    model = TableModel.load(ran.model)
+    monkeypatch.setattr("rigidities.data.storage.FORMAT", 99)
+    model.save(tmp_path / "model.safetensors")
+    monkeypatch.undo()
+    assert run("--apply", tmp_path / "model.safetensors", ran.data, "--out", tmp_path / "p") == 2
+    assert "format 99, and this version reads up to" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["model.safetensors"]
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
