@@ -16,8 +16,8 @@ from .law import Gaussian, gaussian_interval
 STEP = 1 / 8
 """Of a difference, in standard deviations: the tolerance of a search is lost in it."""
 
-OFFSETS, WEIGHTS = (-3, -2, -1, 1, 2, 3), (-1 / 60, 3 / 20, -3 / 4, 3 / 4, -3 / 20, 1 / 60)
-"""Steps and what their values weigh in a derivative, exact up to the sixth power of a step."""
+WEIGHTS = (3 / 4, -3 / 20, 1 / 60)
+"""Of the differences over one, two and three steps to each side: exact up to a step's power 6."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,10 @@ class Derived:
         if len(directions) > directions.shape[1]:
             directions = torch.linalg.qr(directions, mode="r").R
         value = _real(fn(torch.zeros_like(directions[0])))
-        slopes, ends = differences(lambda d: _real(fn(d), value), STEP * directions)
-        rows, reach = slopes.flatten(1).mT / STEP, OFFSETS[-1]
-        straight = torch.stack([-slopes, slopes], 1) * reach + value
-        bends = (ends - straight).abs().amax(1).flatten(1).norm(dim=0) / (reach * STEP)
+        slopes, ends = differences(lambda d: _real(fn(d), value).flatten(), STEP * directions)
+        rows, reach = slopes.mT / STEP, len(WEIGHTS)
+        straight = torch.stack([slopes, -slopes]) * reach
+        bends = (ends - value.flatten() - straight).abs().amax(0).norm(dim=0) / (reach * STEP)
         if bool((bent := ~(bends < rows.norm(dim=1) / 2)).any()):
             notify(
                 f"To first order the error bar of {int(bent.sum())} of {len(rows)} quantities says "
@@ -131,8 +131,12 @@ class Derived:
 
 def differences(fn: Callable[[Tensor], Tensor], steps: Tensor) -> tuple[Tensor, Tensor]:
     """Changes of fn per step along each of (R, M), (R, ...), and its values three steps away."""
-    values = torch.stack([torch.stack([fn(k * step) for k in OFFSETS]) for step in steps])
-    return torch.einsum("k,rk...->r...", values.new_tensor(WEIGHTS), values), values[:, [0, -1]]
+    ahead, back = (
+        torch.stack([torch.stack([fn(side * (k + 1) * step) for step in steps]) for k in range(3)])
+        for side in (1, -1)
+    )
+    slopes = torch.tensordot(ahead.new_tensor(WEIGHTS), ahead - back, 1)
+    return slopes, torch.stack([ahead[-1], back[-1]])
 
 
 def correlation(covariance: Tensor) -> Tensor:
