@@ -107,9 +107,8 @@ def _from_statsmodels(results: Any) -> FitRigidity:
     given = getattr(results.model, "sigma", None)  # of GLS; the others have weights
     values = float64(getattr(results.model, "weights", 1.0) if given is None else given, "sigma")
     values = values.diagonal() if values.ndim == 2 else values
-    sigma = shared_sigma(values.sqrt() if given is None else values.rsqrt())
     model = partial(linear_model, partial(_rows, width=len(parameters)), parameters)
-    return replace(fit, model=model, sigma=sigma)
+    return replace(fit, model=model, sigma=shared_sigma(values ** (0.5 if given is None else -0.5)))
 
 
 def _from_sklearn(

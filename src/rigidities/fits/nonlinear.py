@@ -111,15 +111,14 @@ def least_squares(
     if factor is None:
         freedom = float(n - len(free))
         factor = residual_variance(2 * float(result.cost), freedom)
-    fit = from_jacobian(jacobian[:, free], scale=math.sqrt(factor))
-    spread = torch.zeros_like(parameters).index_put((torch.tensor(free),), fit.parameter_std)
+    fit = held(from_jacobian(jacobian[:, free], scale=math.sqrt(factor)), fixed, stacklevel=3)
     return replace(
-        held(fit, fixed, stacklevel=3),
+        fit,
         parameters=parameters,
         noise=None if scale is None and _robust(result) else factor,
         sigma=None if scale == 1.0 else 1.0,
         degrees_of_freedom=freedom,
-        model=None if f is None else _model(f, parameters, spread, jac),
+        model=None if f is None else _model(f, parameters, fit.parameter_std, jac),
     )
 
 

@@ -150,8 +150,7 @@ def _inverse_root(rows: Tensor, samples: int) -> Tensor:
             f"they do not all determine.{cause} Pass ridge > 0, a penalty or more data, or drop "
             "parameters (of dummies one each: OneHotEncoder(drop='first'))."
         )
-    root: Tensor = vectors.mT / singular / units[:, None]
-    return root
+    return torch.div(vectors.mT / singular, units[:, None])
 
 
 def weight_roots(weights: Values | None, rows: int) -> Tensor:
