@@ -116,6 +116,8 @@ def test_every_form_propagates_the_covariance_of_predictions(net, form):
         slope[i, i, 0], slope[i, i + 5, 1] = 1, -1
     dense = torch.einsum("anb,nbmc,dmc->ad", slope, covariance, slope)
     torch.testing.assert_close(derived.covariance, dense, rtol=1e-6, atol=1e-8)
+    total = pr.propagate(torch.sum, x[:2])  # fewer predictions than parameters
+    torch.testing.assert_close(total.variance, covariance[:2, :, :2].sum(), rtol=1e-6, atol=0)
     if form == "dense":
         assert pr.parameter_covariance.shape == (14, 14)
         return

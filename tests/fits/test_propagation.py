@@ -178,7 +178,7 @@ ROUGH = {
 def test_a_function_without_a_slope_is_warned_of(fn):
     flat = fits.curve_fit(peak, TRUTH, np.diag([0.1, 0.02, 0.02, 0.001]) ** 2)
     with pytest.warns(
-        UserWarning, match=r"1 of 1 quantities says little.*sample\(1000\)"
+        UserWarning, match=r"1 of 1 quantities fn bends, jumps.*sample\(1000"
     ) as caught:
         flat.propagate(fn, TIMES)
     assert caught[0].filename == __file__
@@ -279,6 +279,9 @@ def test_a_weight_that_all_observations_share_is_the_new_one_too(kind):
 def test_an_absolute_sigma_that_is_not_told_is_asked_for():
     absolute = fits.curve_fit(lambda x, a: a * x, [1.0], [[0.01]], absolute_sigma=True)
     refused("sigma or weight of their own", absolute.predict, TIMES, noise=True)
+    refused(
+        "absolute sigma has scale 1, got 2", by_curve_fit, WEIGHTS, absolute_sigma=True, scale=2
+    )
     one = by_curve_fit(np.full(20, 100.0), absolute_sigma=True)
     assert one.predict(X[:, 1], noise=True).noise.unique().item() == pytest.approx(0.01)
     result = optimize.least_squares(lambda w: (X @ w - Y) / 0.1, [1.0, 1.0])

@@ -55,6 +55,8 @@ def curve_fit(
     parameters = float64(popt, "popt").reshape(-1)
     if pcov is None and (x is None or y is None):
         raise ValueError("Expected pcov, or x and y of the fit, got neither. Pass one of them.")
+    if absolute_sigma and scale not in (None, 1.0):
+        raise ValueError(f"An absolute sigma has scale 1, got {scale}. Pass one of the two.")
     covariance = None if pcov is None else _finite(pcov, len(parameters))
     spread = torch.zeros_like(parameters) if covariance is None else covariance.diagonal().sqrt()
     derivative = None if jac is None else lambda w, x: jac(x, *w)

@@ -92,9 +92,9 @@ class Derived:
         bends = (ends - value.flatten() - straight).abs().amax(0).norm(dim=0) / (reach * STEP)
         if bool((bent := ~(bends < rows.norm(dim=1) / 2)).any()):
             notify(
-                f"To first order the error bar of {int(bent.sum())} of {len(rows)} quantities says "
-                "little: within it fn bends, jumps (a coarse grid, rounding) or does not vary. Use "
-                "a smooth fn, or take the spread of fn over sample(1000)."
+                f"Within the error bar of {int(bent.sum())} of {len(rows)} quantities fn bends, "
+                "jumps (a coarse grid, rounding) or does not vary: first order says little. Use a "
+                "smooth fn, or take the spread of fn over sample(1000)."
             )
         return cls.of(value, rows)
 
