@@ -235,10 +235,8 @@ class PredictionRigidity:
 
         To first order, by differences of an eighth of a standard deviation, so that fn may search
         or integrate numerically; a warning tells where it is no straight line within its error bar.
-
-        Args:
-            fn: takes the predictions, float64 and shaped like f's output; returns real numbers.
-            x: inputs; None hands fn the parameters instead, which needs the dense form.
+        fn takes the predictions, float64 and shaped like f's output; without x the parameters in
+        their container (the dense form only). It returns real numbers.
         """
         fit, samples = (self._fitted(), None) if x is None else self._given(x)
         parameters, tangents = fit.regressor.parameters.double(), None

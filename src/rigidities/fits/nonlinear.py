@@ -46,7 +46,7 @@ def curve_fit(
             (`predict(noise=True)`) and the degrees of freedom (`interval`).
         sigma: the observations' standard deviations, (N,) or one, and
         absolute_sigma: as SciPy was given them.
-        scale: the residual standard deviation in units of sigma, where known.
+        scale: the residual standard deviation in units of sigma, where known; 1.0 says absolute.
         jac: jac(x, *parameters) -> (M, P); central differences of f without it.
 
     Raises:
@@ -62,7 +62,7 @@ def curve_fit(
     derivative = None if jac is None else lambda w, x: jac(x, *w)
     model = _model(lambda w, x: f(x, *w), parameters, spread, derivative)
     freedom, scale = math.inf, 1.0 if absolute_sigma else scale
-    shared = None if absolute_sigma else 1.0
+    shared = 1.0 if sigma is None and scale != 1.0 else None
     if x is not None and y is not None:
         mean, rows = model(x)
         weights, residuals = _weights(sigma, len(mean)), column(y, "y", len(mean)) - mean

@@ -2,7 +2,6 @@ r"""Quantities derived from predictions or parameters, with first-order error ba
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -142,8 +141,7 @@ def differences(fn: Callable[[Tensor], Tensor], steps: Tensor) -> tuple[Tensor, 
 def correlation(covariance: Tensor) -> Tensor:
     """Of a covariance (Q, Q); what does not vary correlates with itself alone."""
     std = covariance.diagonal().sqrt()
-    safe = torch.where(std > 0, std, math.inf)
-    return (covariance / safe / safe[:, None]).clamp(-1, 1).fill_diagonal_(1.0)
+    return (covariance / std / std[:, None]).nan_to_num(0.0).clamp(-1, 1).fill_diagonal_(1.0)
 
 
 def _real(values: Any, like: Tensor | None = None) -> Tensor:
