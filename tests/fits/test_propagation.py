@@ -277,11 +277,11 @@ def test_a_weight_that_all_observations_share_is_the_new_one_too(kind):
 
 
 def test_an_absolute_sigma_that_is_not_told_is_asked_for():
-    absolute = fits.curve_fit(lambda x, a: a * x, [1.0], [[0.01]], absolute_sigma=True)
-    refused("sigma or weight of their own", absolute.predict, TIMES, noise=True)
-    refused(
-        "absolute sigma has scale 1, got 2", by_curve_fit, WEIGHTS, absolute_sigma=True, scale=2
-    )
+    for told in ({"absolute_sigma": True}, {"scale": 1.0}, {"scale": 2.0, "sigma": WEIGHTS}):
+        fit = fits.curve_fit(lambda x, a: a * x, [1.0], [[0.01]], **told)
+        refused("sigma or weight of their own", fit.predict, TIMES, noise=True)
+    both = {"absolute_sigma": True, "scale": 2.0}
+    refused("absolute sigma has scale 1, got 2", by_curve_fit, WEIGHTS, **both)
     one = by_curve_fit(np.full(20, 100.0), absolute_sigma=True)
     assert one.predict(X[:, 1], noise=True).noise.unique().item() == pytest.approx(0.01)
     result = optimize.least_squares(lambda w: (X @ w - Y) / 0.1, [1.0, 1.0])
