@@ -149,8 +149,8 @@ def test_along_sorts_by_input_and_draws_bands_and_points() -> None:
     for k in (1, 2):
         (band,) = (c for c in ax.collections if c.get_label() == f"±{k}σ")
         corners = band.get_paths()[0].vertices
-        assert corners[:, 1].max() == 20 + 3 * k
-        assert corners[:, 1].min() == -k
+        assert corners[:, 1].max() == pytest.approx(20 + 3 * k)
+        assert corners[:, 1].min() == pytest.approx(-k)
     assert sorted(points(ax).tolist()) == [[0, 0], [0.5, 1], [1, 1], [1.5, 2], [2, 2]]
     assert ax.get_legend_handles_labels()[1] == ["mean", "±1σ", "±2σ", "target", "train"]
 

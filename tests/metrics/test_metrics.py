@@ -345,7 +345,7 @@ def test_zero_bars_are_accepted_where_nothing_divides() -> None:
 @pytest.mark.parametrize("level", [0, 1, -0.1, 90, math.nan])
 def test_levels_outside_zero_and_one_are_refused(level: float) -> None:
     mean, std, target = rows(5)
-    refused("Expected 0 < level < 1", metrics.coverage, mean, std, target, level)
+    refused("level must lie between 0 and 1, got", metrics.coverage, mean, std, target, level)
 
 
 @pytest.mark.parametrize("size", [0, 6])
