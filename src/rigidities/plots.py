@@ -2,9 +2,9 @@
 
 As in `rigidities.metrics`, `mean` holds predictions, `std` their error bars (above zero) and
 `target` true values: tensors, arrays or lists; or a `Prediction` p stands for mean and std,
-`errors(p, target)`, and coverage is that of its law. Each function draws on the axes `ax` that it is
-given, or on new ones, and returns them; it shows and saves nothing and leaves matplotlib's settings
-alone. Needs `pip install "rigidities[plots]"`.
+`errors(p, target)`, and coverage is that of its law. Each function draws on the axes `ax` that it
+is given, or on new ones, and returns them; it shows and saves nothing and leaves matplotlib's
+settings alone. Needs `pip install "rigidities[plots]"`.
 
 References:
     Colours: Okabe and Ito, "Color universal design", 2008.
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from . import metrics
-from .metrics.alignment import aligned, error_and_positive_std, judged, of_prediction
+from .metrics.alignment import aligned, error_and_positive_std, of_prediction, predicted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -130,7 +130,7 @@ def along(
         The axes.
     """
     columns = aligned(x=x, mean=mean, std=std)
-    p, _ = judged(mean, std, columns[1], positive=False)
+    p = predicted(mean, std)
     dots = None if target is None else aligned(x=x, target=target)
     crosses = None if train is None else aligned(inputs=train[0], targets=train[1])
     ax = _axes(ax, WIDE_SIZE)

@@ -156,7 +156,8 @@ def test_other_units_change_the_law_and_nothing_else(law, support, factor):
     ends = [a * end + b for end in p.interval(LEVEL)]
     torch.testing.assert_close(q.interval(LEVEL), (torch.minimum(*ends), torch.maximum(*ends)))
     inside = p.cdf(TARGET).where(a > 0, 1 - p.cdf(TARGET))
-    open_ = (TARGET > p.quantile(1e-9)) & (TARGET < p.quantile(1 - 1e-9))
+    low, high = p.quantile(1e-9), p.quantile(1 - 1e-9)
+    open_ = (low < TARGET) & (high > TARGET)
     torch.testing.assert_close(q.cdf(y)[open_], inside[open_])
 
 
@@ -175,7 +176,8 @@ def test_there_and_back_is_the_same_prediction():
     back = ((p * sd + mu) - mu) / sd
     for name, value in answers(p, TARGET).items():
         torch.testing.assert_close(answers(back, TARGET)[name], value)
-    assert (-(-p)).support == p.support
+    negative = -p
+    assert (-negative).support == p.support
 
 
 @pytest.mark.parametrize("of", [float, np.float32, np.array, torch.tensor, int])
@@ -317,8 +319,8 @@ def test_a_prediction_says_in_one_line_what_it_is():
         *(torch.tensor(one) for one in ([0.34, -12.0, 5.0, 1.0],) + ([0.01, 4.0, 0.0, 1.0],) * 3)
     )
     assert repr(p) == "Prediction of 4 rows: 0.34 ± 0.14, -12.0 ± 2.8, 5 ± 0, ...; law gaussian"
-    assert repr(p[0]) == "Prediction of one rows: 0.34 ± 0.14; law gaussian"
-    assert repr(prediction(Gaussian())).startswith("Prediction of 6 x 2 rows: ")
+    assert repr(p[0]) == "Prediction of 1 row: 0.34 ± 0.14; law gaussian"
+    assert repr(prediction(Gaussian())).startswith("Prediction of 6 rows x 2: ")
 
 
 def test_a_notebook_shows_a_table_and_bars_for_each_target():

@@ -121,13 +121,16 @@ def error_and_positive_std(
     return target - mean, std
 
 
-def judged(
-    mean: Values, std: Values, target: Values, *, positive: bool = True
-) -> tuple[Prediction, Tensor]:
-    """The prediction given, or the Gaussian one of mean and std, and the targets in its shape."""
-    if positive:
-        error_and_positive_std(mean, std, target)
-    middle, bar, y = aligned(mean=mean, std=std, target=target)
+def predicted(mean: Values, std: Values) -> Prediction:
+    """The prediction given, or the Gaussian one of mean and std, flat."""
     if isinstance(mean, Prediction):
-        return mean, as_tensor(target).to(mean.mean.device).reshape(mean.mean.shape)
-    return Prediction(middle, 0 * bar, bar.square(), bar), y
+        return mean
+    middle, bar = aligned(mean=mean, std=std)
+    return Prediction(middle, 0 * bar, bar.square(), bar)
+
+
+def judged(mean: Values, std: Values, target: Values) -> tuple[Prediction, Tensor]:
+    """The same, and the targets in its shape."""
+    p, (_, _, y) = predicted(mean, std), aligned(mean=mean, std=std, target=target)
+    y = as_tensor(target).to(p.mean.device) if p is mean else y
+    return p, y.reshape(p.mean.shape)

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from .alignment import Values, aligned, error_and_positive_std, judged, of_prediction
+from .alignment import Values, aligned, error_and_positive_std, judged, of_prediction, predicted
 from .bins import binned_log_ratio, decades, ence, slope
 from .ranking import ause, spearman
 
@@ -42,6 +42,7 @@ def nll(mean: Values, std: Values, target: Values) -> float:
         >>> round(nll([0.0], [1.0], [0.0]), 4)
         0.9189
     """
+    error_and_positive_std(mean, std, target)
     p, y = judged(mean, std, target)
     return -float(p.log_prob(y).double().mean())
 
@@ -73,6 +74,7 @@ def crps(mean: Values, std: Values, target: Values) -> float:
         >>> round(crps([0.0], [1.0], [0.0]), 4)
         0.2337
     """
+    error_and_positive_std(mean, std, target)
     p, y = judged(mean, std, target)
     return float(p.crps(y).double().mean())
 
@@ -85,7 +87,7 @@ def coverage(mean: Values, std: Values, target: Values, level: float = 0.9) -> f
         >>> coverage([0.0, 0.0], [1.0, 1.0], [1.6, 1.7], level=0.9)
         0.5
     """
-    p, y = judged(mean, std, target, positive=False)
+    p, y = judged(mean, std, target)
     low, high = p.interval(level)
     return float(((low <= y) & (y <= high)).double().mean())
 
@@ -97,8 +99,7 @@ def interval_width(std: Values, level: float = 0.9) -> float:
         >>> round(interval_width([1.0], level=0.9), 4)
         3.2897
     """
-    p, _ = judged(std, std, *aligned(std=std), positive=False)
-    low, high = p.interval(level)
+    low, high = predicted(std, std).interval(level)
     return float((high - low).double().mean())
 
 
@@ -112,7 +113,7 @@ def interval_score(mean: Values, std: Values, target: Values, level: float = 0.9
         >>> round(interval_score([0.0], [1.0], [2.6449], level=0.9), 2)
         23.29
     """
-    p, y = judged(mean, std, target, positive=False)
+    p, y = judged(mean, std, target)
     low, high = p.interval(level)
     outside = (low - y).clamp(min=0) + (y - high).clamp(min=0)
     return float((high - low + 2 / (1 - level) * outside).double().mean())
@@ -133,6 +134,7 @@ def calibration_curve(mean: Values, std: Values, target: Values) -> tuple[Tensor
         >>> [round(p, 2) for p in nominal.tolist()], observed.tolist()
         ([0.0, 0.5, 0.95, 1.0], [0.0, 0.5, 1.0, 1.0])
     """
+    error_and_positive_std(mean, std, target)
     p, y = judged(mean, std, target)
     levels = 1 - p.tail(y).cpu().double().flatten().sort(descending=True).values
     zero, one = levels.new_zeros(1), levels.new_ones(1)

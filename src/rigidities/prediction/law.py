@@ -460,7 +460,7 @@ class Tilted(Law):
     @cached_property
     def _degrees(self) -> tuple[tuple[float, ...], Tensor]:
         """Each once, and which of them the entries have."""
-        known, which = torch.as_tensor(self.df, dtype=F64).unique(return_inverse=True)
+        known, which = torch.unique(torch.as_tensor(self.df, dtype=F64), return_inverse=True)
         return tuple(known.tolist()), which
 
     @cached_property

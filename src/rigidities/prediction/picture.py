@@ -4,11 +4,9 @@ import math
 from typing import Any
 
 _BARS = (
-    '<svg viewBox="0 0 360 124" width="360" role="img" aria-label="Sorted predictions with their '
-    '90 % intervals" style="max-width:100%;display:block" fill="none" stroke-width="1.2">'
-    '<path d="{bars}" stroke="currentColor" opacity=".45"/>'
-    '<path d="{line}" stroke="#3b8eea" stroke-width="2"/>'
-    '<g fill="currentColor" font-size="10"><text y="12">{top:.3g}</text>'
+    '<svg viewBox="0 0 360 124" width="360" style="max-width:100%;display:block" fill="none">'
+    '<path d="{across}" stroke="currentColor" opacity=".6"/><path d="{along}" stroke="#3b8eea" '
+    'stroke-width="2"/><g fill="currentColor" font-size="10"><text y="12">{top:.3g}</text>'
     '<text y="120">{bottom:.3g}</text></g></svg>'
 )
 
@@ -20,33 +18,38 @@ def pair(mean: float, std: float) -> str:
         >>> pair(1234.5678, 0.0314), pair(2e-9, 3e-10), pair(51.0, 123.0)
         ('1234.568 ± 0.031', '2e-09 ± 3e-10', '51 ± 123')
     """
-    size = math.floor(math.log10(std)) if 0 < std < math.inf else 3
-    digits = max(0, 1 - size)
+    digits = max(0, 1 - math.floor(math.log10(std))) if 0 < std < math.inf else 9
     return f"{mean:.{digits}f} ± {std:.{digits}f}" if digits < 7 else f"{mean:.4g} ± {std:.2g}"
 
 
-def bars(prediction: Any) -> str:
-    """Of (n,) sorted predictions: means as a line, 90 % intervals as thin ones across it."""
-    columns = [part.tolist() for part in (*prediction.interval(0.9), prediction.mean)]
-    rows = [row for row in zip(*columns, strict=True) if all(map(math.isfinite, row))]
-    if not rows:
-        return ""
-    bottom, top = min(row[0] for row in rows), max(row[1] for row in rows)
-    step, unit = 300 / len(rows), 116 / ((top - bottom) or 1)
-    drawn = [
-        [52 + i * step, *(4 + unit * (top - end) for end in row)] for i, row in enumerate(rows)
+def html(title: str, first: list[Any], ordered: list[Any]) -> str:
+    """A table of the first rows of each target, and drawings of others in order of their means."""
+    columns = [
+        [
+            f"<td>{pair(mean, std)}</td><td>{low:.4g} … {high:.4g}</td>"
+            for low, high, mean, std in rows
+        ]
+        for rows in map(_rows, first)
     ]
-    across = "".join(f"M{x:.1f} {low:.1f}V{high:.1f}" for x, low, high, _ in drawn)
-    line = "M" + "L".join(f"{x:.1f} {mean:.1f}" for x, *_, mean in drawn)
-    return _BARS.format(bars=across, line=line, top=top, bottom=bottom)
-
-
-def html(title: str, first: Any, targets: list[Any]) -> str:
-    """A table of the first predictions, and the bars of some of each target."""
-    columns = [part.tolist() for part in (first.mean, first.std, *first.interval(0.9))]
+    head = "<tr><th></th>" + "<th>mean ± std</th><th>90 % interval</th>" * len(first) + "</tr>"
     rows = "".join(
-        f"<tr><td>{pair(mean, std)}</td><td>{low:.4g} … {high:.4g}</td></tr>"
-        for mean, std, low, high in zip(*columns, strict=True)
+        f"<tr><th>{i}</th>{''.join(r)}</tr>" for i, r in enumerate(zip(*columns, strict=True))
     )
-    head = "<tr><th>mean ± std</th><th>90 % interval</th></tr>"
-    return f"<div>{title}<table>{head}{rows}</table>{''.join(map(bars, targets))}</div>"
+    table = f'<table style="color:inherit;font-size:inherit">{head}{rows}</table>'
+    return f"<div>{title}{table}{''.join(map(_drawing, ordered))}</div>"
+
+
+def _rows(p: Any) -> list[tuple[float, ...]]:
+    parts = (*p.interval(0.9), p.mean, p.std)
+    return list(zip(*(part.tolist() for part in parts), strict=True))
+
+
+def _drawing(p: Any) -> str:
+    """Means as a line, 90 % intervals as thin ones across it."""
+    rows = [row[:3] for row in _rows(p) if all(map(math.isfinite, row))]
+    bottom, top = min(map(min, rows), default=0.0), max(map(max, rows), default=0.0)
+    x, y = 300 / max(1, len(rows)), 116 / ((top - bottom) or 1)
+    at = [(52 + i * x, *(4 + y * (top - value) for value in row)) for i, row in enumerate(rows)]
+    across = "".join(f"M{x:.1f} {low:.1f}V{high:.1f}" for x, low, high, _ in at)
+    along = "L".join(f"{x:.1f} {mean:.1f}" for x, *_, mean in at)
+    return _BARS.format(across=across, along=f"M{along}", top=top, bottom=bottom) if rows else ""

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor
 
@@ -16,7 +15,7 @@ from . import picture
 from .entries import Change, regrouped
 from .law import Gaussian, Law
 
-_ZERO = torch.zeros((), dtype=torch.float64)
+_ONE = torch.ones((), dtype=torch.float64)
 _VARIANCES = ("epistemic", "noise", "from_inputs")
 _FAR = -1e15
 """Scales below a mean: a bound there cuts nothing."""
@@ -255,34 +254,32 @@ class Prediction:
         return _regrouped(parts, joined)
 
     def __mul__(self, factor: Any) -> Prediction:
-        return self._line(self._constant(factor), _ZERO)
+        return self._line(self._constant(factor), 0 * _ONE)
 
     def __truediv__(self, divisor: Any) -> Prediction:
-        return self._line(1 / self._constant(divisor), _ZERO)
+        return self._line(1 / self._constant(divisor), 0 * _ONE)
 
     def __add__(self, shift: Any) -> Prediction:
-        return self._line(_ZERO + 1, self._constant(shift))
-
-    def __neg__(self) -> Prediction:
-        return self * -1
-
-    def __rsub__(self, shift: Any) -> Prediction:
-        return -self + shift
+        return self._line(_ONE, self._constant(shift))
 
     def __sub__(self, shift: Any) -> Prediction:
-        return -(-self + shift)
+        return self._line(_ONE, -self._constant(shift))
+
+    def __rsub__(self, shift: Any) -> Prediction:
+        return self._line(-_ONE, self._constant(shift))
+
+    def __neg__(self) -> Prediction:
+        return self._line(-_ONE, 0 * _ONE)
 
     __rmul__, __radd__ = __mul__, __add__
 
     def _line(self, a: Tensor, b: Tensor) -> Prediction:
         """The prediction of a Y + b, of factors and shifts in float64."""
         if not bool((a.isfinite() & b.isfinite() & (a != 0)).all()):
-            raise ValueError(
-                "Expected finite numbers, and no factor of zero: no law would be left."
-            )
+            raise ValueError("Expected finite numbers, and no factor of zero: it leaves no law.")
         up, law = a > 0, self.law if bool((a > 0).all()) else self.law.mirrored
         if law is not self.law and bool(up.any()):
-            law = regrouped([self.law, law], lambda two: torch.where(up.to(two[0].device), *two))
+            law = regrouped([self.law, law], lambda t: torch.where(up.to(t[0].device), t[0], t[1]))
         ends = [end * a + b for end in self._support]
         kind = torch.promote_types(self.mean.dtype, torch.float32)
         made: dict[str, Any] = {k: vars(self)[k] * a.square().to(kind) for k in _VARIANCES}
@@ -292,12 +289,14 @@ class Prediction:
 
     def _constant(self, given: Any) -> Tensor:
         """A number, or one for each target."""
+        import numpy
+
         values = given if isinstance(given, Tensor | Prediction) else numpy.asarray(given)
         if not isinstance(values, Tensor):
             if isinstance(values, Prediction) or values.dtype.kind not in "iuf":
                 raise TypeError(
-                    f"Expected a number, or one for each target, got a {type(given).__name__}. What "
-                    "predictions share counts for functions of several: use uq.propagate(fn, x)."
+                    f"Expected a number, or one for each target, got a {type(given).__name__}. Of "
+                    "several predictions, which share errors, take uq.propagate(fn, x)."
                 )
             values = torch.as_tensor(values.astype(float))
         values, whole = values.to(self.mean.device, torch.float64), self.mean.shape
@@ -312,6 +311,8 @@ class Prediction:
     @property
     def _support(self) -> tuple[Any, Any]:
         low, high = self.support or (None, None)
+        if isinstance(low, Tensor) and isinstance(high, Tensor):
+            return low.to(self.mean.device), high.to(self.mean.device)
         return -math.inf if low is None else low, math.inf if high is None else high
 
     @property
@@ -357,21 +358,22 @@ class Prediction:
     def __repr__(self) -> str:
         pairs = zip(*(part.flatten()[:3].tolist() for part in (self.mean, self.std)), strict=True)
         shown = [picture.pair(*both) for both in pairs] + ["..."] * (self.mean.numel() > 3)
-        size = " x ".join(map(str, self.mean.shape)) or "one"
-        return f"Prediction of {size} rows: {', '.join(shown)}; law {self.law.name}"
+        rows, *others = self.mean.shape or (1,)
+        size = " x ".join(map(str, [f"{rows} row{'s' * (rows != 1)}", *others]))
+        return f"Prediction of {size}: {', '.join(shown)}; law {self.law.name}"
 
     def _repr_html_(self) -> str:
-        places = self._places.reshape(-1, self.mean.shape[1:].numel())
-        columns = [column[self.mean.flatten()[column].argsort()] for column in places.T[:3]]
-        few = [order[:: 1 + len(order) // 120] for order in columns]
-        return picture.html(repr(self), self._at(places.flatten()[:5]), [*map(self._at, few)])
+        targets = self._places.reshape(-1, self.mean.shape[1:].numel()).T[:3]
+        orders = [each[self.mean.flatten()[each].argsort()] for each in targets]
+        few = [self._at(order[:: 1 + len(order) // 120]) for order in orders]
+        return picture.html(repr(self), [self._at(each[:5]) for each in targets], few)
 
 
 def _regrouped(parts: Sequence[Prediction], change: Change) -> Prediction:
     """What `change` makes of predictions and of all that hangs on their entries."""
     names = ("mean", "rigidity", *_VARIANCES)
     made: dict[str, Any] = {k: change([vars(p)[k] for p in parts]) for k in names}
-    bound = [p.conformal and p.conformal.resolved(p) for p in parts]
-    hanging = {"law": [p.law for p in parts], "support": [p._support for p in parts]}
-    made |= {k: regrouped(v, change) for k, v in (hanging | {"conformal": bound}).items()}
-    return replace(parts[0], **made)
+    hanging: dict[str, Any] = {"law": [p.law for p in parts]}
+    hanging["support"] = [p._support for p in parts]
+    hanging["conformal"] = [p.conformal and p.conformal.resolved(p) for p in parts]
+    return replace(parts[0], **made | {k: regrouped(v, change) for k, v in hanging.items()})
