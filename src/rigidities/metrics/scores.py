@@ -58,7 +58,7 @@ def nll_gain(mean: Values, std: Values, target: Values) -> float:
         >>> round(nll_gain([0.0, 0.0], [1.0, 10.0], [1.0, 10.0]), 4)
         0.8097
     """
-    error, std = error_and_positive_std(mean, std, target)
+    error, _ = error_and_positive_std(mean, std, target)
     constant = float((2 * math.pi * error.square().mean()).log() + 1) / 2
     return constant - nll(mean, std, target)
 

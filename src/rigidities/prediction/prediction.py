@@ -359,7 +359,7 @@ class Prediction:
         pairs = zip(*(part.flatten()[:3].tolist() for part in (self.mean, self.std)), strict=True)
         shown = [picture.pair(*both) for both in pairs] + ["..."] * (self.mean.numel() > 3)
         rows, *others = self.mean.shape or (1,)
-        size = " x ".join(map(str, [f"{rows} row{'s' * (rows != 1)}", *others]))
+        size = " x ".join([f"{rows} row{'s' * (rows != 1)}", *(str(n) for n in others if n > 1)])
         return f"Prediction of {size}: {', '.join(shown)}; law {self.law.name}"
 
     def _repr_html_(self) -> str:
