@@ -420,3 +420,4 @@ def test_what_does_not_fit_a_prediction_is_refused() -> None:
     refused(r"mean and target of one shape, got \(20, 2\) and \(20,\)", metrics.nll, p, y[:, 0])
     refused("missing 1 required positional argument: 'target'", metrics.nll, p, error=TypeError)
     refused("takes 3 positional arguments", metrics.nll, p, y, y, error=TypeError)
+    refused("more than one array: take p.mean", metrics.rmse, y, p, error=TypeError)

@@ -195,6 +195,8 @@ def test_single_precision_stays_and_half_becomes_single():
     for kind, found in ((torch.float32, torch.float32), (torch.float16, torch.float32)):
         p = Prediction(*(part.to(kind) for part in PARTS)) * np.array([500.0, 1.0]) + 1e5
         assert {p.mean.dtype, p.std.dtype} == {found} and bool(p.mean.isfinite().all())
+    mixed = replace(prediction(Gaussian()), mean=PARTS[0].float()) * 0.1
+    torch.testing.assert_close(mixed.std, 0.1 * prediction(Gaussian()).std, rtol=1e-14, atol=0)
 
 
 def test_numbers_that_leave_no_law_are_refused():
@@ -269,6 +271,7 @@ def test_a_law_of_the_users_own_follows_by_its_settings():
 
 def test_arrays_are_copies_shaped_like_the_output():
     p = prediction(LAWS["tilted"])
+    refused(r"take p.mean, p.std or p.to_numpy\(\)", np.asarray, p, error=TypeError)
     found = p.to_numpy(LEVEL)
     assert set(found) == {"mean", "std", "low", "high", "epistemic", "noise"}
     for name, array in found.items():

@@ -56,7 +56,7 @@ def aligned(**arrays: Values) -> tuple[Tensor, ...]:
         >>> aligned(mean=[1, 2], target=[[3], [4]])
         (tensor([1., 2.], dtype=torch.float64), tensor([3., 4.], dtype=torch.float64))
     """
-    parts = {k: getattr(v, k) if isinstance(v, Prediction) else v for k, v in arrays.items()}
+    parts = {k: getattr(v, k, v) if isinstance(v, Prediction) else v for k, v in arrays.items()}
     tensors = {name: _double(values) for name, values in parts.items()}
     (first, reference), *others = tensors.items()
     for name, tensor in others:

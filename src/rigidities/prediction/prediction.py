@@ -218,6 +218,9 @@ class Prediction:
         moved: dict[str, Any] = {k: v.to(device) for k, v in vars(self).items() if hasattr(v, "to")}
         return replace(self, **moved, law=self.law.each(lambda tensor: tensor.to(device)))
 
+    def __array__(self, *options: Any, **more: Any) -> Any:
+        raise TypeError("A Prediction is more than one array: take p.mean, p.std or p.to_numpy().")
+
     def __getitem__(self, index: Any) -> Prediction:
         return self._at(self._places[index])
 
@@ -281,7 +284,7 @@ class Prediction:
         if law is not self.law and bool(up.any()):
             law = regrouped([self.law, law], lambda t: torch.where(up.to(t[0].device), t[0], t[1]))
         ends = [end * a + b for end in self._support]
-        kind = torch.promote_types(self.mean.dtype, torch.float32)
+        kind = torch.promote_types(torch.result_type(self.mean, self.variance), torch.float32)
         made: dict[str, Any] = {k: vars(self)[k] * a.square().to(kind) for k in _VARIANCES}
         made["mean"] = self.mean.to(kind) * a.to(kind) + b.to(kind)
         made["conformal"] = self.conformal and self.conformal.resolved(self)
