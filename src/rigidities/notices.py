@@ -6,6 +6,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn, get_origin
 
@@ -43,6 +44,14 @@ def missing(error: ModuleNotFoundError, package: str, install: str) -> NoReturn:
     if (error.name or "").partition(".")[0] == package:
         error.msg = f"Here rigidities needs {package}: pip install {install}."
     raise error
+
+
+def needed(package: str, install: str) -> Any:
+    """A package that not everyone has."""
+    try:
+        return import_module(package)
+    except ModuleNotFoundError as error:
+        missing(error, package, install)
 
 
 class DamagedError(ValueError):
