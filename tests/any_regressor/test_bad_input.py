@@ -115,7 +115,7 @@ FITS = {
         lambda: fit(lambda w, x: 1e-6 * (w[0] + w[1] * (x - x.mean()))),
         "depends on the rest of its batch",
     ),
-    "targets of another length": (lambda: fit(y=Y[:-1]), r"\(14,\).*\(13,\)"),
+    "targets of another length": (lambda: fit(y=Y[:-1]), "x has 14 rows and y has 13"),
     "targets of another shape": (lambda: fit(y=torch.stack([Y, Y], 1)), r"\(14, 2\)"),
     "transposed targets": (
         lambda: fit(lambda w, x: w.reshape(2, 3) * x[:, None, None], torch.ones(6, dtype=F64),
