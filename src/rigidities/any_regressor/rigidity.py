@@ -23,8 +23,7 @@ from torch import Tensor
 
 from ..calibration.calibration import Calibration, Wanted
 from ..calibration.report import CalibrationReport
-from ..calibration.summary import NO_FIT as UNFITTED
-from ..calibration.summary import summary
+from ..calibration.summary import UNFITTED, summary
 from ..data.arrays import frame_columns
 from ..data.finiteness import require_finite
 from ..data.samples import Samples, SampleWeight

@@ -7,7 +7,7 @@ import torch
 from .calibration import Calibration
 from .report import CalibrationReport, _numbers
 
-NO_FIT = {"fit": "none yet: call fit(x, y) with the training data"}
+UNFITTED = {"fit": "none yet: call fit(x, y) with the training data"}
 NO_CALIBRATION = "not yet: call calibrate(x, y) with data that the model has not seen"
 
 

@@ -29,33 +29,26 @@ def as_array(value: Any) -> Any:
     Whole numbers become real ones: those meant for an embedding come as an array or a tensor.
     """
     if _is_frame(value):
-        found = [_numbers(name, value[name]) for name in value.columns]
-        return torch.stack(found, 1).numpy() if found else torch.empty(len(value), 0).numpy()
+        found = [_numbers(value[name], name) for name in value.columns]
+        return torch.cat([torch.empty(len(value), 0, dtype=torch.float64), *found], 1).numpy()
     if is_array(value) and hasattr(value, "to_numpy"):
-        return _numbers(getattr(value, "name", None), value).numpy()
-    kind = getattr(getattr(value, "dtype", None), "kind", "f")
-    if is_array(value) and kind not in "fiubc":
-        raise TypeError(f"An array of dtype {value.dtype} holds no numbers. Convert it to floats.")
+        return _numbers(value, getattr(value, "name", None)).flatten().numpy()
     first = value
     while isinstance(first, list) and first:
         first = first[0]
-    if isinstance(value, list) and isinstance(first, (int, float)):
-        try:
-            return torch.tensor(value, dtype=torch.float64).numpy()
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"A list of numbers must be one array of them: {error}.") from error
-    return value
+    numbers = isinstance(value, list) and isinstance(first, (int, float))
+    return torch.tensor(value, dtype=torch.float64).numpy() if numbers else value
 
 
-def _numbers(name: Any, series: Any) -> Tensor:
-    """A column as float64; NaN may stand in it, as a model may know what to do with it."""
+def _numbers(series: Any, name: Any) -> Tensor:
+    """A column, (N, 1) in float64; NaN may stand in it, as a model may know what to do with it."""
     found = series.to_numpy()
     if found.ndim != 1 or found.dtype.kind not in "fiub":
         raise TypeError(
             f"Column {name!r} holds {series.dtype if found.ndim == 1 else 'several columns'}, "
             "expected numbers. Leave it out, encode it as in training, and fill what is missing."
         )
-    return torch.tensor(found, dtype=torch.float64)
+    return torch.tensor(found, dtype=torch.float64)[:, None]
 
 
 def _is_frame(value: Any) -> bool:
@@ -79,19 +72,14 @@ def require_columns(data: Any, fitted: list[str] | None) -> None:
 
 
 def with_target(x: Any, y: Any) -> Any:
-    """Inputs x, one or a tuple or a mapping of several, and targets y as one data set.
-
-    Without y, x is a data set already.
-    """
+    """Inputs x and targets y as one data set, which x alone is without y."""
     if y is None:
         return x
     for one in (y, *columns(x)):
-        shape = getattr(one if isinstance(one, Tensor) else as_array(one), "shape", None)
-        if not shape:
-            name, kind = "y" if one is y else "x", type(one).__name__
+        if not getattr(one if isinstance(one, Tensor) else as_array(one), "shape", None):
             raise TypeError(
                 "With y, both are tensors, arrays or data frames with one row per sample, or x is "
-                f"a tuple of such; got {name}, a {kind if shape is None else 'single number'}. "
+                f"a tuple of such; got {'y' if one is y else 'x'} of type {type(one).__name__}. "
                 "What brings its own targets (a Dataset, a DataLoader, batches) comes without y."
             )
         if len(one) != len(y):

@@ -11,51 +11,37 @@ from torch.utils._pytree import tree_leaves
 
 from .batches import Batch
 
-SHOWN = 5
-"""Rows that a message names."""
+Again = Callable[[], Iterable[Batch]]
 
 
 def require_finite(
-    mean: Tensor,
-    spread: Tensor,
-    batches: Callable[[], Iterable[Batch]] | None,
-    columns: Sequence[str] | None = None,
+    mean: Tensor, spread: Tensor, again: Again, columns: Sequence[str] | None = None
 ) -> None:
     """Refuse a mean that is NaN or infinite, or a bar that is NaN.
 
-    Only then are the inputs looked at, in `batches` where they can be read (again), with the names
-    of `columns`. An infinite bar around a finite mean says that nothing is known, and stays.
+    Inputs are looked at for the message alone, as `again` reads them (an iterator gives none). An
+    infinite bar around a finite mean says that nothing is known, and stays.
     """
-    mean, spread = mean.detach(), spread.detach()
-    if torch.jit.is_tracing() or math.isfinite(mean.sum() + spread.sum()):
+    if torch._C._get_tracing_state() is not None or math.isfinite((mean + spread).sum().item()):
         return
     bad = ~mean.isfinite() | spread.isnan()
     rows = bad.reshape(len(bad), -1).any(1).nonzero().flatten().tolist()
-    if not rows:  # the sum alone is beyond the precision
-        return
-    first = ", ".join(map(str, rows[:SHOWN])) + ", ..." * (len(rows) > SHOWN)
-    what = f"No finite prediction for {len(rows)} of {len(bad)} rows ({first}): "
-    raise ValueError(what + _cause(batches, columns))
+    if rows:  # else the sum alone is beyond the precision
+        first = ", ".join(map(str, rows[:5])) + ", ..." * (len(rows) > 5)
+        cause = _cause([tree_leaves([b.args, b.kwargs]) for b in again()], columns or ())
+        what = f"No finite prediction for {len(rows)} of {len(bad)} rows ({first})"
+        raise ValueError(f"{what}: {cause}")
 
 
-def _cause(batches: Callable[[], Iterable[Batch]] | None, columns: Sequence[str] | None) -> str:
-    leaves = [] if batches is None else [tree_leaves([b.args, b.kwargs]) for b in batches()]
-    tensors = [one for batch in leaves for one in batch if isinstance(one, Tensor)]
-    if spoilt := [one for one in tensors if not bool(one.isfinite().all())]:
-        where = f" in {', '.join(sorted(_names(spoilt, columns)))}" if columns else ""
+def _cause(batches: list[list[object]], columns: Sequence[str]) -> str:
+    tensors = [one for leaves in batches for one in leaves if isinstance(one, Tensor)]
+    if spoilt := [~one.isfinite() for one in tensors if not bool(one.isfinite().all())]:
+        known = [one for one in spoilt if one.shape[1:] == (len(columns),)]
+        names = sorted({repr(columns[int(i)]) for one in known for i in one.any(0).nonzero()})
+        where = f"NaN or infinity in {', '.join(names)}" if names else "NaN or infinity"
+        return f"the inputs hold {where}. Leave these rows out, or fill them as in training."
+    if tensors and len(tensors) == sum(map(len, batches)):
         return (
-            f"the inputs hold NaN or infinity{where}. Leave these rows out, or fill them as in "
-            "training."
+            "their inputs are finite. Are they in training's units, and is the model defined there?"
         )
-    if tensors and len(tensors) == sum(map(len, leaves)):
-        return (
-            "the inputs are finite, and the model gives NaN or infinity. Are they in the units of "
-            "the training data, and is the model defined there?"
-        )
-    return "either the inputs or what the model gives for them is NaN or infinite. Look at these."
-
-
-def _names(spoilt: Iterable[Tensor], columns: Sequence[str]) -> set[str]:
-    """Of the columns with NaN or infinity."""
-    flat = [~one.isfinite() for one in spoilt if one.shape[1:] == (len(columns),)]
-    return {repr(columns[int(i)]) for bad in flat for i in bad.any(0).nonzero()}
+    return "are their inputs finite, and is the model defined there?"

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..calibration.calibration import Calibration, Given
 from ..calibration.conformal import BoundConformal, group_labels
 from ..data.batches import Batch
+from ..data.finiteness import Again, require_finite
 from ..data.row_sample import SampledRows
 from ..models.modes import unmixed
 from ..posterior.posterior import Posterior
@@ -133,8 +134,10 @@ class ErrorBars:
             return None
         return group_labels(conformal.function, batch.raw, reading.output)
 
-    def prediction(self, spreads: Sequence[Spread]) -> Prediction:
-        """The predictions of consecutive batches."""
+    def prediction(
+        self, spreads: Sequence[Spread], again: Again, columns: Sequence[str] | None
+    ) -> Prediction:
+        """The predictions of consecutive batches, which must be finite; see `require_finite`."""
         if not spreads:
             raise ValueError("There is nothing to predict: no batches were given.")
         reading = Reading.join([spread.reading for spread in spreads])
@@ -144,10 +147,13 @@ class ErrorBars:
         labels = [spread.labels for spread in spreads if spread.labels is not None]
         tilts = [spread.tilt for spread in spreads if spread.tilt is not None]
         dtype = torch.promote_types(reading.output.dtype, torch.float32)  # half has too few digits
+        epistemic = reading.unrows(self.calibration.epistemic(q).to(dtype))
+        noise = reading.unrows(noise.to(dtype))
+        require_finite(reading.output, epistemic + noise, again, columns)
         return Prediction(
             mean=reading.output,
-            epistemic=reading.unrows(self.calibration.epistemic(q).to(dtype)),
-            noise=reading.unrows(noise.to(dtype)),
+            epistemic=epistemic,
+            noise=noise,
             rigidity=reading.unrows((1 / q).to(dtype)),
             from_inputs=torch.cat(inputs).to(dtype) if inputs else q.new_zeros(()),
             law=self._law(reading, torch.cat(tilts) if tilts else None),

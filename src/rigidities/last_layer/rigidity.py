@@ -25,7 +25,7 @@ from .. import selection
 from ..calibration.calibration import Calibration, Given, Support, Wanted
 from ..calibration.conformal import Groups
 from ..calibration.report import CalibrationReport
-from ..calibration.summary import NO_FIT, summary
+from ..calibration.summary import UNFITTED, summary
 from ..data.arrays import with_target
 from ..data.feed import Feed
 from ..data.finiteness import require_finite
@@ -362,14 +362,18 @@ class LastLayerRigidity(ModelWrapper):
 
     @outside_graphs
     def forward(self, *inputs: Any, **keywords: Any) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation, each shaped like the model's output."""
+        """Mean and standard deviation, each shaped like the model's output.
+
+        What is not finite is refused on a CPU; an accelerator is not waited for: see `predict`.
+        """
         refuse_transforms()
         batch = self._fit.feed().handed(inputs, keywords)
         tap, learnt = self._fit.ready()
         reading, bars = tap(*batch.args, **batch.kwargs), learnt.bars
         batch.check(reading.output.shape[0])
         std = bars.std(reading, bars.given(batch, reading))
-        require_finite(reading.output, std, lambda: [batch], learnt.columns)
+        if std.device.type == "cpu":
+            require_finite(reading.output, std, lambda: [batch], learnt.columns)
         return reading.output, std
 
     @outside_inference_mode
@@ -426,7 +430,8 @@ class LastLayerRigidity(ModelWrapper):
             if inputs is not None:
                 inputs.check_used_up()
             spreads = [spread for part in others.all(spreads) for spread in part]
-        return self._finite(bars.prediction(spreads), None if gather else x, batch_size)
+        again = partial(self._fit.batches, [] if gather else x, "predict", batch_size, False)
+        return bars.prediction(spreads, again, learnt.columns)
 
     @outside_inference_mode
     def gradient(
@@ -515,7 +520,8 @@ class LastLayerRigidity(ModelWrapper):
                     gradient = Gradient(mean, torch.full_like(mean, torch.nan), summed=summed)
                 spreads.append(bars.of_batch(batch, reading.detached(), sample_weight))
             found.append(gradient)
-        return self._finite(bars.prediction(spreads), x, None), self._joined(found, members)
+        again = partial(self._fit.batches, x, "gradient", None, False)
+        return bars.prediction(spreads, again, learnt.columns), self._joined(found, members)
 
     @outside_inference_mode
     def hessian_product(
@@ -880,7 +886,7 @@ class LastLayerRigidity(ModelWrapper):
         weights = sum(one.numel() for one in self.model.parameters())
         title = f"LastLayerRigidity of {type(self.model).__name__}, {weights:,} parameters"
         if (learnt := self._fit.learnt) is None:
-            return summary(title, NO_FIT)
+            return summary(title, UNFITTED)
         own, layers = learnt.statistics, learnt.binding.header()["layer"]
         loss = "a function" if learnt.weighing is None else type(learnt.weighing.loss).__name__
         found = ", ".join(map(repr, layers)) if layers else "by features="
@@ -937,14 +943,6 @@ class LastLayerRigidity(ModelWrapper):
             with torch.enable_grad():
                 point = FeatureMap.of(tap, batch, Slot.find(batch, wrt, tap))
             yield point
-
-    def _finite(self, found: Prediction, x: Any, batch_size: int | None) -> Prediction:
-        """The same, refused where it is not finite; x tells why, if it can be read again."""
-        again = None
-        if x is not None and repeatable(x):
-            again = partial(self._fit.batches, x, "predict", batch_size, False)
-        require_finite(found.mean, found.epistemic + found.noise, again, self.feed.columns)
-        return found
 
     def _joined(self, found: list[Gradient], members: int | None) -> Gradient:
         gradient = Gradient.join(found)

@@ -78,7 +78,7 @@ def _places(model: nn.Module, given: int) -> str:
     places = [f"b[{i}]" for i in range(taken)]
     places += ["None"] * (sum(one.default is one.empty for one in named) - taken)
     return (
-        "Of a tuple, as of fit(x, y), the last is the target, all before it are inputs. For others pass "
+        "Of a tuple, as of fit(x, y), the last is the target, all before it are inputs. Else pass "
         f"forward=lambda m, b: m({', '.join(places)}) and target=lambda b: b[{taken}] with the "
         "places that yours have."
     )
