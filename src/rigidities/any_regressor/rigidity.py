@@ -181,13 +181,14 @@ class PredictionRigidity:
             means.append(prediction)
             quadratics.append(fit.form.quadratic(tangents))
         q, calibration = torch.cat(quadratics), fit.calibration
-        mean = torch.cat(means).to(q)
+        rows = torch.cat(means).to(q)
+        mean, noise = fit.shaped(rows), calibration.noise_variance(rows).to(q)
         epistemic = fit.shaped(calibration.epistemic(q))
-        require_finite(mean, epistemic, lambda: samples, fit.columns)
+        require_finite(mean, epistemic, lambda: samples, fit.columns, "rows")
         return Prediction(
-            mean=fit.shaped(mean),
+            mean=mean,
             epistemic=epistemic,
-            noise=fit.shaped(calibration.noise_variance(mean).to(q)),
+            noise=fit.shaped(noise),
             rigidity=fit.shaped(1 / q),
             law=calibration.law,
         )

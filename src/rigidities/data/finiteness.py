@@ -15,7 +15,11 @@ Again = Callable[[], Iterable[Batch]]
 
 
 def require_finite(
-    mean: Tensor, spread: Tensor, again: Again, columns: Sequence[str] | None = None
+    mean: Tensor,
+    spread: Tensor,
+    again: Again = list,
+    columns: Sequence[str] | None = None,
+    rows: str = "rows of a batch",
 ) -> None:
     """Refuse a mean that is NaN or infinite, or a bar that is NaN.
 
@@ -25,11 +29,11 @@ def require_finite(
     if torch._C._get_tracing_state() is not None or math.isfinite((mean + spread).sum().item()):
         return
     bad = ~mean.isfinite() | spread.isnan()
-    rows = bad.reshape(len(bad), -1).any(1).nonzero().flatten().tolist()
-    if rows:  # else the sum alone is beyond the precision
-        first = ", ".join(map(str, rows[:5])) + ", ..." * (len(rows) > 5)
+    found = bad.reshape(len(bad), -1).any(1).nonzero().flatten().tolist()
+    if found:  # else the sum alone is beyond the precision
+        first = ", ".join(map(str, found[:5])) + ", ..." * (len(found) > 5)
         cause = _cause([tree_leaves([b.args, b.kwargs]) for b in again()], columns or ())
-        what = f"No finite prediction for {len(rows)} of {len(bad)} rows ({first})"
+        what = f"No finite prediction for {len(found)} of {len(bad)} {rows} ({first})"
         raise ValueError(f"{what}: {cause}")
 
 
@@ -44,4 +48,4 @@ def _cause(batches: list[list[object]], columns: Sequence[str]) -> str:
         return (
             "their inputs are finite. Are they in training's units, and is the model defined there?"
         )
-    return "are their inputs finite, and is the model defined there?"
+    return "are their inputs finite, and is the model defined there? Leave such rows out."

@@ -95,9 +95,9 @@ class Samples:
         An iterator is read into a list. The parameters, `like`, give device and precision; `count`
         is the number of positional inputs where known, to tell (x1, x2) from (x, y).
         """
-        data = with_target(inputs, targets)
-        if isinstance(data, (int, float)) or (isinstance(data, Tensor) and data.ndim == 0):
+        if isinstance(inputs, (int, float)) or (isinstance(inputs, Tensor) and inputs.ndim == 0):
             raise ValueError("Inputs must be batched, of shape (N, ...); got a single number.")
+        data = with_target(inputs, targets)
         data = each_member(data, as_array) if isinstance(data, (tuple, Mapping)) else as_array(data)
         if isinstance(data, Iterator):
             data = list(data)

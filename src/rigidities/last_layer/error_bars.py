@@ -149,7 +149,7 @@ class ErrorBars:
         dtype = torch.promote_types(reading.output.dtype, torch.float32)  # half has too few digits
         epistemic = reading.unrows(self.calibration.epistemic(q).to(dtype))
         noise = reading.unrows(noise.to(dtype))
-        require_finite(reading.output, epistemic + noise, again, columns)
+        require_finite(reading.output, epistemic + noise, again, columns, "rows")
         return Prediction(
             mean=reading.output,
             epistemic=epistemic,

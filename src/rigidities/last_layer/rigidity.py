@@ -373,7 +373,7 @@ class LastLayerRigidity(ModelWrapper):
         batch.check(reading.output.shape[0])
         std = bars.std(reading, bars.given(batch, reading))
         if std.device.type == "cpu":
-            require_finite(reading.output, std, lambda: [batch], learnt.columns)
+            require_finite(reading.output, std, lambda: [batch], learnt.columns, "rows")
         return reading.output, std
 
     @outside_inference_mode

@@ -213,7 +213,7 @@ def _check_alone(regressor: Regressor, *inputs: Any, **kwargs: Any) -> None:
         together = regressor.outputs(regressor.flat, *inputs, **kwargs)[:1]
         args, named = _first_samples(inputs, kwargs, 1)
         alone = regressor.outputs(regressor.flat, *args, **named)
-    require_finite(together, together, list)
+    require_finite(together, together)
     size = 1e-5 * float(together.abs().max())
     if alone.shape != together.shape or not torch.allclose(alone, together, rtol=1e-3, atol=size):
         raise ValueError(
