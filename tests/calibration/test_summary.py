@@ -18,7 +18,7 @@ def lines(uq: Any) -> dict[str, str]:
     """The texts by their names; the first under ''."""
     title, *rest = uq.summary().split("\n")
     assert len(rest) < 12 and all(len(line) < 120 for line in rest)
-    return {"": title} | {name: text for name, text in (line.split(None, 1) for line in rest)}
+    return {"": title} | dict(line.split(None, 1) for line in rest)
 
 
 def plane(net: Trained) -> Any:

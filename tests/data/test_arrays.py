@@ -128,7 +128,7 @@ def test_the_columns_of_the_fit_are_asked_for_by_name_also_after_a_file(net, tmp
         one.save(path)
         for known in (one, type(one).load(path, *made)):
             refused(
-                "the columns .*'a', 'b'.* here are .*'b', 'a'", known.predict, frame[["b", "a"]]
+                "'a', 'b'.* here are .*'b', 'a'", known.predict, frame[["b", "a"]]
             )
             assert len(known.predict(frame).std) == len(frame)
     refused("The fit had the columns", uq, frame[["b", "a", "c", "d"]])

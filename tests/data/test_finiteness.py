@@ -115,4 +115,4 @@ def test_any_regressor_refuses_alike(net):
     bad = spoilt(net, NAN, 3)
     refused(r"1 of 40 rows \(3\): the inputs hold NaN or infinity in 'b'", pr.predict, bad)
     log = rg.PredictionRigidity(lambda w, x: x.log() @ w, w, ridge=1.0)
-    refused(r"rows \(", log.fit, x, y[:, 0])
+    refused(r"rows of a batch \(", log.fit, x, y[:, 0])
