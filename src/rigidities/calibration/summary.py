@@ -8,7 +8,6 @@ from .calibration import Calibration
 from .report import CalibrationReport, _numbers
 
 UNFITTED = {"fit": "none yet: call fit(x, y) with the training data"}
-NO_CALIBRATION = "not yet: call calibrate(x, y) with data that the model has not seen"
 
 
 def summary(
@@ -23,30 +22,24 @@ def summary(
 
 
 def _chosen(own: Calibration, report: CalibrationReport | None) -> dict[str, str]:
-    """Ridge, scale, noise and law, and how far they may be trusted."""
-    df, level = getattr(own.law, "df", None), own.noise.level
+    df, level, origin = getattr(own.law, "df", None), own.noise.level, "as given or by default"
+    if report is not None:
+        origin = "fixed" if report.fixed else f"chosen by {report.criterion}"
     tails = "" if df is None else f", {_numbers(torch.as_tensor(df))} degrees of freedom"
-    found = {
-        "ridge": f"{own.ridge:.4g}, {_origin(report)}",
-        "scale": _numbers(own.scale),
-        "noise": own.noise.name + (f", variance {_numbers(level)}" if bool(level.any()) else ""),
-        "law": own.law.name + tails,
-    }
-    if report is None:
-        return found | {"calibrated": NO_CALIBRATION}
+    noise = f", variance {_numbers(level)}" if bool(level.any()) else ""
+    found = {"ridge": f"{own.ridge:.4g}, {origin}", "scale": _numbers(own.scale)}
+    found |= {"noise": own.noise.name + noise, "law": own.law.name + tails}
+    ask = "not yet: call calibrate(x, y) with data that the model has not seen"
+    return found | ({"calibrated": ask} if report is None else _trust(own, report))
+
+
+def _trust(own: Calibration, report: CalibrationReport) -> dict[str, str]:
     seen = f" and {report.seen:,} left-out training rows" if report.seen else ""
-    better = "better" if report.gain >= 0 else "worse"
-    rows = f"on {report.rows:,} rows{seen}, {abs(report.gain):.3g} nats a row {better} than a "
+    gain = f"{abs(report.gain):.3g} nats a row {'worse' if report.gain < 0 else 'better'}"
     stale = "; stale, rows came or went: call calibrate again" if report.stale else ""
     held = "no guarantee; LastLayerRigidity.calibrate(x, y, conformal=0.3) gives one"
-    if own.conformal is not None:
-        held = "guaranteed by p.interval(0.9, conformal=True)"
+    held = held if own.conformal is None else "guaranteed by p.interval(0.9, conformal=True)"
+    found = {"calibrated": f"on {report.rows:,} rows{seen}, {gain} than a constant bar{stale}"}
     said = len(report.warnings) + len(report.remarks)
     warned = {"warnings": f"{said}: print(report) tells them"} if said else {}
-    return found | {"calibrated": f"{rows}constant bar{stale}", "intervals": held} | warned
-
-
-def _origin(report: CalibrationReport | None) -> str:
-    if report is None:
-        return "as given or by default"
-    return "fixed" if report.fixed else f"chosen by {report.criterion}"
+    return found | {"intervals": held} | warned

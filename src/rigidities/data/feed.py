@@ -42,9 +42,12 @@ class Feed:
 
     def handed(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Batch:
         """The inputs of one call, for a user's `forward` as one batch of the fit's kind."""
-        if any(map(_is_foreign, inputs)) or any(map(is_array, keywords.values())):
+        if not all(isinstance(one, Tensor) for one in (*inputs, *keywords.values())):
             require_columns(inputs, self.columns)
-            inputs, keywords = tuple(map(self._tensor, inputs)), each_member(keywords, self._tensor)
+            inputs, keywords = (
+                each_member(inputs, self._tensor),
+                each_member(keywords, self._tensor),
+            )
         raw = keywords or (inputs[0] if len(inputs) == 1 else inputs)
         if not self.whole or self.kind is None or (inputs and keywords):
             return Batch(inputs, keywords, None, raw)
@@ -52,8 +55,10 @@ class Feed:
         return Batch((whole,), {}, None, whole, rows)
 
     def _tensor(self, value: Any) -> Any:
-        device, dtype = placement(self.model)
-        return Reader(device, dtype).placed(as_array(value)) if _is_foreign(value) else value
+        """Frames, arrays and matrices in lists as the model's tensors; anything else as it is."""
+        matrix = isinstance(value, list) and isinstance(next(iter(value), None), list)
+        array = as_array(value) if matrix or is_array(value) else None
+        return Reader(*placement(self.model)).placed(array) if is_array(array) else value
 
     def __call__(
         self,
@@ -85,12 +90,6 @@ class Feed:
 
 def _rows(raw: Any) -> tuple[Any, int]:
     return raw, len(columns(raw)[0])
-
-
-def _is_foreign(value: Any) -> bool:
-    """Whether a model's input is a frame, an array, or a matrix of plain numbers in lists."""
-    nested = isinstance(value, list) and isinstance(next(iter(value), None), list)
-    return is_array(value) or (nested and is_array(as_array(value)))
 
 
 def _none(batch: Any) -> None:
