@@ -127,9 +127,7 @@ def test_the_columns_of_the_fit_are_asked_for_by_name_also_after_a_file(net, tmp
     for one, made in ((uq, (net.model,)), (pr, (lambda w, x: x @ w, flat))):
         one.save(path)
         for known in (one, type(one).load(path, *made)):
-            refused(
-                "'a', 'b'.* here are .*'b', 'a'", known.predict, frame[["b", "a"]]
-            )
+            refused("'a', 'b'.* here are .*'b', 'a'", known.predict, frame[["b", "a"]])
             assert len(known.predict(frame).std) == len(frame)
     refused("The fit had the columns", uq, frame[["b", "a", "c", "d"]])
     refused("The fit had the columns", uq.calibrate, frame[["b", "a", "c", "d"]], y[:200])

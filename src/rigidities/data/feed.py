@@ -44,10 +44,8 @@ class Feed:
         """The inputs of one call, for a user's `forward` as one batch of the fit's kind."""
         if not all(isinstance(one, Tensor) for one in (*inputs, *keywords.values())):
             require_columns(inputs, self.columns)
-            inputs, keywords = (
-                each_member(inputs, self._tensor),
-                each_member(keywords, self._tensor),
-            )
+            inputs = each_member(inputs, self._tensor)
+            keywords = each_member(keywords, self._tensor)
         raw = keywords or (inputs[0] if len(inputs) == 1 else inputs)
         if not self.whole or self.kind is None or (inputs and keywords):
             return Batch(inputs, keywords, None, raw)
