@@ -76,7 +76,7 @@ def test_a_model_that_gives_nan_for_finite_inputs_is_told_apart(net):
     x = net.test[0][:5].abs()
     x[2] *= -1
     for call in (uq, uq.predict):
-        refused(r"1 of 5 rows \(2\): their inputs are finite\. Are they in", call, x)
+        refused(r"1 of 5 rows \(2\): their inputs are finite\. Are their", call, x)
 
 
 def test_a_model_that_fills_what_is_missing_may_get_it(net):

@@ -181,17 +181,16 @@ class PredictionRigidity:
             means.append(prediction)
             quadratics.append(fit.form.quadratic(tangents))
         q, calibration = torch.cat(quadratics), fit.calibration
-        rows = torch.cat(means).to(q)
-        mean, noise = fit.shaped(rows), calibration.noise_variance(rows).to(q)
-        epistemic = fit.shaped(calibration.epistemic(q))
-        require_finite(mean, epistemic, lambda: samples, fit.columns, "rows")
-        return Prediction(
-            mean=mean,
-            epistemic=epistemic,
-            noise=fit.shaped(noise),
+        mean = torch.cat(means).to(q)
+        found = Prediction(
+            mean=fit.shaped(mean),
+            epistemic=fit.shaped(calibration.epistemic(q)),
+            noise=fit.shaped(calibration.noise_variance(mean).to(q)),
             rigidity=fit.shaped(1 / q),
             law=calibration.law,
         )
+        require_finite(found.mean, found.epistemic, lambda: samples, fit.columns, "rows")
+        return found
 
     @differentiating
     def calibrate(

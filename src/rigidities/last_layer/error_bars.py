@@ -147,19 +147,18 @@ class ErrorBars:
         labels = [spread.labels for spread in spreads if spread.labels is not None]
         tilts = [spread.tilt for spread in spreads if spread.tilt is not None]
         dtype = torch.promote_types(reading.output.dtype, torch.float32)  # half has too few digits
-        epistemic = reading.unrows(self.calibration.epistemic(q).to(dtype))
-        noise = reading.unrows(noise.to(dtype))
-        require_finite(reading.output, epistemic + noise, again, columns, "rows")
-        return Prediction(
+        found = Prediction(
             mean=reading.output,
-            epistemic=epistemic,
-            noise=noise,
+            epistemic=reading.unrows(self.calibration.epistemic(q).to(dtype)),
+            noise=reading.unrows(noise.to(dtype)),
             rigidity=reading.unrows((1 / q).to(dtype)),
             from_inputs=torch.cat(inputs).to(dtype) if inputs else q.new_zeros(()),
             law=self._law(reading, torch.cat(tilts) if tilts else None),
             support=self.calibration.support,
             conformal=self._conformal(reading, torch.cat(labels) if labels else None),
         )
+        require_finite(found.mean, found.epistemic + found.noise, again, columns, "rows")
+        return found
 
     def _law(self, reading: Reading, tilt: Tensor | None) -> Law:
         """Of the predictions, its parameters shaped like the output."""
