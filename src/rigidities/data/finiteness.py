@@ -45,7 +45,5 @@ def _cause(batches: list[list[object]], columns: Sequence[str]) -> str:
         where = f"NaN or infinity in {', '.join(names)}" if names else "NaN or infinity"
         return f"the inputs hold {where}. Leave these rows out, or fill them as in training."
     if tensors and len(tensors) == sum(map(len, batches)):
-        return (
-            "their inputs are finite. Are their units those of training? Look at the model."
-        )
+        return "their inputs are finite. Are their units those of training? Look at the model."
     return "are their inputs finite, and is the model defined there? Leave such rows out."
