@@ -116,3 +116,13 @@ def test_any_regressor_refuses_alike(net):
     refused(r"1 of 40 rows \(3\): the inputs hold NaN or infinity in 'b'", pr.predict, bad)
     log = rg.PredictionRigidity(lambda w, x: x.log() @ w, w, ridge=1.0)
     refused(r"rows of a batch \(", log.fit, x, y[:, 0])
+
+
+def test_an_infinite_mean_with_a_finite_bar_is_refused(net):
+    model = Net(lambda m, x: m.head(x) / (x[:, :1] < 50).float(), head=nn.Linear(4, 1))
+    uq = rg.LastLayerRigidity(model, features=lambda m, x: x).fit(net.train)
+    uq.calibrate(net.valid, **NLL)
+    x = net.test[0][:5].clone()
+    x[2, 0] = 100.0
+    for call in (uq, uq.predict):
+        refused(r"1 of 5 rows \(2\): their inputs are finite", call, x)
