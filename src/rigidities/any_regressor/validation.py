@@ -43,7 +43,7 @@ def calibrated(
         prediction, tangents = differentiation(*batch.args, **batch.kwargs)
         target = batch.target_rows(prediction, differentiation.shape)
         if target is None:
-            raise ValueError("Calibration needs targets: calibrate(X, y).")
+            raise ValueError("Calibration needs targets: calibrate(x, y).")
         mean = prediction.to(torch.float64)
         error, shape = target - mean, wanted.noise.shape(mean, None)
         column = None if shape is None else shape.expand(mean.shape).reshape(-1, 1)

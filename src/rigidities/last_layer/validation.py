@@ -18,7 +18,8 @@ from ..calibration.criteria import AUTO
 from ..calibration.evidence import evidence
 from ..calibration.gathering import Gathering, Residuals
 from ..calibration.report import CalibrationReport
-from ..data.batches import TARGET_KEYS, Batch
+from ..data.arrays import TARGET_KEYS
+from ..data.batches import Batch
 from ..data.sketch import RowSketch
 from ..posterior.posterior import Posterior
 from ..prediction.head import HeadForm
