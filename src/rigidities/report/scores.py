@@ -45,8 +45,8 @@ _SENTENCES = {
     "bars that differ from row to row bring nothing.",
     "crps": "Like the NLL a score for the whole prediction, in the units of the target and milder "
     "with outliers.",
-    "coverage": "Share of true values inside prediction ± 1.645 bars. Below 90 % the bars are too "
-    "narrow, above it too wide.",
+    "coverage": "Share of true values inside prediction ± 1.645 bars, or inside the intervals of "
+    "the law where it is known. Below 90 % the bars are too narrow, above it too wide.",
     "interval_width": "Mean width of those intervals, in the units of the target.",
     "interval_score": "Width of the 90 % intervals plus a fine for every true value outside.",
     "miscalibration_area": "Distance between nominal and observed coverage over all levels, from 0 "
@@ -132,8 +132,12 @@ class Judged:
 
     @cached_property
     def bars(self) -> dict[str, float]:
-        """Of the bars as they are."""
-        return metrics.summary(self.rows.mean, self.rows.std, self.rows.target, self.bin_size)
+        """Of the bars as they are; likelihood and coverage under their law."""
+        rows, names = self.rows, ("coverage", "miscalibration_area")
+        found = metrics.summary(rows.mean, rows.std, rows.target, self.bin_size)
+        gain = found["nll"] + found["nll_gain"] - (nll := float(rows.nll.mean()))
+        under = {name: getattr(metrics, name)(*rows.standard) for name in names}
+        return found | under | {"nll": nll, "nll_gain": gain}
 
     @cached_property
     def constant(self) -> dict[str, float]:

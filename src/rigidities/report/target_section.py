@@ -13,12 +13,11 @@ from ..calibration.report import CalibrationReport
 from . import figures
 from .document import place
 from .figures import Figure, hover_texts
+from .judgement import WORDS, Caution, Verdict, cautions, gain_and_error, judgement, size
 from .markup import Markup, escaped, joined, number, table, tag
 from .rows import Rows, shown
 from .scores import METRICS, Judged, bin_sizes, score_table
-from .verdict import Caution, Verdict, cautions, gain_and_error, size, verdict
 
-_WORDS = {"good": "good", "careful": "with care", "bad": "not good"}
 _WORST = 10
 _OVERVIEW = ("rmse", "nll", "nll_gain", "coverage", "spearman")
 
@@ -50,11 +49,10 @@ def section(
     judged = Judged(rows)
     known = [one if isinstance(one, Caution) else Caution(one) for one in further]
     warned = [*known, *cautions(rows, calibration, reference)]
-    grave = [caution.grave for caution in warned if caution.grave]
     return joined(
         [
             *([] if alone else [tag("h2", rows.name)]),
-            verdict_box(verdict(judged, grave)),
+            verdict_box(judgement(judged, warned, calibration)),
             caution_box(warned),
             tag("h2", "Plots"),
             _plots(rows, name, most, drawn),
@@ -72,7 +70,7 @@ def verdict_box(judged: Verdict) -> Markup:
     """The verdict, for the top."""
     items = []
     for f in judged.findings:
-        status = tag("span", _WORDS[f.status], class_=f"status {f.status}")
+        status = tag("span", WORDS[f.status], class_=f"status {f.status}")
         items.append(tag("li", tag("strong", f"{f.subject}: "), status, ". ", f.text))
     heading = tag("h2", judged.headline)
     return tag("div", heading, tag("ul", *items), class_=f"verdict {judged.status}")
@@ -93,9 +91,9 @@ def overview(parts: Sequence[Rows]) -> Markup:
     for rows in parts:
         values = {
             "rmse": metrics.rmse(rows.mean, rows.target),
-            "nll": metrics.nll(rows.mean, rows.std, rows.target),
+            "nll": float(rows.nll.mean()),
             "nll_gain": gain_and_error(rows)[0],
-            "coverage": metrics.coverage(rows.mean, rows.std, rows.target),
+            "coverage": metrics.coverage(*rows.standard),
             "spearman": metrics.spearman(rows.mean, rows.std, rows.target),
         }
         found = size(rows)
@@ -134,13 +132,17 @@ def _thinning(rows: Rows, count: int) -> Markup:
 
 
 def _about_metrics(judged: Judged) -> str:
-    bins = ""
+    bins, law = "", "Intervals are Gaussian."
+    if judged.rows.score is not None:
+        law = (
+            f"NLL and coverage are those of the law ({judged.rows.law}), CRPS and widths Gaussian."
+        )
     if bin_sizes(len(judged.rows)):
         bins = f" The last three use bins of {judged.bin_size} rows."
     return (
         "“Constant bar” is the best single bar for all rows, fitted to these very rows. “Right "
         "bars” is what these bars would score if the errors followed them, mean and standard "
-        f"deviation over redrawn errors. Intervals are Gaussian.{bins}"
+        f"deviation over redrawn errors. {law}{bins}"
     )
 
 
