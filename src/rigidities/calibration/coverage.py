@@ -78,7 +78,7 @@ class Held(NamedTuple):
         holds, low, high = (f"{100 * n / self.count:.3g} %" for n in self[1:4])
         chance = f"where chance allows {low[:-2]} to {high}"
         if self.side == "wide" and self.inside <= self.high:
-            chance = f"and errors are {self.rms:.2g} bars"
+            chance = f"with errors of {self.rms:.2g} bars, RMS"
         return f"In the {self.where} 90 % intervals hold {holds}, {chance}: too {self.side} there."
 
 

@@ -74,7 +74,7 @@ def verdict(
     if isinstance(prediction, Prediction):
         columns = columns_of(prediction, torch.as_tensor(target))
     found = {
-        rows.name: judgement(Judged(rows, 5), cautions_of(rows, calibration), calibration)
+        rows.name: judgement(Judged(rows), cautions_of(rows, calibration), calibration)
         for rows in rows_of(**columns)
     }
     name, worst = max(found.items(), key=lambda pair: STATUSES.index(pair[1].status))
@@ -176,9 +176,8 @@ def write(
     checked_place(path)
     require_plotly()
     columns = labelled(uq, data, progress)
-    columns |= {"names": names, "first": first_row} | (
-        {"inputs": inputs} if inputs is not None else {}
-    )
+    columns |= {"names": names, "first": first_row}
+    columns |= {} if inputs is None else {"inputs": inputs}
     usual = None if reference is None else bars_on(uq, reference, progress)
     further = [_UNCALIBRATED] if uq.report is None else []
     return save(path, _html(rows_of(**columns), usual, title, uq.report, further))

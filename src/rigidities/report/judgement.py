@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .. import metrics
 from ..calibration.coverage import BAD, CAREFUL, GOOD, LEVEL, STATUSES, Held, fifths, uneven
 from ..calibration.report import CalibrationReport, remedy
 from ..metrics.ranking import retained_rmse
@@ -25,7 +26,7 @@ FEW = 30
 WORDS = {GOOD: "good", CAREFUL: "with care", BAD: "not good"}
 _FAR = 5.0
 """Multiples of the median bar beyond which a bar is called far out."""
-_TAIL = 4.0
+_TAIL = 3.0
 _LEANING = 0.65, 0.8
 """Share of the largest errors on one side, from which on they are skewed, and gravely so."""
 
@@ -116,8 +117,10 @@ def by_fifths(rows: Rows, calibration: CalibrationReport | None = None) -> Findi
         text = " ".join([lead, *(one.sentence for one in wrong[:4]), *mended])
     elif held:
         low, high = (100 * f(one.inside / one.count for one in held) for f in (min, max))
-        which = "in each fifth of the predictions and of the bars, which differ by chance alone"
-        text = f"Even. 90 % intervals hold {low:.3g} to {high:.3g} % {which}."
+        text = (
+            f"Even. 90 % intervals hold {low:.3g} to {high:.3g} % in the fifths by prediction and by "
+            "bar, which differ no more than by chance."
+        )
     else:
         text = "Not looked at: there are too few rows, or all are alike."
     return _finding(rows, "Fifths", status, text)
@@ -181,7 +184,8 @@ def ranking(judged: Judged) -> Finding:
     found = judged.bars["spearman"]
     if math.isnan(found):
         return Finding(subject, CAREFUL, "Bars or errors of one size cannot be ranked.")
-    expected, scatter = judged.right["spearman"]
+    drawn = torch.tensor(judged.redrawn(metrics.spearman)).double()
+    expected, scatter = float(drawn.mean()), float(drawn.std())
     figures = (
         f"Rank correlation of bar and error {found:.2f}; right bars of these sizes would give "
         f"{expected:.2f} ± {scatter:.2f}, bars that tell nothing 0."
@@ -308,7 +312,7 @@ def _outliers(rows: Rows, calibration: CalibrationReport | None) -> Iterator[Cau
     limit = _TAIL * max(0.8, Held.of(rows.z).factor)
     beyond = int((rows.z.abs() > limit).sum())
     expected = math.erfc(_TAIL / math.sqrt(2)) * len(rows)
-    if beyond >= max(3, 5 * expected):
+    if beyond >= max(4.0, 2 * expected, expected + 4 * math.sqrt(expected)):
         yield Caution(
             f"{_share(beyond, rows)} err by more than {limit:.2g} bars, where Gaussian errors "
             f"would give {number(expected, 2)}: the errors have heavy tails, or these rows are "

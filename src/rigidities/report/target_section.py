@@ -134,9 +134,7 @@ def _thinning(rows: Rows, count: int) -> Markup:
 def _about_metrics(judged: Judged) -> str:
     bins, law = "", "Intervals are Gaussian."
     if judged.rows.score is not None:
-        law = (
-            f"NLL and coverage are those of the law ({judged.rows.law}), CRPS and widths Gaussian."
-        )
+        law = f"NLL and coverage are of the law ({judged.rows.law}), CRPS and widths Gaussian."
     if bin_sizes(len(judged.rows)):
         bins = f" The last three use bins of {judged.bin_size} rows."
     return (
