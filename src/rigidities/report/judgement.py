@@ -118,7 +118,7 @@ def by_fifths(rows: Rows, calibration: CalibrationReport | None = None) -> Findi
     elif held:
         low, high = (100 * f(one.inside / one.count for one in held) for f in (min, max))
         text = (
-            f"Even. 90 % intervals hold {low:.3g} to {high:.3g} % in the fifths by prediction and by "
+            f"Even. 90 % intervals hold {low:.3g} to {high:.3g} % in fifths by prediction and by "
             "bar, which differ no more than by chance."
         )
     else:

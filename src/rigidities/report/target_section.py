@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from .. import metrics
+from ..calibration.coverage import Held, fifths
 from ..calibration.report import CalibrationReport
 from . import figures
 from .document import place
@@ -116,8 +117,33 @@ def _plots(rows: Rows, name: str, most: int, drawn: Drawn) -> Markup:
     found.append(figures.histogram(rows))
     named = {f"{name}-{figure.name}": figure for figure in found}
     drawn.figures.update(named)
-    grid = tag("div", *(place(key, figure) for key, figure in named.items()), class_="figures")
+    placed = [place(key, figure) for key, figure in named.items()]
+    at = 1 + [figure.name for figure in found].index("coverage")
+    grid = tag("div", *placed[:at], *_fifths(rows), *placed[at:], class_="figures")
     return joined([_thinning(rows, len(index)), grid])
+
+
+def _fifths(rows: Rows) -> Iterator[Markup]:
+    """The table of coverage by fifths, beside the plots; none for few rows."""
+    found = fifths(rows.z, rows.mean, rows.std)
+    groups = [found[i : i + 5] for i in range(0, len(found), 5)]
+    if not groups:
+        return
+    body = [[line[0].where.split()[0], *map(_held, line)] for line in zip(*groups, strict=True)]
+    low, high = (f"{100 * n / found[0].count:.3g}" for n in found[0][2:4])
+    caption = (
+        f"What 90 % intervals hold in each fifth of the rows; chance allows {low} to {high} %."
+    )
+    header = ["Fifth", *(f"by {'bar' if 'bar' in g[0].where else 'prediction'}" for g in groups)]
+    heading, cells = tag("h3", "Do they in every part of the rows?"), table(header, body, label="By fifths")
+    yield tag("figure", heading, cells, tag("figcaption", caption))
+
+
+def _held(one: Held) -> Markup:
+    status = tag("span", f" too {one.side}", class_=f"status {one.status}") if one.side else ""
+    values = one.where.partition(" (")[2][:-1]
+    share = f"{100 * one.inside / one.count:.3g} %"
+    return joined([share, status, tag("span", values, class_="note")])
 
 
 def _thinning(rows: Rows, count: int) -> Markup:
