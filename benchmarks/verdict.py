@@ -135,8 +135,8 @@ def called_right(verdict: report.Verdict) -> bool:
 
 
 def run(*, quick: bool = False) -> list[Row]:
-    """200 draws of right bars and 50 of each fault, at three numbers of rows."""
-    draws, each, sizes = (3, 2, SIZES[:1]) if quick else (200, 50, SIZES)
+    """200 draws of right bars and 30 of each fault, at three numbers of rows."""
+    draws, each, sizes = (3, 2, SIZES[:1]) if quick else (200, 30, SIZES)
     table = []
     for rows in sizes:
         count = sum(called_right(found(right(rows, seed))) for seed in range(draws))
@@ -155,7 +155,9 @@ def run(*, quick: bool = False) -> list[Row]:
 def named(work: str, words: str, said: list[report.Verdict]) -> Row:
     """How often a fault is named, and how often the bars are not called trustworthy."""
     share = 100 * sum(words in str(one) for one in said) / len(said)
-    warned: dict[str, Any] = {"not_good": 100 * sum(one.status != "good" for one in said) / len(said)}
+    warned: dict[str, Any] = {
+        "not_good": 100 * sum(one.status != "good" for one in said) / len(said)
+    }
     return for_information(f"{work}: named", share, "%", **warned)
 
 

@@ -75,11 +75,11 @@ class Held(NamedTuple):
     @property
     def sentence(self) -> str:
         """What is wrong with these rows."""
-        holds, low, high = (f"{100 * n / self.count:.3g} %" for n in self[1:4])
-        chance = f"where chance allows {low[:-2]} to {high}"
-        if self.side == "wide" and self.inside <= self.high:
-            chance = f"with errors of {self.rms:.2g} bars, RMS"
-        return f"In the {self.where} 90 % intervals hold {holds}, {chance}: too {self.side} there."
+        holds, low, high = (f"{100 * n / self.count:.3g}" for n in self[1:4])
+        return (
+            f"In the {self.where} 90 % intervals hold {holds} %, where chance allows {low} to "
+            f"{high} %, and errors are {self.rms:.2g} bars (RMS): too {self.side} there."
+        )
 
 
 def held_by_chance(count: int, tail: float = TAIL) -> tuple[int, int]:
@@ -104,7 +104,7 @@ def held_by_chance(count: int, tail: float = TAIL) -> tuple[int, int]:
 
 def fifths(score: Tensor, mean: Tensor, std: Tensor, tail: float = FIFTHS_TAIL) -> list[Held]:
     """Coverage by fifths of the prediction, then of the bar; none of a key that does not vary."""
-    found = []
+    found: list[Held] = []
     for name, key in (("predictions", mean), ("bars", std)):
         if len(key) < 5 * _FEWEST or not bool(key.max() > key.min() + 1e-9 * key.abs().max()):
             continue
@@ -137,7 +137,8 @@ def normal_scores(p: Prediction, target: Tensor) -> Tensor:
     drawn = torch.rand(target.shape, generator=torch.Generator().manual_seed(0)).to(up_to)
     u = (below + drawn * (up_to - below)).double()
     tail = torch.where(up_to - below > 1e-4, 2 * torch.minimum(u, 1 - u), p.tail(target))
-    return torch.special.ndtri(tail.clamp(min=1e-300) / 2).copysign(u - 0.5)
+    far: Tensor = torch.special.ndtri(tail.clamp(min=1e-300) / 2)
+    return far.copysign(u - 0.5)
 
 
 def predicted(
@@ -172,8 +173,8 @@ def remarks(
     scores = normal_scores(p, (p.mean + part.error).nan_to_num())
     for k, known in enumerate(part.error.isfinite().unbind(1)):
         which = f"Target {k}: " if targets > 1 else ""
-        columns = (column[known, k] for column in (scores, p.mean, p.std))
-        if wrong := uneven(*columns, FIFTHS_TAIL / targets):
+        z, mean, std = (column[known, k] for column in (scores, p.mean, p.std))
+        if wrong := uneven(z, mean, std, FIFTHS_TAIL / targets):
             yield " ".join([which + wrong[0].sentence, *(w.sentence for w in wrong[1:3]), mended])
         if chosen.noise.name != "none" and bool((p.noise / p.variance)[known, k].median() < 1e-3):
             yield (

@@ -130,10 +130,9 @@ class CalibrationReport:
     @property
     def has(self) -> set[str]:
         """Names of what the bars have: noise, law, and "groups" of conformal intervals."""
-        chosen = self.calibration
-        refused = bool(self.ladder) and chosen.head is None  # what auto has tried in vain
+        chosen, full = self.calibration, bool(self.ladder)  # or tried in vain, without a head
         grouped = chosen.conformal is not None and len(chosen.conformal.labels) > 0
-        noise = "features" if refused else chosen.noise.name
+        noise = "features" if full and chosen.head is None else chosen.noise.name
         return {noise, chosen.law.name, "groups" if grouped else ""}
 
     @property
@@ -286,23 +285,17 @@ _REMEDIES = {
     "uneven": {
         "features": "Let the noise follow the inputs: calibrate(valid, noise='features').",
         "groups": "Conformal intervals can hold in groups: calibrate(..., conformal=, groups=).",
-        "else": "More training rows like these, or another model, would help.",
     },
-    "skew": {
-        "tilted": "A law that can lean: calibrate(valid, law='tilted').",
-        "else": "The law can lean already: calibrate on more rows like these.",
-    },
-    "tails": {
-        "student-t": "A law with such tails: calibrate(valid, law='student-t').",
-        "else": "The law has heavy tails already: look at these rows.",
-    },
+    "skew": {"tilted": "A law that can lean: calibrate(valid, law='tilted')."},
+    "tails": {"student-t": "A law with such tails: calibrate(valid, law='student-t')."},
 }
 
 
 def remedy(fault: str, used: set[str]) -> str:
     """What the library has against uneven coverage, skew or tails and is not `used` yet."""
     has = used | ({"student-t"} if "tilted" in used else set())
-    return next(text for name, text in _REMEDIES[fault].items() if name not in has)
+    last = "More rows like these to train and calibrate on, or another model, would help."
+    return next((text for name, text in _REMEDIES[fault].items() if name not in has), last)
 
 
 def _numbers(tensor: Tensor, most: int = 6) -> str:

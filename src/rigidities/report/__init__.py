@@ -93,6 +93,7 @@ def html(
     reference: Values | None = None,
     cautions: Sequence[str | Caution] = (),
     first_row: int = 0,
+    **law: Any,
 ) -> str:
     """The report of predictions with their error bars and true values.
 
@@ -108,6 +109,7 @@ def html(
             with larger ones are reported as unlike them.
         cautions: further sentences to warn with.
         first_row: the number of the first row.
+        **law: what a law that is not Gaussian says of the rows, as `rows.Rows` has it.
 
     Returns:
         The page.
@@ -117,18 +119,8 @@ def html(
         ModuleNotFoundError: plotly is missing.
     """
     require_plotly()
-    parts = rows_of(mean, std, target, names=names, inputs=inputs, first=first_row)
-    return _html(parts, reference, title, calibration, cautions)
-
-
-def _html(
-    parts: Sequence[Rows],
-    reference: Values | None,
-    title: str,
-    calibration: CalibrationReport | None,
-    cautions: Sequence[str | Caution],
-) -> str:
-    """The page of checked rows."""
+    own: dict[str, Any] = {"names": names, "inputs": inputs, "first": first_row, **law}
+    parts = rows_of(mean, std, target, **own)
     limits = _reference(reference, len(parts))
     chosen = parts[:MOST_TARGETS]
     drawn, sections = Drawn(), []
@@ -175,12 +167,11 @@ def write(
     """
     checked_place(path)
     require_plotly()
-    columns = labelled(uq, data, progress)
-    columns |= {"names": names, "first": first_row}
-    columns |= {} if inputs is None else {"inputs": inputs}
-    usual = None if reference is None else bars_on(uq, reference, progress)
-    further = [_UNCALIBRATED] if uq.report is None else []
-    return save(path, _html(rows_of(**columns), usual, title, uq.report, further))
+    options = labelled(uq, data, progress) | {"title": title, "names": names}
+    options |= {"first_row": first_row} | ({} if inputs is None else {"inputs": inputs})
+    options["reference"] = None if reference is None else bars_on(uq, reference, progress)
+    options["cautions"] = [_UNCALIBRATED] if uq.report is None else []
+    return save(path, html(calibration=uq.report, **options))
 
 
 def _reference(values: Values | None, targets: int) -> list[Tensor | None]:

@@ -100,8 +100,7 @@ def size(rows: Rows) -> Finding:
     if not held.side:
         lead = "About right." if held.count >= FEW else "Not visibly wrong."
         return _finding(rows, subject, GOOD, f"{lead} {text}")
-    if held.side == "wide" and held.inside <= held.high:
-        text += f" The RMS of error / bar is {number(held.rms)}, not 1."
+    text += f" The RMS of error / bar is {number(held.rms)}, not 1."
     lead = f"A little too {held.side}." if held.status == GOOD else f"Too {held.side}."
     mended = f" To hold 90 % they would have to be {number(held.factor)} times as wide."
     return _finding(rows, subject, held.status, f"{lead} {text}{mended}")
@@ -117,10 +116,7 @@ def by_fifths(rows: Rows, calibration: CalibrationReport | None = None) -> Findi
         text = " ".join([lead, *(one.sentence for one in wrong[:4]), *mended])
     elif held:
         low, high = (100 * f(one.inside / one.count for one in held) for f in (min, max))
-        text = (
-            f"Even. 90 % intervals hold {low:.3g} to {high:.3g} % in fifths by prediction and by "
-            "bar, which differ no more than by chance."
-        )
+        text = f"Even: {low:.3g} to {high:.3g} % in fifths by prediction and by bar, as by chance."
     else:
         text = "Not looked at: there are too few rows, or all are alike."
     return _finding(rows, "Fifths", status, text)
@@ -214,21 +210,16 @@ def _dropped(rows: Rows) -> str:
 
 
 def _headline(rows: Rows, sized: str, even: str, useful: str) -> str:
-    never, care = "Do not trust these bars as they stand:", "Use these bars with care:"
-    side = Held.of(rows.z).side
-    if even != GOOD:
-        one = uneven(rows.z, rows.mean, rows.std)[0]
-        where = f"right on average, but too {one.side} in the {one.where}"
-    if sized == BAD:
-        return f"{never} they are far too {side}."
-    if even == BAD:
-        return f"{never} {where}."
-    if useful == BAD:
-        return f"{never} one constant bar does better."
-    if sized == CAREFUL:
-        return f"{care} they are too {side}."
-    if even == CAREFUL:
-        return f"{care} {where}."
+    wrong, far = uneven(rows.z, rows.mean, rows.std), "far " * (sized == BAD)
+    where = "".join(f"too {one.side} in the {one.where}" for one in wrong[:1])
+    reasons = {f"they are {far}too {Held.of(rows.z).side}": sized}
+    reasons |= {f"right on average, but {where}": even, "one constant bar does better": useful}
+    for reason, status in reasons.items():
+        if status == BAD:
+            return f"Do not trust these bars as they stand: {reason}."
+    for reason, status in list(reasons.items())[:2]:
+        if status == CAREFUL:
+            return f"Use these bars with care: {reason}."
     if useful == CAREFUL:
         return "Right in size, but no better than one constant bar."
     return "These bars can be trusted on rows like these."

@@ -71,9 +71,8 @@ class Rows:
     @cached_property
     def nll(self) -> Tensor:
         """Negative log-likelihood of each row."""
-        if self.log_density is not None:
-            return -self.log_density
-        return self.std.log() + (self.z.square() + math.log(2 * math.pi)) / 2
+        gaussian = self.std.log() + (self.z.square() + math.log(2 * math.pi)) / 2
+        return gaussian if self.log_density is None else -self.log_density
 
     @cached_property
     def constant(self) -> Tensor:
@@ -98,7 +97,8 @@ def rows_of(
     inputs: Mapping[str, Sequence[Any]] | Values | None = None,
     first: int = 0,
     law: str = "gaussian",
-    **under_law: Tensor,
+    score: Tensor | None = None,
+    log_density: Tensor | None = None,
 ) -> list[Rows]:
     """Checked rows, one entry per target; arguments as the attributes of `Rows`, all of them.
 
@@ -118,11 +118,13 @@ def rows_of(
     _check_squares(columns, first)
     names = _checked_names(names, targets)
     full = _for_each_row(_named_inputs(inputs), len(columns[0]), shape)
-    own = {key: part.double().reshape(-1, targets).T for key, part in under_law.items()}
-    by_target = enumerate(zip(*(part.T.contiguous() for part in columns), names, strict=True))
+    own = [
+        part.double().reshape(-1, targets).T for part in (score, log_density) if part is not None
+    ]
+    by_target = zip(*(part.T.contiguous() for part in columns), names, strict=True)
     return [
-        Rows(*parts, full, first, law, **{key: part[k] for key, part in own.items()})
-        for k, parts in by_target
+        Rows(mean, std, y, name, full, first, law, *(part[k] for part in own))
+        for k, (mean, std, y, name) in enumerate(by_target)
     ]
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import Any
 
 import torch
 
@@ -17,7 +17,6 @@ from .rows import Rows
 Scores = Mapping[str, tuple[float, float | None]]
 """Values by metric, with standard errors where there are any."""
 
-T = TypeVar("T")
 _SIZES = tuple(base * 10**power for power in range(1, 7) for base in (1, 2, 5))
 _FEWEST_BINS, _MOST_BINS = 3, 600
 
@@ -151,21 +150,18 @@ class Judged:
     @cached_property
     def right(self) -> dict[str, tuple[float, float]]:
         """Mean and standard deviation of each metric if errors were Gaussian with these bars."""
-        found = self.redrawn(lambda *columns: metrics.summary(*columns, self.bin_size))
+        found = self.redrawn(lambda *columns: metrics.summary(*columns, bin_size=self.bin_size))
         values = {key: torch.tensor([each[key] for each in found]).double() for key in found[0]}
         return {key: (float(value.mean()), float(value.std())) for key, value in values.items()}
 
-    def redrawn(self, score: Callable[..., T]) -> list[T]:
+    def redrawn(self, score: Callable[..., Any]) -> list[Any]:
         """Scores of targets drawn anew from the prediction and its bar.
 
         So the chance in so many rows and the spread of the bars are those of the data.
         """
-        generator = torch.Generator().manual_seed(0)
-        mean, std = self.rows.mean, self.rows.std
-        noise = (
-            torch.randn(std.shape, generator=generator, dtype=std.dtype)
-            for _ in range(max(3, min(self.draws, 400_000 // len(std))))
-        )
+        generator, (mean, std) = torch.Generator().manual_seed(0), (self.rows.mean, self.rows.std)
+        draws = max(3, min(self.draws, 400_000 // len(std)))
+        noise = torch.randn(draws, len(std), generator=generator, dtype=std.dtype)
         return [score(mean, std, mean + std * z) for z in noise]
 
 

@@ -135,7 +135,10 @@ def _fifths(rows: Rows) -> Iterator[Markup]:
         f"What 90 % intervals hold in each fifth of the rows; chance allows {low} to {high} %."
     )
     header = ["Fifth", *(f"by {'bar' if 'bar' in g[0].where else 'prediction'}" for g in groups)]
-    heading, cells = tag("h3", "Do they in every part of the rows?"), table(header, body, label="By fifths")
+    heading, cells = (
+        tag("h3", "Do they in every part of the rows?"),
+        table(header, body, label="By fifths"),
+    )
     yield tag("figure", heading, cells, tag("figcaption", caption))
 
 
