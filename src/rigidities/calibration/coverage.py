@@ -37,7 +37,7 @@ class Held(NamedTuple):
     `factor` would make the bars hold 90 %, `rms` is that of the scores, `side` "narrow" or "wide".
     """
 
-    count: int
+    rows: int
     inside: int
     low: int
     high: int
@@ -75,7 +75,7 @@ class Held(NamedTuple):
     @property
     def sentence(self) -> str:
         """What is wrong with these rows."""
-        holds, low, high = (f"{100 * n / self.count:.3g}" for n in self[1:4])
+        holds, low, high = (f"{100 * n / self.rows:.3g}" for n in self[1:4])
         return (
             f"In the {self.where} 90 % intervals hold {holds} %, where chance allows {low} to "
             f"{high} %, and errors are {self.rms:.2g} bars (RMS): too {self.side} there."

@@ -92,13 +92,13 @@ def judgement(
 def size(rows: Rows) -> Finding:
     """Are the bars too wide or too narrow? By the coverage of 90 % intervals."""
     held, subject = Held.of(rows.z), "Size"
-    inside, low, high = (f"{100 * n / held.count:.1f}" for n in held[1:4])
+    inside, low, high = (f"{100 * n / held.rows:.1f}" for n in held[1:4])
     text = (
-        f"90 % intervals hold {inside} % of the {held.count} true values; with right bars chance "
+        f"90 % intervals hold {inside} % of the {held.rows} true values; with right bars chance "
         f"gives {low} to {high} %."
     )
     if not held.side:
-        lead = "About right." if held.count >= FEW else "Not visibly wrong."
+        lead = "About right." if held.rows >= FEW else "Not visibly wrong."
         return _finding(rows, subject, GOOD, f"{lead} {text}")
     text += f" The RMS of error / bar is {number(held.rms)}, not 1."
     lead = f"A little too {held.side}." if held.status == GOOD else f"Too {held.side}."
@@ -115,7 +115,7 @@ def by_fifths(rows: Rows, calibration: CalibrationReport | None = None) -> Findi
         mended = [] if status == GOOD else [_remedy("uneven", rows, calibration)]
         text = " ".join([lead, *(one.sentence for one in wrong[:4]), *mended])
     elif held:
-        low, high = (100 * f(one.inside / one.count for one in held) for f in (min, max))
+        low, high = (100 * f(one.inside / one.rows for one in held) for f in (min, max))
         text = f"Even: {low:.3g} to {high:.3g} % in fifths by prediction and by bar, as by chance."
     else:
         text = "Not looked at: there are too few rows, or all are alike."

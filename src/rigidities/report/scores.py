@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -150,7 +150,7 @@ class Judged:
     @cached_property
     def right(self) -> dict[str, tuple[float, float]]:
         """Mean and standard deviation of each metric if errors were Gaussian with these bars."""
-        found = self.redrawn(lambda *columns: metrics.summary(*columns, bin_size=self.bin_size))
+        found = self.redrawn(partial(metrics.summary, bin_size=self.bin_size))
         values = {key: torch.tensor([each[key] for each in found]).double() for key in found[0]}
         return {key: (float(value.mean()), float(value.std())) for key, value in values.items()}
 

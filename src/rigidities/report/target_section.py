@@ -130,7 +130,7 @@ def _fifths(rows: Rows) -> Iterator[Markup]:
     if not groups:
         return
     body = [[line[0].where.split()[0], *map(_held, line)] for line in zip(*groups, strict=True)]
-    low, high = (f"{100 * n / found[0].count:.3g}" for n in found[0][2:4])
+    low, high = (f"{100 * n / found[0].rows:.3g}" for n in found[0][2:4])
     caption = (
         f"What 90 % intervals hold in each fifth of the rows; chance allows {low} to {high} %."
     )
@@ -145,7 +145,7 @@ def _fifths(rows: Rows) -> Iterator[Markup]:
 def _held(one: Held) -> Markup:
     status = tag("span", f" too {one.side}", class_=f"status {one.status}") if one.side else ""
     values = one.where.partition(" (")[2][:-1]
-    share = f"{100 * one.inside / one.count:.3g} %"
+    share = f"{100 * one.inside / one.rows:.3g} %"
     return joined([share, status, tag("span", values, class_="note")])
 
 
