@@ -120,7 +120,7 @@ FAULTS: dict[str, tuple[Fault, str, dict[float, str]]] = {
     "biased mean": (biased, "too low on average", {0.2: "by 0.2 bars", 0.5: "by 0.5 bars"}),
     "duplicates": (repeated, "repeat an earlier row", {0.05: "of 5 %", 0.3: "of 30 %"}),
 }
-"""What makes it, the words that must be said, and by strength what that means; the last is strong."""
+"""What makes it, the words that must be said, and what strengths mean; the last is strong."""
 
 
 def found(columns: Columns) -> report.Verdict:
