@@ -119,6 +119,8 @@ def fifths(score: Tensor, mean: Tensor, std: Tensor, tail: float = FIFTHS_TAIL) 
 
 def uneven(score: Tensor, mean: Tensor, std: Tensor, tail: float = FIFTHS_TAIL) -> list[Held]:
     """The fifths that are wrong, the most narrow first; none where one factor mends them all."""
+    if len(score) < 5 * _FEWEST:
+        return []
     whole = Held.of(score)
     if whole.side and not any(one.side for one in fifths(score / whole.factor, mean, std, tail)):
         return []
@@ -170,8 +172,13 @@ def remarks(
     part = part.picked(some)
     chosen, targets = report.calibration, part.error.shape[1]
     p, mended = predicted(chosen, part, lam), mended or remedy("uneven", report.has)
-    scores = normal_scores(p, (p.mean + part.error).nan_to_num())
+    try:
+        scores = normal_scores(p, (p.mean + part.error).nan_to_num())
+    except NotImplementedError:  # a law of one's own need not have probabilities
+        return
     for k, known in enumerate(part.error.isfinite().unbind(1)):
+        if not bool(known.any()):  # masked in all rows that are looked at
+            continue
         which = f"Target {k}: " if targets > 1 else ""
         z, mean, std = (column[known, k] for column in (scores, p.mean, p.std))
         if wrong := uneven(z, mean, std, FIFTHS_TAIL / targets):

@@ -125,21 +125,18 @@ def _plots(rows: Rows, name: str, most: int, drawn: Drawn) -> Markup:
 
 def _fifths(rows: Rows) -> Iterator[Markup]:
     """The table of coverage by fifths, beside the plots; none for few rows."""
-    found = fifths(rows.z, rows.mean, rows.std)
-    groups = [found[i : i + 5] for i in range(0, len(found), 5)]
-    if not groups:
+    if not (found := fifths(rows.z, rows.mean, rows.std)):
         return
+    groups = [found[i : i + 5] for i in range(0, len(found), 5)]
     body = [[line[0].where.split()[0], *map(_held, line)] for line in zip(*groups, strict=True)]
-    low, high = (f"{100 * n / found[0].rows:.3g}" for n in found[0][2:4])
-    caption = (
-        f"What 90 % intervals hold in each fifth of the rows; chance allows {low} to {high} %."
-    )
+    low, high = (f"{100 * n / found[0].rows:.3g} %" for n in found[0][2:4])
+    caption = f"What 90 % intervals hold in each fifth of the rows; chance allows {low} to {high}."
     header = ["Fifth", *(f"by {'bar' if 'bar' in g[0].where else 'prediction'}" for g in groups)]
-    heading, cells = (
+    content = (
         tag("h3", "Do they in every part of the rows?"),
         table(header, body, label="By fifths"),
     )
-    yield tag("figure", heading, cells, tag("figcaption", caption))
+    yield tag("figure", *content, tag("figcaption", caption))
 
 
 def _held(one: Held) -> Markup:
