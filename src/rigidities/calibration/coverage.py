@@ -48,14 +48,11 @@ class Held(NamedTuple):
 
     @classmethod
     def of(cls, score: Tensor, tail: float = TAIL, where: str = "") -> Held:
-        """Of normal scores.
-
-        Of few rows all may lie inside by chance, so that coverage cannot show bars that are too
-        wide. There the sum of squares does: with right bars it follows chi-square.
-        """
+        """Of normal scores."""
         count, squares = len(score), score.square()
         inside, (low, high) = int((score.abs() <= HALF_WIDTH).sum()), held_by_chance(count, tail)
         factor = float(score.abs().kthvalue(math.ceil(LEVEL * count)).values) / HALF_WIDTH
+        # where all may lie inside by chance, the sum of squares shows bars that are too wide
         chance = torch.special.gammainc(squares.new_tensor(count / 2), squares.sum() / 2)
         wide = inside > high or (high == count and bool(chance < tail))
         side = "narrow" if inside < low else "wide" * wide

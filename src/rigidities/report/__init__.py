@@ -52,16 +52,13 @@ def verdict(
     std: Values | None = None,
     calibration: CalibrationReport | None = None,
 ) -> Verdict:
-    """Whether error bars can be trusted on labelled rows, in words; print it.
+    """Whether error bars can be trusted, in words to print; of several targets the worst.
 
     Args:
         prediction: what `predict` gave, judged by its own law; or means, (N,) or (N, K).
         target: true values, shaped alike, of rows that neither fit nor calibration has seen.
         std: the error bars of means, shaped alike: standard deviations of Gaussians.
         calibration: what `calibrate` returned, so that no remedy is named that is in use already.
-
-    Returns:
-        The verdict; of several targets the worst, named in the headline.
 
     Examples:
         >>> mean = torch.arange(40.0)
