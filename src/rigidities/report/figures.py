@@ -230,7 +230,7 @@ def dots(name: str, panels: Mapping[str, Mapping[str, tuple[float, float | None]
 def hover_texts(rows: Rows, index: Tensor) -> list[str]:
     """What is shown at each row, escaped for plotly."""
     texts = []
-    parts = (rows.mean, rows.std, rows.target, rows.error, rows.z)
+    parts = (rows.mean, rows.std, rows.target, rows.error, rows.error / rows.std)
     numbers = torch.stack(parts, 1)[index].tolist()
     for i, (mean, std, target, error, z) in zip(index.tolist(), numbers, strict=True):
         lines = [

@@ -100,7 +100,7 @@ def size(rows: Rows) -> Finding:
     if not held.side:
         lead = "About right." if held.rows >= FEW else "Not visibly wrong."
         return _finding(rows, subject, GOOD, f"{lead} {text}")
-    text += f" The RMS of error / bar is {number(held.rms)}, not 1."
+    text += f" Errors are {number(held.rms)} bars (RMS)."
     lead = f"A little too {held.side}." if held.status == GOOD else f"Too {held.side}."
     mended = f" To hold 90 % they would have to be {number(held.factor)} times as wide."
     return _finding(rows, subject, held.status, f"{lead} {text}{mended}")
@@ -211,9 +211,10 @@ def _dropped(rows: Rows) -> str:
 
 def _headline(rows: Rows, sized: str, even: str, useful: str) -> str:
     wrong, far = uneven(rows.z, rows.mean, rows.std), "far " * (sized == BAD)
-    where = "".join(f"too {one.side} in the {one.where}" for one in wrong[:1])
+    lead = "right on average, but " if sized == GOOD else "they are "
+    where = lead + "".join(f"too {one.side} in the {one.where}" for one in wrong[:1])
     reasons = {f"they are {far}too {Held.of(rows.z).side}": sized}
-    reasons |= {f"right on average, but {where}": even, "one constant bar does better": useful}
+    reasons |= {where: even, "one constant bar does better": useful}
     for reason, status in reasons.items():
         if status == BAD:
             return f"Do not trust these bars as they stand: {reason}."

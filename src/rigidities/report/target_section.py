@@ -204,7 +204,7 @@ def _worst(rows: Rows) -> Markup:
     for i in index:
         values = (f"{float(part[i]):.4g}" for part in (rows.mean, rows.std, rows.target))
         others = (_cell(rows.inputs[key][i]) for key in inputs)
-        body.append([i + rows.first, *values, f"{float(rows.z[i]):.2f}", *others])
+        body.append([i + rows.first, *values, f"{float(rows.error[i] / rows.std[i]):.2f}", *others])
     note = tag("p", "Those with the largest errors in units of their bars.", class_="about")
     return joined([note, table(header, body, label="Rows with the largest errors")])
 
