@@ -334,7 +334,7 @@ def test_good_rows_raise_no_caution() -> None:
         (changed(target=lambda t: t - 3), "too high on average"),
         (
             changed(target=lambda t: torch.where(torch.arange(500) < 6, t + 1e3, t)),
-            "6 of 500 rows (1.2 %) err by more than 3",
+            "7 of 500 rows (1.4 %) err by more than 3 bars",
         ),
         (
             Rows(*(torch.cat([part, part[:50]]) for part in columns(500))),

@@ -314,7 +314,7 @@ def _outliers(rows: Rows, calibration: CalibrationReport | None) -> Iterator[Cau
 
 def _skewed(rows: Rows, calibration: CalibrationReport | None) -> Iterator[Caution]:
     """Whether the largest errors lie on one side; a bias alone does not count."""
-    z = rows.z - rows.z.mean()
+    z = rows.z - rows.z.median()  # which single far rows do not move
     far = z[z.abs().topk(len(rows) - math.ceil(LEVEL * len(rows)) + 1).indices]
     above = int((far > 0).sum())
     share = max(above, len(far) - above) / len(far)
