@@ -12,7 +12,7 @@ FORMULA = re.compile(
     r'<(?P<tag>span|div) class="arithmatex">\\(?:\(|\[)(?P<latex>.*?)\\(?:\)|\])</(?P=tag)>',
     flags=re.DOTALL,
 )
-PRIMES = re.compile(r"<mi>([′″])</mi>")
+PRIMES = re.compile(r"<mi>(&#x0203[23];)</mi>")
 
 
 def on_page_content(content: str, **_: object) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..notices import require_level
+from ..notices import extra, require_level
 from ..posterior.posterior import Posterior
 from ..prediction.prediction import Prediction
 from .arrays import Values, float64
@@ -139,15 +139,15 @@ class FitRigidity:
         """Student-t interval (low, high) with this fit's degrees of freedom.
 
         The interval of `predict(x)` is Gaussian: the same for many degrees of freedom, too narrow
-        for few. Needs SciPy: `pip install "rigidities[experiments]"`.
+        for few. Needs SciPy.
         """
         require_level(level, "An interval's")
         try:
             from scipy.special import stdtrit
         except ImportError as error:
             raise ImportError(
-                'Student\'s interval needs SciPy: pip install "rigidities[experiments]". The '
-                "Gaussian one, predict(x).interval(level), does not."
+                f"Student's interval needs SciPy: {extra('experiments')}. "
+                "The Gaussian one, predict(x).interval(level), does not."
             ) from error
         prediction = self.predict(x, noise=noise)
         half = float(stdtrit(self.degrees_of_freedom, (1 + level) / 2)) * prediction.std
