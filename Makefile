@@ -107,13 +107,9 @@ zoo: .zoo-venv/.stamp ## models of other libraries against brute force, in minut
 	@.zoo-venv/bin/python $(PIP_INSTALL) --no-deps -e .
 	@touch $@
 
-docs: .venv/.docs-stamp ## build the documentation into site/
+docs: .venv/.stamp ## build the documentation into site/, to be opened from disk
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "Open site/index.html"
-
-.venv/.docs-stamp: .venv/.stamp
-	@$(BIN)/python $(PIP_INSTALL) -e ".[docs]"
-	@touch $@
 
 clean: ## remove environments, caches and what the commands wrote
 	rm -rf .venv .venv-rivals .venv-metatrain .venv-versions .zoo-venv .mypy_cache .ruff_cache .pytest_cache .hypothesis site dist build rigidities-demo experiments/results-quick

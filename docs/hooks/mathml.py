@@ -1,6 +1,6 @@
 """Turn LaTeX into MathML while the site is built, so that pages load no script from elsewhere.
 
-What ``\\qquad`` sets side by side may stand below one another on a phone, where MathML would not wrap.
+What ``\\qquad`` sets side by side may stand below one another on a phone; MathML does not wrap.
 """
 
 import html

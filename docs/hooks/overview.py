@@ -13,7 +13,9 @@ import griffe
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "reference"
 MARK = "<!-- overview -->"
-DIRECTIVE = re.compile(r"^::: (\S+)(?:\n    options:\n      members: \[(.+)\])?", flags=re.MULTILINE)
+DIRECTIVE = re.compile(
+    r"^::: (\S+)(?:\n    options:\n      members: \[(.+)\])?", flags=re.MULTILINE
+)
 
 
 def on_page_markdown(markdown, page, config, **_):
@@ -54,6 +56,6 @@ def _package() -> griffe.Object | griffe.Alias:
 
 
 def _line(path: str, found: griffe.Object | griffe.Alias) -> str:
-    short = path.removeprefix("rigidities.")
+    short = re.sub(r"\.(\w+)\.\1$", r".\1", path.removeprefix("rigidities."))  # file and function
     first = found.docstring.value.partition("\n")[0] if found.docstring else ""
     return f"| [`{short}`][{path}] | {first.replace('|', chr(92) + '|')} |"

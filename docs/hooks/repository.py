@@ -34,8 +34,15 @@ def on_page_markdown(markdown, page, **_):
     here, brought = page.file.src_uri, page.file.generated_by is not None
     if brought:
         page.meta.setdefault("search", {"boost": 0.2})
-    place = here if brought else f"docs/{here}"
+    place = repository_path(here) if brought else f"docs/{here}"
     return LINK.sub(lambda link: f"]({site_link(link[1], place, here)}", markdown)
+
+
+def repository_path(here: str) -> str:
+    """Where the file lies that a page outside ``docs`` was made of."""
+    script = re.sub(r"\.md$", ".py", here)
+    found = (here, script, f"examples/{script}")
+    return next((name for name in found if (ROOT / name).is_file()), here)
 
 
 def site_link(link: str, place: str, here: str) -> str:
@@ -49,4 +56,6 @@ def site_link(link: str, place: str, here: str) -> str:
 
 
 def _script(path: Path) -> str:
-    return f"# examples/{path.name}\n\n```python\n{path.read_text(encoding='utf-8').rstrip()}\n```\n"
+    return (
+        f"# examples/{path.name}\n\n```python\n{path.read_text(encoding='utf-8').rstrip()}\n```\n"
+    )
