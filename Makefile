@@ -18,7 +18,7 @@ PIP_INSTALL := -m pip install -qq --no-compile --disable-pip-version-check -c co
 SOURCES := $(wildcard src tests benchmarks experiments examples docs)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format types pytest rounding versions browser bench zoo docs clean
+.PHONY: help venv demo test lint format types pytest rounding versions release browser bench zoo docs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -71,6 +71,9 @@ rounding: .venv/.stamp ## the tests under other roundings: threads, kernels, see
 versions: ## the tests on the oldest, pinned and newest PyTorch, on every Python found
 	@WORKERS=$(WORKERS) sh tests/support/versions.sh $(ARGS)
 
+release: .venv/.stamp ## build wheel and source archive into dist/, and try both (ARGS go to the archive's tests)
+	@TORCH="$(TORCH)" WORKERS=$(WORKERS) sh tests/support/release.sh $(ARGS)
+
 # The tests of the HTML report drive it; without one they are left out, with a word at the end.
 browser: ## find Chromium or, as root on Debian, install it
 	@sh tests/support/get_browser.sh
@@ -112,5 +115,5 @@ docs: .venv/.stamp ## build the documentation into site/, to be opened from disk
 	@echo "Open site/index.html"
 
 clean: ## remove environments, caches and what the commands wrote
-	rm -rf .venv .venv-rivals .venv-metatrain .venv-versions .zoo-venv .mypy_cache .ruff_cache .pytest_cache .hypothesis site dist build rigidities-demo experiments/results-quick
+	rm -rf .venv .venv-rivals .venv-metatrain .venv-versions .venv-release .zoo-venv .mypy_cache .ruff_cache .pytest_cache .hypothesis site dist build rigidities-demo experiments/results-quick
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

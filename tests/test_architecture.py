@@ -21,7 +21,7 @@ LAWS = {
     "models": set(),
     "losses": set(),
     "posterior": set(),
-    "metrics": set(),
+    "metrics": {"prediction"},
     "prediction": set(),
     "data": {"models"},
     "calibration": {"posterior", "prediction"},

@@ -16,7 +16,8 @@ import torch
 from matplotlib.axes import Axes
 from scipy.integrate import trapezoid
 
-from rigidities import metrics, plots
+from rigidities import Prediction, metrics, plots
+from rigidities.prediction.law import StudentT
 from tests.support.refusals import refused
 
 PARITY = ("errors", "binned", "calibration")
@@ -149,8 +150,8 @@ def test_along_sorts_by_input_and_draws_bands_and_points() -> None:
     for k in (1, 2):
         (band,) = (c for c in ax.collections if c.get_label() == f"±{k}σ")
         corners = band.get_paths()[0].vertices
-        assert corners[:, 1].max() == 20 + 3 * k
-        assert corners[:, 1].min() == -k
+        assert corners[:, 1].max() == pytest.approx(20 + 3 * k)
+        assert corners[:, 1].min() == pytest.approx(-k)
     assert sorted(points(ax).tolist()) == [[0, 0], [0.5, 1], [1, 1], [1.5, 2], [2, 2]]
     assert ax.get_legend_handles_labels()[1] == ["mean", "±1σ", "±2σ", "target", "train"]
 
@@ -238,3 +239,42 @@ def test_bad_input_is_refused_before_anything_is_opened(name: str) -> None:
 def test_a_missing_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     refused(r'pip install "rigidities\[plots\]"', plots.errors, *rows(), error=ImportError)
+
+
+# --- a Prediction in place of mean and std -------------------------------------------------------
+
+
+def heavy(count: int = 200) -> tuple[Prediction, torch.Tensor]:
+    """Predictions with a Student-t law, and targets."""
+    mean, std, target = rows(count)
+    variance = std.square()
+    return Prediction(mean, 0 * variance, variance, variance, law=StudentT(3.0)), target
+
+
+@pytest.mark.parametrize("name", ["errors", "binned"])
+def test_a_prediction_is_drawn_as_its_mean_and_std(name: str) -> None:
+    p, target = heavy()
+    draw = getattr(plots, name)
+    np.testing.assert_allclose(points(draw(p, target)), points(draw(p.mean, p.std, target)))
+
+
+def test_calibration_draws_the_coverage_of_the_law() -> None:
+    p, target = heavy()
+    drawn = lines(plots.calibration(p, target=target))["observed"]
+    nominal, observed = metrics.calibration_curve(p, target)
+    np.testing.assert_allclose(drawn[:, 0], nominal.repeat_interleave(2)[1:])
+    np.testing.assert_allclose(drawn[:, 1], observed.repeat_interleave(2)[:-1])
+    gaussian = lines(plots.calibration(p.mean, p.std, target))["observed"]
+    assert np.abs(gaussian - drawn).max() > 0.01
+
+
+def test_along_draws_the_intervals_of_the_law() -> None:
+    p, target = heavy(3)
+    ax = plots.along([2.0, 0.0, 1.0], p, target)
+    for k, label in ((1, "68 %"), (2, "95 %")):
+        low, high = p.interval(math.erf(k / math.sqrt(2)))
+        (band,) = (c for c in ax.collections if c.get_label() == label)
+        corners = band.get_paths()[0].vertices
+        assert corners[:, 1].min() == pytest.approx(float(low.min()))
+        assert corners[:, 1].max() == pytest.approx(float(high.max()))
+    assert len(points(ax)) == 3

@@ -12,13 +12,13 @@ from .last_layer.ensemble.member_values import MemberValues
 from .last_layer.frozen import Frozen
 from .last_layer.gradients.gradient import Gradient
 from .last_layer.local_terms import LocalTerms
-from .last_layer.propagation.derived import Derived
 from .last_layer.refit import Refitted
 from .last_layer.rigidity import LastLayerRigidity
 from .models.mean_of import MeanOf
 from .models.whole import whole
 from .posterior.gram import Gram
 from .posterior.posterior import Posterior
+from .prediction.derived import Derived
 from .prediction.prediction import Prediction
 
 __all__ = ["LastLayerRigidity", "MeanOf", "PredictionRigidity", "__version__", "whole"]

@@ -6,6 +6,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn, get_origin
 
@@ -47,6 +48,14 @@ def missing(error: ModuleNotFoundError, install: str, *packages: str) -> NoRetur
     if (error.name or "").partition(".")[0] in packages:
         error.msg = f"Here rigidities needs {packages[0]}: {install}."
     raise error
+
+
+def needed(package: str, install: str) -> Any:
+    """A package that not everyone has."""
+    try:
+        return import_module(package)
+    except ModuleNotFoundError as error:
+        missing(error, install, package)
 
 
 class DamagedError(ValueError):

@@ -1,9 +1,10 @@
 """How good error bars are, in pictures.
 
 As in `rigidities.metrics`, `mean` holds predictions, `std` their error bars (above zero) and
-`target` true values: tensors, arrays or lists. Each function draws on the axes `ax` that it is
-given, or on new ones, and returns them; it shows and saves nothing and leaves matplotlib's settings
-alone. Needs the extra `plots`.
+`target` true values: tensors, arrays or lists; or a `Prediction` p stands for mean and std,
+`errors(p, target)`, and coverage is that of its law. Each function draws on the axes `ax` that it
+is given, or on new ones, and returns them; it shows and saves nothing and leaves matplotlib's
+settings alone. Needs the extra `plots`.
 
 References:
     Colours: Okabe and Ito, "Color universal design", 2008.
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from . import metrics
-from .metrics.alignment import aligned, error_and_positive_std
+from .metrics.alignment import aligned, error_and_positive_std, of_prediction, predicted
 from .notices import extra
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ BLUE, VERMILION, BLACK, GREY = "#0072B2", "#D55E00", "#000000", "#666666"
 PARITY_SIZE, WIDE_SIZE = (4.8, 4.8), (6.4, 4.0)
 
 
+@of_prediction
 def errors(mean: Values, std: Values, target: Values, ax: Axes | None = None) -> Axes:
     """|e| against sigma on logarithmic axes, with the lines that hold 1, 2 and 3 sigma.
 
@@ -55,6 +57,7 @@ def errors(mean: Values, std: Values, target: Values, ax: Axes | None = None) ->
     return ax
 
 
+@of_prediction
 def binned(
     mean: Values, std: Values, target: Values, bin_size: int = 100, ax: Axes | None = None
 ) -> Axes:
@@ -80,6 +83,7 @@ def binned(
     return ax
 
 
+@of_prediction
 def calibration(mean: Values, std: Values, target: Values, ax: Axes | None = None) -> Axes:
     """Observed against nominal coverage of central intervals, with the area from the diagonal.
 
@@ -104,6 +108,7 @@ def calibration(mean: Values, std: Values, target: Values, ax: Axes | None = Non
     return ax
 
 
+@of_prediction
 def along(
     x: Values,
     mean: Values,
@@ -112,7 +117,7 @@ def along(
     ax: Axes | None = None,
     train: tuple[Values, Values] | None = None,
 ) -> Axes:
-    """Predictions along one input, with bands of 1 and 2 sigma.
+    """Predictions along one input, with bands of 1 and 2 sigma; of a law, of their probability.
 
     Args:
         x: the input, in any order.
@@ -126,14 +131,18 @@ def along(
         The axes.
     """
     columns = aligned(x=x, mean=mean, std=std)
+    p = predicted(mean, std)
     dots = None if target is None else aligned(x=x, target=target)
     crosses = None if train is None else aligned(inputs=train[0], targets=train[1])
     ax = _axes(ax, WIDE_SIZE)
-    at, middle, bar = (column[columns[0].argsort()] for column in columns)
+    order = columns[0].argsort()
+    at, middle, _ = (column[order] for column in columns)
     ax.plot(at, middle, color=BLUE, lw=2, zorder=3, label="mean")
     for k, alpha in ((1, 0.35), (2, 0.2)):
-        low, high = middle - k * bar, middle + k * bar
-        ax.fill_between(at, low, high, color=BLUE, alpha=alpha, lw=0, label=f"±{k}σ")
+        share = math.erf(k / math.sqrt(2))
+        low, high = (end.cpu().flatten()[order] for end in p.interval(share))
+        label = f"{100 * share:.2g} %" if p is mean else f"±{k}σ"
+        ax.fill_between(at, low, high, color=BLUE, alpha=alpha, lw=0, label=label)
     if dots:
         _scatter(ax, *dots, color=BLACK, s=6, label="target")
     if crosses:

@@ -175,7 +175,8 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
 
     def prediction(self, X: Any) -> Prediction:
         """Mean, epistemic variance, noise and law; in the units of a transformed target."""
-        options = {"noise": True} if isinstance(self.uq_, fits.FitRigidity) else {"progress": False}
+        exact = isinstance(self.uq_, fits.FitRigidity)
+        options = {"noise": self.uq_.noise} if exact else {"progress": False}  # of weight one
         found: Prediction = self.uq_.predict(self.rows(X), **options)
         return found
 
@@ -255,9 +256,7 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         if slope is None:
             what = "return_cov needs a target map that is affine, as a scaler's is"
             raise ValueError(f"{what}. Use return_std or predict_quantiles.")
-        exact = isinstance(self.uq_, fits.FitRigidity)
-        joint = self.uq_.covariance(self.uq_.model(rows)[1] if exact else rows)
-        noise = array(p.noise)
+        joint, noise = self.uq_.covariance(rows), array(p.noise)
         found = array(joint).reshape(2 * noise.shape).diagonal(axis1=1, axis2=3) * np.square(slope)
         found[np.diag_indices(len(noise))] += noise * np.square(slope)
         return np.asarray(found[..., 0] if single else found)

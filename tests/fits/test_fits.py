@@ -209,11 +209,13 @@ def test_curve_fit_without_pcov_equals_curve_fit_with_it(absolute):
     popt, pcov = optimize.curve_fit(
         decay, x, y, sigma=sigma, absolute_sigma=absolute, jac=decay_jac, xtol=1e-14, ftol=1e-14
     )
-    scale = 1.0 if absolute else None
-    given = fits.curve_fit(decay, popt, pcov, x=x, y=y, sigma=sigma, scale=scale)
-    without = fits.curve_fit(decay, popt, x=x, y=y, sigma=sigma, scale=scale)
+    given, without = (
+        fits.curve_fit(decay, popt, c, x=x, y=y, sigma=sigma, absolute_sigma=absolute)
+        for c in (pcov, None)
+    )
     np.testing.assert_allclose(without.parameter_covariance, pcov, rtol=1e-6)
-    for a, b in zip(given.interval(x, noise=True), without.interval(x, noise=True), strict=True):
+    noise = given.noise * sigma**2
+    for a, b in zip(given.interval(x, noise=noise), without.interval(x, noise=noise), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
     assert without.degrees_of_freedom == given.degrees_of_freedom == (math.inf if absolute else 37)
     chi2 = (((y - decay(x, *popt)) / sigma) ** 2).sum() / 37
@@ -346,10 +348,11 @@ def test_statsmodels_fits_have_their_own_standard_errors(kind):
     theirs, fit = results.get_prediction(at), fits.linear(results)
     np.testing.assert_allclose(fit.predict(at).std, theirs.se_mean, **EXACT)
     np.testing.assert_allclose(fit.predict(at).mean, theirs.predicted_mean, rtol=1e-10)
-    np.testing.assert_allclose(fit.predict(at, noise=True).std, theirs.se_obs, **EXACT)
+    one = results.scale if kind == "wls" else True  # a new row's weight must be told
+    np.testing.assert_allclose(fit.predict(at, noise=one).std, theirs.se_obs, **EXACT)
     low, high = fit.interval(at, 0.95)
     np.testing.assert_allclose(np.stack([low, high], 1), theirs.conf_int(alpha=0.05), rtol=1e-8)
-    low, high = fit.interval(at, 0.95, noise=True)
+    low, high = fit.interval(at, 0.95, noise=one)
     np.testing.assert_allclose(
         np.stack([low, high], 1), theirs.conf_int(obs=True, alpha=0.05), rtol=1e-8
     )

@@ -13,10 +13,10 @@ import rigidities as rg
 from rigidities.data.feed import Feed
 from rigidities.last_layer.propagation import outputs as joint_outputs
 from rigidities.last_layer.propagation import propagation
-from rigidities.last_layer.propagation.derived import Derived
 from rigidities.last_layer.propagation.outputs import repeatable
 from rigidities.last_layer.propagation.propagation import covariance_between, propagated
 from rigidities.posterior.joint import JointPosterior
+from rigidities.prediction.derived import Derived
 from tests.support import oracle, zoo
 from tests.support.nets import trained, without_forward_mode
 from tests.support.refusals import refused

@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 from sklearn.metrics import roc_auc_score
 
-from rigidities import metrics
+from rigidities import Prediction, metrics
+from rigidities.prediction.law import Gaussian, StudentT
 from tests.support.refusals import refused
 
 THREE = ("nll", "nll_gain", "crps", "coverage", "interval_score", "miscalibration_area", "ence")
@@ -345,7 +347,7 @@ def test_zero_bars_are_accepted_where_nothing_divides() -> None:
 @pytest.mark.parametrize("level", [0, 1, -0.1, 90, math.nan])
 def test_levels_outside_zero_and_one_are_refused(level: float) -> None:
     mean, std, target = rows(5)
-    refused("Expected 0 < level < 1", metrics.coverage, mean, std, target, level)
+    refused("level must lie between 0 and 1, got", metrics.coverage, mean, std, target, level)
 
 
 @pytest.mark.parametrize("size", [0, 6])
@@ -362,3 +364,60 @@ def test_metrics_import_neither_scipy_nor_matplotlib() -> None:
         "sys.exit(any(name in sys.modules for name in ('scipy', 'matplotlib', 'sklearn')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# --- a Prediction in place of mean and std -------------------------------------------------------
+
+
+def heavy(count: int = 40) -> tuple[Prediction, torch.Tensor]:
+    """Predictions with a Student-t law, and targets."""
+    mean, std, target = (torch.tensor(t).reshape(-1, 2).float() for t in rows(count))
+    variance = std.square()
+    return Prediction(mean, 0.3 * variance, 0.7 * variance, variance, law=StudentT(3.0)), target
+
+
+def test_a_prediction_stands_for_mean_and_std() -> None:
+    p, y = heavy()
+    for name in ("spearman", "ause", "ence", "binned", "slope", "binned_log_ratio", "nll_gain"):
+        metric = getattr(metrics, name)
+        options = {"bin_size": 10} if name in ("binned", "slope", "binned_log_ratio") else {}
+        gaussian = replace(p, law=Gaussian())
+        for found in (metric(gaussian, y, **options), metric(mean=gaussian, target=y, **options)):
+            torch.testing.assert_close(
+                found, metric(p.mean, p.std, y, **options), rtol=1e-5, atol=1e-5
+            )
+    assert metrics.binned(p, y, 10)[0].shape == (4,)
+    assert metrics.rmse(p, y) == metrics.rmse(p.mean, y)
+    assert metrics.mae(p, y) == metrics.mae(p.mean, y)
+    assert metrics.sharpness(p) == metrics.sharpness(p.std)
+    assert metrics.decades(p, 10) == metrics.decades(p.std, 10)
+    assert metrics.auroc(p, p * 2) == metrics.auroc(p.std, 2 * p.std)
+
+
+def test_scores_of_a_prediction_are_those_of_its_law() -> None:
+    p, y = heavy()
+    law = stats.t(3, p.mean.double().numpy(), p.scale.double().numpy())
+    low, high = law.interval(0.8)
+    outside = np.maximum(low - y.numpy(), 0) + np.maximum(y.numpy() - high, 0)
+    assert metrics.nll(p, y) == pytest.approx(-law.logpdf(y.numpy()).mean(), rel=1e-5)
+    assert metrics.crps(p, y) == pytest.approx(float(p.crps(y).mean()), rel=1e-5)
+    assert metrics.coverage(p, y, 0.8) == (outside == 0).mean()
+    assert metrics.coverage(p, target=y, level=0.8) == (outside == 0).mean()
+    assert metrics.interval_width(p, 0.8) == pytest.approx((high - low).mean(), rel=1e-5)
+    expected = (high - low + 2 / 0.2 * outside).mean()
+    assert metrics.interval_score(p, y, 0.8) == pytest.approx(expected, rel=1e-5)
+    nominal, observed = metrics.calibration_curve(p, y)
+    levels = np.sort(np.abs(2 * law.cdf(y.numpy()) - 1).ravel())
+    np.testing.assert_allclose(nominal[1:-1], levels, atol=1e-6)
+    assert len(observed) == y.numel() + 2
+    found = metrics.summary(p, y, bin_size=10)
+    assert found["nll"] == metrics.nll(p, y) and found["coverage"] == metrics.coverage(p, y)
+    assert found["miscalibration_area"] == metrics.miscalibration_area(p, y)
+
+
+def test_what_does_not_fit_a_prediction_is_refused() -> None:
+    p, y = heavy()
+    refused(r"mean and target of one shape, got \(20, 2\) and \(20,\)", metrics.nll, p, y[:, 0])
+    refused("missing 1 required positional argument: 'target'", metrics.nll, p, error=TypeError)
+    refused("takes 3 positional arguments", metrics.nll, p, y, y, error=TypeError)
+    refused("more than one array: take p.mean", metrics.rmse, y, p, error=TypeError)

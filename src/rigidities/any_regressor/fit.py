@@ -93,10 +93,10 @@ class Fit:
             numbers = 2 * self.differentiation.outputs * len(self.regressor)
         yield from samples.pieces(max(1, PIECE // (8 * numbers)))
 
-    def tangents(self, samples: Samples) -> Tangents:
-        """Of all inputs."""
-        pieces = self.pieces(samples)
-        return Tangents.join([self.differentiate(*b.args, **b.kwargs)[1] for b in pieces])
+    def differentiated(self, samples: Samples) -> tuple[Tensor, Tangents]:
+        """Predictions (N, K) of all inputs and their tangents."""
+        pieces = [self.differentiate(*b.args, **b.kwargs) for b in self.pieces(samples)]
+        return torch.cat([mean for mean, _ in pieces]), Tangents.join([part for _, part in pieces])
 
     def shaped(self, rows: Tensor) -> Tensor:
         """(N, K) -> shaped like f's output."""

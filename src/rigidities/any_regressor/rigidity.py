@@ -15,8 +15,9 @@ low-cost uncertainties in trained neural networks" (2024), Sec. 3.2 to 3.4.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ from ..data.storage import Snapshot
 from ..losses import LossLike, loss_for
 from ..models.modes import differentiating
 from ..notices import NO_FIT, NotFittedError
+from ..prediction.derived import Derived, correlation
 from ..prediction.law import Law
 from ..prediction.noise import Noise
 from ..prediction.prediction import Prediction
@@ -222,10 +224,45 @@ class PredictionRigidity:
     def covariance(self, x1: Any, x2: Any = None) -> Tensor:
         """Covariances between predictions: (N, M), or (N, K, M, K) for several outputs."""
         fit, samples = self._given(x1)
-        left = fit.tangents(samples)
-        right = left if x2 is None else fit.tangents(fit.samples(x2))
+        left = fit.differentiated(samples)[1]
+        right = left if x2 is None else fit.differentiated(fit.samples(x2))[1]
         covariance = fit.calibration.epistemic(fit.form.covariance(left, right))
         return covariance.reshape(left.shape[0], *fit.shape, right.shape[0], *fit.shape)
+
+    @differentiating
+    def propagate(self, fn: Callable[[Any], Any], x: Any = None) -> Derived:
+        """Mean and standard deviation of a function of the predictions at x, correlations kept.
+
+        To first order, by differences of an eighth of a standard deviation, so that fn may search
+        or integrate numerically; a warning tells where it is no straight line within its error bar.
+        fn takes the predictions, float64 and shaped like f's output; without x the parameters in
+        their container (the dense form only). It returns real numbers.
+        """
+        fit, samples = (self._fitted(), None) if x is None else self._given(x)
+        parameters, tangents = fit.regressor.parameters.double(), None
+        mean, shaped = parameters.flat, cast("Callable[[Tensor], Any]", parameters.restore)
+        if samples is not None:
+            (mean, tangents), shaped = fit.differentiated(samples), fit.shaped
+        directions = fit.calibration.scale * fit.form.root(tangents).mT
+        point = mean.to(directions)
+        return Derived.by_differences(lambda d: fn(shaped(point + d.view_as(point))), directions)
+
+    @property
+    def parameter_covariance(self) -> Tensor:
+        """(P, P), of the entries of `parameter_std` in their order, without those held fixed."""
+        root = self._fitted().form.root()
+        return self.calibration.epistemic(root @ root.mT)
+
+    @property
+    def parameter_correlation(self) -> Tensor:
+        """(P, P), as `parameter_covariance`."""
+        return correlation(self.parameter_covariance)
+
+    @property
+    def parameter_std(self) -> Any:
+        """Standard errors in the parameters' container; zero for those held fixed or not used."""
+        std = self.parameter_covariance.diagonal().sqrt()
+        return self._fitted().regressor.parameters.deviations(std)
 
     @differentiating
     def sample(self, n: int, generator: torch.Generator | None = None) -> Any:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ _QUESTION = (
 Groups = Callable[[Any], Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Conformal:
     """Sorted tails of rows that fitted nothing else, for each target and group.
 
@@ -114,6 +114,11 @@ class Conformal:
         tails = torch.cat([self.tails, self.tails.new_zeros(1)])
         return tails[torch.where(rank > self.counts, len(self.tails), at)]
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Conformal) or {*self.tensors()} != {*other.tensors()}:
+            return False
+        return all(torch.equal(own, other.tensors()[k]) for k, own in self.tensors().items())
+
     @property
     def sentences(self) -> list[str]:
         """What a report says of it."""
@@ -163,6 +168,8 @@ class Conformal:
 class BoundConformal:
     """Conformal intervals of the rows of one prediction; see `Conformal.of`."""
 
+    wide: ClassVar[tuple[str, ...]] = ()
+
     conformal: Conformal
     labels: Tensor | None = None
     targets: Tensor | None = None
@@ -171,6 +178,12 @@ class BoundConformal:
         """The same on another device."""
         return replace(self, **{k: v.to(device) for k, v in vars(self).items() if v is not None})
 
+    def resolved(self, prediction: Prediction) -> BoundConformal:
+        """With group and target of each entry, whatever its bar and its place become."""
+        which = _which(self.targets, prediction.std)
+        labels = _labels(prediction.std, which, self.labels, self.conformal.cuts)
+        return BoundConformal(replace(self.conformal, cuts=None), labels, which)
+
     def interval(self, prediction: Prediction, level: float) -> tuple[Tensor, Tensor]:
         """Of each row's own law, between the tails at the threshold of its group: (low, high).
 
@@ -178,8 +191,8 @@ class BoundConformal:
         warning says so. A label that no conformal row had gets the threshold of all rows.
         """
         require_level(level, "An interval's")
-        scores, which = self.conformal, _which(self.targets, prediction.std)
-        group = _number(scores.labels, _labels(prediction.std, which, self.labels, scores.cuts))
+        scores, labels, which = vars(self.resolved(prediction)).values()
+        group = _number(scores.labels, labels)
         if len(scores.labels) and bool((group == len(scores.labels)).any()):
             notify(
                 "Some rows have no group, or one that no conformal row had: their conformal "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -42,7 +43,7 @@ def linear_regression(
 
     Examples:
         >>> fit = linear_regression([[1.0], [2.0]], [1.0, 2.0], penalty=[[5.0]], scale=1.0)
-        >>> round(fit.predict([[2.0]]).mean.item(), 12), round(fit.variance([10.0]).item(), 12)
+        >>> round(fit.predict([[2.0]]).mean.item(), 12), round(fit.variance([[10.0]]).item(), 12)
         (1.0, 10.0)
     """
     design = float64(X, "X", 2)
@@ -57,7 +58,7 @@ def linear_regression(
     fit = from_jacobian(
         design, residuals, weights=weights, ridge=ridge, penalty=penalty, scale=scale, parameters=w
     )
-    return replace(fit, model=linear_model(lambda x: float64(x, "x", 2), w))
+    return replace(fit, model=partial(linear_model, partial(float64, name="x", dims=2), w))
 
 
 def primal_quadratic(F: Values, f: Values, ridge: float) -> Tensor:

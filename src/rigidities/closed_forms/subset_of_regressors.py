@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -99,7 +99,7 @@ class SubsetOfRegressors:
         scale = math.sqrt(self.noise)
         fit = linear_regression(self.features(X), y, ridge=self.noise, scale=scale)
         assert fit.parameters is not None
-        return replace(fit, model=linear_model(self.features, fit.parameters))
+        return replace(fit, model=partial(linear_model, self.features, fit.parameters))
 
     def features(self, x: Values) -> Tensor:
         r"""$\mu^{-1/2} U^\top k(Z, x)$, (N, rank)."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..metrics.alignment import Values, as_tensor, require_finite
 
-__all__ = ["Values", "column", "float64"]
+__all__ = ["Values", "as_tensor", "column", "float64"]
 
 
 def float64(values: Values, name: str, dims: int | None = None) -> Tensor:

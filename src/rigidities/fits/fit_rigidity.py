@@ -14,41 +14,40 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..notices import extra, require_level
-from ..posterior.posterior import Posterior
+from ..notices import extra, missing, require_level
+from ..posterior.draws import standard_normal
+from ..prediction.derived import Derived, correlation
 from ..prediction.prediction import Prediction
-from .arrays import Values, float64
+from .arrays import Values, as_tensor, float64
 
 Model = Callable[[Any], tuple[Tensor, Tensor]]
 """x -> predictions (M,) and their derivatives by the parameters (M, P)."""
 
 
-def linear_model(rows: Callable[[Any], Tensor], parameters: Tensor) -> Model:
-    """Of a fit that is linear in its parameters: x -> rows(x) @ parameters, and the rows."""
-    return partial(_linear, rows, parameters)
-
-
-def _linear(rows: Callable[[Any], Tensor], parameters: Tensor, x: Any) -> tuple[Tensor, Tensor]:
+def linear_model(rows: Callable[[Any], Tensor], w: Tensor, x: Any) -> tuple[Tensor, Tensor]:
+    """rows(x) @ w, and the rows: `partial(linear_model, rows, w)` is a linear fit's model."""
     found = rows(x)
-    return found @ parameters, found
+    return found @ w, found
 
 
 @dataclass(frozen=True)
 class FitRigidity:
     r"""Error bars of a fit. Tensors come out in float64 on the CPU (`numpy.asarray` takes them).
 
+    Methods take x as the fitted function does, and of a fit without one (`from_jacobian`,
+    `from_covariance`) the predictions' derivatives by the parameters, (..., P).
+
     Attributes:
-        posterior: of the free parameters times `units`; its scale is the residual standard
-            deviation s. Use the methods here, which know the units.
-        units: (F,) length of each free column of the Jacobian.
+        root: (P, R), whose Gram is $(J^\top W J + \Sigma)^{-1}$.
+        scale: the residual standard deviation s.
         parameters: (P,) the fitted values, or None where they were not given.
         noise: residual variance $s^2$ of an observation of weight one; None where unknown.
+        sigma: of all observations, in units of s: 1 without weights; None where they differ.
         degrees_of_freedom: of $s^2$, n minus the (effective) number of parameters; infinite where
             s was given rather than estimated.
         fixed: parameters that sit at a bound and are held there: no uncertainty.
@@ -64,10 +63,11 @@ class FitRigidity:
         0.02
     """
 
-    posterior: Posterior
-    units: Tensor
+    root: Tensor
+    scale: float = 1.0
     parameters: Tensor | None = None
     noise: float | None = None
+    sigma: float | None = 1.0
     degrees_of_freedom: float = math.inf
     fixed: tuple[int, ...] = ()
     model: Model | None = None
@@ -75,39 +75,64 @@ class FitRigidity:
     @property
     def width(self) -> int:
         """Number of parameters P, fixed ones included."""
-        return len(self.units) + len(self.fixed)
+        return len(self.root)
 
-    def variance(self, rows: Values) -> Tensor:
-        r"""$s^2 q$ of predictions whose derivatives by the parameters are rows (..., P)."""
-        return self.posterior.variance(self._scaled(rows))
+    def variance(self, x: Any) -> Tensor:
+        r"""$s^2 q$ of predictions: the mean's, without noise."""
+        return self.scale**2 * self._whitened(x).square().sum(-1)
 
-    def std(self, rows: Values) -> Tensor:
-        """Standard error of predictions with derivatives (..., P): the mean's, without noise."""
-        return self.variance(rows).sqrt()
+    def std(self, x: Any) -> Tensor:
+        """Standard error of predictions: the mean's, without noise."""
+        return self.variance(x).sqrt()
 
-    def rigidity(self, rows: Values) -> Tensor:
+    def rigidity(self, x: Any) -> Tensor:
         """The paper's R = 1/q, unscaled; infinite where no free parameter matters."""
-        return self.posterior.rigidity(self._scaled(rows))
+        return 1 / self._whitened(x).square().sum(-1)
 
-    def covariance(self, rows: Values, other: Values | None = None) -> Tensor:
-        """Joint covariance of predictions: (N, P), (M, P) -> (N, M)."""
-        right = None if other is None else self._scaled(other)
-        return self.posterior.covariance(self._scaled(rows), right)
+    def covariance(self, x1: Any, x2: Any = None) -> Tensor:
+        """Joint covariance of N predictions and M others, by default the same: (N, M)."""
+        left = self._whitened(x1)
+        return self.scale**2 * left @ (left if x2 is None else self._whitened(x2)).mT
+
+    def propagate(self, fn: Callable[[Any], Any], x: Any = None) -> Derived:
+        """As `PredictionRigidity.propagate`: a function of predictions or, without x, parameters.
+
+        fn takes a NumPy array, (M,) or (P,); where it refuses that, as torch's do, a tensor.
+        """
+        point, root = self.parameters, self.root
+        if x is not None:
+            point, rows = self._modelled(x)
+            root = rows @ root
+        if point is None:
+            raise ValueError("This fit knows no parameters. Pass parameters= when building it.")
+
+        def moved(step: Tensor) -> Any:
+            try:
+                return as_tensor(fn((point + step).numpy()))
+            except (AttributeError, TypeError):
+                return fn(point + step)
+
+        return Derived.by_differences(moved, self.scale * root.mT)
 
     @property
     def parameter_covariance(self) -> Tensor:
         """(P, P); zero for fixed parameters."""
-        return self.covariance(torch.eye(self.width, dtype=torch.float64))
+        return self.scale**2 * self.root @ self.root.mT
+
+    @property
+    def parameter_correlation(self) -> Tensor:
+        """(P, P); a fixed parameter correlates with itself alone."""
+        return correlation(self.parameter_covariance)
 
     @property
     def parameter_std(self) -> Tensor:
         """(P,) standard errors of the parameters; zero for fixed ones."""
-        return self.std(torch.eye(self.width, dtype=torch.float64))
+        return self.scale * self.root.square().sum(1).sqrt()
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
         """n parameter vectors (n, P) about the fitted ones; about zero where those are unknown."""
-        draws = torch.zeros(n, self.width, dtype=torch.float64)
-        draws[:, self._free] = self.posterior.sample(n, generator) / self.units
+        z = standard_normal((n, self.root.shape[1]), self.root.device, generator)
+        draws: Tensor = self.scale * z @ self.root.mT
         return draws if self.parameters is None else self.parameters + draws
 
     def predict(self, x: Any, *, noise: bool | Values = False) -> Prediction:
@@ -116,22 +141,13 @@ class FitRigidity:
         Args:
             x: what the fitted function takes.
             noise: False: the error bar is that of the fitted curve (confidence interval of the
-                mean). True: $s^2$ is added, for a new observation of weight one (prediction
-                interval). Values: the variance of each new observation.
+                mean). True: that of a new observation like those of the fit (prediction interval),
+                $s^2$ wider; refused where these have each a sigma or weight of their own. Values:
+                the variance of each new observation, $s^2 \sigma^2$ for a sigma in the fit's units.
         """
-        if self.model is None:
-            raise ValueError(
-                "This fit knows no model function. Pass Jacobian rows to variance(), or build the "
-                "fit with curve_fit, least_squares(f=...), polyfit or linear."
-            )
-        mean, rows = self.model(x)
-        scaled = self._scaled(rows)
-        return Prediction(
-            mean=mean,
-            epistemic=self.posterior.variance(scaled),
-            noise=self._noise(noise, mean),
-            rigidity=self.posterior.rigidity(scaled),
-        )
+        mean, rows = self._modelled(x)
+        q, added = (rows @ self.root).square().sum(-1), self._noise(noise, mean)
+        return Prediction(mean=mean, epistemic=self.scale**2 * q, noise=added, rigidity=1 / q)
 
     def interval(
         self, x: Any, level: float = 0.9, *, noise: bool | Values = False
@@ -144,27 +160,30 @@ class FitRigidity:
         require_level(level, "An interval's")
         try:
             from scipy.special import stdtrit
-        except ImportError as error:
-            raise ImportError(
-                f"Student's interval needs SciPy: {extra('experiments')}. "
-                "The Gaussian one, predict(x).interval(level), does not."
-            ) from error
+        except ModuleNotFoundError as error:
+            gaussian = ", or take the Gaussian predict(x).interval(level)"
+            missing(error, extra("experiments") + gaussian, "scipy")
         prediction = self.predict(x, noise=noise)
         half = float(stdtrit(self.degrees_of_freedom, (1 + level) / 2)) * prediction.std
         return prediction.mean - half, prediction.mean + half
 
-    @property
-    def _free(self) -> list[int]:
-        return [i for i in range(self.width) if i not in self.fixed]
+    def _modelled(self, x: Any) -> tuple[Tensor, Tensor]:
+        if self.model is None:
+            raise ValueError(
+                "This fit knows no model function. Pass Jacobian rows to variance(), or build the "
+                "fit with curve_fit, least_squares(f=...), polyfit or linear."
+            )
+        return self.model(x)
 
-    def _scaled(self, rows: Values) -> Tensor:
-        rows = float64(rows, "rows")
+    def _whitened(self, x: Any) -> Tensor:
+        """Derivatives by independent standard coordinates of the parameters, (..., R)."""
+        rows = float64(x, "rows") if self.model is None else self.model(x)[1]
         if rows.ndim < 1 or rows.shape[-1] != self.width:
             raise ValueError(
                 f"Expected rows with one derivative for each of {self.width} parameters, "
                 f"(..., {self.width}), got {tuple(rows.shape)}."
             )
-        return rows[..., self._free] / self.units
+        return rows @ self.root
 
     def _noise(self, noise: bool | Values, mean: Tensor) -> Tensor:
         if noise is False:
@@ -176,7 +195,13 @@ class FitRigidity:
                     "residuals or (after a robust loss) scale= when building it, or pass "
                     "noise=variances."
                 )
-            return torch.full_like(mean, self.noise)
+            if self.sigma is None:
+                raise ValueError(
+                    "The observations of this fit have each a sigma or weight of their own, and a "
+                    "new one's is not known. Pass noise=fit.noise * sigma_new**2, sigma_new in the "
+                    "units of theirs (1 / sqrt(weight)); fit.noise is 1 for an absolute sigma."
+                )
+            return torch.full_like(mean, self.noise * self.sigma**2)
         variances = float64(noise, "noise")
         if bool((variances < 0).any()):
             raise ValueError("Expected variances as noise, got negative values.")

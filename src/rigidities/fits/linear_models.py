@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .arrays import Values, column, float64
 from .fit_rigidity import FitRigidity, linear_model
-from .sources import from_covariance, from_jacobian, held, weight_roots
+from .sources import from_covariance, from_jacobian, held, shared_sigma, weight_roots
 
 
 def linear(
@@ -26,8 +26,8 @@ def linear(
     r"""Error bars of a linear fit, recognised by what it offers.
 
     - statsmodels OLS, WLS, GLS results: the covariance that the results report (a robust one too);
-      `predict(x).std` is `get_prediction(x).se_mean`, with `noise=True` `se_obs`. x holds the
-      columns of the design matrix, the constant among them.
+      `predict(x).std` is `get_prediction(x).se_mean`, with `noise=True` `se_obs` (with weights
+      `noise=fit.noise / weight`). x holds the design matrix's columns, the constant among them.
     - scikit-learn `LinearRegression`, `Ridge`, `RidgeCV` with their training data: $\sigma^2 x^\top
       (X^\top X + \alpha I)^{-1} x$ with the intercept as a column that is not penalised and
       $\sigma^2$ from the residuals over n minus the effective number of parameters. With
@@ -81,7 +81,7 @@ def polyfit(
         0.02...
     """
     parameters, basis = _series(coefficients)
-    model = linear_model(lambda x: basis(float64(x, "x").reshape(-1)), parameters)
+    model = partial(linear_model, lambda x: basis(float64(x, "x").reshape(-1)), parameters)
     mean, rows = model(x)
     residuals = column(y, "y", len(mean)) - mean
     weights = None if w is None else column(w, "w", len(mean)).square()
@@ -104,7 +104,11 @@ def _from_statsmodels(results: Any) -> FitRigidity:
         scale=math.sqrt(float(results.scale)),
         degrees_of_freedom=float(results.df_resid) if results.use_t else math.inf,
     )
-    return replace(fit, model=linear_model(partial(_rows, width=len(parameters)), parameters))
+    given = getattr(results.model, "sigma", None)  # of GLS; the others have weights
+    values = float64(getattr(results.model, "weights", 1.0) if given is None else given, "sigma")
+    values = values.diagonal() if values.ndim == 2 else values
+    model = partial(linear_model, partial(_rows, width=len(parameters)), parameters)
+    return replace(fit, model=model, sigma=shared_sigma(values ** (0.5 if given is None else -0.5)))
 
 
 def _from_sklearn(
@@ -129,7 +133,7 @@ def _from_sklearn(
         parameters = torch.cat([parameters, intercept])
         penalties = torch.cat([penalties, torch.zeros(1, dtype=torch.float64)])
     form = partial(_rows, width=width, intercept=bool(model.fit_intercept))
-    predict = linear_model(form, parameters)
+    predict = partial(linear_model, form, parameters)
     mean, rows = predict(design)
     fixed = tuple((parameters[: design.shape[1]] == 0).nonzero().flatten().tolist())
     fixed = fixed if getattr(model, "positive", False) else ()
@@ -155,7 +159,7 @@ def _check_minimum(
     weight, parameters = weight_roots(weights, len(rows)).square(), fit.parameters
     assert parameters is not None
     defect = rows.mT @ (weight * residuals) - penalties * parameters
-    lowered = float(fit.posterior.quadratic(defect / fit.units))
+    lowered = float((defect @ fit.root).square().sum())
     left = float((weight * residuals.square()).sum())
     signal = float((weight * (rows.abs() @ parameters.abs()).square()).sum())
     if lowered > 1e-4 * left + 1e-12 * signal:  # the latter for exact data and float32

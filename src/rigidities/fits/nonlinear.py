@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .arrays import Values, column, float64
+from ..prediction.derived import differences
+from .arrays import Values, as_tensor, column, float64
 from .fit_rigidity import FitRigidity, Model
 from .sources import from_covariance, from_jacobian, held, residual_variance
 
@@ -30,6 +31,7 @@ def curve_fit(
     x: Any = None,
     y: Values | None = None,
     sigma: Values | None = None,
+    absolute_sigma: bool = False,
     scale: float | None = None,
     jac: Callable[..., Any] | None = None,
 ) -> FitRigidity:
@@ -42,9 +44,9 @@ def curve_fit(
         x: the fit's inputs and
         y: its targets (N,): needed without pcov; with it they tell the residual variance
             (`predict(noise=True)`) and the degrees of freedom (`interval`).
-        sigma: (N,) the observations' standard deviations, if SciPy was given any.
-        scale: the residual standard deviation in units of sigma, where known: 1.0 for
-            `absolute_sigma=True`.
+        sigma: the observations' standard deviations, (N,) or one, and
+        absolute_sigma: as SciPy was given them.
+        scale: the residual standard deviation in units of sigma, where known; 1.0 says absolute.
         jac: jac(x, *parameters) -> (M, P); central differences of f without it.
 
     Raises:
@@ -53,21 +55,25 @@ def curve_fit(
     parameters = float64(popt, "popt").reshape(-1)
     if pcov is None and (x is None or y is None):
         raise ValueError("Expected pcov, or x and y of the fit, got neither. Pass one of them.")
+    if absolute_sigma and scale not in (None, 1.0):
+        raise ValueError(f"An absolute sigma has scale 1, got {scale}. Pass one of the two.")
     covariance = None if pcov is None else _finite(pcov, len(parameters))
     spread = torch.zeros_like(parameters) if covariance is None else covariance.diagonal().sqrt()
     derivative = None if jac is None else lambda w, x: jac(x, *w)
     model = _model(lambda w, x: f(x, *w), parameters, spread, derivative)
-    freedom = math.inf
+    freedom, scale = math.inf, 1.0 if absolute_sigma else scale
+    shared = 1.0 if sigma is None and scale != 1.0 else None
     if x is not None and y is not None:
         mean, rows = model(x)
         weights, residuals = _weights(sigma, len(mean)), column(y, "y", len(mean)) - mean
         fit = from_jacobian(rows, residuals, weights=weights, scale=scale, parameters=parameters)
-        scale, freedom = float(fit.posterior.scale), fit.degrees_of_freedom
+        scale, freedom = fit.scale, fit.degrees_of_freedom
+        shared = shared if sigma is None else fit.sigma
     if covariance is not None:
         fit = from_covariance(
             covariance, parameters=parameters, scale=scale, degrees_of_freedom=freedom
         )
-    return replace(fit, model=model)
+    return replace(fit, model=model, sigma=shared)
 
 
 def least_squares(
@@ -82,9 +88,10 @@ def least_squares(
     SciPy's Jacobian is already the one whose $J^\top J$ approximates the Hessian of a robust loss;
     their covariance is $2\,\mathrm{cost} / (n - p)\, (J^\top J)^{-1}$, equal to the `pcov` of
     `curve_fit(loss=...)`. For the squared loss that factor is the residual variance, which
-    `predict(noise=True)` adds. For a robust one (`soft_l1`, `cauchy`, ...) it is not, and the noise
-    stays unknown (None) unless `scale` is given. Parameters at a bound (`active_mask`) are held
-    there and not counted: `FitRigidity.fixed` names them, with a warning.
+    `predict(noise=True)` adds (residuals divided by a sigma each: pass `noise=fit.noise *
+    sigma_new**2`). For a robust one (`soft_l1`, `cauchy`, ...) it is not, and the noise stays
+    unknown (None) unless `scale` is given. Parameters at a bound (`active_mask`) are held there and
+    not counted: `FitRigidity.fixed` names them, with a warning.
 
     Args:
         result: what SciPy returned.
@@ -106,14 +113,14 @@ def least_squares(
     if factor is None:
         freedom = float(n - len(free))
         factor = residual_variance(2 * float(result.cost), freedom)
-    fit = from_jacobian(jacobian[:, free], scale=math.sqrt(factor))
-    spread = torch.zeros_like(parameters).index_put((torch.tensor(free),), fit.parameter_std)
+    fit = held(from_jacobian(jacobian[:, free], scale=math.sqrt(factor)), fixed, stacklevel=3)
     return replace(
-        held(fit, fixed, stacklevel=3),
+        fit,
         parameters=parameters,
         noise=None if scale is None and _robust(result) else factor,
+        sigma=None if scale == 1.0 else 1.0,
         degrees_of_freedom=freedom,
-        model=None if f is None else _model(f, parameters, spread, jac),
+        model=None if f is None else _model(f, parameters, fit.parameter_std, jac),
     )
 
 
@@ -161,40 +168,25 @@ def _evaluated(function: Function, parameters: Tensor) -> Tensor:
 def _central_differences(function: Function, parameters: Tensor, spread: Tensor) -> Tensor:
     r"""Derivatives (M, P) of function(parameters) (M,).
 
-    Five points, $[8 (f_{+h} - f_{-h}) - (f_{+2h} - f_{-2h})] / 12 h$, are exact up to $h^4$: with
-    $h = \epsilon^{1/5}$ times the parameter's scale and $\epsilon$ the precision *of the function's
-    output* (a JAX function returns float32 unless told otherwise) truncation and rounding both stay
-    near $\epsilon^{4/5}$, 3e-13 in float64 and 3e-6 in float32. `spread` (P,) is a scale for each
-    parameter, such as its standard error; zero for unknown.
+    With $h = \epsilon^{1/7}$ times the parameter's scale and $\epsilon$ the precision *of the
+    function's output* (a JAX function returns float32 unless told otherwise) truncation and
+    rounding both stay near $\epsilon^{6/7}$, 4e-14 in float64 and 1e-6 in float32. `spread` (P,) is
+    a scale for each parameter, such as its standard error; zero for unknown.
     """
-    epsilon = _precision(function(parameters.numpy().copy()))
-    columns = []
-    for i, step in enumerate(_steps(parameters, spread, epsilon)):
-        difference = torch.zeros(())
-        for shift, weight in ((1, 8.0), (-1, -8.0), (2, -1.0), (-2, 1.0)):
-            moved = parameters.clone()
-            moved[i] += shift * step
-            difference = difference + weight * _evaluated(function, moved)
-        columns.append(difference / (12 * step))
-    return torch.stack(columns, 1)
+    values = as_tensor(function(parameters.numpy().copy()))
+    kind = values.dtype if values.is_floating_point() else torch.float64
+    steps = _steps(parameters, spread, torch.finfo(kind).eps)
+    changes, _ = differences(lambda d: _evaluated(function, parameters + d), steps.diag())
+    return changes.mT / steps
 
 
 def _steps(parameters: Tensor, spread: Tensor, epsilon: float) -> Tensor:
-    """epsilon^(1/5) of min(|p|, spread), a power of two so that p + h - p is h."""
+    """epsilon^(1/7) of min(|p|, spread), a power of two so that p + h - p is h."""
     size = parameters.abs()
     scale = torch.where((size > 0) & (spread > 0), torch.minimum(size, spread), size + spread)
     scale = torch.where(scale > 0, scale, 1.0)
-    step = torch.maximum(epsilon**0.2 * scale, epsilon ** (2 / 3) * size)
+    step = torch.maximum(epsilon ** (1 / 7) * scale, epsilon ** (2 / 3) * size)
     return 2 ** step.log2().round()
-
-
-def _precision(values: Any) -> float:
-    """Machine epsilon of what a function returned."""
-    import numpy as np
-
-    kind = values.dtype if hasattr(values, "dtype") else np.float64
-    single = str(kind).rpartition(".")[2] in {"float32", "complex64"}
-    return float(np.finfo(np.float32 if single else np.float64).eps)
 
 
 def _finite(pcov: Values, width: int) -> Tensor:

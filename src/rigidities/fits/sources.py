@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..posterior.posterior import Posterior, check_ridge
+from ..posterior.posterior import check_ridge
 from .arrays import Values, column, float64
 from .fit_rigidity import FitRigidity
 
@@ -51,18 +51,19 @@ def from_jacobian(
     root = weight_roots(weights, n)
     rows = rows * root[:, None]
     extra = penalty_rows(ridge, penalty, width)
-    units, posterior = _factorised(torch.cat([rows, *extra]), n)
-    taken = float(posterior.quadratic(rows / units).sum()) if extra else float(width)
+    inverse = _inverse_root(torch.cat([rows, *extra]), n)
+    taken = float((rows @ inverse).square().sum()) if extra else float(width)
     freedom, noise = math.inf, None if scale is None else scale**2
     if scale is None and residuals is not None:
         errors = root * column(residuals, "residuals", n)
         freedom = float(root.count_nonzero()) - taken
         noise = residual_variance(float(errors.square().sum()), freedom)
     return FitRigidity(
-        posterior=posterior.with_scale(1.0 if noise is None else math.sqrt(noise)),
-        units=units,
+        root=inverse,
+        scale=1.0 if noise is None else math.sqrt(noise),
         parameters=_parameters(parameters, width),
         noise=noise,
+        sigma=shared_sigma(root),
         degrees_of_freedom=freedom,
     )
 
@@ -101,11 +102,9 @@ def from_covariance(
     variances, vectors = torch.linalg.eigh(matrix / safe / safe[:, None])
     _check_semidefinite(variances)
     s = 1.0 if scale is None else scale
-    precisions = s**2 / variances.clamp(min=0).flip(0)  # infinite where nothing varies
-    posterior = Posterior(precisions, vectors.flip(1), 0.0).with_scale(s)
     return FitRigidity(
-        posterior=posterior,
-        units=1 / std,
+        root=std[:, None] * vectors * variances.clamp(min=0).sqrt() / s,
+        scale=s,
         parameters=_parameters(parameters, len(std)),
         noise=None if scale is None else scale**2,
         degrees_of_freedom=degrees_of_freedom,
@@ -120,7 +119,9 @@ def held(fit: FitRigidity, fixed: tuple[int, ...], stacklevel: int) -> FitRigidi
             "the error bars.",
             stacklevel=stacklevel,
         )
-    return replace(fit, fixed=fixed)
+    root = fit.root.new_zeros(fit.width + len(fixed), fit.root.shape[1])
+    root[[i for i in range(len(root)) if i not in fixed]] = fit.root
+    return replace(fit, root=root, fixed=fixed)
 
 
 def residual_variance(squares: float, freedom: float) -> float:
@@ -133,8 +134,8 @@ def residual_variance(squares: float, freedom: float) -> float:
     return squares / freedom
 
 
-def _factorised(rows: Tensor, samples: int) -> tuple[Tensor, Posterior]:
-    """Column lengths, and the posterior of rows^T rows with columns of length one."""
+def _inverse_root(rows: Tensor, samples: int) -> Tensor:
+    """(P, P), whose Gram is (rows^T rows)^-1."""
     lengths = torch.linalg.vector_norm(rows, dim=0)
     units = torch.where(lengths > 0, lengths, 1.0)
     triangle = torch.linalg.qr(rows / units, mode="r").R
@@ -149,7 +150,7 @@ def _factorised(rows: Tensor, samples: int) -> tuple[Tensor, Posterior]:
             f"they do not all determine.{cause} Pass ridge > 0, a penalty or more data, or drop "
             "parameters (of dummies one each: OneHotEncoder(drop='first'))."
         )
-    return units, Posterior(singular.square().flip(0), vectors.mT.flip(1), 0.0)
+    return torch.div(vectors.mT / singular, units[:, None])
 
 
 def weight_roots(weights: Values | None, rows: int) -> Tensor:
@@ -160,6 +161,12 @@ def weight_roots(weights: Values | None, rows: int) -> Tensor:
     if bool((values < 0).any()):
         raise ValueError(f"Expected weights >= 0, got {float(values.min()):.3g}.")
     return values.sqrt()
+
+
+def shared_sigma(roots: Tensor) -> float | None:
+    """1 / root of the weights, where all rows that count have the same; else None."""
+    least, most = roots[roots > 0].aminmax()
+    return float(1 / most) if float(most) <= 1.000001 * float(least) else None
 
 
 def penalty_rows(ridge: float, penalty: Values | None, width: int) -> list[Tensor]:

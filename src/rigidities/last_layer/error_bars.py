@@ -15,6 +15,7 @@ from ..data.row_sample import SampledRows
 from ..models.modes import unmixed
 from ..posterior.posterior import Posterior
 from ..posterior.quadratic import QuadraticForm
+from ..prediction.entries import compact
 from ..prediction.head import HeadForm
 from ..prediction.law import Law, StudentT, Tilted
 from ..prediction.noise import GivenNoise, NoNoise
@@ -193,8 +194,5 @@ def _each_target(reading: Reading, values: Tensor) -> Tensor:
     if len(values) == 1:
         return values[0]
     rows = len(reading.features)
-    whole = reading.unrows(torch.arange(len(values)).expand(rows, -1))[0]
-    for axis in range(whole.ndim):
-        one = whole.narrow(axis, 0, 1)
-        whole = one if torch.equal(one.expand_as(whole), whole) else whole
+    whole = compact(reading.unrows(torch.arange(len(values)).expand(rows, -1))[0])
     return values[whole.to(values.device)]

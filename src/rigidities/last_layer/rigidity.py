@@ -38,6 +38,7 @@ from ..posterior.gram import Gram, PrecisionLike
 from ..posterior.joint import JointPosterior
 from ..posterior.posterior import LARGEST_ROUNDING, Posterior
 from ..posterior.quadratic import rounding_bound
+from ..prediction.derived import Derived
 from ..prediction.law import Law
 from ..prediction.noise import Noise
 from ..prediction.prediction import Prediction
@@ -55,7 +56,6 @@ from .gradients.loss import GradientTarget, GradientWeight, gradient_loss
 from .gradients.uncertain_inputs import InputVariances
 from .local_terms import LocalTerms, local_terms
 from .merging import named
-from .propagation.derived import Derived
 from .propagation.outputs import repeatable
 from .propagation.propagation import covariance_between, propagated
 from .readout.binding import Binding

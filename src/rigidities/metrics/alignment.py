@@ -5,16 +5,38 @@ The classical trap is (N,) against (N, 1), which broadcasts to (N, N) without a 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
+from ..prediction.prediction import Prediction
+
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-Values: TypeAlias = "Tensor | ArrayLike"
+Values: TypeAlias = "Tensor | ArrayLike | Prediction"
+T = TypeVar("T")
+
+
+def of_prediction(score: Callable[..., T]) -> Callable[..., T]:
+    """Let a `Prediction` stand for `mean` and `std` both: score(p, target)."""
+    after = 1 + list(signature(score).parameters).index("mean")
+
+    @wraps(score)
+    def called(*args: Any, **options: Any) -> T:
+        whole = options.get("mean") if len(args) < after else args[after - 1]
+        if isinstance(whole, Prediction) and not any(one is whole for one in args[after:]):
+            if len(args) < after:
+                return score(*args, **options | {"std": whole})
+            args = (*args[:after], whole, *args[after:])
+        return score(*args, **options)
+
+    return called
 
 
 def aligned(**arrays: Values) -> tuple[Tensor, ...]:
@@ -24,7 +46,8 @@ def aligned(**arrays: Values) -> tuple[Tensor, ...]:
     never broadcasts to (N, N).
 
     Args:
-        **arrays: the arrays, each under the name that errors give it; `std` must be >= 0.
+        **arrays: the arrays, each under the name that errors give it; `std` must be >= 0. A
+            `Prediction` stands for its own part of that name.
 
     Raises:
         ValueError: the shapes differ, or an array is empty, not finite, or a negative `std`.
@@ -33,7 +56,8 @@ def aligned(**arrays: Values) -> tuple[Tensor, ...]:
         >>> aligned(mean=[1, 2], target=[[3], [4]])
         (tensor([1., 2.], dtype=torch.float64), tensor([3., 4.], dtype=torch.float64))
     """
-    tensors = {name: _double(values) for name, values in arrays.items()}
+    parts = {k: getattr(v, k, v) if isinstance(v, Prediction) else v for k, v in arrays.items()}
+    tensors = {name: _double(values) for name, values in parts.items()}
     (first, reference), *others = tensors.items()
     for name, tensor in others:
         if tensor.squeeze().shape != reference.squeeze().shape:
@@ -95,3 +119,18 @@ def error_and_positive_std(
             "Drop those rows or add a noise floor to the variance."
         )
     return target - mean, std
+
+
+def predicted(mean: Values, std: Values) -> Prediction:
+    """The prediction given, or the Gaussian one of mean and std, flat."""
+    if isinstance(mean, Prediction):
+        return mean
+    middle, bar = aligned(mean=mean, std=std)
+    return Prediction(middle, 0 * bar, bar.square(), bar)
+
+
+def judged(mean: Values, std: Values, target: Values) -> tuple[Prediction, Tensor]:
+    """The same, and the targets in its shape."""
+    p, (_, _, y) = predicted(mean, std), aligned(mean=mean, std=std, target=target)
+    y = as_tensor(target).to(p.mean.device) if p is mean else y
+    return p, y.reshape(p.mean.shape)

@@ -7,12 +7,13 @@ import math
 import torch
 from torch import Tensor
 
-from .alignment import Values, aligned, error_and_positive_std
+from .alignment import Values, aligned, error_and_positive_std, of_prediction
 
 # Bars that span less than this are constant up to rounding: a slope on them would be noise.
 _CONSTANT_DECADES = 1e-9
 
 
+@of_prediction
 def ence(mean: Values, std: Values, target: Values, bins: int = 10) -> float:
     """Expected normalised calibration error, mean over bins of |RMV - RMSE| / RMV.
 
@@ -31,6 +32,7 @@ def ence(mean: Values, std: Values, target: Values, bins: int = 10) -> float:
     return float((1 - (mse / variance).sqrt()).abs().mean())
 
 
+@of_prediction
 def binned(mean: Values, std: Values, target: Values, bin_size: int = 100) -> tuple[Tensor, Tensor]:
     """Mean predicted variance and MSE of bins of rows sorted by predicted variance.
 
@@ -51,6 +53,7 @@ def binned(mean: Values, std: Values, target: Values, bin_size: int = 100) -> tu
     return std.square()[rows].mean(1), (target - mean).square()[rows].mean(1)
 
 
+@of_prediction
 def binned_log_ratio(mean: Values, std: Values, target: Values, bin_size: int = 100) -> float:
     """Mean over bins of |log10(MSE / variance)|: decades from y = x in the binned plot.
 
@@ -65,6 +68,7 @@ def binned_log_ratio(mean: Values, std: Values, target: Values, bin_size: int = 
     return float((mse / variance).log10().abs().mean())
 
 
+@of_prediction
 def slope(mean: Values, std: Values, target: Values, bin_size: int = 100) -> float:
     """Least-squares slope of log MSE on log variance over bins.
 
@@ -90,7 +94,8 @@ def decades(std: Values, bin_size: int = 100) -> float:
         >>> decades([1.0, 100.0], bin_size=1)
         4.0
     """
-    variance, _ = _positive_bins(std, std, std, bin_size)
+    (bar,) = aligned(std=std)
+    variance, _ = _positive_bins(bar, bar, bar, bin_size)
     return float((variance[-1] / variance[0]).log10())
 
 

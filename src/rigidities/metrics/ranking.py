@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .alignment import Values, aligned
+from .alignment import Values, aligned, of_prediction
 
 
+@of_prediction
 def spearman(mean: Values, std: Values, target: Values) -> float:
     """Rank correlation of |e| and sigma, ties at their average rank.
 
@@ -23,6 +24,7 @@ def spearman(mean: Values, std: Values, target: Values) -> float:
     return float(a @ b / (a.square().sum() * b.square().sum()).sqrt())
 
 
+@of_prediction
 def ause(mean: Values, std: Values, target: Values) -> float:
     """Area under the sparsification error, as a fraction of the RMSE.
 

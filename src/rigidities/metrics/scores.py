@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from .alignment import Values, aligned, error_and_positive_std
+from .alignment import Values, aligned, error_and_positive_std, judged, of_prediction, predicted
 from .bins import binned_log_ratio, decades, ence, slope
 from .ranking import ause, spearman
 
@@ -34,6 +34,7 @@ def mae(mean: Values, target: Values) -> float:
     return float((target - mean).abs().mean())
 
 
+@of_prediction
 def nll(mean: Values, std: Values, target: Values) -> float:
     """Mean negative log-likelihood of a Gaussian, mean [log(2 pi sigma^2) + z^2] / 2.
 
@@ -41,10 +42,12 @@ def nll(mean: Values, std: Values, target: Values) -> float:
         >>> round(nll([0.0], [1.0], [0.0]), 4)
         0.9189
     """
-    error, std = error_and_positive_std(mean, std, target)
-    return float((std.log() + (error / std).square() / 2).mean()) + math.log(2 * math.pi) / 2
+    error_and_positive_std(mean, std, target)
+    p, y = judged(mean, std, target)
+    return -float(p.log_prob(y).double().mean())
 
 
+@of_prediction
 def nll_gain(mean: Values, std: Values, target: Values) -> float:
     """How much the NLL falls below that of the best constant bar, sigma^2 = MSE of these rows.
 
@@ -55,11 +58,12 @@ def nll_gain(mean: Values, std: Values, target: Values) -> float:
         >>> round(nll_gain([0.0, 0.0], [1.0, 10.0], [1.0, 10.0]), 4)
         0.8097
     """
-    error, std = error_and_positive_std(mean, std, target)
+    error, _ = error_and_positive_std(mean, std, target)
     constant = float((2 * math.pi * error.square().mean()).log() + 1) / 2
     return constant - nll(mean, std, target)
 
 
+@of_prediction
 def crps(mean: Values, std: Values, target: Values) -> float:
     """Mean continuous ranked probability score of a Gaussian, in the units of the target.
 
@@ -70,12 +74,12 @@ def crps(mean: Values, std: Values, target: Values) -> float:
         >>> round(crps([0.0], [1.0], [0.0]), 4)
         0.2337
     """
-    error, std = error_and_positive_std(mean, std, target)
-    z = error / std
-    density = (-z.square() / 2).exp() / math.sqrt(2 * math.pi)
-    return float((std * (z * _central(z) + 2 * density - 1 / math.sqrt(math.pi))).mean())
+    error_and_positive_std(mean, std, target)
+    p, y = judged(mean, std, target)
+    return float(p.crps(y).double().mean())
 
 
+@of_prediction
 def coverage(mean: Values, std: Values, target: Values, level: float = 0.9) -> float:
     """Fraction of targets within mu +- k sigma, the central Gaussian interval of that level.
 
@@ -83,8 +87,9 @@ def coverage(mean: Values, std: Values, target: Values, level: float = 0.9) -> f
         >>> coverage([0.0, 0.0], [1.0, 1.0], [1.6, 1.7], level=0.9)
         0.5
     """
-    mean, std, target = aligned(mean=mean, std=std, target=target)
-    return float(((target - mean).abs() <= _half_width(level) * std).double().mean())
+    p, y = judged(mean, std, target)
+    low, high = p.interval(level)
+    return float(((low <= y) & (y <= high)).double().mean())
 
 
 def interval_width(std: Values, level: float = 0.9) -> float:
@@ -94,10 +99,11 @@ def interval_width(std: Values, level: float = 0.9) -> float:
         >>> round(interval_width([1.0], level=0.9), 4)
         3.2897
     """
-    (std,) = aligned(std=std)
-    return float(2 * _half_width(level) * std.mean())
+    low, high = predicted(std, std).interval(level)
+    return float((high - low).double().mean())
 
 
+@of_prediction
 def interval_score(mean: Values, std: Values, target: Values, level: float = 0.9) -> float:
     """Mean interval (Winkler) score: the width, and a fine for each target outside.
 
@@ -107,12 +113,13 @@ def interval_score(mean: Values, std: Values, target: Values, level: float = 0.9
         >>> round(interval_score([0.0], [1.0], [2.6449], level=0.9), 2)
         23.29
     """
-    mean, std, target = aligned(mean=mean, std=std, target=target)
-    half = _half_width(level) * std
-    outside = ((target - mean).abs() - half).clamp(min=0)
-    return float((2 * half + 2 / (1 - level) * outside).mean())
+    p, y = judged(mean, std, target)
+    low, high = p.interval(level)
+    outside = (low - y).clamp(min=0) + (y - high).clamp(min=0)
+    return float((high - low + 2 / (1 - level) * outside).double().mean())
 
 
+@of_prediction
 def calibration_curve(mean: Values, std: Values, target: Values) -> tuple[Tensor, Tensor]:
     """Observed against nominal coverage of central Gaussian intervals, an exact step function.
 
@@ -127,13 +134,15 @@ def calibration_curve(mean: Values, std: Values, target: Values) -> tuple[Tensor
         >>> [round(p, 2) for p in nominal.tolist()], observed.tolist()
         ([0.0, 0.5, 0.95, 1.0], [0.0, 0.5, 1.0, 1.0])
     """
-    error, std = error_and_positive_std(mean, std, target)
-    levels = _central(error.abs() / std).sort().values
+    error_and_positive_std(mean, std, target)
+    p, y = judged(mean, std, target)
+    levels = 1 - p.tail(y).cpu().double().flatten().sort(descending=True).values
     zero, one = levels.new_zeros(1), levels.new_ones(1)
     steps = torch.arange(len(levels) + 1, dtype=torch.float64) / len(levels)
     return torch.cat([zero, levels, one]), torch.cat([steps, one])
 
 
+@of_prediction
 def miscalibration_area(mean: Values, std: Values, target: Values) -> float:
     """Area between the calibration curve and the diagonal, int_0^1 |observed(p) - p| dp.
 
@@ -162,6 +171,7 @@ def sharpness(std: Values) -> float:
     return float(std.square().mean().sqrt())
 
 
+@of_prediction
 def summary(mean: Values, std: Values, target: Values, bin_size: int = 100) -> dict[str, float]:
     """The main metrics by name, intervals at level 0.9.
 
@@ -172,29 +182,17 @@ def summary(mean: Values, std: Values, target: Values, bin_size: int = 100) -> d
         >>> summary([0.0], [1.0], [2.0])["rmse"]
         2.0
     """
-    mean, std, target = aligned(mean=mean, std=std, target=target)
     scores = (nll, nll_gain, crps, coverage, interval_score, miscalibration_area, spearman, ause)
-    enough = len(std) >= bin_size
+    rows = len(aligned(mean=mean, std=std, target=target)[0])
+    enough = rows >= bin_size
     return {
         "rmse": rmse(mean, target),
         "mae": mae(mean, target),
         **{score.__name__: score(mean, std, target) for score in scores},
         "interval_width": interval_width(std),
         "sharpness": sharpness(std),
-        "ence": ence(mean, std, target) if len(std) >= 10 else math.nan,
+        "ence": ence(mean, std, target) if rows >= 10 else math.nan,
         "binned_log_ratio": binned_log_ratio(mean, std, target, bin_size) if enough else math.nan,
         "slope": slope(mean, std, target, bin_size) if enough else math.nan,
         "decades": decades(std, bin_size) if enough else math.nan,
     }
-
-
-def _central(z: Tensor) -> Tensor:
-    """Probability of the central interval +- z, 2 Phi(z) - 1."""
-    return torch.erf(z / math.sqrt(2))
-
-
-def _half_width(level: float) -> float:
-    """The k of the central interval +- k, the inverse of `_central`."""
-    if not 0 < level < 1:
-        raise ValueError(f"Expected 0 < level < 1, got {level}. Pass 0.9 for 90 % intervals.")
-    return math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64)))

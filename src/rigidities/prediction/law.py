@@ -38,10 +38,12 @@ class Law(ABC):
     Attributes:
         name: what users and files call it.
         symmetric: whether -z has the same law.
+        wide: fields with a last dimension that is none of the predictions'.
     """
 
     name: ClassVar[str] = ""
     symmetric: ClassVar[bool] = False
+    wide: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def quantile(self, level: Tensor) -> Tensor:
@@ -247,7 +249,7 @@ def _tail_of(z: Tensor, df: Tensor) -> Tensor:
 def _checked(df: Any) -> float | Tensor:
     """A number, or float64 where there are several."""
     kept = torch.as_tensor(df, dtype=F64, device="cpu")
-    if not all(2 < value < math.inf for value in kept.flatten().tolist()):
+    if not bool(((kept > 2) & (kept < math.inf)).all()):
         raise ValueError(
             f"A Student-t law needs more than two degrees of freedom, a finite number, got {df}: "
             "with two or fewer it has no variance. For infinitely many take Gaussian()."
@@ -428,7 +430,7 @@ class Tilted(Law):
         (-0.5771, 2.1943)
     """
 
-    name = "tilted"
+    name, wide = "tilted", ("tilt",)
     df: float | Tensor = 5.0
     tilt: Tensor = field(default_factory=lambda: torch.zeros(cosine_tilt.TERMS))
 
@@ -456,8 +458,10 @@ class Tilted(Law):
         return law
 
     @cached_property
-    def _degrees(self) -> tuple[float, ...]:
-        return tuple(torch.as_tensor(self.df, dtype=F64).flatten().tolist())
+    def _degrees(self) -> tuple[tuple[float, ...], Tensor]:
+        """Each once, and which of them the entries have."""
+        known, which = torch.unique(torch.as_tensor(self.df, dtype=F64), return_inverse=True)
+        return tuple(known.tolist()), which
 
     @cached_property
     def _moments(self) -> Tensor:
@@ -466,11 +470,11 @@ class Tilted(Law):
 
     def rule(self, dtype: torch.dtype, device: torch.device) -> TiltedRule:
         """In that precision, its values shaped like the degrees of freedom."""
-        rule = _rule(self._degrees, dtype, device)
-        if len(rule.values) == 1:
+        degrees, which = self._degrees
+        rule = _rule(degrees, dtype, device)
+        if len(degrees) == 1:
             return rule
-        shape = torch.as_tensor(self.df).shape
-        return rule._replace(values=rule.values.reshape(*shape, *rule.values.shape[1:]))
+        return rule._replace(values=rule.values[which], student=rule.student[which.flatten()])
 
     @property
     def second(self) -> Tensor:
@@ -499,23 +503,24 @@ class Tilted(Law):
 
     def shortfall(self, z: Tensor, draws: int = 1) -> Tensor:
         r"""$z F^n - \int_0^u Q_\nu\, d F^n$, by the panels' rule."""
-        df, quantiles = torch.as_tensor(self.df), _quantiles(self._degrees).to(z.device)
+        degrees, which = self._degrees
+        quantiles = _quantiles(degrees).to(z.device)
 
         def below(tilt: CosineTilt, u: Tensor, x: Tensor, which: Tensor) -> Tensor:
             rate = tilt.density * quantiles[which[:, 0]]
             rate = rate if draws == 1 else 2 * tilt.cdf_at_nodes * rate
             return x * tilt.cdf(u) ** draws - tilt.integral(rate, u)
 
-        which = torch.arange(df.numel(), device=z.device).reshape(df.shape)
         u = StudentT(self.df).cdf(z.to(F64))
-        return self._by_row(below, u, z.to(F64), which).to(_kind(z))
+        return self._by_row(below, u, z.to(F64), which.to(z.device)).to(_kind(z))
 
     def _by_row(self, answer: Callable[..., Tensor], *values: Tensor) -> Tensor:
         """What `answer` says of tilts (R, 8) and their values (R, E)."""
         rows = (self.tilt[..., 0] + torch.as_tensor(self.df).to(self.tilt)).shape
         shape = (values[0] + values[0].new_empty(rows)).shape
         tilt = self.tilt.to(F64).expand(*rows, -1).reshape(-1, cosine_tilt.TERMS)
-        count = math.prod(shape) // max(1, len(tilt))
+        if not (count := math.prod(shape) // max(1, len(tilt))):
+            return values[0].new_empty(shape)
         flat = (part.expand(shape).reshape(count, len(tilt)).mT for part in values)
         step = max(1, (1 << 18) // (1024 + 16 * count))
         parts = zip(*(torch.split(part, step) for part in (tilt, *flat)), strict=True)

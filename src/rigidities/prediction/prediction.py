@@ -3,14 +3,22 @@ r"""A prediction with its error bar: $\mu$, $\alpha^2 q$, noise, and the law aro
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..notices import require_level
+from ..notices import extra, needed, require_level
+from . import picture
+from .entries import Change, regrouped
 from .law import Gaussian, Law
+
+_ONE = torch.ones((), dtype=torch.float64)
+_VARIANCES = ("epistemic", "noise", "from_inputs")
+_FAR = -1e15
+"""Scales below a mean: a bound there cuts nothing."""
 
 
 @dataclass(frozen=True)
@@ -21,16 +29,21 @@ class Prediction:
     samples, `cdf`, `log_prob`, `crps` and `centre` are those of the bounded law. `variance` and
     `std` are not.
 
+    It is a value: `p[:10]`, `p[mask]` and `p[:, 0]` are those entries with all that they hold, and
+    `p * sd + mu` the prediction of sd Y + mu, with numbers or one for each target. A constant says
+    nothing of what predictions share: functions of several are for `uq.propagate`.
+
     Attributes:
         mean: what the model predicts.
         epistemic: $\alpha^2 f^\top (G + \varsigma^2 I)^{-1} f$, what more data would shrink: by how
             much the prediction would move, were the model trained again on other rows.
         noise: the rest of the law's second moment, tails and guard included; zero unless
             calibrated.
-        rigidity: the paper's $R = 1/q$, unscaled.
+        rigidity: the paper's $R = 1/q$, unscaled: of the model's own output, in whatever units.
         from_inputs: variance that uncertain inputs bring; zero unless asked for.
         law: shape of the predictive law.
-        support: the least and the largest value a target can have, None for no bound.
+        support: the least and the largest value a target can have, None for no bound; numbers, or
+            tensors that broadcast against the mean.
         conformal: what gives `interval` its guarantee, if anything.
 
     Examples:
@@ -48,19 +61,25 @@ class Prediction:
     rigidity: Tensor
     from_inputs: Tensor = field(default_factory=lambda: torch.zeros(()))
     law: Law = field(default_factory=Gaussian)
-    support: tuple[float | None, float | None] | None = None
+    support: tuple[float | Tensor | None, float | Tensor | None] | None = None
     conformal: Any = None
+
+    __array_ufunc__ = None  # an array on the left leaves sums and products to us
 
     def __post_init__(self) -> None:
         if self.from_inputs.ndim == 0:
             shaped = self.from_inputs.to(self.epistemic).expand_as(self.epistemic)
             object.__setattr__(self, "from_inputs", shaped)
-        low, high = self._bounds
-        if not low < high:
+        low, high = (torch.as_tensor(end, dtype=torch.float64) for end in self._support)
+        if not bool((low < high).all()):
             raise ValueError(
                 "A support is the least value before the largest, None for no bound, got "
                 f"{self.support}."
             )
+        ends: Any = (low, high)
+        if low.ndim == high.ndim == 0:
+            ends = tuple(float(end) if bool(end.isfinite()) else None for end in ends)
+        object.__setattr__(self, "support", None if ends == (None, None) else ends)
 
     @property
     def variance(self) -> Tensor:
@@ -159,22 +178,162 @@ class Prediction:
         high = torch.where(half > 0, mean - scale * self.law.mirrored.quantile(half), math.inf)
         return low.to(self.scale).clamp(*self._bounds), high.to(self.scale).clamp(*self._bounds)
 
+    def to_numpy(self, level: float = 0.9, *, conformal: bool = False) -> dict[str, Any]:
+        """Arrays shaped like the output: mean, std, low, high (as `interval`), epistemic, noise."""
+        parts = {name: getattr(self, name) for name in ("mean", "std", "epistemic", "noise")}
+        parts |= zip(("low", "high"), self.interval(level, conformal=conformal), strict=True)
+        return {k: v.detach().to(self.scale).cpu().numpy().copy() for k, v in parts.items()}
+
+    def to_pandas(
+        self, level: float = 0.9, index: Any = None, *, names: Any = None, conformal: bool = False
+    ) -> Any:
+        """A table: mean, std, low and high; of several targets `mean_0`, ... or `mean_<name>`.
+
+        Args:
+            level: of the interval from low to high.
+            index: of the rows.
+            names: of the targets.
+            conformal: as in `interval`.
+        """
+        own = self._columns(level, names, conformal)
+        return needed("pandas", extra("tabular")).DataFrame(own, index)
+
+    def to_polars(self, level: float = 0.9, *, names: Any = None, conformal: bool = False) -> Any:
+        """The same in a table of polars; see `to_pandas`."""
+        return needed("polars", "pip install polars").DataFrame(self._columns(level, names, conformal))
+
+    def _columns(self, level: float, names: Any, conformal: bool) -> dict[str, Any]:
+        rows, count = self.mean.shape[:1].numel(), self.mean.shape[1:].numel()
+        if names is not None and len(names) != count:
+            raise ValueError(f"Expected names of {count} targets, got {names!r}.")
+        ends = range(count) if names is None else names
+        found = self.to_numpy(level, conformal=conformal)
+        flat = {part: found[part].reshape(rows, count) for part in ("mean", "std", "low", "high")}
+        if count == 1 and names is None:
+            return {part: values[:, 0] for part, values in flat.items()}
+        return {f"{p}_{end}": v[:, k] for k, end in enumerate(ends) for p, v in flat.items()}
+
     def to(self, device: torch.device | str) -> Prediction:
         """The same on another device."""
         moved: dict[str, Any] = {k: v.to(device) for k, v in vars(self).items() if hasattr(v, "to")}
         return replace(self, **moved, law=self.law.each(lambda tensor: tensor.to(device)))
 
+    def __array__(self, *options: Any, **more: Any) -> Any:
+        raise TypeError("A Prediction is more than one array: take p.mean, p.std or p.to_numpy().")
+
+    def __getitem__(self, index: Any) -> Prediction:
+        return self._at(self._places[index])
+
     @property
-    def _bounds(self) -> tuple[float, float]:
+    def _places(self) -> Tensor:
+        """Where each entry lies in a flat tensor."""
+        return torch.arange(self.mean.numel(), device=self.mean.device).reshape(self.mean.shape)
+
+    def _at(self, places: Tensor) -> Prediction:
+        def taken(tensors: Sequence[Tensor]) -> Tensor:
+            whole = tensors[0].expand(self.mean.shape).reshape(-1)
+            return whole[places.to(whole.device)]
+
+        return _regrouped([self], taken)
+
+    @classmethod
+    def concatenate(cls, predictions: Iterable[Prediction]) -> Prediction:
+        """Predictions of some rows and of others as one, in this order.
+
+        Raises:
+            ValueError: there are none, or they differ in their targets, law or conformal rows.
+        """
+        parts = list(predictions)
+        shapes = [p.mean.shape for p in parts]
+        if len({shape[1:] for shape in shapes}) != 1 or not all(shapes):
+            raise ValueError(
+                "Expected a list of predictions whose rows have one shape, got "
+                f"{[tuple(shape) for shape in shapes]}."
+            )
+
+        def joined(tensors: Sequence[Tensor]) -> Tensor:
+            return torch.cat([t.expand(s) for t, s in zip(tensors, shapes, strict=True)])
+
+        return _regrouped(parts, joined)
+
+    def __mul__(self, factor: Any) -> Prediction:
+        return self._line(self._constant(factor), 0 * _ONE)
+
+    def __truediv__(self, divisor: Any) -> Prediction:
+        return self._line(1 / self._constant(divisor), 0 * _ONE)
+
+    def __add__(self, shift: Any) -> Prediction:
+        return self._line(_ONE, self._constant(shift))
+
+    def __sub__(self, shift: Any) -> Prediction:
+        return self._line(_ONE, -self._constant(shift))
+
+    def __rsub__(self, shift: Any) -> Prediction:
+        return self._line(-_ONE, self._constant(shift))
+
+    def __neg__(self) -> Prediction:
+        return self._line(-_ONE, 0 * _ONE)
+
+    __rmul__, __radd__ = __mul__, __add__
+
+    def _line(self, a: Tensor, b: Tensor) -> Prediction:
+        """The prediction of a Y + b, of factors and shifts in float64."""
+        if not bool((a.isfinite() & b.isfinite() & (a != 0)).all()):
+            raise ValueError("Expected finite numbers, and no factor of zero: it leaves no law.")
+        up, law = a > 0, self.law if bool((a > 0).all()) else self.law.mirrored
+        if law is not self.law and bool(up.any()):
+            law = regrouped([self.law, law], lambda t: torch.where(up.to(t[0].device), t[0], t[1]))
+        ends = [end * a + b for end in self._support]
+        kind = torch.promote_types(torch.result_type(self.mean, self.variance), torch.float32)
+        made: dict[str, Any] = {k: vars(self)[k] * a.square().to(kind) for k in _VARIANCES}
+        made["mean"] = self.mean.to(kind) * a.to(kind) + b.to(kind)
+        made["conformal"] = self.conformal and self.conformal.resolved(self)
+        return replace(self, **made, law=law, support=(torch.minimum(*ends), torch.maximum(*ends)))
+
+    def _constant(self, given: Any) -> Tensor:
+        """A number, or one for each target."""
+        import numpy
+
+        values = given if isinstance(given, Tensor | Prediction) else numpy.asarray(given)
+        if not isinstance(values, Tensor):
+            if isinstance(values, Prediction) or values.dtype.kind not in "iuf":
+                raise TypeError(
+                    f"Expected a number, or one for each target, got a {type(given).__name__}. Of "
+                    "several predictions, which share errors, take uq.propagate(fn, x)."
+                )
+            values = torch.as_tensor(values.astype(float))
+        values, whole = values.to(self.mean.device, torch.float64), self.mean.shape
+        fits = zip(values.shape[::-1], whole[::-1], strict=False)
+        if values.ndim > len(whole) or any(own not in (1, size) for own, size in fits):
+            raise ValueError(
+                "Expected a number, or one for each target, that broadcasts to the prediction's "
+                f"{tuple(whole)}, got {tuple(values.shape)}."
+            )
+        return values
+
+    @property
+    def _support(self) -> tuple[Any, Any]:
         low, high = self.support or (None, None)
+        if isinstance(low, Tensor) and isinstance(high, Tensor):
+            return low.to(self.mean.device), high.to(self.mean.device)
         return -math.inf if low is None else low, math.inf if high is None else high
+
+    @property
+    def _bounds(self) -> tuple[Any, Any]:
+        """The same as `clamp` takes it."""
+        low, high = self._support
+        return (low.to(self.scale), high.to(self.scale)) if isinstance(low, Tensor) else (low, high)
 
     @property
     def _ends(self) -> list[tuple[int, float, Law, Tensor]]:
         """Sign and value of each bound, and the law and its z seen with that bound below."""
         low, high = self._bounds
-        ends = [(1, low, self.law, self._z(low))] if low > -math.inf else []
-        return ends + ([(-1, high, self.law.mirrored, -self._z(high))] if high < math.inf else [])
+        ends = []
+        if bool(torch.as_tensor(low).isfinite().any()):
+            ends.append((1, low, self.law, self._z(low).clamp(min=_FAR)))
+        if bool(torch.as_tensor(high).isfinite().any()):
+            ends.append((-1, high, self.law.mirrored, -self._z(high).clamp(max=-_FAR)))
+        return ends
 
     def _z(self, value: float | Tensor) -> Tensor:
         """A value in the law's units, about the mean."""
@@ -190,9 +349,34 @@ class Prediction:
                 )
             target = target.reshape(self.mean.shape)
         y = target.to(self.scale)
+        rounding = max(torch.finfo(one.dtype).eps for one in (y, target) if one.is_floating_point())
         for bound in self._bounds:  # a target at a bound is there whatever its precision
-            y = torch.where(target == bound, bound, y)
+            end = torch.as_tensor(bound, dtype=y.dtype).to(y.device).expand_as(y)
+            y = torch.where(torch.isclose(y, end, rtol=rounding, atol=0), end, y)
         return y
 
     def __len__(self) -> int:
         return len(self.mean)
+
+    def __repr__(self) -> str:
+        pairs = zip(*(part.flatten()[:3].tolist() for part in (self.mean, self.std)), strict=True)
+        shown = [picture.pair(*both) for both in pairs] + ["..."] * (self.mean.numel() > 3)
+        rows, *others = self.mean.shape or (1,)
+        size = " x ".join([f"{rows} row{'s' * (rows != 1)}", *(str(n) for n in others if n > 1)])
+        return f"Prediction of {size}: {', '.join(shown)}; law {self.law.name}"
+
+    def _repr_html_(self) -> str:
+        targets = self._places.reshape(-1, self.mean.shape[1:].numel()).T[:3]
+        orders = [each[self.mean.flatten()[each].argsort()] for each in targets]
+        few = [self._at(order[:: 1 + len(order) // 120]) for order in orders]
+        return picture.html(repr(self), [self._at(each[:5]) for each in targets], few)
+
+
+def _regrouped(parts: Sequence[Prediction], change: Change) -> Prediction:
+    """What `change` makes of predictions and of all that hangs on their entries."""
+    names = ("mean", "rigidity", *_VARIANCES)
+    made: dict[str, Any] = {k: change([vars(p)[k] for p in parts]) for k in names}
+    hanging: dict[str, Any] = {"law": [p.law for p in parts]}
+    hanging["support"] = [p._support for p in parts]
+    hanging["conformal"] = [p.conformal and p.conformal.resolved(p) for p in parts]
+    return replace(parts[0], **made | {k: regrouped(v, change) for k, v in hanging.items()})

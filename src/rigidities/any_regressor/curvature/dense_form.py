@@ -108,11 +108,8 @@ class DenseForm(Form):
         r"""Directions that the data determine, $\mathrm{tr}\, G (G + R + s I)^{-1}$."""
         if self.hessian.data is None:
             return self.posterior.effective_rank
-        identity = torch.eye(self.width, dtype=torch.float64, device=self.hessian.matrix.device)
-        data, own = (
-            self.posterior.whitened(self._scaled(m)) for m in (self.hessian.data, identity)
-        )
-        return float((data * own).sum())
+        data = self.posterior.whitened(self._scaled(self.hessian.data))
+        return float((data * self.root()).sum())
 
     @cached_property
     def eigenbasis(self) -> Posterior:
@@ -149,6 +146,12 @@ class DenseForm(Form):
         """Unscaled covariances between two sets of predictions, (N K, M K)."""
         rows = self._rows(left)
         return self.posterior.covariance(rows, None if right is left else self._rows(right))
+
+    def root(self, tangents: Tangents | None = None) -> Tensor:
+        """(N K, R), whose Gram is the unscaled covariance; (P, R) of the parameters themselves."""
+        if tangents is not None:
+            return self.posterior.whitened(self._rows(tangents))
+        return self.posterior.whitened(self._scaled(torch.eye(self.width).to(self.hessian.matrix)))
 
     def sample(self, n: int, generator: torch.Generator | None) -> Tensor:
         r"""Deviations with covariance $(H + s I)^{-1}$, (n, P)."""

@@ -75,6 +75,16 @@ class Form(ABC):
     def sample(self, n: int, generator: Generator | None) -> Tensor:
         """Deviations of the parameters with covariance (H + s I)^-1, (n, P)."""
 
+    def root(self, tangents: Tangents | None = None) -> Tensor:
+        """(N K, R), whose Gram is the unscaled covariance; (P, R) of the parameters themselves."""
+        if tangents is None:
+            raise ValueError(
+                f"The {self.name} form keeps no covariance of the parameters. Use form='dense', "
+                "with fewer of them (subset=) if need be, or draw some: sample(1000)."
+            )
+        values, vectors = torch.linalg.eigh(self.covariance(tangents, tangents))
+        return torch.mul(vectors, values.clamp(min=0).sqrt())
+
     @property
     def condition(self) -> float:
         """Condition number, or what the tolerance says of it."""

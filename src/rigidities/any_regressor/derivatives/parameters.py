@@ -117,6 +117,10 @@ class Parameters:
         tree = _mapped(self.tree, lambda _, leaf: doubled(leaf))
         return replace(self, tree=tree, flat=self.flat.double())
 
+    def deviations(self, flat: Tensor) -> Any:
+        """The container with deviations of the selected leaves, and zero for all others."""
+        return replace(self, tree=_mapped(self.tree, lambda _, leaf: leaf * 0)).restore(flat)
+
     def without(self, names: Iterable[str]) -> Parameters:
         """The same container with fewer leaves selected."""
         left = set(self._slots) - set(names)

@@ -31,8 +31,8 @@ from torch import Tensor
 from ...models.modes import outside_inference_mode
 from ...notices import notify
 from ...posterior.joint import JointPosterior
+from ...prediction.derived import Derived
 from ..readout.tap import AnyTap
-from .derived import Derived
 from .differential import REMEDY, Differential, Function
 from .outputs import KEPT, Batches, JointOutputs
 

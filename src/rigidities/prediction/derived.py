@@ -1,14 +1,22 @@
-r"""Quantities derived from predictions, with first-order error bars: mean and covariance."""
+r"""Quantities derived from predictions or parameters, with first-order error bars."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...notices import require_level
-from ...prediction.law import Gaussian, gaussian_interval
+from ..notices import notify, require_level
+from .law import Gaussian, gaussian_interval
+
+STEP = 1 / 8
+"""Of a difference, in standard deviations: the tolerance of a search is lost in it."""
+
+WEIGHTS = (3 / 4, -3 / 20, 1 / 60)
+"""Of the differences over one, two and three steps to each side: exact up to a step's power 6."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,27 @@ class Derived:
         variance, added = (part.reshape(value.shape).to(dtype) for part in (variance, added))
         return cls(mean, variance, added, rows, precision)
 
+    @classmethod
+    def by_differences(cls, fn: Callable[[Tensor], Any], directions: Tensor) -> Derived:
+        """Of fn(deviations), whose independent standard deviations are the rows (R, M).
+
+        It warns where fn is no straight line within its error bar: there first order says little.
+        """
+        if len(directions) > directions.shape[1]:
+            directions = torch.linalg.qr(directions, mode="r").R
+        value = _real(fn(torch.zeros_like(directions[0])))
+        slopes, ends = differences(lambda d: _real(fn(d), value).flatten(), STEP * directions)
+        rows, reach = slopes.mT / STEP, len(WEIGHTS)
+        straight = torch.stack([slopes, -slopes]) * reach
+        bends = (ends - value.flatten() - straight).abs().amax(0).norm(dim=0) / (reach * STEP)
+        if bool((bent := ~(bends < rows.norm(dim=1) / 2)).any()):
+            notify(
+                f"Within the error bar of {int(bent.sum())} of {len(rows)} quantities fn bends, "
+                "jumps (a coarse grid, rounding) or does not vary: first order says little. Use a "
+                "smooth fn, or take the spread of fn over sample(1000)."
+            )
+        return cls.of(value, rows)
+
     @property
     def std(self) -> Tensor:
         """Standard deviation to first order."""
@@ -97,3 +126,31 @@ class Derived:
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         """The central Gaussian interval that holds probability `level`: (low, high)."""
         return gaussian_interval(self.mean, self.std, level)
+
+
+def differences(fn: Callable[[Tensor], Tensor], steps: Tensor) -> tuple[Tensor, Tensor]:
+    """Changes of fn per step along each of (R, M), (R, ...), and its values three steps away."""
+    ahead, back = (
+        torch.stack([torch.stack([fn(side * (k + 1) * step) for step in steps]) for k in range(3)])
+        for side in (1, -1)
+    )
+    slopes = torch.tensordot(ahead.new_tensor(WEIGHTS), ahead - back, 1)
+    return slopes, torch.stack([ahead[-1], back[-1]])
+
+
+def correlation(covariance: Tensor) -> Tensor:
+    """Of a covariance (Q, Q); what does not vary correlates with itself alone."""
+    std = covariance.diagonal().sqrt()
+    return (covariance / std / std[:, None]).nan_to_num(0.0).clamp(-1, 1).fill_diagonal_(1.0)
+
+
+def _real(values: Any, like: Tensor | None = None) -> Tensor:
+    """What fn returned, in float64, if it can have an error bar."""
+    found = torch.as_tensor(values)
+    if found.is_complex() or not found.numel() or (like is not None and found.shape != like.shape):
+        got = f"{found.dtype} of shape {tuple(found.shape)}"
+        raise ValueError(f"fn must return real numbers, of one shape each time, got {got}.")
+    if not bool(found.isfinite().all()):
+        where = "at the fitted values" if like is None else "within half an error bar of them"
+        raise ValueError(f"fn gives NaN or infinity {where}. Check where it is defined.")
+    return found.detach().to(torch.float64)
