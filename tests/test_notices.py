@@ -26,10 +26,10 @@ def test_every_extra_that_a_message_names_exists() -> None:
 
 @pytest.mark.parametrize("name", ["host", "host.part", "below"])
 def test_a_missing_host_is_named_with_what_to_install(name: str) -> None:
-    with pytest.raises(ModuleNotFoundError, match="^Here rigidities needs host: pip install host"):
+    with pytest.raises(ModuleNotFoundError, match=r"^Here rigidities needs host: pip install host"):
         missing(ModuleNotFoundError("No module", name=name), "pip install host", "host", "below")
 
 
 def test_what_else_is_missing_is_said_as_it_was() -> None:
-    with pytest.raises(ModuleNotFoundError, match="^No module$"):
+    with pytest.raises(ModuleNotFoundError, match=r"^No module$"):
         missing(ModuleNotFoundError("No module", name="other"), "pip install host", "host")

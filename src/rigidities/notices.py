@@ -50,12 +50,12 @@ def missing(error: ModuleNotFoundError, install: str, *packages: str) -> NoRetur
     raise error
 
 
-def needed(package: str, install: str) -> Any:
+def needed(package: str, install: str = "") -> Any:
     """A package that not everyone has."""
     try:
         return import_module(package)
     except ModuleNotFoundError as error:
-        missing(error, install, package)
+        missing(error, install or f"pip install {package}", package)
 
 
 class DamagedError(ValueError):

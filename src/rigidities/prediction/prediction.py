@@ -200,7 +200,7 @@ class Prediction:
 
     def to_polars(self, level: float = 0.9, *, names: Any = None, conformal: bool = False) -> Any:
         """The same in a table of polars; see `to_pandas`."""
-        return needed("polars", "pip install polars").DataFrame(self._columns(level, names, conformal))
+        return needed("polars").DataFrame(self._columns(level, names, conformal))
 
     def _columns(self, level: float, names: Any, conformal: bool) -> dict[str, Any]:
         rows, count = self.mean.shape[:1].numel(), self.mean.shape[1:].numel()
