@@ -74,7 +74,7 @@ versions: ## the tests on the oldest, pinned and newest PyTorch, on every Python
 release: .venv/.stamp ## build wheel and source archive into dist/, and try both (ARGS go to the archive's tests)
 	@TORCH="$(TORCH)" WORKERS=$(WORKERS) sh tests/support/release.sh $(ARGS)
 
-# The tests of the HTML report drive it; without one they are left out, with a word at the end.
+# The tests of the HTML report and of the site drive it; without one they are left out, with a word at the end.
 browser: ## find Chromium or, as root on Debian, install it
 	@sh tests/support/get_browser.sh
 

@@ -98,7 +98,7 @@ def page(site: Path) -> Iterator[Any]:
     with sync_playwright() as playwright:
         running = playwright.chromium.launch(executable_path=program, args=browser.FLAGS)
         shown = running.new_context(offline=True).new_page()
-        shown.set_default_timeout(15_000)
+        shown.set_default_timeout(30_000)
         complaints: list[str] = []
         shown.on("console", lambda message: complaints.append(f"{shown.url}: {message.text}"))
         shown.on("pageerror", lambda error: complaints.append(f"{shown.url}: {error}"))
