@@ -34,6 +34,7 @@ from benchmarks import (
     tabular,
     targets,
     trees,
+    verdict,
     whole_net,
 )
 from benchmarks.frame.provenance import load, provenance
@@ -67,6 +68,7 @@ BENCHMARKS: dict[str, Callable[..., list[Row]]] = {
     "local": local.run,
     "selection": selection.run,
     "trees": trees.run,
+    "verdict": verdict.run,
     "metatrain": metatrain.run,
 }
 RESULTS = Path(__file__).parent / "results"

@@ -27,3 +27,7 @@ __all__ += ["Gram", "LocalTerms", "MemberValues", "Posterior", "Refitted"]
 __all__ += ["ParquetBatches", "ShardSampler", "constrained_profile", "constrained_rigidity"]
 __all__ += ["closed_forms", "export", "fits", "kernels", "local", "losses", "metrics", "plots"]
 __all__ += ["report", "selection", "shard"]
+
+
+def __dir__() -> list[str]:
+    return __all__

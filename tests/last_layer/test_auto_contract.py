@@ -145,11 +145,12 @@ def test_far_from_the_training_rows_bars_are_finite_and_wide():
     assert float((uq.predict(far).scale / bare.predict(far).scale).median()) > 1.1
 
 
-def test_nan_features_give_nan_bars_and_leave_the_others(one, whole):
+def test_nan_is_refused_but_by_a_frozen_module_whose_other_rows_it_leaves(one, whole):
     x = one.test[0][:4].clone()
     x[1, 0] = torch.nan
-    p, (_, std) = whole.predict(x), whole(x)
-    for found in (p.std, std, *p.interval(0.9), p.log_prob(one.test[1][:4])):
+    for call in (whole, whole.predict):
+        refused(r"1 of 4 rows \(1\): the inputs hold NaN", call, x)
+    for found in whole.freeze()(x):
         assert found.isnan().flatten().tolist() == [False, True, False, False]
 
 

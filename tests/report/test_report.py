@@ -187,8 +187,8 @@ def test_a_fitted_model_and_labelled_data_give_a_report(net, uq, tmp_path) -> No
 def test_a_shuffled_loader_keeps_rows_and_targets_together(net, uq) -> None:
     x, y = net.test
     loader = DataLoader(TensorDataset(x, y), batch_size=32, shuffle=True)
-    mean, std, target, inputs = labelled(uq, loader)
-    assert inputs is not None
+    found = labelled(uq, loader)
+    mean, std, target, inputs = (found[key] for key in ("mean", "std", "target", "inputs"))
     expected = uq(inputs)
     assert torch.allclose(mean, expected[0].detach())
     assert torch.allclose(std, expected[1].detach())
@@ -206,7 +206,7 @@ def test_targets_come_from_the_wrappers_own_function(net: Trained, tmp_path: Pat
         target=lambda batch: batch["energy"],
     )
     uq.fit(batches(net.train)).calibrate(batches(net.valid), criterion="nll")
-    mean, _, target, _ = labelled(uq, batches(net.test))
+    mean, target = map(labelled(uq, batches(net.test)).get, ("mean", "target"))
     assert torch.equal(target, net.test[1])
     assert torch.equal(mean, uq.predict(batches(net.test)).mean.to(mean))
     unlabelled = [{"place": net.valid[0]}]
@@ -216,7 +216,8 @@ def test_targets_come_from_the_wrappers_own_function(net: Trained, tmp_path: Pat
 
 def test_an_iterator_of_batches_and_flat_targets_will_do(net, uq) -> None:
     x, y = net.test
-    mean, _, target, _ = labelled(uq, iter([(x[:50], y[:50, 0]), (x[50:], y[50:, 0])]))
+    found = labelled(uq, iter([(x[:50], y[:50, 0]), (x[50:], y[50:, 0])]))
+    mean, target = found["mean"], found["target"]
     assert mean.shape == target.shape == y.shape
     assert torch.equal(target, y)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from .._version import __version__
 from ..calibration.calibration import Calibration
 from ..calibration.report import CalibrationReport
+from ..data.arrays import require_columns
 from ..data.samples import SampleBatch, Samples
 from ..data.sketch import fingerprint
 from ..data.storage import Snapshot, prefixed, unprefixed
@@ -44,6 +45,7 @@ class Fit:
         calibration: ridge, scale, noise and law.
         report: of the last calibration.
         differentiation: of the regressor; None after loading, until there are inputs.
+        columns: names of the inputs' columns, where they were a data frame's.
     """
 
     regressor: Regressor
@@ -55,6 +57,7 @@ class Fit:
     calibration: Calibration
     report: CalibrationReport | None = None
     differentiation: Differentiation | None = field(default=None, repr=False)
+    columns: list[str] | None = None
 
     @property
     def effective_rank(self) -> float:
@@ -104,6 +107,7 @@ class Fit:
 
     def samples(self, x: Any, y: Any = None) -> Samples:
         """What a user hands in."""
+        require_columns(x, self.columns)
         return Samples.of(x, y, like=self.regressor.flat, count=self.inputs, ordered=True)
 
 
@@ -112,7 +116,7 @@ def snapshot(fit: Fit) -> Snapshot:
     kept, tensors = _form_state(fit.form)
     chosen = fit.calibration if fit.report is None else fit.report
     own = {"names": fit.regressor.parameters.names, "fingerprint": _fingerprint(fit.regressor)}
-    shape = {"shape": list(fit.shape), "inputs": fit.inputs}
+    shape = {"shape": list(fit.shape), "inputs": fit.inputs, "columns": fit.columns}
     sums = {"gradient_norm": fit.gradient_norm, "dispersion": fit.dispersion}
     parts = {"regressor": {**own, **shape, **sums}, "form": kept, "calibration": chosen.header()}
     header = {"library": __version__, **parts, "reported": fit.report is not None}
@@ -149,8 +153,9 @@ def restored(given: Snapshot, regressor: Regressor) -> Fit:
         require(form.width == len(regressor), "the form's width")
         rows, dispersion = kept["dispersion"]
         sums = (kept["gradient_norm"], (rows, float(dispersion)))
-        shape, inputs = torch.Size(kept["shape"]), kept["inputs"]
-        return Fit(regressor, form, shape, inputs, *sums, calibration, report)
+        shape, inputs, names = torch.Size(kept["shape"]), kept["inputs"], kept.get("columns")
+        require(names is None or type(names) is list, "the names of columns")
+        return Fit(regressor, form, shape, inputs, *sums, calibration, report, columns=names)
 
 
 def _fingerprint(regressor: Regressor) -> str:

@@ -24,6 +24,9 @@ from torch import Tensor
 
 from ..calibration.calibration import Calibration, Wanted
 from ..calibration.report import CalibrationReport
+from ..calibration.summary import UNFITTED, summary
+from ..data.arrays import frame_columns
+from ..data.finiteness import require_finite
 from ..data.samples import Samples, SampleWeight
 from ..data.storage import Snapshot
 from ..losses import LossLike, loss_for
@@ -111,11 +114,26 @@ class PredictionRigidity:
         self._given_ridge, self._regulariser = float(ridge), regulariser
         self._wanted, self._tolerance, self._memory = form, tolerance, memory
         self._fit: Fit | None = None
+        name = type(f).__name__ if isinstance(f, torch.nn.Module) else getattr(f, "__name__", "f")
+        self._title = f"PredictionRigidity of {name}, {len(self._regressor):,} parameters"
+
+    def __repr__(self) -> str:
+        state = "unfitted" if self._fit is None else f"{self.form} form, ridge {self.ridge:.3g}"
+        said = "" if self.report is None else f", calibrated by {self.report.criterion}"
+        return f"<{self._title}: {state}{said}>"
+
+    def summary(self) -> str:
+        """What is known, in ten lines or so, and what to do next."""
+        if (fit := self._fit) is None:
+            return summary(self._title, UNFITTED)
+        rows, loss = fit.dispersion[0], type(self._loss).__name__
+        known = {"fit": f"{rows:,} rows, loss {loss}", "form": f"{self.form}, {self._hessian}"}
+        return summary(self._title, known, fit.calibration, fit.report)
 
     @differentiating
     def fit(
         self,
-        X: Any,
+        x: Any,
         y: Any = None,
         *,
         sample_weight: SampleWeight | None = None,
@@ -124,8 +142,8 @@ class PredictionRigidity:
         """Sum the Hessian over the training data and factorise it.
 
         Args:
-            X: inputs, a tuple of several inputs; or, without y, a Dataset, a DataLoader or a list
-                of batches (x, y).
+            x: inputs, a tensor, an array, a data frame, or a tuple of several; or, without y, a
+                data set of both: (x, y), a Dataset, a DataLoader or a list of batches.
             y: targets, shaped like the predictions.
             sample_weight: weight of each sample in the loss: (N,) beside y, or callable(batch) ->
                 (N,).
@@ -138,7 +156,7 @@ class PredictionRigidity:
             MemoryError: no form fits into memory.
             ValueError: the Hessian is singular or indefinite, or the data do not fit f.
         """
-        samples = Samples.of(X, y, sample_weight, like=self._regressor.flat, batch_size=batch_size)
+        samples = Samples.of(x, y, sample_weight, like=self._regressor.flat, batch_size=batch_size)
         first = next(iter(samples))
         regressor = self._regressor.used((batch.args, batch.kwargs) for batch in samples)
         differentiation = Differentiation.of(regressor, *first.args, **first.kwargs)
@@ -152,9 +170,8 @@ class PredictionRigidity:
         sums = (norm, (totals.rows, totals.dispersion))
         plain = Calibration.unscaled(form.ridge, 1, regressor.flat.device)
         shape, inputs = differentiation.shape, len(first.args)
-        self._fit = Fit(
-            regressor, form, shape, inputs, *sums, plain, differentiation=differentiation
-        )
+        own = Fit(regressor, form, shape, inputs, *sums, plain, columns=frame_columns(x))
+        self._fit = replace(own, differentiation=differentiation)
         return self
 
     @differentiating
@@ -167,18 +184,20 @@ class PredictionRigidity:
             quadratics.append(fit.form.quadratic(tangents))
         q, calibration = torch.cat(quadratics), fit.calibration
         mean = torch.cat(means).to(q)
-        return Prediction(
+        found = Prediction(
             mean=fit.shaped(mean),
             epistemic=fit.shaped(calibration.epistemic(q)),
             noise=fit.shaped(calibration.noise_variance(mean).to(q)),
             rigidity=fit.shaped(1 / q),
             law=calibration.law,
         )
+        require_finite(found.mean, found.epistemic, lambda: samples, fit.columns, "rows")
+        return found
 
     @differentiating
     def calibrate(
         self,
-        X: Any,
+        x: Any,
         y: Any = None,
         *,
         criterion: str = "nll",
@@ -189,7 +208,7 @@ class PredictionRigidity:
         r"""Choose ridge, $\alpha$ and noise on data not used in the fit.
 
         Args:
-            X: inputs, in any form that `fit` takes.
+            x: data not used in the fit, in any form that it takes.
             y: targets.
             criterion: "nll", "bins", "crps" or "absolute"; see `LastLayerRigidity.calibrate`.
             ridge: fix $\varsigma^2$ instead of choosing it; another than that of the fit needs the
@@ -201,7 +220,7 @@ class PredictionRigidity:
         Returns:
             What was chosen and how good it is; print it.
         """
-        wanted, (fit, samples) = Wanted.of(criterion, noise, law, ridge), self._given(X, y)
+        wanted, (fit, samples) = Wanted.of(criterion, noise, law, ridge), self._given(x, y)
         if wanted.ridge is not None:
             fit = replace(fit, form=fit.form.with_ridge(wanted.ridge))
         elif ridge is None and fit.form.name != "dense":
@@ -292,7 +311,7 @@ class PredictionRigidity:
         rows, dispersion = fit.dispersion
         if not dispersion >= 0:
             raise ValueError(
-                "There are no training residuals: fit(X, y) with targets, and a loss whose value "
+                "There are no training residuals: fit(x, y) with targets, and a loss whose value "
                 "is known."
             )
         left = rows - fit.effective_rank
@@ -413,7 +432,7 @@ class PredictionRigidity:
 
     def _fitted(self) -> Fit:
         if self._fit is None:
-            raise NotFittedError(NO_FIT.format("fit(X, y)"))
+            raise NotFittedError(NO_FIT.format("fit(x, y)"))
         return self._fit
 
     def _given(self, x: Any, y: Any = None) -> tuple[Fit, Samples]:

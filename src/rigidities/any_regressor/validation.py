@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ..calibration.calibration import Wanted
 from ..calibration.choosing import chosen
+from ..calibration.coverage import remarks
 from ..calibration.gathering import Gathering
 from ..calibration.report import CalibrationReport
 from ..data.samples import SampleBatch
@@ -24,6 +26,7 @@ from .derivatives.differentiation import Differentiation
 
 UNLIKE = 3.0
 """Ratio of best scales beyond which outputs should not share one."""
+_REMEDY = "Give f a noise that differs between rows (losses.GaussianNLL), or mend f there."
 
 
 def calibrated(
@@ -43,7 +46,7 @@ def calibrated(
         prediction, tangents = differentiation(*batch.args, **batch.kwargs)
         target = batch.target_rows(prediction, differentiation.shape)
         if target is None:
-            raise ValueError("Calibration needs targets: calibrate(X, y).")
+            raise ValueError("Calibration needs targets: calibrate(x, y).")
         mean = prediction.to(torch.float64)
         error, shape = target - mean, wanted.noise.shape(mean, None)
         column = None if shape is None else shape.expand(mean.shape).reshape(-1, 1)
@@ -51,7 +54,7 @@ def calibrated(
             power = 2 * _shift(form) * form.quadratic(tangents).reshape(-1, 1)
         else:
             power = basis.projections(tangents.matrix().flatten(0, 1)).square()
-        gathered.add(error.reshape(-1, 1), power, shape=column)
+        gathered.add(error.reshape(-1, 1), power, shape=column, mean=mean.reshape(-1, 1))
         if differentiation.outputs > 1:  # in units of the unscaled error bars
             standard.append(error / form.quadratic(tangents).sqrt())
     residuals = gathered.residuals()
@@ -59,6 +62,8 @@ def calibrated(
     eigenvalues = effective if basis is None else basis.eigenvalues
     least = form.least_ridge if searching else -math.inf
     report = chosen(residuals, eigenvalues, form.with_ridge, wanted, least=least)
+    said = remarks(report, residuals, eigenvalues, _REMEDY)
+    report = replace(report, remarks=[*report.remarks, *said])
     if standard:
         _compare(torch.cat(standard))
     return report

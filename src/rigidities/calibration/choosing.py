@@ -70,7 +70,7 @@ def reported(
 ) -> CalibrationReport:
     """What was found, beside what was wanted, the final curvature and the validation rows, if any.
 
-    It warns where these stand in the training data too.
+    It warns where enough of these stand in the training data too.
     """
     own = {name: getattr(final, name) for name in ("condition", "effective_rank", "width")}
     rows: dict[str, Any] = {"rows": 0}
@@ -79,6 +79,6 @@ def reported(
         rows = {"rows": residuals.rows, "used": len(residuals.error), **counts}
     fixed = wanted.ridge is not None
     report = CalibrationReport(criterion=wanted.criterion, fixed=fixed, **own, **rows, **found)
-    if report.duplicates:
-        notify(report.warnings[0])
+    for sentence in report.repeated:
+        notify(sentence)
     return report

@@ -91,13 +91,8 @@ class CalibrationReport:
     @property
     def warnings(self) -> list[str]:
         """What to beware of, in sentences."""
-        found = []
-        if self.duplicates:
-            found.append(
-                f"{self.duplicates} of {self.samples} calibration rows stand in the training data "
-                "too: the error bars will be too small. Calibrate on rows the model has not seen."
-            )
-        remedy = "" if bool((self.noise > 0).any()) else " Try noise='constant'."
+        found = self.repeated
+        remedy = " Try noise='constant'." if self.calibration.noise.name == "none" else ""
         if self.gain < 0.5 / (self.rows or self.seen):
             found.append(
                 "The error bars are no better than a constant one on these data (NLL "
@@ -119,6 +114,26 @@ class CalibrationReport:
         if self.rounding > LARGEST_DOUBT:
             found.append(self._doubt)
         return found
+
+    @property
+    def repeated(self) -> list[str]:
+        """That calibration rows stand in the training data, where it matters."""
+        share = self.duplicates / max(1, self.samples)
+        effect = 1 - math.sqrt(max(0.0, 1 - share))  # of rows without any error
+        said = (
+            f"{self.duplicates} of {self.samples} calibration rows stand in the training data too "
+            f"({100 * share:.2g} %): where the model knows those by heart the bars are too narrow, "
+            f"by up to {100 * effect:.2g} %. Calibrate on rows that the model has not seen."
+        )
+        return [said] if share >= _NOTICEABLE else []
+
+    @property
+    def has(self) -> set[str]:
+        """Names of what the bars have: noise, law, and "groups" of conformal intervals."""
+        chosen, full = self.calibration, bool(self.ladder)  # or tried in vain, without a head
+        grouped = chosen.conformal is not None and len(chosen.conformal.labels) > 0
+        noise = "features" if full and chosen.head is None else chosen.noise.name
+        return {noise, chosen.law.name, "groups" if grouped else ""}
 
     @property
     def _doubt(self) -> str:
@@ -145,11 +160,13 @@ class CalibrationReport:
     def __str__(self) -> str:
         some = f" ({self.used} of them used)" if 0 < self.used < self.rows else ""
         kept = f" and {self.seen} left-out training rows" if self.seen else ""
+        none = self.calibration.noise.name == "none"
+        noise = "none: the scale holds the noise too" if none else _numbers(self.noise)
         lines = [
             f"Calibrated on {self.rows} rows{some}{kept} by {self.criterion}: {self.value:.6g}",
             f"  ridge           {self.ridge:.4g}{' (fixed)' if self.fixed else ''}",
             f"  scale           {_numbers(self.scale)}",
-            f"  noise variance  {_numbers(self.noise)}",
+            f"  noise variance  {noise}",
             f"  NLL             {self.nll:.4g} (constant error bar {self.nll_constant:.4g}, "
             f"gain {self.gain:.3g})",
         ]
@@ -170,7 +187,9 @@ class CalibrationReport:
         if self.rounding:
             lines.append(f"  rounding        at most {self.rounding:.2g} of variances (mixed)")
         lines += [f"  {line}" for line in [*self._rungs, *self._beyond]]
-        said = [*self.warnings, *self.remarks]
+        if self.duplicates:
+            lines.append(f"  seen before     {self.duplicates} of {self.samples} rows")
+        said = [*self.warnings[len(self.repeated) :], *self.remarks]  # repeated ones have warned
         return "\n".join([*lines, *(f"  ! {warning}" for warning in said)])
 
     @property
@@ -260,6 +279,23 @@ class CalibrationReport:
 
 
 _APART = ("calibration", "gradient_scale")
+_NOTICEABLE = 0.01
+"""Share of calibration rows that were trained on, from which on bars may be too narrow by 0.5 %."""
+_REMEDIES = {
+    "uneven": {
+        "features": "Let the noise follow the inputs: calibrate(valid, noise='features').",
+        "groups": "Conformal intervals can hold in groups: calibrate(..., conformal=, groups=).",
+    },
+    "skew": {"tilted": "A law that can lean: calibrate(valid, law='tilted')."},
+    "tails": {"student-t": "A law with such tails: calibrate(valid, law='student-t')."},
+}
+
+
+def remedy(fault: str, used: set[str]) -> str:
+    """What the library has against uneven coverage, skew or tails and is not `used` yet."""
+    has = used | ({"student-t"} if "tilted" in used else set())
+    last = "More rows like these to train and calibrate on, or another model, would help."
+    return next((text for name, text in _REMEDIES[fault].items() if name not in has), last)
 
 
 def _numbers(tensor: Tensor, most: int = 6) -> str:

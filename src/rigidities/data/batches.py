@@ -2,8 +2,8 @@
 
 | given | read as |
 | --- | --- |
-| a tensor or array | one data set of inputs |
-| a tuple of tensors | one data set, the last entry the target |
+| a tensor, array, data frame or list of numbers | one data set of inputs |
+| a tuple of those | one data set, the last entry the target |
 | a mapping of tensors | one data set of keyword inputs, one of `TARGET_KEYS` the target |
 | `TensorDataset`, or a plain `DataLoader` over one | its tensors, sliced |
 | any other `Dataset` | through a `DataLoader` |
@@ -33,9 +33,9 @@ from torch.utils.data import (
 )
 
 from ..models.calling import described
+from .arrays import TARGET_KEYS, as_array, columns, is_array
 from .shards import ShardSampler, is_shuffle
 
-TARGET_KEYS = ("labels", "y", "target", "label")  # the first that is there
 BATCH_SIZE = 1024
 B = TypeVar("B", bound="Batch")
 
@@ -91,14 +91,14 @@ class Reader:
     def __call__(self, raw: Any, rows: int | None = None, total: int | None = None) -> Batch:
         """Take one batch apart, of so many samples of all where that is known."""
         kept = rows is not None or _elsewhere(raw, self.device)
-        raw = self._placed(raw)
+        raw = self.placed(raw)
         args, kwargs, target = self._parts(raw)
         if self.whole:
             whole, own = of_kind(raw, self.kind, args)
             args, kwargs, rows = (whole,), {}, own or rows
             raw = whole if isinstance(raw, Tensor) else raw
         if self.target is not None:
-            target = self._placed(self.target(raw))
+            target = self.placed(self.target(raw))
         return Batch(args, kwargs, self._tensor(target), raw, rows, kept, total)
 
     def _tensor(self, target: Any) -> Tensor | None:
@@ -133,7 +133,7 @@ class Reader:
             "forward=lambda model, batch: ... and target=lambda batch: ...."
         )
 
-    def _placed(self, value: Any) -> Any:
+    def placed(self, value: Any) -> Any:
         """Tensors, and objects that can, moved to the model's device; arrays made tensors."""
         if isinstance(value, Tensor):
             return value.detach().to(self.device)
@@ -141,9 +141,9 @@ class Reader:
             moved = value.to(self.device)
             return value if moved is None else moved  # None: it moved itself
         if isinstance(value, (Mapping, tuple, list)):
-            return each_member(value, self._placed)
-        if _is_array(value):
-            tensor = torch.as_tensor(value)
+            return each_member(value, self.placed)
+        if is_array(value):
+            tensor = torch.as_tensor(as_array(value))
             dtype = self.dtype if tensor.is_floating_point() else tensor.dtype
             return tensor.to(self.device, dtype)
         return value
@@ -162,7 +162,7 @@ def kind_of(raw: Any) -> str:
         return f"tuple({kind_of(raw[0]).partition('(')[0]})" if raw else "tuple"
     if isinstance(raw, Mapping) or (hasattr(raw, "keys") and hasattr(raw, "__getitem__")):
         return "mapping"
-    return "tensor" if isinstance(raw, Tensor) or _is_array(raw) else "object"
+    return "tensor" if isinstance(raw, Tensor) or is_array(raw) else "object"
 
 
 def of_kind(raw: Any, kind: str | None, inputs: tuple[Any, ...]) -> tuple[Any, int | None]:
@@ -224,12 +224,12 @@ def _whole(data: Any, *, any_order: bool) -> Any:
         return _tensors_of(data.dataset)
     if isinstance(data, Dataset):
         return _tensors_of(data)
-    if isinstance(data, Tensor) or _is_array(data):
+    if isinstance(data, Tensor) or is_array(data := as_array(data)):
         return data
     if not isinstance(data, (tuple, Mapping)):
         return None
-    members = columns(data)
-    if not members or not all(isinstance(m, Tensor) or _is_array(m) for m in members):
+    members = columns(data := each_member(data, as_array))
+    if not members or not all(isinstance(m, Tensor) or is_array(m) for m in members):
         kinds = ", ".join(type(m).__name__ for m in members)
         raise TypeError(
             f"A {type(data).__name__} is read as one data set of tensors, got entries of type "
@@ -260,13 +260,6 @@ def _is_plain_loader(loader: DataLoader[Any], any_order: bool) -> bool:
     )
 
 
-def columns(tensors: Any) -> list[Any]:
-    """The tensors of a data set that is cut into slices."""
-    if isinstance(tensors, Mapping):
-        return list(tensors.values())
-    return list(tensors) if isinstance(tensors, tuple) else [tensors]
-
-
 def _slices(tensors: Any, size: int) -> tuple[Iterator[Any], int]:
     members = columns(tensors)
     lengths = {len(member) for member in members}
@@ -286,7 +279,3 @@ def each_member(whole: Any, change: Callable[[Any], Any]) -> Any:
         members = map(change, whole)
         return type(whole)(*members) if hasattr(whole, "_fields") else tuple(members)
     return [change(value) for value in whole] if isinstance(whole, list) else change(whole)
-
-
-def _is_array(value: Any) -> bool:
-    return hasattr(value, "__array__") and hasattr(value, "shape") and not isinstance(value, Tensor)

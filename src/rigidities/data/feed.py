@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from ..models.shadow import placement
-from .batches import Batch, Reader, columns, of_kind, raw_batches
+from .arrays import as_array, columns, is_array, require_columns
+from .batches import Batch, Reader, each_member, of_kind, raw_batches
 from .shards import unpadded
 
 T = TypeVar("T")
@@ -21,7 +22,10 @@ T = TypeVar("T")
 class Feed:
     """How data reach one model, whose device and precision decide theirs.
 
-    The other attributes are those of `batches.Reader`.
+    Attributes:
+        columns: names of the columns that the fit had, where it had a data frame.
+
+    The others are those of `batches.Reader`.
     """
 
     model: nn.Module
@@ -30,6 +34,7 @@ class Feed:
     inputs: int | None = None
     apart: str | None = None
     kind: str | None = None
+    columns: list[str] | None = None
 
     def unlabelled(self) -> Feed:
         """The same for data whose targets are of no interest, and may not be there."""
@@ -37,11 +42,21 @@ class Feed:
 
     def handed(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Batch:
         """The inputs of one call, for a user's `forward` as one batch of the fit's kind."""
+        if not all(isinstance(one, Tensor) for one in (*inputs, *keywords.values())):
+            require_columns(inputs, self.columns)
+            inputs = each_member(inputs, self._tensor)
+            keywords = each_member(keywords, self._tensor)
         raw = keywords or (inputs[0] if len(inputs) == 1 else inputs)
         if not self.whole or self.kind is None or (inputs and keywords):
             return Batch(inputs, keywords, None, raw)
         whole, rows = of_kind(raw, self.kind, raw if isinstance(raw, tuple) else ())
         return Batch((whole,), {}, None, whole, rows)
+
+    def _tensor(self, value: Any) -> Any:
+        """Frames, arrays and matrices in lists as the model's tensors; anything else as it is."""
+        matrix = isinstance(value, list) and isinstance(next(iter(value), None), list)
+        array = as_array(value) if matrix or is_array(value) else None
+        return Reader(*placement(self.model)).placed(array) if is_array(array) else value
 
     def __call__(
         self,
@@ -61,6 +76,7 @@ class Feed:
         device, dtype = placement(self.model)
         own = (self.whole, self.target, self.inputs, self.apart, self.kind)
         read = Reader(device, dtype, *own)
+        require_columns(data, self.columns)
         data = unpadded(data) if any_order or once else data
         raws, total, cut = raw_batches(data, batch_size, any_order=any_order)
         shown = passing(progressing(raws, total, what, progress))

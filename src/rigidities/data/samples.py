@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ..models.modes import ordinary
-from .batches import TARGET_KEYS, Batch, Reader, columns, each_member, raw_batches
+from .arrays import as_array, columns, is_array, with_target
+from .batches import Batch, Reader, each_member, raw_batches
 
 SampleWeight = Tensor | Callable[[Any], Tensor]
 
@@ -89,12 +90,15 @@ class Samples:
         count: int | None = None,
         ordered: bool = False,
     ) -> Samples:
-        """Read what the user handed in: X and y, or data that come as batches (x, y).
+        """Read what the user handed in: x and y, or one data set of both.
 
         An iterator is read into a list. The parameters, `like`, give device and precision; `count`
         is the number of positional inputs where known, to tell (x1, x2) from (x, y).
         """
-        data = _data(_array(inputs, like.dtype), _array(targets, torch.float64))
+        if isinstance(inputs, (int, float)) or (isinstance(inputs, Tensor) and inputs.ndim == 0):
+            raise ValueError("Inputs must be batched, of shape (N, ...); got a single number.")
+        data = with_target(inputs, targets)
+        data = each_member(data, as_array) if isinstance(data, (tuple, Mapping)) else as_array(data)
         if isinstance(data, Iterator):
             data = list(data)
         if weight is not None and not callable(weight):
@@ -119,7 +123,7 @@ class Samples:
     @cached_property
     def count(self) -> int:
         """Number of samples; of a loader, of its data set."""
-        if isinstance(self.data, (Tensor, tuple, Mapping)) or hasattr(self.data, "__array__"):
+        if isinstance(self.data, (Tensor, tuple, Mapping)) or is_array(self.data):
             return len(columns(self.data)[0])
         source = self.data.dataset if isinstance(self.data, DataLoader) else self.data
         if isinstance(source, Dataset) and hasattr(source, "__len__"):
@@ -141,30 +145,6 @@ class Samples:
                 raise ValueError(
                     f"sample_weight must have one entry per sample, {self.count}, got {shape}."
                 )
-
-
-def _data(inputs: Any, targets: Any) -> Any:
-    """Inputs and targets as one data set."""
-    if isinstance(inputs, (int, float)) or (isinstance(inputs, Tensor) and inputs.ndim == 0):
-        raise ValueError("Inputs must be batched, of shape (N, ...); got a single number.")
-    if targets is None:
-        return inputs
-    if isinstance(inputs, Mapping):
-        taken = [key for key in TARGET_KEYS if key in inputs]
-        if taken:
-            raise ValueError(f"There are targets both in the inputs ({taken[0]!r}) and apart.")
-        return {**inputs, TARGET_KEYS[0]: targets}
-    return (*columns(inputs), targets)
-
-
-def _array(values: Any, dtype: torch.dtype) -> Any:
-    """A (nested) list of plain numbers is an array, not a list of batches."""
-    first = values
-    while isinstance(first, list) and first:
-        first = first[0]
-    if isinstance(values, list) and isinstance(first, (int, float)):
-        return torch.tensor(values, dtype=dtype)
-    return values
 
 
 def doubled(value: Any) -> Any:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from ..data.batches import TARGET_KEYS, Batch, kind_of
+from ..data.arrays import TARGET_KEYS
+from ..data.batches import Batch, kind_of
 from ..data.row_sample import RowSample, output_hashes
 from ..data.sketch import NO_LIMIT, RowSketch
 from ..losses import MSE, Loss

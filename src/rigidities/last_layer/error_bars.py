@@ -11,6 +11,7 @@ from torch import Tensor
 from ..calibration.calibration import Calibration, Given
 from ..calibration.conformal import BoundConformal, group_labels
 from ..data.batches import Batch
+from ..data.finiteness import Again, require_finite
 from ..data.row_sample import SampledRows
 from ..models.modes import unmixed
 from ..posterior.posterior import Posterior
@@ -134,8 +135,10 @@ class ErrorBars:
             return None
         return group_labels(conformal.function, batch.raw, reading.output)
 
-    def prediction(self, spreads: Sequence[Spread]) -> Prediction:
-        """The predictions of consecutive batches."""
+    def prediction(
+        self, spreads: Sequence[Spread], again: Again, columns: Sequence[str] | None
+    ) -> Prediction:
+        """The predictions of consecutive batches, which must be finite; see `require_finite`."""
         if not spreads:
             raise ValueError("There is nothing to predict: no batches were given.")
         reading = Reading.join([spread.reading for spread in spreads])
@@ -145,7 +148,7 @@ class ErrorBars:
         labels = [spread.labels for spread in spreads if spread.labels is not None]
         tilts = [spread.tilt for spread in spreads if spread.tilt is not None]
         dtype = torch.promote_types(reading.output.dtype, torch.float32)  # half has too few digits
-        return Prediction(
+        found = Prediction(
             mean=reading.output,
             epistemic=reading.unrows(self.calibration.epistemic(q).to(dtype)),
             noise=reading.unrows(noise.to(dtype)),
@@ -155,6 +158,8 @@ class ErrorBars:
             support=self.calibration.support,
             conformal=self._conformal(reading, torch.cat(labels) if labels else None),
         )
+        require_finite(found.mean, found.epistemic + found.noise, again, columns, "rows")
+        return found
 
     def _law(self, reading: Reading, tilt: Tensor | None) -> Law:
         """Of the predictions, its parameters shaped like the output."""

@@ -16,6 +16,7 @@ from .._version import __version__
 from ..calibration.calibration import Calibration, Given, Wanted
 from ..calibration.conformal import Groups
 from ..calibration.report import CalibrationReport
+from ..data.arrays import frame_columns
 from ..data.batches import KINDS, Batch
 from ..data.feed import Feed
 from ..data.row_sample import RowSample
@@ -69,6 +70,7 @@ class Learnt:
         weighing: loss and weights; None where they were functions and the fit is from a file.
         report: of the calibration, if any.
         factorised: the posterior, where it is known already.
+        columns: names of the inputs' columns, where they were a data frame's.
     """
 
     binding: Binding
@@ -76,6 +78,7 @@ class Learnt:
     weighing: Weighing | None
     report: CalibrationReport | None = None
     factorised: Posterior | None = None
+    columns: list[str] | None = None
     _bars: dict[torch.dtype, ErrorBars] = field(default_factory=dict, init=False, repr=False)
     _lock: Lock = field(default_factory=Lock, init=False, repr=False)
 
@@ -170,6 +173,7 @@ class Learnt:
             **({"static": True} if exact and known.static else {}),
             "loss": _loss_state(self.weighing),
             "calibration": None if report is None else report.header(),
+            **({} if self.columns is None else {"columns": self.columns}),
         }
         return Snapshot(tensors | tie.tensors, header | tie.header)
 
@@ -212,7 +216,7 @@ class ReadoutFit:
         choices = {"precision": precision, "method": method, "sample": sample}
         with self._alone(), self.job(group, "fit", weighing, **choices) as others:
             binding, begun = self._begun(checkpoint, others, weighing, choices)
-            feed = replace(self.feed(weighing), inputs=None, kind=None)
+            feed = replace(self.feed(weighing), inputs=None, kind=None, columns=None)
             options["passing"] = checkpoint.passing
             batches = feed(train, "fit", any_order=True, **_shown(options, others))
             batches = others.checking(batches)
@@ -225,7 +229,7 @@ class ReadoutFit:
             if self.target is None:
                 statistics.say_unlabelled()
             others.agree()
-            self._swap(Learnt(binding, statistics, weighing))
+            self._swap(Learnt(binding, statistics, weighing, columns=frame_columns(train)))
             checkpoint.done()
 
     def _begun(
@@ -359,7 +363,7 @@ class ReadoutFit:
             parts = (learnt.binding, own, learnt.posterior, weighing, rows)
             tied, own, report = refitted(*parts, add=add, others=others)
         other = ReadoutFit(tied, self.target)
-        other.learnt = Learnt(tied, own, weighing)
+        other.learnt = Learnt(tied, own, weighing, columns=learnt.columns)
         return other, report
 
     def known(self, whose: str = "") -> Learnt:
@@ -390,7 +394,8 @@ class ReadoutFit:
         feed = Feed(self.model, self.unbound.source.forward is not None, self.target, apart=apart)
         if learnt is None:
             return feed
-        return replace(feed, inputs=learnt.statistics.inputs, kind=learnt.statistics.kind)
+        own = learnt.statistics
+        return replace(feed, inputs=own.inputs, kind=own.kind, columns=learnt.columns)
 
     def batches(
         self,
@@ -553,7 +558,9 @@ def _learnt(given: Snapshot, unbound: Binding) -> Learnt:
     require(kind in (None, *KINDS) and type(exact) is bool, "the kind of batches")
     report = given.part("calibration", CalibrationReport.from_state)
     require(report is None or len(report.scale) == statistics.targets, "the calibration's scale")
-    return Learnt(unbound.taken(given), statistics, _loss_from(header["loss"]), report)
+    loss, names = _loss_from(header["loss"]), header.get("columns")
+    require(names is None or type(names) is list, "the names of columns")
+    return Learnt(unbound.taken(given), statistics, loss, report, columns=names)
 
 
 def _shown(options: dict[str, Any], others: Job) -> dict[str, Any]:

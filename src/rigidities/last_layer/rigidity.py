@@ -25,7 +25,10 @@ from .. import selection
 from ..calibration.calibration import Calibration, Given, Support, Wanted
 from ..calibration.conformal import Groups
 from ..calibration.report import CalibrationReport
+from ..calibration.summary import UNFITTED, summary
+from ..data.arrays import with_target
 from ..data.feed import Feed
+from ..data.finiteness import require_finite
 from ..data.row_sample import SIZE
 from ..data.slots import InputName, Slot
 from ..data.storage import Snapshot
@@ -131,7 +134,8 @@ class LastLayerRigidity(ModelWrapper):
     @outside_inference_mode
     def fit(
         self,
-        train: Any,
+        x: Any,
+        y: Any = None,
         *,
         loss: LossLike = "mse",
         sample_weight: SampleWeight | None = None,
@@ -151,7 +155,9 @@ class LastLayerRigidity(ModelWrapper):
         r"""Accumulate the Gram in one pass over the training data; nothing is factorised.
 
         Args:
-            train: a tuple of tensors (x, y), a Dataset, a DataLoader, or an iterable of batches.
+            x: inputs: a tensor, an array, a data frame, or a tuple of several; or, without y, a
+                data set of both: (x, y), a Dataset, a DataLoader, or an iterable of batches.
+            y: targets, one row per row of x.
             loss: the loss the model was trained with: "mse", "huber", "log-cosh", "poisson",
                 an object of `losses`, or callable(prediction, target) -> one loss per sample.
             sample_weight: callable(batch) -> weights (N,), where the training loss was weighted.
@@ -188,13 +194,14 @@ class LastLayerRigidity(ModelWrapper):
         options: dict[str, Any] = {"sample": sample, "precision": precision, "method": method}
         options |= {"batch_size": batch_size, "progress": progress, "group": group}
         kept = Checkpoint(checkpoint, checkpoint_seconds, checkpoint_batches)
-        self._fit.fit(train, weighing, checkpoint=kept, **options)
+        self._fit.fit(with_target(x, y), weighing, checkpoint=kept, **options)
         return self
 
     @outside_inference_mode
     def partial_fit(
         self,
-        more: Any,
+        x: Any,
+        y: Any = None,
         *,
         batch_size: int | None = None,
         progress: bool | None = None,
@@ -203,14 +210,15 @@ class LastLayerRigidity(ModelWrapper):
         """Add data, exactly as if they had been in the fit; marks the calibration stale."""
         options = {"batch_size": batch_size, "progress": progress, "group": group}
         if self._fit.learnt is None:
-            return self.fit(more, **options)
-        self._fit.revise(more, remove=False, **options)
+            return self.fit(x, y, **options)
+        self._fit.revise(with_target(x, y), remove=False, **options)
         return self
 
     @outside_inference_mode
     def forget(
         self,
-        some: Any,
+        x: Any,
+        y: Any = None,
         *,
         check: bool = True,
         batch_size: int | None = None,
@@ -225,7 +233,7 @@ class LastLayerRigidity(ModelWrapper):
         `check=False` does not ask.
         """
         options = {"batch_size": batch_size, "progress": progress, "group": group}
-        self._fit.revise(some, remove=True, check=check, **options)
+        self._fit.revise(with_target(x, y), remove=True, check=check, **options)
         return self
 
     @outside_inference_mode
@@ -247,7 +255,8 @@ class LastLayerRigidity(ModelWrapper):
     @outside_inference_mode
     def calibrate(
         self,
-        valid: Any = None,
+        x: Any = None,
+        y: Any = None,
         *,
         train: Any = None,
         criterion: str = "auto",
@@ -267,17 +276,18 @@ class LastLayerRigidity(ModelWrapper):
     ) -> CalibrationReport:
         r"""Choose ridge, scale, noise and law in one pass over data the model has not seen.
 
-        `calibrate(valid)` fits a noise that follows the features, heavy tails and the shape of the
-        law, on `valid` and on left-out training rows that the fit kept, with a guard beyond them;
-        cross-validation falls back to the paper's form, `calibrate(valid, criterion="nll")`, where
+        `calibrate(x, y)` fits a noise that follows the features, heavy tails and the shape of the
+        law, on these and on left-out training rows that the fit kept, with a guard beyond them;
+        cross-validation falls back to the paper's form, `calibrate(x, y, criterion="nll")`, where
         that is clearly better. Print the report.
 
         Args:
-            valid: validation data, in any form that `fit` takes.
+            x: validation data, as in `fit`.
+            y: their targets, as in `fit`.
             train: training data, for `criterion="loo"`, which needs no validation data, and for
                 "auto" instead of the rows that the fit kept.
             criterion: "auto" (default); "nll" and "bins" (the paper's), "crps", "absolute";
-                "evidence" chooses the ridge from the training data and the scale on `valid`;
+                "evidence" chooses the ridge from the training data and the scale on these;
                 "loo" uses leave-one-out residuals of the training data (optimistic for a net
                 trained end to end).
             ridge: fix $\varsigma^2$ instead of choosing it.
@@ -296,7 +306,7 @@ class LastLayerRigidity(ModelWrapper):
             optimism: whether left-out training rows may still err less than new ones. Not those of
                 a model linear in all that was trained: False lets "auto" take them for new ones.
             conformal: rows that fit nothing else, for `p.interval(0.9, conformal=True)`; or a share
-                of `valid` to set aside for it, 0.3 say.
+                of x to set aside for it, 0.3 say.
             groups: for these, callable(batch) -> whole numbers, or "bar" for fifths of the bar.
             gradients: as in `fit`; by default what the fit was given.
             gradient_target: likewise. With one, derivatives get a scale of their own, from a
@@ -312,12 +322,13 @@ class LastLayerRigidity(ModelWrapper):
         options: dict[str, Any] = {"batch_size": batch_size, "progress": progress, "group": group}
         options |= {"conformal": conformal, "groups": groups}
         options |= {"gradients": gradients, "gradient_target": gradient_target}
-        return self._fit.calibrate(valid, train, wanted, **options)
+        return self._fit.calibrate(with_target(x, y), train, wanted, **options)
 
     @outside_inference_mode
     def refit(
         self,
-        valid: Any = None,
+        x: Any = None,
+        y: Any = None,
         *,
         add: bool = True,
         batch_size: int | None = None,
@@ -328,21 +339,22 @@ class LastLayerRigidity(ModelWrapper):
 
         The mean changes, often for the better: print `refitted` of the result. The sums of the fit
         give the readout, and the training data are not passed again. Best is
-        `new = uq.refit(valid, add=False)`, then `new.calibrate(valid)`.
+        `new = uq.refit(x, y, add=False)`, then `new.calibrate(x, y)`, of validation data.
 
         Args:
-            valid: rows on which the readout refitted to the training rows is judged.
+            x: rows on which the readout refitted to the training rows is judged, as in `fit`.
+            y: their targets.
             add: then refit on these too; they are no longer unseen, so calibrate on others.
             batch_size: as in `fit`.
             progress: as in `fit`.
-            group: as in `fit`; without `valid` nothing is exchanged.
+            group: as in `fit`; without x nothing is exchanged.
 
         Raises:
             ValueError: another loss than "mse", no targets in the fit, `features=`, an output that
                 is not linear in the readout's weights, weights that are tied or computed.
         """
         options = {"batch_size": batch_size, "progress": progress, "group": group}
-        fit, report = self._fit.refit(valid, add=add, **options)
+        fit, report = self._fit.refit(with_target(x, y), add=add, **options)
         own = fit.unbound
         uq = type(self)(fit.model, layer=own.layer, target=fit.target, **vars(own.source))
         uq._fit, uq.refitted = fit, report
@@ -350,18 +362,24 @@ class LastLayerRigidity(ModelWrapper):
 
     @outside_graphs
     def forward(self, *inputs: Any, **keywords: Any) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation, each shaped like the model's output."""
+        """Mean and standard deviation, each shaped like the model's output.
+
+        What is not finite is refused on a CPU; an accelerator is not waited for: see `predict`.
+        """
         refuse_transforms()
         batch = self._fit.feed().handed(inputs, keywords)
         tap, learnt = self._fit.ready()
         reading, bars = tap(*batch.args, **batch.kwargs), learnt.bars
         batch.check(reading.output.shape[0])
-        return reading.output, bars.std(reading, bars.given(batch, reading))
+        std = bars.std(reading, bars.given(batch, reading))
+        if std.device.type == "cpu":
+            require_finite(reading.output, std, lambda: [batch], learnt.columns, "rows")
+        return reading.output, std
 
     @outside_inference_mode
     def predict(
         self,
-        data: Any,
+        x: Any,
         *,
         sample_weight: SampleWeight | None = None,
         input_covariance: Any = None,
@@ -376,7 +394,7 @@ class LastLayerRigidity(ModelWrapper):
         """Predictions with error bars for inputs or batches (targets in them are ignored).
 
         Args:
-            data: a tensor of inputs, or anything that `fit` takes.
+            x: inputs, or anything that `fit` takes.
             sample_weight: callable(batch) -> loss weights c, by which the noise is divided. Rows
                 without get the noise of a typical one: the harmonic mean in the calibration.
             input_covariance: of uncertain inputs, whose variance is added and kept in
@@ -402,7 +420,7 @@ class LastLayerRigidity(ModelWrapper):
         with self._fit.job(group, "predict", options=choices) as others, torch.enable_grad():
             tap, learnt = self._fit.ready()
             bars = learnt.bars
-            batches = self._fit.batches(data, "predict", batch_size, progress, once=gather)
+            batches = self._fit.batches(x, "predict", batch_size, progress, once=gather)
             for batch in others.checking(batches):
                 reading = read(tap, batch)
                 spread = bars.of_batch(batch, reading, sample_weight)
@@ -412,12 +430,13 @@ class LastLayerRigidity(ModelWrapper):
             if inputs is not None:
                 inputs.check_used_up()
             spreads = [spread for part in others.all(spreads) for spread in part]
-        return bars.prediction(spreads)
+        again = partial(self._fit.batches, [] if gather else x, "predict", batch_size, False)
+        return bars.prediction(spreads, again, learnt.columns)
 
     @outside_inference_mode
     def gradient(
         self,
-        data: Any,
+        x: Any,
         wrt: InputName = None,
         *,
         along: Tensor | None = None,
@@ -433,7 +452,7 @@ class LastLayerRigidity(ModelWrapper):
         scale of those, and not `calibration.joint`.
 
         Args:
-            data: a tensor of inputs, or anything that `fit` takes.
+            x: inputs, or anything that `fit` takes.
             wrt: position or name of the input ("pos"), where there are several.
             along: a direction, shaped like the input or like one row of it: the derivative along
                 it, $v \cdot \nabla y$, shaped like the output, in one pass.
@@ -456,7 +475,7 @@ class LastLayerRigidity(ModelWrapper):
         if along is not None and members is not None:
             raise ValueError("along= is exact in one pass: it takes no members=.")
         tap, learnt = self._fit.ready()
-        maps = self._feature_maps(tap, wrt, data, "gradient", batch_size, progress)
+        maps = self._feature_maps(tap, wrt, x, "gradient", batch_size, progress)
         differentiator = _differentiator(learnt, members, generator)
         if along is None:
             found = [differentiator(point) for point in maps]
@@ -467,7 +486,7 @@ class LastLayerRigidity(ModelWrapper):
     @outside_inference_mode
     def predict_with_gradient(
         self,
-        data: Any,
+        x: Any,
         wrt: InputName | Slot = None,
         *,
         gradient_bars: bool = True,
@@ -478,7 +497,7 @@ class LastLayerRigidity(ModelWrapper):
         """What `predict` and `gradient` give, of the same pass of the model.
 
         Args:
-            data: as in `gradient`.
+            x: as in `gradient`.
             wrt: as in `gradient`; or a `data.slots.Slot` of one's own, for what is no input.
             gradient_bars: False for one forward and one backward pass, and no bars of derivatives.
             sample_weight: as in `predict`.
@@ -488,25 +507,26 @@ class LastLayerRigidity(ModelWrapper):
         tap, learnt = self._fit.ready()
         differentiator, bars = _differentiator(learnt, members, None), learnt.bars
         spreads, found = [], []
-        for batch in self._fit.batches(data, "gradient", None, progress):
+        for batch in self._fit.batches(x, "gradient", None, progress):
             slot = Slot.find(batch, wrt, tap)
             with torch.enable_grad():
                 if gradient_bars:
                     point = FeatureMap.of(tap, batch, slot)
                     reading, gradient = point.reading, differentiator(point)
                 else:
-                    x, reading = traced(tap, batch, slot)
-                    mean = traced_derivatives(x, reading.output)
-                    summed = not stand_alone(x, reading)
+                    at, reading = traced(tap, batch, slot)
+                    mean = traced_derivatives(at, reading.output)
+                    summed = not stand_alone(at, reading)
                     gradient = Gradient(mean, torch.full_like(mean, torch.nan), summed=summed)
                 spreads.append(bars.of_batch(batch, reading.detached(), sample_weight))
             found.append(gradient)
-        return bars.prediction(spreads), self._joined(found, members)
+        again = partial(self._fit.batches, x, "gradient", None, False)
+        return bars.prediction(spreads, again, learnt.columns), self._joined(found, members)
 
     @outside_inference_mode
     def hessian_product(
         self,
-        data: Any,
+        x: Any,
         direction: Tensor,
         wrt: InputName = None,
         *,
@@ -518,7 +538,7 @@ class LastLayerRigidity(ModelWrapper):
         r"""Second derivatives of the prediction times a direction, $\nabla (v \cdot \nabla y)$.
 
         Args:
-            data: as in `gradient`.
+            x: as in `gradient`.
             direction: $v$, as `along` there.
             wrt: as in `gradient`.
             members: as in `gradient`.
@@ -530,7 +550,7 @@ class LastLayerRigidity(ModelWrapper):
             As `gradient`, with the same `gradient_scale`.
         """
         tap, learnt = self._fit.ready()
-        maps = self._feature_maps(tap, wrt, data, "hessian_product", batch_size, progress)
+        maps = self._feature_maps(tap, wrt, x, "hessian_product", batch_size, progress)
         differentiator = _differentiator(learnt, members, generator)
         found = [differentiator(p.along(v)) for v, p in shared_out(maps, direction)]
         return self._joined(found, members)
@@ -646,7 +666,7 @@ class LastLayerRigidity(ModelWrapper):
     def propagate(
         self,
         fn: Callable[[Tensor], Tensor],
-        data: Any,
+        x: Any,
         *,
         second_order: bool = False,
         batch_size: int | None = None,
@@ -660,37 +680,37 @@ class LastLayerRigidity(ModelWrapper):
         uncertain: of those take `criterion="evidence", noise="bayes"`.
 
         Args:
-            fn: takes the predictions for all of `data` as one tensor, shaped like the model's
+            fn: takes the predictions for all of x as one tensor, shaped like the model's
                 output, and returns a tensor of any shape. For what has no derivative use
                 `ensemble(64).propagate`.
-            data: a tensor of inputs, or anything that `fit` takes.
+            x: inputs, or anything that `fit` takes.
             second_order: correct the mean for the curvature of `fn`.
             batch_size: as in `fit`.
             progress: as in `fit`.
         """
         tap, learnt = self._fit.ready()
-        batches = partial(self._fit.batches, data, "propagate", batch_size, progress)
-        options = {"second_order": second_order, "again": repeatable(data)}
+        batches = partial(self._fit.batches, x, "propagate", batch_size, progress)
+        options = {"second_order": second_order, "again": repeatable(x)}
         return propagated(fn, tap, _joint(tap, learnt), batches, **options)
 
     @outside_inference_mode
     def local(
-        self, data: Any, *, batch_size: int | None = None, progress: bool | None = None
+        self, x: Any, *, batch_size: int | None = None, progress: bool | None = None
     ) -> LocalTerms:
         """Error bars of the terms that sum to each prediction: atoms, pixels, time steps.
 
         Args:
-            data: a tensor of inputs, or anything that `fit` takes.
+            x: inputs, or anything that `fit` takes.
             batch_size: as in `fit`.
             progress: as in `fit`.
         """
         tap, learnt = self._fit.ready()
         with torch.enable_grad():
-            batches = self._fit.batches(data, "local", batch_size, progress)
+            batches = self._fit.batches(x, "local", batch_size, progress)
             return local_terms(tap, learnt.posterior, batches)
 
     def features(
-        self, data: Any, *, batch_size: int | None = None, progress: bool | None = None
+        self, x: Any, *, batch_size: int | None = None, progress: bool | None = None
     ) -> Tensor:
         """The readout's features, (M, D), or (M, K, D) where they differ between targets.
 
@@ -698,16 +718,16 @@ class LastLayerRigidity(ModelWrapper):
         steps, pixels).
 
         Args:
-            data: a tensor of inputs, or anything that `fit` takes.
+            x: inputs, or anything that `fit` takes.
             batch_size: as in `fit`.
             progress: as in `fit`.
         """
-        readings = self._readings(data, batch_size, progress)
+        readings = self._readings(x, batch_size, progress)
         return torch.cat([reading.features for reading in readings])
 
     def select(
         self,
-        pool: Any,
+        x: Any,
         n: int,
         *,
         objective: Literal["variance", "logdet", "top"] = "variance",
@@ -724,7 +744,7 @@ class LastLayerRigidity(ModelWrapper):
         give rows of your own choice to `selection.greedy(uq.posterior, rows, n)`.
 
         Args:
-            pool: candidates, in any form that `predict` takes; no labels are needed.
+            x: the pool of candidates, in any form that `predict` takes; no labels are needed.
             n: how many.
             objective: "variance" (default) shrinks the total variance, "logdet" learns most about
                 the weights, both greedily; "top" takes the largest variances one by one.
@@ -737,7 +757,7 @@ class LastLayerRigidity(ModelWrapper):
         """
         if objective == "top" and (of is not None or weights is not None):
             raise ValueError("objective='top' takes neither of= nor weights=.")
-        features = self._one_row_each(pool, batch_size, progress)
+        features = self._one_row_each(x, batch_size, progress)
         cared = None if of is None else self._one_row_each(of, batch_size, progress)
         if objective == "top":
             variances = self.scale.square().sum() * self.posterior.quadratic(features)
@@ -860,6 +880,19 @@ class LastLayerRigidity(ModelWrapper):
         if not torch.is_autocast_enabled(kind):
             return own
         return own + rounding_bound(learnt.posterior, torch.get_autocast_dtype(kind))
+
+    def summary(self) -> str:
+        """What is known, in ten lines or so, and what to do next."""
+        weights = sum(one.numel() for one in self.model.parameters())
+        title = f"LastLayerRigidity of {type(self.model).__name__}, {weights:,} parameters"
+        if (learnt := self._fit.learnt) is None:
+            return summary(title, UNFITTED)
+        own, layers = learnt.statistics, learnt.binding.header()["layer"]
+        loss = "a function" if learnt.weighing is None else type(learnt.weighing.loss).__name__
+        found = ", ".join(map(repr, layers)) if layers else "by features="
+        readout = f"{found}: {own.gram.width} features, {own.targets} targets"
+        known = {"readout": readout, "fit": f"{own.gram.count:,} rows, loss {loss}"}
+        return summary(title, known, learnt.calibration, learnt.report)
 
     def extra_repr(self) -> str:
         """Where the features come from and how much was learnt."""

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 from ..calibration.automatic import automatic
-from ..calibration.calibration import Calibration, Support, Wanted
+from ..calibration.calibration import Support, Wanted
 from ..calibration.choosing import chosen
 from ..calibration.conformal import Conformal, Groups, bar_cuts, group_labels, set_aside
+from ..calibration.coverage import predicted, remarks
 from ..calibration.criteria import AUTO
 from ..calibration.evidence import evidence
 from ..calibration.gathering import Gathering, Residuals
 from ..calibration.report import CalibrationReport
-from ..data.batches import TARGET_KEYS, Batch
+from ..data.arrays import TARGET_KEYS
+from ..data.batches import Batch
 from ..data.sketch import RowSketch
 from ..posterior.posterior import Posterior
-from ..prediction.head import HeadForm
-from ..prediction.prediction import Prediction
 from .accumulation import Statistics, Weighing
 from .distributed import Job
 from .error_bars import head_inputs, noise_variances
@@ -98,6 +98,9 @@ class Validation:
             report = self.report(rows, seen)
             final = self.posterior.with_ridge(report.ridge).with_scale(report.scale)
             report = report.certified(final.doubt, digits)
+            if rows is not None and self.wanted.criterion != "loo":
+                said = remarks(report, rows, self.posterior.eigenvalues)
+                report = replace(report, remarks=[*said, *report.remarks])
             return report if apart is None else self.guaranteed(report, apart, groups)
 
         if others.size == 1:
@@ -141,8 +144,8 @@ class Validation:
         cuts = None
         if groups == "bar":
             seen = self.sampled()
-            cuts = bar_cuts(None if seen is None else _predicted(chosen, seen, lam, seen=True).std)
-        found, labels = _predicted(chosen, apart, lam), apart.kept.get("labels")
+            cuts = bar_cuts(None if seen is None else predicted(chosen, seen, lam, seen=True).std)
+        found, labels = predicted(chosen, apart, lam), apart.kept.get("labels")
         conformal = Conformal.of(
             found, found.mean + apart.error, labels=labels, cuts=cuts, function=self.groups
         )
@@ -173,9 +176,9 @@ class Validation:
         given = self.wanted.given
         shape = self.wanted.noise.shape(mean, features)
         shape = shape if given is None else noise_variances(given, batch, reading)
-        kept: dict[str, Tensor] = {}
+        kept = {"mean": mean}
         if self.full or self.hashed or self.groups is not None:
-            kept = {"mean": mean, "inputs": head_inputs(reading.detached())}
+            kept["inputs"] = head_inputs(reading.detached())
         if self.hashed and hashes is not None:
             kept["hashes"] = hashes.repeat_interleave(len(mean) // len(hashes))
         if self.groups is not None:
@@ -199,26 +202,6 @@ class Validation:
 def _state(report: CalibrationReport) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Without its functions, which need not be sent."""
     return report.header(), report.tensors()
-
-
-def _predicted(
-    calibration: Calibration, part: Residuals, eigenvalues: Tensor, *, seen: bool = False
-) -> Prediction:
-    """Gathered rows with their error bars, in the layout of rows (n, K), float64."""
-    q = part.quadratic(eigenvalues, eigenvalues.new_tensor([calibration.ridge]))[..., 0]
-    q = q / (1 - part.weight * q).clamp(min=1e-3) if seen else q
-    mean, inputs = (part.kept[name].to(torch.float64) for name in ("mean", "inputs"))
-    law, epistemic = calibration.law, calibration.epistemic(q).expand(mean.shape)
-    share = part.share * calibration.weight / part.typical
-    share = torch.where(share.isfinite(), share, 1.0)  # of weight zero, whose errors are not known
-    noise = calibration.noise.level * share
-    if calibration.head is not None:
-        h, tilt = HeadForm.of(calibration.head, torch.float64)(q, mean, inputs)
-        whole, tilt = calibration.around(q, h, tilt, None, share)
-        noise = (whole - epistemic).clamp(min=0)
-        law = calibration.shaped(tilt)
-    noise, rigidity = (t.expand(mean.shape) for t in (noise, 1 / q))
-    return Prediction(mean, epistemic, noise, rigidity, law=law, support=calibration.support)
 
 
 def require_within(target: Tensor, support: Support | None) -> None:

@@ -46,6 +46,8 @@ class Source:
             if worked is None:  # on the first batch of a fit
                 remedy = _KEYWORDS if kwargs else _places(model, len(args))
                 remedy = " forward= gets each batch whole." if self.forward else f" {remedy}"
+            if "dtype" in str(error):
+                remedy = f" Tensors, and arrays of integers, keep their dtype: x.float().{remedy}"
             said = f"{type(error).__name__}: {error}".rstrip(".")
             raise type(error)(f"{self.call(model, args, kwargs)} raised {said}.{remedy}") from error
         return pick(result, self.output)
@@ -76,7 +78,7 @@ def _places(model: nn.Module, given: int) -> str:
     places = [f"b[{i}]" for i in range(taken)]
     places += ["None"] * (sum(one.default is one.empty for one in named) - taken)
     return (
-        "Of a tuple all entries but the last are inputs, the last is the target. For others pass "
+        "Of a tuple, as of fit(x, y), the last is the target, all before it are inputs. Else pass "
         f"forward=lambda m, b: m({', '.join(places)}) and target=lambda b: b[{taken}] with the "
         "places that yours have."
     )

@@ -5,29 +5,36 @@ and metrics beside those of a constant bar and of right bars. Needs the
 extra `report`.
 
 `html` takes arrays, `write` a fitted and calibrated object with labelled data, `experiment` the
-numbers of an experiment; `save` puts any of these pages into a file.
+numbers of an experiment; `save` puts any of these pages into a file. `verdict` gives the verdict
+alone, without the extra.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ..calibration.coverage import STATUSES
 from ..calibration.report import CalibrationReport
 from ..metrics.alignment import Values, aligned
+from ..prediction.prediction import Prediction
 from .document import checked_place, page, require_plotly
 from .document import write_page as save
 from .experiments.page import experiment
+from .judgement import Caution, Verdict, judgement
+from .judgement import cautions as cautions_of
 from .markup import Markup, joined, tag
-from .rows import MOST_SHOWN, Bars, Rows, bars_on, labelled, rows_of, shape_of
+from .rows import MOST_SHOWN, Bars, Rows, bars_on, columns_of, labelled, rows_of, shape_of
+from .scores import Judged
 from .target_section import Drawn, overview, section
-from .verdict import Caution
 
-__all__ = ["experiment", "html", "save", "write"]
+__all__ = ["Verdict", "experiment", "html", "save", "verdict", "write"]
 
 MOST_TARGETS = 12
 """Targets with a section of their own; the others stand in the overview."""
@@ -36,6 +43,39 @@ _UNCALIBRATED = Caution(
     "The error bars are not calibrated: their scale means nothing. Call calibrate(valid) first.",
     "they are not calibrated",
 )
+
+
+def verdict(
+    prediction: Prediction | Values,
+    target: Values,
+    *,
+    std: Values | None = None,
+    calibration: CalibrationReport | None = None,
+) -> Verdict:
+    """Whether error bars can be trusted, in words to print; of several targets the worst.
+
+    Args:
+        prediction: what `predict` gave, judged by its own law; or means, (N,) or (N, K).
+        target: true values, shaped alike, of rows that neither fit nor calibration has seen.
+        std: the error bars of means, shaped alike: standard deviations of Gaussians.
+        calibration: what `calibrate` returned, so that no remedy is named that is in use already.
+
+    Examples:
+        >>> mean = torch.arange(40.0)
+        >>> verdict(mean, mean + 1, std=mean * 0 + 0.1).headline
+        'Do not trust these bars as they stand: they are far too narrow.'
+    """
+    if isinstance(prediction, Prediction) == (std is not None):
+        raise TypeError("Expected a Prediction and no std=, or means and std=. Give one of these.")
+    columns: dict[str, Any] = {"mean": prediction, "std": std, "target": target}
+    if isinstance(prediction, Prediction):
+        columns = columns_of(prediction, torch.as_tensor(target))
+    found = {
+        rows.name: judgement(Judged(rows), cautions_of(rows, calibration), calibration)
+        for rows in rows_of(**columns)
+    }
+    name, worst = max(found.items(), key=lambda pair: STATUSES.index(pair[1].status))
+    return worst if len(found) == 1 else replace(worst, headline=f"{name}: {worst.headline}")
 
 
 def html(
@@ -50,6 +90,7 @@ def html(
     reference: Values | None = None,
     cautions: Sequence[str | Caution] = (),
     first_row: int = 0,
+    **law: Any,
 ) -> str:
     """The report of predictions with their error bars and true values.
 
@@ -65,6 +106,7 @@ def html(
             with larger ones are reported as unlike them.
         cautions: further sentences to warn with.
         first_row: the number of the first row.
+        **law: what a law that is not Gaussian says of the rows, as `rows.Rows` has it.
 
     Returns:
         The page.
@@ -74,7 +116,8 @@ def html(
         ModuleNotFoundError: plotly is missing.
     """
     require_plotly()
-    parts = rows_of(mean, std, target, names=names, inputs=inputs, first=first_row)
+    own: dict[str, Any] = {"names": names, "inputs": inputs, "first": first_row, **law}
+    parts = rows_of(mean, std, target, **own)
     limits = _reference(reference, len(parts))
     chosen = parts[:MOST_TARGETS]
     drawn, sections = Drawn(), []
@@ -121,12 +164,11 @@ def write(
     """
     checked_place(path)
     require_plotly()
-    mean, std, target, own = labelled(uq, data, progress)
-    options: dict[str, Any] = {"title": title, "names": names, "first_row": first_row}
-    options["inputs"] = own if inputs is None else inputs
+    options = labelled(uq, data, progress) | {"title": title, "names": names}
+    options |= {"first_row": first_row} | ({} if inputs is None else {"inputs": inputs})
     options["reference"] = None if reference is None else bars_on(uq, reference, progress)
     options["cautions"] = [_UNCALIBRATED] if uq.report is None else []
-    return save(path, html(mean, std, target, calibration=uq.report, **options))
+    return save(path, html(calibration=uq.report, **options))
 
 
 def _reference(values: Values | None, targets: int) -> list[Tensor | None]:

@@ -125,7 +125,7 @@ def mse_band(bin_size: int) -> tuple[float, float]:
 
 def coverage(rows: Rows) -> Figure:
     """Observed against nominal coverage, beside that of a constant bar."""
-    nominal, observed = _steps(rows.mean, rows.std, rows.target)
+    nominal, observed = _steps(*rows.standard)
     p = torch.linspace(0, 1, 101, dtype=torch.float64)
     noise = 1.96 * (p * (1 - p) / len(rows)).sqrt()
     traces: list[Trace] = [
@@ -209,8 +209,8 @@ def histogram(rows: Rows) -> Figure:
     return Figure(
         "histogram",
         "How large are errors in units of their bars?",
-        "z = (true value - prediction) / bar. Right bars follow the curve; a wider heap means bars "
-        "that are too narrow. The outermost columns hold all that lies beyond.",
+        "z = (true value - prediction) / bar, or as the law has it. Right bars follow the curve; a "
+        "wider heap means too narrow bars. The outermost columns hold all that lies beyond.",
         "Histogram of standardised errors with the normal curve.",
         {"": [bars, line(x, normal, "normal curve", meta={"ink": True})]},
         {"": {**layout(axis("z", range=[-edge, edge]), axis("rows")), "bargap": 0}},
@@ -230,7 +230,7 @@ def dots(name: str, panels: Mapping[str, Mapping[str, tuple[float, float | None]
 def hover_texts(rows: Rows, index: Tensor) -> list[str]:
     """What is shown at each row, escaped for plotly."""
     texts = []
-    parts = (rows.mean, rows.std, rows.target, rows.error, rows.z)
+    parts = (rows.mean, rows.std, rows.target, rows.error, rows.error / rows.std)
     numbers = torch.stack(parts, 1)[index].tolist()
     for i, (mean, std, target, error, z) in zip(index.tolist(), numbers, strict=True):
         lines = [

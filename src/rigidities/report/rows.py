@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,10 +11,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ..calibration.coverage import normal_scores
 from ..calibration.report import CalibrationReport
 from ..data.batches import Batch
 from ..data.feed import Feed
 from ..metrics.alignment import Values, aligned
+from ..prediction.prediction import Prediction
 
 MOST_SHOWN = 5_000
 """Rows that a scatter plot shows at most."""
@@ -35,6 +38,9 @@ class Rows:
         name: of the target.
         inputs: further columns by name, shown when one points at a row; (N,) each.
         first: the number of the first row.
+        law: name of the law that the bars belong to; where it is not Gaussian, it gives
+        score: standard normal numbers as likely as the true values, and
+        log_density: of the true values.
     """
 
     mean: Tensor
@@ -43,6 +49,9 @@ class Rows:
     name: str = "target"
     inputs: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     first: int = 0
+    law: str = "gaussian"
+    score: Tensor | None = None
+    log_density: Tensor | None = None
 
     @cached_property
     def error(self) -> Tensor:
@@ -51,8 +60,19 @@ class Rows:
 
     @cached_property
     def z(self) -> Tensor:
-        """(y - mu) / sigma."""
-        return self.error / self.std
+        """(y - mu) / sigma, or the law's normal scores."""
+        return self.error / self.std if self.score is None else self.score
+
+    @cached_property
+    def standard(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean 0, bar 1 and z: rows of which all coverages are those of the law."""
+        return torch.zeros_like(self.z), torch.ones_like(self.z), self.z
+
+    @cached_property
+    def nll(self) -> Tensor:
+        """Negative log-likelihood of each row."""
+        gaussian = self.std.log() + (self.z.square() + math.log(2 * math.pi)) / 2
+        return gaussian if self.log_density is None else -self.log_density
 
     @cached_property
     def constant(self) -> Tensor:
@@ -76,8 +96,11 @@ def rows_of(
     names: Sequence[str] | None = None,
     inputs: Mapping[str, Sequence[Any]] | Values | None = None,
     first: int = 0,
+    law: str = "gaussian",
+    score: Tensor | None = None,
+    log_density: Tensor | None = None,
 ) -> list[Rows]:
-    """Checked rows, one entry per target; arguments as the attributes of `Rows`.
+    """Checked rows, one entry per target; arguments as the attributes of `Rows`, all of them.
 
     (N,) and (N, 1) are one target, (N, K) are K; of anything larger every number is a row of one
     target. `inputs` may be an array (N, D) too.
@@ -95,8 +118,24 @@ def rows_of(
     _check_squares(columns, first)
     names = _checked_names(names, targets)
     full = _for_each_row(_named_inputs(inputs), len(columns[0]), shape)
+    own = [
+        part.double().reshape(-1, targets).T for part in (score, log_density) if part is not None
+    ]
     by_target = zip(*(part.T.contiguous() for part in columns), names, strict=True)
-    return [Rows(mean, std, y, name, full, first) for mean, std, y, name in by_target]
+    return [
+        Rows(mean, std, y, name, full, first, law, *(part[k] for part in own))
+        for k, (mean, std, y, name) in enumerate(by_target)
+    ]
+
+
+def columns_of(p: Prediction, target: Tensor) -> dict[str, Any]:
+    """Predictions and true values as `rows_of` takes them."""
+    y = target.cpu().reshape(_shape_for(target, p.mean))
+    p = p.to("cpu")
+    found: dict[str, Any] = {"mean": p.mean, "std": p.std, "target": y, "law": p.law.name}
+    if p.law.name != "gaussian" or p.support is not None:
+        found |= {"score": normal_scores(p, y), "log_density": p.log_prob(y)}
+    return found
 
 
 def shown(rows: Rows, most: int = MOST_SHOWN) -> Tensor:
@@ -209,25 +248,23 @@ class Bars(Protocol):
     def report(self) -> CalibrationReport | None:
         """How it was calibrated."""
 
-    def __call__(self, *inputs: Any, **keywords: Any) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation."""
+    def predict(self, data: Any, *, progress: bool | None = None) -> Prediction:
+        """Means and error bars of inputs or batches."""
 
     @property
     def feed(self) -> Feed:
         """How data reach the model."""
 
 
-def labelled(
-    bars: Bars, data: Any, progress: bool | None = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Mean, std and target of labelled data, and the inputs where they are few numbers a row.
+def labelled(bars: Bars, data: Any, progress: bool | None = None) -> dict[str, Any]:
+    """Labelled data as `rows_of` takes them, with the inputs where they are few numbers a row.
 
     One pass, so that a loader may shuffle and an iterator may end.
 
     Raises:
         ValueError: there are no data, or they have no target.
     """
-    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    parts: list[dict[str, Any]] = []
     inputs: list[Tensor | None] = []
     for batch in bars.feed(data, "report", progress=progress):
         if batch.target is None:
@@ -235,23 +272,19 @@ def labelled(
                 "Expected labelled data, got batches without a target. Pass (x, y), or give the "
                 "model's wrapper target=lambda batch: ...."
             )
-        mean, std = (part.detach().cpu() for part in bars(*batch.args, **batch.kwargs))
-        parts.append((mean, std, batch.target.cpu().reshape(_shape_for(batch.target, mean))))
+        parts.append(columns_of(bars.predict([batch.raw], progress=False), batch.target))
         inputs.append(_few_numbers(batch))
     if not parts:
         raise ValueError("Expected labelled data, got none.")
-    mean, std, target = (torch.cat(column) for column in zip(*parts, strict=True))
+    law = parts[0].pop("law")
+    found = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
     known = [part for part in inputs if part is not None]
-    return mean, std, target, torch.cat(known) if len(known) == len(inputs) else None
+    return found | {"law": law, "inputs": torch.cat(known) if len(known) == len(inputs) else None}
 
 
 def bars_on(bars: Bars, data: Any, progress: bool | None = None) -> Tensor:
     """The error bars alone, of labelled or unlabelled data, flat for one target, else (N, K)."""
-    parts = [
-        bars(*batch.args, **batch.kwargs)[1].detach().cpu()
-        for batch in bars.feed.unlabelled()(data, "reference", progress=progress)
-    ]
-    return torch.cat(parts)
+    return bars.predict(data, progress=progress).std.cpu()
 
 
 def _shape_for(target: Tensor, mean: Tensor) -> tuple[int, ...]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 
@@ -45,8 +46,8 @@ _SENTENCES = {
     "bars that differ from row to row bring nothing.",
     "crps": "Like the NLL a score for the whole prediction, in the units of the target and milder "
     "with outliers.",
-    "coverage": "Share of true values inside prediction ± 1.645 bars. Below 90 % the bars are too "
-    "narrow, above it too wide.",
+    "coverage": "Share of true values inside prediction ± 1.645 bars, or inside the intervals of "
+    "the law where it is known. Below 90 % the bars are too narrow, above it too wide.",
     "interval_width": "Mean width of those intervals, in the units of the target.",
     "interval_score": "Width of the 90 % intervals plus a fine for every true value outside.",
     "miscalibration_area": "Distance between nominal and observed coverage over all levels, from 0 "
@@ -132,8 +133,12 @@ class Judged:
 
     @cached_property
     def bars(self) -> dict[str, float]:
-        """Of the bars as they are."""
-        return metrics.summary(self.rows.mean, self.rows.std, self.rows.target, self.bin_size)
+        """Of the bars as they are; likelihood and coverage under their law."""
+        rows, names = self.rows, ("coverage", "miscalibration_area")
+        found = metrics.summary(rows.mean, rows.std, rows.target, self.bin_size)
+        gain = found["nll"] + found["nll_gain"] - (nll := float(rows.nll.mean()))
+        under = {name: getattr(metrics, name)(*rows.standard) for name in names}
+        return found | under | {"nll": nll, "nll_gain": gain}
 
     @cached_property
     def constant(self) -> dict[str, float]:
@@ -144,20 +149,20 @@ class Judged:
 
     @cached_property
     def right(self) -> dict[str, tuple[float, float]]:
-        """Mean and standard deviation of each metric if errors were Gaussian with these bars.
-
-        Targets are drawn anew from the prediction and its bar, so that the chance in so many rows
-        and the spread of the bars are those of the data.
-        """
-        generator = torch.Generator().manual_seed(0)
-        mean, std = self.rows.mean, self.rows.std
-        draws = max(3, min(self.draws, 400_000 // len(std)))
-        found = []
-        for _ in range(draws):
-            noise = torch.randn(std.shape, generator=generator, dtype=std.dtype)
-            found.append(metrics.summary(mean, std, mean + std * noise, self.bin_size))
+        """Mean and standard deviation of each metric if errors were Gaussian with these bars."""
+        found = self.redrawn(partial(metrics.summary, bin_size=self.bin_size))
         values = {key: torch.tensor([each[key] for each in found]).double() for key in found[0]}
         return {key: (float(value.mean()), float(value.std())) for key, value in values.items()}
+
+    def redrawn(self, score: Callable[..., Any]) -> list[Any]:
+        """Scores of targets drawn anew from the prediction and its bar.
+
+        So the chance in so many rows and the spread of the bars are those of the data.
+        """
+        generator, (mean, std) = torch.Generator().manual_seed(0), (self.rows.mean, self.rows.std)
+        draws = max(3, min(self.draws, 400_000 // len(std)))
+        noise = torch.randn(draws, len(std), generator=generator, dtype=std.dtype)
+        return [score(mean, std, mean + std * z) for z in noise]
 
 
 def bin_sizes(count: int) -> dict[int, int]:

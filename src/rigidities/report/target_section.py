@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from .. import metrics
+from ..calibration.coverage import Held, fifths
 from ..calibration.report import CalibrationReport
 from . import figures
 from .document import place
 from .figures import Figure, hover_texts
+from .judgement import WORDS, Caution, Verdict, cautions, gain_and_error, judgement, size
 from .markup import Markup, escaped, joined, number, table, tag
 from .rows import Rows, shown
 from .scores import METRICS, Judged, bin_sizes, score_table
-from .verdict import Caution, Verdict, cautions, gain_and_error, size, verdict
 
-_WORDS = {"good": "good", "careful": "with care", "bad": "not good"}
 _WORST = 10
 _OVERVIEW = ("rmse", "nll", "nll_gain", "coverage", "spearman")
 
@@ -50,11 +50,10 @@ def section(
     judged = Judged(rows)
     known = [one if isinstance(one, Caution) else Caution(one) for one in further]
     warned = [*known, *cautions(rows, calibration, reference)]
-    grave = [caution.grave for caution in warned if caution.grave]
     return joined(
         [
             *([] if alone else [tag("h2", rows.name)]),
-            verdict_box(verdict(judged, grave)),
+            verdict_box(judgement(judged, warned, calibration)),
             caution_box(warned),
             tag("h2", "Plots"),
             _plots(rows, name, most, drawn),
@@ -72,7 +71,7 @@ def verdict_box(judged: Verdict) -> Markup:
     """The verdict, for the top."""
     items = []
     for f in judged.findings:
-        status = tag("span", _WORDS[f.status], class_=f"status {f.status}")
+        status = tag("span", WORDS[f.status], class_=f"status {f.status}")
         items.append(tag("li", tag("strong", f"{f.subject}: "), status, ". ", f.text))
     heading = tag("h2", judged.headline)
     return tag("div", heading, tag("ul", *items), class_=f"verdict {judged.status}")
@@ -93,9 +92,9 @@ def overview(parts: Sequence[Rows]) -> Markup:
     for rows in parts:
         values = {
             "rmse": metrics.rmse(rows.mean, rows.target),
-            "nll": metrics.nll(rows.mean, rows.std, rows.target),
+            "nll": float(rows.nll.mean()),
             "nll_gain": gain_and_error(rows)[0],
-            "coverage": metrics.coverage(rows.mean, rows.std, rows.target),
+            "coverage": metrics.coverage(*rows.standard),
             "spearman": metrics.spearman(rows.mean, rows.std, rows.target),
         }
         found = size(rows)
@@ -118,8 +117,33 @@ def _plots(rows: Rows, name: str, most: int, drawn: Drawn) -> Markup:
     found.append(figures.histogram(rows))
     named = {f"{name}-{figure.name}": figure for figure in found}
     drawn.figures.update(named)
-    grid = tag("div", *(place(key, figure) for key, figure in named.items()), class_="figures")
+    placed = [place(key, figure) for key, figure in named.items()]
+    at = 1 + [figure.name for figure in found].index("coverage")
+    grid = tag("div", *placed[:at], *_fifths(rows), *placed[at:], class_="figures")
     return joined([_thinning(rows, len(index)), grid])
+
+
+def _fifths(rows: Rows) -> Iterator[Markup]:
+    """The table of coverage by fifths, beside the plots; none for few rows."""
+    if not (found := fifths(rows.z, rows.mean, rows.std)):
+        return
+    groups = [found[i : i + 5] for i in range(0, len(found), 5)]
+    body = [[line[0].where.split()[0], *map(_held, line)] for line in zip(*groups, strict=True)]
+    low, high = (f"{100 * n / found[0].rows:.3g} %" for n in found[0][2:4])
+    caption = f"What 90 % intervals hold in each fifth of the rows; chance allows {low} to {high}."
+    header = ["Fifth", *(f"by {'bar' if 'bar' in g[0].where else 'prediction'}" for g in groups)]
+    content = (
+        tag("h3", "Do they in every part of the rows?"),
+        table(header, body, label="By fifths"),
+    )
+    yield tag("figure", *content, tag("figcaption", caption))
+
+
+def _held(one: Held) -> Markup:
+    status = tag("span", f" too {one.side}", class_=f"status {one.status}") if one.side else ""
+    values = one.where.partition(" (")[2][:-1]
+    share = f"{100 * one.inside / one.rows:.3g} %"
+    return joined([share, status, tag("span", values, class_="note")])
 
 
 def _thinning(rows: Rows, count: int) -> Markup:
@@ -134,13 +158,15 @@ def _thinning(rows: Rows, count: int) -> Markup:
 
 
 def _about_metrics(judged: Judged) -> str:
-    bins = ""
+    bins, law = "", "Intervals are Gaussian."
+    if judged.rows.score is not None:
+        law = f"NLL and coverage are of the law ({judged.rows.law}), CRPS and widths Gaussian."
     if bin_sizes(len(judged.rows)):
         bins = f" The last three use bins of {judged.bin_size} rows."
     return (
         "“Constant bar” is the best single bar for all rows, fitted to these very rows. “Right "
         "bars” is what these bars would score if the errors followed them, mean and standard "
-        f"deviation over redrawn errors. Intervals are Gaussian.{bins}"
+        f"deviation over redrawn errors. {law}{bins}"
     )
 
 
@@ -178,7 +204,7 @@ def _worst(rows: Rows) -> Markup:
     for i in index:
         values = (f"{float(part[i]):.4g}" for part in (rows.mean, rows.std, rows.target))
         others = (_cell(rows.inputs[key][i]) for key in inputs)
-        body.append([i + rows.first, *values, f"{float(rows.z[i]):.2f}", *others])
+        body.append([i + rows.first, *values, f"{float(rows.error[i] / rows.std[i]):.2f}", *others])
     note = tag("p", "Those with the largest errors in units of their bars.", class_="about")
     return joined([note, table(header, body, label="Rows with the largest errors")])
 

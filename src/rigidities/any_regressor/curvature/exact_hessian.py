@@ -83,7 +83,7 @@ def _summed(
         prediction = regressor.outputs(flat, *batch.args, **batch.kwargs)
         target = batch.target_rows(prediction, shape)
         if target is None:
-            raise ValueError("hessian='exact' needs targets: fit(X, y).")
+            raise ValueError("hessian='exact' needs targets: fit(x, y).")
         if batch.weight is not None:  # a NaN that weighs nothing must not spread
             target = torch.where(batch.weight > 0, target, 0.0)
         values = loss.value(prediction, target.to(prediction), batch.raw)

@@ -84,7 +84,7 @@ def loss_terms(
     Weights are (N, 1), for a loss of each output alone also (N, K).
     """
     if target is None and loss.needs_target:
-        raise ValueError("This loss needs targets: fit(X, y).")
+        raise ValueError("This loss needs targets: fit(x, y).")
     prediction = prediction.detach().to(torch.float64)
     given, own = weight, own_weights(loss, batch)
     if own is not None:

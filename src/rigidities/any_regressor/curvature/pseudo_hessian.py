@@ -24,9 +24,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ...data.finiteness import require_finite
 from ...data.samples import SampleBatch, Samples
 from ...losses import Loss
-from ..derivatives.differentiation import Differentiation, check_finite
+from ..derivatives.differentiation import Differentiation
 from ..derivatives.tangents import Tangents
 from .loss_terms import LossTerms, loss_terms
 
@@ -120,7 +121,7 @@ class TrainingRows:
         """
         for batch in self.samples.pieces(max(1, PIECE // (8 * numbers))):
             prediction, tangents = self.differentiation(*batch.args, **batch.kwargs)
-            check_finite(prediction)
+            require_finite(prediction, prediction)
             target = batch.target_rows(prediction, self.differentiation.shape)
             terms = loss_terms(self.loss, prediction, target, batch.weight, batch.raw)
             self.totals.add(terms, tangents, prediction)

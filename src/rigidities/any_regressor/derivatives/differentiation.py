@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.func import jacfwd, jacrev, vmap
 
+from ...data.finiteness import require_finite
 from ...data.samples import SampleBatch, sample_count
 from ...models.directional import normal_like, pulled, pulls, recorded, units
 from ...models.modes import forward_mode, transformable
@@ -197,15 +198,6 @@ def _confirmed(regressor: Regressor, tangents: Tangents, *inputs: Any, **kwargs:
     return not any(float(d.norm()) > tolerance * (float(e.norm()) + floor) for d, e in pairs)
 
 
-def check_finite(prediction: Tensor) -> None:
-    """Refuse NaN and infinity among the predictions of a batch."""
-    if len(bad := (~torch.isfinite(prediction)).nonzero()):
-        raise ValueError(
-            f"f gives a prediction that is not finite for sample {int(bad[0, 0])} of a batch. Are "
-            "its inputs finite, and is f defined there? Leave such samples out."
-        )
-
-
 def _first_samples(
     inputs: tuple[Any, ...], kwargs: dict[str, Any], count: int
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -221,7 +213,7 @@ def _check_alone(regressor: Regressor, *inputs: Any, **kwargs: Any) -> None:
         together = regressor.outputs(regressor.flat, *inputs, **kwargs)[:1]
         args, named = _first_samples(inputs, kwargs, 1)
         alone = regressor.outputs(regressor.flat, *args, **named)
-    check_finite(together)
+    require_finite(together, together)
     size = 1e-5 * float(together.abs().max())
     if alone.shape != together.shape or not torch.allclose(alone, together, rtol=1e-3, atol=size):
         raise ValueError(

@@ -1,7 +1,7 @@
 """Are the bars trustworthy, and what to beware of, in plain words.
 
-The verdict comes from size, resolution and ranking. Each statement is compared with what chance
-allows for so many rows, taken as independent.
+The verdict comes from size, as a whole and by fifths, from resolution and ranking. Each statement
+is compared with what chance allows for so many independent rows and so many looks.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..calibration.report import CalibrationReport
+from .. import metrics
+from ..calibration.coverage import BAD, CAREFUL, GOOD, LEVEL, STATUSES, Held, fifths, uneven
+from ..calibration.report import CalibrationReport, remedy
 from ..metrics.ranking import retained_rmse
 from .markup import around, number
 from .rows import Rows
 from .scores import Judged, bin_sizes
 
-LEVEL, HALF_WIDTH = 0.9, 1.6448536269514722
-TAIL = 0.025
-"""How often right bars are called too narrow, and how often too wide."""
 FEW = 30
 """Rows below which no verdict is given, and nothing is called good."""
-GOOD, CAREFUL, BAD = "good", "careful", "bad"
+WORDS = {GOOD: "good", CAREFUL: "with care", BAD: "not good"}
 _FAR = 5.0
 """Multiples of the median bar beyond which a bar is called far out."""
-_TAIL = 4.0
+_TAIL = 3.0
+_LEANING = 0.65, 0.8
+"""Share of the largest errors on one side, from which on they are skewed, and gravely so."""
 
 
 @dataclass(frozen=True)
@@ -40,92 +41,94 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class Caution:
+    """Something to beware of.
+
+    Attributes:
+        text: sentences.
+        grave: why bars with this flaw must not be called trustworthy, as the end of a headline;
+            empty where they may be.
+    """
+
+    text: str
+    grave: str = ""
+
+
+@dataclass(frozen=True)
 class Verdict:
-    """The headline and the findings behind it."""
+    """The headline, its status (good, careful or bad), the findings behind it, and cautions."""
 
     headline: str
     status: str
     findings: tuple[Finding, ...]
+    cautions: tuple[Caution, ...] = ()
+
+    def __str__(self) -> str:
+        found = [f"  {one.subject}: {WORDS[one.status]}. {one.text}" for one in self.findings]
+        return "\n".join([self.headline, *found, *(f"  ! {one.text}" for one in self.cautions)])
 
 
-def verdict(judged: Judged, grave: Sequence[str] = ()) -> Verdict:
-    """The verdict on some rows; `grave` speaks against the bars, as ends of a headline."""
-    findings = (size(judged.rows), resolution(judged.rows), ranking(judged))
-    count = len(judged.rows)
-    if count < FEW:
-        few = f"Too few rows for a verdict: {count}. What follows may be chance."
-        return Verdict(few, CAREFUL, findings)
-    status = max((f.status for f in findings[:2]), key=(GOOD, CAREFUL, BAD).index)
-    against = [*grave, *(["larger bars go with smaller errors"] * (findings[2].status == BAD))]
+def judgement(
+    judged: Judged, warned: Sequence[Caution] = (), calibration: CalibrationReport | None = None
+) -> Verdict:
+    """The verdict on some rows, with what to beware of."""
+    rows = judged.rows
+    findings = (size(rows), by_fifths(rows, calibration), resolution(rows), ranking(judged))
+    if len(rows) < FEW:
+        few = f"Too few rows for a verdict: {len(rows)}. What follows may be chance."
+        return Verdict(few, CAREFUL, findings, tuple(warned))
+    status = max((f.status for f in findings[:3]), key=STATUSES.index)
+    against = [caution.grave for caution in warned if caution.grave]
+    against += ["larger bars go with smaller errors"] * (findings[3].status == BAD)
     if status == GOOD and against:
-        return Verdict(f"Use these bars with care: {_and(against)}.", CAREFUL, findings)
-    return Verdict(_headline(judged.rows, findings[0], findings[1]), status, findings)
-
-
-def needed_factor(rows: Rows) -> float:
-    """What the bars would have to be multiplied with for their 90 % intervals to hold 90 %."""
-    rank = min(len(rows), math.ceil(LEVEL * len(rows)))
-    return float(rows.z.abs().kthvalue(rank).values) / HALF_WIDTH
+        *others, last = against
+        reasons = f"{', '.join(others)} and {last}" if others else last
+        headline, status = f"Use these bars with care: {reasons}.", CAREFUL
+    else:
+        headline = _headline(rows, *(f.status for f in findings[:3]))
+    return Verdict(headline, status, findings, tuple(warned))
 
 
 def size(rows: Rows) -> Finding:
-    """Are the bars too wide or too narrow? By the coverage of 90 % intervals.
-
-    Of up to 35 rows all may lie inside by chance, so that coverage cannot show bars that are too
-    wide. There the sum of z² does: with right bars it follows chi-square with N degrees.
-    """
-    count, subject = len(rows), "Size"
-    inside = int((rows.z.abs() <= HALF_WIDTH).sum())
-    low, high = held_by_chance(count)
+    """Are the bars too wide or too narrow? By the coverage of 90 % intervals."""
+    held, subject = Held.of(rows.z), "Size"
+    inside, low, high = (f"{100 * n / held.rows:.1f}" for n in held[1:4])
     text = (
-        f"90 % intervals hold {100 * inside / count:.1f} % of the {count} true values; with right "
-        f"bars chance gives {100 * low / count:.1f} to {100 * high / count:.1f} %."
+        f"90 % intervals hold {inside} % of the {held.rows} true values; with right bars chance "
+        f"gives {low} to {high} %."
     )
-    squares = rows.z.square()
-    chance = torch.special.gammainc(squares.new_tensor(count / 2), squares.sum() / 2)
-    crowded = high == count and bool(chance < TAIL)
-    if crowded:
-        text += f" The RMS of error / bar is {number(float(squares.mean().sqrt()))}, not 1."
-    if low <= inside <= high and not crowded:
-        lead = "About right." if count >= FEW else "Not visibly wrong."
+    if not held.side:
+        lead = "About right." if held.rows >= FEW else "Not visibly wrong."
         return _finding(rows, subject, GOOD, f"{lead} {text}")
-    factor = needed_factor(rows)
-    off = abs(math.log(max(factor, 1e-9)))
-    status = GOOD if off < math.log(1.1) else BAD if off > math.log(1.5) else CAREFUL
-    side = "narrow" if inside < low else "wide"
-    lead = f"A little too {side}." if status == GOOD else f"Too {side}."
-    remedy = f" To hold 90 % they would have to be {number(factor)} times as wide."
-    return _finding(rows, subject, status, f"{lead} {text}{remedy}")
+    text += f" Errors are {number(held.rms)} bars (RMS)."
+    lead = f"A little too {held.side}." if held.status == GOOD else f"Too {held.side}."
+    mended = f" To hold 90 % they would have to be {number(held.factor)} times as wide."
+    return _finding(rows, subject, held.status, f"{lead} {text}{mended}")
 
 
-def held_by_chance(count: int) -> tuple[int, int]:
-    """How few and how many of the true values right 90 % intervals hold, in 95 % of cases.
+def by_fifths(rows: Rows, calibration: CalibrationReport | None = None) -> Finding:
+    """Are they right for low and high predictions, for small and large bars?"""
+    held, wrong = (look(rows.z, rows.mean, rows.std) for look in (fifths, uneven))
+    status = max((one.status for one in wrong), key=STATUSES.index, default=GOOD)
+    if wrong:
+        lead = "A little uneven." if status == GOOD else "Uneven."
+        mended = [] if status == GOOD else [_remedy("uneven", rows, calibration)]
+        text = " ".join([lead, *(one.sentence for one in wrong[:4]), *mended])
+    elif held:
+        low, high = (100 * f(one.inside / one.rows for one in held) for f in (min, max))
+        text = f"Even: {low:.3g} to {high:.3g} % in fifths by prediction and by bar, as by chance."
+    else:
+        text = "Not looked at: there are too few rows, or all are alike."
+    return _finding(rows, "Fifths", status, text)
 
-    Quantiles of the binomial distribution: fewer, as well as more, come in at most 2.5 % of cases.
 
-    Examples:
-        >>> held_by_chance(100), held_by_chance(20)  # of 20 all may lie inside
-        ((84, 95), (15, 20))
-    """
-    spread = 12 * math.sqrt(count * LEVEL * (1 - LEVEL)) + 12  # what lies beyond has no weight
-    first = max(0, math.floor(LEVEL * count - spread))
-    last = min(count, math.ceil(LEVEL * count + spread))
-    k = torch.arange(first, last + 1, dtype=torch.float64)
-    total = torch.tensor(float(count), dtype=torch.float64)
-    ways = torch.lgamma(total + 1) - torch.lgamma(k + 1) - torch.lgamma(total - k + 1)
-    chance = (ways + k * math.log(LEVEL) + (total - k) * math.log1p(-LEVEL)).exp().cumsum(0)
-    low, high = (int((chance < limit).sum()) for limit in (TAIL, 1 - TAIL))
-    return first + low, first + min(high, last - first)
+def _remedy(fault: str, rows: Rows, calibration: CalibrationReport | None) -> str:
+    return remedy(fault, {rows.law} if calibration is None else calibration.has)
 
 
 def _finding(rows: Rows, subject: str, status: str, text: str) -> Finding:
     """An answer, which is never good from few rows."""
     return Finding(subject, CAREFUL if status == GOOD and len(rows) < FEW else status, text)
-
-
-def _and(reasons: Sequence[str]) -> str:
-    *others, last = reasons
-    return f"{', '.join(others)} and {last}" if others else last
 
 
 def gain_and_error(rows: Rows) -> tuple[float, float]:
@@ -137,7 +140,8 @@ def gain_and_error(rows: Rows) -> tuple[float, float]:
     constant = rows.constant
     if not rows.error.any():
         return -math.inf, math.nan
-    each = (constant / rows.std).log() + ((rows.error / constant).square() - rows.z.square()) / 2
+    alike = constant.log() + ((rows.error / constant).square() + math.log(2 * math.pi)) / 2
+    each = alike - rows.nll
     error = float(each.std()) / math.sqrt(len(rows)) if len(rows) > 1 else math.nan
     return float(each.mean()), error
 
@@ -150,6 +154,8 @@ def resolution(rows: Rows) -> Finding:
     figures = f"{around(abs(gain), error)} nats per row"
     if math.isinf(gain):
         status, text = BAD, "Every error is zero, so that any bar is too wide."
+        if rows.error.any():
+            text = "Some true values lie where their law says that none can."
     elif gain > 2 * error:
         factor = f"the true values are {math.exp(min(gain, 700)):.3g} times as likely under them"
         status, text = GOOD, f"Better than one constant bar by {figures}: row by row, {factor}."
@@ -174,7 +180,8 @@ def ranking(judged: Judged) -> Finding:
     found = judged.bars["spearman"]
     if math.isnan(found):
         return Finding(subject, CAREFUL, "Bars or errors of one size cannot be ranked.")
-    expected, scatter = judged.right["spearman"]
+    drawn = torch.tensor(judged.redrawn(metrics.spearman)).double()
+    expected, scatter = float(drawn.mean()), float(drawn.std())
     figures = (
         f"Rank correlation of bar and error {found:.2f}; right bars of these sizes would give "
         f"{expected:.2f} ± {scatter:.2f}, bars that tell nothing 0."
@@ -202,34 +209,24 @@ def _dropped(rows: Rows) -> str:
     )
 
 
-def _headline(rows: Rows, sized: Finding, useful: Finding) -> str:
-    side = "narrow" if needed_factor(rows) > 1 else "wide"
-    if sized.status == BAD:
-        return f"Do not trust these bars as they stand: they are far too {side}."
-    if useful.status == BAD:
-        return "Do not trust these bars as they stand: one constant bar does better."
-    if sized.status == CAREFUL:
-        return f"Use these bars with care: they are too {side}."
-    if useful.status == CAREFUL:
+def _headline(rows: Rows, sized: str, even: str, useful: str) -> str:
+    wrong, far = uneven(rows.z, rows.mean, rows.std), "far " * (sized == BAD)
+    lead = "right on average, but " if sized == GOOD else "they are "
+    where = lead + "".join(f"too {one.side} in the {one.where}" for one in wrong[:1])
+    reasons = {f"they are {far}too {Held.of(rows.z).side}": sized}
+    reasons |= {where: even, "one constant bar does better": useful}
+    for reason, status in reasons.items():
+        if status == BAD:
+            return f"Do not trust these bars as they stand: {reason}."
+    for reason, status in list(reasons.items())[:2]:
+        if status == CAREFUL:
+            return f"Use these bars with care: {reason}."
+    if useful == CAREFUL:
         return "Right in size, but no better than one constant bar."
     return "These bars can be trusted on rows like these."
 
 
 # --- what to beware of -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Caution:
-    """Something to beware of.
-
-    Attributes:
-        text: sentences.
-        grave: why bars with this flaw must not be called trustworthy, as the end of a headline;
-            empty where they may be.
-    """
-
-    text: str
-    grave: str = ""
 
 
 def cautions(
@@ -241,7 +238,8 @@ def cautions(
         *_few(rows),
         *(_far_out(rows) if reference is None else _beyond(rows, reference)),
         *_repeated(rows),
-        *_outliers(rows),
+        *_outliers(rows, calibration),
+        *_skewed(rows, calibration),
         *_biased(rows),
     ]
 
@@ -301,16 +299,32 @@ def _repeated(rows: Rows) -> Iterator[Caution]:
         )
 
 
-def _outliers(rows: Rows) -> Iterator[Caution]:
+def _outliers(rows: Rows, calibration: CalibrationReport | None) -> Iterator[Caution]:
     # bars that are too narrow as a whole do not make tails heavy
-    limit = _TAIL * max(1.0, needed_factor(rows))
+    limit = _TAIL * max(0.8, Held.of(rows.z).factor)
     beyond = int((rows.z.abs() > limit).sum())
     expected = math.erfc(_TAIL / math.sqrt(2)) * len(rows)
-    if beyond >= max(3, 5 * expected):
+    if beyond >= max(4.0, 2 * expected, expected + 4 * math.sqrt(expected)):
         yield Caution(
             f"{_share(beyond, rows)} err by more than {limit:.2g} bars, where Gaussian errors "
             f"would give {number(expected, 2)}: the errors have heavy tails, or these rows are "
-            "faulty."
+            f"faulty. {_remedy('tails', rows, calibration)}"
+        )
+
+
+def _skewed(rows: Rows, calibration: CalibrationReport | None) -> Iterator[Caution]:
+    """Whether the largest errors lie on one side; a bias alone does not count."""
+    z = rows.z - rows.z.median()  # which single far rows do not move
+    far = z[z.abs().topk(len(rows) - math.ceil(LEVEL * len(rows)) + 1).indices]
+    above = int((far > 0).sum())
+    share = max(above, len(far) - above) / len(far)
+    if share >= _LEANING[0] and 2 * share - 1 > 3 / math.sqrt(len(far)):
+        side = "above" if 2 * above > len(far) else "below"
+        yield Caution(
+            f"Of the tenth of the rows that errs most, in units of its bars, {100 * share:.0f} % "
+            f"lie {side} their predictions: the errors are skewed, and one end of an interval is "
+            f"passed more often than the other. {_remedy('skew', rows, calibration)}",
+            "the errors are skewed" * (share >= _LEANING[1]),
         )
 
 
@@ -320,8 +334,8 @@ def _biased(rows: Rows) -> Iterator[Caution]:
     if abs(mean) >= max(0.1, 4 * spread / math.sqrt(len(rows))):
         side = "low" if mean > 0 else "high"
         yield Caution(
-            f"The predictions are too {side} on average, by {number(abs(mean))} bars: bars cannot "
-            "mend that, the model can.",
+            f"The predictions are too {side} on average, by {number(abs(mean))} bars: a bias, "
+            "which bars cannot mend, but refit() or another model can.",
             f"the predictions are too {side} on average",
         )
 

@@ -1,0 +1,45 @@
+"""A fit in a few lines: what is known, how good it is, what to do next."""
+
+from __future__ import annotations
+
+import torch
+
+from .calibration import Calibration
+from .report import CalibrationReport, _numbers
+
+UNFITTED = {"fit": "none yet: call fit(x, y) with the training data"}
+
+
+def summary(
+    title: str,
+    known: dict[str, str],
+    calibration: Calibration | None = None,
+    report: CalibrationReport | None = None,
+) -> str:
+    """The title, what is known of the fit, and the calibration's choices, a line each."""
+    known = known if calibration is None else known | _chosen(calibration, report)
+    return "\n".join([title, *(f"  {name:<12}{text}" for name, text in known.items())])
+
+
+def _chosen(own: Calibration, report: CalibrationReport | None) -> dict[str, str]:
+    df, level, origin = getattr(own.law, "df", None), own.noise.level, "as given or by default"
+    if report is not None:
+        origin = "fixed" if report.fixed else f"chosen by {report.criterion}"
+    tails = "" if df is None else f", {_numbers(torch.as_tensor(df))} degrees of freedom"
+    noise = f", variance {_numbers(level)}" if bool(level.any()) else ""
+    found = {"ridge": f"{own.ridge:.4g}, {origin}", "scale": _numbers(own.scale)}
+    found |= {"noise": own.noise.name + noise, "law": own.law.name + tails}
+    ask = "not yet: call calibrate(x, y) with data that the model has not seen"
+    return found | ({"calibrated": ask} if report is None else _trust(own, report))
+
+
+def _trust(own: Calibration, report: CalibrationReport) -> dict[str, str]:
+    seen = f" and {report.seen:,} left-out training rows" if report.seen else ""
+    gain = f"{abs(report.gain):.3g} nats a row {'worse' if report.gain < 0 else 'better'}"
+    stale = "; stale, rows came or went: call calibrate again" if report.stale else ""
+    held = "no guarantee; LastLayerRigidity.calibrate(x, y, conformal=0.3) gives one"
+    held = held if own.conformal is None else "guaranteed by p.interval(0.9, conformal=True)"
+    found = {"calibrated": f"on {report.rows:,} rows{seen}, {gain} than a constant bar{stale}"}
+    said = len(report.warnings) + len(report.remarks)
+    warned = {"warnings": f"{said}: print(report) tells them"} if said else {}
+    return found | {"intervals": held} | warned

@@ -1,0 +1,83 @@
+"""`summary()`: what is known of a fit in a few lines, and what to do next."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import rigidities as rg
+from tests.support.nets import Trained, trained
+
+
+@pytest.fixture(scope="module")
+def net() -> Trained:
+    return trained(steps=20)
+
+
+def lines(uq: Any) -> dict[str, str]:
+    """The texts by their names; the first under ''."""
+    title, *rest = uq.summary().split("\n")
+    assert len(rest) < 12 and all(len(line) < 120 for line in rest)
+    return {"": title} | dict(line.split(None, 1) for line in rest)
+
+
+def plane(net: Trained) -> Any:
+    def slope(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return x @ w
+
+    return rg.PredictionRigidity(slope, torch.linalg.lstsq(*net.train).solution[:, 0])
+
+
+def test_an_unfitted_one_says_what_to_call(net):
+    found = lines(rg.LastLayerRigidity(net.model))
+    count = sum(one.numel() for one in net.model.parameters())
+    assert found[""] == f"LastLayerRigidity of Sequential, {count:,} parameters"
+    assert "fit(x, y)" in found["fit"] and set(found) == {"", "fit"}
+    assert lines(plane(net)) == {"": "PredictionRigidity of slope, 4 parameters"} | {
+        "fit": found["fit"]
+    }
+
+
+def test_an_uncalibrated_one_says_so_and_what_it_knows(net):
+    uq = rg.LastLayerRigidity(net.model).fit(*net.train, loss="huber")
+    found = lines(uq)
+    assert found["readout"] == "'4': 25 features, 1 targets"
+    assert found["fit"] == "300 rows, loss Huber"
+    assert found["ridge"] == f"{uq.ridge:.4g}, as given or by default"
+    assert "calibrate(x, y)" in found["calibrated"] and "intervals" not in found
+
+
+def test_a_calibrated_one_says_what_was_chosen_and_how_good_it_is(net):
+    uq = rg.LastLayerRigidity(net.model).fit(*net.train)
+    report = uq.calibrate(*net.valid, criterion="nll", noise="constant")
+    found = lines(uq)
+    assert found["ridge"] == f"{report.ridge:.4g}, chosen by nll"
+    assert found["scale"] == f"{float(report.scale):.4g}"
+    assert found["noise"] == f"constant, variance {float(report.noise):.4g}"
+    assert found["law"] == "gaussian"
+    gain = f"on 200 rows, {report.gain:.3g} nats a row better than a constant bar"
+    assert found["calibrated"] == gain
+    assert found["intervals"].startswith("no guarantee")
+    said = len(report.warnings) + len(report.remarks)
+    assert found.get("warnings", "0")[0] == str(said)
+
+
+def test_stale_fixed_and_guaranteed_are_told(net):
+    uq = rg.LastLayerRigidity(net.model).fit(*net.train)
+    uq.calibrate(*net.valid, criterion="nll", ridge=0.1, conformal=net.test)
+    assert lines(uq)["ridge"] == "0.1, fixed"
+    assert lines(uq)["intervals"] == "guaranteed by p.interval(0.9, conformal=True)"
+    assert "stale" not in uq.summary()
+    uq.partial_fit(*net.test)
+    assert "stale" in lines(uq)["calibrated"]
+
+
+def test_any_regressor_is_summed_up_alike_and_in_its_repr(net):
+    x, y = net.train[0], net.train[1][:, 0]
+    pr = plane(net)
+    assert repr(pr) == "<PredictionRigidity of slope, 4 parameters: unfitted>"
+    pr.fit(x, y)
+    assert lines(pr)["form"] == "dense, gauss-newton" and lines(pr)["fit"] == "300 rows, loss MSE"
+    assert repr(pr).endswith("parameters: dense form, ridge 0>")
+    pr.calibrate(net.valid[0], net.valid[1][:, 0], ridge=0.5)
+    assert lines(pr)["ridge"] == "0.5, fixed" and "calibrated by nll" in repr(pr)
