@@ -74,7 +74,7 @@ versions: ## the tests on the oldest, pinned and newest PyTorch, on every Python
 release: .venv/.stamp ## build wheel and source archive into dist/, and try both (ARGS go to the archive's tests)
 	@TORCH="$(TORCH)" WORKERS=$(WORKERS) sh tests/support/release.sh $(ARGS)
 
-# The tests of the HTML report drive it; without one they are left out, with a word at the end.
+# The tests of the HTML report and of the site drive it; without one they are left out, with a word at the end.
 browser: ## find Chromium or, as root on Debian, install it
 	@sh tests/support/get_browser.sh
 
@@ -110,13 +110,9 @@ zoo: .zoo-venv/.stamp ## models of other libraries against brute force, in minut
 	@.zoo-venv/bin/python $(PIP_INSTALL) --no-deps -e .
 	@touch $@
 
-docs: .venv/.docs-stamp ## build the documentation into site/
+docs: .venv/.stamp ## build the documentation into site/, to be opened from disk
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "Open site/index.html"
-
-.venv/.docs-stamp: .venv/.stamp
-	@$(BIN)/python $(PIP_INSTALL) -e ".[docs]"
-	@touch $@
 
 clean: ## remove environments, caches and what the commands wrote
 	rm -rf .venv .venv-rivals .venv-metatrain .venv-versions .venv-release .zoo-venv .mypy_cache .ruff_cache .pytest_cache .hypothesis site dist build rigidities-demo experiments/results-quick

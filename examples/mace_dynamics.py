@@ -3,7 +3,7 @@
 A small MACE learns energies and forces of shaken crystals of copper, labelled by effective-medium
 theory (EMT), for about a minute. Then a crystal is heated under it, with error bars on energy,
 forces and stress, until the energy's bar passes its limit.
-Needs `pip install "rigidities[ase]" mace-torch`.
+Needs the extra `ase`, and `pip install mace-torch`.
 """
 
 import sys

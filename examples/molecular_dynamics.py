@@ -2,7 +2,7 @@
 
 A cluster of copper and gold is labelled by effective-medium theory (EMT), a net learns energies and
 forces near its relaxed shape, and the cluster is heated. ASE asks the calculator for energies and
-forces; the error bars come with them. Needs `pip install "rigidities[ase]"`.
+forces; the error bars come with them. Needs the extra `ase`.
 
 This seed is a middling one. Over the 98 rows that seeds 1 to 6 print, 49 % of the errors lie
 within one bar, 92 % within two and 99 % within three; single runs have 0.9 to 1.6 bars (rms).

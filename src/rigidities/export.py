@@ -1,7 +1,7 @@
 """Mean and error bar as one graph in a file: ONNX, or a program of `torch.export`.
 
 Both are made of `uq.freeze()`, for any number of rows, and need PyTorch 2.7; ONNX needs
-`pip install "rigidities[onnx]"`. The ONNX file says what was calibrated, see `metadata`.
+the extra `onnx`. The ONNX file says what was calibrated, see `metadata`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor
 from ._version import __version__
 from .last_layer.frozen import Frozen
 from .last_layer.readout.graph import LinearCopy
+from .notices import extra
 from .posterior.quadratic import rounding_bound
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def onnx(
             large, or its numbers differ.
     """
     if missing := [name for name in _NEEDS if importlib.util.find_spec(name) is None]:
-        raise ImportError(f'ONNX needs {missing[0]}: pip install "rigidities[onnx]".')
+        raise ImportError(f"ONNX needs {missing[0]}: {extra('onnx')}.")
     frozen, args = uq.freeze(outputs, largest_rounding=TOLERANCE, **options), _inputs(example)
     size = sum(tensor.nbytes for tensor in frozen.state_dict().values())
     if size > LARGEST:

@@ -15,7 +15,7 @@ from .data.shards import in_order
 from .last_layer.after_training import AfterTraining
 from .last_layer.rigidity import LastLayerRigidity
 from .models.whole import whole
-from .notices import missing
+from .notices import extra, missing
 from .prediction.prediction import Prediction
 
 try:  # a Trainer refuses the modules of the other package: the one in use is taken
@@ -24,7 +24,7 @@ try:  # a Trainer refuses the modules of the other package: the one in use is ta
     else:
         import pytorch_lightning as pl
 except ModuleNotFoundError as error:
-    missing(error, "lightning", '"rigidities[lightning]"')
+    missing(error, extra("lightning"), "lightning")
 
 SUFFIX = ".rigidity.safetensors"
 

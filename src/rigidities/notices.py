@@ -14,7 +14,6 @@ _LIBRARY = str(Path(__file__).parent)
 _TORCH = ("torch/nn/modules", "torch/_dynamo", "torch/_compile.py")
 _BETWEEN = (*(str(Path(part)) for part in _TORCH), "contextlib.py")
 
-
 NO_FIT = "There is no fit yet. Call {} first."
 
 
@@ -39,19 +38,24 @@ def require_level(level: float, what: str) -> None:
         raise ValueError(f"{what} level must lie between 0 and 1, got {level}.")
 
 
-def missing(error: ModuleNotFoundError, package: str, install: str) -> NoReturn:
+def extra(name: str) -> str:
+    """How an extra is installed, from an index or in a checkout."""
+    return f'pip install "rigidities[{name}]" (in a checkout: pip install ".[{name}]")'
+
+
+def missing(error: ModuleNotFoundError, install: str, *packages: str) -> NoReturn:
     """Say what to install, unless it is something else that a package of the host needs."""
-    if (error.name or "").partition(".")[0] == package:
-        error.msg = f"Here rigidities needs {package}: pip install {install}."
+    if (error.name or "").partition(".")[0] in packages:
+        error.msg = f"Here rigidities needs {packages[0]}: {install}."
     raise error
 
 
-def needed(package: str, install: str) -> Any:
+def needed(package: str, install: str = "") -> Any:
     """A package that not everyone has."""
     try:
         return import_module(package)
     except ModuleNotFoundError as error:
-        missing(error, package, install)
+        missing(error, install or f"pip install {package}", package)
 
 
 class DamagedError(ValueError):

@@ -4,7 +4,7 @@ As in `rigidities.metrics`, `mean` holds predictions, `std` their error bars (ab
 `target` true values: tensors, arrays or lists; or a `Prediction` p stands for mean and std,
 `errors(p, target)`, and coverage is that of its law. Each function draws on the axes `ax` that it
 is given, or on new ones, and returns them; it shows and saves nothing and leaves matplotlib's
-settings alone. Needs `pip install "rigidities[plots]"`.
+settings alone. Needs the extra `plots`.
 
 References:
     Colours: Okabe and Ito, "Color universal design", 2008.
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from . import metrics
 from .metrics.alignment import aligned, error_and_positive_std, of_prediction, predicted
+from .notices import extra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -200,7 +201,7 @@ def _axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:
-        raise ImportError('Plots need matplotlib: pip install "rigidities[plots]".') from error
+        raise ImportError(f"Plots need matplotlib: {extra('plots')}.") from error
     return plt.subplots(figsize=size, layout="constrained")[1]
 
 

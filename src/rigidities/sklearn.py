@@ -6,7 +6,7 @@ r"""Error bars for regressors of scikit-learn, in its own manner.
 
 A fitted regressor is read as rows made by the host (its transformers, its kernel) and a small torch
 module whose last map is linear and which must reproduce `predict`; `LastLayerRigidity` does the
-rest. Needs `pip install "rigidities[sklearn]"`.
+rest. Needs the extra `sklearn`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from . import fits
 from .closed_forms import SubsetOfRegressors
 from .last_layer.rigidity import LastLayerRigidity
 from .losses import Huber, LossLike
-from .notices import notify, require_level
+from .notices import extra, missing, notify, require_level
 from .prediction.prediction import Prediction
 from .trees import SUPPORTED, Forest, is_forest
 
@@ -44,10 +44,7 @@ try:
     from sklearn.utils import _safe_indexing, get_tags, validation
     from sklearn.utils.validation import _num_samples
 except ModuleNotFoundError as error:
-    if (error.name or "").partition(".")[0] not in ("sklearn", "scipy"):
-        raise
-    missing = 'rigidities.sklearn needs scikit-learn: pip install "rigidities[sklearn]".'
-    raise ModuleNotFoundError(missing, name="sklearn") from error
+    missing(error, extra("sklearn"), "sklearn", "scipy")
 
 Array = np.ndarray[Any, Any]
 EXACT = (BayesianRidge, KernelRidge, LinearRegression, Ridge, RidgeCV)

@@ -14,12 +14,12 @@ from .data.shards import in_order
 from .last_layer.after_training import AfterTraining
 from .last_layer.rigidity import LastLayerRigidity
 from .models.whole import whole
-from .notices import missing
+from .notices import extra, missing
 
 try:
     import transformers as hf
 except ModuleNotFoundError as error:
-    missing(error, "transformers", '"rigidities[transformers]"')
+    missing(error, extra("transformers"), "transformers")
 
 FILE = "rigidity.safetensors"
 

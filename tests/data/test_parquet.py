@@ -185,7 +185,7 @@ def test_files_that_are_missing_cut_short_or_none_are_named(folder, tmp_path):
 
 def test_without_pyarrow_the_extra_is_named(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(ImportError, match=r"pip install 'rigidities\[parquet\]'"):
+    with pytest.raises(ImportError, match=r'pip install "rigidities\[parquet\]"'):
         rg.ParquetBatches(folder, "a")
 
 

@@ -13,6 +13,7 @@ PAGES = [
     "coverage.md",
     "deploy.md",
     "error_bars.md",
+    "files.md",
     "propagation.md",
     "report.md",
     "scikit_learn.md",
@@ -54,7 +55,10 @@ def assert_as_shown(printed: str, shown: str, trained: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_block_runs_and_prints_what_is_shown(page: str, plain_torch, pytestconfig) -> None:
+def test_every_block_runs_and_prints_what_is_shown(
+    page: str, plain_torch, pytestconfig, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {}
     printed, compared = "", 0
     for language, trained, text in blocks(DOCS / page):

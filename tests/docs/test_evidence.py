@@ -11,6 +11,7 @@ from tests.support.numbers_on_pages import unsupported
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments" / "results"
+EVIDENCE, SPEED = ROOT / "docs" / "evidence.md", ROOT / "docs" / "speed.md"
 MEASURED = re.compile(r"-?\d+\.\d+ ± \d+\.\d+|\d+ %")
 
 
@@ -31,30 +32,72 @@ def quoted(page: str) -> str:
     return "| figure |\n| --- |\n" + "\n".join(f"| {x} |" for x in MEASURED.findall(page))
 
 
-@pytest.mark.parametrize("path", [ROOT / "README.md", ROOT / "docs/evidence.md"], ids=str)
+@pytest.mark.parametrize("path", [ROOT / "README.md", EVIDENCE], ids=str)
 def test_tables_and_quoted_figures_are_those_of_the_results(path: Path) -> None:
     page = section(path)
     known = [numbers(name) for name in ("uci", "california", "weather", "width", "qm9")]
-    assert len(re.findall(r"^\| \w+ \| -?\d", page, flags=re.MULTILINE)) >= 8
     level = {"level": 0.9}  # of the intervals
+    assert MEASURED.findall(page)
     assert unsupported(page, known) == []
     assert unsupported(quoted(page), [*known, level]) == []
 
 
-@pytest.mark.parametrize("path", [ROOT / "README.md", ROOT / "docs/evidence.md"], ids=str)
-def test_the_pictures_are_there(path: Path) -> None:
-    pictures = re.findall(r"!\[[^\]]+\]\(([^)]+\.png)\)", section(path))
+def test_the_tables_and_pictures_are_there() -> None:
+    page = section(EVIDENCE)
+    assert len(re.findall(r"^\| \w+ \| -?\d", page, flags=re.MULTILINE)) >= 16
+    pictures = re.findall(r"!\[[^\]]+\]\(([^)]+\.png)\)", page)
     assert len(pictures) == 3
-    assert all((path.parent / picture).is_file() for picture in pictures)
+    assert all((EVIDENCE.parent / picture).is_file() for picture in pictures)
 
 
-def test_wins_and_losses_that_are_counted_follow_from_the_paired_differences() -> None:
-    page = section(ROOT / "README.md")
+@pytest.mark.parametrize("path", [ROOT / "README.md", EVIDENCE], ids=str)
+def test_wins_and_losses_that_are_counted_follow_from_the_paired_differences(path: Path) -> None:
+    page = " ".join(section(path).split())
     names = {"LLPR": "llpr", "Laplace": "laplace", "MC dropout": "mc_dropout"}
+    names |= {"ensembles": "deep_ensemble", "ensembles of 400 epochs": "deep_ensemble_400"}
     for label, method in names.items():
         pairs = [one["paired"][f"best - {method}"]["nll"] for one in numbers("uci").values()]
         better = sum(mean < -2 * error for mean, error in pairs)
         worse = sum(mean > 2 * error for mean, error in pairs)
-        said = re.search(rf"{label} on (\d) sets\s+\(worse on (\d)\)", " ".join(page.split()))
-        assert said is not None
-        assert (int(said[1]), int(said[2])) == (better, worse)
+        said = re.search(rf"{label} on (\d) sets \(worse on (\d)\)", page)
+        assert said is not None, label
+        assert (int(said[1]), int(said[2])) == (better, worse), label
+
+
+def test_what_each_experiment_was_computed_with_is_what_its_page_says() -> None:
+    part = section(EVIDENCE).partition("## What it was computed with")[2]
+    told = {}
+    for names, processor, version in re.findall(r"^- (`.+`): (.+), PyTorch (.+)$", part, re.M):
+        told |= dict.fromkeys(re.findall(r"`(\w+)`", names), (processor, version))
+    assert set(told) == {path.name for path in RESULTS.iterdir()}
+    for name, (processor, version) in told.items():
+        made = (RESULTS / name / f"{name}.md").read_text(encoding="utf-8").split("Made by")[-1]
+        words = re.findall(r"Xeon|H200|Neoverse-N1|\d+ (?=thread)", processor)
+        assert words and all(word in made for word in words), name
+        assert all(f"torch {number}" in made for number in re.findall(r"2\.\d+", version)), name
+
+
+def test_costs_are_those_that_the_named_benchmark_measured() -> None:
+    lines = re.findall(r"^\| .+ \| (.+) \| `([\w-]+)` \| (\w+) \|$", SPEED.read_text(), re.M)
+    assert len(lines) >= 12
+    processors = {"Xeon": "Intel(R) Xeon(R) Processor", "N1": "aarch64 Neoverse-N1"}
+    for costs, name, on in lines:
+        found = json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())
+        assert unsupported(f"| a |\n| --- |\n| {costs} |", found["rows"]) == []
+        made = found["provenance"]
+        assert (made["cpu"], made["cores"], made["threads"]) == (processors[on], 2, 2)
+        assert made["torch"].startswith("2.13")
+
+
+MENTIONED = re.compile(r"python -m benchmarks ([\w-]+)")
+PAGES = [path for path in (ROOT / "docs").rglob("*.md") if MENTIONED.search(path.read_text())]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_pages_with_figures_of_a_benchmark_say_what_it_ran_on(path: Path) -> None:
+    page = path.read_text(encoding="utf-8")
+    for name in MENTIONED.findall(page):
+        made = json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())["provenance"]
+        processor = re.search(r"Xeon|Neoverse-N1", made["cpu"])[0]
+        assert ("H200" if name == "gpu" else processor) in page
+        assert "PyTorch " + ".".join(made["torch"].split(".")[:2]) in page

@@ -33,14 +33,18 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def test_every_python_block_runs(printed: list[str]) -> None:
-    assert len(printed) == len(blocks("python")) >= 4
+    assert len(printed) == len(blocks("python")) >= 1
+
+
+def test_it_is_read_in_a_minute() -> None:
+    assert len(README.splitlines()) <= 120
 
 
 def test_blocks_print_the_numbers_shown(printed: list[str]) -> None:
     code, shown = iter(printed), BLOCK.findall(README)
     outputs = [next(code) if language == "python" else "" for language, _, _ in shown]
     texts = [i for i, (language, _, _) in enumerate(shown) if language == "text"]
-    assert len(texts) == 3
+    assert len(texts) == 1
     for i in texts:
         assert_as_shown(outputs[i - 1], shown[i][2], shown[i][1])
 

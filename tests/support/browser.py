@@ -1,4 +1,4 @@
-"""The browser that the tests of the HTML report drive: where it lies and how it is started."""
+"""The browser that tests of the HTML report and of the site drive: where it lies, how it starts."""
 
 import os
 import shutil

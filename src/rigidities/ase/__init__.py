@@ -27,18 +27,18 @@ times the bars of validation data, so that a run stops at the edge of what is kn
 `mace`, `schnetpack` and `graphs` (PyTorch Geometric and others) take lists of atoms instead.
 
 Files of ASE keep its own properties alone: write `with_error_bars(atoms)` to keep the bars.
-Needs `pip install "rigidities[ase]"`.
+Needs the extra `ase`.
 """
 
 from __future__ import annotations
 
-from ..notices import missing
+from ..notices import extra, missing
 
 try:
     from .calculator import RigidityCalculator, UncertainStructureError, with_error_bars
     from .potentials import Potential, graphs, mace, schnetpack
 except ModuleNotFoundError as error:
-    missing(error, "ase", '"rigidities[ase]"')
+    missing(error, extra("ase"), "ase")
 
 __all__ = ["RigidityCalculator", "UncertainStructureError", "with_error_bars"]
 __all__ += ["Potential", "graphs", "mace", "schnetpack"]

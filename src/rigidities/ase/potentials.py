@@ -136,7 +136,7 @@ def mace(model: Any, *, head: str | None = None, **options: Any) -> Potential:
         from mace import data
         from mace.tools import AtomicNumberTable, torch_geometric, torch_tools
     except ModuleNotFoundError as error:
-        missing(error, "mace", "mace-torch")
+        missing(error, "pip install mace-torch", "mace")
 
     if hasattr(model, "models"):
         if len(model.models) > 1:
@@ -180,7 +180,7 @@ def schnetpack(
             from schnetpack.interfaces import AtomsConverter
             from schnetpack.transform import ASENeighborList
         except ModuleNotFoundError as error:
-            missing(error, "schnetpack", "schnetpack")
+            missing(error, "pip install schnetpack", "schnetpack")
         if not hasattr(model, "representation"):
             raise TypeError(f"Expected a NeuralNetworkPotential, got a {type(model).__name__}.")
         neighbours = ASENeighborList(cutoff=float(model.representation.cutoff))

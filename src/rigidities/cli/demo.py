@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from .. import metrics, plots
 from ..last_layer.rigidity import LastLayerRigidity
+from ..notices import extra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -133,8 +134,7 @@ def run(out: Path, *, seed: int = 0, echo: Callable[[str], None] = print) -> lis
         ModuleNotFoundError: scikit-learn or matplotlib is missing.
     """
     if missing := [name for name in ("matplotlib", "sklearn") if find_spec(name) is None]:
-        remedy = 'Install them with the extra: pip install "rigidities[demo]"'
-        raise ModuleNotFoundError(f"The demo needs {' and '.join(missing)}. {remedy}")
+        raise ModuleNotFoundError(f"The demo needs {' and '.join(missing)}: {extra('demo')}.")
     out.mkdir(parents=True, exist_ok=True)
     echo(OPENING)
     with torch.random.fork_rng(devices=[]):

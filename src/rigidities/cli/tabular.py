@@ -23,7 +23,7 @@ from .. import metrics, report
 from .._version import __version__
 from ..data.storage import Snapshot, prefixed, unprefixed
 from ..last_layer.rigidity import LastLayerRigidity
-from ..notices import require
+from ..notices import extra, require
 from ..prediction.prediction import Prediction
 from ..report.document import checked_place
 from . import learners
@@ -333,5 +333,4 @@ def _moved(folder: Path) -> Iterator[Path]:
 
 def _require(*names: str) -> None:
     if missing := [name for name in names if find_spec(name) is None]:
-        remedy = 'pip install "rigidities[tabular]"'
-        raise ModuleNotFoundError(f"Tables need {' and '.join(missing)}: {remedy}.")
+        raise ModuleNotFoundError(f"Tables need {' and '.join(missing)}: {extra('tabular')}.")

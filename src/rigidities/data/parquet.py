@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..notices import extra
 from .shards import ShardSampler
 
 
@@ -97,7 +98,7 @@ def _opened(path: Path) -> Iterator[Any]:
     try:
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
-        raise ImportError("Parquet needs pyarrow: pip install 'rigidities[parquet]'.") from error
+        raise ImportError(f"Parquet needs pyarrow: {extra('parquet')}.") from error
     try:
         with ParquetFile(path, buffer_size=1 << 20) as file:
             yield file

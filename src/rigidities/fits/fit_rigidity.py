@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..notices import missing, require_level
+from ..notices import extra, missing, require_level
 from ..posterior.draws import standard_normal
 from ..prediction.derived import Derived, correlation
 from ..prediction.prediction import Prediction
@@ -155,14 +155,14 @@ class FitRigidity:
         """Student-t interval (low, high) with this fit's degrees of freedom.
 
         The interval of `predict(x)` is Gaussian: the same for many degrees of freedom, too narrow
-        for few. Needs SciPy: `pip install "rigidities[experiments]"`.
+        for few. Needs SciPy.
         """
         require_level(level, "An interval's")
         try:
             from scipy.special import stdtrit
         except ModuleNotFoundError as error:
             gaussian = ", or take the Gaussian predict(x).interval(level)"
-            missing(error, "scipy", f'"rigidities[experiments]"{gaussian}')
+            missing(error, extra("experiments") + gaussian, "scipy")
         prediction = self.predict(x, noise=noise)
         half = float(stdtrit(self.degrees_of_freedom, (1 + level) / 2)) * prediction.std
         return prediction.mean - half, prediction.mean + half

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..notices import needed, require_level
+from ..notices import extra, needed, require_level
 from . import picture
 from .entries import Change, regrouped
 from .law import Gaussian, Law
@@ -196,11 +196,11 @@ class Prediction:
             conformal: as in `interval`.
         """
         own = self._columns(level, names, conformal)
-        return needed("pandas", '"rigidities[tabular]"').DataFrame(own, index)
+        return needed("pandas", extra("tabular")).DataFrame(own, index)
 
     def to_polars(self, level: float = 0.9, *, names: Any = None, conformal: bool = False) -> Any:
         """The same in a table of polars; see `to_pandas`."""
-        return needed("polars", "polars").DataFrame(self._columns(level, names, conformal))
+        return needed("polars").DataFrame(self._columns(level, names, conformal))
 
     def _columns(self, level: float, names: Any, conformal: bool) -> dict[str, Any]:
         rows, count = self.mean.shape[:1].numel(), self.mean.shape[1:].numel()

@@ -1,8 +1,8 @@
 """One HTML page that says how far error bars can be trusted; it works without a network.
 
 The page opens with a verdict in plain words, says what to beware of, and shows interactive plots
-and metrics beside those of a constant bar and of right bars. Needs
-`pip install "rigidities[report]"`.
+and metrics beside those of a constant bar and of right bars. Needs the
+extra `report`.
 
 `html` takes arrays, `write` a fitted and calibrated object with labelled data, `experiment` the
 numbers of an experiment; `save` puts any of these pages into a file. `verdict` gives the verdict

@@ -10,6 +10,7 @@ from typing import Any
 
 from .._version import __version__
 from ..data.storage import write_over
+from ..notices import extra
 from .figures import Figure
 from .markup import Markup, embedded, joined, tag
 
@@ -112,9 +113,7 @@ def require_plotly() -> Any:
     try:
         from plotly import offline
     except ImportError as error:
-        raise ModuleNotFoundError(
-            'A report needs plotly: pip install "rigidities[report]".'
-        ) from error
+        raise ModuleNotFoundError(f"A report needs plotly: {extra('report')}.") from error
     return offline
 
 

@@ -1,0 +1,93 @@
+"""What the documentation's hooks do to a page, without building the site."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+HOOKS = Path(__file__).parents[2] / "docs" / "hooks"
+
+SCRIPT = '''"""For readers of the script alone."""
+
+# %% [markdown]
+# # A first net
+#
+# Some text with a [link](../../docs/limits.md).
+
+# %%
+x = 1  # a comment stays
+
+
+def f():
+    return x
+
+
+# %% [markdown]
+# The end.
+'''
+
+PAGE = """# A first net
+
+Some text with a [link](../../docs/limits.md).
+
+```python
+x = 1  # a comment stays
+
+
+def f():
+    return x
+```
+
+The end.
+"""
+
+
+def hook(name: str) -> ModuleType:
+    """A hook as mkdocs loads it: by its file, for it is no package."""
+    spec = importlib.util.spec_from_file_location(f"hook_{name}", HOOKS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_script_in_percent_format_becomes_a_page_of_text_and_code() -> None:
+    assert hook("tutorials").markdown(SCRIPT) == PAGE
+
+
+def test_tutorials_take_their_place_in_the_navigation_and_leave_none_without() -> None:
+    nav = ["index.md", {"Start": [{"Ten minutes": "start.md"}, {"Tutorials": "tutorials"}]}]
+    there = hook("tutorials").filled(nav, ["tutorials/a.md"])
+    assert there[1]["Start"][1] == {"Tutorials": ["tutorials/a.md"]}
+    without = hook("tutorials").filled(nav, [])
+    assert without == ["index.md", {"Start": [{"Ten minutes": "start.md"}]}]
+
+
+@pytest.mark.parametrize(
+    ("link", "place", "here", "expected"),
+    [
+        ("limits.md", "docs/start.md", "start.md", "limits.md"),
+        ("../limits.md", "docs/how_to/forces.md", "how_to/forces.md", "../limits.md"),
+        ("../LICENSE", "docs/start.md", "start.md", "LICENSE"),
+        ("../../LICENSE", "docs/how_to/forces.md", "how_to/forces.md", "../LICENSE"),
+        ("../examples/force.py", "docs/start.md", "start.md", "examples/force.md"),
+        ("docs/models.md", "CONTRIBUTING.md", "CONTRIBUTING.md", "models.md"),
+        ("../../docs/limits.md", "examples/tutorials/a.py", "tutorials/a.md", "../limits.md"),
+        ("nowhere.md", "docs/start.md", "start.md", "nowhere.md"),
+    ],
+)
+def test_a_link_of_the_repository_leads_to_the_same_file_on_the_site(
+    link: str, place: str, here: str, expected: str
+) -> None:
+    assert hook("repository").site_link(link, place, here) == expected
+
+
+def test_formulas_side_by_side_may_wrap_unless_a_bracket_spans_them() -> None:
+    parts = hook("mathml").parts
+    assert parts(r"a = b, \qquad c = d") == ["a = b, ", " c = d"]
+    assert len(parts(r"\left( a \qquad b \right)")) == 1
+    shown = hook("mathml").on_page_content(
+        r'<div class="arithmatex">\[ a = b, \qquad c = d \]</div> 1 ± 2'
+    )
+    assert shown.count("<math") == 2
+    assert "1\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}2" in shown
