@@ -92,13 +92,10 @@ def rigidity():
         for sign in (-1, 1):
             above.plot(line, model(line)[:, 0].detach() + sign * push * moved, color=colour, lw=1)
         value = model(torch.tensor([[place]])).item()
-        above.errorbar(
-            place, value, push, color=colour, capsize=6, lw=3, zorder=9, label=f"pushed {name}"
-        )
-        change = torch.linspace(-0.6, 0.6, 121)
-        below.plot(
-            change, change.square() / (2 * q), color=colour, label=f"{name}: R = {1 / q:.2g}"
-        )
+        bar = {"capsize": 6, "lw": 3, "zorder": 9, "label": f"pushed {name}"}
+        above.errorbar(place, value, push, color=colour, **bar)
+        change, stiffness = torch.linspace(-1, 1, 201), f"{name}: R = {1 / q:.2g}"
+        below.plot(change, change.square() / (2 * q), color=colour, label=stiffness)
     above.set(xlabel="input", ylabel="output", ylim=(-1.6, 2.1))
     below.set(xlabel="how far the prediction is pushed", ylabel="rise of the loss", ylim=(0, 0.06))
     below.axhline(0.01, color=GREY, lw=1, ls=":")
