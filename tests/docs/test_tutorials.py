@@ -18,8 +18,8 @@ def ran(name):
 def test_bars_grow_from_the_data_to_the_gap_and_beyond(plain_torch):
     left = ran("first_error_bars")
     among, gap, beyond = left["p"].std[:, 0].tolist()
-    assert 0.05 < among < 0.2  # the noise is 0.1
-    assert among < gap < beyond
+    assert 0.03 < among < 0.12  # the noise is 0.06
+    assert 3 * among < gap < beyond
     assert left["again"].scale == left["uq"].scale
 
 
