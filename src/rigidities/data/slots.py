@@ -151,6 +151,5 @@ class RowShare:
 
     def check_used_up(self) -> None:
         """Refuse rows that are left over after the last batch."""
-        rows, taken = len(self.values), self._taken
-        if self.split and taken < rows:
-            raise ValueError(f"{self.name} has {rows} rows for {taken} rows of the input.")
+        if self.split and self._taken < (rows := len(self.values)):
+            raise ValueError(f"{self.name} has {rows} rows for {self._taken} rows of the input.")
