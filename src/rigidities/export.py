@@ -96,10 +96,8 @@ def onnx(
     frozen, args = uq.freeze(outputs, largest_rounding=TOLERANCE, **options), _inputs(example)
     size = sum(tensor.nbytes for tensor in frozen.state_dict().values())
     if size > LARGEST:
-        raise ValueError(
-            f"The graph would take {size / 1e9:.1f} GB, and an ONNX file holds 2 at most. Pass "
-            "rank= for smaller statistics, or take torch_export."
-        )
+        what = f"The graph would take {size / 1e9:.1f} GB, and an ONNX file holds 2 at most"
+        raise ValueError(f"{what}. Pass rank= for smaller statistics, or take torch_export.")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch about itself
         warnings.filterwarnings("ignore", "# The axis name")  # of two inputs with as many rows

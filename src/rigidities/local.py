@@ -36,7 +36,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -48,11 +48,9 @@ from .posterior.quadratic import QuadraticForm
 
 Columns = slice | Tensor | Sequence[int]
 """One component: a slice, column indices, or a Boolean mask over all columns."""
-
 Components = Tensor | Sequence[int] | Sequence[Columns]
 """Sizes of consecutive blocks that fill all columns, or one `Columns` per component."""
-
-_ROWS = 4096  # ten megabytes at 320 features; larger products are no faster
+_ROWS = 4096  # at a time: ten megabytes at 320 features; larger products are no faster
 
 
 def sums(features: Tensor, groups: Tensor, count: int | None = None) -> Tensor:
@@ -75,8 +73,8 @@ def sums(features: Tensor, groups: Tensor, count: int | None = None) -> Tensor:
     features = _checked_rows(features)
     owners, count = _checked_groups(groups, features, count)
     total = features.new_zeros(count, features.shape[1], dtype=torch.float64)
-    for chunk in _chunks(features):
-        total.index_add_(0, owners[chunk], features[chunk].to(torch.float64))
+    for own, rows in zip(torch.split(owners, _ROWS), torch.split(features, _ROWS), strict=True):
+        total.index_add_(0, own, rows.to(torch.float64))
     return _finite(total)
 
 
@@ -188,11 +186,10 @@ def shares(
     total = sums(features, groups, count)
     owners, _ = _checked_groups(groups, features, count)
     solved = _solved(posterior, total)  # (A, D) or (A, T, D)
-    owners = owners.to(solved.device)
-    found = []
-    for chunk in _chunks(features):
-        rows = features[chunk].to(solved)
-        products = solved[owners[chunk]] * (rows if solved.ndim == 2 else rows[:, None])
+    owners, found = owners.to(solved.device), []
+    for own, rows in zip(torch.split(owners, _ROWS), torch.split(features, _ROWS), strict=True):
+        rows = rows.to(solved) if solved.ndim == 2 else rows.to(solved)[:, None]
+        products = solved[own] * rows
         if parts is None:
             found.append(products.sum(-1))
         else:
@@ -250,30 +247,20 @@ def _quadratic(
         form = QuadraticForm.of(posterior, dtype) if whole else posterior.quadratic
         forms.append((component, form))
     device = parts[0][1].eigenvectors.device
-    found = []
-    for chunk in _chunks(features):
-        rows = features[chunk].to(device)
-        found.append(torch.stack([form(rows[:, component]) for component, form in forms], dim=1))
+    chunks = (rows.to(device) for rows in torch.split(features, _ROWS))
+    found = [torch.stack([form(rows[:, own]) for own, form in forms], dim=1) for rows in chunks]
     return _finite(torch.cat(found).to(torch.float64))
-
-
-def _chunks(features: Tensor) -> Iterator[slice]:
-    """Slices of rows that bound the memory."""
-    return (slice(start, start + _ROWS) for start in range(0, features.shape[0], _ROWS))
 
 
 def _checked_rows(features: Tensor, posterior: Posterior | None = None) -> Tensor:
     features = torch.as_tensor(features)
     width = "D" if posterior is None else str(posterior.width)
     if features.ndim != 2 or width not in {"D", str(features.shape[-1])}:
-        raise ValueError(
-            f"features must be (N, {width}), one row per term, got {tuple(features.shape)}."
-        )
+        what = f"features must be (N, {width}), one row per term"
+        raise ValueError(f"{what}, got {tuple(features.shape)}.")
     if features.numel() == 0:
-        raise ValueError(
-            f"features are empty, {tuple(features.shape)}: expected at least one row and column. "
-            "Leave out empty batches."
-        )
+        what = f"features are empty, {tuple(features.shape)}: expected at least one row and column"
+        raise ValueError(f"{what}. Leave out empty batches.")
     return features
 
 
@@ -281,24 +268,18 @@ def _checked_groups(groups: Tensor, features: Tensor, count: int | None) -> tupl
     """The owners as int64 beside the features, and the number of groups."""
     groups = torch.as_tensor(groups, device=features.device)
     if groups.dtype.is_floating_point or groups.dtype.is_complex or groups.dtype == torch.bool:
-        raise ValueError(
-            f"groups must be integers, the owner of each row, got {groups.dtype}. "
-            "Pass groups.long() if they are indices."
-        )
+        what = f"groups must be integers, the owner of each row, got {groups.dtype}"
+        raise ValueError(f"{what}. Pass groups.long() if they are indices.")
     if tuple(groups.shape) != (features.shape[0],):
-        raise ValueError(
-            f"groups must be ({features.shape[0]},), one owner for each row of features, got "
-            f"{tuple(groups.shape)}. From sizes: "
-            "torch.repeat_interleave(torch.arange(len(sizes)), sizes)."
-        )
+        what = f"groups must be ({features.shape[0]},), one owner for each row of features"
+        remedy = "From sizes: torch.repeat_interleave(torch.arange(len(sizes)), sizes)."
+        raise ValueError(f"{what}, got {tuple(groups.shape)}. {remedy}")
     smallest, largest = int(groups.min()), int(groups.max())
     if smallest < 0:
         raise ValueError(f"groups must not be negative, got {smallest}. Drop rows of no group.")
     if count is not None and largest >= count:
-        raise ValueError(
-            f"groups must be below count={count}, got {largest}. Pass count={largest + 1} or leave "
-            "it out."
-        )
+        what = f"groups must be below count={count}, got {largest}"
+        raise ValueError(f"{what}. Pass count={largest + 1} or leave it out.")
     return groups.long(), largest + 1 if count is None else count
 
 
@@ -332,14 +313,11 @@ def _indices(entry: Columns, number: int, width: int) -> slice | Tensor:
     if found.numel() == 0:
         raise ValueError(f"component {number} is empty, got {entry}: name at least one column.")
     if found.dtype.is_floating_point or found.dtype == torch.bool or found.ndim != 1:
-        raise ValueError(
-            f"component {number} must be a slice, column indices (n,) or a mask ({width},), got "
-            f"{found.dtype} {tuple(found.shape)}."
-        )
+        what = f"component {number} must be a slice, column indices (n,) or a mask ({width},)"
+        raise ValueError(f"{what}, got {found.dtype} {tuple(found.shape)}.")
     if beyond:
-        raise ValueError(
-            f"component {number} is out of range: columns are 0..{width - 1}, got {entry}."
-        )
+        what = f"component {number} is out of range"
+        raise ValueError(f"{what}: columns are 0..{width - 1}, got {entry}.")
     if len(set(found.tolist())) < len(found):
         raise ValueError(f"component {number} names a column twice, got {entry}.")
     return entry if isinstance(entry, slice) else found.long()
@@ -364,8 +342,6 @@ def _finite(values: Tensor) -> Tensor:
     """A NaN or infinity in a row reaches its sums and products: cheaper to look for there."""
     if not bool(torch.isfinite(values).all()):
         row = int((~torch.isfinite(values)).nonzero()[0, 0])
-        raise ValueError(
-            f"features hold NaN or infinity (first in row or group {row}). "
-            "Drop such rows or fix the model that made them."
-        )
+        what = f"features hold NaN or infinity (first in row or group {row})"
+        raise ValueError(f"{what}. Drop such rows or fix the model that made them.")
     return values

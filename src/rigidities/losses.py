@@ -190,10 +190,8 @@ class PerSampleLoss:
             places[:, k] = row[:, k]
             coupled = coupled or bool((row.abs().sum(1) - row[:, k].abs() > 1e-9).any())
         if coupled:
-            notify(
-                "The loss couples the targets of a sample; only the diagonal of its curvature is "
-                "used."
-            )
+            what = "The loss couples the targets of a sample"
+            notify(f"{what}; only the diagonal of its curvature is used.")
         return diagonal
 
     def coupled_curvature(self, prediction: Tensor, target: Tensor) -> Tensor:
@@ -208,9 +206,8 @@ class PerSampleLoss:
             values = self.function(y, t)
             self._check(values, y, t)
             if not values.requires_grad:
-                raise ValueError(
-                    "The loss does not depend on the prediction through torch operations."
-                )
+                what = "The loss does not depend on the prediction"
+                raise ValueError(f"{what} through torch operations.")
             (slope,) = torch.autograd.grad(values.sum(), y, create_graph=True)
             columns = slope.reshape(len(y), -1).unbind(1)
         for column in columns:
@@ -246,10 +243,8 @@ def require_valued(loss: LossLike) -> ValuedLoss:
     """The loss, where second derivatives can be taken of it as a whole."""
     valued = loss_for(loss)
     if not isinstance(valued, ValuedLoss):
-        raise TypeError(
-            f"Expected a loss with value(prediction, target, batch), got {type(valued).__name__}. "
-            "Pass callable(prediction, target) -> one loss per sample."
-        )
+        what = f"Expected a loss with value(prediction, target, batch), got {type(valued).__name__}"
+        raise TypeError(f"{what}. Pass callable(prediction, target) -> one loss per sample.")
     return valued
 
 
@@ -262,12 +257,8 @@ def own_weights(loss: Loss, batch: Any) -> Tensor | None:
     return weights.reshape(len(weights), -1)
 
 
-NAMED: dict[str, Loss] = {
-    "mse": MSE(),
-    "huber": Huber(),
-    "log-cosh": LogCosh(),
-    "poisson": PoissonNLL(),
-}
+NAMED: dict[str, Loss] = {"mse": MSE(), "huber": Huber()}
+NAMED |= {"log-cosh": LogCosh(), "poisson": PoissonNLL()}
 """By the names that users give; files keep these, and no functions."""
 
 

@@ -30,7 +30,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -220,11 +220,9 @@ def _checked_features(name: str, features: Tensor, posterior: Posterior) -> Tens
         features = features[:, 0]
     if features.ndim != 2 or features.shape[1] != posterior.width or not len(features):
         remedy = " Choose one target's: features[:, k]." if features.ndim == 3 else ""
-        raise ValueError(
-            f"{name} must be (N, {posterior.width}) with N > 0, got {tuple(features.shape)}."
-            + remedy
-        )
-    wrong = torch.cat([~part.isfinite().all(1) for part in _blocks(features)]).nonzero()
+        what = f"{name} must be (N, {posterior.width}) with N > 0"
+        raise ValueError(f"{what}, got {tuple(features.shape)}.{remedy}")
+    wrong = torch.cat([~part.isfinite().all(1) for part in torch.split(features, BLOCK)]).nonzero()
     if len(wrong):
         raise ValueError(f"{name} must be finite, got NaN or infinity in row {int(wrong[0])}.")
     return features.detach()
@@ -246,10 +244,8 @@ def _check_range(name: str, values: Tensor) -> None:
         bound, inside = "above zero", values > 0
         remedy = " For rows that cost nothing, label them all."
     if not bool((inside & (values < torch.inf)).all()):
-        raise ValueError(
-            f"{name} must be finite and {bound}, got {float(values.min()):g} to "
-            f"{float(values.max()):g}.{remedy}"
-        )
+        what = f"{name} must be finite and {bound}"
+        raise ValueError(f"{what}, got {float(values.min()):g} to {float(values.max()):g}.{remedy}")
 
 
 def _taken(chosen: Indices | None, like: Tensor) -> Tensor:
@@ -258,20 +254,15 @@ def _taken(chosen: Indices | None, like: Tensor) -> Tensor:
     if not taken.numel():
         return taken.new_zeros(0, dtype=torch.int64)
     if taken.ndim != 1 or taken.is_floating_point() or taken.dtype == torch.bool:
-        raise ValueError(
-            f"chosen must be row numbers, (m,), got {taken.dtype} {tuple(taken.shape)}. For a mask "
-            "pass mask.nonzero()[:, 0]."
-        )
+        what = f"chosen must be row numbers, (m,), got {taken.dtype} {tuple(taken.shape)}"
+        raise ValueError(f"{what}. For a mask pass mask.nonzero()[:, 0].")
     if bool((taken < 0).any()) or bool((taken >= len(like)).any()):
-        raise ValueError(
-            f"chosen must lie in 0..{len(like) - 1}, got {int(taken.min())} to {int(taken.max())}."
-        )
+        what = f"chosen must lie in 0..{len(like) - 1}"
+        raise ValueError(f"{what}, got {int(taken.min())} to {int(taken.max())}.")
     different = len(set(taken.tolist()))
     if different < len(taken):
-        raise ValueError(
-            f"chosen must not repeat a row, got {len(taken)} rows of which {different} differ. "
-            "Pass chosen.unique()."
-        )
+        what = f"chosen must not repeat a row, got {len(taken)} rows of which {different} differ"
+        raise ValueError(f"{what}. Pass chosen.unique().")
     return taken.long()
 
 
@@ -279,13 +270,8 @@ def _check_number(n: int, candidates: Tensor, taken: Tensor) -> None:
     free = len(candidates) - len(taken)
     if not 1 <= n <= free:
         already = f" ({len(taken)} of {len(candidates)} are chosen already)" if len(taken) else ""
-        raise ValueError(
-            f"n must lie in 1..{free}, the number of candidates{already}; got {n}. "
-            "Ask for fewer or give more candidates."
-        )
-
-
-# --- variances as picks enter the Gram, one rank-one change at a time --------------------------
+        what = f"n must lie in 1..{free}, the number of candidates{already}; got {n}"
+        raise ValueError(f"{what}. Ask for fewer or give more candidates.")
 
 
 class _SquaredNorms:
@@ -298,14 +284,15 @@ class _SquaredNorms:
 
     def __init__(self, rows: Tensor, *factors: Tensor) -> None:
         self.rows = rows
-        self.values = torch.cat([_squared_norms(part, factors) for part in _blocks(rows)])
+        blocks = torch.split(rows, BLOCK)
+        self.values = torch.cat([_squared_norms(block, factors) for block in blocks])
         self._largest = self.values.clone()
 
     def lower(self, by: Tensor, *factors: Tensor) -> None:
         """Subtract; A is the product of the factors, which belong to the new values."""
         self.values -= by
         (fallen,) = (self.values < _CANCELLATION * self._largest).nonzero(as_tuple=True)
-        for part in _blocks(fallen):
+        for part in torch.split(fallen, BLOCK):
             self.values[part] = self._largest[part] = _squared_norms(self.rows[part], factors)
         torch.maximum(self._largest, self.values, out=self._largest)
 
@@ -375,17 +362,11 @@ def _square_root(rows: Tensor) -> Tensor:
     if len(rows) <= rows.shape[1]:
         return rows.mT.clone()
     total = rows.new_zeros(rows.shape[1], rows.shape[1])
-    for part in _blocks(rows):
+    for part in torch.split(rows, BLOCK):
         total.addmm_(part.mT, part)
     eigenvalues, eigenvectors = torch.linalg.eigh(total)
     root: Tensor = eigenvectors * eigenvalues.clamp(min=0).sqrt()
     return root
-
-
-def _blocks(rows: Tensor) -> Iterator[Tensor]:
-    """Slices of `BLOCK` rows."""
-    for start in range(0, len(rows), BLOCK):
-        yield rows[start : start + BLOCK]
 
 
 def _squared_norms(rows: Tensor, factors: tuple[Tensor, ...]) -> Tensor:

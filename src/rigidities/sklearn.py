@@ -106,14 +106,9 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         ridge: float | None = None,
         random_state: Any = None,
     ) -> None:
-        self.estimator = estimator
-        self.prefit = prefit
-        self.valid = valid
-        self.criterion = criterion
-        self.noise = noise
-        self.law = law
-        self.ridge = ridge
-        self.random_state = random_state
+        self.estimator, self.prefit, self.valid = estimator, prefit, valid
+        self.criterion, self.noise, self.law = criterion, noise, law
+        self.ridge, self.random_state = ridge, random_state
 
     def fit(
         self, X: Any, y: Any, sample_weight: Any = None, *, train: tuple[Any, ...] | None = None
@@ -241,9 +236,8 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         options: dict[str, Any] = {"loss": chain.readout.loss, "progress": False}
         options |= {"method": "gram" if own is None else "qr"}  # a small ridge needs all digits
         options |= {} if known.weight is None else {"sample_weight": itemgetter("weight")}
-        options |= (
-            {"sample": 0} if held is not None and (unseen or known.reproduced(chain.base)) else {}
-        )
+        apart = held is not None and (unseen or known.reproduced(chain.base))
+        options |= {"sample": 0} if apart else {}
         uq = LastLayerRigidity(_Weighted(chain.readout.module)).fit(rows, **options)
         wanted = {name: getattr(self, name) for name in ("criterion", "noise", "law")}
         wanted |= {"ridge": self.ridge if own is None else own}
@@ -528,10 +522,9 @@ def _loss(model: Any) -> LossLike:
     if delta and (name in ("huber", "HuberLoss") or hasattr(model, "outliers_")):
         return Huber(delta * getattr(model, "scale_", 1.0))  # HuberRegressor has both
     if name not in SQUARED:
-        what = "squared error, or Huber's of a linear model or net; positive targets as logarithms"
-        raise ValueError(
-            f"Cannot read {type(model).__name__} with the loss {name!r}. Use the {what}."
-        )
+        known = "squared error, or Huber's of a linear model or net; positive targets as logarithms"
+        what = f"Cannot read {type(model).__name__} with the loss {name!r}"
+        raise ValueError(f"{what}. Use the {known}.")
     return "mse"
 
 

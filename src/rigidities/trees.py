@@ -29,13 +29,10 @@ from .notices import NO_FIT, NotFittedError, require
 
 WIDE, NARROW, MANY = 1024, 256, 10_000
 """Directions kept by default: the first of up to so many training rows, the second of more."""
-
 GROUPS = 128
 """Of a tree with more leaves, neighbours are joined to so many groups of about as many rows."""
-
 SAMPLED = 16_384
 """Training rows from which directions and groups are found, at most."""
-
 SUPPORTED = (
     "scikit-learn's DecisionTree-, RandomForest-, ExtraTrees-, GradientBoosting- and "
     "HistGradientBoostingRegressor, XGBRegressor, LGBMRegressor and CatBoostRegressor"
@@ -44,7 +41,6 @@ SUPPORTED = (
 _FIELDS = {"value", "feature_idx", "num_threshold", "missing_go_to_left", "left", "right"}
 _FIELDS |= {"is_leaf", "is_categorical", "bitset_idx"}
 """Of a node of scikit-learn's histogram trees."""
-
 Array = np.ndarray[Any, Any]
 Leaf = tuple[Array, Array]
 """Places of a tree's leaves, as `_places` gives them, and their values (leaves, K)."""
@@ -78,9 +74,8 @@ class Forest:
         X = X[:: -(-count // SAMPLED)]
         rows = self.rows(X)[:, :-1]
         if values.ndim > 2:
-            raise ValueError(
-                "Trees of several targets each are not known. Train one model a target."
-            )
+            what = "Trees of several targets each are not known"
+            raise ValueError(f"{what}. Train one model a target.")
         offset = _offset(model, X, embedding_bag(rows, values, mode="sum"))
         rank = (WIDE if count <= MANY else NARROW) if rank is None else rank
         group = _groups(rows, [len(own) for _, own in leaves])

@@ -17,7 +17,7 @@ from rigidities.data import storage
 from rigidities.data.feed import Feed
 from rigidities.last_layer.ensemble.ensemble import Ensemble
 from rigidities.last_layer.ensemble.member_values import MemberValues
-from rigidities.last_layer.ensemble.members import Members, members, random_set, symmetric_set
+from rigidities.last_layer.ensemble.members import Members, members, symmetric_set
 from rigidities.models.modes import exporting
 from rigidities.posterior.joint import JointPosterior
 from tests.support import oracle, zoo
@@ -66,7 +66,7 @@ def drawn(joint, kind, n):
     if kind == "symmetric":
         return low_rank(joint, n // 2)
     chosen = {} if kind == "independent" else {kind: True}
-    return random_set(joint, n, generator=seeded(), **chosen)
+    return members(joint, n, generator=seeded(), **chosen)
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +181,7 @@ def test_the_covariance_converges_with_the_root_of_the_number_of_members(fit, x)
     exact = exact_covariance(fit, x[:5])
 
     def error(n, seed):
-        deviations = random_set(joint, n, generator=seeded(seed)).deviations
+        deviations = members(joint, n, generator=seeded(seed)).deviations
         change = torch.einsum("md,nkd->nmk", features, deviations).flatten(1)
         return float((MemberValues(change, "independent").covariance - exact).square().sum())
 
@@ -419,7 +419,7 @@ def standard_joint(targets):
 @pytest.mark.parametrize("options", [{}, {"antithetic": True}])
 def test_few_members_estimate_the_variance_without_bias(options):
     joint, generator = standard_joint(400), seeded()
-    draws = [random_set(joint, 6, generator=generator, **options) for _ in range(40)]
+    draws = [members(joint, 6, generator=generator, **options) for _ in range(40)]
     z = torch.cat([group.deviations.squeeze(-1) for group in draws], dim=1)
     repeats = z.shape[1]
     spread = MemberValues(z + z.square(), draws[0].drawing)  # mean 1, variance 3
@@ -602,7 +602,7 @@ def test_draws_are_those_of_the_generator(fit):
     first, second = (ensemble(fit, 8, generator=seeded(3)) for _ in range(2))
     assert torch.equal(first.deviations, second.deviations)
     assert not torch.equal(ensemble(fit, 8, generator=seeded(4)).deviations, first.deviations)
-    pairs = random_set(joint_of(fit), 8, generator=seeded(3), antithetic=True).deviations
+    pairs = members(joint_of(fit), 8, generator=seeded(3), antithetic=True).deviations
     assert torch.equal(pairs[:4], -pairs[4:])
 
 

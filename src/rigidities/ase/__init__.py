@@ -40,12 +40,5 @@ try:
 except ModuleNotFoundError as error:
     missing(error, extra("ase"), "ase")
 
-__all__ = [
-    "Potential",
-    "RigidityCalculator",
-    "UncertainStructureError",
-    "graphs",
-    "mace",
-    "schnetpack",
-    "with_error_bars",
-]
+__all__ = ["RigidityCalculator", "UncertainStructureError", "with_error_bars"]
+__all__ += ["Potential", "graphs", "mace", "schnetpack"]

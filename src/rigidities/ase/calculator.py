@@ -39,7 +39,6 @@ from .structures import (
 
 BARS = {"energy_std": "eV", "forces_std": "eV/Å", "stress_std": "eV/Å^3"}
 """The error bars among the results, and their units."""
-
 NO_STRESS = (
     "There is no stress: it needs strained=, the names of the inputs that move with the cell "
     "(cell, shift vectors), got {}, and a structure that repeats, with a cell of three vectors."
@@ -201,10 +200,8 @@ class RigidityCalculator(Calculator):
             TypeError: something is given.
         """
         if parameters:
-            raise TypeError(
-                f"A RigidityCalculator has no parameters to set, got {', '.join(parameters)}. "
-                "Make a new one: atoms.calc = RigidityCalculator(uq, ...)."
-            )
+            what = f"A RigidityCalculator has no parameters to set, got {', '.join(parameters)}"
+            raise TypeError(f"{what}. Make a new one: atoms.calc = RigidityCalculator(uq, ...).")
         return {}
 
     def export_properties(self) -> Properties:
@@ -284,10 +281,8 @@ class RigidityCalculator(Calculator):
                 names = input_names(self.uq.model)
                 _check_count(len(given) <= len(names), f"takes {len(names)}", len(given))
                 if isinstance(wrt, int) and not 0 <= wrt < len(given):
-                    raise ValueError(
-                        f"There is no input {wrt}. Name one of {', '.join(names[: len(given)])} "
-                        "with wrt=."
-                    )
+                    known = ", ".join(names[: len(given)])
+                    raise ValueError(f"There is no input {wrt}. Name one of {known} with wrt=.")
                 given = dict(zip(names, given, strict=False))
                 wrt = names[wrt] if isinstance(wrt, int) else wrt
             elif not feed.whole:
@@ -321,10 +316,8 @@ def with_error_bars(atoms: Atoms) -> Atoms:
     """
     calculator = atoms.calc
     if not isinstance(calculator, RigidityCalculator):
-        raise TypeError(
-            f"Expected atoms with a RigidityCalculator, got {type(calculator).__name__}. Set "
-            "atoms.calc = RigidityCalculator(uq)."
-        )
+        what = f"Expected atoms with a RigidityCalculator, got {type(calculator).__name__}"
+        raise TypeError(f"{what}. Set atoms.calc = RigidityCalculator(uq).")
     with suppress(UncertainStructureError):  # the results are there
         calculator.get_property("energy_std", atoms)
     results = calculator.results
@@ -339,10 +332,8 @@ def with_error_bars(atoms: Atoms) -> Atoms:
 
 def _check_count(right: bool, expected: str, got: int) -> None:
     if not right:
-        raise ValueError(
-            f"The model {expected} inputs, got {got} for a structure. Pass inputs=lambda atoms: "
-            "(...) that gives all of them."
-        )
+        what = f"The model {expected} inputs, got {got} for a structure"
+        raise ValueError(f"{what}. Pass inputs=lambda atoms: (...) that gives all of them.")
 
 
 def _check_finite(what: str, *values: Any) -> None:

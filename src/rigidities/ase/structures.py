@@ -32,10 +32,8 @@ def check_structure(atoms: Atoms, species: set[int] | None) -> None:
         raise ValueError("The structure has no atoms. Give one with at least one atom.")
     lost = np.flatnonzero(~np.isfinite(atoms.positions).all(1))
     if len(lost):
-        raise ValueError(
-            f"The position of atom {lost[0]} ({atoms.symbols[lost[0]]}) is not finite. Take a "
-            "shorter time step, or look at the forces before."
-        )
+        what = f"The position of atom {lost[0]} ({atoms.symbols[lost[0]]}) is not finite"
+        raise ValueError(f"{what}. Take a shorter time step, or look at the forces before.")
     if species is not None and (unknown := sorted(set(atoms.numbers.tolist()) - species)):
         raise ValueError(
             f"The model was not trained on {_listed(unknown)}: species= holds "

@@ -79,8 +79,7 @@ class Full:
         self, ridge: float, wanted: Wanted, weight: Tensor, *, shared: bool
     ) -> Calibration:
         """As everything after it uses it; without the joint scale."""
-        fits = self.targets
-        law = self._law()
+        fits, law = self.targets, self._law()
         guards = [fit.guard for fit in fits if fit.guard is not None]
         level = torch.stack([fit.middle for fit in fits]).exp()
         level = level * torch.as_tensor(law.second).to(level)
@@ -146,7 +145,8 @@ def automatic(
         inputs = (known if seen is None else seen).kept["inputs"].to(torch.float64)
         features = inputs.mean(0), column_spread(inputs)
     full = Full.of(rows, _parts(rows, wanted), None if paper is None else paper.q, features)
-    constant = [_constant(one.held.residual) for one in rows]
+    errors = [one.held.residual[:, None] for one in rows]
+    constant = [float(Gaussian().profile(one, torch.ones_like(one))[1]) for one in errors]
     if paper is not None and full.worse > CLEARLY:
         ridge, edge, taken = paper.calibration.ridge, None, LADDER[0]
         chosen, nll = paper.calibration, paper.nll
@@ -198,11 +198,6 @@ def _parts(rows: list[Rows], wanted: Wanted) -> Parts:
     tilted = isinstance(wanted.law, Tilted) and not any(one.step > 0 for one in rows)
     tails = not isinstance(wanted.law, Gaussian)
     return Parts(wanted.noise is FeatureNoise, tails, tilted, wanted.guard)
-
-
-def _constant(residual: Tensor) -> float:
-    """NLL per row of the best constant error bar."""
-    return float(Gaussian().profile(residual[:, None], torch.ones_like(residual)[:, None])[1])
 
 
 def _ridge(
@@ -272,7 +267,6 @@ def _with_joint(calibration: Calibration, rows: list[Rows], typical: Tensor) -> 
 
 
 def _remarks(rows: list[Rows], wanted: Wanted) -> list[str]:
-    """What a reader of the report should know of the rows."""
     said = []
     held, seen = (min(int((one.seen == flag).sum()) for one in rows) for flag in (False, True))
     if not held and wanted.optimism:

@@ -162,18 +162,15 @@ class Gathering:
                 f"{self._rows}. A few dozen give a usable scale."
             )
         self._join()
-        error, weight, share = (torch.cat([part[i] for part in self._parts]) for i in (0, 2, 3))
-        power = tuple(part[1] for part in self._parts)
+        errors, power, weights, shares, *others, _ = zip(*self._parts, strict=True)
+        error, weight, share = map(torch.cat, (errors, weights, shares))
         _check_errors(error, least)
         typical = error.new_ones(1, 1)
         if isinstance(self._weights, Tensor):
             typical = self._weights[:1] / self._weights[1:]
         unit, counts = self._shapes / self._rows, (self._samples, self._duplicates)
         share = share * typical
-        kept = {
-            name: torch.cat([part[i] for part in self._parts])
-            for i, name in enumerate(self._names, start=4)
-        }
+        kept = dict(zip(self._names, map(torch.cat, others), strict=True))
         return Residuals(error, power, weight, share, self._rows, typical, unit, *counts, kept)
 
     def _join(self) -> None:

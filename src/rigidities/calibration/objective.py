@@ -65,39 +65,33 @@ class Objective:
     wanted: Wanted
     least: float = -math.inf
 
-    def choices(
-        self, ridges: Tensor, around: Choice | None = None, width: float = 1
-    ) -> list[Choice]:
+    def choices(self, ridges: Tensor, near: Choice | None = None, width: float = 1) -> list[Choice]:
         """The best scale and floor at each ridge.
 
         Args:
             ridges: (J,).
-            around: search floors near this choice's rather than over the whole range.
+            near: search floors near this choice's rather than over the whole range.
             width: of that search, in steps of the coarse grid of floors; 0 takes it as it is.
         """
         rows, targets = self.residuals.error.shape
-        floors = 1 + (len(_FLOOR_DECADES) if around is None else _FINE)
+        floors = 1 + (len(_FLOOR_DECADES) if near is None else _FINE)
         each = floors if self.wanted.noise.tied is None and width else 1
         effort = rows * targets * len(ridges) * each * price(self.wanted.profile)
         kept = places(0, rows, self.residuals.error) < EFFORT / effort
         parts = torch.split(ridges, max(1, _TABLE // (rows * targets)))
-        return [one for part in parts for one in self._judged(part, kept, around, width)]
+        return [one for part in parts for one in self._judged(part, kept, near, width)]
 
     def _judged(
-        self, ridges: Tensor, kept: Tensor, around: Choice | None, width: float
+        self, ridges: Tensor, kept: Tensor, near: Choice | None, width: float
     ) -> list[Choice]:
         q = self.residuals.quadratic(self.eigenvalues, ridges)
         targets, rows = self.residuals.error.shape[1], int(kept.sum())
-        columns = [self._target(q, k, kept, around, width) for k in range(targets)]
-        values, scales, floors = (
-            torch.stack(parts, dim=-1) for parts in zip(*columns, strict=True)
-        )
+        columns = [self._target(q, k, kept, near, width) for k in range(targets)]
+        values, scales, floors = (torch.stack(p, dim=-1) for p in zip(*columns, strict=True))
         value = pooled(self.wanted.profile, values).nan_to_num(nan=math.inf)
         value = torch.where(ridges > self.least, value, math.inf)
-        return [
-            Choice(float(ridge), float(value[j]), scales[j], floors[j], rows)
-            for j, ridge in enumerate(ridges)
-        ]
+        found = zip(ridges.tolist(), value.tolist(), scales, floors, strict=True)
+        return [Choice(*one, rows) for one in found]
 
     def calibration(self, choice: Choice) -> Calibration:
         """The choice as everything after calibration uses it."""
@@ -137,7 +131,7 @@ class Objective:
         return error, choice.scale2 * (q + choice.floor * self.residuals.share)
 
     def _target(
-        self, q: Tensor, k: int, kept: Tensor, around: Choice | None, width: float
+        self, q: Tensor, k: int, kept: Tensor, near: Choice | None, width: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(value, scale^2, floor) of target k, each (J,)."""
         error, spread, share = self._rows(q, k, kept)
@@ -149,7 +143,7 @@ class Objective:
         for j in range(spread.shape[1]):
             column = spread[:, j, None]
             mean = column.nanmean() / self.residuals.unit
-            floors = _floors(mean, None if around is None else around.floor[k], width)
+            floors = _floors(mean, None if near is None else near.floor[k], width)
             one = error if error.shape[1] == 1 else error[:, j, None]
             scale2, value = self._profile(one, column + floors * share)
             at = value.nan_to_num(nan=math.inf).argmin()
@@ -241,13 +235,13 @@ def _best(choices: list[Choice]) -> Choice:
     return best
 
 
-def _floors(mean: Tensor, around: Tensor | None, width: float) -> Tensor:
+def _floors(mean: Tensor, near: Tensor | None, width: float) -> Tensor:
     """Candidate floors: none, and multiples of the mean variance or of a floor found before."""
     zero = mean.new_zeros(1)
-    if around is not None and not width:
-        return around[None]
-    if around is None or not bool(around > 0):
+    if near is not None and not width:
+        return near[None]
+    if near is None or not bool(near > 0):
         return torch.cat([zero, mean * 10 ** _FLOOR_DECADES.to(mean.device)])
     step = float(_FLOOR_DECADES[1] - _FLOOR_DECADES[0]) * width
     offsets = torch.linspace(-step, step, _FINE, dtype=torch.float64, device=mean.device)
-    return torch.cat([zero, around * 10**offsets])
+    return torch.cat([zero, near * 10**offsets])

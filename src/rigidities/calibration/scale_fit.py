@@ -26,21 +26,16 @@ from .rows import Rows
 
 FIRST = 3
 """Inputs of the head that are no features."""
-
 PENALTIES = tuple(10 ** (4 - k / 2) for k in range(10))
 FIRST_PENALTY = 2.0
 TAILS = (math.log(6), 1.5)
 """Prior of log(nu - 2): centre and spread; that of the scale has the same spread."""
-
 WIDE = 3.0
 """Spread of the weak priors of the noise's level, and of the scale in a first estimate."""
-
 PESSIMISM = 0.25
 """Spread of kappa's prior below zero: a few lucky rows do not make training rows pessimistic."""
-
 SHARE = 0.1
 """Of the residuals' variance that the first estimate leaves to the scale at least."""
-
 _STEPS, _HALVINGS, _DONE, _NEAR = 40, 12, 1e-6, 0.05
 _TAIL_RANGE = (math.log(0.05), math.log(2000))
 _FIXED = 3  # parameters before the weights: a, log alpha^2, kappa

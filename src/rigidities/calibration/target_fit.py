@@ -22,20 +22,15 @@ from .tilt_fit import TiltFit
 
 REFERENCE = 0.9
 """Quantile of the left-out training rows' q, beyond which the guard sets in."""
-
 BOUNDS = 0.005
 """Share of the fitted log-noises beyond each of the bounds it is kept within."""
-
 FOLDS = 5
 CLEARLY = 2.0
 """Standard errors by which the full model must be worse to be refused."""
-
 DIRECTIONS = 512
 """Of the features that the head looks at: beyond, the leading principal ones."""
-
 TINY = 1e-6
 """Of the mean squared residual, added to each: one of zero is no certainty."""
-
 COVERED = 0.95
 """Level of the quantile at which the guard's law is as wide as a Gaussian."""
 
@@ -149,10 +144,9 @@ def fitted(
         inputs = replace(inputs, centre=features[0], spread=features[1])
     directions = like.directions if like else _directions(inputs, reference)
     x = columns(inputs, directions, rows)
-    begun = like.constant if like else None
+    begun, start = (like.constant, like.scale) if like else (None, None)
     constant = constant_fit(rows, square, gaussian=not parts.tails, start=begun)
     seen = x if parts.head else x[:, :0]
-    start = like.scale if like else None
     scale = headed_fit(rows, seen, square, constant, gaussian=not parts.tails, start=start)
     h = scale.log_noise(seen)
     bounds = torch.quantile(h, h.new_tensor([BOUNDS, 1 - BOUNDS]))

@@ -141,10 +141,8 @@ def matrix(
         values, lost = column.values(frame[name], decimal)
         fits = column.kind == ("number" if frame[name].dtype.kind in "iuf" else "category")
         if not fits and 2 * len(lost) > frame[name].notna().sum():
-            raise ValueError(
-                f"Expected {column.kind}s in the column {name!r} as the model was trained "
-                f"with, got {lost.iloc[0]!r}. Write it as it was."
-            )
+            what = f"Expected {column.kind}s in the column {name!r} as the model was trained with"
+            raise ValueError(f"{what}, got {lost.iloc[0]!r}. Write it as it was.")
         unread[name] += len(lost)
         blocks.append(torch.tensor(values, dtype=torch.float64))
     return torch.cat(blocks, 1), +unread

@@ -13,9 +13,8 @@ from tqdm import tqdm
 
 from ..data.storage import unprefixed
 from ..trees import Forest, Leaves, Nodes
-from .demo import mlp
+from .demo import Rows, mlp
 
-Rows = tuple[Tensor, Tensor]
 SETTINGS = ("max_leaf_nodes", "min_samples_leaf", "l2_regularization", "learning_rate")
 CANDIDATES = [(31, 20, 0.0, 0.1), (8, 5, 1.0, 0.1), (16, 5, 1.0, 0.06), (31, 5, 1.0, 0.06)]
 CANDIDATES.append((64, 10, 10.0, 0.06))

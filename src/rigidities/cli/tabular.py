@@ -113,10 +113,8 @@ class Training:
         table, named = Table.open(path), Counter((target, *left, *keep))
         table.require(named)
         if named.total() > len(named):
-            raise ValueError(
-                "Expected each column once among --target, --id, --drop and --keep, got "
-                f"{max(named, key=named.__getitem__)!r} twice."
-            )
+            what = "Expected each column once among --target, --id, --drop and --keep"
+            raise ValueError(f"{what}, got {max(named, key=named.__getitem__)!r} twice.")
         chunks = [*table.chunks(CHUNK)] or [pandas.DataFrame(columns=table.names, dtype=object)]
         frame = pandas.concat(chunks, ignore_index=True)
         y, notes = _target(frame[target], table, target)

@@ -97,16 +97,12 @@ def kernel_quadratic(kernel: Values, cross: Values, own: Values, ridge: float) -
         ridge: s > 0.
     """
     if not 0 < ridge < math.inf:
-        raise ValueError(
-            f"The dual form divides by the ridge: expected ridge > 0, got {ridge}. Its limit times "
-            "the ridge is unexplained(F, f)."
-        )
+        what = f"The dual form divides by the ridge: expected ridge > 0, got {ridge}"
+        raise ValueError(f"{what}. Its limit times the ridge is unexplained(F, f).")
     matrix, columns = float64(kernel, "kernel", 2), float64(cross, "cross", 2)
     if tuple(matrix.shape) != 2 * (len(columns),):
-        raise ValueError(
-            f"Expected kernel (N, N) and cross (N, M), got {tuple(matrix.shape)} and "
-            f"{tuple(columns.shape)}."
-        )
+        what = "Expected kernel (N, N) and cross (N, M)"
+        raise ValueError(f"{what}, got {tuple(matrix.shape)} and {tuple(columns.shape)}.")
     factor = torch.linalg.cholesky(matrix + ridge * torch.eye(len(matrix), dtype=torch.float64))
     whitened = torch.linalg.solve_triangular(factor, columns, upper=False)
     explained: Tensor = whitened.square().sum(0)
@@ -133,7 +129,6 @@ def unexplained(F: Values, f: Values) -> Tensor:
 def _pair(F: Values, f: Values) -> tuple[Tensor, Tensor]:
     rows, features = float64(F, "F", 2), float64(f, "f", 2)
     if rows.shape[1] != features.shape[1]:
-        raise ValueError(
-            f"Expected F (N, D) and f (M, D), got {tuple(rows.shape)} and {tuple(features.shape)}."
-        )
+        what = "Expected F (N, D) and f (M, D)"
+        raise ValueError(f"{what}, got {tuple(rows.shape)} and {tuple(features.shape)}.")
     return rows, features

@@ -24,10 +24,8 @@ from .problem import ConstrainedProblem, Local
 
 FLAT = 1e-13
 """Curvatures below this times the largest are directions in which nothing happens."""
-
 WEAKEST, STRONGEST = 1e-9, 1e2
 """Range of the damping that is added to the curvatures, relative to the largest of them."""
-
 LENGTHS = (10.0, 1.0, 0.1, 0.01)
 """Of the steps that leave a saddle, in units of the losses' derivatives."""
 
@@ -102,7 +100,7 @@ def _solved(
     max_iterations: int,
 ) -> Solution:
     """Iterate until rounding stops the descent; refuse a residual above the tolerance."""
-    at, floor = problem.local(start), 1e-12 * (float(problem.target.norm()) or 1.0)
+    at, floor = Local(problem, start), 1e-12 * (float(problem.target.norm()) or 1.0)
     size = smallest = _residual(at, value)
     shift = price = 0.0
     for _ in range(max_iterations):
@@ -145,7 +143,7 @@ def _improved(
     """
     (shift, strongest), merit = damping, _merit(at, value, price)
     while shift <= strongest:
-        there = problem.local(at.vector + _step(at, value, shift))
+        there = Local(problem, at.vector + _step(at, value, shift))
         there = _returned(problem, there, value)
         left = _residual(there, value)
         lower = 1e-8 * there.force < left < math.inf and _merit(there, value, price) < merit
@@ -164,7 +162,7 @@ def _escaped(
     if not len(values) or bool(values[0] >= -1e-7 * values[-1].abs()):
         return None
     direction = max(at.force, 1e-6) * (space @ vectors[:, 0])
-    trials = [problem.local(at.vector + t * direction) for k in LENGTHS for t in (k, -k)]
+    trials = [Local(problem, at.vector + t * direction) for k in LENGTHS for t in (k, -k)]
     trials = [_returned(problem, there, value, rounds=4) for there in trials]
     best = min(trials, key=lambda there: _merit(there, value, price))
     merit = _merit(at, value, price)
@@ -187,7 +185,7 @@ def _returned(
         far = abs(gap) > 1e-3 * math.sqrt(square) * at.force / 10 ** (3 * (rounds - 1))
         if not far or not 0 < square < math.inf:
             break
-        back = problem.local(at.vector + gap / square * at.slope)
+        back = Local(problem, at.vector + gap / square * at.slope)
         if not abs((value or 0.0) - back.prediction) < abs(gap):
             break
         at = back
@@ -232,14 +230,13 @@ def _descent(hessian: Tensor, push: Tensor, shift: float) -> Tensor:
     """Solve with curvatures by their size, damped; none along flat directions."""
     if not len(push):
         return push
-    values: Tensor
-    vectors: Tensor
     values, vectors = torch.linalg.eigh(hessian)
     largest = values.abs().max()
     curvature = values.abs() + shift * largest
     flat = curvature <= FLAT * largest
     components = torch.where(flat, 0.0, (vectors.mT @ push) / torch.where(flat, 1.0, curvature))
-    return vectors @ components
+    found: Tensor = vectors @ components
+    return found
 
 
 def _residual(at: Local, value: float | None) -> float:

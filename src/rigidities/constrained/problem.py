@@ -172,10 +172,6 @@ class ConstrainedProblem:
         """The prediction at x, a scalar."""
         return self.regressor.outputs(self.units * vector, *self.point)[0, self.output]
 
-    def local(self, vector: Tensor) -> Local:
-        """Values and derivatives at a point."""
-        return Local(self, vector)
-
 
 def _inputs(X: Any) -> tuple[Tensor, ...]:
     columns = X if isinstance(X, tuple) else (X,)
@@ -191,10 +187,8 @@ def _point(x: Any, X: Any) -> tuple[Tensor, ...]:
     for column, many in zip(columns, rows, strict=True):
         column = column[None] if column.ndim == many.ndim - 1 else column
         if column.ndim != many.ndim or len(column) != 1:
-            raise ValueError(
-                f"Expected one input x, shaped (1, ...) or as a row of X {tuple(many.shape)}, got "
-                f"{tuple(column.shape)}. Call once for each input."
-            )
+            what = f"Expected one input x, shaped (1, ...) or as a row of X {tuple(many.shape)}"
+            raise ValueError(f"{what}, got {tuple(column.shape)}. Call once for each input.")
         batched.append(column)
     return tuple(batched)
 
@@ -205,9 +199,8 @@ def _weight(sample_weight: Any, rows: int) -> Tensor | None:
         return None
     weight = as_tensor(sample_weight).double()
     if weight.numel() != rows or len(weight) != rows:
-        raise ValueError(
-            f"sample_weight must have one entry per sample, {rows}, got {tuple(weight.shape)}."
-        )
+        what = f"sample_weight must have one entry per sample, {rows}"
+        raise ValueError(f"{what}, got {tuple(weight.shape)}.")
     if not bool((weight >= 0).all()) or not bool(weight.isfinite().all()):
         raise ValueError("sample_weight must be finite and not negative.")
     return weight.reshape(rows, 1)
@@ -230,9 +223,8 @@ def _target(y: Any, outputs: Tensor, weight: Tensor | None) -> Tensor:
 
 def _output(output: int | None, outputs: int) -> int:
     if output is None and outputs > 1:
-        raise ValueError(
-            f"The model has {outputs} outputs. Pass output=k, which of them to hold at x."
-        )
+        what = f"The model has {outputs} outputs"
+        raise ValueError(f"{what}. Pass output=k, which of them to hold at x.")
     chosen = output or 0
     if not 0 <= chosen < outputs:
         raise ValueError(f"Expected output in 0..{outputs - 1}, got {output}.")

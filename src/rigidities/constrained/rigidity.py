@@ -15,23 +15,18 @@ from ..any_regressor.derivatives.parameters import Subset
 from ..any_regressor.derivatives.regressor import Function
 from ..losses import LossLike
 from .newton import NotConverged, Solution, constrained, minimised
-from .problem import ConstrainedProblem
+from .problem import ConstrainedProblem, Local
 
 LEVELS = 24
 """Halvings of the step at most."""
-
 ITERATIONS = 20
 """Of Newton's method from the minimum to a prediction held nearby; more mean that it is too far."""
-
 FOLLOWING = 60
 """Of Newton's method from one value of a profile to the next; then the step is halved."""
-
 FAILURES = 3
 """Values of a profile in a row that cannot be reached: those beyond are not tried."""
-
 ROUNDING = 1e-12
 """Eigenvalues of the Hessian below this times the largest count as zero."""
-
 LEAK = 1e-6
 """Share of a prediction's slope along flat directions of the loss that counts as none."""
 
@@ -189,19 +184,9 @@ def constrained_rigidity(
     """
     _check_given(f, params, {"X": X, "y": y, "x": x})
     _check_options(tolerance, max_iterations, step)
-    problem = ConstrainedProblem.of(
-        f,
-        params,
-        X,
-        y,
-        x,
-        loss=loss,
-        regulariser=regulariser,
-        ridge=ridge,
-        subset=subset,
-        sample_weight=sample_weight,
-        output=output,
-    )
+    setting: dict[str, Any] = {"loss": loss, "regulariser": regulariser, "ridge": ridge}
+    setting |= {"subset": subset, "sample_weight": sample_weight, "output": output}
+    problem = ConstrainedProblem.of(f, params, X, y, x, **setting)
     before = float(problem.total(problem.start))
     problem, optimum = _minimum(problem, tolerance, max_iterations)
     h = _first_step(problem, optimum) if step is None else step
@@ -258,9 +243,8 @@ def constrained_profile(
     _check_options(tolerance, max_iterations)
     values = torch.as_tensor(epsilons, dtype=torch.float64).reshape(-1)
     if not len(values) or not bool(values.isfinite().all()):
-        raise ValueError(
-            f"epsilons must be finite, at least one, got {values.tolist()[:5]} (of {len(values)})."
-        )
+        what = "epsilons must be finite, at least one"
+        raise ValueError(f"{what}, got {values.tolist()[:5]} (of {len(values)}).")
     problem = ConstrainedProblem.of(f, params, X, y, x, **setting)
     problem, optimum = _minimum(problem, tolerance, max_iterations)
     found: dict[int, Solution] = {}
@@ -370,7 +354,7 @@ def _minimum(
     problem: ConstrainedProblem, tolerance: float, max_iterations: int
 ) -> tuple[ConstrainedProblem, Solution]:
     """The minimum nearby, in parameters scaled to unit curvature; warns where it is another one."""
-    start = problem.local(problem.start)
+    start = Local(problem, problem.start)
     problem = _rescaled(problem, start.hessian)
     try:
         optimum = minimised(problem, tolerance, max_iterations)
@@ -389,7 +373,7 @@ def _minimum(
     units = problem.units
     problem = _rescaled(problem, optimum.local.hessian / units / units[:, None])
     vector = optimum.local.vector * units / problem.units
-    optimum = replace(optimum, local=problem.local(vector))
+    optimum = replace(optimum, local=Local(problem, vector))
     _check_determined(optimum)
     return problem, optimum
 
@@ -404,9 +388,8 @@ def _rescaled(problem: ConstrainedProblem, hessian: Tensor) -> ConstrainedProble
 def _check_determined(optimum: Solution) -> None:
     slope = optimum.local.slope
     if not bool(slope.any()):
-        raise ValueError(
-            "The prediction at x does not depend on the parameters: it is infinitely rigid."
-        )
+        what = "The prediction at x does not depend on the parameters"
+        raise ValueError(f"{what}: it is infinitely rigid.")
     values, vectors = torch.linalg.eigh(optimum.local.hessian)
     rounding = ROUNDING * values.abs().max()
     leak = (vectors[:, values <= rounding].mT @ slope).norm() / slope.norm()

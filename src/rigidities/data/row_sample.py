@@ -151,11 +151,9 @@ class RowSample(RowSketch):
     @classmethod
     def from_state(cls, state: dict[str, Tensor]) -> RowSample:
         """The sample that `state` came from; refused where it came from none."""
-        hashed = unprefixed("hashed", state)
+        hashed, columns = (unprefixed(name, state) for name in ("hashed", "columns"))
         known, sample = RowSketch.from_state(hashed), cls()
-        vars(sample).update(
-            vars(known), size=int(hashed["size"]), columns=unprefixed("columns", state)
-        )
+        vars(sample).update(vars(known), size=int(hashed["size"]), columns=columns)
         require(len(sample.hashes) <= sample.size and _sound(sample), "the sample of rows")
         return sample
 

@@ -50,21 +50,20 @@ class Slot:
         whole = tap.source.forward is not None
         known = _known(batch, whole=whole)
         real = [key for key, value in known.items() if _is_real(value)]
+        listed = ", ".join(map(repr, real)) or "none is a floating-point tensor"
+        if wrt is None and len(real) != 1:
+            raise ValueError(f"Which input to differentiate by? Name it with wrt=: {listed}.")
         if wrt is None:
-            if len(real) != 1:
-                raise ValueError(
-                    f"Which input to differentiate by? Name it with wrt=: {_listed(real)}."
-                )
             return cls(real[0], whole)
         if not whole and isinstance(wrt, str) and wrt not in batch.kwargs:
             names = tap.input_names[: len(batch.args)]
             wrt = names.index(wrt) if wrt in names else wrt
         if wrt not in known:
-            raise ValueError(f"There is no input {wrt!r}. Those there are: {_listed(real)}.")
+            raise ValueError(f"There is no input {wrt!r}. Those there are: {listed}.")
         if not _is_real(known[wrt]):
             raise ValueError(
                 f"The input {wrt!r} is not a floating-point tensor, so there is no derivative by "
-                f"it. Those that are: {_listed(real)}."
+                f"it. Those that are: {listed}."
             )
         return cls(wrt, whole)
 
@@ -125,10 +124,6 @@ def _is_real(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
-def _listed(keys: list[Any]) -> str:
-    return ", ".join(repr(key) for key in keys) or "none is a floating-point tensor"
-
-
 class RowShare:
     """A tensor with one row per row of an input, handed out batch by batch.
 
@@ -156,7 +151,6 @@ class RowShare:
 
     def check_used_up(self) -> None:
         """Refuse rows that are left over after the last batch."""
-        if self.split and self._taken < len(self.values):
-            raise ValueError(
-                f"{self.name} has {len(self.values)} rows for {self._taken} rows of the input."
-            )
+        rows, taken = len(self.values), self._taken
+        if self.split and taken < rows:
+            raise ValueError(f"{self.name} has {rows} rows for {taken} rows of the input.")

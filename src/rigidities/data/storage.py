@@ -190,8 +190,7 @@ def write_over(target: Path, content: bytes) -> None:
     """Write beside the target, then take its place, with its rights or those the umask leaves."""
     own = _swept(target)
     kept = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
-    name = f"{own}{_HOST}-{os.getpid()}-{secrets.token_hex(4)}.tmp"
-    temporary = target.with_name(name)
+    temporary = target.with_name(f"{own}{_HOST}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     handle = os.open(temporary, flags, 0o666 if kept is None else 0o600)  # less the umask
     try:

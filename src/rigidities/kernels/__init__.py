@@ -15,10 +15,5 @@ from .series import (
 __all__ = ["Activation", "activation", "by_quadrature"]
 __all__ += ["FullyConnected", "Kernels", "empirical_nngp", "empirical_ntk"]
 __all__ += ["TrainedProcess", "gaussian_process_at", "last_layer_process_at"]
-__all__ += [
-    "CubicCorrections",
-    "cubic_corrections",
-    "dual_series",
-    "odd_coefficients",
-    "recursion_series",
-]
+__all__ += ["CubicCorrections", "cubic_corrections", "odd_coefficients"]
+__all__ += ["dual_series", "recursion_series"]

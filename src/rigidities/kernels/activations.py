@@ -124,10 +124,8 @@ def activation(kind: ActivationLike) -> Activation:
         return kind
     if isinstance(kind, str):
         if kind not in _NAMED:
-            raise ValueError(
-                f"Unknown activation {kind!r}. Known: {', '.join(sorted(_NAMED))}; or pass a "
-                "smooth elementwise callable."
-            )
+            what = f"Unknown activation {kind!r}. Known: {', '.join(sorted(_NAMED))}"
+            raise ValueError(f"{what}; or pass a smooth elementwise callable.")
         return _NAMED[kind]
     if not callable(kind):
         raise TypeError(f"An activation is a name or a callable, got {type(kind).__name__}.")

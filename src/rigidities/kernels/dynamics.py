@@ -169,14 +169,11 @@ def last_layer_process_at(
     f, test = _finite(features, "features"), _finite(test_features, "test features")
     y = _finite(targets, "targets")
     if f.ndim != 2 or test.ndim != 2 or f.shape[1] != test.shape[1] or len(y) != len(f):
-        raise ValueError(
-            "Expected features (N, D), test features (M, D) and targets (N,) or (N, K), got "
-            f"{tuple(f.shape)}, {tuple(test.shape)} and {tuple(y.shape)}."
-        )
+        what = "Expected features (N, D), test features (M, D) and targets (N,) or (N, K)"
+        raise ValueError(f"{what}, got {tuple(f.shape)}, {tuple(test.shape)} and {tuple(y.shape)}.")
     if not (constant > 0 and weight_variance >= 0):
-        raise ValueError(
-            f"Expected constant > 0 and weight_variance >= 0, got {constant} and {weight_variance}."
-        )
+        what = "Expected constant > 0 and weight_variance >= 0"
+        raise ValueError(f"{what}, got {constant} and {weight_variance}.")
     times = _checked_times(time, learning_rate).to(f.device)
     span = RowSpan.of(f, tolerance)
     singular = span.singular

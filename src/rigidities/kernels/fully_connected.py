@@ -104,10 +104,8 @@ class FullyConnected:
         x = _inputs(x, "x")
         other = x if z is None else _inputs(z, "z")
         if other.shape[1] != x.shape[1]:
-            raise ValueError(
-                f"x and z must have the same number of columns, got {tuple(x.shape)} and "
-                f"{tuple(other.shape)}."
-            )
+            what = "x and z must have the same number of columns"
+            raise ValueError(f"{what}, got {tuple(x.shape)} and {tuple(other.shape)}.")
         width = x.shape[1]
         p = self._first(x.square().sum(1), width)
         q = p if z is None else self._first(other.square().sum(1), width)

@@ -32,7 +32,6 @@ Sides = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 ORDERS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 """Numbers of terms tried in turn until two in succession agree."""
-
 TOLERANCE = 1e-8
 """Largest difference between two orders, relative to the largest $E[\\phi^2]$ present.
 

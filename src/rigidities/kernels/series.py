@@ -122,10 +122,8 @@ def odd_coefficients(kind: ActivationLike) -> tuple[float, float]:
     series = dual_series(phi, 12)
     even = float(series[0::2].sum())
     if even > 1e-10:
-        raise ValueError(
-            f"The activation {phi.name!r} is not odd: even terms carry {even:.2g} of its dual. "
-            "Use dual_series for its coefficients."
-        )
+        what = f"The activation {phi.name!r} is not odd: even terms carry {even:.2g} of its dual"
+        raise ValueError(f"{what}. Use dual_series for its coefficients.")
     a, b = float(series[1]), 6 * float(series[3])
     return (a, b) if b > 1e-20 else (round(a, 14), 0.0)
 

@@ -247,12 +247,10 @@ class _Piece(NamedTuple):
         """In memory of its own, where all is tensors."""
         if not _all_tensors(self.leaves):
             return self
-        leaves, target = [leaf.clone() for leaf in self.leaves], self.target
-        target = None if target is None else target.clone()
+        leaves, reading = [leaf.clone() for leaf in self.leaves], self.reading.copied()
+        target = None if self.target is None else self.target.clone()
         batch = replace(self.batch, args=tuple(leaves), kwargs={}, target=target, kept=True)
-        return self._replace(
-            batch=batch, leaves=leaves, target=target, reading=self.reading.copied()
-        )
+        return self._replace(batch=batch, leaves=leaves, target=target, reading=reading)
 
     @property
     def error(self) -> Tensor | None:
@@ -400,9 +398,8 @@ class _Adding:
         """Into the Gram; what NaN would spoil is kept, not read."""
         batch, reading, weights = piece.batch, piece.reading, piece.weights
         if self.statistics is None:
-            self.statistics = self._empty(tap, batch, reading)
-            self.statistics.exact = self._exact
-            self.statistics.sample = self._sample
+            empty = self._empty(tap, batch, reading)
+            self.statistics = replace(empty, exact=self._exact, sample=self._sample)
         own, gram, ones = self.statistics, self.statistics.gram, reading.ones
         rows = (reading.inputs, weights, _counted(piece.error, weights))
         features, laid, residuals = _flat(tap.layout, *rows)
@@ -424,9 +421,8 @@ class _Adding:
 
     def _recognise(self, piece: _Piece, features: list[Tensor]) -> None:
         """Into the sketch and the sample, whose features come in parts."""
-        own = self.statistics
+        own, held = self.statistics, self._held_rows
         assert own is not None
-        held = self._held_rows
         hashes, own.exact = piece.reading.hashes(piece.batch, held, exact=own.exact)
         own.sketch.add(hashes)
         own.sample = _sampled(own, piece, hashes, features)

@@ -223,8 +223,7 @@ class Processes(Job):
             raise self._ended(rank) from error
         message = torch.load(packed, map_location=self._device, weights_only=False)
         if isinstance(message, _Failure):
-            kind = ProcessRefused if message.refused else ProcessFailed
-            raise kind(message, self._what)
+            raise (ProcessRefused if message.refused else ProcessFailed)(message, self._what)
         return message
 
     def _ended(self, rank: int) -> ProcessFailed:
@@ -326,7 +325,6 @@ def _accept(server: socket.socket, token: bytes, size: int, lines: dict[int, Con
 
 
 def _connected(addresses: list[tuple[str, int]], token: bytes, rank: int) -> Connection:
-    """A line to the first process."""
     for address in addresses:
         with suppress(OSError):
             own = socket.create_connection(address, timeout=NOTICED / len(addresses))

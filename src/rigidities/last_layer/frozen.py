@@ -227,7 +227,7 @@ class Frozen(nn.Module):
             batch = self._feed.handed(inputs, keywords)
             inputs, keywords = batch.args, batch.kwargs
         if self.bars is None:
-            return self._mean_and_std(inputs, keywords)
+            return self._folded(inputs, keywords)
         reading: Reading = self.readout(inputs, keywords)
         with unmixed(reading.output):
             found = self._found(reading, self.bars)
@@ -253,10 +253,8 @@ class Frozen(nn.Module):
         self.rounding = self.norm.rounding + (2 * torch.finfo(dtype).eps if dtype in HALVES else 0)
         return self
 
-    def _mean_and_std(
-        self, inputs: tuple[Any, ...], keywords: dict[str, Any]
-    ) -> tuple[Tensor, ...]:
-        """Of one head and target, with scale and noise in the norm."""
+    def _folded(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Tensor, ...]:
+        """Mean and std of one head and target, with scale and noise in the norm."""
         assert isinstance(self.readout, PlainCopy)
         output, rows = self.readout.rows(inputs, keywords)
         with unmixed(output):

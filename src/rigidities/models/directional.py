@@ -34,8 +34,6 @@ ASYMMETRIC = (
     "whose backward pass cannot itself be differentiated, or a custom torch.autograd.Function?). "
     "Write the operation in plain torch functions, or do without second derivatives."
 )
-
-
 ONCE = (
     "An operation of the model has a backward pass that cannot itself be differentiated (a custom "
     "torch.autograd.Function marked once_differentiable?), and no forward mode. Write it in plain "
@@ -122,15 +120,8 @@ def pulled(
     def pull(u: Tensor, batched: bool) -> Tensor:
         found: Tensor | None = None
         if values.requires_grad:
-            (found,) = torch.autograd.grad(
-                values,
-                x,
-                u,
-                retain_graph=True,
-                create_graph=graph,
-                allow_unused=True,
-                is_grads_batched=batched,
-            )
+            how = {"retain_graph": True, "create_graph": graph, "allow_unused": True}
+            (found,) = torch.autograd.grad(values, x, u, **how, is_grads_batched=batched)
         if found is None and unconnected is not None:
             raise ValueError(unconnected)
         shape = (len(u), *x.shape) if batched else x.shape

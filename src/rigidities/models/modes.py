@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_map_only
 
 from .threads import Common, Lock
 
-T = TypeVar("T")
 try:  # as torch does within itself
     from torch._compile import _disable_dynamo
 except ImportError:
@@ -47,10 +46,10 @@ def outside_inference_mode(function: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
-def ordinary(values: T) -> T:
+def ordinary(values: R) -> R:
     """The same with copies of inference tensors, which can be differentiated."""
     copied = tree_map_only(Tensor, lambda t: t.clone() if t.is_inference() else t, values)
-    return cast("T", copied)
+    return cast("R", copied)
 
 
 @contextmanager

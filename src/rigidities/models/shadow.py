@@ -203,5 +203,4 @@ def _version(tensor: Tensor) -> tuple[object, ...]:
 
 
 def _alike(mine: object, theirs: object) -> bool:
-    plain = (bool, int, float, str)
-    return mine is theirs or (type(mine) is type(theirs) in plain and mine == theirs)
+    return mine is theirs or (type(mine) is type(theirs) in _FIXED and mine == theirs)

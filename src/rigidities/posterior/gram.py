@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from ..notices import notify, require
+from .draws import standard_normal
 from .memory import require_memory
 
 JOINT_TARGETS = 256
@@ -415,30 +416,23 @@ class Gram:
         return Rows(scaled, errors, zeros, first)
 
     def _products_in(self, features: Tensor) -> torch.dtype:
-        """The precision of products of these features."""
         if self._spots is None or self.targets is not None or features.dtype == torch.float64:
             return torch.float64
         exact = features.is_cuda and features.dtype in _HALF
         return features.dtype if exact else torch.float32
 
     def _check_features(self, features: Tensor, ones: bool) -> None:
-        expected = f"(N, {self.width - ones})"
-        shapes: list[tuple[int, ...]] = [(self.width - ones,)]
-        if self.targets is not None:
-            expected += f" or (N, {self.targets}, {self.width})"
-            shapes.append((self.targets, self.width))
-        if tuple(features.shape[1:]) not in shapes:
-            raise ValueError(f"features must be {expected}, got {tuple(features.shape)}.")
+        given, targets, got = self.width - ones, self.targets, tuple(features.shape)
+        if got[1:] not in ((given,), (targets, self.width)):
+            each = "" if targets is None else f" or (N, {targets}, {self.width})"
+            raise ValueError(f"features must be (N, {given}){each}, got {got}.")
 
     def _root(self, weights: Tensor, rows: int) -> Tensor:
         weights = weights.detach().to(self.device, torch.float64)
         weights = weights[:, None] if weights.ndim == 1 else weights
         if weights.ndim != 2 or len(weights) != rows or weights.shape[1] not in {1, self.targets}:
-            raise ValueError(
-                f"weights must be ({rows},)"
-                + (f" or ({rows}, {self.targets})" if self.targets else "")
-                + f", got {tuple(weights.shape)}."
-            )
+            each = f" or ({rows}, {self.targets})" if self.targets else ""
+            raise ValueError(f"weights must be ({rows},){each}, got {tuple(weights.shape)}.")
         if not bool(((weights >= 0) & (weights < torch.inf)).all()):
             raise ValueError(
                 f"weights must be finite and not negative, got {float(weights.min())} to "
@@ -538,12 +532,8 @@ class _Short:
     def __init__(self, width: int, device: torch.device) -> None:
         self.sums = torch.zeros(width, width, device=device)
         self._rows, self._number = 0, 1
-        self._directions = torch.randn(
-            (width, _DIRECTIONS),
-            generator=torch.Generator(device).manual_seed(0),
-            device=device,
-            dtype=torch.float64,
-        )
+        seeded = torch.Generator(device).manual_seed(0)
+        self._directions = standard_normal((width, _DIRECTIONS), device, seeded)
         self._exact: Tensor | None = torch.zeros_like(self._directions)
 
     @property

@@ -158,11 +158,7 @@ class JointPosterior:
     def _basis(self) -> Tensor:
         """(blocks of coordinates, D, D)."""
         vectors = self.posterior.eigenvectors
-        if self.posterior.rank < self.posterior.width:
-            raise ValueError(
-                f"This posterior is truncated to rank {self.posterior.rank}: joint predictions "
-                "need the whole one."
-            )
+        self.posterior._check_whole("Joint predictions need the whole one.")
         return vectors if vectors.ndim == 3 else vectors.expand(self.root.shape[1], -1, -1)
 
 

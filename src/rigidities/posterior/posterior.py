@@ -147,25 +147,18 @@ class Posterior:
 
     def to(self, device: torch.device | str) -> Posterior:
         """The same posterior on another device."""
-        return replace(
-            self,
-            eigenvalues=self.eigenvalues.to(device),
-            eigenvectors=self.eigenvectors.to(device),
-            scale=self.scale.to(device),
-        )
+        held = ("eigenvalues", "eigenvectors", "scale")
+        return replace(self, **{name: getattr(self, name).to(device) for name in held})
 
     def projections(self, features: Tensor) -> Tensor:
         """Components $v_j^T f$ in float64: (..., D) -> (..., k), or (..., T, k) per target."""
-        if features.shape[-1] != self.width:
-            raise ValueError(
-                f"features must have {self.width} columns, got {tuple(features.shape)}."
-            )
+        if (got := tuple(features.shape))[-1] != self.width:
+            raise ValueError(f"features must have {self.width} columns, got {got}.")
         features = features.to(self.eigenvectors)
         if self.eigenvectors.ndim == 2:
             return features @ self.eigenvectors
-        if features.ndim < 3:
-            return torch.einsum("...d,tdk->...tk", features, self.eigenvectors)
-        return torch.einsum("...td,tdk->...tk", features, self.eigenvectors)
+        own = "...d" if features.ndim < 3 else "...td"
+        return torch.einsum(f"{own},tdk->...tk", features, self.eigenvectors)
 
     def quadratic(self, features: Tensor) -> Tensor:
         r"""$q = f^T (G + \varsigma^2 I)^{-1} f$, unscaled: (..., D) -> (...), or (..., T)."""
@@ -200,10 +193,8 @@ class Posterior:
         b = a if right is None else self.whitened(right)
         if self.eigenvalues.ndim > 1:
             a, b = a.movedim(-2, 0), b.movedim(-2, 0)
-        covariance = a @ b.mT
-        if self.scale.ndim == 0:
-            return self.scale.square() * covariance
-        return self.scale.square()[:, None, None] * covariance
+        scale = self.scale[:, None, None] if self.scale.ndim else self.scale
+        return scale.square() * (a @ b.mT)
 
     def whitened(self, features: Tensor) -> Tensor:
         r"""Rows z with $z \cdot z' = f^T (G + \varsigma^2 I)^{-1} f'$."""
@@ -324,10 +315,8 @@ def _clipped(eigenvalues: Tensor, rounding: float) -> Tensor:
 
 def _checked_penalty(penalty: Tensor, gram: Gram) -> Tensor:
     penalty = penalty.detach().to(gram.device, torch.float64)
-    if tuple(penalty.shape) != (gram.width, gram.width):
-        raise ValueError(
-            f"penalty must be ({gram.width}, {gram.width}), got {tuple(penalty.shape)}."
-        )
+    if (got := tuple(penalty.shape)) != (gram.width, gram.width):
+        raise ValueError(f"penalty must be ({gram.width}, {gram.width}), got {got}.")
     if not torch.allclose(penalty, penalty.mT):
         raise ValueError("penalty must be symmetric. Pass (P + P.T) / 2.")
     if bool(torch.linalg.eigvalsh(penalty)[0] < -1e-9 * penalty.abs().max()):

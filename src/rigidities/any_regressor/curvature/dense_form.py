@@ -7,7 +7,7 @@ divided by $D^{1/2}$. With a ridge, whose identity matrix fixes the units, it is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -68,20 +68,18 @@ class DenseForm(Form):
             diagonal = matrix.diagonal()
             units = torch.where(diagonal > 0, diagonal, 1.0).sqrt()
             matrix = matrix / units / units[:, None]
-        values, vectors = torch.linalg.eigh(matrix)
-        return cls._checked(hessian, values, vectors, ridge, units)
+        return cls._checked(hessian, replace(_eigenbasis(matrix), ridge=ridge), units)
 
     @classmethod
-    def _checked(
-        cls, hessian: Hessian, values: Tensor, vectors: Tensor, ridge: float, units: Tensor | None
-    ) -> DenseForm:
-        """From eigenvalues and eigenvectors; refuse what is singular or indefinite."""
+    def _checked(cls, hessian: Hessian, posterior: Posterior, units: Tensor | None) -> DenseForm:
+        """Refuse what is singular or indefinite."""
+        values, ridge = posterior.eigenvalues, posterior.ridge
         lowest, floor = float(values[0]), _floor(hessian, values)
         if lowest + ridge < -floor:
             raise ValueError(_indefinite(hessian))
         if lowest + ridge <= floor:
             raise ValueError(_singular(hessian, ridge))
-        return cls(hessian, Posterior(values, vectors, ridge, values.new_ones(())), units)
+        return cls(hessian, posterior, units)
 
     @property
     def ridge(self) -> float:
@@ -115,10 +113,8 @@ class DenseForm(Form):
     def eigenbasis(self) -> Posterior:
         """Of the Hessian in its own units, at ridge 0: every ridge can be tried with it."""
         if self.units is None:
-            values, vectors = self.posterior.eigenvalues, self.posterior.eigenvectors
-        else:
-            values, vectors = torch.linalg.eigh(self.hessian.matrix)
-        return Posterior(values, vectors, 0.0, values.new_ones(()))
+            return replace(self.posterior, ridge=0.0)
+        return _eigenbasis(self.hessian.matrix)
 
     @property
     def least_ridge(self) -> float:
@@ -133,9 +129,7 @@ class DenseForm(Form):
             return self
         if ridge == 0:
             return DenseForm.of(self.hessian, ridge)
-        basis = self.eigenbasis
-        values, vectors = basis.eigenvalues, basis.eigenvectors
-        return DenseForm._checked(self.hessian, values, vectors, ridge, None)
+        return DenseForm._checked(self.hessian, replace(self.eigenbasis, ridge=ridge), None)
 
     def quadratic(self, tangents: Tangents) -> Tensor:
         """q of each prediction, (N, K)."""
@@ -162,6 +156,11 @@ class DenseForm(Form):
 
     def _scaled(self, rows: Tensor) -> Tensor:
         return rows if self.units is None else rows / self.units
+
+
+def _eigenbasis(matrix: Tensor) -> Posterior:
+    values, vectors = torch.linalg.eigh(matrix)
+    return Posterior(values, vectors, 0.0, values.new_ones(()))
 
 
 def _floor(hessian: Hessian, values: Tensor) -> float:

@@ -100,7 +100,7 @@ class DualForm(Form):
 
     def _whitened(self, tangents: Tangents) -> Tensor:
         """$L^{-1} k$ for each prediction, (n, N K)."""
-        cross = crossed(self.rows, tangents)
+        cross = torch.cat([piece.kernel(tangents) for _, piece in _pieces(self.rows)])
         whitened: Tensor = torch.linalg.solve_triangular(self.factor, cross, upper=False)
         return whitened
 
@@ -120,11 +120,6 @@ def assembled(rows: Tangents) -> Tensor:
             if c > a:
                 kernel[a:b, c:d] = block.mT
     return kernel
-
-
-def crossed(rows: Tangents, others: Tangents) -> Tensor:
-    """The kernel between two sets, (n, m), block by block."""
-    return torch.cat([piece.kernel(others) for _, piece in _pieces(rows)])
 
 
 def _pieces(rows: Tangents) -> list[tuple[int, Tangents]]:

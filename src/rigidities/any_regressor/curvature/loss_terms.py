@@ -106,9 +106,7 @@ def loss_terms(
             "sample_weight 0 or leave them out."
         )
     if not bool(torch.isfinite(curvature).all()):
-        raise ValueError(
-            "The loss has no finite curvature. Are there NaN in the predictions or targets?"
-        )
+        raise ValueError("The loss has no finite curvature. NaN in the predictions or targets?")
     return LossTerms(curvature, slope, ones)
 
 

@@ -156,14 +156,9 @@ class MatrixFreeForm(Form):
 
     def solve(self, vectors: Tensor, tolerance: float) -> Tensor:
         """A^-1 g for each row, (m, P) -> (m, P)."""
-        solved = partial(
-            conjugate_gradients,
-            self.product,
-            floor=self.ridge,
-            tolerance=tolerance,
-            preconditioner=self.preconditioner,
-        )
-        return torch.cat([solved(part) for part in torch.split(vectors, self.together)])
+        near, parts = self.preconditioner, torch.split(vectors, self.together)
+        solved = partial(conjugate_gradients, self.product, floor=self.ridge, tolerance=tolerance)
+        return torch.cat([solved(part, preconditioner=near) for part in parts])
 
     def quadratic(self, tangents: Tangents) -> Tensor:
         """q of each prediction, (N, K), at most `tolerance` too small."""

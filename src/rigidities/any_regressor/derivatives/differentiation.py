@@ -163,8 +163,7 @@ def _explicit(regressor: Regressor, rows: Tensor) -> dict[str, Block]:
     """One block per parameter of a whole Jacobian."""
     parameters = regressor.parameters
     pieces = rows.detach().split_with_sizes(parameters.sizes, dim=-1)
-    pairs = zip(parameters.names, pieces, strict=True)
-    return {name: Explicit(piece) for name, piece in pairs}
+    return dict(zip(parameters.names, map(Explicit, pieces), strict=True))
 
 
 def _way(regressor: Regressor | None, *inputs: Any, **kwargs: Any) -> Rows:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -64,8 +64,7 @@ class LinearLayers:
                 return rows.detach(), {}
             slopes = self._slopes(rows, calls)
         blocks: dict[str, Block] = {}
-        for name in self.layers:
-            made = calls[name]
+        for name, made in calls.items():
             if not made:
                 continue
             a = torch.cat([_positions(call.input) for call in made], dim=1)
@@ -113,10 +112,9 @@ class NotFactored(Exception):
     """Row n of a layer's input does not belong to sample n."""
 
 
-@dataclass(frozen=True)
-class _Call:
+class _Call(NamedTuple):
     input: Tensor
-    output: Tensor = field(repr=False)
+    output: Tensor
 
 
 def _gradients(total: Tensor, calls: list[_Call]) -> list[Tensor]:

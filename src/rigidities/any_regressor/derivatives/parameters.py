@@ -135,30 +135,27 @@ def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
         if tree.is_floating_point():
             yield path, tree
         return
-    for key, member in _members(tree):
-        yield from _leaves(member, f"{path}.{key}" if path else str(key))
+    for _, below, member in _members(tree, path):
+        yield from _leaves(member, below)
 
 
 def _mapped(tree: Any, change: Callable[[str, Tensor], Tensor], path: str = "") -> Any:
     """The same containers with every tensor leaf changed."""
     if isinstance(tree, Tensor):
         return change(path or BARE, tree)
-    below = {
-        key: _mapped(member, change, f"{path}.{key}" if path else str(key))
-        for key, member in _members(tree)
-    }
+    new = {key: _mapped(member, change, below) for key, below, member in _members(tree, path)}
     if isinstance(tree, Mapping):
-        return below
+        return new
     if isinstance(tree, tuple):
-        fields = hasattr(tree, "_fields")
-        return type(tree)(*below.values()) if fields else tuple(below.values())
-    return list(below.values()) if isinstance(tree, list) else tree
+        return type(tree)(*new.values()) if hasattr(tree, "_fields") else tuple(new.values())
+    return list(new.values()) if isinstance(tree, list) else tree
 
 
-def _members(tree: Any) -> list[tuple[Any, Any]]:
-    if isinstance(tree, Mapping):
-        return list(tree.items())
-    return list(enumerate(tree)) if isinstance(tree, (list, tuple)) else []
+def _members(tree: Any, path: str) -> list[tuple[Any, str, Any]]:
+    """Key, path and value of each member of a container."""
+    listed = enumerate(tree) if isinstance(tree, (list, tuple)) else ()
+    held = tree.items() if isinstance(tree, Mapping) else listed
+    return [(key, f"{path}.{key}" if path else str(key), member) for key, member in held]
 
 
 def _identity(leaf: Tensor) -> tuple[object, ...]:
@@ -169,11 +166,11 @@ def _identity(leaf: Tensor) -> tuple[object, ...]:
 def _chooser(subset: Subset | None, names: list[str]) -> Callable[[str], bool]:
     if subset is None:
         return lambda name: True
+    listed = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
     if callable(subset):
-        choose = subset
-        if not any(choose(name) for name in names):
-            raise ValueError(f"subset selects no parameter. There are: {_listed(names)}.")
-        return choose
+        if not any(map(subset, names)):
+            raise ValueError(f"subset selects no parameter. There are: {listed}.")
+        return subset
     wanted = [subset] if isinstance(subset, str) else list(subset)
 
     def under(name: str, prefix: str) -> bool:
@@ -181,12 +178,6 @@ def _chooser(subset: Subset | None, names: list[str]) -> Callable[[str], bool]:
 
     missing = [w for w in wanted if not any(under(name, w) for name in names)]
     if missing or not wanted:
-        raise ValueError(
-            f"subset names no parameter {', '.join(map(repr, missing))}. There are: "
-            f"{_listed(names)}."
-        )
+        lacking = ", ".join(map(repr, missing))
+        raise ValueError(f"subset names no parameter {lacking}. There are: {listed}.")
     return lambda name: any(under(name, prefix) for prefix in wanted)
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")

@@ -57,7 +57,7 @@ class Regressor:
             raise TypeError(f"Expected f(params, x) or a torch.nn.Module, got {type(f).__name__}.")
         if params is None:
             raise ValueError("Give the fitted parameters: PredictionRigidity(f, params).")
-        return cls(Parameters.of(params, subset), _Picked(f, output))
+        return cls(Parameters.of(params, subset), partial(_picked, f, output))
 
     @property
     def module(self) -> nn.Module | None:
@@ -96,8 +96,7 @@ class Regressor:
     def double(self) -> Regressor:
         """The same with parameters and buffers in float64; give it float64 inputs."""
         function = self.function
-        if isinstance(function, _Applied):
-            function = function.double()
+        function = function.double() if isinstance(function, _Applied) else function
         return replace(self, parameters=self.parameters.double(), function=function)
 
     def used(self, batches: Iterable[tuple[tuple[Any, ...], dict[str, Any]]]) -> Regressor:
@@ -136,22 +135,15 @@ class Regressor:
         return {name for name, slope in pairs if slope is not None}
 
 
-@dataclass(frozen=True)
-class _Picked:
+def _picked(f: Function, output: str | int | None, /, *args: Any, **kwargs: Any) -> Tensor:
     """One output of a user's function."""
-
-    function: Function
-    output: str | int | None
-
-    def __call__(self, params: Any, *inputs: Any, **kwargs: Any) -> Tensor:
-        result = self.function(params, *inputs, **kwargs)
-        if isinstance(result, Tensor) and result.ndim == 0:
-            return result  # refused by name, with the number of samples, in `raw`
-        if hasattr(result, "__array__") and not isinstance(result, Tensor):
-            raise TypeError(
-                f"f must return a tensor that torch can differentiate, got {type(result).__name__}."
-            )
-        return pick(result, self.output)
+    result = f(*args, **kwargs)
+    if isinstance(result, Tensor) and result.ndim == 0:
+        return result  # refused by name, with the number of samples, in `raw`
+    if hasattr(result, "__array__") and not isinstance(result, Tensor):
+        got = type(result).__name__
+        raise TypeError(f"f must return a tensor that torch can differentiate, got {got}.")
+    return pick(result, output)
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,8 @@ class Block(ABC):
     def mixed(self, mixing: Tensor) -> Block:
         """Rows L^T J of each sample, L (N, K, K), or rows scaled by L (N, K)."""
         *factors, rows = self.tensors
-        factors.append(_mixed(rows, mixing))
+        each = "nk,nk...->nk..." if mixing.ndim == 2 else "nkj,nk...->nj..."
+        factors.append(torch.einsum(each, mixing.to(rows), rows))
         return type(self)(*factors)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Block:
@@ -59,10 +60,6 @@ class Block(ABC):
     def room(self, samples: int) -> Block:
         """The same for so many samples, yet to be written."""
         return self.mapped(lambda tensor: tensor.new_empty(samples, *tensor.shape[1:]))
-
-    def explicit(self) -> Explicit:
-        """The same, held as it is."""
-        return Explicit(self.matrix())
 
     def write(self, place: Tensor) -> None:
         """The matrix into a given place."""
@@ -157,10 +154,9 @@ class Outer(Block):
     def backward(self, rows: Tensor) -> Tensor:
         """(m, N, K) -> (m, O I): sum of u s a^T."""
         slopes, inputs = self._factors()
-        one = slopes.shape[1] == 1
-        pulled = rows.transpose(0, 1) * slopes if one else rows.transpose(0, 1) @ slopes
-        pulled = pulled.flatten(1)
-        return (pulled.mT @ inputs).reshape(len(rows), -1)
+        turned = rows.transpose(0, 1)
+        pulled = turned * slopes if slopes.shape[1] == 1 else turned @ slopes
+        return (pulled.flatten(1).mT @ inputs).reshape(len(rows), -1)
 
     def magnitudes(self, rows: Tensor) -> Tensor:
         """(N, K) -> (O I,): absolute values factorise too."""
@@ -291,7 +287,7 @@ class Gathering:
         """Samples written behind those held; row by row where a batch cannot factorise them."""
         before = slice(self._held)
         if type(held) is not type(more):
-            held, more = held.take(before).explicit(), more.explicit()
+            held, more = (Explicit(block.matrix()) for block in (held.take(before), more))
         if len(held.tensors[0]) < self._room:
             larger = held.room(self._room)
             _write(held.take(before), larger, before)
@@ -303,10 +299,3 @@ class Gathering:
 def _write(block: Block, to: Block, place: slice) -> None:
     for tensor, values in zip(to.tensors, block.tensors, strict=True):
         tensor[place] = values
-
-
-def _mixed(rows: Tensor, mixing: Tensor) -> Tensor:
-    mixing = mixing.to(rows)
-    if mixing.ndim == 2:
-        return rows * mixing[..., None]
-    return torch.einsum("nkj,nk...->nj...", mixing, rows)

@@ -130,21 +130,8 @@ def members(
         return symmetric_set(joint, _rank(n, rank))
     if rank is not None:
         raise ValueError(f"rank={rank} belongs to symmetric=True. Random sets take n members.")
-    n = MEMBERS if n is None else n
-    return random_set(joint, n, generator=generator, recentred=recentred, antithetic=antithetic)
-
-
-def random_set(
-    joint: JointPosterior,
-    n: int,
-    *,
-    generator: torch.Generator | None = None,
-    recentred: bool = False,
-    antithetic: bool = False,
-) -> Members:
-    """Draws from the posterior: independent, recentred, or in antithetic pairs."""
     drawing: Drawing = "antithetic" if antithetic else "recentred" if recentred else "independent"
-    n = _checked_number(n, drawing)
+    n = _checked_number(MEMBERS if n is None else n, drawing)
     shape = (n // 2 if antithetic else n, joint.coordinates)
     points = standard_normal(shape, joint.root.device, generator)
     return Members(_arranged(joint.weights(points), drawing), drawing, own=joint.own)

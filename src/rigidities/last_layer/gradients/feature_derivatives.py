@@ -143,10 +143,8 @@ def reverse_rows(point: FeatureMap) -> Iterator[Chunk]:
 
 def output_derivatives(point: FeatureMap) -> Tensor:
     """Derivatives of the output, (L, O, d) for the O outputs of a sample, by reverse mode."""
-    x, values = recorded(
-        lambda x: point.values(x)[0].reshape(point.samples, -1).sum(0), point.point
-    )
-    return _columns(values, x, point.direction, needed=True).movedim(0, 1)
+    x, sums = recorded(lambda x: point.values(x)[0].reshape(point.samples, -1).sum(0), point.point)
+    return _columns(sums, x, point.direction, needed=True).movedim(0, 1)
 
 
 def traced_derivatives(x: Tensor, output: Tensor) -> Tensor:

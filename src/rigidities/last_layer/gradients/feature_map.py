@@ -97,12 +97,8 @@ class FeatureMap:
             ) from error
         output, features = self.reading
         first, rest = pushed[: output.numel()], pushed[output.numel() :]
-        reading = replace(
-            self.reading,
-            output=first.reshape(output.shape).to(output),
-            inputs=rest.reshape(features.shape).to(features),
-            ones=False,
-        )
+        y, f = first.reshape(output.shape).to(output), rest.reshape(features.shape).to(features)
+        reading = replace(self.reading, output=y, inputs=f, ones=False)
         return replace(self, reading=reading, direction=direction)
 
     def by_rows(self, values: Tensor) -> Tensor:

@@ -153,12 +153,10 @@ class Differentiator:
         return project
 
 
-def shared_out(
-    maps: Iterable[FeatureMap], direction: Tensor
-) -> Iterator[tuple[Tensor, FeatureMap]]:
+def shared_out(maps: Iterable[FeatureMap], given: Tensor) -> Iterator[tuple[Tensor, FeatureMap]]:
     """Each batch with its part of a direction that has one row per input row, or one for all."""
     share: RowShare | None = None
-    direction = torch.as_tensor(direction, dtype=torch.float64)
+    direction = torch.as_tensor(given, dtype=torch.float64)
     for point in maps:
         if share is None:
             split = direction.ndim == point.point.ndim and len(direction) > 1

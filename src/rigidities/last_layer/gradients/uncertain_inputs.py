@@ -87,9 +87,7 @@ def first_order(point: FeatureMap, covariance: Tensor) -> Tensor:
         return _form(output_derivatives(point), covariance)
     owners = row_owners(point)
     if owners is None:
-        return output_derivatives_apart(
-            point, lambda gradients: _form(gradients.movedim(0, 1), covariance).sum(0)
-        )
+        return output_derivatives_apart(point, lambda g: _form(g.movedim(0, 1), covariance).sum(0))
     each = _form(output_derivatives(point), covariance)
     return each.new_zeros(point.samples, each.shape[1]).index_add(0, owners, each)
 
@@ -123,8 +121,7 @@ def _shared(covariance: Any, point: Tensor) -> RowShare:
         raise ValueError(
             f"input_covariance must be a number or a tensor of numbers, got {covariance!r}."
         ) from error
-    inner = point.shape[1:]
-    numbers = inner.numel()
+    inner, numbers = point.shape[1:], point.shape[1:].numel()
     if given.ndim > max(1, len(inner)) and len(given) == 1:
         given = given[0]
     if not bool(torch.isfinite(given).all()):

@@ -76,8 +76,8 @@ class Binding:
     def copied(self, model: nn.Module) -> Binding:
         """A tie to a copy of the model, with other weights, that knows the same readout."""
         header = {**self.header(), "fingerprint": model_fingerprint(model)}
-        rows = None if self.probes is None else Batch(*self.probes.inputs, None, None)
-        probes = None if rows is None else Probes.of(model, self.source, rows)
+        old = self.probes
+        probes = old and Probes.of(model, self.source, Batch(*old.inputs, None, None))
         return Binding(model, self.source, self.layer, header, probes)
 
     def taken(self, given: Snapshot) -> Binding:
@@ -249,10 +249,8 @@ def _check_source(source: Source, header: dict[str, Any]) -> None:
             verb = "fitted with" if need else "fitted without"
             remedy = "Pass the same function" if need else "Leave it out"
             raise ValueError(f"The file was {verb} {name}=. {remedy} when loading it.")
-    if source.output != header["output"]:
-        raise ValueError(
-            f"The file was fitted with output={header['output']!r}, got {source.output!r}."
-        )
+    if source.output != (fitted := header["output"]):
+        raise ValueError(f"The file was fitted with output={fitted!r}, got {source.output!r}.")
 
 
 def _written(model: nn.Module) -> list[tuple[int, int]]:

@@ -147,12 +147,20 @@ class Separate(Case):
         return torch.stack(list(sums.values()), dim=-1) if sums else None
 
     def _views(self, output: Tensor, calls: list[Call]) -> Iterator[View]:
-        """How to see the output as (M, K): as it is, or each sample in another order."""
-        size, targets = output.shape[1:].numel(), weights(calls[0].head).shape[1]
-        order = self._order
+        """How to see the output as (M, K): as it is, or each sample in another order.
+
+        Any dimension but that of the samples may be the targets', usual ones first.
+        """
+        head, order, size = calls[0].head, self._order, output.shape[1:].numel()
+        targets = weights(head).shape[1]
+        if targets == 1:
+            yield torch.Size([output.numel(), 1]), -1, None
+            return
         if order is None or len(order) != size:
-            yield from _views(output, calls[0].head)
-            if targets == 1 or size % targets or len(calls) > 1:
+            for axis in dict.fromkeys((channel_axis(head), -1, *range(-2, -output.ndim, -1))):
+                if output.ndim >= -axis and output.shape[axis] == targets:
+                    yield output.shape, axis, None
+            if size % targets or len(calls) > 1:
                 return  # calls side by side: each output column is a target of its own
             flat = output.flatten()
             order = target_order(flat, pullback(flat, calls), size)
@@ -262,19 +270,6 @@ CASES: dict[str, type[Case]] = {
     case.name: case for case in (Plain, Shared, Separate, Jacobian, Dense, Parameters)
 }
 """By name, in the order in which they are tried; the last for heads that are no linear maps."""
-
-
-def _views(output: Tensor, head: nn.Module) -> list[View]:
-    """How to see the output as (M, K) for a head of K outputs, usual ways first.
-
-    Any dimension but that of the samples may be the targets'.
-    """
-    targets = weights(head).shape[1]
-    if targets == 1:
-        return [(torch.Size([output.numel(), 1]), -1, None)]
-    axes = dict.fromkeys((channel_axis(head), -1, *range(-2, -output.ndim, -1)))
-    fit = [axis for axis in axes if output.ndim >= -axis and output.shape[axis] == targets]
-    return [(output.shape, axis, None) for axis in fit]
 
 
 def side_by_side(output: Tensor, calls: list[Call], rows: list[Tensor]) -> Reading:

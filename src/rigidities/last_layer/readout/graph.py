@@ -77,16 +77,12 @@ class ReadoutPass:
 
 
 def _refusal(tap: AnyTap | None) -> str:
-    """Why there is no graph, and what to do."""
     if tap is None:
         return "This ensemble has not met its model yet: call ens(x) once before exporting it."
-    if tap.case == "features":
-        reason = "its features come from the function features="
-    else:
-        reason = (
-            f"what follows the readout layer ({', '.join(tap.heads)}) is differentiated in each "
-            f"call (case {tap.case!r})"
-        )
+    heads, reason = ", ".join(tap.heads), "its features come from the function features="
+    if tap.case != "features":
+        reason = f"what follows the readout layer ({heads}) is differentiated in each call "
+        reason += f"(case {tap.case!r})"
     return (
         f"This ensemble cannot be exported: {reason}. Let the model return the output of a linear "
         "layer as it is, fit that model, and scale or sum the members afterwards."
@@ -177,10 +173,8 @@ class PlainCopy(CopiedReadout):
         keepers: list[Keeper] = self._keepers
         for keeper in keepers:
             keeper.kept.clear()
-        output, calls = self.run(args, kwargs), []
-        for keeper in keepers:
-            calls.append(Call(keeper.head, *keeper.kept[0], None))
-            keeper.kept.clear()
+        output = self.run(args, kwargs)
+        calls = [Call(keeper.head, *keeper.kept.pop(), None) for keeper in keepers]
         return side_by_side(output, calls, [as_rows(call.head, call.input) for call in calls])
 
     def rows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:

@@ -223,14 +223,12 @@ def own_parameters(module: nn.Module) -> dict[str, Tensor]:
 
 def owners(model: nn.Module, name: str) -> list[str]:
     """The modules inside one that own parameters; what is inside a linear map is part of it."""
-    named = model.get_submodule(name).named_modules(prefix=name)
-    found: list[str] = []
-    for inner, module in named:
-        known = any(
-            inner.startswith(f"{n}.") and is_linear_map(model.get_submodule(n)) for n in found
-        )
-        if not known and (own_parameters(module) or is_linear_map(module)):
+    found, maps = list[str](), tuple[str, ...]()
+    for inner, module in model.get_submodule(name).named_modules(prefix=name):
+        linear = is_linear_map(module)
+        if not inner.startswith(maps) and (linear or own_parameters(module)):
             found.append(inner)
+            maps += (f"{inner}.",) if linear else ()
     return found
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from ...data.batches import Batch
 from ...models.calling import Source
@@ -154,14 +154,13 @@ def _placed(inputs: _Inputs, *where: Any, only: torch.dtype | None = None) -> _I
     """A copy on a device; in a precision too where the tensors have the one that is given."""
 
     def placed(value: Any) -> Any:
+        if not callable(getattr(value, "to", None)):
+            return value
         known = isinstance(value, Tensor) and value.dtype == only
         moved = value.to(*(where if known else where[:1]))
         return value if moved is None else moved
 
-    def movable(value: Any) -> bool:
-        return callable(getattr(value, "to", None))
-
-    copied: _Inputs = tree_map_only(movable, placed, copy.deepcopy(inputs))
+    copied: _Inputs = tree_map(placed, copy.deepcopy(inputs))
     return copied
 
 

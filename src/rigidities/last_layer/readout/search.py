@@ -139,7 +139,6 @@ def _refuse(_: object) -> Tensor:
 
 
 def _nothing_found(model: str, maps: list[str], others: str) -> str:
-    """Why there is no readout, and what else there is."""
     if not maps:
         reason = f"{model} has no linear map (nn.Linear or 1x1 convolution) to take features from."
     else:

@@ -111,7 +111,9 @@ def _owners(pull: Pull, mixture: Tensor, base: list[Tensor], probe: Tensor) -> l
     """Owners by the derivatives of a mixture of the outputs, if those of a probe agree."""
     found = owners_by_digits(lambda code: pull(mixture * code[:, None]), mixture, base)
     for gain, owner, pulled in zip(base, found, pull(probe * mixture), strict=True):
-        if not _close(pulled, gain * probe[owner], mixture):
+        expected, rounding = gain * probe[owner], 64 * coarsest([pulled, mixture])
+        off, size = (pulled - expected).abs(), expected.abs()
+        if off.numel() and not bool(off.max() <= rounding * size.max().clamp(min=1e-30)):
             return None
     return found
 
@@ -147,10 +149,3 @@ def owners_by_digits(
 def coarsest(tensors: Iterable[Tensor]) -> float:
     """The largest rounding among the dtypes of some tensors."""
     return max(torch.finfo(tensor.dtype).eps for tensor in tensors)
-
-
-def _close(a: Tensor, b: Tensor, outputs: Tensor) -> bool:
-    if a.numel() == 0:
-        return True
-    tolerance = 64 * coarsest([a, outputs])
-    return bool((a - b).abs().max() <= tolerance * b.abs().max().clamp(min=1e-30))

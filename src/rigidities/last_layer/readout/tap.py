@@ -342,11 +342,9 @@ class FeatureTap:
     biases = None
 
     def __init__(self, model: nn.Module, source: Source, layout: str = "") -> None:
-        self.source = source
-        self.heads: list[str] = []
-        self.silent: list[str] = []
+        self.source, self.input_names = source, input_names(model)
+        self.heads, self.silent = list[str](), list[str]()
         self.layout = layout  # none before the first batch
-        self.input_names = input_names(model)
         self._model = OfThread(partial(shadow, shadow(model)))
 
     @outside_inference_mode

@@ -36,11 +36,8 @@ def value_of(entry: Any) -> float | None:
         >>> value_of(2), value_of("inf"), value_of("two"), value_of(True)
         (2.0, inf, None, None)
     """
-    if isinstance(entry, (int, float)) and not isinstance(entry, bool):
-        return float(entry)
-    if entry in ("nan", "inf", "-inf"):
-        return float(entry)
-    return None
+    plain = isinstance(entry, (int, float)) and not isinstance(entry, bool)
+    return float(entry) if plain or entry in ("nan", "inf", "-inf") else None
 
 
 def mean_and_error(entry: Any) -> tuple[float, float | None] | None:
@@ -76,16 +73,12 @@ def tables(values: Mapping[str, Any], depth: int = 0, *, pairs: bool = True) -> 
     single = {k: v for k, v in values.items() if _is_cell(v)}
     alike = _alike({k: v for k, v in values.items() if isinstance(v, Mapping)})
     lists = _of_one_length({k: v for k, v in values.items() if _is_list(v) and not _is_cell(v)})
-    parts = []
-    if single:
-        parts.append(_list_of_values(single, pairs))
-    if alike:
-        parts.append(_matrix(alike, pairs))
+    parts = [_list_of_values(single, pairs)] if single else []
+    parts += [_matrix(alike, pairs)] if alike else []
     parts += [_columns(group, pairs) for group in lists]
     done = {*single, *alike, *(key for group in lists for key in group)}
-    for key, value in values.items():
-        if key not in done:
-            parts.append(_entry(key, value, depth, pairs and not repeated(key)))
+    rest = [key for key in values if key not in done]
+    parts += [_entry(key, values[key], depth, pairs and not repeated(key)) for key in rest]
     return joined(parts)
 
 
@@ -109,9 +102,7 @@ def _entry(key: str, value: Any, depth: int, pairs: bool) -> Markup:
 
 def _lines(value: Any) -> int:
     """About how many lines a value takes when it is open."""
-    if not isinstance(value, Mapping):
-        return 1
-    return sum(map(_lines, value.values()))
+    return sum(map(_lines, value.values())) if isinstance(value, Mapping) else 1
 
 
 def _matrix(rows: Mapping[str, Mapping[str, Any]], pairs: bool) -> Markup:
@@ -160,12 +151,13 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str)
 
 
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, Mapping) or _is_list(value)
+
+
 def _is_cell(value: Any) -> bool:
-    if _is_list(value):
-        return len(value) <= _SHORT and not any(
-            isinstance(v, Mapping) or _is_list(v) for v in value
-        )
-    return not isinstance(value, Mapping)
+    short = _is_list(value) and len(value) <= _SHORT and not any(map(_is_nested, value))
+    return short or not _is_nested(value)
 
 
 def _cell(key: str, value: Any, pairs: bool = True) -> str:

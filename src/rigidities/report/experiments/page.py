@@ -31,10 +31,8 @@ def experiment(numbers: Mapping[str, Any], *, title: str = "Results of an experi
         ModuleNotFoundError: plotly is missing.
     """
     if not _has_number(numbers):
-        raise ValueError(
-            "Expected an experiment's numbers: nested mappings from names to numbers, got no "
-            "number at all."
-        )
+        what = "Expected an experiment's numbers"
+        raise ValueError(f"{what}: nested mappings from names to numbers, got no number at all.")
     require_plotly()
     found, drawn = Recognised(), dict[str, Figure]()
     rest = recognise(numbers, found)
@@ -87,9 +85,6 @@ def _case(name: str) -> Markup:
     return tag("h3", name, class_="case") if name else Markup()
 
 
-# --- methods on data sets ----------------------------------------------------------------------
-
-
 def _comparison(
     path: Path, sets: Mapping[str, tuple[Any, Methods]], drawn: dict[str, Figure]
 ) -> tuple[str, Markup]:
@@ -127,9 +122,6 @@ def _comparison_table(metric: str, sets: Mapping[str, tuple[Any, Methods]]) -> M
         body.append([name, str(splits), *cells])
     label = METRICS[metric].label
     return joined([tag("h3", label), table(["Data set", "Splits", *methods], body, label=label)])
-
-
-# --- plots and metrics -------------------------------------------------------------------------
 
 
 def _plots(found: Recognised, drawn: dict[str, Figure]) -> Iterator[tuple[str, Markup]]:

@@ -66,18 +66,12 @@ def recognise(numbers: Mapping[str, Any], found: Recognised, path: Path = ()) ->
             continue
         below = path if key in ("bins", "points") else (*path, key)
         figure = _figure(key, value) if found.count < MOST_FIGURES else None
-        left: dict[str, Any] = {}
         if figure is not None:
             found.plots.append((below, figure))
-        else:
-            left = recognise(value, found, (*path, key))
-        rest[key] = left
-        if numbers[key] and not left:
+        rest[key] = {} if figure is not None else recognise(value, found, (*path, key))
+        if numbers[key] and not rest[key]:
             del rest[key]
     return rest
-
-
-# --- methods on data sets ----------------------------------------------------------------------
 
 
 def _take_comparison(rest: dict[str, Any], found: Recognised, path: Path) -> None:
@@ -102,14 +96,10 @@ def _methods(entry: Mapping[str, Any]) -> dict[str, Scores]:
     found: dict[str, Scores] = {}
     for method, values in entry.items():
         if isinstance(values, Mapping):
-            pairs = {key: mean_and_error(values[key]) for key in METRICS if key in values}
-            known = {key: pair for key, pair in pairs.items() if pair is not None}
+            known = {key: pair for key in METRICS if (pair := mean_and_error(values.get(key)))}
             if any(metric in known for metric in COMPARED):
                 found[method] = known
     return found
-
-
-# --- metrics -----------------------------------------------------------------------------------
 
 
 def _take_scores(rest: dict[str, Any], found: Recognised, path: Path) -> None:
@@ -159,12 +149,8 @@ def metrics_of(entry: Any) -> Scores:
     """Numbers or pairs by name; empty where there is anything else."""
     if not isinstance(entry, Mapping):
         return {}
-    pairs = {key: mean_and_error(value) for key, value in entry.items()}
-    known = {key: pair for key, pair in pairs.items() if pair is not None}
+    known = {key: pair for key, value in entry.items() if (pair := mean_and_error(value))}
     return known if len(known) == len(entry) else {}
-
-
-# --- bins and points ---------------------------------------------------------------------------
 
 
 def _figure(key: str, entry: Mapping[str, Any]) -> Figure | None:

@@ -1,0 +1,74 @@
+"""What pages say in passing was measured is what the committed results hold."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.numbers_on_pages import unsupported
+
+ROOT = Path(__file__).parents[2]
+SETS = "experiments/results/uci/uci.json"
+SOURCES = {
+    "laplace": [SETS, "benchmarks/results/rivals.json"],
+    "ensembles": ["experiments/results/cost/cost.json"],
+    "mapie": ["benchmarks/results/trees.json"],
+}
+VERSIONS = r"(?:PyTorch|laplace-torch) \d+\.\d+"
+
+
+def prose(name: str) -> str:
+    """The page without its blocks of code and output, and without the versions of packages."""
+    page = (ROOT / f"docs/coming_from/{name}.md").read_text(encoding="utf-8")
+    return re.sub(rf"^```.*?^```|`[^`\n]+`|{VERSIONS}", "", page, flags=re.S | re.M)
+
+
+def stored(path: str) -> Any:
+    return json.loads((ROOT / path).read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_figure_stands_in_a_committed_result(name: str) -> None:
+    figures = re.findall(r"-?\b\d+\.\d+\b", prose(name))
+    table = "| figure |\n| --- |\n" + "\n".join(f"| {figure} |" for figure in figures)
+    assert len(figures) >= 2
+    assert unsupported(table, [stored(path) for path in SOURCES[name]]) == []
+
+
+def counted(better: str, than: str) -> tuple[int, int]:
+    """On how many sets a method is better than another, and worse, by two standard errors."""
+    pairs = [one["paired"][f"{better} - {than}"]["nll"] for one in stored(SETS).values()]
+    return sum(m < -2 * e for m, e in pairs), sum(m > 2 * e for m, e in pairs)
+
+
+def test_wins_and_losses_against_ensembles_are_counted_right() -> None:
+    text = " ".join(prose("ensembles").split())
+    assert "protocol on 6 sets and worse on none" in text
+    assert counted("best", "deep_ensemble") == (6, 0)
+    assert "400 epochs it is better on 4 and worse on 2" in text
+    assert counted("best", "deep_ensemble_400") == (4, 2)
+    assert "better than those on 6 and worse on none" in text
+    assert counted("best_of_five", "deep_ensemble_400") == (6, 0)
+    assert "MC dropout: better on 7, worse on none" in text
+    assert counted("best", "mc_dropout") == (7, 0)
+    assert "lower than laplace-torch's on all eight" in " ".join(
+        (ROOT / "docs/coming_from/laplace.md").read_text(encoding="utf-8").split()
+    )
+    assert counted("best", "laplace") == (8, 0)
+
+
+def test_figures_in_the_how_tos_and_the_concepts_are_those_of_the_results() -> None:
+    def page(name: str) -> str:
+        return " ".join((ROOT / "docs" / name).read_text(encoding="utf-8").split())
+
+    kin8nm = stored("experiments/results/active/active.json")["kin8nm"]
+    needed = kin8nm["methods"]["variance"]["labels_to_randoms_last"]
+    assert f"needs {round(needed, -1):.0f} labels" in page("how_to/active_learning.md")
+    sets = stored("experiments/results/propagation/propagation.json")["sets"]
+    ratios = [one["none"]["joint"]["ratio"]["500"] for one in sets.values()]
+    assert f"{min(ratios):.0f} to {max(ratios):.0f} times too large" in page("how_to/derived.md")
+    evidence = page("evidence.md")
+    (held,) = re.findall(r"90 % intervals outside hold \| \d+ % \| (\d+ %)", evidence)
+    assert f"west of all training rows: {held} for 90 %" in page("concepts/when_bars_fail.md")
