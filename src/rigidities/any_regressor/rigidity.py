@@ -197,7 +197,7 @@ class PredictionRigidity:
     @differentiating
     def calibrate(
         self,
-        x: Any,
+        valid: Any,
         y: Any = None,
         *,
         criterion: str = "nll",
@@ -208,7 +208,7 @@ class PredictionRigidity:
         r"""Choose ridge, $\alpha$ and noise on data not used in the fit.
 
         Args:
-            x: data not used in the fit, in any form that it takes.
+            valid: data not used in the fit, in any form that it takes.
             y: targets.
             criterion: "nll", "bins", "crps" or "absolute"; see `LastLayerRigidity.calibrate`.
             ridge: fix $\varsigma^2$ instead of choosing it; another than that of the fit needs the
@@ -220,7 +220,7 @@ class PredictionRigidity:
         Returns:
             What was chosen and how good it is; print it.
         """
-        wanted, (fit, samples) = Wanted.of(criterion, noise, law, ridge), self._given(x, y)
+        wanted, (fit, samples) = Wanted.of(criterion, noise, law, ridge), self._given(valid, y)
         if wanted.ridge is not None:
             fit = replace(fit, form=fit.form.with_ridge(wanted.ridge))
         elif ridge is None and fit.form.name != "dense":

@@ -255,7 +255,7 @@ class LastLayerRigidity(ModelWrapper):
     @outside_inference_mode
     def calibrate(
         self,
-        x: Any = None,
+        valid: Any = None,
         y: Any = None,
         *,
         train: Any = None,
@@ -282,7 +282,7 @@ class LastLayerRigidity(ModelWrapper):
         that is clearly better. Print the report.
 
         Args:
-            x: validation data, as in `fit`.
+            valid: validation data, as in `fit`.
             y: their targets, as in `fit`.
             train: training data, for `criterion="loo"`, which needs no validation data, and for
                 "auto" instead of the rows that the fit kept.
@@ -306,7 +306,7 @@ class LastLayerRigidity(ModelWrapper):
             optimism: whether left-out training rows may still err less than new ones. Not those of
                 a model linear in all that was trained: False lets "auto" take them for new ones.
             conformal: rows that fit nothing else, for `p.interval(0.9, conformal=True)`; or a share
-                of x to set aside for it, 0.3 say.
+                of valid to set aside for it, 0.3 say.
             groups: for these, callable(batch) -> whole numbers, or "bar" for fifths of the bar.
             gradients: as in `fit`; by default what the fit was given.
             gradient_target: likewise. With one, derivatives get a scale of their own, from a
@@ -322,12 +322,12 @@ class LastLayerRigidity(ModelWrapper):
         options: dict[str, Any] = {"batch_size": batch_size, "progress": progress, "group": group}
         options |= {"conformal": conformal, "groups": groups}
         options |= {"gradients": gradients, "gradient_target": gradient_target}
-        return self._fit.calibrate(with_target(x, y), train, wanted, **options)
+        return self._fit.calibrate(with_target(valid, y), train, wanted, **options)
 
     @outside_inference_mode
     def refit(
         self,
-        x: Any = None,
+        valid: Any = None,
         y: Any = None,
         *,
         add: bool = True,
@@ -342,19 +342,19 @@ class LastLayerRigidity(ModelWrapper):
         `new = uq.refit(x, y, add=False)`, then `new.calibrate(x, y)`, of validation data.
 
         Args:
-            x: rows on which the readout refitted to the training rows is judged, as in `fit`.
+            valid: rows on which the readout refitted to the training rows is judged, as in `fit`.
             y: their targets.
             add: then refit on these too; they are no longer unseen, so calibrate on others.
             batch_size: as in `fit`.
             progress: as in `fit`.
-            group: as in `fit`; without x nothing is exchanged.
+            group: as in `fit`; without valid nothing is exchanged.
 
         Raises:
             ValueError: another loss than "mse", no targets in the fit, `features=`, an output that
                 is not linear in the readout's weights, weights that are tied or computed.
         """
         options = {"batch_size": batch_size, "progress": progress, "group": group}
-        fit, report = self._fit.refit(with_target(x, y), add=add, **options)
+        fit, report = self._fit.refit(with_target(valid, y), add=add, **options)
         own = fit.unbound
         uq = type(self)(fit.model, layer=own.layer, target=fit.target, **vars(own.source))
         uq._fit, uq.refitted = fit, report
