@@ -94,7 +94,7 @@ def rigidity():
         value = model(torch.tensor([[place]])).item()
         bar = {"capsize": 6, "lw": 3, "zorder": 9, "label": f"pushed {name}"}
         above.errorbar(place, value, push, color=colour, **bar)
-        change, stiffness = torch.linspace(-1, 1, 201), f"{name}: R = {1 / q:.2g}"
+        change, stiffness = torch.linspace(-1, 1, 201), f"{name.split()[-1]}: R = {1 / q:.2g}"
         below.plot(change, change.square() / (2 * q), color=colour, label=stiffness)
     above.set(xlabel="input", ylabel="output", ylim=(-1.6, 2.1))
     below.set(xlabel="how far the prediction is pushed", ylabel="rise of the loss", ylim=(0, 0.06))
