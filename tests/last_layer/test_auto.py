@@ -229,6 +229,15 @@ def test_the_papers_form_is_taken_where_the_full_model_is_clearly_worse(one, mon
     assert uq.report.value == uq.report.ladder["paper"]
 
 
+def test_plain_bars_are_taken_where_the_papers_form_does_not_know_what_is_far(one, monkeypatch):
+    plain = fitted(one, noise="constant", law="gaussian")
+    monkeypatch.setattr(automatic, "CLEARLY", -1e9)
+    monkeypatch.setattr(automatic, "FEWEST", 1e9)
+    uq = fitted(one)
+    alike(uq.predict(one.test[0]), plain.predict(one.test[0]), 1e-6)
+    assert "were left out" in str(uq.report) and "were left out" not in str(plain.report)
+
+
 def test_the_full_model_is_better_by_the_ladder_where_noise_follows_the_inputs(uq):
     rungs = uq.report.ladder
     assert rungs["noise that follows the inputs"] < rungs["heavy tails"]

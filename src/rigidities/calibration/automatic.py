@@ -24,6 +24,10 @@ from .rows import Rows, clipped_mean, target_rows
 from .target_fit import CLEARLY, LADDER, Parts, TargetFit, fitted, judged
 
 
+FEWEST = 2.0
+"""Directions that the data must hold: bars of the paper's form with fewer do not know what is far."""
+
+
 @dataclass(frozen=True)
 class Full:
     """The full model of all targets: what was fitted, and how it stands against the paper's form.
@@ -144,7 +148,18 @@ def automatic(
     if shared and len(rows) > 1:  # masked rows of one target are known of another
         inputs = (known if seen is None else seen).kept["inputs"].to(torch.float64)
         features = inputs.mean(0), column_spread(inputs)
-    full = Full.of(rows, _parts(rows, wanted), None if paper is None else paper.q, features)
+    paper_q = None if paper is None else paper.q
+    full = Full.of(rows, _parts(rows, wanted), paper_q, features)
+    if paper is not None and full.worse > CLEARLY and wanted.given is None:
+        plain = replace(wanted, noise=ConstantNoise, law=Gaussian())
+        simple = Full.of(rows, _parts(rows, plain), paper_q, features)
+        held = float((eigenvalues / (eigenvalues + paper.calibration.ridge)).sum())
+        if simple.worse <= CLEARLY or held < FEWEST:
+            full, wanted, paper = simple, plain, None
+            remarks.append(
+                "Noise that follows the features and the shape of the law were left out: with them "
+                "the bars are clearly worse on these rows."
+            )
     errors = [one.held.residual[:, None] for one in rows]
     constant = [float(Gaussian().profile(one, torch.ones_like(one))[1]) for one in errors]
     if paper is not None and full.worse > CLEARLY:
