@@ -23,9 +23,8 @@ from .report import CalibrationReport
 from .rows import Rows, clipped_mean, target_rows
 from .target_fit import CLEARLY, LADDER, Parts, TargetFit, fitted, judged
 
-
 FEWEST = 2.0
-"""Directions that the data must hold: bars of the paper's form with fewer do not know what is far."""
+"""Directions that the data must hold: with fewer the paper's bars do not know what is far."""
 
 
 @dataclass(frozen=True)
