@@ -156,7 +156,7 @@ def test_a_scale_that_holds_the_noise_is_warned_of():
     for asked in (lambda: pr.parameter_std, lambda: pr.propagate(torch.mean, x)):
         with pytest.warns(UserWarning, match=r"holds the noise.*fit anew, then set_scale\(res"):
             asked()
-    pr.parameter_correlation, pr.predict(x)  # noqa: B018 - no scale in these, or noise expected
+    pr.parameter_correlation, pr.predict(x)
     pr.fit(x[:40], y[:40]).set_scale(pr.residual_scale)
     theirs = sm.OLS(y[:40].numpy(), x[:40].numpy()).fit().bse
     np.testing.assert_allclose(pr.parameter_std, theirs, rtol=1e-8)

@@ -206,7 +206,7 @@ def test_a_fit_says_what_it_lacks_to_propagate():
     line = fits.from_jacobian(TIMES[:, None] ** [0, 1], parameters=[1.0, 2.0])
     with pytest.raises(TypeError, match="unhashable"):  # fn's own error, whatever it was given
         line.propagate(lambda p: {[]: 1})
-    with pytest.raises(AttributeError, match="'numpy.ndarray' object has no attribute 'summ'"):
+    with pytest.raises(AttributeError, match=r"'numpy\.ndarray' object has no attribute 'summ'"):
         line.propagate(lambda p: p.summ())
     for given in (None, {"slope": 1.0}, "text"):
         got = f"must return numbers.*got {type(given).__name__}"

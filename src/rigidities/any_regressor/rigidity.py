@@ -255,9 +255,8 @@ class PredictionRigidity:
         To first order, by differences of an eighth of a standard deviation, so that fn may search
         or integrate numerically; a warning tells where it is no straight line within its error bar.
         fn takes the predictions, float64 and shaped like f's output; without x the parameters in
-        their container (the dense form only). It returns real numbers. As errors of parameters it
-        wants `fit` and then `set_scale(residual_scale)`: a calibration with noise="none" has the
-        noise in the scale, of which a warning tells.
+        their container (the dense form only). It returns real numbers. Like errors of
+        parameters it wants `set_scale(residual_scale)` after `fit`, not a scale that holds noise.
         """
         fit, samples = (self._fitted(), None) if x is None else self._given(x)
         parameters, tangents = fit.regressor.parameters.double(), None
@@ -443,8 +442,8 @@ class PredictionRigidity:
         own = self.calibration
         if self.report is not None and own.noise.name == "none":
             notify(
-                'With noise="none" the scale holds the noise too, and errors of parameters, means '
-                "and integrals come out too wide. For those fit anew, then set_scale(residual_scale)."
+                'With noise="none" the scale holds the noise too: errors of parameters, means and '
+                "integrals come out too wide. For those fit anew, then set_scale(residual_scale)."
             )
         return own
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..notices import extra, missing, require_level
+from ..notices import extra, needed, require_level
 from ..posterior.draws import standard_normal
 from ..prediction.derived import Derived, correlation
 from ..prediction.prediction import Prediction
@@ -166,11 +166,8 @@ class FitRigidity:
         for few. Needs SciPy.
         """
         require_level(level, "An interval's")
-        try:
-            from scipy.special import stdtrit
-        except ModuleNotFoundError as error:
-            gaussian = ", or take the Gaussian predict(x).interval(level)"
-            missing(error, extra("experiments") + gaussian, "scipy")
+        install = extra("experiments") + ", or take the Gaussian predict(x).interval(level)"
+        stdtrit = needed("scipy.special", install).stdtrit
         prediction = self.predict(x, noise=noise)
         half = float(stdtrit(self.degrees_of_freedom, (1 + level) / 2)) * prediction.std
         return prediction.mean - half, prediction.mean + half

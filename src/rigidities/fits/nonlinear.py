@@ -17,14 +17,7 @@ from torch import Tensor
 from ..prediction.derived import differences
 from .arrays import Values, as_tensor, column, float64
 from .fit_rigidity import FitRigidity, Model
-from .sources import (
-    check_scale,
-    from_covariance,
-    from_jacobian,
-    held,
-    residual_variance,
-    shared_sigma,
-)
+from .sources import from_covariance, from_jacobian, held, residual_variance, shared_sigma
 
 Function = Callable[[Any], Any]
 """Parameters (P,) as a NumPy array -> predictions (M,)."""
@@ -69,7 +62,9 @@ def curve_fit(
     derivative = None if jac is None else lambda w, x: jac(x, *w)
     model = _model(lambda w, x: f(x, *w), parameters, spread, derivative)
     freedom, scale = math.inf, 1.0 if absolute_sigma else scale
-    shared = _shared(sigma) if sigma is not None else 1.0 if scale != 1.0 else None
+    shared = 1.0 if scale != 1.0 else None
+    if sigma is not None:
+        shared = shared_sigma(_weights(sigma, as_tensor(sigma).numel()).sqrt())
     if x is not None and y is not None:
         mean, rows = model(x)
         weights, residuals = _weights(sigma, len(mean)), column(y, "y", len(mean)) - mean
@@ -106,7 +101,6 @@ def least_squares(
             divided by it. It takes the place of the factor above in the covariance too.
         jac: jac(parameters, x) -> (M, P); central differences of f without it.
     """
-    check_scale(scale)
     jacobian = _dense(result)
     parameters = float64(result.x, "result.x", 1)
     n, width = jacobian.shape
@@ -120,7 +114,7 @@ def least_squares(
     if factor is None:
         freedom = float(n - len(free))
         factor = residual_variance(2 * float(result.cost), freedom)
-    fit = held(from_jacobian(jacobian[:, free]), fixed, stacklevel=3)
+    fit = held(from_jacobian(jacobian[:, free], scale=scale), fixed, stacklevel=3)
     fit = replace(fit, scale=math.sqrt(factor))  # zero where the residuals are
     return replace(
         fit,
@@ -216,26 +210,18 @@ def _finite(pcov: Values, width: int) -> Tensor:
     return covariance
 
 
-def _shared(sigma: Values) -> float | None:
-    """The sigma of all observations; None where they differ or their noise correlates."""
-    values = float64(sigma, "sigma")
-    if values.ndim == 2 and min(values.shape) > 1:
-        return None
-    if not bool((values > 0).all()):
-        raise ValueError(f"Expected sigma above zero, got {float(values.min()):.3g}.")
-    return shared_sigma(values.reciprocal().reshape(-1))
-
-
 def _weights(sigma: Values | None, rows: int) -> Tensor:
     if sigma is None:
         return torch.ones(rows, dtype=torch.float64)
     values = float64(sigma, "sigma")
     if values.ndim == 2 and min(values.shape) > 1:
         raise ValueError(
-            f"Expected sigma of shape ({rows},), got {tuple(values.shape)}: correlated noise is "
-            "inside pcov. Pass pcov and leave x, y and sigma out."
+            f"Expected one sigma each, got {tuple(values.shape)}: correlated noise is inside pcov. "
+            "Pass pcov and leave x, y and sigma out."
         )
     values = values.expand(rows) if values.ndim == 0 else column(values, "sigma", rows)
+    if not bool((values > 0).all()):
+        raise ValueError(f"Expected sigma above zero, got {float(values.min()):.3g}.")
     return values.square().reciprocal()
 
 

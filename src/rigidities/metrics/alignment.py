@@ -25,11 +25,7 @@ T = TypeVar("T")
 
 
 def of_prediction(score: Callable[..., T]) -> Callable[..., T]:
-    """Let a `Prediction` stand for `mean` and `std` both: score(p, target).
-
-    Raises:
-        TypeError: a std was given beside it.
-    """
+    """Let a `Prediction` stand for `mean` and `std` both: score(p, target)."""
     after = 1 + list(signature(score).parameters).index("mean")
 
     @wraps(score)
@@ -123,16 +119,12 @@ def error_and_positive_std(
 ) -> tuple[Tensor, Tensor]:
     """y - mu and sigma as flat float64 tensors, sigma above zero; `why`, for the message."""
     mean, std, target = aligned(mean=mean, std=std, target=target)
-    _require_positive(std, why)
-    return target - mean, std
-
-
-def _require_positive(std: Tensor, why: str = "") -> None:
     if zeros := int((std == 0).sum()):
         raise ValueError(
             f"Expected std > 0{why}, got {zeros} of {len(std)} values zero. "
             "Drop those rows or add a noise floor to the variance."
         )
+    return target - mean, std
 
 
 def predicted(mean: Values, std: Values) -> Prediction:
@@ -148,10 +140,8 @@ def judged(
     mean: Values, std: Values, target: Values, *, positive: bool = False
 ) -> tuple[Prediction, Tensor]:
     """The same, and the targets in its shape; `positive`: no bar may be zero."""
-    middle, bar, y = aligned(mean=mean, std=std, target=target)
+    flat = aligned(mean=mean, std=std, target=target)
     if positive:
-        _require_positive(bar)
-    if not isinstance(mean, Prediction):
-        return predicted(middle, bar), y
-    p = predicted(mean, std)
-    return p, p.matched(as_tensor(target))
+        error_and_positive_std(mean, std, target)
+    p = predicted(mean, std) if isinstance(mean, Prediction) else predicted(*flat[:2])
+    return p, p.matched(as_tensor(target) if isinstance(mean, Prediction) else flat[2])

@@ -90,13 +90,12 @@ class Derived:
         straight = torch.stack([slopes, -slopes]) * reach
         bends = (ends - value.flatten() - straight).abs().amax(0).norm(dim=0) / (reach * STEP)
         if bool((bent := ~(bends < rows.norm(dim=1) / 2)).any()):
-            still = (ends == value.flatten()).all() and not rows.any()
             what = "bends, jumps or does not vary: first order says little"
+            if bool((ends == value.flatten()).all()) and not rows.any():
+                what = "does not vary: its bar of zero is right for a constant alone"
             notify(
-                f"Within the error bar of {int(bent.sum())} of {len(rows)} quantities fn "
-                f"{'does not vary: its bar of zero is right for a constant alone' if still else what}"
-                ". Instead of a coarse grid or rounding use a smooth fn, or take the spread of fn "
-                "over sample(1000)."
+                f"Within the error bar of {int(bent.sum())} of {len(rows)} quantities fn {what}. "
+                "Use no coarse grid or rounding, or take the spread of fn over sample(1000)."
             )
         return cls.of(value, rows)
 

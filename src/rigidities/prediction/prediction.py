@@ -74,10 +74,8 @@ class Prediction:
             object.__setattr__(self, "from_inputs", shaped)
         low, high = (torch.as_tensor(end, dtype=torch.float64) for end in self._bounds)
         if not bool((low < high).all()):
-            raise ValueError(
-                "A support is the least value before the largest, None for no bound, got "
-                f"{self.support}."
-            )
+            said = "A support is the least value before the largest, None for no bound, got"
+            raise ValueError(f"{said} {self.support}.")
         ends: Any = (low, high)
         if low.ndim == high.ndim == 0:
             ends = tuple(float(end) if bool(end.isfinite()) else None for end in ends)
@@ -293,8 +291,8 @@ class Prediction:
         ends = [torch.where(end.abs() < 4 * _ROUNDING * terms, 0.0, end) for end, terms in moved]
         kind = torch.promote_types(torch.result_type(self.mean, self.variance), torch.float32)
         made: dict[str, Any] = {k: vars(self)[k].double() * square for k in _VARIANCES}
-        own = [part[part > 0].to(kind) for part in made.values()]
-        if any(bool(((v < torch.finfo(kind).tiny) | v.isinf()).any()) for v in own):
+        own = torch.cat([part[part > 0] for part in made.values()]).to(kind)
+        if bool(((own < torch.finfo(kind).tiny) | own.isinf()).any()):
             kind = torch.float64
         made["mean"] = self.mean.double() * a + b
         made = {k: v.to(kind) for k, v in made.items()}
@@ -315,14 +313,14 @@ class Prediction:
                 f"{getattr(given, 'dtype', type(given).__name__)}. Of several predictions, which "
                 "share errors, take uq.propagate(fn, x)."
             )
-        values, whole = values.to(self.mean.device, torch.float64), self.mean.shape
-        fits = zip(values.shape[::-1], whole[::-1], strict=False)
-        if values.ndim > len(whole) or any(own not in (1, size) for own, size in fits):
+        found, whole = values.to(self.mean.device, torch.float64), self.mean.shape
+        fits = zip(found.shape[::-1], whole[::-1], strict=False)
+        if found.ndim > len(whole) or any(own not in (1, size) for own, size in fits):
             raise ValueError(
                 "Expected a number, or one for each target, that broadcasts to the prediction's "
-                f"{tuple(whole)}, got {tuple(values.shape)}."
+                f"{tuple(whole)}, got {tuple(found.shape)}."
             )
-        return values
+        return found
 
     @property
     def _bounds(self) -> tuple[Any, Any]:
@@ -338,13 +336,13 @@ class Prediction:
     @property
     def _ends(self) -> list[tuple[int, float, Law, Tensor]]:
         """Sign and value of each bound, and the law and its z seen with that bound below."""
-        low, high = self._bounds
-        ends = []
-        if bool(torch.as_tensor(low).isfinite().any()):
-            ends.append((1, low, self.law, self._z(low).clamp(min=_FAR)))
-        if bool(torch.as_tensor(high).isfinite().any()):
-            ends.append((-1, high, self.law.mirrored, -self._z(high).clamp(max=-_FAR)))
-        return ends
+        return [
+            (side, end, law, (side * self._z(end)).clamp(min=_FAR))
+            for side, end, law in zip(
+                (1, -1), self._bounds, (self.law, self.law.mirrored), strict=True
+            )
+            if bool(torch.as_tensor(end).isfinite().any())
+        ]
 
     def _z(self, value: float | Tensor) -> Tensor:
         """A value in the law's units, about the mean, in float64."""
