@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from .. import metrics
-from ..calibration.coverage import Held, fifths
-from ..calibration.report import CalibrationReport
+from ..calibration.coverage import Held
+from ..calibration.report import CalibrationReport, _numbers
 from . import figures
 from .document import place
 from .figures import Figure, hover_texts
@@ -125,7 +125,7 @@ def _plots(rows: Rows, name: str, most: int, drawn: Drawn) -> Markup:
 
 def _fifths(rows: Rows) -> Iterator[Markup]:
     """The table of coverage by fifths, beside the plots; none for few rows."""
-    if not (found := fifths(rows.z, rows.mean, rows.std)):
+    if not (found := rows.scored.fifths):
         return
     groups = [found[i : i + 5] for i in range(0, len(found), 5)]
     body = [[line[0].where.split()[0], *map(_held, line)] for line in zip(*groups, strict=True)]
@@ -159,13 +159,13 @@ def _thinning(rows: Rows, count: int) -> Markup:
 
 def _about_metrics(judged: Judged) -> str:
     bins, law = "", "Intervals are Gaussian."
-    if judged.rows.score is not None:
+    if judged.rows.prediction is not None:
         law = f"NLL and coverage are of the law ({judged.rows.law}), CRPS and widths Gaussian."
     if bin_sizes(len(judged.rows)):
         bins = f" The last three use bins of {judged.bin_size} rows."
     return (
         "“Constant bar” is the best single bar for all rows, fitted to these very rows. “Right "
-        "bars” is what these bars would score if the errors followed them, mean and standard "
+        "bars” is what these bars would score if true values followed them, mean and standard "
         f"deviation over redrawn errors. {law}{bins}"
     )
 
@@ -176,8 +176,8 @@ def _choices(report: CalibrationReport) -> Markup:
     lines = [
         ("Criterion", report.criterion, f"chose what follows, on {report.rows} rows"),
         ("Ridge ς²", number(report.ridge, 4), "added to the diagonal of the Gram matrix"),
-        ("Scale α", _several(report.scale), "what the bars are multiplied with"),
-        ("Noise variance", _several(report.noise), "what more data would not remove"),
+        ("Scale α", _numbers(report.scale), "what the bars are multiplied with"),
+        ("Noise variance", _numbers(report.noise), "what more data would not remove"),
         ("NLL there", number(report.nll, 4), f"a constant bar has {constant}, the gain is {gain}"),
     ]
     if math.isfinite(report.effective_rank):
@@ -188,11 +188,6 @@ def _choices(report: CalibrationReport) -> Markup:
     body = [[name, value, tag("span", what, class_="note")] for name, value, what in lines]
     header = ["Choice", "Value", "What it is"]
     return joined([tag("h2", "Calibration"), table(header, body, label="Calibration")])
-
-
-def _several(values: Tensor, most: int = 6) -> str:
-    listed = [number(value, 4) for value in values.flatten()[:most].tolist()]
-    return ", ".join(listed) + (", …" if values.numel() > most else "")
 
 
 def _worst(rows: Rows) -> Markup:
