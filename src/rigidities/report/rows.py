@@ -129,7 +129,7 @@ def rows_of(
     names = _checked_names(names, targets)
     full = _for_each_row(_named_inputs(inputs), len(columns[0]), shape)
     by_target = zip(*(part.T.contiguous() for part in columns), names, strict=True)
-    return [Rows(*parts, full, first, looks=targets) for parts in by_target]
+    return [Rows(m, s, y, name, full, first, looks=targets) for m, s, y, name in by_target]
 
 
 def _under_law(rows: list[Rows], p: Prediction, target: Tensor) -> list[Rows]:
