@@ -153,7 +153,7 @@ RIGHT: dict[str, Callable[[int, int], Any]] = {
     "right bars": right,
     "right bars of Student's law": lambda rows, seed: predicted(rows, seed, law=StudentT(4.0)),
     "right bars with a lower bound": lambda rows, seed: predicted(rows, seed, support=(-0.5, None)),
-    "right bars with two bounds": lambda rows, seed: predicted(rows, seed, support=(-1.0, 1.5)),
+    "right bars with two bounds": lambda rows, seed: predicted(rows, seed, support=(-2.0, 2.5)),
     "right bars of three kinds, sorted": tied,
     "one right bar for all": constant,
 }
@@ -174,7 +174,7 @@ def called_right(verdict: report.Verdict) -> bool:
 
 
 def run(*, quick: bool = False) -> list[Row]:
-    """200 draws of right bars of each kind and 30 of each fault, at two or three numbers of rows."""
+    """200 draws of each kind of right bars and 30 of each fault, of two or three sizes."""
     draws, each, sizes = (3, 2, SIZES[:1]) if quick else (200, 30, SIZES)
     table = []
     for name, drawn in RIGHT.items():

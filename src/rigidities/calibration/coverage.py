@@ -125,11 +125,7 @@ class Scored:
 
     @classmethod
     def of(cls, p: Prediction, target: Tensor, looks: int = 1) -> Scored:
-        """Of predictions and their true values.
-
-        Raises:
-            NotImplementedError: a law of one's own lacks `cdf` or `mirrored`.
-        """
+        """Of predictions that are `judgeable` and their true values."""
         (y, beyond), free = _latent(p, target), _free(p)
         z = error = (y - free.mean) / free.std
         if p.law.name != "gaussian":
@@ -143,11 +139,6 @@ class Scored:
         levels = self.error.new_tensor([(1 - level) / 2, (1 + level) / 2])
         low, high = (self.p.law.quantile(end) * unit for end in levels)
         return torch.maximum(self.error / low.clamp(max=-tiny), self.error / high.clamp(min=tiny))
-
-    @property
-    def shift(self) -> Tensor:
-        """The law's own mean, in bars."""
-        return (self.p.centre - self.p.mean) / self.p.std
 
     @cached_property
     def columns(self) -> Tensor:
@@ -216,11 +207,9 @@ def judgeable(p: Prediction) -> bool:
 
 def _free(p: Prediction) -> Prediction:
     """The same in double precision and without bounds."""
-    own: dict[str, Any] = {
-        k: v.detach().double() for k, v in vars(p).items() if isinstance(v, Tensor)
-    }
-    law = p.law.each(lambda tensor: tensor.detach())
-    return replace(p, **own, law=law, support=None, conformal=None)
+    tensors = {name: part for name, part in vars(p).items() if isinstance(part, Tensor)}
+    own: dict[str, Any] = {name: part.detach().double() for name, part in tensors.items()}
+    return replace(p, **own, law=p.law.each(Tensor.detach), support=None, conformal=None)
 
 
 def at_bounds(p: Prediction, target: Tensor) -> tuple[Tensor, Tensor]:

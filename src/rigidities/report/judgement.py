@@ -356,7 +356,8 @@ def _skewed(rows: Rows, calibration: CalibrationReport | None) -> Iterator[Cauti
 
 
 def _biased(rows: Rows) -> Iterator[Caution]:
-    error = rows.scored.error - rows.scored.shift
+    p = rows.scored.p
+    error = rows.scored.error - (p.centre - p.mean) / p.std
     mean, spread = float(error.mean()), float(error.std()) if len(rows) > 1 else math.inf
     if abs(mean) >= max(0.1, 4 * spread / math.sqrt(len(rows))):
         side = "low" if mean > 0 else "high"

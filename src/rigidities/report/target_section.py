@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from .. import metrics
 from ..calibration.coverage import Held
 from ..calibration.report import CalibrationReport, _numbers
 from . import figures
 from .document import place
 from .figures import Figure, hover_texts
-from .judgement import WORDS, Caution, Verdict, cautions, gain_and_error, judgement, size
+from .judgement import WORDS, Caution, Verdict, cautions, judgement, size
 from .markup import Markup, escaped, joined, number, table, tag
 from .rows import Rows, shown
 from .scores import METRICS, Judged, bin_sizes, score_table
@@ -90,16 +89,9 @@ def overview(parts: Sequence[Rows]) -> Markup:
     header = ["Target", *(METRICS[key].label for key in _OVERVIEW), "Size of the bars"]
     body = []
     for rows in parts:
-        values = {
-            "rmse": metrics.rmse(rows.mean, rows.target),
-            "nll": float(rows.nll.mean()),
-            "nll_gain": gain_and_error(rows)[0],
-            "coverage": metrics.coverage(*rows.standard),
-            "spearman": metrics.spearman(rows.mean, rows.std, rows.target),
-        }
-        found = size(rows)
+        found, values = size(rows), Judged(rows).bars
         status = tag("span", found.text.partition(".")[0], class_=f"status {found.status}")
-        body.append([rows.name, *(METRICS[k].text(v) for k, v in values.items()), status])
+        body.append([rows.name, *(METRICS[key].text(values[key]) for key in _OVERVIEW), status])
     return table(header, body, label="All targets")
 
 
