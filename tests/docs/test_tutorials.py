@@ -35,7 +35,10 @@ def test_the_verdict_trusts_right_bars_alone(plain_torch):
     left = ran("trust_and_verdict")
     assert left["right"].status == "good"
     assert {left[name].status for name in ("narrow", "average")} == {"bad"}
-    assert left["skewed"].status != "good"
+    assert left["skewed"].status == "careful" and "the errors are skewed" in left["skewed"].headline
+    sized, even, *_ = left["skewed"].findings
+    assert {sized.status, even.status} == {"good"}
+    assert left["below"] == 0 < 0.08 < left["above"] < 0.12
     assert 0.88 < left["held"].mean() < 0.92
     assert left["high"] < 0.8 < 0.99 < left["low"]
 
