@@ -95,3 +95,9 @@ def test_formulas_side_by_side_may_wrap_unless_a_bracket_spans_them() -> None:
     )
     assert shown.count("<math") == 2
     assert "1\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}2" in shown
+
+
+def test_a_prime_stands_beside_its_letter_not_above_it() -> None:
+    shown = hook("mathml").on_page_content('<span class="arithmatex">\\(x\'\\)</span>')
+    assert "<mi>x</mi><mo>&#x02032;</mo>" in shown
+    assert "msup" not in shown

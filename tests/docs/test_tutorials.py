@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-TUTORIALS = sorted((Path(__file__).parents[2] / "examples" / "tutorials").glob("*.py"))
+ROOT = Path(__file__).parents[2]
+TUTORIALS = sorted((ROOT / "examples" / "tutorials").glob("*.py"))
 
 
 def ran(name):
@@ -60,3 +61,4 @@ def test_a_tutorial_is_made_of_cells_and_begins_with_its_title(path):
     prose = [cell for cell, kind in zip(cells, kinds, strict=True) if kind]
     assert all(line.startswith("#") for cell in prose for line in cell.strip().splitlines())
     assert f'ran("{path.stem}")' in Path(__file__).read_text(encoding="utf-8")
+    assert f": tutorials/{path.stem}.md\n" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
