@@ -55,7 +55,7 @@ def needed(package: str, install: str = "") -> Any:
     try:
         return import_module(package)
     except ModuleNotFoundError as error:
-        missing(error, install or f"pip install {package}", package)
+        missing(error, install or f"pip install {package}", package.partition(".")[0])
 
 
 class DamagedError(ValueError):

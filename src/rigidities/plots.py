@@ -23,6 +23,7 @@ from torch import Tensor
 from . import metrics
 from .metrics.alignment import aligned, error_and_positive_std, of_prediction, predicted
 from .notices import extra
+from .prediction.prediction import Prediction
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -141,7 +142,7 @@ def along(
     for k, alpha in ((1, 0.35), (2, 0.2)):
         share = math.erf(k / math.sqrt(2))
         low, high = (end.cpu().flatten()[order] for end in p.interval(share))
-        label = f"{100 * share:.2g} %" if p is mean else f"±{k}σ"
+        label = f"{100 * share:.2g} %" if isinstance(mean, Prediction) else f"±{k}σ"
         ax.fill_between(at, low, high, color=BLUE, alpha=alpha, lw=0, label=label)
     if dots:
         _scatter(ax, *dots, color=BLACK, s=6, label="target")

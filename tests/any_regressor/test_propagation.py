@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import statsmodels.api as sm
 import torch
 import uncertainties
 from scipy import optimize
@@ -129,6 +130,33 @@ def test_every_form_propagates_the_covariance_of_predictions(net, form):
 
 def test_an_unfitted_rigidity_propagates_nothing(net):
     unfitted = rg.PredictionRigidity(net[0])
-    refused(r"no fit yet. Call fit\(X, y\) first", unfitted.propagate, torch.sum, net[1])
+    refused(r"no fit yet. Call fit\(x, y\) first", unfitted.propagate, torch.sum, net[1])
     refused("no fit yet", unfitted.propagate, torch.sum)
     refused("no fit yet", lambda: unfitted.parameter_std)
+
+
+@pytest.mark.parametrize("form", ["dense", "dual", "matrix-free"])
+def test_fn_is_called_as_often_as_the_parameters_ask(form):
+    x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0), dtype=F64)
+    calls, w = [], torch.tensor([1.0, 2.0], dtype=F64)
+    pr = rg.PredictionRigidity(lambda w, x: x @ w, w, ridge=1e-3, form=form).fit(x, x @ w)
+    derived = pr.propagate(lambda y: calls.append(1) or y.mean(), x)
+    inverse = torch.linalg.inv(x.mT @ x + 1e-3 * torch.eye(2, dtype=F64))
+    torch.testing.assert_close(derived.variance, x.mean(0) @ inverse @ x.mean(0), rtol=1e-4, atol=0)
+    assert len(calls) == 1 + 6 * 2
+
+
+def test_a_scale_that_holds_the_noise_is_warned_of():
+    draw = torch.Generator().manual_seed(0)
+    x, error = (torch.randn(60, *k, generator=draw, dtype=F64) for k in ((2,), ()))
+    y = x.sum(1) + error
+    w = torch.linalg.lstsq(x[:40], y[:40, None]).solution[:, 0]
+    pr = rg.PredictionRigidity(lambda w, x: x @ w, w).fit(x[:40], y[:40])
+    pr.calibrate(x[40:], y[40:])
+    for asked in (lambda: pr.parameter_std, lambda: pr.propagate(torch.mean, x)):
+        with pytest.warns(UserWarning, match=r"holds the noise.*fit anew, then set_scale\(res"):
+            asked()
+    pr.parameter_correlation, pr.predict(x)
+    pr.fit(x[:40], y[:40]).set_scale(pr.residual_scale)
+    theirs = sm.OLS(y[:40].numpy(), x[:40].numpy()).fit().bse
+    np.testing.assert_allclose(pr.parameter_std, theirs, rtol=1e-8)

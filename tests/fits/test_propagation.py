@@ -174,12 +174,11 @@ ROUGH = {
 }
 
 
-@pytest.mark.parametrize("fn", ROUGH.values(), ids=ROUGH)
-def test_a_function_without_a_slope_is_warned_of(fn):
-    flat = fits.curve_fit(peak, TRUTH, np.diag([0.1, 0.02, 0.02, 0.001]) ** 2)
-    with pytest.warns(
-        UserWarning, match=r"1 of 1 quantities fn bends, jumps.*sample\(1000"
-    ) as caught:
+@pytest.mark.parametrize("kind", ROUGH)
+def test_a_function_without_a_slope_is_warned_of(kind):
+    flat, fn = fits.curve_fit(peak, TRUTH, np.diag([0.1, 0.02, 0.02, 0.001]) ** 2), ROUGH[kind]
+    what = "bends, jumps" if kind == "a minimum" else "does not vary.*right for a constant alone"
+    with pytest.warns(UserWarning, match=rf"1 of 1 quantities fn {what}.*sample\(1000") as caught:
         flat.propagate(fn, TIMES)
     assert caught[0].filename == __file__
 
@@ -207,6 +206,11 @@ def test_a_fit_says_what_it_lacks_to_propagate():
     line = fits.from_jacobian(TIMES[:, None] ** [0, 1], parameters=[1.0, 2.0])
     with pytest.raises(TypeError, match="unhashable"):  # fn's own error, whatever it was given
         line.propagate(lambda p: {[]: 1})
+    with pytest.raises(AttributeError, match=r"'numpy\.ndarray' object has no attribute 'summ'"):
+        line.propagate(lambda p: p.summ())
+    for given in (None, {"slope": 1.0}, "text"):
+        got = f"must return numbers.*got {type(given).__name__}"
+        refused(got, line.propagate, lambda p, given=given: given, error=TypeError)
 
 
 # --- new observations of weighted fits ---
@@ -282,8 +286,38 @@ def test_an_absolute_sigma_that_is_not_told_is_asked_for():
         refused("sigma or weight of their own", fit.predict, TIMES, noise=True)
     both = {"absolute_sigma": True, "scale": 2.0}
     refused("absolute sigma has scale 1, got 2", by_curve_fit, WEIGHTS, **both)
+    for told in ({"sigma": 0.1, "absolute_sigma": True}, {"sigma": [0.05] * 20, "scale": 2.0}):
+        fit = fits.curve_fit(lambda x, a: a * x, [1.0], [[0.01]], **told)
+        assert fit.predict(TIMES, noise=True).noise[0].item() == pytest.approx(0.01)
     one = by_curve_fit(np.full(20, 100.0), absolute_sigma=True)
     assert one.predict(X[:, 1], noise=True).noise.unique().item() == pytest.approx(0.01)
     result = optimize.least_squares(lambda w: (X @ w - Y) / 0.1, [1.0, 1.0])
     divided = fits.least_squares(result, lambda w, x: x @ w, scale=1.0)
     refused("sigma or weight of their own", divided.predict, X, noise=True)
+
+
+def test_noise_is_one_variance_or_one_each():
+    line = fits.polyfit([1.0, 0.0], X[:, 1], Y)
+    x = np.arange(3.0)
+    refused(r"noise of shape \(3,\), got \(2,\)", line.predict, x, noise=[1.0, 2.0])
+    for noise in (2.0, [2.0], np.full((3, 1), 2.0)):
+        assert line.predict(x, noise=noise).noise.tolist() == [2.0] * 3
+    yes, no = (line.predict(x, noise=flag).noise for flag in (np.True_, np.False_))
+    assert yes.tolist() == [line.noise] * 3 and no.tolist() == [0.0] * 3
+
+
+def test_inputs_of_a_polynomial_are_one_column():
+    line = fits.polyfit([1.0, 0.0], X[:, 1], Y)
+    refused(r"x of shape \(6,\), got \(3, 2\)", line.std, np.ones((3, 2)))
+    assert line.std(np.ones((3, 1))).shape == (3,)
+
+
+def test_a_scale_is_above_zero_and_one_row_has_a_covariance():
+    result = optimize.least_squares(lambda w: X @ w - Y, [1.0, 1.0])
+    for scale in (0.0, -1.0, math.nan):
+        refused("scale above zero", fits.from_jacobian, X, scale=scale)
+        refused("scale above zero", fits.least_squares, result, scale=scale)
+    fit = fits.from_jacobian(X, scale=2.0)
+    torch.testing.assert_close(fit.covariance([1.0, 0.0]), fit.covariance([[1.0, 0.0]]))
+    both = fit.covariance([1.0, 0.0], [[1.0, 0.0], [0.0, 1.0]])
+    torch.testing.assert_close(both, fit.parameter_covariance[:1])

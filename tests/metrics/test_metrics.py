@@ -415,9 +415,22 @@ def test_scores_of_a_prediction_are_those_of_its_law() -> None:
     assert found["miscalibration_area"] == metrics.miscalibration_area(p, y)
 
 
+def test_large_means_in_single_precision_lose_no_digits_of_the_bars() -> None:
+    mean, std = torch.full((50,), 1e5), torch.linspace(0.003, 0.01, 50)
+    p, y = Prediction(mean, 0 * std, std.square(), std), mean.double() + 0.5 * std
+    for score in (metrics.nll, metrics.crps, metrics.coverage, metrics.interval_score):
+        assert score(p, y) == pytest.approx(score(mean.double(), p.std.double(), y), rel=1e-6)
+    assert metrics.interval_width(p) == pytest.approx(metrics.interval_width(p.std.double()))
+
+
 def test_what_does_not_fit_a_prediction_is_refused() -> None:
     p, y = heavy()
+    for score in (metrics.nll, metrics.coverage, metrics.ence, metrics.binned, metrics.summary):
+        refused(
+            rf"got a std beside it. Call {score.__name__}\(p, ", score, p, p.std, y, error=TypeError
+        )
+        refused("got a std beside it", score, p, std=p.std, target=y, error=TypeError)
     refused(r"mean and target of one shape, got \(20, 2\) and \(20,\)", metrics.nll, p, y[:, 0])
     refused("missing 1 required positional argument: 'target'", metrics.nll, p, error=TypeError)
-    refused("takes 3 positional arguments", metrics.nll, p, y, y, error=TypeError)
+    refused("got a std beside it", metrics.nll, p, y, y, error=TypeError)
     refused("more than one array: take p.mean", metrics.rmse, y, p, error=TypeError)

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 import torch
 
-from rigidities import Prediction
+from rigidities import Prediction, metrics
 from rigidities.calibration.conformal import Conformal, bar_cuts
 from rigidities.prediction.law import Gaussian, Law, StudentT, Tilted
 from tests.support.refusals import refused
@@ -170,6 +170,41 @@ def test_a_target_at_a_bound_stays_there_in_other_units():
             torch.testing.assert_close(mass, p.log_prob(y))
 
 
+@pytest.mark.parametrize("kind", [torch.float32, F64])
+@pytest.mark.parametrize(("least", "mu"), [(0.0, 0.8388), (1.0, 50.3), (0.1, 3.9)])
+def test_targets_in_their_own_units_lie_at_the_bound_of_standardised_ones(kind, least, mu):
+    """The bound was computed in single precision: what is left of it after the way back is not."""
+    mu, spreads = torch.tensor(mu), torch.linspace(0.31, 23.7, 60)
+    ones, y = torch.ones(1, dtype=kind), torch.full((1,), least, dtype=kind)
+    for sd in spreads:
+        bound = float((least - mu) / sd)
+        p = Prediction(bound + 0 * ones, ones, 0 * ones, ones, support=(bound, None))
+        q = p * sd + mu
+        torch.testing.assert_close(q.log_prob(y), -math.log(2) * ones, rtol=1e-4, atol=0)
+        torch.testing.assert_close(q.cdf(y), 0.5 * ones, rtol=1e-4, atol=0)
+        assert metrics.coverage(q, y) == 1 and (least or q.support == (0.0, None))
+
+
+def test_a_target_one_step_above_a_bound_is_not_at_it():
+    ones = torch.ones(1)
+    p = Prediction(100 * ones, ones, 0 * ones, ones, support=(100.0, None))
+    for y in (torch.tensor([100.5], dtype=torch.bfloat16), torch.tensor([100.01], dtype=F64)):
+        density = torch.distributions.Normal(100.0, 1.0).log_prob(y.float())
+        torch.testing.assert_close(p.log_prob(y), density)
+    least = Prediction(0.1 * ones, ones, 0 * ones, ones, support=(0.1, None))
+    mass = least.log_prob(torch.tensor([0.1], dtype=torch.bfloat16))
+    torch.testing.assert_close(mass, -math.log(2) * ones)
+
+
+@pytest.mark.parametrize("factor", [1.602e-19, 1.380649e-23, 6.022e23])
+def test_units_far_from_one_keep_the_bar(factor):
+    p = Prediction(*(part.float() for part in PARTS), support=(-0.5, None))
+    q = p * factor
+    torch.testing.assert_close(q.std / factor, p.std.double(), rtol=1e-6, atol=0)
+    torch.testing.assert_close((q.interval()[1] / factor).float(), p.interval()[1])
+    refused("square is beyond float64", p.__mul__, 1e200)
+
+
 def test_there_and_back_is_the_same_prediction():
     p = prediction(LAWS["tilted"], (-0.5, 2.0))
     sd, mu = np.array([2.0, 0.3]), np.array([5.0, -1.0])
@@ -188,7 +223,8 @@ def test_numbers_arrays_and_tensors_may_stand_on_either_side(of):
     torch.testing.assert_close((two - p).mean, 2 - p.mean)
     torch.testing.assert_close((p - two).mean, p.mean - 2)
     torch.testing.assert_close((p / two).std, p.std / 2)
-    assert (p * pd.Series([1.0, 2.0])).mean.dtype == F64
+    for found in (p * pd.Series([1.0, 2.0]), pd.Series([1.0, 2.0]) * p):
+        torch.testing.assert_close(found.mean, p.mean * torch.tensor([1.0, 2.0]))
 
 
 def test_single_precision_stays_and_half_becomes_single():
@@ -211,6 +247,8 @@ def test_numbers_that_leave_no_law_are_refused():
     refused("got a Prediction.*uq.propagate", p.__add__, p, error=TypeError)
     refused("got a Prediction.*uq.propagate", p.__sub__, p, error=TypeError)
     refused("got a str", p.__mul__, "2", error=TypeError)
+    refused("real number.*complex64", p.__mul__, torch.tensor(1 + 1j), error=TypeError)
+    refused("real number.*torch.bool", p.__mul__, torch.tensor(True), error=TypeError)
     with pytest.raises(TypeError, match="unsupported operand"):
         1 / p
 
@@ -297,7 +335,9 @@ def test_tables_have_a_row_a_prediction_and_a_column_a_number():
     assert isinstance(named, pl.DataFrame) and named.columns[4] == "mean_weight"
     np.testing.assert_allclose(named["low_weight"].to_numpy(), low[:, 1].numpy())
     assert p[0, 0].to_pandas().shape == (1, 4) and p[:0].to_polars().shape == (0, 8)
-    refused("names of 2 targets, got", p.to_pandas, names=["height"])
+    refused("names of 2 targets, each its own, got", p.to_pandas, names=["height"])
+    for table in (p.to_pandas, p.to_polars):
+        refused("each its own", table, names=["height", "height"])
 
 
 def test_tables_take_conformal_bounds_if_asked():

@@ -31,7 +31,7 @@ from ..data.samples import Samples, SampleWeight
 from ..data.storage import Snapshot
 from ..losses import LossLike, loss_for
 from ..models.modes import differentiating
-from ..notices import NO_FIT, NotFittedError
+from ..notices import NO_FIT, NotFittedError, notify
 from ..prediction.derived import Derived, correlation
 from ..prediction.law import Law
 from ..prediction.noise import Noise
@@ -255,14 +255,15 @@ class PredictionRigidity:
         To first order, by differences of an eighth of a standard deviation, so that fn may search
         or integrate numerically; a warning tells where it is no straight line within its error bar.
         fn takes the predictions, float64 and shaped like f's output; without x the parameters in
-        their container (the dense form only). It returns real numbers.
+        their container (the dense form only). It returns real numbers. Like errors of
+        parameters it wants `set_scale(residual_scale)` after `fit`, not a scale that holds noise.
         """
         fit, samples = (self._fitted(), None) if x is None else self._given(x)
         parameters, tangents = fit.regressor.parameters.double(), None
         mean, shaped = parameters.flat, cast("Callable[[Tensor], Any]", parameters.restore)
         if samples is not None:
             (mean, tangents), shaped = fit.differentiated(samples), fit.shaped
-        directions = fit.calibration.scale * fit.form.root(tangents).mT
+        directions = self._noiseless().scale * fit.form.root(tangents).mT
         point = mean.to(directions)
         return Derived.by_differences(lambda d: fn(shaped(point + d.view_as(point))), directions)
 
@@ -270,12 +271,13 @@ class PredictionRigidity:
     def parameter_covariance(self) -> Tensor:
         """(P, P), of the entries of `parameter_std` in their order, without those held fixed."""
         root = self._fitted().form.root()
-        return self.calibration.epistemic(root @ root.mT)
+        return self._noiseless().epistemic(root @ root.mT)
 
     @property
     def parameter_correlation(self) -> Tensor:
         """(P, P), as `parameter_covariance`."""
-        return correlation(self.parameter_covariance)
+        root = self._fitted().form.root()
+        return correlation(root @ root.mT)
 
     @property
     def parameter_std(self) -> Any:
@@ -434,6 +436,16 @@ class PredictionRigidity:
         if self._fit is None:
             raise NotFittedError(NO_FIT.format("fit(x, y)"))
         return self._fit
+
+    def _noiseless(self) -> Calibration:
+        """The calibration for what noise should not be in; says where it is."""
+        own = self.calibration
+        if self.report is not None and own.noise.name == "none":
+            notify(
+                'With noise="none" the scale holds the noise too: errors of parameters, means and '
+                "integrals come out too wide. For those fit anew, then set_scale(residual_scale)."
+            )
+        return own
 
     def _given(self, x: Any, y: Any = None) -> tuple[Fit, Samples]:
         """The fit and the data, on which a loaded fit finds its way to differentiate."""

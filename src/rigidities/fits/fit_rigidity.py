@@ -13,17 +13,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..notices import extra, missing, require_level
+from ..notices import extra, needed, require_level
 from ..posterior.draws import standard_normal
 from ..prediction.derived import Derived, correlation
 from ..prediction.prediction import Prediction
-from .arrays import Values, as_tensor, float64
+from .arrays import Values, as_tensor, column, float64
 
 Model = Callable[[Any], tuple[Tensor, Tensor]]
 """x -> predictions (M,) and their derivatives by the parameters (M, P)."""
@@ -91,8 +92,9 @@ class FitRigidity:
 
     def covariance(self, x1: Any, x2: Any = None) -> Tensor:
         """Joint covariance of N predictions and M others, by default the same: (N, M)."""
-        left = self._whitened(x1)
-        return self.scale**2 * left @ (left if x2 is None else self._whitened(x2)).mT
+        given = [self._whitened(x) for x in (x1, x1 if x2 is None else x2)]
+        left, right = (one if one.ndim > 1 else one[None] for one in given)
+        return self.scale**2 * left @ right.mT
 
     def propagate(self, fn: Callable[[Any], Any], x: Any = None) -> Derived:
         """As `PredictionRigidity.propagate`: a function of predictions or, without x, parameters.
@@ -108,9 +110,15 @@ class FitRigidity:
 
         def moved(step: Tensor) -> Any:
             try:
-                return as_tensor(fn((point + step).numpy()))
-            except (AttributeError, TypeError):
-                return fn(point + step)
+                found = fn((point + step).numpy())
+            except (AttributeError, TypeError) as first:
+                try:
+                    found = fn(point + step)
+                except Exception:
+                    raise first from None
+            with suppress(TypeError, ValueError):  # else the refusal is left to `Derived`
+                return None if found is None else as_tensor(found)
+            return found
 
         return Derived.by_differences(moved, self.scale * root.mT)
 
@@ -158,11 +166,8 @@ class FitRigidity:
         for few. Needs SciPy.
         """
         require_level(level, "An interval's")
-        try:
-            from scipy.special import stdtrit
-        except ModuleNotFoundError as error:
-            gaussian = ", or take the Gaussian predict(x).interval(level)"
-            missing(error, extra("experiments") + gaussian, "scipy")
+        install = extra("experiments") + ", or take the Gaussian predict(x).interval(level)"
+        stdtrit = needed("scipy.special", install).stdtrit
         prediction = self.predict(x, noise=noise)
         half = float(stdtrit(self.degrees_of_freedom, (1 + level) / 2)) * prediction.std
         return prediction.mean - half, prediction.mean + half
@@ -186,9 +191,10 @@ class FitRigidity:
         return rows @ self.root
 
     def _noise(self, noise: bool | Values, mean: Tensor) -> Tensor:
-        if noise is False:
-            return torch.zeros_like(mean)
-        if noise is True:
+        given = as_tensor(noise)
+        if given.dtype == torch.bool and given.ndim == 0:
+            if not given:
+                return torch.zeros_like(mean)
             if self.noise is None:
                 raise ValueError(
                     "The residual variance of this fit is unknown. Give the data (x, y), the "
@@ -197,12 +203,14 @@ class FitRigidity:
                 )
             if self.sigma is None:
                 raise ValueError(
-                    "The observations of this fit have each a sigma or weight of their own, and a "
-                    "new one's is not known. Pass noise=fit.noise * sigma_new**2, sigma_new in the "
-                    "units of theirs (1 / sqrt(weight)); fit.noise is 1 for an absolute sigma."
+                    "The sigma of a new observation is not known: those of this fit have each a "
+                    "sigma or weight of their own, or were not given. Pass noise=fit.noise * "
+                    "sigma_new**2, sigma_new in the units of theirs (1 / sqrt(weight)); fit.noise "
+                    "is 1 for an absolute sigma."
                 )
             return torch.full_like(mean, self.noise * self.sigma**2)
-        variances = float64(noise, "noise")
+        one = given.numel() == 1
+        variances = float64(given, "noise") if one else column(given, "noise", len(mean))
         if bool((variances < 0).any()):
             raise ValueError("Expected variances as noise, got negative values.")
-        return variances.expand(mean.shape)
+        return variances.reshape(-1).expand(mean.shape)

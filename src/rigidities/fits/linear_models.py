@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .arrays import Values, column, float64
+from .arrays import Values, as_tensor, column, float64
 from .fit_rigidity import FitRigidity, linear_model
 from .sources import from_covariance, from_jacobian, held, shared_sigma, weight_roots
 
@@ -26,8 +26,9 @@ def linear(
     r"""Error bars of a linear fit, recognised by what it offers.
 
     - statsmodels OLS, WLS, GLS results: the covariance that the results report (a robust one too);
-      `predict(x).std` is `get_prediction(x).se_mean`, with `noise=True` `se_obs` (with weights
-      `noise=fit.noise / weight`). x holds the design matrix's columns, the constant among them.
+      `predict(x).std` is `get_prediction(x).se_mean`, with `noise=fit.noise / weight` `se_obs` of
+      new weights; `noise=True` takes the weight that all rows share. x holds the design matrix's
+      columns, the constant among them.
     - scikit-learn `LinearRegression`, `Ridge`, `RidgeCV` with their training data: $\sigma^2 x^\top
       (X^\top X + \alpha I)^{-1} x$ with the intercept as a column that is not penalised and
       $\sigma^2$ from the residuals over n minus the effective number of parameters. With
@@ -81,7 +82,7 @@ def polyfit(
         0.02...
     """
     parameters, basis = _series(coefficients)
-    model = partial(linear_model, lambda x: basis(float64(x, "x").reshape(-1)), parameters)
+    model = partial(linear_model, lambda x: basis(column(x, "x", as_tensor(x).numel())), parameters)
     mean, rows = model(x)
     residuals = column(y, "y", len(mean)) - mean
     weights = None if w is None else column(w, "w", len(mean)).square()

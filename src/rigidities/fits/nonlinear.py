@@ -17,7 +17,7 @@ from torch import Tensor
 from ..prediction.derived import differences
 from .arrays import Values, as_tensor, column, float64
 from .fit_rigidity import FitRigidity, Model
-from .sources import from_covariance, from_jacobian, held, residual_variance
+from .sources import from_covariance, from_jacobian, held, residual_variance, shared_sigma
 
 Function = Callable[[Any], Any]
 """Parameters (P,) as a NumPy array -> predictions (M,)."""
@@ -62,13 +62,14 @@ def curve_fit(
     derivative = None if jac is None else lambda w, x: jac(x, *w)
     model = _model(lambda w, x: f(x, *w), parameters, spread, derivative)
     freedom, scale = math.inf, 1.0 if absolute_sigma else scale
-    shared = 1.0 if sigma is None and scale != 1.0 else None
+    shared = 1.0 if scale != 1.0 else None
+    if sigma is not None:
+        shared = shared_sigma(_weights(sigma, as_tensor(sigma).numel()).sqrt())
     if x is not None and y is not None:
         mean, rows = model(x)
         weights, residuals = _weights(sigma, len(mean)), column(y, "y", len(mean)) - mean
         fit = from_jacobian(rows, residuals, weights=weights, scale=scale, parameters=parameters)
         scale, freedom = fit.scale, fit.degrees_of_freedom
-        shared = shared if sigma is None else fit.sigma
     if covariance is not None:
         fit = from_covariance(
             covariance, parameters=parameters, scale=scale, degrees_of_freedom=freedom
@@ -113,7 +114,8 @@ def least_squares(
     if factor is None:
         freedom = float(n - len(free))
         factor = residual_variance(2 * float(result.cost), freedom)
-    fit = held(from_jacobian(jacobian[:, free], scale=math.sqrt(factor)), fixed, stacklevel=3)
+    fit = held(from_jacobian(jacobian[:, free], scale=scale), fixed, stacklevel=3)
+    fit = replace(fit, scale=math.sqrt(factor))  # zero where the residuals are
     return replace(
         fit,
         parameters=parameters,
@@ -214,8 +216,8 @@ def _weights(sigma: Values | None, rows: int) -> Tensor:
     values = float64(sigma, "sigma")
     if values.ndim == 2 and min(values.shape) > 1:
         raise ValueError(
-            f"Expected sigma of shape ({rows},), got {tuple(values.shape)}: correlated noise is "
-            "inside pcov. Pass pcov and leave x, y and sigma out."
+            f"Expected one sigma each, got {tuple(values.shape)}: correlated noise is inside pcov. "
+            "Pass pcov and leave x, y and sigma out."
         )
     values = values.expand(rows) if values.ndim == 0 else column(values, "sigma", rows)
     if not bool((values > 0).all()):

@@ -40,12 +40,13 @@ def from_jacobian(
         penalty: (P, P) symmetric positive semi-definite, added too.
         scale: the residual standard deviation s of an observation of weight one, where it is known
             (1.0 with weights $1/\sigma_i^2$). Without it and without residuals s is 1.
-        parameters: (P,) the fitted values, for `sample`.
+        parameters: (P,) the fitted values, for `sample` and `propagate`.
 
     Raises:
         ValueError: singular without a penalty; no degrees of freedom to estimate s from; shapes
             that do not fit, NaN.
     """
+    check_scale(scale)
     rows = float64(jacobian, "jacobian", 2)
     n, width = rows.shape
     root = weight_roots(weights, n)
@@ -79,7 +80,7 @@ def from_covariance(
 
     Args:
         covariance: (P, P), as the fit reports it (with the residual variance inside).
-        parameters: (P,) the fitted values, for `sample`.
+        parameters: (P,) the fitted values, for `sample` and `propagate`.
         scale: the residual standard deviation s, where known: then $q = g^\top C g / s^2$, and
             `predict(noise=True)` can add $s^2$.
         degrees_of_freedom: of $s^2$.
@@ -95,8 +96,7 @@ def from_covariance(
         2.0
     """
     matrix = _checked_covariance(covariance)
-    if scale is not None and not 0 < scale < math.inf:
-        raise ValueError(f"Expected scale above zero, got {scale}.")
+    check_scale(scale)
     std = matrix.diagonal().clamp(min=0).sqrt()
     safe = torch.where(std > 0, std, 1.0)
     variances, vectors = torch.linalg.eigh(matrix / safe / safe[:, None])
@@ -109,6 +109,12 @@ def from_covariance(
         noise=None if scale is None else scale**2,
         degrees_of_freedom=degrees_of_freedom,
     )
+
+
+def check_scale(scale: float | None) -> None:
+    """Refuse a residual standard deviation that is none."""
+    if scale is not None and not 0 < scale < math.inf:
+        raise ValueError(f"Expected scale above zero and finite, got {scale}.")
 
 
 def held(fit: FitRigidity, fixed: tuple[int, ...], stacklevel: int) -> FitRigidity:

@@ -6,6 +6,7 @@ The classical trap is (N,) against (N, 1), which broadcasts to (N, N) without a 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -29,12 +30,17 @@ def of_prediction(score: Callable[..., T]) -> Callable[..., T]:
 
     @wraps(score)
     def called(*args: Any, **options: Any) -> T:
-        whole = options.get("mean") if len(args) < after else args[after - 1]
-        if isinstance(whole, Prediction) and not any(one is whole for one in args[after:]):
-            if len(args) < after:
-                return score(*args, **options | {"std": whole})
-            args = (*args[:after], whole, *args[after:])
-        return score(*args, **options)
+        whole, rest = options.get("mean") if len(args) < after else args[after - 1], args[after:]
+        if not isinstance(whole, Prediction) or options.get("std", *rest[:1]) is whole:
+            return score(*args, **options)
+        if "std" in options or hasattr(rest[1] if rest[1:] else None, "__len__"):
+            raise TypeError(
+                "A Prediction stands for mean and std both, got a std beside it. Call "
+                f"{score.__name__}(p, target), or {score.__name__}(p.mean, std, target)."
+            )
+        if len(args) < after:
+            return score(*args, **options | {"std": whole})
+        return score(*args[:after], whole, *rest, **options)
 
     return called
 
@@ -122,15 +128,20 @@ def error_and_positive_std(
 
 
 def predicted(mean: Values, std: Values) -> Prediction:
-    """The prediction given, or the Gaussian one of mean and std, flat."""
+    """The prediction given, in float64, or the Gaussian one of mean and std, flat."""
     if isinstance(mean, Prediction):
-        return mean
+        parts: dict[str, Any] = {k: v for k, v in vars(mean).items() if isinstance(v, Tensor)}
+        return replace(mean, **{name: part.double() for name, part in parts.items()})
     middle, bar = aligned(mean=mean, std=std)
     return Prediction(middle, 0 * bar, bar.square(), bar)
 
 
-def judged(mean: Values, std: Values, target: Values) -> tuple[Prediction, Tensor]:
-    """The same, and the targets in its shape."""
-    p, (_, _, y) = predicted(mean, std), aligned(mean=mean, std=std, target=target)
-    y = as_tensor(target).to(p.mean.device) if p is mean else y
-    return p, y.reshape(p.mean.shape)
+def judged(
+    mean: Values, std: Values, target: Values, *, positive: bool = False
+) -> tuple[Prediction, Tensor]:
+    """The same, and the targets in its shape; `positive`: no bar may be zero."""
+    flat = aligned(mean=mean, std=std, target=target)
+    if positive:
+        error_and_positive_std(mean, std, target)
+    p = predicted(mean, std) if isinstance(mean, Prediction) else predicted(*flat[:2])
+    return p, p.matched(as_tensor(target) if isinstance(mean, Prediction) else flat[2])

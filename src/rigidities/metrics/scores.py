@@ -42,8 +42,7 @@ def nll(mean: Values, std: Values, target: Values) -> float:
         >>> round(nll([0.0], [1.0], [0.0]), 4)
         0.9189
     """
-    error_and_positive_std(mean, std, target)
-    p, y = judged(mean, std, target)
+    p, y = judged(mean, std, target, positive=True)
     return -float(p.log_prob(y).double().mean())
 
 
@@ -74,8 +73,7 @@ def crps(mean: Values, std: Values, target: Values) -> float:
         >>> round(crps([0.0], [1.0], [0.0]), 4)
         0.2337
     """
-    error_and_positive_std(mean, std, target)
-    p, y = judged(mean, std, target)
+    p, y = judged(mean, std, target, positive=True)
     return float(p.crps(y).double().mean())
 
 
@@ -134,8 +132,7 @@ def calibration_curve(mean: Values, std: Values, target: Values) -> tuple[Tensor
         >>> [round(p, 2) for p in nominal.tolist()], observed.tolist()
         ([0.0, 0.5, 0.95, 1.0], [0.0, 0.5, 1.0, 1.0])
     """
-    error_and_positive_std(mean, std, target)
-    p, y = judged(mean, std, target)
+    p, y = judged(mean, std, target, positive=True)
     levels = 1 - p.tail(y).cpu().double().flatten().sort(descending=True).values
     zero, one = levels.new_zeros(1), levels.new_ones(1)
     steps = torch.arange(len(levels) + 1, dtype=torch.float64) / len(levels)

@@ -90,10 +90,12 @@ class Derived:
         straight = torch.stack([slopes, -slopes]) * reach
         bends = (ends - value.flatten() - straight).abs().amax(0).norm(dim=0) / (reach * STEP)
         if bool((bent := ~(bends < rows.norm(dim=1) / 2)).any()):
+            what = "bends, jumps or does not vary: first order says little"
+            if bool((ends == value.flatten()).all()) and not rows.any():
+                what = "does not vary: its bar of zero is right for a constant alone"
             notify(
-                f"Within the error bar of {int(bent.sum())} of {len(rows)} quantities fn bends, "
-                "jumps (a coarse grid, rounding) or does not vary: first order says little. Use a "
-                "smooth fn, or take the spread of fn over sample(1000)."
+                f"Within the error bar of {int(bent.sum())} of {len(rows)} quantities fn {what}. "
+                "Use no coarse grid or rounding, or take the spread of fn over sample(1000)."
             )
         return cls.of(value, rows)
 
@@ -111,11 +113,6 @@ class Derived:
                 "take more than 1 GiB. Propagate fewer quantities at a time."
             )
         return (self.rows @ self.rows.mT).to(self.variance.dtype)
-
-    @property
-    def first_order_mean(self) -> Tensor:
-        """The function of the model's own predictions."""
-        return self.mean - self.shift
 
     def quantile(self, level: float) -> Tensor:
         """The value with probability `level` below it, if the quantity is Gaussian."""
@@ -146,7 +143,11 @@ def correlation(covariance: Tensor) -> Tensor:
 
 def _real(values: Any, like: Tensor | None = None) -> Tensor:
     """What fn returned, in float64, if it can have an error bar."""
-    found = torch.as_tensor(values)
+    try:
+        found = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError):
+        got = type(values).__name__
+        raise TypeError(f"fn must return numbers in one tensor or array, got {got}.") from None
     if found.is_complex() or not found.numel() or (like is not None and found.shape != like.shape):
         got = f"{found.dtype} of shape {tuple(found.shape)}"
         raise ValueError(f"fn must return real numbers, of one shape each time, got {got}.")

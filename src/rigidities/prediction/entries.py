@@ -32,11 +32,8 @@ def regrouped(every: Sequence[Any], change: Change, *, wide: bool = False) -> An
     if isinstance(first, tuple):
         return tuple(regrouped(part, change) for part in zip(*every, strict=True))
     if hasattr(first, "wide") and all(type(one) is type(first) for one in every):
-        names = [name for name in vars(first) if not name.startswith("_")]
-        own = {
-            k: regrouped([vars(one)[k] for one in every], change, wide=k in first.wide)
-            for k in names
-        }
+        every = [{k: v for k, v in vars(one).items() if k[0] != "_"} for one in every]
+        own = {k: regrouped([o[k] for o in every], change, wide=k in first.wide) for k in every[0]}
         return replace(first, **own) if own else first
     if not any(tensors) and all(one == first for one in every):
         return first

@@ -15,10 +15,11 @@ from . import picture
 from .entries import Change, regrouped
 from .law import Gaussian, Law
 
-_ONE = torch.ones((), dtype=torch.float64)
 _VARIANCES = ("epistemic", "noise", "from_inputs")
 _FAR = -1e15
 """Scales below a mean: a bound there cuts nothing."""
+_ROUNDING = torch.finfo(torch.float32).eps
+"""Of a bound: whatever holds it, it may have been computed in single precision."""
 
 
 @dataclass(frozen=True)
@@ -64,18 +65,17 @@ class Prediction:
     support: tuple[float | Tensor | None, float | Tensor | None] | None = None
     conformal: Any = None
 
-    __array_ufunc__ = None  # an array on the left leaves sums and products to us
+    __array_ufunc__ = None  # arrays and series on the left leave sums and products to us
+    __pandas_priority__ = 5000
 
     def __post_init__(self) -> None:
         if self.from_inputs.ndim == 0:
             shaped = self.from_inputs.to(self.epistemic).expand_as(self.epistemic)
             object.__setattr__(self, "from_inputs", shaped)
-        low, high = (torch.as_tensor(end, dtype=torch.float64) for end in self._support)
+        low, high = (torch.as_tensor(end, dtype=torch.float64) for end in self._bounds)
         if not bool((low < high).all()):
-            raise ValueError(
-                "A support is the least value before the largest, None for no bound, got "
-                f"{self.support}."
-            )
+            said = "A support is the least value before the largest, None for no bound, got"
+            raise ValueError(f"{said} {self.support}.")
         ends: Any = (low, high)
         if low.ndim == high.ndim == 0:
             ends = tuple(float(end) if bool(end.isfinite()) else None for end in ends)
@@ -101,16 +101,16 @@ class Prediction:
     @property
     def centre(self) -> Tensor:
         """The law's own mean, which a tilt and bounds move away from `mean`."""
-        shift = torch.as_tensor(self.law.mean, dtype=torch.float64).to(self.scale)
+        shift = torch.as_tensor(self.law.mean, dtype=torch.float64).to(self.mean.device)
         for sign, _, law, z in self._ends:
             shift = shift + sign * law.shortfall(z)
-        return self.mean + self.scale * shift
+        return self.mean + self.scale * shift.to(self.scale)
 
     def quantile(self, level: float) -> Tensor:
         """The value with probability `level` below it."""
         require_level(level, "A quantile's")
         z = self.law.quantile(torch.tensor(level, dtype=torch.float64, device=self.mean.device))
-        return (self.mean + z.to(self.scale) * self.scale).clamp(*self._bounds)
+        return self._inside(self.mean + z.to(self.scale) * self.scale)
 
     def interval(self, level: float = 0.9, *, conformal: bool = False) -> tuple[Tensor, Tensor]:
         """The central interval that holds probability `level`: (low, high).
@@ -136,37 +136,35 @@ class Prediction:
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
         """Independent draws of each prediction, (n, ...). They carry no correlations."""
-        drawn = self.mean + self.scale * self.law.sample(self.scale, n, generator)
-        return drawn.clamp(*self._bounds)
+        return self._inside(self.mean + self.scale * self.law.sample(self.scale, n, generator))
 
     def log_prob(self, target: Tensor) -> Tensor:
         """Logarithm of the predictive density at the target; of the mass, at a bound."""
-        y, (low, high) = self._matched(target), self._bounds
+        y, (low, high) = self.matched(target), self._bounds
         value = self.law.log_density(self._z(y)) - self.scale.log()
         for _, bound, law, z in self._ends:
-            value = torch.where(y == bound, law.cdf(z.double()).log().to(value), value)
-        return torch.where((y < low) | (y > high), -math.inf, value)
+            value = torch.where(y == bound, law.cdf(z).log(), value)
+        return torch.where((y < low) | (y > high), -math.inf, value).to(self.scale)
 
     def cdf(self, target: Tensor) -> Tensor:
         """Probability of a value up to the target."""
-        y, (low, high) = self._matched(target), self._bounds
+        y, (low, high) = self.matched(target), self._bounds
         below = self.law.cdf(self._z(y))
-        return torch.where(y < low, 0, torch.where(y >= high, 1, below))
+        return torch.where(y < low, 0, torch.where(y >= high, 1, below)).to(self.scale)
 
     def crps(self, target: Tensor) -> Tensor:
         r"""Continuous ranked probability score, $\int (F(x) - 1[x \ge y])^2 dx$."""
-        y = self._matched(target)
+        y = self.matched(target)
         inside = y.clamp(*self._bounds)
         score = self.law.crps(self._z(inside))
         for _, _, law, z in self._ends:
             score = score - law.shortfall(z, 2)
-        return self.scale * score + (y - inside).abs()
+        return (self.scale * score + (y - inside).abs()).to(self.scale)
 
     def tail(self, target: Tensor) -> Tensor:
         r"""How far out a target lies, $2 \min(P(Y \le y), P(Y \ge y))$, at most 1."""
-        y, (low, high) = self._matched(target), self._bounds
-        mean, scale = self.mean.double(), self.scale.double()
-        z = torch.where(y == mean, 0.0, (y.double() - mean) / scale)  # the scale may be zero
+        y, (low, high) = self.matched(target), self._bounds
+        z = torch.where(y == self.mean, 0.0, self._z(y))  # the scale may be zero
         below = torch.where(y < low, 0, torch.where(y >= high, 1, self.law.cdf(z)))
         above = torch.where(y > high, 0, torch.where(y <= low, 1, self.law.mirrored.cdf(-z)))
         return (2 * torch.minimum(below, above)).clamp(max=1)
@@ -176,7 +174,7 @@ class Prediction:
         mean, scale, half = self.mean.double(), self.scale.double(), tail.double() / 2
         low = torch.where(half > 0, mean + scale * self.law.quantile(half), -math.inf)
         high = torch.where(half > 0, mean - scale * self.law.mirrored.quantile(half), math.inf)
-        return low.to(self.scale).clamp(*self._bounds), high.to(self.scale).clamp(*self._bounds)
+        return self._inside(low), self._inside(high)
 
     def to_numpy(self, level: float = 0.9, *, conformal: bool = False) -> dict[str, Any]:
         """Arrays shaped like the output: mean, std, low, high (as `interval`), epistemic, noise."""
@@ -204,8 +202,8 @@ class Prediction:
 
     def _columns(self, level: float, names: Any, conformal: bool) -> dict[str, Any]:
         rows, count = self.mean.shape[:1].numel(), self.mean.shape[1:].numel()
-        if names is not None and len(names) != count:
-            raise ValueError(f"Expected names of {count} targets, got {names!r}.")
+        if names is not None and not len(names) == len(set(names)) == count:
+            raise ValueError(f"Expected names of {count} targets, each its own, got {names!r}.")
         ends = range(count) if names is None else names
         found = self.to_numpy(level, conformal=conformal)
         flat = {part: found[part].reshape(rows, count) for part in ("mean", "std", "low", "high")}
@@ -257,90 +255,101 @@ class Prediction:
         return _regrouped(parts, joined)
 
     def __mul__(self, factor: Any) -> Prediction:
-        return self._line(self._constant(factor), 0 * _ONE)
+        return self._line(factor)
 
     def __truediv__(self, divisor: Any) -> Prediction:
-        return self._line(1 / self._constant(divisor), 0 * _ONE)
+        return self._line(1 / self._constant(divisor))
 
     def __add__(self, shift: Any) -> Prediction:
-        return self._line(_ONE, self._constant(shift))
+        return self._line(1.0, shift)
 
     def __sub__(self, shift: Any) -> Prediction:
-        return self._line(_ONE, -self._constant(shift))
+        return self._line(1.0, -self._constant(shift))
 
     def __rsub__(self, shift: Any) -> Prediction:
-        return self._line(-_ONE, self._constant(shift))
+        return self._line(-1.0, shift)
 
     def __neg__(self) -> Prediction:
-        return self._line(-_ONE, 0 * _ONE)
+        return self._line(-1.0)
 
     __rmul__, __radd__ = __mul__, __add__
 
-    def _line(self, a: Tensor, b: Tensor) -> Prediction:
-        """The prediction of a Y + b, of factors and shifts in float64."""
-        if not bool((a.isfinite() & b.isfinite() & (a != 0)).all()):
-            raise ValueError("Expected finite numbers, and no factor of zero: it leaves no law.")
+    def _line(self, factor: Any, shift: Any = 0.0) -> Prediction:
+        """The prediction of a Y + b; in float64 where single precision cannot hold its variance."""
+        a, b = self._constant(factor), self._constant(shift)
+        square = a.square()
+        if not bool((square.isfinite() & b.isfinite() & (square != 0)).all()):
+            raise ValueError(
+                "Expected finite numbers, and no factor of zero or whose square is beyond float64: "
+                "it leaves no law."
+            )
         up, law = a > 0, self.law if bool((a > 0).all()) else self.law.mirrored
         if law is not self.law and bool(up.any()):
             law = regrouped([self.law, law], lambda t: torch.where(up.to(t[0].device), t[0], t[1]))
-        ends = [end * a + b for end in self._support]
+        moved = [(end * a + b, abs(end * a) + b.abs()) for end in self._bounds]
+        # what is left of a bound where a shift undoes another is rounding
+        ends = [torch.where(end.abs() < 4 * _ROUNDING * terms, 0.0, end) for end, terms in moved]
         kind = torch.promote_types(torch.result_type(self.mean, self.variance), torch.float32)
-        made: dict[str, Any] = {k: vars(self)[k] * a.square().to(kind) for k in _VARIANCES}
-        made["mean"] = self.mean.to(kind) * a.to(kind) + b.to(kind)
+        made: dict[str, Any] = {k: vars(self)[k].double() * square for k in _VARIANCES}
+        own = torch.cat([part[part > 0] for part in made.values()]).to(kind)
+        if bool(((own < torch.finfo(kind).tiny) | own.isinf()).any()):
+            kind = torch.float64
+        made["mean"] = self.mean.double() * a + b
+        made = {k: v.to(kind) for k, v in made.items()}
         made["conformal"] = self.conformal and self.conformal.resolved(self)
         return replace(self, **made, law=law, support=(torch.minimum(*ends), torch.maximum(*ends)))
 
     def _constant(self, given: Any) -> Tensor:
-        """A number, or one for each target."""
+        """A number, or one for each target, in float64."""
         import numpy
 
-        values = given if isinstance(given, Tensor | Prediction) else numpy.asarray(given)
-        if not isinstance(values, Tensor):
-            if isinstance(values, Prediction) or values.dtype.kind not in "iuf":
-                raise TypeError(
-                    f"Expected a number, or one for each target, got a {type(given).__name__}. Of "
-                    "several predictions, which share errors, take uq.propagate(fn, x)."
-                )
-            values = torch.as_tensor(values.astype(float))
-        values, whole = values.to(self.mean.device, torch.float64), self.mean.shape
-        fits = zip(values.shape[::-1], whole[::-1], strict=False)
-        if values.ndim > len(whole) or any(own not in (1, size) for own, size in fits):
+        values: Any = given
+        if not isinstance(given, Tensor | Prediction):
+            array = numpy.asarray(given)
+            values = torch.as_tensor(array.astype(float)) if array.dtype.kind in "iuf" else None
+        if not isinstance(values, Tensor) or values.is_complex() or values.dtype == torch.bool:
+            raise TypeError(
+                "Expected a real number, or one for each target, got a "
+                f"{getattr(given, 'dtype', type(given).__name__)}. Of several predictions, which "
+                "share errors, take uq.propagate(fn, x)."
+            )
+        found, whole = values.to(self.mean.device, torch.float64), self.mean.shape
+        fits = zip(found.shape[::-1], whole[::-1], strict=False)
+        if found.ndim > len(whole) or any(own not in (1, size) for own, size in fits):
             raise ValueError(
                 "Expected a number, or one for each target, that broadcasts to the prediction's "
-                f"{tuple(whole)}, got {tuple(values.shape)}."
+                f"{tuple(whole)}, got {tuple(found.shape)}."
             )
-        return values
+        return found
 
     @property
-    def _support(self) -> tuple[Any, Any]:
+    def _bounds(self) -> tuple[Any, Any]:
+        """The support as numbers, or as tensors in float64."""
         low, high = self.support or (None, None)
         if isinstance(low, Tensor) and isinstance(high, Tensor):
             return low.to(self.mean.device), high.to(self.mean.device)
         return -math.inf if low is None else low, math.inf if high is None else high
 
-    @property
-    def _bounds(self) -> tuple[Any, Any]:
-        """The same as `clamp` takes it."""
-        low, high = self._support
-        return (low.to(self.scale), high.to(self.scale)) if isinstance(low, Tensor) else (low, high)
+    def _inside(self, values: Tensor) -> Tensor:
+        return values.clamp(*self._bounds).to(self.scale)
 
     @property
     def _ends(self) -> list[tuple[int, float, Law, Tensor]]:
         """Sign and value of each bound, and the law and its z seen with that bound below."""
-        low, high = self._bounds
-        ends = []
-        if bool(torch.as_tensor(low).isfinite().any()):
-            ends.append((1, low, self.law, self._z(low).clamp(min=_FAR)))
-        if bool(torch.as_tensor(high).isfinite().any()):
-            ends.append((-1, high, self.law.mirrored, -self._z(high).clamp(max=-_FAR)))
-        return ends
+        return [
+            (side, end, law, (side * self._z(end)).clamp(min=_FAR))
+            for side, end, law in zip(
+                (1, -1), self._bounds, (self.law, self.law.mirrored), strict=True
+            )
+            if bool(torch.as_tensor(end).isfinite().any())
+        ]
 
     def _z(self, value: float | Tensor) -> Tensor:
-        """A value in the law's units, about the mean."""
-        return (value - self.mean.to(self.scale)) / self.scale
+        """A value in the law's units, about the mean, in float64."""
+        return (value - self.mean.double()) / self.scale.double()
 
-    def _matched(self, target: Tensor) -> Tensor:
-        """The target shaped like the prediction, single precision at least."""
+    def matched(self, target: Tensor) -> Tensor:
+        """The target shaped like the prediction, in float64; at a bound if but for rounding."""
         if target.shape != self.mean.shape:
             if target.squeeze().shape != self.mean.squeeze().shape:
                 raise ValueError(
@@ -348,11 +357,13 @@ class Prediction:
                     f"got {tuple(target.shape)}."
                 )
             target = target.reshape(self.mean.shape)
-        y = target.to(self.scale)
-        rounding = max(torch.finfo(one.dtype).eps for one in (y, target) if one.is_floating_point())
-        for bound in self._bounds:  # a target at a bound is there whatever its precision
-            end = torch.as_tensor(bound, dtype=y.dtype).to(y.device).expand_as(y)
-            y = torch.where(torch.isclose(y, end, rtol=rounding, atol=0), end, y)
+        target, scale = target.to(self.mean.device), self.scale.double()
+        y, kind = target.double(), target.dtype if target.is_floating_point() else torch.float64
+        for bound in self._bounds:
+            end = torch.as_tensor(bound, dtype=torch.float64, device=y.device).expand_as(y)
+            size = end.abs() + self.mean.double().abs() + 64 * scale
+            near = (y - end).abs() <= torch.minimum(_ROUNDING * size, scale / 1000)
+            y = torch.where(near | (target == end.to(kind)), end, y)
         return y
 
     def __len__(self) -> int:
@@ -377,6 +388,6 @@ def _regrouped(parts: Sequence[Prediction], change: Change) -> Prediction:
     names = ("mean", "rigidity", *_VARIANCES)
     made: dict[str, Any] = {k: change([vars(p)[k] for p in parts]) for k in names}
     hanging: dict[str, Any] = {"law": [p.law for p in parts]}
-    hanging["support"] = [p._support for p in parts]
+    hanging["support"] = [p._bounds for p in parts]
     hanging["conformal"] = [p.conformal and p.conformal.resolved(p) for p in parts]
     return replace(parts[0], **made | {k: regrouped(v, change) for k, v in hanging.items()})

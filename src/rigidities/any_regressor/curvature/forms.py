@@ -83,7 +83,9 @@ class Form(ABC):
                 "with fewer of them (subset=) if need be, or draw some: sample(1000)."
             )
         values, vectors = torch.linalg.eigh(self.covariance(tangents, tangents))
-        return torch.mul(vectors, values.clamp(min=0).sqrt())
+        above = int((values > -2 * values[0]).sum())  # no less is rounding, as negative ones tell
+        kept = slice(-max(1, min(above, self.width)), None)
+        return torch.mul(vectors[:, kept], values[kept].clamp(min=0).sqrt())
 
     @property
     def condition(self) -> float:
