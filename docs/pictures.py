@@ -1,6 +1,6 @@
 """Draw the pictures of the pages on concepts, by small experiments with fixed seeds.
 
-Run: python docs/pictures.py [folder], by default docs/images. About a minute on one core.
+Run: python docs/pictures.py [folder], by default docs/images. About half a minute on one core.
 """
 
 import sys

@@ -12,7 +12,7 @@ FORMULA = re.compile(
     r'<(?P<tag>span|div) class="arithmatex">\\(?:\(|\[)(?P<latex>.*?)\\(?:\)|\])</(?P=tag)>',
     flags=re.DOTALL,
 )
-PRIMES = re.compile(r"<mi>(&#x0203[23];)</mi>")
+PRIMED = re.compile(r"<msup>(<m[io][^>]*>[^<]*</m[io]>)<mi>(&#x0203[23];)</mi></msup>")
 
 
 def on_page_content(content: str, **_: object) -> str:
@@ -38,4 +38,5 @@ def parts(latex: str) -> list[str]:
 
 
 def _converted(latex: str, display: str = "inline") -> str:
-    return PRIMES.sub(r'<mo class="prime">\1</mo>', convert(latex.strip(), display=display))
+    # fonts draw a prime raised and small already: as a superscript it would fly off
+    return PRIMED.sub(r"<mrow>\1<mo>\2</mo></mrow>", convert(latex.strip(), display=display))

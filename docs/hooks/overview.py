@@ -28,8 +28,8 @@ def on_page_markdown(markdown, page, config, **_):
 
 def _section(name: str) -> str:
     text = (PAGES / f"{name}.md").read_text(encoding="utf-8")
-    title = text.partition("\n")[0].removeprefix("# ")
-    lines = [f"## [{title}]({name}.md)", "", "| name | what it is |", "| --- | --- |"]
+    title = re.search(r"^# (.+)$", text, flags=re.MULTILINE)
+    lines = [f"## [{title[1]}]({name}.md)", "", "| name | what it is |", "| --- | --- |"]
     return "\n".join(lines + [_line(path, obj) for path, obj in documented(text)])
 
 

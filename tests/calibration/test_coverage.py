@@ -30,7 +30,7 @@ def test_the_report_names_fifths_with_wrong_bars_and_what_helps() -> None:
     valid = data(2000, growth=1.5, seed=1)
     uq = fitted(data(300, growth=1.5))
     said = str(uq.calibrate(valid, criterion="nll", noise="constant"))
-    assert "  ! In the highest fifth of the predictions (above 1.2" in said
+    assert "  ! In the highest fifth of the predictions (from 1.2" in said
     assert "too narrow there" in said
     assert "calibrate(valid, noise='features')" in said
     assert "fifth of" not in str(uq.calibrate(valid))
@@ -84,3 +84,18 @@ def test_rows_seen_before_are_warned_of_once_and_only_where_they_matter() -> Non
     assert str(report).count("40 of 400") == 1
     assert "stand in the training data" not in str(report)
     assert "stand in the training data" in report.warnings[0]
+
+
+def test_of_many_flattened_outputs_all_are_looked_at() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = 2 * torch.rand(9000, 1, generator=generator, dtype=torch.float64) - 1
+    z = torch.randn(9000, 2, generator=generator, dtype=torch.float64)
+    y = torch.cat([x, 3 + 0 * x], 1) + 0.1 * z * torch.cat([1 + 0 * x, 2 + 0 * x], 1)
+    pr = rg.PredictionRigidity(
+        lambda w, x: torch.cat([x * w[0], 3 * w[1] + 0 * x], 1), torch.ones(2, dtype=torch.float64)
+    ).fit(x[:200], y[:200])
+    with pytest.warns(UserWarning, match="best scales of the outputs differ"):
+        report = pr.calibrate(x, y, noise="constant")
+    assert "In the highest fifth of the predictions" in str(report)  # the second output's
+    assert "features" not in str(report)
+    assert report.advice.startswith("Give f a noise")

@@ -23,6 +23,9 @@ def f():
     return x
 
 
+# %%
+print(f"{f()} row\\nand {__name__}")
+
 # %% [markdown]
 # The end.
 '''
@@ -39,6 +42,15 @@ def f():
     return x
 ```
 
+```python
+print(f"{f()} row\\nand {__name__}")
+```
+
+``` { .text .printed title="one run" }
+1 row
+and __main__
+```
+
 The end.
 """
 
@@ -51,16 +63,8 @@ def hook(name: str) -> ModuleType:
     return module
 
 
-def test_a_script_in_percent_format_becomes_a_page_of_text_and_code() -> None:
+def test_a_script_in_percent_format_becomes_a_page_of_text_code_and_what_it_prints() -> None:
     assert hook("tutorials").markdown(SCRIPT) == PAGE
-
-
-def test_tutorials_take_their_place_in_the_navigation_and_leave_none_without() -> None:
-    nav = ["index.md", {"Start": [{"Ten minutes": "start.md"}, {"Tutorials": "tutorials"}]}]
-    there = hook("tutorials").filled(nav, ["tutorials/a.md"])
-    assert there[1]["Start"][1] == {"Tutorials": ["tutorials/a.md"]}
-    without = hook("tutorials").filled(nav, [])
-    assert without == ["index.md", {"Start": [{"Ten minutes": "start.md"}]}]
 
 
 @pytest.mark.parametrize(
@@ -91,3 +95,9 @@ def test_formulas_side_by_side_may_wrap_unless_a_bracket_spans_them() -> None:
     )
     assert shown.count("<math") == 2
     assert "1\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}2" in shown
+
+
+def test_a_prime_stands_beside_its_letter_not_above_it() -> None:
+    shown = hook("mathml").on_page_content('<span class="arithmatex">\\(x\'\\)</span>')
+    assert "<mi>x</mi><mo>&#x02032;</mo>" in shown
+    assert "msup" not in shown

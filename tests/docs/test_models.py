@@ -25,6 +25,13 @@ def test_the_table_has_the_line_of_every_model_and_none_is_far_off() -> None:
     assert max(deviation for _, deviation in lines) <= 1e-5
 
 
+def test_pages_count_models_and_libraries_as_the_table_does() -> None:
+    packages = {one.package for one in zoo.SPECIMENS}
+    for page in ("start.md", "promises.md"):
+        text = (DOCS / page).read_text(encoding="utf-8")
+        assert f"[{len(zoo.SPECIMENS)} models of {len(packages)} libraries](models.md)" in text
+
+
 def test_the_models_are_of_the_libraries_promised() -> None:
     promised = (
         "transformers torch_geometric timm mace-torch schnetpack chemprop rtdl_revisiting_models "

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-TUTORIALS = sorted((Path(__file__).parents[2] / "examples" / "tutorials").glob("*.py"))
+ROOT = Path(__file__).parents[2]
+TUTORIALS = sorted((ROOT / "examples" / "tutorials").glob("*.py"))
 
 
 def ran(name):
@@ -35,7 +36,10 @@ def test_the_verdict_trusts_right_bars_alone(plain_torch):
     left = ran("trust_and_verdict")
     assert left["right"].status == "good"
     assert {left[name].status for name in ("narrow", "average")} == {"bad"}
-    assert left["skewed"].status != "good"
+    assert left["skewed"].status == "careful" and "the errors are skewed" in left["skewed"].headline
+    sized, even, *_ = left["skewed"].findings
+    assert {sized.status, even.status} == {"good"}
+    assert left["below"] == 0 < 0.08 < left["above"] < 0.12
     assert 0.88 < left["held"].mean() < 0.92
     assert left["high"] < 0.8 < 0.99 < left["low"]
 
@@ -57,3 +61,4 @@ def test_a_tutorial_is_made_of_cells_and_begins_with_its_title(path):
     prose = [cell for cell, kind in zip(cells, kinds, strict=True) if kind]
     assert all(line.startswith("#") for cell in prose for line in cell.strip().splitlines())
     assert f'ran("{path.stem}")' in Path(__file__).read_text(encoding="utf-8")
+    assert f": tutorials/{path.stem}.md\n" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")

@@ -188,8 +188,8 @@ def test_a_shuffled_loader_keeps_rows_and_targets_together(net, uq) -> None:
     x, y = net.test
     loader = DataLoader(TensorDataset(x, y), batch_size=32, shuffle=True)
     found = labelled(uq, loader)
-    mean, std, target, inputs = (found[key] for key in ("mean", "std", "target", "inputs"))
-    expected = uq(inputs)
+    p, target, inputs = (found[key] for key in ("mean", "target", "inputs"))
+    mean, std, expected = p.mean, p.std, uq(inputs)
     assert torch.allclose(mean, expected[0].detach())
     assert torch.allclose(std, expected[1].detach())
     assert metrics.rmse(mean, target) == pytest.approx(metrics.rmse(uq(x)[0].detach(), y), rel=1e-5)
@@ -206,9 +206,9 @@ def test_targets_come_from_the_wrappers_own_function(net: Trained, tmp_path: Pat
         target=lambda batch: batch["energy"],
     )
     uq.fit(batches(net.train)).calibrate(batches(net.valid), criterion="nll")
-    mean, target = map(labelled(uq, batches(net.test)).get, ("mean", "target"))
-    assert torch.equal(target, net.test[1])
-    assert torch.equal(mean, uq.predict(batches(net.test)).mean.to(mean))
+    found = labelled(uq, batches(net.test))
+    assert torch.equal(found["target"], net.test[1])
+    assert torch.equal(found["mean"].mean, uq.predict(batches(net.test)).mean)
     unlabelled = [{"place": net.valid[0]}]
     path = report.write(tmp_path / "r.html", uq, batches(net.test), reference=unlabelled)
     assert "Calibration" in Page(path.read_text(encoding="utf-8")).text
@@ -217,7 +217,7 @@ def test_targets_come_from_the_wrappers_own_function(net: Trained, tmp_path: Pat
 def test_an_iterator_of_batches_and_flat_targets_will_do(net, uq) -> None:
     x, y = net.test
     found = labelled(uq, iter([(x[:50], y[:50, 0]), (x[50:], y[50:, 0])]))
-    mean, target = found["mean"], found["target"]
+    mean, target = found["mean"].mean, found["target"]
     assert mean.shape == target.shape == y.shape
     assert torch.equal(target, y)
 

@@ -3,7 +3,9 @@
 import math
 import re
 from dataclasses import replace
+from typing import Any
 
+import pandas
 import pytest
 import torch
 from benchmarks.verdict import FAULTS, called_right, right
@@ -12,8 +14,15 @@ from scipy import stats
 
 import rigidities as rg
 from rigidities import metrics, report
-from rigidities.calibration.coverage import TAIL, Held, fifths, held_by_chance, normal_scores
-from rigidities.prediction.law import Gaussian, StudentT, Tilted
+from rigidities.calibration.coverage import (
+    FIFTHS_TAIL,
+    HALF_WIDTH,
+    TAIL,
+    Held,
+    Scored,
+    held_by_chance,
+)
+from rigidities.prediction.law import Gaussian, Law, StudentT, Tilted
 from rigidities.prediction.prediction import Prediction
 from rigidities.report.judgement import (
     FEW,
@@ -24,7 +33,7 @@ from rigidities.report.judgement import (
     resolution,
     size,
 )
-from rigidities.report.rows import Rows
+from rigidities.report.rows import Rows, rows_of
 from rigidities.report.scores import METRICS, Judged
 from tests.support.nets import Trained
 from tests.support.report_rows import changed, columns, page, rows
@@ -95,7 +104,7 @@ def test_what_chance_allows_is_the_binomial_distribution(count: int) -> None:
 
 @pytest.mark.parametrize("count", [12, 34, 40])
 def test_right_bars_are_called_wide_or_narrow_as_rarely_as_the_tails_say(count: int) -> None:
-    said = [Held.of(rows(count, seed=seed).z, 0.025).side for seed in range(1000)]
+    said = [Held.of(rows(count, seed=seed).scored.columns, 0.025).side for seed in range(1000)]
     assert said.count("narrow") <= 42  # 25 expected at most, + 3.4 sigma
     assert said.count("wide") <= 42
     if count < 36:  # the sum of z² is continuous, so that its test is exact
@@ -121,10 +130,30 @@ def test_grave_cautions_lower_the_verdict(grave: list[str], words: str) -> None:
 
 def test_a_bad_ranking_lowers_the_verdict() -> None:
     judged = Judged(rows(2000))
-    judged.__dict__["bars"] = {**judged.bars, "spearman": -0.5}
+    judged.__dict__["spearman"] = -0.5
     found = judgement(judged)
     assert found.status == "careful"
     assert found.headline == "Use these bars with care: larger bars go with smaller errors."
+
+
+def test_grave_cautions_stand_in_the_headline_of_bars_to_be_used_with_care() -> None:
+    mean, std, target = columns(2000)
+    bar = std.square().mean().sqrt().expand_as(std)
+    shifted = mean + bar * ((target - mean) / std + 0.3)
+    said = report.verdict(mean, shifted, std=bar).headline
+    assert "with care: the predictions are too low on average and they are no better" in said
+    found = judgement(Judged(rows(2000, 1.25)), [Caution("", "they are not calibrated")])
+    assert "with care: they are too narrow and they are not calibrated." in found.headline
+
+
+def test_each_look_at_many_targets_has_a_smaller_tail() -> None:
+    wide = rows(400, 1.0)
+    assert wide.scored.held[2:4] == held_by_chance(400, TAIL)
+    many = replace(wide, looks=50)
+    assert many.scored.held[2:4] == held_by_chance(400, TAIL / 50)
+    assert many.scored.fifths[0][2:4] == held_by_chance(80, FIFTHS_TAIL / 50)
+    (part, *others) = rows_of(*(part.reshape(-1, 4) for part in columns(400)))
+    assert part.looks == 4 == 1 + len(others)
 
 
 def test_rows_that_are_biased_or_unlike_the_reference_are_not_called_trustworthy() -> None:
@@ -142,7 +171,7 @@ def test_rows_that_are_biased_or_unlike_the_reference_are_not_called_trustworthy
 def test_bars_times_the_needed_factor_hold_ninety_per_cent() -> None:
     for count in (37, 100, 1003):
         part = rows(count, scale=1.7)
-        wider = part.std * Held.of(part.z).factor * (1 + 1e-12)
+        wider = part.std * part.scored.held.factor * (1 + 1e-12)
         covered = metrics.coverage(part.mean, wider, part.target)
         assert covered == pytest.approx(math.ceil(0.9 * count) / count, abs=1e-9)
 
@@ -160,7 +189,9 @@ def test_the_gain_is_that_of_the_metrics_and_its_error_that_of_resampling() -> N
 
 
 def test_right_bars_fail_the_coverage_test_as_often_as_chance_says() -> None:
-    failed = sum(bool(Held.of(rows(300, seed=seed).z, 0.025).side) for seed in range(400))
+    failed = sum(
+        bool(Held.of(rows(300, seed=seed).scored.columns, 0.025).side) for seed in range(400)
+    )
     assert 5 <= failed <= 40
 
 
@@ -195,8 +226,8 @@ def test_bars_right_on_average_alone_are_not_trusted_and_the_part_is_named() -> 
     found = verdict_on(FAULTS["uneven by prediction"][0](2000, 2.0, 0))
     assert found.status == "bad"
     assert found.headline.startswith("Do not trust these bars as they stand: right on average, but")
-    assert "too narrow in the highest fifth of the predictions (above " in found.headline
-    assert "In the lowest fifth of the predictions (below " in found.findings[1].text
+    assert "too narrow in the highest fifth of the predictions (from " in found.headline
+    assert "In the lowest fifth of the predictions (up to " in found.findings[1].text
     assert "where chance allows 85 to 94.2 %" in found.findings[1].text
     assert "noise='features'" in found.findings[1].text
 
@@ -211,20 +242,42 @@ def test_a_tiny_fault_of_many_rows_is_said_and_not_called_bad() -> None:
 def test_fifths_are_those_of_sorted_rows() -> None:
     part = rows(1003)
     for key, held in zip(
-        (part.mean, part.std),
-        (fifths(part.z, part.mean, part.std)[i : i + 5] for i in (0, 5)),
-        strict=True,
+        (part.mean, part.std), (part.scored.fifths[i : i + 5] for i in (0, 5)), strict=True
     ):
         for one, index in zip(held, key.argsort().tensor_split(5), strict=True):
-            assert one.inside == int((part.z[index].abs() <= 1.6448536269514722).sum())
+            assert one.inside == int((part.z[index].abs() <= HALF_WIDTH).sum())
             assert one.rows == len(index)
-    assert fifths(part.z[:49], part.mean[:49], part.std[:49]) == []
-    assert len(fifths(part.z, part.mean, torch.ones_like(part.z))) == 5
+    assert rows(49).scored.fifths == []
+    alike = Rows(part.mean, torch.ones_like(part.std), part.target)
+    assert len(alike.scored.fifths) == 5
+
+
+@pytest.mark.parametrize("kinds", [1, 3])
+def test_the_order_of_rows_with_equal_keys_does_not_matter(kinds: int) -> None:
+    called = 0
+    for seed in range(8):
+        mean, std, target = right(600, seed)
+        which = torch.randint(3, (600,), generator=torch.Generator().manual_seed(seed))
+        values = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)[which]
+        means = values if kinds == 3 else 0.3 * mean
+        z, bars = (target - mean) / std, values if kinds == 3 else values.clamp(min=1.0)
+        y, order = means + bars * z, (means + bars * z).argsort()
+        called += report.verdict(means[order], y[order], std=bars[order]).status == "good"
+    assert called >= 7
+
+
+def test_a_fifth_is_named_by_its_own_values() -> None:
+    mean = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64).repeat_interleave(200)
+    named = [one.where for one in Rows(mean, 1 + mean, mean).scored.fifths[:5]]
+    values = [where.partition("(")[2][:-1] for where in named]
+    assert values == ["1", "1 to 2", "2", "2 to 3", "3"]
 
 
 def test_bars_wrong_by_one_factor_are_even() -> None:
     found = judgement(Judged(rows(2000, 2.5)))
-    assert found.findings[1].text.startswith("Even: ")
+    assert re.fullmatch(
+        r"Even: .* % in fifths by prediction and by bar, alike\.", found.findings[1].text
+    )
 
 
 def test_a_remedy_in_use_is_not_named(net: Trained) -> None:
@@ -234,33 +287,133 @@ def test_a_remedy_in_use_is_not_named(net: Trained) -> None:
     constant = uq.calibrate(net.valid, criterion="nll", noise="constant")
     assert "Try noise" not in str(constant) + str(replace(constant, at_edge="upper"))
     assert "noise='features'" in str(report.verdict(mean, target, std=std, calibration=constant))
+    unknown = str(report.verdict(mean, target, std=std))
+    assert "Unless it is in use already: With calibrate(valid, noise='features')" in unknown
+    other = replace(constant, advice="Mend f.")  # of an object that refuses what this one has
+    said = str(report.verdict(mean, target, std=std, calibration=other))
+    assert "Mend f." in said
+    assert not re.search("features|tilted|conformal", said)
     full = replace(constant, ladder={"paper": 1.0})  # auto has tried the full model in vain
     said = str(report.verdict(mean, target, std=std, calibration=full))
     assert "noise='features'" not in said
     assert "conformal=" in said
 
 
-@pytest.mark.parametrize(
-    ("law", "support"),
-    [
-        (StudentT(3.0), None),
-        (Tilted(4.0, torch.tensor([0.8, 0, 0.3, 0, 0, 0, 0, 0])), None),
-        (Gaussian(), (-0.5, None)),
-    ],
-)
-def test_bars_are_judged_under_their_own_law(law, support) -> None:
-    mean, std, _ = right(2000, 0)
+TILTED = Tilted(4.0, torch.tensor([0.8, 0, 0.3, 0, 0, 0, 0, 0]))
+
+
+def predicted(law: Law, support: Any = None, factor: float = 1.0, kind: Any = torch.float64):
+    """Predictions, and true values from the law with bars of the right size."""
+    mean, std, _ = (part.to(kind) for part in right(2000, 0))
     p = Prediction(mean, std**2 / 2, std**2 / 2, std, law=law, support=support)
     y = p.sample(1, torch.Generator().manual_seed(1))[0]
-    score = normal_scores(p, y)
+    return replace(p, epistemic=factor**2 * std**2 / 2, noise=factor**2 * std**2 / 2), y
+
+
+@pytest.mark.parametrize("law", [StudentT(3.0), TILTED])
+def test_bars_are_judged_under_their_own_law(law: Law) -> None:
+    p, y = predicted(law)
+    score = Scored.of(p, y).z
     assert stats.kstest(score.numpy(), "norm").pvalue > 1e-3
-    inside = (score.abs() <= 1.6448536269514722)[y != -0.5]
     low, high = p.interval(0.9)
-    assert torch.equal(inside, ((low <= y) & (y <= high))[y != -0.5])
+    assert torch.equal(score.abs() <= HALF_WIDTH, (low <= y) & (y <= high))
     found = report.verdict(p, y)
     assert "can be trusted" in found.headline, str(found)
-    wrong = report.verdict(replace(p, law=Gaussian(), support=None), y)
-    assert not called_right(wrong)
+    assert not called_right(report.verdict(replace(p, law=Gaussian()), y))
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "support", [(-0.5, None), (0.0, None), (0.3, None), (None, 0.0), (None, 0.7), (-0.3, 0.6)]
+)
+def test_targets_at_bounds_are_judged_by_the_lump_there(support: Any, kind: torch.dtype) -> None:
+    p, y = predicted(Gaussian(), support, kind=kind)
+    assert stats.kstest(Scored.of(p, y).z.numpy(), "norm").pvalue > 1e-3
+    for target in (y, y.float(), y.double().numpy()):  # whatever the precision
+        assert "can be trusted" in report.verdict(p, target).headline
+    assert not called_right(report.verdict(replace(p, support=None), y))
+    narrow = replace(p, epistemic=p.epistemic / 8, noise=p.noise / 8)
+    assert report.verdict(narrow, y).status == "bad"
+
+
+def test_a_prediction_with_a_law_that_leans_and_bounds_is_judged_right() -> None:
+    p, y = predicted(TILTED, (-0.4, 0.9))
+    assert stats.kstest(Scored.of(p, y).z.numpy(), "norm").pvalue > 1e-3
+    assert "can be trusted" in report.verdict(p, y).headline
+
+
+def test_true_values_beyond_a_bound_are_never_held() -> None:
+    p, y = predicted(Gaussian(), (0.0, None))
+    found = report.verdict(p, torch.where(torch.arange(2000) % 3 == 0, -1e-3, y))
+    assert found.status == "bad"
+    assert "lie where their law says that none can" in found.findings[2].text
+
+
+@pytest.mark.parametrize("law", [Gaussian(), StudentT(3.0), TILTED])
+def test_bars_times_the_factor_hold_ninety_per_cent_under_their_law(law: Law) -> None:
+    p, y = predicted(law, factor=0.4)
+    held = Scored.of(p, y).held
+    assert held.factor == pytest.approx(2.5, rel=0.1)
+    assert held.rms == pytest.approx(float(((y - p.mean) / p.std).square().mean().sqrt()))
+    low, high = replace(
+        p, epistemic=p.epistemic * held.factor**2, noise=p.noise * held.factor**2
+    ).interval(0.9)
+    assert float(((low <= y) & (y <= high)).double().mean()) == pytest.approx(0.9, abs=1.5e-3)
+    assert report.verdict(p, y).status == "bad"
+    assert not any("heavy tails" in one.text for one in report.verdict(p, y).cautions)
+
+
+def test_outliers_are_counted_by_the_intervals_of_the_law() -> None:
+    p, y = predicted(StudentT(5.0))
+    wrong = torch.where(torch.arange(2000) % 50 == 0, p.mean + 20 * p.std, y)
+    low, high = p.interval(math.erf(3 / math.sqrt(2)))
+    (said,) = [one.text for one in report.verdict(p, wrong).cautions if "tails" in one.text]
+    beyond = int(((wrong < low) | (wrong > high)).sum())
+    assert beyond - 6 <= int(said.split()[0]) <= beyond
+    assert "lie outside 99.7 % intervals" in said
+    assert "student-t" not in said
+
+
+def test_what_right_bars_would_score_is_drawn_from_the_law() -> None:
+    p, y = predicted(Gaussian(), (0.0, None))
+    (part,) = rows_of(p, p, y)
+    judged = Judged(part)
+    for key in ("spearman", "rmse", "coverage", "nll", "nll_gain"):
+        expected, scatter = judged.right[key]
+        assert judged.bars[key] == pytest.approx(expected, abs=5 * scatter + 1e-3)
+
+
+@pytest.mark.parametrize("law", [StudentT(5.0), Gaussian()])
+def test_targets_come_in_any_form(law: Law) -> None:
+    p, y = predicted(law, (-1.0, None))
+    said = str(report.verdict(p, y))
+    shuffled = pandas.Series(y.numpy(), index=range(5000, 3000, -1))
+    for target in (y.numpy(), y.tolist(), y[:, None], shuffled, shuffled.to_frame()):
+        assert str(report.verdict(p, target)) == said
+    whole = y.round().long()
+    assert str(report.verdict(p, whole)) == str(report.verdict(p, whole.double()))
+    assert "<h1>" in report.html(p, whole)
+    with pytest.raises(TypeError, match=r"html\(\) got an unexpected keyword argument 'titel'"):
+        report.html(p, y, titel="a")
+
+
+class Bare(Law):
+    """A law of one's own without probabilities."""
+
+    name, symmetric = "bare", True
+
+    def quantile(self, level: torch.Tensor) -> torch.Tensor:
+        return Gaussian().quantile(level)
+
+    def log_density(self, z: torch.Tensor) -> torch.Tensor:
+        return Gaussian().log_density(z)
+
+
+def test_a_law_without_probabilities_is_judged_as_gaussian_and_it_is_said() -> None:
+    p, y = predicted(Bare())
+    found, plain = report.verdict(p, y), report.verdict(replace(p, law=Gaussian()), y)
+    assert found.findings == plain.findings
+    assert "The law 'bare' has no probabilities" in found.cautions[0].text
 
 
 def test_of_several_targets_the_worst_is_named() -> None:
@@ -270,6 +423,9 @@ def test_of_several_targets_the_worst_is_named() -> None:
         found.headline
         == "target 1: Do not trust these bars as they stand: they are far too narrow."
     )
+    assert [one.subject for one in found.findings][:2] == ["Size of target 1", "Fifths of target 1"]
+    alike = report.verdict(mean, target, std=std)
+    assert alike.headline == "All 2 targets: These bars can be trusted on rows like these."
     with pytest.raises(TypeError, match="Expected a Prediction and no std=, or means and std="):
         report.verdict(mean, target)
 
@@ -344,6 +500,43 @@ def test_good_rows_raise_no_caution() -> None:
 )
 def test_what_is_wrong_with_rows_is_said(part: Rows, words: str) -> None:
     assert any(words in one.text for one in cautions(part))
+
+
+def test_rows_that_are_alike_since_values_are_few_are_no_copies() -> None:
+    mean, std, target = columns(2000)
+    leaf = mean.round().clamp(-4, 4)
+    for values in (target.round(), target):
+        assert not any("repeat" in one.text for one in cautions(Rows(leaf, 1 + leaf.abs(), values)))
+    copied = Rows(*(torch.cat([part, part[:200]]) for part in (leaf, 1 + leaf.abs(), target)))
+    assert any("200 of 2200 rows" in one.text for one in cautions(copied))
+    threefold = Rows(*(part.repeat(3) for part in (mean, std, target)))
+    assert any("4000 of 6000 rows" in one.text for one in cautions(threefold))
+
+
+def test_a_verdict_speaks_of_no_page_nor_plots() -> None:
+    mean, std, target = columns(20)
+    said = [
+        *cautions(rows(20)),
+        *cautions(Rows(mean, torch.where(std == std.max(), 99, std), target)),
+    ]
+    said += cautions(Rows(*(part.repeat(2) for part in columns(100))))
+    assert len(said) >= 3
+    assert not any(word in one.text for one in said for word in ("page", "plot"))
+
+
+def test_a_small_fifth_with_errors_too_small_does_not_contradict_itself() -> None:
+    mean, std, target = columns(60)
+    part = Rows(mean, std, mean + torch.where(mean > mean.median(), 1e-3, 1.0) * (target - mean))
+    wide = [one.sentence for one in part.scored.uneven if one.side == "wide"]
+    assert wide
+    assert all("chance allows" not in said and "bars (RMS): too wide" in said for said in wide)
+
+
+def test_errors_of_zero_need_no_factor() -> None:
+    mean, std, target = columns(400)
+    said = size(Rows(mean, std, torch.where(torch.arange(400) < 380, mean, target))).text
+    assert "times as wide" not in said
+    assert "Nine tenths of the errors are zero." in said
 
 
 def test_bars_too_narrow_as_a_whole_are_no_heavy_tails() -> None:

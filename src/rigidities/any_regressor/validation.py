@@ -62,7 +62,8 @@ def calibrated(
     eigenvalues = effective if basis is None else basis.eigenvalues
     least = form.least_ridge if searching else -math.inf
     report = chosen(residuals, eigenvalues, form.with_ridge, wanted, least=least)
-    said = remarks(report, residuals, eigenvalues, _REMEDY)
+    report = replace(report, advice=_REMEDY)
+    said = remarks(report, residuals, eigenvalues)
     report = replace(report, remarks=[*report.remarks, *said])
     if standard:
         _compare(torch.cat(standard))

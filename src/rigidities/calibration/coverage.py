@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import pairwise, repeat
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from ..prediction.head import HeadForm
 from ..prediction.prediction import Prediction
 from .calibration import Calibration
 from .gathering import Residuals
-from .report import CalibrationReport, remedy
+from .report import CalibrationReport
 
 LEVEL, HALF_WIDTH = 0.9, 1.6448536269514722
 TAIL, FIFTHS_TAIL = 0.005, 0.001
@@ -28,13 +29,16 @@ _LITTLE, _MUCH = math.log(1.1), math.log(1.5)
 """Factors of the bars up to which a fault is small, and from which it is grave."""
 _FEWEST, _MOST = 10, 1 << 14
 """Rows of a fifth at least; scores that a calibration looks at, at most."""
+_NEVER = 37.0
+"""The score of what cannot be: 1e-300 in double precision."""
 _PLACES = ("lowest", "second", "middle", "fourth", "highest")
 
 
 class Held(NamedTuple):
     """How many of some rows 90 % intervals hold, what chance allows, and what is wrong.
 
-    `factor` would make the bars hold 90 %, `rms` is that of the scores, `side` "narrow" or "wide".
+    `factor` would make the bars hold 90 %, `rms` is that of errors in bars, `side` "narrow" or
+    "wide".
     """
 
     rows: int
@@ -47,16 +51,17 @@ class Held(NamedTuple):
     where: str
 
     @classmethod
-    def of(cls, score: Tensor, tail: float = TAIL, where: str = "") -> Held:
-        """Of normal scores."""
-        count, squares = len(score), score.square()
+    def of(cls, columns: Tensor, tail: float = TAIL, where: str = "") -> Held:
+        """Of scores, reaches and errors, (3, N), as `Scored` has them."""
+        (score, reach, error), count = columns, columns.shape[1]
         inside, (low, high) = int((score.abs() <= HALF_WIDTH).sum()), held_by_chance(count, tail)
-        factor = float(score.abs().kthvalue(math.ceil(LEVEL * count)).values) / HALF_WIDTH
+        factor, rms = _nine_tenths(reach), float(error.square().mean().sqrt())
         # where all may lie inside by chance, the sum of squares shows bars that are too wide
-        chance = torch.special.gammainc(squares.new_tensor(count / 2), squares.sum() / 2)
+        squares = score.square().sum()
+        chance = torch.special.gammainc(squares.new_tensor(count / 2), squares / 2)
         wide = inside > high or (high == count and bool(chance < tail))
         side = "narrow" if inside < low else "wide" * wide
-        return cls(count, inside, low, high, factor, float(squares.mean().sqrt()), side, where)
+        return cls(count, inside, low, high, factor, rms, side, where)
 
     @property
     def off(self) -> float:
@@ -73,10 +78,10 @@ class Held(NamedTuple):
     def sentence(self) -> str:
         """What is wrong with these rows."""
         holds, low, high = (f"{100 * n / self.rows:.3g}" for n in self[1:4])
-        return (
-            f"In the {self.where} 90 % intervals hold {holds} %, where chance allows {low} to "
-            f"{high} %, and errors are {self.rms:.2g} bars (RMS): too {self.side} there."
-        )
+        counted = f"90 % intervals hold {holds} %, where chance allows {low} to {high} %, and "
+        counted = counted if not self.low <= self.inside <= self.high else ""
+        errors = f"errors are {self.rms:.2g} bars (RMS)"
+        return f"In the {self.where} {counted}{errors}: too {self.side} there."
 
 
 def held_by_chance(count: int, tail: float = TAIL) -> tuple[int, int]:
@@ -99,45 +104,143 @@ def held_by_chance(count: int, tail: float = TAIL) -> tuple[int, int]:
     return first + low, first + min(high, last - first)
 
 
-def fifths(score: Tensor, mean: Tensor, std: Tensor, tail: float = FIFTHS_TAIL) -> list[Held]:
-    """Coverage by fifths of the prediction, then of the bar; none of a key that does not vary."""
-    found: list[Held] = []
-    for name, key in (("predictions", mean), ("bars", std)):
-        if len(key) < 5 * _FEWEST or not bool(key.max() > key.min() + 1e-9 * key.abs().max()):
-            continue
-        ordered, order = key.sort(stable=True)
-        ends = [f"{float(part[0]):.3g}" for part in ordered.tensor_split(5)[1:]]
-        between = (" to ".join(pair) for pair in pairwise(ends))
-        values = (f"below {ends[0]}", *between, f"above {ends[-1]}")
-        where = (f"{at} fifth of the {name} ({v})" for at, v in zip(_PLACES, values, strict=True))
-        found += map(Held.of, score[order].tensor_split(5), repeat(tail), where)
-    return found
+@dataclass(frozen=True)
+class Scored:
+    """Rows of one target held against their own law, and what 90 % intervals hold of them.
 
+    Of a target at a bound of the support, where probability is in a lump, all is that of a
+    repeatable draw from what the law has beyond the bound.
 
-def uneven(score: Tensor, mean: Tensor, std: Tensor, tail: float = FIFTHS_TAIL) -> list[Held]:
-    """The fifths that are wrong, the most narrow first; none where one factor mends them all."""
-    if len(score) < 5 * _FEWEST:
-        return []
-    whole = Held.of(score)
-    if whole.side and not any(one.side for one in fifths(score / whole.factor, mean, std, tail)):
-        return []
-    found = (one for one in fifths(score, mean, std, tail) if one.side)
-    return sorted(found, key=lambda one: (one.side, -one.off))
-
-
-def normal_scores(p: Prediction, target: Tensor) -> Tensor:
-    """Standard normal numbers as likely as the targets: (y - mean) / std for a Gaussian law.
-
-    Of a target at a bound, where probability is in a lump, a repeatable draw from the lump.
+    Attributes:
+        p: the predictions, (N,).
+        z: standard normal numbers as likely as the targets: `error`, for a Gaussian law.
+        error: (y - mean) / std.
+        looks: how many targets are looked at, by which tails are divided.
     """
-    if p.law.name == "gaussian" and p.support is None:
-        return ((target - p.mean) / p.std).double()
-    up_to, below = p.cdf(target), p.cdf(target.nextafter(torch.full_like(target, -math.inf)))
-    drawn = torch.rand(target.shape, generator=torch.Generator().manual_seed(0)).to(up_to)
-    u = (below + drawn * (up_to - below)).double()
-    tail = torch.where(up_to - below > 1e-4, 2 * torch.minimum(u, 1 - u), p.tail(target))
-    far: Tensor = torch.special.ndtri(tail.clamp(min=1e-300) / 2)
-    return far.copysign(u - 0.5)
+
+    p: Prediction
+    z: Tensor
+    error: Tensor
+    looks: int = 1
+
+    @classmethod
+    def of(cls, p: Prediction, target: Tensor, looks: int = 1) -> Scored:
+        """Of predictions that are `judgeable` and their true values."""
+        (y, beyond), free = _latent(p, target), _free(p)
+        z = error = (y - free.mean) / free.std
+        if p.law.name != "gaussian":
+            far = torch.special.ndtri(free.tail(y).clamp(min=1e-300) / 2)
+            z = far.copysign(free.cdf(y) - 0.5)
+        return cls(free, torch.where(beyond, z.sign() * _NEVER, z), error, looks)
+
+    def reach(self, level: float = LEVEL) -> Tensor:
+        """What bars must be multiplied with for an interval to end at the target."""
+        unit, tiny = self.p.scale / self.p.std, torch.finfo(torch.float64).tiny
+        levels = self.error.new_tensor([(1 - level) / 2, (1 + level) / 2])
+        low, high = (self.p.law.quantile(end) * unit for end in levels)
+        return torch.maximum(self.error / low.clamp(max=-tiny), self.error / high.clamp(min=tiny))
+
+    @cached_property
+    def columns(self) -> Tensor:
+        """Scores, reaches and errors, (3, N), for `Held`."""
+        never = (self.z.abs() >= _NEVER) * _NEVER
+        return torch.stack([self.z, torch.maximum(self.reach(), never), self.error])
+
+    @cached_property
+    def held(self) -> Held:
+        """Of all rows."""
+        return Held.of(self.columns, TAIL / self.looks)
+
+    @cached_property
+    def fifths(self) -> list[Held]:
+        """Coverage by fifths of the prediction, then of the bar; none of a key that is constant."""
+        return list(self._fifths(self.columns))
+
+    @cached_property
+    def uneven(self) -> list[Held]:
+        """The fifths that are wrong, narrow ones first; none where one factor mends all."""
+        if self.held.side and self.fifths:
+            factors = [_nine_tenths(self.z.abs()) / HALF_WIDTH, *[self.held.factor] * 2]
+            mended = self.columns / self.z.new_tensor(factors)[:, None].clamp(min=1e-9)
+            if not any(one.side for one in self._fifths(mended)):
+                return []
+        found = (one for one in self.fifths if one.side)
+        return sorted(found, key=lambda one: (one.side, -one.off))
+
+    def _fifths(self, columns: Tensor) -> Iterator[Held]:
+        # equal keys in random order: a table may be sorted by the target
+        mixed, tail = _shuffled(len(self.z)).to(self.z.device), FIFTHS_TAIL / self.looks
+        for name, key in (("predictions", self.p.mean), ("bars", self.p.std)):
+            if len(key) < 5 * _FEWEST or key.max() <= key.min() + 1e-9 * key.abs().max():
+                continue
+            order = mixed[key[mixed].argsort(stable=True)]
+            parts = columns[:, order].tensor_split(5, 1), key[order].tensor_split(5)
+            for at, held, keys in zip(_PLACES, *parts, strict=True):
+                yield Held.of(held, tail, f"{at} fifth of the {name} ({_values(at, keys)})")
+
+
+def _nine_tenths(sizes: Tensor) -> float:
+    """What nine tenths stay below."""
+    return float(sizes.kthvalue(math.ceil(LEVEL * len(sizes))).values)
+
+
+def _values(at: str, part: Tensor) -> str:
+    """Which keys a fifth has; neighbours share one that is repeated."""
+    low, high = (f"{float(end):.3g}" for end in (part[0], part[-1]))
+    if low == high:
+        return low
+    return {"lowest": f"up to {high}", "highest": f"from {low}"}.get(at, f"{low} to {high}")
+
+
+def _shuffled(count: int) -> Tensor:
+    return torch.randperm(count, generator=torch.Generator().manual_seed(0))
+
+
+def judgeable(p: Prediction) -> bool:
+    """Whether the law has probabilities, as one of one's own need not."""
+    try:
+        p[:1].tail(p.mean[:1])
+    except NotImplementedError:
+        return False
+    return True
+
+
+def _free(p: Prediction) -> Prediction:
+    """The same in double precision and without bounds."""
+    tensors = {name: part for name, part in vars(p).items() if isinstance(part, Tensor)}
+    own: dict[str, Any] = {name: part.detach().double() for name, part in tensors.items()}
+    return replace(p, **own, law=p.law.each(Tensor.detach), support=None, conformal=None)
+
+
+def at_bounds(p: Prediction, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Targets in double precision, exactly at bounds that rounding keeps them off; and their sides.
+
+    A side is -1 or 1 at the lower or the upper bound, -2 or 2 beyond it, else 0.
+    """
+    y, side = target.detach().double(), torch.zeros_like(target, dtype=torch.long)
+    kinds = (one.dtype for one in (target, p.mean) if one.is_floating_point())
+    rounding = 4 * max(torch.finfo(kind).eps for kind in kinds)
+    for sign, end in zip((-1, 1), p.support or (), strict=False):
+        if end is not None:
+            bound = torch.as_tensor(end, dtype=torch.float64).to(y.device).expand_as(y)
+            at = (y - bound).abs() <= rounding * (bound.abs() + p.mean.abs())
+            side = torch.where(at, sign, torch.where(sign * (y - bound) > 0, 2 * sign, side))
+            y = torch.where(at, bound, y)
+    return y, side
+
+
+def _latent(p: Prediction, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Targets with those at a bound drawn from beyond it, and which cannot be."""
+    y, side = at_bounds(p, target)
+    generator = torch.Generator().manual_seed(0)
+    for sign in (-1, 1):
+        if bool((at := side == sign).any()):
+            part = _free(p[at])
+            law = part.law if sign < 0 else part.law.mirrored
+            mass = law.cdf(-sign * (y[at] - part.mean) / part.scale)
+            drawn = mass * (1 - torch.rand(mass.shape, generator=generator).to(mass))
+            y[at] = part.mean - sign * part.scale * law.quantile(drawn.clamp(min=1e-300))
+    return y, side.abs() == 2
 
 
 def predicted(
@@ -161,26 +264,22 @@ def predicted(
     return Prediction(mean, epistemic, noise, rigidity, law=law, support=calibration.support)
 
 
-def remarks(
-    report: CalibrationReport, part: Residuals, lam: Tensor, mended: str | None = None
-) -> Iterator[str]:
+def remarks(report: CalibrationReport, part: Residuals, lam: Tensor) -> Iterator[str]:
     """On the rows of a calibration: fifths with wrong bars, and a noise that came out as zero."""
-    some = torch.arange(len(part.error), device=lam.device) % (1 + part.error.numel() // _MOST) == 0
-    part = part.picked(some)
+    rows = min(len(part.error), max(1, _MOST // part.error.shape[1]))
+    part = part.picked(_shuffled(len(part.error)).to(lam.device) < rows)
     chosen, targets = report.calibration, part.error.shape[1]
-    p, mended = predicted(chosen, part, lam), mended or remedy("uneven", report.has)
-    try:
-        scores = normal_scores(p, (p.mean + part.error).nan_to_num())
-    except NotImplementedError:  # a law of one's own need not have probabilities
-        return
+    p = predicted(chosen, part, lam)
     for k, known in enumerate(part.error.isfinite().unbind(1)):
         if not bool(known.any()):  # masked in all rows that are looked at
             continue
         which = f"Target {k}: " if targets > 1 else ""
-        z, mean, std = (column[known, k] for column in (scores, p.mean, p.std))
-        if wrong := uneven(z, mean, std, FIFTHS_TAIL / targets):
-            yield " ".join([which + wrong[0].sentence, *(w.sentence for w in wrong[1:3]), mended])
-        if chosen.noise.name != "none" and bool((p.noise / p.variance)[known, k].median() < 1e-3):
+        own = p[known, k]
+        y = own.mean + part.error[known, k]
+        if wrong := Scored.of(own, y, targets).uneven if judgeable(own) else []:
+            told = " ".join(one.sentence for one in wrong[:3])
+            yield f"{which}{told} {report.remedy('uneven')}"
+        if chosen.noise.name != "none" and bool((own.noise / own.variance).median() < 1e-3):
             yield (
                 f"{which}The noise came out as practically zero: the scale holds it, and bars will "
                 "shrink with more data, noise or no noise. Calibrate on more rows, or fix ridge=."

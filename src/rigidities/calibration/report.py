@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..notices import notify, require, require_kinds
+from ..prediction.law import Law
 from .calibration import Calibration, require_known, require_levels
 
 LARGEST_DOUBT = 1e-3
@@ -44,6 +45,7 @@ class CalibrationReport:
             of the full model with those before it.
         remarks: on the rows and what followed from them.
         rounding: bound on the relative error of variances by products of mixed precision.
+        advice: what helps against uneven bars, where it is not what `LastLayerRigidity` has.
     """
 
     calibration: Calibration
@@ -67,6 +69,7 @@ class CalibrationReport:
     ladder: dict[str, float] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     rounding: float = 0.0
+    advice: str = ""
 
     @property
     def ridge(self) -> float:
@@ -135,6 +138,11 @@ class CalibrationReport:
         noise = "features" if full and chosen.head is None else chosen.noise.name
         return {noise, chosen.law.name, "groups" if grouped else ""}
 
+    def remedy(self, fault: str) -> str:
+        """What helps against uneven coverage, skew or tails and is not in use yet."""
+        own = {"uneven": self.advice, "skew": _LAST} if self.advice else {}
+        return own.get(fault) or remedy(fault, self.has)
+
     @property
     def _doubt(self) -> str:
         return (
@@ -176,9 +184,7 @@ class CalibrationReport:
         if self.gradient_scale is not None:
             lines.insert(3, f"  of derivatives  {_numbers(self.gradient_scale)}")
         if (law := self.calibration.law).name != "gaussian":
-            df = getattr(law, "df", None)
-            tails = "" if df is None else f", {_numbers(torch.as_tensor(df))} degrees of freedom"
-            lines.append(f"  law             {law.name}{tails}")
+            lines.append(f"  law             {law_line(law)}")
         if math.isfinite(self.effective_rank):
             lines.append(
                 f"  effective rank  {self.effective_rank:.1f} of {self.width}, "
@@ -283,19 +289,27 @@ _NOTICEABLE = 0.01
 """Share of calibration rows that were trained on, from which on bars may be too narrow by 0.5 %."""
 _REMEDIES = {
     "uneven": {
-        "features": "Let the noise follow the inputs: calibrate(valid, noise='features').",
-        "groups": "Conformal intervals can hold in groups: calibrate(..., conformal=, groups=).",
+        "features": "With calibrate(valid, noise='features') the noise follows the inputs.",
+        "groups": "With calibrate(..., conformal=, groups=) intervals hold in groups.",
     },
-    "skew": {"tilted": "A law that can lean: calibrate(valid, law='tilted')."},
-    "tails": {"student-t": "A law with such tails: calibrate(valid, law='student-t')."},
+    "skew": {"tilted": "With calibrate(valid, law='tilted') the law can lean."},
+    "tails": {"student-t": "With calibrate(valid, law='student-t') the law has such tails."},
 }
+_LAST = "More rows like these to train and calibrate on, or another model, would help."
 
 
-def remedy(fault: str, used: set[str]) -> str:
+def remedy(fault: str, used: set[str], *, sure: bool = True) -> str:
     """What the library has against uneven coverage, skew or tails and is not `used` yet."""
     has = used | ({"student-t"} if "tilted" in used else set())
-    last = "More rows like these to train and calibrate on, or another model, would help."
-    return next((text for name, text in _REMEDIES[fault].items() if name not in has), last)
+    found = next((text for name, text in _REMEDIES[fault].items() if name not in has), _LAST)
+    return found if sure or found == _LAST else f"Unless it is in use already: {found}"
+
+
+def law_line(law: Law) -> str:
+    """A law's name, with its degrees of freedom where it has any."""
+    df = getattr(law, "df", None)
+    tails = "" if df is None else f", {_numbers(torch.as_tensor(df))} degrees of freedom"
+    return law.name + tails
 
 
 def _numbers(tensor: Tensor, most: int = 6) -> str:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
 from .calibration import Calibration
-from .report import CalibrationReport, _numbers
+from .report import CalibrationReport, _numbers, law_line
 
 UNFITTED = {"fit": "none yet: call fit(x, y) with the training data"}
 
@@ -22,13 +20,12 @@ def summary(
 
 
 def _chosen(own: Calibration, report: CalibrationReport | None) -> dict[str, str]:
-    df, level, origin = getattr(own.law, "df", None), own.noise.level, "as given or by default"
+    level, origin = own.noise.level, "as given or by default"
     if report is not None:
         origin = "fixed" if report.fixed else f"chosen by {report.criterion}"
-    tails = "" if df is None else f", {_numbers(torch.as_tensor(df))} degrees of freedom"
     noise = f", variance {_numbers(level)}" if bool(level.any()) else ""
     found = {"ridge": f"{own.ridge:.4g}, {origin}", "scale": _numbers(own.scale)}
-    found |= {"noise": own.noise.name + noise, "law": own.law.name + tails}
+    found |= {"noise": own.noise.name + noise, "law": law_line(own.law)}
     ask = "not yet: call calibrate(x, y) with data that the model has not seen"
     return found | ({"calibrated": ask} if report is None else _trust(own, report))
 

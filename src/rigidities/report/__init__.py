@@ -17,12 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..calibration.coverage import STATUSES
 from ..calibration.report import CalibrationReport
-from ..metrics.alignment import Values, aligned
+from ..metrics.alignment import Values, aligned, of_prediction
 from ..prediction.prediction import Prediction
 from .document import checked_place, page, require_plotly
 from .document import write_page as save
@@ -30,7 +29,7 @@ from .experiments.page import experiment
 from .judgement import Caution, Verdict, judgement
 from .judgement import cautions as cautions_of
 from .markup import Markup, joined, tag
-from .rows import MOST_SHOWN, Bars, Rows, bars_on, columns_of, labelled, rows_of, shape_of
+from .rows import MOST_SHOWN, Bars, Rows, labelled, rows_of, shape_of
 from .scores import Judged
 from .target_section import Drawn, overview, section
 
@@ -67,17 +66,19 @@ def verdict(
     """
     if isinstance(prediction, Prediction) == (std is not None):
         raise TypeError("Expected a Prediction and no std=, or means and std=. Give one of these.")
-    columns: dict[str, Any] = {"mean": prediction, "std": std, "target": target}
-    if isinstance(prediction, Prediction):
-        columns = columns_of(prediction, torch.as_tensor(target))
     found = {
         rows.name: judgement(Judged(rows), cautions_of(rows, calibration), calibration)
-        for rows in rows_of(**columns)
+        for rows in rows_of(prediction, prediction if std is None else std, target)
     }
     name, worst = max(found.items(), key=lambda pair: STATUSES.index(pair[1].status))
-    return worst if len(found) == 1 else replace(worst, headline=f"{name}: {worst.headline}")
+    if len(found) == 1:
+        return worst
+    alike = all(one.headline == worst.headline for one in found.values())
+    whose = f"All {len(found)} targets" if alike else name
+    return replace(worst.about(name), headline=f"{whose}: {worst.headline}")
 
 
+@of_prediction
 def html(
     mean: Values,
     std: Values,
@@ -90,13 +91,13 @@ def html(
     reference: Values | None = None,
     cautions: Sequence[str | Caution] = (),
     first_row: int = 0,
-    **law: Any,
 ) -> str:
-    """The report of predictions with their error bars and true values.
+    """The report of predictions, given with their bars or as one `Prediction`, and true values.
 
     Args:
-        mean: predictions, (N,) or (N, K) for K targets.
-        std: their error bars, shaped alike and above zero.
+        mean: predictions, (N,) or (N, K) for K targets; or what `predict` gave, which stands for
+            `std` too, html(p, target), and is judged by its own law.
+        std: their error bars, shaped alike and above zero: standard deviations of Gaussians.
         target: true values, shaped alike, of rows that neither fit nor calibration has seen.
         title: the heading.
         names: of the targets.
@@ -106,7 +107,6 @@ def html(
             with larger ones are reported as unlike them.
         cautions: further sentences to warn with.
         first_row: the number of the first row.
-        **law: what a law that is not Gaussian says of the rows, as `rows.Rows` has it.
 
     Returns:
         The page.
@@ -116,8 +116,7 @@ def html(
         ModuleNotFoundError: plotly is missing.
     """
     require_plotly()
-    own: dict[str, Any] = {"names": names, "inputs": inputs, "first": first_row, **law}
-    parts = rows_of(mean, std, target, **own)
+    parts = rows_of(mean, std, target, names=names, inputs=inputs, first=first_row)
     limits = _reference(reference, len(parts))
     chosen = parts[:MOST_TARGETS]
     drawn, sections = Drawn(), []
@@ -166,7 +165,8 @@ def write(
     require_plotly()
     options = labelled(uq, data, progress) | {"title": title, "names": names}
     options |= {"first_row": first_row} | ({} if inputs is None else {"inputs": inputs})
-    options["reference"] = None if reference is None else bars_on(uq, reference, progress)
+    if reference is not None:
+        options["reference"] = uq.predict(reference, progress=progress).std
     options["cautions"] = [_UNCALIBRATED] if uq.report is None else []
     return save(path, html(calibration=uq.report, **options))
 

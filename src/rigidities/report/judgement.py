@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from .. import metrics
-from ..calibration.coverage import BAD, CAREFUL, GOOD, LEVEL, STATUSES, Held, fifths, uneven
+from ..calibration.coverage import BAD, CAREFUL, GOOD, LEVEL, STATUSES, Scored
 from ..calibration.report import CalibrationReport, remedy
 from ..metrics.ranking import retained_rmse
 from .markup import around, number
 from .rows import Rows
-from .scores import Judged, bin_sizes
+from .scores import Judged
 
 FEW = 30
 """Rows below which no verdict is given, and nothing is called good."""
@@ -63,6 +62,11 @@ class Verdict:
     findings: tuple[Finding, ...]
     cautions: tuple[Caution, ...] = ()
 
+    def about(self, name: str) -> Verdict:
+        """With findings that say which target they are of."""
+        named = (replace(one, subject=f"{one.subject} of {name}") for one in self.findings)
+        return replace(self, findings=tuple(named))
+
     def __str__(self) -> str:
         found = [f"  {one.subject}: {WORDS[one.status]}. {one.text}" for one in self.findings]
         return "\n".join([self.headline, *found, *(f"  ! {one.text}" for one in self.cautions)])
@@ -77,21 +81,15 @@ def judgement(
     if len(rows) < FEW:
         few = f"Too few rows for a verdict: {len(rows)}. What follows may be chance."
         return Verdict(few, CAREFUL, findings, tuple(warned))
-    status = max((f.status for f in findings[:3]), key=STATUSES.index)
     against = [caution.grave for caution in warned if caution.grave]
     against += ["larger bars go with smaller errors"] * (findings[3].status == BAD)
-    if status == GOOD and against:
-        *others, last = against
-        reasons = f"{', '.join(others)} and {last}" if others else last
-        headline, status = f"Use these bars with care: {reasons}.", CAREFUL
-    else:
-        headline = _headline(rows, *(f.status for f in findings[:3]))
+    headline, status = _headline(rows.scored, [f.status for f in findings[:3]], against)
     return Verdict(headline, status, findings, tuple(warned))
 
 
 def size(rows: Rows) -> Finding:
     """Are the bars too wide or too narrow? By the coverage of 90 % intervals."""
-    held, subject = Held.of(rows.z), "Size"
+    held, subject = rows.scored.held, "Size"
     inside, low, high = (f"{100 * n / held.rows:.1f}" for n in held[1:4])
     text = (
         f"90 % intervals hold {inside} % of the {held.rows} true values; with right bars chance "
@@ -103,12 +101,13 @@ def size(rows: Rows) -> Finding:
     text += f" Errors are {number(held.rms)} bars (RMS)."
     lead = f"A little too {held.side}." if held.status == GOOD else f"Too {held.side}."
     mended = f" To hold 90 % they would have to be {number(held.factor)} times as wide."
+    mended = mended if held.factor > 1e-9 else " Nine tenths of the errors are zero."
     return _finding(rows, subject, held.status, f"{lead} {text}{mended}")
 
 
 def by_fifths(rows: Rows, calibration: CalibrationReport | None = None) -> Finding:
     """Are they right for low and high predictions, for small and large bars?"""
-    held, wrong = (look(rows.z, rows.mean, rows.std) for look in (fifths, uneven))
+    held, wrong = rows.scored.fifths, rows.scored.uneven
     status = max((one.status for one in wrong), key=STATUSES.index, default=GOOD)
     if wrong:
         lead = "A little uneven." if status == GOOD else "Uneven."
@@ -116,14 +115,17 @@ def by_fifths(rows: Rows, calibration: CalibrationReport | None = None) -> Findi
         text = " ".join([lead, *(one.sentence for one in wrong[:4]), *mended])
     elif held:
         low, high = (100 * f(one.inside / one.rows for one in held) for f in (min, max))
-        text = f"Even: {low:.3g} to {high:.3g} % in fifths by prediction and by bar, as by chance."
+        how = "alike" if rows.scored.held.side else "as by chance"
+        text = f"Even: {low:.3g} to {high:.3g} % in fifths by prediction and by bar, {how}."
     else:
         text = "Not looked at: there are too few rows, or all are alike."
     return _finding(rows, "Fifths", status, text)
 
 
 def _remedy(fault: str, rows: Rows, calibration: CalibrationReport | None) -> str:
-    return remedy(fault, {rows.law} if calibration is None else calibration.has)
+    if calibration is not None:
+        return calibration.remedy(fault)
+    return remedy(fault, {rows.law}, sure=bool(rows.law) and fault != "uneven")
 
 
 def _finding(rows: Rows, subject: str, status: str, text: str) -> Finding:
@@ -159,7 +161,7 @@ def resolution(rows: Rows) -> Finding:
     elif gain > 2 * error:
         factor = f"the true values are {math.exp(min(gain, 700)):.3g} times as likely under them"
         status, text = GOOD, f"Better than one constant bar by {figures}: row by row, {factor}."
-    elif gain < -2 * error:
+    elif gain < -_sigmas(0.02, rows) * error:
         status = BAD
         text = (
             f"Worse than one constant bar, by {figures}: their size or their differences between "
@@ -177,10 +179,10 @@ def resolution(rows: Rows) -> Finding:
 def ranking(judged: Judged) -> Finding:
     """Do rows with larger bars err more?"""
     rows, subject = judged.rows, "Ranking"
-    found = judged.bars["spearman"]
+    found = judged.spearman
     if math.isnan(found):
         return Finding(subject, CAREFUL, "Bars or errors of one size cannot be ranked.")
-    drawn = torch.tensor(judged.redrawn(metrics.spearman)).double()
+    drawn = torch.tensor([each.spearman for each in judged.redrawn]).double()
     expected, scatter = float(drawn.mean()), float(drawn.std())
     figures = (
         f"Rank correlation of bar and error {found:.2f}; right bars of these sizes would give "
@@ -209,21 +211,23 @@ def _dropped(rows: Rows) -> str:
     )
 
 
-def _headline(rows: Rows, sized: str, even: str, useful: str) -> str:
-    wrong, far = uneven(rows.z, rows.mean, rows.std), "far " * (sized == BAD)
-    lead = "right on average, but " if sized == GOOD else "they are "
-    where = lead + "".join(f"too {one.side} in the {one.where}" for one in wrong[:1])
-    reasons = {f"they are {far}too {Held.of(rows.z).side}": sized}
-    reasons |= {where: even, "one constant bar does better": useful}
-    for reason, status in reasons.items():
-        if status == BAD:
-            return f"Do not trust these bars as they stand: {reason}."
-    for reason, status in list(reasons.items())[:2]:
-        if status == CAREFUL:
-            return f"Use these bars with care: {reason}."
-    if useful == CAREFUL:
-        return "Right in size, but no better than one constant bar."
-    return "These bars can be trusted on rows like these."
+def _headline(found: Scored, statuses: Sequence[str], against: Sequence[str]) -> tuple[str, str]:
+    """In one sentence, and its status; every reason unless the bars are not to be trusted."""
+    far, lead = "far " * (statuses[0] == BAD), "they are "
+    lead = "right on average, but " if statuses[0] == GOOD else lead
+    where = lead + "".join(f"too {one.side} in the {one.where}" for one in found.uneven[:1])
+    reasons = [f"they are {far}too {found.held.side}", where, "one constant bar does better"]
+    if bad := [why for why, status in zip(reasons, statuses, strict=True) if status == BAD]:
+        return f"Do not trust these bars as they stand: {bad[0]}.", BAD
+    sized = [why for why, status in zip(reasons[:2], statuses, strict=False) if status == CAREFUL]
+    dull = ["they are no better than one constant bar"] * (statuses[2] == CAREFUL)
+    if sized or against:
+        *others, last = [*sized[:1], *against, *(dull if not sized else [])]
+        listed = f"{', '.join(others)} and {last}" if others else last
+        return f"Use these bars with care: {listed}.", CAREFUL
+    if dull:
+        return "Right in size, but no better than one constant bar.", CAREFUL
+    return "These bars can be trusted on rows like these.", GOOD
 
 
 # --- what to beware of -------------------------------------------------------------------------
@@ -235,6 +239,7 @@ def cautions(
     """What to beware of, the weightiest first; arguments as in `report.html`."""
     return [
         *([] if calibration is None else _of_calibration(calibration)),
+        *_unknown(rows),
         *_few(rows),
         *(_far_out(rows) if reference is None else _beyond(rows, reference)),
         *_repeated(rows),
@@ -255,9 +260,15 @@ def _of_calibration(report: CalibrationReport) -> Iterator[Caution]:
 
 def _few(rows: Rows) -> Iterator[Caution]:
     if len(rows) < FEW:
-        yield Caution(f"There are {len(rows)} rows: every figure on this page may be chance.")
-    elif not bin_sizes(len(rows)):
-        yield Caution(f"There are {len(rows)} rows, too few for the plot of bins.")
+        yield Caution(f"There are {len(rows)} rows: every figure may be chance.")
+
+
+def _unknown(rows: Rows) -> Iterator[Caution]:
+    if rows.law not in ("", "gaussian") and rows.prediction is None:
+        yield Caution(
+            f"The law {rows.law!r} has no probabilities (its `cdf`, and `mirrored` unless it is "
+            "symmetric): the bars are judged as standard deviations of Gaussians."
+        )
 
 
 def _beyond(rows: Rows, reference: Tensor) -> Iterator[Caution]:
@@ -284,31 +295,47 @@ def _far_out(rows: Rows) -> Iterator[Caution]:
     if far := int((rows.std > _FAR * median).sum()):
         yield Caution(
             f"{_share(far, rows)} have a bar more than {_FAR:g} times the median "
-            f"({number(median)}): their inputs may be unlike the training data. Look at them in "
-            "the plots."
+            f"({number(median)}): their inputs may be unlike the training data. Look at them."
         )
 
 
 def _repeated(rows: Rows) -> Iterator[Caution]:
-    columns = torch.stack([rows.mean, rows.std, rows.target], 1)
-    copies = len(rows) - len(torch.unique(columns, dim=0))
-    if copies > 0.01 * len(rows):
+    values = _kinds(rows.target)
+    if int(values.max()) + 1 == len(rows):  # which is soon seen
+        return
+    pairs = _kinds(rows.mean, rows.std)
+    alone, both = (int(kinds.max()) + 1 for kinds in (pairs.maximum(values), _kinds(pairs, values)))
+    copies = len(rows) - both
+    # where few predictions meet few values, rows that are alike need not be copies
+    if copies > 0.01 * len(rows) and both <= 1.01 * alone:
         yield Caution(
             f"{_share(copies, rows)} repeat an earlier row (same prediction, bar and true value): "
-            "what chance allows is more than this page says."
+            "chance allows more than is said here."
         )
+
+
+def _kinds(*columns: Tensor) -> Tensor:
+    """The number of the kind that each row is of: rows of one kind are alike in all columns."""
+    kinds = torch.zeros(len(columns[0]), dtype=torch.long)
+    for column in columns:
+        both = kinds * len(column) + torch.unique(column, return_inverse=True)[1]
+        kinds = torch.unique(both, return_inverse=True)[1]
+    return kinds
 
 
 def _outliers(rows: Rows, calibration: CalibrationReport | None) -> Iterator[Caution]:
     # bars that are too narrow as a whole do not make tails heavy
-    limit = _TAIL * max(0.8, Held.of(rows.z).factor)
-    beyond = int((rows.z.abs() > limit).sum())
-    expected = math.erfc(_TAIL / math.sqrt(2)) * len(rows)
+    factor = max(0.8, rows.scored.held.factor)
+    share = math.erfc(_TAIL / math.sqrt(2))
+    beyond = int((rows.scored.reach(1 - share) > factor).sum())
+    expected = share * len(rows)
+    where = f"err by more than {_TAIL * factor:.2g} bars, where Gaussian errors"
+    if rows.prediction is not None:
+        where = f"lie outside 99.7 % intervals of bars {factor:.2g} times as wide, where their law"
     if beyond >= max(4.0, 2 * expected, expected + 4 * math.sqrt(expected)):
         yield Caution(
-            f"{_share(beyond, rows)} err by more than {limit:.2g} bars, where Gaussian errors "
-            f"would give {number(expected, 2)}: the errors have heavy tails, or these rows are "
-            f"faulty. {_remedy('tails', rows, calibration)}"
+            f"{_share(beyond, rows)} {where} would give {number(expected, 2)}: the errors have "
+            f"heavy tails, or these rows are faulty. {_remedy('tails', rows, calibration)}"
         )
 
 
@@ -318,7 +345,7 @@ def _skewed(rows: Rows, calibration: CalibrationReport | None) -> Iterator[Cauti
     far = z[z.abs().topk(len(rows) - math.ceil(LEVEL * len(rows)) + 1).indices]
     above = int((far > 0).sum())
     share = max(above, len(far) - above) / len(far)
-    if share >= _LEANING[0] and 2 * share - 1 > 3 / math.sqrt(len(far)):
+    if share >= _LEANING[0] and 2 * share - 1 > _sigmas(0.0013, rows) / math.sqrt(len(far)):
         side = "above" if 2 * above > len(far) else "below"
         yield Caution(
             f"Of the tenth of the rows that errs most, in units of its bars, {100 * share:.0f} % "
@@ -329,8 +356,9 @@ def _skewed(rows: Rows, calibration: CalibrationReport | None) -> Iterator[Cauti
 
 
 def _biased(rows: Rows) -> Iterator[Caution]:
-    mean = float(rows.z.mean())
-    spread = float(rows.z.std()) if len(rows) > 1 else math.inf
+    p = rows.scored.p
+    error = rows.scored.error - (p.centre - p.mean) / p.std
+    mean, spread = float(error.mean()), float(error.std()) if len(rows) > 1 else math.inf
     if abs(mean) >= max(0.1, 4 * spread / math.sqrt(len(rows))):
         side = "low" if mean > 0 else "high"
         yield Caution(
@@ -338,6 +366,11 @@ def _biased(rows: Rows) -> Iterator[Caution]:
             "which bars cannot mend, but refit() or another model can.",
             f"the predictions are too {side} on average",
         )
+
+
+def _sigmas(tail: float, rows: Rows) -> float:
+    """How many standard errors chance passes as rarely, for all targets together."""
+    return -float(torch.special.ndtri(torch.tensor(tail / rows.looks, dtype=torch.float64)))
 
 
 def _share(count: int, rows: Rows) -> str:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from ..calibration.coverage import normal_scores
+from ..calibration.coverage import Scored, at_bounds, judgeable
 from ..calibration.report import CalibrationReport
 from ..data.batches import Batch
 from ..data.feed import Feed
-from ..metrics.alignment import Values, aligned
+from ..metrics.alignment import Values, aligned, as_tensor
 from ..prediction.prediction import Prediction
 
 MOST_SHOWN = 5_000
@@ -38,9 +37,9 @@ class Rows:
         name: of the target.
         inputs: further columns by name, shown when one points at a row; (N,) each.
         first: the number of the first row.
-        law: name of the law that the bars belong to; where it is not Gaussian, it gives
-        score: standard normal numbers as likely as the true values, and
-        log_density: of the true values.
+        prediction: with the law that the bars belong to, (N,); of bars alone it is Gaussian.
+        looks: how many targets are looked at, this one among them.
+        law: its name, where it is known; without its prediction it has no probabilities.
     """
 
     mean: Tensor
@@ -49,19 +48,30 @@ class Rows:
     name: str = "target"
     inputs: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     first: int = 0
-    law: str = "gaussian"
-    score: Tensor | None = None
-    log_density: Tensor | None = None
+    prediction: Prediction | None = None
+    looks: int = 1
+    law: str = ""
+
+    @cached_property
+    def own(self) -> Prediction:
+        """The prediction, or the Gaussian one of means and bars."""
+        plain = Prediction(self.mean, 0 * self.std, self.std.square(), self.std)
+        return plain if self.prediction is None else self.prediction
+
+    @cached_property
+    def scored(self) -> Scored:
+        """Held against the law."""
+        return Scored.of(self.own, self.target, self.looks)
 
     @cached_property
     def error(self) -> Tensor:
         """y - mu."""
         return self.target - self.mean
 
-    @cached_property
+    @property
     def z(self) -> Tensor:
         """(y - mu) / sigma, or the law's normal scores."""
-        return self.error / self.std if self.score is None else self.score
+        return self.scored.z
 
     @cached_property
     def standard(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -71,8 +81,7 @@ class Rows:
     @cached_property
     def nll(self) -> Tensor:
         """Negative log-likelihood of each row."""
-        gaussian = self.std.log() + (self.z.square() + math.log(2 * math.pi)) / 2
-        return gaussian if self.log_density is None else -self.log_density
+        return -self.own.log_prob(self.target).detach().double()
 
     @cached_property
     def constant(self) -> Tensor:
@@ -96,46 +105,42 @@ def rows_of(
     names: Sequence[str] | None = None,
     inputs: Mapping[str, Sequence[Any]] | Values | None = None,
     first: int = 0,
-    law: str = "gaussian",
-    score: Tensor | None = None,
-    log_density: Tensor | None = None,
 ) -> list[Rows]:
     """Checked rows, one entry per target; arguments as the attributes of `Rows`, all of them.
 
     (N,) and (N, 1) are one target, (N, K) are K; of anything larger every number is a row of one
-    target. `inputs` may be an array (N, D) too.
+    target. `inputs` may be an array (N, D) too; a prediction as `mean` stands for its bars too.
 
     Raises:
         ValueError: shapes that differ, values that are not finite, bars that are not above zero,
             or names or inputs that do not fit.
     """
+    if isinstance(mean, Prediction):
+        p, y = mean.to("cpu"), as_tensor(target).cpu()
+        y = y.reshape(_shape_for(y, p.mean))
+        return _under_law(rows_of(p.mean, p.std, y, names=names, inputs=inputs, first=first), p, y)
     shape = shape_of(mean)
     targets = shape[1] if len(shape) == 2 else 1
     # under another name, so that a bar below zero is left to the check that names its row
     flat = aligned(mean=mean, bar=std, target=target)
-    columns = tuple(part.reshape(-1, targets) for part in flat)
+    columns = [part.reshape(-1, targets) for part in flat]
     _check_positive(columns[1], first)
     _check_squares(columns, first)
     names = _checked_names(names, targets)
     full = _for_each_row(_named_inputs(inputs), len(columns[0]), shape)
-    own = [
-        part.double().reshape(-1, targets).T for part in (score, log_density) if part is not None
-    ]
     by_target = zip(*(part.T.contiguous() for part in columns), names, strict=True)
-    return [
-        Rows(mean, std, y, name, full, first, law, *(part[k] for part in own))
-        for k, (mean, std, y, name) in enumerate(by_target)
-    ]
+    return [Rows(m, s, y, name, full, first, looks=targets) for m, s, y, name in by_target]
 
 
-def columns_of(p: Prediction, target: Tensor) -> dict[str, Any]:
-    """Predictions and true values as `rows_of` takes them."""
-    y = target.cpu().reshape(_shape_for(target, p.mean))
-    p = p.to("cpu")
-    found: dict[str, Any] = {"mean": p.mean, "std": p.std, "target": y, "law": p.law.name}
-    if p.law.name != "gaussian" or p.support is not None:
-        found |= {"score": normal_scores(p, y), "log_density": p.log_prob(y)}
-    return found
+def _under_law(rows: list[Rows], p: Prediction, target: Tensor) -> list[Rows]:
+    """With their predictions, where these have probabilities, and targets exactly at bounds."""
+    rows = [replace(part, law=p.law.name) for part in rows]
+    if (p.law.name == "gaussian" and p.support is None) or not judgeable(p):
+        return rows
+    flat, y = p[torch.ones_like(p.mean, dtype=torch.bool)], at_bounds(p, target)[0].flatten()
+    places = torch.arange(len(y)).reshape(-1, len(rows)).T
+    pairs = zip(rows, places, strict=True)
+    return [replace(part, prediction=flat[at], target=y[at]) for part, at in pairs]
 
 
 def shown(rows: Rows, most: int = MOST_SHOWN) -> Tensor:
@@ -182,7 +187,7 @@ def _check_positive(std: Tensor, first: int) -> None:
         )
 
 
-def _check_squares(columns: tuple[Tensor, ...], first: int) -> None:
+def _check_squares(columns: Sequence[Tensor], first: int) -> None:
     """Bars, errors and their ratios must have squares that float64 can hold."""
     std, error = columns[1], (columns[2] - columns[0]).abs()
     wrong = (std < 1 / _HUGE) | (std > _HUGE) | (error > _HUGE * std.clamp(max=1))
@@ -257,14 +262,15 @@ class Bars(Protocol):
 
 
 def labelled(bars: Bars, data: Any, progress: bool | None = None) -> dict[str, Any]:
-    """Labelled data as `rows_of` takes them, with the inputs where they are few numbers a row.
+    """Predictions and targets as `html` takes them, with inputs that are few numbers a row.
 
     One pass, so that a loader may shuffle and an iterator may end.
 
     Raises:
         ValueError: there are no data, or they have no target.
     """
-    parts: list[dict[str, Any]] = []
+    parts: list[Prediction] = []
+    targets: list[Tensor] = []
     inputs: list[Tensor | None] = []
     for batch in bars.feed(data, "report", progress=progress):
         if batch.target is None:
@@ -272,19 +278,15 @@ def labelled(bars: Bars, data: Any, progress: bool | None = None) -> dict[str, A
                 "Expected labelled data, got batches without a target. Pass (x, y), or give the "
                 "model's wrapper target=lambda batch: ...."
             )
-        parts.append(columns_of(bars.predict([batch.raw], progress=False), batch.target))
+        parts.append(bars.predict([batch.raw], progress=False).to("cpu"))
+        mean, y = parts[-1].mean, batch.target.cpu()
+        targets.append(y.reshape(_shape_for(y, mean)))
         inputs.append(_few_numbers(batch))
     if not parts:
         raise ValueError("Expected labelled data, got none.")
-    law = parts[0].pop("law")
-    found = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+    found = {"mean": Prediction.concatenate(parts), "target": torch.cat(targets)}
     known = [part for part in inputs if part is not None]
-    return found | {"law": law, "inputs": torch.cat(known) if len(known) == len(inputs) else None}
-
-
-def bars_on(bars: Bars, data: Any, progress: bool | None = None) -> Tensor:
-    """The error bars alone, of labelled or unlabelled data, flat for one target, else (N, K)."""
-    return bars.predict(data, progress=progress).std.cpu()
+    return found | {"inputs": torch.cat(known) if len(known) == len(inputs) else None}
 
 
 def _shape_for(target: Tensor, mean: Tensor) -> tuple[int, ...]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
@@ -148,21 +147,26 @@ class Judged:
         return metrics.summary(self.rows.mean, self.rows.constant, self.rows.target, self.bin_size)
 
     @cached_property
+    def spearman(self) -> float:
+        """Rank correlation of bar and error."""
+        return metrics.spearman(self.rows.mean, self.rows.std, self.rows.target)
+
+    @cached_property
     def right(self) -> dict[str, tuple[float, float]]:
-        """Mean and standard deviation of each metric if errors were Gaussian with these bars."""
-        found = self.redrawn(partial(metrics.summary, bin_size=self.bin_size))
-        values = {key: torch.tensor([each[key] for each in found]).double() for key in found[0]}
+        """Mean and standard deviation of each metric if true values followed these bars."""
+        found = [each.bars for each in self.redrawn]
+        values = {key: torch.tensor([one[key] for one in found]).double() for key in found[0]}
         return {key: (float(value.mean()), float(value.std())) for key, value in values.items()}
 
-    def redrawn(self, score: Callable[..., Any]) -> list[Any]:
-        """Scores of targets drawn anew from the prediction and its bar.
+    @cached_property
+    def redrawn(self) -> list[Judged]:
+        """With true values drawn anew from the law of the predictions.
 
         So the chance in so many rows and the spread of the bars are those of the data.
         """
-        generator, (mean, std) = torch.Generator().manual_seed(0), (self.rows.mean, self.rows.std)
-        draws = max(3, min(self.draws, 400_000 // len(std)))
-        noise = torch.randn(draws, len(std), generator=generator, dtype=std.dtype)
-        return [score(mean, std, mean + std * z) for z in noise]
+        draws = max(3, min(self.draws, 400_000 // len(self.rows)))
+        drawn = self.rows.own.sample(draws, torch.Generator().manual_seed(0)).detach().double()
+        return [Judged(replace(self.rows, target=target)) for target in drawn]
 
 
 def bin_sizes(count: int) -> dict[int, int]:

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from .. import metrics
-from ..calibration.coverage import Held, fifths
-from ..calibration.report import CalibrationReport
+from ..calibration.coverage import Held
+from ..calibration.report import CalibrationReport, _numbers
 from . import figures
 from .document import place
 from .figures import Figure, hover_texts
-from .judgement import WORDS, Caution, Verdict, cautions, gain_and_error, judgement, size
+from .judgement import WORDS, Caution, Verdict, cautions, judgement, size
 from .markup import Markup, escaped, joined, number, table, tag
 from .rows import Rows, shown
 from .scores import METRICS, Judged, bin_sizes, score_table
@@ -90,16 +89,9 @@ def overview(parts: Sequence[Rows]) -> Markup:
     header = ["Target", *(METRICS[key].label for key in _OVERVIEW), "Size of the bars"]
     body = []
     for rows in parts:
-        values = {
-            "rmse": metrics.rmse(rows.mean, rows.target),
-            "nll": float(rows.nll.mean()),
-            "nll_gain": gain_and_error(rows)[0],
-            "coverage": metrics.coverage(*rows.standard),
-            "spearman": metrics.spearman(rows.mean, rows.std, rows.target),
-        }
-        found = size(rows)
+        found, values = size(rows), Judged(rows).bars
         status = tag("span", found.text.partition(".")[0], class_=f"status {found.status}")
-        body.append([rows.name, *(METRICS[k].text(v) for k, v in values.items()), status])
+        body.append([rows.name, *(METRICS[key].text(values[key]) for key in _OVERVIEW), status])
     return table(header, body, label="All targets")
 
 
@@ -125,7 +117,7 @@ def _plots(rows: Rows, name: str, most: int, drawn: Drawn) -> Markup:
 
 def _fifths(rows: Rows) -> Iterator[Markup]:
     """The table of coverage by fifths, beside the plots; none for few rows."""
-    if not (found := fifths(rows.z, rows.mean, rows.std)):
+    if not (found := rows.scored.fifths):
         return
     groups = [found[i : i + 5] for i in range(0, len(found), 5)]
     body = [[line[0].where.split()[0], *map(_held, line)] for line in zip(*groups, strict=True)]
@@ -159,13 +151,13 @@ def _thinning(rows: Rows, count: int) -> Markup:
 
 def _about_metrics(judged: Judged) -> str:
     bins, law = "", "Intervals are Gaussian."
-    if judged.rows.score is not None:
+    if judged.rows.prediction is not None:
         law = f"NLL and coverage are of the law ({judged.rows.law}), CRPS and widths Gaussian."
     if bin_sizes(len(judged.rows)):
         bins = f" The last three use bins of {judged.bin_size} rows."
     return (
         "“Constant bar” is the best single bar for all rows, fitted to these very rows. “Right "
-        "bars” is what these bars would score if the errors followed them, mean and standard "
+        "bars” is what these bars would score if true values followed them, mean and standard "
         f"deviation over redrawn errors. {law}{bins}"
     )
 
@@ -176,8 +168,8 @@ def _choices(report: CalibrationReport) -> Markup:
     lines = [
         ("Criterion", report.criterion, f"chose what follows, on {report.rows} rows"),
         ("Ridge ς²", number(report.ridge, 4), "added to the diagonal of the Gram matrix"),
-        ("Scale α", _several(report.scale), "what the bars are multiplied with"),
-        ("Noise variance", _several(report.noise), "what more data would not remove"),
+        ("Scale α", _numbers(report.scale), "what the bars are multiplied with"),
+        ("Noise variance", _numbers(report.noise), "what more data would not remove"),
         ("NLL there", number(report.nll, 4), f"a constant bar has {constant}, the gain is {gain}"),
     ]
     if math.isfinite(report.effective_rank):
@@ -188,11 +180,6 @@ def _choices(report: CalibrationReport) -> Markup:
     body = [[name, value, tag("span", what, class_="note")] for name, value, what in lines]
     header = ["Choice", "Value", "What it is"]
     return joined([tag("h2", "Calibration"), table(header, body, label="Calibration")])
-
-
-def _several(values: Tensor, most: int = 6) -> str:
-    listed = [number(value, 4) for value in values.flatten()[:most].tolist()]
-    return ", ".join(listed) + (", …" if values.numel() > most else "")
 
 
 def _worst(rows: Rows) -> Markup:
