@@ -29,9 +29,9 @@ def test_shares_of_the_caption_about_a_wrong_form_are_those_drawn(plain_torch, p
     shares = [bar.get_height() for bar in figure.axes[1].patches]
     pictures.plt.close(figure)
     constant, default = shares[:10], shares[10:]
-    assert sum(constant) / 10 == pytest.approx(everywhere, abs=1)
-    assert [constant[0], constant[9]] == pytest.approx([outer, outer], abs=3)
-    assert min(default) == pytest.approx(least, abs=3)
+    assert sum(constant) / 10 == pytest.approx(everywhere, abs=3)
+    assert [constant[0], constant[9]] == pytest.approx([outer, outer], abs=12)  # steep there
+    assert min(default) == pytest.approx(least, abs=6)
 
 
 @pytest.mark.slow
