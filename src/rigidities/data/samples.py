@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ..models.modes import ordinary
-from .arrays import as_array, columns, is_array, with_target
-from .batches import Batch, Reader, each_member, raw_batches
+from .arrays import as_array, columns, each_member, is_array, with_target
+from .batches import Batch, Reader, raw_batches
 
 SampleWeight = Tensor | Callable[[Any], Tensor]
 
@@ -89,15 +89,18 @@ class Samples:
         batch_size: int | None = None,
         count: int | None = None,
         ordered: bool = False,
+        names: list[list[str]] | None = None,
     ) -> Samples:
         """Read what the user handed in: x and y, or one data set of both.
 
         An iterator is read into a list. The parameters, `like`, give device and precision; `count`
-        is the number of positional inputs where known, to tell (x1, x2) from (x, y).
+        is the number of positional inputs where known, to tell (x1, x2) from (x, y); `names` are
+        those of the columns of the fit's data frames.
         """
         if isinstance(inputs, (int, float)) or (isinstance(inputs, Tensor) and inputs.ndim == 0):
             raise ValueError("Inputs must be batched, of shape (N, ...); got a single number.")
         data = with_target(inputs, targets)
+        reader = Reader(like.device, like.dtype, inputs=count, columns=names).knowing(data)
         data = each_member(data, as_array) if isinstance(data, (tuple, Mapping)) else as_array(data)
         if isinstance(data, Iterator):
             data = list(data)
@@ -107,7 +110,6 @@ class Samples:
                     "Data that come in batches take sample_weight as callable(batch) -> (N,)."
                 )
             weight = torch.as_tensor(weight)
-        reader = Reader(like.device, like.dtype, inputs=count)
         samples = cls(data, reader, weight, batch_size, ordered)
         samples._check()
         return samples
@@ -115,8 +117,8 @@ class Samples:
     def __iter__(self) -> Iterator[SampleBatch]:
         offset = 0
         raws, _, _ = raw_batches(self.data, self.batch_size, any_order=not self.ordered)
-        for raw in raws:
-            batch = _with_weight(self.reader(raw), self.weight, offset)
+        for plain in self.reader.batches(raws):
+            batch = _with_weight(plain, self.weight, offset)
             yield batch
             offset += len(batch)
 
@@ -169,7 +171,7 @@ def _with_weight(batch: Batch, weight: SampleWeight | None, offset: int) -> Samp
         if not bool(((column >= 0) & (column < torch.inf)).all()):
             raise ValueError("sample_weight must be finite and not negative.")
     args, kwargs, target = ordinary((batch.args, batch.kwargs, batch.target))
-    return SampleBatch(args, kwargs, target, batch.raw, weight=column)
+    return SampleBatch(args, kwargs, target, batch.raw, columns=batch.columns, weight=column)
 
 
 def sample_count(*inputs: Any, **kwargs: Any) -> int | None:

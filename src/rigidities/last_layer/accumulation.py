@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from ..data.arrays import TARGET_KEYS
+from ..data.arrays import TARGET_KEYS, require_columns
 from ..data.batches import Batch, kind_of
+from ..data.finiteness import spoilt
 from ..data.row_sample import RowSample, output_hashes
 from ..data.sketch import NO_LIMIT, RowSketch
 from ..losses import MSE, Loss
@@ -43,6 +44,7 @@ class Statistics:
         sample: some of the rows; None where none were asked for or their residuals are not known.
         static: whether the model writes all outputs into the same memory, so that batches are added
             one by one; kept for a fit that is resumed, which must round alike.
+        columns: names of the columns of each data frame in a batch, where there were any.
     """
 
     gram: Gram
@@ -53,6 +55,7 @@ class Statistics:
     exact: bool = True
     sample: RowSample | None = None
     static: bool = False
+    columns: list[list[str]] | None = None
 
     def clone(self) -> Statistics:
         """An independent copy."""
@@ -62,6 +65,8 @@ class Statistics:
     def merge(self, other: Statistics) -> Statistics:
         """Add another's rows to these, and return these; the other stays as it was."""
         mine, theirs = self.gram, other.gram
+        require_columns(other.columns, self.columns)
+        self.columns = self.columns or other.columns
         if mine.targets is None and theirs.targets is not None:
             mine = mine.expand(theirs.targets)
         elif mine.targets is not None and theirs.targets is None:
@@ -339,12 +344,15 @@ class _Adding:
             totals = sums.tolist()
             if all(map(math.isfinite, totals)):
                 continue
-            what = "targets or predictions" if math.isfinite(totals[0]) else "features"
             bad = [not bool(piece.sums.isfinite().all()) for piece in pieces]
-            number = first + bad.index(True) if True in bad else first
+            place = bad.index(True) if True in bad else 0
+            what, batch = "targets or predictions", pieces[place].batch
+            if not math.isfinite(totals[0]):
+                names = ", ".join(sorted(spoilt(batch, torch.ones(0, dtype=torch.bool)) - {""}))
+                what = f"features, from {names} of the inputs" if names else "features"
             raise ValueError(
-                f"Batch {number}{'' if True in bad else ' or one of the next'}: NaN or infinity in "
-                f"the {what}. Clean the data, or check that the model has not diverged."
+                f"Batch {first + place}{'' if True in bad else ' or one of the next'}: NaN or "
+                f"infinity in the {what}. Clean the data, or check that the model has not diverged."
             )
 
     def _gathers(self, piece: _Piece) -> bool:
@@ -493,7 +501,7 @@ def _empty(
     gram = gram_kind(width, targets=own, device=device, precision=made)
     kind, raw = kind_of(batch.raw), batch.raw
     number = max(1, len(raw) - 1) if kind.startswith("tuple") else len(batch.args)
-    return Statistics(gram, RowSketch(), targets, number, kind)
+    return Statistics(gram, RowSketch(), targets, number, kind, columns=batch.columns)
 
 
 def _flat(

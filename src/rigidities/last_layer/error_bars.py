@@ -135,9 +135,7 @@ class ErrorBars:
             return None
         return group_labels(conformal.function, batch.raw, reading.output)
 
-    def prediction(
-        self, spreads: Sequence[Spread], again: Again, columns: Sequence[str] | None
-    ) -> Prediction:
+    def prediction(self, spreads: Sequence[Spread], again: Again) -> Prediction:
         """The predictions of consecutive batches, which must be finite; see `require_finite`."""
         if not spreads:
             raise ValueError("There is nothing to predict: no batches were given.")
@@ -158,7 +156,7 @@ class ErrorBars:
             support=self.calibration.support,
             conformal=self._conformal(reading, torch.cat(labels) if labels else None),
         )
-        require_finite(found.mean, found.epistemic + found.noise, again, columns, "rows")
+        require_finite(found.mean, found.epistemic + found.noise, again, "rows")
         return found
 
     def _law(self, reading: Reading, tilt: Tensor | None) -> Law:

@@ -168,7 +168,7 @@ class Binding:
         tied, now = self._tied, Watch(self.model)
         if tied is None:
             if self._header is None:
-                raise NotFittedError(NO_FIT.format("fit(train)"))
+                raise NotFittedError(NO_FIT.format("fit(x, y)"))
             tap = self._from_header(self._header)
             self._check_outputs(set())
             return tap, now
@@ -178,8 +178,8 @@ class Binding:
         if (written or thorough) and model_fingerprint(self.model) != self.fingerprint:
             raise ValueError(
                 "The model's weights have changed since the fit (training, loading, or a cast "
-                "that loses digits), so its error bars no longer hold. Call fit(train) and "
-                "calibrate(valid) again, or restore the weights."
+                "that loses digits), so its error bars no longer hold. Call fit(x, y) and "
+                "calibrate(x, y) again, or restore the weights."
             )
         if written or thorough or renewed:
             self._check_outputs(renewed)
@@ -195,8 +195,7 @@ class Binding:
             raise ValueError(
                 "The model's weights are those of the fit, but its predictions are not: for "
                 f"inputs kept from the fit they differ by up to {off:.2g} ({since}), so its error "
-                "bars no longer hold. Undo the change, or call fit(train) and calibrate(valid) "
-                "again."
+                "bars no longer hold. Undo the change, or call fit(x, y) and calibrate(x, y) again."
             )
 
     def _from_header(self, header: dict[str, Any]) -> AnyTap:
