@@ -11,8 +11,8 @@
 | a list or any other iterable | batches, each a tensor, a tuple, a mapping or an object |
 
 Tensors are sliced, never collated row by row. A user's `forward` takes a batch whole, and always
-one of the kind that the fit had: (x,) where a tensor comes after a fit to (x, y). With it, and where
-the fit had lists for inputs (tokens, say), lists of numbers are batches as other lists are.
+one of the kind that the fit had: (x,) where a tensor comes after a fit to (x, y). With it, and
+where the fit had lists for inputs (tokens, say), lists of numbers are batches as other lists are.
 """
 
 from __future__ import annotations

@@ -726,7 +726,10 @@ class LastLayerRigidity(ModelWrapper):
             progress: as in `fit`.
         """
         readings = self._readings(x, batch_size, progress)
-        return torch.cat([reading.features for reading in readings])
+        found = torch.cat([reading.features for reading in readings])
+        again = partial(self._fit.batches, x, "features", batch_size, False)
+        require_finite(found, found, again, "rows")
+        return found
 
     def select(
         self,
