@@ -13,6 +13,7 @@ from torch import Tensor
 from .._version import __version__
 from ..calibration.calibration import Calibration
 from ..calibration.report import CalibrationReport
+from ..data.arrays import Columns
 from ..data.finiteness import require_finite
 from ..data.samples import SampleBatch, Samples
 from ..data.sketch import fingerprint
@@ -57,7 +58,7 @@ class Fit:
     calibration: Calibration
     report: CalibrationReport | None = None
     differentiation: Differentiation | None = field(default=None, repr=False)
-    columns: list[list[str]] | None = None
+    columns: Columns = None
 
     @property
     def effective_rank(self) -> float:

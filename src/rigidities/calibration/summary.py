@@ -17,10 +17,7 @@ def summary(
     report: CalibrationReport | None = None,
     guarantee: str = "calibrate(x, y, conformal=0.3)",
 ) -> str:
-    """The title, what is known of the fit, and the calibration's choices, a line each.
-
-    `guarantee` is the call by which intervals get one.
-    """
+    """The title, what is known, and what was chosen; `guarantee` is the call that gives one."""
     known = known if calibration is None else known | _chosen(calibration, report)
     if calibration is not None and report is not None:
         held = f"no guarantee; {guarantee} gives one"

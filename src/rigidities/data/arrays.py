@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from numbers import Real
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+Columns = list[list[str]] | None
 TARGET_KEYS = ("labels", "y", "target", "label")  # the first that is there
 
 
@@ -81,33 +82,29 @@ def _labels(value: Any) -> list[Any] | None:
     return None if names is None else list(names)
 
 
-def frame_columns(data: Any) -> list[list[str]] | None:
-    """Names of the columns of every frame of a batch or data set, in order; None without any."""
-    return list(_frames(tuple(data) if isinstance(data, list) else data)) or None
-
-
-def _frames(data: Any) -> Iterator[list[str]]:
+def frame_columns(data: Any) -> list[list[str]]:
+    """Names of the columns of every frame among the inputs of a batch or data set, in order."""
     if isinstance(data, Mapping):
-        data = tuple(one for key, one in data.items() if key not in TARGET_KEYS)
-    if isinstance(data, tuple):
-        for one in data:
-            yield from _frames(one)
-    elif (names := _labels(data)) is not None:
-        yield [str(name) for name in names]
+        data = [one for key, one in data.items() if key not in TARGET_KEYS]
+    if isinstance(data, (tuple, list)):
+        return [names for one in data for names in frame_columns(one)]
+    names = _labels(data)
+    return [] if names is None else [[str(name) for name in names]]
 
 
-def require_columns(given: list[list[str]] | None, fitted: list[list[str]] | None) -> None:
-    """Refuse frames whose columns have other names than in the fit, or another order.
+def agreed(given: Columns, fitted: Columns) -> Columns:
+    """The columns of the fit's frames, or those given; other names or orders are refused.
 
     Frames beyond as many as the fit had stand where that had none, and may be targets.
     """
     for one in (given or [])[: len(fitted or [])]:
-        if fitted is not None and one not in fitted:
-            known = " or ".join(dict.fromkeys(map(str, fitted)))
+        if fitted and one not in fitted:
             raise ValueError(
-                f"The fit had the columns {known}, here are {one}. Pass the same ones in the same "
-                "order, frame[columns], or arrays, which have no names."
+                f"The fit had the columns {' or '.join(dict.fromkeys(map(str, fitted)))}, here are "
+                f"{one}. Pass the same ones in the same order, frame[columns], or arrays, which "
+                "have no names."
             )
+    return fitted or given or None
 
 
 def with_target(x: Any, y: Any) -> Any:

@@ -35,15 +35,8 @@ from torch.utils.data import (
 )
 
 from ..models.calling import described
-from .arrays import (
-    TARGET_KEYS,
-    as_array,
-    columns,
-    each_member,
-    frame_columns,
-    is_array,
-    require_columns,
-)
+from . import arrays
+from .arrays import TARGET_KEYS, Columns, as_array, columns, each_member, is_array
 from .shards import ShardSampler, is_shuffle
 
 BATCH_SIZE = 1024
@@ -61,7 +54,7 @@ class Batch:
     rows: int | None = None  # samples, where the library cut or wrapped the data itself
     kept: bool = False  # whether nobody writes to its tensors before the data end
     total: int | None = None  # samples of all batches, about, where the library cut them
-    columns: list[list[str]] | None = None  # of the data frames, here or in the fit
+    columns: Columns = None  # of the data frames, here or in the fit
 
     def check(self, outputs: int) -> None:
         """Refuse another number of outputs; one sample may have lost its dimension to a squeeze."""
@@ -99,31 +92,26 @@ class Reader:
     inputs: int | None = None
     apart: str | None = None
     kind: str | None = None
-    columns: list[list[str]] | None = None
+    columns: Columns = None
 
     def knowing(self, data: Any) -> Reader:
         """The same for a data set, which may be a frame or hold some."""
-        given = None if isinstance(data, list) else frame_columns(data)
-        require_columns(given, self.columns)
-        return replace(self, columns=self.columns or given)
+        given = [] if isinstance(data, list) else arrays.frame_columns(data)
+        return replace(self, columns=arrays.agreed(given, self.columns))
 
-    def batches(
-        self, raws: Iterable[Any], total: int | None = None, *, cut: bool = False
-    ) -> Iterator[Batch]:
+    def batches(self, raws: Iterable[Any], total: int | None, cut: bool) -> Iterator[Batch]:
         """All of them taken apart; `total` is their number, `cut` as `raw_batches` says."""
         read = self
         for raw in raws:
             rows = len(columns(raw)[0]) if cut else None
             batch = read(raw, rows, None if rows is None or total is None else total * rows)
-            if batch.columns != read.columns:
-                read = replace(read, columns=batch.columns)
+            read = read if batch.columns == read.columns else replace(read, columns=batch.columns)
             yield batch
 
     def __call__(self, raw: Any, rows: int | None = None, total: int | None = None) -> Batch:
         """Take one batch apart, of so many samples of all where that is known."""
-        kept, names = rows is not None or _elsewhere(raw, self.device), frame_columns(raw)
-        require_columns(names, self.columns)
-        raw, names = self.placed(raw), self.columns or names
+        kept = rows is not None or _elsewhere(raw, self.device)
+        names, raw = arrays.agreed(arrays.frame_columns(raw), self.columns), self.placed(raw)
         args, kwargs, target = self._parts(raw)
         if self.whole:
             whole, own = of_kind(raw, self.kind, args)
@@ -247,7 +235,6 @@ def raw_batches(
 
 
 def _whole(data: Any, *, any_order: bool) -> Any:
-    """The data as tensors to slice, or None if they are not."""
     if isinstance(data, DataLoader):
         if not _is_plain_loader(data, any_order):
             return None

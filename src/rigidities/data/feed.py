@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from ..models.shadow import placement
-from .arrays import each_member, frame_columns, is_array, listed, require_columns
+from .arrays import Columns, each_member, is_array, listed
 from .batches import Batch, Reader, of_kind, raw_batches
 from .shards import unpadded
 
@@ -31,7 +31,7 @@ class Feed:
     inputs: int | None = None
     apart: str | None = None
     kind: str | None = None
-    columns: list[list[str]] | None = None
+    columns: Columns = None
 
     def unlabelled(self) -> Feed:
         """The same for data whose targets are of no interest, and may not be there."""
@@ -40,9 +40,9 @@ class Feed:
     def handed(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Batch:
         """The inputs of one call, for a user's `forward` as one batch of the fit's kind."""
         if not all(isinstance(one, Tensor) for one in (*inputs, *keywords.values())):
-            require_columns(frame_columns((inputs, keywords)), self.columns)
-            first = (listed(one) for one in inputs[: self._takes_tensors])
-            inputs, keywords = self._tensors(((*first, *inputs[self._takes_tensors :]), keywords))
+            read = Reader(*placement(self.model), columns=self.columns).knowing((inputs, keywords))
+            inputs = (*map(listed, inputs[:1]), *inputs[1:]) if self._takes_tensors else inputs
+            inputs, keywords = _tensors((inputs, keywords), read)
         raw = keywords or (inputs[0] if len(inputs) == 1 else inputs)
         if not self.whole or self.kind is None or (inputs and keywords):
             return Batch(inputs, keywords, None, raw, columns=self.columns)
@@ -53,12 +53,6 @@ class Feed:
     def _takes_tensors(self) -> bool:
         """Whether the first input is one, as far as is known, so that a list may stand for it."""
         return not self.whole and self.kind in (None, "tensor", "tuple(tensor)")
-
-    def _tensors(self, value: Any) -> Any:
-        """Frames and arrays as the model's tensors; anything else as it is."""
-        if isinstance(value, (tuple, Mapping)) and not hasattr(value, "to"):
-            return each_member(value, self._tensors)
-        return Reader(*placement(self.model)).placed(value) if is_array(value) else value
 
     def __call__(
         self,
@@ -82,7 +76,13 @@ class Feed:
         data = listed(data) if self._takes_tensors else data
         raws, total, cut = raw_batches(data, batch_size, any_order=any_order)
         shown = passing(progressing(raws, total, what, progress))
-        return read.batches(shown, total, cut=cut)
+        return read.batches(shown, total, cut)
+
+
+def _tensors(value: Any, read: Reader) -> Any:
+    if isinstance(value, (tuple, Mapping)) and not hasattr(value, "to"):
+        return each_member(value, lambda one: _tensors(one, read))
+    return read.placed(value) if is_array(value) else value
 
 
 def _none(batch: Any) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ..models.modes import ordinary
-from .arrays import as_array, columns, each_member, is_array, with_target
+from .arrays import Columns, as_array, columns, each_member, is_array, with_target
 from .batches import Batch, Reader, raw_batches
 
 SampleWeight = Tensor | Callable[[Any], Tensor]
@@ -89,7 +89,7 @@ class Samples:
         batch_size: int | None = None,
         count: int | None = None,
         ordered: bool = False,
-        names: list[list[str]] | None = None,
+        names: Columns = None,
     ) -> Samples:
         """Read what the user handed in: x and y, or one data set of both.
 
@@ -117,7 +117,7 @@ class Samples:
     def __iter__(self) -> Iterator[SampleBatch]:
         offset = 0
         raws, _, _ = raw_batches(self.data, self.batch_size, any_order=not self.ordered)
-        for plain in self.reader.batches(raws):
+        for plain in self.reader.batches(raws, None, cut=False):
             batch = _with_weight(plain, self.weight, offset)
             yield batch
             offset += len(batch)

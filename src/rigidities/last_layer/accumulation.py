@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from ..data.arrays import TARGET_KEYS, require_columns
+from ..data.arrays import TARGET_KEYS, Columns, agreed
 from ..data.batches import Batch, kind_of
 from ..data.finiteness import spoilt
 from ..data.row_sample import RowSample, output_hashes
@@ -55,7 +55,7 @@ class Statistics:
     exact: bool = True
     sample: RowSample | None = None
     static: bool = False
-    columns: list[list[str]] | None = None
+    columns: Columns = None
 
     def clone(self) -> Statistics:
         """An independent copy."""
@@ -65,8 +65,7 @@ class Statistics:
     def merge(self, other: Statistics) -> Statistics:
         """Add another's rows to these, and return these; the other stays as it was."""
         mine, theirs = self.gram, other.gram
-        require_columns(other.columns, self.columns)
-        self.columns = self.columns or other.columns
+        self.columns = agreed(other.columns, self.columns)
         if mine.targets is None and theirs.targets is not None:
             mine = mine.expand(theirs.targets)
         elif mine.targets is not None and theirs.targets is None:
@@ -356,7 +355,6 @@ class _Adding:
             )
 
     def _gathers(self, piece: _Piece) -> bool:
-        """Whether to wait for more batches after this one."""
         reading, samples = piece.reading, len(piece.reading.output)
         self._rows += len(reading.inputs)
         alone = self._static or not piece.batch.kept or self._weighing.gradients is not None
@@ -456,7 +454,6 @@ def _all_tensors(values: Iterable[Any]) -> bool:
 
 
 def _large(piece: _Piece) -> bool:
-    """Whether a batch fills a product of its own."""
     inputs = piece.reading.inputs
     return len(inputs) >= _SMALL if inputs.device.type == "cpu" else inputs.nbytes >= 1 << 26
 
@@ -518,7 +515,6 @@ def _flat(
 
 
 def _shared_weights(weights: Tensor | None) -> Tensor | None:
-    """One column where all targets have the same weights."""
     if weights is None or weights.shape[1] == 1:
         return weights
     return weights[:, :1] if torch.equal(weights, weights[:, :1].expand_as(weights)) else weights

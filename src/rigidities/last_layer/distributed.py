@@ -260,7 +260,6 @@ class ProcessRefused(ProcessFailed, ValueError):
 
 
 def _send(line: Connection, message: Any) -> None:
-    """Until the other side has taken it."""
     packed = io.BytesIO()
     torch.save(message, packed)
     line.send_bytes(packed.getbuffer())

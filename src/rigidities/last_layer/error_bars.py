@@ -160,7 +160,6 @@ class ErrorBars:
         return found
 
     def _law(self, reading: Reading, tilt: Tensor | None) -> Law:
-        """Of the predictions, its parameters shaped like the output."""
         law = self.calibration.law
         if isinstance(law, StudentT | Tilted) and isinstance(law.df, Tensor):  # of each target
             law = replace(law, df=_each_target(reading, law.df))

@@ -561,14 +561,12 @@ def _learnt(given: Snapshot, unbound: Binding) -> Learnt:
 
 
 def _shown(options: dict[str, Any], others: Job) -> dict[str, Any]:
-    """Options with one progress bar for all processes."""
     if others.rank and options.get("progress") is None:
         return options | {"progress": False}
     return options
 
 
 def _loss_state(weighing: Weighing | None) -> dict[str, Any] | None:
-    """Name and settings of a loss that a file can hold."""
     if weighing is None:
         return None
     name, gradients = type(weighing.loss).__name__, weighing.gradients

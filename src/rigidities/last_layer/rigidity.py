@@ -922,7 +922,6 @@ class LastLayerRigidity(ModelWrapper):
             self._fit.on_device()
 
     def _one_row_each(self, data: Any, batch_size: int | None, progress: bool | None) -> Tensor:
-        """Features (N, D) of N inputs, with one row each."""
         readings = self._readings(data, batch_size, progress)
         features = torch.cat([reading.features for reading in readings])
         inputs = sum(len(reading.output) for reading in readings)

@@ -68,7 +68,6 @@ class InputVariances:
             self._share.check_used_up()
 
     def _sampled(self, tap: AnyTap, batch: Batch, slot: Slot, covariance: Tensor) -> Tensor:
-        """Sample variance of the prediction over draws of the input."""
         point, n = slot.get(batch), self._samples
         base = tap(*batch.args, **batch.kwargs).output.detach().to(torch.float64)
         total, square = torch.zeros_like(base), torch.zeros_like(base)

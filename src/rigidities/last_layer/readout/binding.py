@@ -199,7 +199,6 @@ class Binding:
             )
 
     def _from_header(self, header: dict[str, Any]) -> AnyTap:
-        """The tap of a file, if model and functions are those that it was made with."""
         known = dict(unwrapped(self.model).named_modules())
         fits = own_parameters if header["case"] == "parameters" else is_linear_map
         missing = [name for name in header["layer"] if name not in known or not fits(known[name])]
@@ -240,7 +239,6 @@ def model_fingerprint(model: nn.Module) -> str:
 
 
 def _check_source(source: Source, header: dict[str, Any]) -> None:
-    """A file holds no functions: those of the fit must be given again."""
     given = {"features": source.features is not None, "forward": source.forward is not None}
     needed = {"features": header["case"] == "features", "forward": header["forward"]}
     for name, need in needed.items():
@@ -259,7 +257,6 @@ def _written(model: nn.Module) -> list[tuple[int, int]]:
 
 
 def _few(args: tuple[Any, ...], source: Source, rows: int = 8) -> tuple[Any, ...]:
-    """The first rows of a batch that is one tensor: enough to find a readout."""
     if source.forward is None and len(args) == 1 and isinstance(args[0], torch.Tensor):
         return (args[0][:rows],)
     return args

@@ -78,7 +78,6 @@ class Columns:
         return joint_columns(weights(head), head)[:, None] if self.joint else weights(head)
 
     def _sizes(self, head: nn.Module) -> dict[str, int]:
-        """Columns of each of a head's parameters."""
         inputs, outputs = weights(head).shape
         bias, each = has_bias(head), outputs if self.joint else 1
         return {"weight": (inputs - bias) * each, "bias": each * bias}

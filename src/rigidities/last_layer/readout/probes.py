@@ -142,7 +142,6 @@ def _tensors(inputs: _Inputs) -> list[Tensor]:
 
 
 def _few(inputs: _Inputs) -> _Inputs:
-    """The first rows, where all tensors have as many."""
     leaves = _tensors(inputs)
     if len({leaf.shape[:1] for leaf in leaves}) != 1 or not leaves[0].ndim:
         return inputs
@@ -166,13 +165,11 @@ def _placed(inputs: _Inputs, *where: Any, only: torch.dtype | None = None) -> _I
 
 @differentiating
 def _outputs(twin: nn.Module, source: Source, inputs: _Inputs, dtype: torch.dtype) -> Tensor:
-    """Of a shadow of the model, on its device and in its precision."""
     args, kwargs = _placed(inputs, *placement(twin), only=dtype)
     return source.run(twin, args, kwargs).detach()
 
 
 def _digits(model: nn.Module, output: Tensor) -> float:
-    """The coarsest precision of weights, output and autocast."""
     kinds = {t.dtype for t in (*model.parameters(), output) if t.is_floating_point()}
     kind = output.device.type
     if torch.is_autocast_enabled(kind):
