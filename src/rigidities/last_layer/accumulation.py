@@ -35,7 +35,6 @@ class Statistics:
     """Everything that a fit learns from the data.
 
     Attributes:
-        gram: the accumulated rows.
         sketch: hashes of the rows, to recognise them in validation data.
         targets: number of targets K.
         inputs: number of positional inputs of the model, or of a tuple that `forward=` takes.
@@ -117,7 +116,6 @@ class Weighing:
     """The weight of a row: the loss's curvature times the user's sample weight.
 
     Attributes:
-        loss: of the values.
         sample_weight: callable(batch) -> weights, where the training loss was weighted.
         gradients: the part of the training loss that derivatives by an input had.
     """

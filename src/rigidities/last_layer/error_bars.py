@@ -47,8 +47,7 @@ class ErrorBars:
 
     Attributes:
         form: the quadratic form q in the model's precision.
-        calibration: scale, noise and law.
-        cast: the same with scales in the form's precision.
+        cast: the calibration with scales in the form's precision.
         scale2: $\alpha^2$, in the form's precision.
         head: that of the calibration, in that precision, if any.
     """

@@ -66,7 +66,6 @@ class Learnt:
         binding: the tie to the model.
         statistics: what the data left; nothing is added to it any more.
         weighing: loss and weights; None where they were functions and the fit is from a file.
-        report: of the calibration, if any.
         factorised: the posterior, where it is known already.
     """
 
@@ -180,12 +179,8 @@ class ReadoutFit:
     What changes it (`fit`, `revise`, `calibrate`, `take`) runs one call after the other, whatever
     the threads; meanwhile others read the state before.
 
-    Args:
-        binding: the tie to the model.
-        target: callable(batch) -> target, where given.
-
     Attributes:
-        unbound: that tie, without a readout.
+        unbound: the tie to the model, without a readout.
         learnt: the state; None before a fit.
     """
 

@@ -364,8 +364,7 @@ class LastLayerRigidity(ModelWrapper):
     def forward(self, *inputs: Any, **keywords: Any) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation, each shaped like the model's output.
 
-        Predictions that are not finite are refused on a CPU; an accelerator is not waited for: see
-        `predict`.
+        On a CPU what is not finite is refused; an accelerator is not waited for, as by `predict`.
         """
         refuse_transforms()
         batch = self._fit.feed().handed(inputs, keywords)

@@ -40,11 +40,6 @@ class Validation:
     """The passes of one calibration, and what they need.
 
     Attributes:
-        tap: the readout.
-        statistics: of the fit.
-        posterior: likewise.
-        weighing: its loss and weights.
-        wanted: of the calibration.
         groups: callable(batch) -> labels of rows for conformal scores, if any.
         hashed: whether rows keep their hashes, and what predicts them, to be set aside.
     """

@@ -31,7 +31,6 @@ class InputVariances:
     Args:
         covariance: as in `LastLayerRigidity.predict`, for the L rows of the input; a row may also
             have its own shape in place of d.
-        wrt: the input.
         samples: draws of the input; 0 for first order.
         generator: of the draws.
     """

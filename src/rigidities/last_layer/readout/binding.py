@@ -32,8 +32,6 @@ class Binding:
     Any number of threads may ask for the tap.
 
     Args:
-        model: the trained model.
-        source: how it is called.
         layer: name (or names) of the readout layer, where given.
         header: of a file or a state dict; its tap is built when it is first needed. (A
             `state_dict` brings the fit before the weights that it must be checked against.)

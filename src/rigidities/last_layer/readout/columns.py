@@ -17,9 +17,7 @@ class Columns:
     """Which columns of the features belong to which head.
 
     Attributes:
-        heads: the readout heads.
         joint: one column per weight instead of one per input.
-        width: number of columns.
         indices: for each head the columns of its weight and then its bias.
         biases: the columns of all biases, which are parameters of that name.
         disjoint: whether no two heads share a parameter.
