@@ -127,8 +127,8 @@ class PredictionRigidity:
             return summary(self._title, UNFITTED)
         rows, loss = fit.dispersion[0], loss_name(self._loss)
         known = {"fit": f"{rows:,} rows, loss {loss}", "form": f"{self.form}, {self._hessian}"}
-        other = "LastLayerRigidity.calibrate(x, y, conformal=0.3)"
-        return summary(self._title, known, fit.calibration, fit.report, other)
+        chosen = (fit.calibration, fit.report, "LastLayerRigidity.calibrate(x, y, conformal=0.3)")
+        return summary(self._title, known, *chosen)
 
     @differentiating
     def fit(

@@ -20,14 +20,10 @@ def summary(
     """The title, what is known, and what was chosen; `guarantee` is the call that gives one."""
     known = known if calibration is None else known | _chosen(calibration, report)
     if calibration is not None and report is not None:
-        held = f"no guarantee; {guarantee} gives one"
-        held = (
-            held
-            if calibration.conformal is None
-            else "guaranteed by p.interval(0.9, conformal=True)"
-        )
-        void = calibration.conformal is not None and report.stale
-        known["intervals"] = f"the guarantee is void: call {guarantee} again" if void else held
+        held = "guaranteed by p.interval(0.9, conformal=True)"
+        held = f"the guarantee is void: call {guarantee} again" if report.stale else held
+        without = f"no guarantee; {guarantee} gives one"
+        known["intervals"] = without if calibration.conformal is None else held
     return "\n".join([title, *(f"  {name:<12}{text}" for name, text in known.items())])
 
 

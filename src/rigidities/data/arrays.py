@@ -76,8 +76,7 @@ def _numbers(series: Any, name: Any) -> Tensor:
 
 def _labels(value: Any) -> list[Any] | None:
     """Names of a frame's columns (Arrow calls them otherwise); None of anything else."""
-    if not is_array(value):
-        return None
+    value = value if is_array(value) else None
     names = getattr(value, "column_names", getattr(value, "columns", None))
     return None if names is None else list(names)
 
@@ -93,10 +92,8 @@ def frame_columns(data: Any) -> list[list[str]]:
 
 
 def agreed(given: Columns, fitted: Columns) -> Columns:
-    """The columns of the fit's frames, or those given; other names or orders are refused.
-
-    Frames beyond as many as the fit had stand where that had none, and may be targets.
-    """
+    """The columns of the fit's frames, or those given; another name or order is refused."""
+    # Frames beyond as many as the fit had stand where that had none, and may be targets.
     for one in (given or [])[: len(fitted or [])]:
         if fitted and one not in fitted:
             raise ValueError(
@@ -114,9 +111,7 @@ def with_target(x: Any, y: Any) -> Any:
     twice = [repr(key) for key in TARGET_KEYS if isinstance(x, Mapping) and key in x]
     twice += ["their last entry"] if isinstance(x, tuple) and len(x) > 1 and x[-1] is y else []
     if twice:
-        raise ValueError(
-            f"There are targets both in the inputs ({twice[0]}) and apart: once will do."
-        )
+        raise ValueError(f"There are targets both in the inputs ({twice[0]}) and apart: give one.")
     x, y = listed(x) if isinstance(x, list) else each_member(x, listed), listed(y)
     for one in (y, *columns(x)):
         if not getattr(one, "shape", None):

@@ -20,10 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Feed:
-    """How data reach one model, whose device and precision decide theirs.
-
-    The attributes are those of `batches.Reader`.
-    """
+    """How data reach one model, whose device and precision decide theirs; see `batches.Reader`."""
 
     model: nn.Module
     whole: bool = False

@@ -66,7 +66,6 @@ class Samples:
 
     Attributes:
         data: what `batches.raw_batches` reads.
-        reader: takes a batch apart.
         weight: of each sample, (N,), or callable(batch) -> (N,).
         batch_size: rows per batch where the data are not batches already.
         ordered: whether a shuffled loader is to be read in its own order.
@@ -94,8 +93,7 @@ class Samples:
         """Read what the user handed in: x and y, or one data set of both.
 
         An iterator is read into a list. The parameters, `like`, give device and precision; `count`
-        is the number of positional inputs where known, to tell (x1, x2) from (x, y); `names` are
-        those of the columns of the fit's data frames.
+        and `names` are the positional inputs' number and columns in the fit, where known.
         """
         if isinstance(inputs, (int, float)) or (isinstance(inputs, Tensor) and inputs.ndim == 0):
             raise ValueError("Inputs must be batched, of shape (N, ...); got a single number.")

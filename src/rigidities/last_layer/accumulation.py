@@ -343,10 +343,9 @@ class _Adding:
                 continue
             bad = [not bool(piece.sums.isfinite().all()) for piece in pieces]
             place = bad.index(True) if True in bad else 0
-            what, batch = "targets or predictions", pieces[place].batch
-            if not math.isfinite(totals[0]):
-                names = ", ".join(sorted(spoilt(batch, torch.ones(0, dtype=torch.bool)) - {""}))
-                what = f"features, from {names} of the inputs" if names else "features"
+            names = sorted(spoilt(pieces[place].batch, torch.ones(0, dtype=torch.bool)) - {""})
+            what = "features" + f", from {', '.join(names)} of the inputs" * bool(names)
+            what = "targets or predictions" if math.isfinite(totals[0]) else what
             raise ValueError(
                 f"Batch {first + place}{'' if True in bad else ' or one of the next'}: NaN or "
                 f"infinity in the {what}. Clean the data, or check that the model has not diverged."
@@ -424,7 +423,6 @@ class _Adding:
                 gram.update(features, laid, residuals, moments=residuals is not None)
 
     def _recognise(self, piece: _Piece, features: list[Tensor]) -> None:
-        """Into the sketch and the sample, whose features come in parts."""
         own, held = self.statistics, self._held_rows
         assert own is not None
         hashes, own.exact = piece.reading.hashes(piece.batch, held, exact=own.exact)

@@ -239,7 +239,6 @@ class ReadoutFit:
     def _agreed(
         self, others: Job, binding: Binding, found: Statistics | None, weighing: Weighing
     ) -> tuple[Binding, Statistics]:
-        """The tie and the statistics of all processes, the same on every one."""
         own = None
         if found is not None:
             own = binding.snapshot(), identity(binding.header(), found, named(weighing))

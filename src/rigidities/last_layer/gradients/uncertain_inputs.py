@@ -32,7 +32,6 @@ class InputVariances:
         covariance: as in `LastLayerRigidity.predict`, for the L rows of the input; a row may also
             have its own shape in place of d.
         samples: draws of the input; 0 for first order.
-        generator: of the draws.
     """
 
     def __init__(
@@ -146,7 +145,6 @@ def _shared(covariance: Any, point: Tensor) -> RowShare:
 
 
 def _checked_matrix(matrix: Tensor) -> Tensor:
-    """Symmetric and positive semi-definite to rounding, (L, d, d)."""
     size = matrix.abs().amax((-2, -1)).clamp(min=1e-300)
     if bool(((matrix - matrix.mT).abs().amax((-2, -1)) > 1e-6 * size).any()):
         raise ValueError(

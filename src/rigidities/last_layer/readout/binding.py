@@ -249,7 +249,6 @@ def _check_source(source: Source, header: dict[str, Any]) -> None:
 
 
 def _written(model: nn.Module) -> list[tuple[int, int]]:
-    """Which parameters there are, and how often they were written to."""
     weights = unwrapped(model).parameters()
     return [(id(p), 0 if p.is_inference() else p._version) for p in weights]
 

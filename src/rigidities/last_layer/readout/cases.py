@@ -38,7 +38,6 @@ class Case(ABC):
 
     Attributes:
         name: by which taps and files know it.
-        layout: of the features.
         probes: whether it differentiates what follows the heads.
         recorder: what stands in for a head.
     """

@@ -41,7 +41,6 @@ class Probes:
     Attributes:
         inputs: positional and keyword inputs, for `ROWS` samples where they can be cut.
         output: of the model in eval mode, float64 on the CPU.
-        dtype: of the model then.
         digits: the coarsest relative precision on the way to the output.
         renewed: attributes that a pass of the model sets itself; see `Watch`.
     """

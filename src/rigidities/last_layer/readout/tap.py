@@ -41,7 +41,6 @@ class Tap:
     Use `Tap.find` to make one; then `output, features = tap(*inputs)`.
 
     Attributes:
-        heads: names of the readout heads.
         silent: linear maps that the first batch did not call; a later call is refused.
         case: how the features follow from the heads, by name.
         layout: `shared`, `separate` or `joint`; see `cases`.
