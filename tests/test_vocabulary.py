@@ -73,6 +73,12 @@ def test_the_first_argument_of_a_facade_is_x_or_as_the_table_says():
                 assert names[0] == FIRST.get(name, "x"), key
 
 
+def test_the_facades_have_no_other_word_for_inputs():
+    for facade in FACADES:
+        for name, one in signatures(facade, facade.__name__):
+            assert not {"data", "pool", "samples", "batches"} & set(one.parameters), name
+
+
 @pytest.mark.parametrize("thing", WORDS)
 def test_one_thing_has_one_word(thing):
     word, others = WORDS[thing]

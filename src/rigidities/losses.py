@@ -282,3 +282,8 @@ def loss_for(loss: LossLike) -> Loss:
     if callable(loss):
         return PerSampleLoss(loss)
     raise TypeError(f"loss must be a name or a callable, got {type(loss).__name__}.")
+
+
+def loss_name(loss: Loss) -> str:
+    """What a summary calls it."""
+    return "a function" if isinstance(loss, PerSampleLoss) else type(loss).__name__

@@ -292,7 +292,7 @@ class _SquaredNorms:
         """Subtract; A is the product of the factors, which belong to the new values."""
         self.values -= by
         (fallen,) = (self.values < _CANCELLATION * self._largest).nonzero(as_tuple=True)
-        for part in torch.split(fallen, BLOCK):
+        for part in torch.split(fallen, BLOCK) if len(fallen) else ():
             self.values[part] = self._largest[part] = _squared_norms(self.rows[part], factors)
         torch.maximum(self._largest, self.values, out=self._largest)
 

@@ -41,7 +41,7 @@ def test_an_unfitted_one_says_what_to_call(net):
 def test_an_uncalibrated_one_says_so_and_what_it_knows(net):
     uq = rg.LastLayerRigidity(net.model).fit(*net.train, loss="huber")
     found = lines(uq)
-    assert found["readout"] == "'4': 25 features, 1 targets"
+    assert found["readout"] == "'4': 25 features, 1 target"
     assert found["fit"] == "300 rows, loss Huber"
     assert found["ridge"] == f"{uq.ridge:.4g}, as given or by default"
     assert "calibrate(x, y)" in found["calibrated"] and "intervals" not in found
@@ -57,9 +57,18 @@ def test_a_calibrated_one_says_what_was_chosen_and_how_good_it_is(net):
     assert found["law"] == "gaussian"
     gain = f"on 200 rows, {report.gain:.3g} nats a row better than a constant bar"
     assert found["calibrated"] == gain
-    assert found["intervals"].startswith("no guarantee")
+    assert found["intervals"] == "no guarantee; calibrate(x, y, conformal=0.3) gives one"
     said = len(report.warnings) + len(report.remarks)
-    assert found.get("warnings", "0")[0] == str(said)
+    assert said and found["notes"] == f"{said}: print(uq.report) tells them"
+
+
+def test_a_loss_that_is_a_function_and_several_targets_are_called_so(net):
+    x, y = net.train
+    half = lambda p, t: (p - t).square().sum(1)  # noqa: E731
+    assert lines(rg.LastLayerRigidity(net.model).fit(x, y, loss=half))["fit"].endswith("a function")
+    two = torch.nn.Linear(4, 2)
+    found = lines(rg.LastLayerRigidity(two).fit(x, torch.cat([y, y], 1)))
+    assert found["readout"].endswith("5 features, 2 targets")
 
 
 def test_stale_fixed_and_guaranteed_are_told(net):
@@ -70,6 +79,7 @@ def test_stale_fixed_and_guaranteed_are_told(net):
     assert "stale" not in uq.summary()
     uq.partial_fit(*net.test)
     assert "stale" in lines(uq)["calibrated"]
+    assert lines(uq)["intervals"].startswith("the guarantee is void: call calibrate(x, y, conf")
 
 
 def test_any_regressor_is_summed_up_alike_and_in_its_repr(net):
@@ -81,3 +91,4 @@ def test_any_regressor_is_summed_up_alike_and_in_its_repr(net):
     assert repr(pr).endswith("parameters: dense form, ridge 0>")
     pr.calibrate(net.valid[0], net.valid[1][:, 0], ridge=0.5)
     assert lines(pr)["ridge"] == "0.5, fixed" and "calibrated by nll" in repr(pr)
+    assert "LastLayerRigidity.calibrate(x, y, conformal=0.3)" in lines(pr)["intervals"]

@@ -5,10 +5,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import polars as pl
+import pyarrow as pa
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
 import rigidities as rg
 from tests.support.nets import Net, Trained, trained
@@ -19,6 +20,7 @@ NLL: dict[str, Any] = {"criterion": "nll", "ridge": 0.1}
 FORMS = {
     "pandas": lambda x: pd.DataFrame(x.double().numpy(), columns=NAMES),
     "polars": lambda x: pl.DataFrame(x.double().numpy(), schema=NAMES),
+    "arrow": lambda x: pa.table(dict(zip(NAMES, x.double().numpy().T, strict=True))),
     "numpy in double": lambda x: x.double().numpy(),
     "lists": lambda x: x.tolist(),
 }
@@ -144,6 +146,8 @@ REFUSED: dict[str, tuple[Any, Any, type[Exception], str]] = {
     "a number": (X, 1.0, TypeError, "got y of type float"),
     "nothing": (None, Y, TypeError, "got x of type NoneType"),
     "a target twice": ({"x": X, "labels": Y}, Y, ValueError, "targets both in the inputs"),
+    "a target in a tuple and apart": ((X, Y), Y, ValueError, "inputs .their last entry. and apart"),
+    "lists of other lengths": ([[1.0] * 4] * 5 + [[2.0]], Y, TypeError, "got x of type list"),
     "swapped": (Y, X, RuntimeError, "the last is the target, all before it are inputs"),
     "strings": (FRAME.assign(c="u"), Y, TypeError, "Column 'c' holds str, expected numbers"),
     "objects": (FRAME.assign(c=[None] * 6), Y, TypeError, "Column 'c' holds object"),
@@ -161,8 +165,12 @@ REFUSED: dict[str, tuple[Any, Any, type[Exception], str]] = {
         FRAME.set_axis(["a", "a", "c", "d"], axis=1), Y, TypeError, "'a' holds several columns",
     ),
     "a series of strings": (X, pd.Series(["u"] * 6, name="t"), TypeError, "Column 't' holds str"),
-    "whole numbers": (X.long().numpy(), Y, RuntimeError, "arrays of integers, keep their dtype"),
-    "missing numbers": (FRAME.assign(b=pd.NA).astype("Float64"), Y, ValueError, "NaN|No finite"),
+    "whole numbers": (
+        X.long().numpy(), Y, RuntimeError, r"integers, keep their dtype: .*astype\('float32'",
+    ),
+    "missing numbers": (
+        FRAME.assign(b=pd.NA).astype("Float64"), Y, ValueError, "NaN or infinity in .*'b'",
+    ),
 }  # fmt: skip
 
 
@@ -175,3 +183,138 @@ def test_what_is_no_data_set_is_refused_by_its_cause(net, case):
     assert torch.equal(uq.gram.matrix, before)
     if case not in ("swapped", "whole numbers"):  # f itself is called without a word around it
         refused(message, plane(net).fit, x, y, error=error)
+
+
+@pytest.mark.parametrize("size", [50, 70])  # of which the last is shorter
+def test_lists_of_row_numbers_are_batches_of_a_forward_function(net, size):
+    x, y = net.train
+    picked = {"forward": lambda m, b: m(x[b]), "target": lambda b: y[b]}
+    uq = rg.LastLayerRigidity(net.model, **picked)
+    uq.fit(list(BatchSampler(range(len(x)), size, drop_last=False)))
+    whole = rg.LastLayerRigidity(net.model).fit(x, y)
+    torch.testing.assert_close(uq.gram.matrix, whole.gram.matrix)
+    with pytest.warns(UserWarning, match="not calibrated"):
+        found = uq([3, 1])[0]
+    assert torch.equal(found, uq.predict([[3, 1]]).mean)
+    torch.testing.assert_close(found, net.model(x[[3, 1]]))
+
+
+def test_a_model_of_lists_gets_them_as_they_are():
+    bag = Net(
+        lambda m, docs: m.head(torch.stack([m.table(torch.tensor(d)).mean(0) for d in docs])),
+        table=nn.Embedding(9, 3), head=nn.Linear(3, 1),
+    )  # fmt: skip
+    docs, y = [[1, 2, 3], [4, 5], [6], [7, 8]], torch.arange(4.0)[:, None]
+    uq = rg.LastLayerRigidity(bag).fit([(docs, y), (docs[::-1], y)])
+    with pytest.warns(UserWarning, match="not calibrated"):
+        means = [uq(given)[0] for given in (docs, [[1, 2], [3, 4]])]  # of other lengths, and of one
+    assert torch.equal(means[0], bag(docs)) and torch.equal(means[1], bag([[1, 2], [3, 4]]))
+
+
+def test_numbers_of_numpy_in_a_list_and_matrices_of_other_libraries_are_data(net, uq):
+    x, y = net.train
+    values = [np.float32(one) for one in y[:, 0].tolist()]
+    own = rg.LastLayerRigidity(net.model).fit(_Labelled(x.numpy()), values)
+    torch.testing.assert_close(own.gram.matrix, uq.gram.matrix)
+
+
+class _Labelled:
+    """A matrix as xarray has it: no columns, but `to_numpy`."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array, self.shape, self.dtype = array, array.shape, array.dtype
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return self.array
+
+    def to_numpy(self) -> np.ndarray:
+        return self.array
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+
+def test_arrays_inside_a_mapping_reach_forward_as_tensors(net):
+    x, y = net.train
+    uq = rg.LastLayerRigidity(net.model, forward=lambda m, b: m(b["x"])).fit({"x": x}, y)
+    uq.calibrate({"x": net.valid[0]}, net.valid[1], **NLL)
+    new = net.test[0][:5]
+    for given in (new.numpy(), FORMS["pandas"](new)):
+        torch.testing.assert_close(uq({"x": given}), uq({"x": new}))
+    leaf = new.clone().requires_grad_()
+    uq({"x": leaf})[1].sum().backward()  # a tensor stays the one that was given
+    assert leaf.grad is not None
+
+
+def other(x: torch.Tensor) -> pd.DataFrame:
+    return FORMS["pandas"](x)[["b", "a", "c", "d"]]
+
+
+REORDERED = {
+    "keyword": lambda uq, f, y: uq(input=f),
+    "batches": lambda uq, f, y: uq.predict([f]),
+    "labelled batches": lambda uq, f, y: uq.calibrate([(f, y)], **NLL),
+    "lists": lambda uq, f, y: uq.predict([[f, y]]),
+    "conformal": lambda uq, f, y: uq.calibrate(f.iloc[:, [1, 0, 2, 3]], y, conformal=(f, y), **NLL),
+    "merge": lambda uq, f, y: uq.merge(rg.LastLayerRigidity(uq.model).fit(f, y)),
+    "partial fit": lambda uq, f, y: uq.partial_fit([(f, y)]),
+}
+
+
+@pytest.mark.parametrize("call", REORDERED)
+@pytest.mark.parametrize("fit", ["frame", "batches"])
+def test_reordered_columns_are_refused_wherever_a_frame_stands(net, fit, call):
+    (x, y), (new, truth) = net.train, net.test
+    frame = FORMS["pandas"](x)
+    given = (frame, y) if fit == "frame" else ([(frame[:100], y[:100]), (frame[100:], y[100:])],)
+    uq = rg.LastLayerRigidity(net.model).fit(*given)
+    uq.calibrate(net.valid, **NLL)
+    refused(r"'a', 'b', 'c', 'd'\], here are \['b', 'a'", REORDERED[call], uq, other(new), truth)
+    assert uq.gram.count == len(x) and not uq.report.stale
+    assert len(uq(input=FORMS["pandas"](new))[0]) == len(uq.predict([FORMS["polars"](new)]).std)
+    uq.calibrate(FORMS["pandas"](new), pd.DataFrame(truth.numpy()), **NLL)  # a target has its own
+
+
+def test_the_second_of_several_frames_is_asked_for_its_columns_too(net):
+    x, y = net.train
+    left, right = FORMS["pandas"](x)[["a", "b"]], FORMS["pandas"](x)[["c", "d"]]
+    model = Net(lambda m, a, b: m.inner(torch.cat([a, b], 1)), inner=net.model)
+    uq = rg.LastLayerRigidity(model).fit((left, right), y)
+    uq.calibrate(net.valid[0].split(2, 1), net.valid[1], **NLL)
+    for call in (uq, lambda *both: uq.predict(both), lambda a, b: uq(b=b, a=a)):
+        refused(r"here are \['d', 'c'\]", call, left, right[["d", "c"]])
+        call(left, right)
+
+
+def test_batches_of_one_fit_have_their_columns_in_one_order(net):
+    x, y = net.train
+    batches = [(FORMS["pandas"](x), y), (other(x), y)]
+    refused("The fit had the columns", rg.LastLayerRigidity(net.model).fit, batches)
+    pr, flat = plane(net), [(one, y[:, 0]) for one, y in batches]
+    refused("The fit had the columns", pr.fit, flat)
+    refused("The fit had the columns", pr.fit(flat[:1]).predict, other(x))
+
+
+def test_a_resumed_fit_asks_for_the_columns_it_began_with(net, tmp_path):
+    (x, y), path, met = net.train, tmp_path / "c.safetensors", []
+
+    def weight(batch: Any) -> torch.Tensor:
+        met.append(batch)
+        if len(met) == 2:
+            raise KeyboardInterrupt
+        return torch.ones(len(batch[0]))
+
+    kept = {"checkpoint": path, "checkpoint_batches": 1, "sample_weight": weight}
+    with pytest.raises(KeyboardInterrupt):
+        rg.LastLayerRigidity(net.model).fit(_pairs(FORMS["pandas"], x, y), **kept)
+    assert path.exists()
+    refused(
+        "The fit had the columns", rg.LastLayerRigidity(net.model).fit, _pairs(other, x, y), **kept
+    )
+    uq = rg.LastLayerRigidity(net.model).fit(_pairs(FORMS["pandas"], x, y), **kept)
+    assert uq.gram.count == 4 * len(x)
+
+
+def _pairs(form: Any, x: torch.Tensor, y: torch.Tensor) -> list[Any]:
+    x, y = x[:, [0, 0, 2, 3]].repeat(4, 1), y.repeat(4, 1)  # columns that a digest cannot tell
+    return [(form(one), two) for one, two in zip(x.split(600), y.split(600), strict=True)]

@@ -1,6 +1,7 @@
 """Predictions that are not finite are refused, with the rows and the cause."""
 
 import math
+import weakref
 from typing import Any
 
 import pandas as pd
@@ -126,3 +127,60 @@ def test_an_infinite_mean_with_a_finite_bar_is_refused(net):
     x[2, 0] = 100.0
     for call in (uq, uq.predict):
         refused(r"1 of 5 rows \(2\): their inputs are finite", call, x)
+
+
+def test_what_the_model_takes_in_other_rows_is_not_named_as_the_cause(net):
+    names = ["a", "b", "c", "d"]
+    model = Net(
+        lambda m, x: m.head(x.nan_to_num(0.0) / (x[:, :1] < 50).float()), head=nn.Linear(4, 1)
+    )
+    frame = pd.DataFrame(net.test[0][:9].numpy(), columns=names).assign(b=NAN)
+    uq = rg.LastLayerRigidity(model).fit(frame[["a", "b", "c", "d"]])
+    frame.loc[5, "a"] = 100.0
+    frame.loc[6, ["a", "c"]] = [100.0, NAN]
+    with pytest.warns(UserWarning, match="not calibrated"):
+        refused(r"1 of 6 rows \(5\): are their inputs finite, and", uq.predict, frame[:6])
+    refused(r"2 of 9 rows \(5, 6\): the inputs hold NaN or infinity in 'c'\.", uq.predict, frame)
+
+
+def test_the_cause_is_looked_for_batch_by_batch(net, uq):
+    held: list[Any] = []
+
+    class Stream:
+        def __iter__(self) -> Any:
+            for part in spoilt(net, NAN, 3).split(4):
+                held.append(weakref.ref(batch := part.numpy().copy()))
+                yield batch
+                assert len([one for one in held[10:] if one() is not None]) < 4
+
+    refused(r"1 of 40 rows \(3\): the inputs hold NaN", uq.predict, Stream())
+    assert len(held) == 20
+
+
+def test_rows_of_atoms_leave_the_samples_alone():
+    """Inputs without one row per sample are looked at as a whole."""
+    model = Net(lambda m, x: m.head(x).reshape(-1, 2).sum(1), head=nn.Linear(3, 1))
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    uq = rg.LastLayerRigidity(model).fit([x])
+    x = x[:8].clone()
+    x[7] = NAN
+    with pytest.warns(UserWarning, match="not calibrated"):
+        refused(r"1 of 4 rows \(3\): the inputs hold NaN or infinity\.", uq.predict, [x[:4], x[4:]])
+
+
+def test_features_and_joint_quantities_of_any_regressor_are_refused_alike(net, uq):
+    bad = spoilt(net, NAN, 3)
+    refused(r"1 of 40 rows \(3\): the inputs hold NaN", uq.features, bad)
+    w = torch.linalg.lstsq(*net.train).solution[:, 0]
+    pr = rg.PredictionRigidity(lambda w, x: x @ w, w).fit(net.train[0], net.train[1][:, 0])
+    for call in (pr.covariance, lambda x: pr.covariance(net.test[0], x)):
+        refused(r"1 of 40 rows \(3\): the inputs hold NaN", call, bad)
+
+
+def test_a_fit_names_the_column_that_spoils_it(net):
+    (x, y), names = net.train, ["a", "b", "c", "d"]
+    frame = pd.DataFrame(x.numpy(), columns=names).assign(c=NAN)
+    for uq in (rg.LastLayerRigidity(net.model), rg.PredictionRigidity(net.model, ridge=1.0)):
+        refused("NaN or infinity in .*'c'", uq.fit, frame, y)
+    refused("features, from 'c' of the inputs", rg.LastLayerRigidity(net.model).fit, frame, y)
+    refused(r"300 of 300 rows of a batch \(0, 1", rg.PredictionRigidity(net.model).fit, frame, y)

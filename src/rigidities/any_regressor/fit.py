@@ -13,7 +13,8 @@ from torch import Tensor
 from .._version import __version__
 from ..calibration.calibration import Calibration
 from ..calibration.report import CalibrationReport
-from ..data.arrays import require_columns
+from ..data.arrays import Columns
+from ..data.finiteness import require_finite
 from ..data.samples import SampleBatch, Samples
 from ..data.sketch import fingerprint
 from ..data.storage import Snapshot, prefixed, unprefixed
@@ -45,7 +46,7 @@ class Fit:
         calibration: ridge, scale, noise and law.
         report: of the last calibration.
         differentiation: of the regressor; None after loading, until there are inputs.
-        columns: names of the inputs' columns, where they were a data frame's.
+        columns: names of the columns of each data frame among the inputs, if any.
     """
 
     regressor: Regressor
@@ -57,7 +58,7 @@ class Fit:
     calibration: Calibration
     report: CalibrationReport | None = None
     differentiation: Differentiation | None = field(default=None, repr=False)
-    columns: list[str] | None = None
+    columns: Columns = None
 
     @property
     def effective_rank(self) -> float:
@@ -99,7 +100,9 @@ class Fit:
     def differentiated(self, samples: Samples) -> tuple[Tensor, Tangents]:
         """Predictions (N, K) of all inputs and their tangents."""
         pieces = [self.differentiate(*b.args, **b.kwargs) for b in self.pieces(samples)]
-        return torch.cat([mean for mean, _ in pieces]), Tangents.join([part for _, part in pieces])
+        mean = torch.cat([mean for mean, _ in pieces])
+        require_finite(mean, mean, lambda: samples, "rows")
+        return mean, Tangents.join([part for _, part in pieces])
 
     def shaped(self, rows: Tensor) -> Tensor:
         """(N, K) -> shaped like f's output."""
@@ -107,8 +110,8 @@ class Fit:
 
     def samples(self, x: Any, y: Any = None) -> Samples:
         """What a user hands in."""
-        require_columns(x, self.columns)
-        return Samples.of(x, y, like=self.regressor.flat, count=self.inputs, ordered=True)
+        known, like = self.columns, self.regressor.flat
+        return Samples.of(x, y, like=like, count=self.inputs, ordered=True, names=known)
 
 
 def snapshot(fit: Fit) -> Snapshot:

@@ -25,11 +25,10 @@ from torch import Tensor
 from ..calibration.calibration import Calibration, Wanted
 from ..calibration.report import CalibrationReport
 from ..calibration.summary import UNFITTED, summary
-from ..data.arrays import frame_columns
 from ..data.finiteness import require_finite
 from ..data.samples import Samples, SampleWeight
 from ..data.storage import Snapshot
-from ..losses import LossLike, loss_for
+from ..losses import LossLike, loss_for, loss_name
 from ..models.modes import differentiating
 from ..notices import NO_FIT, NotFittedError, notify
 from ..prediction.derived import Derived, correlation
@@ -126,9 +125,10 @@ class PredictionRigidity:
         """What is known, in ten lines or so, and what to do next."""
         if (fit := self._fit) is None:
             return summary(self._title, UNFITTED)
-        rows, loss = fit.dispersion[0], type(self._loss).__name__
+        rows, loss = fit.dispersion[0], loss_name(self._loss)
         known = {"fit": f"{rows:,} rows, loss {loss}", "form": f"{self.form}, {self._hessian}"}
-        return summary(self._title, known, fit.calibration, fit.report)
+        chosen = (fit.calibration, fit.report, "LastLayerRigidity.calibrate(x, y, conformal=0.3)")
+        return summary(self._title, known, *chosen)
 
     @differentiating
     def fit(
@@ -170,7 +170,7 @@ class PredictionRigidity:
         sums = (norm, (totals.rows, totals.dispersion))
         plain = Calibration.unscaled(form.ridge, 1, regressor.flat.device)
         shape, inputs = differentiation.shape, len(first.args)
-        own = Fit(regressor, form, shape, inputs, *sums, plain, columns=frame_columns(x))
+        own = Fit(regressor, form, shape, inputs, *sums, plain, columns=first.columns)
         self._fit = replace(own, differentiation=differentiation)
         return self
 
@@ -191,7 +191,7 @@ class PredictionRigidity:
             rigidity=fit.shaped(1 / q),
             law=calibration.law,
         )
-        require_finite(found.mean, found.epistemic, lambda: samples, fit.columns, "rows")
+        require_finite(found.mean, found.epistemic, lambda: samples, "rows")
         return found
 
     @differentiating

@@ -131,7 +131,7 @@ class RigidityCalculator(Calculator):
         if not isinstance(uq, LastLayerRigidity):
             raise TypeError(
                 f"uq must be a LastLayerRigidity, got {type(uq).__name__}. Wrap the trained model: "
-                "LastLayerRigidity(model).fit(train)."
+                "LastLayerRigidity(model).fit(x, y)."
             )
         _ = uq.gram  # an unfitted one says so
         self.uq, self.inputs, self.wrt, self.members = uq, inputs, wrt, members

@@ -230,7 +230,7 @@ def _ridge(
     if residuals is None:
         raise ValueError(
             "Without validation rows criterion='auto' needs the evidence of the training rows, and "
-            "the fit has no residuals or no readout of its own. Call calibrate(valid)."
+            "the fit has no residuals or no readout of its own. Call calibrate(x, y)."
         )
     likely = replace(wanted, criterion="nll", noise=ConstantNoise, law=Gaussian())
     choice, edge = search(Objective(residuals, eigenvalues, likely), None)
@@ -257,7 +257,7 @@ def _rows(
     if not found:
         raise ValueError(
             "There is nothing to calibrate with: no data were given, and the fit kept no rows of "
-            "its own. Call calibrate(valid)."
+            "its own. Call calibrate(x, y)."
         )
     joined = [Rows.join(list(parts)) for parts in zip(*found, strict=True)]
     if not all(map(len, joined)):

@@ -209,7 +209,7 @@ class Calibration:
             if not isinstance(own.noise, GivenNoise):
                 raise ValueError(
                     f"The noise of this calibration is {own.noise.name!r}, no function: load "
-                    "without noise=, or call calibrate(valid, noise=function)."
+                    "without noise=, or call calibrate(x, y, noise=function)."
                 )
             own = replace(own, noise=replace(own.noise, function=noise))
         if groups is not None:
@@ -217,7 +217,7 @@ class Calibration:
             if scores is None or scores.cuts is not None or not len(scores.labels):
                 raise ValueError(
                     "This calibration has no groups by a function: load without groups=, or call "
-                    "calibrate(valid, conformal=rows, groups=function)."
+                    "calibrate(x, y, conformal=rows, groups=function)."
                 )
             own = replace(own, conformal=replace(scores, function=groups))
         return own

@@ -13,9 +13,15 @@ def summary(
     known: dict[str, str],
     calibration: Calibration | None = None,
     report: CalibrationReport | None = None,
+    guarantee: str = "calibrate(x, y, conformal=0.3)",
 ) -> str:
-    """The title, what is known of the fit, and the calibration's choices, a line each."""
+    """The title, what is known, and what was chosen; `guarantee` is the call that gives one."""
     known = known if calibration is None else known | _chosen(calibration, report)
+    if calibration is not None and report is not None:
+        held = "guaranteed by p.interval(0.9, conformal=True)"
+        held = f"the guarantee is void: call {guarantee} again" if report.stale else held
+        without = f"no guarantee; {guarantee} gives one"
+        known["intervals"] = without if calibration.conformal is None else held
     return "\n".join([title, *(f"  {name:<12}{text}" for name, text in known.items())])
 
 
@@ -27,16 +33,13 @@ def _chosen(own: Calibration, report: CalibrationReport | None) -> dict[str, str
     found = {"ridge": f"{own.ridge:.4g}, {origin}", "scale": _numbers(own.scale)}
     found |= {"noise": own.noise.name + noise, "law": law_line(own.law)}
     ask = "not yet: call calibrate(x, y) with data that the model has not seen"
-    return found | ({"calibrated": ask} if report is None else _trust(own, report))
+    return found | ({"calibrated": ask} if report is None else _trust(report))
 
 
-def _trust(own: Calibration, report: CalibrationReport) -> dict[str, str]:
+def _trust(report: CalibrationReport) -> dict[str, str]:
     seen = f" and {report.seen:,} left-out training rows" if report.seen else ""
     gain = f"{abs(report.gain):.3g} nats a row {'worse' if report.gain < 0 else 'better'}"
     stale = "; stale, rows came or went: call calibrate again" if report.stale else ""
-    held = "no guarantee; LastLayerRigidity.calibrate(x, y, conformal=0.3) gives one"
-    held = held if own.conformal is None else "guaranteed by p.interval(0.9, conformal=True)"
     found = {"calibrated": f"on {report.rows:,} rows{seen}, {gain} than a constant bar{stale}"}
     said = len(report.warnings) + len(report.remarks)
-    warned = {"warnings": f"{said}: print(report) tells them"} if said else {}
-    return found | {"intervals": held} | warned
+    return found | ({"notes": f"{said}: print(uq.report) tells them"} if said else {})

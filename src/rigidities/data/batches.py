@@ -2,7 +2,8 @@
 
 | given | read as |
 | --- | --- |
-| a tensor, array, data frame or list of numbers | one data set of inputs |
+| a tensor, an array or a data frame | one data set of inputs |
+| a list of numbers, or of equally long such lists | likewise, where the model takes tensors |
 | a tuple of those | one data set, the last entry the target |
 | a mapping of tensors | one data set of keyword inputs, one of `TARGET_KEYS` the target |
 | `TensorDataset`, or a plain `DataLoader` over one | its tensors, sliced |
@@ -10,7 +11,8 @@
 | a list or any other iterable | batches, each a tensor, a tuple, a mapping or an object |
 
 Tensors are sliced, never collated row by row. A user's `forward` takes a batch whole, and always
-one of the kind that the fit had: (x,) where a tensor comes after a fit to (x, y).
+one of the kind that the fit had: (x,) where a tensor comes after a fit to (x, y). With it, and
+where the fit had lists for inputs (tokens, say), lists of numbers are batches as other lists are.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ from torch.utils.data import (
 )
 
 from ..models.calling import described
-from .arrays import TARGET_KEYS, as_array, columns, is_array
+from . import arrays
+from .arrays import TARGET_KEYS, Columns, as_array, columns, each_member, is_array
 from .shards import ShardSampler, is_shuffle
 
 BATCH_SIZE = 1024
@@ -51,6 +54,7 @@ class Batch:
     rows: int | None = None  # samples, where the library cut or wrapped the data itself
     kept: bool = False  # whether nobody writes to its tensors before the data end
     total: int | None = None  # samples of all batches, about, where the library cut them
+    columns: Columns = None  # of the data frames, here or in the fit
 
     def check(self, outputs: int) -> None:
         """Refuse another number of outputs; one sample may have lost its dimension to a squeeze."""
@@ -78,6 +82,7 @@ class Reader:
         inputs: number of positional inputs where known, to tell (x1, x2) from (x, y).
         apart: key of a mapping that is neither input nor target.
         kind: of the fit's batches, where known; see `kind_of`.
+        columns: of the fit's data frames, in every one of which they must be the same.
     """
 
     device: torch.device
@@ -87,11 +92,26 @@ class Reader:
     inputs: int | None = None
     apart: str | None = None
     kind: str | None = None
+    columns: Columns = None
+
+    def knowing(self, data: Any) -> Reader:
+        """The same for a data set, which may be a frame or hold some."""
+        given = [] if isinstance(data, list) else arrays.frame_columns(data)
+        return replace(self, columns=arrays.agreed(given, self.columns))
+
+    def batches(self, raws: Iterable[Any], total: int | None, cut: bool) -> Iterator[Batch]:
+        """All of them taken apart; `total` is their number, `cut` as `raw_batches` says."""
+        read = self
+        for raw in raws:
+            rows = len(columns(raw)[0]) if cut else None
+            batch = read(raw, rows, None if rows is None or total is None else total * rows)
+            read = read if batch.columns == read.columns else replace(read, columns=batch.columns)
+            yield batch
 
     def __call__(self, raw: Any, rows: int | None = None, total: int | None = None) -> Batch:
         """Take one batch apart, of so many samples of all where that is known."""
         kept = rows is not None or _elsewhere(raw, self.device)
-        raw = self.placed(raw)
+        names, raw = arrays.agreed(arrays.frame_columns(raw), self.columns), self.placed(raw)
         args, kwargs, target = self._parts(raw)
         if self.whole:
             whole, own = of_kind(raw, self.kind, args)
@@ -99,7 +119,7 @@ class Reader:
             raw = whole if isinstance(raw, Tensor) else raw
         if self.target is not None:
             target = self.placed(self.target(raw))
-        return Batch(args, kwargs, self._tensor(target), raw, rows, kept, total)
+        return Batch(args, kwargs, self._tensor(target), raw, rows, kept, total, names)
 
     def _tensor(self, target: Any) -> Tensor | None:
         """The target as a tensor; of (y, None) the one that is there."""
@@ -215,7 +235,6 @@ def raw_batches(
 
 
 def _whole(data: Any, *, any_order: bool) -> Any:
-    """The data as tensors to slice, or None if they are not."""
     if isinstance(data, DataLoader):
         if not _is_plain_loader(data, any_order):
             return None
@@ -224,8 +243,8 @@ def _whole(data: Any, *, any_order: bool) -> Any:
         return _tensors_of(data.dataset)
     if isinstance(data, Dataset):
         return _tensors_of(data)
-    if isinstance(data, Tensor) or is_array(data := as_array(data)):
-        return data
+    if isinstance(data, Tensor) or is_array(data):
+        return as_array(data)
     if not isinstance(data, (tuple, Mapping)):
         return None
     members = columns(data := each_member(data, as_array))
@@ -269,13 +288,3 @@ def _slices(tensors: Any, size: int) -> tuple[Iterator[Any], int]:
     (rows,) = lengths
     parts = (slice(start, start + size) for start in range(0, rows, size))
     return (each_member(tensors, itemgetter(part)) for part in parts), -(-rows // size)
-
-
-def each_member(whole: Any, change: Callable[[Any], Any]) -> Any:
-    """The same mapping, tuple or list with each member changed; of anything else, itself."""
-    if isinstance(whole, Mapping):
-        return {key: change(value) for key, value in whole.items()}
-    if isinstance(whole, tuple):
-        members = map(change, whole)
-        return type(whole)(*members) if hasattr(whole, "_fields") else tuple(members)
-    return [change(value) for value in whole] if isinstance(whole, list) else change(whole)

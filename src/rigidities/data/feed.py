@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from ..models.shadow import placement
-from .arrays import as_array, columns, is_array, require_columns
-from .batches import Batch, Reader, each_member, of_kind, raw_batches
+from .arrays import Columns, each_member, is_array, listed
+from .batches import Batch, Reader, of_kind, raw_batches
 from .shards import unpadded
 
 T = TypeVar("T")
@@ -20,13 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Feed:
-    """How data reach one model, whose device and precision decide theirs.
-
-    Attributes:
-        columns: names of the columns that the fit had, where it had a data frame.
-
-    The others are those of `batches.Reader`.
-    """
+    """How data reach one model, whose device and precision decide theirs; see `batches.Reader`."""
 
     model: nn.Module
     whole: bool = False
@@ -34,7 +28,7 @@ class Feed:
     inputs: int | None = None
     apart: str | None = None
     kind: str | None = None
-    columns: list[str] | None = None
+    columns: Columns = None
 
     def unlabelled(self) -> Feed:
         """The same for data whose targets are of no interest, and may not be there."""
@@ -43,20 +37,19 @@ class Feed:
     def handed(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Batch:
         """The inputs of one call, for a user's `forward` as one batch of the fit's kind."""
         if not all(isinstance(one, Tensor) for one in (*inputs, *keywords.values())):
-            require_columns(inputs, self.columns)
-            inputs = each_member(inputs, self._tensor)
-            keywords = each_member(keywords, self._tensor)
+            read = Reader(*placement(self.model), columns=self.columns).knowing((inputs, keywords))
+            inputs = (*map(listed, inputs[:1]), *inputs[1:]) if self._takes_tensors else inputs
+            inputs, keywords = _tensors((inputs, keywords), read)
         raw = keywords or (inputs[0] if len(inputs) == 1 else inputs)
         if not self.whole or self.kind is None or (inputs and keywords):
-            return Batch(inputs, keywords, None, raw)
+            return Batch(inputs, keywords, None, raw, columns=self.columns)
         whole, rows = of_kind(raw, self.kind, raw if isinstance(raw, tuple) else ())
-        return Batch((whole,), {}, None, whole, rows)
+        return Batch((whole,), {}, None, whole, rows, columns=self.columns)
 
-    def _tensor(self, value: Any) -> Any:
-        """Frames, arrays and matrices in lists as the model's tensors; anything else as it is."""
-        matrix = isinstance(value, list) and isinstance(next(iter(value), None), list)
-        array = as_array(value) if matrix or is_array(value) else None
-        return Reader(*placement(self.model)).placed(array) if is_array(array) else value
+    @property
+    def _takes_tensors(self) -> bool:
+        """Whether the first input is one, as far as is known, so that a list may stand for it."""
+        return not self.whole and self.kind in (None, "tensor", "tuple(tensor)")
 
     def __call__(
         self,
@@ -74,20 +67,19 @@ class Feed:
         Each row comes `once`, or where the order is free, whatever the loader repeats or drops.
         """
         device, dtype = placement(self.model)
-        own = (self.whole, self.target, self.inputs, self.apart, self.kind)
-        read = Reader(device, dtype, *own)
-        require_columns(data, self.columns)
+        own = (self.whole, self.target, self.inputs, self.apart, self.kind, self.columns)
+        read = Reader(device, dtype, *own).knowing(data)
         data = unpadded(data) if any_order or once else data
+        data = listed(data) if self._takes_tensors else data
         raws, total, cut = raw_batches(data, batch_size, any_order=any_order)
         shown = passing(progressing(raws, total, what, progress))
-        if not cut:
-            return map(read, shown)
-        rows = map(_rows, shown)
-        return (read(raw, n, None if total is None else total * n) for raw, n in rows)
+        return read.batches(shown, total, cut)
 
 
-def _rows(raw: Any) -> tuple[Any, int]:
-    return raw, len(columns(raw)[0])
+def _tensors(value: Any, read: Reader) -> Any:
+    if isinstance(value, (tuple, Mapping)) and not hasattr(value, "to"):
+        return each_member(value, lambda one: _tensors(one, read))
+    return read.placed(value) if is_array(value) else value
 
 
 def _none(batch: Any) -> None:

@@ -70,7 +70,6 @@ class ParquetBatches:
         return [(path, i, rows) for i, rows in enumerate(sizes) if rows]
 
     def _read(self, batch: Any, name: str) -> torch.Tensor:
-        """A column, (n, 1), or (n, k) of lists."""
         column = batch.column(name)
         flat = column.flatten() if hasattr(column.type, "list_size") else column
         numbers, missing = flat.to_numpy(zero_copy_only=False), column.null_count or flat.null_count

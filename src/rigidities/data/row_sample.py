@@ -103,7 +103,6 @@ class RowSample(RowSketch):
         return 2 * self.size
 
     def _below(self, hashes: Tensor) -> Tensor:
-        """Which rows may belong to the sample."""
         if len(hashes) > self.size and len(distinct := torch.unique(hashes)) > self.size:
             self.limit = min(self.limit, int(distinct[self.size]))
         return (hashes < self.limit).nonzero()[:, 0]

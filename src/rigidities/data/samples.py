@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ..models.modes import ordinary
-from .arrays import as_array, columns, is_array, with_target
-from .batches import Batch, Reader, each_member, raw_batches
+from .arrays import Columns, as_array, columns, each_member, is_array, with_target
+from .batches import Batch, Reader, raw_batches
 
 SampleWeight = Tensor | Callable[[Any], Tensor]
 
@@ -66,7 +66,6 @@ class Samples:
 
     Attributes:
         data: what `batches.raw_batches` reads.
-        reader: takes a batch apart.
         weight: of each sample, (N,), or callable(batch) -> (N,).
         batch_size: rows per batch where the data are not batches already.
         ordered: whether a shuffled loader is to be read in its own order.
@@ -89,15 +88,17 @@ class Samples:
         batch_size: int | None = None,
         count: int | None = None,
         ordered: bool = False,
+        names: Columns = None,
     ) -> Samples:
         """Read what the user handed in: x and y, or one data set of both.
 
         An iterator is read into a list. The parameters, `like`, give device and precision; `count`
-        is the number of positional inputs where known, to tell (x1, x2) from (x, y).
+        and `names` are the positional inputs' number and columns in the fit, where known.
         """
         if isinstance(inputs, (int, float)) or (isinstance(inputs, Tensor) and inputs.ndim == 0):
             raise ValueError("Inputs must be batched, of shape (N, ...); got a single number.")
         data = with_target(inputs, targets)
+        reader = Reader(like.device, like.dtype, inputs=count, columns=names).knowing(data)
         data = each_member(data, as_array) if isinstance(data, (tuple, Mapping)) else as_array(data)
         if isinstance(data, Iterator):
             data = list(data)
@@ -107,7 +108,6 @@ class Samples:
                     "Data that come in batches take sample_weight as callable(batch) -> (N,)."
                 )
             weight = torch.as_tensor(weight)
-        reader = Reader(like.device, like.dtype, inputs=count)
         samples = cls(data, reader, weight, batch_size, ordered)
         samples._check()
         return samples
@@ -115,8 +115,8 @@ class Samples:
     def __iter__(self) -> Iterator[SampleBatch]:
         offset = 0
         raws, _, _ = raw_batches(self.data, self.batch_size, any_order=not self.ordered)
-        for raw in raws:
-            batch = _with_weight(self.reader(raw), self.weight, offset)
+        for plain in self.reader.batches(raws, None, cut=False):
+            batch = _with_weight(plain, self.weight, offset)
             yield batch
             offset += len(batch)
 
@@ -169,7 +169,7 @@ def _with_weight(batch: Batch, weight: SampleWeight | None, offset: int) -> Samp
         if not bool(((column >= 0) & (column < torch.inf)).all()):
             raise ValueError("sample_weight must be finite and not negative.")
     args, kwargs, target = ordinary((batch.args, batch.kwargs, batch.target))
-    return SampleBatch(args, kwargs, target, batch.raw, weight=column)
+    return SampleBatch(args, kwargs, target, batch.raw, columns=batch.columns, weight=column)
 
 
 def sample_count(*inputs: Any, **kwargs: Any) -> int | None:

@@ -83,7 +83,6 @@ class Slot:
 
 
 def _known(batch: Batch, *, whole: bool) -> Members:
-    """What may be named of a batch."""
     known = _members(batch.args[0] if whole else batch.args)
     known.update({} if whole else batch.kwargs)
     return known
@@ -103,7 +102,6 @@ def _members(raw: Any) -> Members:
 
 
 def _replaced(raw: Any, key: Any, tensor: Tensor) -> Any:
-    """A shallow copy of a batch with one part replaced."""
     if isinstance(raw, Tensor):
         return tensor
     if isinstance(raw, Mapping):

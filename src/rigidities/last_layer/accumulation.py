@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from ..data.arrays import TARGET_KEYS
+from ..data.arrays import TARGET_KEYS, Columns, agreed
 from ..data.batches import Batch, kind_of
+from ..data.finiteness import spoilt
 from ..data.row_sample import RowSample, output_hashes
 from ..data.sketch import NO_LIMIT, RowSketch
 from ..losses import MSE, Loss
@@ -34,7 +35,6 @@ class Statistics:
     """Everything that a fit learns from the data.
 
     Attributes:
-        gram: the accumulated rows.
         sketch: hashes of the rows, to recognise them in validation data.
         targets: number of targets K.
         inputs: number of positional inputs of the model, or of a tuple that `forward=` takes.
@@ -43,6 +43,7 @@ class Statistics:
         sample: some of the rows; None where none were asked for or their residuals are not known.
         static: whether the model writes all outputs into the same memory, so that batches are added
             one by one; kept for a fit that is resumed, which must round alike.
+        columns: names of the columns of each data frame in a batch, where there were any.
     """
 
     gram: Gram
@@ -53,6 +54,7 @@ class Statistics:
     exact: bool = True
     sample: RowSample | None = None
     static: bool = False
+    columns: Columns = None
 
     def clone(self) -> Statistics:
         """An independent copy."""
@@ -62,6 +64,7 @@ class Statistics:
     def merge(self, other: Statistics) -> Statistics:
         """Add another's rows to these, and return these; the other stays as it was."""
         mine, theirs = self.gram, other.gram
+        self.columns = agreed(other.columns, self.columns)
         if mine.targets is None and theirs.targets is not None:
             mine = mine.expand(theirs.targets)
         elif mine.targets is not None and theirs.targets is None:
@@ -113,7 +116,6 @@ class Weighing:
     """The weight of a row: the loss's curvature times the user's sample weight.
 
     Attributes:
-        loss: of the values.
         sample_weight: callable(batch) -> weights, where the training loss was weighted.
         gradients: the part of the training loss that derivatives by an input had.
     """
@@ -339,16 +341,17 @@ class _Adding:
             totals = sums.tolist()
             if all(map(math.isfinite, totals)):
                 continue
-            what = "targets or predictions" if math.isfinite(totals[0]) else "features"
             bad = [not bool(piece.sums.isfinite().all()) for piece in pieces]
-            number = first + bad.index(True) if True in bad else first
+            place = bad.index(True) if True in bad else 0
+            names = sorted(spoilt(pieces[place].batch, torch.ones(0, dtype=torch.bool)) - {""})
+            what = "features" + f", from {', '.join(names)} of the inputs" * bool(names)
+            what = "targets or predictions" if math.isfinite(totals[0]) else what
             raise ValueError(
-                f"Batch {number}{'' if True in bad else ' or one of the next'}: NaN or infinity in "
-                f"the {what}. Clean the data, or check that the model has not diverged."
+                f"Batch {first + place}{'' if True in bad else ' or one of the next'}: NaN or "
+                f"infinity in the {what}. Clean the data, or check that the model has not diverged."
             )
 
     def _gathers(self, piece: _Piece) -> bool:
-        """Whether to wait for more batches after this one."""
         reading, samples = piece.reading, len(piece.reading.output)
         self._rows += len(reading.inputs)
         alone = self._static or not piece.batch.kept or self._weighing.gradients is not None
@@ -420,7 +423,6 @@ class _Adding:
                 gram.update(features, laid, residuals, moments=residuals is not None)
 
     def _recognise(self, piece: _Piece, features: list[Tensor]) -> None:
-        """Into the sketch and the sample, whose features come in parts."""
         own, held = self.statistics, self._held_rows
         assert own is not None
         hashes, own.exact = piece.reading.hashes(piece.batch, held, exact=own.exact)
@@ -448,7 +450,6 @@ def _all_tensors(values: Iterable[Any]) -> bool:
 
 
 def _large(piece: _Piece) -> bool:
-    """Whether a batch fills a product of its own."""
     inputs = piece.reading.inputs
     return len(inputs) >= _SMALL if inputs.device.type == "cpu" else inputs.nbytes >= 1 << 26
 
@@ -493,7 +494,7 @@ def _empty(
     gram = gram_kind(width, targets=own, device=device, precision=made)
     kind, raw = kind_of(batch.raw), batch.raw
     number = max(1, len(raw) - 1) if kind.startswith("tuple") else len(batch.args)
-    return Statistics(gram, RowSketch(), targets, number, kind)
+    return Statistics(gram, RowSketch(), targets, number, kind, columns=batch.columns)
 
 
 def _flat(
@@ -510,7 +511,6 @@ def _flat(
 
 
 def _shared_weights(weights: Tensor | None) -> Tensor | None:
-    """One column where all targets have the same weights."""
     if weights is None or weights.shape[1] == 1:
         return weights
     return weights[:, :1] if torch.equal(weights, weights[:, :1].expand_as(weights)) else weights

@@ -107,12 +107,7 @@ def job(
 
 
 class Processes(Job):
-    """This process among several, all in the same call.
-
-    Attributes:
-        rank: of this process in the group.
-        size: how many there are.
-    """
+    """This process, of a rank among several of a group, all in the same call."""
 
     def __init__(self, group: Any, what: str, device: torch.device | str) -> None:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
@@ -260,7 +255,6 @@ class ProcessRefused(ProcessFailed, ValueError):
 
 
 def _send(line: Connection, message: Any) -> None:
-    """Until the other side has taken it."""
     packed = io.BytesIO()
     torch.save(message, packed)
     line.send_bytes(packed.getbuffer())

@@ -47,8 +47,7 @@ class ErrorBars:
 
     Attributes:
         form: the quadratic form q in the model's precision.
-        calibration: scale, noise and law.
-        cast: the same with scales in the form's precision.
+        cast: the calibration with scales in the form's precision.
         scale2: $\alpha^2$, in the form's precision.
         head: that of the calibration, in that precision, if any.
     """
@@ -135,9 +134,7 @@ class ErrorBars:
             return None
         return group_labels(conformal.function, batch.raw, reading.output)
 
-    def prediction(
-        self, spreads: Sequence[Spread], again: Again, columns: Sequence[str] | None
-    ) -> Prediction:
+    def prediction(self, spreads: Sequence[Spread], again: Again) -> Prediction:
         """The predictions of consecutive batches, which must be finite; see `require_finite`."""
         if not spreads:
             raise ValueError("There is nothing to predict: no batches were given.")
@@ -158,11 +155,10 @@ class ErrorBars:
             support=self.calibration.support,
             conformal=self._conformal(reading, torch.cat(labels) if labels else None),
         )
-        require_finite(found.mean, found.epistemic + found.noise, again, columns, "rows")
+        require_finite(found.mean, found.epistemic + found.noise, again, "rows")
         return found
 
     def _law(self, reading: Reading, tilt: Tensor | None) -> Law:
-        """Of the predictions, its parameters shaped like the output."""
         law = self.calibration.law
         if isinstance(law, StudentT | Tilted) and isinstance(law.df, Tensor):  # of each target
             law = replace(law, df=_each_target(reading, law.df))

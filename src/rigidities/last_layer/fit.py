@@ -16,7 +16,6 @@ from .._version import __version__
 from ..calibration.calibration import Calibration, Given, Wanted
 from ..calibration.conformal import Groups
 from ..calibration.report import CalibrationReport
-from ..data.arrays import frame_columns
 from ..data.batches import KINDS, Batch
 from ..data.feed import Feed
 from ..data.row_sample import RowSample
@@ -52,10 +51,9 @@ DEFAULT_RIDGE = 1e-6
 """Ridge before calibration, relative to the Gram's mean diagonal."""
 
 UNCALIBRATED = (
-    "The error bars are not calibrated: scale 1 and a default ridge are used. Call "
-    "calibrate(valid)."
+    "The error bars are not calibrated: scale 1 and a default ridge are used. Call calibrate(x, y)."
 )
-STALE = "Data were added or removed since the calibration. Call calibrate(valid) again."
+STALE = "Data were added or removed since the calibration. Call calibrate(x, y) again."
 
 _LOSSES: dict[str, type[Any]] = {type(one).__name__: type(one) for one in NAMED.values()}
 
@@ -68,9 +66,7 @@ class Learnt:
         binding: the tie to the model.
         statistics: what the data left; nothing is added to it any more.
         weighing: loss and weights; None where they were functions and the fit is from a file.
-        report: of the calibration, if any.
         factorised: the posterior, where it is known already.
-        columns: names of the inputs' columns, where they were a data frame's.
     """
 
     binding: Binding
@@ -78,7 +74,6 @@ class Learnt:
     weighing: Weighing | None
     report: CalibrationReport | None = None
     factorised: Posterior | None = None
-    columns: list[str] | None = None
     _bars: dict[torch.dtype, ErrorBars] = field(default_factory=dict, init=False, repr=False)
     _lock: Lock = field(default_factory=Lock, init=False, repr=False)
 
@@ -159,7 +154,7 @@ class Learnt:
             if known.sample is None:
                 raise ValueError(
                     "This fit keeps no rows: it had no targets or sample=0, or was loaded from a "
-                    "file without them. Call fit(train) again, or save with rows=False."
+                    "file without them. Call fit(x, y) again, or save with rows=False."
                 )
             tensors |= prefixed("rows", known.sample.state())
         if report is not None:
@@ -173,7 +168,7 @@ class Learnt:
             **({"static": True} if exact and known.static else {}),
             "loss": _loss_state(self.weighing),
             "calibration": None if report is None else report.header(),
-            **({} if self.columns is None else {"columns": self.columns}),
+            **({} if known.columns is None else {"columns": known.columns}),
         }
         return Snapshot(tensors | tie.tensors, header | tie.header)
 
@@ -184,12 +179,8 @@ class ReadoutFit:
     What changes it (`fit`, `revise`, `calibrate`, `take`) runs one call after the other, whatever
     the threads; meanwhile others read the state before.
 
-    Args:
-        binding: the tie to the model.
-        target: callable(batch) -> target, where given.
-
     Attributes:
-        unbound: that tie, without a readout.
+        unbound: the tie to the model, without a readout.
         learnt: the state; None before a fit.
     """
 
@@ -216,7 +207,8 @@ class ReadoutFit:
         choices = {"precision": precision, "method": method, "sample": sample}
         with self._alone(), self.job(group, "fit", weighing, **choices) as others:
             binding, begun = self._begun(checkpoint, others, weighing, choices)
-            feed = replace(self.feed(weighing), inputs=None, kind=None, columns=None)
+            names = None if begun is None else begun.columns
+            feed = replace(self.feed(weighing), inputs=None, kind=None, columns=names)
             options["passing"] = checkpoint.passing
             batches = feed(train, "fit", any_order=True, **_shown(options, others))
             batches = others.checking(batches)
@@ -229,7 +221,7 @@ class ReadoutFit:
             if self.target is None:
                 statistics.say_unlabelled()
             others.agree()
-            self._swap(Learnt(binding, statistics, weighing, columns=frame_columns(train)))
+            self._swap(Learnt(binding, statistics, weighing))
             checkpoint.done()
 
     def _begun(
@@ -247,7 +239,6 @@ class ReadoutFit:
     def _agreed(
         self, others: Job, binding: Binding, found: Statistics | None, weighing: Weighing
     ) -> tuple[Binding, Statistics]:
-        """The tie and the statistics of all processes, the same on every one."""
         own = None
         if found is not None:
             own = binding.snapshot(), identity(binding.header(), found, named(weighing))
@@ -363,13 +354,13 @@ class ReadoutFit:
             parts = (learnt.binding, own, learnt.posterior, weighing, rows)
             tied, own, report = refitted(*parts, add=add, others=others)
         other = ReadoutFit(tied, self.target)
-        other.learnt = Learnt(tied, own, weighing, columns=learnt.columns)
+        other.learnt = Learnt(tied, own, weighing)
         return other, report
 
     def known(self, whose: str = "") -> Learnt:
         """The state, if there is a fit."""
         if self.learnt is None:
-            raise NotFittedError(NO_FIT.format(f"fit(train){whose}"))
+            raise NotFittedError(NO_FIT.format(f"fit(x, y){whose}"))
         return self.learnt
 
     def ready(self) -> tuple[AnyTap, Learnt]:
@@ -395,7 +386,7 @@ class ReadoutFit:
         if learnt is None:
             return feed
         own = learnt.statistics
-        return replace(feed, inputs=own.inputs, kind=own.kind, columns=learnt.columns)
+        return replace(feed, inputs=own.inputs, kind=own.kind, columns=own.columns)
 
     def batches(
         self,
@@ -515,7 +506,7 @@ def merge_files(paths: Sequence[Path], out: Path, say: Callable[[str], None], ch
 
     whole = _merged(map(read, paths), check=check)
     whole.snapshot(rows=whole.statistics.sample is not None).write(out)
-    say(f"Wrote {out}: {whole.statistics.gram.count:,} rows. Load it, then calibrate(valid).")
+    say(f"Wrote {out}: {whole.statistics.gram.count:,} rows. Load it, then calibrate(x, y).")
 
 
 def _merged(fits: Iterable[tuple[str, Learnt]], *, check: bool) -> Learnt:
@@ -549,7 +540,9 @@ def _learnt(given: Snapshot, unbound: Binding) -> Learnt:
     rows = unprefixed("rows", given.tensors)
     sample = RowSample.from_state(rows) if rows else None
     counts, static = (header["targets"], header["inputs"]), header.get("static", False) is True
-    statistics = Statistics(gram, sketch, *counts, kind, exact, sample, static)
+    names = header.get("columns")
+    require(names is None or type(names) is list, "the names of columns")
+    statistics = Statistics(gram, sketch, *counts, kind, exact, sample, static, names)
     fits = gram.targets in (None, statistics.targets) and statistics.inputs >= 0
     require(fits and statistics.targets > 0, "the number of targets or inputs")
     if sample is not None:
@@ -558,20 +551,16 @@ def _learnt(given: Snapshot, unbound: Binding) -> Learnt:
     require(kind in (None, *KINDS) and type(exact) is bool, "the kind of batches")
     report = given.part("calibration", CalibrationReport.from_state)
     require(report is None or len(report.scale) == statistics.targets, "the calibration's scale")
-    loss, names = _loss_from(header["loss"]), header.get("columns")
-    require(names is None or type(names) is list, "the names of columns")
-    return Learnt(unbound.taken(given), statistics, loss, report, columns=names)
+    return Learnt(unbound.taken(given), statistics, _loss_from(header["loss"]), report)
 
 
 def _shown(options: dict[str, Any], others: Job) -> dict[str, Any]:
-    """Options with one progress bar for all processes."""
     if others.rank and options.get("progress") is None:
         return options | {"progress": False}
     return options
 
 
 def _loss_state(weighing: Weighing | None) -> dict[str, Any] | None:
-    """Name and settings of a loss that a file can hold."""
     if weighing is None:
         return None
     name, gradients = type(weighing.loss).__name__, weighing.gradients

@@ -50,8 +50,7 @@ class LocalTerms:
 
 def local_terms(tap: AnyTap, posterior: Posterior, batches: Iterable[Batch]) -> LocalTerms:
     """The terms of the predictions of some batches; the posterior has one scale per target."""
-    parts: list[Terms] = []
-    count = 0
+    parts, count = list[Terms](), 0
     for batch in batches:
         terms = tap.terms(*batch.args, **batch.kwargs)
         if terms.count % (batch.rows or 1):  # a sample may have several outputs

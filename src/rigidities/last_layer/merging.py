@@ -59,7 +59,6 @@ def require_alike(parts: Sequence[dict[str, Any]], names: Sequence[str]) -> None
 
 
 def _shown(mine: Any, theirs: Any) -> str:
-    """Two values that differ; of dicts, the entries that do."""
     if isinstance(mine, dict) and isinstance(theirs, dict):
         keys = [key for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key)]
         mine, theirs = ({key: one.get(key) for key in sorted(keys)} for one in (mine, theirs))

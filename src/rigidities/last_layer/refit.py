@@ -127,7 +127,6 @@ def _rmse(gram: Gram, degrees: Tensor) -> Tensor:
 
 
 def _settable(model: nn.Module, tap: AnyTap, loss: Loss) -> Tap:
-    """Refuse a readout whose best weights are not known, or cannot be set."""
     if type(loss) is not MSE:
         raise ValueError(f"refit solves least squares, loss='mse', not {type(loss).__name__}.")
     if not isinstance(tap, Tap):

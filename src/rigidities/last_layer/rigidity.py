@@ -32,7 +32,7 @@ from ..data.finiteness import require_finite
 from ..data.row_sample import SIZE
 from ..data.slots import InputName, Slot
 from ..data.storage import Snapshot
-from ..losses import LossLike, loss_for
+from ..losses import LossLike, loss_for, loss_name
 from ..models.calling import FeatureFunction, ForwardFunction, Source
 from ..models.modes import outside_graphs, outside_inference_mode, refuse_transforms
 from ..models.shadow import placement
@@ -364,7 +364,7 @@ class LastLayerRigidity(ModelWrapper):
     def forward(self, *inputs: Any, **keywords: Any) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation, each shaped like the model's output.
 
-        What is not finite is refused on a CPU; an accelerator is not waited for: see `predict`.
+        On a CPU what is not finite is refused; an accelerator is not waited for, as by `predict`.
         """
         refuse_transforms()
         batch = self._fit.feed().handed(inputs, keywords)
@@ -373,7 +373,7 @@ class LastLayerRigidity(ModelWrapper):
         batch.check(reading.output.shape[0])
         std = bars.std(reading, bars.given(batch, reading))
         if std.device.type == "cpu":
-            require_finite(reading.output, std, lambda: [batch], learnt.columns, "rows")
+            require_finite(reading.output, std, lambda: [batch], "rows")
         return reading.output, std
 
     @outside_inference_mode
@@ -392,6 +392,8 @@ class LastLayerRigidity(ModelWrapper):
         group: Any = None,
     ) -> Prediction:
         """Predictions with error bars for inputs or batches (targets in them are ignored).
+
+        Those that are not finite are refused, with their rows and what is known of the cause.
 
         Args:
             x: inputs, or anything that `fit` takes.
@@ -431,7 +433,7 @@ class LastLayerRigidity(ModelWrapper):
                 inputs.check_used_up()
             spreads = [spread for part in others.all(spreads) for spread in part]
         again = partial(self._fit.batches, [] if gather else x, "predict", batch_size, False)
-        return bars.prediction(spreads, again, learnt.columns)
+        return bars.prediction(spreads, again)
 
     @outside_inference_mode
     def gradient(
@@ -521,7 +523,7 @@ class LastLayerRigidity(ModelWrapper):
                 spreads.append(bars.of_batch(batch, reading.detached(), sample_weight))
             found.append(gradient)
         again = partial(self._fit.batches, x, "gradient", None, False)
-        return bars.prediction(spreads, again, learnt.columns), self._joined(found, members)
+        return bars.prediction(spreads, again), self._joined(found, members)
 
     @outside_inference_mode
     def hessian_product(
@@ -723,7 +725,10 @@ class LastLayerRigidity(ModelWrapper):
             progress: as in `fit`.
         """
         readings = self._readings(x, batch_size, progress)
-        return torch.cat([reading.features for reading in readings])
+        found = torch.cat([reading.features for reading in readings])
+        again = partial(self._fit.batches, x, "features", batch_size, False)
+        require_finite(found, found, again, "rows")
+        return found
 
     def select(
         self,
@@ -888,9 +893,10 @@ class LastLayerRigidity(ModelWrapper):
         if (learnt := self._fit.learnt) is None:
             return summary(title, UNFITTED)
         own, layers = learnt.statistics, learnt.binding.header()["layer"]
-        loss = "a function" if learnt.weighing is None else type(learnt.weighing.loss).__name__
+        loss = "a function" if learnt.weighing is None else loss_name(learnt.weighing.loss)
         found = ", ".join(map(repr, layers)) if layers else "by features="
-        readout = f"{found}: {own.gram.width} features, {own.targets} targets"
+        targets = "1 target" if own.targets == 1 else f"{own.targets} targets"
+        readout = f"{found}: {own.gram.width} features, {targets}"
         known = {"readout": readout, "fit": f"{own.gram.count:,} rows, loss {loss}"}
         return summary(title, known, learnt.calibration, learnt.report)
 
@@ -915,7 +921,6 @@ class LastLayerRigidity(ModelWrapper):
             self._fit.on_device()
 
     def _one_row_each(self, data: Any, batch_size: int | None, progress: bool | None) -> Tensor:
-        """Features (N, D) of N inputs, with one row each."""
         readings = self._readings(data, batch_size, progress)
         features = torch.cat([reading.features for reading in readings])
         inputs = sum(len(reading.output) for reading in readings)

@@ -40,11 +40,6 @@ class Validation:
     """The passes of one calibration, and what they need.
 
     Attributes:
-        tap: the readout.
-        statistics: of the fit.
-        posterior: likewise.
-        weighing: its loss and weights.
-        wanted: of the calibration.
         groups: callable(batch) -> labels of rows for conformal scores, if any.
         hashed: whether rows keep their hashes, and what predicts them, to be set aside.
     """
@@ -224,7 +219,7 @@ def conformal_rows(
     if not isinstance(given, float):
         return rows, apart
     if rows is None:
-        raise ValueError("conformal= as a share needs validation data: calibrate(valid, ...).")
+        raise ValueError("conformal= as a share needs validation data: calibrate(x, y, ...).")
     which = set_aside(rows.kept["hashes"], given)
     return rows.picked(~which), rows.picked(which)
 
@@ -258,5 +253,5 @@ def calibration_data(criterion: str, valid: Any, train: Any) -> tuple[Any, Any]:
             f"train= is for criterion='loo' and 'auto'; {criterion!r} takes validation data."
         )
     if valid is None:
-        raise ValueError(f"criterion={criterion!r} needs validation data: calibrate((x, y)).")
+        raise ValueError(f"criterion={criterion!r} needs validation data: calibrate(x, y).")
     return valid, None

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from ..notices import is_own
 
@@ -46,8 +47,11 @@ class Source:
             if worked is None:  # on the first batch of a fit
                 remedy = _KEYWORDS if kwargs else _places(model, len(args))
                 remedy = " forward= gets each batch whole." if self.forward else f" {remedy}"
-            if "dtype" in str(error):
-                remedy = f" Tensors, and arrays of integers, keep their dtype: x.float().{remedy}"
+            own = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+            met = {one.dtype for one in tree_leaves([args, kwargs]) if isinstance(one, Tensor)}
+            if "dtype" in str(error) and own is not None and met - {own}:
+                cast = f"x.to({own}), of an array x.astype('{str(own)[6:]}')"
+                remedy = f" Tensors, and arrays of integers, keep their dtype: {cast}.{remedy}"
             said = f"{type(error).__name__}: {error}".rstrip(".")
             raise type(error)(f"{self.call(model, args, kwargs)} raised {said}.{remedy}") from error
         return pick(result, self.output)

@@ -121,7 +121,7 @@ class TrainingRows:
         """
         for batch in self.samples.pieces(max(1, PIECE // (8 * numbers))):
             prediction, tangents = self.differentiation(*batch.args, **batch.kwargs)
-            require_finite(prediction, prediction)
+            require_finite(prediction, prediction, [batch].copy)
             target = batch.target_rows(prediction, self.differentiation.shape)
             terms = loss_terms(self.loss, prediction, target, batch.weight, batch.raw)
             self.totals.add(terms, tangents, prediction)

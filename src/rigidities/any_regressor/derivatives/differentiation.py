@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 from torch.func import jacfwd, jacrev, vmap
 
-from ...data.finiteness import require_finite
 from ...data.samples import SampleBatch, sample_count
 from ...models.directional import normal_like, pulled, pulls, recorded, units
 from ...models.modes import forward_mode, transformable
@@ -212,7 +211,8 @@ def _check_alone(regressor: Regressor, *inputs: Any, **kwargs: Any) -> None:
         together = regressor.outputs(regressor.flat, *inputs, **kwargs)[:1]
         args, named = _first_samples(inputs, kwargs, 1)
         alone = regressor.outputs(regressor.flat, *args, **named)
-    require_finite(together, together)
+    if not bool(together.isfinite().all()):
+        return  # which a fit refuses with its rows
     size = 1e-5 * float(together.abs().max())
     if alone.shape != together.shape or not torch.allclose(alone, together, rtol=1e-3, atol=size):
         raise ValueError(

@@ -141,7 +141,6 @@ class MemberValues:
 
     @property
     def _unrandom(self) -> Tensor:
-        """The error of a deterministic set."""
         return torch.full_like(self.mean, math.nan if self.missing else 0.0)
 
     @cached_property

@@ -209,7 +209,6 @@ def _rank(n: int | None, rank: int | None) -> int | None:
 
 
 def _checked_number(n: int, drawing: Drawing) -> int:
-    """A number of members from which a variance can be estimated."""
     n = operator.index(n)
     smallest = 4 if drawing == "antithetic" else 2
     if n < smallest:

@@ -40,7 +40,6 @@ class FeatureMap:
     sample's outputs; `shaped` gives what users see.
 
     Attributes:
-        point: the input.
         reading: output and features there, and their layout.
         values: output and features as a function of the input.
         steady: whether `torch.func` can transform it.

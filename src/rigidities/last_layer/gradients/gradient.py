@@ -78,12 +78,10 @@ class Differentiator:
     """Error bars of derivatives for one posterior.
 
     Attributes:
-        posterior: of the weights.
-        form: its quadratic form in the model's precision.
+        form: the posterior's quadratic form in the model's precision.
         scale: of derivatives, one entry per target.
         members: draw so many instead of being exact; None for exact up to `EXACT_PASSES`, 0 for
             exact always.
-        generator: of the draws.
     """
 
     posterior: Posterior

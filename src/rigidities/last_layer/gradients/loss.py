@@ -104,7 +104,6 @@ class GradientLoss:
         return torch.as_tensor(found, dtype=torch.float64)
 
     def _residuals(self, point: FeatureMap, batch: Batch) -> Tensor | None:
-        """Target minus derivative, (L * I * d, K)."""
         target = self.known_target(batch)
         if target is None:
             return None

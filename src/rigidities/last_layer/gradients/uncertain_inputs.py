@@ -31,9 +31,7 @@ class InputVariances:
     Args:
         covariance: as in `LastLayerRigidity.predict`, for the L rows of the input; a row may also
             have its own shape in place of d.
-        wrt: the input.
         samples: draws of the input; 0 for first order.
-        generator: of the draws.
     """
 
     def __init__(
@@ -68,7 +66,6 @@ class InputVariances:
             self._share.check_used_up()
 
     def _sampled(self, tap: AnyTap, batch: Batch, slot: Slot, covariance: Tensor) -> Tensor:
-        """Sample variance of the prediction over draws of the input."""
         point, n = slot.get(batch), self._samples
         base = tap(*batch.args, **batch.kwargs).output.detach().to(torch.float64)
         total, square = torch.zeros_like(base), torch.zeros_like(base)
@@ -148,7 +145,6 @@ def _shared(covariance: Any, point: Tensor) -> RowShare:
 
 
 def _checked_matrix(matrix: Tensor) -> Tensor:
-    """Symmetric and positive semi-definite to rounding, (L, d, d)."""
     size = matrix.abs().amax((-2, -1)).clamp(min=1e-300)
     if bool(((matrix - matrix.mT).abs().amax((-2, -1)) > 1e-6 * size).any()):
         raise ValueError(

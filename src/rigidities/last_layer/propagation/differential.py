@@ -115,7 +115,6 @@ class Differential:
 
 
 def _checked(value: Any) -> Tensor:
-    """fn's result at the predictions, if it is one that can have an error bar."""
     if not isinstance(value, Tensor):
         raise TypeError(
             f"fn must return one tensor, got {type(value).__name__}. Join several with "
@@ -138,7 +137,6 @@ def _checked(value: Any) -> Tensor:
 
 
 def _finite(derivatives: Tensor, first: int) -> Tensor:
-    """Derivatives (q, ...) of the quantities from number `first` on, if all are finite."""
     wrong = ~derivatives.isfinite().all(1)
     if bool(wrong.any()):
         number = first + int(wrong.nonzero()[0])

@@ -69,8 +69,6 @@ class JointOutputs:
     """All outputs of a data set, with the features of each batch or a way to get them again.
 
     Attributes:
-        joint: the posterior of the weights.
-        tap: the readout.
         batches: callable that begins to read the data.
         readings: one per batch; without features where they were not kept.
         output: the batches' outputs joined along the first dimension.

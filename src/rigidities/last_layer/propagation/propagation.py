@@ -132,7 +132,6 @@ def _shift(slope: Differential, outputs: JointOutputs) -> Tensor:
 
 
 def _directions(slope: Differential, outputs: JointOutputs) -> Iterator[tuple[slice, Tensor]]:
-    """Columns of T, (n, *output), a few at a time."""
     number, device = outputs.coordinates, outputs.output.device
     for start in range(0, number, slope.chunk):
         part = slice(start, min(start + slope.chunk, number))

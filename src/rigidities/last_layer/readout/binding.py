@@ -32,8 +32,6 @@ class Binding:
     Any number of threads may ask for the tap.
 
     Args:
-        model: the trained model.
-        source: how it is called.
         layer: name (or names) of the readout layer, where given.
         header: of a file or a state dict; its tap is built when it is first needed. (A
             `state_dict` brings the fit before the weights that it must be checked against.)
@@ -168,7 +166,7 @@ class Binding:
         tied, now = self._tied, Watch(self.model)
         if tied is None:
             if self._header is None:
-                raise NotFittedError(NO_FIT.format("fit(train)"))
+                raise NotFittedError(NO_FIT.format("fit(x, y)"))
             tap = self._from_header(self._header)
             self._check_outputs(set())
             return tap, now
@@ -178,8 +176,8 @@ class Binding:
         if (written or thorough) and model_fingerprint(self.model) != self.fingerprint:
             raise ValueError(
                 "The model's weights have changed since the fit (training, loading, or a cast "
-                "that loses digits), so its error bars no longer hold. Call fit(train) and "
-                "calibrate(valid) again, or restore the weights."
+                "that loses digits), so its error bars no longer hold. Call fit(x, y) and "
+                "calibrate(x, y) again, or restore the weights."
             )
         if written or thorough or renewed:
             self._check_outputs(renewed)
@@ -195,12 +193,10 @@ class Binding:
             raise ValueError(
                 "The model's weights are those of the fit, but its predictions are not: for "
                 f"inputs kept from the fit they differ by up to {off:.2g} ({since}), so its error "
-                "bars no longer hold. Undo the change, or call fit(train) and calibrate(valid) "
-                "again."
+                "bars no longer hold. Undo the change, or call fit(x, y) and calibrate(x, y) again."
             )
 
     def _from_header(self, header: dict[str, Any]) -> AnyTap:
-        """The tap of a file, if model and functions are those that it was made with."""
         known = dict(unwrapped(self.model).named_modules())
         fits = own_parameters if header["case"] == "parameters" else is_linear_map
         missing = [name for name in header["layer"] if name not in known or not fits(known[name])]
@@ -241,7 +237,6 @@ def model_fingerprint(model: nn.Module) -> str:
 
 
 def _check_source(source: Source, header: dict[str, Any]) -> None:
-    """A file holds no functions: those of the fit must be given again."""
     given = {"features": source.features is not None, "forward": source.forward is not None}
     needed = {"features": header["case"] == "features", "forward": header["forward"]}
     for name, need in needed.items():
@@ -254,13 +249,11 @@ def _check_source(source: Source, header: dict[str, Any]) -> None:
 
 
 def _written(model: nn.Module) -> list[tuple[int, int]]:
-    """Which parameters there are, and how often they were written to."""
     weights = unwrapped(model).parameters()
     return [(id(p), 0 if p.is_inference() else p._version) for p in weights]
 
 
 def _few(args: tuple[Any, ...], source: Source, rows: int = 8) -> tuple[Any, ...]:
-    """The first rows of a batch that is one tensor: enough to find a readout."""
     if source.forward is None and len(args) == 1 and isinstance(args[0], torch.Tensor):
         return (args[0][:rows],)
     return args

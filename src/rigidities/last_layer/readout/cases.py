@@ -38,7 +38,6 @@ class Case(ABC):
 
     Attributes:
         name: by which taps and files know it.
-        layout: of the features.
         probes: whether it differentiates what follows the heads.
         recorder: what stands in for a head.
     """
@@ -222,7 +221,6 @@ class Jacobian(Case):
         return Reading(output, torch.stack(features, dim=1).reshape(*inner, -1), inner, -1)
 
     def _check_size(self, output: Tensor) -> None:
-        """Refuse what does not fit into memory before it is computed."""
         width = self.columns.width
         size = max(output.numel() * width * output.element_size(), 8 * width**2)
         if size > LARGEST:
@@ -286,7 +284,6 @@ def side_by_side(output: Tensor, calls: list[Call], rows: list[Tensor]) -> Readi
 
 
 def _gathered(part: Tensor, owner: Tensor, count: int) -> Tensor:
-    """Sum head rows into the output rows that own them."""
     if len(part) == count and torch.equal(owner, torch.arange(count, device=owner.device)):
         return part
     return part.new_zeros(count, *part.shape[1:]).index_add(0, owner, part)

@@ -17,9 +17,7 @@ class Columns:
     """Which columns of the features belong to which head.
 
     Attributes:
-        heads: the readout heads.
         joint: one column per weight instead of one per input.
-        width: number of columns.
         indices: for each head the columns of its weight and then its bias.
         biases: the columns of all biases, which are parameters of that name.
         disjoint: whether no two heads share a parameter.
@@ -78,7 +76,6 @@ class Columns:
         return joint_columns(weights(head), head)[:, None] if self.joint else weights(head)
 
     def _sizes(self, head: nn.Module) -> dict[str, int]:
-        """Columns of each of a head's parameters."""
         inputs, outputs = weights(head).shape
         bias, each = has_bias(head), outputs if self.joint else 1
         return {"weight": (inputs - bias) * each, "bias": each * bias}

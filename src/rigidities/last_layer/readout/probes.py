@@ -41,7 +41,6 @@ class Probes:
     Attributes:
         inputs: positional and keyword inputs, for `ROWS` samples where they can be cut.
         output: of the model in eval mode, float64 on the CPU.
-        dtype: of the model then.
         digits: the coarsest relative precision on the way to the output.
         renewed: attributes that a pass of the model sets itself; see `Watch`.
     """
@@ -142,7 +141,6 @@ def _tensors(inputs: _Inputs) -> list[Tensor]:
 
 
 def _few(inputs: _Inputs) -> _Inputs:
-    """The first rows, where all tensors have as many."""
     leaves = _tensors(inputs)
     if len({leaf.shape[:1] for leaf in leaves}) != 1 or not leaves[0].ndim:
         return inputs
@@ -166,13 +164,11 @@ def _placed(inputs: _Inputs, *where: Any, only: torch.dtype | None = None) -> _I
 
 @differentiating
 def _outputs(twin: nn.Module, source: Source, inputs: _Inputs, dtype: torch.dtype) -> Tensor:
-    """Of a shadow of the model, on its device and in its precision."""
     args, kwargs = _placed(inputs, *placement(twin), only=dtype)
     return source.run(twin, args, kwargs).detach()
 
 
 def _digits(model: nn.Module, output: Tensor) -> float:
-    """The coarsest precision of weights, output and autocast."""
     kinds = {t.dtype for t in (*model.parameters(), output) if t.is_floating_point()}
     kind = output.device.type
     if torch.is_autocast_enabled(kind):

@@ -23,7 +23,6 @@ class Reading:
     """One forward pass: the output, its features, and how output and rows correspond.
 
     Attributes:
-        output: what the model gave.
         inputs: the features without the column of ones that a single head's bias has: (M, D),
             (M, K, D) or (M, K, P); see the module's layouts.
         inner: the shape to view the output in, and
@@ -207,7 +206,6 @@ class Terms:
         features: (R, D), which add up to the features of the outputs.
         owners: (R,) the output row (see `Reading.rows`) that each belongs to.
         heads: (R,) number of the head that it went through, in the order of the readout's heads.
-        count: output rows M.
     """
 
     features: Tensor

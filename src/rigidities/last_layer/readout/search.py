@@ -27,8 +27,7 @@ class Found:
     """The readout heads, by name.
 
     Attributes:
-        heads: the last linear maps.
-        later: parameters that act between them and the output.
+        later: parameters that act between the heads and the output.
         silent: linear maps that the batch did not call, of which nothing is known.
         case: the case to begin with: `parameters` where the heads are any modules.
     """

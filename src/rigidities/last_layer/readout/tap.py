@@ -41,7 +41,6 @@ class Tap:
     Use `Tap.find` to make one; then `output, features = tap(*inputs)`.
 
     Attributes:
-        heads: names of the readout heads.
         silent: linear maps that the first batch did not call; a later call is refused.
         case: how the features follow from the heads, by name.
         layout: `shared`, `separate` or `joint`; see `cases`.
@@ -120,7 +119,6 @@ class Tap:
 
     @property
     def _case(self) -> Case:
-        """This thread's."""
         return self._twin().case(self.case)
 
     @property
@@ -260,7 +258,6 @@ class Tap:
         return case.read(*self._run(inputs), graph=graph)
 
     def _first_reading(self, output: Tensor, calls: list[Call]) -> Reading:
-        """The features of the first case that fits a pass."""
         if not output.requires_grad:
             raise ValueError(
                 f"The output does not depend on {self._names} through differentiable "
@@ -392,7 +389,6 @@ AnyTap = Tap | FeatureTap
 
 
 def _wanted(inputs: Inputs) -> bool:
-    """Whether somebody differentiates by an input."""
     given = [*inputs[0], *inputs[1].values()]
     given = given if all(isinstance(one, Tensor) for one in given) else tree_leaves(given)
     grads = (one.requires_grad for one in given if isinstance(one, Tensor))
