@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from torch import nn
 from torch.utils.data import DataLoader
 
 from .data.shards import in_order
@@ -53,7 +52,10 @@ class RigidityCallback(AfterTraining, hf.TrainerCallback):
             collate = hf.trainer_utils.RemoveColumnsCollator(train.collate_fn, columns)
             valid = DataLoader(valid, args.eval_batch_size, collate_fn=collate)
         self._require(valid)
-        self.make(_plain(given["model"]), train, in_order(valid))
+        plain = whole(given["model"])
+        if (own := vars(plain).pop("_original_forward", None)) is not None:
+            plain.forward = own  # without the autocast that Accelerate has put around it
+        self.make(plain, train, in_order(valid))
         if state.is_world_process_zero:
             os.makedirs(args.output_dir, exist_ok=True)
             self.uq.save(Path(args.output_dir, FILE))
@@ -112,11 +114,3 @@ def _require_regression(model: Any) -> None:
             f"Error bars are for regression, and the model's problem_type is {kind!r}. For numbers "
             'as labels set model.config.problem_type = "regression" before the training.'
         )
-
-
-def _plain(model: nn.Module) -> nn.Module:
-    """A copy without the autocast that Accelerate has put around its forward pass."""
-    plain = whole(model)
-    if (own := vars(plain).pop("_original_forward", None)) is not None:
-        plain.forward = own
-    return plain

@@ -9,12 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from ase.calculators.calculator import (
-    Calculator,
-    CalculatorError,
-    PropertyNotImplementedError,
-    all_changes,
-)
+from ase.calculators import calculator as host
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.outputs import Properties, all_outputs
 
@@ -26,16 +21,8 @@ from ..last_layer.rigidity import LastLayerRigidity
 from ..models.shadow import input_names, placement
 from ..notices import notify
 from ..prediction.prediction import Prediction
+from . import structures
 from .strain import StrainedPositions
-from .structures import (
-    Baseline,
-    atomic_number,
-    baseline_energy,
-    check_structure,
-    checked_baseline,
-    no_baseline,
-    periodic_cell,
-)
 
 BARS = {"energy_std": "eV", "forces_std": "eV/Å", "stress_std": "eV/Å^3"}
 """The error bars among the results, and their units."""
@@ -43,17 +30,14 @@ NO_STRESS = (
     "There is no stress: it needs strained=, the names of the inputs that move with the cell "
     "(cell, shift vectors), got {}, and a structure that repeats, with a cell of three vectors."
 )
-
 WITHOUT_CELL = (
     "The structure is periodic, and the model is given positions and numbers only. "
     "Pass {} to give it the cell, or set atoms.pbc = False."
 )
-
-ROUNDING = 16
-"""Units in the last place by which positions may differ, of single precision or less."""
+ROUNDING = 16  # units in the last place by which positions may differ, of single precision or less
 
 
-class UncertainStructureError(CalculatorError):
+class UncertainStructureError(host.CalculatorError):
     """An error bar passed its limit.
 
     Attributes:
@@ -69,7 +53,7 @@ class UncertainStructureError(CalculatorError):
         return type(self), (str(self), self.atoms, self.results)
 
 
-class RigidityCalculator(Calculator):
+class RigidityCalculator(host.Calculator):
     r"""Energies (eV), forces (eV/Å) and stress (eV/Å^3) of a torch model for ASE, with error bars.
 
     `results` holds `energy_std`, the standard deviation of the predictive law (with the noise, if
@@ -120,7 +104,7 @@ class RigidityCalculator(Calculator):
         strained: Iterable[InputName] = (),
         energy_unit: float = 1.0,
         length_unit: float = 1.0,
-        baseline: Baseline | None = None,
+        baseline: structures.Baseline | None = None,
         species: Iterable[int | str] | None = None,
         limits: Mapping[str, float] | None = None,
         force_bars: bool = True,
@@ -139,8 +123,9 @@ class RigidityCalculator(Calculator):
         self.strained = (strained,) if isinstance(strained, str) else tuple(strained)
         self.energy_unit = _positive(energy_unit, "energy_unit")
         self.length_unit = _positive(length_unit, "length_unit")
-        self.baseline = checked_baseline(no_baseline if baseline is None else baseline)
-        self.species = None if species is None else {atomic_number(one) for one in species}
+        own = structures.no_baseline if baseline is None else baseline
+        self.baseline = structures.checked_baseline(own)
+        self.species = None if species is None else set(map(structures.atomic_number, species))
         if unknown := set(limits or {}) - set(BARS):
             raise ValueError(f"limits= knows {', '.join(BARS)}, got {', '.join(sorted(unknown))}.")
         named = (limits or {}).items()
@@ -153,7 +138,7 @@ class RigidityCalculator(Calculator):
         self,
         atoms: Atoms | None = None,
         properties: Sequence[str] = ("energy",),
-        system_changes: Sequence[str] = tuple(all_changes),
+        system_changes: Sequence[str] = tuple(host.all_changes),
     ) -> None:
         """Fill `results`; ASE calls it.
 
@@ -168,10 +153,10 @@ class RigidityCalculator(Calculator):
             raise ValueError("There is no structure yet: set atoms.calc and ask the atoms.")
         if system_changes:
             self.results = {}
-        check_structure(structure, self.species)
+        structures.check_structure(structure, self.species)
         asked, bars = set(properties), {"forces_std", "stress_std"}
         if asked & {"stress", "stress_std"} and not self._has_stress(structure):
-            raise PropertyNotImplementedError(NO_STRESS.format(self.strained or "none"))
+            raise host.PropertyNotImplementedError(NO_STRESS.format(self.strained or "none"))
         if asked & (bars | {"forces", "stress"}):
             known = self.force_bars or bool(bars & (asked | set(self.limits)))
             self.results = {**self._all(structure, bars=known), **self.results}
@@ -230,7 +215,7 @@ class RigidityCalculator(Calculator):
                 f"{atoms.symbols}, as if none were of an element the model knows. Name those it "
                 "was trained on with species=; zeros of those are believed."
             )
-        energy += baseline_energy(self.baseline, atoms)
+        energy += structures.baseline_energy(self.baseline, atoms)
         return {"energy": energy, "free_energy": energy, "energy_std": std}
 
     def _all(self, atoms: Atoms, *, bars: bool) -> dict[str, Any]:
@@ -385,7 +370,7 @@ def _check_positions(batch: Batch, slot: Slot, atoms: Atoms, length_unit: float)
     found = length_unit * given.cpu().double().numpy().reshape(-1, 3)
     shift = found - atoms.positions
     shift -= shift[0]
-    cell, periodic = periodic_cell(atoms)
+    cell, periodic = structures.periodic_cell(atoms)
     images = np.round(np.linalg.solve(cell.T, shift.T).T) * periodic
     off = float(np.abs(shift - images @ cell).max())
     if off > ROUNDING * eps * max(1.0, float(np.abs(atoms.positions).max())):

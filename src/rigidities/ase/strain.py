@@ -17,8 +17,7 @@ from torch import Tensor
 from ..data.batches import Batch
 from ..data.slots import Slot
 
-VOIGT = [0, 5, 4, 5, 1, 3, 4, 3, 2]
-"""Which of the six numbers stands where in the matrix, row by row."""
+VOIGT = [0, 5, 4, 5, 1, 3, 4, 3, 2]  # which of the six stands where in the matrix, row by row
 
 
 @dataclass(frozen=True)

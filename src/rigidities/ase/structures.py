@@ -14,9 +14,7 @@ from scipy.spatial import cKDTree
 
 from ase import Atoms
 
-CLOSEST = 0.1
-"""Distance in Å below which two atoms are taken to lie on top of each other."""
-
+CLOSEST = 0.1  # distance in Å below which two atoms are taken to lie on top of each other
 Baseline = Callable[[Atoms], float] | Mapping[Any, float]
 """eV of a structure, or of each element, by symbol or atomic number."""
 
@@ -30,8 +28,7 @@ def check_structure(atoms: Atoms, species: set[int] | None) -> None:
     """
     if len(atoms) == 0:
         raise ValueError("The structure has no atoms. Give one with at least one atom.")
-    lost = np.flatnonzero(~np.isfinite(atoms.positions).all(1))
-    if len(lost):
+    if len(lost := np.flatnonzero(~np.isfinite(atoms.positions).all(1))):
         what = f"The position of atom {lost[0]} ({atoms.symbols[lost[0]]}) is not finite"
         raise ValueError(f"{what}. Take a shorter time step, or look at the forces before.")
     if species is not None and (unknown := sorted(set(atoms.numbers.tolist()) - species)):
@@ -39,8 +36,7 @@ def check_structure(atoms: Atoms, species: set[int] | None) -> None:
             f"The model was not trained on {_listed(unknown)}: species= holds "
             f"{_listed(sorted(species))}. Label structures with it and train again."
         )
-    pair = _own_image(atoms) or closest_pair(atoms, CLOSEST)
-    if pair is not None:
+    if (pair := _own_image(atoms) or closest_pair(atoms, CLOSEST)) is not None:
         i, j, distance = pair
         other = "its own image" if i == j else f"{j} ({atoms.symbols[j]})"
         raise ValueError(

@@ -21,10 +21,8 @@ if TYPE_CHECKING:
 KINDS = ("number", "date", "category")
 MOST_CATEGORIES = 255
 """Codes of a column at most, that of rare ones included; HistGradientBoosting takes no more."""
-RARE = 5
-"""Rows below which a category is pooled with the others that are rare."""
-LEAK = 0.999
-"""Rank correlation with the target beyond which a column counts as the target itself."""
+RARE = 5  # rows below which a category is pooled with the others that are rare
+LEAK = 0.999  # rank correlation with the target beyond which a column counts as the target itself
 _MOSTLY, _LARGEST = 0.9, 1e100
 _DAYS = (
     "%d.%m.%Y|%d.%m.%y|%m/%d/%Y|%d/%m/%Y|%Y/%m/%d|%d-%m-%Y|%d %b %Y|%b %d, %Y|%d %B %Y|%B %d, %Y"

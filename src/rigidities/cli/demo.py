@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -90,8 +90,7 @@ class Bars:
         return cls(mean, std, constant.square().mean().sqrt().expand(len(mean)), target)
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """Rows inside the training range and outside it, scored by nets that have not seen them."""
 
     inside: Bars
@@ -224,10 +223,10 @@ def bars(uq: LastLayerRigidity, rows: Rows, valid: Rows) -> Bars:
 
 def table(outcome: Outcome) -> str:
     """Scores of both kinds of error bars, and what they say about rows outside, in a sentence."""
-    parts = {"inside": outcome.inside, "outside": outcome.outside}
-    pairs = [(part, std) for part in parts.values() for std in (part.constant, part.std)]
+    pairs = [(part, std) for part in outcome for std in (part.constant, part.std)]
     columns = [metrics.summary(part.mean, std, part.target) for part, std in pairs]
-    places = (f"{name} ({len(part.mean)} rows)" for name, part in parts.items())
+    counts = (len(part.mean) for part in outcome)
+    places = map("{} ({} rows)".format, ("inside", "outside"), counts)
     lines = [" " * 29 + "".join(f"{place:>24}" for place in places)]
     lines.append(f"{'error bars:':<29}" + f"{'constant':>12}{'rigidities':>12}" * 2)
     for label, key, form in SCORES:
@@ -254,24 +253,21 @@ def _draw_toy(uq: LastLayerRigidity, train: Rows) -> Figure:
 def _draw_diabetes(outcome: Outcome) -> Figure:
     figure, axes = _figure(3, width=13.5)
     _draw_parity(axes[0], outcome)
-    both = Bars.join([outcome.inside, outcome.outside])
+    both = Bars.join(outcome)
     plots.binned(both.mean, both.std, both.target, bin_size=40, ax=axes[1])
     axes[1].set_title("All rows: do larger bars mean larger errors?")
-    _draw_coverage(axes[2], outcome.outside)
-    return figure
-
-
-def _draw_coverage(ax: Axes, part: Bars) -> None:
+    part, ax = outcome.outside, axes[2]
     plots.calibration(part.mean, part.std, part.target, ax=ax)
     nominal, observed = metrics.calibration_curve(part.mean, part.constant, part.target)
     ax.step(nominal, observed, where="post", ls="--", color=plots.BLACK, label="constant bar")
     ax.legend(loc="upper left", framealpha=0.7, edgecolor="none")
     ax.set_title("Outside: do intervals hold what they promise?")
+    return figure
 
 
 def _draw_parity(ax: Axes, outcome: Outcome) -> None:
-    styles = {"inside": (outcome.inside, plots.BLUE), "outside": (outcome.outside, plots.VERMILION)}
-    for label, (part, color) in styles.items():
+    colors = (plots.BLUE, plots.VERMILION)
+    for label, part, color in zip(("inside", "outside"), outcome, colors, strict=True):
         style: dict[str, Any] = {"fmt": "o", "markersize": 2.5, "elinewidth": 0.6, "alpha": 0.5}
         ax.errorbar(part.target, part.mean, part.std, color=color, label=label, **style)
     ax.axline((150, 150), slope=1, color=plots.BLACK, lw=1)
@@ -298,8 +294,7 @@ def _diabetes_rows() -> tuple[Tensor, Tensor, Tensor]:
     from sklearn.datasets import load_diabetes
 
     data = load_diabetes(scaled=False)
-    x = torch.tensor(data.data, dtype=torch.float32)
-    y = torch.tensor(data.target, dtype=torch.float32)
+    x, y = (torch.tensor(one, dtype=torch.float32) for one in (data.data, data.target))
     return x, y[:, None], x[:, data.feature_names.index(SHIFTED_INPUT)]
 
 

@@ -22,12 +22,10 @@ from torch import Tensor
 
 from .problem import ConstrainedProblem, Local
 
-FLAT = 1e-13
-"""Curvatures below this times the largest are directions in which nothing happens."""
+FLAT = 1e-13  # curvatures below this times the largest: directions in which nothing happens
 WEAKEST, STRONGEST = 1e-9, 1e2
 """Range of the damping that is added to the curvatures, relative to the largest of them."""
-LENGTHS = (10.0, 1.0, 0.1, 0.01)
-"""Of the steps that leave a saddle, in units of the losses' derivatives."""
+LENGTHS = (10.0, 1.0, 0.1, 0.01)  # of steps that leave a saddle, by the losses' derivatives
 
 
 class NotConverged(ValueError):
@@ -143,8 +141,7 @@ def _improved(
     """
     (shift, strongest), merit = damping, _merit(at, value, price)
     while shift <= strongest:
-        there = Local(problem, at.vector + _step(at, value, shift))
-        there = _returned(problem, there, value)
+        there = _returned(problem, Local(problem, at.vector + _step(at, value, shift)), value)
         left = _residual(there, value)
         lower = 1e-8 * there.force < left < math.inf and _merit(there, value, price) < merit
         if lower or left < 0.5 * smallest:

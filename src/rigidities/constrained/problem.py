@@ -128,19 +128,10 @@ class ConstrainedProblem:
             raise ValueError("The prediction at x is NaN or infinite: look at x.")
         if regulariser is not None:
             Penalty(regressor, regulariser)  # which refuses what is not one number
-        weight = _weight(sample_weight, len(outputs))
-        return cls(
-            regressor=regressor,
-            loss=require_valued(loss),
-            inputs=inputs,
-            target=_target(y, outputs, weight),
-            point=point,
-            output=_output(output, outputs.shape[1]),
-            regulariser=regulariser,
-            ridge=float(ridge),
-            weight=weight,
-            units=torch.ones_like(regressor.flat),
-        )
+        weight, valued = _weight(sample_weight, len(outputs)), require_valued(loss)
+        target, chosen = _target(y, outputs, weight), _output(output, outputs.shape[1])
+        terms = (regulariser, float(ridge), weight, torch.ones_like(regressor.flat))
+        return cls(regressor, valued, inputs, target, point, chosen, *terms)
 
     @property
     def start(self) -> Tensor:
@@ -183,14 +174,13 @@ def _point(x: Any, X: Any) -> tuple[Tensor, ...]:
     columns, rows = _inputs(x), _inputs(X)
     if len(columns) != len(rows):
         raise ValueError(f"Expected x with {len(rows)} inputs like X, got {len(columns)}.")
-    batched = []
-    for column, many in zip(columns, rows, strict=True):
-        column = column[None] if column.ndim == many.ndim - 1 else column
-        if column.ndim != many.ndim or len(column) != 1:
+    pairs = zip(columns, rows, strict=True)
+    batched = tuple(one[None] if one.ndim == many.ndim - 1 else one for one, many in pairs)
+    for one, many in zip(batched, rows, strict=True):
+        if one.ndim != many.ndim or len(one) != 1:
             what = f"Expected one input x, shaped (1, ...) or as a row of X {tuple(many.shape)}"
-            raise ValueError(f"{what}, got {tuple(column.shape)}. Call once for each input.")
-        batched.append(column)
-    return tuple(batched)
+            raise ValueError(f"{what}, got {tuple(one.shape)}. Call once for each input.")
+    return batched
 
 
 def _weight(sample_weight: Any, rows: int) -> Tensor | None:
@@ -223,9 +213,7 @@ def _target(y: Any, outputs: Tensor, weight: Tensor | None) -> Tensor:
 
 def _output(output: int | None, outputs: int) -> int:
     if output is None and outputs > 1:
-        what = f"The model has {outputs} outputs"
-        raise ValueError(f"{what}. Pass output=k, which of them to hold at x.")
-    chosen = output or 0
-    if not 0 <= chosen < outputs:
+        raise ValueError(f"The model has {outputs} outputs. Pass output=k, which to hold at x.")
+    if not 0 <= (chosen := output or 0) < outputs:
         raise ValueError(f"Expected output in 0..{outputs - 1}, got {output}.")
     return chosen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,18 +18,13 @@ from ..losses import LossLike
 from .newton import NotConverged, Solution, constrained, minimised
 from .problem import ConstrainedProblem, Local
 
-LEVELS = 24
-"""Halvings of the step at most."""
+LEVELS = 24  # halvings of the step at most
 ITERATIONS = 20
 """Of Newton's method from the minimum to a prediction held nearby; more mean that it is too far."""
-FOLLOWING = 60
-"""Of Newton's method from one value of a profile to the next; then the step is halved."""
-FAILURES = 3
-"""Values of a profile in a row that cannot be reached: those beyond are not tried."""
-ROUNDING = 1e-12
-"""Eigenvalues of the Hessian below this times the largest count as zero."""
-LEAK = 1e-6
-"""Share of a prediction's slope along flat directions of the loss that counts as none."""
+FOLLOWING = 60  # iterations from one value of a profile to the next; then the step is halved
+FAILURES = 3  # values of a profile in a row that cannot be reached: those beyond are not tried
+ROUNDING = 1e-12  # eigenvalues of the Hessian below this times the largest count as zero
+LEAK = 1e-6  # share of a prediction's slope along flat directions of the loss that counts as none
 
 
 @dataclass(frozen=True)
@@ -191,18 +187,12 @@ def constrained_rigidity(
     problem, optimum = _minimum(problem, tolerance, max_iterations)
     h = _first_step(problem, optimum) if step is None else step
     slopes, curvatures, solutions = _differenced(problem, optimum, h, tolerance)
-    found = sorted(solutions, key=lambda s: s.prediction)
-    return ConstrainedRigidity(
-        rigidity=slopes.value,
-        error=slopes.relative,
-        from_losses=curvatures.value,
-        prediction=optimum.prediction,
-        epsilons=_column([s.prediction for s in found]),
-        losses=_column([s.loss for s in found]),
-        multipliers=_column([s.multiplier for s in found]),
-        parameters=_restored(problem, optimum),
-        moved=before - optimum.loss,
-    )
+    solutions.sort(key=lambda s: s.prediction)
+    names = ("prediction", "loss", "multiplier")
+    epsilons, losses, multipliers = (_column(solutions, name) for name in names)
+    found = (slopes.value, slopes.relative, curvatures.value, optimum.prediction)
+    minimum = (_restored(problem, optimum), before - optimum.loss)
+    return ConstrainedRigidity(*found, epsilons, losses, multipliers, *minimum)
 
 
 def constrained_profile(
@@ -253,14 +243,9 @@ def constrained_profile(
         outward.sort(key=lambda i: abs(float(values[i]) - optimum.prediction))
         found |= _followed(problem, optimum, values, outward, tolerance, partial)
     ordered = [found.get(i) for i in range(len(values))]
-    return ConstrainedProfile(
-        epsilons=values,
-        losses=_column([math.nan if s is None else s.loss for s in ordered]),
-        multipliers=_column([math.nan if s is None else s.multiplier for s in ordered]),
-        prediction=optimum.prediction,
-        minimum=optimum.loss,
-        parameters=_restored(problem, optimum),
-    )
+    losses, multipliers = (_column(ordered, name) for name in ("loss", "multiplier"))
+    minimum = (optimum.prediction, optimum.loss, _restored(problem, optimum))
+    return ConstrainedProfile(values, losses, multipliers, *minimum)
 
 
 def _check_given(f: Any, params: Any, data: dict[str, Any]) -> None:
@@ -272,8 +257,7 @@ def _check_given(f: Any, params: Any, data: dict[str, Any]) -> None:
             f"A module brings its own parameters: pass params=None, as in (model, None, {names}), "
             f"or name the others, (model, {by_name})."
         )
-    missing = [name for name, value in data.items() if value is None]
-    if missing:
+    if missing := [name for name, value in data.items() if value is None]:
         raise TypeError(f"Expected (f, params, {names}), got no {', no '.join(missing)}.")
 
 
@@ -335,8 +319,7 @@ def _followed(
         except NotConverged:
             if not partial:
                 raise
-            failed += 1
-            if failed == FAILURES:
+            if (failed := failed + 1) == FAILURES:
                 break
             continue
         found[i], failed = reached, 0
@@ -345,8 +328,7 @@ def _followed(
             reached = constrained(problem, reached, float(values[i]), tolerance, FOLLOWING, 3)
         except NotConverged:  # this branch ends here
             reached = found[i]
-        reached = min(reached, found[i], key=lambda s: s.loss)
-        found[i] = reached
+        found[i] = reached = min(reached, found[i], key=lambda s: s.loss)
     return found
 
 
@@ -416,5 +398,6 @@ def _restored(problem: ConstrainedProblem, solution: Solution) -> Any:
     return problem.regressor.parameters.restore(problem.units * solution.local.vector)
 
 
-def _column(values: list[float]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
+def _column(solutions: Sequence[Solution | None], name: str) -> Tensor:
+    """NaN where there is no solution."""
+    return torch.tensor([getattr(s, name, math.nan) for s in solutions], dtype=torch.float64)

@@ -46,8 +46,7 @@ from .quadrature import Function, mehler_dual
 Dual = Callable[[Tensor, Tensor, Tensor], Tensor]
 ActivationLike: TypeAlias = "str | Activation | nn.Module | Function"
 
-_SLACK = 1e-9
-"""How far |r| may exceed sqrt(pq), relative to it, before it is an error and not rounding."""
+_SLACK = 1e-9  # by how much |r| may exceed sqrt(pq), relative to it, as rounding and no error
 
 
 @dataclass(frozen=True)

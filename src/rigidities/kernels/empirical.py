@@ -19,11 +19,9 @@ from torch import Tensor, nn
 from ..any_regressor.derivatives.differentiation import Differentiation
 from ..any_regressor.derivatives.parameters import Subset
 from ..any_regressor.derivatives.regressor import Regressor
-from ..any_regressor.derivatives.tangents import Tangents
 from ..last_layer.readout.tap import AnyTap, Tap
 
-DEFAULT_BATCH = 256
-"""Rows whose derivatives are held at once, twice."""
+DEFAULT_BATCH = 256  # rows whose derivatives are held at once, twice
 
 
 def empirical_ntk(
@@ -73,7 +71,9 @@ def empirical_ntk(
             if z is None and j < i:
                 continue  # symmetric: filled from the other side
             right = left if z is None and i == j else derivatives(columns)[1]
-            block = _block(left, right, count, outputs)
+            block = left.kernel(right).reshape(len(rows), count, len(columns), count)
+            if outputs == "trace":
+                block = torch.einsum("nkmk->nm", block)[:, None, :, None]
             kernel[i : i + len(rows), :, j : j + len(columns)] = block
             if z is None and i != j:
                 kernel[j : j + len(columns), :, i : i + len(rows)] = block.permute(2, 3, 0, 1)
@@ -122,23 +122,13 @@ def _features(tap: AnyTap, x: Tensor, batch_size: int) -> Tensor:
     with torch.no_grad():
         rows = [tap(part).features.detach() for _, part in _chunks(x, batch_size)]
     f = torch.cat(rows).to(torch.float64)
-    if f.ndim == 3 and f.shape[1] == 1:
-        f = f[:, 0]
+    f = f[:, 0] if f.ndim == 3 and f.shape[1] == 1 else f
     if f.ndim != 2 or len(f) != len(x):
         raise ValueError(
             f"Expected one row of features per input, got {tuple(f.shape)} for {len(x)} inputs: "
             "the outputs have features of their own. Pass features=callable(module, x) -> (N, D)."
         )
     return f
-
-
-def _block(left: Tangents, right: Tangents, count: int, outputs: str) -> Tensor:
-    """(n, K, m, K), or (n, 1, m, 1) for the trace."""
-    block = left.kernel(right)
-    block = block.reshape(block.shape[0] // count, count, block.shape[1] // count, count)
-    if outputs == "full":
-        return block
-    return torch.einsum("nkmk->nm", block)[:, None, :, None]
 
 
 def _chunks(x: Tensor, size: int) -> list[tuple[int, Tensor]]:

@@ -30,8 +30,7 @@ from torch import Tensor
 Function = Callable[[Tensor], Tensor]
 Sides = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
 
-ORDERS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
-"""Numbers of terms tried in turn until two in succession agree."""
+ORDERS = (32, 64, 128, 256, 512, 1024, 2048, 4096)  # terms, until two in succession agree
 TOLERANCE = 1e-8
 """Largest difference between two orders, relative to the largest $E[\\phi^2]$ present.
 
@@ -44,15 +43,6 @@ _BLOCK = 1 << 14  # entries of a kernel that are summed together
 _MOST = 1 << 12  # variances at once: at the highest order their coefficients take 128 MiB
 
 
-def _step(order: int) -> float:
-    """Between nodes: four or more to the shortest wave of the last term, and over 256 in all.
-
-    No two orders share a grid, and the steps of neighbours have an irrational ratio: a wave that is
-    too fast for both takes a different shape on each, so that the two cannot agree on it.
-    """
-    return 2 * _REACH / max(256 * math.sqrt(math.sqrt(order / 32)), 32 * math.sqrt(order))
-
-
 @lru_cache(maxsize=16)
 def hermite_rule(order: int) -> tuple[Tensor, Tensor, Tensor]:
     r"""Nodes z (k,), weights w (k,) of $E[\cdot]$ and $w\, h_n(z)$ for n below `order`, (order, k).
@@ -62,13 +52,14 @@ def hermite_rule(order: int) -> tuple[Tensor, Tensor, Tensor]:
         >>> [round(float((weights * z**n).sum()), 12) for n in (0, 2, 4)]  # moments of N(0, 1)
         [1.0, 1.0, 3.0]
     """
-    step = _step(order)
+    # Four nodes or more to the shortest wave of the last term, and over 256 in all. The steps of
+    # two orders have an irrational ratio: they cannot agree on a wave that is too fast for both.
+    step = 2 * _REACH / max(256 * math.sqrt(math.sqrt(order / 32)), 32 * math.sqrt(order))
     side = math.ceil(_REACH / step)
     z = step * torch.arange(-side, side + 1, dtype=torch.float64)
     root = torch.exp(-z.square() / 4)
     weight = step / math.sqrt(2 * math.pi)
-    below, current = torch.zeros_like(z), root
-    rows = []
+    rows, below, current = [], torch.zeros_like(z), root
     for n in range(order):
         rows.append(weight * root * current)
         below, current = current, (z * current - n**0.5 * below) / (n + 1) ** 0.5
@@ -141,8 +132,7 @@ def _in_halves(function: Function, p: Tensor, q: Tensor, r: Tensor, name: str) -
     shape = (p + q + r).shape
     p, q, r = (t.reshape((1,) * (len(shape) - t.ndim) + t.shape) for t in (p, q, r))
     axis = max(range(len(shape)), key=lambda i: max(p.shape[i], q.shape[i]))
-    half = shape[axis] // 2
-    pieces = []
+    half, pieces = shape[axis] // 2, []
     for start, length in ((0, half), (half, shape[axis] - half)):
         u, v, w = (t.narrow(axis, start, length) if t.shape[axis] > 1 else t for t in (p, q, r))
         pieces.append(mehler_dual(function, u, v, w, name))

@@ -96,12 +96,14 @@ def dual_series(kind: ActivationLike, terms: int = 8, *, normalised: bool = True
 
 def _coefficients(phi: Activation, terms: int, panels: int) -> tuple[Tensor, Tensor]:
     r"""$a_n$ for n below `terms` and $E[\phi(z)^2]$."""
-    z, weights = _normal_rule(panels)
+    (nodes, shares), width = gauss(_NODES), 2 * _REACH / panels  # composite Gauss-Legendre
+    starts = -_REACH + width * torch.arange(panels, dtype=torch.float64)
+    z = (starts[:, None] + width * nodes).reshape(-1)
+    weights = (width * shares).repeat(panels) * torch.exp(-z.square() / 2) / (2 * torch.pi) ** 0.5
     values = phi.function(z).to(torch.float64)
     if not bool(torch.isfinite(values).all()):
         raise ValueError(f"The activation {phi.name!r} is not finite on [-{_REACH}, {_REACH}].")
-    coefficients = []
-    below, current = torch.zeros_like(z), torch.ones_like(z)
+    coefficients, below, current = [], torch.zeros_like(z), torch.ones_like(z)
     for n in range(terms):
         coefficients.append((weights * values * current).sum())
         below, current = current, (z * current - n**0.5 * below) / (n + 1) ** 0.5
@@ -166,15 +168,12 @@ def recursion_series(series: Tensor, depth: int) -> tuple[Tensor, Tensor]:
         ([0.0, 0.5, 0.0, 0.5], [0.0, 1.0, 0.0, 2.0])
     """
     series = series.to(torch.float64)
-    n = len(series)
-    slopes = torch.zeros_like(series)
-    slopes[:-1] = series[1:] * torch.arange(1, n, dtype=torch.float64)
-    nngp = torch.zeros_like(series)
-    nngp[1] = 1.0
-    ntk = nngp.clone()
+    slopes, ntk = series.new_zeros(2, len(series))
+    slopes[:-1] = series[1:] * torch.arange(1, len(series), dtype=torch.float64)
+    ntk[1] = 1.0
+    nngp = ntk
     for _ in range(depth):
-        slope = _composed(slopes, nngp)
-        nngp = _composed(series, nngp)
+        slope, nngp = _composed(slopes, nngp), _composed(series, nngp)
         ntk = nngp + _product(ntk, slope)
     return nngp, ntk
 
@@ -194,12 +193,3 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
     for n, coefficient in enumerate(left.tolist()):
         total[n:] += coefficient * right[: len(right) - n]
     return total
-
-
-def _normal_rule(panels: int) -> tuple[Tensor, Tensor]:
-    """Composite Gauss-Legendre nodes and weights for expectations under N(0, 1)."""
-    (nodes, shares), width = gauss(_NODES), 2 * _REACH / panels
-    starts = -_REACH + width * torch.arange(panels, dtype=torch.float64)
-    z = (starts[:, None] + width * nodes).reshape(-1)
-    weights = (width * shares).repeat(panels)
-    return z, weights * torch.exp(-z.square() / 2) / (2 * torch.pi) ** 0.5
