@@ -98,7 +98,8 @@ class Objective:
         level, given = choice.scale2 * choice.floor, self.wanted.given
         noise = self.wanted.noise(level) if given is None else GivenNoise(level, given)
         weight = self.residuals.typical[0].expand_as(choice.floor)
-        return Calibration(choice.ridge, choice.scale2.sqrt(), noise, self.wanted.law, weight)
+        parts = (choice.ridge, choice.scale2.sqrt(), noise, self.wanted.law, weight)
+        return Calibration(*parts, support=self.wanted.support)
 
     def nll(self, choice: Choice) -> tuple[float, float]:
         """NLL per row and target at the choice, and that of the best constant error bar."""

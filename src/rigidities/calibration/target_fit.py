@@ -98,7 +98,7 @@ class TargetFit:
         law = self.scale.law
         if tilted and self.tilt is not None:
             theta = self.tilt(self.columns(rows)).clamp(-STEEPEST, STEEPEST)
-            fade = self.guard.fade(rows.q) if guarded and self.guard is not None else 1.0
+            fade = 1 / self.guard.beyond(rows.q) if guarded and self.guard is not None else 1.0
             law = Tilted(self.scale.df, (theta.mT * fade).mT)
         return law_nll(law, rows.residual, s2)
 
