@@ -154,11 +154,11 @@ def automatic(
     else:
         chosen, taken = full.calibration(ridge, wanted, typical[0], shared=shared), LADDER[-1]
         nll = full.nll
-    values = {"value": full.ladder.get(taken, nll), "nll": nll, "ladder": full.ladder}
-    values |= {"nll_constant": sum(constant) / len(constant), "zero_curvature": zero_curvature}
-    said = {"seen": 0 if seen is None else len(seen.error), "remarks": remarks, "at_edge": edge}
-    calibration = _with_joint(chosen, rows, typical)
-    return reported(solved(ridge), wanted, residuals, calibration=calibration, **values, **said)
+    found: dict[str, Any] = {"calibration": _with_joint(chosen, rows, typical), "at_edge": edge}
+    found |= {"value": full.ladder.get(taken, nll), "nll": nll, "ladder": full.ladder}
+    found |= {"nll_constant": sum(constant) / len(constant), "zero_curvature": zero_curvature}
+    found |= {"seen": 0 if seen is None else len(seen.error), "remarks": remarks}
+    return reported(solved(ridge), wanted, residuals, **found)
 
 
 @dataclass(frozen=True)
@@ -248,11 +248,9 @@ def _with_joint(calibration: Calibration, rows: list[Rows], typical: Tensor) -> 
     """
     if isinstance(calibration.noise, GivenNoise):
         return calibration
-    found = []
-    for k, one in enumerate(rows):
-        inverse = one.held.share / typical[0, k]
-        found.append(clipped_mean(one.held.residual.square() / (inverse + one.held.q)).sqrt())
-    joint = torch.stack(found)
+    pairs = zip((one.held for one in rows), typical[0], strict=True)
+    squares = (held.residual.square() / (held.share / c + held.q) for held, c in pairs)
+    joint = torch.stack([clipped_mean(each).sqrt() for each in squares])
     return replace(calibration, scale=torch.maximum(calibration.scale, joint), joint=joint)
 
 

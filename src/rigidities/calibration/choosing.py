@@ -52,9 +52,10 @@ def chosen(
         objective = replace(objective, wanted=wanted)
         choice = search(objective, choice.ridge)[0]
     nll, constant = objective.nll(choice)
-    values = {"value": choice.value, "nll": nll, "nll_constant": constant, "at_edge": edge}
-    values |= {"calibration": objective.calibration(choice), "zero_curvature": zero_curvature}
-    return reported(solved(choice.ridge), wanted, residuals, **values)
+    found: dict[str, Any] = {"value": choice.value, "nll": nll, "nll_constant": constant}
+    found |= {"calibration": objective.calibration(choice), "at_edge": edge}
+    found |= {"zero_curvature": zero_curvature}
+    return reported(solved(choice.ridge), wanted, residuals, **found)
 
 
 def reported(
