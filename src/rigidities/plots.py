@@ -207,11 +207,20 @@ def _axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
 
 
 def _parity(ax: Axes, values: Tensor) -> tuple[float, float]:
-    """Make both axes logarithmic with the same limits around the values."""
+    """Make both axes logarithmic with the same limits around the values.
+
+    Few decades are labelled at 1, 2, 5, 10, ..., others at powers of ten alone.
+    """
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
     low, high = log_limits(values)
     ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
     ax.set_box_aspect(1)
-    _label_log_ticks(ax, decades=math.log10(high / low))
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_minor_formatter(NullFormatter())
+        if math.log10(high / low) < 2:
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     return low, high
 
 
@@ -220,17 +229,6 @@ def log_limits(values: Tensor) -> tuple[float, float]:
     low, high = float(values.min()) / 1.3, float(values.max()) * 1.3
     widen = 10 ** (max(0.0, 1 - math.log10(high / low)) / 2)
     return low / widen, high * widen
-
-
-def _label_log_ticks(ax: Axes, decades: float) -> None:
-    """Label 1, 2, 5, 10, ... where there are few decades, else powers of ten alone."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_minor_formatter(NullFormatter())
-        if decades < 2:
-            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _confidence_lines(ax: Axes, low: float, high: float) -> None:

@@ -54,7 +54,7 @@ def test_predictions_are_those_of_the_fit_to_left_out_and_validation_rows(one, u
     fit, test = whole_fit(uq, one), dense_rows(uq, one.test, seen=False)
     p = uq.predict(one.test[0])
     close(p.scale[:, 0].square(), fit.squared_scale(test), 1e-5)
-    theta = fit.tilt(fit.columns(test)).clamp(-3, 3) * fit.guard.fade(test.q)[:, None]
+    theta = fit.tilt(fit.columns(test)).clamp(-3, 3) / fit.guard.beyond(test.q)[:, None]
     close(p.law.tilt[:, 0], theta, 1e-4)
     close(torch.as_tensor(p.law.df), torch.tensor(fit.scale.df), 1e-5)
     nll = -p.log_prob(one.test[1])[:, 0]

@@ -97,7 +97,7 @@ def test_the_guard_equals_its_formulas():
         for i, one in enumerate((0.05, 0.3, 4.0)):
             beyond = scale2 * reference * (max(one / reference, 1) ** GROWTH - 1)
             assert float(guard.variance(q)[i, k]) == pytest.approx(beyond)
-            assert float(guard.fade(q)[i, k]) == pytest.approx(min(1, reference / one))
+            assert float(1 / guard.beyond(q)[i, k]) == pytest.approx(min(1, reference / one))
 
 
 def test_a_head_and_a_guard_come_back_from_their_tensors():

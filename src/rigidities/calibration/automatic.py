@@ -62,13 +62,10 @@ class Full:
         `features` are centre and spread of those that targets share.
         """
         targets = [fitted(one, parts, features=features) for one in rows]
-        if paper_q is None:
-            return cls(targets, rows, {}, 0.0)
-        found = []
-        for one, fit, q in zip(rows, targets, paper_q.unbind(1), strict=True):
-            known = q[q.isfinite()]
-            if len(known) > 2:
-                found.append(judged(one, fit, parts, known))
+        columns = () if paper_q is None else paper_q.unbind(1)
+        known = [q[q.isfinite()] for q in columns]
+        each_target = zip(rows, targets, known, strict=False)  # none without validation rows
+        found = [judged(one, fit, parts, q) for one, fit, q in each_target if len(q) > 2]
         if not found:
             return cls(targets, rows, {}, 0.0)
         each = torch.cat(found)
@@ -87,25 +84,14 @@ class Full:
         level = torch.stack([fit.middle for fit in fits]).exp()
         level = level * torch.as_tensor(law.second).to(level)
         kinds = {GivenNoise: GivenNoise(level, wanted.given), FeatureNoise: FeatureNoise(level)}
-        weights = [fit.weights(TERMS if isinstance(law, Tilted) else 0) for fit in fits]
-        head = Head.of(
-            [fit.inputs for fit in fits],
-            [weight for weight, _ in weights],
-            [constant for _, constant in weights],
-            [fit.bounds for fit in fits],
-            [fit.scale.scale2 for fit in fits],
-            shared=shared,
-        )
-        return Calibration(
-            ridge,
-            torch.stack([fit.scale2 for fit in fits]).sqrt(),
-            kinds.get(wanted.noise, ConstantNoise(level)),
-            law,
-            weight,
-            head=head,
-            guard=Guard.join(guards) if guards else None,
-            support=wanted.support,
-        )
+        weights = zip(*(fit.weights(TERMS * isinstance(law, Tilted)) for fit in fits), strict=True)
+        own = (*weights, [fit.bounds for fit in fits], [fit.scale.scale2 for fit in fits])
+        head = Head.of([fit.inputs for fit in fits], *own, shared=shared)
+        scale = torch.stack([fit.scale2 for fit in fits]).sqrt()
+        noise = kinds.get(wanted.noise, ConstantNoise(level))
+        guard = Guard.join(guards) if guards else None
+        parts = (ridge, scale, noise, law, weight)
+        return Calibration(*parts, head=head, guard=guard, support=wanted.support)
 
     def _law(self) -> Law:
         """Around all targets; its tilt is the head's."""
@@ -168,20 +154,11 @@ def automatic(
     else:
         chosen, taken = full.calibration(ridge, wanted, typical[0], shared=shared), LADDER[-1]
         nll = full.nll
-    return reported(
-        solved(ridge),
-        wanted,
-        residuals,
-        calibration=_with_joint(chosen, rows, typical),
-        value=full.ladder.get(taken, nll),
-        at_edge=edge,
-        nll=nll,
-        nll_constant=sum(constant) / len(constant),
-        zero_curvature=zero_curvature,
-        ladder=full.ladder,
-        seen=0 if seen is None else len(seen.error),
-        remarks=remarks,
-    )
+    found: dict[str, Any] = {"calibration": _with_joint(chosen, rows, typical), "at_edge": edge}
+    found |= {"value": full.ladder.get(taken, nll), "nll": nll, "ladder": full.ladder}
+    found |= {"nll_constant": sum(constant) / len(constant), "zero_curvature": zero_curvature}
+    found |= {"seen": 0 if seen is None else len(seen.error), "remarks": remarks}
+    return reported(solved(ridge), wanted, residuals, **found)
 
 
 @dataclass(frozen=True)
@@ -203,8 +180,7 @@ class Paper:
             return None
         q = residuals.quadratic(eigenvalues, eigenvalues.new_tensor([choice.ridge]))[..., 0]
         q = torch.where(residuals.error.isfinite(), q, math.nan)
-        found = replace(objective.calibration(choice), support=wanted.support)
-        return cls(found, objective.nll(choice)[0], q)
+        return cls(objective.calibration(choice), objective.nll(choice)[0], q)
 
 
 def _parts(rows: list[Rows], wanted: Wanted) -> Parts:
@@ -272,11 +248,9 @@ def _with_joint(calibration: Calibration, rows: list[Rows], typical: Tensor) -> 
     """
     if isinstance(calibration.noise, GivenNoise):
         return calibration
-    found = []
-    for k, one in enumerate(rows):
-        inverse = one.held.share / typical[0, k]
-        found.append(clipped_mean(one.held.residual.square() / (inverse + one.held.q)).sqrt())
-    joint = torch.stack(found)
+    pairs = zip((one.held for one in rows), typical[0], strict=True)
+    squares = (held.residual.square() / (held.share / c + held.q) for held, c in pairs)
+    joint = torch.stack([clipped_mean(each).sqrt() for each in squares])
     return replace(calibration, scale=torch.maximum(calibration.scale, joint), joint=joint)
 
 

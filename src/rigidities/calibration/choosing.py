@@ -52,17 +52,10 @@ def chosen(
         objective = replace(objective, wanted=wanted)
         choice = search(objective, choice.ridge)[0]
     nll, constant = objective.nll(choice)
-    return reported(
-        solved(choice.ridge),
-        wanted,
-        residuals,
-        calibration=replace(objective.calibration(choice), support=wanted.support),
-        value=choice.value,
-        at_edge=edge,
-        nll=nll,
-        nll_constant=constant,
-        zero_curvature=zero_curvature,
-    )
+    found: dict[str, Any] = {"value": choice.value, "nll": nll, "nll_constant": constant}
+    found |= {"calibration": objective.calibration(choice), "at_edge": edge}
+    found |= {"zero_curvature": zero_curvature}
+    return reported(solved(choice.ridge), wanted, residuals, **found)
 
 
 def reported(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..prediction.law import Gaussian, Law
+from ..prediction.quadrature import increasing_root
 
 Criterion = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -42,18 +43,14 @@ def crps(residual: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
     z = residual.abs() / root
     high = z.amax(0).clamp(min=1e-300).log() + 1
     low = high - 31
-    log_scale = ((root * z).sum(0) / root.sum(0)).log().clamp(low, high)
-    for _ in range(60):
+    start = ((root * z).sum(0) / root.sum(0)).log().clamp(low, high)
+
+    def value_and_slope(log_scale: Tensor) -> tuple[Tensor, Tensor]:
         x = z / log_scale.exp()
         each = 2 * root * _density(x)
-        value, slope = (each - math.pi**-0.5 * root).sum(0), (each * x.square()).sum(0)
-        low, high = torch.where(value < 0, log_scale, low), torch.where(value < 0, high, log_scale)
-        newton = log_scale - value / slope
-        inside = (low <= newton) & (newton <= high)
-        last, log_scale = log_scale, torch.where(inside, newton, (low + high) / 2)
-        if not bool(((log_scale - last).abs() > 1e-12).any()):
-            break
-    scale = log_scale.exp()
+        return (each - math.pi**-0.5 * root).sum(0), (each * x.square()).sum(0)
+
+    scale = increasing_root(value_and_slope, start, low, high, steps=60, near=1e-12).exp()
     sigma, z = scale * root, z / scale
     value = sigma * (z * torch.erf(z / 2**0.5) + 2 * _density(z) - math.pi**-0.5)
     return scale.square(), value.mean(0)
@@ -111,8 +108,7 @@ def criterion_for(name: str, law: Law, noise: str = "none") -> Criterion:
     Raises:
         ValueError: there is none, it is made for another law, or the noise is not for it.
     """
-    full = noise == "features" or law.name == "tilted"
-    if full and name != AUTO:
+    if name != AUTO and (noise == "features" or law.name == "tilted"):
         raise ValueError(
             f"noise='features' and law='tilted' are fitted by criterion='auto', not by {name!r}."
         )

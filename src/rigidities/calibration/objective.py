@@ -98,7 +98,8 @@ class Objective:
         level, given = choice.scale2 * choice.floor, self.wanted.given
         noise = self.wanted.noise(level) if given is None else GivenNoise(level, given)
         weight = self.residuals.typical[0].expand_as(choice.floor)
-        return Calibration(choice.ridge, choice.scale2.sqrt(), noise, self.wanted.law, weight)
+        parts = (choice.ridge, choice.scale2.sqrt(), noise, self.wanted.law, weight)
+        return Calibration(*parts, support=self.wanted.support)
 
     def nll(self, choice: Choice) -> tuple[float, float]:
         """NLL per row and target at the choice, and that of the best constant error bar."""
@@ -182,27 +183,20 @@ def search(objective: Objective, ridge: float | None) -> tuple[Choice, str | Non
     A grid over the whole range, then finer ones about its best point. Where there were too many
     rows to search with, the scale at the end is that of them all.
     """
-    best, edge = _searched(objective, ridge)
+    largest, device = float(objective.eigenvalues.max()), objective.eigenvalues.device
+    exponents = ridge_exponents().to(device)
+    at = largest * 10**exponents if ridge is None else exponents.new_tensor([ridge])
+    candidates = objective.choices(at)
+    best = _best(candidates)
+    ends = {0: "lower", len(candidates) - 1: "upper"} if ridge is None else {}
+    edge = ends.get(candidates.index(best))
+    for width in (1.0, 0.25, 0.0625) if ends or objective.wanted.noise.tied is None else ():
+        if ridge is None:
+            finer = about(math.log10(best.ridge / largest), width / PER_DECADE, 9)
+            at = largest * 10 ** finer.to(device)
+        best = _best([best, *objective.choices(at, best, width)])
     if best.rows < len(objective.residuals.error):
         best = _best(objective.choices(objective.eigenvalues.new_tensor([best.ridge]), best, 0))
-    return best, edge
-
-
-def _searched(objective: Objective, ridge: float | None) -> tuple[Choice, str | None]:
-    largest = float(objective.eigenvalues.max())
-    if ridge is not None:
-        at = torch.tensor([ridge], dtype=torch.float64, device=objective.eigenvalues.device)
-        best = _best(objective.choices(at))
-        for width in (1.0, 0.25, 0.0625) if objective.wanted.noise.tied is None else ():
-            best = _best([best, *objective.choices(at, best, width)])
-        return best, None
-    exponents = ridge_exponents().to(objective.eigenvalues.device)
-    candidates = objective.choices(largest * 10**exponents)
-    best = _best(candidates)
-    edge = {0: "lower", len(candidates) - 1: "upper"}.get(candidates.index(best))
-    for width in (1.0, 0.25, 0.0625):
-        finer = about(math.log10(best.ridge / largest), width / PER_DECADE, 9).to(exponents)
-        best = _best([best, *objective.choices(largest * 10**finer, best, width)])
     return best, edge
 
 

@@ -127,7 +127,9 @@ class ScaleProblem:
             value = self.objective(fit, penalty)
             if not bool(before - value > _DONE * len(self.rows)):
                 break
-        evidence = self._evidence(fit, penalty, value)
+        free = max(0, len(fit.vector) - _FIXED - FIRST)
+        information = self._derivatives(fit, penalty)[1]
+        evidence = float(0.5 * free * math.log(penalty) - value - 0.5 * torch.logdet(information))
         return replace(fit, gaussian=self.gaussian, penalty=penalty, evidence=evidence)
 
     def best(self, start: ScaleFit) -> ScaleFit:
@@ -199,11 +201,6 @@ class ScaleProblem:
     def _tail_loss(self, s2: Tensor, tail: float) -> float:
         return float(self._losses(s2, tail).sum() + 0.5 * ((tail - TAILS[0]) / TAILS[1]) ** 2)
 
-    def _evidence(self, fit: ScaleFit, penalty: float, value: Tensor) -> float:
-        information = self._derivatives(fit, penalty)[1]
-        free = max(0, len(fit.vector) - _FIXED - FIRST)
-        return float(0.5 * free * math.log(penalty) - value - 0.5 * torch.logdet(information))
-
 
 def constant_fit(
     rows: Rows, square: Tensor, *, gaussian: bool, start: ScaleFit | None = None
@@ -221,9 +218,8 @@ def constant_fit(
     found = []
     for share in (0.1, 0.9):
         parts = [((1 - share) * rows.level).log(), (share * unit / q).log(), unit.new_zeros(())]
-        fit = problem.solved(ScaleFit(torch.stack(parts), TAILS[0]), 1.0)
-        found.append((float(problem.objective(fit, 1.0)), fit))
-    return min(found, key=lambda pair: pair[0])[1]
+        found.append(problem.solved(ScaleFit(torch.stack(parts), TAILS[0]), 1.0))
+    return min(found, key=lambda fit: float(problem.objective(fit, 1.0)))
 
 
 def headed_fit(

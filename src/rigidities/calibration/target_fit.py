@@ -98,7 +98,7 @@ class TargetFit:
         law = self.scale.law
         if tilted and self.tilt is not None:
             theta = self.tilt(self.columns(rows)).clamp(-STEEPEST, STEEPEST)
-            fade = self.guard.fade(rows.q) if guarded and self.guard is not None else 1.0
+            fade = 1 / self.guard.beyond(rows.q) if guarded and self.guard is not None else 1.0
             law = Tilted(self.scale.df, (theta.mT * fade).mT)
         return law_nll(law, rows.residual, s2)
 
@@ -203,19 +203,15 @@ def judged(rows: Rows, whole: TargetFit, parts: Parts, paper_q: Tensor) -> Tenso
         rest, left = rows[kept], rows[places[out]]
         scale2 = (rest.residual[~rest.seen].square() / paper_q[~out]).mean()
         fit = fitted(rest, parts, whole)
-        found[out] = torch.stack(_rungs(rest, left, fit, scale2 * paper_q[out]), 1)
+        square = rest.residual.square() + TINY * rest.size
+        floor = constant_fit(rest, square, gaussian=True, start=fit.constant)
+        rungs = [law_nll(Gaussian(), left.residual, scale2 * paper_q[out])]
+        for one in (floor, fit.constant):
+            s2 = one.vector[0].exp() * left.share + one.scale2 * left.q
+            rungs.append(law_nll(one.law, left.residual, s2))
+        rungs += [fit.nll(left, guarded=False, tilted=False), fit.nll(left)]
+        found[out] = torch.stack(rungs, 1)
     return found
-
-
-def _rungs(rest: Rows, left: Rows, fit: TargetFit, paper: Tensor) -> list[Tensor]:
-    """NLL of rows left out of the rest, on every rung."""
-    square = rest.residual.square() + TINY * rest.size
-    floor = constant_fit(rest, square, gaussian=True, start=fit.constant)
-    rungs = [law_nll(Gaussian(), left.residual, paper)]
-    for one in (floor, fit.constant):
-        s2 = one.vector[0].exp() * left.share + one.scale2 * left.q
-        rungs.append(law_nll(one.law, left.residual, s2))
-    return [*rungs, fit.nll(left, guarded=False, tilted=False), fit.nll(left)]
 
 
 def law_nll(law: Law, residual: Tensor, s2: Tensor) -> Tensor:

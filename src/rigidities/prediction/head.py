@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -90,23 +90,15 @@ class Head:
     scale2: Tensor
 
     @classmethod
-    def of(
-        cls,
-        inputs: Sequence[Inputs],
-        weight: Sequence[Tensor],
-        constant: Sequence[Tensor],
-        bounds: Sequence[Tensor],
-        scale2: Sequence[Tensor],
-        *,
-        shared: bool,
-    ) -> Head:
-        """Of the targets' own; `shared` says whether all have the same features."""
-        each = {one.name: [getattr(i, one.name) for i in inputs] for one in fields(Inputs)}
-        own = {"weight": weight, "constant": constant, "bounds": bounds, "scale2": scale2}
-        parts = {name: torch.stack(list(values)) for name, values in (each | own).items()}
-        if shared:  # standardised alike
-            parts |= {"centre": inputs[0].centre, "spread": inputs[0].spread}
-        return cls(**parts)
+    def of(cls, inputs: Sequence[Inputs], *own: Sequence[Tensor], shared: bool) -> Head:
+        """Of the targets' inputs, then weight, constant, bounds and scale2 of each.
+
+        `shared` says whether all have the same features, which are then standardised alike.
+        """
+        columns = zip(*(vars(one).values() for one in inputs), strict=True)
+        head = cls(*(torch.stack(list(values)) for values in (*columns, *own)))
+        first = inputs[0]
+        return replace(head, centre=first.centre, spread=first.spread) if shared else head
 
     def to(self, to: torch.device | torch.dtype) -> Head:
         """The same elsewhere, or in another precision."""
@@ -244,10 +236,6 @@ class Guard:
         more = (self.beyond(q) if beyond is None else beyond) ** GROWTH - 1
         return (self.scale2 * self.reference).to(q) * more
 
-    def fade(self, q: Tensor) -> Tensor:
-        """Of the tilt, (M, 1 or K)."""
-        return 1 / self.beyond(q)
-
     def to(self, to: torch.device | torch.dtype) -> Guard:
         """The same elsewhere, or in another precision."""
         return Guard(self.scale2.to(to), self.reference.to(to))
@@ -260,9 +248,7 @@ class Guard:
     def from_state(cls, tensors: dict[str, Tensor]) -> Guard:
         """The guard that `tensors` came from; refused where it came from none."""
         require(set(tensors) == {"scale2", "reference"}, "the guard")
-        sound = all(
-            t.ndim == 1 and bool((t > 0).all() & (t < math.inf).all()) for t in tensors.values()
-        )
+        sound = all(t.ndim == 1 and bool(((t > 0) & t.isfinite()).all()) for t in tensors.values())
         require(sound and tensors["scale2"].shape == tensors["reference"].shape, "the guard")
         return cls(**tensors)
 

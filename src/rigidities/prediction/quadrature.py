@@ -31,6 +31,7 @@ def increasing_root(
     low: float | Tensor,
     high: float | Tensor,
     steps: int = 100,
+    near: float = 1e-10,
 ) -> Tensor:
     """By Newton's steps, and bisection where they leave the bracket; NaN where there is one.
 
@@ -46,6 +47,6 @@ def increasing_root(
         low, high = torch.where(value < 0, x, low), torch.where(value < 0, high, x)
         last, x = x, x - value / slope
         x = torch.where((x >= low) & (x <= high), x, (low + high) / 2)
-        if not torch.compiler.is_compiling() and not bool(((x - last).abs() > 1e-10).any()):
+        if not torch.compiler.is_compiling() and not bool(((x - last).abs() > near).any()):
             break
     return x

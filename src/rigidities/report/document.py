@@ -30,8 +30,8 @@ def page(
     drawing = []
     if figures:
         script = _plotly().replace("</script", "<\\/script")  # which would end the element
-        drawing = [tag("noscript", tag("p", "The plots need JavaScript."))]
-        drawing.append(tag("script", Markup(script)))
+        silent = tag("noscript", tag("p", "The plots need JavaScript."))
+        drawing = [silent, tag("script", Markup(script))]
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -59,19 +59,17 @@ def place(name: str, figure: Figure, *, controls: bool = True) -> Markup:
     plot = tag("div", id=name, class_="plot", role="img", aria_label=figure.label, style=style)
     found = []  # a list of choices for its traces, buttons for its axes
     if controls and len(figure.traces) > 1:
-        found.append(chooser([name], "trace", figure.choice, list(figure.traces), figure.chosen))
+        found.append(chooser([name], figure.choice, list(figure.traces), figure.chosen))
     if controls and len(figure.layouts) > 1:
         found.append(_buttons(name, list(figure.layouts)))
     choices = tag("div", *found, class_="controls") if found else Markup()
     return tag("figure", tag("h3", figure.title), choices, plot, *caption)
 
 
-def chooser(
-    names: Sequence[str], kind: str, label: str, options: Sequence[str], chosen: str
-) -> Markup:
-    """A list of choices for one or more plots."""
+def chooser(names: Sequence[str], label: str, options: Sequence[str], chosen: str) -> Markup:
+    """A list of choices of the traces of one or more plots."""
     entries = (tag("option", o, value=o, selected=o == chosen) for o in options)
-    box = tag("select", *entries, data_choice=kind, data_figures=" ".join(names))
+    box = tag("select", *entries, data_choice="trace", data_figures=" ".join(names))
     return tag("label", f"{label} ", box)
 
 

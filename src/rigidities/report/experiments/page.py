@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .. import figures
@@ -44,16 +44,11 @@ def experiment(numbers: Mapping[str, Any], *, title: str = "Results of an experi
         joined([tag("h2", heading, id=f"part{k}"), content])
         for k, (heading, content) in enumerate(parts)
     )
-    top = [tag("h1", title), tag("p", _ABOUT, class_="about"), _links([h for h, _ in parts])]
+    links = (tag("li", tag("a", name, href=f"#part{k}")) for k, (name, _) in enumerate(parts))
+    top = [tag("h1", title), tag("p", _ABOUT, class_="about")]
+    if len(parts) > 1:
+        top.append(tag("nav", tag("ul", joined(links)), aria_label="On this page"))
     return page(title, joined([*top, *headings]), drawn)
-
-
-def _links(headings: Sequence[str]) -> Markup:
-    """What is on the page, where there is more than one thing."""
-    if len(headings) < 2:
-        return Markup()
-    items = (tag("li", tag("a", heading, href=f"#part{k}")) for k, heading in enumerate(headings))
-    return tag("nav", tag("ul", joined(items)), aria_label="On this page")
 
 
 def readable(paths: Sequence[Path]) -> tuple[str, list[str]]:
@@ -77,12 +72,13 @@ def readable(paths: Sequence[Path]) -> tuple[str, list[str]]:
     return shared, list(own)
 
 
-def _under(shared: str) -> Markup:
-    return tag("p", f"Found under “{shared}”.", class_="about") if shared else Markup()
-
-
-def _case(name: str) -> Markup:
-    return tag("h3", name, class_="case") if name else Markup()
+def _cases(paths: Sequence[Path], *before: Markup, contents: Iterable[Markup]) -> Markup:
+    """What stands under each path, below what is said of all."""
+    shared, own = readable(paths)
+    under = tag("p", f"Found under “{shared}”.", class_="about") if shared else Markup()
+    heads = (tag("h3", name, class_="case") if name else Markup() for name in own)
+    parts = (joined(pair) for pair in zip(heads, contents, strict=True))
+    return joined([under, *before, *parts])
 
 
 def _comparison(
@@ -99,7 +95,7 @@ def _comparison(
         }
         drawn[label] = names[label] = figures.dots(name, panels)
     options = [METRICS[metric].label for metric in shown]
-    choice = chooser(list(names), "trace", "Metric", options, options[0])
+    choice = chooser(list(names), "Metric", options, options[0])
     grid = (place(key, figure, controls=False) for key, figure in names.items())
     less = " Less is better." if set(shown) <= {*COMPARED, "mae", "crps"} else ""
     content = [
@@ -133,25 +129,18 @@ def _plots(found: Recognised, drawn: dict[str, Figure]) -> Iterator[tuple[str, M
         label = f"f{len(drawn)}"
         drawn[label] = figure
         cases.setdefault(path, []).append(place(label, figure))
-    shared, own = readable(list(cases))
-    content = (
-        joined([_case(name), tag("div", *plots, class_="figures")])
-        for name, plots in zip(own, cases.values(), strict=True)
-    )
-    yield "Plots", joined([_under(shared), *content])
+    contents = (tag("div", *plots, class_="figures") for plots in cases.values())
+    yield "Plots", _cases(list(cases), contents=contents)
 
 
 def _scores(found: Recognised) -> Iterator[tuple[str, Markup]]:
     """All metrics, each explained once."""
     if not found.scores:
         return
-    shared, own = readable([path for path, _ in found.scores])
-    content = [
-        joined([_case(name), plain_score_table(columns)])
-        for name, (_, columns) in zip(own, found.scores, strict=True)
-    ]
+    contents = (plain_score_table(columns) for _, columns in found.scores)
     used = [key for _, columns in found.scores for scores in columns.values() for key in scores]
-    yield "Metrics", joined([_under(shared), glossary(used), *content])
+    paths = [path for path, _ in found.scores]
+    yield "Metrics", _cases(paths, glossary(used), contents=contents)
 
 
 def _has_number(entry: Any) -> bool:
