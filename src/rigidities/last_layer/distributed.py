@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 from weakref import WeakSet
 
 import torch
@@ -107,7 +107,7 @@ def job(
 
 
 class Processes(Job):
-    """This process, of a rank among several of a group, all in the same call."""
+    """This process, of some `rank` in the group, among several, all in the same call."""
 
     def __init__(self, group: Any, what: str, device: torch.device | str) -> None:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
@@ -165,12 +165,13 @@ class Processes(Job):
             self._send(0, "ready")
             self._receive(0)
             self._send(0, part)
-            result: R = self._receive(0)
-            return result
+            return cast("R", self._receive(0))
         began = time.monotonic()
-        while self._lines.keys() - self._ready:
+        while missing := self._lines.keys() - self._ready:
+            if time.monotonic() - began > NOTICED and not self._waited:
+                self._waited, busy = True, sorted(missing)
+                notify(f"{self._what} waits for ranks {busy}, which are busy with their data.")
             self._look(_LOOK)
-            self._say_waiting(time.monotonic() - began)
         result = fold(self._parts(part))
         for rank in self._lines:
             self._send(rank, result)
@@ -223,12 +224,6 @@ class Processes(Job):
 
     def _ended(self, rank: int) -> ProcessFailed:
         return ProcessFailed(_Failure("its process has ended", rank, False), self._what)
-
-    def _say_waiting(self, seconds: float) -> None:
-        missing = sorted(self._lines.keys() - self._ready)
-        if missing and seconds > NOTICED and not self._waited:
-            self._waited = True
-            notify(f"{self._what} waits for ranks {missing}, which are busy with their data.")
 
 
 class _Failure(NamedTuple):

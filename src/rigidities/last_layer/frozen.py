@@ -232,7 +232,10 @@ class Frozen(nn.Module):
         with unmixed(reading.output):
             found = self._found(reading, self.bars)
             if "members" in self.outputs:
-                found["members"] = self._moved(reading, Batch(inputs, keywords, None, None))
+                held, batch = self.members, Batch(inputs, keywords, None, None)
+                own = OwnPart(held.factor, held.mixing) if self.loses_members else None
+                moved = member_outputs(reading, batch, held.deviations, self._drawing, own)
+                found["members"] = moved
         return tuple(found[name] for name in self.outputs)
 
     def train(self, mode: bool = False) -> Self:
@@ -272,11 +275,6 @@ class Frozen(nn.Module):
         rows = mean.shape[0]
         spread = {n: t.expand(*t.shape[:-2], rows, -1) for n, t in wanted.items()}
         return {"mean": output, **{n: reading.unrows(t) for n, t in spread.items()}}
-
-    def _moved(self, reading: Reading, batch: Batch) -> Tensor:
-        held = self.members
-        own = OwnPart(held.factor, held.mixing) if self.loses_members else None
-        return member_outputs(reading, batch, held.deviations, self._drawing, own)
 
 
 def freeze(

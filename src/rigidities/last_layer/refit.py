@@ -103,8 +103,7 @@ def refitted(
     columns = CASES[tap.case]([*map(model.get_submodule, tap.heads)]).columns
     columns.write(tap.weights + change)
     known = known.after(columns.weights() - tap.weights)  # as they are rounded
-    report = Refitted(ridge, known.gram.count, before, after, judged)
-    return binding.copied(model), known, report
+    return binding.copied(model), known, Refitted(ridge, known.gram.count, before, after, judged)
 
 
 def _best(tap: Tap, gram: Gram, posterior: Posterior) -> tuple[float, Tensor, Tensor]:

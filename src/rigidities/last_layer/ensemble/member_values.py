@@ -118,8 +118,7 @@ class MemberValues:
             )
         place = level * (len(self) - 1)
         below = min(int(place), len(self) - 2)
-        ordered = self._ordered
-        return torch.lerp(ordered[below], ordered[below + 1], place - below)
+        return torch.lerp(*self._ordered[below : below + 2], place - below)
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         """The central interval that holds a share `level` of the members: (low, high)."""
@@ -171,7 +170,14 @@ def evaluated(
                 "quantity of fixed size (a histogram with fixed bins, say)."
             )
         rows.append(row)
-    _check_finite(rows)
+    bad = [member for member, row in enumerate(rows) if not bool(torch.isfinite(row).all())]
+    if bad:
+        named = ", ".join(map(str, bad[:8])) + (", ..." if len(bad) > 8 else "")
+        raise ValueError(
+            f"fn returned NaN or infinity for {len(bad)} of {len(rows)} members ({named}). Members "
+            "reach further than the model's own prediction: let fn hold there too (no logarithm "
+            "or root of what may be negative), or return a flag in place of the value."
+        )
     return MemberValues(torch.stack(rows), drawing, missing, precision)
 
 
@@ -206,17 +212,6 @@ def _numeric(result: Any, member: int) -> Tensor:
             "torch.view_as_real(z)."
         )
     return tensor.detach().to(torch.float64, copy=True)
-
-
-def _check_finite(rows: list[Tensor]) -> None:
-    bad = [member for member, row in enumerate(rows) if not bool(torch.isfinite(row).all())]
-    if bad:
-        named = ", ".join(map(str, bad[:8])) + (", ..." if len(bad) > 8 else "")
-        raise ValueError(
-            f"fn returned NaN or infinity for {len(bad)} of {len(rows)} members ({named}). Members "
-            "reach further than the model's own prediction: let fn hold there too (no logarithm "
-            "or root of what may be negative), or return a flag in place of the value."
-        )
 
 
 def _second_moment(values: Tensor) -> Tensor:

@@ -156,7 +156,10 @@ def symmetric_set(joint: JointPosterior, rank: int | None = None) -> Members:
     rows = torch.arange(rank, device=kept.device)
     points[rows, :, kept % width] = mixing[kept // width]
     half = joint.weights(rank**0.5 * points.flatten(1))
-    missing = _share(contributions.flatten(), left_out, all_axes=joint.own is None)
+    total, lost = float(contributions.sum()), float(contributions.flatten()[left_out].sum())
+    missing = max(lost / total if total else 0.0, torch.finfo(torch.float64).eps)
+    if joint.own is None and not len(left_out):  # where any axis is, it is never exactly 0
+        missing = 0.0
     if missing > TOLERATED:
         notify(TOO_LOW.format(rank, joint.coordinates, 100 * missing))
     return Members(_arranged(half, "symmetric"), "symmetric", missing, joint.own)
@@ -187,14 +190,6 @@ def _principal(joint: JointPosterior) -> tuple[Tensor, Tensor]:
         _, size, mixing = torch.linalg.svd(scaled, full_matrices=False)
     post = joint.posterior
     return mixing, size.square()[:, None] * (post.eigenvalues / post.precisions)
-
-
-def _share(contributions: Tensor, left_out: Tensor, *, all_axes: bool) -> float:
-    """What is left out; where that is nothing but axes are (rows' own), the smallest there is."""
-    if all_axes and not len(left_out):
-        return 0.0
-    total, lost = float(contributions.sum()), float(contributions[left_out].sum())
-    return max(lost / total if total else 0.0, torch.finfo(torch.float64).eps)
 
 
 def _rank(n: int | None, rank: int | None) -> int | None:

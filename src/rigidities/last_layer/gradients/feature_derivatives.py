@@ -18,14 +18,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from ...models.directional import pulled, push, recorded, units
 from ...models.modes import transformable
-from .feature_map import UNCONNECTED, FeatureMap
+from .feature_map import UNCONNECTED, FeatureMap, Pair
 
 NUMBERS = 1 << 23
 """Of the features' derivatives that are held at once, at most (64 MiB in float64)."""
@@ -180,10 +180,9 @@ def _tangents(point: FeatureMap) -> Iterator[tuple[Tensor, Tensor]]:
     x = point.point
     inner = x.shape[1:] if point.aligned else x.shape
 
-    def along(direction: Tensor) -> tuple[Tensor, Tensor]:
+    def along(direction: Tensor) -> Pair:
         everywhere = direction.reshape(inner).expand(x.shape)
-        tangents: tuple[Tensor, Tensor] = push(point.values, x, everywhere)
-        return tangents
+        return cast("Pair", push(point.values, x, everywhere))
 
     chunk = max(1, NUMBERS // point.reading.features.numel())
     numbers = x.new_empty(inner.numel())
@@ -218,10 +217,7 @@ def _reverse(
 def _columns(
     values: Tensor, x: Tensor, direction: Tensor | None = None, *, needed: bool = False
 ) -> Tensor:
-    """Derivatives (C, L, d) of C values, or of their derivatives along a direction.
-
-    They are zero where the values do not depend on x, unless they are needed.
-    """
+    """Derivatives (C, L, d) of C values, or of theirs along a direction; zero unless `needed`."""
     message = UNCONNECTED if needed else None
     if direction is not None:
         with torch.enable_grad():

@@ -165,9 +165,7 @@ def checked_direction(direction: Tensor, point: Tensor) -> Tensor:
 def row_owners(point: FeatureMap) -> Tensor | None:
     """The sample that each row of the input acts on, (L,); None where a row acts on several."""
     x, mixed = recorded(lambda x: _mixed(x, point.samples, [point.values(x)[0]]), point.point)
-    plain = _weighed(mixed, x, torch.ones_like(mixed))
-    (owners,) = owners_by_digits(lambda code: [_weighed(mixed, x, code)], mixed, [plain])
-    return owners if _owned(mixed, x, plain, owners) else None
+    return _owners(mixed, x)
 
 
 def stand_alone(x: Tensor, reading: Reading) -> bool:
@@ -175,8 +173,7 @@ def stand_alone(x: Tensor, reading: Reading) -> bool:
     if x.ndim == 0 or len(x) != len(reading.output) or len(x) == 1:
         return x.ndim > 0 and len(x) == len(reading.output)
     mixed = _mixed(x, len(x), list(reading))
-    plain = _weighed(mixed, x, torch.ones_like(mixed))
-    return _owned(mixed, x, plain, torch.arange(len(x), device=x.device))
+    return _owners(mixed, x, torch.arange(len(x), device=x.device)) is not None
 
 
 def _mixed(x: Tensor, samples: int, values: list[Tensor]) -> Tensor:
@@ -191,14 +188,18 @@ def _weighed(mixed: Tensor, x: Tensor, weights: Tensor) -> Tensor:
     return pulled(mixed, x, weights[None], unconnected=UNCONNECTED).reshape(len(x), -1)
 
 
-def _owned(mixed: Tensor, x: Tensor, plain: Tensor, owners: Tensor) -> bool:
-    r"""Whether each row of the input acts on the sample that is said to own it alone.
+def _owners(mixed: Tensor, x: Tensor, owners: Tensor | None = None) -> Tensor | None:
+    r"""The samples that own the input's rows, if each acts on its owner (given, or found) alone.
 
     With $t_n$ a combination of sample n's values and $s_n$ random signs and sizes,
     $\nabla_{x_l} \sum_m s_m t_m = s_n \nabla_{x_l} \sum_m t_m$ for the owner n of row l if, and but
     for chance only if, it does.
     """
+    plain = _weighed(mixed, x, torch.ones_like(mixed))
+    if owners is None:
+        (owners,) = owners_by_digits(lambda code: [_weighed(mixed, x, code)], mixed, [plain])
     signs = normal_like(mixed, seed=2)
     expected = signs[owners, None] * plain
     tolerance = torch.finfo(x.dtype).eps ** 0.5 * float(expected.abs().max())
-    return bool(((_weighed(mixed, x, signs) - expected).abs() <= tolerance).all())
+    off = (_weighed(mixed, x, signs) - expected).abs()
+    return owners if bool((off <= tolerance).all()) else None

@@ -202,5 +202,4 @@ def gradient_scale(sums: Iterable[Tensor]) -> Tensor:
             f"{some} derivatives do not depend on the readout's weights and were left out of the "
             "calibration."
         )
-    scale: Tensor = (total / count).sqrt()
-    return scale
+    return torch.sqrt(total / count)

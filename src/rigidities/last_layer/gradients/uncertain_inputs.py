@@ -28,10 +28,8 @@ NAME = "input_covariance"
 class InputVariances:
     """The variance that one uncertain input brings to each prediction, batch after batch.
 
-    Args:
-        covariance: as in `LastLayerRigidity.predict`, for the L rows of the input; a row may also
-            have its own shape in place of d.
-        samples: draws of the input; 0 for first order.
+    The options are those of `LastLayerRigidity.predict`, the covariance for the L rows of the input
+    `wrt`, of which one may also have its own shape in place of d; 0 samples are first order.
     """
 
     def __init__(

@@ -100,8 +100,12 @@ class JointOutputs:
             if again and held > KEPT:
                 reading = replace(reading, inputs=reading.inputs.new_empty(0), ones=False)
             readings.append(reading)
-        output, rows = _joined(readings), OwnRows.of(joint.own, own) if joint.own else None
-        return cls(joint, tap, batches, tuple(readings), output, rows)
+        outputs = [reading.output for reading in readings]
+        if not sum(output.numel() for output in outputs):
+            raise ValueError("There is nothing to propagate: no batches, or no rows in them.")
+        whole = joined(outputs, " into one tensor. Propagate over batches of one shape at a time.")
+        rows = OwnRows.of(joint.own, own) if joint.own else None
+        return cls(joint, tap, batches, tuple(readings), whole, rows)
 
     @property
     def coordinates(self) -> int:
@@ -133,13 +137,11 @@ class JointOutputs:
 
     def located(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
         """Each batch's positions (M, K) in the flattened output, its features and row hashes."""
-        per_sample = self.output[0].numel()
+        places = torch.arange(self.output.numel(), device=self.output.device)
+        places = places.reshape(self.output.shape)
         for part, rows, reading in self._parts():
-            where = torch.arange(
-                part.start * per_sample, part.stop * per_sample, device=self.output.device
-            )
             hashes = None if self.own is None else self.own.hashes[rows]
-            yield reading.rows(where.reshape(reading.output.shape)), reading.features, hashes
+            yield reading.rows(places[part]), reading.features, hashes
 
     def _parts(self) -> Iterator[tuple[slice, slice, Reading]]:
         """Each batch's samples in the output, its rows of features, and its whole reading."""
@@ -168,13 +170,6 @@ class JointOutputs:
                     "order each time (a loader that does not shuffle), or fewer at a time."
                 )
             yield again
-
-
-def _joined(readings: list[Reading]) -> Tensor:
-    outputs = [reading.output for reading in readings]
-    if not sum(output.numel() for output in outputs):
-        raise ValueError("There is nothing to propagate: no batches, or no rows in them.")
-    return joined(outputs, " into one tensor. Propagate over batches of one shape at a time.")
 
 
 def _same(again: Tensor, first: Tensor) -> bool:

@@ -108,18 +108,15 @@ def _spread(slope: Differential, outputs: JointOutputs) -> _Spread:
 def _pulled(slope: Differential, outputs: JointOutputs) -> _Spread:
     spread = _Spread(slope.quantities, outputs)
     for part, cotangents in slope.cotangents():
-        spread.flat[part] = ~cotangents.flatten(1).any(1)
-        spread.add(part, slice(None), outputs.pull(cotangents))
+        spread.add(part, slice(None), outputs.pull(cotangents), cotangents.flatten(1))
     return spread
 
 
 def _pushed(slope: Differential, outputs: JointOutputs) -> _Spread:
     spread = _Spread(slope.quantities, outputs)
-    spread.flat[:] = True
     for part, tangents in _directions(slope, outputs):
         rows = slope.pushed(tangents).mT
-        spread.flat &= ~rows.any(1)
-        spread.add(slice(None), part, rows)
+        spread.add(slice(None), part, rows, rows)
     return spread
 
 
@@ -141,21 +138,19 @@ def _directions(slope: Differential, outputs: JointOutputs) -> Iterator[tuple[sl
 
 
 class _Spread:
-    """Rows of derivatives by the coordinates (Q, R), or their sums of squares (Q,) alone.
-
-    Where a quantity has no slope at all, it is `flat`.
-    """
+    """Rows of derivatives by the coordinates (Q, R), or their sums of squares (Q,) alone."""
 
     def __init__(self, quantities: int, outputs: JointOutputs) -> None:
         coordinates, device = outputs.coordinates, outputs.output.device
         self.variance = torch.zeros(quantities, dtype=torch.float64, device=device)
-        self.flat = torch.zeros(quantities, dtype=torch.bool, device=device)
+        self.flat = torch.ones(quantities, dtype=torch.bool, device=device)
         self.rows = None
         if 8 * quantities * coordinates <= KEPT:
             self.rows = self.variance.new_empty(quantities, coordinates)
 
-    def add(self, quantities: slice, coordinates: slice, rows: Tensor) -> None:
-        """A block of rows."""
+    def add(self, quantities: slice, coordinates: slice, rows: Tensor, slopes: Tensor) -> None:
+        """A block of rows; a quantity whose slopes are all zero is `flat`."""
+        self.flat[quantities] &= ~slopes.any(1)
         self.variance[quantities] += rows.square().sum(1)
         if self.rows is not None:
             self.rows[quantities, coordinates] = rows

@@ -29,16 +29,10 @@ _HEADER = {"layer": list, "silent": list, "case": str, "layout": str, "fingerpri
 class Binding:
     """A tap on a model, rebuilt when the model moves, refused when the model changes.
 
-    Any number of threads may ask for the tap.
-
-    Args:
-        layer: name (or names) of the readout layer, where given.
-        header: of a file or a state dict; its tap is built when it is first needed. (A
-            `state_dict` brings the fit before the weights that it must be checked against.)
-        probes: outputs of the model that it must still give.
-
-    Attributes:
-        fingerprint: of the weights that the tap was found with.
+    Any number of threads may ask for the tap. That of a `header`, of a file or a state dict, is
+    built when it is first needed: a `state_dict` brings the fit before the weights that it must be
+    checked against. `probes` are outputs that the model must still give, `fingerprint` is that of
+    the weights that the tap was found with.
     """
 
     def __init__(

@@ -40,24 +40,20 @@ class Case(ABC):
         name: by which taps and files know it.
         probes: whether it differentiates what follows the heads.
         recorder: what stands in for a head.
+        table: which columns belong to which.
     """
 
     name = ""
     layout = "joint"
     probes = True
     recorder: type[Recorder] = Recorder
+    table: type[Columns] = Columns
 
     def __init__(self, heads: list[nn.Module]) -> None:
-        self.columns = Columns(heads, joint=self.layout == "joint")
+        self.columns = self.table(heads, joint=self.layout == "joint")
 
     def read(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> Reading | None:
-        """Features of a pass, or None where the tail has not this form.
-
-        Args:
-            output: of the model.
-            calls: of the heads.
-            graph: keep output and features differentiable by the model's inputs.
-        """
+        """Features of a pass, by a `graph` of the inputs or not; None if the tail is otherwise."""
         reading = self._read(output, calls, graph)
         if reading is None or graph or not self.probes:  # unprobed, a graph is as cheap as none
             return reading
@@ -203,11 +199,8 @@ class Jacobian(Case):
         self._check_size(output)
         rows = output.reshape(1 if self.coupled else len(output), -1)
         pull = pullback(rows, calls, graph=graph)
-        owners: list[Tensor] | None
-        if self.coupled:
-            owners = [c.output.new_zeros(len(c.rows), dtype=torch.long) for c in calls]
-        else:
-            owners = sample_owners(rows, pull)
+        zeros = (c.output.new_zeros(len(c.rows), dtype=torch.long) for c in calls)
+        owners = list(zeros) if self.coupled else sample_owners(rows, pull)
         if owners is None:
             return None
         features = []
@@ -247,9 +240,7 @@ class Parameters(Jacobian):
 
     name = "parameters"
     recorder = Holder
-
-    def __init__(self, heads: list[nn.Module]) -> None:
-        self.columns = ParameterColumns(heads, joint=True)
+    table = ParameterColumns
 
     def _read(self, output: Tensor, calls: list[Call], graph: bool) -> Reading | None:
         self._check_size(output)

@@ -52,15 +52,13 @@ class ReadoutPass:
         if torch.compiler.is_compiling() and exporting():
             raise ValueError(_refusal(self._tap))
         # Only a plain readout is one graph: any other is read between two graphs.
-        reading: Reading = self.eager(inputs, keywords)
-        return reading
+        return self.eager(inputs, keywords)
 
     @outside_graphs
     def eager(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Reading:
         """One pass outside any graph."""
         refuse_transforms()
-        reading: Reading = self.current()(*inputs, **keywords)
-        return reading
+        return self.current()(*inputs, **keywords)
 
     def current(self) -> AnyTap:
         """The tap, if the model's weights are still those of the fit."""
@@ -99,7 +97,7 @@ class TracedReadout:
             pairs = (mine._parameters, theirs._parameters), (mine._buffers, theirs._buffers)
             self._places += pairs
         self._frozen, self._named = PlainCopy(shadow(model), tap), PlainCopy(named, tap)
-        _bind(self._places)
+        self._follow()
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
         """One forward pass inside a tracer."""
@@ -109,17 +107,16 @@ class TracedReadout:
             return self._named.read(args, kwargs)
         # A non-strict export puts stand-ins into the model while it runs: follow it.
         own = [dict(mine) for mine, _ in self._places]
-        _bind(self._places)
+        self._follow()
         try:
             return self._named.read(args, kwargs)
         finally:
             for (mine, _), tensors in zip(self._places, own, strict=True):
                 mine.update(tensors)
 
-
-def _bind(places: Places) -> None:
-    for mine, theirs in places:
-        mine.update(theirs)
+    def _follow(self) -> None:
+        for mine, theirs in self._places:
+            mine.update(theirs)
 
 
 class CopiedReadout(nn.Module):
@@ -154,9 +151,7 @@ class CopiedReadout(nn.Module):
 class PlainCopy(CopiedReadout):
     """Of a plain readout: the features are the heads' inputs.
 
-    Attributes:
-        single: whether there is one head, and
-        ones: whether its readings leave out a column of ones.
+    It is `single` if there is one head, with `ones` where its readings leave out that column.
     """
 
     def __init__(self, model: nn.Module, tap: Tap) -> None:
@@ -204,11 +199,8 @@ class FeatureCopy(CopiedReadout):
 class LinearCopy(CopiedReadout):
     """Of any other readout whose output is linear in the heads' weights.
 
-    Args:
-        model: a copy of the user's.
-        tap: on the latter.
-        like: a reading of the tap, whose layout is that of all.
-        batched: whether the model writes into tensors that it makes; see `_UnderVmap`.
+    `like` is a reading of the tap, whose layout is that of all; `batched` says whether the model
+    writes into tensors that it makes (see `_UnderVmap`).
     """
 
     order: Tensor | None

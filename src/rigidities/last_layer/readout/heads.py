@@ -96,11 +96,7 @@ class Recorder(nn.Module):
 
 
 class Keeper(Recorder):
-    """Stands in for a head and keeps what went in and came out, without a look at either.
-
-    Attributes:
-        kept: one pair per call since it was last emptied.
-    """
+    """Stands in for a head; `kept` is what went in and came out of each call, without a look."""
 
     def __init__(self, head: nn.Module) -> None:
         super().__init__(head)
@@ -114,13 +110,10 @@ class Keeper(Recorder):
 
 
 class Weighed(Recorder):
-    """Stands in for a head and computes it with weights of a buffer, which a pass may swap.
-
-    Attributes:
-        weights: (D + 1, K), a bias last, whether the head has one or not.
-    """
+    """Stands in for a head and computes it with weights of a buffer, which a pass may swap."""
 
     weights: Tensor
+    """(D + 1, K), a bias last, whether the head has one or not."""
 
     def __init__(self, head: nn.Module) -> None:
         super().__init__(head)
@@ -260,7 +253,10 @@ def record(
     """Put recorders in place of the named heads of a shadow; returns it with the recorders."""
     recorders = {id(head): make(head) for head in map(model.get_submodule, names)}
     for name in names:
-        _run_eagerly(model, name)
+        parts = name.split(".")
+        for one in (model.get_submodule(".".join(parts[:i])) for i in range(len(parts))):
+            if "_orig_mod" in one._modules:  # compiled: let it call what now stands inside
+                vars(one)["forward"] = lambda *a, _of=one, **k: _of._modules["_orig_mod"](*a, **k)
     if issubclass(make, Holder):
         return model, list(recorders.values())
     for parent in list(model.modules()):
@@ -270,14 +266,6 @@ def record(
             if id(module) in recorders and not isinstance(parent, Recorder):
                 setattr(parent, child, recorders[id(module)])
     return recorders.get(id(model), model), list(recorders.values())
-
-
-def _run_eagerly(model: nn.Module, name: str) -> None:
-    """Let compiled modules around a head call what now stands inside them."""
-    parts = name.split(".")
-    for module in (model.get_submodule(".".join(parts[:i])) for i in range(len(parts))):
-        if "_orig_mod" in module._modules:
-            vars(module)["forward"] = lambda *a, _of=module, **k: _of._modules["_orig_mod"](*a, **k)
 
 
 def guard(model: nn.Module, names: list[str]) -> None:

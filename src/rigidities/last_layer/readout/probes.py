@@ -10,7 +10,7 @@ import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -95,15 +95,12 @@ class Probes:
         return off
 
     def _off(self, kept: Tensor, output: Tensor, digits: float) -> float:
-        """The largest deviation, if it is more than rounding (TF32 included) may bring.
-
-        Relative to the spread between samples, since an offset tells nothing of the digits lost; to
-        the size of very few.
-        """
+        """The largest deviation, if it is more than rounding (TF32 included) may bring."""
         if kept.shape != output.shape:
             return math.inf
         kept, output = (t.double().cpu().reshape(len(t), -1) for t in (kept, output))
         size = kept.abs().amax(0)
+        # Relative to the spread between samples: an offset tells nothing of the digits lost.
         spread = kept.std(0, correction=0) if len(kept) > 3 else size
         allowed = spread * min(0.1, 30 * digits**0.5) + size * min(0.05, 1000 * digits)
         apart = (output - kept).abs().masked_fill(kept.isnan() & output.isnan(), 0.0)
@@ -130,9 +127,9 @@ class Probes:
         dtype: Any = getattr(torch, header["dtype"], None)
         pair = isinstance(inputs, list) and [type(each) for each in inputs] == [tuple, dict]
         known = isinstance(dtype, torch.dtype) and 0 < header["digits"] < 1
-        require(pair and known and output.dtype == torch.float64, "the probes")
         own = frozenset(header["renewed"])
-        require(all(isinstance(name, str) for name in own), "the probes")
+        named = output.dtype == torch.float64 and all(isinstance(name, str) for name in own)
+        require(pair and known and named, "the probes")
         return cls((inputs[0], inputs[1]), output, dtype, float(header["digits"]), own)
 
 
@@ -144,8 +141,7 @@ def _few(inputs: _Inputs) -> _Inputs:
     leaves = _tensors(inputs)
     if len({leaf.shape[:1] for leaf in leaves}) != 1 or not leaves[0].ndim:
         return inputs
-    few: _Inputs = tree_map_only(Tensor, lambda t: t[:ROWS].clone(), inputs)
-    return few
+    return cast("_Inputs", tree_map_only(Tensor, lambda t: t[:ROWS].clone(), inputs))
 
 
 def _placed(inputs: _Inputs, *where: Any, only: torch.dtype | None = None) -> _Inputs:
@@ -158,8 +154,7 @@ def _placed(inputs: _Inputs, *where: Any, only: torch.dtype | None = None) -> _I
         moved = value.to(*(where if known else where[:1]))
         return value if moved is None else moved
 
-    copied: _Inputs = tree_map(placed, copy.deepcopy(inputs))
-    return copied
+    return cast("_Inputs", tree_map(placed, copy.deepcopy(inputs)))
 
 
 @differentiating

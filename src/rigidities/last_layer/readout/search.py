@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from posixpath import commonpath
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -114,27 +114,18 @@ def tolerance(rounding: float) -> float:
 def _marked(
     run: Run, model: nn.Module, names: list[str]
 ) -> tuple[list[Recorder], dict[int, int], Tensor]:
-    """Markers of some modules, the modules' numbers by the ids of their marks, and the output.
-
-    The output has its graph but, if possible, nothing that a backward pass would need, so that
-    the pass takes no more memory than one without gradients. A model that differentiates itself
-    is run again with all that it needs.
-    """
+    """Markers of some modules, the modules' numbers by the ids of their marks, and the output."""
     model, markers = record(model, names, Marker)
     with torch.enable_grad():
-        try:
-            with saved_tensors_hooks(lambda _: None, _refuse):
+        try:  # with nothing kept for a backward pass, so no more memory than without gradients
+            with saved_tensors_hooks(lambda _: None, cast("Any", lambda _: None)):
                 output = run(model)
-        except Exception:
+        except Exception:  # a model that differentiates itself: torch takes no None for a tensor
             for marker in markers:
                 marker.reset(probing=True)
             output = run(model)
     marks = {id(c.probe): i for i, marker in enumerate(markers) for c in marker.calls}
     return markers, marks, output
-
-
-def _refuse(_: object) -> Tensor:
-    raise RuntimeError("Nothing was kept for a backward pass.")
 
 
 def _nothing_found(model: str, maps: list[str], others: str) -> str:

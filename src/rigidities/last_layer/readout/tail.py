@@ -125,12 +125,8 @@ def owners_by_digits(
 
     Outputs are numbered in digits small enough to survive the coarsest dtype on the way: a row's
     derivative of the numbered sum over its derivative of the plain sum is its output's number.
-
-    Args:
-        pull: weights of the outputs (N,) -> derivatives (R, C) of their weighted sum by each row,
-            for one table of rows after the other.
-        outputs: N of them; for their number, dtype and device.
-        base: the derivatives for weights of one.
+    `pull` gives the derivatives (R, C) of a sum of the N outputs with given weights (N,), for one
+    table of rows after the other; `base` are those for weights of one.
     """
     count, digit = len(outputs), int(coarsest([outputs, *base]) ** -0.5)
     numbers = torch.arange(count, device=outputs.device)

@@ -192,12 +192,13 @@ class Tap:
         return ", ".join(repr(name) if name else "the model itself" for name in self.heads)
 
     def _run(
-        self, inputs: Inputs, *, probing: bool = False, changes: list[Tensor] | None = None
+        self, inputs: Inputs, *, probing: bool = False, change: Tensor | None = None
     ) -> tuple[Tensor, list[Call]]:
         """A forward pass with its recorded calls, perhaps with changed head weights."""
         twin = self._twin()
         for i, recorder in enumerate(twin.recorders):
-            recorder.reset(probing=probing, change=None if changes is None else changes[i])
+            own = None if change is None else self._case.columns.share(change, i)
+            recorder.reset(probing=probing, change=own)
         try:
             with GraphsKept() if self._frees else nullcontext():
                 output = self.source.run(twin.model, *inputs, self.worked)
@@ -288,22 +289,19 @@ class Tap:
 
     def _is_plain(self, inputs: Inputs) -> bool:
         """Whether the output is the heads' output to the bit, with their own and other weights."""
-        case, columns = self._case, self._case.columns
+        case = self._case
         if self.case != "plain" or case.read(*self._run(inputs)) is None:
             return False
         change = large_change(self.weights, seed=0)
-        changes = [columns.share(change, i) for i in range(len(self.heads))]
-        return case.read(*self._run(inputs, changes=changes)) is not None
+        return case.read(*self._run(inputs, change=change)) is not None
 
     def _is_linear(self, reading: Reading, inputs: Inputs) -> bool:
         """Whether y(w + d) - y(w) = f . d for large random changes d of the heads' weights."""
-        columns = self._case.columns
         if not bool(torch.isfinite(reading.output.detach()).all()):
             return True  # NaN says nothing of linearity, and is refused by the fit
         for seed in (1, 2):
-            change = large_change(columns.weights(), seed)
-            changes = [columns.share(change, i) for i in range(len(self.heads))]
-            moved, calls = self._run(inputs, changes=changes)
+            change = large_change(self.weights, seed)
+            moved, calls = self._run(inputs, change=change)
             if moved.shape != reading.output.shape:
                 return False
             actual = reading.rows(moved.detach() - reading.output.detach()).to(torch.float64)
