@@ -21,10 +21,10 @@ from ..data.feed import Feed
 from ..models.modes import unmixed
 from ..models.shadow import placement
 from ..notices import require_level
-from ..posterior.gram import with_ones
+from ..posterior.gram import HALVES, with_ones
 from ..posterior.joint import OwnPart
 from ..posterior.posterior import LARGEST_ROUNDING, Posterior
-from ..posterior.quadratic import HALVES, Block, QuadraticForm, Split
+from ..posterior.quadratic import Block, QuadraticForm, Split
 from ..prediction.head import Guard, HeadForm, widened
 from ..prediction.law import Tilted, TiltedRule
 from ..prediction.noise import GivenNoise, Noise

@@ -19,7 +19,7 @@ in the same direction, so errors are added up, in proportion to the blocks' trac
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import RLock
 from typing import ClassVar, Literal, NamedTuple
@@ -93,9 +93,7 @@ class Gram:
         if precision not in ("double", "mixed"):
             raise ValueError(f"precision must be 'double' or 'mixed', got {precision!r}.")
         shape = (width, width) if targets is None else (targets, width, width)
-        self.width = width
-        self.targets = targets
-        self.count = 0
+        self.width, self.targets, self.count = width, targets, 0
         self.zeros = torch.zeros(shape[:-2], dtype=torch.int64, device=device)
         require_memory(1, width, targets, self.zeros.device)
         self.cross: Tensor | None = None
@@ -259,12 +257,10 @@ class Gram:
         """One Gram per target, each equal to this shared one (its rows had equal weights)."""
         if self.targets is not None:
             raise ValueError(f"This Gram already holds one matrix for each of {self.targets}.")
-        self._flush()
-        clone = type(self)(self.width, targets=targets, device=self.device)
-        clone._upper += self._upper
-        clone.count, clone.zeros = self.count, self.zeros.expand(targets).clone()
-        clone.cross, clone.square = _clone(self.cross), _clone(self.square)
-        clone._spots = _clone(self._spots)
+        require_memory(1, self.width, targets, self.device)
+        clone = self.clone()
+        clone.targets, clone.zeros = targets, self.zeros.repeat(targets)
+        clone._upper = clone._upper.repeat(targets, 1, 1)
         return clone
 
     @property
@@ -328,11 +324,11 @@ class Gram:
         if (spots := state.get("spots")) is not None:
             sound = spots.shape == (3,) and spots.dtype == torch.float64
             require(sound and bool(((spots >= 0) & spots.isfinite()).all()), "the Gram's rounding")
+            gram._spots = spots.clone()
         whole = count.dtype == zeros.dtype == torch.int64 and zeros.shape == matrix.shape[:-2]
         require(whole and bool(((zeros >= 0) & (zeros <= count)).all()), "the Gram's count")
         gram.count, gram.zeros = int(count), zeros.clone()
         gram.cross, gram.square = state.get("cross"), state.get("square")
-        gram._spots = _clone(spots)
         if (rows := state.get("waiting")) is not None:
             fits = rows.shape[1:-1] == matrix.shape[:-2] and gram.width - rows.shape[-1] in (0, 1)
             require(fits and (spots is not None or rows.dtype == torch.float64), "rows that wait")
@@ -369,7 +365,7 @@ class Gram:
     def _add_moments_of(self, other: Gram, sign: int = 1) -> None:
         """Add what another holds beside its matrix, or take it out; errors add up all the same."""
         if self.count == 0:
-            self.cross, self.square = _clone(other.cross), _clone(other.square)
+            self.cross, self.square = other.cross, other.square  # never written to
         elif other.count:
             self.cross = _sum(self.cross, other.cross, sign)
             self.square = _sum(self.square, other.square, sign)
@@ -418,7 +414,7 @@ class Gram:
     def _products_in(self, features: Tensor) -> torch.dtype:
         if self._spots is None or self.targets is not None or features.dtype == torch.float64:
             return torch.float64
-        exact = features.is_cuda and features.dtype in _HALF
+        exact = features.is_cuda and features.dtype in HALVES
         return features.dtype if exact else torch.float32
 
     def _check_features(self, features: Tensor, ones: bool) -> None:
@@ -492,7 +488,7 @@ class Gram:
         """Add the last column, and measure its error where that of the others is measured too."""
         self._upper[:, -1] += column
         features, ones = rows.features, rows.ones
-        measured = self._short is None or self._short.measured
+        measured = self._short is None or self._short._exact is not None
         if ones is None or self._spots is None or features.dtype == torch.float64 or not measured:
             return
         some, first = features[:_SHORT], ones[:_SHORT]
@@ -522,7 +518,7 @@ class Gram:
         self._short.add(rows, self._upper, self._spots)
 
 
-_HALF = (torch.bfloat16, torch.float16)
+HALVES = (torch.bfloat16, torch.float16)
 _WIDENS = hasattr(torch.ops.aten.mm, "dtype")  # from PyTorch 2.8
 
 
@@ -536,17 +532,12 @@ class _Short:
         self._directions = standard_normal((width, _DIRECTIONS), device, seeded)
         self._exact: Tensor | None = torch.zeros_like(self._directions)
 
-    @property
-    def measured(self) -> bool:
-        """Whether this block is."""
-        return self._exact is not None
-
     def add(self, rows: Tensor, upper: Tensor, spots: Tensor) -> None:
         """Multiply rows, folding each full block into the float64 sums."""
-        limit = _SHORT_HALF if rows.dtype in _HALF else max(_SHORT_SINGLE, 4 * rows.shape[1])
+        limit = _SHORT_HALF if rows.dtype in HALVES else max(_SHORT_SINGLE, 4 * rows.shape[1])
         while len(rows):
             part, rows = rows[: limit - self._rows], rows[limit - self._rows :]
-            if part.dtype in _HALF:
+            if part.dtype in HALVES:
                 self.sums += half_product(part.mT, part)
             else:
                 with full_products(part):
@@ -599,7 +590,7 @@ def precision_for(wanted: PrecisionLike, features: Tensor) -> Precision:
         )
     if wanted != "auto":
         return wanted
-    if features.dtype in _HALF:
+    if features.dtype in HALVES:
         return "mixed"
     if features.is_cuda and torch.cuda.get_device_capability(features.device) not in _FAST_DOUBLE:
         notify(
@@ -617,14 +608,17 @@ def with_ones(rows: Tensor) -> Tensor:
 def _add_product(upper: Tensor, rows: Tensor) -> None:
     """upper += rows^T rows, block row by block row from the diagonal on (half the work)."""
     width = upper.shape[0]
-    # small blocks save more work; on an accelerator few large products are faster
-    if upper.device.type == "cpu":
-        block = max(64, -(-width // 8))
-    else:
-        block = width if width < 768 else -(-width // (4 if width < 3072 else 8))
+    block = block_height(width, upper.device.type, 768)
     for start in range(0, width, block):
         left = rows[:, start : start + block]
         upper[start : start + block, start:].addmm_(left.mT, rows[:, start:])
+
+
+def block_height(width: int, device: str, few: int, most: int = 8) -> int:
+    """Small saves work, large saves calls: on an accelerator, one below `few`, else 4 or `most`."""
+    if device == "cpu":
+        return max(64, -(-width // 8))
+    return width if width < few else -(-width // (4 if width < 4 * few else most))
 
 
 def _times(side: Tensor, rows: Tensor) -> Tensor:
@@ -633,14 +627,9 @@ def _times(side: Tensor, rows: Tensor) -> Tensor:
         return side.mT @ rows
     if rows.is_cuda and rows.dtype == torch.bfloat16:
         return _split_times(side, rows)
-    blocks = len(rows) // _SHORT
     side, rows = side.to(torch.float32), rows.to(torch.float32)
     with full_products(rows):
-        if len(rows) <= _SHORT:
-            return (side.mT @ rows).to(torch.float64)
-        total = (side[blocks * _SHORT :].mT @ rows[blocks * _SHORT :]).to(torch.float64)
-        each, many = (t[: blocks * _SHORT].reshape(blocks, _SHORT, -1) for t in (side, rows))
-        return total + (each.mT @ many).sum(0, dtype=torch.float64)
+        return _block_times(side, rows, torch.matmul)
 
 
 def _split_times(side: Tensor, rows: Tensor) -> Tensor:
@@ -649,13 +638,18 @@ def _split_times(side: Tensor, rows: Tensor) -> Tensor:
     for _ in range(3):
         parts.append(rest.to(rows.dtype))
         rest = rest - parts[-1]
-    split, blocks = torch.cat(parts, dim=1), len(rows) // _SHORT
-    end = blocks * _SHORT
-    total = half_product(split[end:].mT, rows[end:]).to(torch.float64)
-    if blocks:
-        each, many = (t[:end].reshape(blocks, _SHORT, -1) for t in (split, rows))
-        total = total + half_product(each.mT, many).sum(0, dtype=torch.float64)
+    total = _block_times(torch.cat(parts, dim=1), rows, half_product)
     return total.reshape(3, side.shape[1], -1).sum(0)
+
+
+def _block_times(side: Tensor, rows: Tensor, product: Callable[..., Tensor]) -> Tensor:
+    """Summed in float64 over short blocks."""
+    end = len(rows) // _SHORT * _SHORT if len(rows) > _SHORT else 0
+    total = product(side[end:].mT, rows[end:]).to(torch.float64)
+    if not end:
+        return total
+    each, many = (t[:end].reshape(-1, _SHORT, t.shape[1]) for t in (side, rows))
+    return total + product(each.mT, many).sum(0, dtype=torch.float64)
 
 
 def half_product(left: Tensor, right: Tensor, more: Tensor | None = None) -> Tensor:
@@ -698,7 +692,7 @@ def _chunk(features: Tensor) -> int:
     """Rows to cast at once: on a CPU few enough for its cache."""
     if features.device.type == "cpu":
         return _SHORT
-    if features.dtype in _HALF:
+    if features.dtype in HALVES:
         return len(features)
     return max(_SHORT, (1 << 25) // features.shape[1:].numel())
 
@@ -717,10 +711,6 @@ def check_finite(sums: Tensor) -> None:
     """Refuse sums that cannot be factorised."""
     if not bool(torch.isfinite(sums).all()):
         raise ValueError("The Gram holds NaN or infinity: some of its rows did.")
-
-
-def _clone(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.clone()
 
 
 def _sum(left: Tensor | None, right: Tensor | None, sign: int) -> Tensor | None:

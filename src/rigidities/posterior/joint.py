@@ -94,8 +94,7 @@ class JointPosterior:
             return self.correlation
         values, vectors = torch.linalg.eigh(self.correlation)
         kept = values > 1e-12 * values[-1]
-        root: Tensor = vectors[:, kept] * values[kept].sqrt()
-        return root
+        return torch.mul(vectors[:, kept], values[kept].sqrt())
 
     @cached_property
     def scale(self) -> Tensor:
@@ -186,8 +185,8 @@ class OwnPart(NamedTuple):
         if rows.ndim == 2 or len(self.factor) > 1:
             return z.square().sum(-1).sqrt()
         values, vectors = torch.linalg.eigh(z @ z.mT)
-        root: Tensor = (vectors * values.clamp(min=0).sqrt()[:, None]) @ vectors.mT
-        return root  # the symmetric one, which rounding does not turn
+        # the symmetric root, which rounding does not turn
+        return torch.matmul(vectors * values.clamp(min=0).sqrt()[:, None], vectors.mT)
 
     def moved(self, roots: Tensor, z: Tensor) -> Tensor:
         """B S z: points (n, M, J) -> changes (n, M, K)."""
@@ -209,6 +208,5 @@ def residual_correlation(gram: Gram, targets: int) -> Tensor:
     if gram.targets is not None or square is None or square.ndim != 2 or len(square) != targets:
         return identity
     size = square.diagonal().clamp(min=0).sqrt()
-    known = (size > 0).to(torch.float64)
-    ratio = square / torch.where(size > 0, size, 1.0)[:, None] / torch.where(size > 0, size, 1.0)
-    return torch.where(identity > 0, identity, ratio.clamp(-1, 1) * known[:, None] * known)
+    size = torch.where(size > 0, size, torch.inf)  # without residuals there is no correlation
+    return torch.where(identity > 0, identity, (square / size[:, None] / size).clamp(-1, 1))

@@ -22,7 +22,7 @@ from torch import Tensor
 from .draws import standard_normal
 from .gram import Gram
 from .memory import require_memory
-from .root import RootGram
+from .root import RootGram, triangle
 
 LARGEST_ROUNDING = 1e-3
 """Relative rounding error beyond which a variance is not given, or computed in more digits."""
@@ -277,9 +277,7 @@ class Posterior:
         self._check_whole("It has no square factor: use quadratic().")
         targets = len(self.eigenvectors) if self.eigenvectors.ndim == 3 else None
         require_memory(3, self.width, targets, self.eigenvectors.device)
-        whitener = (self.eigenvectors / self.precisions.sqrt().unsqueeze(-2)).mT
-        factor: Tensor = torch.linalg.qr(whitener, mode="r").R
-        return factor
+        return triangle((self.eigenvectors / self.precisions.sqrt().unsqueeze(-2)).mT)
 
     def _check_whole(self, remedy: str) -> None:
         if self.rank < self.width:

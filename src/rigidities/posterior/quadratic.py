@@ -6,7 +6,6 @@ never multiplied, which makes the extra cost of an error bar about half of a D x
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,10 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .gram import full_products, half_product, with_ones
+from .gram import HALVES, block_height, full_products, half_product, with_ones
 from .posterior import LARGEST_ROUNDING, Posterior
 
-HALVES = (torch.bfloat16, torch.float16)
 _AS_IT_IS = nullcontext()
 
 
@@ -65,8 +63,7 @@ class Block(NamedTuple):
         if halves is not None and rows.dtype == halves.high.dtype:
             z = halves.product(rows)
             z = z if offset is None else z + offset / halves.unit
-            wide: Tensor = torch.linalg.vector_norm(z, dim=-1) * halves.unit
-            return wide
+            return torch.mul(torch.linalg.vector_norm(z, dim=-1), halves.unit)
         if matrix.ndim == 3:
             z = torch.einsum("nd,tdk->ntk" if rows.ndim == 2 else "ntd,tdk->ntk", rows, matrix)
         else:
@@ -147,7 +144,7 @@ class QuadraticForm:
     def whole(self, ones: bool) -> list[Block]:
         """The blocks; with `ones`, the last column is an offset."""
         factor, width, blocks = self.factor, self.factor.shape[-1] - ones, []
-        step = block_height(width, factor.device.type, half=self.half is not None)
+        step = block_height(width, factor.device.type, *((4096, 4) if self.half else (1024,)))
         for i in range(0, width, step):
             rows = factor[..., i : min(i + step, width), :]
             matrix = rows[..., i:width].mT.contiguous()
@@ -170,14 +167,3 @@ def rounding_bound(posterior: Posterior, dtype: torch.dtype) -> float:
     diagonal = posterior.factor.square().sum(-2).amax(-1)
     largest = posterior.precisions[..., -1]
     return float((2 * unit * (posterior.width * largest * diagonal).sqrt()).max())
-
-
-def block_height(width: int, device: str, *, half: bool = False) -> int:
-    """Small saves work, large saves calls, which cost more beside tensor cores."""
-    if device == "cpu":
-        return max(64, math.ceil(width / 8))
-    if half:
-        return width if width < 4096 else math.ceil(width / 4)
-    if width < 1024:
-        return width
-    return math.ceil(width / (4 if width < 4096 else 8))

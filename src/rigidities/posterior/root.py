@@ -66,7 +66,7 @@ class RootGram(Gram):
         if penalty is not None:
             values, vectors = torch.linalg.eigh(penalty)
             own = (vectors * values.clamp(min=0).sqrt()).mT
-            rows = _triangle(torch.cat([rows, own.expand_as(rows)], dim=-2))
+            rows = triangle(torch.cat([rows, own.expand_as(rows)], dim=-2))
         require_memory(7, self.width, self.targets, self.device)
         _, singular, right = torch.linalg.svd(rows, full_matrices=False)
         return singular.square().flip(-1), right.mT.flip(-1)
@@ -93,7 +93,7 @@ class RootGram(Gram):
             self._multiply()
 
     def _add_sums(self, other: Gram) -> None:
-        self._upper = _triangle(torch.cat([self._upper, other._upper], dim=-2))
+        self._upper = triangle(torch.cat([self._upper, other._upper], dim=-2))
 
     def _multiply(self) -> None:
         """Factorise what is held and what waits anew."""
@@ -101,7 +101,7 @@ class RootGram(Gram):
         if self.targets is not None:
             rows = [own.movedim(1, 0) for own in rows]
         if rows:
-            self._upper = _triangle(torch.cat([self._upper, *rows], dim=-2))
+            self._upper = triangle(torch.cat([self._upper, *rows], dim=-2))
 
     def _take_out(self, other: Gram) -> bool:
         """R of the rows that are left; whether some directions had less than is taken out.
@@ -117,7 +117,7 @@ class RootGram(Gram):
         rows = vectors.mT * torch.where(kept, singular, 0.0).unsqueeze(-2)
         missing = (-values.clamp(max=0) * rows.square().sum(-1)).amax(-1)
         outside = torch.where(kept.unsqueeze(-2), 0.0, components).square().sum((-2, -1))
-        self._upper = _triangle(values.clamp(min=0).sqrt().unsqueeze(-1) * (rows @ right))
+        self._upper = triangle(values.clamp(min=0).sqrt().unsqueeze(-1) * (rows @ right))
         least = self.width * _ROUNDING * largest[..., 0].square()
         return bool((torch.maximum(missing, outside) > least).any())
 
@@ -134,7 +134,7 @@ def gram_kind(method: str, precision: PrecisionLike = "auto") -> type[Gram]:
     return Gram if method == "gram" else RootGram
 
 
-def _triangle(rows: Tensor) -> Tensor:
+def triangle(rows: Tensor) -> Tensor:
     """R of a QR factorisation, (..., n, D) -> (..., D, D), for n of at least D."""
-    triangle: Tensor = torch.linalg.qr(rows, mode="r").R
-    return triangle
+    found: Tensor = torch.linalg.qr(rows, mode="r").R
+    return found
