@@ -18,8 +18,6 @@ from ...posterior.posterior import Posterior, check_ridge
 from ..derivatives.tangents import Tangents
 from .forms import Form
 
-Names = list[tuple[str, int]]
-
 
 @dataclass(frozen=True)
 class Hessian:
@@ -36,7 +34,7 @@ class Hessian:
     """
 
     matrix: Tensor
-    names: Names
+    names: list[tuple[str, int]]
     rows: int
     flat: int = 0
     data: Tensor | None = None
