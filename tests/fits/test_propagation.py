@@ -271,7 +271,7 @@ def test_the_noise_of_a_new_observation_is_asked_for_where_weights_differ(kind):
         np.testing.assert_allclose(told.std, theirs.se_obs, rtol=1e-9)
 
 
-@pytest.mark.parametrize("kind", set(WEIGHTED) - {"absolute"})
+@pytest.mark.parametrize("kind", sorted(set(WEIGHTED) - {"absolute"}))
 def test_a_weight_that_all_observations_share_is_the_new_one_too(kind):
     weighted, plain = (WEIGHTED[kind](np.full(20, w)) for w in (4.0, 1.0))
     x = X[:, 1] if kind in {"curve_fit", "polyfit"} else X

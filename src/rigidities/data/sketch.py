@@ -112,8 +112,7 @@ class RowSketch:
     def state(self) -> dict[str, Tensor]:
         """As tensors, for files."""
         self.settle()
-        limit = torch.tensor([self.limit])
-        return {"hashes": self.hashes, "counts": self.counts, "limit": limit}
+        return {"hashes": self.hashes, "counts": self.counts, "limit": torch.tensor([self.limit])}
 
     @classmethod
     def from_state(cls, state: dict[str, Tensor]) -> RowSketch:

@@ -208,8 +208,7 @@ def bends(function: VectorFunction, x: Tensor, values: Tensor, directions: Tenso
     mixture = normal_like(values)
 
     def twice(v: Tensor) -> Tensor:
-        along: Tensor = push(lambda y: push(function, y, v), point, v)
-        return along.reshape(-1)
+        return torch.flatten(push(lambda y: push(function, y, v), point, v))
 
     with suppress(RuntimeError, ValueError), torch.enable_grad():  # it may have no forward mode
         bent = each(twice, directions).detach()

@@ -7,6 +7,7 @@ divided by $D^{1/2}$. With a ridge, whose identity matrix fixes the units, it is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -16,8 +17,6 @@ from torch import Tensor
 from ...posterior.posterior import Posterior, check_ridge
 from ..derivatives.tangents import Tangents
 from .forms import Form
-
-Names = list[tuple[str, int]]
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Hessian:
     """
 
     matrix: Tensor
-    names: Names
+    names: list[tuple[str, int]]
     rows: int
     flat: int = 0
     data: Tensor | None = None
@@ -198,16 +197,14 @@ def _idle(hessian: Hessian) -> str:
     diagonal = (hessian.matrix if hessian.data is None else hessian.data).diagonal()
     pieces = diagonal.split_with_sizes([size for _, size in hessian.names])
     idle = [
-        name if not bool(piece.any()) else f"{name} (entries {_listed(piece == 0)})"
+        name
+        if not bool(piece.any())
+        else f"{name} (entries {_listed((piece == 0).nonzero()[:, 0].tolist())})"
         for (name, _), piece in zip(hessian.names, pieces, strict=True)
         if bool((piece == 0).any())
     ]
-    if not idle:
-        return ""
-    shown = ", ".join(idle[:5]) + (", ..." if len(idle) > 5 else "")
-    return f" No training prediction depends on {shown}."
+    return f" No training prediction depends on {_listed(idle)}." if idle else ""
 
 
-def _listed(mask: Tensor) -> str:
-    found = mask.nonzero()[:, 0].tolist()
+def _listed(found: Sequence[object]) -> str:
     return ", ".join(map(str, found[:5])) + (", ..." if len(found) > 5 else "")

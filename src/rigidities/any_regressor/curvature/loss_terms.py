@@ -45,8 +45,7 @@ class LossTerms:
             values, vectors = torch.linalg.eigh(self.curvature)
             lowest = float(values.min())
             if lowest >= -1e-12 * float(values.max()):
-                root: Tensor = vectors * values.clamp(min=0).sqrt()[:, None]
-                return root
+                return torch.mul(vectors, values.clamp(min=0).sqrt()[:, None])
         raise ValueError(
             f"The loss is concave at some predictions (lowest curvature {lowest:.3g}), where the "
             "Gauss-Newton form does not hold. Use a convex loss, or hessian='exact'."
@@ -55,9 +54,8 @@ class LossTerms:
     @property
     def diagonal(self) -> Tensor:
         """Curvature by each output alone, (N, K)."""
-        if self.curvature.ndim == 2:
-            return self.curvature
-        return self.curvature.diagonal(dim1=-2, dim2=-1)
+        own = self.curvature
+        return own if own.ndim == 2 else own.diagonal(dim1=-2, dim2=-1)
 
     @property
     def rows(self) -> int:

@@ -94,31 +94,24 @@ Rows = Tangents | Recomputed
 """The weighted rows of a batch, of which conjugate gradients need the products alone."""
 
 
-@dataclass(frozen=True)
-class Preconditioner:
+def preconditioner(rows: Tangents, share: float, ridge: float) -> Product:
     r"""$\bigl(\frac{N}{m} J_m^\top J_m + s I\bigr)^{-1}$ for m of the N rows.
 
-    From their weighted tangents and the Cholesky factor of $J_m J_m^\top + s \frac{m}{N} I$.
+    From the weighted tangents of this share m/N and the Cholesky factor of
+    $J_m J_m^\top + s \frac{m}{N} I$.
     """
+    kernel = assembled(rows)
+    # Its own rounding must not spoil it; any positive shift gives a valid preconditioner.
+    shift = max(ridge * share, 1e-13 * float(kernel.diagonal().sum()))
+    kernel.diagonal().add_(shift)
+    return partial(_preconditioned, rows, torch.linalg.cholesky(kernel), ridge)
 
-    rows: Tangents
-    factor: Tensor
-    ridge: float
 
-    @classmethod
-    def of(cls, rows: Tangents, share: float, ridge: float) -> Preconditioner:
-        """Factorise the kernel of a share m/N of the rows."""
-        kernel = assembled(rows)
-        # Its own rounding must not spoil it; any positive shift gives a valid preconditioner.
-        shift = max(ridge * share, 1e-13 * float(kernel.diagonal().sum()))
-        kernel.diagonal().add_(shift)
-        return cls(rows, torch.linalg.cholesky(kernel), ridge)
-
-    def __call__(self, vectors: Tensor) -> Tensor:
-        """(m, P) -> (m, P)."""
-        data = self.rows.forward(vectors)
-        inner = torch.cholesky_solve(data.flatten(1).mT, self.factor).mT
-        return (vectors - self.rows.backward(inner.reshape(data.shape))) / self.ridge
+def _preconditioned(rows: Tangents, factor: Tensor, ridge: float, vectors: Tensor) -> Tensor:
+    """(m, P) -> (m, P)."""
+    data = rows.forward(vectors)
+    inner = torch.cholesky_solve(data.flatten(1).mT, factor).mT
+    return (vectors - rows.backward(inner.reshape(data.shape))) / ridge
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from .dense_form import DenseForm, Hessian
 from .dual_form import DualForm
 from .exact_hessian import Penalty, exact_hessian
 from .forms import Form, Problem
-from .matrix_free import MatrixFreeForm, Preconditioner, Recomputed, Rows, Transformed
+from .matrix_free import MatrixFreeForm, Recomputed, Rows, Transformed, preconditioner
 from .pseudo_hessian import TrainingRows
 
 PRECONDITIONING_ROWS = 2000
@@ -64,7 +64,10 @@ def _matrix_free(
     way = Recomputed if factored else Transformed
     kept = problem.held <= problem.memory / 2
     together = max(1, min(32, int(problem.memory / 4 / (8 * 8 * width))))
-    stride, seen = _stride(problem), 0
+    # evenly spaced rows for the preconditioner, as many as its share of the memory holds
+    fitting = problem.memory / 4 / (problem.itemsize * problem.numbers)
+    most = max(1.0, min(PRECONDITIONING_ROWS / problem.outputs, fitting))
+    stride, seen = max(1, math.ceil(problem.samples / most)), 0
     rows, sample = list[Rows](), list[Tangents]()
     for batch, root, tangents in training(problem.numbers * together):
         count = tangents.shape[0]
@@ -73,14 +76,7 @@ def _matrix_free(
             sample.append(tangents.take(index))
         rows.append(tangents if kept else way(differentiation, batch, root))
     few, device = Tangents.join(sample), differentiation.regressor.flat.device
-    near = Preconditioner.of(few, few.shape[0] / problem.samples, problem.ridge)
+    near = preconditioner(few, few.shape[0] / problem.samples, problem.ridge)
     bend = None if penalty is None else penalty.product
     setting = (problem.ridge, tolerance, width, device)
     return MatrixFreeForm(rows, *setting, penalty=bend, preconditioner=near, together=together)
-
-
-def _stride(problem: Problem) -> int:
-    """Of the preconditioner's evenly spaced rows, as many as a share of the memory holds."""
-    per_sample = problem.itemsize * problem.numbers
-    most = min(PRECONDITIONING_ROWS / problem.outputs, problem.memory / 4 / per_sample)
-    return max(1, math.ceil(problem.samples / max(1.0, most)))

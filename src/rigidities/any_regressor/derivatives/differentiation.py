@@ -67,7 +67,8 @@ class Differentiation:
     @classmethod
     def of(cls, regressor: Regressor, *inputs: Any, **kwargs: Any) -> Differentiation:
         """Choose the way on a first batch (its first two samples are enough)."""
-        args, named = _first_samples(inputs, kwargs, 2)
+        first = next(SampleBatch(inputs, kwargs, None, None).pieces(2))
+        args, named = first.args, first.kwargs
         with torch.no_grad():
             shape = regressor.raw(regressor.flat, *args, **named).shape[1:]
         _check_alone(regressor, *args, **named)
@@ -96,7 +97,11 @@ class Differentiation:
             except NotFactored:  # a layer that the first batch did not call
                 way = _way(self.regressor, *inputs, **kwargs)
                 outputs, blocks = self._plain(way, *inputs, **kwargs)
-        return outputs, Tangents(tuple(self._block(blocks, name, outputs) for name in self.names))
+        parameters, idle = self.regressor.parameters, outputs.new_zeros(*outputs.shape, 1)
+        for name, size in zip(parameters.names, parameters.sizes, strict=True):
+            # a layer that this batch does not call has no influence on its predictions
+            blocks.setdefault(name, Explicit(idle.expand(*outputs.shape, size)))
+        return outputs, Tangents(tuple(blocks[name] for name in parameters.names))
 
     def _plain(self, way: Rows, *inputs: Any, **kwargs: Any) -> tuple[Tensor, dict[str, Block]]:
         with torch.no_grad():
@@ -108,21 +113,9 @@ class Differentiation:
         """Number of outputs K."""
         return self.shape.numel()
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Parameters in the order of the blocks."""
-        return self.regressor.parameters.names
-
     def _measured(self, *inputs: Any, **kwargs: Any) -> Differentiation:
         outputs, tangent = self(*inputs, **kwargs)
         return replace(self, numbers=-(-tangent.numbers // len(outputs)))
-
-    def _block(self, blocks: dict[str, Block], name: str, outputs: Tensor) -> Block:
-        if name in blocks:
-            return blocks[name]
-        # A layer that this batch does not call has no influence on its predictions.
-        size = dict(zip(self.names, self.regressor.parameters.sizes, strict=True))[name]
-        return Explicit(outputs.new_zeros(*outputs.shape, 1).expand(*outputs.shape, size))
 
 
 def forward_rows(regressor: Regressor, *inputs: Any, **kwargs: Any) -> Tensor:
@@ -196,21 +189,14 @@ def _confirmed(regressor: Regressor, tangents: Tangents, *inputs: Any, **kwargs:
     return not any(float(d.norm()) > tolerance * (float(e.norm()) + floor) for d, e in pairs)
 
 
-def _first_samples(
-    inputs: tuple[Any, ...], kwargs: dict[str, Any], count: int
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    first = next(SampleBatch(inputs, kwargs, None, None).pieces(count))
-    return first.args, first.kwargs
-
-
 def _check_alone(regressor: Regressor, *inputs: Any, **kwargs: Any) -> None:
     """A sample's prediction must not depend on the rest of its batch."""
     if sample_count(*inputs, **kwargs) in {None, 1}:
         return
     with torch.no_grad():
         together = regressor.outputs(regressor.flat, *inputs, **kwargs)[:1]
-        args, named = _first_samples(inputs, kwargs, 1)
-        alone = regressor.outputs(regressor.flat, *args, **named)
+        first = next(SampleBatch(inputs, kwargs, None, None).pieces(1))
+        alone = regressor.outputs(regressor.flat, *first.args, **first.kwargs)
     if not bool(together.isfinite().all()):
         return  # which a fit refuses with its rows
     size = 1e-5 * float(together.abs().max())

@@ -69,7 +69,11 @@ class LinearLayers:
                 continue
             a = torch.cat([_positions(call.input) for call in made], dim=1)
             s = torch.cat([slopes[id(call)] for call in made], dim=2)
-            blocks[_joined(name, "weight")] = _weight_block(a, s)
+            if a.shape[1] == 1:
+                blocks[_joined(name, "weight")] = Outer(a[:, 0], s[:, :, 0])
+            else:  # the sum over positions
+                weight = torch.einsum("nti,nkto->nkoi", a, s).flatten(-2)
+                blocks[_joined(name, "weight")] = Explicit(weight)
             blocks[_joined(name, "bias")] = Explicit(s.sum(2))
         return rows.detach(), blocks
 
@@ -127,13 +131,6 @@ def _gradients(total: Tensor, calls: list[_Call]) -> list[Tensor]:
 def _positions(tensor: Tensor) -> Tensor:
     """(N, ..., D) -> (N, T, D)."""
     return tensor.reshape(tensor.shape[0], -1, tensor.shape[-1])
-
-
-def _weight_block(inputs: Tensor, slopes: Tensor) -> Block:
-    """(N, T, I) and (N, K, T, O): an outer product for one position, else their sum."""
-    if inputs.shape[1] == 1:
-        return Outer(inputs[:, 0], slopes[:, :, 0])
-    return Explicit(torch.einsum("nti,nkto->nkoi", inputs, slopes).flatten(-2))
 
 
 def _joined(name: str, kind: str) -> str:

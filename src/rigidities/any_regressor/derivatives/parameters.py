@@ -50,7 +50,7 @@ class Parameters:
     def of(cls, tree: Any, subset: Subset | None = None) -> Parameters:
         """Flatten nested containers; `subset` as in `PredictionRigidity`."""
         tree = _mapped(tree, lambda _, leaf: leaf.detach())
-        selected, slots, seen = list[tuple[str, Tensor]](), dict[str, int](), dict[object, int]()
+        selected, slots, seen = dict[str, Tensor](), dict[str, int](), dict[object, int]()
         names = [name for name, _ in _leaves(tree)]
         if twice := [name for name, count in Counter(names).items() if count > 1]:
             raise ValueError(
@@ -59,24 +59,22 @@ class Parameters:
             )
         chosen = _chooser(subset, names)
         for name, leaf in _leaves(tree):
-            if not chosen(name):
-                continue
-            if _identity(leaf) not in seen:
-                seen[_identity(leaf)] = len(selected)
-                selected.append((name, leaf))
-            slots[name] = seen[_identity(leaf)]
+            if chosen(name):  # leaves that share their memory and shape are the same parameter
+                identity = leaf.data_ptr(), leaf.shape, leaf.stride()
+                slots[name] = seen.setdefault(identity, len(selected))
+                if slots[name] == len(selected):
+                    selected[name] = leaf
         if not selected:
             raise ValueError(
                 "There are no parameters: expected a floating-point tensor, or mappings, lists and "
                 f"tuples of them, got {type(tree).__name__}. Turn numbers and arrays into tensors "
                 "by torch.as_tensor."
             )
-        flat = torch.cat([leaf.reshape(-1) for _, leaf in selected])
+        flat = torch.cat([leaf.reshape(-1) for leaf in selected.values()])
         if not bool(torch.isfinite(flat).all()):
             raise ValueError("The parameters hold NaN or infinity: the fit they come from failed.")
-        labels = tuple(name for name, _ in selected)
-        shapes = tuple(leaf.shape for _, leaf in selected)
-        view = cls(tree, labels, shapes, flat, slots)
+        shapes = tuple(leaf.shape for leaf in selected.values())
+        view = cls(tree, tuple(selected), shapes, flat, slots)
         copied = _mapped(tree, lambda name, leaf: leaf if name in slots else leaf.clone())
         return replace(view, tree=replace(view, tree=copied).restore(flat))
 
@@ -156,11 +154,6 @@ def _members(tree: Any, path: str) -> list[tuple[Any, str, Any]]:
     listed = enumerate(tree) if isinstance(tree, (list, tuple)) else ()
     held = tree.items() if isinstance(tree, Mapping) else listed
     return [(key, f"{path}.{key}" if path else str(key), member) for key, member in held]
-
-
-def _identity(leaf: Tensor) -> tuple[object, ...]:
-    """Leaves that share their memory and shape are the same parameter."""
-    return leaf.data_ptr(), leaf.shape, leaf.stride()
 
 
 def _chooser(subset: Subset | None, names: list[str]) -> Callable[[str], bool]:

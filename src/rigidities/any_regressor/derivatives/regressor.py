@@ -86,11 +86,10 @@ class Regressor:
     def _check_rows(self, result: Tensor, *inputs: Any, **kwargs: Any) -> None:
         rows = sample_count(*inputs, **kwargs)
         if result.ndim == 0 or (rows is not None and result.shape[0] != rows):
-            got = tuple(result.shape)
             raise ValueError(
                 f"f must be batched: for {rows} samples expected outputs of shape ({rows},) or "
-                f"({rows}, K), got {got}. A function of one sample becomes batched by "
-                "torch.func.vmap(f, in_dims=(None, 0))."
+                f"({rows}, K), got {tuple(result.shape)}. A function of one sample becomes batched "
+                "by torch.func.vmap(f, in_dims=(None, 0))."
             )
 
     def double(self) -> Regressor:
