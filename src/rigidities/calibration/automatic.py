@@ -80,7 +80,7 @@ class Full:
     ) -> Calibration:
         """As everything after it uses it; without the joint scale."""
         fits, law = self.targets, self._law()
-        guards = [fit.guard for fit in fits if fit.guard is not None]
+        guards = [(g.scale2, g.reference) for fit in fits if (g := fit.guard) is not None]
         level = torch.stack([fit.middle for fit in fits]).exp()
         level = level * torch.as_tensor(law.second).to(level)
         kinds = {GivenNoise: GivenNoise(level, wanted.given), FeatureNoise: FeatureNoise(level)}
@@ -89,7 +89,7 @@ class Full:
         head = Head.of([fit.inputs for fit in fits], *own, shared=shared)
         scale = torch.stack([fit.scale2 for fit in fits]).sqrt()
         noise = kinds.get(wanted.noise, ConstantNoise(level))
-        guard = Guard.join(guards) if guards else None
+        guard = Guard(*map(torch.stack, zip(*guards, strict=True))) if guards else None
         parts = (ridge, scale, noise, law, weight)
         return Calibration(*parts, head=head, guard=guard, support=wanted.support)
 

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..prediction.cosine_tilt import basis
+from ..prediction.cosine_tilt import MIDPOINTS, basis, midpoints
 
 LEAST_PENALTY = 30.0
 CONSTANT_PENALTY = 4.0
-NODES = 64
 _STEPS, _HALVINGS, _DONE = 60, 12, 1e-7
 
 
@@ -49,12 +48,12 @@ def fitted(u: Tensor, inputs: Tensor, penalty: Tensor | None = None) -> TiltFit:
     prior = torch.cat([first[None], penalty.expand(len(values), -1)])
     curvature = torch.cat([values.new_full((1,), float(len(u))), values])[:, None] + prior
     weight = torch.zeros_like(prior)
-    nodes = basis((torch.arange(NODES).to(u) + 0.5) / NODES)
+    nodes = basis(midpoints(MIDPOINTS, u.device))
 
     def objective(weight: Tensor) -> tuple[float, Tensor]:
         theta = x @ weight
         density = theta @ nodes.mT
-        likelihood = torch.logsumexp(density, 1) - math.log(NODES) - (theta * b).sum(1)
+        likelihood = torch.logsumexp(density, 1) - math.log(MIDPOINTS) - (theta * b).sum(1)
         slope = torch.softmax(density, 1) @ nodes - b
         loss = float(likelihood.sum() + 0.5 * (prior * weight.square()).sum())
         return loss, x.mT @ slope + prior * weight

@@ -221,12 +221,6 @@ class Guard:
     scale2: Tensor
     reference: Tensor
 
-    @classmethod
-    def join(cls, guards: Sequence[Guard]) -> Guard:
-        """Of several targets."""
-        columns = zip(*((guard.scale2, guard.reference) for guard in guards), strict=True)
-        return cls(*map(torch.stack, columns))
-
     def beyond(self, q: Tensor) -> Tensor:
         r"""$\max(1, q / q_{ref})$ of rows (M, 1 or K)."""
         return (q / self.reference.to(q)).clamp(min=1)

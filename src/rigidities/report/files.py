@@ -210,19 +210,6 @@ def build_model(spec: str) -> nn.Module:
     module_name, colon, function_name = spec.partition(":")
     if not colon or not module_name or not function_name:
         raise ValueError(f"Expected --model module:function, got {spec!r}.")
-    function = _function(module_name, function_name)
-    try:
-        model = function()
-    except Exception as error:
-        raise ValueError(f"{spec}() failed: {type(error).__name__}: {error}") from error
-    if not isinstance(model, nn.Module):
-        raise ValueError(
-            f"Expected {spec}() to return a torch.nn.Module, got {type(model).__name__}."
-        )
-    return model
-
-
-def _function(module_name: str, function_name: str) -> Callable[[], Any]:
     here = os.getcwd()
     sys.path.insert(0, here)
     try:
@@ -241,7 +228,14 @@ def _function(module_name: str, function_name: str) -> Callable[[], Any]:
             f"{module_name} {state} {function_name}. Expected a function without arguments that "
             "returns the trained model."
         )
-    return function  # type: ignore[no-any-return]
+    try:
+        model = function()
+    except Exception as error:
+        raise ValueError(f"{spec}() failed: {type(error).__name__}: {error}") from error
+    if not isinstance(model, nn.Module):
+        got = type(model).__name__
+        raise ValueError(f"Expected {spec}() to return a torch.nn.Module, got {got}.")
+    return model
 
 
 def _arrays(path: Path, target: Sequence[str] | None) -> tuple[Any, ...]:

@@ -151,13 +151,10 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str)
 
 
-def _is_nested(value: Any) -> bool:
-    return isinstance(value, Mapping) or _is_list(value)
-
-
 def _is_cell(value: Any) -> bool:
-    short = _is_list(value) and len(value) <= _SHORT and not any(map(_is_nested, value))
-    return short or not _is_nested(value)
+    inside = value if _is_list(value) else [value]
+    nested = any(isinstance(entry, Mapping) or _is_list(entry) for entry in inside)
+    return not nested and (inside is not value or len(inside) <= _SHORT)
 
 
 def _cell(key: str, value: Any, pairs: bool = True) -> str:

@@ -95,11 +95,9 @@ def _methods(entry: Mapping[str, Any]) -> dict[str, Scores]:
     """Known metrics by method, of those entries that are methods."""
     found: dict[str, Scores] = {}
     for method, values in entry.items():
-        if isinstance(values, Mapping):
-            known = {key: pair for key in METRICS if (pair := mean_and_error(values.get(key)))}
-            if any(metric in known for metric in COMPARED):
-                found[method] = known
-    return found
+        own = values if isinstance(values, Mapping) else {}
+        found[method] = {key: p for key in METRICS if (p := mean_and_error(own.get(key)))}
+    return {name: known for name, known in found.items() if not known.keys().isdisjoint(COMPARED)}
 
 
 def _take_scores(rest: dict[str, Any], found: Recognised, path: Path) -> None:
