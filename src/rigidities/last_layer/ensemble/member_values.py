@@ -118,7 +118,8 @@ class MemberValues:
             )
         place = level * (len(self) - 1)
         below = min(int(place), len(self) - 2)
-        return torch.lerp(*self._ordered[below : below + 2], place - below)
+        low, high = self._ordered[below : below + 2]
+        return torch.lerp(low, high, place - below)
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         """The central interval that holds a share `level` of the members: (low, high)."""
