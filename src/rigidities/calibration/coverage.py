@@ -217,15 +217,11 @@ def at_bounds(p: Prediction, target: Tensor) -> tuple[Tensor, Tensor]:
 
     A side is -1 or 1 at the lower or the upper bound, -2 or 2 beyond it, else 0.
     """
-    y, side = target.detach().double(), torch.zeros_like(target, dtype=torch.long)
-    kinds = (one.dtype for one in (target, p.mean) if one.is_floating_point())
-    rounding = 4 * max(torch.finfo(kind).eps for kind in kinds)
+    y, side = p.matched(target.detach()), torch.zeros_like(target, dtype=torch.long)
     for sign, end in zip((-1, 1), p.support or (), strict=False):
         if end is not None:
-            bound = torch.as_tensor(end, dtype=torch.float64).to(y.device).expand_as(y)
-            at = (y - bound).abs() <= rounding * (bound.abs() + p.mean.abs())
-            side = torch.where(at, sign, torch.where(sign * (y - bound) > 0, 2 * sign, side))
-            y = torch.where(at, bound, y)
+            past = sign * (y - torch.as_tensor(end, dtype=torch.float64).to(y.device))
+            side = torch.where(past > 0, 2 * sign, torch.where(past == 0, sign, side))
     return y, side
 
 
