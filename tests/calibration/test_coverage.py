@@ -87,15 +87,15 @@ def test_rows_seen_before_are_warned_of_once_and_only_where_they_matter() -> Non
 
 
 def test_of_many_flattened_outputs_all_are_looked_at() -> None:
-    generator = torch.Generator().manual_seed(0)
+    def two(w: Tensor, x: Tensor) -> Tensor:
+        return torch.cat([x * w[0], 5 + x * w[1]], 1)
+
+    generator, w = torch.Generator().manual_seed(0), torch.ones(2, dtype=torch.float64)
     x = 2 * torch.rand(9000, 1, generator=generator, dtype=torch.float64) - 1
     z = torch.randn(9000, 2, generator=generator, dtype=torch.float64)
-    y = torch.cat([x, 3 + 0 * x], 1) + 0.1 * z * torch.cat([1 + 0 * x, 2 + 0 * x], 1)
-    pr = rg.PredictionRigidity(
-        lambda w, x: torch.cat([x * w[0], 3 * w[1] + 0 * x], 1), torch.ones(2, dtype=torch.float64)
-    ).fit(x[:200], y[:200])
-    with pytest.warns(UserWarning, match="best scales of the outputs differ"):
-        report = pr.calibrate(x, y, noise="constant")
+    y = two(w, x) + z * torch.tensor([0.1, 0.25])
+    pr = rg.PredictionRigidity(two, w).fit(x[:200], y[:200])
+    report = pr.calibrate(x, y, noise="constant")
     assert "In the highest fifth of the predictions" in str(report)  # the second output's
+    assert report.remedy("uneven").startswith("Give f a noise")
     assert "features" not in str(report)
-    assert report.advice.startswith("Give f a noise")
