@@ -248,8 +248,8 @@ def test_the_facades_choose_the_same_for_a_linear_model():
 @pytest.mark.parametrize(
     ("make", "call"),
     [
-        (lambda: rg.LastLayerRigidity(nn.Linear(3, 1)), r"fit\(train\)"),
-        (lambda: rg.PredictionRigidity(AnyRegressor.line, torch.ones(4)), r"fit\(X, y\)"),
+        (lambda: rg.LastLayerRigidity(nn.Linear(3, 1)), r"fit\(x, y\)"),
+        (lambda: rg.PredictionRigidity(AnyRegressor.line, torch.ones(4)), r"fit\(x, y\)"),
     ],
 )
 def test_what_needs_a_fit_says_so_alike(make, call):

@@ -251,5 +251,5 @@ def test_the_report_says_in_plain_words_what_was_chosen(one):
     ):
         assert phrase in text
     bare = str(calibrated(one, noise="constant", law="gaussian", guard=False).report)
-    for phrase in ("heavy tails", "follows the inputs", "shape of the law", "guard", "beyond q"):
+    for phrase in ("by heavy tails", "by noise that", "shape of the law", "guard", "beyond q"):
         assert phrase not in bare

@@ -336,12 +336,12 @@ class Prediction:
     @property
     def _ends(self) -> list[tuple[int, float, Law, Tensor]]:
         """Sign and value of each bound, and the law and its z seen with that bound below."""
+        sides = zip((1, -1), self._bounds, strict=True)
         return [
             (side, end, law, (side * self._z(end)).clamp(min=_FAR))
-            for side, end, law in zip(
-                (1, -1), self._bounds, (self.law, self.law.mirrored), strict=True
-            )
+            for side, end in sides
             if bool(torch.as_tensor(end).isfinite().any())
+            for law in [self.law if side > 0 else self.law.mirrored]
         ]
 
     def _z(self, value: float | Tensor) -> Tensor:

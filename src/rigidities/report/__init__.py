@@ -60,6 +60,7 @@ def verdict(
         calibration: what `calibrate` returned, so that no remedy is named that is in use already.
 
     Examples:
+        >>> import torch
         >>> mean = torch.arange(40.0)
         >>> verdict(mean, mean + 1, std=mean * 0 + 0.1).headline
         'Do not trust these bars as they stand: they are far too narrow.'
