@@ -126,7 +126,10 @@ FITS = {
         lambda: fit(x=replaced(X1, 3, NAN), y=Y),
         r"1 of 14 rows of a batch \(3\).*Leave these rows out",
     ),
-    "NaN in the first input": (lambda: fit(x=replaced(X1, 0, NAN), y=Y), r"1 of 14 rows of a batch \(0\)"),
+    "NaN in the first input": (
+        lambda: fit(x=replaced(X1, 0, NAN), y=Y),
+        r"1 of 14 rows of a batch \(0\)",
+    ),
     "NaN in the targets": (lambda: fit(y=replaced(Y, 3, NAN)), "not finite.*sample_weight 0"),
     "NaN in the targets, Huber": (lambda: fit(y=replaced(Y, 3, NAN), loss="huber"), "not finite"),
     "no data": (lambda: fit(x=X1[:0], y=Y[:0]), "no data"),
