@@ -566,10 +566,10 @@ def test_a_periodic_direction_without_a_cell_has_no_images(one):
 
 
 def test_a_missing_fit_is_told_at_once_and_a_missing_calibration_at_the_first_use(one, atoms):
-    refused(r"Call fit\(train\) first", RigidityCalculator, rg.LastLayerRigidity(one.model))
+    refused(r"Call fit\(x, y\) first", RigidityCalculator, rg.LastLayerRigidity(one.model))
     refused("LastLayerRigidity, got Net", RigidityCalculator, one.model, error=TypeError)
     atoms.calc = RigidityCalculator(rg.LastLayerRigidity(one.model).fit(TRAIN))
-    with pytest.warns(UserWarning, match=r"not calibrated.*calibrate\(valid\)"):
+    with pytest.warns(UserWarning, match=r"not calibrated.*calibrate\(x, y\)"):
         atoms.get_forces()
     atoms.rattle(0.01)
     atoms.get_forces()

@@ -754,7 +754,7 @@ def test_derivatives_before_a_calibration_warn_once_and_have_scale_one():
 
 
 def test_derivatives_without_a_fit_are_refused():
-    with pytest.raises(ValueError, match=r"no fit.*fit\(train\)"):
+    with pytest.raises(ValueError, match=r"no fit.*fit\(x, y\)"):
         rg.LastLayerRigidity(nn.Linear(3, 1)).gradient(torch.ones(2, 3))
 
 

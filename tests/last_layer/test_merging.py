@@ -241,8 +241,8 @@ def test_what_is_no_other_fit_is_refused(two):
     refused("itself, or twice", one.merge, one)
     refused("itself, or twice", one.merge, other, other, check=False)
     empty = rg.LastLayerRigidity(two.model)
-    refused(r"no fit yet. Call fit\(train\) of argument 2 of merge", one.merge, other, empty)
-    refused(r"no fit yet. Call fit\(train\) first", empty.merge, one)
+    refused(r"no fit yet. Call fit\(x, y\) of argument 2 of merge", one.merge, other, empty)
+    refused(r"no fit yet. Call fit\(x, y\) first", empty.merge, one)
     check_unchanged(one, before)
 
 

@@ -498,7 +498,7 @@ def test_an_optimum_at_the_edge_is_reported(net, fit):
 def test_leave_one_out_needs_only_the_training_data(net, fit):
     report = fit.calibrate(train=net.train, criterion="loo")
     assert report.criterion == "loo" and report.rows == 300 and report.duplicates == 0
-    for wrong in ({"x": net.valid}, {"x": net.valid, "train": net.train}, {}):
+    for wrong in ({"valid": net.valid}, {"valid": net.valid, "train": net.train}, {}):
         with pytest.raises(ValueError, match=r"takes the training data and no validation data"):
             fit.calibrate(criterion="loo", **wrong)
     refused(
@@ -584,7 +584,7 @@ def test_calling_before_the_fit_is_refused(net):
         lambda: uq.forget(net.train),
         lambda: uq.save("never.safetensors"),
     ):
-        refused(r"no fit yet. Call fit\(train\) first", call)
+        refused(r"no fit yet. Call fit\(x, y\) first", call)
 
 
 def with_constant_features(level, **options):
