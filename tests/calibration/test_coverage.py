@@ -78,7 +78,7 @@ def test_rows_seen_before_are_warned_of_once_and_only_where_they_matter() -> Non
     report = uq.calibrate(few, criterion="nll")  # warnings are errors here
     assert report.duplicates == 2
     assert report.repeated == []
-    with pytest.warns(UserWarning, match=r"40 of 400 .* \(10 %\).* by up to 5.1 %") as warned:
+    with pytest.warns(UserWarning, match=r"40 of 400 .* \(10 %\).* by up to 5.13 %") as warned:
         report = uq.calibrate(many, criterion="nll")
     assert len(warned) == 1
     assert str(report).count("40 of 400") == 1

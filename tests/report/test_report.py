@@ -290,3 +290,15 @@ def test_a_page_has_the_rights_that_the_umask_leaves(tmp_path: Path, mask: int, 
         assert stat.S_IMODE(report.save(written, "new").stat().st_mode) == 0o640
     finally:
         os.umask(before)
+
+
+def test_a_report_takes_inputs_and_targets_apart_and_says_what_a_prediction_needs(tmp_path):
+    torch.manual_seed(0)
+    x = torch.randn(60, 3)
+    y = x.sum(1, keepdim=True) + 0.1 * torch.randn(60, 1)
+    uq = rg.LastLayerRigidity(torch.nn.Linear(3, 1)).fit(x[:20], y[:20])
+    uq.calibrate(x[20:40], y[20:40], criterion="nll")
+    apart = rg.report.write(tmp_path / "a.html", uq, x[40:], y[40:]).read_text(encoding="utf-8")
+    assert apart == rg.report.write(tmp_path / "b.html", uq, (x[40:], y[40:])).read_text("utf-8")
+    with pytest.raises(TypeError, match=r"save\(path, html\(p, y\)\)"):
+        rg.report.write(tmp_path / "c.html", uq.predict(x[40:]), y[40:])

@@ -125,8 +125,8 @@ class CalibrationReport:
         effect = 1 - math.sqrt(max(0.0, 1 - share))  # of rows without any error
         said = (
             f"{self.duplicates} of {self.samples} calibration rows stand in the training data too "
-            f"({100 * share:.2g} %): where the model knows those by heart the bars are too narrow, "
-            f"by up to {100 * effect:.2g} %. Calibrate on rows that the model has not seen."
+            f"({100 * share:.3g} %): where the model knows those by heart the bars are too narrow, "
+            f"by up to {100 * effect:.3g} %. Calibrate on rows that the model has not seen."
         )
         return [said] if share >= _NOTICEABLE else []
 

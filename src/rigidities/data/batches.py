@@ -61,7 +61,8 @@ class Batch:
         if self.rows not in (None, 1, outputs):
             raise ValueError(
                 f"The model gives {outputs} outputs for {self.rows} rows of data, expected one for "
-                "each. If rows are no samples (atoms) pass batches as in the fit, a list: [batch]."
+                "each. One row is x[None]. If rows are no samples (atoms) pass batches as in the "
+                "fit, a list: [batch]."
             )
 
     def mapped(self: B, change: Callable[[Any], Any]) -> B:

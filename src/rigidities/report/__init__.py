@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ..calibration.coverage import STATUSES
 from ..calibration.report import CalibrationReport
+from ..data.arrays import with_target
 from ..metrics.alignment import Values, aligned, of_prediction
 from ..prediction.prediction import Prediction
 from .document import checked_place, page, require_plotly
@@ -136,7 +137,8 @@ def html(
 def write(
     path: str | os.PathLike[str],
     uq: Bars,
-    data: Any,
+    x: Any,
+    y: Any = None,
     *,
     reference: Any = None,
     title: str = "Can the error bars be trusted?",
@@ -149,8 +151,9 @@ def write(
 
     Args:
         path: the file; its folder must exist.
-        uq: a `LastLayerRigidity`.
-        data: labelled test data in any form that `fit` takes, which nothing has seen before.
+        uq: a `LastLayerRigidity`. (The page of a `Prediction` is `save(path, html(p, target))`.)
+        x: test data which nothing has seen before, labelled, in any form that `fit` takes.
+        y: their targets, as in `fit`.
         reference: rows like those of the calibration, in any form that `predict` takes: test rows
             with larger bars are reported as unlike them.
         title: the heading.
@@ -164,7 +167,11 @@ def write(
     """
     checked_place(path)
     require_plotly()
-    options = labelled(uq, data, progress) | {"title": title, "names": names}
+    if isinstance(uq, Prediction):
+        raise TypeError(
+            "write takes a fitted uq and data. Of a Prediction: save(path, html(p, y))."
+        )
+    options = labelled(uq, with_target(x, y), progress) | {"title": title, "names": names}
     options |= {"first_row": first_row} | ({} if inputs is None else {"inputs": inputs})
     if reference is not None:
         options["reference"] = uq.predict(reference, progress=progress).std

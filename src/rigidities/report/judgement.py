@@ -374,4 +374,4 @@ def _sigmas(tail: float, rows: Rows) -> float:
 
 
 def _share(count: int, rows: Rows) -> str:
-    return f"{count} of {len(rows)} rows ({100 * count / len(rows):.2g} %)"
+    return f"{count} of {len(rows)} rows ({100 * count / len(rows):.3g} %)"
