@@ -494,7 +494,7 @@ def test_good_rows_raise_no_caution() -> None:
         ),
         (
             Rows(*(torch.cat([part, part[:50]]) for part in columns(500))),
-            "50 of 550 rows (9.1 %) repeat",
+            "50 of 550 rows (9.09 %) repeat",
         ),
     ],
 )
