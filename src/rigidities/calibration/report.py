@@ -169,20 +169,20 @@ class CalibrationReport:
         some = f" ({self.used} of them used)" if 0 < self.used < self.rows else ""
         kept = f" and {self.seen} left-out training rows" if self.seen else ""
         none = self.calibration.noise.name == "none"
-        noise = "none: the scale holds the noise too" if none else _numbers(self.noise)
+        noise = "none: the scale holds the noise too" if none else numbers(self.noise)
         lines = [
             f"Calibrated on {self.rows} rows{some}{kept} by {self.criterion}: {self.value:.6g}",
             f"  ridge           {self.ridge:.4g}{' (fixed)' if self.fixed else ''}",
-            f"  scale           {_numbers(self.scale)}",
+            f"  scale           {numbers(self.scale)}",
             f"  noise variance  {noise}",
             f"  NLL             {self.nll:.4g} (constant error bar {self.nll_constant:.4g}, "
             f"gain {self.gain:.3g})",
         ]
         if self.calibration.weighted:
-            weight = _numbers(self.calibration.weight)
+            weight = numbers(self.calibration.weight)
             lines.insert(4, f"  for a weight of {weight}, as rows without one are taken to have")
         if self.gradient_scale is not None:
-            lines.insert(3, f"  of derivatives  {_numbers(self.gradient_scale)}")
+            lines.insert(3, f"  of derivatives  {numbers(self.gradient_scale)}")
         if (law := self.calibration.law).name != "gaussian":
             lines.append(f"  law             {law_line(law)}")
         if math.isfinite(self.effective_rank):
@@ -239,10 +239,10 @@ class CalibrationReport:
         own = self.scale.square() if head is None else head.scale2
         usual = (self.noise + self.scale.square() * guard.reference).sqrt()
         ratio = ((guard.variance(far) + own * far) * second).sqrt() / usual
-        known = f": at ten times that they are at least {_numbers(ratio)} times a usual one"
+        known = f": at ten times that they are at least {numbers(ratio)} times a usual one"
         known = "" if self.calibration.noise.name == "given" else known
         return [
-            f"beyond q = {_numbers(guard.reference)}, where a tenth of the rows lie, bars grow "
+            f"beyond q = {numbers(guard.reference)}, where a tenth of the rows lie, bars grow "
             f"with q{known}"
         ]
 
@@ -308,11 +308,12 @@ def remedy(fault: str, used: set[str], *, sure: bool = True) -> str:
 def law_line(law: Law) -> str:
     """A law's name, with its degrees of freedom where it has any."""
     df = getattr(law, "df", None)
-    tails = "" if df is None else f", {_numbers(torch.as_tensor(df))} degrees of freedom"
+    tails = "" if df is None else f", {numbers(torch.as_tensor(df))} degrees of freedom"
     return law.name + tails
 
 
-def _numbers(tensor: Tensor, most: int = 6) -> str:
+def numbers(tensor: Tensor, most: int = 6) -> str:
+    """Entries for reading, the first of many."""
     values = [f"{value:.4g}" for value in tensor.flatten()[:most].tolist()]
     more = f", ... ({tensor.numel()} targets)" if tensor.numel() > most else ""
     return ", ".join(values) + more

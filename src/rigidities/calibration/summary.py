@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .calibration import Calibration
-from .report import CalibrationReport, _numbers, law_line
+from .report import CalibrationReport, law_line, numbers
 
 UNFITTED = {"fit": "none yet: call fit(x, y) with the training data"}
 
@@ -29,8 +29,8 @@ def _chosen(own: Calibration, report: CalibrationReport | None) -> dict[str, str
     level, origin = own.noise.level, "as given or by default"
     if report is not None:
         origin = "fixed" if report.fixed else f"chosen by {report.criterion}"
-    noise = f", variance {_numbers(level)}" if bool(level.any()) else ""
-    found = {"ridge": f"{own.ridge:.4g}, {origin}", "scale": _numbers(own.scale)}
+    noise = f", variance {numbers(level)}" if bool(level.any()) else ""
+    found = {"ridge": f"{own.ridge:.4g}, {origin}", "scale": numbers(own.scale)}
     found |= {"noise": own.noise.name + noise, "law": law_line(own.law)}
     ask = "not yet: call calibrate(x, y) with data that the model has not seen"
     return found | ({"calibrated": ask} if report is None else _trust(report))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from ..calibration.coverage import Held
-from ..calibration.report import CalibrationReport, _numbers
+from ..calibration.report import CalibrationReport, numbers
 from . import figures
 from .document import place
 from .figures import Figure, hover_texts
@@ -168,8 +168,8 @@ def _choices(report: CalibrationReport) -> Markup:
     lines = [
         ("Criterion", report.criterion, f"chose what follows, on {report.rows} rows"),
         ("Ridge ς²", number(report.ridge, 4), "added to the diagonal of the Gram matrix"),
-        ("Scale α", _numbers(report.scale), "what the bars are multiplied with"),
-        ("Noise variance", _numbers(report.noise), "what more data would not remove"),
+        ("Scale α", numbers(report.scale), "what the bars are multiplied with"),
+        ("Noise variance", numbers(report.noise), "what more data would not remove"),
         ("NLL there", number(report.nll, 4), f"a constant bar has {constant}, the gain is {gain}"),
     ]
     if math.isfinite(report.effective_rank):
