@@ -174,8 +174,8 @@ def called_right(verdict: report.Verdict) -> bool:
 
 
 def run(*, quick: bool = False) -> list[Row]:
-    """100 draws of each kind of right bars and 15 of each fault, of two or three sizes."""
-    draws, each, sizes = (3, 2, SIZES[:1]) if quick else (100, 15, SIZES)
+    """200 draws of each kind of right bars and 30 of each fault, of two or three sizes."""
+    draws, each, sizes = (3, 2, SIZES[:1]) if quick else (200, 30, SIZES)
     table = []
     for name, drawn in RIGHT.items():
         for rows in sizes if drawn is right else sizes[:2]:

@@ -383,6 +383,14 @@ def test_what_right_bars_would_score_is_drawn_from_the_law() -> None:
         assert judged.bars[key] == pytest.approx(expected, abs=5 * scatter + 1e-3)
 
 
+def test_a_constant_bar_within_bounds_gains_nothing_over_itself() -> None:
+    mean, one, _ = right(2000, 0)
+    one = torch.ones_like(one)
+    p = Prediction(mean, 0 * one, one, one, support=(0.0, None))
+    y = p.sample(1, torch.Generator().manual_seed(1))[0]
+    assert abs(gain_and_error(rows_of(p, p, y)[0])[0]) < 1e-3
+
+
 @pytest.mark.parametrize("law", [StudentT(5.0), Gaussian()])
 def test_targets_come_in_any_form(law: Law) -> None:
     p, y = predicted(law, (-1.0, None))

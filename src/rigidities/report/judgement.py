@@ -139,11 +139,9 @@ def gain_and_error(rows: Rows) -> tuple[float, float]:
     The error is that of the mean of paired differences; to first order the fit of the constant
     adds nothing to it.
     """
-    constant = rows.constant
-    if not rows.error.any():
+    if not rows.error.any() or bool(rows.nll.isinf().any()):
         return -math.inf, math.nan
-    alike = constant.log() + ((rows.error / constant).square() + math.log(2 * math.pi)) / 2
-    each = alike - rows.nll
+    each = rows.nll_constant - rows.nll
     error = float(each.std()) / math.sqrt(len(rows)) if len(rows) > 1 else math.nan
     return float(each.mean()), error
 

@@ -84,6 +84,14 @@ class Rows:
         return -self.own.log_prob(self.target).detach().double()
 
     @cached_property
+    def nll_constant(self) -> Tensor:
+        """The same for a Gaussian of the best constant bar, within the bounds of the law."""
+        variance = (self.scored.error * self.scored.p.std).square().mean().expand_as(self.std)
+        return -Prediction(
+            self.mean, 0 * variance, variance, self.std, support=self.own.support
+        ).log_prob(self.target)
+
+    @cached_property
     def constant(self) -> Tensor:
         """The best constant bar: the RMS error of these very rows, for each row."""
         return self.error.square().mean().sqrt().expand_as(self.std)

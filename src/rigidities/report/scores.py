@@ -135,7 +135,8 @@ class Judged:
         """Of the bars as they are; likelihood and coverage under their law."""
         rows, names = self.rows, ("coverage", "miscalibration_area")
         found = metrics.summary(rows.mean, rows.std, rows.target, self.bin_size)
-        gain = found["nll"] + found["nll_gain"] - (nll := float(rows.nll.mean()))
+        gain, nll = found["nll_gain"], float(rows.nll.mean())
+        gain = float(rows.nll_constant.mean()) - nll if rows.error.any() else gain
         under = {name: getattr(metrics, name)(*rows.standard) for name in names}
         return found | under | {"nll": nll, "nll_gain": gain}
 
