@@ -301,11 +301,11 @@ def interrupted(rank, size, folder):
     assert (folder / f"fit.{rank}-of-2.safetensors").is_file()
     uq.fit(batches(rows, 64), checkpoint=path)
     assert torch.equal(uq.gram.matrix, once.gram.matrix)
-    return sorted(file.name for file in folder.iterdir()) if rank else None
 
 
 def test_a_job_that_failed_resumes_on_every_rank_from_a_file_of_its_own(tmp_path):
-    assert jobs.values(interrupted, 2, tmp_path)[1] == []
+    jobs.values(interrupted, 2, tmp_path)
+    assert not list(tmp_path.glob("fit.*"))
 
 
 class Slow(torch.utils.data.Dataset):
