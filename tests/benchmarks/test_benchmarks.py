@@ -47,7 +47,9 @@ def run_module(module, words, printed):
         runpy.run_module(module, run_name="__main__")
 
 
-LONG = dict.fromkeys(("default", "gpu", "speed"), pytest.mark.slow)
+LONG = dict.fromkeys(
+    ("default", "gpu", "memory", "propagation", "scale", "selection", "speed"), pytest.mark.slow
+)
 """Their quick runs take a quarter of a minute each."""
 
 
