@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
 import rigidities as rg
-from tests.support.nets import Net, Trained, trained
+from tests.support.nets import Net, Trained
 from tests.support.refusals import refused
 
 NAMES = ["a", "b", "c", "d"]
@@ -36,18 +36,6 @@ CALLS = {
     "select": lambda uq, x: uq.select(x, 3).indices,
     "ensemble": lambda uq, x: uq.ensemble(4, generator=torch.Generator().manual_seed(0))(x),
 }
-
-
-@pytest.fixture(scope="module")
-def net() -> Trained:
-    return trained(steps=20)
-
-
-@pytest.fixture(scope="module")
-def uq(net: Trained) -> Any:
-    uq = rg.LastLayerRigidity(net.model).fit(net.train)
-    uq.calibrate(net.valid, **NLL)
-    return uq
 
 
 def plane(net: Trained) -> Any:

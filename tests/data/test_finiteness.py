@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import rigidities as rg
-from tests.support.nets import Net, Trained, trained
+from tests.support.nets import Net, Trained
 from tests.support.refusals import refused
 
 NAN, INF = math.nan, math.inf
@@ -21,18 +21,6 @@ CALLS = {
     "predict in batches": lambda uq, x: uq.predict(x, batch_size=7),
     "with a gradient": lambda uq, x: uq.predict_with_gradient(x),
 }
-
-
-@pytest.fixture(scope="module")
-def net() -> Trained:
-    return trained(steps=20)
-
-
-@pytest.fixture(scope="module")
-def uq(net: Trained) -> Any:
-    uq = rg.LastLayerRigidity(net.model).fit(net.train)
-    uq.calibrate(net.valid, **NLL)
-    return uq
 
 
 def spoilt(net: Trained, value: float, *rows: int) -> torch.Tensor:
