@@ -122,6 +122,73 @@ def test_a_plain_heads_gram_is_that_of_its_input_and_a_one():
     torch.testing.assert_close(gram.matrix, oracle.gram(features))
 
 
+# --- forms that a coarse type would blur --------------------------------------------------------
+
+
+def smoothing(size: int, share: float) -> Tensor:
+    """A matrix that gives each entry some of its neighbours'."""
+    ones = torch.ones(size - 1)
+    return (1 - share) * torch.eye(size) + share / 2 * (ones.diag(1) + ones.diag(-1))
+
+
+TAILS = {
+    "targets_smoothed": lambda m, x: zoo.plain(m, x) @ m.mixing.to(x.dtype),
+    "time_steps_smoothed": lambda m, x: (m.head(m.trunk(x[:, None] * m.times)) @ m.one) @ m.mixing,
+    "cast_to_float32_first": lambda m, x: zoo.plain(m, x).float() @ m.mixing.float(),
+}
+
+
+def smoothed(tail: str, share: float, dtype: torch.dtype) -> zoo.Net:
+    times = torch.linspace(0.5, 1.5, 4)[:, None]
+    parts = {"mixing": smoothing(4, share), "times": times, "one": torch.ones(4) / 4}
+    return zoo.Net(TAILS[tail], trunk=zoo.trunk(), head=zoo.linear(4), **parts).to(dtype)
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("tail", TAILS)
+def test_a_smoothing_below_the_models_rounding_is_no_shared_form(tail, dtype, share):
+    torch.manual_seed(0)
+    model, x = smoothed(tail, share, dtype), torch.randn(6, zoo.INPUTS).to(dtype)
+    tap = Tap.find(model, (x,))
+    assert tap.case == "jacobian" and tap.linear
+    assert all(parameter.dtype == dtype for parameter in model.parameters())
+    call = lambda m: m(x.to(next(m.parameters()).dtype))  # noqa: E731
+    expected = oracle.readout_jacobian(model, call, ["head.weight", "head.bias"]).flatten(1)
+    actual = tap(x).features.double().flatten(1)
+    off = float((actual - expected).norm() / expected.norm())
+    assert off < 20 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_mixing_of_targets_in_units_a_million_apart_is_seen(dtype):
+    torch.manual_seed(0)
+    mixing = torch.tensor([[1e6, 0.0, 0.0], [0.3, 1.0, 0.0], [0.2, 0.4, 1.0]])
+    model = zoo.Net(lambda m, x: m.head(x) @ m.mixing, head=nn.Linear(5, 3), mixing=mixing)
+    tap = Tap.find(model.to(dtype), (torch.randn(8, 5, dtype=dtype),))
+    assert tap.case == "jacobian"
+
+
+def insisting(m: zoo.Net, x: Tensor) -> Tensor:
+    """A forward pass that runs in the model's own type alone."""
+    if x.dtype != m.head.weight.dtype or m.head.weight.dtype == torch.float64:
+        raise RuntimeError("expected the type it was trained in")
+    return m.head(x) @ m.mixing
+
+
+@pytest.mark.parametrize("why", ["code_that_insists_on_a_type", "no_memory"])
+def test_without_a_copy_in_float64_half_precision_takes_the_general_road(why, monkeypatch):
+    torch.manual_seed(0)
+    if why == "no_memory":
+        monkeypatch.setattr("rigidities.models.double.LARGEST_COPY", 0)
+    run = insisting if why == "code_that_insists_on_a_type" else lambda m, x: m.head(x) @ m.mixing
+    for mixing in (smoothing(3, 0.1), 2 * torch.eye(3)):
+        model = zoo.Net(run, head=nn.Linear(5, 3), mixing=mixing).bfloat16()
+        assert Tap.find(model, (torch.randn(8, 5).bfloat16(),)).case == "jacobian"
+    model = zoo.Net(run, head=nn.Linear(5, 3), mixing=2 * torch.eye(3))
+    assert Tap.find(model, (torch.randn(8, 5),)).case == "shared"  # float32 tells that much
+
+
 # --- warnings and refusals ----------------------------------------------------------------------
 
 
@@ -235,12 +302,16 @@ def deep() -> nn.Module:
 
 
 def test_the_readout_is_found_within_the_memory_of_a_bare_pass():
-    model, x = deep(), torch.randn(512, 8)
-    with Held() as bare, torch.no_grad():
-        model(x)
-    with Held() as searching:
-        Tap.find(model, (x,))
-    assert searching.peak <= 1.1 * bare.peak
+    for dtype in (torch.float64, torch.float32):
+        model, x = deep().to(dtype), torch.randn(512, 8, dtype=dtype)
+        with Held() as bare, torch.no_grad():
+            model(x)
+        with Held() as searching:
+            Tap.find(model, (x,))
+        most = bare.peak
+        if dtype == torch.float32:  # the form is decided in a copy of twice the digits
+            most = 2 * bare.peak + 8 * sum(p.numel() for p in model.parameters())
+        assert searching.peak <= 1.1 * most
 
 
 @pytest.mark.parametrize(

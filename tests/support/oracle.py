@@ -35,7 +35,7 @@ def float64_copy(model: nn.Module) -> nn.Module:
     }
     clone = copy.deepcopy(model, kept).double().eval()
     for module in list(clone.modules()):
-        if parametrize.is_parametrized(module, "weight"):
+        if _is_normed(module):
             # remove_parametrizations would edit the class, which the user's model shares.
             weight = module.weight.detach().clone()
             module.__class__ = type(module).__mro__[1]
@@ -46,6 +46,13 @@ def float64_copy(model: nn.Module) -> nn.Module:
                 warnings.simplefilter("ignore", FutureWarning)
                 nn.utils.remove_weight_norm(module)
     return clone
+
+
+def _is_normed(module: nn.Module) -> bool:
+    """Whether torch's own weight norm or spectral norm stands before the weight."""
+    if not parametrize.is_parametrized(module, "weight"):
+        return False
+    return type(module.parametrizations["weight"][0]).__name__ in ("_WeightNorm", "_SpectralNorm")
 
 
 def distinct(model: nn.Module, names: Iterable[str]) -> list[nn.Parameter]:

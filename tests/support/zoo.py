@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, parametrize, prune
 
 from tests.support import oracle
 from tests.support.nets import Net
@@ -1139,6 +1139,176 @@ AUTOGRAD: dict[str, Callable[[], Case]] = {
 }
 
 
+# --- heads that only look linear ----------------------------------------------------------------
+
+
+class Positive(nn.Linear):
+    """With an activation inside."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        return functional.softplus(super().forward(h))
+
+
+class Normalised(nn.Linear):
+    """Of the input's direction."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        return super().forward(functional.normalize(h, dim=-1))
+
+
+class EqualLinear(nn.Linear):
+    """With scaled weights, as in StyleGAN."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        return functional.linear(h, self.weight * 0.3, self.bias * 0.5)
+
+
+class Masked(nn.Linear):
+    """With half of its weights masked, as in MADE."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        mask = (torch.arange(self.weight.numel()) % 2).reshape(self.weight.shape)
+        return functional.linear(h, self.weight * mask, self.bias)
+
+
+class UnitScaled(nn.Linear):
+    """With an output divided by the width, as unit_scaling's readout."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        return super().forward(h) / self.in_features
+
+
+class Adapted(nn.Linear):
+    """With a low-rank adapter inside."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.down, self.up = nn.Linear(inputs, 2, bias=False), nn.Linear(2, outputs, bias=False)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return super().forward(h) + self.up(self.down(h))
+
+
+class Logged(nn.Linear):
+    """With a forward of its own that computes what it should."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        self.last = h.detach()
+        return functional.linear(h, self.weight, self.bias)
+
+
+class Decomposed(nn.Module):
+    """Direction and size of the adapted weight apart (DoRA), around a linear layer."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.base = linear(outputs)
+        self.down, self.up = linear(2, bias=False), linear(outputs, 2, bias=False)
+        self.size = nn.Parameter(1.5 * self.base.weight.detach().norm(dim=1))
+
+    def forward(self, h: Tensor) -> Tensor:
+        weight = self.base.weight
+        gain = self.size / (weight + self.up.weight @ self.down.weight).norm(dim=1).detach()
+        result = self.base(h)
+        return result + (gain - 1) * functional.linear(h, weight) + gain * self.up(self.down(h))
+
+
+class Doubled(nn.Module):
+    """A parametrisation by half of the weight."""
+
+    def forward(self, half: Tensor) -> Tensor:
+        return 2 * half
+
+
+def impostor(
+    head: nn.Module, outcome: Outcome = "linear", names: tuple[str, ...] = (), **more: Any
+) -> Case:
+    """A head that is an nn.Linear, in the usual place."""
+    names = names or ("head.weight", "head.bias")
+    built = on_rows(outcome, plain, targets=2, heads=None, raw_parameters=names, **more)
+    built.model.head = head
+    return built
+
+
+def hooked(register: str, hook: Callable[..., Any], outcome: Outcome = "linear") -> Case:
+    """A usual head with a hook on it."""
+    built = impostor(linear(2), outcome)
+    getattr(built.model.head, register)(hook)
+    return built
+
+
+def pruned() -> Case:
+    head = linear(2)
+    prune.random_unstructured(head, "weight", 0.4)
+    return impostor(head, names=("head.weight_orig", "head.bias"))
+
+
+def parametrised() -> Case:
+    head = linear(2)
+    parametrize.register_parametrization(head, "weight", Doubled())
+    names = ("head.bias", "head.parametrizations.weight.original")
+    return impostor(head, names=names)
+
+
+def slopes(m: Net, x: Tensor) -> Tensor:
+    """The residual of a differential equation, u'' + u' + u, along the first input."""
+    with torch.enable_grad():
+        x = x if x.requires_grad else x.detach().requires_grad_()
+        u = m.head(m.trunk(x))
+        (first,) = torch.autograd.grad(u.sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first[:, 0].sum(), x, create_graph=True)
+    return u + first[:, 1:2] + second[:, :1]
+
+
+IMPOSTORS: dict[str, Callable[[], Case]] = {
+    "activation_inside_the_head": lambda: impostor(Positive(WIDTH, 2), "local", match="not linear"),
+    "head_of_the_normalised_input": lambda: impostor(Normalised(WIDTH, 2)),
+    "head_with_scaled_weights": lambda: impostor(EqualLinear(WIDTH, 2)),
+    "head_with_masked_weights": lambda: impostor(Masked(WIDTH, 2)),
+    "head_with_a_scaled_output_inside": lambda: impostor(UnitScaled(WIDTH, 2)),
+    "head_with_an_adapter_inside": lambda: impostor(
+        Adapted(WIDTH, 2),
+        "local",
+        ("head.weight", "head.bias", "head.down.weight", "head.up.weight"),
+        match="not linear",
+    ),
+    "head_with_a_forward_of_its_own": lambda: impostor(Logged(WIDTH, 2), "plain"),
+    "hook_that_changes_the_heads_output": lambda: hooked(
+        "register_forward_hook", lambda head, args, out: 3 * out + args[0][:, :1]
+    ),
+    "hook_that_changes_the_heads_input": lambda: hooked(
+        "register_forward_pre_hook", lambda head, args: (args[0].square(),)
+    ),
+    "hook_that_only_looks_at_the_head": lambda: hooked(
+        "register_forward_hook", lambda head, args, out: None, "plain"
+    ),
+    "pruned_head": pruned,
+    "parametrised_head": parametrised,
+    "head_whose_weight_is_used_beside_it": lambda: impostor(
+        Decomposed(2),
+        "local",
+        ("head.base.weight", "head.base.bias"),
+        options={"layer": "head.base"},
+        match="not linear",
+    ),
+    "derivatives_of_the_head_inside_forward": lambda: on_rows(
+        "linear",
+        slopes,
+        options={"layer": "head"},
+        note="the weights act on the derivatives too, which the head's output does not show",
+    ),
+    "targets_mixed_in_very_different_units": lambda: on_rows(
+        "linear",
+        lambda m, x: plain(m, x) @ m.mixing,
+        targets=3,
+        parts={"mixing": torch.tensor([[100.0, 0.3, 0.2], [0.0, 1.0, 0.4], [0.0, 0.0, 1.0]])},
+    ),
+    "pixel_shuffle_after_the_head": lambda: replace(
+        on_images(normal(ROWS, 4, 2, 3), nn.PixelShuffle(2)), target=normal(ROWS, 1, 4, 6)
+    ),
+}
+
+
 # --- precision ----------------------------------------------------------------------------------
 
 
@@ -1164,6 +1334,6 @@ PRECISION: dict[str, Callable[[], Case]] = {
 
 
 FACTORIES = PLAIN | LINEAR | GRAPHS | SEVERAL | UNUSUAL | PARAMETERS
-FACTORIES |= LOCAL | SHAPES | AUTOGRAD | PRECISION
+FACTORIES |= LOCAL | SHAPES | AUTOGRAD | IMPOSTORS | PRECISION
 IDS = tuple(FACTORIES)
 OUTCOMES: dict[str, Outcome] = {id: build(id).outcome for id in IDS}

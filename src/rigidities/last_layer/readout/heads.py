@@ -8,11 +8,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_map_only
 
 from ...posterior.gram import with_ones
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_CERTAIN = (nn.Linear, NonDynamicallyQuantizableLinear, *_CONVOLUTIONS)
+_NORMS = ("_WeightNorm", "_SpectralNorm", "WeightNorm", "SpectralNorm")
+"""Torch's own classes for normalised weights, of the new kind and the old."""
 
 
 class Call(NamedTuple):
@@ -53,7 +58,9 @@ class Recorder(nn.Module):
         calls: one entry per call since `reset`.
         probing: add a zero that requires a gradient to each output, so that the derivative of
             the model's output by the head's output can be taken.
-        change: (D or D+1, K) added to the head's weights (and bias), for checks of linearity.
+        change: (D or D+1, K) added to the output as if to the head's weights (and bias), for
+            checks of linearity: only where these are no parameters that can be exchanged.
+        exchanged: the head's own parameters, while changed ones stand in their place.
     """
 
     def __init__(self, head: nn.Module) -> None:
@@ -62,6 +69,7 @@ class Recorder(nn.Module):
         self.calls: list[Call] = []
         self.probing = False
         self.change: Tensor | None = None
+        self.exchanged: dict[str, nn.Parameter] = {}
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
         """The head's output, recorded."""
@@ -83,8 +91,26 @@ class Recorder(nn.Module):
 
     def reset(self, *, probing: bool = False, change: Tensor | None = None) -> None:
         """Forget the calls and set what the next ones do."""
+        if self.exchanged:
+            self.head._parameters.update(self.exchanged)
+            self.exchanged = {}
+        if change is not None and exchangeable(self.head):
+            self._exchange(change)
+            change = None
         # not by nn.Module's own way of setting attributes, which is slow, twice in every pass
         vars(self).update(calls=[], probing=probing, change=change)
+
+    def _exchange(self, change: Tensor) -> None:
+        """Let the head itself, and whatever else reads its weights, compute with changed ones."""
+        columns = (weights(self.head).to(torch.float64) + change).mT  # (K, D or D+1)
+        moved = {"weight": columns}
+        if has_bias(self.head):
+            moved = {"weight": columns[:, :-1], "bias": columns[:, -1]}
+        for name, values in moved.items():
+            parameter = self.head.get_parameter(name)
+            self.exchanged[name] = parameter
+            new = values.reshape(parameter.shape).to(parameter)
+            self.head._parameters[name] = nn.Parameter(new, requires_grad=False)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -203,6 +229,54 @@ def is_linear_map(module: nn.Module) -> bool:
     )
 
 
+def is_certain(head: nn.Module) -> bool:
+    """Whether a linear map is one by its class alone: torch's own forward, and no hooks.
+
+    Of any other (a subclass, a hooked or a reparametrised layer) only its values can tell.
+    """
+    hooked = head._forward_hooks or head._forward_pre_hooks or "forward" in vars(head)
+    return type(head) in _CERTAIN and not hooked
+
+
+def exchangeable(head: nn.Module) -> bool:
+    """Whether weight and bias of a linear map are plain parameters of its own."""
+    own = head._parameters
+    names = ["weight", "bias"] if has_bias(head) else ["weight"]
+    return all(type(own.get(name)) is nn.Parameter for name in names)
+
+
+def is_free(head: nn.Module) -> bool:
+    """Whether all entries of a linear map's weight can move.
+
+    They can where the weight is a parameter, and behind a weight norm or a spectral norm, whose
+    features are those of the effective weight. Pruned weights cannot; of other parametrisations
+    nothing is known.
+    """
+    if parametrize.is_parametrized(head):
+        lists = head.parametrizations.values()  # type: ignore[operator]
+        return all(type(one).__name__ in _NORMS for several in lists for one in several)
+    if "weight" in head._parameters:
+        return "bias" in head._parameters
+    return any(type(hook).__name__ in _NORMS for hook in head._forward_pre_hooks.values())
+
+
+def is_as_it_seems(calls: list[Call]) -> bool:
+    """Whether what linear maps returned is W f + b for what went in, to rounding."""
+    for call in calls:
+        head, returned = call.head, call.output.detach().to(torch.float64)
+        rows, columns = call.rows.detach().to(torch.float64), weights(head).to(torch.float64)
+        if rows.shape[1] != len(columns):
+            return False
+        expected, actual = rows @ columns, as_rows(head, returned)
+        if expected.shape != actual.shape:
+            return False
+        terms = rows.abs() @ columns.abs()  # (R, K), of which rounding is a share
+        rounding = max(torch.finfo(t.dtype).eps for t in (call.input, call.output))
+        if not bool(((actual - expected).abs() <= 8 * rounding * terms).all()):
+            return False
+    return True
+
+
 def linear_maps(model: nn.Module) -> dict[str, nn.Module]:
     """Linear maps by name, in order of definition."""
     return {name: module for name, module in model.named_modules() if is_linear_map(module)}
@@ -214,11 +288,14 @@ def own_parameters(module: nn.Module) -> dict[str, Tensor]:
     return {n: p for n, p in named if p is not None and p.is_floating_point() and p.numel()}
 
 
-def owners(model: nn.Module, name: str) -> list[str]:
-    """The modules inside one that own parameters; what is inside a linear map is part of it."""
+def owners(model: nn.Module, name: str, *, opened: bool = False) -> list[str]:
+    """The modules inside one that own parameters; what is inside a linear map is part of it.
+
+    Unless the module is itself one of those that only seem linear, and `opened`.
+    """
     found, maps = list[str](), tuple[str, ...]()
     for inner, module in model.get_submodule(name).named_modules(prefix=name):
-        linear = is_linear_map(module)
+        linear = is_linear_map(module) and not (opened and inner == name)
         if not inner.startswith(maps) and (linear or own_parameters(module)):
             found.append(inner)
             maps += (f"{inner}.",) if linear else ()

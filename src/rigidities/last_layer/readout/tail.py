@@ -81,7 +81,7 @@ def gains(outputs: Tensor, pull: Pull) -> list[Gain] | None:
     base = pull(ones)
     if any(gain.shape[1] != outputs.shape[1] for gain in base):
         return None
-    found = _owners(pull, ones, base, normal_like(outputs))
+    found = _owners(pull, ones, base, normal_like(outputs), by_target=True)
     return None if found is None else list(map(Gain, found, base))
 
 
@@ -104,16 +104,23 @@ def target_order(outputs: Tensor, pull: Pull, size: int) -> Tensor | None:
 def sample_owners(outputs: Tensor, pull: Pull) -> list[Tensor] | None:
     """The sample that owns each head row for outputs (N, K), or None if samples are coupled."""
     mixture = normal_like(outputs[:1]).abs().add(0.5).expand_as(outputs)
-    return _owners(pull, mixture, pull(mixture), normal_like(outputs[:, :1]))
+    probe = normal_like(outputs[:, :1])
+    return _owners(pull, mixture, pull(mixture), probe, by_target=False)
 
 
-def _owners(pull: Pull, mixture: Tensor, base: list[Tensor], probe: Tensor) -> list[Tensor] | None:
+def _owners(
+    pull: Pull, mixture: Tensor, base: list[Tensor], probe: Tensor, *, by_target: bool
+) -> list[Tensor] | None:
     """Owners by the derivatives of a mixture of the outputs, if those of a probe agree."""
     found = owners_by_digits(lambda code: pull(mixture * code[:, None]), mixture, base)
     for gain, owner, pulled in zip(base, found, pull(probe * mixture), strict=True):
         expected, rounding = gain * probe[owner], 64 * coarsest([pulled, mixture])
         off, size = (pulled - expected).abs(), expected.abs()
-        if off.numel() and not bool(off.max() <= rounding * size.max().clamp(min=1e-30)):
+        if not off.numel():
+            continue
+        # By targets, since beside one in large units a mixing of the others would not show.
+        size = size.amax(0) if by_target else size.max()
+        if not bool((off <= rounding * size.clamp(min=1e-30)).all()):
             return None
     return found
 

@@ -11,7 +11,7 @@ model may keep what it likes in its attributes during a pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -21,12 +21,23 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ...models.calling import FeatureFunction, ForwardFunction, Source
+from ...models.double import InDouble, double_copy, is_double
 from ...models.modes import outside_inference_mode
 from ...models.shadow import input_names, shadow, unwrapped
 from ...models.threads import OfThread
 from ...notices import notify
 from .cases import CASES, Case, Plain, Separate, Shared
-from .heads import Call, Recorder, guard, linear_maps, owners, record
+from .heads import (
+    Call,
+    Recorder,
+    guard,
+    is_as_it_seems,
+    is_certain,
+    is_free,
+    linear_maps,
+    owners,
+    record,
+)
 from .reading import Reading, Terms
 from .search import find_heads, large_change, named_heads, nearest, scripted, tolerance
 from .tail import GraphsKept, coarsest
@@ -63,6 +74,7 @@ class Tap:
         self.case, self.worked, self.input_names = case, "", input_names(model)
         self._frees = False  # whether the model differentiates, and frees its graph, inside forward
         self._quiet: bool | None = None  # whether it runs without gradients, faster for some
+        self._mode: Callable[[], AbstractContextManager[Any]] = nullcontext  # around each pass
         self._pattern = shadow(model)  # never run: what a pass leaves in it would be copied too
         self._twin = OfThread(self._make)
 
@@ -105,9 +117,7 @@ class Tap:
         tap = cls(model, source, heads=found.heads, case=found.case, silent=found.silent)
         tap.worked = source.call(unwrapped(model), *inputs)
         with torch.enable_grad():
-            if not tap._is_plain(inputs):
-                reading = tap._probed(inputs, tap._first_reading)
-                tap.linear = tap._is_linear(reading, inputs)
+            tap._settle(inputs)
         if not tap.linear:
             tap._own_up(found.later)
         return tap
@@ -116,6 +126,10 @@ class Tap:
     def layout(self) -> str:
         """How the features' dimensions and the targets correspond."""
         return CASES[self.case].layout
+
+    @property
+    def _heads(self) -> list[nn.Module]:
+        return [recorder.head for recorder in self._twin().recorders]
 
     @property
     def _case(self) -> Case:
@@ -200,7 +214,7 @@ class Tap:
             own = None if change is None else self._case.columns.share(change, i)
             recorder.reset(probing=probing, change=own)
         try:
-            with GraphsKept() if self._frees else nullcontext():
+            with self._mode(), GraphsKept() if self._frees else nullcontext():
                 output = self.source.run(twin.model, *inputs, self.worked)
             calls = [call for recorder in twin.recorders for call in recorder.calls]
         finally:
@@ -258,14 +272,89 @@ class Tap:
                 return reading
         return case.read(*self._run(inputs), graph=graph)
 
-    def _first_reading(self, output: Tensor, calls: list[Call]) -> Reading:
+    def _settle(self, inputs: Inputs) -> None:
+        """Decide which parameters the features belong to, which case it is, and if it is linear.
+
+        Plain heads of torch's own classes are known to the bit. All else is decided in float64, in
+        a copy where the model is coarser: a tolerance that grows with the type would swallow a
+        mixing of targets. Where there can be no copy, half precision takes the general road.
+        """
+        if self._is_plain(inputs) and all(map(is_certain, self._heads)):
+            return
+        if is_double(self._pattern):
+            self._choose(inputs, list(CASES)[1:])
+            return
+        judge = self._in_double(inputs)
+        if judge is not None:
+            self._take(judge)
+            return
+        rounding = max(_eps(p) for p in self._pattern.parameters() if p.is_floating_point())
+        fine = rounding <= torch.finfo(torch.float32).eps
+        self._choose(inputs, list(CASES)[1:] if fine else ["jacobian", "dense"])
+
+    def _in_double(self, inputs: Inputs) -> Tap | None:
+        """A tap on a copy of the model in float64 that has decided; None where none can run."""
+        copy = double_copy(self._pattern)
+        if copy is None:
+            return None
+        judge = Tap(copy, self.source, heads=self.heads, case=self.case, silent=self.silent)
+        judge._mode = InDouble
+        try:
+            with InDouble():
+                judge._choose(inputs, list(CASES)[1:])
+        except Exception:  # code that insists on a type: the model's own must do
+            return None
+        return judge
+
+    def _take(self, other: Tap) -> None:
+        """Read as another tap does."""
+        self.linear = other.linear
+        if self.heads != other.heads or "parameters" in (self.case, other.case):
+            self.heads, self.case = other.heads, other.case
+            self._twin = OfThread(self._make)  # with recorders of the other kind
+        self.case = other.case
+
+    def _choose(self, inputs: Inputs, cases: list[str]) -> None:
+        """Set heads, case and `linear` by what a pass over some inputs shows."""
+        if self.case != "parameters":
+            if not self._is_honest(inputs):
+                self._by_parameters(opened=True)
+            elif self._is_plain(inputs):
+                return
+        reading = self._probed(inputs, partial(self._first_reading, cases))
+        self.linear = self._is_linear(reading, inputs)
+        if self.linear or self.case == "parameters" or self._is_derivative(reading, inputs):
+            return
+        # What the head returned is not all that its weights do: the model differentiates by its
+        # inputs through the head, or uses the weights elsewhere.
+        self._by_parameters()
+        reading = self._probed(inputs, partial(self._first_reading, cases))
+        self.linear = self._is_linear(reading, inputs)
+
+    def _by_parameters(self, *, opened: bool = False) -> None:
+        """Take the derivative by the parameters of the heads, whatever they compute of them."""
+        if opened:
+            inside = [owners(self._pattern, name, opened=True) for name in self.heads]
+            self.heads = list(dict.fromkeys(name for names in inside for name in names))
+        self.case = "parameters"
+        self._twin = OfThread(self._make)
+
+    def _is_honest(self, inputs: Inputs) -> bool:
+        """Whether the heads compute W f + b of what goes in, with weights that can all move."""
+        if all(map(is_certain, self._heads)):
+            return True
+        if not all(map(is_free, self._heads)):
+            return False
+        return is_as_it_seems(self._run(inputs)[1])
+
+    def _first_reading(self, cases: list[str], output: Tensor, calls: list[Call]) -> Reading:
         if not output.requires_grad:
             raise ValueError(
                 f"The output does not depend on {self._names} through differentiable "
                 "operations (torch.no_grad, detach or NumPy in the forward pass?). Name "
                 "another layer= or pass features=."
             )
-        for name in ["parameters"] if self.case == "parameters" else list(CASES)[1:]:
+        for name in ["parameters"] if self.case == "parameters" else cases:
             self.case = name
             reading = self._case.read(output, calls)
             if reading is not None:
@@ -288,12 +377,20 @@ class Tap:
         )
 
     def _is_plain(self, inputs: Inputs) -> bool:
-        """Whether the output is the heads' output to the bit, with their own and other weights."""
+        """Whether the output is the heads' output to the bit, with their own and other weights.
+
+        Heads of which the class does not say what they compute must answer as linear ones.
+        """
         case = self._case
-        if self.case != "plain" or case.read(*self._run(inputs)) is None:
+        if self.case != "plain":
+            return False
+        reading = case.read(*self._run(inputs))
+        if reading is None:
             return False
         change = large_change(self.weights, seed=0)
-        return case.read(*self._run(inputs, change=change)) is not None
+        if case.read(*self._run(inputs, change=change)) is None:
+            return False
+        return all(map(is_certain, self._heads)) or self._is_linear(reading, inputs)
 
     def _is_linear(self, reading: Reading, inputs: Inputs) -> bool:
         """Whether y(w + d) - y(w) = f . d for large random changes d of the heads' weights."""
@@ -306,11 +403,35 @@ class Tap:
                 return False
             actual = reading.rows(moved.detach() - reading.output.detach()).to(torch.float64)
             expected = self._case.response(reading.features.detach().to(torch.float64), change)
-            size = torch.maximum(actual.abs().max(), expected.abs().max())
             rounding = coarsest([moved, *(call.output for call in calls)])
-            if not bool((actual - expected).abs().max() <= tolerance(rounding) * size):
+            if not _agree(actual, expected, tolerance(rounding)):
                 return False
         return True
+
+    def _is_derivative(self, reading: Reading, inputs: Inputs) -> bool:
+        """Whether f is the slope of the output along a random direction d of the heads' weights.
+
+        By central differences, in float64; a coarser type leaves no digits to tell.
+        """
+        if reading.output.dtype != torch.float64:
+            return True
+        direction = large_change(self.weights, seed=3)
+        step = 1e-6
+        ahead, _ = self._run(inputs, change=step * direction)
+        behind, _ = self._run(inputs, change=-step * direction)
+        slope = reading.rows(ahead.detach() - behind.detach()) / (2 * step)
+        expected = self._case.response(reading.features.detach().to(torch.float64), direction)
+        return _agree(slope, expected, 1e-4)
+
+
+def _agree(actual: Tensor, expected: Tensor, share: float) -> bool:
+    """Whether two tables (M, K) agree within a share of each column's size."""
+    size = torch.maximum(actual.abs().amax(0), expected.abs().amax(0))
+    return bool(((actual - expected).abs().amax(0) <= share * size).all())  # not of NaN
+
+
+def _eps(tensor: Tensor) -> float:
+    return torch.finfo(tensor.dtype).eps
 
 
 @dataclass(frozen=True)
