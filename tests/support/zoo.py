@@ -1240,6 +1240,7 @@ def hooked(register: str, hook: Callable[..., Any], outcome: Outcome = "linear")
 def pruned() -> Case:
     head = linear(2)
     prune.random_unstructured(head, "weight", 0.4)
+    head.weight = head.weight.detach()  # as after a pass without gradients, so that it is copied
     return impostor(head, names=("head.weight_orig", "head.bias"))
 
 

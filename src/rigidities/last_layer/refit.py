@@ -24,7 +24,7 @@ from .distributed import Job
 from .merging import combined
 from .readout.binding import Binding
 from .readout.cases import CASES
-from .readout.heads import is_linear_map, own_parameters
+from .readout.heads import own_parameters
 from .readout.tap import AnyTap, Tap
 
 
@@ -139,7 +139,8 @@ def _settable(model: nn.Module, tap: AnyTap, loss: Loss) -> Tap:
     owned = {id(p) for head in heads for p in own_parameters(head).values()}
     others = [one for one in model.modules() if one not in heads]
     tied = any(id(p) in owned for one in others for p in own_parameters(one).values())
-    computed = any(is_linear_map(head) and "weight" not in head._parameters for head in heads)
+    by_parameters = tap.case == "parameters"  # else by weights, which others may bring forth
+    computed = not by_parameters and any("weight" not in head._parameters for head in heads)
     if tied or computed:
         raise ValueError(
             f"Weights of the readout ({', '.join(tap.heads)}) are those of another layer too, or "
