@@ -1241,7 +1241,7 @@ def pruned() -> Case:
     head = linear(2)
     prune.random_unstructured(head, "weight", 0.4)
     head.weight = head.weight.detach()  # as after a pass without gradients, so that it is copied
-    return impostor(head, names=("head.weight_orig", "head.bias"))
+    return impostor(head, names=("head.bias", "head.weight_orig"))
 
 
 def parametrised() -> Case:
