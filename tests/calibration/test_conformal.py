@@ -57,7 +57,7 @@ def test_coverage_over_draws_is_the_rank_over_n_plus_one_and_never_less_than_the
     expected = math.ceil(round((n + 1) * level, 9)) / (n + 1)
     assert expected >= level
     if expected == 1:
-        with pytest.warns(UserWarning, match=r"everything: 9 rows, .* too few for level 0.95"):
+        with pytest.warns(UserWarning, match=r"everything: 9 rows are too few for level 0.95.* 19"):
             assert held(found, prediction, target, level).all()
         return
     assert_mean(held(found, prediction, target, level), expected)
@@ -202,13 +202,59 @@ def test_groups_of_the_bar_that_have_few_rows_join_their_neighbours():
     assert found.place.tolist() == [[0, 1, 1, 2, 2, 3]]
     assert found.counts.tolist() == [60, 50, 64, 174]
     assert "in 5 groups by the bar" in found.sentences[0]
-    assert "fewer than 50 rows are merged: 2, 3 with 50; 4, 5 with 64." in found.sentences[0]
+    merged = "small ones are merged: 2, 3 with 50 rows; 4, 5 with 64 rows."
+    assert merged in found.sentences[0]
 
 
-def test_small_groups_by_label_are_merged_and_it_is_said():
+SMALL = torch.tensor([3] * 6 + [0] * 40 + [1] * 12 + [2] * 60)[:, None]
+"""Groups of 6, 40, 12 and 60 rows; the smallest has the largest errors."""
+
+
+def small_groups(seed):
+    prediction, target = draws(len(SMALL), seed)
+    wide = torch.where(SMALL == 3, 2.0, 1.0)
+    return prediction, prediction.mean + wide * (target - prediction.mean)
+
+
+def test_each_group_holds_its_level_or_is_infinite_and_named():
+    found = Conformal.of(*small_groups(seed=40), labels=SMALL)
+    test, y = small_groups(seed=41)
+    with pytest.warns(UserWarning, match=r"level 0.9, which needs 9 rows: 3 with 6 rows\. .*merge"):
+        low, high = found.bound(SMALL).interval(test, 0.9)
+    small = (SMALL == 3)[:, 0]
+    assert low[small].eq(-math.inf).all() and high[small].eq(math.inf).all()
+    assert low[~small].isfinite().all() and high[~small].isfinite().all()
+    inside = ((low <= y) & (y <= high)).double()
+    for group, count in ((0, 40), (1, 12), (2, 60)):
+        assert_mean(
+            inside[(SMALL == group)[:, 0]], math.ceil((count + 1) * 0.9 - 1e-9) / (count + 1)
+        )
+    merged = Conformal.of(*small_groups(seed=40), labels=SMALL, merge_below=50)
+    assert float(held(merged, test, y, 0.9, labels=SMALL)[small].mean()) < 0.85
+
+
+def test_a_small_group_is_finite_at_the_levels_that_its_rows_reach():
+    found = Conformal.of(*small_groups(seed=42), labels=SMALL)
+    test, y = small_groups(seed=43)
+    small = (SMALL == 3)[:, 0]
+    assert_mean(held(found, test, y, 0.8, labels=SMALL)[small], 6 / 7)
+
+
+def test_a_report_names_groups_that_are_too_small():
+    prediction, target = draws(60, seed=44, worlds=2)
+    labels = torch.tensor([5] * 6 + [7] * 54)[:, None]
+    target[:4, 1] = torch.nan
+    _, said, _ = Conformal.of(prediction, target, labels=labels).sentences
+    assert "need 9 rows: 5 of target 0 with 6 rows, 5 of target 1 with 2 rows. Theirs are" in said
+    assert "merge_groups=50" in said
+
+
+def test_small_groups_by_label_are_merged_on_request_and_it_is_said():
     labels = torch.tensor([4] * 20 + [9] * 200 + [1] * 45 + [2] * 80)[:, None]
     prediction, target = draws(345, seed=12, worlds=1)
-    found = Conformal.of(prediction, target, labels=labels)
+    apart = Conformal.of(prediction, target, labels=labels)
+    assert apart.counts[apart.place].tolist() == [[45, 80, 20, 200, 345]]
+    found = Conformal.of(prediction, target, labels=labels, merge_below=50)
     assert found.labels.tolist() == [1, 2, 4, 9]
     assert found.place.tolist() == [[0, 1, 0, 2, 3]]
     assert found.counts.tolist() == [65, 80, 200, 345]
@@ -226,18 +272,26 @@ def part(both, rows):
 def test_fewer_rows_than_a_group_needs_are_one_list(cuts):
     prediction, target = draws(30, seed=13, worlds=1)
     labels = None if cuts is not None else torch.arange(30)[:, None] % 3
-    found = Conformal.of(prediction, target, labels=labels, cuts=cuts)
+    found = Conformal.of(prediction, target, labels=labels, cuts=cuts, merge_below=50)
     assert found.counts.tolist() == [30, 30]
     assert found.place.tolist() == [[0, 0, 0, 1]]
 
 
-def test_a_label_that_was_never_seen_takes_the_threshold_of_all_rows_and_it_is_said():
+def test_a_label_that_was_never_seen_is_a_group_of_no_rows():
+    prediction, target = draws(120, seed=14, worlds=1)
+    found = Conformal.of(prediction, target, labels=torch.arange(120)[:, None] % 2)
+    for label in (5, -1):
+        with pytest.warns(UserWarning, match=f"{label} with 0 rows"):
+            low, high = found.bound(torch.full((120, 1), label)).interval(prediction, 0.9)
+        assert low.eq(-math.inf).all() and high.eq(math.inf).all()
+
+
+def test_rows_without_labels_take_the_threshold_of_all_rows_and_it_is_said():
     prediction, target = draws(120, seed=14, worlds=1)
     found = Conformal.of(prediction, target, labels=torch.arange(120)[:, None] % 2)
     together = Conformal.of(prediction, target).bound().interval(prediction, 0.9)
-    for labels in (torch.full((120, 1), 5), torch.full((120, 1), -1), None):
-        with pytest.warns(UserWarning, match="no conformal row had"):
-            assert_close(found.bound(labels).interval(prediction, 0.9), together)
+    with pytest.warns(UserWarning, match="have no group.* groups= to load"):
+        assert_close(found.bound().interval(prediction, 0.9), together)
 
 
 def assert_close(ones, others):
@@ -248,7 +302,9 @@ def assert_close(ones, others):
 def test_too_few_rows_give_the_whole_line_or_the_support_with_a_warning():
     prediction, target = draws(8, seed=15, worlds=1)
     found = Conformal.of(prediction, target)
-    with pytest.warns(UserWarning, match="8 of 8 .* everything: 8 rows, .* level 0.9"):
+    with pytest.warns(
+        UserWarning, match="8 of 8 .* everything: 8 rows are .* level 0.9, .* needs 9"
+    ):
         low, high = found.bound().interval(prediction, 0.9)
     assert low.eq(-math.inf).all() and high.eq(math.inf).all()
     with pytest.warns(UserWarning, match="hold everything"):
@@ -428,7 +484,7 @@ def test_a_bar_of_zero_holds_an_exact_prediction_and_nothing_else():
     found = Conformal.of(prediction, torch.tensor([0.0] * 5 + [1.0] * 4))
     low, high = found.bound().interval(prediction, 0.5)
     assert low.eq(0).all() and high.eq(0).all()
-    with pytest.warns(UserWarning, match="targets that the law holds possible"):
+    with pytest.warns(UserWarning, match="targets that the law holds impossible"):
         low, high = found.bound().interval(prediction, 0.6)
     assert low.eq(-math.inf).all() and high.eq(math.inf).all()
 

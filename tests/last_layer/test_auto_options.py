@@ -1,6 +1,7 @@
 """Options of `calibrate(criterion="auto")`: noise, law, conformal rows, files, and the report."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -174,6 +175,39 @@ def test_conformal_rows_guarantee_intervals_and_survive_a_file(one, fresh, group
     assert "Conformal intervals from 200 rows" in str(uq.report)
     own_function = groups if callable(groups) else None
     the_same(reloaded(uq, one, tmp_path, groups=own_function), uq, one.test[0])
+
+
+def six_and_others(batch):
+    """Group 3 for the first six of 200 rows, 0 for all others."""
+    return torch.where(torch.arange(len(inputs_of(batch))) < 6, 3, 0)
+
+
+def test_a_group_that_is_too_small_is_infinite_here_in_files_and_in_tables(one, fresh, tmp_path):
+    uq = calibrated(one, conformal=fresh, groups=six_and_others)
+    assert "need 9 rows: 3 with 6 rows" in str(uq.report)
+    again = reloaded(uq, one, tmp_path, groups=six_and_others)
+    assert str(again.report) == str(uq.report)
+    for fitted in (uq, again):
+        p = fitted.predict(one.test[0])
+        with pytest.warns(UserWarning, match="needs 9 rows: 3 with 6 rows"):
+            low, high = p.interval(0.9, conformal=True)
+        assert low[:6].eq(-math.inf).all() and high[:6].eq(math.inf).all()
+        assert low[6:].isfinite().all() and high[6:].isfinite().all()
+        with pytest.warns(UserWarning, match="3 with 6 rows"):
+            table = p.to_numpy(conformal=True)
+        assert (table["high"][:6] == math.inf).all()
+    merged = calibrated(one, conformal=fresh, groups=six_and_others, merge_groups=50)
+    assert "small ones are merged: 0, 3 with 200 rows" in str(merged.report)
+    low, high = merged.predict(one.test[0]).interval(0.9, conformal=True)
+    assert low.isfinite().all() and high.isfinite().all()
+
+
+def test_rows_to_merge_groups_by_are_a_number_and_belong_to_groups(one):
+    uq = rg.LastLayerRigidity(one.model).fit(one.train)
+    refused("give groups= too", uq.calibrate, one.valid, conformal=0.5, merge_groups=50)
+    for wrong in (0, True, 0.5, "bar"):
+        options = {"conformal": 0.5, "groups": side, "merge_groups": wrong}
+        refused("number of rows below which", uq.calibrate, one.valid, **options)
 
 
 def test_a_share_of_the_rows_is_set_aside_and_fits_nothing(one):

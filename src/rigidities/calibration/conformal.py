@@ -22,7 +22,10 @@ from ..notices import notify, require, require_level
 from ..prediction.prediction import Prediction
 
 LEAST = 50
-"""Rows below which a group is merged."""
+"""Rows below which groups by the bar are merged, where nothing else is asked for."""
+
+USUAL = 0.9
+"""Level for which a report says which groups are too small."""
 
 _SLACK = 1e-6
 """Share by which tails are narrowed: rounding must not push out the row that one came from."""
@@ -70,6 +73,7 @@ class Conformal:
         labels: Tensor | None = None,
         cuts: Tensor | None = None,
         function: Groups | None = None,
+        merge_below: int | None = None,
     ) -> Conformal:
         """From predictions of rows that fitted nothing else.
 
@@ -81,7 +85,12 @@ class Conformal:
             labels: which group each entry is of, likewise.
             cuts: of the bar, instead of labels; see `bar_cuts`.
             function: that gave the labels.
+            merge_below: rows below which groups share one list. By default groups by labels are
+                never merged, since their guarantee would be that of the union, and groups by the
+                bar are below `LEAST`.
         """
+        if merge_below is None:
+            merge_below = 0 if cuts is None else LEAST
         tail = prediction.tail(target).detach()
         known, which = ~tail.isnan(), _which(targets, tail)
         if not bool(known.any()) or bool((prediction.mean + prediction.std).isnan().any()):
@@ -93,7 +102,8 @@ class Conformal:
         count, groups, group = int(which.max()) + 1, len(seen), _number(seen, given)[known]
         which = which[known]
         table = (which * (groups + 1) + group).bincount(minlength=count * (groups + 1))
-        place = _lists(table.reshape(count, -1)[:, :groups].tolist(), by_size=cuts is None)
+        rows = table.reshape(count, -1)[:, :groups].tolist()
+        place = _lists(rows, by_size=cuts is None, merge_below=merge_below)
         places = which.new_tensor(place)
         columns = [places[which, -1], places[which, group]][: 2 if groups else 1]
         lists, tails = torch.cat(columns), tail[known].repeat(len(columns))
@@ -108,7 +118,7 @@ class Conformal:
 
     def thresholds(self, level: float) -> Tensor:
         r"""Tail of the $\lceil (n+1)\,\mathrm{level} \rceil$-th score of each list; 0 beyond n."""
-        share = Fraction(str(float(level)))  # 0.9 is nine tenths, whatever its last bit
+        share = _exact(level)
         rank = self.counts.new_tensor([math.ceil((n + 1) * share) for n in self.counts.tolist()])
         at = self.counts.cumsum(0) - self.counts + rank - 1
         tails = torch.cat([self.tails, self.tails.new_zeros(1)])
@@ -127,16 +137,42 @@ class Conformal:
         said = f"Conformal intervals from {most} rows"
         said += "" if least == most else f" ({least} where most targets are masked)"
         said += f", in {groups} groups{' by the bar' * (self.cuts is not None)}" if groups else ""
+        if merged := self._merged():
+            said += f"; small ones are merged: {'; '.join(merged)}"
+        small = self._too_small(USUAL)
+        sentences = [f"{said}. {_GUARANTEE}"]
+        if small:
+            sentences.append(
+                f"Groups too small for {USUAL:.0%} intervals, which need {rows_needed(USUAL)} "
+                f"rows: {_listed(small)}. Theirs are infinite. Add rows to them, or merge them: "
+                f"calibrate(..., merge_groups={LEAST})."
+            )
+        return [*sentences, _QUESTION]
+
+    def _merged(self) -> list[str]:
+        """Groups that share one list, as "1, 4 with 65 rows"."""
         merged = []
-        for k, lists in enumerate(self.place[:, :-1]):
-            whose = f" of target {k}" if len(self.place) > 1 else ""
-            numbers, times = lists.unique(return_counts=True)
-            for i, n in zip(numbers.tolist(), times.tolist(), strict=True):
-                shared = ", ".join(map(str, self.labels[lists == i].tolist()))
-                merged += [f"{shared}{whose} with {int(self.counts[i])}"] if n > 1 else []
-        if merged:
-            said += f"; those of fewer than {LEAST} rows are merged: {'; '.join(merged)}"
-        return [f"{said}. {_GUARANTEE}", _QUESTION]
+        for target, lists in enumerate(self.place[:, :-1]):
+            for number in lists.unique().tolist():
+                shared = self.labels[lists == number].tolist()
+                if len(shared) > 1:
+                    names = ", ".join(map(str, shared)) + self._of_target(target)
+                    merged.append(f"{names} with {_rows(int(self.counts[number]))}")
+        return merged
+
+    def _too_small(self, level: float) -> list[str]:
+        """Groups whose list has too few rows for a level, as "3 with 6 rows"."""
+        small = []
+        for target, lists in enumerate(self.place[:, :-1].tolist()):
+            for label, number in zip(self.labels.tolist(), lists, strict=True):
+                count = int(self.counts[number])
+                if count < rows_needed(level):
+                    small.append(f"{label}{self._of_target(target)} with {_rows(count)}")
+        return small
+
+    def _of_target(self, target: int) -> str:
+        """Which target a group is of, where there are several."""
+        return f" of target {target}" if len(self.place) > 1 else ""
 
     def to(self, device: torch.device | str) -> Conformal:
         """The same on another device."""
@@ -188,25 +224,38 @@ class BoundConformal:
         """Of each row's own law, between the tails at the threshold of its group: (low, high).
 
         Where a group has too few rows for the level it is the whole line, or the support, and a
-        warning says so. A label that no conformal row had gets the threshold of all rows.
+        warning names the group. A label that no conformal row had is such a group. Rows without a
+        label get the threshold of all rows.
         """
         require_level(level, "An interval's")
         scores, labels, which = vars(self.resolved(prediction)).values()
         group = _number(scores.labels, labels)
-        if len(scores.labels) and bool((group == len(scores.labels)).any()):
-            notify(
-                "Some rows have no group, or one that no conformal row had: their conformal "
-                "intervals are those of all rows together."
-            )
+        unseen = torch.zeros_like(labels, dtype=torch.bool)
+        if len(scores.labels):
+            unlabelled = labels == _NONE
+            unseen = (group == len(scores.labels)) & ~unlabelled
+            if bool(unlabelled.any()):
+                notify(
+                    "Some rows have no group: their conformal intervals are those of all rows "
+                    "together. Pass groups= to load, the function that calibrate was given."
+                )
         lists = scores.place[which, group]
         tail = scores.thresholds(level)[lists]
+        tail = torch.where(unseen, tail.new_zeros(()), tail)
         if bool((whole := tail == 0).any()):
-            notify(
-                f"{int(whole.sum())} of {tail.numel()} conformal intervals hold everything: "
-                f"{int(scores.counts[lists[whole]].min())} rows, with targets that the law holds "
-                f"possible, are too few for level {level:g}."
-            )
+            counts = torch.where(unseen, 0, scores.counts[lists])
+            notify(_why_whole(whole, counts, labels, level, grouped=len(scores.labels) > 0))
         return prediction.within(tail * (1 - _SLACK))
+
+
+def rows_needed(level: float) -> int:
+    r"""Conformal rows that a finite interval takes: the least n with (n + 1) level <= n.
+
+    >>> rows_needed(0.9), rows_needed(0.95)
+    (9, 19)
+    """
+    share = _exact(level)
+    return math.ceil(share / (1 - share))
 
 
 def bar_cuts(std: Tensor | None, groups: int = 5) -> Tensor:
@@ -266,18 +315,65 @@ def _number(seen: Tensor, given: Tensor) -> Tensor:
     return torch.where(same, found, len(seen))
 
 
-def _lists(table: list[list[int]], *, by_size: bool) -> list[list[int]]:
+def _exact(level: float) -> Fraction:
+    """The level as it is written: 0.9 is nine tenths, whatever its last bit."""
+    return Fraction(str(float(level)))
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count} rows"
+
+
+def _listed(names: list[str], most: int = 8) -> str:
+    """The first of some names, and how many others there are."""
+    if len(names) <= most:
+        return ", ".join(names)
+    return f"{', '.join(names[:most])} and {len(names) - most} others"
+
+
+def _why_whole(
+    whole: Tensor, counts: Tensor, labels: Tensor, level: float, *, grouped: bool
+) -> str:
+    """Why intervals hold everything, with the groups, their rows and the rows they need.
+
+    Args:
+        whole: which intervals do.
+        counts: conformal rows of each one's list.
+        labels: its group.
+        level: of the intervals.
+        grouped: whether there are groups.
+    """
+    needed = rows_needed(level)
+    begin = f"{int(whole.sum())} of {whole.numel()} conformal intervals hold everything: "
+    few = whole & (counts < needed)
+    if not bool(few.any()):
+        return (
+            f"{begin}too many conformal rows have targets that the law holds impossible for level "
+            f"{level:g}. Check the support and bars of zero."
+        )
+    if not grouped or bool((labels[few] == _NONE).any()):
+        least = _rows(int(counts[few].min()))
+        return f"{begin}{least} are too few for level {level:g}, which needs {needed}."
+    pairs = torch.unique(torch.stack([labels[few], counts[few]], -1), dim=0).tolist()
+    names = _listed([f"{label} with {_rows(count)}" for label, count in pairs])
+    return (
+        f"{begin}groups too small for level {level:g}, which needs {needed} rows: {names}. Give "
+        f"calibrate more conformal rows of them, or merge_groups={LEAST} to merge small groups."
+    )
+
+
+def _lists(table: list[list[int]], *, by_size: bool, merge_below: int) -> list[list[int]]:
     """Numbers of the lists of each target's groups, of those rows (K, G), and of all its rows.
 
-    Neighbours (by size) are together until they have `LEAST` rows; too few at the end join those
-    before.
+    Neighbours (by size) are together until they have `merge_below` rows; too few at the end join
+    those before. With 0 every group has a list of its own.
     """
     place, first = [], 0
     for counts in table:
         numbers, number, held = [0] * len(counts), 0, 0
         for i in sorted(range(len(counts)), key=lambda i: counts[i] if by_size else i):
             numbers[i], held = number, held + counts[i]
-            if held >= LEAST:
+            if held >= merge_below:
                 number, held = number + 1, 0
         last = max(number - 1, 0)
         place.append([first + min(i, last) for i in numbers] + [first + last + bool(counts)])

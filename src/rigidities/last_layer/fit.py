@@ -294,14 +294,15 @@ class ReadoutFit:
         gradient_target: GradientTarget | None,
         conformal: Any = None,
         groups: Any = None,
+        merge_groups: int | None = None,
         group: Any = None,
         **options: Any,
     ) -> CalibrationReport:
         """Choose ridge, scale and noise; see `LastLayerRigidity.calibrate`."""
-        require_groups(groups, conformal)
+        require_groups(groups, conformal, merge_groups)
         apart = None if conformal is None or isinstance(conformal, float) else conformal
         share = conformal if apart is None else True
-        choices = named([wanted, share, groups, gradients, gradient_target])
+        choices = named([wanted, share, groups, merge_groups, gradients, gradient_target])
         with self._alone(), self.job(group, "calibrate", options=choices) as others:
             weighing = self.known().known_weighing()
             if gradients is not None or gradient_target is not None:
@@ -330,7 +331,7 @@ class ReadoutFit:
                     None if train is None else look(feed(train), compared=False),
                 )
                 digits = 4 * torch.finfo(placement(self.model)[1]).eps  # of a feature, a few times
-                report = work.together(others, parts, conformal, groups, digits)
+                report = work.together(others, parts, conformal, groups, merge_groups, digits)
                 final = posterior.with_ridge(report.ridge).with_scale(report.scale)
                 if forces is not None:
                     dtype = placement(self.model)[1]

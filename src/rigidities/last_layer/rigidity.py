@@ -268,6 +268,7 @@ class LastLayerRigidity(ModelWrapper):
         optimism: bool = True,
         conformal: Any = None,
         groups: str | Groups | None = None,
+        merge_groups: int | None = None,
         gradients: InputName = None,
         gradient_target: GradientTarget | None = None,
         batch_size: int | None = None,
@@ -307,7 +308,10 @@ class LastLayerRigidity(ModelWrapper):
                 a model linear in all that was trained: False lets "auto" take them for new ones.
             conformal: rows that fit nothing else, for `p.interval(0.9, conformal=True)`; or a share
                 of valid to set aside for it, 0.3 say.
-            groups: for these, callable(batch) -> whole numbers, or "bar" for fifths of the bar.
+            groups: for these, callable(batch) -> whole numbers, or "bar" for fifths of the bar. A
+                group with too few rows for a level (9 for 90 %) gets infinite intervals.
+            merge_groups: rows below which groups are merged with the next larger, 50 say. By
+                default none are, but fifths of the bar below 50 with the next fifth.
             gradients: as in `fit`; by default what the fit was given.
             gradient_target: likewise. With one, derivatives get a scale of their own, from a
                 second pass.
@@ -320,7 +324,7 @@ class LastLayerRigidity(ModelWrapper):
         """
         wanted = Wanted.of(criterion, noise, law, ridge, support, guard, optimism)
         options: dict[str, Any] = {"batch_size": batch_size, "progress": progress, "group": group}
-        options |= {"conformal": conformal, "groups": groups}
+        options |= {"conformal": conformal, "groups": groups, "merge_groups": merge_groups}
         options |= {"gradients": gradients, "gradient_target": gradient_target}
         return self._fit.calibrate(with_target(valid, y), train, wanted, **options)
 

@@ -75,7 +75,13 @@ class Validation:
         return found
 
     def together(
-        self, others: Job, own: Parts, conformal: Any, groups: Any, digits: float
+        self,
+        others: Job,
+        own: Parts,
+        conformal: Any,
+        groups: Any,
+        merge_groups: int | None,
+        digits: float,
     ) -> CalibrationReport:
         """The report of the rows of all processes, the same on every one.
 
@@ -84,6 +90,7 @@ class Validation:
             own: rows gathered here: to fit, for conformal scores, of the training data.
             conformal: as in `LastLayerRigidity.calibrate`.
             groups: likewise.
+            merge_groups: likewise.
             digits: error of variances by products of mixed precision that features have anyway.
         """
 
@@ -96,7 +103,9 @@ class Validation:
             if rows is not None and self.wanted.criterion != "loo":
                 said = remarks(report, rows, self.posterior.eigenvalues)
                 report = replace(report, remarks=[*said, *report.remarks])
-            return report if apart is None else self.guaranteed(report, apart, groups)
+            if apart is None:
+                return report
+            return self.guaranteed(report, apart, groups, merge_groups)
 
         if others.size == 1:
             return fold(iter([own]))
@@ -132,7 +141,7 @@ class Validation:
         return chosen(residuals, *common, evidence=score, zero_curvature=zeros)
 
     def guaranteed(
-        self, report: CalibrationReport, apart: Residuals, groups: Any
+        self, report: CalibrationReport, apart: Residuals, groups: Any, merge_groups: int | None
     ) -> CalibrationReport:
         """The report with conformal scores of rows that were set apart."""
         chosen, lam = report.calibration, self.posterior.eigenvalues
@@ -142,7 +151,12 @@ class Validation:
             cuts = bar_cuts(None if seen is None else predicted(chosen, seen, lam, seen=True).std)
         found, labels = predicted(chosen, apart, lam), apart.kept.get("labels")
         conformal = Conformal.of(
-            found, found.mean + apart.error, labels=labels, cuts=cuts, function=self.groups
+            found,
+            found.mean + apart.error,
+            labels=labels,
+            cuts=cuts,
+            function=self.groups,
+            merge_below=merge_groups,
         )
         remarks = [*report.remarks, *conformal.sentences]
         return replace(report, calibration=replace(chosen, conformal=conformal), remarks=remarks)
@@ -224,10 +238,19 @@ def conformal_rows(
     return rows.picked(~which), rows.picked(which)
 
 
-def require_groups(groups: Any, conformal: Any) -> None:
+def require_groups(groups: Any, conformal: Any, merge_groups: Any) -> None:
     """Refuse groups that are none, or that nothing would use."""
     if groups is None:
+        if merge_groups is not None:
+            raise ValueError("merge_groups= is for groups: give groups= too, or leave it out.")
         return
+    if merge_groups is not None and (
+        not isinstance(merge_groups, int) or isinstance(merge_groups, bool) or merge_groups < 1
+    ):
+        raise ValueError(
+            "merge_groups is the number of rows below which groups are merged, 50 say, got "
+            f"{merge_groups!r}."
+        )
     if groups != "bar" and not callable(groups):
         raise ValueError(f"groups must be 'bar' or callable(batch), got {groups!r}.")
     if conformal is None:
