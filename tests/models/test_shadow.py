@@ -342,3 +342,20 @@ def test_parameters_keep_the_attributes_that_a_library_gave_them(net):
         torch.testing.assert_close(uq(x)[0], own)
         torch.testing.assert_close(uq.freeze()(x), uq(x))
         torch.testing.assert_close(uq.refit().model[0](x), net.model[0](x))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_of_half_precision_works_whatever_the_default_dtype(net, dtype):
+    given = net._replace(model=net.model.to(dtype))
+    rows = [(x.to(dtype), y) for x, y in (net.train, net.valid)]
+    found = []
+    before = torch.get_default_dtype()
+    try:
+        for default in (torch.float32, torch.float64):
+            torch.set_default_dtype(default)
+            uq = rg.LastLayerRigidity(given.model).fit(rows[0])
+            uq.calibrate(*rows[1])
+            found.append((uq.gram.matrix, uq.predict(net.test[0].to(dtype)).std.double()))
+    finally:
+        torch.set_default_dtype(before)
+    torch.testing.assert_close(found[1], found[0])
