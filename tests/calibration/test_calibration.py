@@ -1,5 +1,6 @@
 """Calibration against brute force: dense grids, numerical minimisation, explicit refits."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -444,3 +445,43 @@ def test_calibration_rows_given_twice_change_nothing(criterion, noise):
     twice = Problem(p.model, p.x, p.y, p.x_valid.repeat(2, 1), p.y_valid.repeat(2, 1))
     ridge, std = std_after(p, criterion, noise)
     same((ridge, std.repeat(2, 1)), std_after(twice, criterion, noise))
+
+
+def half_empty(rows: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Rows of inputs, every third of which is zero, and noisy targets."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 3, generator=generator, dtype=torch.float64)
+    x[::3] = 0
+    noise = torch.randn(rows, 1, generator=generator, dtype=torch.float64)
+    return x, x.sum(1, keepdim=True) + 0.3 * noise
+
+
+@pytest.mark.parametrize("criterion", ["nll", "bins", "crps", "absolute", "evidence"])
+def test_rows_without_features_are_left_out_of_the_papers_form_with_a_notice(criterion):
+    model = nn.Linear(3, 1, bias=False, dtype=torch.float64)
+    uq = rg.LastLayerRigidity(model).fit(half_empty(90, 0))
+    x, y = half_empty(300, 1)
+    some = x.any(1)
+    plain = uq.calibrate(x[some], y[some], criterion=criterion)
+    with pytest.warns(UserWarning, match="features of 100 of 300 rows are zero"):
+        report = uq.calibrate(x, y, criterion=criterion)
+    assert report.calibration.ridge == pytest.approx(plain.calibration.ridge)
+    torch.testing.assert_close(report.calibration.scale, plain.calibration.scale)
+    assert report.nll == pytest.approx(plain.nll) and math.isfinite(report.nll)
+    assert report.nll_constant == pytest.approx(plain.nll_constant)
+    assert any("left out of the calibration" in remark for remark in report.remarks)
+    std = uq.predict(x).std
+    assert bool((std[~some] == 0).all()) and bool((std[some] > 0).all())
+
+
+@pytest.mark.parametrize("options", [{}, {"criterion": "nll", "noise": "constant"}])
+def test_a_noise_is_the_bar_of_rows_without_features(options):
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1, bias=False, dtype=torch.float64)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    uq = rg.LastLayerRigidity(model).fit(half_empty(300, 0))
+    x, y = half_empty(300, 1)
+    uq.calibrate(x, y, **options)
+    std = uq.predict(x).std[::3]
+    assert bool((std > 0.2).all()) and bool((std < 0.45).all())

@@ -1,5 +1,6 @@
 """Models that are not plain: without values yet, scripted, of quantised weights, transformed."""
 
+import threading
 from typing import Any
 
 import pytest
@@ -220,3 +221,141 @@ def test_hooks_of_a_shadow_are_its_own():
     for module in twin:
         module.register_forward_hook(lambda *_: None)
     assert [len(module._forward_hooks) for module in (*model, *twin)] == [1, 0, 2, 1]
+
+
+def compiled_in_place(model: nn.Module) -> None:
+    model.compile(backend="eager")
+
+
+def compiled_forward(model: nn.Module) -> None:
+    model.forward = torch.compile(model.forward, backend="eager")
+
+
+def compiled_twice(model: nn.Module) -> None:
+    compiled_forward(model)
+    compiled_in_place(model)
+
+
+def compiled_parts(model: Any) -> None:
+    for part in model:
+        compiled_in_place(part)
+
+
+@pytest.mark.parametrize(
+    "compiled", [compiled_in_place, compiled_forward, compiled_twice, compiled_parts]
+)
+def test_what_was_compiled_in_place_gives_the_bars_of_the_plain_model(net, compiled):
+    x, expected = net.test[0], fitted(net)(net.test[0])
+    compiled(net.model)
+    before = [dict(vars(module)) for module in net.model.modules()]
+    uq = fitted(net)
+    assert uq.readout.case == "plain"
+    torch.testing.assert_close(uq(x), expected)
+    torch.testing.assert_close(uq.freeze()(x), expected)
+    for module, own in zip(net.model.modules(), before, strict=True):
+        assert all(vars(module)[name] is value for name, value in own.items())
+    with torch.no_grad():
+        net.model[0].bias.add_(1.0)
+    refused("weights have changed", uq, x)
+
+
+@pytest.mark.parametrize("compiled", [compiled_in_place, compiled_forward])
+def test_a_refitted_readout_of_a_compiled_model_is_that_of_the_copy(net, compiled):
+    x, plain = net.test[0], fitted(net).refit().model
+    compiled(net.model)
+    again = fitted(net).refit().model
+    torch.testing.assert_close(again(x), plain(x))
+
+
+class Stepped(nn.Module):
+    """A model that has compiled a method of its own."""
+
+    def __init__(self, parts: Any) -> None:
+        super().__init__()
+        self.trunk, self.head = parts[:-1], parts[-1]
+        self.step = torch.compile(self.plain_step, backend="eager")
+
+    def plain_step(self, x: Tensor) -> Tensor:
+        return self.head(self.trunk(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.step(x)
+
+
+def test_a_method_that_a_model_has_compiled_is_the_copys_own(net):
+    expected = fitted(net)(net.test[0])
+    uq = fitted(net._replace(model=Stepped(net.model)))
+    torch.testing.assert_close(uq(net.test[0]), expected)
+
+
+class Keeping(nn.Module):
+    """A model that keeps what it computes in a list and a dictionary, as KANs and LeViT do."""
+
+    def __init__(self, parts: Any) -> None:
+        super().__init__()
+        self.trunk, self.head = parts[:-1], parts[-1]
+        self.shift = nn.Parameter(torch.zeros(4))
+        self.kept: list[Tensor] = []
+        self.cache: dict[str, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.cache.setdefault("shift", 2 * self.shift)
+        self.kept.append(self.trunk(x + self.cache["shift"]))
+        return self.head(self.kept[-1])
+
+
+def test_tensors_that_a_pass_has_left_in_lists_are_copied_by_their_values(net):
+    expected, model = fitted(net)(net.test[0]), Keeping(net.model)
+    model(net.train[0])
+    assert not model.kept[0].is_leaf and not model.cache["shift"].is_leaf
+    twin = shadow(model)
+    assert torch.equal(twin.kept[0], model.kept[0]) and twin.kept[0].is_leaf
+    uq = fitted(net._replace(model=model))
+    torch.testing.assert_close(uq(net.test[0]), expected)
+    assert len(model.kept) == 1 and not model.kept[0].is_leaf
+
+
+def test_an_attribute_that_cannot_be_copied_is_named(net):
+    net.model[1].locks = [None, threading.Lock()]
+    said = r"its attribute '1.locks\[1\]' \(a lock\) refuses .* set that attribute to None"
+    with pytest.raises(TypeError, match=said):
+        rg.LastLayerRigidity(net.model).fit(net.train)
+    net.model[1].locks = None
+    net.model.lock = threading.Lock()
+    with pytest.raises(TypeError, match="its attribute 'lock' "):
+        rg.LastLayerRigidity(net.model).fit(net.train)
+
+
+class Widths(nn.Linear):
+    """A layer that reads its width off its parameter, as those of mup do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.weight.width
+
+
+def test_parameters_keep_the_attributes_that_a_library_gave_them(net):
+    x = net.test[0]
+    net.model[0] = Widths(4, net.model[0].out_features)
+    net.model[0].weight.width = 1.0
+    with torch.no_grad():
+        uq, own = fitted(net), net.model(x)
+        torch.testing.assert_close(uq(x)[0], own)
+        torch.testing.assert_close(uq.freeze()(x), uq(x))
+        torch.testing.assert_close(uq.refit().model[0](x), net.model[0](x))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_of_half_precision_works_whatever_the_default_dtype(net, dtype):
+    given = net._replace(model=net.model.to(dtype))
+    rows = [(x.to(dtype), y) for x, y in (net.train, net.valid)]
+    found = []
+    before = torch.get_default_dtype()
+    try:
+        for default in (torch.float32, torch.float64):
+            torch.set_default_dtype(default)
+            uq = rg.LastLayerRigidity(given.model).fit(rows[0])
+            uq.calibrate(*rows[1])
+            found.append((uq.gram.matrix, uq.predict(net.test[0].to(dtype)).std.double()))
+    finally:
+        torch.set_default_dtype(before)
+    torch.testing.assert_close(found[1], found[0])

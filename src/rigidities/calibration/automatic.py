@@ -174,6 +174,8 @@ class Paper:
         """For validation rows; None where there is none, as with features that are all zero."""
         own = replace(wanted, criterion="nll", noise=NoNoise, law=Gaussian(), given=None)
         objective = Objective(residuals, eigenvalues, own)
+        if bool(objective.barless.any()):  # it gives rows whose features are zero no bar at all
+            return None
         try:
             choice, _ = search(objective, wanted.ridge)
         except ValueError:

@@ -17,6 +17,11 @@ from .objective import Objective, search
 from .report import CalibrationReport
 
 Evidence = Callable[[Tensor], Tensor]
+BARLESS = (
+    "The features of {} of {} rows are zero: the readout's weights do not move their outputs (a "
+    "final ReLU or clamp, an empty sum). Without noise such rows have error bars of zero, and they "
+    "were left out of the calibration. criterion='auto' or noise='constant' gives them the noise."
+)
 
 
 def chosen(
@@ -55,6 +60,10 @@ def chosen(
     found: dict[str, Any] = {"value": choice.value, "nll": nll, "nll_constant": constant}
     found |= {"calibration": objective.calibration(choice), "at_edge": edge}
     found |= {"zero_curvature": zero_curvature}
+    if (count := int(objective.barless.any(1).sum())) > 0:
+        said = BARLESS.format(count, len(objective.barless))
+        notify(said)
+        found |= {"remarks": [said]}
     return reported(solved(choice.ridge), wanted, residuals, **found)
 
 

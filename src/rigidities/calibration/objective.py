@@ -3,7 +3,8 @@ r"""Ridge, scale and noise from residuals, at the price of one pass and one eige
 With $G = V \mathrm{diag}(\lambda) V^\top$ and $P = (F_{val} V)^2$ elementwise, the variances for
 a whole grid of ridges s are one matrix product, $q(s) = P\,(\lambda + s)^{-1}$; the best scale at
 each ridge has a closed form (`criteria`). A noise floor $\rho$ joins as $u = q + \rho\,\bar c / c$,
-with c the row's loss weight and $\bar c$ the typical one.
+with c the row's loss weight and $\bar c$ the typical one. Rows with q = 0 at every ridge, where the
+gradient of the output vanishes, say nothing of the scale: without a noise they are left out.
 
 Without validation data, `loo` takes the training rows: a row left out of a ridge regression has
 residual $e/(1-cq)$ and variance $q/(1-cq)$. That is exact for a readout refitted without the
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -64,6 +66,13 @@ class Objective:
     eigenvalues: Tensor
     wanted: Wanted
     least: float = -math.inf
+
+    @cached_property
+    def barless(self) -> Tensor:
+        """Which rows (n, 1 or K) have no variance at any ridge: zero features, and no noise."""
+        whole = torch.cat([(piece != 0).any(-1) for piece in self.residuals.power])
+        whole = whole[:, None] if whole.ndim == 1 else whole
+        return ~whole if self.wanted.noise.tied == 0 else torch.zeros_like(whole)
 
     def choices(self, ridges: Tensor, near: Choice | None = None, width: float = 1) -> list[Choice]:
         """The best scale and floor at each ridge.
@@ -122,10 +131,10 @@ class Objective:
         return min(laws, key=lambda law: float(law.profile(z, torch.ones_like(z))[1]))
 
     def _standing(self, choice: Choice) -> tuple[Tensor, Tensor]:
-        """Errors (n, K) and variances of all rows at a choice."""
+        """Errors (n, K), NaN of rows that do not count, and variances at a choice."""
         ridges = self.eigenvalues.new_tensor([choice.ridge])
         q = self.residuals.quadratic(self.eigenvalues, ridges)[..., 0]
-        error = self.residuals.error
+        error = self.residuals.error.masked_fill(self.barless, math.nan)
         if self.wanted.left_out:
             kept = 1 - self.residuals.weight * q
             error, q = error / kept, q / kept
@@ -163,9 +172,9 @@ class Objective:
         return scale2, value
 
     def _rows(self, q: Tensor, k: int, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Errors and spreads of target k where it is not masked, and the noise's share."""
+        """Errors and spreads of target k in the rows that count, and the noise's share."""
         data = self.residuals
-        known = torch.isfinite(data.error[:, k]) & kept
+        known = torch.isfinite(data.error[:, k]) & kept & ~_column(self.barless, k)[:, 0]
         error = data.error[known, k, None]
         weight = _column(data.weight, k)[known]
         share = _column(data.share, k)[known]
@@ -223,8 +232,8 @@ def _best(choices: list[Choice]) -> Choice:
     best = min(choices, key=lambda choice: (-choice.rows, choice.value))
     if not math.isfinite(best.value):
         raise ValueError(
-            "No ridge gives a finite criterion. Are there rows whose features are all zero (their "
-            "variance is zero)? Use noise='constant', or a readout with a bias."
+            "No ridge gives a finite criterion. Are the features of all rows zero (their variance "
+            "is zero)? Use noise='constant', or a readout with a bias."
         )
     return best
 

@@ -5,7 +5,6 @@ The sums that a fit has kept give it, and the sums about it, without another pas
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,7 @@ from ..calibration.evidence import evidence, most_evident_ridge, ridge_solution
 from ..calibration.report import LARGEST_DOUBT
 from ..data.batches import Batch
 from ..losses import MSE, Loss
-from ..models.shadow import unwrapped
+from ..models.shadow import independent, unwrapped
 from ..posterior.gram import Gram
 from ..posterior.posterior import Posterior
 from .accumulation import Statistics, Weighing, accumulate, settled
@@ -99,7 +98,7 @@ def refitted(
         known = known.clone().merge(new)
         whole = Posterior.from_gram(known.gram, posterior.ridge)
         ridge, change, _ = others.all(_best(tap, known.gram, whole))[0]
-    model = copy.deepcopy(model)
+    model = independent(model)
     columns = CASES[tap.case]([*map(model.get_submodule, tap.heads)]).columns
     columns.write(tap.weights + change)
     known = known.after(columns.weights() - tap.weights)  # as they are rounded

@@ -14,11 +14,13 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from itertools import chain, repeat
 from operator import attrgetter
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
 
 from .mean_of import MeanOf
 
@@ -31,26 +33,123 @@ def shadow(model: nn.Module) -> nn.Module:
     for module in model.modules():
         for value in chain(*(g.values() for g in _groups(module)), vars(module).values()):
             if isinstance(value, Tensor):
-                alias, own = value.detach(), isinstance(value, nn.Parameter)
-                memo[id(value)] = nn.Parameter(alias, requires_grad=False) if own else alias
+                memo[id(value)] = _alias(value)
             elif isinstance(value, torch.jit.ScriptFunction):
                 memo[id(value)] = value  # it has no state to copy, and refuses
             elif type(value) is OrderedDict and not value:
                 memo[id(value)] = OrderedDict()  # of hooks, ten in a module: slow to deep-copy
-    try:
-        _copy_plain(list(model.modules()), memo)
-        twin = copy.deepcopy(model, memo)
-    except Exception as error:
-        raise TypeError(
-            f"{type(model).__name__} cannot be copied ({error}). The copy shares all weights and "
-            "is needed so that your model stays untouched: drop the attribute that refuses "
-            "copy.deepcopy, or give it a __deepcopy__."
-        ) from error
+    twin = _copied(model, memo)
     for copied, module in zip(twin.modules(), model.modules(), strict=True):
         if isinstance(module, torch.jit.ScriptModule):  # which knows no memo
             for mine, theirs in zip(_state(copied), _state(module), strict=True):
                 mine.detach_().data = theirs.data
     return twin.eval()
+
+
+def independent(model: nn.Module) -> nn.Module:
+    """A copy of the model with memory of its own, nothing of it compiled.
+
+    Unlike that of `copy.deepcopy` its parameters keep the attributes that somebody gave them, and
+    tensors that were computed from others are copied too.
+    """
+    memo: dict[int, object] = {}
+    for parameter in model.parameters():
+        if type(parameter) is nn.Parameter:
+            own = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+            memo[id(parameter)] = with_attributes(own, parameter)
+    return _copied(model, memo)
+
+
+def with_attributes(tensor: Tensor, like: Tensor) -> Tensor:
+    """The tensor with the attributes of another, as libraries such as mup hang on parameters."""
+    vars(tensor).update(vars(like))
+    return tensor
+
+
+def _alias(tensor: Tensor) -> Tensor:
+    alias = tensor.detach()
+    if isinstance(tensor, nn.Parameter):
+        alias = nn.Parameter(alias, requires_grad=False)
+    if type(tensor) in _KNOWN:
+        with_attributes(alias, tensor)
+    return alias
+
+
+def _copied(model: nn.Module, memo: dict[int, object]) -> nn.Module:
+    """A deep copy with what `memo` holds in place of its originals, nothing of it compiled."""
+    modules = list(model.modules())
+    with _ComputedTensors():
+        try:
+            _copy_plain(modules, memo)
+            twin = copy.deepcopy(model, memo)
+            for copied, module in zip(twin.modules(), modules, strict=True):
+                _uncompile(copied, module, memo)
+        except Exception as error:
+            raise TypeError(
+                f"{type(model).__name__} cannot be copied: {_uncopied(model, memo)} refuses "
+                f"copy.deepcopy ({error}). A copy is needed so that your model stays untouched: "
+                "set that attribute to None, or give it a __deepcopy__."
+            ) from error
+    return twin
+
+
+def _uncompile(copied: nn.Module, module: nn.Module, memo: dict[int, object]) -> None:
+    """Let a copy run its own code, where `torch.compile` made something of the original's.
+
+    What `module.compile()` and `torch.compile(module.method)` leave in an attribute is a function
+    that a copy holds too, and that still calls the original.
+    """
+    vars(copied).pop("_compiled_call_impl", None)
+    for name, value in list(vars(module).items()):
+        plain: Any = value
+        while isinstance(plain, FunctionType) and _is_dynamo(plain):
+            plain = vars(plain).get("_torchdynamo_orig_callable") or plain.__wrapped__
+        if plain is not value and name in vars(copied):
+            vars(copied)[name] = copy.deepcopy(plain, memo)  # a method is bound to the copy
+
+
+def _is_dynamo(function: FunctionType) -> bool:
+    """Whether a function was made by `torch.compile` around another."""
+    made = str(function.__globals__.get("__name__")).startswith("torch._dynamo.")
+    return made and bool({"_torchdynamo_orig_callable", "__wrapped__"} & vars(function).keys())
+
+
+class _ComputedTensors(TorchFunctionMode):
+    """Where `copy.deepcopy` copies tensors with a graph too, which it refuses, by their values."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__deepcopy__ and not args[0].is_leaf:
+            tensor, memo = args
+            if id(tensor) not in memo:
+                memo[id(tensor)] = tensor.detach().clone()
+            return memo[id(tensor)]
+        return func(*args, **(kwargs or {}))
+
+
+def _uncopied(model: nn.Module, memo: dict[int, object]) -> str:
+    """The first attribute of the model that refuses to be copied, for the message."""
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if name in ("_parameters", "_buffers", "_modules"):
+                continue  # modules have attributes of their own
+            entries = {"": value}
+            if isinstance(value, dict):
+                entries = {f"[{key!r}]": entry for key, entry in value.items()}
+            elif isinstance(value, (list, tuple)):
+                entries = {f"[{i}]": entry for i, entry in enumerate(value)}
+            for place, entry in entries.items():
+                if not _can_be_copied(entry, memo):
+                    where = f"{path}.{name}" if path else name
+                    return f"its attribute {where + place!r} (a {type(entry).__name__})"
+    return "one of its parts"
+
+
+def _can_be_copied(value: object, memo: dict[int, object]) -> bool:
+    try:
+        copy.deepcopy(value, dict(memo))
+    except Exception:
+        return False
+    return True
 
 
 def _copy_plain(modules: list[nn.Module], memo: dict[int, object]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
-from .shadow import unwrapped
+from .shadow import independent, unwrapped
 
 
 @torch.no_grad()
@@ -24,7 +24,7 @@ def whole(model: nn.Module) -> nn.Module:
         plain = _gathered(list(inner.modules()))
     else:
         require_whole(inner)
-        plain = copy.deepcopy(inner)
+        plain = independent(inner)
     first = [[one.cpu() for one in plain.buffers()]]
     if distributed.is_available() and distributed.is_initialized():
         distributed.broadcast_object_list(first)

@@ -526,7 +526,7 @@ class _Short:
     """The sum of a short block in float32, and now and then its error."""
 
     def __init__(self, width: int, device: torch.device) -> None:
-        self.sums = torch.zeros(width, width, device=device)
+        self.sums = torch.zeros(width, width, dtype=torch.float32, device=device)
         self._rows, self._number = 0, 1
         seeded = torch.Generator(device).manual_seed(0)
         self._directions = standard_normal((width, _DIRECTIONS), device, seeded)

@@ -10,7 +10,6 @@ are the unit vectors, all at once under `torch.vmap`, which runs what comes befo
 
 from __future__ import annotations
 
-import copy
 import math
 from contextlib import nullcontext
 from functools import partial
@@ -23,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from ...models.calling import Source
 from ...models.modes import exporting, outside_graphs, refuse_transforms
-from ...models.shadow import shadow, unwrapped
+from ...models.shadow import independent, shadow, unwrapped
 from ...models.threads import OfThread
 from .binding import Binding
 from .cases import side_by_side
@@ -293,9 +292,9 @@ def copied_readout(model: nn.Module, tap: AnyTap, targets: int, probe: Any) -> C
     """
     own = shadow(model)
     if not isinstance(tap, Tap):
-        return FeatureCopy(copy.deepcopy(own), tap, targets)
+        return FeatureCopy(independent(own), tap, targets)
     if tap.case == "plain":
-        return PlainCopy(copy.deepcopy(own), tap)
+        return PlainCopy(independent(own), tap)
     if not tap.linear or tap.case == "parameters":
         what = "is no linear layer" if tap.linear else "does not enter the output linearly"
         raise ValueError(_CANNOT.format(", ".join(tap.heads), what, "."))
@@ -306,7 +305,7 @@ def copied_readout(model: nn.Module, tap: AnyTap, targets: int, probe: Any) -> C
         )
     like, reason = tap(*probe[0], **probe[1]).detached(), ""
     for batched in (False, True):  # the latter may run all of the model for each unit vector
-        found = LinearCopy(copy.deepcopy(own), tap, like, batched=batched)
+        found = LinearCopy(independent(own), tap, like, batched=batched)
         try:
             reason = _difference(found, probe, like)
         except Exception as error:

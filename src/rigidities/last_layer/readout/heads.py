@@ -12,6 +12,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_map_only
 
+from ...models.shadow import with_attributes
 from ...posterior.gram import with_ones
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -198,7 +199,7 @@ class Holder(Recorder):
         if probing:
             given = {name: nn.Parameter(p.detach()) for name, p in given.items()}
         for name, parameter in given.items():
-            setattr(self.head, name, parameter)
+            setattr(self.head, name, with_attributes(parameter, self.own[name]))
         first = next(iter(given.values()))
         self.calls = [Call(self.head, first, first, None, leaves=tuple(given.values()))]
 
