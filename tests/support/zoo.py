@@ -19,7 +19,9 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from tests.support import oracle
 from tests.support.nets import Net
 
-Outcome = Literal["plain", "linear", "local", "refused"]
+Outcome = Literal["plain", "linear", "part", "local", "refused"]
+
+WARNINGS: dict[Outcome, str] = {"local": "not linear", "part": "left out of the readout"}
 
 ROWS = 12  # samples in a batch
 STEPS = 5  # time steps, or atoms in a padded sample
@@ -38,8 +40,9 @@ class Case:
         head_names: module paths of the readout heads in call order; "" is the model itself;
             None where there is none.
         outcome: "plain" if the output is a linear layer's output, at most reshaped; "linear" if it
-            is linear in the heads' weights; "local" if it is not, so that the derivative at the
-            trained weights is used, with a warning; "refused" if there must be an error.
+            is linear in the heads' weights; "part" if others are left out, with a warning; "local"
+            if it is not linear, so that the derivative at the trained weights is used, with a
+            warning; "refused" if there must be an error.
         options: keyword arguments for `LastLayerRigidity`.
         note: why the case is here.
         match: a pattern that the error or the warning must contain.
@@ -160,7 +163,7 @@ def on_rows(
     **more: Any,
 ) -> Case:
     """A case with inputs (N, 3), a trunk, a head of `targets` outputs and perhaps more parts."""
-    more = {"match": "not linear"} | more if outcome == "local" else more
+    more = {"match": WARNINGS.get(outcome, "")} | more
     net = Net(run, trunk=trunk(), head=linear(targets), **(parts or {}))
     target = normal(*(shape or (ROWS, targets)))
     return Case(net, (normal(ROWS, INPUTS),), target, heads, outcome, **more)
@@ -278,7 +281,8 @@ def batch_norm_after_the_head() -> Case:
     norm.running_var.copy_(buffer(4.0, 0.25))
     run = lambda m, x: m.norm(plain(m, x))  # noqa: E731
     note = "affine in eval mode, and its own weights are no readout weights"
-    return on_rows("linear", run, targets=2, parts={"norm": norm}, note=note)
+    left = "past 'head' are left out of the readout: 'norm' .4 parameters that scale or shift"
+    return on_rows("part", run, targets=2, parts={"norm": norm}, note=note, match=left)
 
 
 def sum_over_padded_atoms() -> Case:
@@ -722,6 +726,224 @@ SEVERAL: dict[str, Callable[[], Case]] = {
         "linear", difference_of_halves, targets=2
     ),
     "two_layers_that_share_one_weight": two_layers_that_share_one_weight,
+}
+
+
+# --- readouts of which a part is no linear layer ------------------------------------------------
+
+
+def on_maps(
+    outcome: Outcome, run: Callable[..., Any], names: tuple[str, ...], **parts: Any
+) -> Case:
+    """A case with images of 4 x 5 pixels, a convolution and other parts."""
+    body = nn.Sequential(nn.Conv2d(INPUTS, WIDTH, 3, padding=1), nn.SiLU())
+    net, match = Net(run, body=body, **parts), WARNINGS.get(outcome, "")
+    data, target = (normal(4, INPUTS, 4, 5),), normal(4, 2, 4, 5)
+    return Case(net, data, target, None, outcome, raw_parameters=names, match=match)
+
+
+def residual_block(m: Net, x: Tensor) -> Tensor:
+    return m.conv(m.body(x)) + m.shortcut(x)
+
+
+def on_numbers(run: Callable[..., Any], names: tuple[str, ...], **parts: Any) -> Case:
+    """A case with inputs (N, 3) and two integers below 7 a row."""
+    built = on_rows("linear", run, heads=None, raw_parameters=names, parts=parts)
+    return replace(built, args=(*built.args, integers(7, ROWS, 2)))
+
+
+def deep_fm(m: Net, x: Tensor, fields: Tensor) -> Tensor:
+    """First order, products of pairs, and a net of the same embeddings."""
+    factors = m.factors(fields)
+    pairs = factors.sum(1).square() - factors.square().sum(1)
+    return m.first(fields).sum(1) + pairs.sum(-1, keepdim=True) / 2 + m.head(m.deep(factors))
+
+
+class NodeLinear(nn.Module):
+    """A linear map that is no nn.Linear, as PyG's own."""
+
+    def __init__(self, outputs: int = 1, bias: bool = True) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(outputs, WIDTH))
+        self.bias = nn.Parameter(torch.randn(outputs)) if bias else None
+
+    def forward(self, h: Tensor) -> Tensor:
+        return functional.linear(h, self.weight, self.bias)
+
+
+class SageConvolution(nn.Module):
+    """A map of the node and one of its neighbours' mean, as PyG's SAGEConv."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin_l, self.lin_r = NodeLinear(), NodeLinear(bias=False)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.lin_l((h.roll(1, 0) + h.roll(-1, 0)) / 2) + self.lin_r(h)
+
+
+class AttentionConvolution(nn.Module):
+    """Neighbours weighed by attention, as PyG's GATConv."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.bias = NodeLinear(bias=False), nn.Parameter(torch.randn(1))
+        self.source, self.target = nn.Parameter(torch.randn(1)), nn.Parameter(torch.randn(1))
+
+    def forward(self, h: Tensor) -> Tensor:
+        z = self.lin(h)
+        scores = functional.leaky_relu(z * self.target + (z * self.source).mT, 0.2)
+        return scores.softmax(1) @ z + self.bias
+
+
+def on_nodes(outcome: Outcome, convolution: nn.Module, names: tuple[str, ...]) -> Case:
+    run = lambda m, x: m.conv((x @ m.body).sin()) + m.skip(x)  # noqa: E731
+    parts = {"conv": convolution, "skip": linear(1, INPUTS), "body": torch.randn(INPUTS, WIDTH)}
+    return on_rows(outcome, run, heads=None, raw_parameters=names, parts=parts)
+
+
+def bottleneck(
+    run: Callable[..., Any],
+    names: tuple[str, ...],
+    outcome: Outcome = "linear",
+    match: str = "",
+    **parts: Any,
+) -> Case:
+    """A case with a linear layer of four outputs before the readout."""
+    known = {"parts": {"low": linear(4)} | parts, "raw_parameters": names, "heads": None}
+    return on_rows(outcome, run, **known, **({"match": match} if match else {}))
+
+
+def outside_the_modules(hide: Callable[[Net, nn.Module], None], frozen: bool, match: str) -> Case:
+    """A net whose last layer no module knows."""
+    run = lambda m, x: m.readout(m.low(m.trunk(x)))  # noqa: E731
+    net, last = Net(run, trunk=trunk(), low=linear(4)), linear(1, 4)
+    last.requires_grad_(not frozen)
+    hide(net, last)
+    match = f"does not register: .*{match}.*ModuleList.*features="
+    return on_net("refused", net, "low", normal(ROWS, 1), match=match)
+
+
+def in_a_list(net: Net, last: nn.Module) -> None:
+    net.layers, net.run = [last], lambda m, x: m.layers[0](m.low(m.trunk(x)))
+
+
+def in_a_closure(net: Net, last: nn.Module) -> None:
+    net.readout = lambda h: last(h)
+
+
+def in_an_attribute(net: Net, last: nn.Module) -> None:
+    weight = last.weight.detach().mT.clone().requires_grad_()
+    net.plain, net.run = weight, lambda m, x: m.low(m.trunk(x)) @ m.plain
+
+
+def closed_over_itself() -> Case:
+    net = Net(lambda m, x: m.readout(m.low(m.trunk(x))), trunk=trunk(), low=linear(4))
+    net.last = linear(1, 4)
+    net.readout = lambda h: net.last(h)
+    return on_net("refused", net, "low", normal(ROWS, 1), match="'last.bias' by a function that")
+
+
+SUM = ("shortcut.weight", "shortcut.bias", "conv.weight", "conv.bias")
+SKIP = ("skip.weight", "skip.bias")
+DEEP = ("head.weight", "head.bias")
+
+IN_PART: dict[str, Callable[[], Case]] = {
+    "wide_convolution_beside_a_shortcut": lambda: on_maps(
+        "linear",
+        residual_block,
+        SUM,
+        conv=nn.Conv2d(WIDTH, 2, 3, padding=1),
+        shortcut=nn.Conv2d(INPUTS, 2, 1),
+    ),
+    "weight_normed_convolution_beside_a_shortcut": lambda: replace(
+        on_maps(
+            "part",
+            residual_block,
+            ("shortcut.weight", "shortcut.bias", "conv.bias"),
+            conv=parametrizations.weight_norm(nn.Conv2d(WIDTH, 2, 3, padding=1)),
+            shortcut=nn.Conv2d(INPUTS, 2, 1),
+        ),
+        match="left out of the readout: 'conv.weight' .no parameter before remove_param",
+    ),
+    "wide_embedding_and_deep": lambda: on_numbers(
+        lambda m, x, fields: m.wide(fields).sum(1) + plain(m, x),
+        (*DEEP, "wide.weight"),
+        wide=nn.Embedding(7, 1),
+    ),
+    "deep_fm": lambda: on_numbers(
+        deep_fm,
+        (*DEEP, "first.weight"),
+        first=nn.Embedding(7, 1),
+        factors=nn.Embedding(7, 3),
+        deep=nn.Sequential(nn.Flatten(), linear(WIDTH, 6), nn.SiLU()),
+    ),
+    "graph_convolution_beside_a_linear_skip": lambda: on_nodes(
+        "linear",
+        SageConvolution(),
+        (*SKIP, "conv.lin_l.weight", "conv.lin_l.bias", "conv.lin_r.weight"),
+    ),
+    "attention_convolution_beside_a_linear_skip": lambda: replace(
+        on_nodes("part", AttentionConvolution(), SKIP),
+        match="left out of the readout: 'conv.bias'.*'conv.lin' .not linear",
+    ),
+    "learned_offset_after_the_head": lambda: on_rows(
+        "linear",
+        lambda m, x: plain(m, x) + m.offset,
+        heads=None,
+        raw_parameters=(*DEEP, "offset"),
+        parts={"offset": nn.Parameter(torch.randn(1))},
+    ),
+    "learned_scale_of_each_species": lambda: replace(
+        on_numbers(
+            lambda m, x, kinds: m.scale(kinds[:, 0]) * plain(m, x),
+            DEEP,
+            scale=nn.Embedding(7, 1),
+        ),
+        outcome="part",
+        match="left out of the readout: 'scale' .7 parameters that scale or shift",
+    ),
+    "linear_bottleneck_before_a_raw_weight": lambda: bottleneck(
+        lambda m, x: m.low(m.trunk(x)) @ m.weight,
+        ("weight",),
+        weight=nn.Parameter(torch.randn(4, 1)),
+    ),
+    "linear_bottleneck_before_a_bilinear_map": lambda: bottleneck(
+        lambda m, x: m.both(m.low(m.trunk(x)), x),
+        ("both.weight", "both.bias"),
+        both=nn.Bilinear(4, INPUTS, 1),
+    ),
+    "linear_bottleneck_before_a_raw_weight_and_a_skip": lambda: bottleneck(
+        lambda m, x: m.low(m.trunk(x)) @ m.weight + m.skip(x),
+        (*SKIP, "weight"),
+        weight=nn.Parameter(torch.randn(4, 1)),
+        skip=linear(1, INPUTS),
+    ),
+    "linear_bottleneck_before_a_raw_weight_beside_another": lambda: bottleneck(
+        lambda m, x: m.low(m.trunk(x + m.shift)) @ m.weight,
+        ("low.weight", "low.bias"),
+        "part",
+        "left out of the readout: 'weight' .other parameters of its module do not",
+        weight=nn.Parameter(torch.randn(4, 1)),
+        shift=nn.Parameter(torch.randn(INPUTS)),
+    ),
+    "weight_used_again_after_its_layer": lambda: bottleneck(
+        lambda m, x: functional.linear(m.low(m.trunk(x)), m.low.weight.mT).sum(-1, keepdim=True),
+        ("low.weight", "low.bias"),
+        "local",
+    ),
+    "last_layer_in_a_plain_list": lambda: outside_the_modules(in_a_list, False, r"layers\[0\]"),
+    "frozen_last_layer_in_a_plain_list": lambda: outside_the_modules(
+        in_a_list, True, r"layers\[0\].weight \(1, 4\)"
+    ),
+    "last_layer_in_a_closure": lambda: outside_the_modules(in_a_closure, False, "last.weight"),
+    "frozen_last_layer_in_a_closure": lambda: outside_the_modules(
+        in_a_closure, True, "last.weight"
+    ),
+    "last_weight_in_a_plain_attribute": lambda: outside_the_modules(
+        in_an_attribute, False, r"plain \(4, 1\)"
+    ),
+    "last_layer_of_a_closure_over_the_model": closed_over_itself,
 }
 
 
@@ -1334,7 +1556,7 @@ PRECISION: dict[str, Callable[[], Case]] = {
 }
 
 
-FACTORIES = PLAIN | LINEAR | GRAPHS | SEVERAL | UNUSUAL | PARAMETERS
+FACTORIES = PLAIN | LINEAR | GRAPHS | SEVERAL | IN_PART | UNUSUAL | PARAMETERS
 FACTORIES |= LOCAL | SHAPES | AUTOGRAD | IMPOSTORS | PRECISION
 IDS = tuple(FACTORIES)
 OUTCOMES: dict[str, Outcome] = {id: build(id).outcome for id in IDS}

@@ -39,7 +39,7 @@ from .heads import (
     record,
 )
 from .reading import Reading, Terms
-from .search import find_heads, large_change, named_heads, nearest, scripted, tolerance
+from .search import find_heads, large_change, left_out, named_heads, nearest, scripted, tolerance
 from .tail import GraphsKept, coarsest
 
 T = TypeVar("T")
@@ -120,6 +120,8 @@ class Tap:
             tap._settle(inputs)
         if not tap.linear:
             tap._own_up(found.later)
+        elif found.left:
+            notify(left_out(found))
         return tap
 
     @property
@@ -364,11 +366,13 @@ class Tap:
     def _own_up(self, later: list[str]) -> None:
         """Refuse parameters behind a nonlinearity after the heads; otherwise warn."""
         if later:
+            more = f" and {len(later) - 3} others" if len(later) > 3 else ""
             raise ValueError(
-                f"The parameters {', '.join(map(repr, later))} act after the last linear layer "
-                f"({self._names}), and not linearly, so that layer is not the readout. "
-                f"{nearest(self._pattern, later)}Or pass features=callable(model, *inputs) -> "
-                "(N, D) (for an output h @ w, the h), or name the layer= to use all the same."
+                f"The parameters {', '.join(map(repr, later[:3]))}{more} act after the last linear "
+                f"layer ({self._names}), and not linearly, so that layer is not the readout. "
+                f"{nearest(self._pattern, later, self.heads)}Or pass features=callable(model, "
+                "*inputs) -> (N, D) (for an output h @ w, the h), or name the layer= to use all "
+                "the same."
             )
         notify(
             f"The output is not linear in the weights of {self._names}: its local derivative "
