@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rigidities.calibration.rows import Rows, clipped_mean, target_rows
+from rigidities.calibration.rows import FAR, Rows, clipped_mean, outlying, reach, target_rows
 from tests.support.tensors import close, normal
 
 F64 = torch.float64
@@ -52,6 +52,56 @@ def test_one_outlier_counts_once_in_a_clipped_mean():
     wild = squares.clone()
     wild[0] = 1e8
     assert float(clipped_mean(wild) / clipped_mean(squares)) < 1.1
+
+
+@pytest.mark.parametrize("size", [1e3, 1e6, 1e12, 1e30])
+@pytest.mark.parametrize("zeros", [0, 300])
+def test_an_outlier_of_any_size_moves_a_clipped_mean_by_one_row(size, zeros):
+    squares = normal(400).square()
+    squares[:zeros] = 0
+    wild = squares.clone()
+    wild[-1] = size**2
+    assert float(clipped_mean(wild) / clipped_mean(squares)) < 1.3
+
+
+@pytest.mark.parametrize("size", [1e6, 1e12, 1e30, 1e200])
+def test_a_far_residual_counts_as_one_within_reach(size):
+    error = normal(200)
+    limit = reach(error)
+    assert limit == float("inf")  # none is beyond
+    error[7] = -size
+    limit = reach(error)
+    unit = float(error.abs().median()) / 0.455**0.5
+    assert limit == pytest.approx(FAR * unit, rel=0.02)
+    one = torch.ones(200, dtype=F64)
+    found = target_rows([error, one, one, one, one, one[:, None]], seen=False)
+    assert float(found.residual[7]) == pytest.approx(-limit)
+    assert torch.equal(found.residual[8:], error[8:])
+
+
+def test_many_far_residuals_are_no_outliers():
+    error = normal(200)
+    error[:20] *= 1e6
+    assert reach(error) == float("inf")
+
+
+def test_far_rows_are_named_by_their_place_in_the_data():
+    error = normal(100)
+    error[[3, 5]] = torch.tensor([1e9, torch.nan], dtype=F64)
+    (said,) = outlying(error, torch.arange(50, 150))
+    assert "53 (residual 1e+09" in said
+    assert outlying(normal(100), torch.arange(100)) == []
+
+
+def test_rows_without_features_say_nothing_about_q():
+    rows = rows_with(normal(10))
+    q = torch.tensor([0.0, 1e-9, 1.0, 2, 1, 1, 1, 1, 1, 1], dtype=F64)
+    found = replace(rows, q=q)
+    assert found.telling.tolist() == [False] * 2 + [True] * 8
+    assert float(found.usual_q) == pytest.approx(9 / 8)
+    none = replace(rows, q=torch.zeros(10, dtype=F64))
+    assert not bool(none.telling.any())
+    assert float(none.usual_q) == 1
 
 
 @pytest.mark.parametrize("zeros", [300, 399])

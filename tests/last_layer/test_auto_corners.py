@@ -79,3 +79,101 @@ def test_rows_whose_features_are_all_zero_get_finite_bars():
     uq.calibrate(rows(300, 1))
     p = uq.predict(torch.zeros(2, 3, dtype=F64))
     assert bool(p.std.isfinite().all()) and bool((p.std > 0).all())
+
+
+class SumOfSet(nn.Module):
+    """A sum over those of four members that there are, maybe none: x (n, 4, 3 + 1)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(3, 12, dtype=F64), nn.Tanh())
+        self.head = nn.Linear(12, 1, dtype=F64)
+
+    def forward(self, x):
+        return (self.head(self.body(x[..., :3])) * x[..., 3:]).sum(1)
+
+
+def sets_of_members(n: int, seed: int, model: nn.Module):
+    """Targets are the model's own plus noise; a third of the sets are empty."""
+    generator = torch.Generator().manual_seed(seed)
+    members = torch.randn(n, 4, 3, generator=generator, dtype=F64)
+    there = torch.rand(n, 4, 1, generator=generator, dtype=F64) < 0.25
+    x = torch.cat([members, there], -1)
+    noise = 0.1 * torch.randn(n, 1, generator=generator, dtype=F64)
+    return x, model(x).detach() + noise
+
+
+def test_empty_sets_get_the_noise_and_leave_the_guard_alone():
+    torch.manual_seed(0)
+    model = SumOfSet()
+    train, valid, test = (sets_of_members(n, n, model) for n in (600, 300, 500))
+    uq = rg.LastLayerRigidity(model).fit(train)
+    uq.calibrate(valid)
+    p = uq.predict(test[0])
+    empty = p.rigidity.isinf()
+    assert 0.2 < float(empty.double().mean()) < 0.5
+    assert 0.07 < float(p.std[empty].min()) <= float(p.std[empty].max()) < 0.15
+    assert float(p.std.max()) < 0.5
+    mean, std = uq.freeze()(test[0])
+    torch.testing.assert_close(mean, p.mean)
+    torch.testing.assert_close(std, p.std)
+    # without the empty sets the guard is the same
+    some = [(x[f], y[f]) for x, y in (train, valid) for f in [(x[..., 3] > 0).any(1)]]
+    alone = rg.LastLayerRigidity(model).fit(some[0])
+    alone.calibrate(some[1], ridge=uq.ridge)
+    torch.testing.assert_close(
+        uq.calibration.guard.reference, alone.calibration.guard.reference, rtol=1e-6, atol=0
+    )
+    assert float(uq.calibration.guard.scale2 / alone.calibration.guard.scale2) == pytest.approx(
+        1, rel=0.2
+    )
+
+
+def test_a_final_relu_does_not_explode_the_bars():
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Linear(3, 12), nn.Tanh(), nn.Linear(12, 1)).double()
+    model = nn.Sequential(*body, nn.ReLU())
+    parts = []
+    for seed, n in enumerate((600, 300, 500)):
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(n, 3, generator=generator, dtype=F64)
+        noise = 0.1 * torch.randn(n, 1, generator=generator, dtype=F64)
+        parts.append((x, model(x).detach() + noise))
+    uq = rg.LastLayerRigidity(model)
+    with pytest.warns(UserWarning, match="nonlinear"):
+        uq.fit(parts[0])
+    uq.calibrate(parts[1])
+    p = uq.predict(parts[2][0])
+    assert bool(p.rigidity.isinf().any())
+    assert float(p.std.max()) < 1
+    assert 0.08 < float(p.std[p.rigidity.isinf()].median()) < 0.13
+
+
+@pytest.mark.parametrize("law", ["tilted", "gaussian"])
+def test_one_outlier_of_any_size_is_bounded_and_named(law):
+    uq, (x, y) = fitted(), rows(200, 1)
+    test = rows(400, 2)
+    uq.calibrate((x, y), law=law)
+    before = uq.predict(test[0]).std.square().mean().sqrt()
+    for size in (1e3, 1e6, 1e30):
+        wild = y.clone()
+        wild[17] += size
+        report = uq.calibrate((x, wild), law=law)
+        after = uq.predict(test[0]).std.square().mean().sqrt()
+        assert 0.9 < float(after / before) < {"tilted": 1.3, "gaussian": 2.5}[law]
+        assert any("17 (residual" in said for said in report.remarks)
+
+
+def test_copies_of_one_row_are_refused_and_of_a_few_named():
+    uq, (x, y) = fitted(), rows(100, 1)
+    uq.calibrate((x, y))
+    kept = uq.calibration
+    with pytest.raises(ValueError, match="All 100 rows are copies of one"):
+        uq.calibrate((x[:1].expand(100, -1), y[:1].expand(100, -1)))
+    assert uq.calibration is kept
+    few = torch.arange(100) % 7
+    with pytest.warns(UserWarning, match="Only 7 of 100 calibration rows are distinct"):
+        report = uq.calibrate((x[few], y[few]))
+    assert any("Only 7 of 100" in said for said in report.remarks)
+    half = torch.arange(100) % 50
+    assert any("Only 50 of 100" in said for said in uq.calibrate((x[half], y[half])).remarks)

@@ -20,7 +20,8 @@ from .evidence import most_evident_ridge
 from .gathering import Residuals
 from .objective import Objective, search
 from .report import CalibrationReport
-from .rows import Rows, clipped_mean, target_rows
+from .rows import FAR, Rows, clipped_mean, outlying, target_rows
+from .scale_fit import GAUSSIAN_FAR
 from .target_fit import CLEARLY, LADDER, Parts, TargetFit, fitted, judged
 
 FEWEST = 2.0
@@ -121,7 +122,7 @@ def automatic(
     """
     ridge, edge = _ridge(residuals, eigenvalues, wanted, evidence)
     rows = _rows(residuals, seen, eigenvalues, ridge)
-    remarks = _remarks(rows, wanted)
+    remarks = [*_far_rows(residuals, wanted), *_remarks(rows, wanted)]
     if residuals is None and not wanted.optimism:  # left out, they are as good as new
         rows = [replace(one, seen=torch.zeros_like(one.seen)) for one in rows]
     known = seen if residuals is None else residuals
@@ -254,6 +255,18 @@ def _with_joint(calibration: Calibration, rows: list[Rows], typical: Tensor) -> 
     squares = (held.residual.square() / (held.share / c + held.q) for held, c in pairs)
     joint = torch.stack([clipped_mean(each).sqrt() for each in squares])
     return replace(calibration, scale=torch.maximum(calibration.scale, joint), joint=joint)
+
+
+def _far_rows(residuals: Residuals | None, wanted: Wanted) -> list[str]:
+    """Validation rows that count for less than they are, by name."""
+    if residuals is None:
+        return []
+    far = GAUSSIAN_FAR if isinstance(wanted.law, Gaussian) else FAR
+    said: list[str] = []
+    for k, error in enumerate(residuals.error.unbind(1)):
+        target = f"Target {k}: " if residuals.error.shape[1] > 1 else ""
+        said += outlying(error, residuals.kept["number"], far, target)
+    return said
 
 
 def _remarks(rows: list[Rows], wanted: Wanted) -> list[str]:

@@ -22,6 +22,8 @@ BARLESS = (
     "final ReLU or clamp, an empty sum). Without noise such rows have error bars of zero, and they "
     "were left out of the calibration. criterion='auto' or noise='constant' gives them the noise."
 )
+_FEW = 30
+"""Distinct rows below which copies of them get a warning, not only a remark."""
 
 
 def chosen(
@@ -72,13 +74,17 @@ def reported(
 ) -> CalibrationReport:
     """What was found, beside what was wanted, the final curvature and the validation rows, if any.
 
-    It warns where enough of these stand in the training data too.
+    It warns where enough of these stand in the training data too, and where they are copies of few.
     """
     own = {name: getattr(final, name) for name in ("condition", "effective_rank", "width")}
     rows: dict[str, Any] = {"rows": 0}
     if residuals is not None:
         counts = {"samples": residuals.samples, "duplicates": round(residuals.duplicates)}
         rows = {"rows": residuals.rows, "used": len(residuals.error), **counts}
+        found["remarks"] = [*residuals.repeated, *found.get("remarks", [])]
+        if residuals.distinct < _FEW:
+            for sentence in residuals.repeated:
+                notify(sentence)
     fixed = wanted.ridge is not None
     report = CalibrationReport(criterion=wanted.criterion, fixed=fixed, **own, **rows, **found)
     for sentence in report.repeated:

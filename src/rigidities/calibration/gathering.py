@@ -33,7 +33,10 @@ class Residuals:
         rows: how many rows were seen; n may be fewer, evenly thinned to bound the memory.
         samples: how many samples were compared with the training data.
         duplicates: how many of those stand in the training data too.
-        kept: what else was asked to be kept of each row, by name, (n, ...).
+        kept: what else was asked to be kept of each row, by name, (n, ...); and "number", its place
+            in the data.
+        hashed: how many samples were told apart by their hashes.
+        distinct: how many different ones there were among them.
     """
 
     error: Tensor
@@ -46,6 +49,18 @@ class Residuals:
     samples: int = 0
     duplicates: float = 0.0
     kept: dict[str, Tensor] = field(default_factory=dict)
+    hashed: int = 0
+    distinct: int = 0
+
+    @property
+    def repeated(self) -> list[str]:
+        """That half of the rows or more are copies of others, in a sentence."""
+        if 2 * self.distinct > self.hashed or self.hashed < 2:
+            return []
+        return [
+            f"Only {self.distinct} of {self.hashed} calibration rows are distinct: where the rest "
+            "are copies, and no observations of their own, the bars rest on those few alone."
+        ]
 
     def picked(self, which: Tensor) -> Residuals:
         """Some of the rows, by booleans (n,)."""
@@ -122,9 +137,10 @@ class Gathering:
                 "NaN or infinity in the features, targets or predictions. Clean the data."
             )
         place = places(self._rows, len(error), error)
+        number = torch.arange(self._rows, self._rows + len(error), device=error.device)
         self._rows += len(error)
-        self._names = tuple(kept)
-        columns = (error, power, weight, share, *kept.values(), place)
+        self._names = (*kept, "number")
+        columns = (error, power, weight, share, *kept.values(), number, place)
         self._latest.append(_below(self._kept, columns))
         numbers = sum(part[1].numel() for part in self._latest)
         if numbers >= _PIECE or len(self._latest) >= _BATCHES:
@@ -140,7 +156,8 @@ class Gathering:
         self._join()
         other._join()
         shift = self._rows * _GOLDEN if other._kept == 1 else 0  # as if in one pass
-        self._parts += [(*part, (last + shift) % 1) for *part, last in other._parts]
+        for *part, number, place in other._parts:
+            self._parts.append((*part, number + self._rows, (place + shift) % 1))
         self._names = self._names or other._names
         self._kept = min(self._kept, other._kept)
         for name in ("_rows", "_shapes", "_weights", "_samples", "_duplicates"):
@@ -154,12 +171,19 @@ class Gathering:
         """All of them, of which there must be some.
 
         Raises:
-            ValueError: too few rows, targets that are all masked or all predicted exactly.
+            ValueError: too few rows or copies of one, targets that are all masked or all predicted
+                exactly.
         """
         if self._rows < least:
             raise ValueError(
                 f"Calibration needs at least {'two rows' if least == 2 else 'one row'}, got "
                 f"{self._rows}. A few dozen give a usable scale."
+            )
+        hashed, distinct = self._counted()
+        if hashed > 1 and distinct == 1:
+            raise ValueError(
+                f"All {hashed} rows are copies of one: they do not say how errors vary. Calibrate "
+                "on different rows."
             )
         self._join()
         errors, power, weights, shares, *others, _ = zip(*self._parts, strict=True)
@@ -168,10 +192,30 @@ class Gathering:
         typical = error.new_ones(1, 1)
         if isinstance(self._weights, Tensor):
             typical = self._weights[:1] / self._weights[1:]
-        unit, counts = self._shapes / self._rows, (self._samples, self._duplicates)
+        unit = self._shapes / self._rows
         share = share * typical
         kept = dict(zip(self._names, map(torch.cat, others), strict=True))
-        return Residuals(error, power, weight, share, self._rows, typical, unit, *counts, kept)
+        return Residuals(
+            error=error,
+            power=power,
+            weight=weight,
+            share=share,
+            rows=self._rows,
+            typical=typical,
+            unit=unit,
+            samples=self._samples,
+            duplicates=self._duplicates,
+            kept=kept,
+            hashed=hashed,
+            distinct=distinct,
+        )
+
+    def _counted(self) -> tuple[int, int]:
+        """How many samples were told apart by their hashes, and how many of them are distinct."""
+        if self.sketch is None:
+            return 0, 0
+        self.sketch.settle()
+        return int(self.sketch.counts.sum()), len(self.sketch.hashes)
 
     def _join(self) -> None:
         """Make one piece of the latest batches, and drop rows where there are too many."""

@@ -7,6 +7,7 @@ to end, so such rows stay marked as seen.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -16,6 +17,13 @@ from torch import Tensor
 
 LEAST_HELD = 0.05
 """Of 1 - c q, below which a left-out residual is not enlarged further."""
+TELLING = 1e-3
+"""Of a usual q, below which a row's error is noise alone and says nothing about q."""
+FAR = 1e3
+"""Robust units beyond which a residual counts as one of that size."""
+FEW = 0.02
+"""Share of the rows that may be outliers: more of them are data."""
+_NAMED = 5  # of the rows that lie far out
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,35 @@ class Rows:
         return self[self.seen] if int(self.seen.sum()) >= 20 else self
 
     @cached_property
+    def telling(self) -> Tensor:
+        """Which rows say something about q, (n,): those whose q is not practically zero.
+
+        Features may all be zero (a final ReLU, sums over empty sets), and q with them. A usual q
+        is a high quantile of the others.
+        """
+        some = self.q[self.q > 1e-12 * self.q.max()]
+        if not len(some):
+            return torch.zeros_like(self.seen)
+        return self.q > TELLING * torch.quantile(some, 0.9)
+
+    @cached_property
+    def telling_held(self) -> Rows:
+        """Those of `held` that say something about q; where none does, all that do."""
+        both = self.telling & ~self.seen
+        return self[both] if bool(both.any()) else self[self.telling]
+
+    @cached_property
+    def telling_reference(self) -> Rows:
+        """Those of `reference` that say something about q; where none does, all that do."""
+        both = self.telling & self.seen
+        return self[both] if int(self.seen.sum()) >= 20 and bool(both.any()) else self[self.telling]
+
+    @cached_property
+    def usual_q(self) -> Tensor:
+        """Mean q of the held rows that say something about it; one where no row does."""
+        return mean_q(self.telling_held.q)
+
+    @cached_property
     def size(self) -> Tensor:
         """The mean squared residual of rows held out, single far ones clipped."""
         return clipped_mean(self.held.residual.square())
@@ -94,6 +131,8 @@ class Rows:
 def target_rows(columns: Sequence[Tensor], *, seen: bool) -> Rows:
     """Rows of one target, without masked ones; seen ones as if left out of the fit.
 
+    Single far residuals are bounded (`reach`).
+
     Args:
         columns: error, q, weight in the Gram, prediction, share and features.
         seen: whether they were trained on.
@@ -101,20 +140,83 @@ def target_rows(columns: Sequence[Tensor], *, seen: bool) -> Rows:
     error, q, weight = columns[:3]
     known = error.isfinite() & ((weight * q < 1 - 1e-9) | (not seen))
     error, q, weight, mean, share, features = (column[known] for column in columns)
-    q = q.clamp(min=1e-12 * float(q.max()) if len(q) else 0.0)  # features may all be zero
     if seen:
         held = 1 - weight * q
         error, q = error / held.clamp(min=LEAST_HELD), q / held.clamp(min=1e-3)
+    limit = reach(error)
+    error = error.clamp(-limit, limit)
     return Rows(error, q, mean, features, share, torch.full_like(q, seen, dtype=torch.bool))
 
 
-def clipped_mean(squares: Tensor) -> Tensor:
-    """The mean of squares, those beyond 25 times a Gaussian's unit clipped: an outlier counts once.
+def mean_q(q: Tensor) -> Tensor:
+    """Their mean, single ones clipped at a thousand times the median; one where there are none."""
+    if not len(q):
+        return q.new_ones(())
+    return q.clamp(max=float(FAR * q.median())).mean()
 
-    The unit is the median over 0.455, the median of a squared standard normal number; where most
-    squares are zero, the mean.
+
+def robust_unit(squares: Tensor) -> Tensor:
+    """The square of a Gaussian's standard deviation with this median; few outliers do not move it.
+
+    That is the median over 0.455, the median of a squared standard normal number. Where most
+    squares are practically zero, it is taken of the others.
     """
-    unit = squares.median() / 0.455
-    whole = squares.mean()
-    cut = squares.clamp(max=float(25 * unit)).mean() if bool(unit > 1e-6 * whole) else whole
-    return cut.clamp(min=1e-300)
+    if not len(squares):
+        return squares.new_zeros(())
+    # what is practically zero is judged beside a mean that the largest rows do not decide
+    outliers = max(1, int(FEW * len(squares)))
+    largest = squares.kthvalue(max(1, len(squares) - outliers)).values
+    negligible = 1e-6 * squares.clamp(max=float(largest)).mean()
+    median = squares.median()
+    others = squares[squares > negligible]
+    if bool(median <= 0.455 * negligible) and len(others):
+        median = others.median()
+    return median / 0.455
+
+
+def reach(residual: Tensor, far: float = FAR) -> float:
+    """How large a residual may count, that of one row or few: so many robust units.
+
+    Infinite where more than `FEW` of the rows lie beyond: then they are no outliers.
+    """
+    size = residual.abs()
+    if not bool(size.any()):
+        return math.inf
+    unit = size[size > 0].median()  # in its units only the squares of outliers may overflow
+    limit = far * float(unit * robust_unit((size / unit).square()).sqrt())
+    beyond = int((size > limit).sum())
+    return limit if 0 < beyond <= max(1, FEW * len(size)) else math.inf
+
+
+def outlying(error: Tensor, number: Tensor, far: float = FAR, target: str = "") -> list[str]:
+    """Which rows of one target lie beyond its reach, in a sentence; none without.
+
+    Args:
+        error: of validation rows, (n,); NaN where the target is masked.
+        number: their places in the data, (n,).
+        far: beyond so many robust units.
+        target: what to call the target, where there are several.
+    """
+    known = error.isfinite()
+    error, number = error[known], number[known]
+    limit = reach(error, far)
+    beyond = (error.abs() > limit).nonzero()[:, 0]
+    if not len(beyond):
+        return []
+    farthest = beyond[error[beyond].abs().argsort(descending=True)][:_NAMED]
+    named = []
+    for i in farthest:
+        units = far * float(error[i].abs()) / limit
+        named.append(f"{int(number[i])} (residual {float(error[i]):.3g}, {units:.2g} units)")
+    more = len(beyond) - len(farthest)
+    listed = ", ".join(named) + (f" and {more} more" if more else "")
+    return [
+        f"{target}Validation rows, counted from 0, that lie beyond {far:g} robust units of the "
+        f"residuals: {listed}. Each counts as one at {far:g} units. Are their targets right?"
+    ]
+
+
+def clipped_mean(squares: Tensor) -> Tensor:
+    """The mean of squares, those beyond 25 robust units clipped: an outlier counts once."""
+    unit = robust_unit(squares)
+    return squares.clamp(max=float(25 * unit)).mean().clamp(min=1e-300)

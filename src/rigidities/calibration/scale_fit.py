@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ..prediction.law import Gaussian, Law, StudentT
-from .rows import Rows
+from .rows import Rows, mean_q, reach
 
 FIRST = 3
 """Inputs of the head that are no features."""
@@ -36,7 +36,10 @@ PESSIMISM = 0.25
 """Spread of kappa's prior below zero: a few lucky rows do not make training rows pessimistic."""
 SHARE = 0.1
 """Of the residuals' variance that the first estimate leaves to the scale at least."""
+GAUSSIAN_FAR = 30.0
+"""Robust units beyond which a residual counts as one of that size under a law without tails."""
 _STEPS, _HALVINGS, _DONE, _NEAR = 40, 12, 1e-6, 0.05
+_LONGEST = 5.0  # step of a parameter: beyond it the expected information says little
 _TAIL_RANGE = (math.log(0.05), math.log(2000))
 _FIXED = 3  # parameters before the weights: a, log alpha^2, kappa
 
@@ -123,6 +126,7 @@ class ScaleProblem:
             before = value
             gradient, information = self._derivatives(fit, penalty)
             step = torch.linalg.solve(information, gradient)
+            step = step * (_LONGEST / step.abs().max().clamp(min=_LONGEST))
             fit = self._tailed(self._descended(fit, step, value, penalty))
             value = self.objective(fit, penalty)
             if not bool(before - value > _DONE * len(self.rows)):
@@ -210,7 +214,8 @@ def constant_fit(
     From two starts, since there are two ways: either the noise explains the residuals, or the
     rigidities do; or from that for nearly the same rows.
     """
-    unit, q = rows.size, rows.q.mean()
+    square = _counted(square, gaussian=gaussian)
+    unit, q = rows.size, mean_q(rows.q[rows.telling])
     centre = (SHARE * unit / q).log()
     problem = ScaleProblem(rows, square.new_zeros(len(rows), 0), square, centre, WIDE, gaussian)
     if start is not None:
@@ -236,9 +241,17 @@ def headed_fit(
     The fit of that one centres the prior of the scale. Or begun at `start`, a maximum for nearly
     the same rows, whose penalty is kept.
     """
-    centre = torch.maximum(constant.vector[1], (SHARE * rows.size / rows.held.q.mean()).log())
+    square = _counted(square, gaussian=gaussian)
+    centre = torch.maximum(constant.vector[1], (SHARE * rows.size / rows.usual_q).log())
     problem = ScaleProblem(rows, inputs, square, centre, gaussian=gaussian)
     if start is not None:
         return problem.solved(start, start.penalty)
     vector = torch.cat([constant.vector, inputs.new_zeros(inputs.shape[1])])
     return problem.best(replace(constant, vector=vector))
+
+
+def _counted(square: Tensor, *, gaussian: bool) -> Tensor:
+    """Squared residuals (n,) as the law counts them: a Gaussian would follow single far ones."""
+    if not gaussian:
+        return square
+    return square.clamp(max=reach(square.sqrt(), GAUSSIAN_FAR) ** 2)

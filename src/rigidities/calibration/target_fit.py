@@ -139,7 +139,10 @@ def fitted(
     """
     square = rows.residual.square() + TINY * rows.size  # a residual of zero is no certainty
     reference = rows.reference
-    inputs = like.inputs if like else Inputs.of(reference.q, reference.mean, reference.features)
+    if like is None:
+        inputs = Inputs.of(rows.telling_reference.q, reference.mean, reference.features)
+    else:
+        inputs = like.inputs
     if features is not None:
         inputs = replace(inputs, centre=features[0], spread=features[1])
     directions = like.directions if like else _directions(inputs, reference)
@@ -156,7 +159,7 @@ def fitted(
         u = StudentT(scale.df).cdf(rows.residual / s2.sqrt())
         tilt = tilt_fit.fitted(u, x, like.tilt.penalty if like and like.tilt else None)
     guard = _guard(rows, scale) if parts.guard else None
-    gap = -0.5 * torch.expm1(-scale.optimism.clamp(min=0)) * rows.size / rows.held.q.mean()
+    gap = -0.5 * torch.expm1(-scale.optimism.clamp(min=0)) * rows.size / rows.usual_q
     gap = gap if bool(rows.seen.any() & ~rows.seen.all()) else scale.scale2  # it is not known
     parted = (inputs, directions, constant, scale, bounds, h.median(), tilt, guard)
     return TargetFit(*parted, gap)
@@ -175,12 +178,18 @@ def _directions(inputs: Inputs, rows: Rows) -> Tensor | None:
 
 
 def _guard(rows: Rows, scale: ScaleFit) -> Guard:
-    r"""$\alpha_g^2$: the clipped mean of $r^2/q$, so that 90 % intervals are a Gaussian's."""
-    held, level = rows.held, torch.tensor(COVERED, dtype=torch.float64)
+    r"""$\alpha_g^2$: the clipped mean of $r^2/q$, so that 90 % intervals are a Gaussian's.
+
+    Rows whose q is zero say nothing about it.
+    """
+    held, level = rows.telling_held, torch.tensor(COVERED, dtype=torch.float64)
+    if not len(held):  # features are all zero, in every row: a new row's q is in units of one
+        one = torch.ones_like(rows.size)
+        return Guard(rows.size, one)
     scale2 = clipped_mean(held.residual.square() / held.q)
     if not scale.gaussian:
         scale2 = scale2 * (torch.special.ndtri(level) / StudentT(scale.df).quantile(level)) ** 2
-    return Guard(scale2, torch.quantile(rows.reference.q, REFERENCE))
+    return Guard(scale2, torch.quantile(rows.telling_reference.q, REFERENCE))
 
 
 LADDER = ("paper", "constant noise", "heavy tails", "noise that follows the inputs", "full")

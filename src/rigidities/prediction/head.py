@@ -43,8 +43,10 @@ class Inputs:
 
     @classmethod
     def of(cls, q: Tensor, mean: Tensor, features: Tensor) -> Inputs:
-        """From training rows: q (n,), predictions (n,) and features (n, D), float64."""
-        rigidity = torch.stack([q.log().mean(), column_spread(q.log())])
+        """From training rows: q above zero (m,), predictions (n,) and features (n, D), float64."""
+        rigidity = q.new_tensor([0.0, math.inf])
+        if len(q):
+            rigidity = torch.stack([q.log().mean(), column_spread(q.log())])
         centre, spread = mean.mean(), column_spread(mean)
         square = ((mean - centre) / spread).square().mean()
         output = torch.stack([mean.min(), mean.max(), centre, spread, square])
@@ -53,7 +55,9 @@ class Inputs:
     def __call__(self, q: Tensor, mean: Tensor, features: Tensor) -> Tensor:
         """(n, 3 + D)."""
         low, high, centre, spread, square = self.output
-        a = ((q.log() - self.rigidity[0]) / self.rigidity[1]).clamp(-FAR_Q, FAR_Q)
+        middle, far = self.rigidity[0], FAR_Q * _finite(self.rigidity[1])
+        # q may be zero, and its logarithm then lies at the lower end
+        a = (q.log().clamp(middle - far, middle + far) - middle) / self.rigidity[1]
         b = (mean.clamp(low, high) - centre) / spread
         own = torch.stack([a, b, b.square() - square], -1)
         return torch.cat([own, ((features - self.centre) / self.spread).clamp(-FAR, FAR)], -1)
