@@ -145,14 +145,32 @@ def test_reported_value_is_the_criterion_on_the_validation_rows(criterion):
     assert float(report.value) == pytest.approx(expected, rel=1e-6)
 
 
-def test_reported_gain_is_over_the_best_constant_error_bar():
+def test_reported_gain_is_over_the_constant_bar_of_the_other_folds():
     p = problem(seed=3)
-    uq, report = calibrated(p)
+    _, report = calibrated(p, ridge=0.5)
+    residual, q = p.residual[:, 0], p.quadratic(0.5)
+    gains = np.empty_like(residual)
+    for k in range(5):
+        out = np.arange(len(residual)) % 5 == k
+        scale2 = np.mean(residual[~out] ** 2 / q[~out])
+        constant = np.mean(residual[~out] ** 2)
+        for i in out.nonzero()[0]:
+            bars = oracle.nll(residual[i : i + 1], scale2 * q[i : i + 1])
+            gains[i] = oracle.nll(residual[i : i + 1], np.full(1, constant)) - bars
+    assert report.gain == pytest.approx(gains.mean(), rel=1e-9)
+    assert report.gain_error == pytest.approx(gains.std(ddof=1) / len(gains) ** 0.5, rel=1e-9)
+    alone = [np.delete(gains, i).mean() for i in range(len(gains))]
+    farthest = max(alone, key=lambda without: abs(without - gains.mean()))
+    assert report.gain_without == pytest.approx(farthest, rel=1e-9)
+
+
+def test_the_constant_bar_is_the_root_mean_square_error_of_the_calibration_rows():
+    p = problem(seed=3)
+    _, report = calibrated(p)
     residual = p.residual[:, 0]
+    assert report.constant.tolist() == pytest.approx([np.mean(residual**2) ** 0.5], rel=1e-9)
     constant = oracle.nll(residual, np.full_like(residual, np.mean(residual**2)))
-    variance = uq.scale.item() ** 2 * p.quadratic(float(uq.ridge))
-    assert float(report.nll_constant) == pytest.approx(constant, rel=1e-9)
-    assert float(report.gain) == pytest.approx(constant - oracle.nll(residual, variance), rel=1e-6)
+    assert report.nll_constant == pytest.approx(constant, rel=1e-9)
 
 
 def test_several_targets_share_the_ridge_and_each_has_its_scale():

@@ -55,8 +55,8 @@ def test_a_calibrated_one_says_what_was_chosen_and_how_good_it_is(net):
     assert found["scale"] == f"{float(report.scale):.4g}"
     assert found["noise"] == f"constant, variance {float(report.noise):.4g}"
     assert found["law"] == "gaussian"
-    gain = f"on 200 rows, {report.gain:.3g} nats a row better than a constant bar"
-    assert found["calibrated"] == gain
+    gain = f"{report.gain:.3g} ± {report.gain_error:.2g} nats a row better than one constant bar"
+    assert found["calibrated"] == f"on 200 rows, {gain}"
     assert found["intervals"] == "no guarantee; calibrate(x, y, conformal=0.3) gives one"
     said = len(report.warnings) + len(report.remarks)
     assert said and found["notes"] == f"{said}: print(uq.report) tells them"

@@ -17,6 +17,7 @@ from ..prediction.noise import ConstantNoise, FeatureNoise, GivenNoise, NoNoise
 from .calibration import Calibration, Wanted
 from .choosing import Evidence, reported
 from .evidence import most_evident_ridge
+from .gain import Gain, constant_nll
 from .gathering import Residuals
 from .objective import Objective, search
 from .report import CalibrationReport
@@ -37,12 +38,14 @@ class Full:
         rows: they were fitted to.
         ladder: mean cross-validated NLL on each rung of `LADDER`; empty without validation rows.
         worse: standard errors by which the full model is worse than the paper's form.
+        judged: NLL of left-out validation rows on each rung, (n, 5) for every target; may be empty.
     """
 
     targets: list[TargetFit]
     rows: list[Rows]
     ladder: dict[str, float]
     worse: float
+    judged: list[Tensor]
 
     @property
     def nll(self) -> float:
@@ -68,13 +71,21 @@ class Full:
         each_target = zip(rows, targets, known, strict=False)  # none without validation rows
         found = [judged(one, fit, parts, q) for one, fit, q in each_target if len(q) > 2]
         if not found:
-            return cls(targets, rows, {}, 0.0)
+            return cls(targets, rows, {}, 0.0, [])
         each = torch.cat(found)
         difference = each[:, -1] - each[:, 0]
         error = difference.std() / len(difference) ** 0.5
         worse = float(difference.mean() / error) if bool(error > 0) else 0.0
         means = torch.stack([one.mean(0) for one in found]).mean(0).tolist()
-        return cls(targets, rows, dict(zip(LADDER, means, strict=True)), worse)
+        return cls(targets, rows, dict(zip(LADDER, means, strict=True)), worse, found)
+
+    def gain(self, rung: str) -> Gain:
+        """Of a rung over one constant bar, on left-out validation rows."""
+        if len(self.judged) < len(self.rows):
+            return Gain()
+        at = LADDER.index(rung)
+        pairs = zip(self.rows, self.judged, strict=True)
+        return Gain.of([constant_nll(one.held.residual) - each[:, at] for one, each in pairs])
 
     def calibration(
         self, ridge: float, wanted: Wanted, weight: Tensor, *, shared: bool
@@ -146,8 +157,6 @@ def automatic(
                 "Noise that follows the features and the shape of the law were left out: with them "
                 "the bars are clearly worse on these rows."
             )
-    errors = [one.held.residual[:, None] for one in rows]
-    constant = [float(Gaussian().profile(one, torch.ones_like(one))[1]) for one in errors]
     if paper is not None and full.worse > CLEARLY:
         ridge, edge, taken = paper.calibration.ridge, None, LADDER[0]
         chosen, nll = paper.calibration, paper.nll
@@ -157,9 +166,10 @@ def automatic(
         nll = full.nll
     found: dict[str, Any] = {"calibration": _with_joint(chosen, rows, typical), "at_edge": edge}
     found |= {"value": full.ladder.get(taken, nll), "nll": nll, "ladder": full.ladder}
-    found |= {"nll_constant": sum(constant) / len(constant), "zero_curvature": zero_curvature}
-    found |= {"seen": 0 if seen is None else len(seen.error), "remarks": remarks}
-    return reported(solved(ridge), wanted, residuals, **found)
+    found |= {"zero_curvature": zero_curvature, "remarks": remarks}
+    found |= {"seen": 0 if seen is None else len(seen.error)}
+    errors = [one.held.residual for one in rows]
+    return reported(solved(ridge), wanted, residuals, errors, full.gain(taken), **found)
 
 
 @dataclass(frozen=True)
@@ -183,7 +193,7 @@ class Paper:
             return None
         q = residuals.quadratic(eigenvalues, eigenvalues.new_tensor([choice.ridge]))[..., 0]
         q = torch.where(residuals.error.isfinite(), q, math.nan)
-        return cls(objective.calibration(choice), objective.nll(choice)[0], q)
+        return cls(objective.calibration(choice), float(objective.nll(choice).nanmean()), q)
 
 
 def _parts(rows: list[Rows], wanted: Wanted) -> Parts:

@@ -14,7 +14,7 @@ row and optimistic for a net trained end to end.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -24,6 +24,7 @@ from ..prediction.law import Law, StudentT
 from ..prediction.noise import GivenNoise
 from .calibration import Calibration, Wanted
 from .criteria import pooled, price
+from .gain import folds
 from .gathering import Residuals, places
 
 DECADES = (-10.0, 4.0)
@@ -110,27 +111,39 @@ class Objective:
         parts = (choice.ridge, choice.scale2.sqrt(), noise, self.wanted.law, weight)
         return Calibration(*parts, support=self.wanted.support)
 
-    def nll(self, choice: Choice) -> tuple[float, float]:
-        """NLL per row and target at the choice, and that of the best constant error bar."""
-        (error, variance), law = self._standing(choice), self.wanted.law
+    def nll(self, choice: Choice) -> Tensor:
+        """NLL of each row and target at the choice, (n, K); NaN where masked."""
+        (error, variance), law = self.standing(choice), self.wanted.law
         scale = (variance / torch.as_tensor(law.second, dtype=variance.dtype)).sqrt()
-        value = (scale.log() - law.log_density(error / scale)).nanmean()
-        known = [column[torch.isfinite(column), None] for column in error.unbind(1)]
-        constant = [law.profile(column, torch.ones_like(column))[1] for column in known]
-        return float(value), float(torch.cat(constant).mean())
+        return scale.log() - law.log_density(error / scale)
+
+    def left_out_nll(self, choice: Choice, *, again: bool) -> Tensor:
+        """The same for rows left out of their fold's choice of scale and noise, (n, K).
+
+        `again` chooses the ridge again in each fold too.
+        """
+        fold = folds(len(self.residuals.error), self.residuals.error.device)
+        found = torch.full_like(self.residuals.error, math.nan)
+        for k in range(int(fold.max()) + 1):
+            out = fold == k
+            rest = replace(self, residuals=self.residuals.picked(~out))
+            left = replace(self, residuals=self.residuals.picked(out))
+            own, _ = search(rest, None if again else choice.ridge)
+            found[out] = left.nll(own)
+        return found
 
     def likeliest_law(self, choice: Choice) -> Law:
         """The law wanted; a Student-t by name has the likeliest tails, the same for all targets."""
         if not self.wanted.open_tails:
             return self.wanted.law
-        error, variance = self._standing(choice)
+        error, variance = self.standing(choice)
         z = (error / variance.sqrt()).reshape(-1, 1)
         z = z[z.isfinite()[:, 0]][:: 1 + len(z) // _TAILED]
         tails = torch.linspace(math.log(0.1), math.log(1000), 47).exp().tolist()
         laws = [StudentT(2 + tail) for tail in tails]
         return min(laws, key=lambda law: float(law.profile(z, torch.ones_like(z))[1]))
 
-    def _standing(self, choice: Choice) -> tuple[Tensor, Tensor]:
+    def standing(self, choice: Choice) -> tuple[Tensor, Tensor]:
         """Errors (n, K), NaN of rows that do not count, and variances at a choice."""
         ridges = self.eigenvalues.new_tensor([choice.ridge])
         q = self.residuals.quadratic(self.eigenvalues, ridges)[..., 0]

@@ -29,8 +29,14 @@ class CalibrationReport:
         condition: condition number of $G + \varsigma^2 I$.
         effective_rank: directions that the data determine.
         width: number of features.
-        nll: negative log-likelihood per row under the law, on the calibration data.
-        nll_constant: the same for the best constant error bar.
+        nll: negative log-likelihood per row under the law, on the rows that it was fitted to.
+        nll_constant: the same for one constant bar, a Gaussian of the rows' root mean square error.
+        constant: standard deviation of that constant bar, one entry per target.
+        gain: nats per row by which the bars beat one constant bar, cross-validated: both were
+            fitted to other calibration rows than those that they are judged by. NaN where there
+            are fewer than three.
+        gain_error: its standard error.
+        gain_without: the same gain without the one row that moves it most.
         rows: calibration rows (predictions, where a sample has several).
         used: how many of them the choice was made with, evenly chosen where there are very many.
         samples: calibration samples compared with the training data.
@@ -57,6 +63,10 @@ class CalibrationReport:
     width: int
     nll: float
     nll_constant: float
+    constant: Tensor
+    gain: float
+    gain_error: float
+    gain_without: float
     rows: int
     fixed: bool = False
     samples: int = 0
@@ -87,21 +97,12 @@ class CalibrationReport:
         return self.calibration.noise.level
 
     @property
-    def gain(self) -> float:
-        """Nats per row by which the error bars beat a constant one."""
-        return self.nll_constant - self.nll
-
-    @property
     def warnings(self) -> list[str]:
         """What to beware of, in sentences."""
         found = self.repeated
         remedy = " Try noise='constant'." if self.calibration.noise.name == "none" else ""
-        if self.gain < 0.5 / (self.rows or self.seen):
-            found.append(
-                "The error bars are no better than a constant one on these data (NLL "
-                f"{self.nll:.4g} against {self.nll_constant:.4g}); trust them only to flag inputs "
-                f"far from the training data.{remedy}"
-            )
+        if self.useless:
+            found.append(f"{self.useless}{remedy}")
         if self.at_edge == "upper":
             found.append(
                 "The best ridge lies at the upper end of its range: the variance follows the "
@@ -117,6 +118,39 @@ class CalibrationReport:
         if self.rounding > LARGEST_DOUBT:
             found.append(self._doubt)
         return found
+
+    @property
+    def worth(self) -> str:
+        """The gain over one constant bar in words, with its standard error."""
+        if not math.isfinite(self.gain):
+            return "too few rows to say how they compare with one constant bar"
+        side = "worse" if self.gain < 0 else "better"
+        return (
+            f"{abs(self.gain):.3g} ± {self.gain_error:.2g} nats a row {side} than one constant bar"
+        )
+
+    @property
+    def useless(self) -> str:
+        """That the bars were not shown to be better than one constant bar; empty where they were.
+
+        One row may make the difference: then it is said.
+        """
+        if not math.isfinite(self.gain):
+            return ""
+        bar = f"one constant bar (± {numbers(self.constant)}, the calibration rows' RMS error)"
+        said = ""
+        if self.gain < 2 * self.gain_error or self.gain < 1e-6:
+            verdict = "are not shown to be better than"
+            if self.gain < -2 * self.gain_error:
+                verdict = "are worse than"
+            said = (
+                f"The error bars {verdict} {bar}: {self.gain:+.3g} ± {self.gain_error:.2g} nats "
+                "a row on rows left out. Trust them only to flag inputs far from the training data."
+            )
+        if (self.gain > 0) != (self.gain_without > 0):
+            row = f"One row alone decides: without it {self.gain_without:+.3g}."
+            said = f"{said} {row}" if said else f"The gain over {bar} is {self.gain:+.3g}. {row}"
+        return said
 
     @property
     def repeated(self) -> list[str]:
@@ -175,8 +209,8 @@ class CalibrationReport:
             f"  ridge           {self.ridge:.4g}{' (fixed)' if self.fixed else ''}",
             f"  scale           {numbers(self.scale)}",
             f"  noise variance  {noise}",
-            f"  NLL             {self.nll:.4g} (constant error bar {self.nll_constant:.4g}, "
-            f"gain {self.gain:.3g})",
+            f"  NLL             {self.nll:.4g} on the rows fitted to",
+            f"  gain            {self.worth} (± {numbers(self.constant)}), on rows left out",
         ]
         if self.calibration.weighted:
             weight = numbers(self.calibration.weight)
@@ -248,8 +282,13 @@ class CalibrationReport:
 
     def to(self, device: torch.device) -> CalibrationReport:
         """The same report on another device."""
-        own = None if self.gradient_scale is None else self.gradient_scale.to(device)
-        return replace(self, calibration=self.calibration.to(device), gradient_scale=own)
+        derivatives = self.gradient_scale
+        return replace(
+            self,
+            calibration=self.calibration.to(device),
+            constant=self.constant.to(device),
+            gradient_scale=None if derivatives is None else derivatives.to(device),
+        )
 
     def header(self) -> dict[str, Any]:
         """Plain values for a file's header; the tensors go by `tensors`."""
@@ -258,8 +297,10 @@ class CalibrationReport:
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors for a file."""
-        own = {} if self.gradient_scale is None else {"gradient_scale": self.gradient_scale}
-        return {**self.calibration.tensors(), **own}
+        found = {**self.calibration.tensors(), "constant": self.constant}
+        if self.gradient_scale is not None:
+            found["gradient_scale"] = self.gradient_scale
+        return found
 
     @classmethod
     def from_state(cls, header: dict[str, Any], tensors: dict[str, Tensor]) -> CalibrationReport:
@@ -275,8 +316,11 @@ class CalibrationReport:
         require_kinds(own, {name: kinds[name] for name in own}, "the calibration")
         if (derivatives := tensors.get("gradient_scale")) is not None:
             require_levels(derivatives, "the scale of derivatives")
-        own["gradient_scale"] = derivatives
-        report = cls(calibration=calibration, **own)
+        constant = tensors.get("constant", torch.full_like(calibration.scale, math.nan))
+        require(constant.shape == calibration.scale.shape, "the constant bar")
+        for name in ("gain", "gain_error", "gain_without"):
+            own.setdefault(name, math.nan)  # files of earlier versions have none out of sample
+        report = cls(calibration=calibration, constant=constant, gradient_scale=derivatives, **own)
         counted = report.rows >= 0 and report.seen >= 0 and report.rows + report.seen > 0
         require(counted, "the calibration's rows")
         require(all(isinstance(rung, float) for rung in report.ladder.values()), "the ladder")
@@ -284,7 +328,7 @@ class CalibrationReport:
         return report
 
 
-_APART = ("calibration", "gradient_scale")
+_APART = ("calibration", "constant", "gradient_scale")
 _NOTICEABLE = 0.01
 """Share of calibration rows that were trained on, from which on bars may be too narrow by 0.5 %."""
 _REMEDIES = {

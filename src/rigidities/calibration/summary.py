@@ -38,8 +38,7 @@ def _chosen(own: Calibration, report: CalibrationReport | None) -> dict[str, str
 
 def _trust(report: CalibrationReport) -> dict[str, str]:
     seen = f" and {report.seen:,} left-out training rows" if report.seen else ""
-    gain = f"{abs(report.gain):.3g} nats a row {'worse' if report.gain < 0 else 'better'}"
-    stale = "; stale, rows came or went: call calibrate again" if report.stale else ""
-    found = {"calibrated": f"on {report.rows:,} rows{seen}, {gain} than a constant bar{stale}"}
+    stale = "; stale: call calibrate again" if report.stale else ""
+    found = {"calibrated": f"on {report.rows:,} rows{seen}, {report.worth}{stale}"}
     said = len(report.warnings) + len(report.remarks)
     return found | ({"notes": f"{said}: print(uq.report) tells them"} if said else {})

@@ -1,0 +1,70 @@
+r"""What error bars are worth beside one constant bar, on rows that neither was fitted to.
+
+The constant bar is a Gaussian law around the model's predictions whose standard deviation is the
+root mean square error of calibration rows. Both it and the bars are fitted to all folds of the
+calibration rows but one, and judged on that one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+FOLDS = 5
+FEWEST_ROWS = 3
+"""Rows without which nothing can be left out and judged."""
+_LOG_ROOT = 0.5 * math.log(2 * math.pi)
+
+
+def folds(rows: int, device: torch.device | None = None) -> Tensor:
+    """The fold of each row, (rows,): neighbours are in different ones."""
+    return torch.arange(rows, device=device) % min(FOLDS, rows)
+
+
+def constant_nll(error: Tensor) -> Tensor:
+    """NLL of each row (n,) under the constant bar of the other folds."""
+    fold = folds(len(error), error.device)
+    square = error.square()
+    found = torch.empty_like(square)
+    for k in range(int(fold.max()) + 1):
+        out = fold == k
+        variance = square[~out].mean().clamp(min=1e-300)
+        found[out] = 0.5 * (variance.log() + square[out] / variance) + _LOG_ROOT
+    return found
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Nats per row by which error bars beat the constant bar.
+
+    Attributes:
+        mean: over rows; NaN where there were too few to leave any out.
+        error: its standard error.
+        without: the mean without the one row that moves it most.
+    """
+
+    mean: float = math.nan
+    error: float = math.nan
+    without: float = math.nan
+
+    @classmethod
+    def of(cls, differences: Sequence[Tensor]) -> Gain:
+        """From the gain of each left-out row, one tensor (n,) per target.
+
+        Targets count alike. Their errors may be one another's, so that standard errors are
+        averaged as if they were.
+        """
+        if any(len(each) < FEWEST_ROWS for each in differences):
+            return cls()
+        means = [each.mean() for each in differences]
+        mean = float(torch.stack(means).mean())
+        errors = [each.std() / len(each) ** 0.5 for each in differences]
+        # a mean of n values moves by (mean - value) / (n - 1) without that value
+        moves = [(m - each) / (len(each) - 1) for m, each in zip(means, differences, strict=True)]
+        joined = torch.cat(moves) / len(differences)
+        farthest = float(joined[joined.abs().argmax()])
+        return cls(mean, float(torch.stack(errors).mean()), mean + farthest)
