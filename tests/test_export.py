@@ -1,6 +1,9 @@
 """Graphs of mean and error bar: compiled, exported, compiled ahead of time, and in ONNX."""
 
+import copy
 import json
+import subprocess
+import sys
 from functools import cache
 
 import onnx
@@ -116,6 +119,79 @@ def test_an_onnx_file_gives_the_same_numbers_and_says_what_they_are(id, tmp_path
     assert facts["criterion"] == uq.report.criterion and facts["ridge"] == uq.ridge
     assert facts["scale"] == uq.scale.tolist() and facts["law"]["name"] == uq.law.name
     assert facts["epistemic_q99"] == uq.familiar()
+    targets = CASES[id][0]
+    assert shapes_of_no_rows(path, given.name, x) == [[0, targets]] * 4
+
+
+NO_ROWS = """
+import json, sys, numpy, onnxruntime
+session = onnxruntime.InferenceSession(sys.argv[1])
+rows = numpy.zeros(json.loads(sys.argv[3]), numpy.float32)
+print(json.dumps([part.shape for part in session.run(None, {sys.argv[2]: rows})]))
+"""
+
+
+def shapes_of_no_rows(path, name, x):
+    """Of a file's outputs for no rows, in a process of its own: a wrong graph may end it."""
+    shape = json.dumps([0, *x.shape[1:]])
+    command = [sys.executable, "-c", NO_ROWS, str(path), name, shape]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    return json.loads(ended.stdout)
+
+
+@pytest.mark.filterwarnings("ignore:This ONNX graph leaves out:UserWarning")
+@pytest.mark.parametrize(("id", "rank"), [("auto, scaled", None), ("auto", 2)])
+def test_quantiles_and_members_of_no_rows_are_of_no_rows(id, rank, tmp_path):
+    uq, x = fitted(id)
+    names, options = ("quantiles", "members", "std"), {"rank": rank, "members": 3}
+    export.onnx(uq, tmp_path / "net.onnx", x[:3], outputs=names, **options)
+    (given,) = onnxruntime.InferenceSession(tmp_path / "net.onnx").get_inputs()
+    found = shapes_of_no_rows(tmp_path / "net.onnx", given.name, x)
+    assert found == [[2, 0, 2], [3, 0, 2], [0, 2]]
+
+
+class Cancelling(nn.Module):
+    """A trunk whose features lose digits in float32."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.head = nn.Linear(4, 8), nn.Linear(8, 1)
+
+    def forward(self, x):
+        return self.head((self.inner(x) + 3000) - 3000)
+
+
+def test_rounding_of_the_processor_is_allowed_and_more_is_not():
+    x, y = trained().train
+    uq = rg.LastLayerRigidity(Cancelling()).fit((x, y))
+    uq.calibrate((x[:50] + 0.1, y[:50]), criterion="nll")
+    frozen, given = uq.freeze(), (x,)
+    exact = export._outputs(frozen, given)
+    sizes = export._sizes(exact)
+    rounding = export._rounding(frozen, given, sizes)
+    assert 1e-6 < rounding["mean"] < 1e-2
+    wide = copy.deepcopy(uq.model).double()
+    off = (wide(x.double()) - uq.model(x)).detach().abs().max() / sizes["mean"]
+    assert rounding["mean"] == pytest.approx(float(off), rel=1e-6)
+
+
+def test_differences_are_relative_to_the_size_of_an_output_not_to_values_near_zero():
+    mean = torch.tensor([[1e-9, 1e6], [1.0, -2e6], [-1.0, 3e6]])
+    exact = {"mean": mean, "std": torch.full((3, 2), 1e-3)}
+    sizes = export._sizes(exact)
+    near = mean + torch.tensor([[1e-6, 0.0], [0.0, 0.0], [0.0, 0.0]])
+    assert export._differences(exact, {"mean": near}, sizes)["mean"] == pytest.approx(
+        1.22e-6, rel=1e-2
+    )
+    far = mean + torch.tensor([[0.0, 0.0], [1e-3, 0.0], [0.0, 0.0]])
+    assert export._differences(exact, {"mean": far}, sizes)["mean"] == pytest.approx(
+        1.22e-3, rel=1e-2
+    )
+    broken = {"mean": torch.full((3, 2), torch.nan)}
+    assert export._differences(exact, broken, sizes)["mean"] == torch.inf
+    one = export._sizes({"mean": mean[:1]})
+    assert one["mean"].shape == (1, 2)
 
 
 def test_degrees_of_freedom_bounds_and_conformal_tails_travel(tmp_path):

@@ -227,7 +227,7 @@ def test_each_group_holds_its_level_or_is_infinite_and_named():
     inside = ((low <= y) & (y <= high)).double()
     for group, count in ((0, 40), (1, 12), (2, 60)):
         assert_mean(
-            inside[(SMALL == group)[:, 0]], math.ceil((count + 1) * 0.9 - 1e-9) / (count + 1)
+            inside[(group == SMALL)[:, 0]], math.ceil((count + 1) * 0.9 - 1e-9) / (count + 1)
         )
     merged = Conformal.of(*small_groups(seed=40), labels=SMALL, merge_below=50)
     assert float(held(merged, test, y, 0.9, labels=SMALL)[small].mean()) < 0.85

@@ -1,6 +1,7 @@
 """Files: any damage is refused or changes nothing; what was there stays, whatever happens."""
 
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -116,6 +117,44 @@ def test_a_header_that_is_none_is_refused_by_the_files_name(path, text):
     SNAPSHOT.write(path)
     rewritten(path, rigidities=text)
     refused("kept.safetensors is damaged", storage.read, path)
+
+
+def test_files_of_one_object_are_equal_byte_for_byte(tmp_path):
+    names = [f"{i}.safetensors" for i in range(20)]
+    written = Snapshot(
+        {"b": torch.ones(3), "a": torch.arange(5)}, {"kind": "Größe", "z": 1, "y": 2}
+    )
+    for name in names:
+        written.write(tmp_path / name)
+    contents = {(tmp_path / name).read_bytes() for name in names}
+    assert len(contents) == 1
+    (content,) = contents
+    length = int.from_bytes(content[:8], "little")
+    assert length % 8 == 0
+    assert list(json.loads(content[8 : 8 + length])["__metadata__"]) == ["checksum", "rigidities"]
+    again = Snapshot.read(tmp_path / names[0], "kind")
+    assert again.header["kind"] == "Größe" and torch.equal(again.tensors["a"], torch.arange(5))
+
+
+SAVING = """
+import sys, torch
+import rigidities as rg
+from tests.support.nets import trained
+one = trained()
+uq = rg.LastLayerRigidity(one.model).fit(one.train)
+uq.calibrate(one.valid, criterion="nll", conformal=one.test)
+uq.save(sys.argv[1])
+"""
+
+
+def test_processes_with_other_hash_seeds_write_the_same_bytes(tmp_path):
+    contents = set()
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", SAVING, str(tmp_path / seed)]
+        subprocess.run(command, env=environment, check=True)
+        contents.add((tmp_path / seed).read_bytes())
+    assert len(contents) == 1
 
 
 def test_what_was_read_does_not_follow_the_file(path):

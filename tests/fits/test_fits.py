@@ -629,4 +629,51 @@ def test_unknown_and_nonlinear_models_are_refused_by_name():
         fits.linear(linear_model.Ridge().fit(X, y), X, y).predict(X[:, :2])
     counts = np.random.default_rng(0).poisson(3, size=30)
     poisson = sm.GLM(counts, sm.add_constant(X), family=sm.families.Poisson()).fit()
-    refused("Expected a linear fit, got GLM", fits.linear, poisson, error=TypeError)
+    refused("Expected a linear fit .*, got GLM", fits.linear, poisson, error=TypeError)
+
+
+@pytest.mark.parametrize("kind", ["Poisson", "Logit", "Probit", "NegativeBinomialP"])
+def test_statsmodels_fits_whose_mean_is_no_linear_function_are_refused_by_name(kind):
+    rng = np.random.default_rng(0)
+    design = sm.add_constant(rng.normal(size=(200, 1)))
+    rate = np.exp(0.5 * design[:, 1])
+    counts = rng.poisson(rate * rng.gamma(2.0, 0.5, size=200))
+    y = counts if kind in ("Poisson", "NegativeBinomialP") else counts > 0
+    results = getattr(sm, kind)(y.astype(float), design).fit(disp=False)
+    refused(f"got {kind}.*get_prediction", fits.linear, results, error=TypeError)
+
+
+def test_a_quantile_regression_is_refused_since_its_scale_is_no_variance():
+    rng = np.random.default_rng(0)
+    design = sm.add_constant(rng.normal(size=(60, 1)))
+    results = sm.QuantReg(100 * rng.normal(size=60), design).fit()
+    refused("got QuantReg.*from_covariance", fits.linear, results, error=TypeError)
+
+
+def test_ascending_coefficients_are_refused_and_their_order_is_named():
+    rng = np.random.default_rng(0)
+    x = np.linspace(0, 10, 40)
+    y = 1 + 2 * x - 0.3 * x**2 + rng.normal(size=40)
+    ascending = np.polynomial.polynomial.polyfit(x, y, 2)
+    refused(r"Reversed they are: .*coefficients\[::-1\]", fits.polyfit, ascending, x, y)
+    fit = fits.polyfit(ascending[::-1].copy(), x, y)
+    series = fits.polyfit(np.polynomial.Polynomial.fit(x, y, 2), x, y)
+    np.testing.assert_allclose(fit.predict(x).std, series.predict(x).std, rtol=1e-6)
+
+
+def test_a_polynomial_of_other_data_is_refused():
+    rng = np.random.default_rng(0)
+    x, y, w = np.linspace(0, 1, 20), rng.normal(size=20), np.linspace(1, 5, 20)
+    coefficients = np.polyfit(x, y, 2)
+    refused("not the fit of these data.*Pass x, y and w", fits.polyfit, coefficients, x, y + x)
+    refused("not the fit of these data", fits.polyfit, coefficients, x, y, w=w)
+    series = np.polynomial.Polynomial.fit(x, y, 2)
+    refused("not the fit of these data", fits.polyfit, series, x, 2 * y)
+
+
+def test_polynomials_of_exact_data_and_of_single_precision_are_taken():
+    x = np.linspace(-3, 3, 30)
+    y = 1e6 + x - 4 * x**3
+    fits.polyfit(np.polyfit(x, y, 3), x, y)
+    rough = np.sin(4 * x)
+    fits.polyfit(np.polyfit(x, rough, 5).astype(np.float32), x, rough)

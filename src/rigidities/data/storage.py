@@ -61,7 +61,7 @@ class Snapshot:
         text = json.dumps({"format": FORMAT, **self.header})
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
         metadata = {_KEY: text, _CHECKSUM: _checksum(text, plain)}
-        write_over(target, save(plain, metadata=metadata))
+        write_over(target, *_in_order(save(plain, metadata=metadata)))
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], holds: str) -> Snapshot:
@@ -186,7 +186,22 @@ def _checksum(text: str, tensors: dict[str, Tensor]) -> str:
     return total.hexdigest()
 
 
-def write_over(target: Path, content: bytes) -> None:
+def _in_order(content: bytes) -> tuple[bytes, memoryview]:
+    """Header and tensors of a safetensors file, with the metadata sorted by name.
+
+    The package writes metadata in another order each time, and files of one object shall be equal
+    byte for byte. A file begins with the length of its header, eight bytes, little endian; the
+    header is JSON, filled up with spaces to a multiple of eight bytes.
+    """
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, memoryview(content)[end:]
+
+
+def write_over(target: Path, *content: bytes | memoryview) -> None:
     """Write beside the target, then take its place, with its rights or those the umask leaves."""
     own = _swept(target)
     kept = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
@@ -195,7 +210,8 @@ def write_over(target: Path, content: bytes) -> None:
     handle = os.open(temporary, flags, 0o666 if kept is None else 0o600)  # less the umask
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content)
+            for part in content:
+                file.write(part)
             file.flush()
             os.fsync(file.fileno())
         if kept is not None:

@@ -28,7 +28,8 @@ def linear(
     - statsmodels OLS, WLS, GLS results: the covariance that the results report (a robust one too);
       `predict(x).std` is `get_prediction(x).se_mean`, with `noise=fit.noise / weight` `se_obs` of
       new weights; `noise=True` takes the weight that all rows share. x holds the design matrix's
-      columns, the constant among them.
+      columns, the constant among them. Others of its models, whose mean is no linear function
+      (Poisson, Logit, Probit), are refused.
     - scikit-learn `LinearRegression`, `Ridge`, `RidgeCV` with their training data: $\sigma^2 x^\top
       (X^\top X + \alpha I)^{-1} x$ with the intercept as a column that is not penalised and
       $\sigma^2$ from the residuals over n minus the effective number of parameters. With
@@ -65,7 +66,7 @@ def polyfit(
     r"""Error bars of `polyfit(numpy.polyfit(x, y, degree), x, y)`.
 
     `parameter_covariance` equals that of `numpy.polyfit(..., cov=True)`, with `scale=1.0` that of
-    `cov="unscaled"`.
+    `cov="unscaled"`. Data that do not meet the fit's normal equations are refused.
 
     Args:
         coefficients: as NumPy returned them, the highest power first; or a fitted series of
@@ -87,18 +88,25 @@ def polyfit(
     residuals = column(y, "y", len(mean)) - mean
     weights = None if w is None else column(w, "w", len(mean)).square()
     fit = from_jacobian(rows, residuals, weights=weights, scale=scale, parameters=parameters)
+    remedy = "Pass x, y and w exactly as they were given to numpy's fit, with all its coefficients."
+    if not hasattr(coefficients, "basis"):
+        backwards = parameters.flip(0)
+        there = replace(fit, parameters=backwards)
+        errors = residuals + mean - rows @ backwards
+        if _lowered(there, rows, errors, weights, torch.zeros_like(parameters)) is None:
+            remedy = (
+                "Reversed they are: numpy.polynomial has the lowest power first, and here the "
+                "highest comes first, as from numpy.polyfit. Pass coefficients[::-1], or the "
+                "series itself, Polynomial.fit(x, y, degree)."
+            )
+    _check_minimum(fit, rows, residuals, weights, torch.zeros_like(parameters), remedy)
     return replace(fit, model=model)
 
 
 def _from_statsmodels(results: Any) -> FitRigidity:
     parameters = float64(results.params, "params", 1)
     design = float64(results.model.exog, "exog", 2)
-    fitted = column(results.fittedvalues, "fittedvalues", len(design))
-    if not torch.allclose(design @ parameters, fitted, rtol=1e-6, atol=1e-9):
-        raise TypeError(
-            f"Expected a linear fit, got {type(results.model).__name__}, whose fitted values are "
-            "not its design matrix times its parameters."
-        )
+    _check_linear(results, design, parameters)
     fit = from_covariance(
         results.cov_params(),
         parameters=parameters,
@@ -110,6 +118,31 @@ def _from_statsmodels(results: Any) -> FitRigidity:
     values = values.diagonal() if values.ndim == 2 else values
     model = partial(linear_model, partial(_rows, width=len(parameters)), parameters)
     return replace(fit, model=model, sigma=shared_sigma(values ** (0.5 if given is None else -0.5)))
+
+
+def _check_linear(results: Any, design: Tensor, parameters: Tensor) -> None:
+    """Refuse statsmodels results whose mean is no linear function, or whose noise is none.
+
+    `fittedvalues` of Poisson, Logit and Probit are those of the link, so that `predict` is asked.
+    """
+    name = type(results.model).__name__
+    if "QuantReg" in {kind.__name__ for kind in type(results.model).__mro__}:
+        raise TypeError(
+            f"Expected a least-squares fit, got {name}, whose scale is no residual variance. Pass "
+            "its cov_params() to from_covariance, for bars without noise."
+        )
+    linear = len(parameters) == design.shape[1]
+    for given in (results.fittedvalues, results.predict()):
+        mean = float64(given, "the fitted values")
+        linear = linear and mean.ndim == 1
+        linear = linear and torch.allclose(design @ parameters, mean, rtol=1e-6, atol=1e-9)
+    if not linear:
+        raise TypeError(
+            f"Expected a linear fit (OLS, WLS, GLS), got {name}, whose mean is not its design "
+            "matrix times its parameters: bars would stand on the scale of the link, with a noise "
+            "of 1. Take its own get_prediction(x), or PredictionRigidity(f, params, loss=...) with "
+            "f the mean that it predicts."
+        )
 
 
 def _from_sklearn(
@@ -145,14 +178,36 @@ def _from_sklearn(
     penalty = penalties[free].diag() if bool(penalties.any()) else None
     fit = from_jacobian(rows[:, free], residuals, weights=sample_weight, penalty=penalty)
     fit = replace(fit, parameters=parameters[free])
-    _check_minimum(fit, rows[:, free], residuals, sample_weight, penalties[free])
+    remedy = (
+        "Pass X, y and sample_weight exactly as they were given to fit(), or fit with a smaller "
+        "tol."
+    )
+    _check_minimum(fit, rows[:, free], residuals, sample_weight, penalties[free], remedy)
     return replace(held(fit, fixed, stacklevel=4), parameters=parameters, model=predict)
 
 
 def _check_minimum(
-    fit: FitRigidity, rows: Tensor, residuals: Tensor, weights: Values | None, penalties: Tensor
+    fit: FitRigidity,
+    rows: Tensor,
+    residuals: Tensor,
+    weights: Values | None,
+    penalties: Tensor,
+    remedy: str,
 ) -> None:
-    r"""Refuse data on which the parameters are not the minimum.
+    """Refuse data on which the parameters are not the minimum."""
+    missed = _lowered(fit, rows, residuals, weights, penalties)
+    if missed is not None:
+        squares, lowered = missed
+        raise ValueError(
+            f"The parameters are not the fit of these data: a new one would lower the sum of "
+            f"squares {squares:.3g} by {lowered:.3g}. {remedy}"
+        )
+
+
+def _lowered(
+    fit: FitRigidity, rows: Tensor, residuals: Tensor, weights: Values | None, penalties: Tensor
+) -> tuple[float, float] | None:
+    r"""The sum of squares and by how much a new fit would lower it; None at the minimum.
 
     A new fit would lower $\sum w r^2$ by $d^\top H^{-1} d$ with the defect $d = X^\top W r - \alpha
     w$: by rounding, or what an iterative solver leaves.
@@ -161,14 +216,11 @@ def _check_minimum(
     assert parameters is not None
     defect = rows.mT @ (weight * residuals) - penalties * parameters
     lowered = float((defect @ fit.root).square().sum())
-    left = float((weight * residuals.square()).sum())
+    squares = float((weight * residuals.square()).sum())
     signal = float((weight * (rows.abs() @ parameters.abs()).square()).sum())
-    if lowered > 1e-4 * left + 1e-12 * signal:  # the latter for exact data and float32
-        raise ValueError(
-            f"The parameters are not the fit of these data: a new one would lower the sum of "
-            f"squares {left:.3g} by {lowered:.3g}. Pass X, y and sample_weight exactly as they "
-            "were given to fit(), or fit with a smaller tol."
-        )
+    if lowered > 1e-4 * squares + 1e-12 * signal:  # the latter for exact data and float32
+        return squares, lowered
+    return None
 
 
 def _from_bayesian_ridge(model: Any) -> FitRigidity:

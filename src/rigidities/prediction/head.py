@@ -188,10 +188,14 @@ class HeadForm:
 
     def __call__(self, q: Tensor, mean: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """h (M, K) and tilt (M, K, J) of q (M, 1 or K), predictions (M, K) and features."""
-        dtype, (low, high, centre, rate) = self.constant.dtype, self.own
-        own = torch.stack([q.to(dtype).log().expand_as(mean), mean.to(dtype)], -1)
+        dtype = self.constant.dtype
+        low, high, centre, rate = (part[:, None] for part in self.own)  # (K, 1, 2)
+        # Targets come first from here on: onnxruntime joins a transpose in front of a product with
+        # it, and ends the process for a batch of no rows.
+        log_q = q.to(dtype).log().expand_as(mean)
+        own = torch.stack([log_q.mT, mean.to(dtype).mT], -1)  # (K, M, 2)
         own = (torch.clamp(own, low, high) - centre) * rate
-        own = torch.cat([own, own.square()], -1).transpose(0, 1)
+        own = torch.cat([own, own.square()], -1)
         both = torch.baddbmm(self.constant, own, self.first)  # (K, M, 1 + J)
         width = self.reach[0].shape[-1]
         features = features if features.shape[-1] == width else features[..., :width]

@@ -373,7 +373,8 @@ class TiltedRule(NamedTuple):
         share = (tilt.to(self.basis) @ self.basis).softmax(-1)
         if self.values.shape[:-2] == (1,):
             return share @ self.values[0]
-        return (share[..., None, :] @ self.values)[..., 0, :]
+        # Sums, not a product of matrices: onnxruntime does not broadcast one over no rows.
+        return torch.stack([(share * part).sum(-1) for part in self.values.unbind(-1)], -1)
 
     def quantile(self, tilt: Tensor, level: Tensor) -> Tensor:
         """(L, M, K) of tilts (M, K, 8) and levels (L, 1, 1): the panel, then the place in it."""
