@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
+from .keras_model import KerasModel, is_keras
 from .mean_of import MeanOf
 
 
@@ -170,7 +171,12 @@ def _says_nothing(kind: type[nn.Module]) -> bool:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The module inside wrappers: torch.compile, (Distributed)DataParallel, Lightning's Fabric."""
+    """The module inside wrappers: torch.compile, (Distributed)DataParallel, Lightning's Fabric.
+
+    Of a Keras model, the same in torch's own modules.
+    """
+    if is_keras(model):
+        return KerasModel.of(model)
     fabric = type(model).__name__ == "_FabricModule"
     inner = getattr(model, "_forward_module" if fabric else "_orig_mod", None)
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
