@@ -27,7 +27,7 @@ CALIBRATIONS = {
     "auto, no guard": {"guard": False, "law": "gaussian"},
 }
 LEVELS = (0.05, 0.5, 0.9)
-LINEAR = [id for id in zoo.IDS if zoo.build(id).outcome in ("plain", "linear")]
+LINEAR = [id for id in zoo.IDS if zoo.build(id).outcome in ("plain", "linear", "part")]
 BY_PARAMETERS = ("parameters",)
 NOT_UNDER_VMAP = "forces_"
 

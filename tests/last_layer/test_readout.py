@@ -250,6 +250,75 @@ def test_a_layer_beside_torchscript_is_recommended_alone():
     assert Tap.find(model, (torch.randn(9, 3),), layer="1").heads == ["1"]
 
 
+SUGGESTED = {
+    "convolution at the end, not the first": (
+        lambda m, x: m.conv_out(m.norm(m.time(m.conv_in(x).mT.tanh()).mT.tanh()).tanh()),
+        {
+            "conv_in": nn.Conv1d(3, 4, 3),
+            "time": nn.Linear(4, 4),
+            "norm": nn.GroupNorm(2, 4),
+            "conv_out": nn.Conv1d(4, 1, 3),
+        },
+        (6, 3, 9),
+        r"'conv_out' \(13\).*layer=\"conv_out\"",
+    ),
+    "convolution before a bent unit": (
+        lambda m, x: m.act(m.conv(m.body(x.mT).mT.tanh())),
+        {"act": nn.PReLU(), "body": nn.Linear(3, 4), "conv": nn.Conv1d(4, 1, 3)},
+        (6, 3, 9),
+        r"'conv' \(13\); layer=\"conv\"",
+    ),
+    "branch and trunk, not the offset": (
+        lambda m, x: (m.branch(x) * m.trunk(x)).sum(-1, keepdim=True) + m.offset,
+        {
+            "branch": nn.Linear(3, 4),
+            "trunk": nn.Linear(3, 4),
+            "offset": nn.Parameter(torch.ones(1)),
+        },
+        (6, 3),
+        r"'branch' \(16\), 'trunk' \(16\); layer=\"branch\"",
+    ),
+    "net, not the length of a kernel": (
+        lambda m, x: (-(m.net(x) / m.length).square().sum(-1, keepdim=True)).exp() * m.scale,
+        {
+            "length": nn.Parameter(torch.ones(1, 1)),
+            "net": nn.Linear(3, 2),
+            "scale": nn.Parameter(torch.ones(1)),
+        },
+        (6, 3),
+        r"'net' \(8\); layer=\"net\"",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SUGGESTED)
+def test_the_layer_nearest_to_the_output_is_suggested_with_what_it_holds(name):
+    run, parts, shape, match = SUGGESTED[name]
+    with pytest.raises(ValueError, match=match) as caught:
+        Tap.find(zoo.Net(run, **parts), (torch.randn(shape),))
+    assert len(str(caught.value)) < 600
+
+
+def test_a_table_too_large_to_join_the_readout_is_left_out_and_named():
+    case = zoo.build("wide_embedding_and_deep")
+    case.model.wide = nn.Embedding(50_000, 1).double()
+    with pytest.warns(UserWarning, match="'wide' .50,000 parameters, too many.*layer="):
+        tap = Tap.find(case.model, case.args)
+    assert tap.heads == ["head"] and tap.linear
+
+
+@pytest.mark.parametrize("id", ["wide_convolution_beside_a_shortcut", "wide_embedding_and_deep"])
+def test_readouts_of_several_kinds_are_right_in_float32(id):
+    case, test = zoo.build(id), zoo.build(id, TEST)
+    train = oracle.rows(jacobian(case))
+    parts = (case.data, zoo.build(id, VALID).data, test.args)
+    single = [tuple(t.float() if t.is_floating_point() else t for t in part) for part in parts]
+    uq = rg.LastLayerRigidity(case.model.float()).fit([single[0]])
+    uq.calibrate([single[1]], ridge=RIDGE, criterion="nll")
+    q = (1 / uq.predict([(*single[2], test.target.float())]).rigidity).double()
+    torch.testing.assert_close(q, oracle.quadratic(train, jacobian(test), RIDGE), rtol=1e-5, atol=0)
+
+
 def test_a_layer_without_parameters_is_refused():
     uq = rg.LastLayerRigidity(zoo.build("mlp_with_a_column_output").model, layer="trunk.1")
     refused("SiLU without floating-point parameters", uq.fit, (torch.randn(4, 3), torch.randn(4)))

@@ -155,3 +155,67 @@ def test_values_are_described_by_kind_and_size():
     given = (X, None, [Y.long()], {"a": 1}, Graph(X))
     inner = "float32 (20, 3), None, list of 1 (int64 (20,)), dict with keys ['a'], Graph"
     assert described(given) == f"tuple of 5 ({inner})"
+
+
+# --- inputs that a forward pass writes into -----------------------------------------------------
+
+
+class Shifting(nn.Module):
+    """Subtracts the mean of its inputs in place, at once or where it is told to."""
+
+    def __init__(self, always: bool = True) -> None:
+        super().__init__()
+        self.body, self.head, self.always = nn.Linear(3, 4), nn.Linear(4, 1), always
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.always or bool(x[0, 0] > 100):
+            x -= 1
+        return self.head(self.body(x).tanh())
+
+
+WRITING: dict[str, tuple[dict[str, Any], Any]] = {
+    "as it is": ({}, (X, Y[:, None])),
+    "layer": ({"layer": "head"}, (X, Y[:, None])),
+    "features": ({"features": lambda m, x: m.body(x)}, (X, Y[:, None])),
+    "an object": (
+        {"forward": lambda m, b: m(b.x), "target": lambda b: Y[:, None]},
+        [Graph(X)],
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WRITING)
+def test_a_model_that_writes_into_its_inputs_is_refused_and_they_stay_as_they_were(way):
+    options, data = WRITING[way]
+    before = X.clone()
+    uq = rg.LastLayerRigidity(Shifting(), **options)
+    refused(r"writes into its inputs in place.*x = x - 1.*forward=.*clone\(\)", uq.fit, data)
+    assert torch.equal(X, before)
+
+
+def test_a_model_that_writes_into_copies_is_right_by_the_line_printed():
+    y, before = Y[:, None], X.clone()
+    uq = rg.LastLayerRigidity(Shifting(), forward=lambda m, b: m(b[0].clone())).fit((X, y))
+    h = uq.model.body(X - 1).tanh().detach()
+    rows = torch.cat([h, torch.ones(20, 1)], 1).double()
+    torch.testing.assert_close(uq.gram.matrix, rows.mT @ rows, rtol=1e-6, atol=1e-6)
+    uq.calibrate((VALID, y), criterion="nll")
+    uq.predict([(X, y)])
+    assert torch.equal(X, before)
+
+
+def test_a_later_batch_that_is_written_into_is_refused():
+    uq = rg.LastLayerRigidity(Shifting(always=False)).fit((X, Y[:, None]))
+    uq.calibrate((VALID, Y[:, None]), criterion="nll")
+    for call in (uq, uq.predict, lambda x: uq.partial_fit((x, Y[:, None]))):
+        refused("writes into its inputs in place", call, X + 1000)
+
+
+# --- output= for one tensor ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("output", [0, -1, "T"])
+def test_output_of_a_model_that_returns_one_tensor_is_refused(output):
+    uq = rg.LastLayerRigidity(nn.Linear(3, 2), output=output)
+    message = rf"output={output!r} picks one of several.*one tensor \(\d+, 2\).*forward="
+    refused(message, uq.fit, (X, torch.stack([Y, Y], 1)))

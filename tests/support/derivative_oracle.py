@@ -132,7 +132,11 @@ NOT_DIFFERENTIABLE = (
     *("forward_without_gradients_with_its_features", "forces_computed_inside_forward"),
     *("forces_computed_in_the_callers_grad_mode", "forces_that_free_the_graph"),
 )
-COUPLED = ("weighted_sum_over_neighbours_after_the_head",)
+COUPLED = (
+    "weighted_sum_over_neighbours_after_the_head",
+    "graph_convolution_beside_a_linear_skip",
+    "attention_convolution_beside_a_linear_skip",
+)
 COUPLINGS: dict[str, Call] = {  # of samples that influence one another
     "mean": lambda m, x: m.body(x - x.mean(0)),
     "before": lambda m, x: m.body(torch.cat([x[:1], x[1:] + x[:-1]])),  # as in a time series

@@ -28,7 +28,9 @@ def test_jacobian_leaves_the_model_as_it_was():
     assert layer.training and not layer.weight.requires_grad and layer.weight.grad is None
 
 
-@pytest.mark.parametrize("id", [i for i in zoo.IDS if zoo.OUTCOMES[i] in ("plain", "linear")])
+@pytest.mark.parametrize(
+    "id", [i for i in zoo.IDS if zoo.OUTCOMES[i] in ("plain", "linear", "part")]
+)
 def test_cases_called_linear_are_linear_in_the_readout_weights(id):
     case = zoo.build(id)
     names = case.parameters

@@ -735,10 +735,10 @@ SEVERAL: dict[str, Callable[[], Case]] = {
 def on_maps(
     outcome: Outcome, run: Callable[..., Any], names: tuple[str, ...], **parts: Any
 ) -> Case:
-    """A case with images of 4 x 5 pixels, a convolution and other parts."""
+    """A case with images of 3 x 2 pixels, a convolution and other parts."""
     body = nn.Sequential(nn.Conv2d(INPUTS, WIDTH, 3, padding=1), nn.SiLU())
     net, match = Net(run, body=body, **parts), WARNINGS.get(outcome, "")
-    data, target = (normal(4, INPUTS, 4, 5),), normal(4, 2, 4, 5)
+    data, target = (normal(4, INPUTS, 3, 2),), normal(4, 2, 3, 2)
     return Case(net, data, target, None, outcome, raw_parameters=names, match=match)
 
 
@@ -756,7 +756,11 @@ def deep_fm(m: Net, x: Tensor, fields: Tensor) -> Tensor:
     """First order, products of pairs, and a net of the same embeddings."""
     factors = m.factors(fields)
     pairs = factors.sum(1).square() - factors.square().sum(1)
-    return m.first(fields).sum(1) + pairs.sum(-1, keepdim=True) / 2 + m.head(m.deep(factors))
+    return (
+        m.first(fields).sum(1)
+        + pairs.sum(-1, keepdim=True) / 2
+        + m.head(m.deep(factors) + m.trunk(x))
+    )
 
 
 class NodeLinear(nn.Module):

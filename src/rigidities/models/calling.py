@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from ..notices import is_own
 
 FeatureFunction = Callable[..., Any]
 ForwardFunction = Callable[[nn.Module, Any], Any]
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Source:
         call = model if self.forward is None else partial(self.forward, model)
         if torch.compiler.is_compiling():  # tracers raise errors of their own
             return pick(call(*args, **kwargs), self.output)
+        before = _versions(args, kwargs)
         try:
             result = call(*args, **kwargs)
         except _PLAIN as error:
@@ -54,6 +58,12 @@ class Source:
                 remedy = f" Tensors, and arrays of integers, keep their dtype: {cast}.{remedy}"
             said = f"{type(error).__name__}: {error}".rstrip(".")
             raise type(error)(f"{self.call(model, args, kwargs)} raised {said}.{remedy}") from error
+        if before != _versions(args, kwargs):
+            raise ValueError(
+                f"{self.call(model, args, kwargs)} writes into its inputs in place, so that every "
+                "pass would change your data. Let the model write to copies (x = x - 1 instead of "
+                "x -= 1), or let forward= give it some: forward=lambda m, b: m(b[0].clone())."
+            )
         return pick(result, self.output)
 
     def call(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -64,6 +74,43 @@ class Source:
         return f"{names[0]}({', '.join(names[1:] + given)})"
 
 
+def copied(inputs: Inputs) -> Inputs:
+    """Inputs in memory of their own, as far as they can be copied."""
+    memo: dict[int, Any] = {}
+    for leaf in tree_leaves(inputs):
+        if isinstance(leaf, Tensor):  # also one that a graph computes, which deepcopy refuses
+            memo[id(leaf)] = leaf.detach().clone().requires_grad_(leaf.requires_grad)
+    try:
+        return copy.deepcopy(inputs, memo)
+    except Exception:  # whatever a batch of the user's raises
+        return inputs
+
+
+def _versions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
+    """How often each tensor of the inputs was written to."""
+    given = (*args, *kwargs.values())
+    if not all(type(one) is Tensor for one in given):
+        given = tuple(islice(_tensors(given, _DEPTH), _TENSORS))
+    return [0 if tensor.is_inference() else tensor._version for tensor in given]
+
+
+def _tensors(value: Any, depth: int) -> Iterator[Tensor]:
+    """The tensors inside containers, and inside objects such as batches of graphs."""
+    if isinstance(value, Tensor):
+        yield value
+    elif depth and not isinstance(value, nn.Module):
+        if isinstance(value, Mapping):
+            parts: Iterable[Any] = value.values()
+        elif isinstance(value, (tuple, list)):
+            parts = value[:_TENSORS]
+        else:
+            parts = list(getattr(value, "__dict__", {}).values())
+        for part in parts:
+            yield from _tensors(part, depth - 1)
+
+
+_DEPTH, _TENSORS = 5, 256
+"""How deep inputs are looked into for tensors, and how many are watched at most."""
 _PLAIN = (TypeError, RuntimeError, ValueError, AttributeError, KeyError, IndexError, AssertionError)
 _KEYWORDS = (
     "A mapping's entries are keyword inputs, but for the target. For a model of the mapping itself "
@@ -147,6 +194,12 @@ def _only(result: Any) -> Any:
 
 
 def _named(result: Any, output: str | int) -> Any:
+    if isinstance(result, Tensor):
+        raise ValueError(
+            f"output={output!r} picks one of several things that a model returns (a key, an "
+            f"attribute, an index), but this model returns one tensor {tuple(result.shape)}. "
+            "Leave output= out; for some of its columns pass forward=lambda m, b: m(b[0])[:, :1]."
+        )
     try:
         if isinstance(output, int) or isinstance(result, Mapping):
             return result[output]

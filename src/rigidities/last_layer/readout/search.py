@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from posixpath import commonpath
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,13 +36,6 @@ _BENDING = frozenset(
     )
 )
 """Nodes of the graph of one input, in which no output is linear."""
-
-
-class Leaf(NamedTuple):
-    """A leaf of a graph, and how many nodes lie between it and the output."""
-
-    variable: Tensor
-    depth: int
 
 
 @dataclass(frozen=True)
@@ -79,24 +72,24 @@ def find_heads(model: nn.Module, run: Run) -> Found:
     with unregistered.shown():
         markers, marks, output = _marked(run, twin, names)
     found, leaves = _walk([output.grad_fn], marks)
-    unregistered.refuse([leaf.variable for leaf in leaves.values()])
+    unregistered.refuse(leaves.values())
     later = [parameters[leaf] for leaf in leaves if leaf in parameters]
     if not found:
         raise ValueError(_nothing_found(type(model).__name__, names, nearest(model, later)))
     silent = [name for name, marker in zip(names, markers, strict=True) if not marker.calls]
     heads = [names[i] for i in _last(found, marks)]
-    # What feeds a head is no readout for reaching the output past it as well.
+    whole = Found(heads, later, silent)
+    straight = _walk([output.grad_fn], marks, bending=_BENDING)[1]
+    reached = [leaf for leaf in straight if leaf in parameters]
+    if not reached or not bool(torch.isfinite(output.detach()).all()):
+        return whole
+    # What feeds a head is no readout for reaching the output past it as well. A head's own
+    # parameters feed it, and were reached here by some use beside its call.
     before = [node for nodes in found.values() for node in nodes]
     behind = _walk(before, marks, through=True)[1]
-    straight = _walk([output.grad_fn], marks, bending=_BENDING)[1]
-    beside = [
-        parameters[leaf]
-        for leaf in straight
-        if leaf in parameters
-        and (leaf not in behind or parameters[leaf].rpartition(".")[0] in heads)
-    ]
-    whole = Found(heads, later, silent)
-    if not beside or not bool(torch.isfinite(output.detach()).all()):
+    own = {leaf for leaf in reached if parameters[leaf].rpartition(".")[0] in heads}
+    beside = [parameters[leaf] for leaf in reached if leaf in own or leaf not in behind]
+    if not beside:
         return whole
     with torch.enable_grad():  # for models that differentiate themselves
         return _completed(model, run, whole, beside, output.numel())
@@ -188,7 +181,8 @@ class Trials:
         for seed in (1, 2):
             first, second, third = (self._value(names, steps, seed) for steps in (0, 1, 2))
             size = max(_largest(third - first), _largest(second - first))
-            if not _largest(third - 2 * second + first) <= self._tolerance * size:
+            rounding = 16 * self._rounding * max(map(_largest, (first, second, third)))
+            if not _largest(third - 2 * second + first) <= self._tolerance * size + rounding:
                 return False
         return True
 
@@ -311,7 +305,9 @@ def _completed(model: nn.Module, run: Run, found: Found, beside: list[str], outp
 
 def large_change(weights: Tensor, seed: int) -> Tensor:
     """Random, large enough to carry the output through whatever nonlinearity may follow."""
-    size = float(weights.square().mean().sqrt()) or 1.0
+    size = float(weights.square().mean().sqrt())
+    if size < 1e-6:  # zeros, but for rounding: a change as small would drown in it
+        size = 1.0
     return normal_like(weights.to(torch.float64), seed) * 10 * size
 
 
@@ -424,18 +420,18 @@ def _walk(
     *,
     through: bool = False,
     bending: Collection[str] = (),
-) -> tuple[dict[int, list[Any]], dict[int, Leaf]]:
+) -> tuple[dict[int, list[Any]], dict[int, Tensor]]:
     """For each head met on the way back the nodes before it; other leaves by id, nearest first.
 
     The number of a head stands in `marks` by its leaf's id; `through` goes on behind a mark. What
     lies behind nodes of the names in `bending` is not looked at.
     """
     found: dict[int, list[Any]] = {}
-    leaves: dict[int, Leaf] = {}
+    leaves: dict[int, Tensor] = {}
     seen: set[Any] = set()
-    queue = deque((node, 0) for node in start)
+    queue = deque(start)
     while queue:
-        node, depth = queue.popleft()
+        node = queue.popleft()
         if node is None or node in seen:
             continue
         seen.add(node)
@@ -446,7 +442,7 @@ def _walk(
             found.setdefault(head, []).extend(children)
         if through or not met:
             for variable in variables:
-                leaves.setdefault(id(variable), Leaf(variable, depth))
+                leaves.setdefault(id(variable), variable)
             if node.name() not in bending:
-                queue.extend((child, depth + 1) for child in children)
+                queue.extend(children)
     return found, leaves

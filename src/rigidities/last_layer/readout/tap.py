@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ...models.calling import FeatureFunction, ForwardFunction, Source
+from ...models.calling import FeatureFunction, ForwardFunction, Inputs, Source, copied
 from ...models.double import InDouble, double_copy, is_double
 from ...models.modes import outside_inference_mode
 from ...models.shadow import input_names, shadow, unwrapped
@@ -43,7 +43,6 @@ from .search import find_heads, large_change, left_out, named_heads, nearest, sc
 from .tail import GraphsKept, coarsest
 
 T = TypeVar("T")
-Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Tap:
@@ -104,6 +103,8 @@ class Tap:
                 "A TorchScript module cannot be looked into. Pass features=callable(model, "
                 "*inputs) -> (N, D), or wrap the nn.Module that it was made from."
             )
+
+        inputs = copied(inputs)  # a model that writes into them is refused, and nothing is lost
 
         def run(twin: nn.Module) -> Tensor:
             return source.run(twin, *inputs, None)
@@ -490,6 +491,8 @@ class FeatureTap:
 
     def _reading(self, *args: Any, **kwargs: Any) -> Reading:
         assert self.source.features is not None
+        if not self.layout:  # the first batch, on which a model that writes into it is refused
+            args, kwargs = copied((args, kwargs))
         output = self.source.run(self._model(), args, kwargs, "" if self.layout else None)
         features = self.source.features(self._model(), *args, **kwargs)
         if not (isinstance(features, Tensor) and features.ndim in (2, 3)):

@@ -6,9 +6,10 @@ and the layer before them must not be taken in their place.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
+from itertools import islice
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-_DEPTH = 4  # of containers within one another
+_DEPTH, _ENTRIES = 4, 1000  # of containers within one another, and of one of them
 _OF_MODULES = frozenset(vars(nn.Module()))
 
 
@@ -43,7 +44,7 @@ class Unregistered:
         frozen = {i for i, (_, p) in self._known.items() if not p.requires_grad}
         return _Shown(frozen, self._known) if frozen else nullcontext()
 
-    def refuse(self, leaves: Collection[Tensor]) -> None:
+    def refuse(self, leaves: Iterable[Tensor]) -> None:
         """Refuse those among the leaves of a graph between the heads and the output."""
         met = [leaf for leaf in leaves if self._is_one(leaf)]
         if not met:
@@ -116,9 +117,10 @@ def _inside(value: Any, place: str, depth: int) -> Iterator[tuple[str, Tensor]]:
 
 def _parts(value: Any, place: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
-        yield from ((f"{place}[{key!r}]", part) for key, part in value.items())
+        entries = islice(value.items(), _ENTRIES)
+        yield from ((f"{place}[{key!r}]", part) for key, part in entries)
     elif isinstance(value, (list, tuple)):
-        yield from ((f"{place}[{i}]", part) for i, part in enumerate(value))
+        yield from ((f"{place}[{i}]", part) for i, part in enumerate(value[:_ENTRIES]))
     elif isinstance(value, partial):
         yield from ((place, part) for part in (value.func, *value.args, *value.keywords.values()))
     elif isinstance(value, MethodType):
