@@ -23,7 +23,7 @@ from .objective import Objective, search
 from .report import CalibrationReport
 from .rows import FAR, Rows, clipped_mean, outlying, target_rows
 from .scale_fit import GAUSSIAN_FAR
-from .target_fit import CLEARLY, LADDER, Parts, TargetFit, fitted, judged
+from .target_fit import BOUNDS, CLEARLY, LADDER, Parts, TargetFit, fitted, judged
 
 FEWEST = 2.0
 """Directions that the data must hold: with fewer the paper's bars do not know what is far."""
@@ -164,6 +164,7 @@ def automatic(
     else:
         chosen, taken = full.calibration(ridge, wanted, typical[0], shared=shared), LADDER[-1]
         nll = full.nll
+        remarks += _raised(full.targets)
     found: dict[str, Any] = {"calibration": _with_joint(chosen, rows, typical), "at_edge": edge}
     found |= {"value": full.ladder.get(taken, nll), "nll": nll, "ladder": full.ladder}
     found |= {"zero_curvature": zero_curvature, "remarks": remarks}
@@ -276,6 +277,20 @@ def _far_rows(residuals: Residuals | None, wanted: Wanted) -> list[str]:
     for k, error in enumerate(residuals.error.unbind(1)):
         target = f"Target {k}: " if residuals.error.shape[1] > 1 else ""
         said += outlying(error, residuals.kept["number"], far, target)
+    return said
+
+
+def _raised(targets: list[TargetFit]) -> list[str]:
+    """That a small noise was raised, since 99 % intervals would have missed too many rows."""
+    said = []
+    for k, fit in enumerate(targets):
+        if fit.floor > BOUNDS:
+            which = f"Target {k}: " if len(targets) > 1 else ""
+            said.append(
+                f"{which}Where the fitted noise is small, 99 % intervals missed too many rows, as "
+                "with targets that are mostly one value: the lowest "
+                f"{100 * fit.floor:g} % of the noise were raised to one level."
+            )
     return said
 
 

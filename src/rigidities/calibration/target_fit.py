@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..prediction.cosine_tilt import CosineTilt
 from ..prediction.head import STEEPEST, Guard, Inputs
 from ..prediction.law import Gaussian, Law, StudentT, Tilted
 from . import tilt_fit
@@ -24,6 +25,12 @@ REFERENCE = 0.9
 """Quantile of the left-out training rows' q, beyond which the guard sets in."""
 BOUNDS = 0.005
 """Share of the fitted log-noises beyond each of the bounds it is kept within."""
+FLOORS = (BOUNDS, 0.25, 0.5, 0.75, 0.9)
+"""Quantiles of the fitted log-noises: the first that leaves tails long enough bounds them below."""
+FAR_TAIL = 0.01
+"""What lies outside of 99 % intervals."""
+SHORT = 1.5
+"""How many times as much, under the law without its tilt, shows tails that are too short."""
 FOLDS = 5
 CLEARLY = 2.0
 """Standard errors by which the full model must be worse to be refused."""
@@ -55,6 +62,7 @@ class TargetFit:
         constant: the fit without a head.
         scale: noise, scale and tails.
         bounds: of the log-noise, (2,).
+        floor: share of the fitted log-noises that lie below the lower bound.
         middle: its median.
         tilt: None where there is none.
         guard: of one target.
@@ -66,6 +74,7 @@ class TargetFit:
     constant: ScaleFit
     scale: ScaleFit
     bounds: Tensor
+    floor: float
     middle: Tensor
     tilt: TiltFit | None
     guard: Guard | None
@@ -152,17 +161,49 @@ def fitted(
     seen = x if parts.head else x[:, :0]
     scale = headed_fit(rows, seen, square, constant, gaussian=not parts.tails, start=start)
     h = scale.log_noise(seen)
-    bounds = torch.quantile(h, h.new_tensor([BOUNDS, 1 - BOUNDS]))
-    tilt = None
-    if parts.tilt and parts.tails:
+    shape = x if parts.tilt and parts.tails else None
+    penalty = like.tilt.penalty if like and like.tilt else None
+    floors = FLOORS if parts.head and parts.tails else FLOORS[:1]
+    for floor in floors:
+        bounds = torch.quantile(h, h.new_tensor([floor, 1 - BOUNDS]))
         s2 = scale.squared_scale(rows, h.clamp(*bounds))
-        u = StudentT(scale.df).cdf(rows.residual / s2.sqrt())
-        tilt = tilt_fit.fitted(u, x, like.tilt.penalty if like and like.tilt else None)
+        u = scale.law.cdf(rows.residual / s2.sqrt())
+        tilt = None if shape is None else tilt_fit.fitted(u, shape, penalty)
+        if not _short(u, tilt, x, surely=floor == BOUNDS):
+            break
     guard = _guard(rows, scale) if parts.guard else None
     gap = -0.5 * torch.expm1(-scale.optimism.clamp(min=0)) * rows.size / rows.usual_q
     gap = gap if bool(rows.seen.any() & ~rows.seen.all()) else scale.scale2  # it is not known
-    parted = (inputs, directions, constant, scale, bounds, h.median(), tilt, guard)
-    return TargetFit(*parted, gap)
+    return TargetFit(
+        inputs=inputs,
+        directions=directions,
+        constant=constant,
+        scale=scale,
+        bounds=bounds,
+        floor=floor,
+        middle=h.clamp(*bounds).median(),
+        tilt=tilt,
+        guard=guard,
+        gap=gap,
+    )
+
+
+def _short(u: Tensor, tilt: TiltFit | None, inputs: Tensor, *, surely: bool) -> bool:
+    """Whether too many rows lie outside of 99 % intervals, by u (n,) of the untilted law.
+
+    A noise that follows how often targets leave zero, say, is small where they seldom do: those
+    that do are then farther out than the law's tails reach. The tilt was fitted to the same rows,
+    so that they lie outside of the untilted law too. `surely` asks for more than chance.
+    """
+    expected = FAR_TAIL * len(u)
+    plain = float((torch.minimum(u, 1 - u) < FAR_TAIL / 2).sum())
+    if plain <= max(SHORT * expected, expected + 3 * expected**0.5):
+        return False
+    if tilt is None:
+        return True
+    tilted = CosineTilt(tilt(inputs).clamp(-STEEPEST, STEEPEST)).cdf(u[:, None])
+    outside = float((torch.minimum(tilted, 1 - tilted) < FAR_TAIL / 2).sum())
+    return outside > expected + (1.5 * expected**0.5 if surely else 0.0)
 
 
 def _directions(inputs: Inputs, rows: Rows) -> Tensor | None:
