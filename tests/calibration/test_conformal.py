@@ -201,8 +201,8 @@ def test_groups_of_the_bar_that_have_few_rows_join_their_neighbours():
     found = Conformal.of(prediction, prediction.std, cuts=cuts)
     assert found.place.tolist() == [[0, 1, 1, 2, 2, 3]]
     assert found.counts.tolist() == [60, 50, 64, 174]
-    assert "in 5 groups by the bar" in found.sentences[0]
-    assert "fewer than 50 rows are merged: 2, 3 with 50; 4, 5 with 64." in found.sentences[0]
+    assert "in 5 groups by the bar" in found.sentence
+    assert "fewer than 50 rows are merged: 2, 3 with 50; 4, 5 with 64." in found.sentence
 
 
 def test_small_groups_by_label_are_merged_and_it_is_said():
@@ -212,7 +212,7 @@ def test_small_groups_by_label_are_merged_and_it_is_said():
     assert found.labels.tolist() == [1, 2, 4, 9]
     assert found.place.tolist() == [[0, 1, 0, 2, 3]]
     assert found.counts.tolist() == [65, 80, 200, 345]
-    assert "1, 4 with 65" in found.sentences[0]
+    assert "1, 4 with 65" in found.sentence
     rest = Conformal.of(*part((prediction, target), ((labels == 1) | (labels == 4))[:, 0]))
     assert torch.equal(found.tails[:65], rest.tails)
 
@@ -433,11 +433,10 @@ def test_a_bar_of_zero_holds_an_exact_prediction_and_nothing_else():
     assert low.eq(-math.inf).all() and high.eq(math.inf).all()
 
 
-def test_the_report_says_rows_groups_the_guarantee_as_it_is_and_asks_about_the_checkpoint():
+def test_the_report_says_rows_groups_and_the_guarantee_as_it_is():
     prediction, target = draws(120, seed=21, worlds=2)
     target[:50, 1] = torch.nan
-    plain, question = Conformal.of(prediction, target).sentences
+    plain = Conformal.of(prediction, target).sentence
     assert "from 120 rows (70 where most" in plain and "groups" not in plain
     assert "on average over draws of calibration and test rows" in plain
     assert "neither training, stopping nor fitting; not per input" in plain
-    assert "choose the checkpoint" in question and "+.030" in question

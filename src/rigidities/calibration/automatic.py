@@ -266,11 +266,8 @@ def _remarks(rows: list[Rows], wanted: Wanted) -> list[str]:
         why = "The fit holds no training rows (sample=0, or a file without rows=True)"
         why = "The noise of training rows is not known" if wanted.given else why
         said.append(f"{why}: the validation rows alone decide.")
-    if held:
-        said.append(
-            "Did these validation rows choose the checkpoint (early stopping)? Then their errors "
-            "are optimistic, and 90 % intervals may hold up to three per cent too little."
-        )
+    if held and wanted.stopping:
+        said.append(wanted.stopping)
     if any(one.step > 0 for one in rows) and isinstance(wanted.law, Tilted):
         said.append(
             "The targets lie on a grid that is wide beside the residuals: the law has no tilt, "

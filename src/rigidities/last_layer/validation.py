@@ -144,7 +144,10 @@ class Validation:
         conformal = Conformal.of(
             found, found.mean + apart.error, labels=labels, cuts=cuts, function=self.groups
         )
-        remarks = [*report.remarks, *conformal.sentences]
+        remarks = [*report.remarks, conformal.sentence]
+        stopping = self.wanted.stopping
+        if stopping and stopping not in remarks:  # of a criterion that does not ask by itself
+            remarks.append(stopping)
         return replace(report, calibration=replace(chosen, conformal=conformal), remarks=remarks)
 
     def _evidence(self) -> Callable[[Tensor], Tensor] | None:
