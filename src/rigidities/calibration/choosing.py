@@ -63,7 +63,7 @@ def reported(
 ) -> CalibrationReport:
     """What was found, beside what was wanted, the final curvature and the validation rows, if any.
 
-    It warns where enough of these stand in the training data too.
+    It warns where enough of these stand in the training data too, and where they are very few.
     """
     own = {name: getattr(final, name) for name in ("condition", "effective_rank", "width")}
     rows: dict[str, Any] = {"rows": 0}
@@ -72,6 +72,6 @@ def reported(
         rows = {"rows": residuals.rows, "used": len(residuals.error), **counts}
     fixed = wanted.ridge is not None
     report = CalibrationReport(criterion=wanted.criterion, fixed=fixed, **own, **rows, **found)
-    for sentence in report.repeated:
+    for sentence in (*report.repeated, *report.few):
         notify(sentence)
     return report
