@@ -1,6 +1,8 @@
 """`rigidities tabular`: a table becomes a model with honest error bars, and one file applies it."""
 
+import contextlib
 import csv
+import io
 import json
 import os
 import re
@@ -16,6 +18,7 @@ from rigidities import cli
 from rigidities.cli import learners, tabular
 from rigidities.cli.tabular import TableModel
 from rigidities.data.storage import Snapshot
+from tests.support.pages import Page
 
 # One worker, so that what the tests share runs once.
 pytestmark = pytest.mark.xdist_group("tabular")
@@ -45,7 +48,9 @@ class Ran:
         self.data, self.out = folder / "data.csv", folder / "out"
         table().to_csv(self.data, index=False, na_rep="NA")
         options = ["--target", "price", "--out", self.out, "--id", "code", "--model", kind]
-        self.code = run(self.data, *options)
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            self.code = run(self.data, *options)
+        self.printed = printed.getvalue()
         self.summary = json.loads((self.out / "summary.json").read_text())
         self.predictions = pd.read_csv(self.out / "predictions.csv")
         self.model = self.out / "model.safetensors"
@@ -99,6 +104,32 @@ def test_scores_are_those_of_the_test_rows_in_the_file(ran):
     assert set(scores["quantile"]) == {"coverage", "width", "interval_score"}
 
 
+def cell(page, label, column):
+    """A number in the page's table of metrics."""
+    text = page.row(label)[column]
+    return float(text.rstrip(" %")) / (100 if "%" in text else 1)
+
+
+def test_console_summary_page_and_verdict_say_the_same(ran):
+    page = Page((ran.out / "report.html").read_text(encoding="utf-8"))
+    labels = {"crps": "CRPS", "nll": "NLLNeg", "rmse": "RMSE", "interval_score": "Interval score"}
+    labels |= {"coverage": "Coverage of 90 %", "width": "Width of 90 %"}
+    for column, name in ((1, "rigidities"), (2, "constant")):
+        for key, label in labels.items():
+            told = ran.summary["scores"][name][key]
+            assert cell(page, label, column) == pytest.approx(told, rel=5e-3, abs=6e-4)
+            assert f"{told:#.4g}" in ran.printed
+    verdict = ran.summary["verdict"]
+    for said in (verdict["headline"], *(one["text"] for one in verdict["findings"])):
+        assert said in ran.printed
+        assert said in page.text
+    for said in verdict["cautions"]:
+        assert said in ran.printed
+        assert said in page.text
+    assert "the RMS error of the calibration rows" in verdict["findings"][2]["text"]
+    assert not re.search(r"calibrate\(|refit\(|p\.centre|early_stopped", page.text + ran.printed)
+
+
 def test_the_file_alone_predicts_as_the_run_did(ran, tmp_path, monkeypatch):
     monkeypatch.setattr(tabular, "CHUNK", 23)
     frame = table()[["place", "price", "size", "day", "code"]].assign(more=1)
@@ -108,7 +139,7 @@ def test_the_file_alone_predicts_as_the_run_did(ran, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
     assert run("--apply", ran.model, tmp_path / "new.tsv", "--out", tmp_path / "p.csv") == 0
     found = pd.read_csv(tmp_path / "p.csv")
-    assert list(found) == ["row", "code", "mean", "std", "low", "high"]
+    assert list(found) == ["row", "code", "mean", "std", "low", "high", "centre"]
     pd.testing.assert_frame_equal(found, ran.predictions[list(found)], rtol=1e-8)
 
 

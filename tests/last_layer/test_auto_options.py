@@ -287,3 +287,49 @@ def test_the_report_says_in_plain_words_what_was_chosen(one):
     bare = str(calibrated(one, noise="constant", law="gaussian", guard=False).report)
     for phrase in ("by heavy tails", "by noise that", "shape of the law", "guard", "beyond q"):
         assert phrase not in bare
+
+
+def noise_alone(seed=1):
+    """A net and rows whose targets it knows nothing of: the evidence wants an infinite ridge."""
+    generator = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(60, 4, generator=generator), torch.randn(60, 1, generator=generator)
+    first, last = torch.randn(4, 32, generator=generator), torch.full((1, 32), 1e-3)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+    with torch.no_grad():
+        model[0].weight.copy_(first.T / 2)
+        model[2].weight.copy_(last)
+    return rg.LastLayerRigidity(model).fit(x[:40], y[:40]), (x[40:], y[40:])
+
+
+def test_the_default_refuses_a_ridge_that_swamps_every_direction():
+    for seed in range(6):
+        uq, valid = noise_alone(seed)
+        report = uq.calibrate(*valid)
+        assert report.effective_rank > 0.99
+        if report.effective_rank < 1.01:
+            assert "where the data determine one direction" in str(report)
+    swamped = uq.calibrate(*valid, ridge=1e8)  # as the user wants it
+    assert swamped.ridge == 1e8
+    assert "swamps every direction of the features" in str(swamped)
+
+
+def test_a_handful_of_calibration_rows_gets_a_warning():
+    uq, (x, y) = noise_alone()
+    with pytest.warns(UserWarning, match="calibrated on 5 rows: from so few .* 32 %"):
+        report = uq.calibrate(x[:5], y[:5])
+    assert "calibrated on 5 rows" in str(report)
+    assert not uq.calibrate(x, y).few
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"conformal": 0.5}, {"criterion": "nll", "conformal": 0.5}]
+)
+def test_early_stopping_is_asked_once_and_can_be_answered(options):
+    uq, valid = noise_alone()
+    asked = str(uq.calibrate(*valid, **options))
+    assert asked.count("early stopping") == 1
+    assert "early_stopped=False" in asked
+    assert "early stopping" not in str(uq.calibrate(*valid, early_stopped=False, **options))
+    told = str(uq.calibrate(*valid, early_stopped=True, **options))
+    assert told.count("These validation rows chose the checkpoint (early stopping)") == 1
+    assert "?" not in told.partition("early stopping")[2]

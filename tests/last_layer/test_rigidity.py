@@ -353,7 +353,13 @@ def test_a_loader_that_drops_or_repeats_rows_is_taken_at_its_word(net):
     sampler = torch.utils.data.WeightedRandomSampler(torch.ones(300), 40)
     assert rg.LastLayerRigidity(net.model).fit(DataLoader(data, sampler=sampler)).gram.count == 40
     loader = DataLoader(data, batch_size=64, drop_last=True)
-    assert rg.LastLayerRigidity(net.model).fit(loader).gram.count == 256
+    with pytest.warns(UserWarning, match="given to fit has drop_last=True and leaves out 44 of"):
+        uq = rg.LastLayerRigidity(net.model).fit(loader)
+    assert uq.gram.count == 256
+    rg.LastLayerRigidity(net.model).fit(DataLoader(data, batch_size=100, drop_last=True))
+    valid = DataLoader(TensorDataset(*net.valid), batch_size=64, drop_last=True)
+    with pytest.warns(UserWarning, match="given to calibrate has drop_last=True"):
+        uq.calibrate(valid, criterion="nll")
 
 
 def test_predictions_keep_the_order_of_a_shuffled_loader(net):

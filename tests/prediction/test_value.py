@@ -366,6 +366,16 @@ def test_a_prediction_says_in_one_line_what_it_is():
     assert repr(prediction(Gaussian())).startswith("Prediction of 6 rows x 2: ")
 
 
+def test_a_prediction_off_its_laws_centre_shows_both():
+    one = torch.ones(3, dtype=torch.float64)
+    law = Tilted(30.0, torch.tensor([-1.5, 0, 0, 0, 0, 0, 0, 0]))
+    p = Prediction(2.33 * one, 0.05 * one, 0.05 * one, one, law=law)
+    assert f"2.33 ± 0.32 (centre {float(p.centre[0]):.2f}), " in repr(p)
+    assert f"(centre {float(p.centre[0]):.2f})" in p._repr_html_()
+    straight = replace(p, law=StudentT(5.0))
+    assert "centre" not in repr(straight) + straight._repr_html_()
+
+
 def test_a_notebook_shows_a_table_and_bars_for_each_target():
     p = prediction(LAWS["tilted"])
     page = p._repr_html_()

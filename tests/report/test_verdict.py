@@ -198,7 +198,7 @@ def test_right_bars_fail_the_coverage_test_as_often_as_chance_says() -> None:
 def test_errors_of_zero_are_no_obstacle() -> None:
     mean, std, _ = columns(100)
     part = Rows(mean, std, mean.clone())
-    assert "Every error is zero" in resolution(part).text
+    assert "Every error is zero" in resolution(Judged(part)).text
     assert "Do not trust" in page(mean, std, mean).text
 
 
@@ -429,13 +429,149 @@ def test_of_several_targets_the_worst_is_named() -> None:
     found = report.verdict(mean, target, std=std / torch.tensor([1.0, 3.0]))
     assert (
         found.headline
-        == "target 1: Do not trust these bars as they stand: they are far too narrow."
+        == "target 1, the worst of 2 targets: Do not trust these bars as they stand: they are far "
+        "too narrow."
     )
     assert [one.subject for one in found.findings][:2] == ["Size of target 1", "Fifths of target 1"]
     alike = report.verdict(mean, target, std=std)
     assert alike.headline == "All 2 targets: These bars can be trusted on rows like these."
     with pytest.raises(TypeError, match="Expected a Prediction and no std=, or means and std="):
         report.verdict(mean, target)
+
+
+def test_of_several_targets_names_and_grave_cautions_of_the_others_are_told() -> None:
+    mean, std, target = (part.reshape(-1, 3) for part in right(1500, 0))
+    target = target.clone()
+    target[17, 0] = mean[17, 0] + 57 * std[17, 0]
+    bars = std / torch.tensor([1.0, 1.0, 3.0])
+    found = report.verdict(mean, target, std=bars, names=["energy", "gap", "dipole"])
+    assert found.headline.startswith("dipole, the worst of 3 targets: Do not trust")
+    (named,) = [one.text for one in found.cautions if one.text.startswith("energy: ")]
+    assert "Far outside: row 17 by 57.0 bars." in named
+    text = page(mean, bars, target, names=["energy", "gap", "dipole"]).text
+    assert text.index(found.headline) < text.index(named) < text.index("All targets")
+    assert page(mean, bars, target).text.index("target 2, the worst of 3") < 400
+
+
+# --- one truth ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("law", [Gaussian(), StudentT(3.0), TILTED])
+@pytest.mark.parametrize("level", [0.9, 0.5])
+def test_the_figures_are_those_of_the_predictions_own_law(law: Law, level: float) -> None:
+    p, y = predicted(law)
+    (part,) = rows_of(p, p, y)
+    judged = Judged(replace(part, calibrated_bar=0.7), level=level)
+    low, high = p.interval(level)
+    expected = {
+        "crps": float(p.crps(y).mean()),
+        "nll": -float(p.log_prob(y).mean()),
+        "coverage": float(((low <= y) & (y <= high)).double().mean()),
+        "interval_width": float((high - low).mean()),
+    }
+    assert {key: judged.bars[key] for key in expected} == pytest.approx(expected)
+    plain = stats.norm(p.mean.numpy(), 0.7)
+    inside = abs(y - p.mean) <= 0.7 * stats.norm.ppf(0.5 + level / 2)
+    assert judged.constant["nll"] == pytest.approx(-plain.logpdf(y.numpy()).mean())
+    assert judged.constant["coverage"] == pytest.approx(float(inside.double().mean()))
+    gain = judged.constant["nll"] - judged.bars["nll"]
+    assert judged.bars["nll_gain"] == pytest.approx(gain) == gain_and_error(judged.rows)[0]
+
+
+def test_page_and_verdict_compare_with_the_constant_bar_that_was_given() -> None:
+    mean, std, target = columns(2000)
+    found = report.verdict(mean, target, std=std, constant=[1.25])
+    named = "one constant bar (1.25, the RMS error of the calibration rows, Gaussian)"
+    assert named in found.findings[2].text
+    own = page(mean, std, target, constant=[1.25])
+    assert found.findings[2].text in own.text
+    crps = metrics.crps(mean, torch.full_like(std, 1.25), target)
+    assert float(own.row("CRPS")[2]) == pytest.approx(crps, rel=5e-3)
+    fitted = report.verdict(mean, target, std=std).findings[2].text
+    assert "the RMS error of these very rows" in fitted
+    for wrong in ([1.0, 2.0], [0.0], [math.inf]):
+        with pytest.raises(ValueError, match="Expected constant= as 1 finite bars above zero"):
+            report.verdict(mean, target, std=std, constant=wrong)
+
+
+def test_a_constant_bar_that_outliers_have_blown_up_flatters_nobody() -> None:
+    mean, std, target = columns(2000)
+    shuffled = std[torch.randperm(2000, generator=torch.Generator().manual_seed(1))]
+    said = report.verdict(mean, target, std=shuffled, constant=[50.0]).findings[2]
+    assert said.status == "bad"
+    assert "Worse than one constant bar (" in said.text
+    assert "The RMS error of the calibration rows, 50.0, is " in said.text
+    good = report.verdict(mean, target, std=std, constant=[50.0]).findings[2]
+    assert good.status == "good"
+    fair = gain_and_error(Rows(mean, std, target))
+    assert f"these very rows, Gaussian) by {fair[0]:.3f} ± {fair[1]:.3f} nats" in good.text
+
+
+def test_one_row_that_makes_the_difference_is_named() -> None:
+    mean, std, target = right(400, 3)
+    assert "One row makes the difference" not in str(report.verdict(mean, target, std=std))
+    target = target.clone()
+    row = int(std.argmin())
+    target[row] = mean[row] + 30 * std[row]
+    said = report.verdict(mean, target, std=std, constant=[1.3], first_row=1).findings[2]
+    assert said.status == "careful"
+    assert f"One row makes the difference: without row {row + 1}, whose error is 30.0 bars" in (
+        said.text
+    )
+    kept = torch.arange(400) != row
+    left = Rows(mean[kept], std[kept], target[kept], calibrated_bar=1.3)
+    assert f"better by {gain_and_error(left)[0]:.2f}" in said.text
+
+
+def test_rows_far_outside_are_named_first() -> None:
+    mean, std, target = right(1000, 0)
+    assert not any(
+        "Far outside" in one.text for one in report.verdict(mean, target, std=std).cautions
+    )
+    target = target.clone()
+    target[[3, 500]] = (mean + 57 * std)[[3, 500]]
+    found = report.verdict(mean, target, std=std)
+    assert found.headline.startswith("Use these bars with care: 2 rows lie far outside")
+    assert found.cautions[0].text.startswith("Far outside: row ")
+    for named in ("row 3 by 57.0 bars", "row 500 by 57.0 bars"):
+        assert named in found.cautions[0].text
+    narrow = report.verdict(mean, mean + 5 * (target - mean), std=std)  # as a whole
+    assert narrow.status == "bad"
+    heavy, y = predicted(StudentT(2.5))
+    assert not any("Far outside" in one.text for one in report.verdict(heavy, y).cautions)
+
+
+def test_where_the_laws_centre_predicts_better_it_is_said_with_the_bias() -> None:
+    mean, std, target = right(2000, 0)
+    leaning = Tilted(30.0, torch.tensor([-1.5, 0, 0, 0, 0, 0, 0, 0]))
+    p = Prediction(mean, 0 * std, std**2, std, law=leaning)
+    y = p.sample(1, torch.Generator().manual_seed(1))[0]
+    found = report.verdict(p, y)
+    (said,) = [one.text for one in found.cautions if "centre" in one.text]
+    ours, theirs = metrics.rmse(p.mean, y), metrics.rmse(p.centre, y)
+    assert theirs < 0.9 * ours
+    assert f"RMSE {theirs:.3g} against {ours:.3g}" in said
+    bias, error = (y - mean).mean(), (y - mean).std() / 2000**0.5
+    side = "low" if bias > 0 else "high"
+    assert f"too {side}, by {abs(float(bias)):.3f} ± {float(error):.3f}" in said
+    assert "p.centre" in said and "refit()" in said
+    assert not any("centre" in one.text for one in report.verdict(mean, target, std=std).cautions)
+
+
+@pytest.mark.parametrize("count", [30, 50, 100])
+def test_right_bars_of_few_rows_are_not_called_no_better(count: int) -> None:
+    said = [verdict_on(right(count, seed)) for seed in range(20)]
+    assert sum(map(called_right, said)) >= 18
+    unshown = [one for one in said if one.status == "careful"]
+    assert all("not shown to be better" in one.headline for one in unshown if called_right(one))
+
+
+def test_bars_that_many_rows_show_to_be_no_better_are_called_so() -> None:
+    mean, std, target = right(400, 0)
+    constant = mean + (target - mean) / std  # of errors of one size
+    mild = 1 + 0.1 * (std - std.mean())
+    found = report.verdict(mean, constant, std=mild)
+    assert not called_right(found) or "not shown" in found.headline
 
 
 # --- the metrics -------------------------------------------------------------------------------

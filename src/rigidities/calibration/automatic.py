@@ -132,8 +132,17 @@ def automatic(
     of the validation rows chooses one. The rest as in `chosen`.
     """
     ridge, edge = _ridge(residuals, eigenvalues, wanted, evidence)
+    most = _largest_ridge(eigenvalues)
+    swamping = wanted.ridge is None and ridge > most
+    if swamping:
+        ridge, edge = most, None
     rows = _rows(residuals, seen, eigenvalues, ridge)
     remarks = [*_far_rows(residuals, wanted), *_remarks(rows, wanted)]
+    if swamping:
+        remarks.append(
+            "The best ridge would swamp every direction of the features, and bars would know no "
+            f"unfamiliar inputs: it is held at {ridge:.4g}, where the data determine one direction."
+        )
     if residuals is None and not wanted.optimism:  # left out, they are as good as new
         rows = [replace(one, seen=torch.zeros_like(one.seen)) for one in rows]
     known = seen if residuals is None else residuals
@@ -227,6 +236,26 @@ def _ridge(
     return choice.ridge, edge
 
 
+def _largest_ridge(eigenvalues: Tensor) -> float:
+    """The ridge at which the data determine one direction; half of one, where there is but one.
+
+    Beyond it the rank is near zero: q follows the length of the features alone.
+    """
+    lam = eigenvalues.reshape(-1, eigenvalues.shape[-1]).clamp(min=0)  # (K, D)
+    if not bool(lam.any()):
+        return math.inf  # no ridge changes anything
+    least = (lam > 1e-12 * lam.max()).sum(1).clamp(max=2) / 2  # of each target
+    low, high = math.log(float(lam.max()) * 1e-12), math.log(float(lam.sum(1).max()) * 4)
+    for _ in range(60):  # bisection of the rank, which falls with the ridge
+        middle = (low + high) / 2
+        rank = (lam / (lam + math.exp(middle))).sum(1)
+        if bool((rank >= least).all()):
+            low = middle
+        else:
+            high = middle
+    return math.exp(low)
+
+
 def _rows(
     held: Residuals | None, seen: Residuals | None, eigenvalues: Tensor, ridge: float
 ) -> list[Rows]:
@@ -306,11 +335,8 @@ def _remarks(rows: list[Rows], wanted: Wanted) -> list[str]:
         why = "The fit holds no training rows (sample=0, or a file without rows=True)"
         why = "The noise of training rows is not known" if wanted.given else why
         said.append(f"{why}: the validation rows alone decide.")
-    if held:
-        said.append(
-            "Did these validation rows choose the checkpoint (early stopping)? Then their errors "
-            "are optimistic, and 90 % intervals may hold up to three per cent too little."
-        )
+    if held and wanted.stopping:
+        said.append(wanted.stopping)
     if any(one.step > 0 for one in rows) and isinstance(wanted.law, Tilted):
         said.append(
             "The targets lie on a grid that is wide beside the residuals: the law has no tilt, "

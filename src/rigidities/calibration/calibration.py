@@ -38,6 +38,7 @@ class Wanted:
         guard: whether bars are widened beyond the training rows; for `auto`.
         optimism: whether left-out training rows may have smaller errors than new ones; for `auto`.
         open_tails: whether the law is a Student-t whose degrees of freedom are to be found.
+        early_stopped: whether the validation rows chose the model's checkpoint; None if unknown.
     """
 
     criterion: str
@@ -49,6 +50,7 @@ class Wanted:
     guard: bool = True
     optimism: bool = True
     open_tails: bool = False
+    early_stopped: bool | None = None
 
     @classmethod
     def of(
@@ -60,6 +62,7 @@ class Wanted:
         support: Support | None = None,
         guard: bool = True,
         optimism: bool = True,
+        early_stopped: bool | None = None,
     ) -> Wanted:
         """From names; None is the criterion's own, a ridge None or "search" is to be searched.
 
@@ -82,7 +85,7 @@ class Wanted:
                 f"criterion='auto' finds the law's settings itself, got {law.name!r} with its own: "
                 f"pass law={law.name!r}, or take criterion='nll'."
             )
-        parts = (number, given, _support(support), guard, optimism, tails)
+        parts = (number, given, _support(support), guard, optimism, tails, early_stopped)
         wanted = cls(criterion, kind, law_named(law), *parts)
         criterion_for(criterion, wanted.law, kind.name)
         return wanted
@@ -91,6 +94,25 @@ class Wanted:
     def profile(self) -> Criterion:
         """The criterion as a function of residuals and spreads."""
         return criterion_for(self.criterion, self.law)
+
+    @property
+    def stopping(self) -> str:
+        """What early stopping on the validation rows means, or whether there was any.
+
+        Empty where there was none.
+        """
+        if self.early_stopped is False:
+            return ""
+        effect = "90 % intervals may hold up to three per cent too little"
+        if self.early_stopped:
+            return (
+                "These validation rows chose the checkpoint (early stopping), so that their errors "
+                f"are optimistic: {effect}. Calibrate on rows that chose nothing."
+            )
+        return (
+            "Did these validation rows choose the checkpoint (early stopping)? Then their errors "
+            f"are optimistic, and {effect}. Answer by calibrate(..., early_stopped=False) or True."
+        )
 
     @property
     def left_out(self) -> bool:

@@ -101,7 +101,8 @@ def reported(
     """What was found, beside what was wanted, the final curvature and the validation rows, if any.
 
     `errors` of each target's rows make the constant bar, over which the `gain` is. It warns where
-    enough of the validation rows stand in the training data too, and where they are copies of few.
+    enough of the validation rows stand in the training data too, where they are copies of few, and
+    where they are very few.
     """
     own = {name: getattr(final, name) for name in ("condition", "effective_rank", "width")}
     rows: dict[str, Any] = {"rows": 0}
@@ -126,6 +127,6 @@ def reported(
         **rows,
         **found,
     )
-    for sentence in report.repeated:
+    for sentence in (*report.repeated, *report.few):
         notify(sentence)
     return report

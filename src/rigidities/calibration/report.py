@@ -99,7 +99,7 @@ class CalibrationReport:
     @property
     def warnings(self) -> list[str]:
         """What to beware of, in sentences."""
-        found = self.repeated
+        found = [*self.repeated, *self.few]
         remedy = " Try noise='constant'." if self.calibration.noise.name == "none" else ""
         if self.useless:
             found.append(f"{self.useless}{remedy}")
@@ -110,6 +110,12 @@ class CalibrationReport:
             )
         if self.at_edge == "lower":
             found.append("The best ridge lies at the lower end of its range (practically zero).")
+        if self.effective_rank < _SWAMPED < self.width:
+            found.append(
+                f"The ridge swamps every direction of the features (effective rank "
+                f"{self.effective_rank:.2g} of {self.width}): the bars know no unfamiliar inputs. "
+                "Take criterion='auto', or a smaller ridge=."
+            )
         if self.zero_curvature:
             found.append(
                 f"{self.zero_curvature} training rows have zero curvature and add nothing "
@@ -163,6 +169,16 @@ class CalibrationReport:
             f"by up to {100 * effect:.3g} %. Calibrate on rows that the model has not seen."
         )
         return [said] if share >= _NOTICEABLE else []
+
+    @property
+    def few(self) -> list[str]:
+        """That the size of the bars rests on a handful of rows."""
+        if not 0 < self.rows < _FEW:
+            return []
+        return [
+            f"The bars were calibrated on {self.rows} rows: from so few their size alone is "
+            f"uncertain by {100 / math.sqrt(2 * self.rows):.0f} %. Calibrate on a hundred or more."
+        ]
 
     @property
     def has(self) -> set[str]:
@@ -329,6 +345,10 @@ class CalibrationReport:
 
 
 _APART = ("calibration", "constant", "gradient_scale")
+_FEW = 10
+"""Calibration rows below which it is said that they are few."""
+_SWAMPED = 0.5
+"""Effective rank below which the data determine no direction."""
 _NOTICEABLE = 0.01
 """Share of calibration rows that were trained on, from which on bars may be too narrow by 0.5 %."""
 _REMEDIES = {

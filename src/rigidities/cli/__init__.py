@@ -25,7 +25,7 @@ UNUSABLE = (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, 
 """Errors about what was given; others are about the machine."""
 CODES = """\
 exit codes:
-  0  done
+  0  done, whatever the verdict on the error bars is
   1  something failed: a missing package, a full disk, an interruption
   2  wrong usage, or input that cannot be used; nothing was written
 """
@@ -152,9 +152,11 @@ def _add_report(command: Command) -> None:
 
 
 def _report(say: tabular.Say, file: Path, **options: Any) -> dict[str, Any]:
-    page = from_file(file, load=LastLayerRigidity.load, **options)
+    page, verdict = from_file(file, load=LastLayerRigidity.load, **options)
+    if verdict is not None:
+        say(str(verdict))
     say(f"Wrote {page}")
-    return {"out": str(page)}
+    return {"out": str(page), "verdict": None if verdict is None else verdict.plain()}
 
 
 def _add_merge(command: Command) -> None:

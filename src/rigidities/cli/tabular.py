@@ -7,9 +7,10 @@ import os
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,8 +25,9 @@ from .._version import __version__
 from ..data.storage import Snapshot, prefixed, unprefixed
 from ..last_layer.rigidity import LastLayerRigidity
 from ..notices import extra, require
-from ..prediction.prediction import Prediction
 from ..report.document import checked_place
+from ..report.judgement import Judgements
+from ..report.scores import Judged
 from . import learners
 from .columns import KINDS, Column, inputs, matrix
 from .tables import Table
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 Scores = dict[str, dict[str, float]]
 PARTS = ("train", "calibration", "test", "unlabelled")
-RESERVED = ("row", "mean", "std", "low", "high", "split", "target")
+RESERVED = ("row", "mean", "std", "low", "high", "centre", "split", "target")
 """Columns of the predictions."""
 WRITTEN: dict[str, Any] = {"index": False, "float_format": "%.10g", "lineterminator": "\n"}
 LEAST, SHARE, MOST, CHUNK = 30, 0.15, 10_000, 20_000
@@ -84,10 +86,10 @@ class TableModel:
         import pandas
 
         found = self.uq.predict(x, progress=False)
-        values = (found.mean, found.std, *found.interval(level))
+        values = (found.mean, found.std, *found.interval(level), found.centre)
         own: dict[str, Any] = {"row": range(before + 1, before + 1 + len(frame))}
         own |= {name: frame.get(name) for name in self.identifiers}
-        own |= {n: t[:, 0].numpy() for n, t in zip(RESERVED[1:5], values, strict=True)}
+        own |= {n: t[:, 0].numpy() for n, t in zip(RESERVED[1:6], values, strict=True)}
         return pandas.DataFrame(own, frame.index)
 
 
@@ -176,16 +178,22 @@ def train(
         for line in data.opening(target):
             say(line)
         uq, trees, what = _learned(model, data, seed)
-        uq.calibrate(data.rows("calibration"), progress=False)
+        # the rows that calibrate chose nothing of the model
+        uq.calibrate(data.rows("calibration"), early_stopped=False, progress=False)
         said = dict.fromkeys(str(warning.message) for warning in caught)
         for line in (*said, f"Trained {what} in {time.monotonic() - begun:.0f} s"):
             say(f"  {line}")
-        scores = _scores(uq, data, trees, level)
+        learned = TableModel(uq, data.columns, target, level, id)
+        judged = _judged(learned, data, model)
+        ends = learners.quantiles(trees, data.rows("train"), data.rows("test")[0], level)
+        scores = _scores(judged.targets[0], ends)
         say(_scoreboard(scores, level, data.sizes["test"]))
-        _write(made, TableModel(uq, data.columns, target, level, id), data)
+        say(f"{judged.verdict}\n")
+        _write(made, learned, data, judged)
         summary: dict[str, Any] = {"library": __version__, "data": str(path), "target": target}
         summary |= {"model": what, "level": level, "seed": seed, "rows": data.sizes}
-        summary |= {"scores": scores, "columns": [asdict(column) for column in data.columns]}
+        summary |= {"scores": scores, "verdict": judged.verdict.plain()}
+        summary |= {"columns": [asdict(column) for column in data.columns]}
         summary |= {"notes": [*data.notes, *said], "seconds": time.monotonic() - begun}
         (made / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     say(f"Wrote {out}: predictions.csv, report.html, summary.json, model.safetensors")
@@ -268,27 +276,54 @@ def _parts(x: Tensor, y: Tensor, seed: int) -> Any:
     return numpy.take(PARTS, place.numpy())
 
 
-def _scores(uq: LastLayerRigidity, data: Training, trees: Any, level: float) -> Scores:
-    """Of the error bars, of one constant bar and of quantile regression, on the test rows."""
+def _judged(model: TableModel, data: Training, kind: str) -> Judgements:
+    """The error bars on the test rows, beside the constant bar of the calibration rows."""
     (x, y), (held, target) = data.rows("test"), data.rows("calibration")
-    found = uq.predict(x, progress=False)
-    variance = (uq.predict(held, progress=False).mean - target).square().mean().expand(y.shape)
-    plain = Prediction(found.mean, 0 * variance, variance, variance)
-    scores = {}
-    for name, one in {"rigidities": found, "constant": plain}.items():
-        likely, crps = float(one.log_prob(y).mean()), float(one.crps(y).mean())
-        own = {"rmse": metrics.rmse(one.mean, y), "nll": -likely, "crps": crps}
-        scores[name] = own | _of_interval(one.interval(level), y, level)
-    ends = learners.quantiles(trees, data.rows("train"), x, level)
-    return scores | {"quantile": _of_interval(ends, y, level)}
+    calibrated = model.uq.predict(held, progress=False)
+    frame = data.frame[data.part == "test"]
+    shown = [*model.identifiers, *frame][:12]
+    spread = metrics.rmse(calibrated.mean, target)
+    return report.judged(
+        model.uq.predict(x, progress=False),
+        y,
+        names=[model.target],
+        inputs={name: frame[name].astype(str).tolist() for name in shown},
+        row_numbers=[row + 1 for row in frame.index],
+        calibration=model.uq.report,
+        constant=[spread] if spread > 0 else None,
+        reference=calibrated.std,
+        level=model.level,
+        helps=partial(_helps, kind),
+    )
 
 
-def _of_interval(ends: Sequence[Tensor], y: Tensor, level: float) -> dict[str, float]:
+def _helps(kind: str, fault: str, remedy: str) -> str:
+    """What the command has against a fault; the law and the noise are the best that it has."""
+    other = "net" if kind == "tree" else "tree"
+    if fault == "centre":
+        return "Take the column `centre` of the predictions instead of `mean`."
+    return f"--model {other}, other inputs or more rows may help."
+
+
+def _scores(judged: Judged, ends: Sequence[Tensor]) -> Scores:
+    """Of the error bars, of one constant bar, and of the ends that quantile regression gives."""
     low, high = ends
+    y = judged.rows.target[:, None]
     outside = (low - y).clamp(min=0) + (y - high).clamp(min=0)
-    score = float((high - low + 2 / (1 - level) * outside).mean())
-    coverage = float((outside == 0).double().mean())
-    return {"coverage": coverage, "width": float((high - low).mean()), "interval_score": score}
+    quantile = {
+        "coverage": float((outside == 0).double().mean()),
+        "width": float((high - low).mean()),
+        "interval_score": float((high - low + 2 / (1 - judged.level) * outside).mean()),
+    }
+    # an exact model leaves no constant bar
+    pairs = {"rigidities": judged.bars, "constant": judged.constant}
+    return {name: _told(found) for name, found in pairs.items() if found} | {"quantile": quantile}
+
+
+def _told(found: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of the page that the console and the summary tell."""
+    told = {name: found[name] for name in ("rmse", "nll", "crps", "coverage")}
+    return told | {"width": found["interval_width"], "interval_score": found["interval_score"]}
 
 
 def _scoreboard(scores: Scores, level: float, rows: int) -> str:
@@ -301,21 +336,18 @@ def _scoreboard(scores: Scores, level: float, rows: int) -> str:
     return (
         f"\n{rows:,} test rows, used for nothing else, and their {level:.4g} intervals:\n{shown}\n"
         f"Less is better; coverage should be {level:.4g}, and chance moves it by {chance:.2g}.\n"
+        "constant: one Gaussian bar for all rows, the RMS error of the calibration rows.\n"
     )
 
 
-def _write(folder: Path, model: TableModel, data: Training) -> None:
+def _write(folder: Path, model: TableModel, data: Training, judged: Judgements) -> None:
     """The model, all predictions, and the report on the test rows."""
     model.save(folder / "model.safetensors")
     table = model.predictions(data.frame, data.x, model.level)
     table = table.assign(split=data.part, target=data.y[:, 0])
     table.to_csv(folder / "predictions.csv", **WRITTEN)
-    own = data.frame[data.part == "test"]
-    shown = {name: own[name].astype(str).tolist() for name in [*model.identifiers, *own][:12]}
-    options: dict[str, Any] = {"reference": data.rows("calibration")[0], "names": [model.target]}
-    options["title"] = f"{model.target} of {data.table.path.name}: can the error bars be trusted?"
-    options["inputs"] = {"row": [row + 1 for row in own.index]} | shown
-    report.write(folder / "report.html", model.uq, data.rows("test"), progress=False, **options)
+    title = f"{model.target} of {data.table.path.name}: can the error bars be trusted?"
+    report.save(folder / "report.html", report.page_of(judged, title))
 
 
 @contextmanager

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
 from tqdm.auto import tqdm
 
 from ..models.shadow import placement
+from ..notices import notify
 from .arrays import Columns, each_member, is_array, listed
 from .batches import Batch, Reader, of_kind, raw_batches
 from .shards import unpadded
@@ -70,10 +72,29 @@ class Feed:
         own = (self.whole, self.target, self.inputs, self.apart, self.kind, self.columns)
         read = Reader(device, dtype, *own).knowing(data)
         data = unpadded(data) if any_order or once else data
+        if any_order:
+            notice_dropped_rows(data, what)
         data = listed(data) if self._takes_tensors else data
         raws, total, cut = raw_batches(data, batch_size, any_order=any_order)
         shown = passing(progressing(raws, total, what, progress))
         return read.batches(shown, total, cut)
+
+
+def notice_dropped_rows(data: Any, what: str) -> None:
+    """Say that a loader with drop_last=True leaves rows out of what should take them all."""
+    if not isinstance(data, DataLoader) or not data.drop_last or not data.batch_size:
+        return
+    lost = f"the rows after the last full batch of {data.batch_size}"
+    if not isinstance(data.dataset, IterableDataset):
+        rows = len(data.sampler)  # type: ignore[arg-type]
+        dropped = rows % data.batch_size
+        if not dropped:
+            return
+        lost = f"{dropped} of its {rows} rows"
+    notify(
+        f"The loader given to {what} has drop_last=True and leaves out {lost}. Pass one with "
+        "drop_last=False, so that all count."
+    )
 
 
 def _tensors(value: Any, read: Reader) -> Any:

@@ -266,6 +266,7 @@ class LastLayerRigidity(ModelWrapper):
         support: Support | None = None,
         guard: bool = True,
         optimism: bool = True,
+        early_stopped: bool | None = None,
         conformal: Any = None,
         groups: str | Groups | None = None,
         merge_groups: int | None = None,
@@ -306,6 +307,8 @@ class LastLayerRigidity(ModelWrapper):
                 nothing.
             optimism: whether left-out training rows may still err less than new ones. Not those of
                 a model linear in all that was trained: False lets "auto" take them for new ones.
+            early_stopped: whether the validation rows chose the model's checkpoint, so that their
+                errors are optimistic. False: they chose nothing. By default the report asks.
             conformal: rows that fit nothing else, for `p.interval(0.9, conformal=True)`; or a share
                 of valid to set aside for it, 0.3 say.
             groups: for these, callable(batch) -> whole numbers, or "bar" for fifths of the bar. A
@@ -322,7 +325,7 @@ class LastLayerRigidity(ModelWrapper):
         Returns:
             What was chosen and how good it is; print it.
         """
-        wanted = Wanted.of(criterion, noise, law, ridge, support, guard, optimism)
+        wanted = Wanted.of(criterion, noise, law, ridge, support, guard, optimism, early_stopped)
         options: dict[str, Any] = {"batch_size": batch_size, "progress": progress, "group": group}
         options |= {"conformal": conformal, "groups": groups, "merge_groups": merge_groups}
         options |= {"gradients": gradients, "gradient_target": gradient_target}

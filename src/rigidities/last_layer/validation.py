@@ -159,6 +159,9 @@ class Validation:
             merge_below=merge_groups,
         )
         remarks = [*report.remarks, *conformal.sentences]
+        stopping = self.wanted.stopping
+        if stopping and stopping not in remarks:  # of a criterion that does not ask by itself
+            remarks.append(stopping)
         return replace(report, calibration=replace(chosen, conformal=conformal), remarks=remarks)
 
     def _evidence(self) -> Callable[[Tensor], Tensor] | None:

@@ -169,8 +169,10 @@ def sharpness(std: Values) -> float:
 
 
 @of_prediction
-def summary(mean: Values, std: Values, target: Values, bin_size: int = 100) -> dict[str, float]:
-    """The main metrics by name, intervals at level 0.9.
+def summary(
+    mean: Values, std: Values, target: Values, bin_size: int = 100, level: float = 0.9
+) -> dict[str, float]:
+    """The main metrics by name; coverage, width and score are of intervals at that level.
 
     With fewer rows than they need, `ence` (ten) and `binned_log_ratio`, `slope` and `decades`
     (`bin_size`) are nan.
@@ -179,14 +181,16 @@ def summary(mean: Values, std: Values, target: Values, bin_size: int = 100) -> d
         >>> summary([0.0], [1.0], [2.0])["rmse"]
         2.0
     """
-    scores = (nll, nll_gain, crps, coverage, interval_score, miscalibration_area, spearman, ause)
+    scores = (nll, nll_gain, crps, miscalibration_area, spearman, ause)
     rows = len(aligned(mean=mean, std=std, target=target)[0])
     enough = rows >= bin_size
     return {
         "rmse": rmse(mean, target),
         "mae": mae(mean, target),
         **{score.__name__: score(mean, std, target) for score in scores},
-        "interval_width": interval_width(std),
+        "coverage": coverage(mean, std, target, level),
+        "interval_score": interval_score(mean, std, target, level),
+        "interval_width": interval_width(std, level),
         "sharpness": sharpness(std),
         "ence": ence(mean, std, target) if rows >= 10 else math.nan,
         "binned_log_ratio": binned_log_ratio(mean, std, target, bin_size) if enough else math.nan,

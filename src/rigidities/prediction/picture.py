@@ -22,14 +22,35 @@ def pair(mean: float, std: float) -> str:
     return f"{mean:.{digits}f} ± {std:.{digits}f}" if digits < 7 else f"{mean:.4g} ± {std:.2g}"
 
 
+def off_centre(p: Any) -> list[bool]:
+    """Of each entry, whether the law's own centre lies off the mean by more than a tenth of a bar.
+
+    Then mean ± std is no picture of the intervals.
+    """
+    off = (p.centre - p.mean).abs() > 0.1 * p.std
+    return [bool(one) for one in off.flatten()]
+
+
+def entry(mean: float, std: float, centre: float, off: bool) -> str:
+    """Mean and error bar, and the law's centre where it lies off the mean."""
+    shown = pair(mean, std)
+    if not off:
+        return shown
+    digits = max(0, 1 - math.floor(math.log10(std)))
+    at = f"{centre:.{digits}f}" if digits < 7 else f"{centre:.4g}"
+    return f"{shown} (centre {at})"
+
+
 def html(title: str, first: list[Any], ordered: list[Any]) -> str:
     """A table of the first rows of each target, and drawings of others in order of their means."""
     columns = [
         [
-            f"<td>{pair(mean, std)}</td><td>{low:.4g} … {high:.4g}</td>"
-            for low, high, mean, std in rows
+            f"<td>{entry(mean, std, centre, off)}</td><td>{low:.4g} … {high:.4g}</td>"
+            for (low, high, mean, std), centre, off in zip(
+                _rows(p), p.centre.tolist(), off_centre(p), strict=True
+            )
         ]
-        for rows in map(_rows, first)
+        for p in first
     ]
     head = "<tr><th></th>" + "<th>mean ± std</th><th>90 % interval</th>" * len(first) + "</tr>"
     rows = "".join(

@@ -370,8 +370,11 @@ class Prediction:
         return len(self.mean)
 
     def __repr__(self) -> str:
-        pairs = zip(*(part.flatten()[:3].tolist() for part in (self.mean, self.std)), strict=True)
-        shown = [picture.pair(*both) for both in pairs] + ["..."] * (self.mean.numel() > 3)
+        few = self._at(self._places.flatten()[:3])
+        parts = (few.mean.tolist(), few.std.tolist(), few.centre.tolist(), picture.off_centre(few))
+        shown = [picture.entry(*each) for each in zip(*parts, strict=True)]
+        if self.mean.numel() > 3:
+            shown.append("...")
         rows, *others = self.mean.shape or (1,)
         size = " x ".join([f"{rows} row{'s' * (rows != 1)}", *(str(n) for n in others if n > 1)])
         return f"Prediction of {size}: {', '.join(shown)}; law {self.law.name}"

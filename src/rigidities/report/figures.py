@@ -133,7 +133,7 @@ def coverage(rows: Rows) -> Figure:
         line([0, 1], [0, 1], "y = x", meta={"ink": True}),
     ]
     if rows.spread and bool(rows.error.any()):
-        x, y = _steps(rows.mean, rows.constant, rows.target)
+        x, y = _steps(*rows.plain.standard)
         traces.append(line(x, y, "constant bar", color=GREY, dash="dash"))
     traces.append(line(nominal, observed, "these bars", color=BLUE, width=2.5))
     pairs = zip(nominal.tolist(), observed.tolist(), strict=True)
@@ -234,7 +234,7 @@ def hover_texts(rows: Rows, index: Tensor) -> list[str]:
     numbers = torch.stack(parts, 1)[index].tolist()
     for i, (mean, std, target, error, z) in zip(index.tolist(), numbers, strict=True):
         lines = [
-            f"<b>row {i + rows.first}</b>",
+            f"<b>row {rows.number(i)}</b>",
             f"prediction {mean:.6g} ± {std:.3g}",
             f"true value {target:.6g}",
             f"error {error:.3g} = {z:.2f} bars",

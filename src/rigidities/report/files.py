@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from . import experiment, html, save, write
+from . import experiment, judged, judged_on, page_of, save
 from .document import checked_place, require_plotly
+from .judgement import Judgements, Verdict
 from .rows import Bars
 
 TARGETS = ("target", "y", "labels")
@@ -39,11 +40,12 @@ def from_file(
     target: Sequence[str] | None = None,
     model: str | None = None,
     data: Path | None = None,
-) -> Path:
-    """Write the report of a file, and return the page; arguments as on the command line.
+) -> tuple[Path, Verdict | None]:
+    """Write the report of a file; arguments as on the command line.
 
-    `load` gives the object with error bars from its file and model. An OSError is about a file or
-    folder that cannot be used, a ValueError about what is in one.
+    Returns the page and its verdict, which the numbers of an experiment do not have. `load` gives
+    the object with error bars from its file and model. An OSError is about a file or folder that
+    cannot be used, a ValueError about what is in one.
     """
     checked_place(out)
     for read in (path, data):
@@ -67,29 +69,54 @@ def from_file(
             )
         rows, inputs = read_data(data, target)
         uq = _passing_on("load the fit", load, path, build_model(model))
-        options = {"title": title, "inputs": inputs, "first_row": 0 if inputs is None else 1}
-        return _passing_on("predict", write, out, uq, rows, **options)
+        options: dict[str, Any] = {"inputs": inputs, "first_row": 0 if inputs is None else 1}
+        found = _passing_on("predict", judged_on, uq, rows, helps=_in_python, **options)
+        return save(out, page_of(found, title)), found.verdict
     if model is not None or data is not None:
         raise ValueError(f"--model and --data go with a .safetensors file, got {path}.")
     if kind == ".csv":
-        return save(out, _of_predictions(path, title, columns))
+        found = _of_predictions(path, columns)
+        return save(out, page_of(found, title)), found.verdict
     if kind == ".json":
-        return save(out, experiment(read_numbers(path), title=title))
+        return save(out, experiment(read_numbers(path), title=title)), None
     raise ValueError(
         f"Expected predictions (.csv), an experiment's numbers (.json) or a saved fit "
         f"(.safetensors), got {path}."
     )
 
 
-def _of_predictions(path: Path, title: str, columns: Mapping[str, Sequence[str] | None]) -> str:
+def _in_python(fault: str, remedy: str) -> str:
+    """What helps against a fault of a saved fit, which was made in Python."""
+    return f"In Python: {remedy}"
+
+
+def _of_a_table(fault: str, remedy: str) -> str:
+    """What helps against a fault of bars in a table, of which nothing else is known."""
+    return _AGAINST[fault]
+
+
+_AGAINST = {
+    "uneven": "`rigidities tabular` learns a noise that follows the inputs; so does, in Python, "
+    "calibrate(valid, noise='features').",
+    "skew": "`rigidities tabular` learns a law that can lean; so does, in Python, "
+    "calibrate(valid, law='tilted').",
+    "tails": "`rigidities tabular` learns a law with such tails; so does, in Python, "
+    "calibrate(valid, law='student-t').",
+    "bias": "More rows, another model or, in Python, refit() can mend it.",
+    "centre": "In Python: take p.centre as the prediction.",
+}
+
+
+def _of_predictions(path: Path, columns: Mapping[str, Sequence[str] | None]) -> Judgements:
     names = {kind: chosen or [kind] for kind, chosen in columns.items()}
     if len({len(chosen) for chosen in names.values()}) > 1:
         counts = ", ".join(f"{len(chosen)} for --{kind}" for kind, chosen in names.items())
         raise ValueError(f"Expected as many columns of each kind, got {counts}.")
     table = read_table(path)
-    parts = map(table.numbers, names.values())
+    mean, std, target = map(table.numbers, names.values())
     others = table.others([name for chosen in names.values() for name in chosen])
-    return html(*parts, title=title, names=names["target"], inputs=others, first_row=1)
+    options: dict[str, Any] = {"names": names["target"], "inputs": others, "first_row": 1}
+    return judged(mean, target, std=std, helps=_of_a_table, **options)
 
 
 def _passing_on(what: str, function: Callable[..., T], *args: Any, **keywords: Any) -> T:

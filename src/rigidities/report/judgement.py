@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..calibration.coverage import BAD, CAREFUL, GOOD, LEVEL, STATUSES, Scored
+from ..calibration.coverage import BAD, CAREFUL, GOOD, LEVEL, STATUSES
 from ..calibration.report import CalibrationReport, remedy
 from ..metrics.ranking import retained_rmse
 from .markup import around, number
@@ -26,17 +28,36 @@ WORDS = {GOOD: "good", CAREFUL: "with care", BAD: "not good"}
 _FAR = 5.0
 """Multiples of the median bar beyond which a bar is called far out."""
 _TAIL = 3.0
+_STRANGE = 1e-3
+"""Expected number of rows as far out as a row below which it is named."""
+_NAMED = 3
+"""Rows that a caution names at most."""
+_SHORT = 3.0
+"""Standard deviations by which a gain must stay behind that of right bars to be called none."""
+_INFLATED = 2.0
+"""Multiples of the RMS error beyond which the calibration's constant bar is not taken for fair."""
+_CLEARLY_LESS = 0.95
+"""Share of the model's RMSE below which that of the law's own centre is told."""
 _LEANING = 0.65, 0.8
 """Share of the largest errors on one side, from which on they are skewed, and gravely so."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One answer: what it is about, a status (good, careful or bad), and sentences."""
+    """One answer.
+
+    Attributes:
+        subject: what it is about.
+        status: good, careful or bad.
+        text: sentences.
+        reason: why the bars are not simply to be trusted, as the end of a headline; empty where
+            they are.
+    """
 
     subject: str
     status: str
     text: str
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,6 +88,19 @@ class Verdict:
         named = (replace(one, subject=f"{one.subject} of {name}") for one in self.findings)
         return replace(self, findings=tuple(named))
 
+    def plain(self) -> dict[str, Any]:
+        """Strings and lists of them, for JSON."""
+        findings = [
+            {"subject": one.subject, "status": one.status, "text": one.text}
+            for one in self.findings
+        ]
+        return {
+            "headline": self.headline,
+            "status": self.status,
+            "findings": findings,
+            "cautions": [one.text for one in self.cautions],
+        }
+
     def __str__(self) -> str:
         found = [f"  {one.subject}: {WORDS[one.status]}. {one.text}" for one in self.findings]
         return "\n".join([self.headline, *found, *(f"  ! {one.text}" for one in self.cautions)])
@@ -77,13 +111,13 @@ def judgement(
 ) -> Verdict:
     """The verdict on some rows, with what to beware of."""
     rows = judged.rows
-    findings = (size(rows), by_fifths(rows, calibration), resolution(rows), ranking(judged))
+    findings = (size(rows), by_fifths(rows, calibration), resolution(judged), ranking(judged))
     if len(rows) < FEW:
         few = f"Too few rows for a verdict: {len(rows)}. What follows may be chance."
         return Verdict(few, CAREFUL, findings, tuple(warned))
     against = [caution.grave for caution in warned if caution.grave]
     against += ["larger bars go with smaller errors"] * (findings[3].status == BAD)
-    headline, status = _headline(rows.scored, [f.status for f in findings[:3]], against)
+    headline, status = _headline(findings[:3], against)
     return Verdict(headline, status, findings, tuple(warned))
 
 
@@ -98,80 +132,154 @@ def size(rows: Rows) -> Finding:
     if not held.side:
         lead = "About right." if held.rows >= FEW else "Not visibly wrong."
         return _finding(rows, subject, GOOD, f"{lead} {text}")
+    far = "far " if held.status == BAD else ""
     text += f" Errors are {number(held.rms)} bars (RMS)."
     lead = f"A little too {held.side}." if held.status == GOOD else f"Too {held.side}."
     mended = f" To hold 90 % they would have to be {number(held.factor)} times as wide."
     mended = mended if held.factor > 1e-9 else " Nine tenths of the errors are zero."
-    return _finding(rows, subject, held.status, f"{lead} {text}{mended}")
+    reason = f"they are {far}too {held.side}"
+    return _finding(rows, subject, held.status, f"{lead} {text}{mended}", reason)
 
 
 def by_fifths(rows: Rows, calibration: CalibrationReport | None = None) -> Finding:
     """Are they right for low and high predictions, for small and large bars?"""
-    held, wrong = rows.scored.fifths, rows.scored.uneven
+    held, wrong, reason = rows.scored.fifths, rows.scored.uneven, ""
     status = max((one.status for one in wrong), key=STATUSES.index, default=GOOD)
     if wrong:
         lead = "A little uneven." if status == GOOD else "Uneven."
         mended = [] if status == GOOD else [_remedy("uneven", rows, calibration)]
         text = " ".join([lead, *(one.sentence for one in wrong[:4]), *mended])
+        average = "right on average, but" if rows.scored.held.status == GOOD else "they are"
+        reason = f"{average} too {wrong[0].side} in the {wrong[0].where}"
     elif held:
         low, high = (100 * f(one.inside / one.rows for one in held) for f in (min, max))
         how = "alike" if rows.scored.held.side else "as by chance"
         text = f"Even: {low:.3g} to {high:.3g} % in fifths by prediction and by bar, {how}."
     else:
         text = "Not looked at: there are too few rows, or all are alike."
-    return _finding(rows, "Fifths", status, text)
+    return _finding(rows, "Fifths", status, text, reason)
 
 
-def _remedy(fault: str, rows: Rows, calibration: CalibrationReport | None) -> str:
-    if calibration is not None:
-        return calibration.remedy(fault)
-    return remedy(fault, {rows.law}, sure=bool(rows.law) and fault != "uneven")
+_IN_PYTHON = {
+    "bias": "refit() or another model can mend it.",
+    "centre": "Take p.centre as the prediction, or mend the output by refit().",
+}
+"""What helps against faults that no calibration mends."""
 
 
-def _finding(rows: Rows, subject: str, status: str, text: str) -> Finding:
+def _remedy(fault: str, rows: Rows, calibration: CalibrationReport | None = None) -> str:
+    if fault in _IN_PYTHON:
+        text = _IN_PYTHON[fault]
+    elif calibration is not None:
+        text = calibration.remedy(fault)
+    else:
+        text = remedy(fault, {rows.law}, sure=bool(rows.law) and fault != "uneven")
+    return text if rows.helps is None else rows.helps(fault, text)
+
+
+def _finding(rows: Rows, subject: str, status: str, text: str, reason: str = "") -> Finding:
     """An answer, which is never good from few rows."""
-    return Finding(subject, CAREFUL if status == GOOD and len(rows) < FEW else status, text)
+    shown = CAREFUL if status == GOOD and len(rows) < FEW else status
+    return Finding(subject, shown, text, reason)
 
 
 def gain_and_error(rows: Rows) -> tuple[float, float]:
-    """Nats per row by which the bars beat the best constant one, and the standard error.
+    """Nats per row by which the bars beat one constant bar, `Rows.plain`, and the standard error.
 
-    The error is that of the mean of paired differences; to first order the fit of the constant
-    adds nothing to it.
+    The error is that of the mean of paired differences; to first order the fit of a constant to
+    these very rows adds nothing to it.
     """
     if not rows.error.any() or bool(rows.nll.isinf().any()):
         return -math.inf, math.nan
-    each = rows.nll_constant - rows.nll
+    each = rows.plain.nll - rows.nll
     error = float(each.std()) / math.sqrt(len(rows)) if len(rows) > 1 else math.nan
     return float(each.mean()), error
 
 
-def resolution(rows: Rows) -> Finding:
+def resolution(judged: Judged) -> Finding:
     """Is it worth having bars that differ from row to row?"""
+    rows = judged.rows
     if not rows.spread:
-        return Finding("Use", CAREFUL, "All bars have the same size: they cannot tell rows apart.")
-    gain, error = gain_and_error(rows)
-    figures = f"{around(abs(gain), error)} nats per row"
-    if math.isinf(gain):
-        status, text = BAD, "Every error is zero, so that any bar is too wide."
+        text = "All bars have the same size: they cannot tell rows apart."
+        return Finding("Use", CAREFUL, text, "they are no better than one constant bar")
+    if math.isinf(gain_and_error(rows)[0]):
+        text = "Every error is zero, so that any bar is too wide."
         if rows.error.any():
             text = "Some true values lie where their law says that none can."
-    elif gain > 2 * error:
+        return _finding(rows, "Use", BAD, text, "one constant bar does better")
+    rows, note = _fairly_compared(rows)
+    gain, error = gain_and_error(rows)
+    which = f"one constant bar ({number(rows.constant_bar)}, {rows.which_constant}, Gaussian)"
+    figures = f"{around(abs(gain), error)} nats per row"
+    decided = _decided_by_one_row(rows) + note
+    side = _side(gain, error, rows)
+    if side == "better":
         factor = f"the true values are {math.exp(min(gain, 700)):.3g} times as likely under them"
-        status, text = GOOD, f"Better than one constant bar by {figures}: row by row, {factor}."
-    elif gain < -_sigmas(0.02, rows) * error:
-        status = BAD
+        text = f"Better than {which} by {figures}: row by row, {factor}."
+        return _finding(rows, "Use", GOOD, text + decided)
+    if side == "worse":
         text = (
-            f"Worse than one constant bar, by {figures}: their size or their differences between "
-            "rows mislead."
+            f"Worse than {which}, by {figures}: their size or their differences between rows "
+            "mislead."
         )
+        return _finding(rows, "Use", BAD, text + decided, "one constant bar does better")
+    # Is the gain less than right bars would show, or are the rows too few to show any?
+    redrawn = [replace(rows, target=each.rows.target) for each in judged.redrawn]
+    drawn = torch.tensor([gain_and_error(each)[0] for each in redrawn]).double()
+    expected, scatter = float(drawn.mean()), float(drawn.std())
+    right = f"right bars of these sizes would give {around(expected, scatter)} on such rows"
+    text = f"the difference, {around(gain, error)} nats per row, may be chance; {right}."
+    if gain < expected - _SHORT * scatter:
+        text, reason = f"No better than {which}: {text}", "they are no better than one constant bar"
     else:
-        status = CAREFUL
-        text = (
-            f"No clear gain over one constant bar: the difference, {around(gain, error)} nats per "
-            "row, may be chance."
-        )
-    return _finding(rows, "Use", status, text)
+        text = f"Not shown to be better than {which}: {text} More rows would tell."
+        reason = "they are not shown to be better than one constant bar"
+    return _finding(rows, "Use", CAREFUL, text + decided, reason)
+
+
+def _fairly_compared(rows: Rows) -> tuple[Rows, str]:
+    """Rows beside a constant bar that is worth beating, and a sentence on the other one.
+
+    A few outlying calibration rows make a constant bar that anything beats: then it is that of
+    these very rows.
+    """
+    fair = replace(rows, calibrated_bar=None)
+    ratio = rows.constant_bar / fair.constant_bar
+    if not ratio > _INFLATED:
+        return rows, ""
+    note = (
+        f" {rows.which_constant.capitalize().replace('rms', 'RMS')}, {number(rows.constant_bar)}, "
+        f"is {number(ratio)} times that, as a few outlying rows make it: the gain over it is "
+        f"{around(*gain_and_error(rows))} nats per row."
+    )
+    return fair, note
+
+
+def _side(gain: float, error: float, rows: Rows) -> str:
+    """Whether bars are "better" or "worse" than a constant one beyond chance; empty if neither."""
+    if gain > 2 * error:
+        return "better"
+    if gain < -_sigmas(0.02, rows) * error:
+        return "worse"
+    return ""
+
+
+def _decided_by_one_row(rows: Rows) -> str:
+    """A sentence where the comparison comes out otherwise without a single row, else nothing."""
+    if len(rows) < FEW:
+        return ""
+    each = rows.plain.nll - rows.nll
+    row = int((each - each.median()).abs().argmax())
+    others = rows.without(row)
+    (gain, error), (left, scatter) = gain_and_error(rows), gain_and_error(others)
+    same = _side(gain, error, rows) == _side(left, scatter, others)
+    if same or not abs(gain - left) > 2 * scatter:
+        return ""
+    return (
+        f" One row makes the difference: without row {rows.number(row)}, whose error is "
+        f"{number(abs(float(rows.error[row] / rows.std[row])))} bars, the bars are better by "
+        f"{around(left, scatter)} nats per row."
+    )
 
 
 def ranking(judged: Judged) -> Finding:
@@ -188,7 +296,10 @@ def ranking(judged: Judged) -> Finding:
     )
     noise = 2 / math.sqrt(max(1, len(rows) - 1))
     if abs(found) <= noise:
-        return Finding(subject, CAREFUL, f"Larger bars do not mark larger errors. {figures}")
+        lead = "Larger bars do not mark larger errors."
+        if found >= expected - 2 * scatter:
+            lead = "Larger bars are not shown to mark larger errors: these rows cannot tell."
+        return Finding(subject, CAREFUL, f"{lead} {figures}")
     if found < 0:
         return Finding(subject, BAD, f"Larger bars go with smaller errors. {figures}")
     text = f"Larger bars mark larger errors. {figures}{_dropped(rows)}"
@@ -209,23 +320,86 @@ def _dropped(rows: Rows) -> str:
     )
 
 
-def _headline(found: Scored, statuses: Sequence[str], against: Sequence[str]) -> tuple[str, str]:
-    """In one sentence, and its status; every reason unless the bars are not to be trusted."""
-    far, lead = "far " * (statuses[0] == BAD), "they are "
-    lead = "right on average, but " if statuses[0] == GOOD else lead
-    where = lead + "".join(f"too {one.side} in the {one.where}" for one in found.uneven[:1])
-    reasons = [f"they are {far}too {found.held.side}", where, "one constant bar does better"]
-    if bad := [why for why, status in zip(reasons, statuses, strict=True) if status == BAD]:
+def _headline(findings: Sequence[Finding], against: Sequence[str]) -> tuple[str, str]:
+    """In one sentence, and its status; every reason unless the bars are not to be trusted.
+
+    The findings are those on size, fifths and use; `against` are further reasons for care.
+    """
+    *sizes, use = findings
+    if bad := [one.reason for one in findings if one.status == BAD]:
         return f"Do not trust these bars as they stand: {bad[0]}.", BAD
-    sized = [why for why, status in zip(reasons[:2], statuses, strict=False) if status == CAREFUL]
-    dull = ["they are no better than one constant bar"] * (statuses[2] == CAREFUL)
-    if sized or against:
-        *others, last = [*sized[:1], *against, *(dull if not sized else [])]
+    wrong = [one.reason for one in sizes if one.status == CAREFUL]
+    dull = [use.reason] if use.status == CAREFUL else []
+    if wrong or against:
+        *others, last = [*wrong[:1], *against, *(dull if not wrong else [])]
         listed = f"{', '.join(others)} and {last}" if others else last
         return f"Use these bars with care: {listed}.", CAREFUL
-    if dull:
-        return "Right in size, but no better than one constant bar.", CAREFUL
-    return "These bars can be trusted on rows like these.", GOOD
+    if not dull:
+        return "These bars can be trusted on rows like these.", GOOD
+    if "not shown" in use.reason:
+        text = "Right in size, as far as these rows tell, but not shown to be better than one"
+        return f"{text} constant bar.", CAREFUL
+    return "Right in size, but no better than one constant bar.", CAREFUL
+
+
+@dataclass(frozen=True)
+class Judgements:
+    """All targets of some rows, each judged once: what verdict, scores and page take alike.
+
+    Attributes:
+        targets: rows and metrics of each.
+        calibration: what `calibrate` returned, if known.
+        references: bars on rows like those of the calibration, of each target; None if unknown.
+        further: more to warn of, for every target.
+    """
+
+    targets: Sequence[Judged]
+    calibration: CalibrationReport | None = None
+    references: Sequence[Tensor | None] = ()
+    further: Sequence[Caution] = field(default_factory=tuple)
+
+    @cached_property
+    def verdicts(self) -> list[Verdict]:
+        """Of each target."""
+        references = self.references or [None] * len(self.targets)
+        found = []
+        for judged, reference in zip(self.targets, references, strict=True):
+            warned = [*self.further, *cautions(judged.rows, self.calibration, reference)]
+            found.append(judgement(judged, warned, self.calibration))
+        return found
+
+    @cached_property
+    def worst(self) -> int:
+        """Which target fares worst: by status, by how many findings are bad, by the bars' size."""
+
+        def badness(k: int) -> tuple[float, ...]:
+            verdict = self.verdicts[k]
+            bad = sum(one.status == BAD for one in verdict.findings)
+            return STATUSES.index(verdict.status), bad, self.targets[k].rows.scored.held.off
+
+        return max(range(len(self.targets)), key=badness)
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """Of several targets the worst, with grave cautions of the others."""
+        worst, count = self.verdicts[self.worst], len(self.targets)
+        if count == 1:
+            return worst
+        names = [judged.rows.name for judged in self.targets]
+        whose = f"{names[self.worst]}, the worst of {count} targets"
+        if all(one.headline == worst.headline for one in self.verdicts):
+            whose = f"All {count} targets"
+        known = {one.text for one in worst.cautions}
+        others = []
+        for name, verdict in zip(names, self.verdicts, strict=True):
+            for one in verdict.cautions:
+                if one.grave and one.text not in known and len(others) < _NAMED:
+                    others.append(Caution(f"{name}: {one.text}", one.grave))
+        return replace(
+            worst.about(names[self.worst]),
+            headline=f"{whose}: {worst.headline}",
+            cautions=(*worst.cautions, *others),
+        )
 
 
 # --- what to beware of -------------------------------------------------------------------------
@@ -239,6 +413,8 @@ def cautions(
         *([] if calibration is None else _of_calibration(calibration)),
         *_unknown(rows),
         *_few(rows),
+        *_far_rows(rows),
+        *_off_centre(rows),
         *(_far_out(rows) if reference is None else _beyond(rows, reference)),
         *_repeated(rows),
         *_outliers(rows, calibration),
@@ -259,6 +435,51 @@ def _of_calibration(report: CalibrationReport) -> Iterator[Caution]:
 def _few(rows: Rows) -> Iterator[Caution]:
     if len(rows) < FEW:
         yield Caution(f"There are {len(rows)} rows: every figure may be chance.")
+
+
+def _far_rows(rows: Rows) -> Iterator[Caution]:
+    """Single rows that their law all but excludes, by number."""
+    scored = rows.scored
+    # bars that are too narrow as a whole make no single row strange
+    factor = max(1.0, scored.held.factor)
+    variances = (scored.p.epistemic, scored.p.noise, scored.p.from_inputs)
+    epistemic, noise, from_inputs = (factor**2 * part for part in variances)
+    wider = replace(scored.p, epistemic=epistemic, noise=noise, from_inputs=from_inputs)
+    tail = wider.tail(scored.p.mean + scored.error * scored.p.std)
+    far = (tail * len(rows) * rows.looks < _STRANGE).nonzero()[:, 0]
+    if len(far) == 0:
+        return
+    worst = far[scored.error[far].abs().argsort(descending=True)][:_NAMED].tolist()
+    named = [f"row {rows.number(i)} by {number(abs(float(scored.error[i])))} bars" for i in worst]
+    listed = named[0] if len(named) == 1 else f"{', '.join(named[:-1])} and {named[-1]}"
+    more = f" {_share(len(far), rows)} do." if len(far) > len(named) else ""
+    yield Caution(
+        f"Far outside: {listed}.{more} So many rows of their law would have such an error in fewer "
+        "than one of a thousand cases. Is the true value wrong, or the input unlike the others?",
+        f"row {rows.number(worst[0])} lies far outside"
+        if len(far) == 1
+        else f"{len(far)} rows lie far outside",
+    )
+
+
+def _off_centre(rows: Rows) -> Iterator[Caution]:
+    """Whether the law's own centre predicts clearly better than the model's output."""
+    if len(rows) < FEW:
+        return
+    moved = rows.target - rows.own.centre.detach().double()
+    saved = rows.error.square() - moved.square()
+    error = float(saved.std()) / math.sqrt(len(rows))
+    ours, theirs = (float(part.square().mean().sqrt()) for part in (rows.error, moved))
+    if not (float(saved.mean()) > 4 * error and theirs < _CLEARLY_LESS * ours):
+        return
+    bias, spread = float(rows.error.mean()), float(rows.error.std()) / math.sqrt(len(rows))
+    side = "low" if bias > 0 else "high"
+    yield Caution(
+        f"The law's own centre predicts better than the model's output: RMSE {number(theirs)} "
+        f"against {number(ours)}. On average the output is too {side}, by "
+        f"{around(abs(bias), spread)}, so that mean ± std is off the intervals, which know it. "
+        f"{_remedy('centre', rows)}"
+    )
 
 
 def _unknown(rows: Rows) -> Iterator[Caution]:
@@ -354,14 +575,18 @@ def _skewed(rows: Rows, calibration: CalibrationReport | None) -> Iterator[Cauti
 
 
 def _biased(rows: Rows) -> Iterator[Caution]:
-    p = rows.scored.p
-    error = rows.scored.error - (p.centre - p.mean) / p.std
+    scored, p = rows.scored, rows.scored.p
+    shift = (p.centre - p.mean) / p.std  # of the law's own centre, in bars
+    error = scored.error - shift
     mean, spread = float(error.mean()), float(error.std()) if len(rows) > 1 else math.inf
     if abs(mean) >= max(0.1, 4 * spread / math.sqrt(len(rows))):
         side = "low" if mean > 0 else "high"
+        apart = (scored.error - shift) * p.std
+        bias, doubt = float(apart.mean()), float(apart.std()) / math.sqrt(len(rows))
         yield Caution(
-            f"The predictions are too {side} on average, by {number(abs(mean))} bars: a bias, "
-            "which bars cannot mend, but refit() or another model can.",
+            f"The predictions are too {side} on average, by {number(abs(mean))} bars "
+            f"({around(abs(bias), doubt)}): a bias, which bars cannot mend. "
+            f"{_remedy('bias', rows)}",
             f"the predictions are too {side} on average",
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -21,6 +21,7 @@ MOST_SHOWN = 5_000
 """Rows that a scatter plot shows at most."""
 MOST_INPUTS = 12
 """Numbers per input row up to which they are shown beside a point."""
+Helps = Callable[[str, str], str]
 _HUGE = 1e140
 _ALWAYS = 0.05
 """Share of the shown rows that goes to each kind of extreme row."""
@@ -37,9 +38,14 @@ class Rows:
         name: of the target.
         inputs: further columns by name, shown when one points at a row; (N,) each.
         first: the number of the first row.
+        numbers: of all rows, where they do not follow one another.
         prediction: with the law that the bars belong to, (N,); of bars alone it is Gaussian.
         looks: how many targets are looked at, this one among them.
         law: its name, where it is known; without its prediction it has no probabilities.
+        calibrated_bar: the constant bar of the calibration rows, their RMS error; None where it
+            is not known.
+        helps: what helps against a fault, from its name and what the library has against it in
+            Python; None for that itself.
     """
 
     mean: Tensor
@@ -48,9 +54,12 @@ class Rows:
     name: str = "target"
     inputs: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     first: int = 0
+    numbers: Sequence[int] = ()
     prediction: Prediction | None = None
     looks: int = 1
     law: str = ""
+    calibrated_bar: float | None = None
+    helps: Helps | None = None
 
     @cached_property
     def own(self) -> Prediction:
@@ -84,17 +93,45 @@ class Rows:
         return -self.own.log_prob(self.target).detach().double()
 
     @cached_property
-    def nll_constant(self) -> Tensor:
-        """The same for a Gaussian of the best constant bar, within the bounds of the law."""
-        variance = (self.scored.error * self.scored.p.std).square().mean().expand_as(self.std)
-        return -Prediction(
-            self.mean, 0 * variance, variance, self.std, support=self.own.support
-        ).log_prob(self.target)
+    def constant_bar(self) -> float:
+        """The constant bar to compare with: the calibration's, else the RMS error of these rows.
+
+        Of these rows it is the best there can be, since it is fitted to what it is judged on.
+        """
+        if self.calibrated_bar is not None:
+            return self.calibrated_bar
+        error = self.scored.error * self.scored.p.std  # of targets at bounds as the law has it
+        return float(error.square().mean().sqrt())
+
+    @property
+    def which_constant(self) -> str:
+        """Whose RMS error the constant bar is."""
+        if self.calibrated_bar is not None:
+            return "the RMS error of the calibration rows"
+        return "the RMS error of these very rows"
 
     @cached_property
-    def constant(self) -> Tensor:
-        """The best constant bar: the RMS error of these very rows, for each row."""
-        return self.error.square().mean().sqrt().expand_as(self.std)
+    def plain(self) -> Rows:
+        """The same rows with one Gaussian bar for all, within the bounds of the law."""
+        std = torch.full_like(self.std, self.constant_bar)
+        rows = replace(self, std=std, prediction=None, law="gaussian")
+        if self.own.support is None:
+            return rows
+        bounded = Prediction(self.mean, 0 * std, std.square(), std, support=self.own.support)
+        return replace(rows, prediction=bounded)
+
+    def number(self, row: int) -> int:
+        """By which a row is called, from its place."""
+        return self.numbers[row] if self.numbers else row + self.first
+
+    def without(self, row: int) -> Rows:
+        """All rows but one."""
+        kept = torch.arange(len(self)) != row
+        prediction = None if self.prediction is None else self.prediction[kept]
+        mean, std, target = (part[kept] for part in (self.mean, self.std, self.target))
+        return replace(
+            self, mean=mean, std=std, target=target, inputs={}, numbers=(), prediction=prediction
+        )
 
     @property
     def spread(self) -> bool:

@@ -10,6 +10,7 @@ from functools import cached_property
 import torch
 
 from .. import metrics
+from ..calibration.coverage import LEVEL
 from .markup import Markup, around, joined, number, table, tag, words
 from .rows import Rows
 
@@ -29,6 +30,10 @@ class Metric:
     sentence: str
     percent: bool = False
 
+    def at(self, level: float, text: str = "") -> str:
+        """The label, or another text, for intervals of that level."""
+        return (text or self.label).replace("90 %", f"{100 * level:.4g} %")
+
     def text(self, value: float) -> str:
         """A value for reading."""
         if self.percent and math.isfinite(value):
@@ -45,10 +50,10 @@ _SENTENCES = {
     "bars that differ from row to row bring nothing.",
     "crps": "Like the NLL a score for the whole prediction, in the units of the target and milder "
     "with outliers.",
-    "coverage": "Share of true values inside prediction ± 1.645 bars, or inside the intervals of "
-    "the law where it is known. Below 90 % the bars are too narrow, above it too wide.",
+    "coverage": "Share of true values inside the intervals of the law; of bars alone, inside those "
+    "of a Gaussian. Below their level the bars are too narrow, above it too wide.",
     "interval_width": "Mean width of those intervals, in the units of the target.",
-    "interval_score": "Width of the 90 % intervals plus a fine for every true value outside.",
+    "interval_score": "Width of the intervals plus a fine for every true value outside.",
     "miscalibration_area": "Distance between nominal and observed coverage over all levels, from 0 "
     "to 0.5. Chance alone keeps it above 0.",
     "ence": "Groups of rows with bars of similar size: by what share the errors of a group differ "
@@ -119,10 +124,19 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Judged:
-    """The metrics of some rows, of a constant bar there, and of right bars in so many draws."""
+    """The metrics of some rows, of a constant bar there, and of right bars in so many draws.
+
+    Everything that tells a figure takes it from here: console, files, page and verdict.
+
+    Attributes:
+        rows: of one target.
+        draws: of true values from the law, for right bars.
+        level: of the intervals whose coverage, width and score are told.
+    """
 
     rows: Rows
     draws: int = 20
+    level: float = LEVEL
 
     @property
     def bin_size(self) -> int:
@@ -132,20 +146,22 @@ class Judged:
 
     @cached_property
     def bars(self) -> dict[str, float]:
-        """Of the bars as they are; likelihood and coverage under their law."""
-        rows, names = self.rows, ("coverage", "miscalibration_area")
-        found = metrics.summary(rows.mean, rows.std, rows.target, self.bin_size)
-        gain, nll = found["nll_gain"], float(rows.nll.mean())
-        gain = float(rows.nll_constant.mean()) - nll if rows.error.any() else gain
-        under = {name: getattr(metrics, name)(*rows.standard) for name in names}
-        return found | under | {"nll": nll, "nll_gain": gain}
+        """Of the bars as they are, under their own law."""
+        rows = self.rows
+        found = metrics.summary(rows.own, rows.target, bin_size=self.bin_size, level=self.level)
+        # of targets at a bound, where probability is in a lump, as the law has them beyond it
+        found["coverage"] = metrics.coverage(*rows.standard, self.level)
+        found["miscalibration_area"] = metrics.miscalibration_area(*rows.standard)
+        if rows.error.any():
+            found["nll_gain"] = float(rows.plain.nll.mean()) - found["nll"]
+        return found
 
     @cached_property
     def constant(self) -> dict[str, float]:
-        """Of the best constant bar; empty where every error is zero."""
+        """Of one constant bar, `Rows.plain`, by the same function; empty if every error is zero."""
         if not self.rows.error.any():
             return {}
-        return metrics.summary(self.rows.mean, self.rows.constant, self.rows.target, self.bin_size)
+        return replace(self, rows=self.rows.plain).bars
 
     @cached_property
     def spearman(self) -> float:
@@ -167,7 +183,7 @@ class Judged:
         """
         draws = max(3, min(self.draws, 400_000 // len(self.rows)))
         drawn = self.rows.own.sample(draws, torch.Generator().manual_seed(0)).detach().double()
-        return [Judged(replace(self.rows, target=target)) for target in drawn]
+        return [replace(self, rows=replace(self.rows, target=target)) for target in drawn]
 
 
 def bin_sizes(count: int) -> dict[int, int]:
@@ -199,9 +215,10 @@ def score_table(judged: Judged) -> Markup:
         if key not in judged.bars:
             continue
         constant = metric.text(judged.constant[key]) if key in judged.constant else "-"
-        name = joined([metric.label, tag("span", metric.sentence, class_="note")])
+        name = joined([metric.at(judged.level), tag("span", metric.sentence, class_="note")])
         own, right = tag("strong", metric.text(judged.bars[key])), judged.right[key]
-        body.append([name, own, constant, _around(metric, *right), metric.ideal])
+        ideal = metric.at(judged.level, metric.ideal)
+        body.append([name, own, constant, _around(metric, *right), ideal])
     return table(header, body, label="Metrics", classes="scores")
 
 

@@ -6,14 +6,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from ..calibration.coverage import Held
 from ..calibration.report import CalibrationReport, numbers
 from . import figures
 from .document import place
 from .figures import Figure, hover_texts
-from .judgement import WORDS, Caution, Verdict, cautions, judgement, size
+from .judgement import WORDS, Caution, Verdict
 from .markup import Markup, escaped, joined, number, table, tag
 from .rows import Rows, shown
 from .scores import METRICS, Judged, bin_sizes, score_table
@@ -31,29 +29,26 @@ class Drawn:
 
 
 def section(
-    rows: Rows,
+    judged: Judged,
+    verdict: Verdict,
     drawn: Drawn,
     *,
     name: str,
     most: int,
     calibration: CalibrationReport | None,
-    reference: Tensor | None,
-    further: Sequence[str | Caution] = (),
     alone: bool = True,
 ) -> Markup:
     """Verdict, cautions, metrics and plots of one target; the plots are added to the page's.
 
     Identifiers begin with `name`, scatter plots show at most so many points, and a target that is
-    alone need not be named. The rest as in `report.html`.
+    alone need not be named.
     """
-    judged = Judged(rows)
-    known = [one if isinstance(one, Caution) else Caution(one) for one in further]
-    warned = [*known, *cautions(rows, calibration, reference)]
+    rows = judged.rows
     return joined(
         [
             *([] if alone else [tag("h2", rows.name)]),
-            verdict_box(judgement(judged, warned, calibration)),
-            caution_box(warned),
+            verdict_box(verdict),
+            caution_box(verdict.cautions),
             tag("h2", "Plots"),
             _plots(rows, name, most, drawn),
             tag("h2", "Metrics"),
@@ -84,14 +79,17 @@ def caution_box(found: Sequence[Caution]) -> Markup:
     return tag("div", tag("h3", "Beware"), tag("ul", items), class_="cautions")
 
 
-def overview(parts: Sequence[Rows]) -> Markup:
+def overview(targets: Sequence[Judged], verdicts: Sequence[Verdict]) -> Markup:
     """One line per target."""
-    header = ["Target", *(METRICS[key].label for key in _OVERVIEW), "Size of the bars"]
+    labels = [METRICS[key].at(targets[0].level) for key in _OVERVIEW]
+    header = ["Target", *labels, "Size of the bars", "Verdict"]
     body = []
-    for rows in parts:
-        found, values = size(rows), Judged(rows).bars
-        status = tag("span", found.text.partition(".")[0], class_=f"status {found.status}")
-        body.append([rows.name, *(METRICS[key].text(values[key]) for key in _OVERVIEW), status])
+    for judged, verdict in zip(targets, verdicts, strict=False):  # the first of very many targets
+        values, sized = judged.bars, verdict.findings[0]
+        cells = [METRICS[key].text(values[key]) for key in _OVERVIEW]
+        status = tag("span", sized.text.partition(".")[0], class_=f"status {sized.status}")
+        whole = tag("span", WORDS[verdict.status], class_=f"status {verdict.status}")
+        body.append([judged.rows.name, *cells, status, whole])
     return table(header, body, label="All targets")
 
 
@@ -150,15 +148,16 @@ def _thinning(rows: Rows, count: int) -> Markup:
 
 
 def _about_metrics(judged: Judged) -> str:
-    bins, law = "", "Intervals are Gaussian."
-    if judged.rows.prediction is not None:
-        law = f"NLL and coverage are of the law ({judged.rows.law}), CRPS and widths Gaussian."
-    if bin_sizes(len(judged.rows)):
+    rows, bins = judged.rows, ""
+    law = "All figures are those of the bars as standard deviations of Gaussians."
+    if rows.prediction is not None:
+        law = f"All figures are those of the law ({rows.law}) around each prediction."
+    if bin_sizes(len(rows)):
         bins = f" The last three use bins of {judged.bin_size} rows."
     return (
-        "“Constant bar” is the best single bar for all rows, fitted to these very rows. “Right "
-        "bars” is what these bars would score if true values followed them, mean and standard "
-        f"deviation over redrawn errors. {law}{bins}"
+        f"“Constant bar” is one Gaussian bar for all rows, {number(rows.constant_bar)}: "
+        f"{rows.which_constant}. “Right bars” is what these bars would score if true values "
+        f"followed them, mean and standard deviation over redrawn errors. {law}{bins}"
     )
 
 
@@ -191,7 +190,7 @@ def _worst(rows: Rows) -> Markup:
     for i in index:
         values = (f"{float(part[i]):.4g}" for part in (rows.mean, rows.std, rows.target))
         others = (_cell(rows.inputs[key][i]) for key in inputs)
-        body.append([i + rows.first, *values, f"{float(rows.error[i] / rows.std[i]):.2f}", *others])
+        body.append([rows.number(i), *values, f"{float(rows.error[i] / rows.std[i]):.2f}", *others])
     note = tag("p", "Those with the largest errors in units of their bars.", class_="about")
     return joined([note, table(header, body, label="Rows with the largest errors")])
 
