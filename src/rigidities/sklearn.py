@@ -243,7 +243,10 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         wanted |= {"ridge": self.ridge if own is None else own}
         wanted |= {"optimism": not _is_exact(chain.base), "progress": False}
         wanted |= {"train": rows} if self.criterion == "loo" else {}
-        return uq, uq.calibrate(None if held is None else held.tensors(chain), **wanted)
+        report = uq.calibrate(None if held is None else held.tensors(chain), **wanted)
+        if held is not None and report.useless and (report.gain <= 0 or not report.varies):
+            notify(report.useless)
+        return uq, report
 
     def _covariance(self, X: Any, p: Prediction, single: bool) -> Array:
         slope, rows = self._chain.targets.slope, self.rows(X)

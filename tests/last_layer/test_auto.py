@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import rigidities as rg
-from rigidities.calibration import automatic, target_fit
+from rigidities.calibration import automatic, ladder, target_fit
 from rigidities.calibration.rows import Rows, target_rows
 from rigidities.calibration.target_fit import REFERENCE
 from rigidities.prediction.head import GROWTH
@@ -220,22 +220,64 @@ def test_the_cross_validated_ladder_is_that_of_five_folds(one, uq):
     assert uq.report.value == uq.report.ladder["full"]
 
 
-def test_the_papers_form_is_taken_where_the_full_model_is_clearly_worse(one, monkeypatch):
-    monkeypatch.setattr(automatic, "CLEARLY", -1e9)
-    uq, paper = fitted(one), fitted(one, criterion="nll")
+def taking(monkeypatch, rung: str) -> None:
+    """Let the ladder take a rung, whatever cross-validation says."""
+    monkeypatch.setattr(ladder, "best_rung", lambda scores, barred, allowed: rung)
+
+
+def test_the_papers_form_is_taken_as_a_rung(one, monkeypatch):
+    paper = fitted(one, criterion="nll")
+    taking(monkeypatch, "paper")
+    uq = fitted(one)
     alike(uq.predict(one.test[0]), paper.predict(one.test[0]), 1e-6)
     assert uq.calibration.head is None
-    assert "the paper's form: the full one is clearly worse" in str(uq.report)
-    assert uq.report.value == uq.report.ladder["paper"]
+    assert "chosen: the paper's form: richer ones are not shown to be better" in str(uq.report)
+    assert uq.report.value == uq.report.ladder["paper"] and uq.report.rung == "paper"
 
 
-def test_plain_bars_are_taken_where_the_papers_form_does_not_know_what_is_far(one, monkeypatch):
-    plain = fitted(one, noise="constant", law="gaussian")
-    monkeypatch.setattr(automatic, "CLEARLY", -1e9)
-    monkeypatch.setattr(automatic, "FEWEST", 1e9)
-    uq = fitted(one)
+def test_constant_noise_is_taken_as_a_rung(one, monkeypatch):
+    taking(monkeypatch, "constant noise")
+    plain, uq = fitted(one, noise="constant", law="gaussian"), fitted(one)
     alike(uq.predict(one.test[0]), plain.predict(one.test[0]), 1e-6)
-    assert "were left out" in str(uq.report) and "were left out" not in str(plain.report)
+    assert "chosen: constant noise and a Gaussian law" in str(uq.report)
+
+
+def test_one_constant_bar_is_a_rung_that_grows_beyond_the_training_rows(one, monkeypatch):
+    taking(monkeypatch, "constant bar")
+    uq = fitted(one)
+    p, guard = uq.predict(one.test[0]), uq.calibration.guard
+    inside = p.std[1 / p.rigidity < guard.reference]
+    assert len(inside) > 20
+    close(inside, inside[:1].expand_as(inside), 1e-4)
+    assert 0.7 < float(inside[0] / uq.report.constant) < 1.5
+    far = uq.predict(30 * one.test[0])
+    assert bool((far.std[1 / far.rigidity > 10 * guard.reference] > 1.5 * inside[0]).all())
+    assert "chosen: one constant bar" in str(uq.report)
+    assert any("no others were shown to be better" in said for said in uq.report.warnings)
+
+
+def test_a_rung_that_is_not_to_be_taken_is_passed_over(one, monkeypatch):
+    monkeypatch.setattr(automatic, "FEWEST", 1e9)
+    monkeypatch.setattr(ladder, "CLEARLY", -1e9)  # the simplest is taken
+    monkeypatch.setattr(ladder, "CAUTION", 1e9)
+    assert fitted(one).report.rung == "constant bar"
+
+
+def test_the_gain_is_that_of_rungs_which_other_folds_take(one, uq):
+    rows = Rows.join([dense_rows(uq, one.train, seen=True), dense_rows(uq, one.valid, seen=False)])
+    parts = target_fit.Parts()
+    scores = ladder.judged(rows, ladder.rungs(rows, parts), parts, None)
+    error = rows.held.residual
+    fold = torch.arange(len(error)) % 5
+    gains = torch.empty_like(error)
+    for k in range(5):
+        others = {name: nll[fold != k] for name, nll in scores.items()}
+        rung = ladder.best_rung([others], frozenset(), 2.0)
+        variance = error[fold != k].square().mean()
+        constant = 0.5 * (2 * torch.pi * variance).log() + 0.5 * error.square() / variance
+        gains[fold == k] = (constant - scores[rung])[fold == k]
+    assert uq.report.gain == pytest.approx(float(gains.mean()), abs=1e-4)
+    assert uq.report.gain_error == pytest.approx(float(gains.std() / len(gains) ** 0.5), rel=1e-3)
 
 
 def test_the_full_model_is_better_by_the_ladder_where_noise_follows_the_inputs(uq):

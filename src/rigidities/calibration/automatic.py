@@ -1,4 +1,4 @@
-"""`criterion="auto"` for all targets: the full model, judged against the paper's form."""
+"""`criterion="auto"` for all targets: from the rows to the rung of the ladder that is taken."""
 
 from __future__ import annotations
 
@@ -13,106 +13,26 @@ from torch import Tensor
 from ..prediction.cosine_tilt import TERMS
 from ..prediction.head import Guard, Head, column_spread
 from ..prediction.law import Gaussian, Law, StudentT, Tilted
-from ..prediction.noise import ConstantNoise, FeatureNoise, GivenNoise, NoNoise
+from ..prediction.noise import ConstantNoise, FeatureNoise, GivenNoise, Noise, NoNoise
 from .calibration import Calibration, Wanted
 from .choosing import Evidence, reported
 from .evidence import most_evident_ridge
-from .gain import Gain, constant_nll
 from .gathering import Residuals
+from .ladder import PAPER, Ladder
 from .objective import Objective, search
 from .report import CalibrationReport
 from .rows import FAR, Rows, clipped_mean, outlying, target_rows
 from .scale_fit import GAUSSIAN_FAR
-from .target_fit import BOUNDS, CLEARLY, LADDER, Parts, TargetFit, fitted, judged
+from .target_fit import BOUNDS, Parts, TargetFit
 
+HALF = 0.5
+"""Share of their own predictions that training rows may decide, on average.
+
+Beyond it a residual as if left out, r / (1 - c q), is mostly a small number over another."""
 FEWEST = 2.0
-"""Directions that the data must hold: with fewer the paper's bars do not know what is far."""
+"""Directions that the data must hold for the paper's form to be taken.
 
-
-@dataclass(frozen=True)
-class Full:
-    """The full model of all targets: what was fitted, and how it stands against the paper's form.
-
-    Attributes:
-        targets: one fit each.
-        rows: they were fitted to.
-        ladder: mean cross-validated NLL on each rung of `LADDER`; empty without validation rows.
-        worse: standard errors by which the full model is worse than the paper's form.
-        judged: NLL of left-out validation rows on each rung, (n, 5) for every target; may be empty.
-    """
-
-    targets: list[TargetFit]
-    rows: list[Rows]
-    ladder: dict[str, float]
-    worse: float
-    judged: list[Tensor]
-
-    @property
-    def nll(self) -> float:
-        """Per row, on the validation rows."""
-        own = [fit.nll(one.held).mean() for fit, one in zip(self.targets, self.rows, strict=True)]
-        return float(torch.stack(own).mean())
-
-    @classmethod
-    def of(
-        cls,
-        rows: list[Rows],
-        parts: Parts,
-        paper_q: Tensor | None,
-        features: tuple[Tensor, Tensor] | None,
-    ) -> Full:
-        """Fitted and judged; `paper_q` (n, K) is that of the validation rows, NaN where masked.
-
-        `features` are centre and spread of those that targets share.
-        """
-        targets = [fitted(one, parts, features=features) for one in rows]
-        columns = () if paper_q is None else paper_q.unbind(1)
-        known = [q[q.isfinite()] for q in columns]
-        each_target = zip(rows, targets, known, strict=False)  # none without validation rows
-        found = [judged(one, fit, parts, q) for one, fit, q in each_target if len(q) > 2]
-        if not found:
-            return cls(targets, rows, {}, 0.0, [])
-        each = torch.cat(found)
-        difference = each[:, -1] - each[:, 0]
-        error = difference.std() / len(difference) ** 0.5
-        worse = float(difference.mean() / error) if bool(error > 0) else 0.0
-        means = torch.stack([one.mean(0) for one in found]).mean(0).tolist()
-        return cls(targets, rows, dict(zip(LADDER, means, strict=True)), worse, found)
-
-    def gain(self, rung: str) -> Gain:
-        """Of a rung over one constant bar, on left-out validation rows."""
-        if len(self.judged) < len(self.rows):
-            return Gain()
-        at = LADDER.index(rung)
-        pairs = zip(self.rows, self.judged, strict=True)
-        return Gain.of([constant_nll(one.held.residual) - each[:, at] for one, each in pairs])
-
-    def calibration(
-        self, ridge: float, wanted: Wanted, weight: Tensor, *, shared: bool
-    ) -> Calibration:
-        """As everything after it uses it; without the joint scale."""
-        fits, law = self.targets, self._law()
-        guards = [(g.scale2, g.reference) for fit in fits if (g := fit.guard) is not None]
-        level = torch.stack([fit.middle for fit in fits]).exp()
-        level = level * torch.as_tensor(law.second).to(level)
-        kinds = {GivenNoise: GivenNoise(level, wanted.given), FeatureNoise: FeatureNoise(level)}
-        weights = zip(*(fit.weights(TERMS * isinstance(law, Tilted)) for fit in fits), strict=True)
-        own = (*weights, [fit.bounds for fit in fits], [fit.scale.scale2 for fit in fits])
-        head = Head.of([fit.inputs for fit in fits], *own, shared=shared)
-        scale = torch.stack([fit.scale2 for fit in fits]).sqrt()
-        noise = kinds.get(wanted.noise, ConstantNoise(level))
-        guard = Guard(*map(torch.stack, zip(*guards, strict=True))) if guards else None
-        parts = (ridge, scale, noise, law, weight)
-        return Calibration(*parts, head=head, guard=guard, support=wanted.support)
-
-    def _law(self) -> Law:
-        """Around all targets; its tilt is the head's."""
-        fits = self.targets
-        if fits[0].scale.gaussian:
-            return Gaussian()
-        each = [fit.scale.df for fit in fits]
-        df = torch.tensor(each, dtype=torch.float64) if len(each) > 1 else each[0]
-        return StudentT(df) if fits[0].tilt is None else Tilted(df)
+With fewer its bars are nearly constant and do not know what is far; the constant bar does."""
 
 
 def automatic(
@@ -125,7 +45,7 @@ def automatic(
     evidence: Evidence | None = None,
     zero_curvature: int = 0,
 ) -> CalibrationReport:
-    """The full model, or the paper's form where that is clearly better.
+    """The rung of the ladder that cross-validation takes, from one constant bar to the full model.
 
     The residuals of validation rows, and those of training rows that the fit has `seen`, keep
     "mean" and "inputs"; None where there are none. Without the evidence of ridges the likelihood
@@ -136,8 +56,11 @@ def automatic(
     swamping = wanted.ridge is None and ridge > most
     if swamping:
         ridge, edge = most, None
+    memorised = 0
+    if residuals is not None and seen is not None and leverage(seen, eigenvalues, ridge) > HALF:
+        memorised, seen = len(seen.error), None
     rows = _rows(residuals, seen, eigenvalues, ridge)
-    remarks = [*_far_rows(residuals, wanted), *_remarks(rows, wanted)]
+    remarks = [*_far_rows(residuals, wanted), *_remarks(rows, wanted, memorised)]
     if swamping:
         remarks.append(
             "The best ridge would swamp every direction of the features, and bars would know no "
@@ -154,32 +77,91 @@ def automatic(
     if shared and len(rows) > 1:  # masked rows of one target are known of another
         inputs = (known if seen is None else seen).kept["inputs"].to(torch.float64)
         features = inputs.mean(0), column_spread(inputs)
-    paper_q = None if paper is None else paper.q
-    full = Full.of(rows, _parts(rows, wanted), paper_q, features)
-    if paper is not None and full.worse > CLEARLY and wanted.given is None:
-        plain = replace(wanted, noise=ConstantNoise, law=Gaussian())
-        simple = Full.of(rows, _parts(rows, plain), paper_q, features)
-        held = float((eigenvalues / (eigenvalues + paper.calibration.ridge)).sum())
-        if simple.worse <= CLEARLY or held < FEWEST:
-            full, wanted, paper = simple, plain, None
-            remarks.append(
-                "Noise that follows the features and the shape of the law were left out: with them "
-                "the bars are clearly worse on these rows."
-            )
-    if paper is not None and full.worse > CLEARLY:
-        ridge, edge, taken = paper.calibration.ridge, None, LADDER[0]
+    paper_q, barred = None, frozenset[str]()
+    if paper is not None:
+        paper_q = [q[q.isfinite()] for q in paper.q.unbind(1)]
+        directions = float((eigenvalues / (eigenvalues + paper.calibration.ridge)).sum())
+        featureless = any(bool((q <= 0).any()) for q in paper_q)  # to these it gives no bar
+        if directions < FEWEST or featureless:
+            barred = frozenset({PAPER})
+    ladder = Ladder.of(rows, _parts(rows, wanted), paper_q, features, barred)
+    rung = ladder.taken
+    if paper is not None and rung == PAPER:
+        ridge, edge = paper.calibration.ridge, None
         chosen, nll = paper.calibration, paper.nll
         rows = _rows(residuals, None, eigenvalues, ridge)
     else:
-        chosen, taken = full.calibration(ridge, wanted, typical[0], shared=shared), LADDER[-1]
-        nll = full.nll
-        remarks += _raised(full.targets)
-    found: dict[str, Any] = {"calibration": _with_joint(chosen, rows, typical), "at_edge": edge}
-    found |= {"value": full.ladder.get(taken, nll), "nll": nll, "ladder": full.ladder}
-    found |= {"zero_curvature": zero_curvature, "remarks": remarks}
-    found |= {"seen": 0 if seen is None else len(seen.error)}
-    errors = [one.held.residual for one in rows]
-    return reported(solved(ridge), wanted, residuals, errors, full.gain(taken), **found)
+        fits = [each[rung] for each in ladder.fits]
+        chosen = calibration(fits, ridge, wanted, typical[0], shared=shared)
+        nll = ladder.nll(rung)
+        remarks += _raised(fits)
+    means = ladder.means
+    return reported(
+        solved(ridge),
+        wanted,
+        residuals,
+        [one.held.residual for one in rows],
+        ladder.gain,
+        calibration=_with_joint(chosen, rows, typical),
+        at_edge=edge,
+        value=means.get(rung, nll),
+        nll=nll,
+        rung=rung,
+        ladder=means,
+        zero_curvature=zero_curvature,
+        remarks=remarks,
+        seen=0 if seen is None else len(seen.error),
+    )
+
+
+def calibration(
+    fits: list[TargetFit], ridge: float, wanted: Wanted, weight: Tensor, *, shared: bool
+) -> Calibration:
+    """The fits of all targets on one rung as everything after it uses them; no joint scale yet.
+
+    `weight` is the typical one of each target's rows; `shared` says whether targets have the same
+    features.
+    """
+    law = _law(fits)
+    guards = [fit.guard for fit in fits if fit.guard is not None]
+    level = torch.stack([fit.middle for fit in fits]).exp()
+    level = level * torch.as_tensor(law.second).to(level)
+    noise: Noise = ConstantNoise(level)
+    if wanted.noise is GivenNoise:
+        noise = GivenNoise(level, wanted.given)
+    elif fits[0].headed:
+        noise = FeatureNoise(level)
+    weights = zip(*(fit.weights(TERMS * isinstance(law, Tilted)) for fit in fits), strict=True)
+    own = (*weights, [fit.bounds for fit in fits], [fit.scale.scale2 for fit in fits])
+    guard = None
+    if guards:
+        scale2 = torch.stack([one.scale2 for one in guards])
+        guard = Guard(scale2, torch.stack([one.reference for one in guards]))
+    return Calibration(
+        ridge=ridge,
+        scale=torch.stack([fit.scale2 for fit in fits]).sqrt(),
+        noise=noise,
+        law=law,
+        weight=weight,
+        head=Head.of([fit.inputs for fit in fits], *own, shared=shared),
+        guard=guard,
+        support=wanted.support,
+    )
+
+
+def _law(fits: list[TargetFit]) -> Law:
+    """Around all targets; its tilt is the head's."""
+    if fits[0].scale.gaussian:
+        return Gaussian()
+    each = [fit.scale.df for fit in fits]
+    df = torch.tensor(each, dtype=torch.float64) if len(each) > 1 else each[0]
+    return StudentT(df) if fits[0].tilt is None else Tilted(df)
+
+
+def leverage(seen: Residuals, eigenvalues: Tensor, ridge: float) -> float:
+    """Mean share of its own prediction that a training row decides, c q."""
+    q = seen.quadratic(eigenvalues, eigenvalues.new_tensor([ridge]))[..., 0]
+    return float((seen.weight * q).mean())
 
 
 @dataclass(frozen=True)
@@ -323,7 +305,7 @@ def _raised(targets: list[TargetFit]) -> list[str]:
     return said
 
 
-def _remarks(rows: list[Rows], wanted: Wanted) -> list[str]:
+def _remarks(rows: list[Rows], wanted: Wanted, memorised: int) -> list[str]:
     said = []
     held, seen = (min(int((one.seen == flag).sum()) for one in rows) for flag in (False, True))
     if not held and wanted.optimism:
@@ -331,7 +313,12 @@ def _remarks(rows: list[Rows], wanted: Wanted) -> list[str]:
             "There were no validation rows: training rows as if left out are optimistic for a net "
             "trained end to end. Calibrate on rows that the model has not seen."
         )
-    if not seen:
+    if memorised:
+        said.append(
+            f"The {memorised} training rows were left aside: they decide most of their own "
+            "predictions, so that their residuals say little. The validation rows alone decide."
+        )
+    elif not seen:
         why = "The fit holds no training rows (sample=0, or a file without rows=True)"
         why = "The noise of training rows is not known" if wanted.given else why
         said.append(f"{why}: the validation rows alone decide.")

@@ -47,8 +47,9 @@ class CalibrationReport:
         stale: whether data were added or removed since.
         gradient_scale: scale of derivatives, one entry per target, where it was calibrated.
         seen: training rows that `auto` used, as if left out.
-        ladder: for `auto`, the cross-validated NLL per row of the paper's form, and of each part
-            of the full model with those before it.
+        ladder: for `auto`, the cross-validated NLL per row of one constant bar, of the paper's
+            form, and of each part of the full model with those before it.
+        rung: for `auto`, the one of these that was taken.
         remarks: on the rows and what followed from them.
         rounding: bound on the relative error of variances by products of mixed precision.
         advice: what helps against uneven bars, where it is not what `LastLayerRigidity` has.
@@ -77,6 +78,7 @@ class CalibrationReport:
     gradient_scale: Tensor | None = None
     seen: int = 0
     ladder: dict[str, float] = field(default_factory=dict)
+    rung: str = ""
     remarks: list[str] = field(default_factory=list)
     rounding: float = 0.0
     advice: str = ""
@@ -136,6 +138,11 @@ class CalibrationReport:
         )
 
     @property
+    def varies(self) -> bool:
+        """Whether bars differ among rows like those of the training, by what was taken."""
+        return self.rung != "constant bar"
+
+    @property
     def useless(self) -> str:
         """That the bars were not shown to be better than one constant bar; empty where they were.
 
@@ -145,6 +152,12 @@ class CalibrationReport:
             return ""
         bar = f"one constant bar (± {numbers(self.constant)}, the calibration rows' RMS error)"
         said = ""
+        if not self.varies:
+            return (
+                f"The error bars are one constant bar (± {numbers(self.constant)}), which grows "
+                "only beyond the training rows: no others were shown to be better on these rows. "
+                "More rows to calibrate on would help."
+            )
         if self.gain < 2 * self.gain_error or self.gain < 1e-6:
             verdict = "are not shown to be better than"
             if self.gain < -2 * self.gain_error:
@@ -182,11 +195,15 @@ class CalibrationReport:
 
     @property
     def has(self) -> set[str]:
-        """Names of what the bars have: noise, law, and "groups" of conformal intervals."""
-        chosen, full = self.calibration, bool(self.ladder)  # or tried in vain, without a head
-        grouped = chosen.conformal is not None and len(chosen.conformal.labels) > 0
-        noise = "features" if full and chosen.head is None else chosen.noise.name
-        return {noise, chosen.law.name, "groups" if grouped else ""}
+        """Names of what the bars have, or was tried in vain: noise, law, and "groups"."""
+        chosen = self.calibration
+        names = {chosen.noise.name, chosen.law.name}
+        tried = {"heavy tails": "student-t", "full": "tilted"}
+        tried["noise that follows the inputs"] = "features"
+        names |= {tried[rung] for rung in self.ladder if rung in tried}
+        if chosen.conformal is not None and len(chosen.conformal.labels) > 0:
+            names.add("groups")
+        return names
 
     def remedy(self, fault: str) -> str:
         """What helps against uneven coverage, skew or tails and is not in use yet."""
@@ -250,33 +267,26 @@ class CalibrationReport:
 
     @property
     def _rungs(self) -> list[str]:
-        """What was chosen and what each part gained, in plain words."""
+        """What was taken and what each part brought on rows left out, in plain words."""
         if not self.ladder:
             return []
-        full = self.calibration.head is not None
-        chosen = "the full model" if full else "the paper's form: the full one is clearly worse"
-        (_, before), *rungs = self.ladder.items()
-        lines = [f"chosen: {chosen}. Cross-validated NLL of the paper's form {before:.4g}, then"]
-        for name, value in rungs:
-            if (part := self._part(name)) is not None:
-                lines.append(f"  {value - before:+.4f} by {part}")
-                before = value
+        names = list(self.ladder)
+        why = "" if self.rung == names[-1] else ": richer ones are not shown to be better"
+        lines = [f"chosen: {_RUNGS[self.rung]}{why}. Cross-validated NLL"]
+        before, taken = None, True
+        for name, value in self.ladder.items():
+            said = f"{value:.4g} of {_RUNGS[name]}"
+            if before is not None and name not in _WHOLE:
+                part = "the noise that was given" if self._given(name) else name
+                part = "shape of the law" if name == names[-1] and name in _SHAPED else part
+                said = f"{value - before:+.4f} by {part}"
+            lines.append(f"  {said}" if taken else f"  {said} (not taken)")
+            before, taken = value, taken and name != self.rung
         return lines
 
-    def _part(self, rung: str) -> str | None:
-        """What a rung has brought, in words; None for a part that was not asked for."""
-        law, noise = self.calibration.law.name, self.calibration.noise.name
-        if self.calibration.head is None:  # the full model was refused
-            return rung
-        shape = ["shape of the law"] if law == "tilted" else []
-        guard = ["guard"] if self.calibration.guard is not None else []
-        names = {
-            "heavy tails": None if law == "gaussian" else rung,
-            "constant noise": "the noise that was given" if noise == "given" else rung,
-            "noise that follows the inputs": rung if noise == "features" else None,
-            "full": ", ".join([*shape, *guard]) or None,
-        }
-        return names.get(rung, rung)
+    def _given(self, rung: str) -> bool:
+        """Whether the constant noise of a rung is one that was given."""
+        return rung == "constant noise" and self.calibration.noise.name == "given"
 
     @property
     def _beyond(self) -> list[str]:
@@ -344,6 +354,17 @@ class CalibrationReport:
         return report
 
 
+_RUNGS = {
+    "constant bar": "one constant bar, which grows beyond the training rows alone",
+    "paper": "the paper's form",
+    "constant noise": "constant noise and a Gaussian law",
+    "heavy tails": "constant noise and heavy tails",
+    "noise that follows the inputs": "noise that follows the inputs",
+    "full": "the full model",
+}
+"""What the rungs of `ladder` are, in words."""
+_WHOLE, _SHAPED = ("constant bar", "paper"), ("full",)
+"""Rungs that are no step from the one before, and the one that gives the law its shape."""
 _APART = ("calibration", "constant", "gradient_scale")
 _FEW = 10
 """Calibration rows below which it is said that they are few."""

@@ -26,6 +26,8 @@ from .rows import Rows, mean_q, reach
 
 FIRST = 3
 """Inputs of the head that are no features."""
+FIXED = 3
+"""Parameters before the weights: a, log alpha^2, kappa."""
 PENALTIES = tuple(10 ** (4 - k / 2) for k in range(10))
 FIRST_PENALTY = 2.0
 TAILS = (math.log(6), 1.5)
@@ -38,10 +40,11 @@ SHARE = 0.1
 """Of the residuals' variance that the first estimate leaves to the scale at least."""
 GAUSSIAN_FAR = 30.0
 """Robust units beyond which a residual counts as one of that size under a law without tails."""
+NEGLIGIBLE = 1e-6
+"""Of the residuals' variance, what a constant bar leaves to the scale; and its prior's spread."""
 _STEPS, _HALVINGS, _DONE, _NEAR = 40, 12, 1e-6, 0.05
 _LONGEST = 5.0  # step of a parameter: beyond it the expected information says little
 _TAIL_RANGE = (math.log(0.05), math.log(2000))
-_FIXED = 3  # parameters before the weights: a, log alpha^2, kappa
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ class ScaleFit:
 
     def log_noise(self, inputs: Tensor) -> Tensor:
         """h of rows whose inputs are (n, P)."""
-        return self.vector[0] + inputs @ self.vector[_FIXED:]
+        return self.vector[0] + inputs @ self.vector[FIXED:]
 
     def squared_scale(self, rows: Rows, log_noise: Tensor) -> Tensor:
         """s^2 of rows, the optimism of seen ones included."""
@@ -131,7 +134,7 @@ class ScaleProblem:
             value = self.objective(fit, penalty)
             if not bool(before - value > _DONE * len(self.rows)):
                 break
-        free = max(0, len(fit.vector) - _FIXED - FIRST)
+        free = max(0, len(fit.vector) - FIXED - FIRST)
         information = self._derivatives(fit, penalty)[1]
         evidence = float(0.5 * free * math.log(penalty) - value - 0.5 * torch.logdet(information))
         return replace(fit, gaussian=self.gaussian, penalty=penalty, evidence=evidence)
@@ -159,8 +162,8 @@ class ScaleProblem:
         """Twice the negative log prior, half its gradient, and its precisions."""
         precision = vector.new_full((len(vector),), penalty)
         optimism = 1.0 if float(vector[2]) > 0 else PESSIMISM**-2
-        precision[:_FIXED] = vector.new_tensor([WIDE**-2, self.spread**-2, optimism])
-        precision[_FIXED : _FIXED + FIRST] = FIRST_PENALTY
+        precision[:FIXED] = vector.new_tensor([WIDE**-2, self.spread**-2, optimism])
+        precision[FIXED : FIXED + FIRST] = FIRST_PENALTY
         centre = torch.zeros_like(vector)
         centre[:2] = torch.stack([self.rows.level.log(), self.centre])
         off = vector - centre
@@ -225,6 +228,19 @@ def constant_fit(
         parts = [((1 - share) * rows.level).log(), (share * unit / q).log(), unit.new_zeros(())]
         found.append(problem.solved(ScaleFit(torch.stack(parts), TAILS[0]), 1.0))
     return min(found, key=lambda fit: float(problem.objective(fit, 1.0)))
+
+
+def flat_fit(
+    rows: Rows, square: Tensor, *, gaussian: bool, start: ScaleFit | None = None
+) -> ScaleFit:
+    """A constant noise that explains all residuals alone: the scale is held near zero."""
+    centre = (NEGLIGIBLE * rows.size / rows.q.mean()).log()
+    none = square.new_zeros(len(rows), 0)
+    problem = ScaleProblem(rows, none, square, centre, NEGLIGIBLE, gaussian)
+    if start is None:
+        vector = torch.stack([rows.level.log(), centre, torch.zeros_like(centre)])
+        start = ScaleFit(vector, TAILS[0])
+    return problem.solved(start, 1.0)
 
 
 def headed_fit(

@@ -1,9 +1,8 @@
-r"""The full model of `criterion="auto"`: what is fitted, how it is judged, and when it is refused.
+r"""The full model of `criterion="auto"`, and what is left of it without some of its parts.
 
 For each target: a noise that follows the inputs, plus $\alpha^2 q$, under a Student-t law
 (`scale_fit`), a tilt of that law (`tilt_fit`), and a guard outside the data (`prediction.head`).
-Training rows enter as if left out. Cross-validation within the validation rows says what each part
-brings; where the whole is clearly worse than the paper's form, that is taken instead.
+Training rows enter as if left out. Which parts are kept is decided by `ladder`.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from torch import Tensor
 
 from ..prediction.cosine_tilt import CosineTilt
 from ..prediction.head import STEEPEST, Guard, Inputs
-from ..prediction.law import Gaussian, Law, StudentT, Tilted
+from ..prediction.law import Law, StudentT, Tilted
 from . import tilt_fit
 from .rows import Rows, clipped_mean
-from .scale_fit import FIRST, ScaleFit, constant_fit, headed_fit
+from .scale_fit import FIRST, FIXED, ScaleFit, constant_fit, flat_fit, headed_fit
 from .tilt_fit import TiltFit
 
 REFERENCE = 0.9
@@ -31,9 +30,6 @@ FAR_TAIL = 0.01
 """What lies outside of 99 % intervals."""
 SHORT = 1.5
 """How many times as much, under the law without its tilt, shows tails that are too short."""
-FOLDS = 5
-CLEARLY = 2.0
-"""Standard errors by which the full model must be worse to be refused."""
 DIRECTIONS = 512
 """Of the features that the head looks at: beyond, the leading principal ones."""
 TINY = 1e-6
@@ -44,12 +40,21 @@ COVERED = 0.95
 
 @dataclass(frozen=True)
 class Parts:
-    """Which of the parts are wanted: the head of the noise, tails, tilt and guard."""
+    """Which of the parts are wanted.
+
+    Attributes:
+        head: of the noise, which then follows the inputs.
+        tails: of a Student-t law.
+        tilt: of that law.
+        guard: beyond the training rows.
+        rigidity: whether bars follow q among the training rows too.
+    """
 
     head: bool = True
     tails: bool = True
     tilt: bool = True
     guard: bool = True
+    rigidity: bool = True
 
 
 @dataclass(frozen=True)
@@ -91,13 +96,18 @@ class TargetFit:
         """
         return 0.5 * (self.scale.scale2 + self.gap)
 
+    @property
+    def headed(self) -> bool:
+        """Whether the noise follows the inputs."""
+        return len(self.scale.vector) > FIXED
+
     def columns(self, rows: Rows) -> Tensor:
         """Inputs of rows, features in those directions."""
         return columns(self.inputs, self.directions, rows)
 
     def squared_scale(self, rows: Rows, *, guarded: bool = True) -> Tensor:
         """s^2, of rows as new ones."""
-        h = self.scale.log_noise(self.columns(rows)[:, : len(self.scale.vector) - 3])
+        h = self.scale.log_noise(self.columns(rows)[:, : len(self.scale.vector) - FIXED])
         s2 = h.clamp(*self.bounds).exp() * rows.share + self.scale.scale2 * rows.q
         return s2 + self.guard.variance(rows.q) if guarded and self.guard is not None else s2
 
@@ -119,7 +129,7 @@ class TargetFit:
 
     def weights(self, tilts: int) -> tuple[Tensor, Tensor]:
         """Weight (3 + D, 1 + tilts) and constant (1 + tilts,) of a head."""
-        a, own = self.scale.vector[0], self.scale.vector[3:, None]
+        a, own = self.scale.vector[0], self.scale.vector[FIXED:, None]
         width = FIRST + len(self.inputs.centre)
         noise = self.whole(own) if len(own) else a.new_zeros(width, 1)
         shape, constant = a.new_zeros(width, tilts), a.new_zeros(tilts)
@@ -159,7 +169,10 @@ def fitted(
     begun, start = (like.constant, like.scale) if like else (None, None)
     constant = constant_fit(rows, square, gaussian=not parts.tails, start=begun)
     seen = x if parts.head else x[:, :0]
-    scale = headed_fit(rows, seen, square, constant, gaussian=not parts.tails, start=start)
+    if parts.rigidity:
+        scale = headed_fit(rows, seen, square, constant, gaussian=not parts.tails, start=start)
+    else:
+        scale = flat_fit(rows, square, gaussian=not parts.tails, start=start)
     h = scale.log_noise(seen)
     shape = x if parts.tilt and parts.tails else None
     penalty = like.tilt.penalty if like and like.tilt else None
@@ -231,37 +244,6 @@ def _guard(rows: Rows, scale: ScaleFit) -> Guard:
     if not scale.gaussian:
         scale2 = scale2 * (torch.special.ndtri(level) / StudentT(scale.df).quantile(level)) ** 2
     return Guard(scale2, torch.quantile(rows.telling_reference.q, REFERENCE))
-
-
-LADDER = ("paper", "constant noise", "heavy tails", "noise that follows the inputs", "full")
-"""What cross-validation compares: the paper's form, then each part with those before it."""
-
-
-def judged(rows: Rows, whole: TargetFit, parts: Parts, paper_q: Tensor) -> Tensor:
-    """NLL of each validation row, left out of its fold, by the rungs of `LADDER`: (n, 5).
-
-    Every fold takes the units and penalties of the fit to all rows, `whole`. `paper_q` (n,) is
-    q of the validation rows at the ridge of the paper's form.
-    """
-    places = (~rows.seen).nonzero()[:, 0]
-    fold = torch.arange(len(places), device=places.device) % min(FOLDS, len(places))
-    found = rows.q.new_empty(len(places), len(LADDER))
-    for k in range(min(FOLDS, len(places))):
-        out = fold == k
-        kept = torch.ones_like(rows.seen)
-        kept[places[out]] = False
-        rest, left = rows[kept], rows[places[out]]
-        scale2 = (rest.residual[~rest.seen].square() / paper_q[~out]).mean()
-        fit = fitted(rest, parts, whole)
-        square = rest.residual.square() + TINY * rest.size
-        floor = constant_fit(rest, square, gaussian=True, start=fit.constant)
-        rungs = [law_nll(Gaussian(), left.residual, scale2 * paper_q[out])]
-        for one in (floor, fit.constant):
-            s2 = one.vector[0].exp() * left.share + one.scale2 * left.q
-            rungs.append(law_nll(one.law, left.residual, s2))
-        rungs += [fit.nll(left, guarded=False, tilted=False), fit.nll(left)]
-        found[out] = torch.stack(rungs, 1)
-    return found
 
 
 def law_nll(law: Law, residual: Tensor, s2: Tensor) -> Tensor:

@@ -179,8 +179,9 @@ def train(
             say(line)
         uq, trees, what = _learned(model, data, seed)
         # the rows that calibrate chose nothing of the model
-        uq.calibrate(data.rows("calibration"), early_stopped=False, progress=False)
+        calibrated = uq.calibrate(data.rows("calibration"), early_stopped=False, progress=False)
         said = dict.fromkeys(str(warning.message) for warning in caught)
+        said |= dict.fromkeys(calibrated.warnings)
         for line in (*said, f"Trained {what} in {time.monotonic() - begun:.0f} s"):
             say(f"  {line}")
         learned = TableModel(uq, data.columns, target, level, id)
@@ -238,8 +239,7 @@ def _learned(model: str, data: Training, seed: int) -> tuple[LastLayerRigidity, 
         uq = LastLayerRigidity(learners.net(rows, kinds, seed)).fit(rows, progress=False)
         return uq, learners.unfitted(kinds, seed), "a net"
     trees, module = learners.boosted(rows, kinds, seed)
-    # trees follow their own rows too closely to learn from residuals there
-    uq = LastLayerRigidity(module).fit(rows, sample=0, progress=False)
+    uq = LastLayerRigidity(module).fit(rows, progress=False)
     return uq, trees, f"{trees.max_iter} boosted trees of up to {trees.max_leaf_nodes} leaves"
 
 
