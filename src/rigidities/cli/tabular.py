@@ -52,11 +52,12 @@ class TableModel:
     target: str
     level: float
     identifiers: Sequence[str] = ()
+    decimal: str | None = None  # of the training table; a Parquet file has none
 
     def save(self, path: Path) -> None:
         """Write the file."""
         fit, model = self.uq.get_extra_state(), self.uq.model.state_dict()
-        own = {key: getattr(self, key) for key in ("target", "level", "identifiers")}
+        own = {key: getattr(self, key) for key in ("target", "level", "identifiers", "decimal")}
         own["columns"] = [asdict(column) for column in self.columns]
         header = {"library": __version__, "tabular": own, "fit": json.loads(fit["header"])}
         Snapshot(prefixed("model", model) | prefixed("fit", fit["tensors"]), header).write(path)
@@ -74,6 +75,7 @@ class TableModel:
             uq.set_extra_state({"tensors": unprefixed("fit", snapshot.tensors), "header": fit})
             require({column.kind for column in columns} <= {*KINDS}, "a kind of columns")
             require(isinstance(own["identifiers"], list) and 0 < own["level"] < 1, "an option")
+            require(own.get("decimal") in (None, ".", ","), "the decimal mark")
             uq.predict(torch.zeros(1, len(widths), dtype=torch.float64), progress=False)
             return cls(uq, columns, **own)
 
@@ -182,7 +184,8 @@ def train(
             say(f"  {line}")
         scores = _scores(uq, data, trees, level)
         say(_scoreboard(scores, level, data.sizes["test"]))
-        _write(made, TableModel(uq, data.columns, target, level, id), data)
+        mark = data.table.decimal if data.table.separator else None
+        _write(made, TableModel(uq, data.columns, target, level, id, mark), data)
         summary: dict[str, Any] = {"library": __version__, "data": str(path), "target": target}
         summary |= {"model": what, "level": level, "seed": seed, "rows": data.sizes}
         summary |= {"scores": scores, "columns": [asdict(column) for column in data.columns]}
@@ -198,7 +201,8 @@ def apply(
 ) -> dict[str, Any]:
     """Predict a file of any size into another; how many rows, and by column the cells unread."""
     _require("pandas")
-    own, table = TableModel.load(model), Table.open(path)
+    own = TableModel.load(model)
+    table = Table.open(path, own.decimal)
     if checked_place(out).exists() and any(out.samefile(other) for other in (path, model)):
         raise ValueError(f"--out {out} is a file that is read. Choose another place.")
     kinds = {column.name: column.kind for column in own.columns}
