@@ -738,3 +738,39 @@ def test_bad_numbers_and_options_are_refused_and_change_nothing(data, new):
     with pytest.raises(ValueError, match="list of levels"):
         reg.predict_quantiles(new, 0.5)
     np.testing.assert_array_equal(reg.predict(new, return_std=True), before)
+
+
+@pytest.mark.parametrize("offset", [0.0, 3e6])
+def test_a_base_is_compared_by_the_spread_of_its_targets(offset):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 3))
+    y = offset + 4 * (np.sin(2 * x[:, 0]) + 0.1 * rng.normal(size=200))
+    first = GradientBoostingRegressor(n_estimators=10, init=Ridge(), random_state=0)
+    with pytest.raises(ValueError, match="initial model, Ridge"):
+        RigidityRegressor(first, random_state=0).fit(x, y)
+    reg = RigidityRegressor(Ridge(), random_state=0).fit(x, y)
+    reg.predict(x, return_std=True)
+    reg.estimator_.intercept_ += 0.1  # of a spread of 4
+    with pytest.raises(ValueError, match="has changed since fit"):
+        reg.predict(x, return_std=True)
+
+
+def test_predictions_far_from_the_training_targets_are_no_change():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 3))
+    reg = RigidityRegressor(Ridge(), random_state=0).fit(x, 1e-3 * x[:, 0] + 3e6)
+    _, std = reg.predict(1e6 * x[:5], return_std=True)
+    assert np.isfinite(std).all()
+
+
+def test_a_host_in_single_precision_may_round_large_targets():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 3)).astype(np.float32)
+    y = 3e6 + 4 * x[:, 0] + 0.4 * rng.normal(size=200)
+
+    class Rounded(Ridge):
+        def predict(self, X):
+            return super().predict(X).astype(np.float32)
+
+    mean, std = RigidityRegressor(Rounded(), random_state=0).fit(x, y).predict(x, return_std=True)
+    assert mean.dtype == np.float32 and np.isfinite(std).all()

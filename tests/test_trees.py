@@ -168,13 +168,99 @@ def test_bad_input_is_refused():
     with pytest.raises(NotFittedError):
         Forest(RandomForestRegressor(), x)
     poisson = HistGradientBoostingRegressor(loss="poisson", max_iter=3).fit(x, np.exp(y))
-    with pytest.raises(
-        ValueError, match=r"not sums of its leaf values: it has a link .* on log\(y\)"
-    ):
+    with pytest.raises(ValueError, match=r"the loss 'poisson'.* positive targets as logarithms"):
         Forest(poisson, x)
     with pytest.raises(ValueError, match="rank must be at least 1, got 0"):
         Forest(MODELS["tree"].fit(x, y), x, rank=0)
     assert not trees.is_forest(Ridge()) and trees.is_forest(LGBMRegressor())
+
+
+OTHER_LOSSES = {
+    "histogram, quantile": HistGradientBoostingRegressor(loss="quantile", quantile=0.8, max_iter=3),
+    "histogram, absolute": HistGradientBoostingRegressor(loss="absolute_error", max_iter=3),
+    "histogram, poisson": HistGradientBoostingRegressor(loss="poisson", max_iter=3),
+    "histogram, gamma": HistGradientBoostingRegressor(loss="gamma", max_iter=3),
+    "boosted, quantile": GradientBoostingRegressor(loss="quantile", n_estimators=3),
+    "boosted, huber": GradientBoostingRegressor(loss="huber", n_estimators=3),
+    "forest, absolute": RandomForestRegressor(3, criterion="absolute_error", max_depth=3),
+    "lightgbm, quantile": LGBMRegressor(objective="quantile", n_estimators=3, verbose=-1),
+    "lightgbm, l1": LGBMRegressor(objective="mae", n_estimators=3, verbose=-1),
+    "lightgbm, poisson": LGBMRegressor(objective="poisson", n_estimators=3, verbose=-1),
+    "lightgbm, roots": LGBMRegressor(reg_sqrt=True, n_estimators=3, verbose=-1),
+    "lightgbm, own": LGBMRegressor(
+        objective=lambda y, p: (np.sign(p - y), np.ones_like(y)), n_estimators=3, verbose=-1
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_LOSSES)
+@pytest.mark.filterwarnings("ignore:X does not have valid feature names")
+def test_other_losses_are_refused_by_name_however_little_their_targets_vary(name):
+    x, y = table()
+    model = OTHER_LOSSES[name].fit(x, 1000 + 1e-3 * y)
+    with pytest.raises(ValueError, match=f"Cannot read {type(model).__name__} with the loss"):
+        Forest(model, x)
+
+
+def test_lightgbms_names_of_the_squared_error_are_taken():
+    x, y = table()
+    for name in ("regression", "l2", "mse", "rmse", "mean_squared_error"):
+        Forest(LGBMRegressor(objective=name, n_estimators=3, verbose=-1).fit(x, y), x)
+
+
+def test_an_initial_model_is_refused_however_large_the_offset():
+    x, y = table()
+    model = GradientBoostingRegressor(n_estimators=5, init=Ridge()).fit(x, 3e6 + 4 * y)
+    with pytest.raises(ValueError, match="starts from an initial model, Ridge"):
+        Forest(model, x)
+
+
+class Hidden(DecisionTreeRegressor):
+    """A tree that adds something to what its leaves hold."""
+
+    def predict(self, X):
+        return super().predict(X) + X[:, 0]
+
+
+def test_predictions_are_compared_by_their_spread_and_not_by_their_offset():
+    x, y = table()
+    with pytest.raises(ValueError, match="not sums of its leaf values"):
+        Forest(Hidden(max_depth=3).fit(x, 3e6 + 4 * y), x)
+    for offset in (3e6, -1e12):
+        Forest(HistGradientBoostingRegressor(max_iter=50).fit(x, offset + 4 * y), x)
+    Forest(DecisionTreeRegressor().fit(x, np.full(len(x), 0.1)), x)
+
+
+class Single(GradientBoostingRegressor):
+    """Trees that are added up in single precision, as XGBoost does."""
+
+    def predict(self, X):
+        total = np.full(len(X), self.init_.constant_.item(), dtype=np.float32)
+        for tree in self.estimators_[:, 0]:
+            total += np.float32(self.learning_rate * tree.predict(X))
+        return total
+
+
+def test_rounding_of_a_host_in_single_precision_is_allowed():
+    x, y = table()
+    model = Single(n_estimators=100, random_state=0).fit(x, 3e6 + 40 * y)
+    off = np.abs(model.predict(x) - GradientBoostingRegressor.predict(model, x)).max()
+    assert off > 1e-4 * 40 * np.ptp(y)
+    forest = Forest(model, x)
+    assert bool(forest.module(forest.rows(x)).isfinite().all())
+
+
+def test_a_category_that_is_no_whole_number_counts_as_missing():
+    x, y = table(600)
+    y = y + 3 * (x[:, 3] == 5)
+    model = HistGradientBoostingRegressor(max_iter=15, categorical_features=[3]).fit(x, y)
+    whole = torch.nn.Sequential(Nodes.of(model), Forest(model, x).module)
+    new = x[:6].copy()
+    new[:, 3] = [5.5, 4.999, 0.5, -0.5, 11.25, np.nan]
+    missing = new.copy()
+    missing[:, 3] = np.nan
+    found = whole(torch.from_numpy(new))[:, 0].detach().numpy()
+    np.testing.assert_allclose(found, model.predict(missing), rtol=1e-12)
 
 
 def test_nodes_laid_out_otherwise_are_refused_by_the_release():

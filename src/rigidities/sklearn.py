@@ -29,7 +29,7 @@ from .last_layer.rigidity import LastLayerRigidity
 from .losses import Huber, LossLike
 from .notices import extra, missing, notify, require_level
 from .prediction.prediction import Prediction
-from .trees import SUPPORTED, Forest, is_forest
+from .trees import SQUARED, SUPPORTED, Forest, is_forest
 
 try:
     import numpy as np
@@ -58,9 +58,7 @@ REFUSED = {
     "NeighborsBase": "It has no trained weights. Use KernelRidge, or Nystroem with Ridge.",
     "_PLS": "Its directions are found from the targets. Use PCA with Ridge.",
 }
-SQUARED = {"squared_error", "MSELoss", "friedman_mse", "RMSE", "MultiRMSE", "rmse", "mse", "l2"}
-SQUARED |= {"reg:squarederror", "reg:linear", "regression", "regression_l2", "mean_squared_error"}
-"""Names of the squared error in scikit-learn, torch, CatBoost, LightGBM and XGBoost."""
+ROUNDING = float(np.finfo(np.float32).eps)  # of a host in single precision, of one operation
 CHANGED = "The base has changed since fit: error bars around other predictions. Call fit again."
 
 
@@ -379,7 +377,8 @@ class _Chain:
     targets: _TargetMap
     model: Any
     readout: _Readout
-    size: float  # of the targets
+    centre: Array  # of the training targets, (K,)
+    spread: Array  # their largest distance from it, (K,)
 
     @classmethod
     def of(cls, base: Any, known: _Data, ridge: Any) -> _Chain:
@@ -388,18 +387,28 @@ class _Chain:
         targets = _TargetMap.of(maps, known.y) if maps else _TargetMap([])
         steps = [pipe[:-1] for pipe in _pipes(layers) if len(pipe) > 1]
         readout = _readout(layers[-1], _transformed(steps, known.X), known.weight, ridge)
-        size = float(np.abs(np.asarray(known.y, dtype=np.float64)).max())
-        return cls(base, steps, targets, layers[-1], readout, size)
+        y = np.asarray(known.y, dtype=np.float64).reshape(_num_samples(known.y), -1)
+        centre = y.mean(0)
+        spread = np.abs(y - centre).max(0)
+        return cls(base, steps, targets, layers[-1], readout, centre, spread)
 
     def rows(self, X: Any) -> Tensor:
         return self.readout.rows(_transformed(self.transformers, X))
 
     def difference(self, own: Any, mean: Tensor) -> float:
-        """Of the host's predictions from means of the last target; zero where it is rounding."""
+        """Of the host's predictions from means of the last target; zero where it is rounding.
+
+        That is a small part of how far predictions and targets lie from the targets' mean, not of
+        the mean itself, and beside it the last digits of the host's precision.
+        """
         found, own = self.targets.back(array(mean)), np.asarray(own).reshape(mean.shape[0], -1)
-        rounding = (1e-3 if own.dtype == np.float32 else 1e-5) * np.nanmax(np.abs(own), initial=0)
-        apart = np.where(np.isnan(found) & np.isnan(own), 0.0, np.abs(found - own)).max()
-        return 0.0 if apart <= max(rounding, 1e-5 * self.size) else float(apart)
+        share, digits = (1e-3, 64 * ROUNDING) if own.dtype == np.float32 else (1e-5, 1e-12)
+        own = own.astype(np.float64)
+        away = np.nanmax(np.abs(own - self.centre), axis=0, initial=0)  # (K,)
+        allowed = share * np.maximum(away, self.spread)
+        allowed = allowed + digits * np.nanmax(np.abs(own), axis=0, initial=0)
+        apart = np.where(np.isnan(found) & np.isnan(own), 0.0, np.abs(found - own))
+        return 0.0 if (apart <= allowed).all() else float(apart.max())
 
     def require_same(self, data: _Data, *, seen: bool) -> None:
         """Refuse a module that does not predict what the host does, of rows in another order."""
@@ -459,8 +468,8 @@ def array(tensor: Tensor) -> Array:
 def _readout(model: Any, X: Any, weight: Any, ridge: Any) -> _Readout:
     """How the library reads a model that was trained on these inputs."""
     if is_forest(model):
-        loss, forest = _loss(model), Forest(model, X)
-        return _Readout(forest.rows, forest.module, loss)
+        forest = Forest(model, X)
+        return _Readout(forest.rows, forest.module)
     if isinstance(model, MLPRegressor):
         return _perceptron(model)
     if isinstance(model, KernelRidge):
@@ -518,9 +527,10 @@ def _loss(model: Any) -> LossLike:
     """That a model was trained with, by what it says of it."""
     skorch = getattr(model, "criterion_", None)
     skorch = skorch if isinstance(skorch, nn.Module) else None  # LassoLarsIC has an array
-    names = ("loss", "objective", "loss_function", "criterion") if is_forest(model) else ("loss",)
-    said = [model.get_params(deep=False).get(name) for name in names if not skorch]
-    name = type(skorch).__name__ if skorch else next(filter(None, said), "squared_error")
+    if skorch:
+        name = type(skorch).__name__
+    else:
+        name = model.get_params(deep=False).get("loss") or "squared_error"
     delta = getattr(skorch, "delta", getattr(model, "epsilon", None))
     if delta and (name in ("huber", "HuberLoss") or hasattr(model, "outliers_")):
         return Huber(delta * getattr(model, "scale_", 1.0))  # HuberRegressor has both

@@ -38,6 +38,10 @@ SUPPORTED = (
     "HistGradientBoostingRegressor, XGBRegressor, LGBMRegressor and CatBoostRegressor"
 )
 
+SQUARED = {"squared_error", "MSELoss", "friedman_mse", "RMSE", "MultiRMSE", "rmse", "mse", "l2"}
+SQUARED |= {"reg:squarederror", "reg:linear", "regression", "regression_l2", "mean_squared_error"}
+"""Names of the squared error in scikit-learn, torch, CatBoost, LightGBM and XGBoost."""
+
 _FIELDS = {"value", "feature_idx", "num_threshold", "missing_go_to_left", "left", "right"}
 _FIELDS |= {"is_leaf", "is_categorical", "bitset_idx"}
 """Of a node of scikit-learn's histogram trees."""
@@ -61,12 +65,15 @@ class Forest:
 
     Raises:
         TypeError: the model is no tree ensemble that is known here.
-        ValueError: it is not fitted, or its prediction is no sum of leaf values.
+        ValueError: it is not fitted, was trained with another loss than the squared error, or its
+            prediction is no sum of leaf values.
     """
 
     def __init__(self, model: Any, X: Any, *, rank: int | None = None) -> None:
         self.model = model
         leaves = _leaves(model)
+        require_squared_error(model)
+        _require_no_initial_model(model)
         self._numbers = _numbers([places for places, _ in leaves])
         values = torch.as_tensor(np.concatenate([own for _, own in leaves]), dtype=torch.float64)
         X = X.tocsr() if hasattr(X, "tocsr") else X
@@ -76,7 +83,7 @@ class Forest:
         if values.ndim > 2:
             what = "Trees of several targets each are not known"
             raise ValueError(f"{what}. Train one model a target.")
-        offset = _offset(model, X, embedding_bag(rows, values, mode="sum"))
+        offset = _offset(model, X, embedding_bag(rows, values, mode="sum"), len(leaves))
         rank = (WIDE if count <= MANY else NARROW) if rank is None else rank
         group = _groups(rows, [len(own) for _, own in leaves])
         basis, self.share = _directions(group[rows], int(group.max()) + 1, rank)
@@ -152,8 +159,8 @@ class Nodes(nn.Module):
     """The splits of a `HistGradientBoostingRegressor` in torch: inputs to leaf numbers.
 
     `nn.Sequential(Nodes.of(model), forest.module)` predicts without scikit-learn, from a state
-    dict. Inputs are (N, P) float64, NaN where missing; categories are whole numbers below 256, of
-    which those that the model has not seen count as missing.
+    dict. Inputs are (N, P) float64, NaN where missing; categories are whole numbers below 256.
+    Those that the model has not seen count as missing, and so does what is no whole number.
 
     Attributes:
         roots: of the trees, among all nodes, (T,).
@@ -248,7 +255,8 @@ class Nodes(nn.Module):
         columns = torch.arange(len(self.codes), device=x.device)
         named = x[:, : len(columns)].nan_to_num(nan=-1.0)
         coded = self.codes[columns, named.clamp(0, 255).long()]
-        coded = torch.where((named >= 0) & (named < 256), coded, torch.nan)
+        is_code = (named >= 0) & (named < 256) & (named == named.floor())
+        coded = torch.where(is_code, coded, torch.nan)
         x = torch.cat([coded, x[:, len(columns) :]], 1)
         gaps, at = x.isnan(), self.roots.expand(len(x), -1)
         for _ in range(int(self.depth)):
@@ -267,6 +275,44 @@ class Nodes(nn.Module):
 def is_forest(model: Any) -> bool:
     """Whether a regressor, fitted or not, is one of `SUPPORTED`."""
     return _kind(model) is not None
+
+
+def require_squared_error(model: Any) -> None:
+    """Refuse a tree ensemble that was trained with another loss, by the loss's name.
+
+    Leaves of a quantile or absolute loss hold quantiles of residuals, those of a Poisson loss
+    logarithms: least squares say nothing about how rigid they are.
+    """
+    name = _loss_name(model)
+    if name not in SQUARED:
+        raise ValueError(
+            f"Cannot read {type(model).__name__} with the loss {name!r}. Use the squared error; "
+            "positive targets as logarithms."
+        )
+
+
+def _loss_name(model: Any) -> Any:
+    """Of a tree ensemble, as its library calls it; a function where it is the user's own."""
+    booster = getattr(model, "_Booster", None)
+    if _kind(model) == "lightgbm" and booster is not None:  # the booster knows what trained it
+        return booster.dump_model(num_iteration=1).get("objective", "custom")
+    params = model.get_params(deep=False)
+    for name in ("loss", "objective", "loss_function", "criterion"):
+        if params.get(name) is not None:
+            return params[name]
+    return "squared_error"
+
+
+def _require_no_initial_model(model: Any) -> None:
+    """Refuse boosted trees that start from another model: its part of a prediction is no leaf's."""
+    start = getattr(model, "init_", None)
+    if start is None or isinstance(start, str) or type(start).__name__ == "DummyRegressor":
+        return
+    raise ValueError(
+        f"{type(model).__name__} starts from an initial model, {type(start).__name__}, whose part "
+        "of a prediction no leaf holds. Train without init=, on the residuals of that model where "
+        "it is needed."
+    )
 
 
 def _kind(model: Any) -> str | None:
@@ -409,9 +455,14 @@ def _histogram_places(model: Any, X: Any) -> Array:
     return np.stack(found, 1).astype(np.int64)
 
 
-def _offset(model: Any, X: Any, sums: Tensor) -> Tensor:
-    """What predictions are beside the sums of leaf values, (K,): the same for all rows."""
-    predicted = torch.as_tensor(np.asarray(model.predict(X), dtype=np.float64))
+def _offset(model: Any, X: Any, sums: Tensor, trees: int) -> Tensor:
+    """What predictions are beside the sums of leaf values, (K,): the same for all rows.
+
+    They may differ by a small part of the predictions' spread, and by what a host rounds that adds
+    up so many trees in its own precision.
+    """
+    given = np.asarray(model.predict(X))
+    predicted = torch.as_tensor(given.astype(np.float64))
     if predicted.numel() != sums.numel():
         raise ValueError(
             f"{type(model).__name__} predicts {tuple(predicted.shape)} by trees of one value a "
@@ -419,7 +470,10 @@ def _offset(model: Any, X: Any, sums: Tensor) -> Tensor:
         )
     rest = (predicted := predicted.reshape(sums.shape)) - sums
     offset = rest.mean(0)
-    if bool(((rest - offset).abs() > 1e-4 * predicted.abs().amax(0).clamp(min=1e-300)).any()):
+    digits = np.finfo(given.dtype if given.dtype.kind == "f" else np.float64).eps
+    spread = predicted.amax(0) - predicted.amin(0)
+    rounding = 4 * trees**0.5 * float(digits) * predicted.abs().amax(0).clamp(min=1e-300)
+    if bool(((rest - offset).abs() > 1e-4 * spread + rounding).any()):
         raise ValueError(
             f"The predictions of {type(model).__name__} are not sums of its leaf values: it has a "
             "link (a Poisson, gamma or logistic loss), an initial model or weighted trees. Train "

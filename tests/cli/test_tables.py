@@ -41,6 +41,8 @@ WAYS = {
     "bars": written(separator="|").encode(),
     "semicolons and decimal commas": written(";", ",", ".", "%d.%m.%Y %H:%M").encode("cp1252"),
     "thousands": written(thousands=",", day="%d/%m/%Y %H:%M").encode(),
+    "apostrophes": written(thousands="'").encode(),
+    "typographic apostrophes": written(";", thousands="\u2019").encode(),
     "narrow spaces": written(";", ",", "\u202f").encode(),
     "months by name": written(day="%d %b %Y %H:%M").encode(),
     "gzip": gzip.compress(written().encode()),
@@ -144,6 +146,41 @@ def test_numbers_may_carry_one_unit(cells, unit, values):
     if unit:
         assert (column.kind, column.unit) == ("number", unit)
     np.testing.assert_array_equal(numbers(pd.Series(cells, dtype=object), ".", unit), values)
+
+
+@pytest.mark.parametrize("mark", ["'", "\u2019"])
+def test_swiss_thousands_are_numbers_and_no_units(mark):
+    cells = pd.Series(
+        [f"1{mark}000", f"12{mark}345{mark}678.5", "7", f"CHF 2{mark}500"], dtype=object
+    )
+    np.testing.assert_array_equal(numbers(cells, ".", "CHF"), [1000, 12345678.5, 7, 2500])
+    wrong = pd.Series([f"1{mark}00", f"1{mark}0000"], dtype=object)
+    assert np.isnan(numbers(wrong, ".")).all()
+
+
+def test_the_decimal_mark_is_found_wherever_it_stands(tmp_path):
+    early = "7.500;1\n" * 20_000  # more than the first 131,072 characters
+    path = file(tmp_path, "size;n\n" + early + "1.234,5;2\n")
+    assert path.stat().st_size > 1 << 17
+    table = Table.open(path)
+    assert table.decimal == "," and "Its numbers have decimal commas" in table.notes
+    late = file(tmp_path, "size;n\n" + "7,500;1\n" * 20_000 + "1,234.5;2\n")
+    assert Table.open(late).decimal == "."
+
+
+def test_the_mark_of_the_training_table_holds_where_no_cell_tells(tmp_path):
+    path = file(tmp_path, "size;n\n7.500;1\n2.250;3\n")
+    assert Table.open(path).decimal == "."
+    german = Table.open(path, ",")
+    assert german.decimal == "," and "read with commas, as in training" in german.notes[0]
+    whole = Table.open(file(tmp_path, "size;n\n7;1\n2;3\n"), ",")
+    assert whole.decimal == "," and not whole.notes
+
+
+def test_cells_that_contradict_the_training_table_are_read_as_they_are_and_it_is_said(tmp_path):
+    table = Table.open(file(tmp_path, "size;n\n7.55;1\n2.250;3\n"), ",")
+    assert table.decimal == "."
+    assert "decimal points, those of the training table commas" in table.notes[0]
 
 
 def test_several_units_are_not_numbers():

@@ -157,6 +157,26 @@ def test_the_command_line_tells_what_it_did_not_use_or_know(ran, tmp_path, capsy
     assert "size: 1 cells without a number, taken as missing" in said.err
 
 
+def test_a_model_keeps_the_decimal_mark_of_its_table(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(learners, "TREES", 10)
+    monkeypatch.setattr(learners, "CANDIDATES", learners.CANDIDATES[1:2])
+    rng = np.random.default_rng(0)
+    size = rng.uniform(1000, 9000, 120)
+    lines = [f"{s:.2f};{s / 100 + rng.normal():.3f}".replace(".", ",") for s in size]
+    (tmp_path / "data.csv").write_text("size;price\n" + "\n".join(lines) + "\n")
+    out = tmp_path / "out"
+    assert run(tmp_path / "data.csv", "--target", "price", "--out", out) == 0
+    assert TableModel.load(out / "model.safetensors").decimal == ","
+    means = []
+    for number, cells in enumerate((["7.500", "2.250"], ["7500,0", "2250,0"])):
+        new = tmp_path / f"{number}.csv"
+        new.write_text("size;n\n" + "".join(f"{cell};1\n" for cell in cells))
+        assert run("--apply", out / "model.safetensors", new, "--out", tmp_path / "p.csv") == 0
+        means.append(pd.read_csv(tmp_path / "p.csv")["mean"].tolist())
+    assert means[0] == means[1]
+    assert "read with commas, as in training" in capsys.readouterr().out
+
+
 def test_another_level_is_another_quantile_of_the_same_law(ran, tmp_path):
     table(40).to_csv(tmp_path / "new.csv", index=False)
     ends = {}

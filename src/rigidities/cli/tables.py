@@ -22,9 +22,12 @@ if TYPE_CHECKING:
 MISSING = {"", "?", "-", "--", ".", "na", "n/a", "#n/a", "nan", "null", "none", "<na>", "missing"}
 MISSING |= {"inf", "+inf", "-inf", "infinity", "-infinity"}
 """What people and programs write into a cell without a value, in lower case."""
-_SAMPLE, _GROUPS, _END = 1 << 17, " \u00a0\u202f'", "\0end"
-"""Characters that tell how a file is written, as many as csv allows in one cell; what may stand
-between thousands; a line below the last, which an open quote swallows."""
+_SAMPLE, _END = 1 << 17, "\0end"
+"""Characters that tell a file's separator, as many as csv allows in one cell; a line below the
+last, which an open quote swallows."""
+_GROUPS = " \u00a0\u202f'\u2019"
+"""What may stand between thousands, beside the mark that is no decimal mark: spaces, and the
+apostrophes of Switzerland."""
 _CONTROL = re.compile("[\0-\x08\x0b\x0e-\x19\x1c-\x1f]")
 _MARKS = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32"}
 _MARKS |= {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}  # begins like UTF-32
@@ -41,9 +44,12 @@ codecs.register_error("rigidities.western", _western)
 
 
 def _pattern(decimal: str, thousands: str) -> re.Pattern[str]:
-    whole = rf"\d+|[1-9]\d{{0,2}}(?:[{thousands}{_GROUPS}]\d{{3}})+"
+    # Groups come first: of 1'000 the 1 alone would be the number, and '000 its unit.
+    whole = rf"[1-9]\d{{0,2}}(?:[{thousands}{_GROUPS}]\d{{3}})+|\d+"
     number = rf"[+-]?(?:(?:{whole})(?:\{decimal}\d*)?|\{decimal}\d+)(?:[eE][+-]?\d+)?"
-    return re.compile(rf"([$€£¥]|[A-Z]{{3}}\s)?\s*({number})\s*([^\d\s.,:/\\-].{{0,14}})?")
+    return re.compile(
+        rf"([$€£¥]|[A-Z]{{3}}\s)?\s*({number})\s*((?!['\u2019]\d)[^\d\s.,:/\\-].{{0,14}})?"
+    )
 
 
 _NUMBERS = {".": _pattern(".", ","), ",": _pattern(",", ".")}
@@ -55,6 +61,8 @@ def number(text: str, decimal: str = ".") -> tuple[float, str] | None:
     Examples:
         >>> number("1,234.5"), number("1.234,5 kg", ","), number("12 %"), number("2020-01-01")
         ((1234.5, ''), (1234.5, 'kg'), (12.0, '%'), None)
+        >>> number("1'234'567.5")
+        (1234567.5, '')
     """
     if (found := _NUMBERS[decimal].fullmatch(text.replace("\u2212", "-"))) is None:
         return None
@@ -74,8 +82,14 @@ class Table:
     header: bool = True
 
     @classmethod
-    def open(cls, path: Path) -> Table:
-        """Find out how a file is written; a ValueError where it is empty or no table."""
+    def open(cls, path: Path, trained: str | None = None) -> Table:
+        """Find out how a file is written; a ValueError where it is empty or no table.
+
+        Args:
+            path: of the file.
+            trained: the decimal mark of the table that a model was trained with, which holds where
+                no cell of this file tells.
+        """
         if not path.is_file():
             raise FileNotFoundError(f"There is no file {path}. Name a CSV or Parquet file.")
         with path.open("rb") as raw:
@@ -91,11 +105,13 @@ class Table:
         if _CONTROL.search(sample):
             raise ValueError(f"{path} is a binary file. Expected CSV or Parquet.")
         tried = [(_records(sample, one, cut=cut), one) for one in ",;\t|"]
-        (first, *rows), separator = max(tried, key=lambda one: (_agreement(*one[0]), one[1] != ","))
+        (first, *_), separator = max(tried, key=lambda one: (_agreement(*one[0]), one[1] != ","))
         if not any(cell.strip() for cell in first):
             raise ValueError(f"{path} is empty. Expected a line of names and rows below it.")
-        decimal = _decimal([cell.strip() for row in rows for cell in row], separator)
-        notes += ["Its numbers have decimal commas"] * (decimal == ",")
+        # All of the file tells the mark: the first cells may make sense in both ways.
+        lines = cls(path, first, separator=separator)._lines()
+        decimal, note = _decimal(chain.from_iterable(lines), separator, trained)
+        notes += note
         read = [number(cell.strip(), decimal) for cell in first]
         header = any(one is None or one[1] for one in read)
         if not header:
@@ -196,10 +212,31 @@ def _agreement(first: Sequence[str], *lines: Sequence[str]) -> float:
     return (len(first) > 1) * (1 + same) / (1 + len(lines))
 
 
-def _decimal(cells: Sequence[str], separator: str) -> str:
-    """By the cells that make sense in one way alone; unclear ones follow the separator."""
-    point, comma = (_NUMBERS[mark].fullmatch for mark in ".,")
-    votes = Counter((point(cell) is None, comma(cell) is None) for cell in cells)
-    clear = votes[True, False] - votes[False, True]
-    unclear = separator == ";" and any("," in cell for cell in cells if comma(cell))
-    return "," if clear > 0 or (clear == 0 and unclear) else "."
+def _decimal(cells: Iterable[str], separator: str, trained: str | None) -> tuple[str, list[str]]:
+    """The decimal mark, by the cells that make sense in one way alone, and a word about it.
+
+    Where no cell tells, it is that of the training table; without one, of a file with semicolons
+    that has commas in its numbers, the comma.
+    """
+    clear, unclear, commas = Counter[str](), False, False
+    for cell in map(str.strip, cells):
+        if "," not in cell and "." not in cell:
+            continue
+        point, comma = (_NUMBERS[mark].fullmatch(cell) is not None for mark in ".,")
+        commas = commas or (comma and "," in cell)
+        if point != comma:
+            clear["." if point else ","] += 1
+        elif point:
+            unclear = True
+    names = {".": "points", ",": "commas"}
+    if clear["."] != clear[","]:
+        decimal = max(clear, key=clear.__getitem__)
+        if trained not in (None, decimal):
+            said = f"Its numbers have decimal {names[decimal]}, those of the training table "
+            return decimal, [f"{said}{names[trained or decimal]}: they are read as its cells say"]
+    elif trained is not None:
+        said = f"No number tells its decimal mark: read with {names[trained]}, as in training"
+        return trained, [said] if unclear or clear else []
+    else:
+        decimal = "," if commas and separator == ";" else "."
+    return decimal, ["Its numbers have decimal commas"] if decimal == "," else []

@@ -54,11 +54,12 @@ class TableModel:
     target: str
     level: float
     identifiers: Sequence[str] = ()
+    decimal: str | None = None  # of the training table; a Parquet file has none
 
     def save(self, path: Path) -> None:
         """Write the file."""
         fit, model = self.uq.get_extra_state(), self.uq.model.state_dict()
-        own = {key: getattr(self, key) for key in ("target", "level", "identifiers")}
+        own = {key: getattr(self, key) for key in ("target", "level", "identifiers", "decimal")}
         own["columns"] = [asdict(column) for column in self.columns]
         header = {"library": __version__, "tabular": own, "fit": json.loads(fit["header"])}
         Snapshot(prefixed("model", model) | prefixed("fit", fit["tensors"]), header).write(path)
@@ -76,6 +77,7 @@ class TableModel:
             uq.set_extra_state({"tensors": unprefixed("fit", snapshot.tensors), "header": fit})
             require({column.kind for column in columns} <= {*KINDS}, "a kind of columns")
             require(isinstance(own["identifiers"], list) and 0 < own["level"] < 1, "an option")
+            require(own.get("decimal") in (None, ".", ","), "the decimal mark")
             uq.predict(torch.zeros(1, len(widths), dtype=torch.float64), progress=False)
             return cls(uq, columns, **own)
 
@@ -184,7 +186,8 @@ def train(
         said |= dict.fromkeys(calibrated.warnings)
         for line in (*said, f"Trained {what} in {time.monotonic() - begun:.0f} s"):
             say(f"  {line}")
-        learned = TableModel(uq, data.columns, target, level, id)
+        mark = data.table.decimal if data.table.separator else None
+        learned = TableModel(uq, data.columns, target, level, id, mark)
         judged = _judged(learned, data, model)
         ends = learners.quantiles(trees, data.rows("train"), data.rows("test")[0], level)
         scores = _scores(judged.targets[0], ends)
@@ -207,7 +210,8 @@ def apply(
 ) -> dict[str, Any]:
     """Predict a file of any size into another; how many rows, and by column the cells unread."""
     _require("pandas")
-    own, table = TableModel.load(model), Table.open(path)
+    own = TableModel.load(model)
+    table = Table.open(path, own.decimal)
     if checked_place(out).exists() and any(out.samefile(other) for other in (path, model)):
         raise ValueError(f"--out {out} is a file that is read. Choose another place.")
     kinds = {column.name: column.kind for column in own.columns}
