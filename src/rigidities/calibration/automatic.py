@@ -14,7 +14,7 @@ from ..prediction.cosine_tilt import TERMS
 from ..prediction.head import Guard, Head, column_spread
 from ..prediction.law import Gaussian, Law, StudentT, Tilted
 from ..prediction.noise import ConstantNoise, FeatureNoise, GivenNoise, NoNoise
-from .calibration import Calibration, Wanted
+from .calibration import Calibration, Support, Wanted
 from .choosing import Evidence, reported
 from .evidence import most_evident_ridge
 from .gathering import Residuals
@@ -22,7 +22,7 @@ from .objective import Objective, search
 from .report import CalibrationReport
 from .rows import FAR, Rows, clipped_mean, outlying, target_rows
 from .scale_fit import GAUSSIAN_FAR
-from .target_fit import BOUNDS, CLEARLY, LADDER, Parts, TargetFit, fitted, judged
+from .target_fit import BOUNDS, CLEARLY, LADDER, Parts, TargetFit, fitted, judged, law_nll
 
 FEWEST = 2.0
 """Directions that the data must hold: with fewer the paper's bars do not know what is far."""
@@ -121,7 +121,7 @@ def automatic(
     of the validation rows chooses one. The rest as in `chosen`.
     """
     ridge, edge = _ridge(residuals, eigenvalues, wanted, evidence)
-    rows = _rows(residuals, seen, eigenvalues, ridge)
+    rows = _rows(residuals, seen, eigenvalues, ridge, wanted.support)
     remarks = [*_far_rows(residuals, wanted), *_remarks(rows, wanted)]
     if residuals is None and not wanted.optimism:  # left out, they are as good as new
         rows = [replace(one, seen=torch.zeros_like(one.seen)) for one in rows]
@@ -146,12 +146,11 @@ def automatic(
                 "Noise that follows the features and the shape of the law were left out: with them "
                 "the bars are clearly worse on these rows."
             )
-    errors = [one.held.residual[:, None] for one in rows]
-    constant = [float(Gaussian().profile(one, torch.ones_like(one))[1]) for one in errors]
+    constant = [_constant_nll(one.held) for one in rows]
     if paper is not None and full.worse > CLEARLY:
         ridge, edge, taken = paper.calibration.ridge, None, LADDER[0]
         chosen, nll = paper.calibration, paper.nll
-        rows = _rows(residuals, None, eigenvalues, ridge)
+        rows = _rows(residuals, None, eigenvalues, ridge, wanted.support)
     else:
         chosen, taken = full.calibration(ridge, wanted, typical[0], shared=shared), LADDER[-1]
         nll = full.nll
@@ -216,7 +215,11 @@ def _ridge(
 
 
 def _rows(
-    held: Residuals | None, seen: Residuals | None, eigenvalues: Tensor, ridge: float
+    held: Residuals | None,
+    seen: Residuals | None,
+    eigenvalues: Tensor,
+    ridge: float,
+    support: Support | None,
 ) -> list[Rows]:
     """Of each target: training rows as if left out, then validation rows."""
     found: list[list[Rows]] = []
@@ -230,7 +233,7 @@ def _rows(
         for k, error in enumerate(part.error.unbind(1)):
             own = inputs if inputs.ndim == 2 else inputs[:, k]
             columns = [t[:, min(k, t.shape[1] - 1)] for t in (q, part.weight, mean, share)]
-            rows.append(target_rows([error, *columns, own], seen=known))
+            rows.append(target_rows([error, *columns, own], seen=known, support=support))
         found.append(rows)
     if not found:
         raise ValueError(
@@ -254,6 +257,12 @@ def _with_joint(calibration: Calibration, rows: list[Rows], typical: Tensor) -> 
     squares = (held.residual.square() / (held.share / c + held.q) for held, c in pairs)
     joint = torch.stack([clipped_mean(each).sqrt() for each in squares])
     return replace(calibration, scale=torch.maximum(calibration.scale, joint), joint=joint)
+
+
+def _constant_nll(rows: Rows) -> float:
+    """NLL per row of the best constant Gaussian bar."""
+    mean_square = rows.residual.square().mean().expand(len(rows))
+    return float(law_nll(Gaussian(), rows.residual, mean_square, rows.side).mean())
 
 
 def _far_rows(residuals: Residuals | None, wanted: Wanted) -> list[str]:
