@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 
 import torch
@@ -38,7 +38,7 @@ class Rows:
         share: what a unit of noise adds to the row's variance, (n,).
         seen: whether the row was trained on, (n,).
         side: -1 or 1 where the target lies at the lower or the upper bound of its support, so that
-            the law's mass beyond is what the row shows; 0 elsewhere, (n,). None: 0 for all.
+            the law's mass beyond is what the row shows; 0 elsewhere, (n,). Empty: 0 for all.
     """
 
     residual: Tensor
@@ -47,10 +47,10 @@ class Rows:
     features: Tensor
     share: Tensor
     seen: Tensor
-    side: Tensor = None  # type: ignore[assignment]  # filled in below
+    side: Tensor = field(default_factory=lambda: torch.zeros(0))
 
     def __post_init__(self) -> None:
-        if self.side is None:
+        if not len(self.side):
             object.__setattr__(self, "side", torch.zeros_like(self.q))
 
     def __len__(self) -> int:
