@@ -178,3 +178,51 @@ def test_few_inputs_have_no_penalty_to_choose():
     )
     assert float(objective(as_vector(fit)) - value) < 5e-3
     assert len(slow) == len(fit.vector) + 1
+
+
+@pytest.mark.parametrize("gaussian", [False, True])
+def test_rows_at_a_bound_bring_the_slope_of_the_mass_beyond_it(gaussian):
+    """The gradient is that of the objective by differences; its rows at bounds are log masses."""
+    rows, inputs = made_rows(60)
+    side = torch.zeros(60, dtype=F64)
+    side[::4], side[1::4] = -1, 1
+    rows = replace(rows, side=side)
+    problem = scale_fit.ScaleProblem(
+        rows, inputs, rows.residual.square(), torch.tensor(0.3, dtype=F64), gaussian=gaussian
+    )
+    vector = torch.cat([torch.tensor([-1.0, 0.5, 0.3]), 0.2 * torch.ones(WIDTH)]).to(F64)
+    fit = ScaleFit(vector, 1.0, gaussian=gaussian)
+
+    def value(own):
+        return problem.objective(replace(fit, vector=own), 5.0)
+
+    steps = 1e-5 * torch.eye(len(vector), dtype=F64)
+    slopes = torch.stack([(value(vector + d) - value(vector - d)) / 2e-5 for d in steps])
+    close(problem._derivatives(fit, 5.0)[0], slopes, 1e-6)
+    without = replace(problem, rows=replace(rows, side=torch.zeros_like(side)))
+    s = fit.squared_scale(rows, fit.log_noise(inputs)).sqrt()
+    z, law = rows.residual / s, fit.law
+    density = law.log_density(z) - s.log()
+    mass = torch.where(side < 0, law.cdf(z), law.cdf(-z)).log()
+    expected = (density - mass)[side != 0].sum()
+    close(problem.objective(fit, 5.0) - without.objective(fit, 5.0), expected, 1e-8)
+
+
+def test_the_scale_of_clipped_gaussian_rows_is_that_of_the_rows_before_they_were_clipped():
+    rows, _ = made_rows(2000, seed=3)
+    residual = 0.7 * torch.randn(2000, generator=torch.Generator().manual_seed(1), dtype=F64)
+    bound = -0.2 * torch.ones_like(residual)  # of the target, beside the prediction
+    rows = replace(
+        rows,
+        residual=residual.maximum(bound),
+        side=-(residual < bound).to(F64),
+        share=torch.ones_like(residual),
+        q=torch.full_like(residual, 1e-6),
+        seen=torch.zeros(2000, dtype=torch.bool),
+    )
+    fit = constant_fit(rows, rows.residual.square(), gaussian=True)
+    s2 = fit.squared_scale(rows, fit.log_noise(torch.zeros(2000, 0, dtype=F64)))
+    close(s2.mean().sqrt(), torch.tensor(0.7, dtype=F64), 0.05)
+    clipped = replace(rows, side=torch.zeros_like(residual))
+    blind = constant_fit(clipped, rows.residual.square(), gaussian=True)
+    assert float(blind.vector[0]) < float(fit.vector[0]) - 0.5

@@ -53,3 +53,28 @@ def test_uniform_rows_have_hardly_a_tilt():
     fit = tilt_fit.fitted(u[order], normal(4000, 3))
     assert float(fit.constant.abs().max()) < 1e-3
     assert float(fit.weight.abs().max()) < 0.06
+
+
+def test_rows_at_a_bound_bring_the_mass_beyond_it():
+    """Minimum of the loss whose masses are integrals over many midpoints."""
+    u, inputs = made(200)
+    side = torch.zeros_like(u)
+    side[u < 0.3], side[u > 0.9] = -1, 1
+    u = torch.where(side < 0, 0.3, torch.where(side > 0, 0.9, u))
+    penalty = torch.full((8,), 40.0, dtype=F64)
+    fit = tilt_fit.fitted(u, inputs, penalty, side)
+    at = (torch.arange(640, dtype=F64) + 0.5) / 640
+
+    def value(flat):
+        weight = flat.reshape(5, 8)
+        free = side == 0
+        loss = slow_auto.tilt_loss(weight, u[free], inputs[free], penalty)
+        theta = weight[0] + inputs[~free] @ weight[1:]
+        density = (theta @ slow_auto.cosines(at).T).exp()
+        ends, lower = u[~free, None], side[~free, None] < 0
+        beyond = torch.where(lower, at < ends, at > ends).to(F64)
+        return loss - ((density * beyond).mean(1) / density.mean(1)).log().sum()
+
+    slow = slow_auto.minimum(value, torch.zeros(40, dtype=F64))
+    found = torch.cat([fit.constant[None], fit.weight]).flatten()
+    assert float(value(found) - value(slow)) < 0.05

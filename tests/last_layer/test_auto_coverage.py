@@ -88,3 +88,47 @@ def test_the_guard_keeps_coverage_outside_the_training_rows():
     held = {on: float(inside(calibrated(data, guard=on), x, y).mean()) for on in (True, False)}
     assert held[True] > 0.85
     assert held[False] < held[True] - 0.05
+
+
+def test_clipped_targets_with_their_support_are_held_as_often_as_they_can_be():
+    """An interval that reaches the bound holds all of the mass there, and what lies off it 90 %."""
+    generator = torch.Generator().manual_seed(1)
+    x = 2 * torch.rand(4500, 3, generator=generator, dtype=torch.float64) - 1
+    noise = 0.5 * torch.randn(4500, 1, generator=generator, dtype=torch.float64)
+    y = (0.5 + torch.sin(2 * x[:, :1]) + 0.4 * x[:, 1:2] + noise).clamp(min=0)
+    train, valid, test = zip(*(part.split([1000, 500, 3000]) for part in (x, y)), strict=True)
+    uq = rg.LastLayerRigidity(random_feature_net(*train, width=16)).fit(train)
+    uq.calibrate(valid, support=(0, None))
+    p, target = uq.predict(test[0]), test[1]
+    at = target == 0
+    assert 0.2 < float(at.double().mean()) < 0.5
+    low, high = p.interval(0.9)
+    held = ((target >= low) & (target <= high)).double()
+    mass = p.cdf(torch.zeros_like(target))
+    possible = torch.where(low > 0, 0.9, (0.9 + mass.clamp(max=0.05)))
+    possible = torch.where(high <= 0, mass, possible)
+    assert abs(float(held.mean() - possible.mean())) < 0.025
+    assert abs(float(held[~at].mean()) - 0.9) < 0.03
+    # the probability integral transform, drawn evenly within the mass at the bound, is uniform
+    below = torch.where(at, 0.0, p.cdf(target))
+    drawn = torch.rand(target.shape, generator=generator, dtype=torch.float64)
+    pit = below + drawn * (p.cdf(target) - below)
+    deciles = torch.histc(pit, 10, 0, 1) / len(pit)
+    assert float((deciles - 0.1).abs().max()) < 0.03
+
+
+def test_mostly_zero_targets_are_held_by_99_percent_intervals():
+    """A noise that follows how seldom targets leave zero is too small for those that do."""
+    held, raised = [], []
+    for seed in range(2):
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(6000, 3, generator=generator, dtype=torch.float64)
+        draws = torch.randn(6000, generator=generator, dtype=torch.float64)
+        leaves = torch.rand(6000, generator=generator) < torch.sigmoid(x[:, 0] - 1.4)
+        y = torch.where(leaves, (0.5 * x[:, 1] + 0.5 * draws).exp(), 0.0)[:, None]
+        train, valid, test = zip(*(part.split([2000, 1000, 3000]) for part in (x, y)), strict=True)
+        uq = rg.LastLayerRigidity(random_feature_net(*train, width=40)).fit(train)
+        raised += [said for said in uq.calibrate(valid).remarks if "were raised" in said]
+        held.append(float(inside(uq, *test, 0.99).mean()))
+    assert 0.983 < sum(held) / 2 < 0.997
+    assert raised

@@ -14,7 +14,7 @@ from ..prediction.cosine_tilt import TERMS
 from ..prediction.head import Guard, Head, column_spread
 from ..prediction.law import Gaussian, Law, StudentT, Tilted
 from ..prediction.noise import ConstantNoise, FeatureNoise, GivenNoise, Noise, NoNoise
-from .calibration import Calibration, Wanted
+from .calibration import Calibration, Support, Wanted
 from .choosing import Evidence, reported
 from .evidence import most_evident_ridge
 from .gathering import Residuals
@@ -59,7 +59,7 @@ def automatic(
     memorised = 0
     if residuals is not None and seen is not None and leverage(seen, eigenvalues, ridge) > HALF:
         memorised, seen = len(seen.error), None
-    rows = _rows(residuals, seen, eigenvalues, ridge)
+    rows = _rows(residuals, seen, eigenvalues, ridge, wanted.support)
     remarks = [*_far_rows(residuals, wanted), *_remarks(rows, wanted, memorised)]
     if swamping:
         remarks.append(
@@ -89,7 +89,7 @@ def automatic(
     if paper is not None and rung == PAPER:
         ridge, edge = paper.calibration.ridge, None
         chosen, nll = paper.calibration, paper.nll
-        rows = _rows(residuals, None, eigenvalues, ridge)
+        rows = _rows(residuals, None, eigenvalues, ridge, wanted.support)
     else:
         fits = [each[rung] for each in ladder.fits]
         chosen = calibration(fits, ridge, wanted, typical[0], shared=shared)
@@ -239,7 +239,11 @@ def _largest_ridge(eigenvalues: Tensor) -> float:
 
 
 def _rows(
-    held: Residuals | None, seen: Residuals | None, eigenvalues: Tensor, ridge: float
+    held: Residuals | None,
+    seen: Residuals | None,
+    eigenvalues: Tensor,
+    ridge: float,
+    support: Support | None,
 ) -> list[Rows]:
     """Of each target: training rows as if left out, then validation rows."""
     found: list[list[Rows]] = []
@@ -253,7 +257,7 @@ def _rows(
         for k, error in enumerate(part.error.unbind(1)):
             own = inputs if inputs.ndim == 2 else inputs[:, k]
             columns = [t[:, min(k, t.shape[1] - 1)] for t in (q, part.weight, mean, share)]
-            rows.append(target_rows([error, *columns, own], seen=known))
+            rows.append(target_rows([error, *columns, own], seen=known, support=support))
         found.append(rows)
     if not found:
         raise ValueError(

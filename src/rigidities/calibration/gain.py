@@ -25,8 +25,12 @@ def folds(rows: int, device: torch.device | None = None) -> Tensor:
     return torch.arange(rows, device=device) % min(FOLDS, rows)
 
 
-def constant_nll(error: Tensor) -> Tensor:
-    """NLL of each row (n,) under the constant bar of the other folds."""
+def constant_nll(error: Tensor, side: Tensor | None = None) -> Tensor:
+    """NLL of each row (n,) under the constant bar of the other folds.
+
+    Rows at a bound of the support, by their `side` (-1 below, 1 above, 0 inside), count by the
+    mass beyond it.
+    """
     fold = folds(len(error), error.device)
     square = error.square()
     found = torch.empty_like(square)
@@ -34,6 +38,9 @@ def constant_nll(error: Tensor) -> Tensor:
         out = fold == k
         variance = square[~out].mean().clamp(min=1e-300)
         found[out] = 0.5 * (variance.log() + square[out] / variance) + _LOG_ROOT
+        if side is not None:
+            beyond = -torch.special.log_ndtr(-side[out] * error[out] / variance.sqrt())
+            found[out] = torch.where(side[out] == 0, found[out], beyond)
     return found
 
 

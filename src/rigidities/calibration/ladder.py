@@ -117,8 +117,8 @@ class Ladder:
             rung = best_rung(others, self.barred, self.allowed)
             for own, fold, one in zip(differences, each_fold, self.scores, strict=True):
                 own[fold == k] = one[rung][fold == k]
-        pairs = zip(self.rows, differences, strict=True)
-        return Gain.of([constant_nll(one.held.residual) - own for one, own in pairs])
+        constant = [constant_nll(one.held.residual, one.held.side) for one in self.rows]
+        return Gain.of([c - own for c, own in zip(constant, differences, strict=True)])
 
     @property
     def allowed(self) -> float:
@@ -203,5 +203,5 @@ def judged(rows: Rows, whole: Fits, parts: Parts, paper_q: Tensor | None) -> Sco
             found[name][out] = fit.nll(left)
         if paper_q is not None:
             scale2 = (rows.residual[places[~out]].square() / paper_q[~out]).mean()
-            found[PAPER][out] = law_nll(Gaussian(), left.residual, scale2 * paper_q[out])
+            found[PAPER][out] = law_nll(Gaussian(), left.residual, scale2 * paper_q[out], left.side)
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 
 import torch
@@ -37,6 +37,8 @@ class Rows:
         features: (n, P).
         share: what a unit of noise adds to the row's variance, (n,).
         seen: whether the row was trained on, (n,).
+        side: -1 or 1 where the target lies at the lower or the upper bound of its support, so that
+            the law's mass beyond is what the row shows; 0 elsewhere, (n,). Empty: 0 for all.
     """
 
     residual: Tensor
@@ -45,6 +47,11 @@ class Rows:
     features: Tensor
     share: Tensor
     seen: Tensor
+    side: Tensor = field(default_factory=lambda: torch.zeros(0))
+
+    def __post_init__(self) -> None:
+        if not len(self.side):
+            object.__setattr__(self, "side", torch.zeros_like(self.q))
 
     def __len__(self) -> int:
         return len(self.q)
@@ -128,7 +135,12 @@ class Rows:
         return step if step > 0.2 * float(self.size.sqrt()) else 0.0
 
 
-def target_rows(columns: Sequence[Tensor], *, seen: bool) -> Rows:
+def target_rows(
+    columns: Sequence[Tensor],
+    *,
+    seen: bool,
+    support: tuple[float | None, float | None] | None = None,
+) -> Rows:
     """Rows of one target, without masked ones; seen ones as if left out of the fit.
 
     Single far residuals are bounded (`reach`).
@@ -136,16 +148,23 @@ def target_rows(columns: Sequence[Tensor], *, seen: bool) -> Rows:
     Args:
         columns: error, q, weight in the Gram, prediction, share and features.
         seen: whether they were trained on.
+        support: the targets' bounds.
     """
     error, q, weight = columns[:3]
     known = error.isfinite() & ((weight * q < 1 - 1e-9) | (not seen))
     error, q, weight, mean, share, features = (column[known] for column in columns)
+    side = torch.zeros_like(q)
+    for sign, bound in zip((-1.0, 1.0), support or (None, None), strict=True):
+        if bound is not None:
+            rounding = 1e-6 * (mean.abs() + error.abs())  # of a model in float32
+            side = torch.where((mean + error - bound).abs() <= rounding, sign, side)
     if seen:
         held = 1 - weight * q
         error, q = error / held.clamp(min=LEAST_HELD), q / held.clamp(min=1e-3)
     limit = reach(error)
     error = error.clamp(-limit, limit)
-    return Rows(error, q, mean, features, share, torch.full_like(q, seen, dtype=torch.bool))
+    trained_on = torch.full_like(q, seen, dtype=torch.bool)
+    return Rows(error, q, mean, features, share, trained_on, side)
 
 
 def mean_q(q: Tensor) -> Tensor:

@@ -10,13 +10,15 @@ trained on. Priors: $\kappa \sim N(0, 1)$, narrower below zero;
 $\log(\nu - 2) \sim N(\log 6, 1.5^2)$; $\log \alpha^2 \sim N(\cdot, 1.5^2)$ about a first estimate,
 since single predictions hardly tell $\alpha^2$ from the noise; w has the precision 2 on the first
 three inputs and $\lambda$ on the others, chosen by Laplace's approximation of the evidence. The
-maximum is found by Fisher scoring: $\log s^2$ has the information $\nu / 2(\nu + 3)$ a row.
+maximum is found by Fisher scoring: $\log s^2$ has the information $\nu / 2(\nu + 3)$ a row. A row
+whose target lies at a bound of its support shows the law's mass beyond it, not a density there.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -152,11 +154,42 @@ class ScaleProblem:
         return best
 
     def _losses(self, s2: Tensor, tail: float) -> Tensor:
+        """Negative log-likelihoods, (n,), up to the same constant of all laws."""
         if self.gaussian:
-            return 0.5 * s2.log() + 0.5 * self.square / s2
-        nu = torch.tensor(2 + math.exp(tail), dtype=torch.float64)
-        constant = torch.lgamma(nu / 2) - torch.lgamma((nu + 1) / 2) + 0.5 * nu.log()
-        return constant + 0.5 * s2.log() + (nu + 1) / 2 * torch.log1p(self.square / (nu * s2))
+            losses = 0.5 * s2.log() + 0.5 * self.square / s2
+        else:
+            nu = torch.tensor(2 + math.exp(tail), dtype=torch.float64)
+            constant = torch.lgamma(nu / 2) - torch.lgamma((nu + 1) / 2) + 0.5 * nu.log()
+            losses = constant + 0.5 * s2.log() + (nu + 1) / 2 * torch.log1p(self.square / (nu * s2))
+        if not len(self._bound):
+            return losses
+        _, mass = self._beyond(s2, tail)
+        # densities lack the factor 1 / sqrt(pi), or 1 / sqrt(2 pi) for a Gaussian
+        lacking = 0.5 * math.log(2 * math.pi if self.gaussian else math.pi)
+        return losses.index_copy(0, self._bound, -mass.log() - lacking)
+
+    @cached_property
+    def _bound(self) -> Tensor:
+        """Places of the rows whose target lies at a bound of its support."""
+        return self.rows.side.nonzero()[:, 0]
+
+    def _beyond(self, s2: Tensor, tail: float) -> tuple[Tensor, Tensor]:
+        """Of the rows at a bound: its place z in the law, mirrored at an upper one; mass below."""
+        at = self._bound
+        z = -self.rows.side[at] * self.rows.residual[at] / s2[at].sqrt()
+        law = Gaussian() if self.gaussian else StudentT(2 + math.exp(tail))
+        return z, law.cdf(z).clamp(min=1e-300)
+
+    def _bound_slopes(self, s2: Tensor, fit: ScaleFit, most: float) -> tuple[Tensor, Tensor]:
+        r"""First and second derivatives by log s^2 of $-\log F(z)$, the second within 0 and `most`.
+
+        With m = f / F: $z m / 2$ and $-z (m + z m') / 4$, where $m' = m (f'/f - m)$.
+        """
+        z, mass = self._beyond(s2, fit.tail)
+        ratio = replace(fit, gaussian=self.gaussian).law.log_density(z).exp() / mass
+        fall = -z if self.gaussian else -(fit.df + 1) * z / (fit.df + z.square())
+        bend = -0.25 * z * (ratio + z * ratio * (fall - ratio))
+        return 0.5 * z * ratio, bend.clamp(0.0, most)
 
     def _prior(self, vector: Tensor, penalty: float) -> tuple[Tensor, Tensor, Tensor]:
         """Twice the negative log prior, half its gradient, and its precisions."""
@@ -177,14 +210,19 @@ class ScaleProblem:
         noise = log_noise.exp() * rows.share * optimism / s2
         z2 = self.square / s2
         if self.gaussian:
-            slope, weight = 0.5 * (1 - z2), 0.5
+            slope, information = 0.5 * (1 - z2), 0.5
         else:
             slope = 0.5 - 0.5 * (fit.df + 1) * z2 / (fit.df + z2)
-            weight = fit.df / (2 * (fit.df + 3))
+            information = fit.df / (2 * (fit.df + 3))
+        weight = torch.full_like(slope, information)
+        if len(self._bound):
+            own = self._bound_slopes(s2, fit, information)
+            slope = slope.index_copy(0, self._bound, own[0])
+            weight = weight.index_copy(0, self._bound, own[1])
         fixed = torch.stack([noise, 1 - noise, -rows.seen.to(noise)], 1)
         design = torch.cat([fixed, noise[:, None] * self.inputs], 1)
         _, pull, precision = self._prior(fit.vector, penalty)
-        return design.mT @ slope + pull, weight * design.mT @ design + torch.diag(precision)
+        return design.mT @ slope + pull, (design.mT * weight) @ design + torch.diag(precision)
 
     def _descended(self, fit: ScaleFit, step: Tensor, value: Tensor, penalty: float) -> ScaleFit:
         """The longest of halved steps that goes down; none where there is none."""

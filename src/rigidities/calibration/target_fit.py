@@ -119,7 +119,7 @@ class TargetFit:
             theta = self.tilt(self.columns(rows)).clamp(-STEEPEST, STEEPEST)
             fade = 1 / self.guard.beyond(rows.q) if guarded and self.guard is not None else 1.0
             law = Tilted(self.scale.df, (theta.mT * fade).mT)
-        return law_nll(law, rows.residual, s2)
+        return law_nll(law, rows.residual, s2, rows.side)
 
     def whole(self, weight: Tensor) -> Tensor:
         """Weights (3 + at most 512, J) as those of all features, (3 + D, J)."""
@@ -181,7 +181,7 @@ def fitted(
         bounds = torch.quantile(h, h.new_tensor([floor, 1 - BOUNDS]))
         s2 = scale.squared_scale(rows, h.clamp(*bounds))
         u = scale.law.cdf(rows.residual / s2.sqrt())
-        tilt = None if shape is None else tilt_fit.fitted(u, shape, penalty)
+        tilt = None if shape is None else tilt_fit.fitted(u, shape, penalty, rows.side)
         if not _short(u, tilt, x, surely=floor == BOUNDS):
             break
     guard = _guard(rows, scale) if parts.guard else None
@@ -246,6 +246,12 @@ def _guard(rows: Rows, scale: ScaleFit) -> Guard:
     return Guard(scale2, torch.quantile(rows.telling_reference.q, REFERENCE))
 
 
-def law_nll(law: Law, residual: Tensor, s2: Tensor) -> Tensor:
-    """Of each row, under a law with that squared scale."""
-    return 0.5 * s2.log() - law.log_density(residual / s2.sqrt())
+def law_nll(law: Law, residual: Tensor, s2: Tensor, side: Tensor) -> Tensor:
+    """Of each row, under a law with that squared scale; at a bound, by its side, of the mass."""
+    z = residual / s2.sqrt()
+    value = 0.5 * s2.log() - law.log_density(z)
+    if bool((side < 0).any()):
+        value = torch.where(side < 0, -law.cdf(z).clamp(min=1e-300).log(), value)
+    if bool((side > 0).any()):
+        value = torch.where(side > 0, -law.mirrored.cdf(-z).clamp(min=1e-300).log(), value)
+    return value
