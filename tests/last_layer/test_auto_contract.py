@@ -169,7 +169,7 @@ def test_a_support_that_targets_leave_is_refused_with_counts(one):
 
 
 def test_intervals_stay_within_a_support(one, whole):
-    edge = float(one.valid[1].min())
+    edge = float(one.valid[1].min()) - 1e-3  # no target lies at it: the fit is the same
     uq = calibrated(one, one.valid, support=(edge, None))
     p = uq.predict(one.test[0])
     assert float(p.interval(0.999)[0].min()) == edge
