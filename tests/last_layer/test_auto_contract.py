@@ -1,5 +1,6 @@
 """`calibrate(valid)` with data as users have them: few, odd, wild, masked, weighted, many."""
 
+import contextlib
 import math
 
 import pytest
@@ -42,7 +43,11 @@ def ratio(a, b, one) -> torch.Tensor:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 10])
 def test_few_validation_rows_give_bars_like_those_of_many(one, whole, count):
-    few = calibrated(one, rows(one.valid, count))
+    said = contextlib.nullcontext()
+    if count < 10:
+        said = pytest.warns(UserWarning, match=f"calibrated on {count} rows that the model")
+    with said:
+        few = calibrated(one, rows(one.valid, count))
     assert 0.5 < float(ratio(few, whole, one).median()) < 2
     assert f"Calibrated on {count} rows and 240 left-out training rows" in str(few.report)
 

@@ -315,9 +315,11 @@ def test_the_default_refuses_a_ridge_that_swamps_every_direction():
 
 def test_a_handful_of_calibration_rows_gets_a_warning():
     uq, (x, y) = noise_alone()
-    with pytest.warns(UserWarning, match="calibrated on 5 rows: from so few .* 32 %"):
+    with pytest.warns(UserWarning, match="calibrated on 5 rows .* than on its training rows is a"):
         report = uq.calibrate(x[:5], y[:5])
     assert "calibrated on 5 rows" in str(report)
+    with pytest.warns(UserWarning, match="their size is uncertain by 32 %"):
+        uq.calibrate(x[:5], y[:5], criterion="nll")
     assert not uq.calibrate(x, y).few
 
 

@@ -188,9 +188,12 @@ class CalibrationReport:
         """That the size of the bars rests on a handful of rows."""
         if not 0 < self.rows < _FEW:
             return []
+        doubt = f"their size is uncertain by {100 / math.sqrt(2 * self.rows):.0f} %"
+        if self.seen:
+            doubt = "how much more the model errs there than on its training rows is a guess"
         return [
-            f"The bars were calibrated on {self.rows} rows: from so few their size alone is "
-            f"uncertain by {100 / math.sqrt(2 * self.rows):.0f} %. Calibrate on a hundred or more."
+            f"The bars were calibrated on {self.rows} rows that the model has not seen: from so "
+            f"few {doubt}. Calibrate on a hundred or more."
         ]
 
     @property

@@ -390,7 +390,7 @@ class Judgements:
         if all(one.headline == worst.headline for one in self.verdicts):
             whose = f"All {count} targets"
         known = {one.text for one in worst.cautions}
-        others = list[Caution]()
+        others: list[Caution] = []
         for name, verdict in zip(names, self.verdicts, strict=True):
             for one in verdict.cautions:
                 if one.grave and one.text not in known and len(others) < _NAMED:
