@@ -68,6 +68,7 @@ class Recorder(nn.Module):
         """The head's output, recorded."""
         output: Tensor = self.head(*args, **kwargs)
         x = args[0] if args else next(iter(kwargs.values()))
+        _check_kind(output)
         if self.change is not None:
             shift = self._call(x, output, None).rows @ self.change.to(x)
             axis = channel_axis(self.head)
@@ -144,7 +145,7 @@ class Marker(Recorder):
         return tree_map_only(Tensor, self._marked, self.head(*args, **kwargs))
 
     def _marked(self, output: Tensor) -> Tensor:
-        if not output.is_floating_point():
+        if not output.is_floating_point() and not output.is_complex():
             return output
         mark = output.new_zeros(()).requires_grad_()
         self.calls.append(Call(self.head, mark, mark, mark))
@@ -176,6 +177,22 @@ class Holder(Recorder):
             setattr(self.head, name, with_attributes(parameter, self.own[name]))
         first = next(iter(given.values()))
         self.calls = [Call(self.head, first, first, None, leaves=tuple(given.values()))]
+
+
+def _check_kind(output: Tensor) -> None:
+    """Refuse what a head gives that are no rows of real numbers."""
+    if output.is_complex():
+        raise ValueError(
+            "The readout layer's weights are complex numbers, by which no derivative is taken. "
+            "Pass features=: of the real part of W h + b they are h.real, h.imag and a column of "
+            "ones, lambda m, *inputs: torch.cat([h.real, h.imag, ones], 1)."
+        )
+    if output.is_nested:
+        raise ValueError(
+            "The readout layer is called with a nested tensor, whose rows cannot be told apart "
+            "here. Let the model take its rows before that layer (h.values() of a jagged one), or "
+            "pass features=."
+        )
 
 
 def passed_on(calls: list[Call], output: Tensor) -> bool:
