@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map_only
 from ...models.shadow import with_attributes
 from ...posterior.gram import with_ones
 
+_OWN = frozenset(vars(nn.Module()))
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -283,7 +284,19 @@ def record(
                 continue  # never called
             if id(module) in recorders and not isinstance(parent, Recorder):
                 setattr(parent, child, recorders[id(module)])
+        for name, value in list(vars(parent).items()):
+            if name not in _OWN and type(value) in (list, tuple, dict):
+                vars(parent)[name] = _exchanged(value, recorders)
     return recorders.get(id(model), model), list(recorders.values())
+
+
+def _exchanged(value: Any, recorders: dict[int, Recorder]) -> Any:
+    """A shadow's plain container with recorders in place of heads, which it may call there."""
+    if type(value) in (list, tuple):
+        return type(value)(_exchanged(entry, recorders) for entry in value)
+    if type(value) is dict:
+        return {key: _exchanged(entry, recorders) for key, entry in value.items()}
+    return recorders.get(id(value), value)
 
 
 def guard(model: nn.Module, names: list[str]) -> None:
