@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import rigidities as rg
 from rigidities.last_layer.readout.binding import model_fingerprint
+from rigidities.last_layer.readout.heads import Recorder
 from rigidities.models.shadow import Watch, shadow
 from tests.support.nets import fitted
 from tests.support.refusals import refused
@@ -359,3 +360,32 @@ def test_a_model_of_half_precision_works_whatever_the_default_dtype(net, dtype):
     finally:
         torch.set_default_dtype(before)
     torch.testing.assert_close(found[1], found[0])
+
+
+class Listed(nn.Module):
+    """Layers that are registered, and called from plain containers, as in darts' N-BEATS."""
+
+    def __init__(self, parts: Any) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(parts)
+        self.layers = [*parts[:-1]]
+        self.table = {"heads": (parts[-1],)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return 2 * self.table["heads"][0](x)
+
+
+def test_layers_that_are_called_from_plain_containers_are_seen(net):
+    class Twice(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    expected = fitted(net._replace(model=Twice(*net.model)))(net.test[0])
+    model = Listed(list(net.model))
+    uq = fitted(net._replace(model=model))
+    assert uq.readout.heads == ["blocks.4"]
+    torch.testing.assert_close(uq(net.test[0]), expected)
+    torch.testing.assert_close(uq.freeze()(net.test[0]), expected)
+    assert all(type(layer) is not Recorder for layer in (*model.layers, *model.table["heads"]))

@@ -162,10 +162,20 @@ def pick(result: Any, output: str | int | None) -> Tensor:
             f"The model's output is a {type(chosen).__name__}, expected a tensor. Pass output= "
             "to pick a field of it, or forward= to compute the prediction."
         )
+    if chosen.is_nested:
+        raise ValueError(
+            "The model's output is a nested tensor, expected a plain one. Pass forward= to take "
+            "its rows, m(b[0]).values() of a jagged one, with targets to match."
+        )
     if chosen.ndim == 0:
         raise ValueError(
             "The model's output is a single number for the whole batch, expected one prediction "
             "per sample. Pass forward= or output= to get at the predictions."
+        )
+    if chosen.is_complex():
+        raise ValueError(
+            f"The model's output is {chosen.dtype}, expected real numbers. Pass forward= to take "
+            "its real part, modulus or both, torch.view_as_real(m(b[0])), with targets to match."
         )
     if not chosen.is_floating_point():
         raise ValueError(f"The model's output is {chosen.dtype}, expected floating point.")

@@ -13,13 +13,14 @@ from ...data.batches import Batch
 from ...data.sketch import fingerprint
 from ...data.storage import Snapshot, prefixed
 from ...models.calling import Source
-from ...models.shadow import Watch, placement, unwrapped
+from ...models.shadow import Watch, placement, shadow, unwrapped
 from ...models.threads import Lock
 from ...models.whole import require_whole
 from ...notices import NO_FIT, NotFittedError, require, require_kinds
 from .cases import CASES
 from .heads import is_linear_map, own_parameters
 from .probes import Probes
+from .tail import GraphsKept
 from .tap import AnyTap, FeatureTap, Tap
 
 _FLAGS = {"linear": bool, "forward": bool, "output": str | int | None}
@@ -98,7 +99,13 @@ class Binding:
                 warnings.simplefilter("error")  # nothing is said of a few rows alone
                 tap = Tap.find(self.model, args, batch.kwargs, **options)
         if tap is None or tap.silent:  # other rows may call more, or belong to these
-            tap = Tap.find(self.model, batch.args, batch.kwargs, **options)
+            try:
+                tap = Tap.find(self.model, batch.args, batch.kwargs, **options)
+            except (ValueError, RuntimeError) as error:
+                reason = _obstacle(self.model, self.source, batch, str(error))
+                if not reason:
+                    raise
+                raise ValueError(f"{reason} {error}") from error
         self._tied, self._met = (tap, Watch(self.model)), batch
         self._before = _written(self.model)
         if not batch.kept:
@@ -245,6 +252,46 @@ def _check_source(source: Source, header: dict[str, Any]) -> None:
 def _written(model: nn.Module) -> list[tuple[int, int]]:
     weights = unwrapped(model).parameters()
     return [(id(p), 0 if p.is_inference() else p._version) for p in weights]
+
+
+_SEARCHED = ("No linear map", "The output does not depend on", "The parameters")
+"""How the messages of a search that found no readout begin."""
+_DERIVATIVE = (
+    "The model returns derivatives of a network by its inputs (forces, a Hamiltonian's flow). Wrap "
+    "the network that it differentiates, the energy: fit(x, y, gradients=..., gradient_target=...) "
+    "counts what derivatives were trained, and uq.gradient(x) gives them with error bars. As it is:"
+)
+_FUNCTION = (
+    "The output is computed by {}, a torch.autograd.Function that no search can look into (an "
+    "adjoint?). Take the plain operations, whose values are the same (of torchdiffeq, odeint "
+    "instead of odeint_adjoint). As it is:"
+)
+
+
+def _obstacle(model: nn.Module, source: Source, batch: Batch, error: str) -> str:
+    """What keeps a search from the readout, where it is in how the model computes; else empty."""
+    if "functorch transform" in error:
+        return _DERIVATIVE
+    if not error.startswith(_SEARCHED):
+        return ""
+    twin = shadow(model)
+    for parameter in twin.parameters():
+        if parameter.is_floating_point():
+            parameter.requires_grad_()
+    with contextlib.suppress(Exception), torch.enable_grad(), GraphsKept() as kept:
+        output = source.run(twin, batch.args, batch.kwargs)
+        if kept.met:
+            return _DERIVATIVE
+        nodes, seen = [output.grad_fn], set[Any]()
+        while nodes:
+            node = nodes.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            if isinstance(node, torch.autograd.function.BackwardCFunction):
+                return _FUNCTION.format(type(node).__name__.removesuffix("Backward"))
+            nodes += [child for child, _ in node.next_functions]
+    return ""
 
 
 def _few(args: tuple[Any, ...], source: Source, rows: int = 8) -> tuple[Any, ...]:

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map_only
 from ...models.shadow import with_attributes
 from ...posterior.gram import with_ones
 
+_OWN = frozenset(vars(nn.Module()))
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _CERTAIN = (nn.Linear, NonDynamicallyQuantizableLinear, *_CONVOLUTIONS)
 _NORMS = ("_WeightNorm", "_SpectralNorm", "WeightNorm", "SpectralNorm")
@@ -76,6 +77,7 @@ class Recorder(nn.Module):
         """The head's output, recorded."""
         output: Tensor = self.head(*args, **kwargs)
         x = args[0] if args else next(iter(kwargs.values()))
+        _check_kind(output)
         if self.change is not None:
             shift = self._call(x, output, None).rows @ self.change.to(x)
             axis = channel_axis(self.head)
@@ -170,7 +172,7 @@ class Marker(Recorder):
         return tree_map_only(Tensor, self._marked, self.head(*args, **kwargs))
 
     def _marked(self, output: Tensor) -> Tensor:
-        if not output.is_floating_point():
+        if not output.is_floating_point() and not output.is_complex():
             return output
         mark = output.new_zeros(()).requires_grad_()
         self.calls.append(Call(self.head, mark, mark, mark))
@@ -202,6 +204,22 @@ class Holder(Recorder):
             setattr(self.head, name, with_attributes(parameter, self.own[name]))
         first = next(iter(given.values()))
         self.calls = [Call(self.head, first, first, None, leaves=tuple(given.values()))]
+
+
+def _check_kind(output: Tensor) -> None:
+    """Refuse what a head gives that are no rows of real numbers."""
+    if output.is_complex():
+        raise ValueError(
+            "The readout layer's weights are complex numbers, by which no derivative is taken. "
+            "Pass features=: of the real part of W h + b they are h.real, h.imag and a column of "
+            "ones, lambda m, *inputs: torch.cat([h.real, h.imag, ones], 1)."
+        )
+    if output.is_nested:
+        raise ValueError(
+            "The readout layer is called with a nested tensor, whose rows cannot be told apart "
+            "here. Let the model take its rows before that layer (h.values() of a jagged one), or "
+            "pass features=."
+        )
 
 
 def passed_on(calls: list[Call], output: Tensor) -> bool:
@@ -343,7 +361,19 @@ def record(
                 continue  # never called
             if id(module) in recorders and not isinstance(parent, Recorder):
                 setattr(parent, child, recorders[id(module)])
+        for name, value in list(vars(parent).items()):
+            if name not in _OWN and type(value) in (list, tuple, dict):
+                vars(parent)[name] = _exchanged(value, recorders)
     return recorders.get(id(model), model), list(recorders.values())
+
+
+def _exchanged(value: Any, recorders: dict[int, Recorder]) -> Any:
+    """A shadow's plain container with recorders in place of heads, which it may call there."""
+    if type(value) in (list, tuple):
+        return type(value)(_exchanged(entry, recorders) for entry in value)
+    if type(value) is dict:
+        return {key: _exchanged(entry, recorders) for key, entry in value.items()}
+    return recorders.get(id(value), value)
 
 
 def guard(model: nn.Module, names: list[str]) -> None:
