@@ -131,7 +131,7 @@ class Trials:
     """Outputs of a model for large random changes of some heads and of other parameters.
 
     Args:
-        heads: linear maps, changed by what they put out, so that reparametrised ones can be.
+        heads: linear maps, each changed as a whole, so that reparametrised ones can be.
         modules: others, of which each parameter can be changed by itself.
     """
 
@@ -229,6 +229,7 @@ class Trials:
         if key not in self._values:
             for i, (name, recorder) in enumerate(self._recorders.items()):
                 change = None
+                recorder.reset()  # to its own weights, by which changes are measured
                 if name in names:
                     own = head_weights(recorder.head)
                     change = large_change(own, 1000 * seed + i) * steps
