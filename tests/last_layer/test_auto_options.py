@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import rigidities as rg
-from rigidities.calibration import automatic
+from rigidities.calibration import ladder
 from rigidities.prediction.law import StudentT
 from rigidities.prediction.noise import ConstantNoise, GivenNoise
 from tests.support.random_features import Sets, draw, normal_noise, sets
@@ -20,7 +20,7 @@ F64 = torch.float64
 @pytest.fixture(autouse=True)
 def _full(monkeypatch):
     """The full model, whatever the draw says of a constant noise."""
-    monkeypatch.setattr(automatic, "CLEARLY", 1e9)
+    monkeypatch.setattr(ladder.Ladder, "allowed", 1e9)
 
 
 def inputs_of(batch) -> torch.Tensor:
