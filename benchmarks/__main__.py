@@ -28,6 +28,7 @@ from benchmarks import (
     propagation,
     scale,
     selection,
+    small_tables,
     speed,
     storm,
     stream,
@@ -68,6 +69,7 @@ BENCHMARKS: dict[str, Callable[..., list[Row]]] = {
     "local": local.run,
     "selection": selection.run,
     "trees": trees.run,
+    "small-tables": small_tables.run,
     "verdict": verdict.run,
     "metatrain": metatrain.run,
 }

@@ -30,7 +30,6 @@ HELD = (0.86, 0.94)
 """What 90 % intervals must hold, averaged over draws."""
 WORSE = 1.03
 """CRPS over that of a constant bar, at most, averaged over draws."""
-SAMPLE = 4096
 Table = tuple[np.ndarray, np.ndarray]
 Bars = tuple[rg.Prediction, CalibrationReport]
 
@@ -105,7 +104,7 @@ def tabular(table: Table, x: np.ndarray, seed: int) -> Bars:
     valid, train = (tuple(t[part] for t in rows) for part in (slice(held), slice(2 * held, None)))
     with mock.patch.object(learners, "CANDIDATES", learners.CANDIDATES[:2]):
         _, module = learners.boosted(train, [0] * 5, seed)
-    uq = rg.LastLayerRigidity(module).fit(train, sample=SAMPLE, progress=False)
+    uq = rg.LastLayerRigidity(module).fit(train, progress=False)
     report = uq.calibrate(valid, progress=False)
     return uq.predict(torch.from_numpy(x), progress=False), report
 

@@ -48,7 +48,8 @@ def run_module(module, words, printed):
 
 
 LONG = dict.fromkeys(
-    ("default", "gpu", "memory", "propagation", "scale", "selection", "speed"), pytest.mark.slow
+    ("default", "gpu", "memory", "propagation", "scale", "selection", "small-tables", "speed"),
+    pytest.mark.slow,
 )
 """Their quick runs take a quarter of a minute each."""
 
