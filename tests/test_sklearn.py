@@ -60,6 +60,8 @@ from sklearn.utils.estimator_checks import check_estimator
 import rigidities as rg
 from rigidities.sklearn import RigidityRegressor
 
+pytestmark = pytest.mark.filterwarnings("ignore:The error bars are")  # tables are tiny here
+
 FAST = {"criterion": "nll", "random_state": 0}
 
 
@@ -299,6 +301,28 @@ def test_trees_have_the_error_bars_of_their_leaves(data, new):
     matrix = design.astype(float).T @ design + reg.uq_.ridge * np.eye(rows.shape[1])
     q = np.einsum("nd,dk,nk->n", rows, np.linalg.inv(matrix), rows)
     np.testing.assert_allclose(1 / reg.prediction(new).rigidity.numpy()[:, 0], q, rtol=1e-8)
+
+
+@pytest.mark.filterwarnings("error")
+def test_bars_that_rows_held_out_do_not_support_are_warned_of():
+    draws = np.random.default_rng(0)
+    X, y = draws.normal(size=(100, 3)), draws.normal(size=100)
+    reg = RigidityRegressor(RandomForestRegressor(10, random_state=0), random_state=0)
+    with pytest.warns(UserWarning, match="one constant bar"):
+        reg.fit(X, y)
+    assert reg.report_.useless and reg.report_.rung in str(reg.report_)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_forest_that_reproduces_its_rows_has_bars_as_wide_as_its_errors(seed):
+    draws = np.random.default_rng(seed)
+    X = draws.random((1100, 5))
+    y = X @ [3.0, -2.0, 1.0, 0.0, 0.0] + draws.normal(size=1100)
+    reg = RigidityRegressor(RandomForestRegressor(20, random_state=0), random_state=0)
+    reg.fit(X[:100], y[:100])
+    mean, std = reg.predict(X[100:], return_std=True)
+    error = np.sqrt(np.mean((mean - y[100:]) ** 2))
+    assert 0.5 < np.sqrt(np.mean(std**2)) / error < 2  # left-out residuals made it four
 
 
 def test_intervals_hold_what_they_say():

@@ -8,6 +8,7 @@ beats a choice among several; of few it has to show that it is better.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -151,9 +152,9 @@ def _within(scores: list[Scores], rung: str, simpler: str, allowed: float) -> bo
     Targets count alike; their standard errors are averaged as if their errors were one another's.
     """
     differences = [one[rung] - one[simpler] for one in scores]
-    mean = sum(float(each.mean()) for each in differences)
-    error = sum(float(each.std()) / len(each) ** 0.5 for each in differences)
-    return bool(mean <= allowed * error)  # false for NaN too
+    mean = math.fsum(float(each.mean()) for each in differences)
+    error = math.fsum(float(each.std()) / len(each) ** 0.5 for each in differences)
+    return mean <= allowed * error  # false for NaN too
 
 
 def rungs(
