@@ -532,7 +532,7 @@ def test_every_criterion_calibrates_several_targets(net3, criterion, noise):
 
 def test_calibration_thins_rows_evenly_when_they_would_fill_the_memory(net, monkeypatch, fit):
     whole = fit.calibrate(net.valid, batch_size=16, criterion="nll")
-    monkeypatch.setattr("rigidities.calibration.gathering.LARGEST", 33 * 110)
+    monkeypatch.setattr("rigidities.calibration.gathering.LARGEST", 34 * 110)
     thinned = fit.calibrate(net.valid, batch_size=16, criterion="nll")
     assert thinned.rows == whole.rows == 200
     assert thinned.ridge != whole.ridge

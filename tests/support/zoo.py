@@ -738,7 +738,7 @@ def on_maps(
     """A case with images of 3 x 2 pixels, a convolution and other parts."""
     body = nn.Sequential(nn.Conv2d(INPUTS, WIDTH, 3, padding=1), nn.SiLU())
     net, match = Net(run, body=body, **parts), WARNINGS.get(outcome, "")
-    data, target = (normal(4, INPUTS, 3, 2),), normal(4, 2, 3, 2)
+    data, target = (normal(ROWS, INPUTS, 3, 2),), normal(ROWS, 2, 3, 2)
     return Case(net, data, target, None, outcome, raw_parameters=names, match=match)
 
 
@@ -1024,7 +1024,7 @@ UNUSUAL: dict[str, Callable[[], Case]] = {
     ),
     "weight_normed_trunk": weight_normed_trunk,
     "pointwise_convolution_in_one_dimension": pointwise_convolution_in_one_dimension,
-    "pointwise_convolution_in_two_dimensions": lambda: on_images(normal(4, 1, 2, 3)),
+    "pointwise_convolution_in_two_dimensions": lambda: on_images(normal(ROWS, 1, 2, 3)),
     "pointwise_convolution_then_mean_over_pixels": lambda: on_images(
         normal(ROWS, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten()
     ),

@@ -114,9 +114,9 @@ class CalibrationReport:
             found.append("The best ridge lies at the lower end of its range (practically zero).")
         if self.effective_rank < _SWAMPED < self.width:
             found.append(
-                f"The ridge swamps every direction of the features (effective rank "
+                "The ridge swamps every direction that the data determine (effective rank "
                 f"{self.effective_rank:.2g} of {self.width}): the bars know no unfamiliar inputs. "
-                "Take criterion='auto', or a smaller ridge=."
+                "Pass a smaller ridge=, or ask for another criterion."
             )
         if self.zero_curvature:
             found.append(

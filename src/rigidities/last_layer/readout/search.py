@@ -270,8 +270,12 @@ def _completed(model: nn.Module, run: Run, found: Found, beside: list[str], outp
     modules = [name for name in owning if name not in found.heads and not scripted(model, name)]
     trials = Trials(model, run, found.heads, modules)
     heads = [head for head in found.heads if trials.affine([head])]
+    outside = set(found.heads) & set(owning)  # used by more than a call of the layer
     if not heads or not trials.affine(heads):
-        return found  # the tap owns up to it
+        if not outside:
+            return found  # the tap owns up to it
+        later = [name for name in found.later if name.rpartition(".")[0] not in outside]
+        return replace(found, later=later, case="parameters")
     joining, after, left = list[str](), list[str](), dict[str, str]()
     for module in modules:
         own, joined = trials.own(module), [*heads, *joining]
@@ -297,7 +301,6 @@ def _completed(model: nn.Module, run: Run, found: Found, beside: list[str], outp
         heads = [head for head in heads if trials.apart([head], trials.own(module))]
         joining = [each for each in joining if trials.apart(trials.own(each), trials.own(module))]
     others = [*joining, *after]
-    outside = set(found.heads) & set(owning)  # used by more than a call of the layer
     if not others and not outside:
         return replace(found, left=left)
     later = [name for name in found.later if name.rpartition(".")[0] not in {*others, *outside}]
