@@ -282,7 +282,8 @@ def _obstacle(model: nn.Module, source: Source, batch: Batch, error: str) -> str
         output = source.run(twin, batch.args, batch.kwargs)
         if kept.met:
             return _DERIVATIVE
-        nodes, seen = [output.grad_fn], set[Any]()
+        nodes: list[Any] = [output.grad_fn]
+        seen = set[Any]()
         while nodes:
             node = nodes.pop()
             if node is None or node in seen:
