@@ -171,3 +171,45 @@ def mpnn():
         readout=[f"{head}.weight", f"{head}.bias"],
         output=lambda m, b: m(b.bmg, b.V_d, b.X_d),
     )
+
+
+@specimen(
+    "e3nn",
+    "SimpleNetwork: the last convolution and its self-connection",
+    'rg.LastLayerRigidity(model, layer=["mp.layers.1.sc", "mp.layers.1.lin2"],'
+    ' forward=lambda m, b: m({"pos": b["pos"], "x": b["x"], "batch": b["batch"]}),'
+    ' target=lambda b: b["energy"])',
+)
+def simple_network():
+    from e3nn.nn.models.v2106.gate_points_networks import SimpleNetwork
+
+    torch.set_default_dtype(torch.float64)
+    model = SimpleNetwork(
+        irreps_in="3x0e",
+        irreps_out="0e",
+        max_radius=2.0,
+        num_neighbors=3.0,
+        num_nodes=5.0,
+        layers=1,
+        mul=4,
+        lmax=1,
+    )
+    batches = [
+        {
+            "pos": torch.randn(20, 3),
+            "x": torch.randn(20, 3),
+            "batch": torch.arange(20) // 5,
+            "energy": torch.randn(4, 1),
+        }
+        for _ in range(16)
+    ]
+
+    def energy(model, batch):
+        return model({name: batch[name] for name in ("pos", "x", "batch")})
+
+    return Given(
+        model,
+        **thirds(batches),
+        readout=["mp.layers.1.sc.weight", "mp.layers.1.lin2.weight"],
+        output=energy,
+    )

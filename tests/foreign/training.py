@@ -99,6 +99,13 @@ def compiled():
     return Given(model, **thirds(pairs()), readout=names, output=first)
 
 
+@specimen("torch", "a model compiled in place, model.compile()", "rg.LastLayerRigidity(model)")
+def compiled_in_place():
+    model = net().double()
+    model.compile(backend="aot_eager")
+    return Given(model, **thirds(pairs()), readout=["2.weight", "2.bias"], output=first)
+
+
 @specimen("torch", "TorchScript", "rg.LastLayerRigidity(model, features=lambda m, x: m.trunk(x))")
 def scripted():
     class Halves(nn.Module):

@@ -104,8 +104,8 @@ def _uncompile(copied: nn.Module, module: nn.Module, memo: dict[int, object]) ->
     for name, value in list(vars(module).items()):
         plain: Any = value
         while isinstance(plain, FunctionType) and _is_dynamo(plain):
-            made = vars(plain)
-            plain = made.get("_torchdynamo_orig_callable") or made["__wrapped__"]
+            held = vars(plain)
+            plain = held.get("_torchdynamo_orig_callable") or held["__wrapped__"]
         if plain is not value and name in vars(copied):
             vars(copied)[name] = copy.deepcopy(plain, memo)  # a method is bound to the copy
 
