@@ -113,10 +113,11 @@ class CalibrationReport:
         if self.at_edge == "lower":
             found.append("The best ridge lies at the lower end of its range (practically zero).")
         if self.effective_rank < _SWAMPED < self.width:
+            instead = "a smaller ridge=" if self.advice else "criterion='auto', or a smaller ridge="
             found.append(
                 "The ridge swamps every direction that the data determine (effective rank "
                 f"{self.effective_rank:.2g} of {self.width}): the bars know no unfamiliar inputs. "
-                "Pass a smaller ridge=, or ask for another criterion."
+                f"Take {instead}."
             )
         if self.zero_curvature:
             found.append(

@@ -32,7 +32,7 @@ from .judgement import Caution, Judgements, Verdict
 from .markup import Markup, joined, tag
 from .rows import MOST_SHOWN, Bars, Helps, labelled, rows_of, shape_of
 from .scores import Judged
-from .target_section import Drawn, caution_box, overview, section, verdict_box
+from .target_section import Drawn, caution_box, headline, overview, section
 
 __all__ = ["Verdict", "experiment", "html", "save", "verdict", "write"]
 
@@ -300,7 +300,8 @@ def _several(found: Judgements, chosen: Sequence[int]) -> Markup:
     choice = tag("label", "Target ", tag("select", *options, data_sections=True))
     return joined(
         [
-            verdict_box(found.verdict),
+            # its findings stand in the section of the worst target, which is shown first
+            tag("div", headline(found.verdict), class_=f"verdict {found.verdict.status}"),
             caution_box(found.verdict.cautions),
             tag("h2", "All targets"),
             overview(found.targets[:_MOST_LISTED], found.verdicts),

@@ -464,7 +464,8 @@ def _far_rows(rows: Rows) -> Iterator[Caution]:
 
 def _off_centre(rows: Rows) -> Iterator[Caution]:
     """Whether the law's own centre predicts clearly better than the model's output."""
-    if len(rows) < FEW:
+    free = rows.scored.p  # without bounds, which move the centre of every law
+    if len(rows) < FEW or not bool((free.centre != free.mean).any()):
         return
     moved = rows.target - rows.own.centre.detach().double()
     saved = rows.error.square() - moved.square()

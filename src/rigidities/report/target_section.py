@@ -62,13 +62,17 @@ def section(
 
 
 def verdict_box(judged: Verdict) -> Markup:
-    """The verdict, for the top."""
+    """The verdict and its findings, for the top of a section."""
     items = []
     for f in judged.findings:
         status = tag("span", WORDS[f.status], class_=f"status {f.status}")
         items.append(tag("li", tag("strong", f"{f.subject}: "), status, ". ", f.text))
-    heading = tag("h2", judged.headline)
-    return tag("div", heading, tag("ul", *items), class_=f"verdict {judged.status}")
+    return tag("div", headline(judged), tag("ul", *items), class_=f"verdict {judged.status}")
+
+
+def headline(judged: Verdict) -> Markup:
+    """The verdict in one sentence."""
+    return tag("h2", judged.headline)
 
 
 def caution_box(found: Sequence[Caution]) -> Markup:
