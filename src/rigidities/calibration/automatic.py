@@ -18,7 +18,7 @@ from .calibration import Calibration, Support, Wanted
 from .choosing import Evidence, reported
 from .evidence import most_evident_ridge
 from .gathering import Residuals
-from .ladder import PAPER, Ladder
+from .ladder import MANY, PAPER, Ladder
 from .objective import Objective, search
 from .report import CalibrationReport
 from .rows import FAR, Rows, clipped_mean, outlying, target_rows
@@ -30,9 +30,9 @@ HALF = 0.5
 
 Beyond it a residual as if left out, r / (1 - c q), is mostly a small number over another."""
 FEWEST = 2.0
-"""Directions that the data must hold for the paper's form to be taken.
-
-With fewer its bars are nearly constant and do not know what is far; the constant bar does."""
+"""Directions that the data must hold for the paper's form to be taken."""
+NARROWEST = 1e-3
+"""Of a large q, the least that a held-out row may have for the paper's form to be taken."""
 
 
 def automatic(
@@ -80,9 +80,8 @@ def automatic(
     paper_q, barred = None, frozenset[str]()
     if paper is not None:
         paper_q = [q[q.isfinite()] for q in paper.q.unbind(1)]
-        directions = float((eigenvalues / (eigenvalues + paper.calibration.ridge)).sum())
-        featureless = any(bool((q <= 0).any()) for q in paper_q)  # to these it gives no bar
-        if directions < FEWEST or featureless:
+        few = min(map(len, rows)) < MANY
+        if few or not _safe(paper, paper_q, eigenvalues):
             barred = frozenset({PAPER})
     ladder = Ladder.of(rows, _parts(rows, wanted), paper_q, features, barred)
     rung = ladder.taken
@@ -112,6 +111,20 @@ def automatic(
         remarks=remarks,
         seen=0 if seen is None else len(seen.error),
     )
+
+
+def _safe(paper: Paper, paper_q: list[Tensor], eigenvalues: Tensor) -> bool:
+    """Whether the paper's form may be taken for the held-out rows' q (n,) of each target.
+
+    It has no noise: of rows with hardly any q its bars would be next to nothing, as with trees
+    whose leaves the training rows fill. And with fewer than two directions it is nearly constant
+    and does not know what is far, which the constant bar does.
+    """
+    directions = float((eigenvalues / (eigenvalues + paper.calibration.ridge)).sum())
+    usual = [float(torch.quantile(q, 0.9)) for q in paper_q]
+    least = [float(q.min()) for q in paper_q]
+    told = all(low > NARROWEST * high for low, high in zip(least, usual, strict=True))
+    return told and directions >= FEWEST
 
 
 def calibration(

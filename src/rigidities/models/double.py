@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from .shadow import shadow
+from .shadow import shadow, with_attributes
 
 LARGEST_COPY = 2 << 30
 """Bytes that the weights of a copy may take at most."""
@@ -49,7 +49,8 @@ def double_copy(model: nn.Module) -> nn.Module | None:
         for name, parameter in module._parameters.items():
             if parameter is not None and _widened(parameter):
                 if id(parameter) not in copies:
-                    copies[id(parameter)] = nn.Parameter(_wide(parameter), requires_grad=False)
+                    wide = nn.Parameter(_wide(parameter), requires_grad=False)
+                    copies[id(parameter)] = with_attributes(wide, parameter)
                 module._parameters[name] = copies[id(parameter)]
         for name, values in module._buffers.items():
             if values is not None and _widened(values):

@@ -113,7 +113,9 @@ class Recorder(nn.Module):
             parameter = self.head.get_parameter(name)
             self.exchanged[name] = parameter
             new = values.reshape(parameter.shape).to(parameter)
-            self.head._parameters[name] = nn.Parameter(new, requires_grad=False)
+            changed = nn.Parameter(new, requires_grad=False)
+            with_attributes(changed, parameter)
+            self.head._parameters[name] = changed
 
     def __getattr__(self, name: str) -> Any:
         try:
