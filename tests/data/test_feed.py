@@ -286,3 +286,17 @@ def test_a_batch_that_moves_itself_is_kept(net):
     expected = rg.LastLayerRigidity(net.model).fit(net.train)
     assert graph.moves == 1
     torch.testing.assert_close(uq.gram.matrix, expected.gram.matrix)
+
+
+class Unsized(torch.utils.data.Sampler):
+    """Rows in order, of which nobody says how many there are."""
+
+    def __iter__(self):
+        return iter(range(200))
+
+
+def test_a_loader_that_drops_rows_may_have_a_sampler_without_a_length(net):
+    data = torch.utils.data.TensorDataset(*(t[:200] for t in net.train))
+    loader = DataLoader(data, batch_size=64, sampler=Unsized(), drop_last=True)
+    with pytest.warns(UserWarning, match="the rows after the last full batch of 64"):
+        rg.LastLayerRigidity(net.model).fit(loader)

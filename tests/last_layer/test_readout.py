@@ -719,3 +719,29 @@ def test_lists_of_parameters_inside_a_named_module_are_looped_over():
     model.inner.head = nn.Linear(3, 1)
     tap = Tap.find(model, (torch.randn(5, 3),), layer="inner")
     assert tap.heads == ["inner.head"] and tap.linear
+
+
+def test_modules_that_pass_values_on_in_a_shared_dictionary_keep_it():
+    store: dict = {}
+
+    class Writes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin, self.store = nn.Linear(3, 5), store
+
+        def forward(self, x):
+            self.store["h"] = self.lin(x).tanh()
+            return x
+
+    class Reads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head, self.store = nn.Linear(5, 1), store
+
+        def forward(self, x):
+            return self.head(self.store["h"])
+
+    model = nn.Sequential(Writes(), Reads())
+    tap = Tap.find(model, (torch.randn(6, 3),))
+    assert tap.heads == ["1.head"] and tap.case == "plain"
+    assert store == {}

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import rigidities as rg
-from rigidities.models.calling import _PLAIN, described
+from rigidities.models.calling import _PLAIN, Source, described
 from tests.support.nets import Net
 from tests.support.refusals import refused
 
@@ -219,3 +219,27 @@ def test_output_of_a_model_that_returns_one_tensor_is_refused(output):
     uq = rg.LastLayerRigidity(nn.Linear(3, 2), output=output)
     message = rf"output={output!r} picks one of several.*one tensor \(\d+, 2\).*forward="
     refused(message, uq.fit, (X, torch.stack([Y, Y], 1)))
+
+
+def test_a_model_may_add_entries_to_its_batch():
+    def run(m, b):
+        b["hidden"] = b["x"] * 2
+        return m(b["hidden"])
+
+    model, batch = torch.nn.Linear(3, 1), {"x": torch.randn(4, 3)}
+    output = Source(forward=run).run(model, (batch,), {})
+    assert output.shape == (4, 1) and "hidden" in batch
+
+
+def test_inputs_of_many_parts_are_looked_at_in_part():
+    model, looked = torch.nn.Linear(3, 1), []
+
+    class Part:
+        @property
+        def __dict__(self):
+            looked.append(self)
+            return {}
+
+    batch = {"parts": [Part() for _ in range(5000)], "x": torch.randn(4, 3)}
+    Source(forward=lambda m, b: m(b["x"])).run(model, (batch,), {})
+    assert len(looked) < 1000

@@ -99,7 +99,7 @@ def automatic(
         solved(ridge),
         wanted,
         residuals,
-        [one.held.residual for one in rows],
+        _errors(residuals, rows),
         ladder.gain,
         calibration=_with_joint(chosen, rows, typical),
         at_edge=edge,
@@ -111,6 +111,13 @@ def automatic(
         remarks=remarks,
         seen=0 if seen is None else len(seen.error),
     )
+
+
+def _errors(residuals: Residuals | None, rows: list[Rows]) -> list[Tensor]:
+    """Of each target's validation rows, none bounded; of the left-out training rows without any."""
+    if residuals is None:
+        return [one.held.residual for one in rows]
+    return [column[column.isfinite()] for column in residuals.error.unbind(1)]
 
 
 def _safe(paper: Paper, paper_q: list[Tensor], eigenvalues: Tensor) -> bool:

@@ -99,8 +99,8 @@ class Ladder:
     @property
     def taken(self) -> str:
         """The rung to take."""
-        if not self.scores:
-            return list(self.fits[0])[-1]
+        if not self.scores:  # nothing shows that a richer one is better
+            return list(self.fits[0])[0 if self.allowed < 0 else -1]
         return best_rung(self.scores, self.barred, self.allowed)
 
     @property

@@ -272,7 +272,7 @@ class CalibrationReport:
     @property
     def _rungs(self) -> list[str]:
         """What was taken and what each part brought on rows left out, in plain words."""
-        if not self.ladder:
+        if not self.ladder or self.rung not in _RUNGS:  # files of other versions
             return []
         names = list(self.ladder)
         why = "" if self.rung == names[-1] else ": richer ones are not shown to be better"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -85,8 +85,9 @@ def notice_dropped_rows(data: Any, what: str) -> None:
     if not isinstance(data, DataLoader) or not data.drop_last or not data.batch_size:
         return
     lost = f"the rows after the last full batch of {data.batch_size}"
-    if not isinstance(data.dataset, IterableDataset):
-        rows = len(data.sampler)  # type: ignore[arg-type]
+    sampler = data.sampler
+    if not isinstance(data.dataset, IterableDataset) and isinstance(sampler, Sized):
+        rows = len(sampler)
         dropped = rows % data.batch_size
         if not dropped:
             return

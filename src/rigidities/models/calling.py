@@ -41,7 +41,7 @@ class Source:
         call = model if self.forward is None else partial(self.forward, model)
         if torch.compiler.is_compiling():  # tracers raise errors of their own
             return pick(call(*args, **kwargs), self.output)
-        before = _versions(args, kwargs)
+        watched = _watched(args, kwargs)
         try:
             result = call(*args, **kwargs)
         except _PLAIN as error:
@@ -58,7 +58,7 @@ class Source:
                 remedy = f" Tensors, and arrays of integers, keep their dtype: {cast}.{remedy}"
             said = f"{type(error).__name__}: {error}".rstrip(".")
             raise type(error)(f"{self.call(model, args, kwargs)} raised {said}.{remedy}") from error
-        if before != _versions(args, kwargs):
+        if any(tensor._version != version for tensor, version in watched):
             raise ValueError(
                 f"{self.call(model, args, kwargs)} writes into its inputs in place, so that every "
                 "pass would change your data. Let the model write to copies (x = x - 1 instead of "
@@ -86,31 +86,32 @@ def copied(inputs: Inputs) -> Inputs:
         return inputs
 
 
-def _versions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
-    """How often each tensor of the inputs was written to."""
-    given = (*args, *kwargs.values())
+def _watched(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Tensor, int]]:
+    """Tensors of the inputs, and how often each was written to."""
+    given: Iterable[Any] = (*args, *kwargs.values())
     if not all(type(one) is Tensor for one in given):
-        given = tuple(islice(_tensors(given, _DEPTH), _TENSORS))
-    return [0 if tensor.is_inference() else tensor._version for tensor in given]
+        given = _tensors(list(given))
+    return [(tensor, tensor._version) for tensor in given if not tensor.is_inference()]
 
 
-def _tensors(value: Any, depth: int) -> Iterator[Tensor]:
+def _tensors(waiting: list[Any]) -> Iterator[Tensor]:
     """The tensors inside containers, and inside objects such as batches of graphs."""
-    if isinstance(value, Tensor):
-        yield value
-    elif depth and not isinstance(value, nn.Module):
-        if isinstance(value, Mapping):
-            parts: Iterable[Any] = value.values()
-        elif isinstance(value, (tuple, list)):
-            parts = value[:_TENSORS]
-        else:
-            parts = list(getattr(value, "__dict__", {}).values())
-        for part in parts:
-            yield from _tensors(part, depth - 1)
+    for _ in range(_LOOKED_AT):
+        if not waiting:
+            return
+        value = waiting.pop()
+        if isinstance(value, Tensor):
+            yield value
+        elif type(value) is dict:
+            waiting += islice(value.values(), _LOOKED_AT)
+        elif type(value) in (tuple, list):
+            waiting += value[:_LOOKED_AT]
+        elif not isinstance(value, nn.Module):
+            waiting += islice(getattr(value, "__dict__", {}).values(), _LOOKED_AT)
 
 
-_DEPTH, _TENSORS = 5, 256
-"""How deep inputs are looked into for tensors, and how many are watched at most."""
+_LOOKED_AT = 256
+"""Entries of inputs that are looked at for tensors, at most, in every pass."""
 _PLAIN = (TypeError, RuntimeError, ValueError, AttributeError, KeyError, IndexError, AssertionError)
 _KEYWORDS = (
     "A mapping's entries are keyword inputs, but for the target. For a model of the mapping itself "

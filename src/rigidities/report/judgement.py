@@ -275,10 +275,11 @@ def _decided_by_one_row(rows: Rows) -> str:
     same = _side(gain, error, rows) == _side(left, scatter, others)
     if same or not abs(gain - left) > 2 * scatter:
         return ""
+    direction = "better" if left > 0 else "worse"
     return (
         f" One row makes the difference: without row {rows.number(row)}, whose error is "
-        f"{number(abs(float(rows.error[row] / rows.std[row])))} bars, the bars are better by "
-        f"{around(left, scatter)} nats per row."
+        f"{number(abs(float(rows.error[row] / rows.std[row])))} bars, the bars are {direction} by "
+        f"{around(abs(left), scatter)} nats per row."
     )
 
 

@@ -297,7 +297,9 @@ def copied_readout(model: nn.Module, tap: AnyTap, targets: int, probe: Any) -> C
         return PlainCopy(independent(own), tap)
     if not tap.linear or tap.case == "parameters":
         what = "is no linear layer" if tap.linear else "does not enter the output linearly"
-        raise ValueError(_CANNOT.format(", ".join(tap.heads), what, "."))
+        what += " alone (to freeze a linear layer's part of it, fit with layer= that layer)"
+        names = ", ".join(name or "the model itself" for name in tap.heads)
+        raise ValueError(_CANNOT.format(names, what, "."))
     if probe is None:
         raise ValueError(
             "This fit keeps no inputs to try the frozen readout with (loaded from a file written "

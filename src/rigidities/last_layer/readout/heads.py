@@ -357,6 +357,7 @@ def record(
                 vars(one)["forward"] = lambda *a, _of=one, **k: _of._modules["_orig_mod"](*a, **k)
     if issubclass(make, Holder):
         return model, list(recorders.values())
+    seen: set[int] = set()  # containers, which two modules may share
     for parent in list(model.modules()):
         for child, module in list(parent._modules.items()):
             if isinstance(module, (nn.ParameterList, nn.ParameterDict)):
@@ -365,16 +366,24 @@ def record(
                 setattr(parent, child, recorders[id(module)])
         for name, value in list(vars(parent).items()):
             if name not in _OWN and type(value) in (list, tuple, dict):
-                vars(parent)[name] = _exchanged(value, recorders)
+                vars(parent)[name] = _exchanged(value, recorders, seen)
     return recorders.get(id(model), model), list(recorders.values())
 
 
-def _exchanged(value: Any, recorders: dict[int, Recorder]) -> Any:
-    """A shadow's plain container with recorders in place of heads, which it may call there."""
-    if type(value) in (list, tuple):
-        return type(value)(_exchanged(entry, recorders) for entry in value)
-    if type(value) is dict:
-        return {key: _exchanged(entry, recorders) for key, entry in value.items()}
+def _exchanged(value: Any, recorders: dict[int, Recorder], seen: set[int]) -> Any:
+    """A shadow's plain container with recorders in place of heads, which it may call there.
+
+    Lists and dictionaries stay the same objects, since a model may pass values on in them.
+    """
+    if type(value) is tuple:
+        entries = tuple(_exchanged(entry, recorders, seen) for entry in value)
+        same = all(new is old for new, old in zip(entries, value, strict=True))
+        return value if same else entries
+    if type(value) in (list, dict) and id(value) not in seen:
+        seen.add(id(value))
+        places = range(len(value)) if type(value) is list else list(value)
+        for place in places:
+            value[place] = _exchanged(value[place], recorders, seen)
     return recorders.get(id(value), value)
 
 

@@ -297,15 +297,15 @@ class Tap:
 
     def _in_double(self, inputs: Inputs) -> Tap | None:
         """A tap on a copy of the model in float64 that has decided; None where none can run."""
-        copy = double_copy(self._pattern)
-        if copy is None:
-            return None
-        judge = Tap(copy, self.source, heads=self.heads, case=self.case, silent=self.silent)
-        judge._mode = InDouble
         try:
+            copy = double_copy(self._pattern)
+            if copy is None:
+                return None
+            judge = Tap(copy, self.source, heads=self.heads, case=self.case, silent=self.silent)
+            judge._mode = InDouble
             with InDouble():
                 judge._choose(inputs, list(CASES)[1:])
-        except Exception:  # code that insists on a type: the model's own must do
+        except Exception:  # no memory, no float64, or code that insists on a type
             return None
         return judge
 

@@ -60,10 +60,11 @@ class Unregistered:
         more = f" and {len(names) - 3} others" if len(names) > 3 else ""
         raise ValueError(
             f"The output depends on parameters that the model does not register: "
-            f"{', '.join(names[:3])}{more}. They act after the last layer that can be found, so "
-            "that layer is not the readout. Make their module an attribute of the model (or an "
-            "entry of an nn.ModuleList), not of a plain list or of what a lambda closes over; or "
-            "pass features=."
+            f"{', '.join(names[:3])}{more}. They act beside or after the last layer that can be "
+            "found, so that layer may not be all of the readout. Make their module an attribute of "
+            "the model (or an entry of an nn.ModuleList), not of a plain list or of what a lambda "
+            "closes over; "
+            "or name the layer= to use alone, or pass features=."
         )
 
     def _add(self, value: Any, place: str) -> None:
