@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import rigidities as rg
-from rigidities.data import row_sample
-from rigidities.last_layer import accumulation
+from rigidities.last_layer.statistics import block as blocks
+from rigidities.last_layer.statistics.statistics import Statistics
 from tests.support.refusals import refused
 
 F64 = torch.float64
@@ -149,35 +149,71 @@ def test_a_sample_of_known_size_is_that_of_rows_that_come_one_by_one(size):
     assert len(first.hashes) == 50
 
 
-def test_blocks_on_an_accelerator_end_by_rows_or_bytes(monkeypatch):
-    blocks = []
-    real = accumulation._Adding._recognise
+@pytest.fixture
+def block_sizes(monkeypatch):
+    """Samples of each block that reaches the statistics."""
+    sizes = []
+    real = Statistics.update
 
-    def counted(self, piece, features):
-        blocks.append(len(piece.reading.inputs))
-        return real(self, piece, features)
+    def counted(self, block):
+        sizes.append(list(block.batches.ends))
+        return real(self, block)
 
-    monkeypatch.setattr(accumulation._Adding, "_recognise", counted)
-    monkeypatch.setattr(accumulation, "_largest_block", lambda device: (200, 1 << 20))
-    rg.LastLayerRigidity(net()).fit(data(), batch_size=50)
-    assert blocks == [200, 200, 200, 200, 100]
+    monkeypatch.setattr(Statistics, "update", counted)
+    return sizes
 
 
-@pytest.mark.parametrize("device", ["cpu", "accelerator"])
-def test_rows_of_several_parts_are_picked_as_from_the_whole(device):
-    """An accelerator's way, which takes indices in any order, is tried on the CPU."""
-    parts = [torch.randn(n, 3) for n in (4, 1, 6)]
-    index = torch.tensor([0, 0, 3, 4, 5, 9, 10])
-    if device == "cpu":
-        assert torch.equal(row_sample._picked(parts, index), torch.cat(parts)[index])
-        return
-    index = index.flip(0)
+@pytest.mark.parametrize("how", ["tensors", "list", "loader", "iterable"])
+def test_every_source_waits_for_the_same_blocks(how, block_sizes, monkeypatch):
+    monkeypatch.setattr(blocks, "_CPU_BYTES", 1)
+    x, y = data(1300)
+    batches = list(zip(x.split(50), y.split(50), strict=True))
+    loader = torch.utils.data.DataLoader(list(zip(x, y, strict=True)), 50)
+    sources = {"tensors": (x, y), "list": batches, "loader": loader, "iterable": iter(batches)}
+    options = {"batch_size": 50} if how == "tensors" else {}
+    rg.LastLayerRigidity(net()).fit(sources[how], **options)
+    # 512 rows at least, in whole batches
+    full = [50 * i for i in range(1, 11)]
+    assert block_sizes == [full, full, full[:6]]
 
-    class Elsewhere(torch.Tensor):
-        device = torch.device("cuda")
 
-    got = row_sample._picked(parts, index.as_subclass(Elsewhere))
-    assert torch.equal(got.as_subclass(torch.Tensor), torch.cat(parts)[index])
+def test_a_large_batch_is_used_as_it_is_after_those_that_wait(block_sizes, monkeypatch):
+    monkeypatch.setattr(blocks, "_CPU_BYTES", 1)
+    x, y = data(1300)
+    sizes = [100, 100, 700, 100, 300]
+    batches = list(zip(x.split(sizes), y.split(sizes), strict=True))
+    model = net()
+    uq = rg.LastLayerRigidity(model).fit(batches)
+    assert block_sizes == [[100, 200], [700], [100], [300]]
+    f = whole(model, x)
+    torch.testing.assert_close(uq.gram.matrix, f.mT @ f, rtol=1e-6, atol=1e-6)
+
+
+def test_a_block_ends_where_its_bytes_do(block_sizes, monkeypatch):
+    # a row has 5 inputs, 7 features, an output and a target, of four bytes each
+    monkeypatch.setattr(blocks, "_CPU_BYTES", 14 * 4 * 650)
+    rg.LastLayerRigidity(net()).fit(data(1300), batch_size=100)
+    assert [ends[-1] for ends in block_sizes] == [600, 600, 100]
+
+
+def test_wide_inputs_are_hashed_as_they_come_and_not_kept(monkeypatch):
+    """Images, say: what waits has room for their hashes alone."""
+    monkeypatch.setattr(blocks, "_CPU_BYTES", 1)
+    kept = []
+    real = Statistics.update
+
+    def looked(self, block):
+        kept.append((len(block.inputs), block.given_hashes is not None))
+        return real(self, block)
+
+    monkeypatch.setattr(Statistics, "update", looked)
+    x, y = torch.randn(60, 40, 40), torch.randn(60, 1)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(1600, 7), nn.Tanh(), nn.Linear(7, 1))
+    waited = rg.LastLayerRigidity(model).fit((x, y), batch_size=20)
+    assert kept == [(0, True)]
+    at_once = rg.LastLayerRigidity(model).fit((x, y))
+    first, second = (uq._fit.learnt.statistics.sketch.hashes for uq in (waited, at_once))
+    assert torch.equal(first, second) and len(first) == 60
 
 
 class Warming(Buffered):
@@ -190,14 +226,14 @@ class Warming(Buffered):
         return super().forward(x) if self.calls > 30 else self.last(torch.tanh(self.first(x)))
 
 
-def test_a_model_that_begins_to_use_one_memory_is_refused_or_right():
+@pytest.mark.parametrize("source", ["tensors", "list"])
+def test_a_model_that_begins_to_use_one_memory_is_right(source):
     x, y = data(9000)
     Warming.calls = 0
-    uq = rg.LastLayerRigidity(Warming(), layer="last")
-    refused("memory of an earlier pass.*list of batches", uq.fit, (x, y), batch_size=20)
-    Warming.calls = 0
+    model = Warming()
     batches = list(zip(x.split(20), y.split(20), strict=True))
-    uq = rg.LastLayerRigidity(model := Warming(), layer="last").fit(batches)
+    given, options = ((x, y), {"batch_size": 20}) if source == "tensors" else (batches, {})
+    uq = rg.LastLayerRigidity(model, layer="last").fit(given, **options)
     h = torch.tanh(model.first(x)).detach().to(F64)
     torch.testing.assert_close(uq.gram.matrix[:-1, :-1], h.mT @ h, rtol=1e-6, atol=1e-6)
 
@@ -245,8 +281,7 @@ def test_a_sample_of_masked_rows_holds_all_that_have_a_target():
     assert len(uq._fit.learnt.statistics.sample.hashes) == 100
 
 
-def test_rows_hashed_by_their_features_are_found_again_whatever_the_batches(monkeypatch):
-    monkeypatch.setattr(accumulation, "_largest_block", lambda device: (4000, 1 << 24))
+def test_rows_without_inputs_of_their_own_leave_nothing_to_judge_by():
     torch.manual_seed(3)
     x, c, y = torch.randn(1500, 5), torch.randn(3), torch.randn(1500, 1)
 
@@ -258,11 +293,16 @@ def test_rows_hashed_by_their_features_are_found_again_whatever_the_batches(monk
         def forward(self, x, c):
             return self.last(torch.tanh(self.first(x)) + c.mean())
 
-    whole = (x, c.expand(1500, 3).clone(), y)
     uq = rg.LastLayerRigidity(Shifted()).fit([(x[:100], c, y[:100])])
+    whole = (x, c.expand(1500, 3).clone(), y)
     uq.partial_fit(tuple(t[100:] for t in whole), batch_size=700)
-    uq.forget(tuple(t[100:400] for t in whole))
-    assert uq.gram.count == 1200
+    kept = uq._fit.learnt.statistics
+    assert not kept.sketch.judges and len(kept.sample.hashes) == 1500
+    some = tuple(t[100:400] for t in whole)
+    refused("cannot be recognised.*check=False", uq.forget, some)
+    assert uq.gram.count == 1500
+    uq.forget(some, check=False)
+    assert uq.gram.count == 1200 and uq._fit.learnt.statistics.sample is None
 
 
 def test_heads_that_only_later_rows_call_are_found():

@@ -167,19 +167,15 @@ def test_rows_of_any_readout_are_laid_out_as_its_features(id):
     torch.testing.assert_close(features.T @ features, gram.matrix, rtol=1e-5, atol=1e-5)
 
 
-def test_structures_are_forgotten_in_any_batch():
+def test_the_sample_of_structures_is_known_by_the_bits_of_features_and_target():
     case = zoo.build("one_head_for_each_species")
-    g = case.data
-    alone = [
-        zoo.Graph(g.x[own], g.species[own], 0 * g.molecule[own], 1, g.energy[n : n + 1])
-        for n in range(g.molecules)
-        for own in [g.molecule == n]
-    ]
-    uq = rg.LastLayerRigidity(case.model, layer=list(zoo.SPECIES), **case.options).fit([g])
-    left = sample_of(uq.forget(alone[:4])).rows
-    assert len(left.mean) == g.molecules - 4
-    target = (left.mean + left.residual).reshape(-1)
-    torch.testing.assert_close(target.sort()[0], g.energy[4:].reshape(-1).double().sort()[0])
+    uq = rg.LastLayerRigidity(case.model, layer=list(zoo.SPECIES), **case.options)
+    first = sample_of(uq.fit([case.data]))
+    assert len(first.rows.mean) == case.data.molecules
+    twice = sample_of(uq.partial_fit([case.data]))
+    assert torch.equal(twice.hashes, first.hashes) and bool((twice.counts == 2).all())
+    few = sample_of(uq.fit([case.data], sample=5))
+    assert torch.equal(few.hashes, first.hashes[:5])
 
 
 def test_no_sample_is_kept_without_targets_or_where_none_is_wanted(net):
@@ -219,12 +215,3 @@ def test_rows_stand_in_a_file_where_asked_for_and_never_in_a_state_dict(net, tmp
     same(sample_of(again.partial_fit(net.test)), sample_of(uq.partial_fit(net.test)))
     uq.calibrate(net.valid)
     refused("no training rows", uq.ensemble(4).save, tmp_path / "ensemble", rows=True)
-
-
-def test_rows_of_another_readout_in_a_file_are_refused(net, net3, tmp_path):
-    uq = fitted(net)
-    snapshot = uq._fit.known().snapshot(rows=True)
-    other = fitted(net3)._fit.known().snapshot(rows=True).tensors
-    wrong = {k: v for k, v in other.items() if k.startswith("rows.")}
-    type(snapshot)(snapshot.tensors | wrong, snapshot.header).write(tmp_path / "wrong")
-    refused("sample of rows", rg.LastLayerRigidity.load, tmp_path / "wrong", net.model)

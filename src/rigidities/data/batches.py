@@ -17,7 +17,7 @@ where the fit had lists for inputs (tokens, say), lists of numbers are batches a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, replace
 from operator import itemgetter, length_hint
 from typing import Any, TypeVar
@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.utils.data import (
     DataLoader,
     Dataset,
+    IterableDataset,
     RandomSampler,
     SequentialSampler,
     Subset,
@@ -52,8 +53,7 @@ class Batch:
     target: Tensor | None
     raw: Any
     rows: int | None = None  # samples, where the library cut or wrapped the data itself
-    kept: bool = False  # whether nobody writes to its tensors before the data end
-    total: int | None = None  # samples of all batches, about, where the library cut them
+    total: int | None = None  # samples of all batches, where that is known
     columns: Columns = None  # of the data frames, here or in the fit
 
     def check(self, outputs: int) -> None:
@@ -101,26 +101,52 @@ class Reader:
         return replace(self, columns=arrays.agreed(given, self.columns))
 
     def batches(self, raws: Iterable[Any], total: int | None, cut: bool) -> Iterator[Batch]:
-        """All of them taken apart; `total` is their number, `cut` as `raw_batches` says."""
+        """All of them taken apart; `total` is their number of samples, `cut` as in `raw_batches`."""
         read = self
         for raw in raws:
-            rows = len(columns(raw)[0]) if cut else None
-            batch = read(raw, rows, None if rows is None or total is None else total * rows)
-            read = read if batch.columns == read.columns else replace(read, columns=batch.columns)
+            rows = columns(raw)[0].shape[0] if cut else None
+            batch = read(raw, rows, total)
+            if batch.columns is not read.columns and batch.columns != read.columns:
+                read = replace(read, columns=batch.columns)
             yield batch
 
     def __call__(self, raw: Any, rows: int | None = None, total: int | None = None) -> Batch:
-        """Take one batch apart, of so many samples of all where that is known."""
-        kept = rows is not None or _elsewhere(raw, self.device)
-        names, raw = arrays.agreed(arrays.frame_columns(raw), self.columns), self.placed(raw)
+        """Take one batch apart, of so many samples in all batches where that is known."""
+        placed = self._placed_tensors(raw)
+        if placed is not None:
+            raw, names = placed, self.columns
+        else:
+            names = arrays.agreed(arrays.frame_columns(raw), self.columns)
+            raw = self.placed(raw)
         args, kwargs, target = self._parts(raw)
         if self.whole:
-            whole, own = of_kind(raw, self.kind, args)
-            args, kwargs, rows = (whole,), {}, own or rows
+            whole, wrapped_rows = of_kind(raw, self.kind, args)
+            args, kwargs = (whole,), {}
+            rows = wrapped_rows or rows
             raw = whole if isinstance(raw, Tensor) else raw
         if self.target is not None:
             target = self.placed(self.target(raw))
-        return Batch(args, kwargs, self._tensor(target), raw, rows, kept, total, names)
+        if type(target) is not Tensor or not target.shape:
+            target = self._tensor(target)
+        return Batch(args, kwargs, target, raw, rows, total, names)
+
+    def _placed_tensors(self, raw: Any) -> Any:
+        """A tensor, or a plain tuple or list of tensors, on the device; None for anything else.
+
+        Most batches are such, and need no search for frames, arrays and objects.
+        """
+        if type(raw) is Tensor:
+            return raw.detach().to(self.device)
+        if type(raw) is not tuple and type(raw) is not list:
+            return None
+        tensors = []
+        for tensor in raw:
+            if type(tensor) is not Tensor:
+                return None
+            if tensor.device != self.device:
+                tensor = tensor.to(self.device)
+            tensors.append(tensor.detach() if tensor.requires_grad else tensor)
+        return tensors if type(raw) is list else tuple(tensors)
 
     def _tensor(self, target: Any) -> Tensor | None:
         """The target as a tensor; of (y, None) the one that is there."""
@@ -168,13 +194,6 @@ class Reader:
             dtype = self.dtype if tensor.is_floating_point() else tensor.dtype
             return tensor.to(self.device, dtype)
         return value
-
-
-def _elsewhere(raw: Any, device: torch.device) -> bool:
-    """Whether a batch is nothing but tensors of another device, which are copied on their way."""
-    leaves = columns(raw) if isinstance(raw, (Tensor, tuple, Mapping)) else raw
-    tensors = isinstance(leaves, list) and all(isinstance(leaf, Tensor) for leaf in leaves)
-    return tensors and all(leaf.device.type != device.type for leaf in leaves)
 
 
 def kind_of(raw: Any) -> str:
@@ -233,6 +252,25 @@ def raw_batches(
         f"Expected tensors, a Dataset, a DataLoader or an iterable of batches, got "
         f"{type(data).__name__}."
     )
+
+
+def sample_total(data: Any) -> int | None:
+    """How many samples all batches of a data set have, where that is known without reading it.
+
+    Of a list of batches, their first tensors' rows, which may be no samples (atoms).
+    """
+    if isinstance(data, DataLoader):
+        sized = isinstance(data.sampler, Sized) and not isinstance(data.dataset, IterableDataset)
+        return len(data.sampler) if sized and data.batch_size is not None else None
+    if not isinstance(data, list):
+        return None
+    total = 0
+    for raw in data:
+        first = raw[0] if isinstance(raw, (tuple, list)) and raw else raw
+        if not isinstance(first, Tensor) or not first.shape:
+            return None
+        total += first.shape[0]
+    return total
 
 
 def _whole(data: Any, *, any_order: bool) -> Any:

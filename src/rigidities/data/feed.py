@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 from ..models.shadow import placement
 from ..notices import notify
 from .arrays import Columns, each_member, is_array, listed
-from .batches import Batch, Reader, of_kind, raw_batches
+from .batches import Batch, Reader, of_kind, raw_batches, sample_total
 from .shards import unpadded
 
 T = TypeVar("T")
@@ -75,9 +75,9 @@ class Feed:
         if any_order:
             notice_dropped_rows(data, what)
         data = listed(data) if self._takes_tensors else data
-        raws, total, cut = raw_batches(data, batch_size, any_order=any_order)
-        shown = passing(progressing(raws, total, what, progress))
-        return read.batches(shown, total, cut)
+        raws, number, cut = raw_batches(data, batch_size, any_order=any_order)
+        shown = passing(progressing(raws, number, what, progress))
+        return read.batches(shown, sample_total(data), cut)
 
 
 def notice_dropped_rows(data: Any, what: str) -> None:

@@ -12,22 +12,20 @@ import copy
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
 from operator import mul
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from ..models.shadow import plain_parts
-from ..notices import require
 
 SIZE = 1 << 15
 NO_LIMIT = (1 << 63) - 1
 """Every hash is below it, or equal."""
 _CHUNK = 4096
-_PARTS = 1024  # that may wait: tensors of a row or two take more memory than their numbers
 _PIECE = 1 << 22
 _ODD = -7046029254386353131  # 2^64 / golden ratio, as a signed number
 _MIX = -4658895280553007687
@@ -37,44 +35,97 @@ S = TypeVar("S", bound="RowSketch")
 
 
 class RowSketch:
-    """The smallest `SIZE` row hashes of a data set, and what else is kept of those rows.
+    """The rows of smallest hash of a data set: their hashes, and what else is kept of them.
+
+    Rows that came since the last `settle` stand in arrays of a fixed size, in the order in which
+    they came; `settle` sorts them in. A `limit` of 0 says that some rows had no hash, so that no
+    row can be judged.
 
     Attributes:
-        hashes: sorted distinct int64.
+        hashes: sorted distinct int64, of the settled rows.
         counts: how many rows have each hash.
         limit: every hash of the data set below it is in `hashes`.
-        columns: what goes with each hash, by name, (n, ...); its first row's.
+        columns: what goes with each hash, by name, (n, ...): its first row's.
         size: how many hashes to keep at most.
     """
 
-    def __init__(
-        self, hashes: Tensor | None = None, counts: Tensor | None = None, limit: int = NO_LIMIT
-    ) -> None:
-        self.hashes = torch.empty(0, dtype=torch.int64) if hashes is None else hashes
-        self.counts = torch.ones_like(self.hashes) if counts is None else counts
-        self.limit, self.size = limit, SIZE
-        self.columns: dict[str, Tensor] = {}
-        self._pending: list[tuple[Tensor, Tensor, dict[str, Tensor]]] = []
-        self._waiting = 0
-        self._lost: Tensor | None = None  # the lowest hash that could not be taken in
+    room: ClassVar[int] = 8
+    """Rows that may be unsettled, in units of `size`."""
 
-    def add(self, hashes: Tensor, **columns: Any) -> None:
-        """Take rows in."""
-        self._queue(hashes, torch.ones_like(hashes), columns)
+    def __init__(self, size: int | None = None, limit: int = NO_LIMIT) -> None:
+        self.size = SIZE if size is None else size
+        self.limit = limit
+        self.hashes = torch.empty(0, dtype=torch.int64)
+        self.counts = torch.empty(0, dtype=torch.int64)
+        self.columns: dict[str, Tensor] = {}
+        self._recent: _Recent | None = None
+        # On an accelerator: every hash below this one is kept; read when rows are settled.
+        self._bound: Tensor | None = None
+
+    @property
+    def share(self) -> float:
+        """The share of the data set's rows that it knows."""
+        return self.limit / (1 << 63)
+
+    def expect(self, rows: int | None) -> None:
+        """Lower the limit for data of so many rows, so that few more than `size` are looked at."""
+        if rows is not None and rows > self.size:
+            share = (self.size + 8 * self.size**0.5) / rows
+            if share < 1:
+                self.limit = min(self.limit, int(share * NO_LIMIT))
+
+    def add(self, hashes: Tensor, **columns: Tensor) -> None:
+        """Take rows in, which are copied.
+
+        Args:
+            hashes: (n,).
+            columns: (n, ...), the same ones in every call.
+        """
+        if hashes.device.type == "cpu" and self.limit < NO_LIMIT:
+            below = (hashes < self.limit).nonzero()[:, 0]
+            hashes = hashes[below]
+            columns = {name: column[below] for name, column in columns.items()}
+        if len(hashes):
+            self._append(hashes, columns)
+
+    def _append(self, hashes: Tensor, columns: dict[str, Tensor]) -> None:
+        """Put rows into the arrays of unsettled ones; full ones are settled first."""
+        if self._recent is not None and not self._recent.takes(hashes, columns):
+            self.settle()
+        if self._recent is None:
+            rows = max(len(hashes), self.room * self.size)
+            self._recent = _Recent(rows, hashes, columns)
+        self._recent.append(hashes, columns)
+
+    def void(self) -> None:
+        """Forget all rows, and judge none from now on: some had no hash."""
+        self.limit = 0
+        self.settle()
 
     def merge(self, other: RowSketch) -> None:
         """Take another data set's rows in."""
+        self.settle()
         other.settle()
         self.limit = min(self.limit, other.limit)
-        self._queue(other.hashes, other.counts, other.columns)
+        self._join([_Table.of(self), _Table.of(other)])
 
-    def without(self: S, other: RowSketch) -> tuple[S, int, int]:
-        """What is left without another's rows; how many were lacking, and how many were judged."""
-        left, other = self.clone(), other.clone()
-        left.limit = min(left.limit, other.limit)
-        left._pending = [(other.hashes, -other.counts, other.columns)]
+    def without(self: S, other: RowSketch) -> S:
+        """What is left without another's rows; those that are not here are passed over."""
+        return self._less(other)[0]
+
+    def lacking(self, other: RowSketch) -> tuple[int, int]:
+        """How many of another's rows are not here, and how many of them could be judged."""
+        left, lacking = self._less(other)
         judged = int(other.counts[other.hashes < left.limit].sum())
-        return left, left.settle(), judged
+        return lacking, judged
+
+    def _less(self: S, other: RowSketch) -> tuple[S, int]:
+        left = self.clone()
+        removed = _Table.of(other.clone())
+        removed.counts = -removed.counts
+        left.limit = min(self.limit, other.limit)
+        lacking = left._join([_Table.of(left), removed])
+        return left, lacking
 
     def overlap(self, other: RowSketch) -> tuple[int, int, int]:
         """How many of another's rows stand here too, once there, and how many could be judged."""
@@ -95,18 +146,23 @@ class RowSketch:
             return 0.0
         return float(torch.isin(seen, self.hashes).sum()) * len(hashes) / len(seen)
 
-    def recognised(self, hashes: Tensor) -> Tensor:
-        """Of the hashes (C, N) that rows may have, those held here; of others the largest."""
-        self.settle()
-        held = torch.isin(hashes, self.hashes.to(hashes.device))
-        first = hashes.gather(0, held.to(torch.int8).argmax(0, keepdim=True))[0]
-        return torch.where(held.any(0), first, hashes.amax(0))  # judged only if all of them are
+    def trimmed(self: S, limit: int) -> S:
+        """A copy that holds the hashes below a limit alone."""
+        other = self.clone()
+        other.limit = min(self.limit, limit)
+        other._join([_Table.of(other)])
+        return other
 
     def clone(self: S) -> S:
-        """A copy that goes its own way; the tensors, which are never written to, are shared."""
+        """A copy that goes its own way; the settled tensors, never written to, are shared."""
         self.settle()
-        other = copy.copy(self)
-        other._pending = []
+        return copy.copy(self)
+
+    def to(self: S, device: torch.device) -> S:
+        """A copy on another device."""
+        other = self.clone()
+        other.hashes, other.counts = self.hashes.to(device), self.counts.to(device)
+        other.columns = {name: column.to(device) for name, column in self.columns.items()}
         return other
 
     def state(self) -> dict[str, Tensor]:
@@ -116,57 +172,117 @@ class RowSketch:
 
     @classmethod
     def from_state(cls, state: dict[str, Tensor]) -> RowSketch:
-        """The sketch that `state` came from; refused where it came from none."""
-        hashes, counts, limit = parts = [state[name] for name in ("hashes", "counts", "limit")]
-        whole = all(part.dtype == torch.int64 and part.ndim == 1 for part in parts)
-        require(whole and hashes.shape == counts.shape and len(limit) == 1, "the rows' hashes")
-        bounded = torch.cat([hashes.new_tensor([-1]), hashes, limit])
-        rising = bool((bounded[1:] > bounded[:-1]).all())
-        require(rising and bool((counts > 0).all()), "the rows' hashes")
-        return cls(hashes, counts, int(limit))
+        """The sketch that `state` came from."""
+        sketch = cls(limit=int(state["limit"]))
+        sketch.hashes, sketch.counts = state["hashes"], state["counts"]
+        return sketch
 
-    @property
-    def _patience(self) -> int:
-        """How many rows may wait: a sort for few costs as much, and one for many takes memory."""
-        return (32 if self._pending[-1][0].is_cuda else 8) * self.size
+    def settle(self) -> None:
+        """Sort the latest rows in; to be called before threads share the sketch."""
+        if self._bound is not None:
+            self.limit = min(self.limit, int(self._bound))
+            self._bound = None
+        if self._recent is not None:
+            recent, self._recent = self._recent.table(), None
+            self._join([_Table.of(self), recent])
+        elif self.limit == 0:
+            self._join([_Table.of(self)])
 
-    def _queue(self, hashes: Tensor, counts: Tensor, columns: dict[str, Tensor]) -> None:
-        self._pending.append((hashes, counts, columns))
-        self._waiting += hashes.numel()
-        if self._waiting >= self._patience or len(self._pending) >= _PARTS:
-            self.settle()
+    def _join(self, tables: list[_Table]) -> int:
+        """Hold the `size` smallest hashes of tables; how many rows to remove were lacking.
 
-    def settle(self) -> int:
-        """Merge the waiting hashes in, where they were made; how many to remove were lacking."""
-        if not self._pending:
+        Rows to remove have negative counts.
+        """
+        tables = [table for table in tables if len(table.hashes)]
+        if not tables:
             return 0
-        device = self._pending[-1][0].device
-        parts = zip((self.hashes, self.counts, self.columns), *self._pending, strict=True)
-        hashes, counts = (torch.cat([t.to(device) for t in next(parts)]) for _ in range(2))
-        if self._lost is not None:
-            self.limit, self._lost = min(self.limit, int(self._lost)), None
-        below = (hashes < self.limit).nonzero()[:, 0]
-        distinct, index = torch.unique(hashes[below], return_inverse=True)
-        total = torch.zeros_like(distinct).index_add_(0, index, counts[below])
-        first = torch.zeros_like(distinct)
-        first.scatter_reduce_(0, index, below, "amin", include_self=False)
-        held = (total > 0).nonzero()[:, 0]
-        if len(held) > self.size:
-            self.limit = int(distinct[held[self.size]])
-        held = held[: self.size]
-        self.columns = _joined(next(parts), first[held])
-        self.hashes, self.counts = distinct[held], total[held]
-        self._pending, self._waiting = [], 0
-        return -int(total.clamp(max=0).sum())
+        device = tables[-1].hashes.device
+        hashes = torch.cat([table.hashes.to(device) for table in tables])
+        counts = torch.cat([table.counts.to(device) for table in tables])
+        # Stable, so that of equal rows the first stays the first.
+        hashes, order = torch.sort(hashes, stable=True)
+        counts = counts[order]
+        below = int(torch.searchsorted(hashes, self.limit))
+        hashes, order, counts = hashes[:below], order[:below], counts[:below]
+        # Runs of equal hashes become one entry, with the sum of their counts.
+        begins = torch.ones_like(hashes, dtype=torch.bool)
+        begins[1:] = hashes[1:] != hashes[:-1]
+        starts = begins.nonzero()[:, 0]
+        if len(starts) < len(hashes) or bool((counts < 0).any()):
+            runs = begins.cumsum(0) - 1
+            counts = torch.zeros_like(starts).index_add_(0, runs, counts)
+            hashes, order = hashes[starts], order[starts]
+        lacking = -int(counts.clamp(max=0).sum())
+        if lacking or bool((counts == 0).any()):
+            left = (counts > 0).nonzero()[:, 0]
+            hashes, order, counts = hashes[left], order[left], counts[left]
+        if len(hashes) > self.size:
+            self.limit = int(hashes[self.size])
+        self.hashes, self.counts = hashes[: self.size], counts[: self.size]
+        self.columns = _picked([table.columns for table in tables], order[: self.size])
+        return lacking
 
 
-def _joined(parts: Sequence[dict[str, Tensor]], index: Tensor) -> dict[str, Tensor]:
-    """Rows of columns that come in parts, one after the other; the first may have none yet."""
-    parts = [part for part in parts if part]
-    if any(part.keys() != parts[0].keys() for part in parts):
+@dataclass
+class _Table:
+    """Rows with their hashes (n,), how often each came (n,), and their columns (n, ...)."""
+
+    hashes: Tensor
+    counts: Tensor
+    columns: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, sketch: RowSketch) -> _Table:
+        """The settled rows of a sketch."""
+        return cls(sketch.hashes, sketch.counts, sketch.columns)
+
+
+class _Recent:
+    """Arrays for so many rows, filled from the front."""
+
+    def __init__(self, rows: int, hashes: Tensor, columns: dict[str, Tensor]) -> None:
+        self._hashes = hashes.new_empty(rows)
+        self._columns = {
+            name: column.new_empty(rows, *column.shape[1:]) for name, column in columns.items()
+        }
+        self._filled = 0
+
+    def takes(self, hashes: Tensor, columns: dict[str, Tensor]) -> bool:
+        """Whether there is room for these rows, of the same kind as those before."""
+        if self._filled + len(hashes) > len(self._hashes) or hashes.device != self._hashes.device:
+            return False
+        if columns.keys() != self._columns.keys():
+            return False
+        return all(
+            array.dtype == columns[name].dtype and array.shape[1:] == columns[name].shape[1:]
+            for name, array in self._columns.items()
+        )
+
+    def append(self, hashes: Tensor, columns: dict[str, Tensor]) -> None:
+        """Copy rows behind those that are here."""
+        start, self._filled = self._filled, self._filled + len(hashes)
+        self._hashes[start : self._filled] = hashes
+        for name, array in self._columns.items():
+            array[start : self._filled] = columns[name]
+
+    def table(self) -> _Table:
+        """The rows, each counted once."""
+        hashes = self._hashes[: self._filled]
+        columns = {name: array[: self._filled] for name, array in self._columns.items()}
+        return _Table(hashes, torch.ones_like(hashes), columns)
+
+
+def _picked(parts: list[dict[str, Tensor]], index: Tensor) -> dict[str, Tensor]:
+    """Rows of columns that come in parts, one after the other."""
+    names = parts[0].keys()
+    if any(part.keys() != names for part in parts):
         raise ValueError("Rows with and without a sample weight do not mix: weigh all or none.")
-    whole = {k: torch.cat([p[k].to(index.device) for p in parts]) for k in (parts or [{}])[0]}
-    return {k: column.index_select(0, index) for k, column in whole.items()}  # faster than [index]
+    picked = {}
+    for name in names:
+        columns = [part[name].to(index.device) for part in parts]
+        column = columns[0] if len(columns) == 1 else torch.cat(columns)
+        picked[name] = column.index_select(0, index)
+    return picked
 
 
 def row_hashes(values: Iterable[Any], rows: int) -> Tensor | None:
@@ -181,6 +297,21 @@ def row_hashes(values: Iterable[Any], rows: int) -> Tensor | None:
     return None if total is None else _mixed(total) & NO_LIMIT
 
 
+def output_hashes(hashes: Tensor, rows: int, importance: Tensor | None) -> Tensor:
+    """Hashes (rows,) of output rows from those of inputs, which have equally many rows in turn.
+
+    The place among the input's rows is hashed, and the importance into the low bits alone: where
+    rows are looked up in a sketch, those of the sample must all be in it.
+    """
+    several = rows // len(hashes)
+    if several > 1:
+        places = torch.arange(several, device=hashes.device).repeat(len(hashes))
+        hashes = cast("Tensor", row_hashes([hashes.repeat_interleave(several), places], rows))
+    if importance is None:
+        return hashes
+    return hashes ^ (cast("Tensor", row_hashes([importance.to(torch.float32)], rows)) >> 39)
+
+
 def hashed_normals(hashes: Tensor, keys: Tensor) -> Tensor:
     """From N(0, 1), a number for each pair of a row's hash and a key, int64 that broadcast."""
     levels = (_mixed(_mixed(hashes) + keys) & NO_LIMIT) >> 10  # 53 bits
@@ -188,24 +319,18 @@ def hashed_normals(hashes: Tensor, keys: Tensor) -> Tensor:
     return numbers
 
 
-def near_hashes(
-    features: Tensor, target: Tensor | None, width: float, held: RowSketch | None
-) -> Tensor:
-    """One hash per row (N,) of a target and of features that are known up to rounding.
+def near_hashes(features: Tensor, width: float) -> Tensor:
+    """One hash per row (N,) of features that are known up to rounding.
 
     Of the features' size and four directions, in cells of a width well above the rounding. Another
-    pass may find a row beyond a near boundary: of the hashes it may have, the one `held` is taken.
+    pass may find a row that is near a boundary in the next cell.
     """
     flat = features.detach().flatten(1).to(torch.float64)
     size = torch.linalg.vector_norm(flat, dim=1, keepdim=True).clamp(min=1e-300)
     index = torch.arange(1, 4 * flat.shape[1] + 1, device=flat.device).reshape(-1, 4)
     places = torch.cat([size.log2(), flat @ (_mixed(index).double() / 2**63) / size], 1)
-    places /= width
-    rest = 0 if target is None else _products(target.detach(), 1)
-    shifts = [(0.0,) * 5] if held is None else list(product((-0.25, 0.25), repeat=5))
-    cells = [(places + places.new_tensor(shift)).floor().to(torch.int64) for shift in shifts]
-    hashes = torch.stack([_mixed(_products(cell, 0) + rest) & NO_LIMIT for cell in cells])
-    return hashes[0] if held is None else held.recognised(hashes)
+    cells = (places / width).floor().to(torch.int64)
+    return _mixed(_products(cells, 0)) & NO_LIMIT
 
 
 def fingerprint(named: Iterable[tuple[str, Tensor]]) -> str:

@@ -1,7 +1,9 @@
 """An unfinished fit in a file, so that it survives its process.
 
-A resumed fit begins where the file ends and equals one in one go to the last bit: batches that are
-counted are passed over, and a digest tells whether they are the same, in the same order.
+The file holds the statistics after a whole block, the number of batches in them, and digests of the
+first and the last of these. A resumed fit passes over as many batches, compares the two, and begins
+where the file ends: the blocks that follow are those of a fit in one go, so that it ends with the
+same bits.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ from torch import Tensor
 
 from ..data.sketch import tensor_hashes
 from ..data.storage import UNFINISHED, Snapshot, remove
-from ..notices import notify, require_kinds
-from .accumulation import Statistics
+from ..notices import notify
 from .merging import require_alike
+from .statistics.statistics import Statistics
 
 SECONDS = 60.0
 _ANEW = "To begin the fit anew, remove the file or name another."
@@ -32,8 +34,11 @@ T = TypeVar("T")
 class Checkpoint:
     """The file of one fit, if it has a path: `resume`, `passing` all batches, `tick`, then `done`.
 
-    It is written after so many seconds or batches. `counted` are the batches in a file that is
-    resumed; `snapshot`, what to write of statistics, is set before the first `tick`.
+    It is written after so many seconds or batches.
+
+    Attributes:
+        counted: the number of batches in a file that is resumed.
+        snapshot: gives what to write of statistics; to be set before the first `tick`.
     """
 
     snapshot: Callable[[Statistics], Snapshot]
@@ -47,10 +52,15 @@ class Checkpoint:
         if path is None and (seconds != SECONDS or batches is not None):
             raise ValueError("checkpoint_seconds and checkpoint_batches need checkpoint=, a path.")
         self.path = None if path is None else Path(path)
-        self.counted = self._seen = self._written = 0
-        self._seconds, self._batches, self._last = seconds, batches, time.monotonic()
-        self._digests, self._expected = ("", ""), ""  # before the last batch and after it
-        self._asked, self._said, self._blind = dict[str, Any](), False, set[str]()
+        self.counted = 0
+        self._seconds, self._batches = seconds, batches
+        self._written_at, self._written_batches = time.monotonic(), 0
+        # Digests of the first batch and of the latest two: a block may end before the latest one.
+        self._digests: dict[int, str] = {}
+        self._expected: dict[str, str] = {}
+        self._asked: dict[str, Any] = {}
+        self._said = False
+        self._unreadable: set[str] = set()
 
     def resume(
         self, asked: dict[str, Any], part: tuple[int, int], made: Callable[[Snapshot], T]
@@ -66,49 +76,72 @@ class Checkpoint:
         try:
             given = Snapshot.read(self.path, holds=UNFINISHED)
             with given.opened():
-                had = given.header[UNFINISHED]
-                require_kinds(had, {"batches": int, "digest": str, "asked": dict}, "the checkpoint")
-                require_alike([had["asked"], self._asked], ["The checkpoint", "this call"])
-                found = made(given)
+                unfinished = given.header[UNFINISHED]
+                asked_before = unfinished["asked"]
+                require_alike([asked_before, self._asked], ["The checkpoint", "this call"])
+                begun = made(given)
         except ValueError as error:
             raise ValueError(f"{error} {_ANEW}") from error
-        self.counted, self._expected, self._written = had["batches"], had["digest"], had["batches"]
-        return found
+        self.counted = self._written_batches = unfinished["batches"]
+        self._expected = {"first": unfinished["first"], "last": unfinished["last"]}
+        return begun
 
     def passing(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The batches that are not counted yet; those that are must be what they were."""
-        for self._seen, batch in enumerate(batches, 1):
-            if self.path is not None:
-                chain = hashlib.sha256(self._digests[1].encode())
-                self._blind |= _digest(batch, chain, {})
-                self._digests = self._digests[1], chain.hexdigest()
-            if self._seen > self.counted:
+        """The batches that are not counted yet; the first and last that are must be what they were.
+
+        Raises:
+            ValueError: they are not, or there are fewer.
+        """
+        if self.path is None:
+            yield from batches
+            return
+        number = 0
+        for number, batch in enumerate(batches, 1):
+            if number == 1 or number >= self.counted:
+                self._note(number, batch)
+            if number == 1 and self.counted and self._digests[1] != self._expected["first"]:
+                raise self._other_data()
+            if number == self.counted and self._digests[number] != self._expected["last"]:
+                raise self._other_data()
+            if number > self.counted:
                 yield batch
-            elif self._seen == self.counted and self._digests[1] != self._expected:
-                self._seen = -1
-                break
-        if self._blind:
+        if number < self.counted:
+            raise self._other_data()
+        if self._unreadable:
             notify(
-                f"The order of the data was checked without what their batches hold as "
-                f"{', '.join(sorted(self._blind))}, which cannot be compared."
-            )
-        if self._seen < self.counted:
-            raise ValueError(
-                f"The data, or their order or batch size, are not those of the {self.counted} "
-                f"batches in {self.path}. Use shuffle=False or a seeded generator. {_ANEW}"
+                "The order of the data was checked without what their batches hold as "
+                f"{', '.join(sorted(self._unreadable))}, which cannot be compared."
             )
 
-    def tick(self, counted: int, statistics: Statistics | None, look: Callable[[], None]) -> None:
-        """Write if it is time, after a last `look`: of all batches seen, or all but the last."""
-        late = time.monotonic() - self._last >= self._seconds
-        many = self._batches is not None and counted - self._written >= self._batches
-        if self.path is None or statistics is None or not (late or many):
+    def _note(self, number: int, batch: Any) -> None:
+        """Keep the digest of a batch, in place of those that are no longer needed."""
+        total = hashlib.sha256()
+        self._unreadable |= _digest(batch, total, {})
+        self._digests.pop(number - 2 if number > 3 else 0, None)
+        self._digests[number] = total.hexdigest()
+
+    def _other_data(self) -> ValueError:
+        return ValueError(
+            f"The data, or their order or batch size, are not those of the {self.counted} "
+            f"batches in {self.path}. Use shuffle=False or a seeded generator. {_ANEW}"
+        )
+
+    def tick(self, batches: int, statistics: Statistics, look: Callable[[], None]) -> None:
+        """Write the statistics of so many batches if it is time, after a last `look` at them."""
+        late = time.monotonic() - self._written_at >= self._seconds
+        many = self._batches is not None and batches - self._written_batches >= self._batches
+        if self.path is None or not (late or many):
             return
         look()
-        given, digest = self.snapshot(statistics), self._digests[counted - self._seen + 1]
-        own = {"batches": counted, "digest": digest, "asked": self._asked}
-        self._try(replace(given, header=given.header | {UNFINISHED: own}).write)
-        self._last, self._written = time.monotonic(), counted
+        snapshot = self.snapshot(statistics)
+        unfinished = {
+            "batches": batches,
+            "first": self._digests[1],
+            "last": self._digests[batches],
+            "asked": self._asked,
+        }
+        self._try(replace(snapshot, header={**snapshot.header, UNFINISHED: unfinished}).write)
+        self._written_at, self._written_batches = time.monotonic(), batches
 
     def done(self) -> None:
         """Remove the file, where there is one: the fit is complete."""

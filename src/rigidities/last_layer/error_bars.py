@@ -12,7 +12,6 @@ from ..calibration.calibration import Calibration, Given
 from ..calibration.conformal import BoundConformal, group_labels
 from ..data.batches import Batch
 from ..data.finiteness import Again, require_finite
-from ..data.row_sample import SampledRows
 from ..models.modes import unmixed
 from ..posterior.posterior import Posterior
 from ..posterior.quadratic import QuadraticForm
@@ -22,6 +21,7 @@ from ..prediction.law import Law, StudentT, Tilted
 from ..prediction.noise import GivenNoise, NoNoise
 from ..prediction.prediction import Prediction
 from .readout.reading import Reading, SampleWeight
+from .statistics.row_sample import SampledRows
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,9 @@ from .._version import __version__
 from ..calibration.calibration import Calibration, Given, Wanted
 from ..calibration.conformal import Groups
 from ..calibration.report import CalibrationReport
-from ..data.batches import KINDS, Batch
+from ..data.batches import Batch
 from ..data.feed import Feed
-from ..data.row_sample import RowSample
-from ..data.sketch import RowSketch, fingerprint
+from ..data.sketch import fingerprint
 from ..data.slots import InputName
 from ..data.storage import Snapshot, prefixed, unprefixed
 from ..losses import NAMED, Loss
@@ -27,10 +26,10 @@ from ..models.calling import Source
 from ..models.shadow import placement
 from ..models.threads import Lock
 from ..notices import NO_FIT, NotFittedError, notify, require, require_kinds
-from ..posterior.gram import Gram, PrecisionLike
+from ..posterior.gram import PrecisionLike
 from ..posterior.posterior import Posterior
 from ..posterior.root import gram_kind
-from .accumulation import Statistics, Weighing, accumulate, settled
+from .accumulation import Weighing, accumulate, settled
 from .checkpoint import Checkpoint
 from .distributed import Job, job
 from .error_bars import ErrorBars
@@ -45,6 +44,8 @@ from .merging import combined, identity, named, require_alike, require_apart
 from .readout.binding import Binding, model_fingerprint
 from .readout.tap import AnyTap
 from .refit import Refitted, refitted
+from .statistics.parts import Plan
+from .statistics.statistics import Statistics
 from .validation import Validation, calibration_data, require_groups
 
 DEFAULT_RIDGE = 1e-6
@@ -133,44 +134,35 @@ class Learnt:
 
     def to(self, device: torch.device) -> Learnt:
         """The same on another device; statistics stay float64."""
-        known, posterior = self.statistics, self.factorised
-        sample = None if known.sample is None else known.sample.to(device)
+        posterior = self.factorised
         return replace(
             self,
-            statistics=replace(known, gram=known.gram.to(device), sample=sample),
+            statistics=self.statistics.to(device),
             report=None if self.report is None else self.report.to(device),
             factorised=None if posterior is None else posterior.to(device),
         )
 
-    def snapshot(self, *, probes: bool = True, rows: bool = False, exact: bool = False) -> Snapshot:
-        """Everything but the model.
-
-        `probes`: with a few inputs of the fit; `rows`: with its sample; `exact`: as `Gram.state`.
-        """
-        known, report, tie = self.statistics, self.report, self.binding.snapshot(probes=probes)
-        tensors = prefixed("gram", known.gram.state(exact=exact))
-        tensors |= prefixed("sketch", known.sketch.state())
-        if rows or (exact and known.sample is not None):
-            if known.sample is None:
-                raise ValueError(
-                    "This fit keeps no rows: it had no targets or sample=0, or was loaded from a "
-                    "file without them. Call fit(x, y) again, or save with rows=False."
-                )
-            tensors |= prefixed("rows", known.sample.state())
-        if report is not None:
-            tensors |= prefixed("calibration", report.tensors())
+    def snapshot(self, *, probes: bool = True, rows: bool = False) -> Snapshot:
+        """Everything but the model; `probes`: with a few inputs of the fit, `rows`: its sample."""
+        if rows and self.statistics.sample is None:
+            raise ValueError(
+                "This fit keeps no rows: it had no targets or sample=0, or was loaded from a "
+                "file without them. Call fit(x, y) again, or save with rows=False."
+            )
+        tie = self.binding.snapshot(probes=probes)
+        statistics = self.statistics.snapshot(rows=rows)
+        tensors = statistics.tensors | tie.tensors
         header = {
             "library": __version__,
-            "targets": known.targets,
-            "inputs": known.inputs,
-            "batch": known.kind,
-            "exact": known.exact,
-            **({"static": True} if exact and known.static else {}),
+            **statistics.header,
             "loss": _loss_state(self.weighing),
-            "calibration": None if report is None else report.header(),
-            **({} if known.columns is None else {"columns": known.columns}),
+            "calibration": None,
+            **tie.header,
         }
-        return Snapshot(tensors | tie.tensors, header | tie.header)
+        if self.report is not None:
+            tensors |= prefixed("calibration", self.report.tensors())
+            header["calibration"] = self.report.header()
+        return Snapshot(tensors, header)
 
 
 class ReadoutFit:
@@ -203,7 +195,7 @@ class ReadoutFit:
         **options: Any,
     ) -> None:
         """Accumulate the Gram over the training data, and keep a `sample` of so many rows."""
-        kept, kind = RowSample(sample) if sample else None, gram_kind(method, precision)
+        plan = Plan(sample, precision=precision, gram=gram_kind(method, precision))
         choices = {"precision": precision, "method": method, "sample": sample}
         with self._alone(), self.job(group, "fit", weighing, **choices) as others:
             binding, begun = self._begun(checkpoint, others, weighing, choices)
@@ -211,13 +203,19 @@ class ReadoutFit:
             feed = replace(self.feed(weighing), inputs=None, kind=None, columns=names)
             options["passing"] = checkpoint.passing
             batches = feed(train, "fit", any_order=True, **_shown(options, others))
-            batches = others.checking(batches)
-            add = partial(accumulate, begun, binding.find, batches, weighing, tick=checkpoint.tick)
-            add = partial(add, sample=kept, precision=precision, kind=kind)
-            found = add(meanwhile=binding.close, counted=checkpoint.counted)
+            statistics = accumulate(
+                begun,
+                binding.find,
+                others.checking(batches),
+                weighing,
+                plan,
+                counted=checkpoint.counted,
+                after_block=checkpoint.tick,
+                meanwhile=binding.close,
+            )
             if others.size > 1:
-                binding, found = self._agreed(others, binding, found, weighing)
-            statistics = settled(found)
+                binding, statistics = self._agreed(others, binding, statistics, weighing)
+            statistics = settled(statistics)
             if self.target is None:
                 statistics.say_unlabelled()
             others.agree()
@@ -233,7 +231,12 @@ class ReadoutFit:
             asked = self._asked(weighing) | choices
             if learnt := checkpoint.resume(asked, others.part, partial(_learnt, unbound=tie)):
                 tie, statistics = learnt.binding, learnt.statistics
-            checkpoint.snapshot = lambda own: Learnt(tie, own, weighing).snapshot(exact=True)
+
+            def snapshot(so_far: Statistics) -> Snapshot:
+                rows = so_far.sample is not None
+                return Learnt(tie, so_far, weighing).snapshot(rows=rows)
+
+            checkpoint.snapshot = snapshot
         return tie, statistics
 
     def _agreed(
@@ -261,19 +264,25 @@ class ReadoutFit:
             weighing, own = learnt.known_weighing(), learnt.statistics
             batches = self.feed(weighing)(data, what, any_order=True, **_shown(options, others))
             batches = others.checking(batches)
-            apart = others.size > 1
+            alone = others.size == 1
             precision: PrecisionLike = "auto" if remove else own.gram.precision
-            known = own if remove or apart else own.clone()
-            add = partial(accumulate, known, lambda _: tap, batches, weighing, precision=precision)
-            found = add(apart=apart, remove=remove)
+            added = accumulate(
+                own.clone() if alone and not remove else None,
+                lambda _: tap,
+                batches,
+                weighing,
+                own.plan(precision),
+            )
 
             def fold(parts: Iterator[Statistics | None]) -> Statistics:
                 new = combined(parts)
-                if new is None or not (remove or apart):
+                if new is None or (alone and not remove):
                     return settled(new)
-                return own.without(new, check=check) if remove else settled(own.clone().merge(new))
+                if remove:
+                    return own.without(new, check=check)
+                return settled(own.clone().merge(new))
 
-            own = others.together(found, fold)
+            own = others.together(added, fold)
             others.agree()
             self._swap(learnt.with_rows(own))
 
@@ -534,22 +543,7 @@ def _learnt(given: Snapshot, unbound: Binding) -> Learnt:
     """What a snapshot holds; no weighing where the loss or weights were functions."""
     device, header = unbound.placement[0], given.header
     given = replace(given, tensors={name: t.to(device) for name, t in given.tensors.items()})
-    require_kinds(header, {"readout": dict, "targets": int, "inputs": int}, "the fit")
-    gram = Gram.from_state(unprefixed("gram", given.tensors))
-    sketch = RowSketch.from_state(unprefixed("sketch", given.tensors))
-    kind, exact = header.get("batch"), header.get("exact", True)
-    rows = unprefixed("rows", given.tensors)
-    sample = RowSample.from_state(rows) if rows else None
-    counts, static = (header["targets"], header["inputs"]), header.get("static", False) is True
-    names = header.get("columns")
-    require(names is None or type(names) is list, "the names of columns")
-    statistics = Statistics(gram, sketch, *counts, kind, exact, sample, static, names)
-    fits = gram.targets in (None, statistics.targets) and statistics.inputs >= 0
-    require(fits and statistics.targets > 0, "the number of targets or inputs")
-    if sample is not None:
-        shape = (sample.rows.features.shape[-1], sample.rows.mean.shape[1])
-        require(shape == (gram.width, statistics.targets), "the sample of rows")
-    require(kind in (None, *KINDS) and type(exact) is bool, "the kind of batches")
+    statistics = Statistics.from_snapshot(given)
     report = given.part("calibration", CalibrationReport.from_state)
     require(report is None or len(report.scale) == statistics.targets, "the calibration's scale")
     return Learnt(unbound.taken(given), statistics, _loss_from(header["loss"]), report)

@@ -7,14 +7,14 @@ the parts of a data set, fitted apart, give the fit to all of it, in any order.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any, TypeVar
 
 from ..calibration.gathering import Gathering
 from ..data.sketch import RowSketch
 from ..notices import notify
-from .accumulation import Statistics
+from .statistics.statistics import Statistics
 
 P = TypeVar("P", Statistics, Gathering)
 REMEDIES = {
@@ -70,7 +70,7 @@ def named(value: Any) -> str:
     return re.sub(r" at 0x[0-9A-Fa-f]+", "", repr(value))
 
 
-def require_apart(sketches: dict[str, RowSketch]) -> None:
+def require_apart(sketches: Mapping[str, RowSketch]) -> None:
     """Refuse parts that share a row, as far as the sketches of their rows tell."""
     for (name, mine), (other, theirs) in combinations(sketches.items(), 2):
         shared, _, judged = mine.overlap(theirs)

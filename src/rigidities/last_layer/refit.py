@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 
 from torch import Tensor, nn
 
@@ -18,13 +17,14 @@ from ..losses import MSE, Loss
 from ..models.shadow import independent, unwrapped
 from ..posterior.gram import Gram
 from ..posterior.posterior import Posterior
-from .accumulation import Statistics, Weighing, accumulate, settled
+from .accumulation import Weighing, accumulate, settled
 from .distributed import Job
 from .merging import combined
 from .readout.binding import Binding
 from .readout.cases import CASES
 from .readout.heads import own_parameters
 from .readout.tap import AnyTap, Tap
+from .statistics.statistics import Statistics
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,10 @@ def refitted(
     tap, judge, judged = _settable(model, binding.current(), weighing.loss), known.gram, None
     ridge, change, degrees = others.all(_best(tap, known.gram, posterior))[0]
     if valid is not None:
-        rows = partial(accumulate, known, lambda _: tap, others.checking(valid()), weighing)
-        found = rows(apart=True, precision=known.gram.precision)
-        new = settled(others.together(found, combined))
+        plan = known.plan(known.gram.precision)
+        batches = others.checking(valid())
+        part = accumulate(None, lambda _: tap, batches, weighing, plan)
+        new = settled(others.together(part, combined))
         judge, degrees, judged = new.gram, degrees * 0, new.gram.count
     before, after = (_rmse(gram, degrees) for gram in (judge, judge.after(change)))
     if valid is not None and add:

@@ -29,7 +29,6 @@ from ..calibration.summary import UNFITTED, summary
 from ..data.arrays import with_target
 from ..data.feed import Feed
 from ..data.finiteness import require_finite
-from ..data.row_sample import SIZE
 from ..data.slots import InputName, Slot
 from ..data.storage import Snapshot
 from ..losses import LossLike, loss_for, loss_name
@@ -66,6 +65,7 @@ from .readout.graph import copied_readout
 from .readout.reading import Reading, SampleWeight, read
 from .readout.tap import AnyTap
 from .refit import Refitted
+from .statistics.parts import SAMPLE
 from .wrapper import ModelWrapper
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class LastLayerRigidity(ModelWrapper):
         gradients: InputName = None,
         gradient_weight: GradientWeight | None = None,
         gradient_target: GradientTarget | None = None,
-        sample: int = SIZE,
+        sample: int = SAMPLE,
         precision: PrecisionLike = "auto",
         method: str = "gram",
         checkpoint: str | os.PathLike[str] | None = None,

@@ -21,14 +21,15 @@ from ..calibration.gathering import Gathering, Residuals
 from ..calibration.report import CalibrationReport
 from ..data.arrays import TARGET_KEYS
 from ..data.batches import Batch
-from ..data.sketch import RowSketch
+from ..data.sketch import RowSketch, row_hashes
 from ..posterior.posterior import Posterior
-from .accumulation import Statistics, Weighing
+from .accumulation import Weighing
 from .distributed import Job
 from .error_bars import head_inputs, noise_variances
 from .merging import combined
 from .readout.reading import Reading, read
 from .readout.tap import AnyTap
+from .statistics.statistics import Statistics
 
 Parts = tuple[Gathering | None, ...]
 MOST = 1 << 15
@@ -64,13 +65,15 @@ class Validation:
             try:
                 reading, hashes = read(self.tap, batch), None
                 if compared or self.hashed:
-                    hashes, _ = reading.hashes(batch, known.sketch, exact=known.exact)
+                    hashes = reading.hashes(batch)
                 self._add(found, batch, reading, hashes)
             except ValueError as problem:
                 raise ValueError(f"Batch {number}: {problem}") from problem
-            if hashes is not None:
-                found.sketch.add(hashes)
-            if compared and hashes is not None:  # rows that stand in the training data too
+            if hashes is None:
+                found.sketch.void()
+                continue
+            found.sketch.add(hashes)
+            if compared and known.sketch.judges:  # rows that stand in the training data too
                 found.count(hashes.numel(), known.sketch.shared(hashes))
         return found
 
@@ -191,7 +194,10 @@ class Validation:
         kept = {"mean": mean}
         if self.full or self.hashed or self.groups is not None:
             kept["inputs"] = head_inputs(reading.detached())
-        if self.hashed and hashes is not None:
+        if self.hashed:
+            if hashes is None:  # no input row of their own: known by their bits
+                hashes = row_hashes([features, target], len(features))
+            assert hashes is not None
             kept["hashes"] = hashes.repeat_interleave(len(mean) // len(hashes))
         if self.groups is not None:
             labels = group_labels(self.groups, batch.raw, reading.output)

@@ -105,6 +105,11 @@ class Gram:
         self._spots = self.zeros.new_zeros(3, dtype=torch.float64) if precision == "mixed" else None
         self._short: _Short | None = None
 
+    @classmethod
+    def preferred_rows(cls, width: int) -> int:
+        """How many rows an update should bring at least on a CPU, to be fast."""
+        return 512
+
     @property
     def device(self) -> torch.device:
         """Where the sums live."""

@@ -108,8 +108,7 @@ class Binding:
                 raise ValueError(f"{reason} {error}") from error
         self._tied, self._met = (tap, Watch(self.model)), batch
         self._before = _written(self.model)
-        if not batch.kept:
-            self.seal()
+        self.seal()
         return tap
 
     def seal(self) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ...data.batches import Batch
-from ...data.sketch import RowSketch, near_hashes, row_hashes
+from ...data.sketch import near_hashes, row_hashes
 from ...posterior.gram import with_ones
 
 SampleWeight = Callable[[Any], Tensor]
@@ -81,14 +81,6 @@ class Reading:
         output, inputs = self.output.detach(), self.inputs.detach()
         return replace(self, output=output, inputs=inputs, counts=counts)
 
-    def bare(self) -> Reading:
-        """The same without features, but for a column of ones."""
-        return replace(self, inputs=self.inputs[..., :0])
-
-    def copied(self) -> Reading:
-        """The same in memory of its own."""
-        return replace(self, output=self.output.clone(), inputs=self.inputs.clone())
-
     def rows(self, tensor: Tensor) -> Tensor:
         """A tensor shaped like the output as (M, K)."""
         if self.order is not None:
@@ -156,20 +148,15 @@ class Reading:
             )
         return self.rows(given.reshape(-1, *[1] * (output.ndim - 1)).expand(output.shape))
 
-    def hashes(self, batch: Batch, held: RowSketch | None, *, exact: bool) -> tuple[Tensor, bool]:
-        """One hash per row of input and target, and whether it is the same in every batch.
+    def hashes(self, batch: Batch) -> Tensor | None:
+        """One hash per sample, of its inputs and target, (N,).
 
-        Where inputs have not one row per output, as atoms of several structures (or those before
-        had not: `exact`), it is not: features and target are hashed, to be looked up in `held`.
+        None where inputs have not one row per output, as atoms of several structures.
         """
         values = tree_leaves([batch.args, batch.kwargs])
-        values += [] if batch.target is None else [batch.target]
-        hashes = row_hashes(values, len(self.output)) if exact else None
-        if hashes is not None:
-            return hashes, True
-        target = self.target_rows(batch.target)
-        # as wide in float64, to which a model may have been cast
-        return near_hashes(self.features, target, max(1 / 128, 25 * self._digits), held), False
+        if batch.target is not None:
+            values.append(batch.target)
+        return row_hashes(values, len(self.output))
 
     def identities(self, batch: Batch) -> Tensor:
         """A hash (M,) by which a row of outputs is known again, in any batch and order.
@@ -181,7 +168,7 @@ class Reading:
         shape = self.output.shape  # len would fix it in a graph
         hashes = row_hashes(tree_leaves([batch.args, batch.kwargs]), shape[0])
         if hashes is None:
-            return near_hashes(self.features, None, self._digits**0.5, None)
+            return near_hashes(self.features, self._digits**0.5)
         places = torch.arange(shape[1:].numel(), device=hashes.device)
         return self.rows((hashes[:, None] + places).reshape(shape))[:, 0]
 

@@ -7,20 +7,41 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rigidities.data import row_sample
-from rigidities.data.row_sample import RowSample, output_hashes
-from rigidities.data.sketch import NO_LIMIT
-from rigidities.notices import DamagedError
+from rigidities.data.sketch import NO_LIMIT, output_hashes
+from rigidities.last_layer.readout.reading import Reading
+from rigidities.last_layer.statistics import row_sample
+from rigidities.last_layer.statistics.block import BatchRange, Block
+from rigidities.last_layer.statistics.parts import Plan
+from rigidities.last_layer.statistics.row_sample import RowSample
 from tests.support.refusals import refused
 
 
 def add(sample, hashes, weighted=False):
     """Rows whose every column tells the hash."""
     hashes = torch.tensor(hashes, dtype=torch.int64).reshape(-1)
+    block = block_of(hashes, weighted)
+    if len(hashes):
+        sample.update(block)
+    return block
+
+
+def block_of(hashes, weighted=False):
     columns = columns_of(hashes)
-    extra = {"importance": columns["weight"] + 1} if weighted else {}
-    sample.add(hashes, **columns, **extra)
-    return columns
+    mean = columns["mean"]
+    shape = torch.Size(mean.shape)
+    reading = Reading(mean, columns["features"], shape, -1, counts=columns["counts"])
+    block = Block(
+        reading=reading,
+        target=mean.double() + columns["residual"],
+        weights=columns["weight"],
+        importance=columns["weight"] + 1 if weighted else None,
+        inputs=[],
+        batches=BatchRange(0, (len(hashes),)),
+        given_hashes=hashes,
+    )
+    if weighted:
+        vars(block)["row_hashes"] = hashes  # which the importance would change
+    return block
 
 
 def columns_of(hashes):
@@ -43,7 +64,8 @@ def merged(sample, other):
 
 
 def waiting(sample):
-    return len(sample.hashes) + sum(len(hashes) for hashes, *_ in sample._pending)
+    recent = sample._recent
+    return len(sample.hashes) + (0 if recent is None else len(recent.table().hashes))
 
 
 def lowest(hashes, size, limit=NO_LIMIT):
@@ -63,7 +85,8 @@ def check(sample, expected):
     whole = columns_of(torch.tensor(list(copies), dtype=torch.int64))
     for name, column in sample.columns.items():
         assert torch.equal(column, whole[name]), name
-    assert len(sample.rows.mean) == sum(copies.values())
+    if copies:
+        assert len(sample.rows.mean) == sum(copies.values())
 
 
 HASHES = st.lists(st.integers(0, 40), max_size=60)
@@ -80,13 +103,10 @@ def test_order_and_batches_do_not_change_the_rows_of_lowest_hash(hashes, size, b
 
 def test_of_a_large_batch_only_what_fits_is_copied():
     sample = RowSample(5)
-    queued = []
-    sample._queue = lambda hashes, *rest: queued.append(len(hashes))
     add(sample, list(range(1000, 0, -1)))
-    assert queued == [5]
-    del sample._queue
+    assert waiting(sample) == 5
     add(sample, list(range(1000, 0, -1)))
-    check(sample, lowest(range(1, 1001), 5))
+    check(sample, lowest([*range(1, 1001)] * 2, 5))
 
 
 @settings(deadline=None)
@@ -108,25 +128,28 @@ def test_what_is_taken_out_leaves_all_other_rows_below_the_limit(hashes, size, d
     whole = sample_of(hashes, size)
     removed = RowSample(size, whole.limit)
     add(removed, out)
-    check(whole.without(removed)[0], (lowest(rest, 99, whole.limit)[0], whole.limit))
+    check(whole.without(removed), (lowest(rest, 99, whole.limit)[0], whole.limit))
     check(whole, lowest(hashes, size))
-    check(merged(whole.without(removed)[0], removed), lowest(hashes, size))
+    check(merged(whole.without(removed), removed), lowest(hashes, size))
 
 
 def test_rows_that_were_never_held_are_passed_over():
-    left, lacking, _ = sample_of([3, 1, 4, 4], 9).without(sample_of([1, 1, 5, 4], 9))
-    assert lacking == 2
+    whole, removed = sample_of([3, 1, 4, 4], 9), sample_of([1, 1, 5, 4], 9)
+    assert whole.lacking(removed) == (2, 4)
+    left = whole.without(removed)
     check(left, ({3: 1, 4: 1}, NO_LIMIT))
 
 
 def test_wide_rows_are_fewer(monkeypatch):
     monkeypatch.setattr(row_sample, "LARGEST", 3 * 5 + 2)
-    check(sample_of(list(range(30, 0, -1)), 12), lowest(range(1, 31), 5))
+    block = block_of(torch.arange(3))
+    assert RowSample.begin(block, Plan(12)).size == 5
+    assert RowSample.begin(block, Plan(0)) is None
 
 
 def test_rows_are_copied_when_they_come_in():
     sample = RowSample()
-    add(sample, [2, 1])["features"].zero_()
+    add(sample, [2, 1]).features.zero_()
     check(sample, ({1: 1, 2: 1}, NO_LIMIT))
 
 
@@ -162,7 +185,7 @@ def test_rows_with_and_without_sample_weights_do_not_mix():
 
 @pytest.mark.parametrize("size", [-1, 1.5, True, None, "8"])
 def test_the_size_is_a_whole_number(size):
-    refused("whole number of rows, 0 for none", RowSample, size)
+    refused("whole number of rows, 0 for none", Plan, size)
 
 
 def test_several_rows_of_an_input_have_hashes_of_their_own():
@@ -188,22 +211,15 @@ def test_a_sample_comes_back_from_its_state():
     check(merged(again, sample_of([1], 3)), lowest([5, 6, 6, 2, 1], 3, 9))
 
 
-WRONG = {
-    "hashed.size": [torch.tensor(-1), torch.tensor(2)],
-    "hashed.limit": [torch.tensor([6]), torch.tensor([9.0])],
-    "hashed.hashes": [torch.tensor([5, 2, 6]), torch.tensor([2, 5]), torch.tensor([2.0, 5, 6])],
-    "hashed.counts": [torch.tensor([1, 0, 1]), torch.ones(2, dtype=torch.int64)],
-    "columns.features": [torch.full((3, 3), torch.nan), torch.ones(2, 3), torch.ones(3)],
-    "columns.mean": [torch.ones(2, 1), torch.ones(3, 2), torch.full((3, 1), torch.inf)],
-    "columns.residual": [torch.ones(3, 1), torch.full((3, 1), torch.inf, dtype=torch.float64)],
-    "columns.weight": [-torch.ones(3, 1), torch.ones(3, 2), torch.full((3, 1), torch.nan)],
-    "columns.counts": [torch.ones(2, 1), torch.full((3, 1), torch.nan)],
-}
-
-
-@pytest.mark.parametrize(("name", "value"), [(k, v) for k in WRONG for v in WRONG[k]])
-def test_states_of_no_sample_are_refused(name, value):
-    state = sample_of([2, 5, 6, 9], 3).state()
-    assert name in state
-    with pytest.raises(DamagedError):
-        RowSample.from_state(state | {name: value})
+def test_rows_of_other_targets_or_without_residuals_lose_the_sample():
+    sample = sample_of([5, 6], 9)
+    block = block_of(torch.tensor([1]))
+    vars(block)["residual"] = torch.zeros(1, 2)
+    sample.update(block)
+    assert sample.lost and sample.state() == {}
+    add(sample, [3])
+    assert sample.lost and not len(sample.hashes)
+    whole = sample_of([5, 6], 9)
+    whole.merge(sample)
+    assert whole.lost
+    assert sample_of([1], 9).without(sample) is None

@@ -1,0 +1,98 @@
+"""The Gram of the features and the products with the residuals, block by block."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ...posterior.gram import Gram, precision_for
+from ...posterior.memory import require_memory
+from .block import Block
+from .parts import Part, Plan
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class GramSums(Part):
+    """The Gram as a part of a fit's statistics; rows of derivatives count in it as well."""
+
+    def __init__(self, gram: Gram) -> None:
+        self.gram = gram
+
+    @classmethod
+    def begin(cls, block: Block, plan: Plan) -> Self:
+        """An empty Gram, of the features' width, on their device."""
+        reading = block.reading
+        # Features that differ between targets need a Gram for each.
+        targets = reading.inner[reading.axis] if block.layout == "separate" else None
+        width = block.features.shape[-1] + reading.ones
+        device = block.features.device
+        precision = precision_for(plan.precision if plan.gram is Gram else "double", block.features)
+        require_memory(plan.gram.copies, width, targets, device)
+        return cls(plan.gram(width, targets=targets, device=device, precision=precision))
+
+    def update(self, block: Block) -> None:
+        """Add the products of the block's rows."""
+        reading = block.reading
+        features, weights, residuals = _flat(
+            block.layout, block.features, block.weights, block.counted_residual
+        )
+        width = features.shape[-1] + reading.ones
+        if width != self.gram.width:
+            raise ValueError(
+                f"the readout has {width} features here and {self.gram.width} in the data before. "
+                "All batches must pass through the same readout."
+            )
+        if weights is not None and weights.shape[1] > 1 and self.gram.targets is None:
+            self.gram = self.gram.expand(weights.shape[1])
+        self.gram.update(features, weights, residuals, ones=reading.ones)
+        for rows in block.derivatives:
+            features, weights, residuals = _flat(block.layout, *rows)
+            self.gram.update(features, weights, residuals, moments=residuals is not None)
+
+    def merge(self, other: GramSums) -> None:
+        """Add the sums of other rows."""
+        mine, theirs = self.gram, other.gram
+        if mine.targets is None and theirs.targets is not None:
+            mine = mine.expand(theirs.targets)
+        elif mine.targets is not None and theirs.targets is None:
+            theirs = theirs.expand(mine.targets)
+        self.gram = mine.merge(theirs)
+
+    def without(self, removed: GramSums) -> GramSums:
+        """The sums of the rows that are left."""
+        return GramSums(self.gram.without(removed.gram))
+
+    def after(self, change: Tensor) -> GramSums:
+        """The same rows with the residuals of changed weights."""
+        return GramSums(self.gram.after(change))
+
+    def to(self, device: torch.device) -> GramSums:
+        """A copy on a device; the sums stay float64."""
+        return GramSums(self.gram.to(device))
+
+    def state(self) -> dict[str, Tensor]:
+        """The sums."""
+        return self.gram.state()
+
+    @classmethod
+    def from_state(cls, state: dict[str, Tensor]) -> GramSums:
+        """The sums that `state` came from."""
+        return GramSums(Gram.from_state(state))
+
+
+def _flat(
+    layout: str, features: Tensor, weights: Tensor | None, residuals: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Joint features (M, K, P) as (M K, P): each target's row is a row of the one Gram."""
+    if layout != "joint":
+        return features, weights, residuals
+    rows, targets = features.shape[:2]
+    if weights is not None:
+        weights = weights.expand(rows, targets).reshape(-1, 1)
+    if residuals is not None:
+        residuals = residuals.reshape(-1, 1)
+    return features.flatten(0, 1), weights, residuals
