@@ -116,7 +116,7 @@ def test_two_samples_merge_to_that_of_the_union(left, right, size, other):
     check(both, lowest(left + right, size))
     few = sample_of(right, other)
     both = merged(sample_of(left, size), few)
-    check(both, lowest(left + right, size, few.limit))
+    check(both, lowest(left + right, min(size, other), few.limit))
 
 
 @settings(deadline=None)

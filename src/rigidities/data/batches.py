@@ -101,7 +101,7 @@ class Reader:
         return replace(self, columns=arrays.agreed(given, self.columns))
 
     def batches(self, raws: Iterable[Any], total: int | None, cut: bool) -> Iterator[Batch]:
-        """All of them taken apart; `total` is their number of samples, `cut` as in `raw_batches`."""
+        """All of them taken apart; `total` samples where known, `cut` as `raw_batches` says."""
         read = self
         for raw in raws:
             rows = columns(raw)[0].shape[0] if cut else None
@@ -260,17 +260,29 @@ def sample_total(data: Any) -> int | None:
     Of a list of batches, their first tensors' rows, which may be no samples (atoms).
     """
     if isinstance(data, DataLoader):
-        sized = isinstance(data.sampler, Sized) and not isinstance(data.dataset, IterableDataset)
-        return len(data.sampler) if sized and data.batch_size is not None else None
-    if not isinstance(data, list):
-        return None
-    total = 0
-    for raw in data:
-        first = raw[0] if isinstance(raw, (tuple, list)) and raw else raw
-        if not isinstance(first, Tensor) or not first.shape:
+        sampler: Any = data.sampler
+        if data.batch_size is None or isinstance(data.dataset, IterableDataset):
             return None
-        total += first.shape[0]
-    return total
+        return len(sampler) if isinstance(sampler, Sized) else None
+    if isinstance(data, Dataset):
+        sized = isinstance(data, Sized) and not isinstance(data, IterableDataset)
+        return len(data) if sized else None  # type: ignore[arg-type]
+    if isinstance(data, list):
+        sizes = [_first_length(raw) for raw in data]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
+    if isinstance(data, (Tensor, tuple, Mapping)) or is_array(data):
+        return _first_length(data)
+    return None
+
+
+def _first_length(data: Any) -> int | None:
+    """Rows of the first tensor or array of a batch or data set; None where it has none."""
+    if isinstance(data, Mapping):
+        data = tuple(data.values())
+    if isinstance(data, (tuple, list)):
+        data = data[0] if data else None
+    shape: Any = getattr(data, "shape", ())
+    return int(shape[0]) if len(shape) else None
 
 
 def _whole(data: Any, *, any_order: bool) -> Any:

@@ -96,21 +96,27 @@ class Checkpoint:
             yield from batches
             return
         number = 0
+        same = True
         for number, batch in enumerate(batches, 1):
             if number == 1 or number >= self.counted:
                 self._note(number, batch)
-            if number == 1 and self.counted and self._digests[1] != self._expected["first"]:
-                raise self._other_data()
-            if number == self.counted and self._digests[number] != self._expected["last"]:
-                raise self._other_data()
+            if number == 1 and self.counted:
+                same = self._digests[1] == self._expected["first"]
+            if number == self.counted:
+                same = same and self._digests[number] == self._expected["last"]
+            if not same:
+                break
             if number > self.counted:
                 yield batch
-        if number < self.counted:
-            raise self._other_data()
         if self._unreadable:
             notify(
                 "The order of the data was checked without what their batches hold as "
                 f"{', '.join(sorted(self._unreadable))}, which cannot be compared."
+            )
+        if not same or number < self.counted:
+            raise ValueError(
+                f"The data, or their order or batch size, are not those of the {self.counted} "
+                f"batches in {self.path}. Use shuffle=False or a seeded generator. {_ANEW}"
             )
 
     def _note(self, number: int, batch: Any) -> None:
@@ -119,12 +125,6 @@ class Checkpoint:
         self._unreadable |= _digest(batch, total, {})
         self._digests.pop(number - 2 if number > 3 else 0, None)
         self._digests[number] = total.hexdigest()
-
-    def _other_data(self) -> ValueError:
-        return ValueError(
-            f"The data, or their order or batch size, are not those of the {self.counted} "
-            f"batches in {self.path}. Use shuffle=False or a seeded generator. {_ANEW}"
-        )
 
     def tick(self, batches: int, statistics: Statistics, look: Callable[[], None]) -> None:
         """Write the statistics of so many batches if it is time, after a last `look` at them."""

@@ -32,6 +32,11 @@ REMEDIES = {
 }
 """What parts must agree in, and what to do where they do not."""
 
+UNJUDGED = (
+    "Whether {} share rows cannot be judged: outputs have no input row of their own (atoms of "
+    "structures). Make sure that each row is in one of them alone."
+)
+
 
 def identity(readout: dict[str, Any], statistics: Statistics, loss: Any) -> dict[str, Any]:
     """What parts must agree in, as JSON holds it; `loss` as a file has it, None for functions."""
@@ -72,6 +77,9 @@ def named(value: Any) -> str:
 
 def require_apart(sketches: Mapping[str, RowSketch]) -> None:
     """Refuse parts that share a row, as far as the sketches of their rows tell."""
+    if any(sketch.limit == 0 for sketch in sketches.values()):
+        notify(UNJUDGED.format("the parts"))
+        return
     for (name, mine), (other, theirs) in combinations(sketches.items(), 2):
         shared, _, judged = mine.overlap(theirs)
         if shared:
@@ -89,7 +97,7 @@ def combined(parts: Iterable[P | None]) -> P | None:
     Raises:
         ValueError: half of a process's rows, or more, stand in the data of others too.
     """
-    whole, repeated = None, 0
+    whole, repeated, unjudged = None, 0, False
     for rank, part in enumerate(parts):
         if whole is None or part is None:
             whole = part if whole is None else whole
@@ -104,7 +112,10 @@ def combined(parts: Iterable[P | None]) -> P | None:
                 "repeat rows, fit each part so, and merge them with check=False."
             )
         repeated += shared
+        unjudged = unjudged or whole.sketch.limit == 0 or part.sketch.limit == 0
         whole.merge(part)
+    if unjudged:
+        notify(UNJUDGED.format("processes"))
     if repeated:
         notify(
             f"Some rows ({repeated} by their hashes) stand in the data of several processes, and "

@@ -34,6 +34,10 @@ from .statistics.statistics import Statistics
 Parts = tuple[Gathering | None, ...]
 MOST = 1 << 15
 """Rows that the full model is fitted to at most."""
+UNJUDGED = (
+    "Whether these rows stand in the training data too cannot be judged: outputs have no input row "
+    "of their own (atoms of structures). Make sure that they do not."
+)
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,8 @@ class Validation:
             if rows is not None and self.wanted.criterion != "loo":
                 said = remarks(report, rows, self.posterior.eigenvalues)
                 report = replace(report, remarks=[*said, *report.remarks])
+            if rows is not None and not self.wanted.left_out and not rows.samples:
+                report = replace(report, remarks=[*report.remarks, UNJUDGED])
             if apart is None:
                 return report
             return self.guaranteed(report, apart, groups, merge_groups)

@@ -1,0 +1,119 @@
+"""A statistic is one class: the fit adds it up, merges, saves, resumes, forgets and shares it."""
+
+import pytest
+import torch
+from torch import nn
+
+import rigidities as rg
+from rigidities.last_layer.statistics import statistics
+from rigidities.last_layer.statistics.parts import Part
+from tests.support import jobs
+
+
+class TargetSum(Part):
+    """A toy: the number of rows and the sum of each target."""
+
+    def __init__(self, count, total):
+        self.count, self.total = count, total
+
+    @classmethod
+    def begin(cls, block, plan):
+        targets = block.reading.inner[block.reading.axis]
+        return cls(torch.zeros(()), torch.zeros(targets, dtype=torch.float64))
+
+    def update(self, block):
+        self.count = self.count + block.rows
+        self.total = self.total + block.reading.rows(block.target).double().sum(0)
+
+    def merge(self, other):
+        self.count = self.count + other.count
+        self.total = self.total + other.total
+
+    def without(self, removed):
+        return TargetSum(self.count - removed.count, self.total - removed.total)
+
+    def state(self):
+        return {"count": self.count, "total": self.total}
+
+    @classmethod
+    def from_state(cls, state):
+        return cls(state["count"], state["total"])
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    monkeypatch.setitem(statistics.PARTS, "targets", TargetSum)
+
+
+def made():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+    return model, torch.randn(900, 3), torch.randn(900, 2)
+
+
+def sums(uq):
+    part = uq._fit.learnt.statistics.parts["targets"]
+    return torch.cat([part.count.reshape(1).double(), part.total])
+
+
+def dense(y):
+    return torch.cat([torch.tensor([float(len(y))]).double(), y.double().sum(0)])
+
+
+@pytest.mark.parametrize("size", [7, 300, 900])
+def test_it_sees_every_row_once_whatever_the_batches(size):
+    model, x, y = made()
+    uq = rg.LastLayerRigidity(model).fit((x, y), batch_size=size)
+    torch.testing.assert_close(sums(uq), dense(y))
+
+
+def test_it_is_added_to_taken_from_and_merged():
+    model, x, y = made()
+    uq = rg.LastLayerRigidity(model).fit((x[:500], y[:500]))
+    uq.partial_fit((x[500:700], y[500:700]))
+    torch.testing.assert_close(sums(uq), dense(y[:700]))
+    uq.forget((x[:100], y[:100]))
+    torch.testing.assert_close(sums(uq), dense(y[100:700]))
+    uq.merge(rg.LastLayerRigidity(model).fit((x[700:], y[700:])))
+    torch.testing.assert_close(sums(uq), dense(y[100:]))
+
+
+def test_it_is_saved_and_loaded(tmp_path):
+    model, x, y = made()
+    uq = rg.LastLayerRigidity(model).fit((x, y))
+    uq.save(tmp_path / "uq.safetensors")
+    again = rg.LastLayerRigidity.load(tmp_path / "uq.safetensors", model)
+    assert torch.equal(sums(again), sums(uq))
+
+
+def test_it_is_resumed_after_an_interruption(tmp_path, monkeypatch):
+    monkeypatch.setattr("rigidities.last_layer.statistics.block._CPU_BYTES", 1)
+    model, x, y = made()
+
+    def batches(stop):
+        for i in range(0, stop, 100):
+            yield x[i : i + 100], y[i : i + 100]
+        if stop < len(x):
+            raise KeyboardInterrupt
+
+    path = tmp_path / "fit.ckpt.safetensors"
+    uq = rg.LastLayerRigidity(model)
+    with pytest.raises(KeyboardInterrupt):
+        uq.fit(batches(700), checkpoint=path, checkpoint_batches=1)
+    assert path.exists()
+    uq.fit(batches(900), checkpoint=path)
+    torch.testing.assert_close(sums(uq), dense(y))
+
+
+def shared(rank, size):
+    statistics.PARTS["targets"] = TargetSum  # in this process
+    model, x, y = made()
+    uq = rg.LastLayerRigidity(model).fit(rg.shard((x, y), rank, size))
+    return sums(uq)
+
+
+def test_it_is_reduced_over_the_processes_of_a_job():
+    _, _, y = made()
+    first, *others = jobs.values(shared, 3)
+    torch.testing.assert_close(first, dense(y))
+    assert all(torch.equal(one, first) for one in others)
