@@ -34,7 +34,7 @@ REMEDIES = {
 
 UNJUDGED = (
     "Whether {} share rows cannot be judged: outputs have no input row of their own (atoms of "
-    "structures). Make sure that each row is in one of them alone."
+    "structures), or batches are objects. Make sure that each row is in one of them alone."
 )
 
 

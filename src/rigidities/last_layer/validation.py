@@ -36,7 +36,7 @@ MOST = 1 << 15
 """Rows that the full model is fitted to at most."""
 UNJUDGED = (
     "Whether these rows stand in the training data too cannot be judged: outputs have no input row "
-    "of their own (atoms of structures). Make sure that they do not."
+    "of their own (atoms of structures), or batches are objects. Make sure that they do not."
 )
 
 

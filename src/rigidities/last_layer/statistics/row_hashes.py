@@ -36,8 +36,9 @@ class RowHashes(RowSketch, Part):
         if not self.judges:
             raise ValueError(
                 "The rows of this fit cannot be recognised: its outputs have no input row of "
-                "their own (atoms of structures). Pass check=False to take rows out unasked, "
-                "exactly as they were added; the sample of rows is then dropped."
+                "their own (atoms of structures), or its batches were objects. Pass check=False to "
+                "take rows out unasked, exactly as they were added; the sample of rows is then "
+                "dropped."
             )
         lacking, judged = self.lacking(removed)
         if lacking:
