@@ -145,10 +145,10 @@ class Learnt:
     def snapshot(self, *, probes: bool = True, rows: bool = False, exact: bool = False) -> Snapshot:
         """Everything but the model.
 
-        `probes`: with a few inputs of the fit; `rows`: with its sample; `exact`: as `Gram.state`.
+        `probes`: with a few inputs; `rows`: with the sample; `exact`: with what lets a fit go on.
         """
         known, report, tie = self.statistics, self.report, self.binding.snapshot(probes=probes)
-        tensors = prefixed("gram", known.gram.state(exact=exact))
+        tensors = prefixed("gram", known.gram.state())
         tensors |= prefixed("sketch", known.sketch.state())
         if rows or (exact and known.sample is not None):
             if known.sample is None:
