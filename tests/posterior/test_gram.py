@@ -1,5 +1,7 @@
 """The Gram: sums over rows, whatever the batching, the order or the weights."""
 
+import pickle
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from rigidities import Gram
 from rigidities.posterior.gram import JOINT_TARGETS
 from tests.support import oracle
+from tests.support.operations import Operations
 from tests.support.refusals import refused
 from tests.support.tensors import normal
 
@@ -266,9 +269,11 @@ def test_a_copy_in_mixed_precision_goes_its_own_way():
         torch.testing.assert_close(one.matrix, times * gram_of(rows).matrix, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("wrong", ["weights", "few weights", "few residuals", "features"])
+@pytest.mark.parametrize(
+    "wrong", ["weights", "few weights", "few residuals", "wide residuals", "features"]
+)
 def test_many_rows_that_are_refused_leave_the_gram_as_it_was(wrong):
-    """Rows are cast in parts, and the fault lies in the last."""
+    """Rows are multiplied in parts, and the fault lies in the last."""
     gram = Gram(3)
     gram.update(torch.ones(5, 3), torch.ones(5), torch.ones(5))
     before, rows = gram.state(), 3000
@@ -278,10 +283,77 @@ def test_many_rows_that_are_refused_leave_the_gram_as_it_was(wrong):
         passed["weights"][-1] = -1.0
     elif wrong == "features":
         passed["features"] = torch.randn(rows, 4)
+    elif wrong == "wide residuals":
+        passed["residuals"] = torch.ones(rows, 2)
     else:
         name = wrong.removeprefix("few ")
         passed[name] = passed[name][:-7]
-    with pytest.raises((ValueError, RuntimeError)):
-        gram.update(**passed)
+    refused(f"{wrong.split()[-1]} must be", gram.update, **passed)
     for name, tensor in gram.state().items():
         assert torch.equal(tensor, before[name])
+
+
+# --- how an update works --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("precision", ["double", "mixed"])
+@pytest.mark.parametrize("ones", [False, True])
+@pytest.mark.parametrize("targets", [None, 2])
+def test_a_column_of_ones_and_weights_of_any_batch_leave_no_trace_in_the_next(
+    precision, ones, targets
+):
+    """Rows are laid out in memory that is used again."""
+    gram, rows, total = Gram(6, targets=targets, precision=precision), [], []
+    for seed, size in enumerate((700, 1024, 3, 1030)):
+        features, weights = normal(size, 6, seed=seed, dtype=torch.float32), None
+        if ones:
+            features[:, -1] = 1
+        if seed % 2:
+            weights = normal(size, seed=9 + seed).abs()
+        gram.update(features[:, :5] if ones else features, weights, ones=ones)
+        gram.update(features)
+        rows += [features.double(), features.double()]
+        total += [torch.ones(size, dtype=F64) if weights is None else weights, torch.ones(size)]
+    rows, total = torch.cat(rows), torch.cat(total)
+    expected = rows.T @ (rows * total[:, None])
+    if targets is not None:
+        expected = expected.expand(targets, 6, 6)
+    tolerance = 1e-12 if precision == "double" or targets is not None else 1e-6
+    torch.testing.assert_close(gram.matrix, expected, rtol=tolerance, atol=1000 * tolerance)
+
+
+def test_an_update_runs_few_operations_and_reads_no_value():
+    features, residuals = normal(1024, 50, dtype=torch.float32), normal(1024, 1)
+    for precision, most in (("double", 16), ("mixed", 28)):
+        gram = Gram(51, precision=precision)
+        gram.update(features, None, residuals, ones=True)
+        with Operations() as operations:
+            gram.update(features, None, residuals, ones=True)
+        assert len(operations.names) <= most
+        assert not [name for name in operations.names if "scalar_dense" in name or "nonz" in name]
+
+
+def test_a_gram_pickles_and_copies_without_its_scratch_memory():
+    gram = gram_of(normal(1000, 20, dtype=torch.float32))
+    assert gram._scratch is not None and gram.clone()._scratch is None
+    assert len(pickle.dumps(gram)) < 8 * 20 * 20 + 4000
+    assert torch.equal(pickle.loads(pickle.dumps(gram)).matrix, gram.matrix)
+
+
+def test_rows_may_come_in_every_mode_of_autograd():
+    rows = normal(9, 3, dtype=torch.float32).requires_grad_()
+    gram = Gram(3)
+    with torch.inference_mode():
+        gram.update(rows.detach().clone(), None, rows[:, 0])
+    gram.update(rows, rows[:, 0].square(), rows[:, 0])
+    assert not gram.matrix.requires_grad and not gram.cross.requires_grad
+    wide = rows.detach().double()
+    expected = wide.T @ (wide * (1 + wide[:, :1].square()))
+    torch.testing.assert_close(gram.matrix, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_no_rows_change_nothing():
+    gram = gram_of(normal(5, 3), None, normal(5, 1))
+    before = gram.clone().state()
+    gram.update(normal(0, 3))
+    torch.testing.assert_close(gram.state(), before, rtol=0, atol=0)

@@ -6,8 +6,11 @@ $$ G = \sum_i w_i f_i f_i^\top, \qquad b = \sum_i w_i f_i r_i^\top, \qquad
    S = \sum_i w_i r_i r_i^\top $$
 
 with the residuals $r_i$ where they are known. All are sums over rows, so batching, order and
-sharding change nothing but the rounding, and rows can be taken out again. Features are cast to
-float64 *before* the product: a float32 product loses every digit at a condition number of 1e4.
+sharding change nothing but the rounding, and rows can be taken out again.
+
+An update lays its rows out as $W^{1/2} [F, 1]$, multiplies them and adds the products to the sums
+at once. Features are cast to float64 *before* the product: a float32 product loses every digit at a
+condition number of 1e4.
 
 Mixed precision multiplies short blocks of rows in the features' own precision (half-precision ones
 are exact in the products of float32) and sums the blocks in float64. Of some blocks the error is
@@ -19,10 +22,10 @@ in the same direction, so errors are added up, in proportion to the blocks' trac
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import RLock
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -36,15 +39,32 @@ JOINT_TARGETS = 256
 
 Precision = Literal["double", "mixed"]
 PrecisionLike = Literal["auto", "double", "mixed"]
+
+HALVES = (torch.bfloat16, torch.float16)
+"""The half precisions."""
+
 _FAST_DOUBLE = {(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)}
 """Compute capabilities whose float64 is at most a few times slower than their float32."""
-_BUFFER_ROWS = 512
-_SHORT, _SHORT_SINGLE, _SHORT_HALF = 1024, 4096, 16384
-"""Rows that are cast at once; of a block in float32, at least, and in half precision."""
+
+_CPU_ROWS = 1024
+"""Rows that a CPU casts and multiplies at once, so that they stay in its cache."""
+_CUDA_NUMBERS = 1 << 25
+"""Numbers that an accelerator casts at once; 256 MiB in float64."""
+_SINGLE_ROWS = 4096
+"""Rows of a block in float32, at least; four times the width where that is more."""
+_HALF_ROWS = 16384
+"""Rows of a block in half precision."""
+_SIDE_ROWS = 1024
+"""Rows of a block where the residuals are multiplied in float32."""
+
+_ALIGNED = 8
+"""Rows are padded to a multiple of so many columns: tensor cores are slow on others."""
+
 _LEAST = 2.0**-26
 """Relative rounding of a block that is taken for granted: measured ones may be exact by chance."""
 _DIRECTIONS = 8
-"""In which the error of a block is measured: its norm within a quarter, so that it is doubled."""
+"""Directions along which a block's error is measured: its norm within a quarter, so it is
+doubled."""
 _ROUNDING = 1e-6
 """Share of a sum of squares by which a float32 model may miss it when it is called anew."""
 
@@ -93,21 +113,26 @@ class Gram:
         if precision not in ("double", "mixed"):
             raise ValueError(f"precision must be 'double' or 'mixed', got {precision!r}.")
         shape = (width, width) if targets is None else (targets, width, width)
-        self.width, self.targets, self.count = width, targets, 0
+        self.width = width
+        self.targets = targets
+        self.count = 0
         self.zeros = torch.zeros(shape[:-2], dtype=torch.int64, device=device)
         require_memory(1, width, targets, self.zeros.device)
         self.cross: Tensor | None = None
         self.square: Tensor | None = None
+        # G on and above the diagonal; what stands below it means nothing.
         self._upper = torch.zeros(shape, dtype=torch.float64, device=device)
-        self._buffer: list[Tensor] = []
-        self._buffered = 0
-        # error and trace of the measured blocks, trace of all that were multiplied in short
-        self._spots = self.zeros.new_zeros(3, dtype=torch.float64) if precision == "mixed" else None
-        self._short: _Short | None = None
+        # In mixed precision: error of the measured blocks, their trace, the trace of all blocks.
+        self._spots: Tensor | None = None
+        if precision == "mixed":
+            self._spots = torch.zeros(3, dtype=torch.float64, device=device)
+        self._blocks = 0  # that were multiplied in mixed precision
+        self._longest = 0  # rows of the longest block that was measured
+        self._scratch: Tensor | None = None  # where a CPU lays rows out, used again and again
 
-    @classmethod
-    def preferred_rows(cls, width: int) -> int:
-        """How many rows an update should bring at least on a CPU, to be fast."""
+    @staticmethod
+    def preferred_rows(width: int) -> int:
+        """Rows that an update should bring at least: fewer cost more time per row."""
         return 512
 
     @property
@@ -123,7 +148,6 @@ class Gram:
     @property
     def rounding(self) -> float:
         """Bound on the error of `matrix` by products in short, |dG|, as measured; 0 in double."""
-        self._flush()
         if self._spots is None:
             return 0.0
         error, measured, whole = self._spots.tolist()
@@ -141,15 +165,14 @@ class Gram:
     @property
     def matrix(self) -> Tensor:
         """The whole symmetric matrix, (D, D) or (T, D, D), float64."""
-        self._flush()
         return _mirrored(self._upper.triu())
 
     @property
     def diagonal(self) -> Tensor:
         """The diagonal, (D,) or (T, D)."""
-        self._flush()
         return self._upper.diagonal(dim1=-2, dim2=-1)
 
+    @torch.no_grad()
     def update(
         self,
         features: Tensor,
@@ -169,25 +192,29 @@ class Gram:
             moments: False for rows beside those whose residuals are of interest (derivatives
                 without targets): `square` goes on without them, `cross` is dropped.
             ones: whether the features lack their last column, which is one.
+
+        Raises:
+            ValueError: a shape does not fit, or a weight is negative or not finite. The sums are
+                then as they were.
         """
-        if ones and self.targets is not None:
-            features, ones = with_ones(features), False
-        if len(features) > (chunk := _chunk(features)):  # casts stay small
-            self._check_features(features, ones)  # all of it first: a failed call changes nothing
-            if weights is not None:
-                self._root(weights, len(features))
-            residuals = None if residuals is None else residuals.reshape(len(features), -1)
-            for i in range(0, len(features), chunk):
-                part = slice(i, i + chunk)
-                rest = (None if t is None else t[part] for t in (weights, residuals))
-                self.update(features[part], *rest, moments=moments, ones=ones)
+        rows = len(features)
+        self._check_features(features, ones)
+        root = None if weights is None else self._weight_root(weights, rows)
+        errors = None if residuals is None else self._errors(residuals, root, rows)
+        # All is checked: from here on the sums change.
+        if rows == 0:
             return
-        rows = self._rows(features, weights, residuals, ones)
-        self._add_moments(rows, moments)
-        self.count += rows.features.shape[0]
-        if rows.zeros is not None:
-            self.zeros += rows.zeros.reshape(self.zeros.shape)
-        self._add_rows(rows)
+        crossed = self.count == 0 or self.cross is not None
+        if not moments:
+            self.cross = errors = None
+        elif errors is None or (self.count > 0 and self.square is None):
+            self.cross = self.square = errors = None
+        for part in _parts(rows, self._rows_at_once(features), features, root, errors):
+            self._add(*part, ones=ones, crossed=crossed)
+        self.count += rows
+        if root is not None:
+            zeros = (root == 0).sum(0)  # (1,) or (T,)
+            self.zeros += zeros.expand(self.targets or 1).reshape(self.zeros.shape)
 
     def downdate(
         self,
@@ -279,73 +306,65 @@ class Gram:
 
     def to(self, device: torch.device | str) -> Gram:
         """An independent copy on another device; the sums stay float64."""
-        self._flush()
         gram = copy.copy(self)
-        gram._buffer, gram._short = [], None
-        held = {name: sums for name, sums in vars(self).items() if isinstance(sums, Tensor)}
-        vars(gram).update({name: sums.to(device, copy=True) for name, sums in held.items()})
+        for name, value in vars(gram).items():
+            if isinstance(value, Tensor):
+                setattr(gram, name, value.to(device, copy=True))
         return gram
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy or a pickle takes along: all but the scratch memory."""
+        return {**vars(self), "_scratch": None}
 
     def eigenbasis(self, penalty: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Eigenvalues, ascending, and eigenvectors of the matrix, to which a penalty is added."""
-        self._flush()
         upper = self._upper if penalty is None else self._upper + penalty
         check_finite(upper)
         require_memory(4, self.width, self.targets, self.device)  # vectors, what LAPACK works in
         eigenvalues, eigenvectors = torch.linalg.eigh(upper, UPLO="U")
         return eigenvalues, eigenvectors
 
-    def state(self, *, exact: bool = False) -> dict[str, Tensor]:
-        """As tensors, for `from_state`; `exact` keeps rows that wait, for sums to go on alike."""
-        if not exact:
-            self._flush()
-        held = {"waiting": torch.cat(self._buffer)} if self._buffer else {}
-        if exact and self._short is not None:
-            own = vars(self._short).items()
-            held |= {f"short.{k}": torch.as_tensor(v) for k, v in own if v is not None}
-        count = torch.tensor(self.count, dtype=torch.int64)
-        tensors = {self.stored: self._stored(), "count": count, "zeros": self.zeros}
-        moments = {"cross": self.cross, "square": self.square, "spots": self._spots}
-        return tensors | held | {k: sums for k, sums in moments.items() if sums is not None}
+    def state(self) -> dict[str, Tensor]:
+        """The sums as tensors, for `from_state`."""
+        tensors = {
+            self.stored: self._stored(),
+            "count": torch.tensor(self.count, dtype=torch.int64),
+            "zeros": self.zeros,
+        }
+        if self.cross is not None:
+            tensors["cross"] = self.cross
+        if self.square is not None:
+            tensors["square"] = self.square
+        if self._spots is not None:
+            tensors["spots"] = self._spots
+            tensors["blocks"] = torch.tensor([self._blocks, self._longest])
+        return tensors
 
     @classmethod
     def from_state(cls, state: dict[str, Tensor]) -> Gram:
-        """The Gram that `state` came from; refused where it came from none."""
+        """The Gram that `state` came from; shapes that do not fit are refused."""
         kinds: list[type[Gram]] = [Gram, *Gram.__subclasses__()]
         kind = next((kind for kind in kinds if kind.stored in state), cls)
-        matrix, count, zeros = (state[name] for name in (kind.stored, "count", "zeros"))
-        sums = [matrix, *(state[name] for name in ("cross", "square") if name in state)]
-        finite = all(one.dtype == torch.float64 and bool(one.isfinite().all()) for one in sums)
-        square = matrix.ndim in (2, 3) and matrix.shape[-1] == matrix.shape[-2]
-        require(finite and square, f"the Gram's {kind.stored}")
-        targets = None if matrix.ndim == 2 else matrix.shape[0]
-        gram = kind(matrix.shape[-1], targets=targets, device=matrix.device)
-        gram._upper = matrix.triu()
-        positive = bool((gram.diagonal >= -_ROUNDING * gram.diagonal.max()).all())
-        require(positive and torch.equal(gram._stored(), matrix), f"the Gram's {kind.stored}")
-        if "cross" in state:
-            wide = (matrix.shape[-1], state["square"].shape[-1])
-            require(state["cross"].shape == wide, "the residuals' sums")
-        if (spots := state.get("spots")) is not None:
-            sound = spots.shape == (3,) and spots.dtype == torch.float64
-            require(sound and bool(((spots >= 0) & spots.isfinite()).all()), "the Gram's rounding")
-            gram._spots = spots.clone()
-        whole = count.dtype == zeros.dtype == torch.int64 and zeros.shape == matrix.shape[:-2]
-        require(whole and bool(((zeros >= 0) & (zeros <= count)).all()), "the Gram's count")
-        gram.count, gram.zeros = int(count), zeros.clone()
-        gram.cross, gram.square = state.get("cross"), state.get("square")
-        if (rows := state.get("waiting")) is not None:
-            fits = rows.shape[1:-1] == matrix.shape[:-2] and gram.width - rows.shape[-1] in (0, 1)
-            require(fits and (spots is not None or rows.dtype == torch.float64), "rows that wait")
-            gram._buffer, gram._buffered = [rows], len(rows)
-        if (short := state.get("short.sums")) is not None:
-            require(spots is not None and gram.width - len(short) in (0, 1), "the sums in short")
-            gram._short = _Short(len(short), short.device)
-            for name, new in vars(gram._short).items():
-                old = state.get(f"short.{name}")
-                require(old is None or old.shape == torch.as_tensor(new).shape, "the sums in short")
-                setattr(gram._short, name, old if isinstance(new, Tensor) else int(old or 0))
-        require(all(bool(one.isfinite().all()) for one in state.values()), "a number")
+        sums = state[kind.stored]
+        square = sums.ndim in (2, 3) and sums.shape[-1] == sums.shape[-2]
+        require(square and sums.dtype == torch.float64, f"the Gram's {kind.stored}")
+        width = sums.shape[-1]
+        targets = None if sums.ndim == 2 else sums.shape[0]
+        gram = kind(width, targets=targets, device=sums.device)
+        gram._upper = sums.triu()
+        gram.count = int(state["count"])
+        require(state["zeros"].shape == gram.zeros.shape, "the Gram's count")
+        gram.zeros = state["zeros"].clone()
+        gram.cross = state.get("cross")
+        gram.square = state.get("square")
+        if gram.cross is not None:
+            fits = gram.square is not None and gram.cross.shape == (width, gram.square.shape[-1])
+            require(fits, "the residuals' sums")
+        if "spots" in state:
+            fits = state["spots"].shape == (3,) and state["blocks"].shape == (2,)
+            require(fits, "the Gram's rounding")
+            gram._spots = state["spots"].clone()
+            gram._blocks, gram._longest = state["blocks"].tolist()
         return gram
 
     def __repr__(self) -> str:
@@ -353,18 +372,16 @@ class Gram:
         return f"{type(self).__name__}(width={self.width}{shared}, count={self.count})"
 
     def _stored(self) -> Tensor:
-        """The sums as a file holds them, without what waits."""
+        """The sums as a file holds them."""
         return _mirrored(self._upper.triu())
 
     def _alike(self, other: Gram) -> Gram:
-        """Another Gram of the same kind and shape, on this one's device, with nothing buffered."""
+        """Another Gram of the same kind and shape, on this one's device."""
         if (type(other), other.width, other.targets) != (type(self), self.width, self.targets):
             raise ValueError(
                 f"Cannot merge Grams of different shape: {self!r} and {other!r}. They must come "
                 "from the same readout, loss and method."
             )
-        self._flush()
-        other._flush()
         return other if other.device == self.device else other.to(self.device)
 
     def _add_moments_of(self, other: Gram, sign: int = 1) -> None:
@@ -390,46 +407,16 @@ class Gram:
         self.diagonal.clamp_(min=0)
         return negative
 
-    def _rows(
-        self, features: Tensor, weights: Tensor | None, residuals: Tensor | None, ones: bool
-    ) -> Rows:
-        """Check the shapes; cast, and scale each row by the root of its weight."""
-        self._check_features(features, ones)
-        n, device = features.shape[0], self.device
-        scaled = features.detach().to(device, self._products_in(features))
-        root = None if weights is None else self._root(weights, n)
-        if weights is None and scaled.data_ptr() == features.data_ptr() and n < _BUFFER_ROWS:
-            scaled = scaled.clone()  # the caller may write to its own rows before they are summed
-        errors = None
-        if residuals is not None:
-            errors = residuals.detach().to(device, torch.float64).reshape(n, -1)
-            errors = errors if root is None else root * errors
-        zeros = None if root is None else (root == 0).sum(0).expand(self.targets or 1)
-        first = None
-        if ones:
-            first = scaled.new_ones(n, 1, dtype=torch.float64) if root is None else root
-        if self.targets is not None:
-            scaled = (scaled if scaled.ndim == 3 else scaled[:, None]).expand(-1, self.targets, -1)
-            root = None if root is None else root.expand(-1, self.targets)[..., None]
-        if root is not None:
-            single = scaled.dtype != torch.float64
-            scaled = scaled.float() * root.float() if single else scaled * root
-        return Rows(scaled, errors, zeros, first)
-
-    def _products_in(self, features: Tensor) -> torch.dtype:
-        if self._spots is None or self.targets is not None or features.dtype == torch.float64:
-            return torch.float64
-        exact = features.is_cuda and features.dtype in HALVES
-        return features.dtype if exact else torch.float32
-
     def _check_features(self, features: Tensor, ones: bool) -> None:
-        given, targets, got = self.width - ones, self.targets, tuple(features.shape)
-        if got[1:] not in ((given,), (targets, self.width)):
-            each = "" if targets is None else f" or (N, {targets}, {self.width})"
-            raise ValueError(f"features must be (N, {given}){each}, got {got}.")
+        width = self.width - ones
+        shape = tuple(features.shape)
+        if shape[1:] not in ((width,), (self.targets, width)):
+            each = "" if self.targets is None else f" or (N, {self.targets}, {width})"
+            raise ValueError(f"features must be (N, {width}){each}, got {shape}.")
 
-    def _root(self, weights: Tensor, rows: int) -> Tensor:
-        weights = weights.detach().to(self.device, torch.float64)
+    def _weight_root(self, weights: Tensor, rows: int) -> Tensor:
+        """The square roots of the weights, (N, 1) or (N, T), in float64."""
+        weights = weights.to(self.device, torch.float64)
         weights = weights[:, None] if weights.ndim == 1 else weights
         if weights.ndim != 2 or len(weights) != rows or weights.shape[1] not in {1, self.targets}:
             each = f" or ({rows}, {self.targets})" if self.targets else ""
@@ -441,143 +428,142 @@ class Gram:
             )
         return weights.sqrt()
 
-    def _add_moments(self, rows: Rows, moments: bool) -> None:
-        """Residuals' products, and those of a column of ones, which stays out of the large one."""
-        first, errors = self.count == 0, rows.residuals
-        errors = errors if moments and (first or self.square is not None) else None
-        crossed = first or self.cross is not None
-        if errors is None:
-            self.cross, self.square = None, None if moments else self.square
-        cross, square = self._sides(rows, errors)
-        if square is not None:
-            self.square = square if self.square is None else self.square + square
-        if cross is not None and crossed:
+    def _errors(self, residuals: Tensor, root: Tensor | None, rows: int) -> Tensor:
+        """The residuals times the roots of their weights, (N, K), in float64."""
+        if residuals.shape[:1] != (rows,):
+            shape = tuple(residuals.shape)
+            raise ValueError(f"residuals must be ({rows},) or ({rows}, K), got {shape}.")
+        errors = residuals.to(self.device, torch.float64)
+        if errors.ndim != 2:
+            errors = errors.reshape(rows, residuals.shape[1:].numel())
+        columns = self.targets if self.square is None else self.square.shape[-1]
+        if columns is not None and errors.shape[1] != columns:
+            raise ValueError(
+                f"residuals must be ({rows}, {columns}), one column per target as before, got "
+                f"{tuple(residuals.shape)}."
+            )
+        return errors if root is None else root * errors
+
+    def _rows_at_once(self, features: Tensor) -> int:
+        """Rows to lay out and multiply together, so that their copies stay small."""
+        if self.device.type == "cpu":
+            return _CPU_ROWS
+        return max(_CPU_ROWS, _CUDA_NUMBERS // self.width)
+
+    def _add(
+        self,
+        features: Tensor,
+        root: Tensor | None,
+        errors: Tensor | None,
+        *,
+        ones: bool,
+        crossed: bool,
+    ) -> None:
+        """Add the products of checked rows; `crossed` says whether those with residuals count."""
+        left = None if errors is None else errors.mT  # (K, n)
+        crosses = []
+        if self.targets is None:
+            rows = self._laid_out(features, root, ones)
+            self._add_rows(self._upper, rows)
+            if left is not None and crossed:
+                crosses.append(_times(left, rows))  # (K, D)
+        for target in range(self.targets or 0):
+            rows = self._laid_out(
+                features if features.ndim == 2 else features[:, target],
+                root if root is None or root.shape[1] == 1 else root[:, target, None],
+                ones,
+            )
+            self._add_rows(self._upper[target], rows)
+            if left is not None and crossed:
+                crosses.append(_times(left[target, None], rows))  # (1, D)
+        if crosses:
+            cross = crosses[0] if len(crosses) == 1 else torch.cat(crosses)
+            cross = cross[:, : self.width].mT
             self.cross = cross if self.cross is None else self.cross + cross
+        if errors is not None and left is not None:
+            joint = errors.shape[1] <= JOINT_TARGETS
+            square = left @ errors if joint else errors.square().sum(0)
+            self.square = square if self.square is None else self.square + square
 
-    def _sides(self, rows: Rows, errors: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """Add the column of ones; $F^T W r$ (D, K) and $r^T W r$ where there are residuals."""
-        few = [part for part in (rows.ones, errors) if part is not None]
-        if not few:
-            return None, None
-        side = few[0] if len(few) == 1 else torch.cat(few, dim=1)
-        small = side.mT @ side if side.shape[1] <= JOINT_TARGETS + 1 else None
-        square = None
-        if errors is not None:
-            k = errors.shape[1]
-            full = small is not None and k <= JOINT_TARGETS
-            square = small[-k:, -k:] if small is not None and full else errors.square().sum(0)
-        if self.targets is not None:
-            return torch.einsum("ntd,nt->dt", rows.features, side), square
-        products = _times(side, rows.features).mT
-        if rows.ones is None:
-            return products, square
-        products = torch.cat([products, rows.ones.mT @ side if small is None else small[:1]])
-        self._add_ones(rows, products[:, 0])
-        return (None, None) if errors is None else (products[:, 1:], square)
+    def _laid_out(self, features: Tensor, root: Tensor | None, ones: bool) -> Tensor:
+        """The rows that are multiplied, $W^{1/2} [F, 1]$, in the precision of the products.
 
-    def _add_rows(self, rows: Rows) -> None:
-        """Add their product, at once or with others."""
-        if self.targets is not None:
-            for upper, own in zip(self._upper, rows.features.unbind(1), strict=True):
-                _add_product(upper, own)
-            return
-        first = self._buffer[0] if self._buffer else rows.features
-        if (first.dtype, first.shape[1]) != (rows.features.dtype, rows.features.shape[1]):
-            self._multiply()
-        self._buffer.append(rows.features)
-        self._buffered += rows.features.shape[0]
-        if self._buffered >= _BUFFER_ROWS:
-            self._multiply()
+        They have D columns, or a few more that are zero (`_ALIGNED`). They may lie in scratch
+        memory, which the next call overwrites, or be the caller's own.
+        """
+        dtype = self._products_in(features)
+        if root is not None and dtype in HALVES:
+            dtype = torch.float32  # a weighted row no longer fits half precision
+        if root is None and not ones and features.dtype == dtype:
+            return features.to(self.device).contiguous()
+        rows = self._workspace(len(features), dtype)
+        given = features.shape[1]
+        rows[:, :given].copy_(features)
+        if ones:
+            rows[:, given].fill_(1.0)
+        if root is not None:
+            rows *= root
+        return rows
 
-    def _add_ones(self, rows: Rows, column: Tensor) -> None:
-        """Add the last column, and measure its error where that of the others is measured too."""
-        self._upper[:, -1] += column
-        features, ones = rows.features, rows.ones
-        measured = self._short is None or self._short._exact is not None
-        if ones is None or self._spots is None or features.dtype == torch.float64 or not measured:
-            return
-        some, first = features[:_SHORT], ones[:_SHORT]
-        error = _times(first, some) - first.mT @ some.to(torch.float64)
-        part = min(len(features), _SHORT_HALF) / len(some)
-        self._spots[0] += part * 2**0.5 * torch.linalg.vector_norm(error)
+    def _workspace(self, rows: int, dtype: torch.dtype) -> Tensor:
+        """Memory for so many rows of D columns and some of zeros, up to a multiple of `_ALIGNED`.
 
-    def _flush(self) -> None:
-        """Let `_upper` hold all rows."""
-        self._multiply()
-        if self._short is not None and self._spots is not None:
-            self._short.fold(self._upper, self._spots)
+        A CPU keeps it for the next update, which saves a quarter of the time there; elsewhere the
+        allocator does so.
+        """
+        columns = -(-self.width // _ALIGNED) * _ALIGNED
+        if self.device.type != "cpu" or rows > _CPU_ROWS:
+            memory = torch.empty(rows, columns, dtype=dtype, device=self.device)
+            memory[:, self.width :].zero_()
+            return memory
+        scratch = self._scratch
+        if scratch is None or scratch.dtype != dtype or len(scratch) < rows:
+            with torch.inference_mode(False):  # to be written to in every mode
+                scratch = torch.zeros(rows, columns, dtype=dtype)
+            self._scratch = scratch
+        return scratch if len(scratch) == rows else scratch[:rows]
 
-    def _multiply(self) -> None:
-        if not self._buffer:
-            return
-        rows = self._buffer[0].contiguous() if len(self._buffer) == 1 else torch.cat(self._buffer)
-        self._buffer, self._buffered = [], 0
-        width = rows.shape[1]
+    def _products_in(self, features: Tensor) -> torch.dtype:
+        """The precision in which features are multiplied."""
+        if self._spots is None or self.targets is not None or features.dtype == torch.float64:
+            return torch.float64
+        # Tensor cores multiply half precision and sum in float32; a CPU multiplies in float32.
+        if features.dtype in HALVES and self.device.type == "cuda":
+            return features.dtype
+        return torch.float32
+
+    def _add_rows(self, upper: Tensor, rows: Tensor) -> None:
+        """Add the product of rows that are laid out to `upper`, a matrix of the sums."""
         if rows.dtype == torch.float64:
-            _add_product(self._upper[:width, :width], rows)
+            _add_product(upper, rows)
             return
         assert self._spots is not None
-        if self._short is None or self._short.sums.shape[0] != width:
-            self._flush()
-            self._short = _Short(width, self.device)
-        self._short.add(rows, self._upper, self._spots)
-
-
-HALVES = (torch.bfloat16, torch.float16)
-_WIDENS = hasattr(torch.ops.aten.mm, "dtype")  # from PyTorch 2.8
-
-
-class _Short:
-    """The sum of a short block in float32, and now and then its error."""
-
-    def __init__(self, width: int, device: torch.device) -> None:
-        self.sums = torch.zeros(width, width, dtype=torch.float32, device=device)
-        self._rows, self._number = 0, 1
-        seeded = torch.Generator(device).manual_seed(0)
-        self._directions = standard_normal((width, _DIRECTIONS), device, seeded)
-        self._exact: Tensor | None = torch.zeros_like(self._directions)
-
-    def add(self, rows: Tensor, upper: Tensor, spots: Tensor) -> None:
-        """Multiply rows, folding each full block into the float64 sums."""
-        limit = _SHORT_HALF if rows.dtype in HALVES else max(_SHORT_SINGLE, 4 * rows.shape[1])
-        while len(rows):
-            part, rows = rows[: limit - self._rows], rows[limit - self._rows :]
-            if part.dtype in HALVES:
-                self.sums += half_product(part.mT, part)
+        before = upper.diagonal().sum()
+        most = _HALF_ROWS if rows.dtype in HALVES else max(_SINGLE_ROWS, 4 * self.width)
+        for start in range(0, len(rows), most):
+            block = rows[start : start + most]
+            self._blocks += 1
+            regular = self._blocks in (1, 4, 16) or self._blocks % 32 == 0
+            if regular or len(block) > self._longest:  # a longer sum may err by more
+                self._longest = max(len(block), self._longest)
+                upper += self._measured_product(block, self._spots)
             else:
-                with full_products(part):
-                    _add_product(self.sums, part)
-            if self._exact is not None:
-                wide = part.to(torch.float64)
-                self._exact += wide.mT @ (wide @ self._directions)
-            self._rows += len(part)
-            if self._rows >= limit:
-                self.fold(upper, spots)
+                _add_product(upper, block)
+        self._spots[2].add_(upper.diagonal().sum() - before)
 
-    def fold(self, upper: Tensor, spots: Tensor) -> None:
-        """Add the block to `upper`; blocks 1, 4, 16, 32, 64, 96, ... are measured."""
-        if not self._rows:
-            return
-        width, trace = self.sums.shape[0], self.sums.diagonal().sum(dtype=torch.float64)
-        spots[2] += trace
-        if self._exact is not None:
-            whole = (self.sums.triu() + self.sums.triu(1).mT).to(torch.float64)
-            error = torch.linalg.matrix_norm(whole @ self._directions - self._exact)
-            spots[:2] += torch.stack([error / _DIRECTIONS**0.5, trace])
-        upper[:width, :width] += self.sums
-        self.sums.zero_()
-        self._rows, self._number = 0, self._number + 1
-        spot = self._number in (1, 4, 16) or self._number % 32 == 0
-        self._exact = torch.zeros_like(self._directions) if spot else None
-
-
-class Rows(NamedTuple):
-    """Checked rows, scaled by the roots of their weights; `ones` (N, 1) is a last column."""
-
-    features: Tensor
-    residuals: Tensor | None
-    zeros: Tensor | None
-    ones: Tensor | None = None
+    def _measured_product(self, rows: Tensor, spots: Tensor) -> Tensor:
+        """The product of a block in mixed precision, whose error and trace are noted."""
+        width, device = self.width, self.device
+        product = torch.zeros(width, width, dtype=torch.float64, device=device)
+        _add_product(product, rows)
+        seeded = torch.Generator(device).manual_seed(0)
+        directions = standard_normal((width, _DIRECTIONS), device, seeded)
+        exact_rows = rows[:, :width].to(torch.float64)
+        exact = exact_rows.mT @ (exact_rows @ directions)
+        error = _mirrored(product.triu()) @ directions - exact  # dG v, (D, directions)
+        norm = torch.linalg.matrix_norm(error) / _DIRECTIONS**0.5
+        spots[:2].add_(torch.stack([norm, product.diagonal().sum()]))
+        return product
 
 
 def precision_for(wanted: PrecisionLike, features: Tensor) -> Precision:
@@ -610,13 +596,47 @@ def with_ones(rows: Tensor) -> Tensor:
     return torch.cat([rows, torch.ones_like(rows[..., :1])], dim=-1)
 
 
+def _parts(
+    rows: int, step: int, features: Tensor, root: Tensor | None, errors: Tensor | None
+) -> Iterator[tuple[Tensor, Tensor | None, Tensor | None]]:
+    """What belongs to each `step` of the rows."""
+    if rows <= step:
+        yield features, root, errors
+        return
+    for start in range(0, rows, step):
+        part = slice(start, start + step)
+        yield (
+            features[part],
+            None if root is None else root[part],
+            None if errors is None else errors[part],
+        )
+
+
 def _add_product(upper: Tensor, rows: Tensor) -> None:
-    """upper += rows^T rows, block row by block row from the diagonal on (half the work)."""
-    width = upper.shape[0]
-    block = block_height(width, upper.device.type, 768)
-    for start in range(0, width, block):
-        left = rows[:, start : start + block]
-        upper[start : start + block, start:].addmm_(left.mT, rows[:, start:])
+    """upper += rows^T rows, block row by block row from the diagonal on (half the work).
+
+    Args:
+        upper: (D, D) in float64.
+        rows: (n, D) in any precision; further columns must be zero.
+    """
+    width = len(upper)
+    for start, stop in _block_rows(width, upper.device.type):
+        block_row = upper[start:stop, start:]
+        left = rows[:, start:stop].mT
+        if rows.dtype == torch.float64:
+            block_row.addmm_(left, rows[:, start:width])
+        else:
+            block_row += _short_product(left, rows[:, start:])[:, : width - start]
+
+
+def _block_rows(width: int, device: str) -> list[tuple[int, int]]:
+    """Where block rows start and stop; the last is the highest.
+
+    Starts are multiples of 64, so that blocks of aligned rows are aligned.
+    """
+    height = max(64, block_height(width, device, 768) // 64 * 64)
+    starts = range(0, max(1, width // height) * height, height)
+    return list(zip(starts, [*starts[1:], width], strict=True))
 
 
 def block_height(width: int, device: str, few: int, most: int = 8) -> int:
@@ -626,35 +646,46 @@ def block_height(width: int, device: str, few: int, most: int = 8) -> int:
     return width if width < few else -(-width // (4 if width < 4 * few else most))
 
 
-def _times(side: Tensor, rows: Tensor) -> Tensor:
-    """side^T rows, of few columns (N, K) in float64 and rows in any precision, in float64."""
+def _times(left: Tensor, rows: Tensor) -> Tensor:
+    """A few rows (K, n) in float64 times (n, D) in any precision, in float64."""
     if rows.dtype == torch.float64:
-        return side.mT @ rows
+        return left @ rows
     if rows.is_cuda and rows.dtype == torch.bfloat16:
-        return _split_times(side, rows)
-    side, rows = side.to(torch.float32), rows.to(torch.float32)
-    with full_products(rows):
-        return _block_times(side, rows, torch.matmul)
+        return _split_times(left, rows)
+    return _block_times(left.to(torch.float32), rows.to(torch.float32))
 
 
-def _split_times(side: Tensor, rows: Tensor) -> Tensor:
-    """The same of bfloat16 rows: the side in three parts, so that no row must be cast."""
-    parts, rest = [], side
-    for _ in range(3):
-        parts.append(rest.to(rows.dtype))
-        rest = rest - parts[-1]
-    total = _block_times(torch.cat(parts, dim=1), rows, half_product)
-    return total.reshape(3, side.shape[1], -1).sum(0)
+def _split_times(left: Tensor, rows: Tensor) -> Tensor:
+    """The same of bfloat16 rows: the left in three summands, so that no row must be cast."""
+    summands = []
+    for _ in range(3):  # of 8 bits each
+        summands.append(left.to(rows.dtype))
+        left = left - summands[-1]
+    products = _block_times(torch.cat(summands), rows)  # (3 K, D)
+    return products.reshape(3, len(left), -1).sum(0)
 
 
-def _block_times(side: Tensor, rows: Tensor, product: Callable[..., Tensor]) -> Tensor:
-    """Summed in float64 over short blocks."""
-    end = len(rows) // _SHORT * _SHORT if len(rows) > _SHORT else 0
-    total = product(side[end:].mT, rows[end:]).to(torch.float64)
-    if not end:
-        return total
-    each, many = (t[:end].reshape(-1, _SHORT, t.shape[1]) for t in (side, rows))
-    return total + product(each.mT, many).sum(0, dtype=torch.float64)
+def _block_times(left: Tensor, rows: Tensor) -> Tensor:
+    """The same by products in float32, summed in float64 over short blocks."""
+    end = len(rows) // _SIDE_ROWS * _SIDE_ROWS
+    if end == 0 or len(rows) == _SIDE_ROWS:
+        return _short_product(left, rows).to(torch.float64)
+    lefts = left[:, :end].reshape(len(left), -1, _SIDE_ROWS).movedim(1, 0)  # (blocks, K, n)
+    blocks = rows[:end].reshape(-1, _SIDE_ROWS, rows.shape[1])  # (blocks, n, D)
+    total = _short_product(lefts, blocks).sum(0, dtype=torch.float64)
+    return total + _short_product(left[:, end:], rows[end:])
+
+
+def _short_product(left: Tensor, right: Tensor) -> Tensor:
+    """The product of matrices in float32 or half precision, or stacks of them, in float32."""
+    if left.dtype in HALVES:
+        return half_product(left, right)
+    with full_products(left):
+        return left @ right
+
+
+_WIDENS = hasattr(torch.ops.aten.mm, "dtype")
+"""Whether products of half precision can be had in float32: from PyTorch 2.8."""
 
 
 def half_product(left: Tensor, right: Tensor, more: Tensor | None = None) -> Tensor:
@@ -663,51 +694,44 @@ def half_product(left: Tensor, right: Tensor, more: Tensor | None = None) -> Ten
     if left.is_cuda and _WIDENS and not wanted:
         if more is not None:
             return torch.addmm(more, left, right, out_dtype=torch.float32)
-        product = torch.mm if left.ndim == 2 else torch.bmm
-        return product(left, right, out_dtype=torch.float32)
+        multiply = torch.mm if left.ndim == 2 else torch.bmm
+        return multiply(left, right, out_dtype=torch.float32)
     with full_products(left):
-        found = left.float() @ right.float()
-    return found if more is None else more + found
+        product = left.float() @ right.float()
+    return product if more is None else more + product
 
 
 def full_products(tensor: Tensor) -> AbstractContextManager[None]:
     """Where float32 products keep float32's digits, whatever the process allows (TF32)."""
-    looked = tensor.is_cuda and not torch.compiler.is_compiling()
-    return _full_products() if looked else nullcontext()
+    if tensor.is_cuda and not torch.compiler.is_compiling():
+        return _full_products()
+    return nullcontext()
 
 
-_ONE = RLock()
-"""Of the threads that want the setting of the process, one at a time, so that it is put back."""
+_SETTING = RLock()
+"""Held while a thread changes the setting of the process, so that each puts back what it met."""
 
 
 @contextmanager
 def _full_products() -> Iterator[None]:
-    own = torch.backends.cuda.matmul
-    name = "fp32_precision" if hasattr(own, "fp32_precision") else "allow_tf32"  # up to torch 2.8
-    with _ONE:
-        before = getattr(own, name)
-        setattr(own, name, False if name == "allow_tf32" else "ieee")
+    settings = torch.backends.cuda.matmul
+    recent = hasattr(settings, "fp32_precision")  # from torch 2.9
+    name = "fp32_precision" if recent else "allow_tf32"
+    with _SETTING:
+        before = getattr(settings, name)
+        setattr(settings, name, "ieee" if recent else False)
         try:
             yield
         finally:
-            setattr(own, name, before)
-
-
-def _chunk(features: Tensor) -> int:
-    """Rows to cast at once: on a CPU few enough for its cache."""
-    if features.device.type == "cpu":
-        return _SHORT
-    if features.dtype in HALVES:
-        return len(features)
-    return max(_SHORT, (1 << 25) // features.shape[1:].numel())
+            setattr(settings, name, before)
 
 
 def _mirrored(upper: Tensor) -> Tensor:
     """An upper triangular matrix made symmetric in place, a block at a time."""
     width, step = upper.shape[-1], 512
     for i in range(0, width, step):
-        own = upper[..., i : i + step, i : i + step]
-        own += own.triu(1).mT
+        block = upper[..., i : i + step, i : i + step]
+        block += block.triu(1).mT
         upper[..., i + step :, i : i + step] = upper[..., i : i + step, i + step :].mT
     return upper
 

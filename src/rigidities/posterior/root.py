@@ -15,13 +15,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .gram import Gram, PrecisionLike, Rows, check_finite
+from .gram import Gram, PrecisionLike, check_finite
 from .memory import require_memory
 
-_BLOCK_ROWS = 512
 _BLOCK_NUMBERS = 1 << 26
-"""Of rows that wait for the next factorisation: it costs least with twice as many rows as columns,
-which for wide features would take much memory."""
+"""Numbers that the rows of an update should hold at most, half a GiB in float64."""
 
 _ROUNDING = 1e-12
 """Share, per feature, of the largest eigenvalue by which rows that leave may exceed those held."""
@@ -42,16 +40,24 @@ class RootGram(Gram):
     stored: ClassVar[str] = "root"
     copies: ClassVar[int] = 8
 
+    @staticmethod
+    def preferred_rows(width: int) -> int:
+        """Rows that an update should bring at least.
+
+        A factorisation costs least per row with twice as many rows as columns; for very wide
+        features these would take much memory.
+        """
+        return max(512, min(2 * width, _BLOCK_NUMBERS // width))
+
     @property
     def root(self) -> Tensor:
         """R, (D, D) or (T, D, D), float64."""
-        self._flush()
         return self._upper
 
     @property
     def matrix(self) -> Tensor:
         """The matrix $R^T R$, (D, D) or (T, D, D), float64."""
-        matrix = self.root.mT @ self._upper
+        matrix = self.root.mT @ self.root
         return (matrix + matrix.mT) / 2
 
     @property
@@ -65,8 +71,8 @@ class RootGram(Gram):
         check_finite(rows)
         if penalty is not None:
             values, vectors = torch.linalg.eigh(penalty)
-            own = (vectors * values.clamp(min=0).sqrt()).mT
-            rows = triangle(torch.cat([rows, own.expand_as(rows)], dim=-2))
+            penalty_root = (vectors * values.clamp(min=0).sqrt()).mT
+            rows = triangle(torch.cat([rows, penalty_root.expand_as(rows)], dim=-2))
         require_memory(7, self.width, self.targets, self.device)
         _, singular, right = torch.linalg.svd(rows, full_matrices=False)
         return singular.square().flip(-1), right.mT.flip(-1)
@@ -77,31 +83,19 @@ class RootGram(Gram):
     @property
     def totals(self) -> Tensor:
         """As a Gram's."""
-        total = torch.stack([rows.sum() for rows in (self._upper, *self._buffer)]).sum()
+        total = self._upper.sum()
         return torch.stack([total, total if self.square is None else self.square.sum()])
 
-    def _add_ones(self, rows: Rows, column: Tensor) -> None:
-        """Rows bring them."""
+    def _rows_at_once(self, features: Tensor) -> int:
+        """One factorisation takes up to twice the rows that it should have at least."""
+        return 2 * self.preferred_rows(self.width)
 
-    def _add_rows(self, rows: Rows) -> None:
-        own, ones = rows.features, rows.ones  # the caller may write to its own rows while they wait
-        own = own.clone() if ones is None else torch.cat([own, ones], dim=1)
-        self._buffer.append(own)
-        self._buffered += len(own)
-        most = max(_BLOCK_ROWS, min(2 * self.width, _BLOCK_NUMBERS // self.width))
-        if self._buffered >= most:
-            self._multiply()
+    def _add_rows(self, upper: Tensor, rows: Tensor) -> None:
+        """Factorise what is held and what comes anew."""
+        upper.copy_(triangle(torch.cat([upper, rows[:, : self.width]])))
 
     def _add_sums(self, other: Gram) -> None:
         self._upper = triangle(torch.cat([self._upper, other._upper], dim=-2))
-
-    def _multiply(self) -> None:
-        """Factorise what is held and what waits anew."""
-        rows, self._buffer, self._buffered = self._buffer, [], 0
-        if self.targets is not None:
-            rows = [own.movedim(1, 0) for own in rows]
-        if rows:
-            self._upper = triangle(torch.cat([self._upper, *rows], dim=-2))
 
     def _take_out(self, other: Gram) -> bool:
         """R of the rows that are left; whether some directions had less than is taken out.
@@ -136,5 +130,5 @@ def gram_kind(method: str, precision: PrecisionLike = "auto") -> type[Gram]:
 
 def triangle(rows: Tensor) -> Tensor:
     """R of a QR factorisation, (..., n, D) -> (..., D, D), for n of at least D."""
-    found: Tensor = torch.linalg.qr(rows, mode="r").R
-    return found
+    factor: Tensor = torch.linalg.qr(rows, mode="r").R
+    return factor
