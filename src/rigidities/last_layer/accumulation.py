@@ -159,13 +159,15 @@ def accumulate(
     precision: PrecisionLike = "auto",
     kind: type[Gram] = Gram,
     meanwhile: Callable[[], None] = lambda: None,
+    read_first: Callable[[Reading], None] = lambda _: None,
     counted: int = 0,
     tick: Callable[[int, Statistics | None, Callable[[], None]], None] = lambda *_: None,
 ) -> Statistics | None:
     """Statistics with the batches' rows added, in place; None where no batch came.
 
-    `find` gives the readout for the first batch; `apart` gives statistics of the batches alone, as
-    are to be added to those given later, or to `remove` from them; `sample`, still empty,
+    `find` gives the readout for the first batch, of whose pass `read_first` hears; `apart` gives
+    statistics of the batches alone, as are to be added to those given later, or to `remove` from
+    them; `sample`, still empty,
     `precision` and the `kind` of Gram are those of new statistics, others have `counted` batches;
     `meanwhile` is while an accelerator works on the last ones, `tick` where none waits to be added.
 
@@ -181,6 +183,7 @@ def accumulate(
     held = known.sketch if known is not None and remove else None
     exact = known is None or known.exact
     adding, tap = _Adding(statistics, held, exact, weighing, sample, empty, counted, tick), None
+    adding.read_first = read_first
     for batch in batches:
         tap = find(batch) if tap is None else tap
         adding.take(tap, batch)
@@ -292,6 +295,7 @@ class _Adding:
         self._form: tuple[object, ...] = ()  # of the pieces that wait
         self._sums: list[Tensor] = []
         self._first: Reading | None = None
+        self.read_first: Callable[[Reading], None] | None = None  # hears of the first batch's pass
         self._held: set[int] = set()  # memory of the pieces that wait
         self._static = statistics is not None and statistics.static
         self._looks: list[tuple[int, list[_Piece], Tensor]] = []
@@ -363,6 +367,9 @@ class _Adding:
 
     def _piece(self, tap: AnyTap, batch: Batch) -> _Piece:
         reading = read(tap, batch)
+        if self.read_first is not None:
+            self.read_first(reading)
+            self.read_first = None
         if not len(reading.inputs):
             raise ValueError("the batch is empty; drop it.")
         if reading.inputs.requires_grad or reading.output.requires_grad:

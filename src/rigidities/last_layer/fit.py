@@ -214,7 +214,8 @@ class ReadoutFit:
             batches = others.checking(batches)
             add = partial(accumulate, begun, binding.find, batches, weighing, tick=checkpoint.tick)
             add = partial(add, sample=kept, precision=precision, kind=kind)
-            found = add(meanwhile=binding.close, counted=checkpoint.counted)
+            add = partial(add, meanwhile=binding.close, read_first=binding.read_first)
+            found = add(counted=checkpoint.counted)
             if others.size > 1:
                 binding, found = self._agreed(others, binding, found, weighing)
             statistics = settled(found)
