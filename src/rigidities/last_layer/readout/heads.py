@@ -173,11 +173,13 @@ class Mark(NamedTuple):
 
     Attributes:
         leaf: the zero.
+        node: of the graph, by which what was returned can be told; None without a graph.
         numel: how many numbers the call returned.
         version: how often they had been written to when they were returned.
     """
 
     leaf: Tensor
+    node: Any
     numel: int
     version: int
 
@@ -206,7 +208,7 @@ class Marker(Recorder):
             return output
         zero = output.new_zeros(()).requires_grad_()
         marked = output + zero if self.probing else output.add_(zero)
-        self.marks.append(Mark(zero, marked.numel(), marked._version))
+        self.marks.append(Mark(zero, marked.grad_fn, marked.numel(), marked._version))
         return marked
 
 

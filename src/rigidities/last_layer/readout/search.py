@@ -366,31 +366,30 @@ def _marked(
             output = run(model)
     marks = {id(mark.leaf): i for i, marker in enumerate(markers) for mark in marker.marks}
     renewed = frozenset(before.renewed(Watch(model, passing=Marker)))
-    returned = _returned(output, markers, marks)
+    returned = _returned(output, markers)
     name = None if returned is None else names[returned]
     return markers, marks, output, MarkedPass(output.detach(), renewed, name)
 
 
-def _returned(output: Tensor, markers: list[Marker], marks: dict[int, int]) -> int | None:
+def _returned(output: Tensor, markers: list[Marker]) -> int | None:
     """The number of the module of which the output is what its only call returned.
 
-    The graph tells: from the output back to the mark there are but nodes that reshape. So it is for
-    any weights, as long as the model takes the same way; every later pass is compared to the bit.
+    The graph tells: from the output back to what was returned there are but nodes that reshape. So
+    it is for any weights, as long as the model takes the same way; every later pass is compared to
+    the bit.
     """
+    only = [marker.marks[0] if len(marker.marks) == 1 else None for marker in markers]
+    numbers = {mark.node: i for i, mark in enumerate(only) if mark is not None}
     node = output.grad_fn
-    while node is not None and node.name() in _ORDERLY:
+    while node is not None and node not in numbers and node.name() in _ORDERLY:
         node = node.next_functions[0][0]
-    if node is None or node.name() != "AddBackward0":
+    if node is None or node not in numbers:
         return None
-    for child, _ in node.next_functions:
-        number = marks.get(id(getattr(child, "variable", None)))
-        if number is None or len(markers[number].marks) != 1:
-            continue
-        mark = markers[number].marks[0]
-        # A view shares the count of writes: a write without a graph shows in it.
-        if mark.numel == output.numel() and mark.version == output._version:
-            return number
-    return None
+    mark = only[numbers[node]]
+    # A view shares the count of writes: a write without a graph shows in it.
+    if mark is None or (mark.numel, mark.version) != (output.numel(), output._version):
+        return None
+    return numbers[node]
 
 
 def _nothing_found(model: str, maps: list[str], others: str) -> str:
