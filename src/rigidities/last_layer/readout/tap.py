@@ -13,14 +13,16 @@ checked there by changing the heads' weights. How often the model is called for 
 | --- | --- |
 | what a layer of torch's own returned, perhaps reshaped | 1: the graph of the search shows it |
 | anything else, by linear layers | 4: the search, a probed pass, two with other weights |
-| likewise, nonlinear in float64 | 6: two more for the slope |
-| only seemingly the layer's output (a clamp that does nothing yet) | 6 at most |
-| more than the layers' own output, by their parameters | 7, and 9 in float64 |
+| likewise, but not linearly | 6 at most: two more for the slope |
+| the layer's for its own weights alone (a clamp that does nothing yet) | 9 at most |
+| no function of what the layers return alone, so by their parameters | 9 at most |
 | with `features=` | 1 |
 
-A model that differentiates inside its forward pass may be called once more for each search and for
-its first probed pass; `layer=` naming other modules than linear ones, and parameters that reach the
-output past the heads, take trials of their own. Checks of a coarser model run in a float64 copy.
+A model that differentiates inside its forward pass may be called once more in the search and in its
+first probed pass; `layer=` with modules that are no linear maps, and parameters that reach the
+output past the heads, take trials of their own. A coarser model than one in float64 is checked in a
+copy, with as many calls. If the first batch's own pass shows that the few rows did not tell all,
+the readout is searched again in the whole of it.
 """
 
 from __future__ import annotations
@@ -363,8 +365,8 @@ class Tap:
         if judge is not None:
             self._take(judge)
             return
-        rounding = max(_eps(p) for p in self._pattern.parameters() if p.is_floating_point())
-        fine = rounding <= torch.finfo(torch.float32).eps
+        real = [p for p in self._pattern.parameters() if p.is_floating_point()]
+        fine = all(_eps(parameter) <= torch.finfo(torch.float32).eps for parameter in real)
         self._choose(inputs, list(CASES)[1:] if fine else ["jacobian", "dense"])
 
     def _in_double(self, inputs: Inputs) -> Tap | None:
