@@ -88,6 +88,7 @@ def accumulate(
     counted: int = 0,
     after_block: AfterBlock = lambda batches, statistics, look: None,
     meanwhile: Callable[[], None] = lambda: None,
+    read_first: Callable[[Reading], None] = lambda reading: None,
 ) -> Statistics | None:
     """Statistics with the batches' rows added, in place; None where there are none.
 
@@ -101,6 +102,7 @@ def accumulate(
         after_block: is called whenever a block was added, with the number of batches so far, the
             statistics, which hold exactly these, and a function that refuses them if they hold NaN.
         meanwhile: is called after the last batch, while an accelerator may still be at work.
+        read_first: is called with what the first batch's pass gave.
 
     Raises:
         ValueError: NaN or infinity, shapes that do not fit, negative curvature; with the number of
@@ -132,6 +134,8 @@ def accumulate(
             block = _block(tap, batch, number, weighing)
         except ValueError as error:
             raise ValueError(f"Batch {number}: {error}") from error
+        if number == counted:
+            read_first(block.reading)
         waiting.take(block)
         number += 1
     waiting.flush()

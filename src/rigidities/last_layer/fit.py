@@ -212,6 +212,7 @@ class ReadoutFit:
                 counted=checkpoint.counted,
                 after_block=checkpoint.tick,
                 meanwhile=binding.close,
+                read_first=binding.read_first,
             )
             if others.size > 1:
                 binding, statistics = self._agreed(others, binding, statistics, weighing)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from operator import attrgetter
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -39,9 +39,12 @@ class Source:
     ) -> Tensor:
         """The model's output for a batch; what it raises says how it was called, and `worked`."""
         call = model if self.forward is None else partial(self.forward, model)
-        if torch.compiler.is_compiling():  # tracers raise errors of their own
-            return pick(call(*args, **kwargs), self.output)
-        watched = _watched(args, kwargs)
+        inputs = [*args, *kwargs.values()]
+        for value in inputs:
+            if type(value) is not Tensor or value.is_inference():
+                inputs = [tensor for tensor in _tensors(inputs) if not tensor.is_inference()]
+                break
+        versions = list(map(_times_written, inputs))
         try:
             result = call(*args, **kwargs)
         except _PLAIN as error:
@@ -58,13 +61,18 @@ class Source:
                 remedy = f" Tensors, and arrays of integers, keep their dtype: {cast}.{remedy}"
             said = f"{type(error).__name__}: {error}".rstrip(".")
             raise type(error)(f"{self.call(model, args, kwargs)} raised {said}.{remedy}") from error
-        if any(tensor._version != version for tensor, version in watched):
+        if list(map(_times_written, inputs)) != versions:
             raise ValueError(
                 f"{self.call(model, args, kwargs)} writes into its inputs in place, so that every "
                 "pass would change your data. Let the model write to copies (x = x - 1 instead of "
                 "x -= 1), or let forward= give it some: forward=lambda m, b: m(b[0].clone())."
             )
         return pick(result, self.output)
+
+    def traced(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """The same inside a tracer, which looks at no value and raises errors of its own."""
+        call = model if self.forward is None else partial(self.forward, model)
+        return pick(call(*args, **kwargs), self.output)
 
     def call(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """A call of the model, for messages."""
@@ -86,16 +94,9 @@ def copied(inputs: Inputs) -> Inputs:
         return inputs
 
 
-def _watched(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Tensor, int]]:
-    """Tensors of the inputs, and how often each was written to."""
-    given: Iterable[Any] = (*args, *kwargs.values())
-    if not all(type(one) is Tensor for one in given):
-        given = _tensors(list(given))
-    return [(tensor, tensor._version) for tensor in given if not tensor.is_inference()]
-
-
-def _tensors(waiting: list[Any]) -> Iterator[Tensor]:
+def _tensors(values: list[Any]) -> Iterator[Tensor]:
     """The tensors inside containers, and inside objects such as batches of graphs."""
+    waiting = list(values)
     for _ in range(_LOOKED_AT):
         if not waiting:
             return
@@ -110,6 +111,7 @@ def _tensors(waiting: list[Any]) -> Iterator[Tensor]:
             waiting += islice(getattr(value, "__dict__", {}).values(), _LOOKED_AT)
 
 
+_times_written = attrgetter("_version")
 _LOOKED_AT = 256
 """Entries of inputs that are looked at for tensors, at most, in every pass."""
 _PLAIN = (TypeError, RuntimeError, ValueError, AttributeError, KeyError, IndexError, AssertionError)
@@ -157,7 +159,11 @@ def pick(result: Any, output: str | int | None) -> Tensor:
     Raises:
         ValueError: more than one tensor to choose from, or none by that name.
     """
-    chosen = _only(result) if output is None else _named(result, output)
+    chosen = result
+    if output is not None:
+        chosen = _named(result, output)
+    elif not isinstance(result, Tensor):
+        chosen = _only(result)
     if not isinstance(chosen, Tensor):
         raise ValueError(
             f"The model's output is a {type(chosen).__name__}, expected a tensor. Pass output= "
@@ -184,8 +190,6 @@ def pick(result: Any, output: str | int | None) -> Tensor:
 
 
 def _only(result: Any) -> Any:
-    if isinstance(result, Tensor):
-        return result
     if getattr(result, "logits", None) is not None:
         return result.logits
     if isinstance(result, Mapping):

@@ -209,11 +209,17 @@ class Watch:
 
     Cheap: identities and versions, no arithmetic. Hooks and the entries of short containers count.
     Writes through `.data` or NumPy, and changes inside other objects, leave no trace.
+
+    Args:
+        model: whose modules are looked at, and numbered as they come.
+        passing: a class of modules to pass over, which stand around others of the model for a
+            while: the model is numbered as it is without them.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, passing: type[nn.Module] | tuple[()] = ()) -> None:
         self.placement = placement(model)  # as long as it is the same
-        self._modules = tuple(unwrapped(model).modules())
+        every = unwrapped(model).modules()
+        self._modules = tuple(module for module in every if not isinstance(module, passing))
         # kept, since an identity may be given again once its object is gone
         groups = [group for module in self._modules for group in _groups(module)]
         self._empty = [group for group in groups if not len(group)]

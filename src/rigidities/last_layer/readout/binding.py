@@ -7,19 +7,21 @@ import warnings
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from ...data.batches import Batch
 from ...data.sketch import fingerprint
 from ...data.storage import Snapshot, prefixed
-from ...models.calling import Source
+from ...models.calling import Inputs, Source
 from ...models.shadow import Watch, placement, shadow, unwrapped
 from ...models.threads import Lock
 from ...models.whole import require_whole
-from ...notices import NO_FIT, NotFittedError, require, require_kinds
+from ...notices import NO_FIT, NotFittedError, notify, require, require_kinds
 from .cases import CASES
 from .heads import is_linear_map, own_parameters
-from .probes import Probes
+from .probes import FirstPass, Probes, first_rows
+from .reading import Reading
 from .tail import GraphsKept
 from .tap import AnyTap, FeatureTap, Tap
 
@@ -54,7 +56,9 @@ class Binding:
             require(named and own, "the readout")
         self.fingerprint: str | None = None if header is None else header["fingerprint"]
         self._tied: tuple[AnyTap, Watch] | None = None
-        self._met: Batch | None = None  # the first batch, until the model is taken down
+        self._first: FirstPass | None = None  # until the model is taken down
+        self._batch_output: Tensor | None = None  # of the first batch, the same samples
+        self._unsealed = False  # whether the model is still to be taken down
         self._before: list[tuple[int, int]] | None = None  # how often weights had been written to
         self._lock = Lock()
 
@@ -69,8 +73,10 @@ class Binding:
     def copied(self, model: nn.Module) -> Binding:
         """A tie to a copy of the model, with other weights, that knows the same readout."""
         header = {**self.header(), "fingerprint": model_fingerprint(model)}
-        old = self.probes
-        probes = old and Probes.of(model, self.source, Batch(*old.inputs, None, None))
+        probes = None
+        if self.probes is not None:
+            first = FirstPass.of(model, self.source, self.probes.inputs)
+            probes = Probes.of(model, self.source, first, batch_output=None)
         return Binding(model, self.source, self.layer, header, probes)
 
     def taken(self, given: Snapshot) -> Binding:
@@ -92,24 +98,55 @@ class Binding:
         if self._header is not None:
             self._before = _written(self.model)
             return self.current()
-        args = _few(batch.args, self.source)
-        options, tap = {"layer": self.layer, **vars(self.source)}, None
-        if args is not batch.args:
-            with contextlib.suppress(Exception), warnings.catch_warnings():
-                warnings.simplefilter("error")  # nothing is said of a few rows alone
-                tap = Tap.find(self.model, args, batch.kwargs, **options)
-        if tap is None or tap.silent:  # other rows may call more, or belong to these
-            try:
-                tap = Tap.find(self.model, batch.args, batch.kwargs, **options)
-            except (ValueError, RuntimeError) as error:
-                reason = _obstacle(self.model, self.source, batch, str(error))
-                if not reason:
-                    raise
-                raise ValueError(f"{reason} {error}") from error
-        self._tied, self._met = (tap, Watch(self.model)), batch
+        inputs: Inputs = (batch.args, batch.kwargs)
+        tap = self._found_in_few(inputs)
+        if tap is None:
+            tap = self._found_in(inputs)
+        else:
+            tap.search = self._found_in
+        if tap.notice:
+            notify(tap.notice)
+        self._tied, self._unsealed = (tap, Watch(self.model)), True
         self._before = _written(self.model)
-        self.seal()
         return tap
+
+    def read_first(self, reading: Reading) -> None:
+        """Hear of the first batch's own pass, by which the readout that was found is confirmed."""
+        if self._tied is None or not self._unsealed:
+            return
+        tap = self._tied[0]
+        tap.search = None
+        first, tap.first_pass = tap.first_pass, None
+        if first is not None and first.is_small:
+            self._first = first
+            self._batch_output = reading.output[: len(first.output)].detach().clone()
+
+    def _found_in_few(self, inputs: Inputs) -> AnyTap | None:
+        """The tap by the first rows of a batch; None where these cannot be had or do not tell."""
+        few = first_rows(inputs)
+        if few is None:
+            return None
+        tap = None
+        # Whatever goes wrong, or the model warns of, comes again with the whole batch.
+        with contextlib.suppress(Exception), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tap = Tap.found(self.model, self.source, self.layer, few)
+        if tap is None or tap.first_pass is None:
+            return None
+        rows = len(tree_leaves(few)[0])
+        outputs = len(tap.first_pass.output)
+        # Rows that are no samples, as atoms of structures, were cut in the middle of one.
+        return tap if outputs and outputs % rows == 0 else None
+
+    def _found_in(self, inputs: Inputs) -> AnyTap:
+        """The tap by a whole batch."""
+        try:
+            return Tap.found(self.model, self.source, self.layer, inputs)
+        except (ValueError, RuntimeError) as error:
+            reason = _obstacle(self.model, self.source, inputs, str(error))
+            if not reason:
+                raise
+            raise ValueError(f"{reason} {error}") from error
 
     def seal(self) -> None:
         """Take down what the model was and gave when the readout was found, if not done yet."""
@@ -118,10 +155,13 @@ class Binding:
                 "The model's weights were written to while it was fitted. Fit it when its "
                 "training has ended, and let nothing change it meanwhile."
             )
-        if self._met is not None:
-            batch, self._met = self._met, None
+        if self._unsealed:
+            self._unsealed = False
             self.fingerprint = model_fingerprint(self.model)  # first: it waits for nothing yet
-            self.probes = Probes.of(self.model, self.source, batch)
+            first, batch_output = self._first, self._batch_output
+            self._first = self._batch_output = None
+            if first is not None:
+                self.probes = Probes.of(self.model, self.source, first, batch_output)
 
     def close(self) -> None:
         """Likewise at the end of a fit, after which weights may be written to and put back."""
@@ -267,7 +307,7 @@ _FUNCTION = (
 )
 
 
-def _obstacle(model: nn.Module, source: Source, batch: Batch, error: str) -> str:
+def _obstacle(model: nn.Module, source: Source, inputs: Inputs, error: str) -> str:
     """What keeps a search from the readout, where it is in how the model computes; else empty."""
     if "functorch transform" in error:
         return _DERIVATIVE
@@ -278,7 +318,7 @@ def _obstacle(model: nn.Module, source: Source, batch: Batch, error: str) -> str
         if parameter.is_floating_point():
             parameter.requires_grad_()
     with contextlib.suppress(Exception), torch.enable_grad(), GraphsKept() as kept:
-        output = source.run(twin, batch.args, batch.kwargs)
+        output = source.run(twin, *inputs)
         if kept.met:
             return _DERIVATIVE
         nodes: list[Any] = [output.grad_fn]
@@ -292,9 +332,3 @@ def _obstacle(model: nn.Module, source: Source, batch: Batch, error: str) -> str
                 return _FUNCTION.format(type(node).__name__.removesuffix("Backward"))
             nodes += [child for child, _ in node.next_functions]
     return ""
-
-
-def _few(args: tuple[Any, ...], source: Source, rows: int = 8) -> tuple[Any, ...]:
-    if source.forward is None and len(args) == 1 and isinstance(args[0], torch.Tensor):
-        return (args[0][:rows],)
-    return args

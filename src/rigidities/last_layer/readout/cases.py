@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from ...models.directional import pulled, units
 from ...posterior.gram import with_ones
 from .columns import Columns, ParameterColumns, joint_columns
-from .heads import Call, Holder, Recorder, channel_axis, has_bias, passed_on, weights
+from .heads import Call, Holder, Recorder, channel_axis, has_bias, weights
 from .reading import Reading, Terms
 from .tail import Gain, View, gains, pullback, sample_owners, target_order
 
@@ -38,34 +38,28 @@ class Case(ABC):
 
     Attributes:
         name: by which taps and files know it.
-        probes: whether it differentiates what follows the heads.
+        probes: whether it differentiates what follows the heads: see `Probed`.
         recorder: what stands in for a head.
         table: which columns belong to which.
     """
 
     name = ""
     layout = "joint"
-    probes = True
+    probes = False
     recorder: type[Recorder] = Recorder
     table: type[Columns] = Columns
 
     def __init__(self, heads: list[nn.Module]) -> None:
         self.columns = self.table(heads, joint=self.layout == "joint")
 
+    @abstractmethod
     def read(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> Reading | None:
         """Features of a pass, by a `graph` of the inputs or not; None if the tail is otherwise."""
-        reading = self._read(output, calls, graph)
-        if reading is None or graph or not self.probes:  # unprobed, a graph is as cheap as none
-            return reading
-        return reading.detached()
 
     def response(self, features: Tensor, change: Tensor) -> Tensor:
         """Change (M, K) of the output for a change (width, K or 1) of the weights."""
         features = features[:, None] if features.ndim == 2 else features
         return torch.einsum("mkd,dk->mk", features, change)
-
-    @abstractmethod
-    def _read(self, output: Tensor, calls: list[Call], graph: bool) -> Reading | None: ...
 
     def _summed(
         self, parts: list[Tensor], calls: list[Call], owners: list[Tensor], count: int
@@ -83,18 +77,56 @@ class Plain(Case):
 
     name = "plain"
     layout = "shared"
-    probes = False
 
-    def _read(self, output: Tensor, calls: list[Call], graph: bool) -> Reading | None:
-        once = self.columns.disjoint and [call.head for call in calls] == self.columns.heads
-        return self.gathered(output, calls) if once and passed_on(calls, output) else None
+    def __init__(self, heads: list[nn.Module]) -> None:
+        super().__init__(heads)
+        # Of a single head, for which nothing but the pass itself is to be done in each batch.
+        self._axis = channel_axis(heads[0])
+        self._bias = has_bias(heads[0])
+
+    def read(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> Reading | None:
+        """The heads' inputs, if the output is the mean of what the heads returned, to the bit."""
+        heads = self.columns.heads
+        if len(calls) != len(heads) or not self.columns.disjoint:
+            return None
+        first = calls[0].output
+        for call, head in zip(calls, heads, strict=True):
+            written = call.output._version != call.versions[1]
+            if call.head is not head or written or call.output.shape != first.shape:
+                return None
+        if first.numel() != output.numel():
+            return None
+        mean = first
+        if len(calls) > 1:
+            mean = torch.stack([call.output for call in calls]).mean(0)
+        same_memory = mean.data_ptr() == output.data_ptr()
+        same = same_memory and mean.is_contiguous() and output.is_contiguous()
+        if not same and not torch.equal(mean.flatten(), output.flatten()):  # perhaps reshaped
+            return None
+        if len(calls) == 1 and self._bias:
+            return Reading(output, calls[0].inputs, first.shape, self._axis, ones=True)
+        return self.gathered(output, calls)
 
     def gathered(self, output: Tensor, calls: list[Call], _: Sequence[Gain] = ()) -> Reading:
         """The heads' inputs, without a look at any value, which `torch.func` does not allow."""
         return side_by_side(output, calls, [call.inputs for call in calls])
 
 
-class Separate(Case):
+class Probed(Case):
+    """A case that differentiates what follows the heads."""
+
+    probes = True
+
+    def read(self, output: Tensor, calls: list[Call], *, graph: bool = False) -> Reading | None:
+        """Features of a probed pass, without a graph unless one is asked for."""
+        reading = self._read(output, calls, graph)
+        return reading if reading is None or graph else reading.detached()
+
+    @abstractmethod
+    def _read(self, output: Tensor, calls: list[Call], graph: bool) -> Reading | None: ...
+
+
+class Separate(Probed):
     """Gain and owner of each head row, with gains that differ between targets."""
 
     name = "separate"
@@ -189,7 +221,7 @@ class Shared(Separate):
         return Terms(features.detach(), owners, heads, output.numel() // inner[axis])
 
 
-class Jacobian(Case):
+class Jacobian(Probed):
     """The tail's Jacobian, sample by sample: one backward pass per output of a sample."""
 
     name = "jacobian"

@@ -257,6 +257,8 @@ class _Run(nn.Module):
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """The output."""
+        if torch.compiler.is_compiling():
+            return self.source.traced(self.model, args, kwargs)
         return self.source.run(self.model, args, kwargs)
 
 

@@ -45,6 +45,8 @@ class Call(NamedTuple):
                 "The readout layer's input is overwritten in place after the layer has used it, "
                 "so its features are lost. Let the forward pass write to a copy."
             )
+        if self.input.ndim == 2 and isinstance(self.head, nn.Linear):
+            return self.input
         return as_rows(self.head, self.input)
 
     @property
@@ -75,22 +77,24 @@ class Recorder(nn.Module):
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
         """The head's output, recorded."""
-        output: Tensor = self.head(*args, **kwargs)
+        # For every batch: a look into the dictionary is faster than nn.Module's `self.head`.
+        head: Any = self._modules["head"]
+        output: Tensor = head(*args, **kwargs)
         x = args[0] if args else next(iter(kwargs.values()))
-        _check_kind(output)
+        if output.is_complex() or output.is_nested:
+            _refuse_kind(output)
         if self.change is not None:
-            shift = self._call(x, output, None).rows @ self.change.to(x)
-            axis = channel_axis(self.head)
+            rows = as_rows(head, x)
+            rows = with_ones(rows) if has_bias(head) else rows
+            shift = rows @ self.change.to(x)
+            axis = channel_axis(head)
             output = output + shift.reshape(output.movedim(axis, -1).shape).movedim(-1, axis)
         probe = None
         if self.probing:
             probe = torch.zeros_like(output, requires_grad=True)
             output = output + probe
-        self.calls.append(self._call(x, output, probe))
+        self.calls.append(Call(head, x, output, probe, (x._version, output._version)))
         return output
-
-    def _call(self, x: Tensor, output: Tensor, probe: Tensor | None) -> Call:
-        return Call(self.head, x, output, probe, (x._version, output._version))
 
     def reset(self, *, probing: bool = False, change: Tensor | None = None) -> None:
         """Forget the calls and set what the next ones do."""
@@ -100,8 +104,9 @@ class Recorder(nn.Module):
         if change is not None and exchangeable(self.head):
             self._exchange(change)
             change = None
-        # not by nn.Module's own way of setting attributes, which is slow, twice in every pass
-        vars(self).update(calls=[], probing=probing, change=change)
+        self.calls.clear()
+        self.probing = probing
+        self.change = change
 
     def _exchange(self, change: Tensor) -> None:
         """Let the head itself, and whatever else reads its weights, compute with changed ones."""
@@ -163,11 +168,36 @@ class Weighed(Recorder):
         return rows.reshape(*shape, -1).movedim(-1, axis)
 
 
+class Mark(NamedTuple):
+    """A zero that the graph knows, added to what one call of a module returned.
+
+    Attributes:
+        leaf: the zero.
+        node: of the graph, by which what was returned can be told; None without a graph.
+        numel: how many numbers the call returned.
+        version: how often they had been written to when they were returned.
+    """
+
+    leaf: Tensor
+    node: Any
+    numel: int
+    version: int
+
+
 class Marker(Recorder):
     """Stands in for a head while a readout is searched: marks the graph and keeps no values.
 
     The mark is one number, added in place: unless probing, for a model that differentiates itself.
     """
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__(head)
+        self.marks: list[Mark] = []
+
+    def reset(self, *, probing: bool = False, change: Tensor | None = None) -> None:
+        """Forget the marks and set what the next ones do."""
+        super().reset(probing=probing, change=change)
+        self.marks.clear()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The head's output with a zero added that the graph knows."""
@@ -176,9 +206,10 @@ class Marker(Recorder):
     def _marked(self, output: Tensor) -> Tensor:
         if not output.is_floating_point() and not output.is_complex():
             return output
-        mark = output.new_zeros(()).requires_grad_()
-        self.calls.append(Call(self.head, mark, mark, mark))
-        return output + mark if self.probing else output.add_(mark)
+        zero = output.new_zeros(()).requires_grad_()
+        marked = output + zero if self.probing else output.add_(zero)
+        self.marks.append(Mark(zero, marked.grad_fn, marked.numel(), marked._version))
+        return marked
 
 
 class Holder(Recorder):
@@ -208,34 +239,19 @@ class Holder(Recorder):
         self.calls = [Call(self.head, first, first, None, leaves=tuple(given.values()))]
 
 
-def _check_kind(output: Tensor) -> None:
-    """Refuse what a head gives that are no rows of real numbers."""
+def _refuse_kind(output: Tensor) -> None:
+    """Say why what a head gave are no rows of real numbers."""
     if output.is_complex():
         raise ValueError(
             "The readout layer's weights are complex numbers, by which no derivative is taken. "
             "Pass features=: of the real part of W h + b they are h.real, h.imag and a column of "
             "ones, lambda m, *inputs: torch.cat([h.real, h.imag, ones], 1)."
         )
-    if output.is_nested:
-        raise ValueError(
-            "The readout layer is called with a nested tensor, whose rows cannot be told apart "
-            "here. Let the model take its rows before that layer (h.values() of a jagged one), or "
-            "pass features=."
-        )
-
-
-def passed_on(calls: list[Call], output: Tensor) -> bool:
-    """Whether a model's output is the mean of the calls' outputs to the bit, perhaps reshaped."""
-    mine, shape = calls[0].output, calls[0].output.shape
-    written = any(call.output._version != call.versions[1] for call in calls)
-    if written or mine.numel() != output.numel() or any(c.output.shape != shape for c in calls):
-        return False
-    if len(calls) > 1:
-        mine = torch.stack([call.output for call in calls]).mean(0)
-    same_memory = mine.data_ptr() == output.data_ptr()
-    if same_memory and mine.is_contiguous() and output.is_contiguous():
-        return True
-    return torch.equal(mine.flatten(), output.flatten())
+    raise ValueError(
+        "The readout layer is called with a nested tensor, whose rows cannot be told apart "
+        "here. Let the model take its rows before that layer (h.values() of a jagged one), or "
+        "pass features=."
+    )
 
 
 def is_linear_map(module: nn.Module) -> bool:

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from ...data.batches import Batch
-from ...models.calling import Source
+from ...models.calling import Inputs, Source, copied
 from ...models.modes import differentiating
 from ...models.shadow import Watch, placement, shadow
 from ...notices import notify, require
@@ -31,7 +30,50 @@ RANDOM = (
     "such pass."
 )
 
-_Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+_CONSTANTS = (bool, float, str, type(None))
+"""Inputs beside tensors that are the same for any number of rows; an int may count them."""
+
+
+@dataclass(frozen=True)
+class FirstPass:
+    """The pass that a readout was found with.
+
+    Attributes:
+        inputs: positional and keyword inputs, in memory of their own.
+        output: of the model in eval mode, where it was computed.
+        renewed: attributes that the pass set; see `Watch`.
+    """
+
+    inputs: Inputs
+    output: Tensor
+    renewed: frozenset[str]
+
+    @classmethod
+    def of(cls, model: nn.Module, source: Source, inputs: Inputs) -> FirstPass:
+        """A pass of its own, where no search has made one."""
+        inputs, twin = copied(inputs), shadow(model)
+        before = Watch(twin)
+        output = _outputs(twin, source, inputs, placement(model)[1])
+        return cls(inputs, output, frozenset(before.renewed(Watch(twin))))
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the inputs are few enough to be kept."""
+        return sum(leaf.nbytes for leaf in _tensors(self.inputs)) <= LARGEST_HELD
+
+
+def first_rows(inputs: Inputs) -> Inputs | None:
+    """The inputs of the first `ROWS` samples, copied; None where they cannot be cut.
+
+    They can where all tensors have the same first dimension, and nothing else depends on it.
+    """
+    leaves = tree_leaves(inputs)
+    tensors = _tensors(inputs)
+    if not tensors or not all(isinstance(leaf, (Tensor, *_CONSTANTS)) for leaf in leaves):
+        return None
+    if not tensors[0].ndim or len({leaf.shape[:1] for leaf in tensors}) != 1:
+        return None
+    return cast("Inputs", tree_map_only(Tensor, lambda t: t[:ROWS].detach().clone(), inputs))
 
 
 @dataclass(frozen=True)
@@ -45,38 +87,43 @@ class Probes:
         renewed: attributes that a pass of the model sets itself; see `Watch`.
     """
 
-    inputs: _Inputs
+    inputs: Inputs
     output: Tensor
     dtype: torch.dtype
     digits: float
     renewed: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, model: nn.Module, source: Source, batch: Batch) -> Probes | None:
-        """Of a first batch; None where it cannot be copied, or the model is random, with a warning.
+    def of(
+        cls, model: nn.Module, source: Source, first: FirstPass, batch_output: Tensor | None
+    ) -> Probes | None:
+        """Of a first pass; None where it cannot be copied, or the model is random, with a warning.
 
-        A model is random where two passes over the same inputs differ.
+        A model is random where two passes over the same inputs differ. One pass is the first; the
+        other is that of the batch which the inputs were cut from, up to rounding. Where these two
+        differ, the samples of a batch may belong together, and only a third pass can tell.
+
+        Args:
+            model: the user's.
+            source: how to call it.
+            first: the pass that the readout was found with.
+            batch_output: of the batch's own pass, the samples of the first pass; None if unknown.
         """
-        whole: _Inputs = (batch.args, batch.kwargs)
-        dtype = placement(model)[1]
-        for inputs in (_few(whole), whole):
-            if sum(leaf.nbytes for leaf in _tensors(inputs)) > LARGEST_HELD:
-                return None
-            try:
-                kept, twin = _placed(inputs, torch.device("cpu")), shadow(model)
-                before = Watch(twin)
-                first, second = (_outputs(twin, source, kept, dtype) for _ in range(2))
-            except Exception:  # not cut as the model wants it, or not to be copied
-                continue
-            renewed = frozenset(before.renewed(Watch(twin)))
-            probes = cls(kept, first.double().cpu(), dtype, _digits(model, first), renewed)
-            if probes._off(first, second, probes.digits):
-                notify(RANDOM)
-                return None
-            return probes
-        return None
+        dtype, digits = placement(model)[1], _digits(model, first.output)
+        try:
+            kept = _placed(first.inputs, torch.device("cpu"))
+            probes = cls(kept, first.output.double().cpu(), dtype, digits, first.renewed)
+            if batch_output is not None and not probes._off(first.output, batch_output, digits):
+                return probes
+            again = _outputs(shadow(model), source, kept, dtype)
+        except Exception:  # inputs that cannot be copied
+            return None
+        if probes._off(first.output, again, digits):
+            notify(RANDOM)
+            return None
+        return probes
 
-    def placed(self, model: nn.Module) -> _Inputs:
+    def placed(self, model: nn.Module) -> Inputs:
         """The inputs on the model's device and in its precision."""
         return _placed(self.inputs, *placement(model), only=self.dtype)
 
@@ -133,18 +180,11 @@ class Probes:
         return cls((inputs[0], inputs[1]), output, dtype, float(header["digits"]), own)
 
 
-def _tensors(inputs: _Inputs) -> list[Tensor]:
+def _tensors(inputs: Inputs) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
 
 
-def _few(inputs: _Inputs) -> _Inputs:
-    leaves = _tensors(inputs)
-    if len({leaf.shape[:1] for leaf in leaves}) != 1 or not leaves[0].ndim:
-        return inputs
-    return cast("_Inputs", tree_map_only(Tensor, lambda t: t[:ROWS].clone(), inputs))
-
-
-def _placed(inputs: _Inputs, *where: Any, only: torch.dtype | None = None) -> _Inputs:
+def _placed(inputs: Inputs, *where: Any, only: torch.dtype | None = None) -> Inputs:
     """A copy on a device; in a precision too where the tensors have the one that is given."""
 
     def placed(value: Any) -> Any:
@@ -154,11 +194,11 @@ def _placed(inputs: _Inputs, *where: Any, only: torch.dtype | None = None) -> _I
         moved = value.to(*(where if known else where[:1]))
         return value if moved is None else moved
 
-    return cast("_Inputs", tree_map(placed, copy.deepcopy(inputs)))
+    return cast("Inputs", tree_map(placed, copy.deepcopy(inputs)))
 
 
 @differentiating
-def _outputs(twin: nn.Module, source: Source, inputs: _Inputs, dtype: torch.dtype) -> Tensor:
+def _outputs(twin: nn.Module, source: Source, inputs: Inputs, dtype: torch.dtype) -> Tensor:
     args, kwargs = _placed(inputs, *placement(twin), only=dtype)
     return source.run(twin, args, kwargs).detach()
 

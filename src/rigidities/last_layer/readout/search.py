@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ...models.directional import normal_like
-from ...models.shadow import shadow, unwrapped
+from ...models.shadow import Watch, shadow, unwrapped
 from .heads import Holder, Marker, Recorder, as_rows, linear_maps, own_parameters, owners, record
 from .heads import weights as head_weights
 from .tail import GraphsKept, coarsest
@@ -45,6 +45,7 @@ class Found:
     Attributes:
         later: parameters that act between the heads and the output, nearest to the output first.
         silent: linear maps that the batch did not call, of which nothing is known.
+        marked: the pass that they were found with.
         case: the case to begin with: `parameters` where the heads are any modules.
         left: modules in which the output is linear too and which are no heads, with the reason.
     """
@@ -52,8 +53,38 @@ class Found:
     heads: list[str]
     later: list[str]
     silent: list[str]
+    marked: MarkedPass
     case: str = "plain"
     left: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_returned(self) -> bool:
+        """Whether the model returns what its one head gave, whatever the head's weights are."""
+        return self.heads == [self.marked.returned]
+
+
+@dataclass(frozen=True)
+class MarkedPass:
+    """What one pass of a model showed in which every call of some modules was marked.
+
+    Attributes:
+        output: of the model, without a graph.
+        renewed: attributes that the pass set; see `Watch`.
+        returned: the module of which the output is what its only call returned, perhaps reshaped;
+            None if there is no such module.
+    """
+
+    output: Tensor
+    renewed: frozenset[str]
+    returned: str | None
+
+
+_ORDERLY = frozenset(
+    f"{name}Backward{number}"
+    for name in ("View", "UnsafeView", "ReshapeAlias", "Alias", "Squeeze", "Unsqueeze", "Select")
+    for number in range(3)
+) | {"SliceBackward0"}
+"""Nodes of the graph that leave the order of numbers as it is, where they leave none out."""
 
 
 def find_heads(model: nn.Module, run: Run) -> Found:
@@ -70,15 +101,15 @@ def find_heads(model: nn.Module, run: Run) -> Found:
     parameters = {id(p.requires_grad_()): name for name, p in free}  # aliases, not the user's
     unregistered = Unregistered(unwrapped(model), twin)
     with unregistered.shown():
-        markers, marks, output = _marked(run, twin, names)
+        markers, marks, output, marked = _marked(run, twin, names)
     found, leaves = _walk([output.grad_fn], marks)
     unregistered.refuse(leaves.values())
     later = [parameters[leaf] for leaf in leaves if leaf in parameters]
     if not found:
         raise ValueError(_nothing_found(type(model).__name__, names, nearest(model, later)))
-    silent = [name for name, marker in zip(names, markers, strict=True) if not marker.calls]
+    silent = [name for name, marker in zip(names, markers, strict=True) if not marker.marks]
     heads = [names[i] for i in _last(found, marks)]
-    whole = Found(heads, later, silent)
+    whole = Found(heads, later, silent, marked)
     straight = _walk([output.grad_fn], marks, bending=_BENDING)[1]
     reached = [leaf for leaf in straight if leaf in parameters]
     if not reached or not bool(torch.isfinite(output.detach()).all()):
@@ -105,20 +136,14 @@ def named_heads(model: nn.Module, names: list[str], run: Run) -> Found:
     inner = unwrapped(model)
     heads = list(dict.fromkeys(owner for name in names for owner in owners(inner, name)))
     if heads != names and not _affine(model, heads, run):
-        _, marks, output = _marked(run, shadow(model), heads)
+        _, marks, output, _ = _marked(run, shadow(model), heads)
         last = _last(_walk([output.grad_fn], marks)[0], marks)
         heads = [heads[i] for i in last] or heads
-    case = "plain" if _called(model, heads, run) else "parameters"
-    return Found(heads, later=[], silent=[], case=case)
-
-
-def _called(model: nn.Module, heads: list[str], run: Run) -> bool:
-    """Whether all heads are linear maps, of which the forward pass calls some."""
-    if not set(heads) <= set(linear_maps(unwrapped(model))):
-        return False
-    probed, recorders = record(shadow(model), heads)
-    run(probed)
-    return any(recorder.calls for recorder in recorders)
+    # Recorders stand in for linear maps alone, so nothing else is marked here.
+    linear = set(heads) <= set(linear_maps(inner))
+    markers, _, _, marked = _marked(run, shadow(model), heads if linear else [])
+    called = any(marker.marks for marker in markers)
+    return Found(heads, [], [], marked, case="plain" if called else "parameters")
 
 
 def _affine(model: nn.Module, modules: list[str], run: Run) -> bool:
@@ -322,9 +347,15 @@ def tolerance(rounding: float) -> float:
 
 def _marked(
     run: Run, model: nn.Module, names: list[str]
-) -> tuple[list[Recorder], dict[int, int], Tensor]:
-    """Markers of some modules, the modules' numbers by the ids of their marks, and the output."""
+) -> tuple[list[Marker], dict[int, int], Tensor, MarkedPass]:
+    """One pass of a shadow with a mark at every call of some modules.
+
+    Returns:
+        The modules' markers, their numbers by the ids of their marks, the output with its graph,
+        and what is kept of the pass.
+    """
     model, markers = record(model, names, Marker)
+    before = Watch(model, passing=Marker)
     with torch.enable_grad():
         try:  # with nothing kept for a backward pass, so no more memory than without gradients
             with saved_tensors_hooks(lambda _: None, cast("Any", lambda _: None)):
@@ -333,8 +364,32 @@ def _marked(
             for marker in markers:
                 marker.reset(probing=True)
             output = run(model)
-    marks = {id(c.probe): i for i, marker in enumerate(markers) for c in marker.calls}
-    return markers, marks, output
+    marks = {id(mark.leaf): i for i, marker in enumerate(markers) for mark in marker.marks}
+    renewed = frozenset(before.renewed(Watch(model, passing=Marker)))
+    returned = _returned(output, markers)
+    name = None if returned is None else names[returned]
+    return markers, marks, output, MarkedPass(output.detach(), renewed, name)
+
+
+def _returned(output: Tensor, markers: list[Marker]) -> int | None:
+    """The number of the module of which the output is what its only call returned.
+
+    The graph tells: from the output back to what was returned there are but nodes that reshape. So
+    it is for any weights, as long as the model takes the same way; every later pass is compared to
+    the bit.
+    """
+    only = [marker.marks[0] if len(marker.marks) == 1 else None for marker in markers]
+    numbers = {mark.node: i for i, mark in enumerate(only) if mark is not None}
+    node = output.grad_fn
+    while node is not None and node not in numbers and node.name() in _ORDERLY:
+        node = node.next_functions[0][0]
+    if node is None or node not in numbers:
+        return None
+    mark = only[numbers[node]]
+    # A view shares the count of writes: a write without a graph shows in it.
+    if mark is None or (mark.numel, mark.version) != (output.numel(), output._version):
+        return None
+    return numbers[node]
 
 
 def _nothing_found(model: str, maps: list[str], others: str) -> str:

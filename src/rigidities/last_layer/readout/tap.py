@@ -2,16 +2,33 @@ r"""Where the features come from: `Tap` turns a model into inputs -> (output, fe
 
 The features of a prediction are its derivatives by the readout's weights,
 $f = \partial y / \partial w$. A tap runs a `shadow` of the model with a recorder in place of the
-readout head(s); a `Case` (see `cases`) says how the features follow from what was recorded. It
-is found on the first batch, and its features checked there by changing the heads' weights. Every
+readout head(s); a `Case` (see `cases`) says how the features follow from what was recorded. Every
 thread has a shadow with recorders of its own, so that any number of them may call a tap, and a
 model may keep what it likes in its attributes during a pass.
+
+A tap is found with a few rows of the first batch where these can be cut out, and its features are
+checked there by changing the heads' weights. How often the model is called for that, all told:
+
+| the output is | calls |
+| --- | --- |
+| what a layer of torch's own returned, perhaps reshaped | 1: the graph of the search shows it |
+| anything else, by linear layers | 4: the search, a probed pass, two with other weights |
+| likewise, but not linearly | 6 at most: two more for the slope |
+| the layer's for its own weights alone (a clamp that does nothing yet) | 9 at most |
+| no function of what the layers return alone, so by their parameters | 9 at most |
+| with `features=` | 1 |
+
+A model that differentiates inside its forward pass may be called once more in the search and in its
+first probed pass; `layer=` with modules that are no linear maps, and parameters that reach the
+output past the heads, take trials of their own. A coarser model than one in float64 is checked in a
+copy, with as many calls. If the first batch's own pass shows that the few rows did not tell all,
+the readout is searched again in the whole of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -22,7 +39,7 @@ from torch.utils._pytree import tree_leaves
 
 from ...models.calling import FeatureFunction, ForwardFunction, Inputs, Source, copied
 from ...models.double import InDouble, double_copy, is_double
-from ...models.modes import outside_inference_mode
+from ...models.modes import ordinary, outside_inference_mode
 from ...models.shadow import input_names, shadow, unwrapped
 from ...models.threads import OfThread
 from ...notices import notify
@@ -38,6 +55,7 @@ from .heads import (
     owners,
     record,
 )
+from .probes import FirstPass
 from .reading import Reading, Terms
 from .search import find_heads, large_change, left_out, named_heads, nearest, scripted, tolerance
 from .tail import GraphsKept, coarsest
@@ -57,6 +75,10 @@ class Tap:
         linear: whether the output is linear in the heads' weights.
         worked: the call of the model that the readout was found with, for messages; "" if unknown.
         input_names: what the model's `forward` calls its inputs.
+        first_pass: the pass that the readout was found with, until somebody takes it.
+        notice: what the user should know of the readout; "" if nothing.
+        search: finds the readout in the whole of a batch. It is asked if this tap, found with a few
+            rows of that batch, cannot read all of it, and is None once the batch has been read.
     """
 
     def __init__(
@@ -71,9 +93,12 @@ class Tap:
     ) -> None:
         self.source, self.heads, self.silent, self.linear = source, heads, list(silent), linear
         self.case, self.worked, self.input_names = case, "", input_names(model)
+        self.first_pass: FirstPass | None = None
+        self.notice = ""
+        self.search: Callable[[Inputs], AnyTap] | None = None
         self._frees = False  # whether the model differentiates, and frees its graph, inside forward
         self._quiet: bool | None = None  # whether it runs without gradients, faster for some
-        self._mode: Callable[[], AbstractContextManager[Any]] = nullcontext  # around each pass
+        self._in_float64 = False  # whether this tap is of a copy that is run `InDouble`
         self._pattern = shadow(model)  # never run: what a pass leaves in it would be copied too
         self._twin = OfThread(self._make)
 
@@ -95,9 +120,20 @@ class Tap:
         Raises:
             ValueError: no linear map reaches the output; the message names the way out.
         """
-        source, inputs = Source(forward, features, output), (args, kwargs or {})
-        if features is not None:
-            return FeatureTap(model, source)
+        source = Source(forward, features, output)
+        tap = cls.found(model, source, layer, (args, kwargs or {}))
+        if tap.notice:
+            notify(tap.notice)
+        return tap
+
+    @classmethod
+    @outside_inference_mode
+    def found(
+        cls, model: nn.Module, source: Source, layer: str | list[str] | None, inputs: Inputs
+    ) -> Tap | FeatureTap:
+        """The same without a warning: `notice` says what there is to say."""
+        if source.features is not None:
+            return FeatureTap.found(model, source, inputs)
         if isinstance(unwrapped(model), torch.jit.ScriptModule):
             raise ValueError(
                 "A TorchScript module cannot be looked into. Pass features=callable(model, "
@@ -117,12 +153,15 @@ class Tap:
                 found = named_heads(model, _checked_names(model, names), run)
         tap = cls(model, source, heads=found.heads, case=found.case, silent=found.silent)
         tap.worked = source.call(unwrapped(model), *inputs)
-        with torch.enable_grad():
-            tap._settle(inputs)
+        tap.first_pass = FirstPass(inputs, found.marked.output, found.marked.renewed)
+        # Of torch's own layers the class says what they compute; all else is tried.
+        if not (found.is_returned and all(map(is_certain, tap._heads))):
+            with torch.enable_grad():
+                tap._settle(inputs)
         if not tap.linear:
-            tap._own_up(found.later)
+            tap.notice = tap._own_up(found.later)
         elif found.left:
-            notify(left_out(found))
+            tap.notice = left_out(found)
         return tap
 
     @property
@@ -136,7 +175,7 @@ class Tap:
 
     @property
     def _case(self) -> Case:
-        return self._twin().case(self.case)
+        return self._twin().cases[self.case]
 
     @property
     def weights(self) -> Tensor:
@@ -148,9 +187,25 @@ class Tap:
         """Columns of the features that belong to biases."""
         return self._case.columns.biases
 
-    @outside_inference_mode
     def __call__(self, *args: Any, **kwargs: Any) -> Reading:
         """One forward pass."""
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                args, kwargs = ordinary((args, kwargs))
+                return self(*args, **kwargs)
+        try:
+            return self._reading((args, kwargs))
+        except (ValueError, RuntimeError):
+            if self.search is None:
+                raise
+        # More layers are called than by the few rows, or what follows the heads does more.
+        search, self.search = self.search, None
+        found = search((args, kwargs))
+        assert isinstance(found, Tap)
+        self._take(found)
+        self.first_pass = found.first_pass
+        if found.notice and not self.notice:
+            notify(found.notice)
         return self._reading((args, kwargs))
 
     def graph(self, *args: Any, **kwargs: Any) -> Reading:
@@ -202,7 +257,8 @@ class Tap:
     def _make(self) -> _Twin:
         twin = shadow(self._pattern)
         guard(twin, self.silent)
-        return _Twin(*record(twin, self.heads, CASES[self.case].recorder), {})
+        model, recorders = record(twin, self.heads, CASES[self.case].recorder)
+        return _Twin(model, recorders, _Cases([recorder.head for recorder in recorders]))
 
     @property
     def _names(self) -> str:
@@ -214,15 +270,31 @@ class Tap:
         """A forward pass with its recorded calls, perhaps with changed head weights."""
         twin = self._twin()
         for i, recorder in enumerate(twin.recorders):
-            own = None if change is None else self._case.columns.share(change, i)
-            recorder.reset(probing=probing, change=own)
+            share = None if change is None else self._case.columns.share(change, i)
+            recorder.reset(probing=probing, change=share)
         try:
-            with self._mode(), GraphsKept() if self._frees else nullcontext():
-                output = self.source.run(twin.model, *inputs, self.worked)
-            calls = [call for recorder in twin.recorders for call in recorder.calls]
+            return self._pass(twin, inputs)
         finally:
             for recorder in twin.recorders:
                 recorder.reset()
+
+    def _pass(self, twin: _Twin, inputs: Inputs) -> tuple[Tensor, list[Call]]:
+        """A forward pass of a thread's twin, as its recorders are set, with its recorded calls."""
+        calls: list[Call] = []
+        try:
+            if self._frees or self._in_float64:
+                with (
+                    GraphsKept() if self._frees else nullcontext(),
+                    InDouble() if self._in_float64 else nullcontext(),
+                ):
+                    output = self.source.run(twin.model, *inputs, self.worked)
+            else:
+                output = self.source.run(twin.model, *inputs, self.worked)
+            for recorder in twin.recorders:
+                calls += recorder.calls
+        finally:
+            for recorder in twin.recorders:
+                recorder.calls.clear()
         if not calls:
             raise ValueError(f"The forward pass did not call {self._names}: name another layer=.")
         return output, calls
@@ -238,9 +310,11 @@ class Tap:
         return read(*self._run(inputs, probing=True))
 
     def _reading(self, inputs: Inputs, *, graph: bool = False) -> Reading:
-        reading, case = None, self._case  # which another thread may change meanwhile
+        twin = self._twin()
+        case = twin.cases[self.case]  # which another thread may change meanwhile
+        reading = None
         if not case.probes:
-            reading = self._plain_reading(case, inputs, graph)
+            reading = case.read(*self._unprobed(twin, inputs, graph))
             if reading is None:  # an identity on the first batch (a mask of ones), not on this one
                 self.case = "shared"
         if reading is None:
@@ -260,30 +334,30 @@ class Tap:
             f"batch ({self.case!r}). Pass features= to give the features yourself."
         )
 
-    def _plain_reading(self, case: Case, inputs: Inputs, graph: bool) -> Reading | None:
-        """Without gradients, unless the model itself, or somebody by an input, wants them."""
-        if self._quiet is not False and not graph and not _wanted(inputs):
-            try:
-                with torch.no_grad():
-                    reading = case.read(*self._run(inputs))
-            except RuntimeError:
-                if self._quiet:
-                    raise
-                self._quiet = False
-            else:
-                self._quiet = True
-                return reading
-        return case.read(*self._run(inputs), graph=graph)
+    def _unprobed(self, twin: _Twin, inputs: Inputs, graph: bool) -> tuple[Tensor, list[Call]]:
+        """A pass without gradients, unless the model, or somebody by an input, wants them."""
+        if graph or self._quiet is False or not torch.is_grad_enabled() or _wanted(inputs):
+            return self._pass(twin, inputs)
+        torch.set_grad_enabled(False)
+        try:
+            recorded = self._pass(twin, inputs)
+            self._quiet = True
+            return recorded
+        except RuntimeError:
+            if self._quiet:
+                raise
+        finally:
+            torch.set_grad_enabled(True)
+        self._quiet = False
+        return self._pass(twin, inputs)
 
     def _settle(self, inputs: Inputs) -> None:
         """Decide which parameters the features belong to, which case it is, and if it is linear.
 
-        Plain heads of torch's own classes are known to the bit. All else is decided in float64, in
-        a copy where the model is coarser: a tolerance that grows with the type would swallow a
-        mixing of targets. Where there can be no copy, half precision takes the general road.
+        It is decided in float64, in a copy where the model is coarser: a tolerance that grows with
+        the type would swallow a mixing of targets. Where there can be no copy, half precision takes
+        the general road.
         """
-        if self._is_plain(inputs) and all(map(is_certain, self._heads)):
-            return
         if is_double(self._pattern):
             self._choose(inputs, list(CASES)[1:])
             return
@@ -291,8 +365,8 @@ class Tap:
         if judge is not None:
             self._take(judge)
             return
-        rounding = max(_eps(p) for p in self._pattern.parameters() if p.is_floating_point())
-        fine = rounding <= torch.finfo(torch.float32).eps
+        real = [p for p in self._pattern.parameters() if p.is_floating_point()]
+        fine = all(_eps(parameter) <= torch.finfo(torch.float32).eps for parameter in real)
         self._choose(inputs, list(CASES)[1:] if fine else ["jacobian", "dense"])
 
     def _in_double(self, inputs: Inputs) -> Tap | None:
@@ -302,7 +376,7 @@ class Tap:
             if copy is None:
                 return None
             judge = Tap(copy, self.source, heads=self.heads, case=self.case, silent=self.silent)
-            judge._mode = InDouble
+            judge._in_float64 = True
             with InDouble():
                 judge._choose(inputs, list(CASES)[1:])
         except Exception:  # no memory, no float64, or code that insists on a type
@@ -310,28 +384,31 @@ class Tap:
         return judge
 
     def _take(self, other: Tap) -> None:
-        """Read as another tap does."""
-        self.linear = other.linear
-        if self.heads != other.heads or "parameters" in (self.case, other.case):
-            self.heads, self.case = other.heads, other.case
-            self._twin = OfThread(self._make)  # with recorders of the other kind
-        self.case = other.case
+        """Read as another tap on the same model, or on a copy of it, does."""
+        self.linear, self._frees = other.linear, other._frees
+        self.heads, self.silent, self.case = other.heads, other.silent, other.case
+        self._twin = OfThread(self._make)
 
     def _choose(self, inputs: Inputs, cases: list[str]) -> None:
-        """Set heads, case and `linear` by what a pass over some inputs shows."""
-        if self.case != "parameters":
-            if not self._is_honest(inputs):
-                self._by_parameters(opened=True)
-            elif self._is_plain(inputs):
-                return
-        reading = self._probed(inputs, partial(self._first_reading, cases))
+        """Set heads, case and `linear` by what a few passes over some inputs show."""
+        seeming = all(is_certain(head) or is_free(head) for head in self._heads)
+        if self.case != "parameters" and not seeming:
+            self._by_parameters(opened=True)
+        reading = self._probed(inputs, partial(self._honest_reading, ["plain", *cases]))
+        if reading is None:  # the heads do not compute what they seem to
+            self._by_parameters(opened=True)
+            reading = self._probed(inputs, partial(self._first_reading, []))
         self.linear = self._is_linear(reading, inputs)
+        if not self.linear and self.case == "plain":
+            # The output is the heads' for these weights alone, as behind a clamp.
+            reading = self._probed(inputs, partial(self._first_reading, cases))
+            self.linear = self._is_linear(reading, inputs)
         if self.linear or self.case == "parameters" or self._is_derivative(reading, inputs):
             return
         # What the head returned is not all that its weights do: the model differentiates by its
         # inputs through the head, or uses the weights elsewhere.
         self._by_parameters()
-        reading = self._probed(inputs, partial(self._first_reading, cases))
+        reading = self._probed(inputs, partial(self._first_reading, []))
         self.linear = self._is_linear(reading, inputs)
 
     def _by_parameters(self, *, opened: bool = False) -> None:
@@ -342,30 +419,32 @@ class Tap:
         self.case = "parameters"
         self._twin = OfThread(self._make)
 
-    def _is_honest(self, inputs: Inputs) -> bool:
-        """Whether the heads compute W f + b of what goes in, with weights that can all move."""
-        if all(map(is_certain, self._heads)):
-            return True
-        if not all(map(is_free, self._heads)):
-            return False
-        return is_as_it_seems(self._run(inputs)[1])
+    def _honest_reading(
+        self, cases: list[str], output: Tensor, calls: list[Call]
+    ) -> Reading | None:
+        """The first reading; None if the heads do not compute W f + b of what goes in."""
+        certain = self.case == "parameters" or all(map(is_certain, self._heads))
+        if not certain and not is_as_it_seems(calls):
+            return None
+        return self._first_reading(cases, output, calls)
 
     def _first_reading(self, cases: list[str], output: Tensor, calls: list[Call]) -> Reading:
-        if not output.requires_grad:
-            raise ValueError(
-                f"The output does not depend on {self._names} through differentiable "
-                "operations (torch.no_grad, detach or NumPy in the forward pass?). Name "
-                "another layer= or pass features=."
-            )
+        """The reading of a probed pass by the first case that fits, which becomes the tap's."""
         for name in ["parameters"] if self.case == "parameters" else cases:
+            if name != "plain" and not output.requires_grad:
+                raise ValueError(
+                    f"The output does not depend on {self._names} through differentiable "
+                    "operations (torch.no_grad, detach or NumPy in the forward pass?). Name "
+                    "another layer= or pass features=."
+                )
             self.case = name
             reading = self._case.read(output, calls)
             if reading is not None:
                 return reading
         raise AssertionError("the last case takes any tail")
 
-    def _own_up(self, later: list[str]) -> None:
-        """Refuse parameters behind a nonlinearity after the heads; otherwise warn."""
+    def _own_up(self, later: list[str]) -> str:
+        """Refuse parameters behind a nonlinearity after the heads; otherwise a warning."""
         if later:
             more = f" and {len(later) - 3} others" if len(later) > 3 else ""
             raise ValueError(
@@ -375,39 +454,32 @@ class Tap:
                 "*inputs) -> (N, D) (for an output h @ w, the h), or name the layer= to use all "
                 "the same."
             )
-        notify(
+        return (
             f"The output is not linear in the weights of {self._names}: its local derivative "
             "is used, so the error bars are first order. Take the output before the "
             "nonlinearity (forward=), or name another layer=."
         )
 
-    def _is_plain(self, inputs: Inputs) -> bool:
-        """Whether the output is the heads' output to the bit, with their own and other weights.
-
-        Heads of which the class does not say what they compute must answer as linear ones.
-        """
-        case = self._case
-        if self.case != "plain":
-            return False
-        reading = case.read(*self._run(inputs))
-        if reading is None:
-            return False
-        change = large_change(self.weights, seed=0)
-        if case.read(*self._run(inputs, change=change)) is None:
-            return False
-        return all(map(is_certain, self._heads)) or self._is_linear(reading, inputs)
-
     def _is_linear(self, reading: Reading, inputs: Inputs) -> bool:
-        """Whether y(w + d) - y(w) = f . d for large random changes d of the heads' weights."""
-        if not bool(torch.isfinite(reading.output.detach()).all()):
+        """Whether y(w + d) - y(w) = f . d for large random changes d of the heads' weights.
+
+        A plain output must be the heads' own with the other weights too, to the bit.
+        """
+        case, plain = self._case, self.case == "plain"
+        certain = plain and all(map(is_certain, self._heads))
+        if not plain and not bool(torch.isfinite(reading.output.detach()).all()):
             return True  # NaN says nothing of linearity, and is refused by the fit
         for seed in (1, 2):
             change = large_change(self.weights, seed)
             moved, calls = self._run(inputs, change=change)
+            if plain and case.read(moved, calls) is None:
+                return False
+            if certain:  # by the class of the heads
+                continue
             if moved.shape != reading.output.shape:
                 return False
             actual = reading.rows(moved.detach() - reading.output.detach()).to(torch.float64)
-            expected = self._case.response(reading.features.detach().to(torch.float64), change)
+            expected = case.response(reading.features.detach().to(torch.float64), change)
             rounding = coarsest([moved, *(call.output for call in calls)])
             if not _agree(actual, expected, tolerance(rounding)):
                 return False
@@ -439,19 +511,25 @@ def _eps(tensor: Tensor) -> float:
     return torch.finfo(tensor.dtype).eps
 
 
+class _Cases(dict[str, Case]):
+    """The cases of some heads by name, each made when it is first asked for."""
+
+    def __init__(self, heads: list[nn.Module]) -> None:
+        super().__init__()
+        self._heads = heads
+
+    def __missing__(self, name: str) -> Case:
+        self[name] = CASES[name](self._heads)
+        return self[name]
+
+
 @dataclass(frozen=True)
 class _Twin:
     """One thread's shadow of the model, the recorders in it, and the cases made of its heads."""
 
     model: nn.Module
     recorders: list[Recorder]
-    cases: dict[str, Case]
-
-    def case(self, name: str) -> Case:
-        """The case of that name."""
-        if name not in self.cases:
-            self.cases[name] = CASES[name]([recorder.head for recorder in self.recorders])
-        return self.cases[name]
+    cases: _Cases
 
 
 class FeatureTap:
@@ -466,7 +544,18 @@ class FeatureTap:
         self.source, self.input_names = source, input_names(model)
         self.heads, self.silent = list[str](), list[str]()
         self.layout = layout  # none before the first batch
+        self.first_pass: FirstPass | None = None
+        self.notice = ""
+        self.search: Callable[[Inputs], AnyTap] | None = None  # nothing is found with few rows
         self._model = OfThread(partial(shadow, shadow(model)))
+
+    @classmethod
+    def found(cls, model: nn.Module, source: Source, inputs: Inputs) -> FeatureTap:
+        """A tap with a first pass, if the model can make one of these inputs."""
+        tap = cls(model, source)
+        with suppress(Exception):  # which the first reading will say
+            tap.first_pass = FirstPass.of(model, source, inputs)
+        return tap
 
     @outside_inference_mode
     def __call__(self, *args: Any, **kwargs: Any) -> Reading:
@@ -515,10 +604,15 @@ AnyTap = Tap | FeatureTap
 
 
 def _wanted(inputs: Inputs) -> bool:
-    given = [*inputs[0], *inputs[1].values()]
-    given = given if all(isinstance(one, Tensor) for one in given) else tree_leaves(given)
-    grads = (one.requires_grad for one in given if isinstance(one, Tensor))
-    return torch.is_grad_enabled() and any(grads)
+    """Whether somebody may ask for derivatives by an input."""
+    values = [*inputs[0], *inputs[1].values()]
+    for value in values:
+        if type(value) is not Tensor:
+            leaves = tree_leaves(values)
+            return any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves)
+        if value.requires_grad:
+            return True
+    return False
 
 
 def _checked_names(model: nn.Module, names: list[Any]) -> list[str]:
