@@ -31,6 +31,8 @@ def block_of(hashes, weighted=False):
     shape = torch.Size(mean.shape)
     reading = Reading(mean, columns["features"], shape, -1, counts=columns["counts"])
     block = Block(
+        samples=len(hashes),
+        rows=len(hashes),
         reading=reading,
         target=mean.double() + columns["residual"],
         weights=columns["weight"],

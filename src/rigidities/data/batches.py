@@ -164,14 +164,14 @@ class Reader:
         return tensor
 
     def _parts(self, raw: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-        if isinstance(raw, Mapping):
-            key = next((key for key in TARGET_KEYS if key in raw), None)
-            kwargs = {str(k): v for k, v in raw.items() if k not in (key, self.apart)}
-            return (), kwargs, None if key is None else raw[key]
         if isinstance(raw, (tuple, list)):
             if len(raw) == 1 or len(raw) == self.inputs:
                 return tuple(raw), {}, None
             return tuple(raw[:-1]), {}, raw[-1]
+        if isinstance(raw, Mapping):
+            key = next((key for key in TARGET_KEYS if key in raw), None)
+            kwargs = {str(k): v for k, v in raw.items() if k not in (key, self.apart)}
+            return (), kwargs, None if key is None else raw[key]
         if isinstance(raw, Tensor) or self.whole or self.target is not None:
             return (raw,), {}, getattr(raw, "y", None) if self.whole else None
         raise TypeError(
@@ -268,8 +268,13 @@ def sample_total(data: Any) -> int | None:
         sized = isinstance(data, Sized) and not isinstance(data, IterableDataset)
         return len(data) if sized else None  # type: ignore[arg-type]
     if isinstance(data, list):
-        sizes = [_first_length(raw) for raw in data]
-        return None if None in sizes else sum(size for size in sizes if size is not None)
+        total = 0
+        for raw in data:
+            first = raw[0] if isinstance(raw, (tuple, list)) and raw else raw
+            if not isinstance(first, Tensor) or not first.shape:
+                return None
+            total += first.shape[0]
+        return total
     if isinstance(data, (Tensor, tuple, Mapping)) or is_array(data):
         return _first_length(data)
     return None

@@ -113,7 +113,6 @@ def progressing(
 ) -> Iterator[T]:
     """The same items, with a bar on standard error; None shows it only on a terminal."""
     if not (sys.stderr.isatty() if show is None else show):
-        yield from items
-        return
+        return iter(items)
     # An iterator, since tqdm may begin an iterable twice, which moves a shuffled loader on.
-    yield from tqdm(iter(items), total=total, desc=description, unit="batch", leave=False)
+    return iter(tqdm(iter(items), total=total, desc=description, unit="batch", leave=False))

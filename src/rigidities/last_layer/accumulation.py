@@ -22,7 +22,7 @@ from ..data.batches import Batch
 from ..data.finiteness import spoilt
 from ..losses import MSE, Loss
 from .gradients.loss import GradientLoss
-from .readout.reading import Reading, SampleWeight, read
+from .readout.reading import Reading, SampleWeight
 from .readout.tap import AnyTap
 from .statistics.block import WIDE_INPUT, BatchRange, Block, Waiting
 from .statistics.parts import Plan
@@ -147,7 +147,9 @@ def accumulate(
 
 def _block(tap: AnyTap, batch: Batch, number: int, weighing: Weighing) -> Block:
     """One batch, passed through the model, with its target, weights and what to know it by."""
-    reading = read(tap, batch)
+    reading = tap(*batch.args, **batch.kwargs)
+    if batch.rows is not None:
+        batch.check(reading.output.shape[0])
     samples = reading.output.shape[0]
     if not samples or not reading.inputs.shape[0]:
         raise ValueError("the batch is empty; drop it.")
@@ -166,6 +168,8 @@ def _block(tap: AnyTap, batch: Batch, number: int, weighing: Weighing) -> Block:
         derivatives = list(weighing.gradients.rows(tap, batch))
     inputs = _rows_of_inputs(batch, samples)
     block = Block(
+        samples=samples,
+        rows=reading.inputs.shape[0],
         reading=reading,
         target=target,
         weights=weights,
@@ -177,9 +181,10 @@ def _block(tap: AnyTap, batch: Batch, number: int, weighing: Weighing) -> Block:
         expected=batch.total if inputs else None,
         columns=batch.columns,
     )
-    if sum([tensor.nbytes for tensor in inputs]) > WIDE_INPUT * samples:
-        block = block.hashed()
-    return block
+    wide = 0
+    for tensor in inputs:
+        wide += tensor.nbytes
+    return block.hashed() if wide > WIDE_INPUT * samples else block
 
 
 def _rows_of_inputs(batch: Batch, samples: int) -> list[Tensor]:

@@ -92,9 +92,9 @@ class Checkpoint:
         Raises:
             ValueError: they are not, or there are fewer.
         """
-        if self.path is None:
-            yield from batches
-            return
+        return batches if self.path is None else self._compared(batches)
+
+    def _compared(self, batches: Iterator[Any]) -> Iterator[Any]:
         number = 0
         same = True
         for number, batch in enumerate(batches, 1):

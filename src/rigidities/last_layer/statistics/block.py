@@ -75,6 +75,8 @@ class Block:
     """Rows of consecutive batches; N samples with M output rows, each of K targets.
 
     Attributes:
+        samples: N.
+        rows: M, a multiple of N.
         reading: outputs and features, as one pass over all the batches would give them.
         target: shaped like the output; None without.
         weights: of the rows in the Gram, (M, 1) or (M, K); None for ones.
@@ -89,6 +91,8 @@ class Block:
         columns: names of the columns of data frames, where the inputs were any.
     """
 
+    samples: int
+    rows: int
     reading: Reading
     target: Tensor | None
     weights: Tensor | None
@@ -100,16 +104,6 @@ class Block:
     layout: str = "shared"
     expected: int | None = None
     columns: Columns = None
-
-    @cached_property
-    def samples(self) -> int:
-        """N."""
-        return self.reading.output.shape[0]
-
-    @cached_property
-    def rows(self) -> int:
-        """M, a multiple of N."""
-        return self.reading.inputs.shape[0]
 
     @property
     def features(self) -> Tensor:
@@ -156,20 +150,6 @@ class Block:
         """The same without its inputs, of which the hashes are left."""
         return replace(self, inputs=[], given_hashes=self.hashes)
 
-    def tensors(self) -> list[Tensor | None]:
-        """Everything that must be copied for the block to wait, each with rows per sample."""
-        reading = self.reading
-        return [
-            reading.output,
-            reading.inputs,
-            reading.counts,
-            self.target,
-            self.weights,
-            self.importance,
-            self.given_hashes,
-            *self.inputs,
-        ]
-
 
 class Waiting:
     """Where rows wait until they fill a block: arrays that are allocated once and used again.
@@ -196,8 +176,21 @@ class Waiting:
 
     def take(self, block: Block) -> None:
         """Take the rows of one batch in."""
-        tensors = block.tensors()
-        form = _form(block, tensors)
+        reading = block.reading
+        tensors = [
+            reading.output,
+            reading.inputs,
+            reading.counts,
+            block.target,
+            block.weights,
+            block.importance,
+            block.given_hashes,
+            *block.inputs,
+        ]
+        # Blocks can be joined whose forms are equal.
+        kinds = [None if t is None else (t.shape[1:], t.dtype, t.device) for t in tensors]
+        layout = (reading.ones, reading.inner[1:], reading.axis, id(reading.order))
+        form = (kinds, block.rows / block.samples, layout)
         if form != self._form:
             self.flush()
             self._form = form
@@ -272,6 +265,8 @@ class Waiting:
         )
         return replace(
             like,
+            samples=self._filled,
+            rows=features.shape[0],
             reading=reading,
             target=target,
             weights=weights,
@@ -280,12 +275,3 @@ class Waiting:
             given_hashes=hashes,
             batches=BatchRange(self._first, self._ends),
         )
-
-
-def _form(block: Block, tensors: list[Tensor | None]) -> tuple[object, ...]:
-    """Blocks can be joined whose forms are equal."""
-    kinds = [None if t is None else (t.shape[1:], t.dtype, t.device) for t in tensors]
-    reading = block.reading
-    rows_per_sample = block.rows / block.samples
-    layout = (reading.ones, reading.inner[1:], reading.axis, id(reading.order))
-    return kinds, rows_per_sample, layout
