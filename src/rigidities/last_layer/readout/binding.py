@@ -95,9 +95,14 @@ class Binding:
         args = _few(batch.args, self.source)
         options, tap = {"layer": self.layer, **vars(self.source)}, None
         if args is not batch.args:
-            with contextlib.suppress(Exception), warnings.catch_warnings():
-                warnings.simplefilter("error")  # nothing is said of a few rows alone
+            # Nothing is said of a few rows alone: what warns goes back to all rows. Filters are of
+            # the whole process, so warnings are recorded; raised, they would stop other threads
+            # too, such as those that load the next batches.
+            with contextlib.suppress(Exception), warnings.catch_warnings(record=True) as warned:
+                warnings.simplefilter("always")
                 tap = Tap.find(self.model, args, batch.kwargs, **options)
+                if warned:
+                    tap = None
         if tap is None or tap.silent:  # other rows may call more, or belong to these
             try:
                 tap = Tap.find(self.model, batch.args, batch.kwargs, **options)
