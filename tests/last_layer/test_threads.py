@@ -1,6 +1,8 @@
 """Many threads with one object: every result is that of one thread alone."""
 
 import time
+import warnings
+from threading import Thread
 
 import pytest
 import torch
@@ -121,6 +123,30 @@ def test_derivatives_through_attention_leave_torch_as_it_was():
     storm(work)
     assert torch.backends.mha.get_fastpath_enabled() == before
     assert torch.backends.cuda.flash_sdp_enabled()
+
+
+def test_a_warning_in_a_thread_that_loads_data_stays_a_warning():
+    """Its filters are of the whole process, and the search for a readout listens for warnings."""
+    raised = []
+
+    def load():
+        try:
+            warnings.warn("a package of the loader is old", DeprecationWarning, stacklevel=1)
+        except DeprecationWarning as warning:
+            raised.append(warning)
+
+    def beside_a_loader(model, x):
+        thread = Thread(target=load)
+        thread.start()
+        thread.join()
+        return model.head(model.trunk(x))
+
+    model = Net(beside_a_loader, trunk=trunk(), head=nn.Linear(8, 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        uq = rg.LastLayerRigidity(model).fit(data(60, 1, 0))
+    assert raised == []
+    assert uq.gram.count == 60
 
 
 def test_rows_added_by_many_threads_are_all_in_the_gram():
