@@ -384,21 +384,6 @@ def test_data_that_repeat_their_rows_within_a_rank_too_are_fitted_with_a_word():
     assert jobs.values(discrete, 2) == [(400, 1), (400, 0)]
 
 
-def test_a_stranger_who_calls_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(distributed, "_STRANGE", 0.2)
-    token, lines = b"t" * 32, {}
-    with distributed._server(near=True) as server:
-        address = server.getsockname()
-        strangers = [socket.create_connection(address) for _ in range(3)]
-        strangers[0].sendall(b"G")
-        strangers[1].sendall(b"x" * 40)
-        line = distributed._connected([("127.0.0.1", address[1])], token, 1)
-        distributed._accept(server, token, 2, lines)
-    assert list(lines) == [1]
-    distributed._send(line, {"whole": torch.ones(3)})
-    assert lines[1].poll(5)
-    for one in (*strangers, line, lines[1]):
-        one.close()
 
 
 def padded(rank, size):

@@ -131,6 +131,15 @@ class RowSample(RowSketch):
         other.columns = {k: column.to(device) for k, column in self.columns.items()}
         return other
 
+    def trimmed(self, limit: int) -> RowSample:
+        """A copy without the rows whose hash is `limit` or above."""
+        other = self.clone()
+        below = self.hashes < limit
+        other.limit = min(self.limit, limit)
+        other.hashes, other.counts = self.hashes[below], self.counts[below]
+        other.columns = {k: column[below] for k, column in self.columns.items()}
+        return other
+
     def after(self, change: Tensor) -> RowSample:
         """A copy when the readout's weights have changed by (D, K or 1): r becomes r - F change."""
         other = self.clone()

@@ -13,12 +13,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ..data.arrays import TARGET_KEYS, Columns, agreed
-from ..data.batches import Batch, kind_of
+from ..data.batches import KINDS, Batch, kind_of
 from ..data.finiteness import spoilt
 from ..data.row_sample import RowSample, output_hashes
 from ..data.sketch import NO_LIMIT, RowSketch
+from ..data.storage import Snapshot, prefixed, unprefixed
 from ..losses import MSE, Loss
-from ..notices import notify
+from ..notices import notify, require, require_kinds
 from ..posterior.gram import Gram, PrecisionLike, precision_for
 from ..posterior.memory import require_memory
 from .gradients.loss import GradientLoss
@@ -100,6 +101,68 @@ class Statistics:
         """The same rows when the readout's weights have changed by (D, K or 1)."""
         sample = self.sample and self.sample.after(change)
         return replace(self, gram=self.gram.after(change), sample=sample)
+
+    def trimmed(self, limit: int) -> Statistics:
+        """The same with no rows in the sample whose hash is `limit` or above."""
+        return replace(self, sample=self.sample and self.sample.trimmed(limit))
+
+    def snapshot(self, *, rows: bool = True, exact: bool = False) -> Snapshot:
+        """As tensors and a header, for files and other processes.
+
+        `rows`: with the sample, where there is one; `exact`: as `Gram.state`.
+        """
+        tensors = prefixed("gram", self.gram.state(exact=exact))
+        tensors |= prefixed("sketch", self.sketch.state())
+        if rows and self.sample is not None:
+            tensors |= prefixed("rows", self.sample.state())
+        header: dict[str, Any] = {
+            "targets": self.targets,
+            "inputs": self.inputs,
+            "batch": self.kind,
+            "exact": self.exact,
+        }
+        if exact and self.static:
+            header["static"] = True
+        if self.columns is not None:
+            header["columns"] = self.columns
+        return Snapshot(tensors, header)
+
+    @classmethod
+    def from_snapshot(cls, given: Snapshot, device: torch.device | str) -> Statistics:
+        """The statistics of a snapshot, which may hold more; refused where it holds none."""
+        header = given.header
+        tensors = {name: tensor.to(device) for name, tensor in given.tensors.items()}
+        require_kinds(header, {"targets": int, "inputs": int}, "the fit")
+        rows = unprefixed("rows", tensors)
+        statistics = cls(
+            gram=Gram.from_state(unprefixed("gram", tensors)),
+            sketch=RowSketch.from_state(unprefixed("sketch", tensors)),
+            targets=header["targets"],
+            inputs=header["inputs"],
+            kind=header.get("batch"),
+            exact=header.get("exact", True),
+            sample=RowSample.from_state(rows) if rows else None,
+            static=header.get("static", False) is True,
+            columns=header.get("columns"),
+        )
+        gram, sample, names = statistics.gram, statistics.sample, statistics.columns
+        require(names is None or type(names) is list, "the names of columns")
+        fits = gram.targets in (None, statistics.targets) and statistics.inputs >= 0
+        require(fits and statistics.targets > 0, "the number of targets or inputs")
+        if sample is not None:
+            shape = (sample.columns["features"].shape[-1], sample.columns["mean"].shape[1])
+            require(shape == (gram.width, statistics.targets), "the sample of rows")
+        sound = statistics.kind in (None, *KINDS) and type(statistics.exact) is bool
+        require(sound, "the kind of batches")
+        return statistics
+
+    def require_finite(self) -> None:
+        """Refuse sums that have overflowed."""
+        if not bool(self.gram.diagonal.isfinite().all()):
+            raise ValueError(
+                "Features are so large that their squares overflow. Fit with precision='double', "
+                "or scale what goes into the readout."
+            )
 
     def say_unlabelled(self) -> None:
         """Warn of batches that could have held a target, and did not where it was looked for."""
@@ -199,13 +262,8 @@ def settled(statistics: Statistics | None) -> Statistics:
     """
     if statistics is None:
         raise ValueError("There are no data: no batch came. Pass at least one row.")
-    diagonal = statistics.gram.diagonal
-    if not bool(diagonal.isfinite().all()):
-        raise ValueError(
-            "Features are so large that their squares overflow. Fit with precision='double', or "
-            "scale what goes into the readout."
-        )
-    if not bool((diagonal > 0).any()):
+    statistics.require_finite()
+    if not bool((statistics.gram.diagonal > 0).any()):
         raise ValueError(
             "The Gram is zero: all features are zero, or the loss has no curvature (an absolute "
             "error has none; use 'huber', 'log-cosh' or 'mse')."

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,10 @@ from .._version import __version__
 from ..calibration.calibration import Calibration, Given, Wanted
 from ..calibration.conformal import Groups
 from ..calibration.report import CalibrationReport
-from ..data.batches import KINDS, Batch
+from ..data.batches import Batch
 from ..data.feed import Feed
 from ..data.row_sample import RowSample
-from ..data.sketch import RowSketch, fingerprint
+from ..data.sketch import fingerprint
 from ..data.slots import InputName
 from ..data.storage import Snapshot, prefixed, unprefixed
 from ..losses import NAMED, Loss
@@ -27,7 +29,7 @@ from ..models.calling import Source
 from ..models.shadow import placement
 from ..models.threads import Lock
 from ..notices import NO_FIT, NotFittedError, notify, require, require_kinds
-from ..posterior.gram import Gram, PrecisionLike
+from ..posterior.gram import PrecisionLike
 from ..posterior.posterior import Posterior
 from ..posterior.root import gram_kind
 from .accumulation import Statistics, Weighing, accumulate, settled
@@ -147,28 +149,21 @@ class Learnt:
 
         `probes`: with a few inputs of the fit; `rows`: with its sample; `exact`: as `Gram.state`.
         """
-        known, report, tie = self.statistics, self.report, self.binding.snapshot(probes=probes)
-        tensors = prefixed("gram", known.gram.state(exact=exact))
-        tensors |= prefixed("sketch", known.sketch.state())
-        if rows or (exact and known.sample is not None):
-            if known.sample is None:
-                raise ValueError(
-                    "This fit keeps no rows: it had no targets or sample=0, or was loaded from a "
-                    "file without them. Call fit(x, y) again, or save with rows=False."
-                )
-            tensors |= prefixed("rows", known.sample.state())
+        report, tie = self.report, self.binding.snapshot(probes=probes)
+        if rows and self.statistics.sample is None:
+            raise ValueError(
+                "This fit keeps no rows: it had no targets or sample=0, or was loaded from a "
+                "file without them. Call fit(x, y) again, or save with rows=False."
+            )
+        sums = self.statistics.snapshot(rows=rows or exact, exact=exact)
+        tensors = dict(sums.tensors)
         if report is not None:
             tensors |= prefixed("calibration", report.tensors())
         header = {
             "library": __version__,
-            "targets": known.targets,
-            "inputs": known.inputs,
-            "batch": known.kind,
-            "exact": known.exact,
-            **({"static": True} if exact and known.static else {}),
+            **sums.header,
             "loss": _loss_state(self.weighing),
             "calibration": None if report is None else report.header(),
-            **({} if known.columns is None else {"columns": known.columns}),
         }
         return Snapshot(tensors | tie.tensors, header | tie.header)
 
@@ -211,7 +206,6 @@ class ReadoutFit:
             feed = replace(self.feed(weighing), inputs=None, kind=None, columns=names)
             options["passing"] = checkpoint.passing
             batches = feed(train, "fit", any_order=True, **_shown(options, others))
-            batches = others.checking(batches)
             add = partial(accumulate, begun, binding.find, batches, weighing, tick=checkpoint.tick)
             add = partial(add, sample=kept, precision=precision, kind=kind)
             found = add(meanwhile=binding.close, counted=checkpoint.counted)
@@ -239,13 +233,28 @@ class ReadoutFit:
     def _agreed(
         self, others: Job, binding: Binding, found: Statistics | None, weighing: Weighing
     ) -> tuple[Binding, Statistics]:
-        own = None
-        if found is not None:
-            own = binding.snapshot(), identity(binding.header(), found, named(weighing))
-        met = [(rank, *one) for rank, one in enumerate(others.all(own)) if one is not None]
-        require_alike([one for *_, one in met], [f"Rank {rank}" for rank, *_ in met])
-        whole = settled(others.together(found, combined))
-        first, tie, _ = met[0]
+        """The tie to the model of the first process that had data, and the rows of all."""
+
+        def described() -> Snapshot | None:
+            if found is None:
+                return None
+            tie = binding.snapshot()
+            alike = identity(binding.header(), found, named(weighing))
+            alike = json.loads(json.dumps(alike))  # as it is on other processes
+            return replace(tie, header=tie.header | {"identity": alike})
+
+        def first_tie(parts: Iterator[Snapshot | None]) -> Snapshot:
+            ties = {rank: tie for rank, tie in enumerate(chain([described()], parts)) if tie}
+            if not ties:
+                return Snapshot({}, {"rank": None})
+            alike = [tie.header["identity"] for tie in ties.values()]
+            require_alike(alike, [f"Rank {rank}" for rank in ties])
+            rank, tie = next(iter(ties.items()))
+            return replace(tie, header=tie.header | {"rank": rank})
+
+        tie = others.together(described, first_tie)
+        whole = others.statistics(found, lambda parts: settled(combined(parts)))
+        first = tie.header["rank"]
         if found is None or (others.rank != first and "probes" in tie.header):
             binding = self.unbound.taken(tie)
         binding.current()
@@ -260,7 +269,6 @@ class ReadoutFit:
             learnt, tap = self._thorough()
             weighing, own = learnt.known_weighing(), learnt.statistics
             batches = self.feed(weighing)(data, what, any_order=True, **_shown(options, others))
-            batches = others.checking(batches)
             apart = others.size > 1
             precision: PrecisionLike = "auto" if remove else own.gram.precision
             known = own if remove or apart else own.clone()
@@ -273,7 +281,8 @@ class ReadoutFit:
                     return settled(new)
                 return own.without(new, check=check) if remove else settled(own.clone().merge(new))
 
-            own = others.together(found, fold)
+            # rows that leave are looked up one by one, so that none of them may be left out
+            own = others.statistics(found, fold, trim=not remove)
             others.agree()
             self._swap(learnt.with_rows(own))
 
@@ -316,8 +325,7 @@ class ReadoutFit:
             source = self.feed(weighing)
 
             def feed(data: Any) -> Iterator[Batch]:
-                own = source(data, "calibrate", any_order=True, **_shown(options, others))
-                return others.checking(own)
+                return source(data, "calibrate", any_order=True, **_shown(options, others))
 
             known, posterior = learnt.statistics, learnt.posterior
             labels = groups if callable(groups) else None
@@ -336,8 +344,8 @@ class ReadoutFit:
                 if forces is not None:
                     dtype = placement(self.model)[1]
                     sums = gradient_sums(tap, feed(data), final, dtype, forces)
-                    own = others.together(sums, gradient_scale)
-                    report = replace(report, gradient_scale=own.to(report.scale.device))
+                    scale = _gradient_scale(others, sums)
+                    report = replace(report, gradient_scale=scale.to(report.scale.device))
             others.agree()
             self._swap(replace(learnt, report=report, factorised=final))
             self._said.discard("stale")
@@ -534,25 +542,21 @@ def _learnt(given: Snapshot, unbound: Binding) -> Learnt:
     """What a snapshot holds; no weighing where the loss or weights were functions."""
     device, header = unbound.placement[0], given.header
     given = replace(given, tensors={name: t.to(device) for name, t in given.tensors.items()})
-    require_kinds(header, {"readout": dict, "targets": int, "inputs": int}, "the fit")
-    gram = Gram.from_state(unprefixed("gram", given.tensors))
-    sketch = RowSketch.from_state(unprefixed("sketch", given.tensors))
-    kind, exact = header.get("batch"), header.get("exact", True)
-    rows = unprefixed("rows", given.tensors)
-    sample = RowSample.from_state(rows) if rows else None
-    counts, static = (header["targets"], header["inputs"]), header.get("static", False) is True
-    names = header.get("columns")
-    require(names is None or type(names) is list, "the names of columns")
-    statistics = Statistics(gram, sketch, *counts, kind, exact, sample, static, names)
-    fits = gram.targets in (None, statistics.targets) and statistics.inputs >= 0
-    require(fits and statistics.targets > 0, "the number of targets or inputs")
-    if sample is not None:
-        shape = (sample.rows.features.shape[-1], sample.rows.mean.shape[1])
-        require(shape == (gram.width, statistics.targets), "the sample of rows")
-    require(kind in (None, *KINDS) and type(exact) is bool, "the kind of batches")
+    require_kinds(header, {"readout": dict}, "the fit")
+    statistics = Statistics.from_snapshot(given, device)
     report = given.part("calibration", CalibrationReport.from_state)
     require(report is None or len(report.scale) == statistics.targets, "the calibration's scale")
     return Learnt(unbound.taken(given), statistics, _loss_from(header["loss"]), report)
+
+
+def _gradient_scale(others: Job, sums: Tensor) -> Tensor:
+    """The scale of derivatives, from the sums of all processes."""
+
+    def folded(parts: Iterator[Snapshot | None]) -> Snapshot:
+        every = [sums, *(part.tensors["sums"] for part in parts if part is not None)]
+        return Snapshot({"scale": gradient_scale(part.cpu() for part in every)}, {})
+
+    return others.together(lambda: Snapshot({"sums": sums}, {}), folded).tensors["scale"]
 
 
 def _shown(options: dict[str, Any], others: Job) -> dict[str, Any]:
