@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar, cast
@@ -145,11 +146,12 @@ class Processes(Job):
         self, pack: Callable[[], Snapshot | None], fold: Callable[[Iterator[Snapshot | None]], R]
     ) -> R | None:
         """One part at a time is in the memory of the first process, beside its own."""
-        part = pack() if self.rank else None
-        self._confer()
         if self.rank:
-            self._send(0, part)
+            message = _packed(pack())
+            self._confer()
+            self._send(0, message)
             return None
+        self._confer()
         senders = list(self._channel.peers)
 
         def parts() -> Iterator[Snapshot | None]:
@@ -159,9 +161,9 @@ class Processes(Job):
         try:
             return fold(parts())
         finally:  # others are not left waiting to send, whatever the fold has met
-            for sender in senders:
+            while senders and not self._channel.closed:
                 with suppress(ProcessFailed):
-                    self._received(sender)
+                    self._received(senders.pop(0))
 
     def shared(self, make: Callable[[], Snapshot]) -> Snapshot:
         """A process that has ended meanwhile is noticed in the next round."""
@@ -171,10 +173,11 @@ class Processes(Job):
             assert received is not None
             return received
         made = make()
+        message = _packed(made)
         self._confer()
         for peer in self._channel.peers:
             with suppress(ProcessFailed):
-                self._send(peer, made)
+                self._send(peer, message)
         return made
 
     def statistics(self, part: Statistics | None, fold: Fold, *, trim: bool = True) -> Statistics:
@@ -257,20 +260,24 @@ class Processes(Job):
             self._over = True
             raise _failed(failure, self._what)
 
-    def _send(self, peer: int, snapshot: Snapshot | None) -> None:
+    def _send(self, peer: int, message: list[Tensor]) -> None:
         with self._transfer(peer):
-            self._channel.send(peer, snapshot)
+            self._channel.send(peer, message)
 
     def _received(self, peer: int) -> Snapshot | None:
         with self._transfer(peer):
-            return self._channel.receive(peer, self._device)
+            snapshot = self._channel.receive(peer)
+        if snapshot is None:
+            return None
+        tensors = {name: tensor.to(self._device) for name, tensor in snapshot.tensors.items()}
+        return replace(snapshot, tensors=tensors)
 
     @contextmanager
     def _transfer(self, peer: int) -> Iterator[None]:
-        """Sending or receiving: where it is interrupted, nothing can follow on the connection."""
+        """A message: where it is broken off in the middle, nothing can follow on the connection."""
         try:
             yield
-        except RuntimeError as error:
+        except ConnectionError as error:
             raise _failed(_ended(peer), self._what) from error
         except BaseException:
             self._channel.close()
@@ -360,7 +367,7 @@ class _Channel:
         """Say that this process is ready, or what has failed."""
         message = b"" if failure is None else failure.encoded()
         padded = message[:_STATUS_BYTES].ljust(_STATUS_BYTES, b"\0")
-        with suppress(RuntimeError):  # a peer that has ended is noticed by what it does not say
+        with suppress(ConnectionError):  # a peer that has ended is noticed where it says nothing
             self._put(peer, torch.frombuffer(bytearray(padded), dtype=torch.uint8), _STATUS)
 
     def hear(self, peer: int) -> Failure | None:
@@ -389,21 +396,13 @@ class _Channel:
                 self.hear(peer)
         self._unheard = False
 
-    def send(self, peer: int, snapshot: Snapshot | None) -> None:
-        """Send a snapshot: the length of a description, the description, and the tensors."""
-        tensors: dict[str, Tensor] = {}
-        description = None
-        if snapshot is not None:
-            tensors = {name: t.detach().cpu().contiguous() for name, t in snapshot.tensors.items()}
-            kinds = [[k, str(t.dtype).split(".")[1], list(t.shape)] for k, t in tensors.items()]
-            description = {"header": snapshot.header, "tensors": kinds}
-        text = torch.frombuffer(bytearray(json.dumps(description).encode()), dtype=torch.uint8)
-        self._put(peer, torch.tensor([len(text)]), _PART)
-        for tensor in (text, *tensors.values()):
+    def send(self, peer: int, message: list[Tensor]) -> None:
+        """Send what `_packed` gives."""
+        for tensor in message:
             self._put(peer, tensor, _PART)
 
-    def receive(self, peer: int, device: torch.device | str) -> Snapshot | None:
-        """Receive what `send` sends, and bring it to a device."""
+    def receive(self, peer: int) -> Snapshot | None:
+        """Receive the snapshot that was packed into a message, on the CPU."""
         length = self._get(peer, torch.empty(1, dtype=torch.int64))
         text = self._get(peer, torch.empty(int(length), dtype=torch.uint8))
         description = json.loads(text.numpy().tobytes())
@@ -411,8 +410,7 @@ class _Channel:
             return None
         tensors = {}
         for name, dtype, shape in description["tensors"]:
-            empty = torch.empty(shape, dtype=getattr(torch, dtype))
-            tensors[name] = self._get(peer, empty).to(device)
+            tensors[name] = self._get(peer, torch.empty(shape, dtype=getattr(torch, dtype)))
         return Snapshot(tensors, description["header"], f"The part of rank {peer}")
 
     def close(self) -> None:
@@ -429,17 +427,40 @@ class _Channel:
     def _put(self, peer: int, tensor: Tensor, tag: int) -> None:
         if tensor.numel():
             numbers = tensor.reshape(-1).view(torch.uint8)
-            sending = dist.isend(numbers, self._ranks[peer], group=self._gloo, tag=tag)
-            assert sending is not None
-            sending.wait(LONGEST)
+            with _connected_to(peer):
+                sending = dist.isend(numbers, self._ranks[peer], group=self._gloo, tag=tag)
+                assert sending is not None
+                sending.wait(LONGEST)
 
     def _get(self, peer: int, tensor: Tensor) -> Tensor:
         if tensor.numel():
             numbers = tensor.view(-1).view(torch.uint8)
-            receiving = dist.irecv(numbers, self._ranks[peer], group=self._gloo, tag=_PART)
-            assert receiving is not None
-            receiving.wait(LONGEST)
+            with _connected_to(peer):
+                receiving = dist.irecv(numbers, self._ranks[peer], group=self._gloo, tag=_PART)
+                assert receiving is not None
+                receiving.wait(LONGEST)
         return tensor
+
+
+@contextmanager
+def _connected_to(peer: int) -> Iterator[None]:
+    """Errors of gloo, apart from other RuntimeErrors such as a lack of memory."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ConnectionError(f"The connection to rank {peer} is lost.") from error
+
+
+def _packed(snapshot: Snapshot | None) -> list[Tensor]:
+    """A snapshot as a message: the length of a description, the description, and the tensors."""
+    tensors: dict[str, Tensor] = {}
+    description = None
+    if snapshot is not None:
+        tensors = {name: t.detach().cpu().contiguous() for name, t in snapshot.tensors.items()}
+        kinds = [[name, str(t.dtype).split(".")[1], list(t.shape)] for name, t in tensors.items()]
+        description = {"header": snapshot.header, "tensors": kinds}
+    text = torch.frombuffer(bytearray(json.dumps(description).encode()), dtype=torch.uint8)
+    return [torch.tensor([len(text)]), text, *tensors.values()]
 
 
 _CHANNELS: WeakKeyDictionary[Any, _Channel] = WeakKeyDictionary()
