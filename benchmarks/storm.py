@@ -31,7 +31,7 @@ WAYS: list[dict[str, Any]] = [{}, {"precision": "mixed"}, {"method": "qr"}]
 WIDTH, PAUSE, LONG = 32, 0.01, 120.0
 """Of the net; seconds between batches; seconds after which a process counts as hung."""
 NOTICED = 5.0
-"""Seconds within which the others must have raised an error."""
+"""Seconds within which the others must have raised an error, which is when their data end."""
 CHECKPOINT = "fit.safetensors"
 
 

@@ -167,6 +167,47 @@ class Gathering:
         self.sketch.merge(other.sketch)
         return self
 
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """As a header that JSON can hold, and tensors, for other processes."""
+        self._join()
+        tensors = {
+            f"piece.{number}.{place}": column
+            for number, piece in enumerate(self._parts)
+            for place, column in enumerate(piece)
+        }
+        if isinstance(self._weights, Tensor):
+            tensors["weights"] = self._weights
+        if self.sketch is not None:
+            tensors |= {f"sketch.{name}": part for name, part in self.sketch.state().items()}
+        header = {
+            "most": self._most,
+            "names": self._names,
+            "pieces": [len(piece) for piece in self._parts],
+            "rows": self._rows,
+            "kept": self._kept,
+            "shapes": self._shapes,
+            "samples": self._samples,
+            "duplicates": self._duplicates,
+        }
+        return header, tensors
+
+    @classmethod
+    def from_state(
+        cls, header: dict[str, Any], tensors: dict[str, Tensor], sketch: Any = None
+    ) -> Gathering:
+        """What `state` came from; `sketch` is that of the rows' hashes."""
+        gathering = cls(header["most"], sketch)
+        gathering._names = tuple(header["names"])
+        gathering._parts = [
+            tuple(tensors[f"piece.{number}.{place}"] for place in range(columns))
+            for number, columns in enumerate(header["pieces"])
+        ]
+        gathering._rows, gathering._kept = header["rows"], header["kept"]
+        gathering._shapes = header["shapes"]
+        gathering._weights = tensors.get("weights", 0.0)
+        gathering._samples, gathering._duplicates = header["samples"], header["duplicates"]
+        return gathering
+
     def residuals(self, least: int = 2) -> Residuals:
         """All of them, of which there must be some.
 

@@ -309,13 +309,8 @@ def settled(statistics: Statistics | None) -> Statistics:
     """
     if statistics is None:
         raise ValueError("There are no data: no batch came. Pass at least one row.")
-    diagonal = statistics.gram.diagonal
-    if not bool(diagonal.isfinite().all()):
-        raise ValueError(
-            "Features are so large that their squares overflow. Fit with precision='double', or "
-            "scale what goes into the readout."
-        )
-    if not bool((diagonal > 0).any()):
+    statistics.require_finite()
+    if not bool((statistics.gram.diagonal > 0).any()):
         raise ValueError(
             "The Gram is zero: all features are zero, or the loss has no curvature (an absolute "
             "error has none; use 'huber', 'log-cosh' or 'mse')."

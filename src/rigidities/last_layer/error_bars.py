@@ -2,7 +2,7 @@ r"""From features to error bars: $\sigma^2 = \alpha^2 q + \text{noise} / c$."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,6 +12,7 @@ from ..calibration.calibration import Calibration, Given
 from ..calibration.conformal import BoundConformal, group_labels
 from ..data.batches import Batch
 from ..data.finiteness import Again, require_finite
+from ..data.storage import Snapshot
 from ..models.modes import unmixed
 from ..posterior.posterior import Posterior
 from ..posterior.quadratic import QuadraticForm
@@ -20,6 +21,7 @@ from ..prediction.head import HeadForm
 from ..prediction.law import Law, StudentT, Tilted
 from ..prediction.noise import GivenNoise, NoNoise
 from ..prediction.prediction import Prediction
+from .distributed import Job
 from .readout.reading import Reading, SampleWeight
 from .statistics.row_sample import SampledRows
 
@@ -39,6 +41,90 @@ class Spread:
     tilt: Tensor | None = None
     from_inputs: Tensor | None = None
     labels: Tensor | None = None
+
+    @classmethod
+    def join(cls, spreads: Sequence[Spread]) -> Spread:
+        """The spreads of consecutive batches as one."""
+
+        def joined(parts: list[Tensor | None]) -> Tensor | None:
+            given = [part for part in parts if part is not None]
+            return torch.cat(given) if given else None
+
+        return cls(
+            reading=Reading.join([spread.reading for spread in spreads]),
+            noise=torch.cat([spread.noise for spread in spreads]),
+            tilt=joined([spread.tilt for spread in spreads]),
+            from_inputs=joined([spread.from_inputs for spread in spreads]),
+            labels=joined([spread.labels for spread in spreads]),
+        )
+
+    def snapshot(self) -> Snapshot:
+        """As tensors and a header, for other processes."""
+        reading = self.reading
+        tensors = {
+            "output": reading.output,
+            "inputs": reading.inputs,
+            "order": reading.order,
+            "counts": reading.counts,
+            "noise": self.noise,
+            "tilt": self.tilt,
+            "from_inputs": self.from_inputs,
+            "labels": self.labels,
+        }
+        given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        header = {"inner": list(reading.inner), "axis": reading.axis, "ones": reading.ones}
+        return Snapshot(given, header)
+
+    @classmethod
+    def from_snapshot(cls, given: Snapshot) -> Spread:
+        """The spread that `snapshot` came from."""
+        tensors, header = given.tensors, given.header
+        reading = Reading(
+            output=tensors["output"],
+            inputs=tensors["inputs"],
+            inner=torch.Size(header["inner"]),
+            axis=header["axis"],
+            order=tensors.get("order"),
+            counts=tensors.get("counts"),
+            ones=header["ones"],
+        )
+        return cls(
+            reading=reading,
+            noise=tensors["noise"],
+            tilt=tensors.get("tilt"),
+            from_inputs=tensors.get("from_inputs"),
+            labels=tensors.get("labels"),
+        )
+
+
+def gathered(others: Job, spreads: Sequence[Spread]) -> list[Spread]:
+    """The spreads of all processes in the order of ranks, as one; none where there are none."""
+    if others.size == 1:
+        return list(spreads)
+    mine = Spread.join(spreads) if spreads else None
+
+    def joined(parts: Iterator[Snapshot | None]) -> Snapshot:
+        received = [Spread.from_snapshot(part) for part in parts if part is not None]
+        every = received if mine is None else [mine, *received]
+        if not every:
+            return Snapshot({}, {"empty": True})
+        return Spread.join(_in_one_order(every)).snapshot()
+
+    whole = others.together(lambda: None if mine is None else mine.snapshot(), joined)
+    return [] if "empty" in whole.header else [Spread.from_snapshot(whole)]
+
+
+def _in_one_order(spreads: list[Spread]) -> list[Spread]:
+    """Spreads whose equal orders of targets are one tensor, as those of one process are."""
+    order = spreads[0].reading.order
+    if order is None:
+        return spreads
+    return [
+        replace(spread, reading=replace(spread.reading, order=order))
+        if spread.reading.order is not None and torch.equal(spread.reading.order, order)
+        else spread
+        for spread in spreads
+    ]
 
 
 @dataclass(frozen=True)
@@ -138,22 +224,19 @@ class ErrorBars:
         """The predictions of consecutive batches, which must be finite; see `require_finite`."""
         if not spreads:
             raise ValueError("There is nothing to predict: no batches were given.")
-        reading = Reading.join([spread.reading for spread in spreads])
-        noise = torch.cat([spread.noise for spread in spreads])
+        whole = Spread.join(spreads)
+        reading, from_inputs = whole.reading, whole.from_inputs
         q = reading.features
-        inputs = [spread.from_inputs for spread in spreads if spread.from_inputs is not None]
-        labels = [spread.labels for spread in spreads if spread.labels is not None]
-        tilts = [spread.tilt for spread in spreads if spread.tilt is not None]
         dtype = torch.promote_types(reading.output.dtype, torch.float32)  # half has too few digits
         found = Prediction(
             mean=reading.output,
             epistemic=reading.unrows(self.calibration.epistemic(q).to(dtype)),
-            noise=reading.unrows(noise.to(dtype)),
+            noise=reading.unrows(whole.noise.to(dtype)),
             rigidity=reading.unrows((1 / q).to(dtype)),
-            from_inputs=torch.cat(inputs).to(dtype) if inputs else q.new_zeros(()),
-            law=self._law(reading, torch.cat(tilts) if tilts else None),
+            from_inputs=q.new_zeros(()) if from_inputs is None else from_inputs.to(dtype),
+            law=self._law(reading, whole.tilt),
             support=self.calibration.support,
-            conformal=self._conformal(reading, torch.cat(labels) if labels else None),
+            conformal=self._conformal(reading, whole.labels),
         )
         require_finite(found.mean, found.epistemic + found.noise, again, "rows")
         return found

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +208,7 @@ class ReadoutFit:
             statistics = accumulate(
                 begun,
                 binding.find,
-                others.checking(batches),
+                batches,
                 weighing,
                 plan,
                 counted=checkpoint.counted,
@@ -243,13 +245,28 @@ class ReadoutFit:
     def _agreed(
         self, others: Job, binding: Binding, found: Statistics | None, weighing: Weighing
     ) -> tuple[Binding, Statistics]:
-        own = None
-        if found is not None:
-            own = binding.snapshot(), identity(binding.header(), found, named(weighing))
-        met = [(rank, *one) for rank, one in enumerate(others.all(own)) if one is not None]
-        require_alike([one for *_, one in met], [f"Rank {rank}" for rank, *_ in met])
-        whole = settled(others.together(found, combined))
-        first, tie, _ = met[0]
+        """The tie to the model of the first process that had data, and the rows of all."""
+
+        def described() -> Snapshot | None:
+            if found is None:
+                return None
+            tie = binding.snapshot()
+            alike = identity(binding.header(), found, named(weighing))
+            alike = json.loads(json.dumps(alike))  # as it is on other processes
+            return replace(tie, header=tie.header | {"identity": alike})
+
+        def first_tie(parts: Iterator[Snapshot | None]) -> Snapshot:
+            ties = {rank: tie for rank, tie in enumerate(chain([described()], parts)) if tie}
+            if not ties:
+                return Snapshot({}, {"rank": None})
+            alike = [tie.header["identity"] for tie in ties.values()]
+            require_alike(alike, [f"Rank {rank}" for rank in ties])
+            rank, tie = next(iter(ties.items()))
+            return replace(tie, header=tie.header | {"rank": rank})
+
+        tie = others.together(described, first_tie)
+        whole = others.statistics(found, lambda parts: settled(combined(parts)))
+        first = tie.header["rank"]
         if found is None or (others.rank != first and "probes" in tie.header):
             binding = self.unbound.taken(tie)
         binding.current()
@@ -264,7 +281,6 @@ class ReadoutFit:
             learnt, tap = self._thorough()
             weighing, own = learnt.known_weighing(), learnt.statistics
             batches = self.feed(weighing)(data, what, any_order=True, **_shown(options, others))
-            batches = others.checking(batches)
             alone = others.size == 1
             precision: PrecisionLike = "auto" if remove else own.gram.precision
             added = accumulate(
@@ -283,7 +299,8 @@ class ReadoutFit:
                     return own.without(new, check=check)
                 return settled(own.clone().merge(new))
 
-            own = others.together(added, fold)
+            # rows that leave are looked up one by one, so that none of them may be left out
+            own = others.statistics(added, fold, trim=not remove)
             others.agree()
             self._swap(learnt.with_rows(own))
 
@@ -326,8 +343,7 @@ class ReadoutFit:
             source = self.feed(weighing)
 
             def feed(data: Any) -> Iterator[Batch]:
-                own = source(data, "calibrate", any_order=True, **_shown(options, others))
-                return others.checking(own)
+                return source(data, "calibrate", any_order=True, **_shown(options, others))
 
             known, posterior = learnt.statistics, learnt.posterior
             labels = groups if callable(groups) else None
@@ -346,8 +362,8 @@ class ReadoutFit:
                 if forces is not None:
                     dtype = placement(self.model)[1]
                     sums = gradient_sums(tap, feed(data), final, dtype, forces)
-                    own = others.together(sums, gradient_scale)
-                    report = replace(report, gradient_scale=own.to(report.scale.device))
+                    scale = _gradient_scale(others, sums)
+                    report = replace(report, gradient_scale=scale.to(report.scale.device))
             others.agree()
             self._swap(replace(learnt, report=report, factorised=final))
             self._said.discard("stale")
@@ -544,10 +560,20 @@ def _learnt(given: Snapshot, unbound: Binding) -> Learnt:
     """What a snapshot holds; no weighing where the loss or weights were functions."""
     device, header = unbound.placement[0], given.header
     given = replace(given, tensors={name: t.to(device) for name, t in given.tensors.items()})
-    statistics = Statistics.from_snapshot(given)
+    statistics = Statistics.from_snapshot(given, device)
     report = given.part("calibration", CalibrationReport.from_state)
     require(report is None or len(report.scale) == statistics.targets, "the calibration's scale")
     return Learnt(unbound.taken(given), statistics, _loss_from(header["loss"]), report)
+
+
+def _gradient_scale(others: Job, sums: Tensor) -> Tensor:
+    """The scale of derivatives, from the sums of all processes."""
+
+    def folded(parts: Iterator[Snapshot | None]) -> Snapshot:
+        every = [sums, *(part.tensors["sums"] for part in parts if part is not None)]
+        return Snapshot({"scale": gradient_scale(part.cpu() for part in every)}, {})
+
+    return others.together(lambda: Snapshot({"sums": sums}, {}), folded).tensors["scale"]
 
 
 def _shown(options: dict[str, Any], others: Job) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..calibration.evidence import evidence, most_evident_ridge, ridge_solution
 from ..calibration.report import LARGEST_DOUBT
 from ..data.batches import Batch
+from ..data.storage import Snapshot
 from ..losses import MSE, Loss
 from ..models.shadow import independent, unwrapped
 from ..posterior.gram import Gram
@@ -87,23 +88,35 @@ def refitted(
     """
     model = unwrapped(binding.model)
     tap, judge, judged = _settable(model, binding.current(), weighing.loss), known.gram, None
-    ridge, change, degrees = others.all(_best(tap, known.gram, posterior))[0]
+    ridge, change, degrees = _best_of_all(others, tap, known.gram, posterior)
     if valid is not None:
         plan = known.plan(known.gram.precision)
-        batches = others.checking(valid())
-        part = accumulate(None, lambda _: tap, batches, weighing, plan)
-        new = settled(others.together(part, combined))
+        part = accumulate(None, lambda _: tap, valid(), weighing, plan)
+        new = others.statistics(part, lambda parts: settled(combined(parts)))
         judge, degrees, judged = new.gram, degrees * 0, new.gram.count
     before, after = (_rmse(gram, degrees) for gram in (judge, judge.after(change)))
     if valid is not None and add:
         known = known.clone().merge(new)
         whole = Posterior.from_gram(known.gram, posterior.ridge)
-        ridge, change, _ = others.all(_best(tap, known.gram, whole))[0]
+        ridge, change, _ = _best_of_all(others, tap, known.gram, whole)
     model = independent(model)
     columns = CASES[tap.case]([*map(model.get_submodule, tap.heads)]).columns
     columns.write(tap.weights + change)
     known = known.after(columns.weights() - tap.weights)  # as they are rounded
     return binding.copied(model), known, Refitted(ridge, known.gram.count, before, after, judged)
+
+
+def _best_of_all(
+    others: Job, tap: Tap, gram: Gram, posterior: Posterior
+) -> tuple[float, Tensor, Tensor]:
+    """What the first process finds best, since others may round otherwise."""
+
+    def best() -> Snapshot:
+        ridge, change, degrees = _best(tap, gram, posterior)
+        return Snapshot({"change": change, "degrees": degrees}, {"ridge": ridge})
+
+    found = others.shared(best)
+    return found.header["ridge"], found.tensors["change"], found.tensors["degrees"]
 
 
 def _best(tap: Tap, gram: Gram, posterior: Posterior) -> tuple[float, Tensor, Tensor]:

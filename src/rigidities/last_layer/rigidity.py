@@ -49,6 +49,7 @@ from .accumulation import Weighing
 from .checkpoint import SECONDS, Checkpoint
 from .ensemble.ensemble import Ensemble
 from .ensemble.members import members as member_set
+from .error_bars import gathered
 from .fit import Learnt, ReadoutFit
 from .frozen import Frozen, freeze
 from .gradients.feature_derivatives import traced_derivatives
@@ -430,7 +431,7 @@ class LastLayerRigidity(ModelWrapper):
             tap, learnt = self._fit.ready()
             bars = learnt.bars
             batches = self._fit.batches(x, "predict", batch_size, progress, once=gather)
-            for batch in others.checking(batches):
+            for batch in batches:
                 reading = read(tap, batch)
                 spread = bars.of_batch(batch, reading, sample_weight)
                 if inputs is not None:
@@ -438,7 +439,7 @@ class LastLayerRigidity(ModelWrapper):
                 spreads.append(spread)
             if inputs is not None:
                 inputs.check_used_up()
-            spreads = [spread for part in others.all(spreads) for spread in part]
+            spreads = gathered(others, spreads)
         again = partial(self._fit.batches, [] if gather else x, "predict", batch_size, False)
         return bars.prediction(spreads, again)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from ..calibration.report import CalibrationReport
 from ..data.arrays import TARGET_KEYS
 from ..data.batches import Batch
 from ..data.sketch import RowSketch, row_hashes
+from ..data.storage import Snapshot, unprefixed
 from ..posterior.posterior import Posterior
 from .accumulation import Weighing
 from .distributed import Job
@@ -100,30 +102,43 @@ class Validation:
             merge_groups: likewise.
             digits: error of variances by products of mixed precision that features have anyway.
         """
+        rows, apart, seen = (_gathered(others, gathering) for gathering in own)
 
-        def fold(parts: Iterator[Parts]) -> CalibrationReport:
-            rows, apart, seen = (self.residuals(combined(one)) for one in zip(*parts, strict=True))
-            rows, apart = conformal_rows(rows, apart, conformal)
-            report = self.report(rows, seen)
-            final = self.posterior.with_ridge(report.ridge).with_scale(report.scale)
-            report = report.certified(final.doubt, digits)
-            if rows is not None and self.wanted.criterion != "loo":
-                said = remarks(report, rows, self.posterior.eigenvalues)
-                report = replace(report, remarks=[*said, *report.remarks])
-            if rows is not None and not self.wanted.left_out and not rows.samples:
-                report = replace(report, remarks=[*report.remarks, UNJUDGED])
-            if apart is None:
-                return report
-            return self.guaranteed(report, apart, groups, merge_groups)
+        def made() -> CalibrationReport:
+            return self.of_rows(rows, apart, seen, conformal, groups, merge_groups, digits)
 
         if others.size == 1:
-            return fold(iter([own]))
-        header, tensors = others.together(own, lambda parts: _state(fold(parts)))
-        report = CalibrationReport.from_state(header, tensors)
+            return made()
+        state = others.shared(lambda: _state(made()))
+        report = CalibrationReport.from_state(state.header, state.tensors)
         if self.wanted.given is None and self.groups is None:
             return report
         whole = report.calibration.with_functions(self.wanted.given, self.groups)
         return replace(report, calibration=whole)
+
+    def of_rows(
+        self,
+        rows: Gathering | None,
+        apart: Gathering | None,
+        seen: Gathering | None,
+        conformal: Any,
+        groups: Any,
+        merge_groups: int | None,
+        digits: float,
+    ) -> CalibrationReport:
+        """The report of rows to fit, for conformal scores and of the training data."""
+        fitted, scored = conformal_rows(self.residuals(rows), self.residuals(apart), conformal)
+        report = self.report(fitted, self.residuals(seen))
+        final = self.posterior.with_ridge(report.ridge).with_scale(report.scale)
+        report = report.certified(final.doubt, digits)
+        if fitted is not None and self.wanted.criterion != "loo":
+            said = remarks(report, fitted, self.posterior.eigenvalues)
+            report = replace(report, remarks=[*said, *report.remarks])
+        if fitted is not None and not self.wanted.left_out and not fitted.samples:
+            report = replace(report, remarks=[*report.remarks, UNJUDGED])
+        if scored is None:
+            return report
+        return self.guaranteed(report, scored, groups, merge_groups)
 
     def residuals(self, found: Gathering | None) -> Residuals | None:
         """What was gathered, of which there must be some."""
@@ -223,9 +238,29 @@ class Validation:
         return found.residuals(least=1)
 
 
-def _state(report: CalibrationReport) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _gathered(others: Job, gathering: Gathering | None) -> Gathering | None:
+    """What all processes have gathered, on the first of them; None on the others."""
+
+    def packed() -> Snapshot | None:
+        if gathering is None:
+            return None
+        header, tensors = gathering.state()
+        return Snapshot(tensors, header)
+
+    def unpacked(part: Snapshot | None) -> Gathering | None:
+        if part is None:
+            return None
+        sketch = RowSketch.from_state(unprefixed("sketch", part.tensors))
+        return Gathering.from_state(part.header, part.tensors, sketch)
+
+    return others.collected(
+        packed, lambda parts: combined(chain([gathering], map(unpacked, parts)))
+    )
+
+
+def _state(report: CalibrationReport) -> Snapshot:
     """Without its functions, which need not be sent."""
-    return report.header(), report.tensors()
+    return Snapshot(report.tensors(), report.header())
 
 
 def require_within(target: Tensor, support: Support | None) -> None:

@@ -150,15 +150,23 @@ class Statistics:
         return Snapshot(tensors, header)
 
     @classmethod
-    def from_snapshot(cls, given: Snapshot) -> Statistics:
-        """The statistics that a snapshot came from; it may hold more."""
+    def from_snapshot(cls, given: Snapshot, device: torch.device | str) -> Statistics:
+        """The statistics that a snapshot came from, on a device; it may hold more."""
         parts = {}
         for name, part in PARTS.items():
             state = unprefixed(name, given.tensors)
             if state:
-                parts[name] = part.from_state(state)
+                parts[name] = part.from_state({k: t.to(device) for k, t in state.items()})
         header = given.header
         return cls(parts, header["targets"], header["inputs"], header["batch"], header["columns"])
+
+    def require_finite(self) -> None:
+        """Refuse sums that have overflowed."""
+        if not bool(self.gram.diagonal.isfinite().all()):
+            raise ValueError(
+                "Features are so large that their squares overflow. Fit with precision='double', "
+                "or scale what goes into the readout."
+            )
 
     def say_unlabelled(self) -> None:
         """Warn of batches that could have held a target, and did not where it was looked for."""
