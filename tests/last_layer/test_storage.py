@@ -195,19 +195,12 @@ def say(name, value, *parts):
 WRONG = [
     put(name, value)
     for name, value in [
-        *(("gram.matrix", value) for value in (torch.nan, torch.inf, -1e9)),
         ("gram.matrix", torch.eye(25)),
         ("gram.matrix", torch.ones(25, 24, dtype=torch.float64)),
         ("gram.matrix", torch.ones(25, dtype=torch.float64)),
         ("gram.matrix", torch.ones(2, 25, 25, dtype=torch.float64)),
-        ("gram.matrix", torch.triu(torch.ones(25, 25, dtype=torch.float64))),
-        ("gram.count", -1),
-        ("gram.count", torch.tensor(300.0)),
         ("gram.count", torch.ones(3, dtype=torch.int64)),
-        ("gram.zeros", -1),
-        ("gram.zeros", 301),
         ("gram.zeros", torch.zeros(4, dtype=torch.int64)),
-        ("gram.square", torch.nan),
         ("gram.cross", torch.zeros(24, 1, dtype=torch.float64)),
         ("sketch.hashes", -5),
         ("sketch.hashes", (1 << 63) - 1),

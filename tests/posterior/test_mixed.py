@@ -125,6 +125,12 @@ def test_long_blocks_after_short_ones_are_measured_too():
     assert gram.rounding > 2 * taken_for_granted
 
 
+def test_rows_that_start_a_page_apart_are_multiplied_alike():
+    rows = features(700, 1024)
+    mixed, double = both(rows, batch=300)
+    assert 0 < norm(mixed.matrix - double.matrix) <= mixed.rounding < 1e-5 * norm(double.matrix)
+
+
 def test_auto_is_double_except_for_half_precision():
     kinds = {
         dtype: precision_for("auto", torch.ones(1, 1, dtype=dtype)) for dtype in (*DTYPES, F64)

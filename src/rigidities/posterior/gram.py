@@ -8,9 +8,9 @@ $$ G = \sum_i w_i f_i f_i^\top, \qquad b = \sum_i w_i f_i r_i^\top, \qquad
 with the residuals $r_i$ where they are known. All are sums over rows, so batching, order and
 sharding change nothing but the rounding, and rows can be taken out again.
 
-An update lays its rows out as $W^{1/2} [F, 1]$, multiplies them and adds the products to the sums
-at once. Features are cast to float64 *before* the product: a float32 product loses every digit at a
-condition number of 1e4.
+An update multiplies its rows, $W^{1/2} [F, 1]$ where a column of ones belongs to them, and adds the
+products to the sums at once. Features are cast to float64 *before* the product: a float32 product
+loses every digit at a condition number of 1e4.
 
 Mixed precision multiplies short blocks of rows in the features' own precision (half-precision ones
 are exact in the products of float32) and sums the blocks in float64. Of some blocks the error is
@@ -48,6 +48,8 @@ _FAST_DOUBLE = {(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)}
 
 _CPU_ROWS = 1024
 """Rows that a CPU casts and multiplies at once, so that they stay in its cache."""
+_PAGE = 4096
+"""Bytes; rows that start so far apart push each other out of a CPU's cache."""
 _CUDA_NUMBERS = 1 << 25
 """Numbers that an accelerator casts at once; 256 MiB in float64."""
 _SINGLE_ROWS = 4096
@@ -56,9 +58,6 @@ _HALF_ROWS = 16384
 """Rows of a block in half precision."""
 _SIDE_ROWS = 1024
 """Rows of a block where the residuals are multiplied in float32."""
-
-_ALIGNED = 8
-"""Rows are padded to a multiple of so many columns: tensor cores are slow on others."""
 
 _LEAST = 2.0**-26
 """Relative rounding of a block that is taken for granted: measured ones may be exact by chance."""
@@ -462,66 +461,62 @@ class Gram:
         """Add the products of checked rows; `crossed` says whether those with residuals count."""
         left = None if errors is None else errors.mT  # (K, n)
         crosses = []
-        if self.targets is None:
+        if self._products_in(features) != torch.float64:
+            crosses.append(self._add_in_short(features, root, left, ones))  # (K, D)
+        elif self.targets is None:
             rows = self._laid_out(features, root, ones)
             self._add_rows(self._upper, rows)
             if left is not None and crossed:
-                crosses.append(_times(left, rows))  # (K, D)
-        for target in range(self.targets or 0):
-            rows = self._laid_out(
-                features if features.ndim == 2 else features[:, target],
-                root if root is None or root.shape[1] == 1 else root[:, target, None],
-                ones,
-            )
-            self._add_rows(self._upper[target], rows)
-            if left is not None and crossed:
-                crosses.append(_times(left[target, None], rows))  # (1, D)
-        if crosses:
-            cross = crosses[0] if len(crosses) == 1 else torch.cat(crosses)
-            cross = cross[:, : self.width].mT
+                crosses.append(left @ rows)  # (K, D)
+        else:
+            for target, upper in enumerate(self._upper.unbind()):
+                rows = self._laid_out(
+                    features if features.ndim == 2 else features[:, target],
+                    root if root is None or root.shape[1] == 1 else root[:, target, None],
+                    ones,
+                )
+                self._add_rows(upper, rows)
+                if left is not None and crossed:
+                    crosses.append(left[target, None] @ rows)  # (1, D)
+        if left is None or errors is None:
+            return
+        if crossed:
+            cross = (crosses[0] if len(crosses) == 1 else torch.cat(crosses)).mT
             self.cross = cross if self.cross is None else self.cross + cross
-        if errors is not None and left is not None:
-            joint = errors.shape[1] <= JOINT_TARGETS
-            square = left @ errors if joint else errors.square().sum(0)
-            self.square = square if self.square is None else self.square + square
+        joint = errors.shape[1] <= JOINT_TARGETS
+        square = left @ errors if joint else errors.square().sum(0)
+        self.square = square if self.square is None else self.square + square
 
     def _laid_out(self, features: Tensor, root: Tensor | None, ones: bool) -> Tensor:
-        """The rows that are multiplied, $W^{1/2} [F, 1]$, in the precision of the products.
+        """The rows $W^{1/2} [F, 1]$ in float64, (n, D).
 
-        They have D columns, or a few more that are zero (`_ALIGNED`). They may lie in scratch
-        memory, which the next call overwrites, or be the caller's own.
+        They may lie in scratch memory, which the next call overwrites, or be the caller's own.
         """
-        dtype = self._products_in(features)
-        if root is not None and dtype in HALVES:
-            dtype = torch.float32  # a weighted row no longer fits half precision
-        if root is None and not ones and features.dtype == dtype:
+        if root is None and not ones and features.dtype == torch.float64:
             return features.to(self.device).contiguous()
-        rows = self._workspace(len(features), dtype)
-        given = features.shape[1]
-        rows[:, :given].copy_(features)
+        rows = self._workspace(len(features), self.width, torch.float64)
+        rows[:, : features.shape[1]].copy_(features)
         if ones:
-            rows[:, given].fill_(1.0)
+            rows[:, -1].fill_(1.0)
         if root is not None:
             rows *= root
         return rows
 
-    def _workspace(self, rows: int, dtype: torch.dtype) -> Tensor:
-        """Memory for so many rows of D columns and some of zeros, up to a multiple of `_ALIGNED`.
+    def _workspace(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+        """Memory for (n, columns) numbers, columns being at most D.
 
         A CPU keeps it for the next update, which saves a quarter of the time there; elsewhere the
-        allocator does so.
+        allocator does so. A few numbers lie between the rows: products of rows that start on odd
+        places, or on the same places of their pages, are slower.
         """
-        columns = -(-self.width // _ALIGNED) * _ALIGNED
-        if self.device.type != "cpu" or rows > _CPU_ROWS:
-            memory = torch.empty(rows, columns, dtype=dtype, device=self.device)
-            memory[:, self.width :].zero_()
-            return memory
+        stride = self.width // 8 * 8 + 8
         scratch = self._scratch
         if scratch is None or scratch.dtype != dtype or len(scratch) < rows:
             with torch.inference_mode(False):  # to be written to in every mode
-                scratch = torch.zeros(rows, columns, dtype=dtype)
-            self._scratch = scratch
-        return scratch if len(scratch) == rows else scratch[:rows]
+                scratch = torch.empty(rows, stride, dtype=dtype, device=self.device)
+            if self.device.type == "cpu" and rows <= _CPU_ROWS:
+                self._scratch = scratch
+        return scratch[:rows, :columns]
 
     def _products_in(self, features: Tensor) -> torch.dtype:
         """The precision in which features are multiplied."""
@@ -533,37 +528,64 @@ class Gram:
         return torch.float32
 
     def _add_rows(self, upper: Tensor, rows: Tensor) -> None:
-        """Add the product of rows that are laid out to `upper`, a matrix of the sums."""
-        if rows.dtype == torch.float64:
-            _add_product(upper, rows)
-            return
+        """Add rows (n, D) in float64 to `upper`, the sums or those of one target."""
+        _add_product(upper, rows)
+
+    def _add_in_short(
+        self, features: Tensor, root: Tensor | None, left: Tensor | None, ones: bool
+    ) -> Tensor:
+        """Add rows in mixed precision.
+
+        Args:
+            features: (n, D), or (n, D - 1) with `ones`.
+            root: (n, 1), the roots of the weights.
+            left: (K, n), the residuals times those roots, in float64.
+            ones: whether a column of ones belongs to the features.
+
+        Returns:
+            $r^T W F$, (K, D), in float64; (0, D) without residuals.
+        """
         assert self._spots is not None
-        before = upper.diagonal().sum()
+        rows = features.to(self.device, self._products_in(features))
+        if root is not None:  # a weighted row no longer fits half precision
+            rows = rows.float() * root.float()
+        elif rows.device.type == "cpu" and rows.stride(0) * rows.itemsize % _PAGE == 0:
+            rows = self._workspace(len(rows), rows.shape[1], rows.dtype).copy_(rows)
+        if left is None:
+            left = rows.new_empty(0, len(rows), dtype=torch.float64)
+        if ones:
+            last = left.new_ones(1, len(rows)) if root is None else root.mT
+            left = torch.cat([last, left])  # (1 + K, n)
+        before = self._upper.diagonal().sum()
+        crosses = []
         most = _HALF_ROWS if rows.dtype in HALVES else max(_SINGLE_ROWS, 4 * self.width)
         for start in range(0, len(rows), most):
-            block = rows[start : start + most]
+            block, beside = rows[start : start + most], left[:, start : start + most]
             self._blocks += 1
             regular = self._blocks in (1, 4, 16) or self._blocks % 32 == 0
             if regular or len(block) > self._longest:  # a longer sum may err by more
                 self._longest = max(len(block), self._longest)
-                upper += self._measured_product(block, self._spots)
+                product = torch.zeros_like(self._upper)
+                crosses.append(_add_short_block(product, block, beside, ones))
+                self._measure(product, block, beside[:1] if ones else None)
+                self._upper += product
             else:
-                _add_product(upper, block)
-        self._spots[2].add_(upper.diagonal().sum() - before)
+                crosses.append(_add_short_block(self._upper, block, beside, ones))
+        self._spots[2].add_(self._upper.diagonal().sum() - before)
+        return crosses[0] if len(crosses) == 1 else torch.stack(crosses).sum(0)
 
-    def _measured_product(self, rows: Tensor, spots: Tensor) -> Tensor:
-        """The product of a block in mixed precision, whose error and trace are noted."""
-        width, device = self.width, self.device
-        product = torch.zeros(width, width, dtype=torch.float64, device=device)
-        _add_product(product, rows)
-        seeded = torch.Generator(device).manual_seed(0)
-        directions = standard_normal((width, _DIRECTIONS), device, seeded)
-        exact_rows = rows[:, :width].to(torch.float64)
+    def _measure(self, product: Tensor, rows: Tensor, last: Tensor | None) -> None:
+        """Note the error and the trace of a block's product; `last` (1, n) is its last column."""
+        assert self._spots is not None
+        exact_rows = rows.to(torch.float64)
+        if last is not None:
+            exact_rows = torch.cat([exact_rows, last.mT], dim=1)
+        seeded = torch.Generator(self.device).manual_seed(0)
+        directions = standard_normal((self.width, _DIRECTIONS), self.device, seeded)
         exact = exact_rows.mT @ (exact_rows @ directions)
         error = _mirrored(product.triu()) @ directions - exact  # dG v, (D, directions)
         norm = torch.linalg.matrix_norm(error) / _DIRECTIONS**0.5
-        spots[:2].add_(torch.stack([norm, product.diagonal().sum()]))
-        return product
+        self._spots[:2].add_(torch.stack([norm, product.diagonal().sum()]))
 
 
 def precision_for(wanted: PrecisionLike, features: Tensor) -> Precision:
@@ -617,22 +639,45 @@ def _add_product(upper: Tensor, rows: Tensor) -> None:
 
     Args:
         upper: (D, D) in float64.
-        rows: (n, D) in any precision; further columns must be zero.
+        rows: (n, D) in any precision.
     """
-    width = len(upper)
-    for start, stop in _block_rows(width, upper.device.type):
+    for start, stop in _block_rows(len(upper), upper.device.type):
         block_row = upper[start:stop, start:]
-        left = rows[:, start:stop].mT
+        left, right = rows[:, start:stop].mT, rows[:, start:]
         if rows.dtype == torch.float64:
-            block_row.addmm_(left, rows[:, start:width])
+            block_row.addmm_(left, right)
         else:
-            block_row += _short_product(left, rows[:, start:])[:, : width - start]
+            block_row += _short_product(left, right)
+
+
+def _add_short_block(upper: Tensor, rows: Tensor, left: Tensor, ones: bool) -> Tensor:
+    """Add a block of rows in float32 or half precision, and multiply the residuals with it.
+
+    Args:
+        upper: (D, D) in float64.
+        rows: (n, D), or (n, D - 1) with `ones`.
+        left: (K, n) in float64; with `ones`, a further first row is the block's last column.
+        ones: whether there is such a column.
+
+    Returns:
+        The residuals' products, (K, D) in float64.
+    """
+    width = rows.shape[1]
+    _add_product(upper[:width, :width], rows)
+    if not len(left):
+        return left.new_empty(0, len(upper))
+    products = _times(left, rows)
+    if not ones:
+        return products
+    products = torch.cat([products, left @ left[:1].mT], dim=1)  # (1 + K, D)
+    upper[:, -1].add_(products[0])
+    return products[1:]
 
 
 def _block_rows(width: int, device: str) -> list[tuple[int, int]]:
     """Where block rows start and stop; the last is the highest.
 
-    Starts are multiples of 64, so that blocks of aligned rows are aligned.
+    Starts are multiples of 64, so that the blocks of aligned rows are aligned too.
     """
     height = max(64, block_height(width, device, 768) // 64 * 64)
     starts = range(0, max(1, width // height) * height, height)

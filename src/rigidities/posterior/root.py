@@ -92,7 +92,7 @@ class RootGram(Gram):
 
     def _add_rows(self, upper: Tensor, rows: Tensor) -> None:
         """Factorise what is held and what comes anew."""
-        upper.copy_(triangle(torch.cat([upper, rows[:, : self.width]])))
+        upper.copy_(triangle(torch.cat([upper, rows])))
 
     def _add_sums(self, other: Gram) -> None:
         self._upper = triangle(torch.cat([self._upper, other._upper], dim=-2))
