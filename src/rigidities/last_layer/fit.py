@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._version import __version__
 from ..calibration.calibration import Calibration, Given, Wanted
 from ..calibration.conformal import Groups
 from ..calibration.report import CalibrationReport
-from ..data.batches import KINDS, Batch
+from ..data.batches import Batch
 from ..data.feed import Feed
 from ..data.row_sample import RowSample
 from ..data.sketch import RowSketch, fingerprint
@@ -26,7 +25,7 @@ from ..losses import NAMED, Loss
 from ..models.calling import Source
 from ..models.shadow import placement
 from ..models.threads import Lock
-from ..notices import NO_FIT, NotFittedError, notify, require, require_kinds
+from ..notices import NO_FIT, NotFittedError, notify
 from ..posterior.gram import Gram, PrecisionLike
 from ..posterior.posterior import Posterior
 from ..posterior.root import gram_kind
@@ -158,16 +157,16 @@ class Learnt:
                 )
             tensors |= prefixed("rows", known.sample.state())
         if report is not None:
-            tensors |= prefixed("calibration", report.tensors())
+            tensors |= report.tensors()
         header = {
-            "library": __version__,
+            "kind": "fit",
             "targets": known.targets,
             "inputs": known.inputs,
             "batch": known.kind,
             "exact": known.exact,
             **({"static": True} if exact and known.static else {}),
             "loss": _loss_state(self.weighing),
-            "calibration": None if report is None else report.header(),
+            **({} if report is None else report.header()),
             **({} if known.columns is None else {"columns": known.columns}),
         }
         return Snapshot(tensors | tie.tensors, header | tie.header)
@@ -452,12 +451,13 @@ class ReadoutFit:
                 return self._asked(weighing) | choices
             known = self.known()
             state = known.snapshot(probes=False, rows=known.statistics.sample is not None)
-            chosen = prefixed("calibration", unprefixed("calibration", state.tensors))
+            report = known.report
+            chosen = {} if report is None else report.tensors()
             rows = fingerprint((name, t) for name, t in state.tensors.items() if name not in chosen)
             same = known.identity(named(known.weighing)) | {"rows": rows}
             if what != "calibrate":  # which replaces it
-                held = fingerprint(chosen.items()), named(state.header["calibration"])
-                same["calibration"] = list(held)
+                header = None if report is None else named(report.header())
+                same["calibration"] = [fingerprint(chosen.items()), header]
             return same | choices
 
         return job(group, what, same, placement(self.model)[0])
@@ -498,7 +498,7 @@ def merge_files(paths: Sequence[Path], out: Path, say: Callable[[str], None], ch
     """Write the fit to the rows of all files' fits, without a model; `say` is told of each."""
 
     def read(path: Path) -> tuple[str, Learnt]:
-        given = Snapshot.read(path, holds="targets")
+        given = Snapshot.read(path, holds="fit")
         with given.opened():
             learnt = _learnt(given, Binding(nn.Identity(), Source(), None))
         rows, judged = learnt.statistics.gram.count, learnt.statistics.sketch.limit / (1 << 63)
@@ -532,26 +532,23 @@ def _merged(fits: Iterable[tuple[str, Learnt]], *, check: bool) -> Learnt:
 
 def _learnt(given: Snapshot, unbound: Binding) -> Learnt:
     """What a snapshot holds; no weighing where the loss or weights were functions."""
-    device, header = unbound.placement[0], given.header
-    given = replace(given, tensors={name: t.to(device) for name, t in given.tensors.items()})
-    require_kinds(header, {"readout": dict, "targets": int, "inputs": int}, "the fit")
-    gram = Gram.from_state(unprefixed("gram", given.tensors))
-    sketch = RowSketch.from_state(unprefixed("sketch", given.tensors))
-    kind, exact = header.get("batch"), header.get("exact", True)
-    rows = unprefixed("rows", given.tensors)
-    sample = RowSample.from_state(rows) if rows else None
-    counts, static = (header["targets"], header["inputs"]), header.get("static", False) is True
-    names = header.get("columns")
-    require(names is None or type(names) is list, "the names of columns")
-    statistics = Statistics(gram, sketch, *counts, kind, exact, sample, static, names)
-    fits = gram.targets in (None, statistics.targets) and statistics.inputs >= 0
-    require(fits and statistics.targets > 0, "the number of targets or inputs")
-    if sample is not None:
-        shape = (sample.rows.features.shape[-1], sample.rows.mean.shape[1])
-        require(shape == (gram.width, statistics.targets), "the sample of rows")
-    require(kind in (None, *KINDS) and type(exact) is bool, "the kind of batches")
-    report = given.part("calibration", CalibrationReport.from_state)
-    require(report is None or len(report.scale) == statistics.targets, "the calibration's scale")
+    given = given.to(unbound.placement[0])
+    header, tensors = given.header, given.tensors
+    rows = unprefixed("rows", tensors)
+    statistics = Statistics(
+        gram=Gram.from_state(unprefixed("gram", tensors)),
+        sketch=RowSketch.from_state(unprefixed("sketch", tensors)),
+        targets=header["targets"],
+        inputs=header["inputs"],
+        kind=header["batch"],
+        exact=header["exact"],
+        sample=RowSample.from_state(rows) if rows else None,
+        static=header.get("static", False),
+        columns=header.get("columns"),
+    )
+    report = None
+    if header.get("report") is not None:
+        report = CalibrationReport.from_state(header, tensors)
     return Learnt(unbound.taken(given), statistics, _loss_from(header["loss"]), report)
 
 
@@ -576,10 +573,10 @@ def _loss_state(weighing: Weighing | None) -> dict[str, Any] | None:
 def _loss_from(state: dict[str, Any] | None) -> Weighing | None:
     if state is None:
         return None
-    kind = _LOSSES[state["name"]]
-    require_kinds(state["settings"], {f.name: type(f.default) for f in fields(kind)}, "the loss")
-    require(all(value >= 0 for value in state["settings"].values()), "the loss")
-    loss: Loss = kind(**state["settings"])
-    if (gradients := state.get("gradients")) is not None:
-        require_kinds(gradients, {"wrt": int | str, "target": str | None}, "the derivatives' loss")
+    if state["name"] not in _LOSSES:
+        raise ValueError(
+            f"The loss {state['name']!r} of this file is not known here, only {', '.join(_LOSSES)}."
+        )
+    loss: Loss = _LOSSES[state["name"]](**state["settings"])
+    gradients = state.get("gradients")
     return Weighing(loss, gradients=None if gradients is None else GradientLoss(**gradients))
