@@ -306,7 +306,7 @@ def test_own_parts_that_the_table_does_not_allow_are_refused(name):
     whole = ens.get_extra_state()
     tensor = whole["tensors"][name]
     missing = {key: value for key, value in whole["tensors"].items() if key != name}
-    for tensors in (missing, missing | {name: tensor.float()}, missing | {name: tensor[:, 1:, 1:]}):
+    for tensors in (missing, missing | {name: tensor.float()}, missing | {name: tensor[1:, 1:]}):
         refused(f"'?{name}", ens.set_extra_state, whole | {"tensors": tensors})
 
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -306,6 +306,7 @@ _REGRESSOR = Kind(
             },
         ),
         **_CALIBRATION,
+        "calibration": replace(_CALIBRATION["calibration"], needed=True),
     },
 )
 
@@ -365,8 +366,7 @@ def check(tensors: Mapping[str, Tensor], header: Mapping[str, Any], *, finite: b
             and says what was expected and what came.
     """
     if not isinstance(header.get("kind"), str) or header["kind"] not in KINDS:
-        known = ", ".join(KINDS)
-        raise ValueError(f"its kind must be one of {known}, got {header.get('kind')!r}.")
+        raise ValueError(f"its kind must be one of {', '.join(KINDS)}, got {header.get('kind')!r}.")
     kind = KINDS[header["kind"]]
     sections = {prefix: part for prefix, part in kind.parts.items() if part.header is not None}
     optional = {f"{prefix}?": dict | None for prefix, part in sections.items() if not part.needed}
@@ -470,8 +470,10 @@ def _check_part(
 def _named(prefix: str, entry: str, tensors: Mapping[str, Tensor]) -> list[str]:
     """Names of the tensors that an entry of a part's table stands for."""
     start = f"{prefix}." if prefix else ""
-    patterns = [f"{start}{name}" for name in entry.removesuffix("?").split("|")]
-    return [name for name in tensors if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    if "*" in entry:
+        return [name for name in tensors if fnmatchcase(name, start + entry)]
+    names = [start + name for name in entry.removesuffix("?").split("|")]
+    return [name for name in names if name in tensors]
 
 
 def _check_finite(kind: Kind, tensors: Mapping[str, Tensor]) -> None:
@@ -503,10 +505,10 @@ class _Sizes:
                 expected.append("K")
         fits = len(shape) == len(expected) and all(map(self._fits, expected, shape))
         if not fits:
-            known = [str(self._length(word, word)) for word in expected]
+            lengths = [str(self._length(word, word)) for word in expected]
             raise ValueError(
-                f"the tensor {name!r} must have the shape {_listed(expected)} = {_listed(known)}, "
-                f"got {shape}."
+                f"the tensor {name!r} must have the shape {_listed(expected)} = "
+                f"{_listed(lengths)}, got {shape}."
             )
 
     def _fits(self, word: str, length: int) -> bool:
