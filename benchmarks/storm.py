@@ -198,7 +198,7 @@ def fit_share(rank: int, size: int, folder: Path, batches: int) -> None:
 def _whole(path: Path) -> bool:
     """Whether a file passes for that of a fit."""
     try:
-        Snapshot.read(path, holds="targets")
+        Snapshot.read(path, holds="fit")
     except ValueError:
         return False
     return True

@@ -65,7 +65,7 @@ class DamagedError(ValueError):
 def require(sound: bool, what: str) -> None:
     """Refuse a part of a file or a state dict, unless it is sound."""
     if not sound:
-        raise DamagedError(what)
+        raise DamagedError(f"damaged or incomplete ({what}). Save it again from the fitted object.")
 
 
 def require_kinds(held: Any, kinds: Mapping[str, Any], what: str) -> None:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag, pad
 
-from .notices import NO_FIT, NotFittedError, require
+from .notices import NO_FIT, NotFittedError
 
 WIDE, NARROW, MANY = 1024, 256, 10_000
 """Directions kept by default: the first of up to so many training rows, the second of more."""
@@ -139,11 +139,9 @@ class Leaves(nn.Module):
     @classmethod
     def sized(cls, state: dict[str, Tensor]) -> Leaves:
         """One for a state dict of another, not loaded yet."""
-        names = ("group", "basis", "rest", "head.bias")
-        require(all(name in state for name in names), "the leaves")
-        group, basis, rest, bias = (state[name] for name in names)
-        require(group.ndim == bias.ndim == 1 and basis.ndim == rest.ndim == 2, "the leaves")
-        return cls(len(group), len(basis), basis.shape[1], rest.shape[1], len(bias))
+        groups, width = state["basis"].shape
+        leaves, rest = state["rest"].shape
+        return cls(leaves, groups, width, rest, outputs=len(state["head.bias"]))
 
     def forward(self, rows: Tensor) -> Tensor:
         """Predictions (N, K) of leaf numbers and one more column, (N, T + 1)."""
@@ -225,9 +223,13 @@ class Nodes(nn.Module):
     @classmethod
     def sized(cls, state: dict[str, Tensor]) -> Nodes:
         """One for a state dict of another, not loaded yet."""
-        names = ("roots", "child", "order", "categories", "codes")
-        require(all(name in state for name in names), "the trees")
-        return cls(*(len(state[name]) for name in names))
+        return cls(
+            trees=len(state["roots"]),
+            nodes=len(state["child"]),
+            inputs=len(state["order"]),
+            splits=len(state["categories"]),
+            coded=len(state["codes"]),
+        )
 
     def _add(self, nodes: Array, first: int, leaf: int, row: int) -> None:
         """One tree; its nodes are put into an order in which children are neighbours."""

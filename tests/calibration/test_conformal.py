@@ -9,7 +9,6 @@ import torch
 from scipy import stats
 
 from rigidities.calibration.conformal import Conformal, bar_cuts, group_labels, set_aside
-from rigidities.notices import DamagedError
 from rigidities.prediction.law import Gaussian, StudentT, Tilted
 from rigidities.prediction.prediction import Prediction
 from tests.support.refusals import refused
@@ -394,45 +393,13 @@ def test_files_keep_everything_but_the_function():
         {"labels": torch.arange(200)[:, None] % 3},
     ):
         found = Conformal.of(prediction, target, **options)
-        again = Conformal.from_state(found.tensors())
+        again = Conformal(**found.tensors())
         assert again.tensors().keys() == found.tensors().keys() == {*PLAIN, *options}
         labels = options.get("labels")
         bounds = [one.bound(labels).interval(prediction, 0.8) for one in (found, again)]
         assert_close(*bounds)
         moved = found.to(torch.device("cpu"))
         assert all(torch.equal(moved.tensors()[name], one) for name, one in found.tensors().items())
-
-
-DAMAGE = {
-    "rising tails": ("tails", lambda t: t.flip(0)),
-    "tails above one": ("tails", lambda t: t + 1),
-    "NaN": ("tails", lambda t: t * torch.nan),
-    "single precision": ("tails", lambda t: t.float()),
-    "too few tails": ("tails", lambda t: t[:-1]),
-    "negative counts": ("counts", lambda t: torch.cat([t, t.new_tensor([-1, 1])])),
-    "a list beyond": ("place", lambda t: t + 9),
-    "a list before": ("place", lambda t: t - 9),
-    "groups lacking": ("place", lambda t: t[:, 1:]),
-    "cuts out of order": ("cuts", lambda t: t.flip(1)),
-    "NaN cuts": ("cuts", lambda t: t * torch.nan),
-    "cuts of other targets": ("cuts", lambda t: t[:1]),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_damaged_files_are_refused(damage):
-    prediction, target = draws(400, seed=19, worlds=2)
-    found = Conformal.of(prediction, target, cuts=bar_cuts(prediction.std))
-    name, change = DAMAGE[damage]
-    tensors = {**found.tensors(), name: change(found.tensors()[name])}
-    refused("conformal", Conformal.from_state, tensors, error=DamagedError)
-
-
-def test_files_without_their_groups_are_refused():
-    prediction, target = draws(400, seed=19, worlds=1)
-    tensors = Conformal.of(prediction, target, cuts=bar_cuts(prediction.std)).tensors()
-    for labels in (torch.arange(4), torch.arange(5).flip(0)):
-        refused("groups", Conformal.from_state, {**tensors, "labels": labels}, error=DamagedError)
 
 
 def test_a_share_is_set_aside_whatever_the_order_and_equal_rows_stay_together():

@@ -2,7 +2,6 @@
 
 import re
 from collections import UserList
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -174,13 +173,11 @@ def test_a_tensor_is_not_taken_for_a_tuple_of_something_else(net, inside):
     assert uq((nest(new), None))[0].shape == ensemble((nest(new),))[0].shape == (len(new), 1)
 
 
-@pytest.mark.parametrize("kind", ["tuple(tensor)", "tuple"])
-def test_samples_in_a_list_are_not_mixed_up_with_a_tensor_of_samples(net, kind):
-    """`tuple` is what older files hold."""
+def test_samples_in_a_list_are_not_mixed_up_with_a_tensor_of_samples(net):
     forward = lambda m, b: m(torch.stack(tuple(b)))  # noqa: E731
     uq = rg.LastLayerRigidity(net.model, forward=forward, target=lambda b: None)
-    learnt, new = uq.fit([list(net.train[0])])._fit.learnt, net.test[0]
-    uq._fit.learnt = replace(learnt, statistics=replace(learnt.statistics, kind=kind))
+    uq.fit([list(net.train[0])])
+    new = net.test[0]
     with pytest.warns(UserWarning, match="not calibrated"):
         ensemble = uq.ensemble(4)
     assert uq(list(new))[0].shape == uq.predict([list(new)]).mean.shape == (len(new), 1)

@@ -351,7 +351,7 @@ def test_a_saved_fit_is_no_checkpoint_and_a_checkpoint_no_saved_fit(left, tmp_pa
     saved = tmp_path / "saved.safetensors"
     rg.LastLayerRigidity(MODEL).fit((X, Y)).save(saved)
     before = saved.read_bytes()
-    with refused("no 'checkpoint'", "remove the file or name another"):
+    with refused("expected 'checkpoint'", "remove the file or name another"):
         asks()(saved)
     assert saved.read_bytes() == before
 

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import json
 import warnings
 from dataclasses import replace
 
@@ -13,7 +14,6 @@ from scipy.stats import chi2
 from torch import nn
 
 import rigidities as rg
-from rigidities.data import storage
 from rigidities.data.feed import Feed
 from rigidities.last_layer.ensemble.ensemble import Ensemble
 from rigidities.last_layer.ensemble.member_values import MemberValues
@@ -23,6 +23,7 @@ from rigidities.posterior.joint import JointPosterior
 from tests.support import oracle, zoo
 from tests.support.nets import fitted, trained
 from tests.support.refusals import refused
+from tests.support.tampering import rewrite
 from tests.support.zoo_fits import fitted_to
 
 F64 = torch.float64
@@ -760,7 +761,7 @@ def test_files_of_others_are_refused(net, saved, tmp_path):
     refused("fitted without forward=", Ensemble.load, path, net.model, forward=lambda m, b: m(b))
     uq = tmp_path / "uq.safetensors"
     fitted(net).save(uq)
-    refused(r"holds no ensemble.*LastLayerRigidity.load", Ensemble.load, uq, net.model)
+    refused("another kind: expected 'ensemble'.* says 'fit'", Ensemble.load, uq, net.model)
     refused("of another kind", rg.LastLayerRigidity.load, path, net.model)
     path.write_bytes(path.read_bytes()[:-40])
     refused("truncated, damaged", Ensemble.load, path, net.model)
@@ -769,22 +770,33 @@ def test_files_of_others_are_refused(net, saved, tmp_path):
 @pytest.mark.parametrize(
     ("tensors", "header", "match"),
     [
-        ({"other": torch.zeros(1)}, {}, "damaged.*deviations"),
-        ({"deviations": torch.zeros(6, 1, 25)}, {}, "float64"),
+        ({"other": torch.zeros(1)}, {}, "a tensor 'other', which no ensemble.* pip install"),
+        ({"members.deviations": torch.zeros(6, 1, 25)}, {}, "deviations' must be float64"),
+        ({"members.deviations": torch.zeros(6, 25, dtype=F64)}, {}, r"shape \(_, K, D\)"),
         ({}, {"drawing": "guess"}, "one of"),
-        ({}, {"missing": None}, "damaged"),
-        ({}, {"drawing": []}, "one of"),
-        ({}, {"readout": {}}, "damaged.*of the readout"),
-        ({}, {"readout": None}, "damaged.*readout"),
-        ({}, {"inputs": "one"}, "damaged.*inputs"),
+        ({}, {"missing": None}, "'missing' of its header must be a finite number, got None"),
+        ({}, {"readout": {}}, "its header lacks 'readout.layer'"),
+        ({}, {"readout": None}, "'readout' of its header must be dict"),
+        ({}, {"inputs": "one"}, "'inputs' of its header must be int"),
         ({}, {"missing": 0.5}, "random members"),
     ],
 )
-def test_damaged_files_are_refused(net, saved, tensors, header, match):
-    _, path = saved
-    kept, old = storage.read(path)
-    storage.Snapshot(tensors or kept, old | header).write(path)
+def test_contents_that_the_table_does_not_allow_are_refused(net, saved, tensors, header, match):
+    ens, path = saved
+
+    def change(old, said):
+        old.update(tensors)
+        said.update(header)
+
+    rewrite(path, change)
     refused(rf"ens\.safetensors.*{match}", Ensemble.load, path, net.model)
+    state = ens.get_extra_state()
+    spoilt = {
+        "tensors": state["tensors"] | tensors,
+        "header": json.dumps(json.loads(state["header"]) | header),
+    }
+    refused(f"state dict's ensemble.*{match}", ens.set_extra_state, spoilt)
+    refused("no members", ens.set_extra_state, {})
 
 
 def test_changed_weights_are_not_saved(net, saved):

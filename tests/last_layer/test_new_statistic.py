@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import rigidities as rg
+from rigidities.data import schema
 from rigidities.last_layer.statistics import statistics
 from rigidities.last_layer.statistics.parts import Part
 from tests.support import jobs
@@ -40,9 +41,16 @@ class TargetSum(Part):
         return cls(state["count"], state["total"])
 
 
+def add_statistic():
+    count, total = schema.Array("float32", ""), schema.Array("float64", "K")
+    statistics.register("targets", TargetSum, {"count": count, "total": total})
+
+
 @pytest.fixture(autouse=True)
-def registered(monkeypatch):
-    monkeypatch.setitem(statistics.PARTS, "targets", TargetSum)
+def _registered():
+    add_statistic()
+    yield
+    del statistics.PARTS["targets"], schema.KINDS["fit"].parts["targets"]
 
 
 def made():
@@ -106,7 +114,7 @@ def test_it_is_resumed_after_an_interruption(tmp_path, monkeypatch):
 
 
 def shared(rank, size):
-    statistics.PARTS["targets"] = TargetSum  # in this process
+    add_statistic()  # in this process
     model, x, y = made()
     uq = rg.LastLayerRigidity(model).fit(rg.shard((x, y), rank, size))
     return sums(uq)

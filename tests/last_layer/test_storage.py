@@ -3,12 +3,14 @@
 import json
 import os
 import pickle
+import re
 import struct
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import nn
 
 import rigidities as rg
@@ -16,6 +18,7 @@ from rigidities.data import storage
 from tests.support import zoo
 from tests.support.nets import Net, calibrated, trained
 from tests.support.refusals import refused
+from tests.support.tampering import rewrite
 from tests.support.zoo_fits import fitted_to
 
 
@@ -33,6 +36,15 @@ def path(tmp_path):
 @pytest.fixture
 def uq(net):
     return fitted(net)
+
+
+@pytest.fixture(scope="module")
+def fixed():
+    """One fit for all tests that leave it as it is, and its file's content."""
+    uq = fitted(trained())
+    with tempfile.TemporaryDirectory() as folder:
+        uq.save(Path(folder) / "uq.safetensors")
+        return uq, (Path(folder) / "uq.safetensors").read_bytes()
 
 
 @pytest.fixture
@@ -145,162 +157,174 @@ def test_the_picked_output_survives_a_file(path):
     assert torch.equal(again(x)[1], uq(x)[1])
 
 
-SPOILT = {
-    "a part is missing": (
-        lambda tensors, header: tensors.pop("gram.matrix"),
-        r"incomplete \('matrix'\)",
+def replaced(name, value):
+    """A change of contents: another tensor under a name."""
+    return lambda tensors, header: tensors.update({name: value})
+
+
+def said(name, value, *sections):
+    """A change of contents: the header says something else, in a section of it or on top."""
+
+    def change(tensors, header):
+        for section in sections:
+            header = header[section]
+        header[name] = value
+
+    return change
+
+
+def swapped(one, other):
+    """A change of contents: two tensors in each other's place."""
+    return lambda tensors, header: tensors.update({one: tensors[other], other: tensors[one]})
+
+
+F64 = torch.float64
+NOT_AS_THE_TABLE_SAYS = {
+    "a tensor is missing": (
+        lambda tensors, header: tensors.pop("gram.count"),
+        r"lacks the tensor gram\.count \(int64, \(\)\)",
     ),
-    "of a newer format": (
+    "the matrix is missing": (
+        lambda tensors, header: tensors.pop("gram.matrix"),
+        r"lacks the tensor gram\.matrix\|root",
+    ),
+    "a part is missing": (
+        lambda tensors, header: [tensors.pop(name) for name in [*tensors] if "sketch" in name],
+        r"lacks the tensor sketch\.hashes",
+    ),
+    "a calibration without its report": (
+        lambda tensors, header: header.pop("report"),
+        "a tensor 'report.constant', but its header has no 'report'",
+    ),
+    "another tensor": (
+        replaced("gram.mass", torch.ones(3)),
+        "a tensor 'gram.mass', which no fit of this version has.*pip install",
+    ),
+    "matrix and root": (
+        replaced("gram.root", torch.eye(25, dtype=F64)),
+        r"one of 'matrix\|root' in 'gram'",
+    ),
+    "precision": (
+        replaced("gram.matrix", torch.eye(25)),
+        "'gram.matrix' must be float64, got floa",
+    ),
+    "a fraction": (replaced("gram.count", torch.tensor(3.0)), "'gram.count' must be int64"),
+    "no square": (
+        replaced("gram.matrix", torch.ones(25, 24, dtype=F64)),
+        r"'gram.matrix' must have the shape \(D, D\) = \(25, 25\), got \(25, 24\)",
+    ),
+    "too few dimensions": (replaced("gram.matrix", torch.ones(25, dtype=F64)), "shape"),
+    "Grams of other targets": (
+        replaced("gram.matrix", torch.ones(2, 25, 25, dtype=F64)),
+        r"shape \(K, D, D\) = \(1, D, D\), got \(2, 25, 25\)",
+    ),
+    "one Gram and zeros per target": (
+        replaced("gram.zeros", torch.zeros(1, dtype=torch.int64)),
+        r"'gram.zeros' must have the shape \(\) = \(\), got \(1,\)",
+    ),
+    "other features": (
+        replaced("gram.cross", torch.zeros(24, 1, dtype=F64)),
+        r"'gram.cross' must have the shape \(D, K\) = \(25, 1\), got \(24, 1\)",
+    ),
+    "fewer hashes": (
+        replaced("sketch.counts", torch.ones(7, dtype=torch.int64)),
+        r"'sketch.counts' must have the shape \(H\) = \(300\), got \(7,\)",
+    ),
+    "swapped": (swapped("gram.matrix", "gram.cross"), "'gram.matrix' must have the shape"),
+    "swapped parts": (swapped("gram.count", "calibration.scale"), "'gram.count' must be int64"),
+    "two scales": (replaced("calibration.scale", torch.ones(2, dtype=F64)), r"\(K\) = \(1\)"),
+    "more targets": (said("targets", 2), r"'gram.cross' must have the shape \(D, K\) = \(25, 2\)"),
+    "targets in words": (said("targets", "one"), "'targets' of its header must be int, got 'one'"),
+    "true targets": (said("targets", True), "'targets' of its header must be int, got True"),
+    "no readout": (said("readout", None), "'readout' of its header must be dict, got None"),
+    "a layer by number": (
+        said("layer", 7, "readout"),
+        "'readout.layer' of its header must be list",
+    ),
+    "a loss by name": (said("loss", "mse"), r"'loss' of its header must be dict \| None"),
+    "another loss": (said("name", "Zero", "loss"), "loss 'Zero' of this file is not known here"),
+    "a ridge that is none": (
+        said("ridge", float("nan"), "calibration"),
+        "'calibration.ridge' of its header must be a finite number, got nan",
+    ),
+    "another law": (
+        said("law", {"name": "cauchy", "settings": {}}, "calibration"),
+        "law 'cauchy' of this file is not known here.*register",
+    ),
+    "an entry from the future": (
+        lambda tensors, header: header["report"].update(tilt=1.0) or header.update(library="9.0"),
+        r"'report.tilt', which this version does not know.*pip install 'rigidities>=9\.0'",
+    ),
+    "a newer format": (
         lambda tensors, header: header.update(format=storage.FORMAT + 1, library="9.0"),
         rf"format {storage.FORMAT + 1}.*written by rigidities 9.0.*>=9.0",
     ),
-    "a calibration with keys from the future": (
-        lambda tensors, header: (
-            header["calibration"].update(tilt=1.0) or header.update(library="9.0")
-        ),
-        r"tilt.*does not know.*pip install 'rigidities>=9\.0'",
-    ),
+    "of no kind": (lambda tensors, header: header.pop("kind"), "another kind.* says None"),
+    "of another kind": (said("kind", "ensemble"), "another kind: expected 'fit'"),
 }
+"""Changes of contents, and what is said of them."""
 
 
-def deep(levels):
-    nested = []
-    for _ in range(levels):
-        nested = [nested]
-    return nested
-
-
-def put(name, value):
-    """A tensor in place of another, or one whose first entry is another."""
-    whole = isinstance(value, torch.Tensor)
-
-    def spoil(tensors, header):
-        if whole:
-            tensors[name] = value
-        else:
-            tensors[name].view(-1)[0] = value
-
-    return spoil
-
-
-def say(name, value, *parts):
-    def spoil(tensors, header):
-        for part in parts:
-            header = header[part]
-        header[name] = value
-
-    return spoil
-
-
-WRONG = [
-    put(name, value)
-    for name, value in [
-        ("gram.matrix", torch.eye(25)),
-        ("gram.matrix", torch.ones(25, 24, dtype=torch.float64)),
-        ("gram.matrix", torch.ones(25, dtype=torch.float64)),
-        ("gram.matrix", torch.ones(2, 25, 25, dtype=torch.float64)),
-        ("gram.count", torch.ones(3, dtype=torch.int64)),
-        ("gram.zeros", torch.zeros(4, dtype=torch.int64)),
-        ("gram.cross", torch.zeros(24, 1, dtype=torch.float64)),
-        ("sketch.hashes", -5),
-        ("sketch.hashes", (1 << 63) - 1),
-        ("sketch.hashes", torch.zeros(300)),
-        ("sketch.hashes", torch.zeros(7, dtype=torch.int64)),
-        ("sketch.counts", 0),
-        ("sketch.limit", 5),
-        ("sketch.limit", torch.zeros(2, dtype=torch.int64)),
-        *(("calibration.scale", value) for value in (torch.nan, torch.inf, -1.0)),
-        ("calibration.scale", torch.ones(2, dtype=torch.float64)),
-        ("calibration.scale", torch.ones(1)),
-        *(("calibration.noise", value) for value in (torch.nan, torch.inf, -1.0)),
-        ("calibration.noise", torch.ones((), dtype=torch.float64)),
-        ("probes.output", torch.zeros(8, 1)),
-        ("calibration.gradient_scale", torch.full((1,), torch.nan, dtype=torch.float64)),
-    ]
-] + [
-    say(name, value, *parts)
-    for name, value, *parts in [
-        *(("readout", value) for value in ({}, None, [], "", 7, deep(500))),
-        *(("targets", value) for value in (0, -1, 2.5, "one", None, True, 10**30)),
-        *(("inputs", value) for value in (-1, None, [], deep(500))),
-        *(("loss", value) for value in ({}, [], "mse", {"name": "none", "settings": {}})),
-        ("settings", {"delta": "one"}, "loss"),
-        ("settings", None, "loss"),
-        ("gradients", {}, "loss"),
-        ("gradients", {"wrt": [], "weight": 1.0, "target": None}, "loss"),
-        *(("calibration", value) for value in ({}, [], "", 7, deep(500))),
-        *(("ridge", value, "calibration") for value in (torch.nan, torch.inf, -1.0, "1", None)),
-        ("rows", -1, "calibration"),
-        ("ladder", {"paper": "good"}, "calibration"),
-        ("remarks", [7], "calibration"),
-        ("value", "good", "calibration"),
-        ("stale", 1, "calibration"),
-        ("law", [], "calibration"),
-        ("noise", [], "calibration"),
-        ("layer", 7, "readout"),
-        ("layer", [7], "readout"),
-        ("case", "unheard of", "readout"),
-        ("case", None, "readout"),
-        ("fingerprint", None, "readout"),
-        ("output", [], "readout"),
-        ("layer", [], "readout"),
-        *(("batch", value) for value in ("zebra", [1])),
-        *(("inputs", value, "probes") for value in (5, {"list": [1]}, {"list": [1, 2]})),
-        *(("dtype", value, "probes") for value in ("save", 5)),
-        *(("digits", value, "probes") for value in (torch.nan, torch.inf, 0.0, None)),
-    ]
-]
-"""Contents that no fit leaves, under a checksum that fits them."""
-
-
-@pytest.mark.parametrize("way", ["file", "state dict"])
-def test_contents_that_no_fit_leaves_are_one_error_with_the_files_name(net, uq, path, way):
-    whole, before = uq.state_dict(), uq(net.test[0])[1]
-
-    def taken_up(spoilt):
-        if way == "file":
-            spoilt.write(path)
-            return load(path, net.model)
-        return uq.load_state_dict(whole | {"_extra_state": spoilt.state()})
-
-    for spoil in WRONG:
-        snapshot = storage.Snapshot.from_state(uq._snapshot().state())
-        tensors = {name: tensor.clone() for name, tensor in snapshot.tensors.items()}
-        spoil(tensors, snapshot.header)
-        where = r"uq\.safetensors" if way == "file" else "state dict's fit"
-        refused(where, taken_up, storage.Snapshot(tensors, snapshot.header))
+@pytest.mark.parametrize(
+    ("change", "match"), NOT_AS_THE_TABLE_SAYS.values(), ids=NOT_AS_THE_TABLE_SAYS
+)
+def test_contents_that_the_table_does_not_allow_are_refused(net, fixed, path, change, match):
+    uq, content = fixed
+    path.write_bytes(content)
+    rewrite(path, change)
+    refused(rf"uq\.safetensors.*{match}", load, path, net.model)
+    state = uq.get_extra_state()
+    tensors, header = dict(state["tensors"]), json.loads(state["header"])
+    change(tensors, header)
+    spoilt = {"tensors": tensors, "header": json.dumps(header)}
+    before = uq(net.test[0])[1]
+    refused(
+        f"state dict's fit.*{match}", uq.load_state_dict, uq.state_dict() | {"_extra_state": spoilt}
+    )
     assert torch.equal(uq(net.test[0])[1], before)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize(
+    "name", ["gram.matrix", "gram.cross", "gram.square", "calibration.scale", "calibration.noise"]
+)
+def test_a_state_dict_has_no_checksum_and_must_be_finite(fixed, name, value):
+    uq, _ = fixed
+    state = uq.get_extra_state()
+    tensor = state["tensors"][name].clone()
+    tensor.view(-1)[-1] = value
+    spoilt = state | {"tensors": state["tensors"] | {name: tensor}}
+    refused(f"state dict's fit.*'{name}' must be finite", uq.set_extra_state, spoilt)
+    uq.set_extra_state(state)
 
 
 @pytest.mark.parametrize("case", ["plain", "parameters"])
 def test_a_readout_that_is_no_such_layer_of_the_model_is_refused(net, uq, case):
-    snapshot = storage.Snapshot.from_state(uq.get_extra_state())
-    snapshot.header["readout"] |= {"layer": ["1"], "case": case}
+    state = uq.get_extra_state()
+    header = json.loads(state["header"])
+    header["readout"] |= {"layer": ["1"], "case": case}
     other = rg.LastLayerRigidity(net.model)
-    other.set_extra_state(snapshot.state())
+    other.set_extra_state(state | {"header": json.dumps(header)})
     refused("named '1', which this Sequential does not have", other, net.test[0])
 
 
 @pytest.mark.parametrize(
-    "state", [7, [1], {"tensors": {}}, {"tensors": [], "header": "{}"}, {"header": "{"}], ids=str
+    "state",
+    [
+        7,
+        [1],
+        {"tensors": {}},
+        {"header": "{"},
+        {"tensors": [], "header": "{}"},
+        {"tensors": {"a": 1}, "header": "{}"},
+        *({"tensors": {}, "header": text} for text in ("{", "[]", "{}", 7, "[" * 100_000)),
+    ],
+    ids=lambda state: str(state)[:40],
 )
-def test_a_state_that_is_none_is_refused(uq, state):
+def test_a_state_that_is_none_is_refused(fixed, state):
+    uq, _ = fixed
     given = uq.state_dict() | {"_extra_state": state}
     refused("state dict's fit is damaged", uq.load_state_dict, given)
-
-
-@pytest.mark.parametrize(("spoil", "match"), SPOILT.values(), ids=SPOILT)
-def test_a_file_that_says_or_holds_something_else_is_refused(net, written, spoil, match):
-    tensors, header = storage.read(written)
-    spoil(tensors, header)
-    storage.Snapshot(tensors, header).write(written)
-    refused(match, load, written, net.model)
-
-
-@pytest.mark.parametrize("keep", [0, 5, 100, -1])
-def test_a_truncated_file_is_refused(net, written, keep):
-    written.write_bytes(written.read_bytes()[:keep])
-    refused("truncated, damaged or not a safetensors file", load, written, net.model)
 
 
 def test_a_pickle_is_refused_and_not_run(net, tmp_path):
@@ -313,12 +337,42 @@ def test_a_pickle_is_refused_and_not_run(net, tmp_path):
     assert not (tmp_path / "exploded").exists()
 
 
-def test_a_missing_a_foreign_and_a_damaged_file_are_named(net, path):
+def test_a_missing_file_is_named(net, path):
     refused(r"no file .*uq\.safetensors", load, path, net.model, error=FileNotFoundError)
-    save_file({"x": torch.ones(2)}, path)
-    refused("not one of rigidities", load, path, net.model)
-    save_file({"x": torch.ones(2)}, path, metadata={"rigidities": "{not json"})
-    refused(r"header of .* is damaged", load, path, net.model)
+
+
+FOREIGN = {
+    "an empty file": (b"", "truncated, damaged or not a safetensors file"),
+    "a text": (b"mean, std\n1.0, 0.1\n" * 20, "not a safetensors file"),
+    "a pickle": (pickle.dumps({"gram.matrix": [1.0]}), "not a safetensors file"),
+    "safetensors of others": (save({"x": torch.ones(2)}), "not one of rigidities"),
+    "a header that is no JSON": (
+        save({"x": torch.ones(2)}, metadata={"rigidities": "{not json"}),
+        r"uq\.safetensors is damaged: its header",
+    ),
+    "no checksum": (
+        save({"x": torch.ones(2)}, metadata={"rigidities": '{"format": 1, "kind": "fit"}'}),
+        "do not fit its checksum",
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "match"), FOREIGN.values(), ids=FOREIGN)
+def test_a_foreign_file_is_refused_by_name(net, path, content, match):
+    path.write_bytes(content)
+    refused(f"(?s)(?=.*{re.escape(path.name)}).*{match}", load, path, net.model)
+
+
+def test_an_unfinished_fit_is_no_fit_and_a_fit_is_no_checkpoint(net, saved):
+    uq, path = saved
+    fresh = rg.LastLayerRigidity(net.model)
+    with pytest.raises(ValueError, match=r"another kind: expected 'checkpoint'.* says 'fit'"):
+        fresh.fit(net.train, checkpoint=path)
+    asked = {"batches": 1, "digest": "", "asked": {}}
+    rewrite(path, lambda tensors, header: header.update(checkpoint=asked))
+    refused("unfinished fit: resume it", load, path, net.model)
+    uq.ensemble(2, generator=torch.Generator().manual_seed(0)).save(path)
+    refused("another kind: expected 'fit', its header says 'ensemble'", load, path, net.model)
 
 
 def test_other_weights_and_another_model_are_refused(written):
@@ -371,46 +425,3 @@ def test_a_state_dict_can_be_taken_while_the_model_trains_on(net, uq):
 def test_an_unfitted_state_dict_loads_too(net, uq):
     uq.load_state_dict(rg.LastLayerRigidity(net.model).state_dict())
     refused("no fit yet", uq, net.test[0])
-
-
-# --- files written before -----------------------------------------------------------------------
-
-FILES = Path(__file__).parents[1] / "support" / "files"
-
-
-@pytest.fixture
-def plane():
-    """The model that they were written for."""
-    model = torch.nn.Linear(2, 1, dtype=torch.float64)
-    with torch.no_grad():
-        model.weight.copy_(torch.tensor([[1.0, 2.0]]))
-        model.bias.fill_(0.5)
-    return model
-
-
-def old(kind, name, model):
-    """A file of a format that had no checksum is loaded with a word."""
-    with pytest.warns(UserWarning, match=f"{name}.* carries no checksum. Load it and save it"):
-        return kind.load(FILES / f"{name}.safetensors", model)
-
-
-def test_files_of_the_second_format_still_load_and_are_saved_anew(plane, path):
-    x = torch.ones(1, 2, dtype=torch.float64)
-    uq = old(rg.LastLayerRigidity, "format-2-fit", plane)
-    assert uq.noise.name == "bayes"
-    uq.save(path)
-    for one in (uq, load(path, plane)):
-        assert [round(float(part), 4) for part in one(x)] == [3.5, 0.105]
-    pr = old(rg.PredictionRigidity, "format-2-regressor", plane)
-    assert round(float(pr.predict(x).std), 4) == 0.042
-
-
-def test_files_of_the_first_format_still_load(plane):
-    """Both were written by the first format's code, and gave these numbers there."""
-    x = torch.ones(1, 2, dtype=torch.float64)
-    uq = old(rg.LastLayerRigidity, "format-1-fit", plane)
-    assert uq.noise.name == "constant" and uq.law.name == "gaussian"
-    assert str(uq.report).startswith("Calibrated on 20 rows by nll: -0.966397")
-    assert [round(float(part), 4) for part in uq(x)] == [3.5, 0.0924]
-    ens = old(rg.Ensemble, "format-1-ensemble", plane)
-    assert [round(y, 4) for y in ens(x).flatten().tolist()] == [3.5441, 3.5285, 3.4948, 3.497]

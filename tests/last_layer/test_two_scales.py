@@ -12,7 +12,6 @@ from scipy.stats import chi2, kstest
 
 import rigidities as rg
 from rigidities.calibration.calibration import Calibration
-from rigidities.data import storage
 from rigidities.data.sketch import hashed_normals
 from rigidities.last_layer.ensemble.ensemble import Ensemble
 from rigidities.last_layer.ensemble.member_values import MemberValues
@@ -300,30 +299,27 @@ def test_files_and_copies_keep_the_own_part(tmp_path):
     assert all(tensor.dtype == F64 for tensor in cast.own)
 
 
-@pytest.mark.parametrize("name", ["own_factor", "own_mixing"])
-def test_damaged_own_parts_are_refused(tmp_path, name):
-    net, uq, _ = nets(3)
-    path = tmp_path / "ens.safetensors"
-    uq.ensemble(4, generator=seeded()).save(path)
-    tensors, header = storage.read(path)
-    others = (None, tensors[name].float(), torch.cat([tensors[name]] * 2))
-    for other in others:
-        damaged = {key: value for key, value in tensors.items() if key != name}
-        damaged |= {} if other is None else {name: other}
-        storage.Snapshot(damaged, header).write(path)
-        refused(r"ens\.safetensors.*damaged", Ensemble.load, path, net.model)
+@pytest.mark.parametrize("name", ["own.factor", "own.mixing"])
+def test_own_parts_that_the_table_does_not_allow_are_refused(name):
+    _, uq, _ = nets(3)
+    ens = uq.ensemble(4, generator=seeded())
+    whole = ens.get_extra_state()
+    tensor = whole["tensors"][name]
+    missing = {key: value for key, value in whole["tensors"].items() if key != name}
+    for tensors in (missing, missing | {name: tensor.float()}, missing | {name: tensor[1:, 1:]}):
+        refused(f"'?{name}", ens.set_extra_state, whole | {"tensors": tensors})
 
 
 def test_a_calibration_keeps_its_shared_scale_in_files_and_moves(tmp_path):
     net, uq, x = nets(3)
     chosen = uq.calibration
-    again = Calibration.alone(chosen.header(), chosen.tensors())
+    again = Calibration.from_state(chosen.header(), chosen.tensors())
     assert torch.equal(again.joint, chosen.joint)
     assert chosen.to(torch.device("meta")).joint.is_meta
-    older = {name: t for name, t in chosen.tensors().items() if name != "joint"}
-    assert Calibration.alone(chosen.header(), older).joint is None
-    for wrong in (chosen.joint[:2], -chosen.joint, chosen.joint.float()):
-        refused("calibration's joint", Calibration.alone, chosen.header(), older | {"joint": wrong})
+    whole = uq.get_extra_state()
+    for wrong in (chosen.joint[:2], chosen.joint * torch.nan, chosen.joint.float()):
+        tensors = whole["tensors"] | {"calibration.joint": wrong}
+        refused("'calibration.joint' must", uq.set_extra_state, whole | {"tensors": tensors})
     uq.save(tmp_path / "uq.safetensors")
     loaded = rg.LastLayerRigidity.load(tmp_path / "uq.safetensors", net.model)
     assert torch.equal(loaded.covariance(x), uq.covariance(x))

@@ -1,13 +1,9 @@
 """A folded head equals its plain formulas; the guard equals its own."""
 
-import math
-
 import pytest
 import torch
 
-from rigidities.notices import DamagedError
 from rigidities.prediction.head import GROWTH, Guard, Head, HeadForm, Inputs
-from tests.support.refusals import refused
 from tests.support.tensors import close, normal
 
 F64 = torch.float64
@@ -98,29 +94,3 @@ def test_the_guard_equals_its_formulas():
             beyond = scale2 * reference * (max(one / reference, 1) ** GROWTH - 1)
             assert float(guard.variance(q)[i, k]) == pytest.approx(beyond)
             assert float(1 / guard.beyond(q)[i, k]) == pytest.approx(min(1, reference / one))
-
-
-def test_a_head_and_a_guard_come_back_from_their_tensors():
-    head, _, _ = made(shared=False)
-    again = Head.from_state(head.tensors())
-    assert all(torch.equal(tensor, vars(again)[name]) for name, tensor in vars(head).items())
-    assert bool((head.spread == math.inf).any())  # a constant feature is no damage
-    guard = Guard(torch.ones(2, dtype=F64), torch.ones(2, dtype=F64))
-    assert torch.equal(Guard.from_state(guard.tensors()).scale2, guard.scale2)
-
-
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("name", list(vars(made(shared=True)[0])))
-def test_a_damaged_head_is_refused(name, shared):
-    tensors = made(shared=shared)[0].tensors()
-    refused("the head", Head.from_state, {**tensors, name: tensors[name][:-1]}, error=DamagedError)
-    rest = {key: tensor for key, tensor in tensors.items() if key != name}
-    refused("the head", Head.from_state, rest, error=DamagedError)
-    wrong = torch.full_like(tensors[name], math.nan)
-    refused("the head", Head.from_state, {**tensors, name: wrong}, error=DamagedError)
-
-
-@pytest.mark.parametrize("scale2", [[-1.0], [math.nan], [math.inf], [1.0, 1.0]])
-def test_a_damaged_guard_is_refused(scale2):
-    tensors = {"scale2": torch.tensor(scale2), "reference": torch.ones(1)}
-    refused("the guard", Guard.from_state, tensors, error=DamagedError)

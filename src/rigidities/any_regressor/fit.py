@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._version import __version__
 from ..calibration.calibration import Calibration
 from ..calibration.report import CalibrationReport
 from ..data.arrays import Columns
@@ -18,7 +16,6 @@ from ..data.finiteness import require_finite
 from ..data.samples import SampleBatch, Samples
 from ..data.sketch import fingerprint
 from ..data.storage import Snapshot, prefixed, unprefixed
-from ..notices import DamagedError, require, require_kinds
 from .curvature.dense_form import DenseForm, Hessian
 from .curvature.dual_form import DualForm
 from .curvature.forms import Form
@@ -27,8 +24,9 @@ from .derivatives.differentiation import Differentiation
 from .derivatives.regressor import Regressor
 from .derivatives.tangents import Block, Explicit, Outer, Tangents
 
-_LISTS = {"names": list, "shape": list, "dispersion": list}
-_KEPT = {"fingerprint": str, "inputs": int, "gradient_norm": float} | _LISTS
+KIND = "regressor"
+"""Of its files; see `data.schema`."""
+
 BLOCKS: dict[str, type[Block]] = {kind.__name__: kind for kind in (Explicit, Outer)}
 
 
@@ -116,24 +114,33 @@ class Fit:
 
 def snapshot(fit: Fit) -> Snapshot:
     """Everything but f and its parameters; the matrix-free form is refused."""
-    kept, tensors = _form_state(fit.form)
-    chosen = fit.calibration if fit.report is None else fit.report
-    own = {"names": fit.regressor.parameters.names, "fingerprint": _fingerprint(fit.regressor)}
-    shape = {"shape": list(fit.shape), "inputs": fit.inputs, "columns": fit.columns}
-    sums = {"gradient_norm": fit.gradient_norm, "dispersion": fit.dispersion}
-    parts = {"regressor": {**own, **shape, **sums}, "form": kept, "calibration": chosen.header()}
-    header = {"library": __version__, **parts, "reported": fit.report is not None}
-    return Snapshot(prefixed("form", tensors) | prefixed("calibration", chosen.tensors()), header)
+    form, tensors = _form_state(fit.form)
+    regressor = {
+        "names": fit.regressor.parameters.names,
+        "fingerprint": _fingerprint(fit.regressor),
+        "shape": list(fit.shape),
+        "inputs": fit.inputs,
+        "columns": fit.columns,
+        "gradient_norm": fit.gradient_norm,
+        "dispersion": list(fit.dispersion),
+    }
+    header = {"kind": KIND, "regressor": regressor, **form}
+    if fit.report is not None:
+        header |= fit.report.header()
+        tensors |= fit.report.tensors()
+    else:
+        header["calibration"] = fit.calibration.header()
+        tensors |= prefixed("calibration", fit.calibration.tensors())
+    return Snapshot(tensors, header)
 
 
 def restored(given: Snapshot, regressor: Regressor) -> Fit:
     """The fit of a file, for the regressor and the parameters it was made with."""
-    device = regressor.flat.device
-    own = replace(given, tensors={k: v.to(device) for k, v in given.tensors.items()})
-    with own.opened():
-        kept = own.header["regressor"]
-        require_kinds(kept, _KEPT, "the regressor")
-        if missing := [one for one in kept["names"] if one not in regressor.parameters.names]:
+    given = given.to(regressor.flat.device)
+    header, kept = given.header, given.header["regressor"]
+    with given.opened():
+        missing = [name for name in kept["names"] if name not in regressor.parameters.names]
+        if missing:
             raise ValueError(
                 f"The file was made with a parameter {missing[0]!r}, which this regressor does not "
                 "have. Load it with the regressor and the subset= it was made with."
@@ -147,18 +154,24 @@ def restored(given: Snapshot, regressor: Regressor) -> Fit:
                 "same ones, or fit again."
             )
         report = None
-        if own.header["reported"]:
-            report = own.part("calibration", CalibrationReport.from_state)
-        calibration = report.calibration if report else own.part("calibration", Calibration.alone)
-        if calibration is None or len(calibration.scale) != 1:
-            raise DamagedError("the calibration")
-        form = _form_from(own.header["form"], unprefixed("form", own.tensors))
-        require(form.width == len(regressor), "the form's width")
-        rows, dispersion = kept["dispersion"]
-        sums = (kept["gradient_norm"], (rows, float(dispersion)))
-        shape, inputs, names = torch.Size(kept["shape"]), kept["inputs"], kept.get("columns")
-        require(names is None or type(names) is list, "the names of columns")
-        return Fit(regressor, form, shape, inputs, *sums, calibration, report, columns=names)
+        if header.get("report") is not None:
+            report = CalibrationReport.from_state(header, given.tensors)
+            calibration = report.calibration
+        else:
+            chosen = unprefixed("calibration", given.tensors)
+            calibration = Calibration.from_state(header["calibration"], chosen)
+        rows, squares = kept["dispersion"]
+        return Fit(
+            regressor,
+            _form_from(given),
+            shape=torch.Size(kept["shape"]),
+            inputs=kept["inputs"],
+            gradient_norm=kept["gradient_norm"],
+            dispersion=(rows, squares),
+            calibration=calibration,
+            report=report,
+            columns=kept["columns"],
+        )
 
 
 def _fingerprint(regressor: Regressor) -> str:
@@ -168,32 +181,48 @@ def _fingerprint(regressor: Regressor) -> str:
 
 
 def _form_state(form: Form) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    header: dict[str, Any] = {"name": form.name, "ridge": form.ridge}
+    """Header and tensors of a form, both under its name."""
+    header: dict[str, Any] = {"ridge": form.ridge}
     if isinstance(form, DenseForm):
-        fields = vars(form.hessian)
-        tensors = {name: value for name, value in fields.items() if isinstance(value, Tensor)}
-        return header | {k: v for k, v in fields.items() if k not in {"matrix", "data"}}, tensors
+        hessian = form.hessian
+        header["names"] = hessian.names
+        header["rows"] = hessian.rows
+        header["flat"] = hessian.flat
+        header["exact"] = hessian.exact
+        header["epsilon"] = hessian.epsilon
+        tensors = {"matrix": hessian.matrix}
+        if hessian.data is not None:
+            tensors["data"] = hessian.data
+        return {"dense": header}, prefixed("dense", tensors)
     if isinstance(form, DualForm):
         blocks = form.rows.blocks
-        names = [type(block).__name__ for block in blocks]
-        tensors = {f"{i}.{k}": v for i, block in enumerate(blocks) for k, v in vars(block).items()}
-        return header | {"blocks": names}, tensors
+        header["blocks"] = [type(block).__name__ for block in blocks]
+        tensors = {}
+        for i, block in enumerate(blocks):
+            tensors |= prefixed(str(i), vars(block))
+        return {"dual": header}, prefixed("dual", tensors)
     raise ValueError(
         "A matrix-free rigidity goes through the training data for every prediction, and a file "
         "does not hold them. Fit again where they are, or use form='dense' or 'dual'."
     )
 
 
-def _form_from(header: dict[str, Any], tensors: dict[str, Tensor]) -> Form:
-    fields = dict(header)
-    name, ridge = fields.pop("name"), fields.pop("ridge")
-    finite = all(bool(one.is_floating_point() and one.isfinite().all()) for one in tensors.values())
-    require(finite and 0 <= float(ridge) < math.inf, "the form's ridge or a tensor")
-    if name == "dense":
-        require_kinds(fields, {"rows": int, "flat": int, "exact": bool, "epsilon": float}, "form")
-        require(tensors["matrix"].dtype == torch.float64, "the Hessian")
-        fields["names"] = [tuple(pair) for pair in fields["names"]]
-        return DenseForm.of(Hessian(**(fields | tensors)), ridge)
-    kinds = [BLOCKS[kind] for kind in fields["blocks"]]
-    blocks = [kind(**unprefixed(str(i), tensors)) for i, kind in enumerate(kinds)]
-    return DualForm.of(Tangents(tuple(blocks)), ridge)
+def _form_from(given: Snapshot) -> Form:
+    """The form that `_form_state` was given, solved again."""
+    if given.header.get("dense") is not None:
+        header, tensors = given.header["dense"], unprefixed("dense", given.tensors)
+        hessian = Hessian(
+            matrix=tensors["matrix"],
+            names=[(name, size) for name, size in header["names"]],
+            rows=header["rows"],
+            flat=header["flat"],
+            data=tensors.get("data"),
+            exact=header["exact"],
+            epsilon=header["epsilon"],
+        )
+        return DenseForm.of(hessian, header["ridge"])
+    header, tensors = given.header["dual"], unprefixed("dual", given.tensors)
+    blocks = []
+    for i, name in enumerate(header["blocks"]):
+        blocks.append(BLOCKS[name](**unprefixed(str(i), tensors)))
+    return DualForm.of(Tangents(tuple(blocks)), header["ridge"])

@@ -42,7 +42,7 @@ from .curvature.solving import solved
 from .derivatives.differentiation import Differentiation
 from .derivatives.parameters import Subset
 from .derivatives.regressor import Function, Regressor
-from .fit import Fit, restored, snapshot
+from .fit import KIND, Fit, restored, snapshot
 from .validation import calibrated
 
 MEMORY_SHARE = 0.7
@@ -388,7 +388,7 @@ class PredictionRigidity:
             FileNotFoundError: no such file.
             ValueError: damaged, foreign, or made with another regressor or other parameters.
         """
-        given = Snapshot.read(path, holds="regressor")
+        given = Snapshot.read(path, holds=KIND)
         pr = cls(f, *args, **options)
         pr._fit = restored(given, pr._regressor)
         return pr

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..notices import require, require_kinds
-from ..prediction.cosine_tilt import TERMS
 from ..prediction.head import Guard, Head, widened
 from ..prediction.law import LAWS, Gaussian, Law, StudentT, Tilted, law_named
 from ..prediction.noise import NOISES, GivenNoise, Noise, NoNoise, noise_named
@@ -133,22 +131,9 @@ def _support(given: Any) -> Support | None:
     return None if low is None and high is None else (low, high)
 
 
-def _under(name: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def under(name: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of one part."""
     return {key[len(name) + 1 :]: t for key, t in tensors.items() if key.startswith(f"{name}.")}
-
-
-def require_known(others: set[str]) -> None:
-    """Refuse a header that holds what this version does not know."""
-    if others:
-        listed = ", ".join(sorted(others))
-        raise ValueError(f"The calibration holds {listed}, which this version does not know.")
-
-
-def require_levels(tensor: Tensor, what: str) -> None:
-    """Refuse what is not one finite number for each target, none negative."""
-    sound = tensor.dtype == torch.float64 and tensor.ndim == 1 and len(tensor) > 0
-    require(sound and bool(((tensor >= 0) & (tensor < math.inf)).all()), what)
 
 
 @dataclass(frozen=True)
@@ -288,48 +273,34 @@ class Calibration:
     def from_state(cls, header: dict[str, Any], tensors: dict[str, Tensor]) -> Calibration:
         """The calibration that `header` and `tensors` came from.
 
-        A file of the first format names neither noise nor law: it knew constant noise and the
-        Gaussian law alone.
-
         Raises:
-            ValueError: the noise or law is none that is known here, or a number is impossible.
+            ValueError: the noise or law is none that is known here.
         """
-        require_kinds(header, {"ridge": float}, "the calibration")
-        require(0 <= header["ridge"] < math.inf, "the calibration's ridge")
-        scale, level = tensors["scale"], tensors["noise"]
-        for name in ("scale", "noise", "joint"):
-            if (each := tensors.get(name)) is not None:
-                require_levels(each, f"the calibration's {name}")
-                require(each.shape == scale.shape, f"the calibration's {name}")
-        noise = header.get("noise", "constant" if bool(level.any()) else "none")
-        law = header.get("law", {"name": "gaussian", "settings": {}})
-        for what, name, known in (("noise", noise, NOISES), ("law", law["name"], LAWS)):
-            if name not in known:
+        noise, law = header["noise"], header["law"]["name"]
+        for what, name, registered in (("noise", noise, NOISES), ("law", law, LAWS)):
+            if name not in registered:
                 raise ValueError(
-                    f"The {what} {name!r} of this file is not known here, only {', '.join(known)}. "
-                    f"Where it is your own, register it first (register_{what})."
+                    f"The {what} {name!r} of this file is not known here, only "
+                    f"{', '.join(registered)}. Where it is your own, register it first "
+                    f"(register_{what})."
                 )
         try:
-            kept = LAWS[law["name"]](**law["settings"])
+            shape = LAWS[law](**header["law"]["settings"])
         except TypeError as error:
-            raise ValueError(f"The law has other settings here: {error}.") from error
-        weight = level.new_tensor(header.get("weight", 1.0))
-        require(bool(((weight > 0) & (weight < math.inf)).all()), "the calibration's weight")
-        head = Head.from_state(part) if (part := _under("head", tensors)) else None
-        guard = Guard.from_state(part) if (part := _under("guard", tensors)) else None
-        scores = Conformal.from_state(part) if (part := _under("conformal", tensors)) else None
-        require(head is None or head.targets == len(scale), "the head")
-        require(guard is None or guard.scale2.shape == scale.shape, "the guard")
-        tilts = 0 if head is None else head.constant.shape[1] - 1
-        require(tilts == (TERMS if isinstance(kept, Tilted) and head else 0), "the head's tilt")
-        degrees = torch.as_tensor(getattr(kept, "df", 3.0)).numel()
-        require(degrees in (1, len(scale)) and weight.numel() in (1, len(scale)), "the law")
-        parts = (tensors.get("joint"), head, guard, _support(header.get("support")), scores)
-        return cls(header["ridge"], scale, NOISES[noise](level), kept, weight, *parts)
-
-    @classmethod
-    def alone(cls, header: dict[str, Any], tensors: dict[str, Tensor]) -> Calibration:
-        """The same of a header that holds nothing else."""
-        found = cls.from_state(header, tensors)
-        require_known(set(header) - set(found.header()))
-        return found
+            raise ValueError(f"The law {law!r} has other settings here: {error}.") from error
+        head = under("head", tensors)
+        guard = under("guard", tensors)
+        scores: dict[str, Any] = under("conformal", tensors)
+        level = tensors["noise"]
+        return cls(
+            ridge=header["ridge"],
+            scale=tensors["scale"],
+            noise=NOISES[noise](level),
+            law=shape,
+            weight=level.new_tensor(header.get("weight", 1.0)),
+            joint=tensors.get("joint"),
+            head=Head(**head) if head else None,
+            guard=Guard(**guard) if guard else None,
+            support=_support(header.get("support")),
+            conformal=Conformal(**scores) if scores else None,
+        )

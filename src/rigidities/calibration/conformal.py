@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..notices import notify, require, require_level
+from ..notices import notify, require_level
 from ..prediction.prediction import Prediction
 
 LEAST = 50
@@ -177,23 +177,6 @@ class Conformal:
     def tensors(self) -> dict[str, Any]:
         """The tensors for a file: everything but the function."""
         return {name: one for name, one in vars(self).items() if isinstance(one, Tensor)}
-
-    @classmethod
-    def from_state(cls, tensors: dict[str, Any]) -> Conformal:
-        """What `tensors` came from; refused where they came from none."""
-        what, found = "the conformal scores", cls(**tensors)
-        tails, counts, place, cuts = found.tails, found.counts, found.place, found.cuts
-        require(tails.dtype == torch.float64 and counts.dtype == place.dtype == torch.int64, what)
-        require(bool((counts >= 0).all()) and int(counts.sum()) == len(tails), what)
-        falling = all(bool((one.diff() <= 0).all()) for one in torch.split(tails, counts.tolist()))
-        require(falling and bool(((tails >= 0) & (tails <= 1)).all()), what)
-        require(bool(((place >= 0) & (place < len(counts))).all()), what)
-        fits = place.shape[1:] == (len(found.labels) + 1,) and bool((found.labels.diff() > 0).all())
-        if cuts is not None:
-            fits &= cuts.shape == (len(place), place.shape[1] - 2)
-            fits &= bool((cuts.diff() >= 0).all())
-        require(fits, "the conformal groups")
-        return found
 
 
 @dataclass(frozen=True)

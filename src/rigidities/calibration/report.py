@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, get_type_hints
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..notices import notify, require, require_kinds
+from ..notices import notify
 from ..prediction.law import Law
-from .calibration import Calibration, require_known, require_levels
+from .calibration import Calibration, under
 
 LARGEST_DOUBT = 1e-3
 """Relative error of variances by mixed precision beyond which it is not used without a word."""
@@ -321,41 +321,32 @@ class CalibrationReport:
         )
 
     def header(self) -> dict[str, Any]:
-        """Plain values for a file's header; the tensors go by `tensors`."""
-        own = {name: value for name, value in vars(self).items() if name not in _APART}
-        return {**own, **self.calibration.header()}
+        """Plain values for a file's header: of the calibration, and of the report on it."""
+        said = {name: value for name, value in vars(self).items() if name not in _APART}
+        return {"calibration": self.calibration.header(), "report": said}
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors for a file."""
-        found = {**self.calibration.tensors(), "constant": self.constant}
+        """The tensors for a file, with the part of the header they belong to as a prefix."""
+        tensors = {f"calibration.{name}": t for name, t in self.calibration.tensors().items()}
+        tensors["report.constant"] = self.constant
         if self.gradient_scale is not None:
-            found["gradient_scale"] = self.gradient_scale
-        return found
+            tensors["report.gradient_scale"] = self.gradient_scale
+        return tensors
 
     @classmethod
     def from_state(cls, header: dict[str, Any], tensors: dict[str, Tensor]) -> CalibrationReport:
         """The report that `header` and `tensors` came from.
 
         Raises:
-            ValueError: the header holds what this version does not know.
+            ValueError: the noise or law is none that is known here.
         """
-        calibration = Calibration.from_state(header, tensors)
-        own = {name: value for name, value in header.items() if name not in calibration.header()}
-        require_known(set(own) - {item.name for item in fields(cls)})
-        kinds = {**get_type_hints(cls), "ladder": dict, "remarks": list}
-        require_kinds(own, {name: kinds[name] for name in own}, "the calibration")
-        if (derivatives := tensors.get("gradient_scale")) is not None:
-            require_levels(derivatives, "the scale of derivatives")
-        constant = tensors.get("constant", torch.full_like(calibration.scale, math.nan))
-        require(constant.shape == calibration.scale.shape, "the constant bar")
-        for name in ("gain", "gain_error", "gain_without"):
-            own.setdefault(name, math.nan)  # files of earlier versions have none out of sample
-        report = cls(calibration=calibration, constant=constant, gradient_scale=derivatives, **own)
-        counted = report.rows >= 0 and report.seen >= 0 and report.rows + report.seen > 0
-        require(counted, "the calibration's rows")
-        require(all(isinstance(rung, float) for rung in report.ladder.values()), "the ladder")
-        require(all(isinstance(remark, str) for remark in report.remarks), "the remarks")
-        return report
+        chosen = under("calibration", tensors)
+        return cls(
+            calibration=Calibration.from_state(header["calibration"], chosen),
+            constant=tensors["report.constant"],
+            gradient_scale=tensors.get("report.gradient_scale"),
+            **header["report"],
+        )
 
 
 _RUNGS = {

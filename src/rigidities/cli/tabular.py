@@ -24,12 +24,12 @@ from .. import metrics, report
 from .._version import __version__
 from ..data.storage import Snapshot, prefixed, unprefixed
 from ..last_layer.rigidity import LastLayerRigidity
-from ..notices import extra, require
+from ..notices import extra
 from ..report.document import checked_place
 from ..report.judgement import Judgements
 from ..report.scores import Judged
 from . import learners
-from .columns import KINDS, Column, inputs, matrix
+from .columns import Column, inputs, matrix
 from .tables import Table
 
 if TYPE_CHECKING:
@@ -59,27 +59,39 @@ class TableModel:
     def save(self, path: Path) -> None:
         """Write the file."""
         fit, model = self.uq.get_extra_state(), self.uq.model.state_dict()
-        own = {key: getattr(self, key) for key in ("target", "level", "identifiers", "decimal")}
-        own["columns"] = [asdict(column) for column in self.columns]
-        header = {"library": __version__, "tabular": own, "fit": json.loads(fit["header"])}
+        table = {
+            "target": self.target,
+            "level": self.level,
+            "identifiers": list(self.identifiers),
+            "decimal": self.decimal,
+            "columns": [asdict(column) for column in self.columns],
+        }
+        header = {"kind": "table model", "tabular": table, "fit": json.loads(fit["header"])}
         Snapshot(prefixed("model", model) | prefixed("fit", fit["tensors"]), header).write(path)
 
     @classmethod
     def load(cls, path: Path) -> TableModel:
         """Read it again; anything else is refused with a ValueError."""
-        snapshot = Snapshot.read(path, holds="tabular")
+        snapshot = Snapshot.read(path, holds="table model")
+        table = snapshot.header["tabular"]
+        columns = [Column(**column) for column in table["columns"]]
+        widths = [width for column in columns for width in column.widths]
+        model = learners.restored(unprefixed("model", snapshot.tensors), widths)
+        uq = LastLayerRigidity(model)
+        fit = {
+            "tensors": unprefixed("fit", snapshot.tensors),
+            "header": json.dumps(snapshot.header["fit"]),
+        }
         with snapshot.opened():
-            own, fit = dict(snapshot.header["tabular"]), json.dumps(snapshot.header["fit"])
-            columns = [Column(**one) for one in own.pop("columns")]
-            widths = [width for column in columns for width in column.widths]
-            model = learners.restored(unprefixed("model", snapshot.tensors), widths)
-            uq = LastLayerRigidity(model)
-            uq.set_extra_state({"tensors": unprefixed("fit", snapshot.tensors), "header": fit})
-            require({column.kind for column in columns} <= {*KINDS}, "a kind of columns")
-            require(isinstance(own["identifiers"], list) and 0 < own["level"] < 1, "an option")
-            require(own.get("decimal") in (None, ".", ","), "the decimal mark")
-            uq.predict(torch.zeros(1, len(widths), dtype=torch.float64), progress=False)
-            return cls(uq, columns, **own)
+            uq.set_extra_state(fit)
+        return cls(
+            uq,
+            columns,
+            target=table["target"],
+            level=table["level"],
+            identifiers=table["identifiers"],
+            decimal=table["decimal"],
+        )
 
     def predictions(
         self, frame: pandas.DataFrame, x: Tensor, level: float, before: int = 0

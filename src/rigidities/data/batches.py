@@ -208,10 +208,10 @@ def kind_of(raw: Any) -> str:
 def of_kind(raw: Any, kind: str | None, inputs: tuple[Any, ...]) -> tuple[Any, int | None]:
     """A batch of known `inputs` as one of the fit's kind, target or not; rows if it is wrapped."""
     given = kind_of(raw)
-    unsure = {kind, given} & {"tuple", "tuple(object)"}  # an older file; an input that is None
+    unsure = "tuple(object)" in (kind, given)  # an input that is None
     if kind is None or given == kind or (unsure and kind[:5] == given[:5]):
         return raw, None
-    if kind in ("tuple", "tuple(tensor)") and given == "tensor":
+    if kind == "tuple(tensor)" and given == "tensor":
         return (raw,), raw.shape[0] if raw.shape else 1
     if (kind, given) == ("tensor", "tuple(tensor)") and len(inputs) == 1:
         return inputs[0], None

@@ -22,11 +22,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from ..notices import DamagedError, notify, require
+from .._version import __version__
+from . import schema
 
-FORMAT = 3
-"""Version of the layout below; a file with a larger one is refused. The first named no noise and no
-law; the first two had no checksum."""
+FORMAT = 1
+"""Version of the layout below; a file with a larger one is refused."""
 
 _KEY, _CHECKSUM, UNFINISHED = "rigidities", "checksum", "checkpoint"
 _HOST = f"{zlib.crc32(platform.node().encode()):08x}"
@@ -35,8 +35,10 @@ _HOST = f"{zlib.crc32(platform.node().encode()):08x}"
 _LEFT_OVER = 3600.0
 """Seconds after which a temporary counts as left behind, whoever wrote it."""
 
-_WRONG = (KeyError, TypeError, AttributeError, IndexError, ArithmeticError, RuntimeError)
-"""What damaged contents may raise on their way into an object (RecursionError among them)."""
+_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RuntimeError)
+"""What bytes that are no file or no header may raise (RecursionError is a RuntimeError)."""
+
+_AGAIN = "Save it again from the fitted object."
 
 T = TypeVar("T")
 
@@ -45,7 +47,8 @@ T = TypeVar("T")
 class Snapshot:
     """A state for files and state dicts: tensors, and a header of anything that JSON can hold.
 
-    A file holds the tensors on the CPU in their own dtype. Errors call it by its source.
+    The header's "kind" says which table of `schema` they obey. A file holds the tensors on the CPU
+    in their own dtype. Errors call the snapshot by its source.
     """
 
     tensors: dict[str, Tensor]
@@ -56,74 +59,100 @@ class Snapshot:
         """Into a file, so that a crash leaves either the old one or the new one.
 
         The file keeps its permissions, and a link its place: what it points to is replaced.
+
+        Raises:
+            ValueError: the contents are not what `schema` says, so that nobody could read them.
         """
+        text = self._text()
+        try:
+            schema.check(self.tensors, json.loads(text), finite=False)  # as it would be read
+        except ValueError as error:
+            raise ValueError(f"{path} is not written, for nobody could read it: {error}") from error
         target = Path(os.path.realpath(path))
-        text = json.dumps({"format": FORMAT, **self.header})
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
         metadata = {_KEY: text, _CHECKSUM: _checksum(text, plain)}
         write_over(target, *_in_order(save(plain, metadata=metadata)))
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], holds: str) -> Snapshot:
-        """From a file whose header must have the key `holds`; refuses what `read` does."""
+        """From a file of the kind `holds`; refuses what `read` does, and other kinds."""
         tensors, header = read(path)
-        if UNFINISHED in header and holds != UNFINISHED:
-            raise ValueError(f"{path} is an unfinished fit: resume it by fit(..., checkpoint=...).")
-        if holds not in header:
+        return cls(tensors, header, str(path))._of_kind(holds, finite=False)
+
+    def state(self) -> dict[str, Any]:
+        """As plain values and tensors, which `torch.load(weights_only=True)` accepts."""
+        return {"tensors": self.tensors, "header": self._text()}
+
+    @classmethod
+    def from_state(cls, state: Any, holds: str) -> Snapshot:
+        """The snapshot of the kind `holds` that `state` came from.
+
+        A state dict has no checksum, so that its numbers are looked at too.
+
+        Raises:
+            ValueError: it came from none, of that kind and this version.
+        """
+        source = f"The state dict's {holds}"
+        if not isinstance(state, dict) or set(state) != {"tensors", "header"}:
+            got = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
             raise ValueError(
-                f"{path} is damaged, or of another kind: it holds no {holds!r}. What was saved is "
-                "read by the load of the class that saved it."
+                f"{source} is damaged: expected a dict of tensors and header, got {got}. {_AGAIN}"
             )
-        return cls(tensors, header, str(path))
+        tensors = state["tensors"]
+        if not isinstance(tensors, dict) or not all(
+            isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in tensors.items()
+        ):
+            raise ValueError(f"{source} is damaged: expected tensors by their names. {_AGAIN}")
+        snapshot = cls(tensors, _header(state["header"], source), source)
+        return snapshot._of_kind(holds, finite=True)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        """Whatever goes wrong while the contents are taken up is one ValueError with the source.
+        """Errors with the contents name the source.
 
-        No code of the user's may run inside: its errors would be taken for damage.
+        No code of the user's may run inside: its errors would be taken for those of the contents.
         """
         try:
             yield
-        except (DamagedError, json.JSONDecodeError, *_WRONG) as error:
-            raise ValueError(
-                f"{self.source} is damaged or incomplete ({error}). Save it again from the fitted "
-                "object."
-            ) from error
         except ValueError as error:
             raise ValueError(f"{self.source}: {error}") from error
 
     def part(self, name: str, made: Callable[[dict[str, Any], dict[str, Tensor]], T]) -> T | None:
         """A part made of the header and the tensors under its name; None where there is none."""
-        if self.header[name] is None:
+        if self.header.get(name) is None:
             return None
+        return made(self.header[name], unprefixed(name, self.tensors))
+
+    def to(self, device: torch.device) -> Snapshot:
+        """The same with its tensors on another device."""
+        return replace(self, tensors={name: t.to(device) for name, t in self.tensors.items()})
+
+    def _text(self) -> str:
+        """The header as JSON, with the versions of the format and of the library."""
+        return json.dumps({"format": FORMAT, "library": __version__, **self.header})
+
+    def _of_kind(self, holds: str, *, finite: bool) -> Snapshot:
+        """This snapshot, which must be of a kind and hold what the kind's table says."""
+        unfinished = self.header.get(UNFINISHED) is not None
+        if unfinished and holds != UNFINISHED:
+            raise ValueError(
+                f"{self.source} is an unfinished fit: resume it by fit(..., checkpoint=...)."
+            )
+        kind = UNFINISHED if unfinished else self.header.get("kind")
+        if kind != holds:
+            raise ValueError(
+                f"{self.source} is of another kind: expected {holds!r}, its header says {kind!r}. "
+                "What was saved is read by the load of the class that saved it."
+            )
         try:
-            return made(self.header[name], unprefixed(name, self.tensors))
-        except DamagedError:
-            raise
+            schema.check(self.tensors, self.header, finite=finite)
         except ValueError as error:
-            raise ValueError(f"{error} {_remedy(self.header)}") from error
-
-    def state(self) -> dict[str, Any]:
-        """As plain values and tensors, which `torch.load(weights_only=True)` accepts."""
-        return {"tensors": self.tensors, "header": json.dumps(self.header)} if self.header else {}
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Snapshot:
-        """The snapshot that `state` came from; refused where it came from none."""
-        given = cls({}, {}, "The state dict's fit")
-        with given.opened():
-            if state:
-                given = replace(given, tensors=state["tensors"], header=json.loads(state["header"]))
-            require(isinstance(given.header, dict), "the header")
-            require(all(isinstance(one, Tensor) for one in given.tensors.values()), "a tensor")
-        return given
+            raise ValueError(f"{self.source} is damaged or incomplete: {error} {_AGAIN}") from error
+        return self
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors (on the CPU) and header of a file.
-
-    Warns:
-        UserWarning: the file is of a format that had no checksum.
 
     Raises:
         FileNotFoundError: no such file.
@@ -137,44 +166,37 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
             metadata = file.metadata() or {}
             # copies: the file's own memory would follow whoever writes into it
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, ValueError, *_WRONG) as error:
+    except (SafetensorError, *_UNREADABLE) as error:
         raise ValueError(
-            f"{path} is truncated, damaged or not a safetensors file ({error}). "
-            "Save it again from the fitted object."
+            f"{path} is truncated, damaged or not a safetensors file ({error}). {_AGAIN}"
         ) from error
-    header = _header(metadata, path)
-    if _CHECKSUM in metadata or header["format"] > 2:
-        if metadata.get(_CHECKSUM) != _checksum(metadata[_KEY], tensors):
-            raise ValueError(
-                f"{path} is damaged: its contents do not fit its checksum. Save it again from the "
-                "fitted object, or fetch it anew."
-            )
-    else:
-        notify(f"{path} is of an older format and carries no checksum. Load it and save it again.")
-    return tensors, header
-
-
-def _header(metadata: dict[str, str], path: Path) -> dict[str, Any]:
     if _KEY not in metadata:
         raise ValueError(
             f"{path} is a safetensors file, but not one of rigidities (its header says nothing of "
             "it). Expected one written by save() of this library."
         )
+    header = _header(metadata[_KEY], str(path))
+    if metadata.get(_CHECKSUM) != _checksum(metadata[_KEY], tensors):
+        raise ValueError(
+            f"{path} is damaged: its contents do not fit its checksum. Save it again from the "
+            "fitted object, or fetch it anew."
+        )
+    return tensors, header
+
+
+def _header(text: Any, source: str) -> dict[str, Any]:
+    """The header of a file or a state dict; refused where this version cannot read it."""
     try:
-        header: dict[str, Any] = json.loads(metadata[_KEY])
+        header: dict[str, Any] = json.loads(text)
         version = header["format"] = int(header["format"])
-    except (ValueError, *_WRONG) as error:
-        raise ValueError(f"The header of {path} is damaged ({error}). Save it again.") from error
+    except _UNREADABLE as error:
+        raise ValueError(f"{source} is damaged: its header is none ({error}). {_AGAIN}") from error
     if version > FORMAT:
         raise ValueError(
-            f"{path} has format {version}, and this version reads up to {FORMAT}. {_remedy(header)}"
+            f"{source} has format {version}, and this version reads up to {FORMAT}. "
+            f"{schema.written_by(header)}"
         )
     return header
-
-
-def _remedy(header: dict[str, Any]) -> str:
-    library = header.get("library", "?")
-    return f"It was written by rigidities {library}: pip install 'rigidities>={library}'."
 
 
 def _checksum(text: str, tensors: dict[str, Tensor]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._version import __version__
 from ..calibration.calibration import Calibration, Given, Wanted
 from ..calibration.conformal import Groups
 from ..calibration.report import CalibrationReport
@@ -22,12 +21,12 @@ from ..data.batches import Batch
 from ..data.feed import Feed
 from ..data.sketch import fingerprint
 from ..data.slots import InputName
-from ..data.storage import Snapshot, prefixed, unprefixed
+from ..data.storage import Snapshot
 from ..losses import NAMED, Loss
 from ..models.calling import Source
 from ..models.shadow import placement
 from ..models.threads import Lock
-from ..notices import NO_FIT, NotFittedError, notify, require, require_kinds
+from ..notices import NO_FIT, NotFittedError, notify
 from ..posterior.gram import PrecisionLike
 from ..posterior.posterior import Posterior
 from ..posterior.root import gram_kind
@@ -155,15 +154,14 @@ class Learnt:
         statistics = self.statistics.snapshot(rows=rows)
         tensors = statistics.tensors | tie.tensors
         header = {
-            "library": __version__,
+            "kind": "fit",
             **statistics.header,
             "loss": _loss_state(self.weighing),
-            "calibration": None,
             **tie.header,
         }
         if self.report is not None:
-            tensors |= prefixed("calibration", self.report.tensors())
-            header["calibration"] = self.report.header()
+            tensors |= self.report.tensors()
+            header |= self.report.header()
         return Snapshot(tensors, header)
 
 
@@ -478,12 +476,13 @@ class ReadoutFit:
                 return self._asked(weighing) | choices
             known = self.known()
             state = known.snapshot(probes=False, rows=known.statistics.sample is not None)
-            chosen = prefixed("calibration", unprefixed("calibration", state.tensors))
+            report = known.report
+            chosen = {} if report is None else report.tensors()
             rows = fingerprint((name, t) for name, t in state.tensors.items() if name not in chosen)
             same = known.identity(named(known.weighing)) | {"rows": rows}
             if what != "calibrate":  # which replaces it
-                held = fingerprint(chosen.items()), named(state.header["calibration"])
-                same["calibration"] = list(held)
+                header = None if report is None else named(report.header())
+                same["calibration"] = [fingerprint(chosen.items()), header]
             return same | choices
 
         return job(group, what, same, placement(self.model)[0])
@@ -524,7 +523,7 @@ def merge_files(paths: Sequence[Path], out: Path, say: Callable[[str], None], ch
     """Write the fit to the rows of all files' fits, without a model; `say` is told of each."""
 
     def read(path: Path) -> tuple[str, Learnt]:
-        given = Snapshot.read(path, holds="targets")
+        given = Snapshot.read(path, holds="fit")
         with given.opened():
             learnt = _learnt(given, Binding(nn.Identity(), Source(), None))
         rows, judged = learnt.statistics.gram.count, learnt.statistics.sketch.limit / (1 << 63)
@@ -558,11 +557,13 @@ def _merged(fits: Iterable[tuple[str, Learnt]], *, check: bool) -> Learnt:
 
 def _learnt(given: Snapshot, unbound: Binding) -> Learnt:
     """What a snapshot holds; no weighing where the loss or weights were functions."""
-    device, header = unbound.placement[0], given.header
-    given = replace(given, tensors={name: t.to(device) for name, t in given.tensors.items()})
+    device = unbound.placement[0]
+    given = given.to(device)
+    header = given.header
     statistics = Statistics.from_snapshot(given, device)
-    report = given.part("calibration", CalibrationReport.from_state)
-    require(report is None or len(report.scale) == statistics.targets, "the calibration's scale")
+    report = None
+    if header.get("report") is not None:
+        report = CalibrationReport.from_state(header, given.tensors)
     return Learnt(unbound.taken(given), statistics, _loss_from(header["loss"]), report)
 
 
@@ -597,10 +598,10 @@ def _loss_state(weighing: Weighing | None) -> dict[str, Any] | None:
 def _loss_from(state: dict[str, Any] | None) -> Weighing | None:
     if state is None:
         return None
-    kind = _LOSSES[state["name"]]
-    require_kinds(state["settings"], {f.name: type(f.default) for f in fields(kind)}, "the loss")
-    require(all(value >= 0 for value in state["settings"].values()), "the loss")
-    loss: Loss = kind(**state["settings"])
-    if (gradients := state.get("gradients")) is not None:
-        require_kinds(gradients, {"wrt": int | str, "target": str | None}, "the derivatives' loss")
+    if state["name"] not in _LOSSES:
+        raise ValueError(
+            f"The loss {state['name']!r} of this file is not known here, only {', '.join(_LOSSES)}."
+        )
+    loss: Loss = _LOSSES[state["name"]](**state["settings"])
+    gradients = state.get("gradients")
     return Weighing(loss, gradients=None if gradients is None else GradientLoss(**gradients))

@@ -107,6 +107,8 @@ class LastLayerRigidity(ModelWrapper):
         (True, True)
     """
 
+    _kind = "fit"
+
     def __init__(
         self,
         model: nn.Module,
@@ -857,9 +859,8 @@ class LastLayerRigidity(ModelWrapper):
             options: the functions `forward`, `features` and `target` of the fit, which a file
                 does not hold.
         """
-        snapshot = Snapshot.read(path, holds="targets")
-        with snapshot.opened():
-            options.setdefault("output", snapshot.header["readout"]["output"])
+        snapshot = Snapshot.read(path, holds=cls._kind)
+        options.setdefault("output", snapshot.header["readout"]["output"])
         uq = cls(model, **options)
         uq._fit.take(snapshot)
         if noise is not None or groups is not None:
@@ -915,14 +916,14 @@ class LastLayerRigidity(ModelWrapper):
         state = "uncalibrated" if self.report is None else f"calibrated by {self.report.criterion}"
         return f"{self.gram!r}, {state}"
 
-    def _snapshot(self, *, thorough: bool = False, **parts: bool) -> Snapshot:
+    def _snapshot(self, *, thorough: bool = False, **parts: bool) -> Snapshot | None:
         if thorough:
             self._fit.known().binding.current(thorough=True)
         learnt = self._fit.learnt
-        return Snapshot({}, {}) if learnt is None else learnt.snapshot(**parts)
+        return None if learnt is None else learnt.snapshot(**parts)
 
-    def _take(self, given: Snapshot) -> None:
-        self._fit.take(given if given.header else None)
+    def _take(self, given: Snapshot | None) -> None:
+        self._fit.take(given)
 
     def _moved(self) -> None:
         if self._fit.learnt is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -29,9 +29,11 @@ class Exact(nn.Module):
 class ModelWrapper(Exact, ABC):
     """The model as a part of this module, and a state that a `state_dict` and a file hold.
 
-    A subclass says what its state is (`_snapshot`, `_take`), and what to do after a move
-    (`_moved`).
+    A subclass says of which kind its state is (`_kind`, see `data.schema`), what is in it
+    (`_snapshot`, `_take`), and what to do after a move (`_moved`).
     """
+
+    _kind: ClassVar[str]
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -48,15 +50,21 @@ class ModelWrapper(Exact, ABC):
                 tells a model that has changed; False where rows of the training data are private.
             rows: keep a fit's sample of training rows (features and residuals, not inputs) too.
         """
-        self._snapshot(thorough=True, probes=probes, rows=rows).write(path)
+        snapshot = self._snapshot(thorough=True, probes=probes, rows=rows)
+        assert snapshot is not None  # the thorough look refuses an object without a state
+        snapshot.write(path)
 
     def get_extra_state(self) -> dict[str, Any]:
         """What this object knows, inside the `state_dict`; no inputs of the fit are in it."""
-        return self._snapshot(probes=False).state()
+        snapshot = self._snapshot(probes=False)
+        return {} if snapshot is None else snapshot.state()
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Take it up; the weights that come with it are checked later."""
-        self._take(Snapshot.from_state(state))
+        if state == {}:
+            self._take(None)
+        else:
+            self._take(Snapshot.from_state(state, holds=self._kind))
 
     def train(self, mode: bool = True) -> Self:
         """Set the wrapper's flag alone: the model's is the user's, and predictions use eval."""
@@ -71,11 +79,11 @@ class ModelWrapper(Exact, ABC):
     @abstractmethod
     def _snapshot(
         self, *, thorough: bool = False, probes: bool = True, rows: bool = False
-    ) -> Snapshot:
-        """The state; `thorough` checks first that it still belongs to the model."""
+    ) -> Snapshot | None:
+        """The state, None without any; `thorough` first checks that it belongs to the model."""
 
     @abstractmethod
-    def _take(self, given: Snapshot) -> None: ...
+    def _take(self, given: Snapshot | None) -> None: ...
 
     @abstractmethod
     def _moved(self) -> None: ...

@@ -172,12 +172,6 @@ class OwnPart(NamedTuple):
     factor: Tensor
     mixing: Tensor
 
-    def fits(self, targets: int, width: int) -> bool:
-        """Whether it may belong to a posterior of such sizes."""
-        sizes = (*self.factor.shape[1:], len(self.mixing))
-        whole = sizes == (width, width, targets) and len(self.factor) in (1, targets)
-        return whole and {tensor.dtype for tensor in self} == {torch.float64}
-
     def roots(self, features: Tensor) -> Tensor:
         r"""S: $\sqrt q$, (M, 1 or K); behind one weight vector the root of a matrix, (M, K, K)."""
         rows = features.detach().to(self.factor)

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-
-from ..notices import require
 
 Parts = tuple[Tensor, ...]
 FAR_Q, FAR, STEEPEST = 4.0, 6.0, 3.0
@@ -116,24 +114,6 @@ class Head:
     def tensors(self) -> dict[str, Tensor]:
         """For files."""
         return dict(vars(self))
-
-    @classmethod
-    def from_state(cls, tensors: dict[str, Tensor]) -> Head:
-        """The head that `tensors` came from; refused where it came from none."""
-        require(set(tensors) == {one.name for one in fields(cls)}, "the head")
-        head = cls(**tensors)
-        (targets, columns), width = head.constant.shape, head.centre.shape[-1]
-        shapes = {"rigidity": (targets, 2), "output": (targets, 5), "spread": head.centre.shape}
-        shapes |= {"weight": (targets, 3 + width, columns), "bounds": (targets, 2)}
-        fits = all(tensors[name].shape == shape for name, shape in shapes.items())
-        require(fits and head.scale2.shape == (targets,), "the head")
-        require(head.centre.shape in ((width,), (targets, width)), "the head")
-        spreads = (head.spread, head.rigidity[:, 1], head.output[:, 3])  # infinite for constants
-        known = [head.weight, head.constant, head.bounds, head.centre, head.scale2]
-        known += [head.rigidity[:, 0], head.output[:, [0, 1, 2, 4]]]
-        require(all(bool(t.isfinite().all()) for t in known), "the head")
-        require(all(bool((t > 0).all()) for t in spreads), "the head")
-        return head
 
 
 @dataclass(frozen=True)
@@ -245,14 +225,6 @@ class Guard:
     def tensors(self) -> dict[str, Tensor]:
         """For files."""
         return dict(vars(self))
-
-    @classmethod
-    def from_state(cls, tensors: dict[str, Tensor]) -> Guard:
-        """The guard that `tensors` came from; refused where it came from none."""
-        require(set(tensors) == {"scale2", "reference"}, "the guard")
-        sound = all(t.ndim == 1 and bool(((t > 0) & t.isfinite()).all()) for t in tensors.values())
-        require(sound and tensors["scale2"].shape == tensors["reference"].shape, "the guard")
-        return cls(**tensors)
 
 
 def widened(

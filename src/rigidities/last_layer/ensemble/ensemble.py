@@ -18,14 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..._version import __version__
 from ...data.batches import Batch
 from ...data.feed import Feed
 from ...data.storage import Snapshot
 from ...models.calling import FeatureFunction, ForwardFunction, Source
 from ...models.modes import unmixed
 from ...models.shadow import placement
-from ...notices import notify, require_kinds
+from ...notices import notify
 from ...posterior.joint import JointPosterior, OwnPart
 from ..readout.binding import Binding
 from ..readout.graph import ReadoutPass
@@ -34,7 +33,6 @@ from ..wrapper import ModelWrapper
 from .member_values import MemberValues, evaluated
 from .members import Drawing, Members, own_points
 
-_KIND = "ensemble"
 _HELD = ("deviations", "own_factor", "own_mixing")
 NOT_IN_ONNX = (
     "This ONNX graph leaves out what single predictions do not share (it takes a hash of inputs): "
@@ -65,6 +63,7 @@ class Ensemble(ModelWrapper):
         own: what each prediction has beside them (see `members`); an ONNX graph leaves it out.
     """
 
+    _kind = "ensemble"
     deviations: Tensor
     own_factor: Tensor | None
     own_mixing: Tensor | None
@@ -156,10 +155,8 @@ class Ensemble(ModelWrapper):
             FileNotFoundError: no such file.
             ValueError: damaged, foreign, or made with another model or other weights.
         """
-        given = Snapshot.read(path, holds="readout")
-        with given.opened():
-            require_kinds(given.header, {"readout": dict}, "the ensemble")
-            chosen = given.header["readout"].get("output") if output is None else output
+        given = Snapshot.read(path, holds=cls._kind)
+        chosen = given.header["readout"]["output"] if output is None else output
         binding = Binding(model, Source(forward, features, chosen), layer)
         feed = Feed(model, forward is not None, target)
         return cls(*_parts_of(given, binding, feed, placement(model)[0]))
@@ -192,7 +189,9 @@ class Ensemble(ModelWrapper):
             with contextlib.suppress(ValueError):  # a cast that lost digits: the next call says so
                 self._pass.current()
 
-    def _take(self, given: Snapshot) -> None:
+    def _take(self, given: Snapshot | None) -> None:
+        if given is None:
+            raise ValueError("The state dict is one of an unfitted object, which has no members.")
         old, device = self._pass.binding, self.deviations.device
         binding, self._feed, members = _parts_of(given, old, self._feed, device)
         self._pass = ReadoutPass(binding)
@@ -217,10 +216,19 @@ class Ensemble(ModelWrapper):
         if thorough:
             self._pass.binding.current(thorough=True)
         feed, tie = self._feed, self._pass.binding.snapshot(probes=probes)
-        own = {"kind": _KIND, "drawing": self.drawing, "missing": self.missing}
-        fed = {"inputs": feed.inputs, "apart": feed.apart, "batch": feed.kind}
-        header = {"library": __version__, **own, **fed}
-        return Snapshot(dict(self.named_buffers(recurse=False)) | tie.tensors, header | tie.header)
+        tensors = {"members.deviations": self.deviations}
+        if self.own is not None:
+            tensors["own.factor"] = self.own.factor
+            tensors["own.mixing"] = self.own.mixing
+        header = {
+            "kind": self._kind,
+            "drawing": self.drawing,
+            "missing": self.missing,
+            "inputs": feed.inputs,
+            "apart": feed.apart,
+            "batch": feed.kind,
+        }
+        return Snapshot(tensors | tie.tensors, header | tie.header)
 
 
 def member_outputs(
@@ -267,17 +275,13 @@ def _parts_of(
 ) -> tuple[Binding, Feed, Members]:
     """What a file or a state dict holds, for the model of a tie and the functions of a feed."""
     header = given.header
-    if header.get("kind") != _KIND:
-        raise ValueError(
-            "The file holds no ensemble. Expected one written by Ensemble.save; a fit is read by "
-            "LastLayerRigidity.load."
-        )
+    deviations = given.tensors["members.deviations"].to(device)
+    own = None
+    if "own.factor" in given.tensors:
+        factor = given.tensors["own.factor"].to(device)
+        mixing = given.tensors["own.mixing"].to(device)
+        own = OwnPart(factor, mixing)
+    feed = replace(feed, inputs=header["inputs"], apart=header["apart"], kind=header["batch"])
     with given.opened():
-        kinds = {"missing": float, "inputs": int | None, "apart": str | None, "readout": dict}
-        require_kinds(header, kinds, "the ensemble")
-        moved = {name: tensor.to(device) for name, tensor in given.tensors.items() if name in _HELD}
-        own = OwnPart(moved["own_factor"], moved["own_mixing"]) if len(moved) > 1 else None
-        members = Members(moved["deviations"], header["drawing"], header["missing"], own)
-        inputs, apart, kind = (header.get(name) for name in ("inputs", "apart", "batch"))
-        feed = replace(feed, inputs=inputs, apart=apart, kind=kind)
+        members = Members(deviations, header["drawing"], header["missing"], own)
         return binding.taken(given), feed, members

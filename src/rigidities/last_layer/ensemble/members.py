@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from ...data.sketch import hashed_normals, row_hashes
-from ...notices import notify, require
+from ...notices import notify
 from ...posterior.draws import MEMBERS, standard_normal
 from ...posterior.joint import JointPosterior, OwnPart
 
@@ -81,8 +81,6 @@ class Members:
                 f"deviations must be (members, targets, features) in float64, got {got} in "
                 f"{deviations.dtype}."
             )
-        if self.own is not None:
-            require(self.own.fits(*deviations.shape[1:]), "what members have of their own")
         if not bool(torch.isfinite(deviations).all()):
             raise ValueError("The deviations hold NaN or infinity. Draw the members again.")
         if not 0 <= self.missing < 1 or (self.missing and self.drawing != "symmetric"):

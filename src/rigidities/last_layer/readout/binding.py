@@ -17,16 +17,12 @@ from ...models.calling import Inputs, Source
 from ...models.shadow import Watch, placement, shadow, unwrapped
 from ...models.threads import Lock
 from ...models.whole import require_whole
-from ...notices import NO_FIT, NotFittedError, notify, require, require_kinds
-from .cases import CASES
+from ...notices import NO_FIT, NotFittedError, notify
 from .heads import is_linear_map, own_parameters
 from .probes import FirstPass, Probes, first_rows
 from .reading import Reading
 from .tail import GraphsKept
 from .tap import AnyTap, FeatureTap, Tap
-
-_FLAGS = {"linear": bool, "forward": bool, "output": str | int | None}
-_HEADER = {"layer": list, "silent": list, "case": str, "layout": str, "fingerprint": str} | _FLAGS
 
 
 class Binding:
@@ -49,11 +45,6 @@ class Binding:
         require_whole(model)
         self.model, self.source, self.layer, self._header = model, source, layer, header
         self.probes = probes
-        if header is not None:
-            require_kinds(header, _HEADER, "the readout")
-            named = all(isinstance(name, str) for name in header["layer"] + header["silent"])
-            own = header["case"] in CASES if header["layer"] else header["case"] == "features"
-            require(named and own, "the readout")
         self.fingerprint: str | None = None if header is None else header["fingerprint"]
         self._tied: tuple[AnyTap, Watch] | None = None
         self._first: FirstPass | None = None  # until the model is taken down

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from ...models.calling import Inputs, Source, copied
 from ...models.modes import differentiating
 from ...models.shadow import Watch, placement, shadow
-from ...notices import notify, require
+from ...notices import notify
 
 ROWS = 8
 LARGEST, LARGEST_HELD = 1 << 20, 1 << 26
@@ -169,15 +169,11 @@ class Probes:
 
     @classmethod
     def from_state(cls, header: dict[str, Any], tensors: dict[str, Tensor]) -> Probes:
-        """The probes that `state` came from; refused where they came from none."""
-        inputs, output = _unpacked(header["inputs"], tensors), tensors["output"]
-        dtype: Any = getattr(torch, header["dtype"], None)
-        pair = isinstance(inputs, list) and [type(each) for each in inputs] == [tuple, dict]
-        known = isinstance(dtype, torch.dtype) and 0 < header["digits"] < 1
-        own = frozenset(header["renewed"])
-        named = output.dtype == torch.float64 and all(isinstance(name, str) for name in own)
-        require(pair and known and named, "the probes")
-        return cls((inputs[0], inputs[1]), output, dtype, float(header["digits"]), own)
+        """The probes that `state` came from."""
+        args, kwargs = _unpacked(header["inputs"], tensors)
+        dtype: torch.dtype = getattr(torch, header["dtype"])
+        renewed = frozenset(header["renewed"])
+        return cls((args, kwargs), tensors["output"], dtype, float(header["digits"]), renewed)
 
 
 def _tensors(inputs: Inputs) -> list[Tensor]:

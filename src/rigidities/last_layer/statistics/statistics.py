@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...data import schema
 from ...data.arrays import TARGET_KEYS, Columns, agreed
 from ...data.batches import Batch, kind_of
+from ...data.schema import Array, declare
 from ...data.storage import Snapshot, prefixed, unprefixed
 from ...notices import notify
 from ...posterior.gram import Gram, PrecisionLike
@@ -21,6 +24,18 @@ from .row_sample import RowSample
 
 PARTS: dict[str, type[Part]] = {"gram": GramSums, "sketch": RowHashes, "rows": RowSample}
 """Every statistic that a fit keeps, by its name in files."""
+
+
+def register(name: str, part: type[Part], tensors: Mapping[str, Array]) -> None:
+    """Let fits keep another statistic.
+
+    Args:
+        name: of the statistic in files.
+        part: its class.
+        tensors: what its `state` holds, for the table of files.
+    """
+    declare("fit", name, schema.Part(tensors=tensors))
+    PARTS[name] = part
 
 
 @dataclass
@@ -141,12 +156,13 @@ class Statistics:
         for name, part in self.parts.items():
             if rows or name != "rows":
                 tensors |= prefixed(name, part.state())
-        header = {
+        header: dict[str, Any] = {
             "targets": self.targets,
             "inputs": self.inputs,
             "batch": self.kind,
-            "columns": self.columns,
         }
+        if self.columns is not None:
+            header["columns"] = self.columns
         return Snapshot(tensors, header)
 
     @classmethod
@@ -158,7 +174,13 @@ class Statistics:
             if state:
                 parts[name] = part.from_state({k: t.to(device) for k, t in state.items()})
         header = given.header
-        return cls(parts, header["targets"], header["inputs"], header["batch"], header["columns"])
+        return cls(
+            parts=parts,
+            targets=header["targets"],
+            inputs=header["inputs"],
+            kind=header["batch"],
+            columns=header.get("columns"),
+        )
 
     def require_finite(self) -> None:
         """Refuse sums that have overflowed."""
