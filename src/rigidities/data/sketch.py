@@ -81,21 +81,26 @@ class RowSketch:
             hashes: (n,).
             columns: (n, ...), the same ones in every call.
         """
-        if hashes.device.type == "cpu" and self.limit < NO_LIMIT:
+        # Where most rows are below the limit, looking for them costs more than taking all.
+        if hashes.device.type == "cpu" and self.limit < NO_LIMIT // 2:
             below = (hashes < self.limit).nonzero()[:, 0]
-            hashes = hashes[below]
-            columns = {name: column[below] for name, column in columns.items()}
-        if len(hashes):
-            self._append(hashes, columns)
+            self._append(below, hashes, columns)
+        else:
+            self._append(None, hashes, columns)
 
-    def _append(self, hashes: Tensor, columns: dict[str, Tensor]) -> None:
-        """Put rows into the arrays of unsettled ones; full ones are settled first."""
-        if self._recent is not None and not self._recent.takes(hashes, columns):
+    def _append(self, index: Tensor | None, hashes: Tensor, columns: dict[str, Tensor]) -> None:
+        """Put rows, all or those of an index, into the arrays of unsettled ones.
+
+        Full arrays are settled first.
+        """
+        rows = hashes.shape[0] if index is None else index.shape[0]
+        if rows == 0:
+            return
+        if self._recent is not None and not self._recent.takes(rows, hashes, columns):
             self.settle()
         if self._recent is None:
-            rows = max(len(hashes), self.room * self.size)
-            self._recent = _Recent(rows, hashes, columns)
-        self._recent.append(hashes, columns)
+            self._recent = _Recent(max(rows, self.room * self.size), hashes, columns)
+        self._recent.append(index, rows, hashes, columns)
 
     def void(self) -> None:
         """Forget all rows, and judge none from now on: some had no hash."""
@@ -107,7 +112,7 @@ class RowSketch:
         self.settle()
         other.settle()
         self.limit = min(self.limit, other.limit)
-        self._join([_Table.of(self), _Table.of(other)])
+        self._join([RowTable.of(self), RowTable.of(other)])
 
     def without(self: S, other: RowSketch) -> S:
         """What is left without another's rows; those that are not here are passed over."""
@@ -121,10 +126,10 @@ class RowSketch:
 
     def _less(self: S, other: RowSketch) -> tuple[S, int]:
         left = self.clone()
-        removed = _Table.of(other.clone())
+        removed = RowTable.of(other.clone())
         removed.counts = -removed.counts
         left.limit = min(self.limit, other.limit)
-        lacking = left._join([_Table.of(left), removed])
+        lacking = left._join([RowTable.of(left), removed])
         return left, lacking
 
     def overlap(self, other: RowSketch) -> tuple[int, int, int]:
@@ -150,7 +155,7 @@ class RowSketch:
         """A copy that holds the hashes below a limit alone."""
         other = self.clone()
         other.limit = min(self.limit, limit)
-        other._join([_Table.of(other)])
+        other._join([RowTable.of(other)])
         return other
 
     def clone(self: S) -> S:
@@ -183,12 +188,16 @@ class RowSketch:
             self.limit = min(self.limit, int(self._bound))
             self._bound = None
         if self._recent is not None:
-            recent, self._recent = self._recent.table(), None
-            self._join([_Table.of(self), recent])
+            recent, self._recent = self._completed(self._recent.table()), None
+            self._join([RowTable.of(self), recent])
         elif self.limit == 0:
-            self._join([_Table.of(self)])
+            self._join([RowTable.of(self)])
 
-    def _join(self, tables: list[_Table]) -> int:
+    def _completed(self, recent: RowTable) -> RowTable:
+        """The latest rows with all their columns."""
+        return recent
+
+    def _join(self, tables: list[RowTable]) -> int:
         """Hold the `size` smallest hashes of tables; how many rows to remove were lacking.
 
         Rows to remove have negative counts.
@@ -224,7 +233,7 @@ class RowSketch:
 
 
 @dataclass
-class _Table:
+class RowTable:
     """Rows with their hashes (n,), how often each came (n,), and their columns (n, ...)."""
 
     hashes: Tensor
@@ -232,7 +241,7 @@ class _Table:
     columns: dict[str, Tensor]
 
     @classmethod
-    def of(cls, sketch: RowSketch) -> _Table:
+    def of(cls, sketch: RowSketch) -> RowTable:
         """The settled rows of a sketch."""
         return cls(sketch.hashes, sketch.counts, sketch.columns)
 
@@ -247,29 +256,37 @@ class _Recent:
         }
         self._filled = 0
 
-    def takes(self, hashes: Tensor, columns: dict[str, Tensor]) -> bool:
-        """Whether there is room for these rows, of the same kind as those before."""
-        if self._filled + len(hashes) > len(self._hashes) or hashes.device != self._hashes.device:
+    def takes(self, rows: int, hashes: Tensor, columns: dict[str, Tensor]) -> bool:
+        """Whether there is room for so many rows, of the same kind as those before."""
+        if self._filled + rows > self._hashes.shape[0] or hashes.device != self._hashes.device:
             return False
         if columns.keys() != self._columns.keys():
             return False
-        return all(
-            array.dtype == columns[name].dtype and array.shape[1:] == columns[name].shape[1:]
-            for name, array in self._columns.items()
-        )
-
-    def append(self, hashes: Tensor, columns: dict[str, Tensor]) -> None:
-        """Copy rows behind those that are here."""
-        start, self._filled = self._filled, self._filled + len(hashes)
-        self._hashes[start : self._filled] = hashes
         for name, array in self._columns.items():
-            array[start : self._filled] = columns[name]
+            column = columns[name]
+            if array.dtype != column.dtype or array.shape[1:] != column.shape[1:]:
+                return False
+        return True
 
-    def table(self) -> _Table:
+    def append(
+        self, index: Tensor | None, rows: int, hashes: Tensor, columns: dict[str, Tensor]
+    ) -> None:
+        """Copy rows, all or those of an index, behind those that are here."""
+        start, self._filled = self._filled, self._filled + rows
+        pairs = [(self._hashes, hashes)]
+        pairs += [(array, columns[name]) for name, array in self._columns.items()]
+        for array, column in pairs:
+            space = array[start : self._filled]
+            if index is None:
+                space.copy_(column)
+            else:
+                torch.index_select(column, 0, index, out=space)
+
+    def table(self) -> RowTable:
         """The rows, each counted once."""
         hashes = self._hashes[: self._filled]
         columns = {name: array[: self._filled] for name, array in self._columns.items()}
-        return _Table(hashes, torch.ones_like(hashes), columns)
+        return RowTable(hashes, torch.ones_like(hashes), columns)
 
 
 def _picked(parts: list[dict[str, Tensor]], index: Tensor) -> dict[str, Tensor]:
@@ -415,7 +432,7 @@ def _words(values: Tensor) -> Tensor:
     if values.element_size() * values.shape[1] % 8:
         return values.view(torch.int32).to(torch.int64)
     pairs = values.view(torch.int64)
-    return (pairs >> 32).mul_(_ODD).add_(pairs)
+    return torch.add(pairs, pairs >> 32, alpha=_ODD)
 
 
 def _mixed(words: Tensor) -> Tensor:

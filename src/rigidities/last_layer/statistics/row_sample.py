@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ...data.sketch import NO_LIMIT, RowSketch
+from ...data.sketch import NO_LIMIT, RowSketch, RowTable
 from ...data.storage import prefixed, unprefixed
 from .block import Block
 from .parts import SAMPLE, Part, Plan
@@ -56,6 +56,7 @@ class RowSample(RowSketch, Part):
     def __init__(self, size: int = SAMPLE, limit: int = NO_LIMIT) -> None:
         super().__init__(size, limit)
         self.lost = False
+        self._ones = False  # whether the latest rows lack their last feature, which is one
 
     @classmethod
     def begin(cls, block: Block, plan: Plan) -> RowSample | None:
@@ -94,9 +95,8 @@ class RowSample(RowSketch, Part):
             residual = torch.where(known, residual, torch.nan)
         elif block.expected is not None:
             self.expect(block.expected * (block.rows // block.samples))
-        index = self._lowest(hashes)
-        if index is not None:
-            self._append(hashes[index], self._columns_of(block, residual, index))
+        self._ones = block.reading.ones
+        self._append(self._lowest(hashes), hashes, self._columns_of(block, residual))
 
     def _other_targets(self, residual: Tensor) -> bool:
         """Whether rows have another number of targets than those held."""
@@ -106,7 +106,7 @@ class RowSample(RowSketch, Part):
         return mean is not None and mean.shape[1] != residual.shape[1]
 
     def _lowest(self, hashes: Tensor) -> Tensor | None:
-        """Places of the rows that may belong to the sample; None for none.
+        """Places of the rows that may belong to the sample; None for all.
 
         On a CPU those below the limit. An accelerator must not be asked how many they are: there
         some more than are likely to be, the lowest ones, and the lowest that had to be left out
@@ -117,39 +117,41 @@ class RowSample(RowSketch, Part):
                 distinct = torch.unique(hashes)
                 if len(distinct) > self.size:
                     self.limit = min(self.limit, int(distinct[self.size]))
-            index = (hashes < self.limit).nonzero()[:, 0]
-            return index if len(index) else None
+            return (hashes < self.limit).nonzero()[:, 0]
         likely = self.share * len(hashes)
         count = min(len(hashes), self.size, int(likely + 8 * likely**0.5 + 8))
         if count == len(hashes):
-            return torch.arange(count, device=hashes.device)
+            return None
         lowest, index = torch.topk(hashes, count + 1, largest=False, sorted=True)
         bound = lowest[-1]
         self._bound = bound if self._bound is None else torch.minimum(self._bound, bound)
         return index[:-1]
 
     @staticmethod
-    def _columns_of(block: Block, residual: Tensor, index: Tensor) -> dict[str, Tensor]:
-        """The columns of the rows at some places, as copies."""
+    def _columns_of(block: Block, residual: Tensor) -> dict[str, Tensor]:
+        """The columns of a block's rows, as far as they are not all ones."""
         reading = block.reading
-        features = reading.inputs.index_select(0, index)
-        if reading.ones:
-            features = torch.nn.functional.pad(features, (0, 1), value=1.0)
         columns = {
-            "features": features,
-            "mean": reading.rows(reading.output).index_select(0, index),
-            "residual": residual.index_select(0, index),
+            "features": reading.inputs,
+            "mean": reading.rows(reading.output),
+            "residual": residual,
         }
-        weights = block.weights
-        if weights is None:
-            columns["weight"] = torch.ones_like(columns["residual"])
-        else:
-            columns["weight"] = weights.index_select(0, index).expand_as(columns["residual"])
+        if block.weights is not None:
+            columns["weight"] = block.weights.expand_as(residual)
         if block.importance is not None:
-            columns["importance"] = block.importance.index_select(0, index)
+            columns["importance"] = block.importance
         if reading.counts is not None:
-            columns["counts"] = reading.counts.index_select(0, index)
+            columns["counts"] = reading.counts
         return columns
+
+    def _completed(self, recent: RowTable) -> RowTable:
+        """With the columns of ones that blocks leave out."""
+        columns = recent.columns
+        if self._ones:
+            columns["features"] = torch.nn.functional.pad(columns["features"], (0, 1), value=1.0)
+        if "weight" not in columns:
+            columns["weight"] = torch.ones_like(columns["residual"])
+        return recent
 
     def _lose(self) -> None:
         self.lost = True
