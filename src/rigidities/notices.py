@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 import traceback
 import warnings
-from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn, get_origin
+from typing import Any, NoReturn
 
 _LIBRARY = str(Path(__file__).parent)
 _TORCH = ("torch/nn/modules", "torch/_dynamo", "torch/_compile.py")
@@ -56,26 +55,6 @@ def needed(package: str, install: str = "") -> Any:
         return import_module(package)
     except ModuleNotFoundError as error:
         missing(error, install or f"pip install {package}", package.partition(".")[0])
-
-
-class DamagedError(ValueError):
-    """A file or a state dict holds what no fit leaves; the message names the part."""
-
-
-def require(sound: bool, what: str) -> None:
-    """Refuse a part of a file or a state dict, unless it is sound."""
-    if not sound:
-        raise DamagedError(f"damaged or incomplete ({what}). Save it again from the fitted object.")
-
-
-def require_kinds(held: Any, kinds: Mapping[str, Any], what: str) -> None:
-    """Refuse a header with entries that are missing or of another type than these."""
-    require(isinstance(held, Mapping), what)
-    for name, kind in kinds.items():
-        value = held.get(name)
-        kind = get_origin(kind) if get_origin(kind) in (dict, list) else kind
-        fits = isinstance(value, kind) or (kind is float and isinstance(value, int))
-        require(fits and (kind is bool or not isinstance(value, bool)), f"{name} of {what}")
 
 
 def is_own(error: BaseException) -> bool:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 import rigidities as rg
 from rigidities.last_layer import distributed
+from rigidities.last_layer.statistics import block
 from tests.support import jobs
 from tests.support.nets import data
 
@@ -291,6 +292,7 @@ def test_rows_that_the_data_repeat_are_counted_with_a_word():
 
 def interrupted(rank, size, folder):
     """One rank's data fail; the same call again resumes on both, from a file each."""
+    block._CPU_BYTES = 1  # in this process: blocks of 512 rows
     rows, model = shared(data(4000, 1, 1), rank, size), net()
     once = rg.LastLayerRigidity(model).fit(batches(rows, 64))
 

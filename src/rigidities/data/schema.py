@@ -209,8 +209,7 @@ _FIT = Kind(
                 "zeros": Array("int64", "T"),
                 "cross?": Array("float64", "D K"),
                 "square?": Array("float64", "Q K"),
-                "spots?": Array("float64", "3"),
-                "blocks?": Array("int64", "2"),
+                "spots?": Array("float64", "5"),
             },
         ),
         "sketch": Part(

@@ -115,7 +115,8 @@ class Snapshot:
         try:
             yield
         except ValueError as error:
-            raise ValueError(f"{self.source}: {error}") from error
+            written_by = schema.written_by(self.header)
+            raise ValueError(f"{self.source}: {error} {written_by}") from error
 
     def part(self, name: str, made: Callable[[dict[str, Any], dict[str, Tensor]], T]) -> T | None:
         """A part made of the header and the tensors under its name; None where there is none."""
