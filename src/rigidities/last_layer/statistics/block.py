@@ -211,13 +211,10 @@ class Waiting:
         start = self._filled
         self._filled += count
         self._ends.append(self._filled)
-        spaces, sources = [], []
         for array, tensor in zip(self._arrays, tensors, strict=True):
             if array is not None and tensor is not None:
                 per_sample = tensor.shape[0] // count
-                spaces.append(array[start * per_sample : self._filled * per_sample])
-                sources.append(tensor)
-        torch._foreach_copy_(spaces, sources)  # one call, for an accelerator one kernel
+                array[start * per_sample : self._filled * per_sample].copy_(tensor)
         if self._filled + count > self._room:  # another one like it would not fit
             self.flush()
 
