@@ -11,8 +11,8 @@ rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from ..losses import MSE, Loss
 from .gradients.loss import GradientLoss
 from .readout.reading import Reading, SampleWeight
 from .readout.tap import AnyTap
-from .statistics.block import WIDE_INPUT, BatchRange, Block, Waiting
+from .statistics.block import WIDE_INPUT, BatchRange, Block, DerivativeRows, Waiting
 from .statistics.parts import Plan
 from .statistics.statistics import Statistics
 
@@ -134,6 +134,9 @@ def accumulate(
             block = _block(tap, batch, number, weighing)
         except ValueError as error:
             raise ValueError(f"Batch {number}: {error}") from error
+        if weighing.gradients is not None:
+            derivatives = weighing.gradients.rows(tap, batch)
+            block = replace(block, derivatives=watch.passing(block.batches, derivatives))
         if number == counted:
             read_first(block.reading)
         waiting.take(block)
@@ -163,9 +166,6 @@ def _block(tap: AnyTap, batch: Batch, number: int, weighing: Weighing) -> Block:
     if not weighing.is_plain:
         weights, importance = weighing(batch, reading, reading.target_rows(target))
         weights = _shared_weights(weights)
-    derivatives = []
-    if weighing.gradients is not None:
-        derivatives = list(weighing.gradients.rows(tap, batch))
     inputs = _rows_of_inputs(batch, samples)
     block = Block(
         samples=samples,
@@ -175,7 +175,6 @@ def _block(tap: AnyTap, batch: Batch, number: int, weighing: Weighing) -> Block:
         weights=weights,
         importance=importance,
         inputs=inputs,
-        derivatives=derivatives,
         layout=tap.layout,
         batches=BatchRange(number, (samples,)),
         expected=batch.total if inputs else None,
@@ -217,12 +216,27 @@ class FinitenessWatch:
 
     def update(self, block: Block) -> None:
         """Look at the rows of a block, now or later."""
-        if block.features.device.type != "cpu":
-            self._looks.append((block.batches, _first_wrong_samples(block)))
-            if len(self._looks) == _LOOK_EVERY:
-                self.look()
-        elif not math.isfinite(_total(block)):
-            _refuse_wrong(block.batches, _first_wrong_samples(block), block)
+        if block.features.device.type == "cpu":
+            self.look()
+            if not math.isfinite(_total(block)):
+                _refuse_wrong(block.batches, _first_wrong_samples(block), block)
+            return
+        self._looks.append((block.batches, _first_wrong_samples(block)))
+        if len(self._looks) >= _LOOK_EVERY:
+            self.look()
+
+    def passing(
+        self, batches: BatchRange, derivatives: Iterable[DerivativeRows]
+    ) -> Iterator[DerivativeRows]:
+        """The same rows of derivatives, which are looked at later."""
+        for rows in derivatives:
+            features, _, residuals = rows
+            wrong = _first_wrong(features)
+            if residuals is not None:
+                wrong = torch.maximum(wrong, _first_wrong(residuals))
+            none = torch.full_like(wrong, -1)
+            self._looks.append((batches, torch.stack([none, none, wrong])))
+            yield rows
 
     def look(self) -> None:
         """Read what an accelerator has found in the latest blocks."""
@@ -262,28 +276,20 @@ def _total(block: Block) -> float:
     total = block.features.sum()
     if block.counted_residual is not None:
         total = total + block.counted_residual.sum()
-    for features, _, residuals in block.derivatives:
-        total = total + features.sum()
-        if residuals is not None:
-            total = total + residuals.sum()
     return float(total)
 
 
 def _first_wrong_samples(block: Block) -> Tensor:
-    """The first samples with a feature, a residual, a derivative that is not finite.
+    """The first samples with a feature, and with a residual, that is not finite.
 
-    Three numbers on the block's device, -1 where there is none; of derivatives only whether.
+    Three numbers on the block's device, -1 where there is none: the third is for derivatives.
     """
     rows_per_sample = max(1, block.rows // block.samples)
     features = _first_wrong(block.features)
-    residuals = derivatives = torch.full_like(features, -1)
+    residuals = none = torch.full_like(features, -1)
     if block.counted_residual is not None:
         residuals = _first_wrong(block.counted_residual)
-    for rows, _, errors in block.derivatives:
-        derivatives = torch.maximum(derivatives, _first_wrong(rows))
-        if errors is not None:
-            derivatives = torch.maximum(derivatives, _first_wrong(errors))
-    first = torch.stack([features, residuals, derivatives])
+    first = torch.stack([features, residuals, none])
     return torch.div(first, rows_per_sample, rounding_mode="floor")
 
 

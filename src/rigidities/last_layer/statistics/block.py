@@ -10,7 +10,7 @@ blocks are used as they are, at once.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -84,7 +84,8 @@ class Block:
         inputs: tensors of the inputs, each with one row per sample; empty where inputs have no
             such rows (atoms of structures) or have been hashed already.
         given_hashes: of the samples (N,), where they have been hashed already.
-        derivatives: rows of derivatives by the inputs, which count in the Gram alone.
+        derivatives: rows of derivatives by the inputs, which count in the Gram alone. They are
+            computed while the Gram takes them, a few at a time, once.
         layout: of the features, as `Tap.layout`.
         batches: which batches they are.
         expected: how many samples will come in all, where that is known.
@@ -100,7 +101,7 @@ class Block:
     inputs: list[Tensor]
     batches: BatchRange
     given_hashes: Tensor | None = None
-    derivatives: Sequence[DerivativeRows] = ()
+    derivatives: Iterable[DerivativeRows] = ()
     layout: str = "shared"
     expected: int | None = None
     columns: Columns = None

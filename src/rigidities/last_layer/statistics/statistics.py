@@ -104,10 +104,11 @@ class Statistics:
     def merge(self, other: Statistics) -> Statistics:
         """Add another's rows to these, and return these; the other stays as it was."""
         self.columns = agreed(other.columns, self.columns)
-        device = self.gram.device
+        if other.gram.device != self.gram.device:
+            other = other.to(self.gram.device)
         for name, part in list(self.parts.items()):
             if name in other.parts:
-                part.merge(other.parts[name].to(device))
+                part.merge(other.parts[name])
             else:  # what is known of some of the rows alone says nothing
                 del self.parts[name]
         self.settle()
