@@ -263,7 +263,10 @@ def sample_total(data: Any) -> int | None:
         sampler: Any = data.sampler
         if data.batch_size is None or isinstance(data.dataset, IterableDataset):
             return None
-        return len(sampler) if isinstance(sampler, Sized) else None
+        if not isinstance(sampler, Sized):
+            return None
+        rows = len(sampler)
+        return rows - rows % data.batch_size if data.drop_last else rows
     if isinstance(data, Dataset):
         sized = isinstance(data, Sized) and not isinstance(data, IterableDataset)
         return len(data) if sized else None  # type: ignore[arg-type]
@@ -291,6 +294,7 @@ def _first_length(data: Any) -> int | None:
 
 
 def _whole(data: Any, *, any_order: bool) -> Any:
+    """The data as one set of tensors that can be sliced; None where they are batches."""
     if isinstance(data, DataLoader):
         if not _is_plain_loader(data, any_order):
             return None

@@ -2,8 +2,8 @@
 
 Every row is hashed to 63 bits; a sketch keeps the smallest hashes (bottom-k sampling). Two data
 sets share a row only if they share its hash, so the hashes below both thresholds decide it:
-exactly while the first set has at most `SIZE` distinct rows, by sampling beyond. Like the Gram
-the sketch does not depend on order or batching, and two sketches merge.
+exactly while the first set has at most `SIZE` rows, by sampling beyond. What is held below the
+threshold does not depend on order or batching, and two sketches merge.
 """
 
 from __future__ import annotations
@@ -372,12 +372,12 @@ def tensor_hashes(tensors: Sequence[Tensor]) -> list[int]:
                 done += piece.numel()
     totals = {device: torch.tensor(sizes).to(device) * 0 for device, _, _ in groups}
     for (device, number, _), group in groups.items():
-        totals[device].index_add_(0, *_row_hashes(group, number))
+        totals[device].index_add_(0, *_piece_hashes(group, number))
     read = [total.tolist() for total in totals.values()]
     return [sum(several) % (1 << 63) for several in zip(sizes, *read, strict=True)]
 
 
-def _row_hashes(group: list[tuple[int, int, Tensor]], number: int) -> tuple[Tensor, Tensor]:
+def _piece_hashes(group: list[tuple[int, int, Tensor]], number: int) -> tuple[Tensor, Tensor]:
     """Owners and hashes of the rows of (owner, factor, piece), pieces of this number."""
     owners, factors, pieces = zip(*group, strict=True)
     rows, device = [-(-piece.numel() // 64) for piece in pieces], pieces[0].device

@@ -1,11 +1,11 @@
 """The way of a batch: through the model, into a block, into the statistics.
 
 `accumulate` is the one loop for every source. Each batch passes the model once (`tap`), which gives
-its outputs and features. Batch and pass become a `Block`, whose weights and target have been
-checked. Blocks go to `Waiting`, where small ones wait, in memory of our own, until they fill a
-larger one. Complete blocks go to every part of the `Statistics` (the Gram and the products with the
-residuals, the hashes of rows, the sample of rows) and to the `FinitenessWatch`. Nothing else holds
-rows.
+its outputs and features (once more where the loss had derivatives by the inputs). Batch and pass
+become a `Block`, whose weights and target have been checked. Blocks go to `Waiting`, where small
+ones wait, in memory of our own, until they fill a larger one. Complete blocks go to every part of
+the `Statistics` (the Gram and the products with the residuals, the hashes of rows, the sample of
+rows) and to the `FinitenessWatch`. No rows wait anywhere else.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .statistics.statistics import Statistics
 AfterBlock = Callable[[int, Statistics, Callable[[], None]], None]
 
 _LOOK_EVERY = 32
-"""Blocks after which an accelerator is asked whether all was finite."""
+"""Blocks, or pieces of derivatives, after which an accelerator is asked if all was finite."""
 
 
 @dataclass(frozen=True)
@@ -90,23 +90,26 @@ def accumulate(
     meanwhile: Callable[[], None] = lambda: None,
     read_first: Callable[[Reading], None] = lambda reading: None,
 ) -> Statistics | None:
-    """Statistics with the batches' rows added, in place; None where there are none.
+    """Statistics with the batches' rows added, in place; None where no batch came, now or before.
+
+    An error leaves the statistics spoilt: give a copy of those that are still needed.
 
     Args:
         statistics: to add to; None for new ones.
         find: gives the readout for the first batch.
         batches: the data.
         weighing: the loss and weights.
-        plan: what new statistics are to keep.
-        counted: batches that the statistics hold already, for numbers in messages.
+        plan: what new statistics are to keep; its kind of Gram must be that of given ones.
+        counted: batches that the statistics hold already: numbers go on from there.
         after_block: is called whenever a block was added, with the number of batches so far, the
             statistics, which hold exactly these, and a function that refuses them if they hold NaN.
-        meanwhile: is called after the last batch, while an accelerator may still be at work.
-        read_first: is called with what the first batch's pass gave.
+        meanwhile: is called after the last batch, if any came, while an accelerator may still be
+            at work.
+        read_first: is called with what the pass of the first of these batches gave.
 
     Raises:
         ValueError: NaN or infinity, shapes that do not fit, negative curvature; with the number of
-            the batch, counted from 0.
+            the batch, or of the batches of a block, counted from 0.
     """
     watch = FinitenessWatch()
     first_batch: Batch | None = None
@@ -177,6 +180,7 @@ def _block(tap: AnyTap, batch: Batch, number: int, weighing: Weighing) -> Block:
         inputs=inputs,
         layout=tap.layout,
         batches=BatchRange(number, (samples,)),
+        # The total counts rows of inputs, which are samples only here.
         expected=batch.total if inputs else None,
         columns=batch.columns,
     )
@@ -188,6 +192,7 @@ def _block(tap: AnyTap, batch: Batch, number: int, weighing: Weighing) -> Block:
 
 def _rows_of_inputs(batch: Batch, samples: int) -> list[Tensor]:
     """The tensors of the inputs, if all have one row per sample; else none."""
+    # Most inputs are plain tensors, which need no search through containers.
     inputs = batch.args if not batch.kwargs else (*batch.args, *batch.kwargs.values())
     for tensor in inputs:
         if type(tensor) is not Tensor or tensor.shape[:1] != (samples,):
@@ -290,12 +295,14 @@ def _first_wrong_samples(block: Block) -> Tensor:
     if block.counted_residual is not None:
         residuals = _first_wrong(block.counted_residual)
     first = torch.stack([features, residuals, none])
-    return torch.div(first, rows_per_sample, rounding_mode="floor")
+    samples = torch.div(first, rows_per_sample, rounding_mode="floor")
+    return samples.clamp(max=block.samples - 1)
 
 
 def _first_wrong(rows: Tensor) -> Tensor:
     """The number of the first row (n, ...) that holds NaN or infinity; -1 without one."""
-    # A sum in float64 is finite if all numbers are, and read in one go.
+    # A sum in float64 is finite if all numbers are (but for numbers beyond 1e300, whose squares
+    # are not), and they are read once.
     wrong = ~rows.flatten(1).sum(1, dtype=torch.float64).isfinite()
     first = wrong.to(torch.uint8).argmax()
     return torch.where(wrong[first], first, -1)
@@ -305,7 +312,8 @@ def _spoilt_columns(block: Block, samples: slice) -> list[str]:
     """Names of the inputs' columns that hold NaN or infinity in some samples, where known."""
     inputs = tuple(tensor[samples] for tensor in block.inputs)
     batch = Batch(inputs, {}, None, None, columns=block.columns)
-    return sorted(spoilt(batch, torch.ones(0, dtype=torch.bool)) - {""})
+    every_row = torch.ones(0, dtype=torch.bool)  # a mask of another length is none
+    return sorted(spoilt(batch, every_row) - {""})
 
 
 def settled(statistics: Statistics | None) -> Statistics:

@@ -34,7 +34,8 @@ T = TypeVar("T")
 class Checkpoint:
     """The file of one fit, if it has a path: `resume`, `passing` all batches, `tick`, then `done`.
 
-    It is written after so many seconds or batches.
+    It is written after so many seconds or batches. Every batch that is not in the file is hashed,
+    since any of them may be the last of a block. Without a path nothing is done.
 
     Attributes:
         counted: the number of batches in a file that is resumed.

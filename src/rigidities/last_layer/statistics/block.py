@@ -26,10 +26,10 @@ WIDE_INPUT = 4096
 """Bytes of one sample's inputs (an image's, say) beyond which they are hashed at once, not kept."""
 
 _CPU_BYTES = 1 << 20
-"""Bytes of a block on a CPU at least, unless one batch has half as many: what a cache holds."""
+"""Bytes of the arrays on a CPU, unless its statistics prefer more rows: what a cache holds."""
 _DEVICE_ROWS = 1 << 16
 _DEVICE_BYTES = 1 << 28
-"""Rows and bytes of a block on an accelerator at most."""
+"""Rows and bytes of the arrays on an accelerator at most."""
 
 DerivativeRows = tuple[Tensor, Tensor, Tensor | None]
 """Features, weights and residuals (None without) of derivatives that the loss had, row by row."""
@@ -76,17 +76,18 @@ class Block:
 
     Attributes:
         samples: N.
-        rows: M, a multiple of N.
+        rows: M; a multiple of N, but for blocks that never wait.
         reading: outputs and features, as one pass over all the batches would give them.
         target: shaped like the output; None without.
         weights: of the rows in the Gram, (M, 1) or (M, K); None for ones.
-        importance: the user's part in the weights; None without.
+        importance: the user's part in the weights, (M, 1) or (M, K); None without.
         inputs: tensors of the inputs, each with one row per sample; empty where inputs have no
             such rows (atoms of structures) or have been hashed already.
         given_hashes: of the samples (N,), where they have been hashed already.
         derivatives: rows of derivatives by the inputs, which count in the Gram alone. They are
             computed while the Gram takes them, a few at a time, once.
-        layout: of the features, as `Tap.layout`.
+        layout: of the features: "shared" by the targets, "separate" for each (a Gram each), or
+            "joint", where each target of a row is a row of the Gram.
         batches: which batches they are.
         expected: how many samples will come in all, where that is known.
         columns: names of the columns of data frames, where the inputs were any.
@@ -137,7 +138,11 @@ class Block:
 
     @cached_property
     def row_hashes(self) -> Tensor | None:
-        """One hash per output row (M,), of its sample's or else of its own features and target."""
+        """One hash per output row (M,).
+
+        From its sample's hash, its place and its importance; where samples have no hash, from the
+        bits of its features and target.
+        """
         if self.hashes is not None:
             if self.rows % len(self.hashes):
                 return None
@@ -159,7 +164,7 @@ class Waiting:
         consume: is called with each block that is complete, in order, and must be done with it
             when it returns: the arrays are then written to again.
         preferred_rows: tells for features of a width how many rows a block should have at least
-            on a CPU; an accelerator has more anyway.
+            on a CPU.
     """
 
     def __init__(
@@ -168,7 +173,7 @@ class Waiting:
         self._consume = consume
         self._preferred_rows = preferred_rows
         self._form: tuple[object, ...] = ()
-        self._like: Block | None = None  # the first block of this form
+        self._like: Block | None = None  # the first block of this form; keeps its `order` alive
         self._room = 0  # samples
         self._arrays: list[Tensor | None] = []
         self._filled = 0  # samples
@@ -234,11 +239,11 @@ class Waiting:
             return 0
         bytes_per_sample = sum(t.nbytes for t in tensors if t is not None) / block.samples
         if block.features.device.type == "cpu":
-            rows = self._preferred_rows(block.features.shape[-1]) / rows_per_sample
-            rows = max(rows, _CPU_BYTES / bytes_per_sample)
+            samples = self._preferred_rows(block.features.shape[-1]) / rows_per_sample
+            samples = max(samples, _CPU_BYTES / bytes_per_sample)
         else:
-            rows = min(_DEVICE_ROWS / rows_per_sample, _DEVICE_BYTES / bytes_per_sample)
-        return max(1, int(rows))
+            samples = min(_DEVICE_ROWS / rows_per_sample, _DEVICE_BYTES / bytes_per_sample)
+        return max(1, int(samples))
 
     def _array(self, tensor: Tensor | None, samples: int) -> Tensor | None:
         """Memory for a full block of what a tensor is for some samples."""

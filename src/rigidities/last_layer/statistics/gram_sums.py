@@ -30,6 +30,7 @@ class GramSums(Part):
         targets = reading.inner[reading.axis] if block.layout == "separate" else None
         width = block.features.shape[-1] + reading.ones
         device = block.features.device
+        # A root keeps all digits, so that its products are in double precision.
         precision = precision_for(plan.precision if plan.gram is Gram else "double", block.features)
         require_memory(plan.gram.copies, width, targets, device)
         return cls(plan.gram(width, targets=targets, device=device, precision=precision))
@@ -46,9 +47,11 @@ class GramSums(Part):
                 f"the readout has {width} features here and {self.gram.width} in the data before. "
                 "All batches must pass through the same readout."
             )
+        # Weights that differ between targets need a Gram for each.
         if weights is not None and weights.shape[1] > 1 and self.gram.targets is None:
             self.gram = self.gram.expand(weights.shape[1])
         self.gram.update(features, weights, residuals, ones=reading.ones)
+        # Rows of derivatives have all columns. Without targets they count in the Gram alone.
         for rows in block.derivatives:
             features, weights, residuals = _flat(block.layout, *rows)
             self.gram.update(features, weights, residuals, moments=residuals is not None)

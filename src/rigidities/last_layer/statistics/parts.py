@@ -2,7 +2,7 @@
 
 A part takes blocks of rows in, merges with the same part of other rows, and becomes tensors for
 files, checkpoints and other processes. A new statistic is one class in one file: derive it from
-`Part`, and add it to `statistics.PARTS` under the name that it shall have in files.
+`Part`, and call `statistics.register` with the name that it shall have in files.
 """
 
 from __future__ import annotations
@@ -78,7 +78,10 @@ class Part(ABC):
         return None
 
     def after(self, change: Tensor) -> Any:
-        """The statistic when the readout's weights have changed by (D, K or 1)."""
+        """The statistic when the readout's weights have changed by (D, K or 1).
+
+        By default the same object: most statistics do not depend on the weights.
+        """
         return self
 
     def to(self, device: torch.device) -> Any:

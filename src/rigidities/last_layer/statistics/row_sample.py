@@ -17,7 +17,7 @@ from .block import Block
 from .parts import SAMPLE, Part, Plan
 
 LARGEST = 1 << 25
-"""Numbers of features to keep at most: wider rows are fewer."""
+"""Numbers in the features of settled rows at most: wider rows are fewer."""
 
 
 class SampledRows(NamedTuple):
@@ -28,7 +28,7 @@ class SampledRows(NamedTuple):
         mean: the predictions, (n, K).
         residual: target minus prediction, (n, K) in float64; NaN where a target is masked.
         weight: in the Gram, (n, K).
-        importance: the user's sample weight, (n, K); None without.
+        importance: the user's sample weight, (n, 1) or (n, K); None without.
         counts: that stand beside the features, (n, H) or (n, K, H); None without.
     """
 
@@ -87,15 +87,17 @@ class RowSample(RowSketch, Part):
             self._lose()
             return
         if block.importance is not None or block.weights is not None:
-            # Rows without any target are put above every limit.
+            # Rows without any target are put at the highest limit, below which they never are.
             known = residual.isfinite()
             if block.importance is not None:
                 known &= block.importance > 0
             hashes = torch.where(known.any(1), hashes, NO_LIMIT)
             residual = torch.where(known, residual, torch.nan)
-        elif block.expected is not None:
+        elif block.expected is not None:  # with weights, nobody knows how many rows count
             self.expect(block.expected * (block.rows // block.samples))
-        self._ones = block.reading.ones
+        if block.reading.ones != self._ones:
+            self.settle()  # with the column of ones that the rows before lack, or not
+            self._ones = block.reading.ones
         self._append(self._lowest(hashes), hashes, self._columns_of(block, residual))
 
     def _other_targets(self, residual: Tensor) -> bool:
