@@ -115,7 +115,7 @@ def unfinished(net, folder):
     """Interrupted after its first batches."""
 
     def batches():
-        yield from zip(*[part.double().split(600) for part in data(1800, 1, 9)], strict=True)
+        yield from zip(*[part.double().split(3000) for part in data(6000, 1, 9)], strict=True)
         raise KeyboardInterrupt
 
     (folder / "b").unlink()

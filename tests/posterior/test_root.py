@@ -183,19 +183,6 @@ def test_a_state_gives_the_same_root(targets):
     same_sums(again, gram, 0)
 
 
-DAMAGED = {
-    "float32": lambda r: r.float(),
-    "not square": lambda r: r[:2],
-    "flat": lambda r: r.flatten(),
-}
-
-
-@pytest.mark.parametrize("spoil", DAMAGED.values(), ids=DAMAGED)
-def test_a_damaged_root_is_refused(spoil):
-    state = of(RootGram, normal(9, 4)).state()
-    refused("the Gram's root", Gram.from_state, state | {"root": spoil(state["root"])})
-
-
 # --- posteriors ---------------------------------------------------------------------------------
 
 

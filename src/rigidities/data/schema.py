@@ -11,7 +11,7 @@ anything. Shapes are words, one for each dimension:
 | --- | --- |
 | K | number of targets |
 | D | number of features |
-| T, U, S, Q | K, or the dimension is missing: the same wherever the word stands in one file |
+| T, U, S | K, or the dimension is missing: the same wherever the word stands in one file |
 | other letters | any, the same wherever the word stands in one file |
 | 5, F+3, G-1 | that number, or that much more or less than a letter |
 | _ | any |
@@ -31,7 +31,7 @@ from typing import Any
 
 from torch import Tensor
 
-PER_TARGET = ("T", "U", "S", "Q")
+PER_TARGET = ("T", "U", "S")
 """Words for a dimension of length K that is there in all entries with the word, or in none."""
 
 
@@ -207,8 +207,9 @@ _FIT = Kind(
                 "matrix|root": Array("float64", "T D D"),
                 "count": Array("int64", ""),
                 "zeros": Array("int64", "T"),
-                "cross?": Array("float64", "D K"),
-                "square?": Array("float64", "Q K"),
+                # Of K residuals, or of one where each target is a row of the Gram.
+                "cross?": Array("float64", "D _"),
+                "square?": Array("float64", "..."),
                 "spots?": Array("float64", "5"),
             },
         ),
