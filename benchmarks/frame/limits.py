@@ -32,11 +32,13 @@ def _upper_blocks(work: Workload, precision: str) -> Task:
     height = max(256, width // 4) if features.is_cuda else max(64, width // 8)
     gram = torch.zeros(width, width, dtype=features.dtype, device=features.device)
 
-    def task() -> None:
+    def task() -> Tensor:
+        gram.zero_()
         for _ in range(products):
             for start in range(0, width, height):
                 rows = features[:, start : start + height]
                 gram[start : start + height, start:].addmm_(rows.mT, features[:, start:])
+        return gram
 
     return task
 
