@@ -13,10 +13,11 @@ import torch
 
 import rigidities as rg
 from benchmarks.frame.apart import measured_apart, peak_bytes
+from benchmarks.frame.fits import PASSES
 from benchmarks.frame.results import Row, at_most, for_information
 from benchmarks.frame.timing import Ratio, Task, Timings, clocked, interleaved
 from benchmarks.frame.workload import Workload, workload
-from benchmarks.speed import PASSES, calibrated
+from benchmarks.speed import calibrated
 
 PREDICTIONS, SAMPLE = 2.6, 0.2
 CALIBRATIONS = {"default": "auto", "paper's form": "nll"}

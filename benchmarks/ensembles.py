@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 
 from benchmarks.frame.dense import features
+from benchmarks.frame.fits import PASSES
 from benchmarks.frame.results import Row, at_most, for_information
 from benchmarks.frame.timing import Ratio, Task, Timings, interleaved
 from benchmarks.frame.workload import Workload, workload
-from benchmarks.speed import PASSES, calibrated
+from benchmarks.speed import calibrated
 from rigidities.last_layer.ensemble.ensemble import Ensemble
 
 LIMIT = 1.5

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.frame.apart import measured_apart, peak_bytes
+from benchmarks.frame.fits import PASSES
 from benchmarks.frame.results import Row, at_most, for_information
 from benchmarks.frame.timing import Task, interleaved
 from benchmarks.frame.workload import batches, workload
-from benchmarks.speed import PASSES, calibrated
+from benchmarks.speed import calibrated
 
 
 class Generated:

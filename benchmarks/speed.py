@@ -1,12 +1,12 @@
 """Fits and predictions against the bare forward pass over the same batches (plain linear head).
 
-The paper's form (``criterion="nll"``), the fit with everything on; one row of a small net beside
-it, where the host's own work is all there is.
+Fits from each kind of source, beside the loop that one writes by hand, and what a fit does for
+each batch in counts. Predictions are the paper's form (``criterion="nll"``). One row of a small net
+beside them, where the host's own work is all there is.
 """
 
 from __future__ import annotations
 
-import platform
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,71 +16,73 @@ import torch
 from torch import Tensor, nn
 
 import rigidities as rg
-from benchmarks.frame.limits import least_fit, least_predict, least_read, products, reading
+from benchmarks.frame.counts import count_rows
+from benchmarks.frame.fits import PASSES, SOURCES, TENSORS, fit_rows, fit_tasks, ratio_row
+from benchmarks.frame.limits import least_predict, read, reading, whole_product
 from benchmarks.frame.results import Row, at_most, for_information, not_run
 from benchmarks.frame.timing import Task, Timings, interleaved
 from benchmarks.frame.workload import Workload, train, workload
-from rigidities.data.sketch import row_hashes
 
-PASSES = "bare passes"
-ARM = platform.machine().lower() in ("arm64", "aarch64")
-SAME = {"predict": 1.65, "uq(x) batch by batch": 1.65, "freeze() batch by batch": 1.6}
-MUSTS: dict[int, dict[str, float]] = {
-    256: {"fit, double": 2.2 if ARM else 2.4, "fit, mixed": 2.0, **SAME},
-    1024: {"fit, double": 2.2, "fit, mixed": 1.8, **SAME},
+FITS = {256: {"double": 2.4, "mixed": 1.9}, 1024: {"double": 2.4, "mixed": 2.0}}
+"""Bare passes of a fit by width and precision, whatever the source."""
+PREDICTIONS = {
+    "predict": 1.65,
+    "uq(x) batch by batch": 1.6,
+    "freeze() batch by batch": 1.6,
 }
-HASHES = "hashes of the rows alone"
-HASHING = 0.12
 ONE_ROW = {
-    "uq(x), paper's form": 100 / 18,
-    "uq(x), default": 220 / 18,
-    "freeze()": 3.0,
-    "freeze() by AOTInductor": 3.0,
+    "uq(x), paper's form": 6.0,
+    "uq(x), default": 9.0,
+    "freeze()": 2.5,
+    "freeze() by AOTInductor": 2.0,
 }
 CALLS = 200
 """Of one row, in a round."""
 
 
 def run(*, quick: bool = False) -> list[Row]:
-    """Width 256 with 50,000 rows, width 1024 with 20,000, and one row of an 8-50-1 net."""
+    """Width 256 with 50,000 rows, width 1024 with 20,000, and the work of one batch and one row."""
     if quick:
-        small = rows_at(2_000, width=32, rounds=2, musts=MUSTS[256])
-        return small + one_row(tiny(), rounds=2, compiled=False)
-    narrow = rows_at(50_000, width=256, rounds=15, musts=MUSTS[256])
-    wide = rows_at(20_000, width=1024, rounds=15, musts=MUSTS[1024])
-    return narrow + wide + one_row(tiny(), rounds=15)
+        small = rows_at(2_000, width=32, rounds=2, musts=FITS[256])
+        return small + count_rows() + one_row(tiny(), rounds=2, compiled=False)
+    narrow = rows_at(50_000, width=256, rounds=15, musts=FITS[256])
+    wide = rows_at(20_000, width=1024, rounds=11, musts=FITS[1024])
+    return narrow + wide + count_rows() + one_row(tiny(), rounds=15)
 
 
 def rows_at(rows: int, *, width: int, rounds: int, musts: Mapping[str, float]) -> list[Row]:
-    """Two fits, three ways to predict and the hashing, in bare passes, with their limits."""
+    """Fits by source and precision and three ways to predict, in bare passes, with their limits."""
     work = workload(rows, width=width)
-    timings = interleaved(tasks_of(work), rounds=rounds)
+    tasks = fit_tasks(work, SOURCES, musts) | prediction_tasks(work)
+    timings = interleaved(tasks | whole_product(work) | reading(work), rounds=rounds)
     net = f"{rows:,} rows, width {width}"
-    read = least_read(timings).median
-    least = {name: least_predict(timings).median for name in musts}
-    least["fit, double"] = least_fit(timings).median
-    found = [
-        _row(f"{name}, {net}", timings, name, limit).beside(flops=least[name], bytes=read)
-        for name, limit in musts.items()
-    ]
-    return [*found, _row(f"{HASHES}, {net}", timings, HASHES, HASHING)]
+    bare = f"bare, {TENSORS}"
+    found = [bare_row(net, timings, kind) for kind in SOURCES]
+    found += fit_rows(net, timings, SOURCES, musts)
+    for name, must in PREDICTIONS.items():
+        row = ratio_row(name, net, timings, bare, must)
+        found.append(row.beside(flops=least_predict(timings, bare), bytes=read(timings, bare)))
+    return found
 
 
-def tasks_of(work: Workload) -> dict[str, Task]:
-    """The bare pass, fresh fits, ways to predict, the hashing and the limits' own work."""
-    uq, data = calibrated(work), (work.x, work.y)
+def bare_row(net: str, timings: Timings, kind: str) -> Row:
+    """Milliseconds of the bare pass over a source: the unit of the fits from it."""
+    name = f"bare, {kind}"
+    fastest = 1e3 * timings.minimum(name)
+    return for_information(
+        f"{name}, {net}", 1e3 * timings.median(name), "milliseconds", fastest=fastest
+    )
+
+
+def prediction_tasks(work: Workload) -> dict[str, Task]:
+    """Three ways to predict all rows."""
+    uq = calibrated(work)
     frozen = uq.freeze()
-    blocks = list(zip(*(part.split(8192) for part in data), strict=True))  # as a fit hashes them
-    tasks: dict[str, Task] = {
-        "bare": work.bare_pass,
-        "fit, double": lambda: rg.LastLayerRigidity(work.model).fit(data, precision="double"),
-        "fit, mixed": lambda: rg.LastLayerRigidity(work.model).fit(data, precision="mixed"),
+    return {
         "predict": lambda: uq.predict(work.x),
         "uq(x) batch by batch": lambda: [uq(x) for x, _ in work.batches()],
         "freeze() batch by batch": lambda: called(frozen, work),
-        HASHES: lambda: [row_hashes([x, y], len(x)) for x, y in blocks],
     }
-    return tasks | products(work) | reading(work)
 
 
 def called(module: nn.Module, work: Workload) -> None:
@@ -116,7 +118,7 @@ def one_row(work: Workload, *, rounds: int, compiled: bool = True) -> list[Row]:
     for name, limit in ONE_ROW.items():
         work_done = f"{name}, one row, {net}"
         if name in calls:
-            found.append(_row(work_done, timings, name, round(limit, 1)))
+            found.append(at_most(work_done, timings.ratio(name, "bare"), limit, PASSES))
             time = for_information(work_done, _micro(timings, name), "microseconds")
             found.append(time)
         else:
@@ -165,8 +167,3 @@ def _many(call: Task) -> Task:
 
 def _micro(timings: Timings, task: str) -> float:
     return 1e6 / CALLS * timings.median(task)
-
-
-def _row(work: str, timings: Timings, task: str, limit: float) -> Row:
-    figures = {"seconds": timings.median(task), "bare_seconds": timings.median("bare")}
-    return at_most(work, timings.ratio(task, "bare"), limit, PASSES, **figures)

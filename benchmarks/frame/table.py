@@ -61,9 +61,10 @@ def markdown(results: Sequence[Result]) -> str:
     parts = [
         "# Measured\n",
         "Written by `python -m benchmarks`; do not edit. Times are ratios within one run: median\n"
-        "of the rounds, quartiles in brackets. A *bare pass* is the model alone over the same\n"
-        "batches, sliced by hand. *Least* is what no code could go below: the bare pass\n"
-        "and half of the one product that is needed, or the features read once.\n",
+        "of the rounds; in brackets quartiles, and the ratio of the fastest rounds where it was\n"
+        "kept. A *bare pass* is the model alone over the same batches. *Least* is what no code\n"
+        "could go below: the bare pass and the half of one product that is needed, or the\n"
+        "features read once.\n",
     ]
     return "\n".join(parts + [_section(result) for result in results])
 

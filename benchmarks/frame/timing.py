@@ -6,19 +6,23 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 Task = Callable[[], object]
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """Median and quartiles of per-round ratios."""
+    """Median and quartiles of per-round ratios, and the ratio of the fastest rounds of each task.
+
+    Noise only ever adds to a time, so the fastest rounds tell best what the code itself takes.
+    """
 
     median: float
     lower: float
     upper: float
     rounds: int
+    fastest: float | None = None
 
     @classmethod
     def of(cls, values: list[float]) -> Ratio:
@@ -29,7 +33,10 @@ class Ratio:
         return cls(median, lower, upper, len(values))
 
     def __str__(self) -> str:
-        return f"{figure(self.median)} ({figure(self.lower)} to {figure(self.upper)})"
+        spread = f"{figure(self.lower)} to {figure(self.upper)}"
+        if self.fastest is None:
+            return f"{figure(self.median)} ({spread})"
+        return f"{figure(self.median)} ({spread}; fastest {figure(self.fastest)})"
 
 
 @dataclass(frozen=True)
@@ -41,11 +48,16 @@ class Timings:
     def ratio(self, task: str, base: str, *, factor: float = 1.0) -> Ratio:
         """``factor * seconds[task] / seconds[base]``, round by round."""
         pairs = zip(self.seconds[task], self.seconds[base], strict=True)
-        return Ratio.of([factor * a / b for a, b in pairs])
+        rounds = Ratio.of([factor * a / b for a, b in pairs])
+        return replace(rounds, fastest=factor * self.minimum(task) / self.minimum(base))
 
     def median(self, task: str) -> float:
         """Median seconds of one task."""
         return statistics.median(self.seconds[task])
+
+    def minimum(self, task: str) -> float:
+        """Seconds of one task in its fastest round."""
+        return min(self.seconds[task])
 
 
 def clocked(task: Task) -> float:

@@ -102,9 +102,16 @@ def test_unknown_name_is_refused_with_the_choices(capsys) -> None:
 
 def test_ratio_is_the_median_of_the_rounds() -> None:
     timings = Timings({"a": [1.0, 4.0, 9.0], "b": [1.0, 2.0, 3.0]})
-    assert timings.ratio("a", "b") == Ratio(2.0, 1.5, 2.5, 3)
+    assert timings.ratio("a", "b") == Ratio(2.0, 1.5, 2.5, 3, fastest=1.0)
     assert timings.ratio("a", "b", factor=10).median == 20.0
     assert Ratio.of([5.0]) == Ratio(5.0, 5.0, 5.0, 1)
+
+
+def test_fastest_rounds_of_two_tasks_need_not_be_the_same() -> None:
+    ratio = Timings({"a": [4.0, 3.0, 8.0], "b": [1.0, 2.0, 2.0]}).ratio("a", "b")
+    assert ratio.fastest == 3.0
+    assert str(ratio) == "4.00 (2.75 to 4.00; fastest 3.00)"
+    assert str(Ratio(2.0, 1.0, 3.0, 5)) == "2.00 (1.00 to 3.00)"
 
 
 def test_tasks_take_turns_and_a_task_may_time_itself() -> None:
@@ -166,11 +173,6 @@ def test_gpu_benchmark_is_refused_where_there_is_no_such_device(monkeypatch) -> 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit, match="needs a CUDA device"):
         main(["gpu"])
-
-
-def test_marginal_cost_leaves_out_that_of_a_call() -> None:
-    seconds = {"bare": [1.0], "more bare": [3.0], "fit": [10.0], "more fit": [14.0]}
-    assert gpu.marginal(Timings(seconds)).median == 2.0
 
 
 def test_variances_that_judge_the_mixed_path_equal_those_by_orthogonal_factors() -> None:

@@ -85,8 +85,28 @@ def test_costs_are_those_that_the_named_benchmark_measured() -> None:
         found = json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())
         assert unsupported(f"| a |\n| --- |\n| {costs} |", found["rows"]) == []
         made = found["provenance"]
-        assert (made["cpu"], made["cores"], made["threads"]) == (processors[on], 2, 2)
+        assert made["cpu"].startswith(processors[on])
+        assert (made["cores"], made["threads"]) == (2, 2)
         assert made["torch"].startswith("2.13")
+
+
+FIT_COLUMNS = (
+    "fit, double, list of batches",
+    "fit, double, tensors",
+    "fit, double, shuffled loader",
+    "fit, mixed, list of batches",
+    "naive loop, float64",
+    "naive loop, float32",
+)
+
+
+def test_the_table_of_fits_holds_the_medians_of_the_results() -> None:
+    rows = json.loads((ROOT / "benchmarks/results/speed.json").read_text())["rows"]
+    medians = {row["work"]: row["figures"].get("median") for row in rows}
+    lines = re.findall(r"^\| (\d+,000 rows, width \d+) \| \d+ ms \| (.+) \|$", SPEED.read_text(), re.M)
+    assert len(lines) == 2
+    for net, cells in lines:
+        assert cells.split(" | ") == [f"{medians[f'{name}, {net}']:.2f}" for name in FIT_COLUMNS]
 
 
 MENTIONED = re.compile(r"python -m benchmarks ([\w-]+)")

@@ -1,0 +1,139 @@
+"""What a fit does for each batch, in counts that no noisy machine can blur.
+
+A small 8-50-1 net. Each count is the difference between a fit of many batches and one of few, over
+the difference of their numbers, so that what a fit does once is left out.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.frame.fits import LIST, LOADER, SOURCES, TENSORS, Source, fitted, source
+from benchmarks.frame.results import Row, at_most
+from benchmarks.frame.timing import Task
+
+INPUTS = 8
+ADDED, WAITING = 1_024, 8
+"""Rows of a batch that is added soon, and of one that waits until others fill a block."""
+BATCHES = {ADDED: (8, 40), WAITING: (100, 400)}
+"""A few batches and many, by their rows: many small ones still complete next to no block."""
+OPERATIONS = {ADDED: 45, WAITING: 20}
+PYTHON_CALLS = 40
+FORWARD_CALLS, FORWARD_ROWS = 1, 8
+
+
+class OperationCounter(TorchDispatchMode):
+    """Counts the operations that reach torch's dispatcher while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True)
+class ForwardCalls:
+    """Calls of the model in a fit beyond one per batch, and the rows that they have together."""
+
+    calls: int
+    rows: int
+
+
+def small_net() -> nn.Sequential:
+    """An 8-50-1 net, whose pass takes five operations."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(INPUTS, 50), nn.Tanh(), nn.Linear(50, 1))
+
+
+def small_source(kind: str, rows: int, batches: int) -> Source:
+    """So many batches of so many rows each for the small net."""
+    torch.manual_seed(1)
+    return source(kind, torch.randn(rows * batches, INPUTS), torch.randn(rows * batches, 1), rows)
+
+
+def operations(task: Task) -> int:
+    """Torch operations of a call."""
+    with OperationCounter() as counter:
+        task()
+    return counter.count
+
+
+def operations_per_batch(kind: str, rows: int) -> float:
+    """Torch operations of a fit for each batch of so many rows; those of the source left out."""
+    few, many = BATCHES[rows]
+    _operations(kind, rows, few)  # constants that the first fit computes and keeps
+    return (_operations(kind, rows, many) - _operations(kind, rows, few)) / (many - few)
+
+
+def _operations(kind: str, rows: int, batches: int) -> int:
+    data = small_source(kind, rows, batches)
+    # A fit reads the tensors of a plain loader itself, where a loop would collate them row by row:
+    # what cutting the tensors by hand takes is all that the source has to do.
+    cut = small_source(TENSORS, rows, batches) if kind == LOADER else data
+    of_source = operations(lambda: list(cut.batches()))
+    return operations(lambda: fitted(small_net(), data)) - of_source
+
+
+def python_calls_per_batch(kind: str = LIST, rows: int = WAITING) -> float:
+    """Calls of Python functions in a fit for each batch, those of the model's pass included."""
+    few, many = BATCHES[rows]
+    _python_calls(kind, rows, few)  # imports of the first fit
+    return (_python_calls(kind, rows, many) - _python_calls(kind, rows, few)) / (many - few)
+
+
+def _python_calls(kind: str, rows: int, batches: int) -> int:
+    model, data = small_net(), small_source(kind, rows, batches)
+    count = 0
+
+    def counting(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        if event == "call":
+            count += 1
+
+    before = sys.getprofile()
+    sys.setprofile(counting)
+    try:
+        fitted(model, data)
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def forward_calls(kind: str = LIST, rows: int = ADDED, batches: int = 4) -> ForwardCalls:
+    """How often a fit calls the model beyond one call per batch."""
+    model, seen = small_net(), []
+    model.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
+    fitted(model, small_source(kind, rows, batches))
+    return ForwardCalls(len(seen) - batches, sum(seen) - rows * batches)
+
+
+def count_rows() -> list[Row]:
+    """All counts beside the figures to reach."""
+    found = []
+    for rows, must in OPERATIONS.items():
+        for kind in SOURCES:
+            work = f"torch operations of a fit per batch of {rows:,} rows, {kind}, 8-50-1"
+            found.append(at_most(work, operations_per_batch(kind, rows), must))
+    work = f"Python calls of a fit per batch of {WAITING} rows, {LIST}, 8-50-1"
+    found.append(at_most(work, python_calls_per_batch(), PYTHON_CALLS))
+    extra = forward_calls()
+    beyond = f"of a fit beyond one call per batch, {LIST}, 8-50-1"
+    found.append(at_most(f"forward calls {beyond}", extra.calls, FORWARD_CALLS))
+    found.append(at_most(f"rows of forward calls {beyond}", extra.rows, FORWARD_ROWS))
+    return found

@@ -1,0 +1,176 @@
+"""Fits as users call them, from each kind of source, beside the loop that one writes by hand.
+
+The unit is the bare pass: the model alone over the same source. Where reading the source takes
+time (a loader that collates rows), that time is in the bare pass and in the fit alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import rigidities as rg
+from benchmarks.frame.limits import least, read, upper_blocks
+from benchmarks.frame.results import Row, at_most, for_information
+from benchmarks.frame.timing import Task, Timings
+from benchmarks.frame.workload import Workload
+
+PASSES = "bare passes"
+LIST, TENSORS = "list of batches", "tensors"
+LOADER, SHUFFLED = "loader of a TensorDataset", "shuffled loader"
+SOURCES = (LIST, TENSORS, LOADER, SHUFFLED)
+NAIVE = {torch.float64: "naive loop, float64", torch.float32: "naive loop, float32"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Training data as ``fit`` is given them; ``batch_size`` where they are not batches already."""
+
+    data: Any
+    batch_size: int | None = None
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """What a loop over the source sees; tensors are cut by hand."""
+        if self.batch_size is None:
+            yield from self.data
+            return
+        x, y = self.data
+        for start in range(0, len(x), self.batch_size):
+            stop = start + self.batch_size
+            yield x[start:stop], y[start:stop]
+
+
+class BatchesOfRows(Dataset[tuple[Tensor, Tensor]]):
+    """Rows that a loader has to ask for, a batch at a time, so that it need not collate them."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.x[index], self.y[index]
+
+    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        return self.x[indices], self.y[indices]
+
+
+def unchanged(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """A collation that has nothing left to do."""
+    return batch
+
+
+def source(kind: str, x: Tensor, y: Tensor, batch_size: int) -> Source:
+    """The rows as a source of that kind.
+
+    A plain loader over a ``TensorDataset`` collates row by row when it is iterated; the shuffled
+    loader takes whole batches from its data set, so that its own time hides nothing of the fit's.
+    """
+    if kind == LIST:
+        return Source(list(zip(x.split(batch_size), y.split(batch_size), strict=True)))
+    if kind == TENSORS:
+        return Source((x, y), batch_size)
+    if kind == LOADER:
+        return Source(DataLoader(TensorDataset(x, y), batch_size=batch_size))
+    rows = BatchesOfRows(x, y)
+    return Source(DataLoader(rows, batch_size=batch_size, shuffle=True, collate_fn=unchanged))
+
+
+def bare_pass(model: nn.Module, data: Source) -> None:
+    """The model over all batches of the source and nothing else."""
+    with torch.inference_mode():
+        for x, _ in data.batches():
+            model(x)
+
+
+def fitted(model: nn.Module, data: Source, precision: str = "auto") -> rg.LastLayerRigidity:
+    """A fresh fit with everything on."""
+    uq = rg.LastLayerRigidity(model)
+    return uq.fit(data.data, batch_size=data.batch_size, precision=precision)
+
+
+def naive_loop(model: nn.Sequential, data: Source, dtype: torch.dtype) -> Tensor:
+    """The Gram (D + 1, D + 1) by the loop that one writes by hand, and the outputs on the way."""
+    *hidden, head = model
+    trunk = nn.Sequential(*hidden)
+    width = head.in_features + 1
+    gram = torch.zeros(width, width, dtype=dtype, device=head.weight.device)
+    with torch.inference_mode():
+        for x, _ in data.batches():
+            features = trunk(x)  # (B, D)
+            head(features)
+            with_bias = torch.cat([features, torch.ones_like(features[:, :1])], dim=1).to(dtype)
+            gram += with_bias.T @ with_bias
+    return gram
+
+
+def fit_tasks(work: Workload, kinds: Iterable[str], precisions: Iterable[str]) -> dict[str, Task]:
+    """Bare passes and fits by source, the naive loops over a list, and the limits' own work."""
+    tasks: dict[str, Task] = {}
+    for kind in kinds:
+        data = source(kind, work.x, work.y, work.batch_size)
+        tasks[f"bare, {kind}"] = partial(bare_pass, work.model, data)
+        for precision in precisions:
+            tasks[f"fit, {precision}, {kind}"] = partial(fitted, work.model, data, precision)
+    batches = source(LIST, work.x, work.y, work.batch_size)
+    for dtype, name in NAIVE.items():
+        tasks[name] = partial(naive_loop, work.model, batches, dtype)
+    return tasks | upper_blocks(work, precisions)
+
+
+def fit_rows(
+    net: str,
+    timings: Timings,
+    kinds: Iterable[str],
+    musts: Mapping[str, float | None],
+) -> list[Row]:
+    """Each precision from each source in bare passes over it; ``musts`` by precision.
+
+    The tasks are those of ``fit_tasks`` and of ``reading``.
+    """
+    rows = []
+    for precision, must in musts.items():
+        for kind in kinds:
+            row = ratio_row(f"fit, {precision}, {kind}", net, timings, f"bare, {kind}", must)
+            blocks = least(timings, f"upper blocks, {precision}", f"bare, {kind}")
+            rows.append(row.beside(flops=blocks, bytes=read(timings, f"bare, {kind}")))
+    by_hand = [ratio_row(name, net, timings, f"bare, {LIST}", None) for name in NAIVE.values()]
+    return rows + by_hand
+
+
+def ratio_row(task: str, net: str, timings: Timings, bare: str, must: float | None) -> Row:
+    """A task in bare passes, with the figure to reach where there is one."""
+    figures = {
+        "seconds": timings.median(task),
+        "bare_seconds": timings.median(bare),
+        "fastest_seconds": timings.minimum(task),
+        "fastest_bare_seconds": timings.minimum(bare),
+    }
+    ratio = timings.ratio(task, bare)
+    if must is None:
+        return for_information(f"{task}, {net}", ratio, PASSES, **figures)
+    return at_most(f"{task}, {net}", ratio, must, PASSES, **figures)
+
+
+def finished(task: Task, device: torch.device) -> Task:
+    """The task until its last kernel has ended."""
+    if device.type != "cuda":
+        return task
+
+    def whole() -> None:
+        task()
+        torch.cuda.synchronize(device)
+
+    return whole
+
+
+def on_device(tasks: Mapping[str, Callable[[], object]], device: torch.device) -> dict[str, Task]:
+    """All tasks until their last kernels have ended."""
+    return {name: finished(task, device) for name, task in tasks.items()}

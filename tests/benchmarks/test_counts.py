@@ -1,0 +1,70 @@
+"""What a fit does for each batch stays as little as it is; figures to reach are the benchmark's.
+
+Counted on torch 2.13 and Python 3.11: 44.9 operations for a batch of 1,024 rows and 13.2 for one of
+8 rows, whatever the source; 47.1 Python calls. Bounds leave a tenth for other versions.
+"""
+
+import sys
+
+import pytest
+import torch
+from benchmarks.frame.counts import (
+    ADDED,
+    BATCHES,
+    INPUTS,
+    WAITING,
+    ForwardCalls,
+    forward_calls,
+    operations,
+    operations_per_batch,
+    python_calls_per_batch,
+    small_net,
+    small_source,
+)
+from benchmarks.frame.fits import LIST, SHUFFLED, SOURCES, TENSORS, naive_loop, source
+from benchmarks.frame.limits import upper_blocks
+from benchmarks.frame.workload import workload
+
+OPERATIONS = {ADDED: 49, WAITING: 20}
+
+
+@pytest.mark.parametrize("rows", OPERATIONS)
+@pytest.mark.parametrize("kind", [LIST, TENSORS, SHUFFLED])
+def test_a_batch_takes_few_operations_whatever_the_source(kind: str, rows: int) -> None:
+    per_batch = operations_per_batch(kind, rows)
+    assert 5 < per_batch <= OPERATIONS[rows]  # the pass alone takes five
+
+
+def test_a_batch_that_waits_takes_few_python_calls() -> None:
+    profile = sys.getprofile()
+    assert 10 < python_calls_per_batch() <= 52
+    assert sys.getprofile() is profile
+
+
+@pytest.mark.parametrize("kind", [LIST, SHUFFLED])
+def test_the_model_is_called_once_more_with_eight_rows(kind: str) -> None:
+    assert forward_calls(kind) == ForwardCalls(calls=1, rows=8)
+
+
+def test_operations_of_a_pass_are_counted() -> None:
+    model, x = small_net(), torch.zeros(3, INPUTS)
+    assert operations(lambda: model(x)) == 5  # two transposes, two products, one tanh
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_every_kind_of_source_holds_the_same_rows(kind: str) -> None:
+    few, _ = BATCHES[WAITING]
+    expected = small_source(TENSORS, WAITING, few).data[0]
+    batches = [x for x, _ in small_source(kind, WAITING, few).batches()]
+    assert {len(x) for x in batches} == {WAITING}
+    torch.testing.assert_close(torch.cat(batches).sort(0).values, expected.sort(0).values)
+
+
+def test_naive_loop_and_upper_blocks_compute_the_gram() -> None:
+    work = workload(300, width=80, batch_size=300, epochs=0)
+    gram = naive_loop(work.model, source(LIST, work.x, work.y, work.batch_size), torch.float64)
+    (blocks,) = upper_blocks(work, ["double"]).values()
+    upper = blocks()
+    expected = gram[:-1, :-1].triu()
+    torch.testing.assert_close(upper.triu(), expected)
+    assert gram[-1, -1] == 300  # the bias's column of ones
