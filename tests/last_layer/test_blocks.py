@@ -342,3 +342,74 @@ def test_a_refit_is_refused_where_mixed_precision_is_too_coarse():
         model[0].weight.mul_(0.2)
     uq = rg.LastLayerRigidity(model).fit((x, y), precision="mixed")
     refused("mixed precision.*precision='double' first", uq.refit)
+
+
+def test_a_block_ends_after_so_many_batches(block_sizes):
+    """So that the checkpoint of a slow model need not wait for a megabyte of rows."""
+    rg.LastLayerRigidity(net()).fit(data(900), batch_size=9)
+    assert [len(ends) for ends in block_sizes] == [64, 36]
+
+
+def test_views_that_begin_at_an_odd_number_are_hashed():
+    wide = torch.randn(1025, 6)
+    x, y = wide[:, 1:], wide[:, :1]
+    uq = rg.LastLayerRigidity(net()).fit(x, y)
+    assert uq.calibrate(x[:1024] + 1, y[:1024], criterion="nll").samples == 1024
+    one_by_one = rg.LastLayerRigidity(net()).fit([(x[i : i + 1], y[i : i + 1]) for i in range(20)])
+    assert torch.equal(
+        one_by_one._fit.learnt.statistics.sketch.hashes,
+        rg.LastLayerRigidity(net()).fit(x[:20], y[:20])._fit.learnt.statistics.sketch.hashes,
+    )
+    flat = torch.randn(1 + 900 * 5)
+    rg.LastLayerRigidity(net()).fit([(flat[1:].view(900, 5), torch.randn(900, 1))])
+
+
+def test_weights_may_come_with_a_graph():
+    (x, y), model = data(), net()
+    scale = nn.Linear(5, 1)
+    uq = rg.LastLayerRigidity(model)
+    uq.fit((x, y), sample_weight=lambda b: scale(b[0])[:, 0].exp(), batch_size=90)
+    f, w = whole(model, x), scale(x).exp().detach().to(F64)
+    torch.testing.assert_close(uq.gram.matrix, f.mT @ (w * f), rtol=1e-5, atol=1e-5)
+    assert not uq.gram.matrix.requires_grad
+
+
+@pytest.mark.parametrize(("distinct", "copies"), [(3, 20_000), (1000, 60)])
+def test_rows_that_repeat_are_all_known_whatever_the_source(distinct, copies):
+    x, y = data(distinct)
+    x, y = x.repeat(copies, 1), y.repeat(copies, 1)
+    for given in ((x, y), list(zip(x.split(4096), y.split(4096), strict=True))):
+        uq = rg.LastLayerRigidity(net()).fit(given)
+        kept = uq._fit.learnt.statistics
+        assert len(kept.sketch.hashes) == len(kept.sample.hashes) == distinct
+        assert int(kept.sample.counts.sum()) == len(x)
+
+
+def test_the_order_of_keywords_does_not_matter():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(5, 7), nn.Linear(7, 1)
+
+        def forward(self, a, b):
+            return self.last(torch.tanh(self.first(a - b)))
+
+    (x, y), (z, _) = data(60), data(60, seed=1)
+    uq = rg.LastLayerRigidity(Two()).fit([{"a": x, "b": z, "y": y}])
+    uq.forget([{"b": z[:10], "y": y[:10], "a": x[:10]}])
+    assert uq.gram.count == 50
+
+
+def test_predictions_without_targets_are_looked_at_too():
+    class Spoilt(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last = nn.Linear(5, 1)
+
+        def forward(self, x):
+            return self.last(x) / torch.where(x[:, :1] > 2.5, 0.0, 1.0)
+
+    x, _ = data(900)
+    x[x[:, 0] > 2.0, 0] = 1.0
+    x[745, 0] = 3.0
+    refused("Batch 7: NaN or infinity", rg.LastLayerRigidity(Spoilt()).fit, x, batch_size=100)

@@ -65,6 +65,13 @@ class Batch:
                 "fit, a list: [batch]."
             )
 
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """All inputs, those by keyword in the order of their names."""
+        if not self.kwargs:
+            return self.args
+        return (*self.args, *(self.kwargs[name] for name in sorted(self.kwargs)))
+
     def mapped(self: B, change: Callable[[Any], Any]) -> B:
         """The same with each input changed."""
         kwargs = {key: change(value) for key, value in self.kwargs.items()}
@@ -274,7 +281,7 @@ def sample_total(data: Any) -> int | None:
         total = 0
         for raw in data:
             first = raw[0] if isinstance(raw, (tuple, list)) and raw else raw
-            if not isinstance(first, Tensor) or not first.shape:
+            if not isinstance(first, Tensor) or first.is_nested or not first.shape:
                 return None
             total += first.shape[0]
         return total

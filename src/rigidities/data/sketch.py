@@ -61,15 +61,23 @@ class RowSketch:
         self._recent: _Recent | None = None
         # On an accelerator: every hash below this one is kept; read when rows are settled.
         self._bound: Tensor | None = None
+        self._expects: bool | None = None  # whether the number of rows is known, and they differ
 
     @property
     def share(self) -> float:
         """The share of the data set's rows that it knows."""
         return self.limit / (1 << 63)
 
-    def expect(self, rows: int | None) -> None:
-        """Lower the limit for data of so many rows, so that few more than `size` are looked at."""
-        if rows is not None and rows > self.size:
+    def expect(self, rows: int | None, first: Tensor) -> None:
+        """Lower the limit for data of so many rows, so that few more than `size` are looked at.
+
+        Not where the first rows, of which the hashes are given, repeat one another: then nobody
+        knows how many distinct ones will come.
+        """
+        if self._expects is None:
+            distinct = rows is not None and rows > self.size
+            self._expects = distinct and len(torch.unique(first)) == len(first)
+        if self._expects and rows is not None:
             share = (self.size + 8 * self.size**0.5) / rows
             if share < 1:
                 self.limit = min(self.limit, int(share * NO_LIMIT))
@@ -96,10 +104,13 @@ class RowSketch:
         rows = hashes.shape[0] if index is None else index.shape[0]
         if rows == 0:
             return
-        if self._recent is not None and not self._recent.takes(rows, hashes, columns):
+        most = self.room * self.size
+        if self._recent is not None and not self._recent.takes(rows, hashes, columns, most):
             self.settle()
         if self._recent is None:
-            self._recent = _Recent(max(rows, self.room * self.size), hashes, columns)
+            # As many as will be needed, where that is known; else as few as do, and more later.
+            room = max(rows, most if self._expects else min(256, most))
+            self._recent = _Recent(room, hashes, columns)
         self._recent.append(index, rows, hashes, columns)
 
     def void(self) -> None:
@@ -256,9 +267,10 @@ class _Recent:
         }
         self._filled = 0
 
-    def takes(self, rows: int, hashes: Tensor, columns: dict[str, Tensor]) -> bool:
-        """Whether there is room for so many rows, of the same kind as those before."""
-        if self._filled + rows > self._hashes.shape[0] or hashes.device != self._hashes.device:
+    def takes(self, rows: int, hashes: Tensor, columns: dict[str, Tensor], most: int) -> bool:
+        """Whether so many rows find room, of the same kind as those before; it grows to `most`."""
+        needed = self._filled + rows
+        if needed > max(most, self._hashes.shape[0]) or hashes.device != self._hashes.device:
             return False
         if columns.keys() != self._columns.keys():
             return False
@@ -266,7 +278,19 @@ class _Recent:
             column = columns[name]
             if array.dtype != column.dtype or array.shape[1:] != column.shape[1:]:
                 return False
+        if needed > self._hashes.shape[0]:
+            self._grow(min(most, max(needed, 2 * self._hashes.shape[0])))
         return True
+
+    def _grow(self, rows: int) -> None:
+        """Make room for so many rows in all."""
+        hashes = self._hashes.new_empty(rows)
+        hashes[: self._filled] = self._hashes[: self._filled]
+        self._hashes = hashes
+        for name, array in self._columns.items():
+            larger = array.new_empty(rows, *array.shape[1:])
+            larger[: self._filled] = array[: self._filled]
+            self._columns[name] = larger
 
     def append(
         self, index: Tensor | None, rows: int, hashes: Tensor, columns: dict[str, Tensor]
@@ -423,7 +447,7 @@ def _words(values: Tensor) -> Tensor:
     numbers do, so the high half is mixed into the low one.
     """
     if values.is_complex():
-        values = torch.view_as_real(values).flatten(1)
+        values = torch.view_as_real(values.resolve_conj()).flatten(1)
     if values.is_floating_point():
         values = values if values.dtype == torch.float64 else values.to(torch.float32)
     else:
@@ -431,6 +455,8 @@ def _words(values: Tensor) -> Tensor:
     values = values.contiguous()
     if values.element_size() * values.shape[1] % 8:
         return values.view(torch.int32).to(torch.int64)
+    if values.storage_offset() * values.element_size() % 8:
+        values = values.clone()  # a view of wider words must begin at one
     pairs = values.view(torch.int64)
     return torch.add(pairs, pairs >> 32, alpha=_ODD)
 

@@ -30,7 +30,7 @@ from .statistics.statistics import Statistics
 
 AfterBlock = Callable[[int, Statistics, Callable[[], None]], None]
 
-_LOOK_EVERY = 32
+_LOOK_EVERY = 8
 """Blocks, or pieces of derivatives, after which an accelerator is asked if all was finite."""
 
 
@@ -69,6 +69,7 @@ class Weighing:
         curvature = self.loss.curvature(rows, target, batch.raw)
         if curvature is None:
             return weights, user_weights
+        curvature = curvature.detach()
         if weights is not None:  # what the user masks need not have a curvature
             curvature = torch.where(weights > 0, curvature, 0.0)
         _check_curvature(curvature)
@@ -193,17 +194,19 @@ def _block(tap: AnyTap, batch: Batch, number: int, weighing: Weighing) -> Block:
 def _rows_of_inputs(batch: Batch, samples: int) -> list[Tensor]:
     """The tensors of the inputs, if all have one row per sample; else none."""
     # Most inputs are plain tensors, which need no search through containers.
-    inputs = batch.args if not batch.kwargs else (*batch.args, *batch.kwargs.values())
+    inputs = batch.inputs if batch.kwargs else batch.args
     for tensor in inputs:
-        if type(tensor) is not Tensor or tensor.shape[:1] != (samples,):
+        if type(tensor) is not Tensor:
             break
-        if tensor.layout is not torch.strided or tensor.is_nested:
+        if tensor.is_nested or tensor.layout is not torch.strided:
+            return []
+        if tensor.shape[:1] != (samples,):
             return []
     else:
         return list(inputs)
-    leaves = tree_leaves([batch.args, batch.kwargs])
+    leaves = tree_leaves(inputs)
     for leaf in leaves:
-        plain = isinstance(leaf, Tensor) and leaf.layout is torch.strided and not leaf.is_nested
+        plain = isinstance(leaf, Tensor) and not leaf.is_nested and leaf.layout is torch.strided
         if not plain or leaf.shape[:1] != (samples,):
             return []
     return leaves
@@ -224,7 +227,7 @@ class FinitenessWatch:
         if block.features.device.type == "cpu":
             self.look()
             if not math.isfinite(_total(block)):
-                _refuse_wrong(block.batches, _first_wrong_samples(block), block)
+                _refuse_wrong(block.batches, _first_wrong_samples(block).tolist(), block)
             return
         self._looks.append((block.batches, _first_wrong_samples(block)))
         if len(self._looks) >= _LOOK_EVERY:
@@ -246,16 +249,18 @@ class FinitenessWatch:
     def look(self) -> None:
         """Read what an accelerator has found in the latest blocks."""
         looks, self._looks = self._looks, []
-        for batches, samples in looks:
-            _refuse_wrong(batches, samples)
+        if looks:
+            read = torch.stack([samples for _, samples in looks]).tolist()  # one wait for all
+            for (batches, _), samples in zip(looks, read, strict=True):
+                _refuse_wrong(batches, samples)
 
 
-def _refuse_wrong(batches: BatchRange, samples: Tensor, block: Block | None = None) -> None:
+def _refuse_wrong(batches: BatchRange, samples: list[int], block: Block | None = None) -> None:
     """Raise where there is a wrong sample, as `_first_wrong_samples` has them.
 
     The block, where it is still in memory, tells which columns of the inputs are to blame.
     """
-    feature, residual, derivative = samples.tolist()
+    feature, residual, derivative = samples
     if feature < 0 and residual < 0 and derivative < 0:
         return
     if feature >= 0 and (residual < 0 or feature <= residual):
@@ -278,23 +283,25 @@ def _refuse_wrong(batches: BatchRange, samples: Tensor, block: Block | None = No
 
 def _total(block: Block) -> float:
     """A sum that NaN or infinity would spoil; numbers near the largest may spoil it too."""
-    total = block.features.sum()
-    if block.counted_residual is not None:
-        total = total + block.counted_residual.sum()
-    return float(total)
+    return float(block.features.sum() + _judged_outputs(block).sum())
+
+
+def _judged_outputs(block: Block) -> Tensor:
+    """Residuals of rows that count, (M, K); without targets the predictions."""
+    if block.counted_residual is None:
+        return block.reading.rows(block.reading.output)
+    return block.counted_residual
 
 
 def _first_wrong_samples(block: Block) -> Tensor:
-    """The first samples with a feature, and with a residual, that is not finite.
+    """The first samples with a feature, and with a target or prediction, that is not finite.
 
     Three numbers on the block's device, -1 where there is none: the third is for derivatives.
     """
     rows_per_sample = max(1, block.rows // block.samples)
     features = _first_wrong(block.features)
-    residuals = none = torch.full_like(features, -1)
-    if block.counted_residual is not None:
-        residuals = _first_wrong(block.counted_residual)
-    first = torch.stack([features, residuals, none])
+    outputs = _first_wrong(_judged_outputs(block))
+    first = torch.stack([features, outputs, torch.full_like(features, -1)])
     samples = torch.div(first, rows_per_sample, rounding_mode="floor")
     return samples.clamp(max=block.samples - 1)
 

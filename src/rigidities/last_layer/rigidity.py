@@ -180,8 +180,8 @@ class LastLayerRigidity(ModelWrapper):
                 to squaring it. Data added or removed later go the same way.
             checkpoint: file that keeps the unfinished fit, for the same call to go on after an
                 interruption, with the data in the same order; a complete fit removes it.
-            checkpoint_seconds: how often to write it, and
-            checkpoint_batches: after how many batches at the latest.
+            checkpoint_seconds: how often to write it, at the end of a block of at most 64 batches.
+            checkpoint_batches: after how many batches to write it, likewise.
             batch_size: rows per batch where the data are not batches already; by default a
                 loader's own, else 1024.
             progress: show a bar; by default on a terminal only.

@@ -59,8 +59,10 @@ _HALF_ROWS = 16384
 _SIDE_ROWS = 1024
 """Rows of a block where the residuals are multiplied in float32."""
 
-_LEAST = 2.0**-26
+_LEAST = 2.0**-23
 """Relative rounding of a block that is taken for granted: measured ones may be exact by chance."""
+_MEASURED_FIRST = 8
+"""So many blocks are measured at first, every 32nd later."""
 _DIRECTIONS = 8
 """Directions along which a block's error is measured: its norm within a quarter, so it is
 doubled."""
@@ -153,15 +155,6 @@ class Gram:
         return max(2 * error / measured, _LEAST) * whole if measured else 0.0
 
     @property
-    def totals(self) -> Tensor:
-        """Two sums over all rows, of what a feature and a residual spoil that are not finite.
-
-        For rows with a column of ones; they are not read, so that an accelerator runs on.
-        """
-        total = self._upper[..., -1].sum()
-        return torch.stack([total, total if self.square is None else self.square.sum()])
-
-    @property
     def matrix(self) -> Tensor:
         """The whole symmetric matrix, (D, D) or (T, D, D), float64."""
         return _mirrored(self._upper.triu())
@@ -196,6 +189,10 @@ class Gram:
             ValueError: a shape does not fit, or a weight is negative or not finite. The sums are
                 then as they were.
         """
+        if torch.is_autocast_enabled(self.device.type):  # which would shorten the products
+            with torch.autocast(self.device.type, enabled=False):
+                self.update(features, weights, residuals, moments=moments, ones=ones)
+            return
         rows = len(features)
         self._check_features(features, ones)
         root = None if weights is None else self._weight_root(weights, rows)
@@ -553,25 +550,28 @@ class Gram:
         for start in range(0, len(rows), most):
             block, beside = rows[start : start + most], left[:, start : start + most]
             self._blocks += 1
-            regular = self._blocks in (1, 4, 16) or self._blocks % 32 == 0
+            regular = self._blocks <= _MEASURED_FIRST or self._blocks % 32 == 0
             if regular or len(block) > self._longest:  # a longer sum may err by more
                 self._longest = max(len(block), self._longest)
                 product = torch.zeros_like(self._upper)
                 crosses.append(_add_short_block(product, block, beside, ones))
-                self._measure(product, block, beside[:1] if ones else None)
+                exact = features[start : start + most].to(self.device, torch.float64)
+                if root is not None:  # not as they were rounded for the product
+                    exact = exact * root[start : start + most]
+                self._measure(product, exact, beside[:1] if ones else None)
                 self._upper += product
             else:
                 crosses.append(_add_short_block(self._upper, block, beside, ones))
         self._spots[2].add_(self._upper.diagonal().sum() - before)
         return crosses[0] if len(crosses) == 1 else torch.stack(crosses).sum(0)
 
-    def _measure(self, product: Tensor, rows: Tensor, last: Tensor | None) -> None:
+    def _measure(self, product: Tensor, exact_rows: Tensor, last: Tensor | None) -> None:
         """Note the error and the trace of a block's product; `last` (1, n) is its last column."""
         assert self._spots is not None
-        exact_rows = rows.to(torch.float64)
         if last is not None:
             exact_rows = torch.cat([exact_rows, last.mT], dim=1)
-        seeded = torch.Generator(self.device).manual_seed(0)
+        # Other directions for every block, so that no error hides from all of them.
+        seeded = torch.Generator(self.device).manual_seed(self._blocks)
         directions = standard_normal((self.width, _DIRECTIONS), self.device, seeded)
         exact = exact_rows.mT @ (exact_rows @ directions)
         error = _mirrored(product.triu()) @ directions - exact  # dG v, (D, directions)

@@ -80,12 +80,6 @@ class RootGram(Gram):
     def _products_in(self, features: Tensor) -> torch.dtype:
         return torch.float64
 
-    @property
-    def totals(self) -> Tensor:
-        """As a Gram's."""
-        total = self._upper.sum()
-        return torch.stack([total, total if self.square is None else self.square.sum()])
-
     def _rows_at_once(self, features: Tensor) -> int:
         """One factorisation takes up to twice the rows that it should have at least."""
         return 2 * self.preferred_rows(self.width)

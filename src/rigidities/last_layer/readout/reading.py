@@ -132,7 +132,7 @@ class Reading:
         output, weights = self.output, function(batch.raw)
         if weights is None:
             raise ValueError(f"{what} returned None: expected one per sample.")
-        given = torch.as_tensor(weights, device=output.device).to(torch.float64)
+        given = torch.as_tensor(weights, device=output.device).detach().to(torch.float64)
         if not bool(((given >= 0) & (given < torch.inf)).all()):
             raise ValueError(
                 f"{what.replace('_', ' ')}s must be finite and not negative, got "
@@ -153,7 +153,7 @@ class Reading:
 
         None where inputs have not one row per output, as atoms of several structures.
         """
-        values = tree_leaves([batch.args, batch.kwargs])
+        values = tree_leaves(batch.inputs)
         if batch.target is not None:
             values.append(batch.target)
         return row_hashes(values, len(self.output))

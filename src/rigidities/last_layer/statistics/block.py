@@ -27,6 +27,8 @@ WIDE_INPUT = 4096
 
 _CPU_BYTES = 1 << 20
 """Bytes of the arrays on a CPU, unless its statistics prefer more rows: what a cache holds."""
+_MOST_BATCHES = 64
+"""Batches that may wait: of a slow model, so many take as long as one likes to lose."""
 _DEVICE_ROWS = 1 << 16
 _DEVICE_BYTES = 1 << 28
 """Rows and bytes of the arrays on an accelerator at most."""
@@ -221,7 +223,8 @@ class Waiting:
             if array is not None and tensor is not None:
                 per_sample = tensor.shape[0] // count
                 array[start * per_sample : self._filled * per_sample].copy_(tensor)
-        if self._filled + count > self._room:  # another one like it would not fit
+        full = self._filled + count > self._room  # another one like it would not fit
+        if full or len(self._ends) == _MOST_BATCHES:
             self.flush()
 
     def flush(self) -> None:

@@ -23,7 +23,7 @@ class RowHashes(RowSketch, Part):
         if block.hashes is None:
             self.void()
             return
-        self.expect(block.expected)
+        self.expect(block.expected, block.hashes)
         self.add(block.hashes)
 
     @property

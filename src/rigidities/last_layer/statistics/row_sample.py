@@ -94,7 +94,7 @@ class RowSample(RowSketch, Part):
             hashes = torch.where(known.any(1), hashes, NO_LIMIT)
             residual = torch.where(known, residual, torch.nan)
         elif block.expected is not None:  # with weights, nobody knows how many rows count
-            self.expect(block.expected * (block.rows // block.samples))
+            self.expect(block.expected * (block.rows // block.samples), hashes)
         if block.reading.ones != self._ones:
             self.settle()  # with the column of ones that the rows before lack, or not
             self._ones = block.reading.ones
@@ -110,16 +110,18 @@ class RowSample(RowSketch, Part):
     def _lowest(self, hashes: Tensor) -> Tensor | None:
         """Places of the rows that may belong to the sample; None for all.
 
-        On a CPU those below the limit. An accelerator must not be asked how many they are: there
-        some more than are likely to be, the lowest ones, and the lowest that had to be left out
-        bounds the limit.
+        Those below the limit. An accelerator should not be asked how many they are: where it is
+        known how many rows to expect, it gives some more than are likely to be, the lowest ones,
+        and the lowest that had to be left out bounds the limit.
         """
-        if hashes.device.type == "cpu":
-            if len(hashes) > self.size:  # no more than fit: others would be copied for nothing
-                distinct = torch.unique(hashes)
+        if hashes.device.type == "cpu" or not self._expects:
+            below = (hashes < self.limit).nonzero()[:, 0]
+            if len(below) > self.size:  # no more than fit: others would be copied for nothing
+                distinct = torch.unique(hashes[below])
                 if len(distinct) > self.size:
                     self.limit = min(self.limit, int(distinct[self.size]))
-            return (hashes < self.limit).nonzero()[:, 0]
+                    below = (hashes < self.limit).nonzero()[:, 0]
+            return below
         likely = self.share * len(hashes)
         count = min(len(hashes), self.size, int(likely + 8 * likely**0.5 + 8))
         if count == len(hashes):
@@ -176,6 +178,8 @@ class RowSample(RowSketch, Part):
     def after(self, change: Tensor) -> RowSample:
         """A copy when the readout's weights have changed by (D, K or 1): r becomes r - F change."""
         other = self.clone()
+        if not other.columns:  # no row is held
+            return other
         residual = self.columns["residual"]
         features, change = self.columns["features"].to(residual), change.to(residual)
         if features.ndim == 3:  # a row of features for each target
