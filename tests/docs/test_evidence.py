@@ -103,7 +103,9 @@ FIT_COLUMNS = (
 def test_the_table_of_fits_holds_the_medians_of_the_results() -> None:
     rows = json.loads((ROOT / "benchmarks/results/speed.json").read_text())["rows"]
     medians = {row["work"]: row["figures"].get("median") for row in rows}
-    lines = re.findall(r"^\| (\d+,000 rows, width \d+) \| \d+ ms \| (.+) \|$", SPEED.read_text(), re.M)
+    lines = re.findall(
+        r"^\| (\d+,000 rows, width \d+) \| \d+ ms \| (.+) \|$", SPEED.read_text(), re.M
+    )
     assert len(lines) == 2
     for net, cells in lines:
         assert cells.split(" | ") == [f"{medians[f'{name}, {net}']:.2f}" for name in FIT_COLUMNS]
