@@ -413,3 +413,50 @@ def test_predictions_without_targets_are_looked_at_too():
     x[x[:, 0] > 2.0, 0] = 1.0
     x[745, 0] = 3.0
     refused("Batch 7: NaN or infinity", rg.LastLayerRigidity(Spoilt()).fit, x, batch_size=100)
+
+
+def test_features_that_change_their_precision_on_the_way_are_added_in_double():
+    x, y = data(1200)
+
+    def features(model, x):
+        h = torch.tanh(x)
+        return h.double() if float(x[0, 0]) > 0 else h
+
+    batches = list(zip(x.split(100), y.split(100), strict=True))
+    uq = rg.LastLayerRigidity(net(), features=features).fit(batches)
+    h = torch.cat([features(None, part) for part, _ in batches])
+    torch.testing.assert_close(uq.gram.matrix, h.mT @ h, rtol=1e-6, atol=1e-6)
+    assert len(uq._fit.learnt.statistics.sample.rows.features) == 1200
+
+
+@pytest.mark.parametrize("blocks_end", ["with every batch", "later"])
+def test_features_that_change_their_width_are_refused_with_their_batch(blocks_end, monkeypatch):
+    if blocks_end == "with every batch":
+        monkeypatch.setattr(blocks, "_MOST_BATCHES", 1)
+    x, y = data(1200)
+    x[700:] = 9.0
+
+    def features(model, x):
+        return x[:, :3] if float(x[0, 0]) == 9.0 else x
+
+    uq = rg.LastLayerRigidity(net(), features=features)
+    batches = list(zip(x.split(100), y.split(100), strict=True))
+    refused(r"Batch(es)? 7.*3 features here and 5 in the data before", uq.fit, batches)
+    assert uq._fit.learnt is None
+
+
+def test_data_that_end_in_an_error_leave_the_fit_as_it_was():
+    x, y = data(3000)
+
+    def broken(error):
+        yield from zip(x[1000:].split(300), y[1000:].split(300), strict=True)
+        raise error
+
+    uq = rg.LastLayerRigidity(net()).fit(x[:1000], y[:1000])
+    before = {name: t.clone() for name, t in uq.get_extra_state()["tensors"].items()}
+    for error in (OSError("the disk is gone"), KeyboardInterrupt()):
+        for call in (uq.fit, uq.partial_fit):
+            with pytest.raises(type(error)):
+                call(broken(error))
+            after = uq.get_extra_state()["tensors"]
+            assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
