@@ -78,7 +78,7 @@ CASES = [
     Case(256, 2, SINGLE, 16_384, in_double(3.5), {"freeze()": 2.0}),
     Case(256, 2, SINGLE, 1_024, in_double(2.0), {"freeze()": 2.0}),
     Case(1024, 3, SINGLE, 16_384, in_double(1.55), {"freeze()": 1.35}),
-    Case(1024, 3, SINGLE, 1_024, in_double(1.7), {"freeze()": 1.8}),
+    Case(1024, 3, SINGLE, 1_024, in_double(1.7), {"freeze()": 1.8, "uq(x)": 2.5}),
     Case(1024, 3, HALF, 16_384, {"mixed": 3.0}, {"freeze()": 1.9}),
     Case(4096, 4, SINGLE, 8_192, in_double(1.25), {"freeze()": 1.22}, rounds=5),
     Case(4096, 4, HALF, 8_192, {"mixed": 2.2}, {"freeze()": 1.6}, rounds=7),
