@@ -283,7 +283,8 @@ def test_batches_of_one_fit_have_their_columns_in_one_order(net):
     refused("The fit had the columns", pr.fit(flat[:1]).predict, other(x))
 
 
-def test_a_resumed_fit_asks_for_the_columns_it_began_with(net, tmp_path):
+def test_a_resumed_fit_asks_for_the_columns_it_began_with(net, tmp_path, monkeypatch):
+    monkeypatch.setattr("rigidities.last_layer.statistics.block._MOST_BATCHES", 1)
     (x, y), path, met = net.train, tmp_path / "c.safetensors", []
 
     def weight(batch: Any) -> torch.Tensor:

@@ -455,8 +455,10 @@ def _words(values: Tensor) -> Tensor:
     values = values.contiguous()
     if values.element_size() * values.shape[1] % 8:
         return values.view(torch.int32).to(torch.int64)
-    if values.storage_offset() * values.element_size() % 8:
-        values = values.clone()  # a view of wider words must begin at one
+    # A view of wider words must begin at one; what a compiled graph holds does.
+    compiled = torch.compiler.is_compiling()
+    if not compiled and values.storage_offset() * values.element_size() % 8:
+        values = values.clone()
     pairs = values.view(torch.int64)
     return torch.add(pairs, pairs >> 32, alpha=_ODD)
 
