@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import json
 import os
 import random
 import re
@@ -15,8 +14,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -26,6 +23,7 @@ from rigidities.last_layer.checkpoint import Checkpoint, _digest
 from rigidities.last_layer.statistics import block
 from tests.docs.test_docs import DOCS, blocks
 from tests.support.jobs import CONTEXT
+from tests.support.tampering import rewrite
 
 ROWS = 1500
 
@@ -375,17 +373,6 @@ def test_changed_bytes_and_newer_formats_are_refused(left):
     rewrite(left, lambda tensors, header: header.update(format=storage.FORMAT + 1))
     with refused("format", "pip install", "remove the file"):
         asks()(left)
-
-
-def rewrite(path, change):
-    """The file with other contents, and a checksum that fits."""
-    with safe_open(path, framework="pt") as file:
-        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-        header = json.loads(file.metadata()["rigidities"])
-    change(tensors, header)
-    text = json.dumps(header)
-    metadata = {"rigidities": text, "checksum": storage._checksum(text, tensors)}
-    save_file(tensors, path, metadata=metadata)
 
 
 @pytest.mark.parametrize(

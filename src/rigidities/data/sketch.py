@@ -37,8 +37,8 @@ S = TypeVar("S", bound="RowSketch")
 class RowSketch:
     """The rows of smallest hash of a data set: their hashes, and what else is kept of them.
 
-    Rows that came since the last `settle` stand in arrays of a fixed size, in the order in which
-    they came; `settle` sorts them in. A `limit` of 0 says that some rows had no hash, so that no
+    Rows that came since the last `settle` stand in arrays, in the order in which they came; these
+    grow to `room` times `size` rows, then `settle` sorts them in. A `limit` of 0 says that some rows had no hash, so that no
     row can be judged.
 
     Attributes:
@@ -136,6 +136,7 @@ class RowSketch:
         return lacking, judged
 
     def _less(self: S, other: RowSketch) -> tuple[S, int]:
+        """What is left without another's rows, and how many of those were not here."""
         left = self.clone()
         removed = RowTable.of(other.clone())
         removed.counts = -removed.counts
@@ -258,7 +259,7 @@ class RowTable:
 
 
 class _Recent:
-    """Arrays for so many rows, filled from the front."""
+    """Arrays of hashes and columns that are filled from the front, at first for so many rows."""
 
     def __init__(self, rows: int, hashes: Tensor, columns: dict[str, Tensor]) -> None:
         self._hashes = hashes.new_empty(rows)
