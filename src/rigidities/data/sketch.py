@@ -38,8 +38,8 @@ class RowSketch:
     """The rows of smallest hash of a data set: their hashes, and what else is kept of them.
 
     Rows that came since the last `settle` stand in arrays, in the order in which they came; these
-    grow to `room` times `size` rows, then `settle` sorts them in. A `limit` of 0 says that some rows had no hash, so that no
-    row can be judged.
+    grow to `room` times `size` rows, then `settle` sorts them in. A `limit` of 0 says that some
+    rows had no hash, so that no row can be judged.
 
     Attributes:
         hashes: sorted distinct int64, of the settled rows.
