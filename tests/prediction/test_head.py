@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from rigidities.prediction.head import GROWTH, Guard, Head, HeadForm, Inputs
+from rigidities.prediction.law import StudentT, Tilted
 from tests.support.tensors import close, normal
 
 F64 = torch.float64
@@ -38,39 +39,67 @@ def plain(head, k, q, mean, features):
     return both[:, 0].clamp(*head.bounds[k]), both[:, 1:].clamp(-3, 3)
 
 
+def some_guard() -> Guard:
+    return Guard(torch.tensor([2.0, 3.0], dtype=F64), torch.tensor([0.5, 0.1], dtype=F64))
+
+
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("dtype", [F64, torch.float32])
-def test_a_folded_head_equals_the_formulas(shared, dtype):
+@pytest.mark.parametrize("df", [6.0, torch.tensor([4.0, 9.0])], ids=["one law", "two laws"])
+def test_a_folded_head_equals_the_formulas(shared, dtype, df):
     head, inputs, _ = made(shared=shared)
-    rows = 50
+    rows, guard, law = 50, some_guard(), Tilted(df)
     features = 3 + 20 * normal(rows, TARGETS, WIDTH, seed=7)  # many beyond six spreads
     features = features[:, :1].expand(-1, TARGETS, -1) if shared else features
     q, mean = torch.exp(4 * normal(rows, seed=8)), 5 + 3 * normal(rows, TARGETS, seed=9)
     own = features[:, 0] if shared else features
-    form = HeadForm.of(head, dtype)
-    h, tilt = form(q[:, None].to(dtype), mean.to(dtype), own.to(dtype))
-    assert h.dtype == tilt.dtype == dtype
+    factor = 1 + normal(rows, 1, seed=10).square()
+    form = HeadForm.of(head, guard, law, dtype)
+    squared, second, tilt = form(q[:, None].to(dtype), mean.to(dtype), own.to(dtype), factor)
+    assert squared.dtype == second.dtype == tilt.dtype == dtype
     for k in range(TARGETS):
-        expected = plain(head, k, q, mean, features)
-        rtol = 1e-10 if dtype == F64 else 2e-5
-        close(h[:, k].double(), expected[0], rtol)
-        close(tilt[:, k].double(), expected[1], rtol)
+        h, steep = plain(head, k, q, mean, features)
+        rtol = 1e-10 if dtype == F64 else 3e-5
+        variance = h.exp() * factor[:, 0] + q + guard.variance(q[:, None])[:, k]
+        close(squared[:, k].double(), variance, rtol)
+        faded = steep / guard.beyond(q[:, None])[:, k, None]
+        close(tilt[:, k].double(), faded, rtol)
+        degrees = df if isinstance(df, float) else float(df[k])
+        close(second[:, k].double(), Tilted(degrees, faded).second, rtol)
         phi = inputs[k](q, mean[:, k], features[:, k])
         both = head.constant[k] + phi @ head.weight[k]
-        close(both[:, 0].clamp(*head.bounds[k]), expected[0])
+        close(both[:, 0].clamp(*head.bounds[k]), h)
+
+
+def one_target(features: torch.Tensor) -> tuple[Head, Inputs, torch.Tensor]:
+    """A head without tilts on these features, its inputs, and its weights (3 + D, 1)."""
+    q, mean = normal(len(features)).exp(), 5 + normal(len(features), seed=1)
+    inputs, weight = Inputs.of(q, mean, features), 0.3 * normal(3 + features.shape[1], 1, seed=4)
+    parts = ([weight], [weight[0]], [torch.tensor([-1.0, 1.0], dtype=F64)], [q[0]])
+    return Head.of([inputs], *parts, shared=True), inputs, weight
 
 
 def test_a_last_feature_of_ones_may_be_left_out():
     q, mean, features = normal(60).exp(), 5 + normal(60, seed=1), 3 + 2 * normal(60, 3, seed=2)
     features[:, 2] = 1.0
-    inputs, weight = Inputs.of(q, mean, features), 0.3 * normal(6, 1 + TERMS, seed=4)
-    parts = ([weight], [weight[0]], [torch.tensor([-1.0, 1.0], dtype=F64)], [q[0]])
-    form = HeadForm.of(Head.of([inputs], *parts, shared=True), F64)
+    head, inputs, weight = one_target(features)
+    form = HeadForm.of(head, None, StudentT(5.0), F64)
     whole = form(q[:, None], mean[:, None], features)
     for one, other in zip(whole, form(q[:, None], mean[:, None], features[:, :2]), strict=True):
         assert torch.equal(one, other)
-    phi = inputs(q, mean, features) @ weight + weight[0]
-    close(whole[0][:, 0], phi[:, 0].clamp(-1, 1))
+    h = (inputs(q, mean, features) @ weight + weight[0])[:, 0].clamp(-1, 1)
+    close(whole[0][:, 0], h.exp() + head.scale2 * q)
+    assert whole[1].item() == pytest.approx(5 / 3) and whole[2].shape == (60, 1, 0)
+
+
+def test_a_row_without_rigidity_and_constant_predictions_have_the_noise_alone():
+    one, features = torch.ones(20, dtype=F64), normal(20, 2)
+    inputs, weight = Inputs.of(one, 3 * one, features), torch.ones(5, 1, dtype=F64)
+    bounds = torch.tensor([-9.0, 9.0], dtype=F64)
+    head = Head.of([inputs], [weight], [weight[0]], [bounds], [one[0]], shared=True)
+    form = HeadForm.of(head, None, StudentT(5.0), F64)
+    squared, _, _ = form(0 * one[:, None], 7 * one[:, None], features)
+    close(squared[:, 0], (1 + inputs(one, one, features)[:, 3:].sum(1)).exp())
 
 
 def test_inputs_are_standardised_on_their_own_rows():
@@ -87,7 +116,7 @@ def test_constant_predictions_and_rigidities_have_no_input():
 
 
 def test_the_guard_equals_its_formulas():
-    guard = Guard(torch.tensor([2.0, 3.0], dtype=F64), torch.tensor([0.5, 0.1], dtype=F64))
+    guard = some_guard()
     q = torch.tensor([[0.05], [0.3], [4.0]], dtype=F64)
     for k, (scale2, reference) in enumerate(((2.0, 0.5), (3.0, 0.1))):
         for i, one in enumerate((0.05, 0.3, 4.0)):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..prediction.head import Guard, Head, widened
+from ..prediction.head import Guard, Head, HeadForm
 from ..prediction.law import LAWS, Gaussian, Law, StudentT, Tilted, law_named
 from ..prediction.noise import NOISES, GivenNoise, Noise, NoNoise, noise_named
 from .conformal import Conformal, Groups
@@ -194,20 +194,11 @@ class Calibration:
         noise = self.noise.variance(mean, features)
         return (noise if weight is None else noise * self.weight / weight).expand(mean.shape)
 
-    def around(
-        self, q: Tensor, h: Tensor, tilt: Tensor, weight: Tensor | None, given: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """The law's second moment (M, K), and tilt (M, K, J), of rows by a head's h and tilt."""
-        assert self.head is not None
-        noise = h.exp()
-        if given is not None:
-            noise = noise * given.to(noise)
-        if weight is not None:
-            noise = noise * (self.weight / weight).to(noise)
-        squared, tilt = widened(q, noise, tilt, self.head.scale2, self.guard)
-        second = self.shaped(tilt).second
-        second = second.to(squared) if isinstance(second, Tensor) else second
-        return squared * second, tilt
+    def form(self, dtype: torch.dtype) -> HeadForm | None:
+        """The head folded with its guard and law, in that precision; None without a head."""
+        if self.head is None:
+            return None
+        return HeadForm.of(self.head, self.guard, self.law, dtype)
 
     def with_functions(self, noise: Given | None, groups: Groups | None) -> Calibration:
         """With those again that a file does not hold; refused where none belongs to it."""
@@ -239,12 +230,6 @@ class Calibration:
         parts = ("scale", "weight", "joint", "head", "guard", "conformal")
         held = {name: part for name in parts if (part := getattr(self, name)) is not None}
         return replace(self, noise=noise, **{name: part.to(device) for name, part in held.items()})
-
-    def cast(self, dtype: torch.dtype) -> Calibration:
-        """With scales of q in another precision."""
-        parts = {name: getattr(self, name) for name in ("scale", "head", "guard")}
-        held = {name: part.to(dtype) for name, part in parts.items() if part is not None}
-        return replace(self, **held)
 
     def header(self) -> dict[str, Any]:
         """Plain values for a file's header; the tensors go by `tensors`."""

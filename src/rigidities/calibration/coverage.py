@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..prediction.head import HeadForm
 from ..prediction.prediction import Prediction
 from .calibration import Calibration
 from .gathering import Residuals
@@ -250,11 +249,11 @@ def predicted(
     share = part.share * calibration.weight / part.typical
     share = torch.where(share.isfinite(), share, 1.0)  # of weight zero, whose errors are not known
     noise = calibration.noise.level * share
-    if calibration.head is not None:
+    form = calibration.form(torch.float64)
+    if form is not None:
         inputs = part.kept["inputs"].to(torch.float64)
-        h, tilt = HeadForm.of(calibration.head, torch.float64)(q, mean, inputs)
-        whole, tilt = calibration.around(q, h, tilt, None, share)
-        noise = (whole - epistemic).clamp(min=0)
+        squared, second, tilt = form(q, mean, inputs, share)
+        noise = (squared * second - epistemic).clamp(min=0)
         law = calibration.shaped(tilt)
     noise, rigidity = (t.expand(mean.shape) for t in (noise, 1 / q))
     return Prediction(mean, epistemic, noise, rigidity, law=law, support=calibration.support)

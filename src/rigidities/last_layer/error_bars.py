@@ -133,25 +133,23 @@ class ErrorBars:
 
     Attributes:
         form: the quadratic form q in the model's precision.
-        cast: the calibration with scales in the form's precision.
-        scale2: $\alpha^2$, in the form's precision.
-        head: that of the calibration, in that precision, if any.
+        scale: $\alpha$, in the form's precision.
+        scale2: $\alpha^2$, likewise.
+        head: that of the calibration folded, in the model's precision or in float32, if any.
     """
 
     form: QuadraticForm
     calibration: Calibration
-    cast: Calibration
+    scale: Tensor
     scale2: Tensor
     head: HeadForm | None = None
 
     @classmethod
     def of(cls, posterior: Posterior, calibration: Calibration, dtype: torch.dtype) -> ErrorBars:
         """In a model's precision; the head in float32 at least."""
-        head, wide = calibration.head, torch.promote_types(dtype, torch.float32)
-        own = None if head is None else HeadForm.of(head, wide)
-        form = QuadraticForm.of(posterior, dtype)
-        scale2 = calibration.scale.square().to(form.dtype)
-        return cls(form, calibration, calibration.cast(form.dtype), scale2, own)
+        form, scale = QuadraticForm.of(posterior, dtype), calibration.scale
+        scale2 = scale.square().to(form.dtype)
+        return cls(form, calibration, scale.to(form.dtype), scale2, calibration.form(wider(dtype)))
 
     def of_batch(
         self, batch: Batch, reading: Reading, sample_weight: SampleWeight | None
@@ -171,35 +169,57 @@ class ErrorBars:
             weight: c, (M, 1) or (M, K).
             given: variances of a known noise, likewise.
         """
-        q, epistemic, more, tilt = self._parts(reading, weight, given)
-        noise = q.new_zeros(()).expand(epistemic.shape) if more is None else more
-        noise = noise if tilt is None else (noise - epistemic).clamp(min=0)
+        reading.check_targets(len(self.scale2))
+        with unmixed(reading.output):
+            q = self.form.root(reading.inputs, ones=reading.ones).square()
+            epistemic, tilt = self.scale2 * q, None
+            if self.head is not None:
+                moment, tilt = self._by_head(self.head, q, reading, weight, given)
+                noise = (moment - epistemic).clamp(min=0)
+            elif type(self.calibration.noise) is NoNoise:
+                noise = q.new_zeros(()).expand(epistemic.shape)
+            else:
+                noise = self._noise(reading, weight, given)
         return Spread(replace(reading, inputs=q, ones=False), noise, tilt)
 
     def std(self, reading: Reading, given: Tensor | None = None) -> Tensor:
         """The standard deviation of one batch, shaped and typed like the output."""
-        q, variance, more, tilt = self._parts(reading, None, given)
-        if more is not None:
-            variance = variance + more.to(q) if tilt is None else torch.maximum(variance, more)
-        return reading.unrows(variance.sqrt().to(reading.output.dtype))
-
-    def _parts(
-        self, reading: Reading, weight: Tensor | None, given: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        r"""q (M, 1 or K), $\alpha^2 q$, the noise if any, no tilt; by a head all variance, tilt."""
         reading.check_targets(len(self.scale2))
         with unmixed(reading.output):
-            q = self.form(reading.inputs, ones=reading.ones)
-            q = q.unsqueeze(1) if q.ndim == 1 else q
-            epistemic, noise = self.scale2 * q, self.calibration.noise
-            if self.head is None and type(noise) is NoNoise:
-                return q, epistemic, None, None
-            mean = reading.rows(reading.output)
-            if self.head is None:
-                found = self.calibration.noise_variance(mean, reading.features, weight)
-                return q, epistemic, found if given is None else found * given, None
-            h, tilt = self.head(q, mean, reading.inputs if reading.ones else head_inputs(reading))
-            return q, epistemic, *self.cast.around(q, h, tilt, weight, given)
+            root = self.form.root(reading.inputs, ones=reading.ones)
+            if self.head is not None:
+                q = root.square()
+                moment, _ = self._by_head(self.head, q, reading, None, given)
+                std = torch.maximum(moment, self.scale2 * q).sqrt()
+            elif type(self.calibration.noise) is NoNoise:
+                std = self.scale * root
+            else:
+                noise = self._noise(reading, None, given).to(root)
+                std = torch.addcmul(noise, self.scale2, root.square()).sqrt()
+        return reading.unrows(std.to(reading.output.dtype))
+
+    def _noise(self, reading: Reading, weight: Tensor | None, given: Tensor | None) -> Tensor:
+        """The variance of the noise, (M, K), of a calibration without a head."""
+        mean = reading.rows(reading.output)
+        noise = self.calibration.noise_variance(mean, reading.features, weight)
+        return noise if given is None else noise * given
+
+    def _by_head(
+        self,
+        head: HeadForm,
+        q: Tensor,
+        reading: Reading,
+        weight: Tensor | None,
+        given: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """The law's second moment about the mean (M, K), and its tilt (M, K, J)."""
+        factor = given
+        if weight is not None:
+            share = self.calibration.weight / weight
+            factor = share if given is None else share * given
+        mean = reading.rows(reading.output)
+        squared, second, tilt = head(q, mean, form_inputs(reading), factor)
+        return squared * second, tilt
 
     def given(self, batch: Batch, reading: Reading) -> Tensor | None:
         """Variances of a known noise, (M, 1) or (M, K); None for another noise."""
@@ -227,7 +247,7 @@ class ErrorBars:
         whole = Spread.join(spreads)
         reading, from_inputs = whole.reading, whole.from_inputs
         q = reading.features
-        dtype = torch.promote_types(reading.output.dtype, torch.float32)  # half has too few digits
+        dtype = wider(reading.output.dtype)
         found = Prediction(
             mean=reading.output,
             epistemic=reading.unrows(self.calibration.epistemic(q).to(dtype)),
@@ -264,6 +284,16 @@ def noise_variances(function: Given, batch: Batch, reading: Reading) -> Tensor:
     if not bool((found > 0).all()):
         raise ValueError("noise variances must be above zero for every row.")
     return found
+
+
+def form_inputs(reading: Reading) -> Tensor:
+    """What a folded head takes of a reading: it ignores a last column of ones."""
+    return reading.inputs if reading.ones else head_inputs(reading)
+
+
+def wider(dtype: torch.dtype) -> torch.dtype:
+    """A precision of results: half has too few digits."""
+    return dtype if dtype in (torch.float32, torch.float64) else torch.float32
 
 
 def head_inputs(rows: Reading | SampledRows) -> Tensor:

@@ -24,13 +24,13 @@ from ..notices import require_level
 from ..posterior.gram import HALVES, with_ones
 from ..posterior.joint import OwnPart
 from ..posterior.posterior import LARGEST_ROUNDING, Posterior
-from ..posterior.quadratic import Block, QuadraticForm, Split
-from ..prediction.head import Guard, HeadForm, widened
+from ..posterior.quadratic import Block, QuadraticForm, Split, norms
+from ..prediction.head import HeadForm
 from ..prediction.law import Tilted, TiltedRule
 from ..prediction.noise import GivenNoise, Noise
 from .ensemble.ensemble import member_outputs
 from .ensemble.members import Members
-from .error_bars import head_inputs
+from .error_bars import form_inputs, wider
 from .readout.graph import CopiedReadout, PlainCopy
 from .readout.reading import Reading
 from .wrapper import Exact
@@ -62,16 +62,9 @@ class FactorNorm(Statistics):
     def __init__(self, form: QuadraticForm, ones: bool, scale: float, constant: float) -> None:
         super().__init__()
         form = replace(form, factor=scale * form.factor, half=None)
-        self.rounding, self.error, self._dtype = form.rounding, 0.0, form.dtype
+        self.rounding, self.error, self.dtype = form.rounding, 0.0, form.dtype
         self._apart = ones and form.factor.ndim == 3  # which takes the column of ones itself
-        blocks = form.whole(ones and not self._apart)
-        if ones and not self._apart:
-            constant += float(form.factor[-1, -1]) ** 2
-        if constant > 0:  # one more entry of the norm
-            start, matrix, offset, _ = blocks[-1]
-            entries = matrix.new_zeros(matrix.shape[1]) if offset is None else offset
-            entries = torch.cat([entries, entries.new_tensor([math.sqrt(constant)])])
-            blocks[-1] = Block(start, nn.functional.pad(matrix, (0, 1)), entries)
+        blocks = form.made(ones=ones and not self._apart, constant=constant)
         self._starts = [block.start for block in blocks]
         for i, block in enumerate(blocks):
             self.register_buffer(f"matrix{i}", block.matrix)
@@ -88,19 +81,16 @@ class FactorNorm(Statistics):
                 self.register_buffer(f"{name}{i}", part, persistent=False)
 
     def forward(self, features: Tensor) -> Tensor:
-        """(M, D) -> (M,), or (M, T)."""
+        """(M, D) -> (M, 1), or (M, T)."""
         features = with_ones(features) if self._apart else features
         split = self._half is not None and features.dtype == self._half
-        features = features if split else features.to(self._dtype)
+        features = features if split else features.to(self.dtype)
         own: dict[str, Any] = self._buffers
-        norms = []
+        blocks = []
         for i, start in enumerate(self._starts):
             halves = Split(*(own[f"{name}{i}"] for name in Split._fields)) if split else None
-            norms.append(Block(start, own[f"matrix{i}"], own[f"offset{i}"], halves).norm(features))
-        if len(norms) == 1:
-            return norms[0]
-        whole: Tensor = torch.linalg.vector_norm(torch.stack(norms), dim=0)
-        return whole
+            blocks.append(Block(start, own[f"matrix{i}"], own[f"offset{i}"], halves))
+        return norms(blocks, features)
 
 
 class TruncatedNorm(Statistics):
@@ -115,73 +105,76 @@ class TruncatedNorm(Statistics):
             wide = torch.float64
         own = posterior.float64_error + posterior.doubt + 2 * torch.finfo(dtype).eps
         self.rounding = lost * torch.finfo(wide).eps + own
-        self.error, self._ones = posterior.error, ones
+        self.error, self.dtype, self._ones = posterior.error, wide, ones
         kept = posterior.eigenvectors * (1 / s - 1 / precisions).sqrt()
-        self.hold(kept=kept.to(wide), rate=1 / s, least=float(1 / precisions[-1]))
+        least = torch.tensor(float(1 / precisions[-1]), dtype=wide)
+        self.hold(kept=kept.to(wide), rate=torch.tensor(1 / s, dtype=wide), least=least)
 
     def forward(self, features: Tensor) -> Tensor:
-        """(M, D) -> (M,), or (M, K, D) -> (M, K)."""
-        features, kept = features.to(self.kept), self.kept
-        size = features.square().sum(-1)
+        """(M, D) -> (M, 1), or (M, K, D) -> (M, K)."""
+        features, kept, row = features.to(self.kept), self.kept, features.ndim == 2
+        size = features.square().sum(-1, keepdim=row)
         if self._ones:
             size, z = size + 1, torch.addmm(kept[-1], features, kept[:-1])
         else:
             z = features @ kept
-        q = size * self.rate.to(size) - z.square().sum(-1)
-        return torch.maximum(q, size * self.least.to(size)).sqrt()
+        q = size * self.rate - z.square().sum(-1, keepdim=row)
+        return torch.maximum(q, size * self.least).sqrt()
 
 
 class Bars(Statistics):
-    """What a calibration makes of q: variances, and the law's quantiles."""
+    """What a calibration makes of q: variances, and the law's quantiles.
 
-    def __init__(self, chosen: Calibration, dtype: torch.dtype, levels: Sequence[float]) -> None:
+    `dtype` is that of q, `wide` that of the head and of the quantiles.
+    """
+
+    def __init__(
+        self, chosen: Calibration, dtype: torch.dtype, wide: torch.dtype, levels: Sequence[float]
+    ) -> None:
         super().__init__()
-        law, head, guard = chosen.law, chosen.head, chosen.guard
+        law, form = chosen.law, chosen.form(wide)
         low, high = chosen.support or (None, None)
         self._bounds = (-math.inf if low is None else low, math.inf if high is None else high)
         for level in levels:
             require_level(level, "A quantile's")
         at = torch.tensor([*levels], dtype=torch.float64)[:, None, None]
-        self._noise, self._guarded = type(chosen.noise), guard is not None
-        self.hold(scale2=chosen.scale.square(), level=chosen.noise.level, levels=at)
-        form = {} if head is None else vars(HeadForm.of(head, dtype))
-        self._form = {name: isinstance(part, tuple) for name, part in form.items()}
-        self.hold(rate=0.0 if head is None else head.scale2, **form)
-        self.hold(guard=0.0 if guard is None else tuple(vars(guard).values()))
-        self._tilted = isinstance(law, Tilted) and head is not None and head.constant.shape[1] > 1
-        if isinstance(law, Tilted) and self._tilted:
-            self.hold(**law.rule(dtype, chosen.scale.device)._asdict())
+        self._noise, self._headed = type(chosen.noise), form is not None
+        self.hold(scale2=chosen.scale.square().to(dtype), levels=at)
+        self.hold(level=chosen.noise.level.to(dtype))
+        self._tilted = form is not None and len(form.basis) > 0
+        if form is not None:
+            self.hold(**form._asdict())
         else:
-            self.hold(second=law.second, z=law.quantile(at) if levels else 0.0)
+            self.hold(second=torch.as_tensor(law.second, dtype=dtype))
+        if levels and self._tilted:
+            assert isinstance(law, Tilted)
+            rule = law.rule(wide, chosen.scale.device)
+            self.hold(**{f"rule_{name}": part for name, part in rule._asdict().items()})
+        elif levels:
+            self.hold(z=law.quantile(at).to(wide))
 
     def forward(self, q: Tensor, mean: Tensor, reading: Reading) -> dict[str, Tensor]:
         """Variances of rows, (M, 1 or K), and quantiles, (L, M, K)."""
-        epistemic = self.scale2.to(q) * q
-        if self._form:
-            squared, second, z = self._around(q, mean, reading)
-            noise = (squared * second - epistemic).clamp(min=0)
+        own: dict[str, Any] = self._buffers
+        epistemic, tilt = self.scale2 * q, None
+        if self._headed:
+            form = HeadForm(*(own[name] for name in HeadForm._fields))
+            squared, second, tilt = form(q, mean, form_inputs(reading))
+            variance = torch.maximum(squared * second, epistemic)
         else:
             noise = self._noise(self.level).variance(mean, reading.features).to(q)
-            second, z = self.second.to(q), self.z
-        found = {"epistemic": epistemic, "noise": noise, "variance": epistemic + noise}
+            variance, second = (epistemic + noise).expand(mean.shape), self.second
+        found = {"epistemic": epistemic, "variance": variance}
         if len(self.levels):
-            kind = torch.promote_types(mean.dtype, torch.float32)
-            unit = (found["variance"] / second).sqrt().to(kind)
+            if tilt is not None and self._tilted:
+                rule = TiltedRule(*(own[f"rule_{name}"] for name in TiltedRule._fields))
+                z = rule.quantile(tilt, self.levels)
+            else:
+                z = self.z
+            kind = wider(mean.dtype)
+            unit = (variance / second).sqrt().to(kind)
             found["quantiles"] = (mean.to(kind) + z.to(kind) * unit).clamp(*self._bounds)
         return found
-
-    def _around(self, q: Tensor, mean: Tensor, reading: Reading) -> tuple[Tensor, Tensor, Tensor]:
-        """By the head: the law's squared scale (M, K), second moment and quantiles."""
-        own: dict[str, Any] = self._buffers
-        parts = {n: own[n].unbind() if many else own[n] for n, many in self._form.items()}
-        h, tilt = HeadForm(**parts)(q, mean, head_inputs(reading))
-        guard = Guard(*self.guard.unbind()) if self._guarded else None
-        squared, tilt = widened(q, h.exp(), tilt, self.rate, guard)
-        if not self._tilted:
-            return squared, self.second.to(squared), self.z
-        rule = TiltedRule(*(own[name] for name in TiltedRule._fields))
-        z = rule.quantile(tilt, self.levels) if len(self.levels) else self.levels
-        return squared, rule.moments(tilt)[..., 1].to(squared), z
 
 
 class Frozen(nn.Module):
@@ -266,15 +259,14 @@ class Frozen(nn.Module):
 
     def _found(self, reading: Reading, bars: Bars) -> dict[str, Tensor]:
         output, mean = reading.output, reading.rows(reading.output)
-        kind = torch.promote_types(output.dtype, torch.float32)  # half has too few digits
-        q = self.norm(reading.inputs).square()
-        found = bars(q[:, None] if q.ndim == 1 else q, mean, reading)
+        kind = wider(output.dtype)
+        found = bars(self.norm(reading.inputs).square(), mean, reading)
+        if "noise" in self.outputs:
+            found["noise"] = found["variance"] - found["epistemic"]
         wanted = {name: found[name].to(kind) for name in self.outputs if name in found}
         if "std" in self.outputs:
             wanted["std"] = found["variance"].sqrt().to(output.dtype)
-        rows = mean.shape[0]
-        spread = {n: t.expand(*t.shape[:-2], rows, -1) for n, t in wanted.items()}
-        return {"mean": output, **{n: reading.unrows(t) for n, t in spread.items()}}
+        return {"mean": output, **{n: reading.unrows(t) for n, t in wanted.items()}}
 
 
 def freeze(
@@ -308,7 +300,7 @@ def freeze(
         own = (float(chosen.scale), float(chosen.noise.level)) if folded else (1.0, 0.0)
         norm = FactorNorm(QuadraticForm.of(posterior, dtype, largest_rounding), ones, *own)
     levels = tuple(levels) if "quantiles" in outputs else ()
-    bars = None if folded else Bars(chosen, torch.promote_types(dtype, torch.float32), levels)
+    bars = None if folded else Bars(chosen, norm.dtype, wider(dtype), levels)
     frozen = Frozen(readout, norm, bars, outputs, levels, members, feed)
     return frozen.to(posterior.eigenvalues.device)
 

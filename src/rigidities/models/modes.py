@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -25,10 +26,22 @@ R = TypeVar("R")
 
 
 def outside_graphs(function: Callable[P, R]) -> Callable[P, R]:
-    """Never compiled, as by `torch.compiler.disable`, whose seconds of import wait for a call."""
-    run = _disable_dynamo(function)
+    """Never compiled, as by `torch.compiler.disable`.
+
+    Torch's compiler takes seconds to import: where nobody has imported it, nothing can be compiled,
+    and the function is called as it is.
+    """
+    disabled = _disable_dynamo(function)
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        if "torch._dynamo" in sys.modules:
+            return disabled(*args, **kwargs)
+        return function(*args, **kwargs)
+
     told = {"_torchdynamo_disable": True, "_torchdynamo_disable_msg": "uq.freeze() can be compiled"}
-    vars(run).update(told)  # for torch's own message
+    for wrapper in (disabled, run):
+        vars(wrapper).update(told)  # for torch's own message
     return run
 
 

@@ -6,6 +6,8 @@ never multiplied, which makes the extra cost of an error bar about half of a D x
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -57,13 +59,13 @@ class Block(NamedTuple):
     halves: Split | None = None
 
     def norm(self, features: Tensor) -> Tensor:
-        """Of this part of $R f$: (N, D) -> (N,), or (N, T); by halves for rows of their kind."""
+        """Of this part of $R f$: (N, D) -> (N, 1), or (N, T); by halves for rows of their kind."""
         rows = features[..., self.start :] if self.start else features
         matrix, offset, halves = self.matrix, self.offset, self.halves
         if halves is not None and rows.dtype == halves.high.dtype:
             z = halves.product(rows)
             z = z if offset is None else z + offset / halves.unit
-            return torch.mul(torch.linalg.vector_norm(z, dim=-1), halves.unit)
+            return torch.mul(_row_norms(z), halves.unit)
         if matrix.ndim == 3:
             z = torch.einsum("nd,tdk->ntk" if rows.ndim == 2 else "ntd,tdk->ntk", rows, matrix)
         else:
@@ -72,8 +74,22 @@ class Block(NamedTuple):
                     z = rows @ matrix if offset is None else rows @ matrix + offset
                 else:
                     z = torch.addmm(offset, rows, matrix)
-        norm: Tensor = torch.linalg.vector_norm(z, dim=-1)
-        return norm
+        return _row_norms(z)
+
+
+def norms(blocks: Sequence[Block], features: Tensor) -> Tensor:
+    r"""$|R f|$, the root of q, by the blocks of R: (N, D) -> (N, 1), or (N, T)."""
+    each = [block.norm(features) for block in blocks]
+    if len(each) == 1:
+        return each[0]
+    whole: Tensor = torch.linalg.vector_norm(torch.stack(each), dim=0)
+    return whole
+
+
+def _row_norms(rows: Tensor) -> Tensor:
+    """(N, k) -> (N, 1), (N, T, k) -> (N, T)."""
+    norm: Tensor = torch.linalg.vector_norm(rows, dim=-1, keepdim=rows.ndim == 2)
+    return norm
 
 
 @dataclass(frozen=True)
@@ -116,40 +132,52 @@ class QuadraticForm:
         bound += result + posterior.float64_error + posterior.doubt
         return cls(posterior.factor.to(wide), wide, bound, half)
 
-    def __call__(self, features: Tensor, *, ones: bool = False) -> Tensor:
-        """(N, D) -> (N,); with one block of features or one Gram per target (N, T).
+    def __call__(self, features: Tensor) -> Tensor:
+        """q: (N, D) -> (N,); with one block of features or one Gram per target (N, T)."""
+        q = self.root(features).square()
+        return q.squeeze(-1) if features.ndim == 2 and self.factor.ndim == 2 else q
+
+    def root(self, features: Tensor, *, ones: bool = False) -> Tensor:
+        r"""$\sqrt q$: (N, D) -> (N, 1); with one block of features or one Gram per target (N, T).
 
         With `ones` the features come without their last column, which is one.
         """
-        flat = ones and self.factor.ndim == 2
-        features = with_ones(features) if ones and not flat else features
+        apart = ones and self.factor.ndim == 3  # one Gram per target has no offsets
+        features = with_ones(features) if apart else features
         features = features if features.dtype == self.half else features.to(self.dtype)
-        blocks, total = self.affine if flat else (self.blocks, None)
-        for block in blocks:
-            norm = block.norm(features).square()
-            total = norm if total is None else total + norm
-        assert total is not None
-        return total
+        return norms(self.affine if ones and not apart else self.blocks, features)
 
     @cached_property
     def blocks(self) -> list[Block]:
         """R[start:stop, start:]^T of each block row of R."""
-        return self.whole(False)
+        return self.made(ones=False)
 
     @cached_property
-    def affine(self) -> tuple[list[Block], Tensor]:
-        """The same without the last column, which is an offset, and what the last row adds."""
-        return self.whole(True), self.factor[-1, -1].square()
+    def affine(self) -> list[Block]:
+        """The same for features without their last column, which is one: R's is an offset."""
+        return self.made(ones=True)
 
-    def whole(self, ones: bool) -> list[Block]:
-        """The blocks; with `ones`, the last column is an offset."""
+    def made(self, *, ones: bool, constant: float = 0.0) -> list[Block]:
+        """The blocks; with `ones` the last column is an offset. `constant` is added to q.
+
+        What does not depend on the features, the last row's entry and the constant, is one more
+        entry of the last block's product.
+        """
         factor, width, blocks = self.factor, self.factor.shape[-1] - ones, []
         step = block_height(width, factor.device.type, *((4096, 4) if self.half else (1024,)))
         for i in range(0, width, step):
             rows = factor[..., i : min(i + step, width), :]
             matrix = rows[..., i:width].mT.contiguous()
-            halves = None if self.half is None else Split.of(matrix, self.half)
-            blocks.append(Block(i, matrix, rows[:, -1].contiguous() if ones else None, halves))
+            blocks.append(Block(i, matrix, rows[:, -1].contiguous() if ones else None))
+        if ones:
+            constant += float(factor[-1, -1]) ** 2
+        if constant > 0:
+            start, matrix, offset, _ = blocks[-1]
+            entries = matrix.new_zeros(matrix.shape[1]) if offset is None else offset
+            entries = torch.cat([entries, entries.new_tensor([math.sqrt(constant)])])
+            blocks[-1] = Block(start, torch.nn.functional.pad(matrix, (0, 1)), entries)
+        if self.half is not None:
+            blocks = [block._replace(halves=Split.of(block.matrix, self.half)) for block in blocks]
         return blocks
 
 

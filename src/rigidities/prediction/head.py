@@ -12,11 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-Parts = tuple[Tensor, ...]
+from .law import Law, Tilted
+
 FAR_Q, FAR, STEEPEST = 4.0, 6.0, 3.0
 GROWTH = 0.8
 """Power of q by which the guard's variance grows beyond its reference."""
@@ -116,77 +118,207 @@ class Head:
         return dict(vars(self))
 
 
-@dataclass(frozen=True)
-class HeadForm:
-    """A head folded for speed, in one precision: inputs are clipped as they are.
+class HeadForm(NamedTuple):
+    r"""A head, its guard and its law folded for speed: plain tensors in one precision.
+
+    Numbers of single predictions have a last dimension of one: they are (M, 1) of one target and
+    (M, K, 1) of several. They broadcast against what belongs to the targets, whose shapes below are
+    those for several; for one target they lack the K. There are J = 8 tilts, or none.
 
     Attributes:
-        reach: least and largest features, (D,) or (K, D).
+        lowest: to which features are clipped, (D,), or (K, D) for features of their own.
+        highest: likewise.
         weight: of the features, (D, K (1 + J)), or (K, D, 1 + J) for features of their own.
-        own: least, largest, centre and 1 / spread of log q and the prediction, (K, 2).
-        first: weights of these two and of their squares, (K, 4, 1 + J).
-        constant: (K, 1, 1 + J).
-        bounds: least and largest h and tilt, (K, 1 + J).
+        constant: (K (1 + J),), or (K, 1, 1 + J).
+        q_rate: log q is standardised by this, (K, 1), and
+        q_shift: (K, 1).
+        mean_rate: likewise the prediction.
+        mean_shift: (K, 1).
+        mean_low: its range, standardised, (K, 1).
+        mean_high: (K, 1).
+        by_q: the weights of log q, (K, 1 + J).
+        by_mean: of the prediction.
+        by_square: of its square.
+        low: least h and tilt, (K, 1 + J).
+        high: the largest.
+        scale2: of q in the law's squared scale, (K, 1).
+        guard: $\alpha_g^2 q_{ref}$, (K, 1); zero without a guard.
+        guard_rate: $1 / q_{ref}$, (K, 1); zero without a guard.
+        basis: of the tilt at 64 midpoints, (J, 64).
+        second: the law's second moment, (K, 1); of a tilted one what stands for $z^2$ at the
+            midpoints, (64, 1), or (K, 64) where degrees of freedom differ.
     """
 
-    reach: Parts
+    lowest: Tensor
+    highest: Tensor
     weight: Tensor
-    own: Parts
-    first: Tensor
     constant: Tensor
-    bounds: Parts
+    q_rate: Tensor
+    q_shift: Tensor
+    mean_rate: Tensor
+    mean_shift: Tensor
+    mean_low: Tensor
+    mean_high: Tensor
+    by_q: Tensor
+    by_mean: Tensor
+    by_square: Tensor
+    low: Tensor
+    high: Tensor
+    scale2: Tensor
+    guard: Tensor
+    guard_rate: Tensor
+    basis: Tensor
+    second: Tensor
 
     @classmethod
-    def of(cls, head: Head, dtype: torch.dtype) -> HeadForm:
+    def of(cls, head: Head, guard: Guard | None, law: Law, dtype: torch.dtype) -> HeadForm:
         """Standardisation goes into weights and constant, in float64."""
-        (a, b, both), away = head.weight[:, :3].unbind(1), _finite(head.spread) * FAR
-        weight = (head.weight[:, 3:].mT / head.spread.unsqueeze(-2)).mT  # (K, D, 1 + J)
-        shift = head.centre.expand(weight.shape[:2])[:, None] @ weight
-        constant = head.constant - shift[:, 0] - head.output[:, 4:] * both
-        width = head.centre.shape[-1] - bool(head.spread[..., -1:].isinf().all())
-        weight = weight[:, :width]  # a last column of ones, which may be left out, has weight zero
-        if head.centre.ndim == 1:
-            weight = weight.movedim(0, 1).flatten(1)
-        middle, far = head.rigidity[:, 0], _finite(head.rigidity[:, 1]) * FAR_Q
-        low, high, centre, spread, _ = head.output.unbind(1)
-        own = [(middle - far, low), (middle + far, high), (middle, centre)]
-        own.append((1 / head.rigidity[:, 1], 1 / spread))
-        steepest = torch.full_like(constant[:, 1:], STEEPEST)
-        ends = zip(head.bounds.mT[..., None], (-steepest, steepest), strict=True)
+        targets, terms = head.constant.shape
+        own_features = head.centre.ndim == 2 and targets > 1
+        centre, spread = head.centre, head.spread
+        if centre.ndim == 2 and targets == 1:
+            centre, spread = centre[0], spread[0]
+        # a last column of ones, which may be left out, has the weight zero
+        width = centre.shape[-1] - bool(spread[..., -1:].isinf().all())
 
-        def cast(part: Tensor) -> Tensor:
-            return part.to(dtype).contiguous()
-
-        return cls(
-            tuple(cast((head.centre + far)[..., :width]) for far in (-away, away)),
-            cast(weight),
-            tuple(cast(torch.stack(pair, -1)) for pair in own),
-            cast(torch.stack([a, b, torch.zeros_like(a), both], 1)),
-            cast(constant[:, None]),
-            tuple(cast(torch.cat(pair, 1)) for pair in ends),
-        )
-
-    def __call__(self, q: Tensor, mean: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """h (M, K) and tilt (M, K, J) of q (M, 1 or K), predictions (M, K) and features."""
-        dtype = self.constant.dtype
-        low, high, centre, rate = (part[:, None] for part in self.own)  # (K, 1, 2)
-        # Targets come first from here on: onnxruntime joins a transpose in front of a product with
-        # it, and ends the process for a batch of no rows.
-        log_q = q.to(dtype).log().expand_as(mean)
-        own = torch.stack([log_q.mT, mean.to(dtype).mT], -1)  # (K, M, 2)
-        own = (torch.clamp(own, low, high) - centre) * rate
-        own = torch.cat([own, own.square()], -1)
-        both = torch.baddbmm(self.constant, own, self.first)  # (K, M, 1 + J)
-        width = self.reach[0].shape[-1]
-        features = features if features.shape[-1] == width else features[..., :width]
-        clipped = torch.clamp(features.to(dtype), *self.reach)
-        if clipped.ndim == 3:
-            both = torch.baddbmm(both, clipped.transpose(0, 1), self.weight).transpose(0, 1)
+        weight = (head.weight[:, 3:].mT / spread.unsqueeze(-2)).mT  # (K, D, 1 + J)
+        shift = centre.expand(weight.shape[:2])[:, None] @ weight
+        by_q, by_mean, by_square = head.weight[:, :3].unbind(1)  # (K, 1 + J) each
+        constant = head.constant - shift[:, 0] - head.output[:, 4:] * by_square
+        weight = weight[:, :width]
+        if not own_features:
+            weight, constant = weight.movedim(0, 1).flatten(1), constant.flatten()
         else:
-            flat = both.transpose(0, 1).flatten(1)
-            both = torch.addmm(flat, clipped, self.weight).view(-1, *self.bounds[0].shape)
-        both = torch.clamp(both, *self.bounds)
-        return both[..., 0], both[..., 1:]
+            constant = constant[:, None]
+
+        q_rate, q_centre, by_q = _standardised(head.rigidity[:, 1:], head.rigidity[:, :1], by_q)
+        least, most, middle, size = head.output[:, :4, None].unbind(1)  # (K, 1) each
+        constant_mean = size.isinf()
+        mean_rate, middle, by_mean = _standardised(size, middle, by_mean)
+        by_square = torch.where(constant_mean, 0.0, by_square)
+        reference = torch.zeros_like(q_rate)
+        raised = torch.zeros_like(q_rate)
+        if guard is not None:
+            reference, raised = 1 / guard.reference[:, None], guard.scale2 * guard.reference
+            raised = raised[:, None]
+        away = FAR * _finite(spread)
+        steepest = torch.full_like(head.constant[:, 1:], STEEPEST)
+        basis, second = _second_moment(law, terms - 1, targets, head.constant.device)
+
+        def each(part: Tensor) -> Tensor:
+            """Of each target (K, n), in the shape that single predictions broadcast against."""
+            return part if targets > 1 else part[0]
+
+        form = cls(
+            lowest=(centre - away)[..., :width],
+            highest=(centre + away)[..., :width],
+            weight=weight,
+            constant=constant,
+            q_rate=each(q_rate),
+            q_shift=each(-q_centre * q_rate),
+            mean_rate=each(mean_rate),
+            mean_shift=each(-middle * mean_rate),
+            mean_low=each(torch.where(constant_mean, 0.0, (least - middle) * mean_rate)),
+            mean_high=each(torch.where(constant_mean, 0.0, (most - middle) * mean_rate)),
+            by_q=each(by_q),
+            by_mean=each(by_mean),
+            by_square=each(by_square),
+            low=each(torch.cat([head.bounds[:, :1], -steepest], 1)),
+            high=each(torch.cat([head.bounds[:, 1:], steepest], 1)),
+            scale2=each(head.scale2[:, None]),
+            guard=each(raised),
+            guard_rate=each(reference),
+            basis=basis,
+            second=second if terms > 1 else each(second),
+        )
+        return cls(*(part.to(dtype).contiguous() for part in form))
+
+    def __call__(
+        self, q: Tensor, mean: Tensor, features: Tensor, factor: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Squared scale (M, K) of the law, its second moment in these units, and tilt (M, K, J).
+
+        The second moment is (M, K), or (K,) where there is no tilt.
+
+        Args:
+            q: unscaled variances, (M, 1 or K).
+            mean: predictions, (M, K).
+            features: (M, D), or (M, K, D) for features of their own; columns beyond D are ignored.
+            factor: by which the noise of each row is multiplied, (M, 1 or K), if it is.
+        """
+        one_target = self.scale2.ndim == 1
+        dtype = self.scale2.dtype
+        q, mean, features = q.to(dtype), mean.to(dtype), features.to(dtype)
+        if not one_target:
+            q, mean = q.unsqueeze(-1), mean.unsqueeze(-1)
+        both = self._linear(features)
+
+        # What log q and the prediction say of h and of the tilts. q may be zero, and its logarithm
+        # then lies at the lower end.
+        a = torch.addcmul(self.q_shift, q.log(), self.q_rate).clamp(-FAR_Q, FAR_Q)
+        b = torch.addcmul(self.mean_shift, mean, self.mean_rate)
+        b = torch.clamp(b, self.mean_low, self.mean_high)
+        both = torch.addcmul(both, a, self.by_q)
+        both = torch.addcmul(both, b, torch.addcmul(self.by_mean, b, self.by_square))
+        both = torch.clamp(both, self.low, self.high)
+
+        noise = both[..., :1].exp()
+        if factor is not None:
+            factor = factor.to(dtype)
+            noise = noise * (factor if one_target else factor.unsqueeze(-1))
+        beyond = (q * self.guard_rate).clamp(min=1)
+        squared = torch.addcmul(noise, self.scale2, q)
+        squared = torch.addcmul(squared, self.guard, beyond**GROWTH - 1)
+        tilt = both[..., 1:] / beyond
+        second = self._second(tilt) if tilt.shape[-1] else self.second
+        if one_target:
+            return squared, second, tilt.unsqueeze(1)
+        return squared.squeeze(-1), second.squeeze(-1), tilt
+
+    def _linear(self, features: Tensor) -> Tensor:
+        """Constants and what features add to h and tilt: (M, 1 + J), or (M, K, 1 + J)."""
+        one_target, width = self.scale2.ndim == 1, self.lowest.shape[-1]
+        if features.ndim == 3 and one_target:
+            features = features.squeeze(1)
+        if features.shape[-1] != width:
+            features = features[..., :width]
+        clipped = torch.clamp(features, self.lowest, self.highest)
+        if clipped.ndim == 3:
+            each = torch.baddbmm(self.constant, clipped.transpose(0, 1), self.weight)
+            return each.transpose(0, 1)
+        both = torch.addmm(self.constant, clipped, self.weight)
+        return both if one_target else both.view(-1, *self.low.shape)
+
+    def _second(self, tilt: Tensor) -> Tensor:
+        """The second moments of tilted laws, (M, 1) or (M, K, 1)."""
+        share = (tilt @ self.basis).softmax(-1)
+        if self.second.shape[-1] == 1:
+            return share @ self.second
+        # A sum, not a product of matrices: onnxruntime does not broadcast one over no rows.
+        return (share * self.second).sum(-1, keepdim=True)
+
+
+def _standardised(spread: Tensor, centre: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rate, centre (K, 1) and weights (K, 1 + J) of an input; without weight where it is constant.
+
+    The rate of a constant input is one: times zero, the logarithm of zero would be NaN.
+    """
+    constant = spread.isinf()
+    rate = torch.where(constant, 1.0, 1 / spread)
+    return rate, torch.where(constant, 0.0, centre), torch.where(constant, 0.0, weight)
+
+
+def _second_moment(
+    law: Law, tilts: int, targets: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """The fields `basis` and `second` of a form, float64."""
+    if tilts:
+        assert isinstance(law, Tilted)
+        rule = law.rule(torch.float64, device)
+        values = rule.values[..., 1]  # (degrees of freedom, 64)
+        return rule.basis, values.mT if len(values) == 1 else values
+    second = torch.as_tensor(law.second, dtype=torch.float64).to(device)
+    return second.new_zeros(0, 64), second.expand(targets)[:, None]
 
 
 def _finite(spread: Tensor) -> Tensor:
@@ -225,15 +357,3 @@ class Guard:
     def tensors(self) -> dict[str, Tensor]:
         """For files."""
         return dict(vars(self))
-
-
-def widened(
-    q: Tensor, noise: Tensor, tilt: Tensor, scale2: Tensor, guard: Guard | None
-) -> tuple[Tensor, Tensor]:
-    """The law's squared scale (M, K) and tilt of rows, by a head's noise and tilt and a guard."""
-    squared = torch.addcmul(noise.to(q), scale2.to(q), q)
-    if guard is not None:
-        beyond = guard.beyond(q)
-        squared = squared + guard.variance(q, beyond)
-        tilt = tilt / beyond[..., None].to(tilt)
-    return squared, tilt

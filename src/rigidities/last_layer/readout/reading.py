@@ -86,6 +86,8 @@ class Reading:
         if self.order is not None:
             tensor = tensor.reshape(self.inner[0], -1)[:, self.order]
         if self.axis == -1:
+            if tensor.ndim == 2 and self.order is None and tensor.shape[1] == self.inner[-1]:
+                return tensor
             return tensor.reshape(-1, self.inner[-1])
         moved = tensor.reshape(self.inner).movedim(self.axis, -1)
         return moved.reshape(-1, moved.shape[-1])
@@ -94,6 +96,8 @@ class Reading:
         """(..., M, K), or (..., M, 1) to be repeated for each target, in the output's shape."""
         targets, several = self.inner[self.axis], rows.shape[:-2]
         if self.axis == -1 and self.order is None:
+            if rows.shape == self.output.shape:
+                return rows
             return rows.expand(*several, -1, targets).reshape(*several, *self.output.shape)
         shape = [n for i, n in enumerate(self.inner) if i != self.axis % len(self.inner)]
         full = rows.expand(*several, -1, targets).reshape(*several, *shape, targets)
