@@ -143,7 +143,7 @@ class Bars(Statistics):
         self.hold(level=chosen.noise.level.to(dtype))
         self._tilted = form is not None and len(form.basis) > 0
         if form is not None:
-            self.hold(**form._asdict())
+            self.hold(**{f"head_{name}": part for name, part in form._asdict().items()})
         else:
             self.hold(second=torch.as_tensor(law.second, dtype=dtype))
         if levels and self._tilted:
@@ -158,7 +158,7 @@ class Bars(Statistics):
         own: dict[str, Any] = self._buffers
         epistemic, tilt = self.scale2 * q, None
         if self._headed:
-            form = HeadForm(*(own[name] for name in HeadForm._fields))
+            form = HeadForm(*(own[f"head_{name}"] for name in HeadForm._fields))
             squared, second, tilt = form(q, mean, form_inputs(reading))
             variance = torch.maximum(squared * second, epistemic)
         else:
