@@ -198,7 +198,12 @@ def test_rows_at_a_bound_bring_the_slope_of_the_mass_beyond_it(gaussian):
 
     steps = 1e-5 * torch.eye(len(vector), dtype=F64)
     slopes = torch.stack([(value(vector + d) - value(vector - d)) / 2e-5 for d in steps])
-    close(problem._derivatives(fit, 5.0)[0], slopes, 1e-6)
+    found, gradient = problem.value_and_gradient(fit, 5.0)
+    assert found == pytest.approx(float(value(vector)))
+    close(gradient[:-1], slopes, 1e-6)
+    ends = [problem.objective(replace(fit, tail=1.0 + off), 5.0) for off in (0.05, -0.05)]
+    by_tail = 0.0 if gaussian else (ends[0] - ends[1]) / 0.1
+    assert float(gradient[-1]) == pytest.approx(float(by_tail), abs=0.01)
     without = replace(problem, rows=replace(rows, side=torch.zeros_like(side)))
     s = fit.squared_scale(rows, fit.log_noise(inputs)).sqrt()
     z, law = rows.residual / s, fit.law

@@ -54,7 +54,7 @@ def test_predictions_are_those_of_the_fit_to_left_out_and_validation_rows(one, u
     fit, test = whole_fit(uq, one), dense_rows(uq, one.test, seen=False)
     p = uq.predict(one.test[0])
     close(p.scale[:, 0].square(), fit.squared_scale(test), 1e-5)
-    theta = fit.tilt(fit.columns(test)).clamp(-3, 3) / fit.guard.beyond(test.q)[:, None]
+    theta = fit.tilt(fit.design.columns(test)).clamp(-3, 3) / fit.guard.beyond(test.q)[:, None]
     close(p.law.tilt[:, 0], theta, 1e-4)
     close(torch.as_tensor(p.law.df), torch.tensor(fit.scale.df), 1e-5)
     nll = -p.log_prob(one.test[1])[:, 0]
@@ -74,7 +74,7 @@ def test_epistemic_and_noise_make_up_the_second_moment_of_the_law(one, uq):
 def test_the_squared_scale_is_noise_plus_scale_plus_guard(one, uq):
     own, test = uq.calibration, dense_rows(uq, one.test, seen=False)
     fit = whole_fit(uq, one)
-    h = fit.scale.log_noise(fit.columns(test)).clamp(*fit.bounds)
+    h = fit.scale.log_noise(fit.design.columns(test)).clamp(*fit.bounds)
     reference, power = own.guard.reference, (test.q / own.guard.reference).clamp(min=1) ** GROWTH
     beyond = own.guard.scale2 * reference * (power - 1)
     s2 = h.exp() + own.head.scale2 * test.q + beyond

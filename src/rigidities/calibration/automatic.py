@@ -163,7 +163,7 @@ def calibration(
         noise=noise,
         law=law,
         weight=weight,
-        head=Head.of([fit.inputs for fit in fits], *own, shared=shared),
+        head=Head.of([fit.design.inputs for fit in fits], *own, shared=shared),
         guard=guard,
         support=wanted.support,
     )

@@ -18,7 +18,8 @@ from torch import Tensor
 from ..prediction.law import Gaussian
 from .gain import FEWEST_ROWS, Gain, constant_nll, folds
 from .rows import Rows
-from .target_fit import Parts, TargetFit, fitted, law_nll
+from .scale_fit import ScaleFit
+from .target_fit import Design, Parts, TargetFit, fitted, law_nll
 
 CONSTANT, PAPER, NOISE, TAILS, HEAD, FULL = LADDER = (
     "constant bar",
@@ -81,12 +82,16 @@ class Ladder:
             features: where targets share them.
             barred: as above.
         """
-        fits = [rungs(one, parts, features=features) for one in rows]
-        if min(len(one.held) for one in rows) < FEWEST_ROWS:
-            return cls(rows, fits, [], barred)
-        each_q = [None] * len(rows) if paper_q is None else paper_q
-        pairs = zip(rows, fits, each_q, strict=True)
-        return cls(rows, fits, [judged(one, own, parts, q) for one, own, q in pairs], barred)
+        enough = min(len(one.held) for one in rows) >= FEWEST_ROWS
+        fits, scores = [], []
+        for k, one in enumerate(rows):
+            design = Design.of(one, features)
+            if parts.head or parts.tilt:
+                one = design.applied(one)  # once for all fits and folds
+            fits.append(rungs(one, parts, design=design))
+            if enough:
+                scores.append(judged(one, fits[-1], parts, paper_q and paper_q[k]))
+        return cls(rows, fits, scores, barred)
 
     @property
     def means(self) -> dict[str, float]:
@@ -157,13 +162,11 @@ def _within(scores: list[Scores], rung: str, simpler: str, allowed: float) -> bo
     return mean <= allowed * error  # false for NaN too
 
 
-def rungs(
-    rows: Rows, parts: Parts, like: Fits | None = None, *, features: Features | None = None
-) -> Fits:
+def rungs(rows: Rows, parts: Parts, like: Fits | None = None, design: Design | None = None) -> Fits:
     """The fits of one target's rows by their names in `LADDER`, but for the paper's form.
 
     Those with parts that are not wanted are not among them. `like`, fits to nearly the same rows,
-    and `features` as in `fitted`.
+    and `design` as in `fitted`.
     """
     plain = replace(parts, head=False, tilt=False)
     wanted = {CONSTANT: replace(plain, rigidity=False), NOISE: replace(plain, tails=False)}
@@ -173,12 +176,14 @@ def rungs(
         wanted[HEAD] = replace(parts, tilt=False)
     if parts.tilt and parts.tails:
         wanted[FULL] = parts
-    found = {}
+    found: Fits = {}
+    constants: dict[bool, ScaleFit | None] = {}  # with tails and without, for all rungs
     for name, own in wanted.items():
         if name == HEAD and FULL in wanted:
             continue  # it is the full model without its tilt
-        near = None if like is None else like[name]
-        found[name] = fitted(rows, own, near, features=features)
+        near, constant = None if like is None else like[name], constants.get(own.tails)
+        found[name] = fitted(rows, own, near, design=design, constant=constant)
+        constants[own.tails] = found[name].constant
     if HEAD in wanted and FULL in wanted:
         found[HEAD] = replace(found[FULL], tilt=None)
     return {name: found[name] for name in wanted}

@@ -23,6 +23,8 @@ FAR = 1e3
 """Robust units beyond which a residual counts as one of that size."""
 FEW = 0.02
 """Share of the rows that may be outliers: more of them are data."""
+TINY = 1e-6
+"""Of the mean squared residual, added to each square."""
 _NAMED = 5  # of the rows that lie far out
 
 
@@ -39,6 +41,8 @@ class Rows:
         seen: whether the row was trained on, (n,).
         side: -1 or 1 where the target lies at the lower or the upper bound of its support, so that
             the law's mass beyond is what the row shows; 0 elsewhere, (n,). Empty: 0 for all.
+        columns: the inputs of a head, (n, P), once they are known (`target_fit.Design`); the
+            features are then no longer needed, and left out.
     """
 
     residual: Tensor
@@ -48,6 +52,7 @@ class Rows:
     share: Tensor
     seen: Tensor
     side: Tensor = field(default_factory=lambda: torch.zeros(0))
+    columns: Tensor | None = None
 
     def __post_init__(self) -> None:
         if not len(self.side):
@@ -57,13 +62,14 @@ class Rows:
         return len(self.q)
 
     def __getitem__(self, which: Tensor) -> Rows:
-        return Rows(*(getattr(self, one.name)[which] for one in fields(self)))
+        parts = (getattr(self, one.name) for one in fields(self))
+        return Rows(*(None if part is None else part[which] for part in parts))
 
     @classmethod
     def join(cls, parts: list[Rows]) -> Rows:
         """All of them."""
-        columns = ([getattr(part, one.name) for part in parts] for one in fields(cls))
-        return cls(*(torch.cat(column) for column in columns))
+        names = [one.name for one in fields(cls) if one.name != "columns"]
+        return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
 
     @cached_property
     def held(self) -> Rows:
@@ -109,6 +115,11 @@ class Rows:
     def size(self) -> Tensor:
         """The mean squared residual of rows held out, single far ones clipped."""
         return clipped_mean(self.held.residual.square())
+
+    @cached_property
+    def square(self) -> Tensor:
+        """Squared residuals, plus a little: one of zero is no certainty, (n,)."""
+        return self.residual.square() + TINY * self.size
 
     @cached_property
     def level(self) -> Tensor:

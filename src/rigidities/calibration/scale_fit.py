@@ -10,20 +10,23 @@ trained on. Priors: $\kappa \sim N(0, 1)$, narrower below zero;
 $\log(\nu - 2) \sim N(\log 6, 1.5^2)$; $\log \alpha^2 \sim N(\cdot, 1.5^2)$ about a first estimate,
 since single predictions hardly tell $\alpha^2$ from the noise; w has the precision 2 on the first
 three inputs and $\lambda$ on the others, chosen by Laplace's approximation of the evidence. The
-maximum is found by Fisher scoring: $\log s^2$ has the information $\nu / 2(\nu + 3)$ a row. A row
+maximum is found by L-BFGS with the expected information as the curvature to begin with:
+$\log s^2$ has the information $\nu / 2(\nu + 3)$ a row. That matrix is by far the dearest part, so
+that one serves for all steps, for the next penalty, and for the folds of a cross-validation. A row
 whose target lies at a bound of its support shows the law's mass beyond it, not a density there.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from ..prediction.law import Gaussian, Law, StudentT
+from .descent import minimum
 from .rows import Rows, mean_q, reach
 
 FIRST = 3
@@ -44,7 +47,11 @@ GAUSSIAN_FAR = 30.0
 """Robust units beyond which a residual counts as one of that size under a law without tails."""
 NEGLIGIBLE = 1e-6
 """Of the residuals' variance, what a constant bar leaves to the scale; and its prior's spread."""
-_STEPS, _HALVINGS, _DONE, _NEAR = 40, 12, 1e-6, 0.05
+_DONE = 1e-6
+"""Nats per row that may be left to gain."""
+_NEAR = 0.05  # step of a difference by the tail
+_CHUNK = 2048
+"""Rows of which the information is summed at once: their inputs fit into a cache."""
 _LONGEST = 5.0  # step of a parameter: beyond it the expected information says little
 _TAIL_RANGE = (math.log(0.05), math.log(2000))
 
@@ -58,7 +65,9 @@ class ScaleFit:
         tail: log(nu - 2).
         gaussian: whether the law has no tails instead.
         penalty: lambda.
-        evidence: log evidence by Laplace, up to a constant.
+        evidence: log evidence by Laplace, up to a constant; NaN where it was not asked for.
+        information: of a row on average, without the priors, (3 + P, 3 + P), at the maximum or near
+            it; None where it was not needed.
     """
 
     vector: Tensor
@@ -66,6 +75,7 @@ class ScaleFit:
     gaussian: bool = False
     penalty: float = math.nan
     evidence: float = math.nan
+    information: Tensor | None = field(default=None, repr=False, compare=False)
 
     @property
     def df(self) -> float:
@@ -89,12 +99,17 @@ class ScaleFit:
 
     def log_noise(self, inputs: Tensor) -> Tensor:
         """h of rows whose inputs are (n, P)."""
-        return self.vector[0] + inputs @ self.vector[FIXED:]
+        return self.vector[0] + _product(inputs, self.vector[FIXED:])
 
     def squared_scale(self, rows: Rows, log_noise: Tensor) -> Tensor:
         """s^2 of rows, the optimism of seen ones included."""
-        bare = log_noise.exp() * rows.share + self.scale2 * rows.q
-        return bare * torch.where(rows.seen, (-self.optimism).exp(), 1.0)
+        noise, rest = self.variances(rows, log_noise)
+        return noise + rest
+
+    def variances(self, rows: Rows, log_noise: Tensor) -> tuple[Tensor, Tensor]:
+        r"""What noise and what $\alpha^2 q$ add to s^2, each (n,)."""
+        factor = torch.where(rows.seen, (-self.optimism).exp(), 1.0)
+        return log_noise.exp() * rows.share * factor, self.scale2 * rows.q * factor
 
 
 @dataclass(frozen=True)
@@ -120,53 +135,93 @@ class ScaleProblem:
     def objective(self, fit: ScaleFit, penalty: float) -> Tensor:
         """Negative log posterior, up to what does not depend on the parameters."""
         s2 = fit.squared_scale(self.rows, fit.log_noise(self.inputs))
+        return self._value(fit, s2, penalty)
+
+    def value_and_gradient(self, fit: ScaleFit, penalty: float) -> tuple[float, Tensor]:
+        """The objective, and its gradient by all parameters and then by the tail, (3 + P + 1,)."""
+        noise, rest = fit.variances(self.rows, fit.log_noise(self.inputs))
+        s2 = noise + rest
+        slope, _ = self._slopes(fit, s2)
+        own = slope * noise / s2
+        fixed = torch.stack([own.sum(), (slope - own).sum(), -slope[self.rows.seen].sum()])
+        pull = self._prior(fit.vector, penalty)[1]
+        vector = torch.cat([fixed, _product(self.inputs.mT, own)]) + pull
+        gradient = torch.cat([vector, vector.new_tensor([self._tail_slope(fit, s2)])])
+        return float(self._value(fit, s2, penalty)), gradient
+
+    def _value(self, fit: ScaleFit, s2: Tensor, penalty: float) -> Tensor:
+        """The objective where the squared scales (n,) are known."""
         value = self._losses(s2, fit.tail).sum() + 0.5 * self._prior(fit.vector, penalty)[0]
         tail = 0.0 if self.gaussian else 0.5 * ((fit.tail - TAILS[0]) / TAILS[1]) ** 2
         return value + tail
 
-    def solved(self, start: ScaleFit, penalty: float) -> ScaleFit:
-        """The maximum for one penalty, from a start; with its evidence."""
-        fit, value = start, self.objective(start, penalty)
-        for _ in range(_STEPS):
-            before = value
-            gradient, information = self._derivatives(fit, penalty)
-            step = torch.linalg.solve(information, gradient)
-            step = step * (_LONGEST / step.abs().max().clamp(min=_LONGEST))
-            fit = self._tailed(self._descended(fit, step, value, penalty))
-            value = self.objective(fit, penalty)
-            if not bool(before - value > _DONE * len(self.rows)):
-                break
-        free = max(0, len(fit.vector) - FIXED - FIRST)
-        information = self._derivatives(fit, penalty)[1]
-        evidence = float(0.5 * free * math.log(penalty) - value - 0.5 * torch.logdet(information))
-        return replace(fit, gaussian=self.gaussian, penalty=penalty, evidence=evidence)
+    def solved(
+        self, start: ScaleFit, penalty: float, information: Tensor | None = None
+    ) -> ScaleFit:
+        """The maximum for one penalty, from a start.
+
+        The information (3 + P, 3 + P) of a row near the start is computed where it is not known.
+        """
+        rows = len(self.rows)
+        if information is None:
+            information = self.information(start)
+        precision = self._prior(start.vector, penalty)[2]
+        factor = _factor(rows * information + torch.diag(precision))
+        bend = rows * _tail_information(start.df) + TAILS[1] ** -2
+
+        def at(point: Tensor) -> ScaleFit:
+            """The parameters, and the tail behind them."""
+            tail = float(point[-1].clamp(*_TAIL_RANGE))
+            return replace(start, vector=point[:-1], tail=tail, gaussian=self.gaussian)
+
+        def loss(point: Tensor) -> tuple[float, Tensor]:
+            return self.value_and_gradient(at(point), penalty)
+
+        def preconditioned(gradient: Tensor) -> Tensor:
+            own = torch.cholesky_solve(gradient[:-1, None], factor)[:, 0]
+            return torch.cat([own, gradient[-1:] / bend])
+
+        point = torch.cat([start.vector, start.vector.new_tensor([start.tail])])
+        best = minimum(loss, point, preconditioned, done=_DONE * rows, longest=_LONGEST)
+        return replace(at(best), penalty=penalty, evidence=math.nan, information=information)
 
     def best(self, start: ScaleFit) -> ScaleFit:
         """The penalty of the greatest evidence, from the largest downwards."""
         if self.inputs.shape[1] <= FIRST:
             return self.solved(start, FIRST_PENALTY)
-        best = fit = self.solved(start, PENALTIES[0])
+        best = fit = self._judged(self.solved(start, PENALTIES[0]))
         for at, penalty in enumerate(PENALTIES[1:]):
-            fit = self.solved(fit, penalty)
+            fit = self._judged(self.solved(fit, penalty, fit.information))
             best = fit if fit.evidence > best.evidence else best
             if fit.evidence < best.evidence and best.penalty > PENALTIES[at]:
                 break
         return best
+
+    def _judged(self, fit: ScaleFit) -> ScaleFit:
+        """A maximum with its evidence, and with the information there."""
+        information, precision = self.information(fit), self._prior(fit.vector, fit.penalty)[2]
+        curvature = len(self.rows) * information + torch.diag(precision)
+        free = max(0, len(fit.vector) - FIXED - FIRST)
+        evidence = 0.5 * free * math.log(fit.penalty) - self.objective(fit, fit.penalty)
+        evidence = evidence - 0.5 * torch.logdet(curvature)
+        return replace(fit, evidence=float(evidence), information=information)
 
     def _losses(self, s2: Tensor, tail: float) -> Tensor:
         """Negative log-likelihoods, (n,), up to the same constant of all laws."""
         if self.gaussian:
             losses = 0.5 * s2.log() + 0.5 * self.square / s2
         else:
-            nu = torch.tensor(2 + math.exp(tail), dtype=torch.float64)
-            constant = torch.lgamma(nu / 2) - torch.lgamma((nu + 1) / 2) + 0.5 * nu.log()
-            losses = constant + 0.5 * s2.log() + (nu + 1) / 2 * torch.log1p(self.square / (nu * s2))
+            losses = 0.5 * s2.log() + _student_losses(self.square / s2, tail)
         if not len(self._bound):
             return losses
+        return losses.index_copy(0, self._bound, self._bound_losses(s2, tail))
+
+    def _bound_losses(self, s2: Tensor, tail: float) -> Tensor:
+        """Of the rows at a bound."""
         _, mass = self._beyond(s2, tail)
         # densities lack the factor 1 / sqrt(pi), or 1 / sqrt(2 pi) for a Gaussian
         lacking = 0.5 * math.log(2 * math.pi if self.gaussian else math.pi)
-        return losses.index_copy(0, self._bound, -mass.log() - lacking)
+        return -mass.log() - lacking
 
     @cached_property
     def _bound(self) -> Tensor:
@@ -202,12 +257,45 @@ class ScaleProblem:
         off = vector - centre
         return (precision * off.square()).sum(), precision * off, precision
 
-    def _derivatives(self, fit: ScaleFit, penalty: float) -> tuple[Tensor, Tensor]:
-        """Gradient and expected information, by all parameters but the tail."""
-        rows, log_noise = self.rows, fit.log_noise(self.inputs)
-        s2 = fit.squared_scale(rows, log_noise)
-        optimism = torch.where(rows.seen, (-fit.optimism).exp(), 1.0)
-        noise = log_noise.exp() * rows.share * optimism / s2
+    def _tail_slope(self, fit: ScaleFit, s2: Tensor) -> float:
+        """The derivative of the objective by log(nu - 2); none for a Gaussian."""
+        if self.gaussian:
+            return 0.0
+        pull = (fit.tail - TAILS[0]) / TAILS[1] ** 2
+        if not _TAIL_RANGE[0] < fit.tail < _TAIL_RANGE[1]:  # it is held there
+            return pull
+        nu, ratio = fit.df, self.square / s2
+        half = torch.tensor([nu / 2, (nu + 1) / 2], dtype=torch.float64)
+        below, above = torch.digamma(half).tolist()
+        slopes = torch.log1p(ratio / nu) - (nu + 1) * ratio / (nu * (nu + ratio))
+        slopes = 0.5 * (nu - 2) * (slopes + (below - above + 1 / nu))
+        if len(self._bound):
+            ends = (self._bound_losses(s2, fit.tail + off) for off in (_NEAR, -_NEAR))
+            high, low = ends
+            slopes = slopes.index_copy(0, self._bound, (high - low) / (2 * _NEAR))
+        return float(slopes.sum()) + pull
+
+    def information(self, fit: ScaleFit) -> Tensor:
+        """The expected information of a row on average, without the priors, (3 + P, 3 + P)."""
+        noise, rest = fit.variances(self.rows, fit.log_noise(self.inputs))
+        s2 = noise + rest
+        noise, root = noise / s2, self._slopes(fit, s2)[1].sqrt()
+        fixed = torch.stack([noise, 1 - noise, -self.rows.seen.to(noise)], 1) * root[:, None]
+        width = FIXED + self.inputs.shape[1]
+        total = noise.new_zeros(width, width)
+        total[:FIXED, :FIXED] = fixed.mT @ fixed
+        if width == FIXED:
+            return total / len(self.rows)
+        parts = (torch.split(part, _CHUNK) for part in (self.inputs, noise * root, fixed))
+        for inputs, scale, beside in zip(*parts, strict=True):
+            columns = inputs * scale.to(inputs)[:, None]
+            total[FIXED:, FIXED:] += columns.mT @ columns
+            total[FIXED:, :FIXED] += columns.mT @ beside.to(columns)
+        total[:FIXED, FIXED:] = total[FIXED:, :FIXED].mT
+        return total / len(self.rows)
+
+    def _slopes(self, fit: ScaleFit, s2: Tensor) -> tuple[Tensor, Tensor]:
+        """First derivatives and information of each row by log s^2, (n,)."""
         z2 = self.square / s2
         if self.gaussian:
             slope, information = 0.5 * (1 - z2), 0.5
@@ -219,32 +307,7 @@ class ScaleProblem:
             own = self._bound_slopes(s2, fit, information)
             slope = slope.index_copy(0, self._bound, own[0])
             weight = weight.index_copy(0, self._bound, own[1])
-        fixed = torch.stack([noise, 1 - noise, -rows.seen.to(noise)], 1)
-        design = torch.cat([fixed, noise[:, None] * self.inputs], 1)
-        _, pull, precision = self._prior(fit.vector, penalty)
-        return design.mT @ slope + pull, (design.mT * weight) @ design + torch.diag(precision)
-
-    def _descended(self, fit: ScaleFit, step: Tensor, value: Tensor, penalty: float) -> ScaleFit:
-        """The longest of halved steps that goes down; none where there is none."""
-        for halving in range(_HALVINGS):
-            trial = replace(fit, vector=fit.vector - step * 0.5**halving)
-            if bool(self.objective(trial, penalty) < value):  # false for NaN too
-                return trial
-        return fit
-
-    def _tailed(self, fit: ScaleFit) -> ScaleFit:
-        """With a step of Newton's towards the best tail at these scales."""
-        if self.gaussian:
-            return fit
-        s2 = fit.squared_scale(self.rows, fit.log_noise(self.inputs))
-        low, here, high = (self._tail_loss(s2, fit.tail + d) for d in (-_NEAR, 0.0, _NEAR))
-        slope, bend = (high - low) / (2 * _NEAR), (high - 2 * here + low) / _NEAR**2
-        step = -slope / bend if bend > 0 else -math.copysign(1.0, slope)
-        tail = min(max(fit.tail + min(max(step, -1.0), 1.0), _TAIL_RANGE[0]), _TAIL_RANGE[1])
-        return replace(fit, tail=tail) if self._tail_loss(s2, tail) < here else fit
-
-    def _tail_loss(self, s2: Tensor, tail: float) -> float:
-        return float(self._losses(s2, tail).sum() + 0.5 * ((tail - TAILS[0]) / TAILS[1]) ** 2)
+        return slope, weight
 
 
 def constant_fit(
@@ -299,9 +362,38 @@ def headed_fit(
     centre = torch.maximum(constant.vector[1], (SHARE * rows.size / rows.usual_q).log())
     problem = ScaleProblem(rows, inputs, square, centre, gaussian=gaussian)
     if start is not None:
-        return problem.solved(start, start.penalty)
+        return problem.solved(start, start.penalty, start.information)
     vector = torch.cat([constant.vector, inputs.new_zeros(inputs.shape[1])])
     return problem.best(replace(constant, vector=vector))
+
+
+def _student_losses(ratio: Tensor, tail: float) -> Tensor:
+    """Of squared residuals in units of s^2, (n,), without the logarithm of the scale."""
+    nu = 2 + math.exp(tail)
+    constant = math.lgamma(nu / 2) - math.lgamma((nu + 1) / 2) + 0.5 * math.log(nu)
+    return constant + (nu + 1) / 2 * torch.log1p(ratio / nu)
+
+
+def _product(matrix: Tensor, vector: Tensor) -> Tensor:
+    """A matrix, which may be in single precision, times a vector, in double precision."""
+    return (matrix @ vector.to(matrix.dtype)).to(vector.dtype)
+
+
+def _factor(curvature: Tensor) -> Tensor:
+    """Cholesky's; where rounding leaves no positive matrix, with a little more on its diagonal."""
+    factor, failed = torch.linalg.cholesky_ex(curvature)
+    if not bool(failed):
+        return factor
+    more = 1e-6 * curvature.diagonal().abs().max()
+    return torch.linalg.cholesky(curvature + more * torch.eye(len(curvature)).to(curvature))
+
+
+def _tail_information(nu: float) -> float:
+    r"""The information of a row about $\log(\nu - 2)$."""
+    half = torch.tensor([nu / 2, (nu + 1) / 2], dtype=torch.float64)
+    first, second = torch.special.polygamma(1, half).tolist()
+    about_nu = (first - second) / 4 - (nu + 5) / (2 * nu * (nu + 1) * (nu + 3))
+    return max(about_nu, 0.0) * (nu - 2) ** 2
 
 
 def _counted(square: Tensor, *, gaussian: bool) -> Tensor:

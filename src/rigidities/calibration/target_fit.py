@@ -32,8 +32,6 @@ SHORT = 1.5
 """How many times as much, under the law without its tilt, shows tails that are too short."""
 DIRECTIONS = 512
 """Of the features that the head looks at: beyond, the leading principal ones."""
-TINY = 1e-6
-"""Of the mean squared residual, added to each: one of zero is no certainty."""
 COVERED = 0.95
 """Level of the quantile at which the guard's law is as wide as a Gaussian."""
 
@@ -58,13 +56,48 @@ class Parts:
 
 
 @dataclass(frozen=True)
+class Design:
+    """How rows of one target become the columns that its head looks at.
+
+    Attributes:
+        inputs: of the head.
+        directions: of the standardised features that are looked at, (D, 512); None: all of them.
+    """
+
+    inputs: Inputs
+    directions: Tensor | None
+
+    @classmethod
+    def of(cls, rows: Rows, features: tuple[Tensor, Tensor] | None = None) -> Design:
+        """By the rows that fix units; `features` are centre and spread that targets share."""
+        reference = rows.reference
+        inputs = Inputs.of(rows.telling_reference.q, reference.mean, reference.features)
+        if features is not None:
+            inputs = replace(inputs, centre=features[0], spread=features[1])
+        return cls(inputs, _directions(inputs, reference))
+
+    def columns(self, rows: Rows) -> Tensor:
+        """(n, P), of rows that may have them already."""
+        if rows.columns is not None:
+            return rows.columns
+        first = self.inputs.first(rows.q, rows.mean)
+        features = self.inputs.standardised(rows.features)
+        if self.directions is not None:
+            features = (features.to(self.directions.dtype) @ self.directions).to(first.dtype)
+        return torch.cat([first, features], 1)
+
+    def applied(self, rows: Rows) -> Rows:
+        """The rows with their columns in place of the features."""
+        return replace(rows, columns=self.columns(rows), features=rows.features[:, :0])
+
+
+@dataclass(frozen=True)
 class TargetFit:
     """The full model of one target.
 
     Attributes:
-        inputs: of the head.
-        directions: of the standardised features that were looked at, (D, at most 512); None: all.
-        constant: the fit without a head.
+        design: the columns that the head looks at.
+        constant: the fit without a head, from which that with one began; None for one constant bar.
         scale: noise, scale and tails.
         bounds: of the log-noise, (2,).
         floor: share of the fitted log-noises that lie below the lower bound.
@@ -74,9 +107,8 @@ class TargetFit:
         gap: half the gap between new and training rows, in units of q.
     """
 
-    inputs: Inputs
-    directions: Tensor | None
-    constant: ScaleFit
+    design: Design
+    constant: ScaleFit | None
     scale: ScaleFit
     bounds: Tensor
     floor: float
@@ -101,13 +133,10 @@ class TargetFit:
         """Whether the noise follows the inputs."""
         return len(self.scale.vector) > FIXED
 
-    def columns(self, rows: Rows) -> Tensor:
-        """Inputs of rows, features in those directions."""
-        return columns(self.inputs, self.directions, rows)
-
     def squared_scale(self, rows: Rows, *, guarded: bool = True) -> Tensor:
         """s^2, of rows as new ones."""
-        h = self.scale.log_noise(self.columns(rows)[:, : len(self.scale.vector) - FIXED])
+        seen = self.design.columns(rows) if self.headed else rows.q.new_zeros(len(rows), 0)
+        h = self.scale.log_noise(seen)
         s2 = h.clamp(*self.bounds).exp() * rows.share + self.scale.scale2 * rows.q
         return s2 + self.guard.variance(rows.q) if guarded and self.guard is not None else s2
 
@@ -116,21 +145,22 @@ class TargetFit:
         s2 = self.squared_scale(rows, guarded=guarded)
         law = self.scale.law
         if tilted and self.tilt is not None:
-            theta = self.tilt(self.columns(rows)).clamp(-STEEPEST, STEEPEST)
+            theta = self.tilt(self.design.columns(rows)).clamp(-STEEPEST, STEEPEST)
             fade = 1 / self.guard.beyond(rows.q) if guarded and self.guard is not None else 1.0
             law = Tilted(self.scale.df, (theta.mT * fade).mT)
         return law_nll(law, rows.residual, s2, rows.side)
 
     def whole(self, weight: Tensor) -> Tensor:
         """Weights (3 + at most 512, J) as those of all features, (3 + D, J)."""
-        if self.directions is None:
+        directions = self.design.directions
+        if directions is None:
             return weight
-        return torch.cat([weight[:FIRST], self.directions @ weight[FIRST:]])
+        return torch.cat([weight[:FIRST], directions.to(weight) @ weight[FIRST:]])
 
     def weights(self, tilts: int) -> tuple[Tensor, Tensor]:
         """Weight (3 + D, 1 + tilts) and constant (1 + tilts,) of a head."""
         a, own = self.scale.vector[0], self.scale.vector[FIXED:, None]
-        width = FIRST + len(self.inputs.centre)
+        width = FIRST + len(self.design.inputs.centre)
         noise = self.whole(own) if len(own) else a.new_zeros(width, 1)
         shape, constant = a.new_zeros(width, tilts), a.new_zeros(tilts)
         if self.tilt is not None:
@@ -138,58 +168,49 @@ class TargetFit:
         return torch.cat([noise, shape], 1), torch.cat([a[None], constant])
 
 
-def columns(inputs: Inputs, directions: Tensor | None, rows: Rows) -> Tensor:
-    """The head's inputs of rows."""
-    x = inputs(rows.q, rows.mean, rows.features)
-    return x if directions is None else torch.cat([x[:, :FIRST], x[:, FIRST:] @ directions], 1)
-
-
 def fitted(
     rows: Rows,
     parts: Parts,
     like: TargetFit | None = None,
     *,
-    features: tuple[Tensor, Tensor] | None = None,
+    design: Design | None = None,
+    constant: ScaleFit | None = None,
 ) -> TargetFit:
     """The full model of one target's rows: left-out training rows and validation rows.
 
-    Of `like`, a fit to nearly the same rows, units, penalties and start are kept. `features` are
-    centre and spread of the features, where other targets share them.
+    Of `like`, a fit to nearly the same rows, units, penalties and start are kept. The design is by
+    default its, or that of the rows; `constant` is the fit without a head, where it is known.
     """
-    square = rows.residual.square() + TINY * rows.size  # a residual of zero is no certainty
-    reference = rows.reference
-    if like is None:
-        inputs = Inputs.of(rows.telling_reference.q, reference.mean, reference.features)
-    else:
-        inputs = like.inputs
-    if features is not None:
-        inputs = replace(inputs, centre=features[0], spread=features[1])
-    directions = like.directions if like else _directions(inputs, reference)
-    x = columns(inputs, directions, rows)
-    begun, start = (like.constant, like.scale) if like else (None, None)
-    constant = constant_fit(rows, square, gaussian=not parts.tails, start=begun)
+    if design is None:
+        design = Design.of(rows) if like is None else like.design
+    x = design.columns(rows) if parts.head or parts.tilt else rows.q.new_zeros(len(rows), 0)
+    start, gaussian = like.scale if like else None, not parts.tails
     seen = x if parts.head else x[:, :0]
     if parts.rigidity:
-        scale = headed_fit(rows, seen, square, constant, gaussian=not parts.tails, start=start)
+        if constant is None:
+            begun = like.constant if like else None
+            constant = constant_fit(rows, rows.square, gaussian=gaussian, start=begun)
+        scale = headed_fit(rows, seen, rows.square, constant, gaussian=gaussian, start=start)
     else:
-        scale = flat_fit(rows, square, gaussian=not parts.tails, start=start)
+        scale = flat_fit(rows, rows.square, gaussian=gaussian, start=start)
     h = scale.log_noise(seen)
     shape = x if parts.tilt and parts.tails else None
-    penalty = like.tilt.penalty if like and like.tilt else None
+    begun_tilt = like.tilt if like else None
     floors = FLOORS if parts.head and parts.tails else FLOORS[:1]
     for floor in floors:
         bounds = torch.quantile(h, h.new_tensor([floor, 1 - BOUNDS]))
         s2 = scale.squared_scale(rows, h.clamp(*bounds))
         u = scale.law.cdf(rows.residual / s2.sqrt())
-        tilt = None if shape is None else tilt_fit.fitted(u, shape, penalty, rows.side)
+        tilt = None
+        if shape is not None:
+            tilt = tilt_fit.fitted(u, shape, side=rows.side, start=begun_tilt)
         if not _short(u, tilt, x, surely=floor == BOUNDS):
             break
     guard = _guard(rows, scale) if parts.guard else None
     gap = -0.5 * torch.expm1(-scale.optimism.clamp(min=0)) * rows.size / rows.usual_q
     gap = gap if bool(rows.seen.any() & ~rows.seen.all()) else scale.scale2  # it is not known
     return TargetFit(
-        inputs=inputs,
-        directions=directions,
+        design=design,
         constant=constant,
         scale=scale,
         bounds=bounds,
@@ -223,9 +244,10 @@ def _directions(inputs: Inputs, rows: Rows) -> Tensor | None:
     """The leading principal directions of the standardised features, where there are many."""
     if len(inputs.centre) <= DIRECTIONS:
         return None
-    x = inputs(rows.q, rows.mean, rows.features)[:, FIRST:]
+    # in single precision: any directions near the leading ones will do
+    x = inputs.standardised(rows.features).to(torch.float32)
     generator = torch.Generator().manual_seed(0)
-    found = torch.randn(x.shape[1], DIRECTIONS, generator=generator, dtype=x.dtype).to(x.device)
+    found = torch.randn(x.shape[1], DIRECTIONS, generator=generator).to(x.device)
     for _ in range(3):  # subspace iterations
         found = torch.linalg.qr(x.mT @ (x @ found))[0]
     return found

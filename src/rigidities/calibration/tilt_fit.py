@@ -3,14 +3,14 @@ r"""The shape of one target's law: a tilt that follows the head's inputs.
 With $u = T_\nu(r/s)$, uniform if the Student-t law were true, the density is multiplied by
 $e^{\theta \cdot b(u) - A(\theta)}$, $b_j(u) = \sqrt 2 \cos(j \pi u)$, $\theta = c + W \phi$. The
 penalised likelihood is convex, but for rows at a bound of the support, whose part is the mass
-beyond it. The b are orthonormal under the uniform law, so its curvature is
-about $\phi^\top \phi$ plus the penalty for each j: steps by that are nearly Newton's.
+beyond it. Steps are Newton's for a curvature in which all rows share one covariance of the b, their
+mean one: in the eigenbasis of $\phi^\top \phi$ that is one small matrix for each direction.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -24,24 +24,57 @@ _STEPS, _HALVINGS, _DONE = 60, 12, 1e-7
 
 @dataclass(frozen=True)
 class TiltFit:
-    """The maximum: c (J,), W (P, J), and the penalty of each column of W, (J,)."""
+    r"""The maximum.
+
+    Attributes:
+        constant: c, (J,).
+        weight: W, (P, J).
+        penalty: of each column of W, (J,).
+        values: eigenvalues of $\phi^\top \phi$, (P,), of these rows or of nearly the same.
+        vectors: its eigenvectors, (P, P).
+    """
 
     constant: Tensor
     weight: Tensor
     penalty: Tensor
+    values: Tensor = field(repr=False)
+    vectors: Tensor = field(repr=False)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """theta, (n, J)."""
-        return self.constant + inputs @ self.weight
+        return self.constant + (inputs @ self.weight.to(inputs.dtype)).to(self.weight.dtype)
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """The penalised likelihood at one tilt.
+
+    Attributes:
+        value: negative, of all rows.
+        constant: its gradient by c, (J,).
+        weight: its gradient by W, (P, J).
+        covariance: of the b under the rows' densities, their mean, (J, J).
+    """
+
+    value: float
+    constant: Tensor
+    weight: Tensor
+    covariance: Tensor
 
 
 def fitted(
-    u: Tensor, inputs: Tensor, penalty: Tensor | None = None, side: Tensor | None = None
+    u: Tensor,
+    inputs: Tensor,
+    penalty: Tensor | None = None,
+    side: Tensor | None = None,
+    *,
+    start: TiltFit | None = None,
 ) -> TiltFit:
     """The tilt of rows with these u (n,), of the untilted law, and the head's inputs (n, P).
 
     The penalties (J,) are by default those of the greatest evidence of ridge regressions of b_j(u).
-    Where a `side` (n,) is -1 or 1 the row shows the mass below or above u.
+    Where a `side` (n,) is -1 or 1 the row shows the mass below or above u. Of a `start`, the fit to
+    nearly the same rows, tilt, penalties and eigenbasis are kept.
     """
     b, nodes = basis(u), basis(midpoints(MIDPOINTS, u.device))
     bound = u.new_zeros(0, dtype=torch.long) if side is None else side.nonzero()[:, 0]
@@ -51,46 +84,74 @@ def fitted(
         share = torch.where(side[bound, None] < 0, below, 1 - below)  # of each node's cell
         inside = share.clamp(min=1e-300).log()
         b = b.index_copy(0, bound, torch.softmax(inside, 1) @ nodes)
-    values, vectors = torch.linalg.eigh(inputs.mT @ inputs)
-    values = values.clamp(min=0)
-    penalty = _evident(inputs, b, values, vectors) if penalty is None else penalty
-    x = torch.cat([torch.ones_like(u)[:, None], inputs @ vectors], 1)  # uncorrelated columns
-    first = torch.full_like(penalty, CONSTANT_PENALTY)
-    prior = torch.cat([first[None], penalty.expand(len(values), -1)])
-    curvature = torch.cat([values.new_full((1,), float(len(u))), values])[:, None] + prior
-    weight = torch.zeros_like(prior)
 
-    def objective(weight: Tensor) -> tuple[float, Tensor]:
-        theta = x @ weight
-        density = theta @ nodes.mT
+    if start is None:
+        values, vectors = torch.linalg.eigh((inputs.mT @ inputs).to(u.dtype))
+        values = values.clamp(min=0)
+        if penalty is None:
+            penalty = _evident(inputs, b, values, vectors)
+        weight = u.new_zeros(len(values), len(penalty))
+        fit = TiltFit(weight.new_zeros(len(penalty)), weight, penalty, values, vectors)
+    else:
+        fit, penalty = start, start.penalty
+
+    def loss(fit: TiltFit) -> _Loss:
+        theta = fit(inputs)
+        raised = theta @ nodes.mT  # (n, 64)
+        highest = raised.amax(1, keepdim=True)
+        density = (raised - highest).exp()
+        total = density.sum(1, keepdim=True)
+        density = density / total
+        mean = density @ nodes  # of b, (n, J)
         shown, expected = (theta * b).sum(1), b
         if len(bound):
-            part = density[bound] + inside
+            part = raised[bound] + inside
             shown = shown.index_copy(0, bound, torch.logsumexp(part, 1))
             expected = b.index_copy(0, bound, torch.softmax(part, 1) @ nodes)
-        likelihood = torch.logsumexp(density, 1) - math.log(MIDPOINTS) - shown
-        slope = torch.softmax(density, 1) @ nodes - expected
-        loss = float(likelihood.sum() + 0.5 * (prior * weight.square()).sum())
-        return loss, x.mT @ slope + prior * weight
+        likelihood = (highest + total.log())[:, 0] - math.log(MIDPOINTS) - shown
+        slope = mean - expected
+        square = CONSTANT_PENALTY * fit.constant.square().sum()
+        square = square + (fit.penalty * fit.weight.square()).sum()
+        second = (nodes.mT * density.mean(0)) @ nodes
+        return _Loss(
+            float(likelihood.sum() + 0.5 * square),
+            slope.sum(0) + CONSTANT_PENALTY * fit.constant,
+            (inputs.mT @ slope.to(inputs.dtype)).to(slope.dtype) + fit.penalty * fit.weight,
+            second - mean.mT @ mean / len(u),
+        )
 
-    value, gradient = objective(weight)
+    here = loss(fit)
     for _ in range(_STEPS):
-        step, before = gradient / curvature, value
+        constant, weight = _step(here, fit, len(u))
+        before = here.value
         for halving in range(_HALVINGS):
-            trial = weight - step * 0.5**halving
-            new, slope = objective(trial)
-            if new < value:
-                weight, value, gradient = trial, new, slope
+            length = 0.5**halving
+            moved = fit.constant - length * constant, fit.weight - length * weight
+            trial = replace(fit, constant=moved[0], weight=moved[1])
+            there = loss(trial)
+            if there.value < here.value:
+                fit, here = trial, there
                 break
-        if not before - value > _DONE * len(u):
+        if not before - here.value > _DONE * len(u):
             break
-    return TiltFit(weight[0], vectors @ weight[1:], penalty)
+    return fit
+
+
+def _step(at: _Loss, fit: TiltFit, rows: int) -> tuple[Tensor, Tensor]:
+    """Newton's step of constant (J,) and weights (P, J) for the shared covariance of the b."""
+    gradient = torch.cat([at.constant[None], fit.vectors.mT @ at.weight])  # (1 + P, J)
+    values = torch.cat([fit.values.new_full((1,), float(rows)), fit.values])
+    first = torch.full_like(fit.penalty, CONSTANT_PENALTY)
+    prior = torch.cat([first[None], fit.penalty.expand(len(fit.values), -1)])
+    curvature = values[:, None, None] * at.covariance + torch.diag_embed(prior)
+    step = torch.linalg.solve(curvature, gradient)
+    return step[0], fit.vectors @ step[1:]
 
 
 def _evident(inputs: Tensor, b: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
     """Penalties (J,) of the greatest evidence of ridge regressions of b on the inputs."""
     y = b - b.mean(0)
-    c = vectors.mT @ (inputs.mT @ y)
+    c = vectors.mT @ (inputs.mT @ y.to(inputs.dtype)).to(y.dtype)
     s = 10 ** torch.linspace(0, 5, 26).to(values)
     left = y.square().sum(0) - (c.square() / (values[:, None] + s[:, None, None])).sum(1)
     volume = (values + s[:, None]).log().sum(1) - len(values) * s.log()

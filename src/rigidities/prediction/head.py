@@ -54,13 +54,20 @@ class Inputs:
 
     def __call__(self, q: Tensor, mean: Tensor, features: Tensor) -> Tensor:
         """(n, 3 + D)."""
+        return torch.cat([self.first(q, mean), self.standardised(features)], -1)
+
+    def first(self, q: Tensor, mean: Tensor) -> Tensor:
+        """The inputs that are no features: log q, the prediction and its square, (n, 3)."""
         low, high, centre, spread, square = self.output
         middle, far = self.rigidity[0], FAR_Q * _finite(self.rigidity[1])
         # q may be zero, and its logarithm then lies at the lower end
         a = (q.log().clamp(middle - far, middle + far) - middle) / self.rigidity[1]
         b = (mean.clamp(low, high) - centre) / spread
-        own = torch.stack([a, b, b.square() - square], -1)
-        return torch.cat([own, ((features - self.centre) / self.spread).clamp(-FAR, FAR)], -1)
+        return torch.stack([a, b, b.square() - square], -1)
+
+    def standardised(self, features: Tensor) -> Tensor:
+        """Features (n, D), in units of their spread and clipped."""
+        return ((features - self.centre) / self.spread).clamp(-FAR, FAR)
 
 
 def column_spread(values: Tensor) -> Tensor:
