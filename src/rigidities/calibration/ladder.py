@@ -84,13 +84,14 @@ class Ladder:
         """
         enough = min(len(one.held) for one in rows) >= FEWEST_ROWS
         fits, scores = [], []
-        for k, one in enumerate(rows):
+        each_q = [None] * len(rows) if paper_q is None else paper_q
+        for one, q in zip(rows, each_q, strict=True):
             design = Design.of(one, features)
             if parts.head or parts.tilt:
                 one = design.applied(one)  # once for all fits and folds
             fits.append(rungs(one, parts, design=design))
             if enough:
-                scores.append(judged(one, fits[-1], parts, paper_q and paper_q[k]))
+                scores.append(judged(one, fits[-1], parts, q))
         return cls(rows, fits, scores, barred)
 
     @property

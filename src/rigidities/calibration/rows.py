@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,8 +63,9 @@ class Rows:
         return len(self.q)
 
     def __getitem__(self, which: Tensor) -> Rows:
-        parts = (getattr(self, one.name) for one in fields(self))
-        return Rows(*(None if part is None else part[which] for part in parts))
+        parts: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
+        given = {name: part[which] for name, part in parts.items() if part is not None}
+        return Rows(**given)
 
     @classmethod
     def join(cls, parts: list[Rows]) -> Rows:

@@ -381,17 +381,18 @@ def _product(matrix: Tensor, vector: Tensor) -> Tensor:
 
 def _factor(curvature: Tensor) -> Tensor:
     """Cholesky's; where rounding leaves no positive matrix, with a little more on its diagonal."""
+    factor: Tensor
     factor, failed = torch.linalg.cholesky_ex(curvature)
-    if not bool(failed):
-        return factor
-    more = 1e-6 * curvature.diagonal().abs().max()
-    return torch.linalg.cholesky(curvature + more * torch.eye(len(curvature)).to(curvature))
+    if bool(failed):
+        more = 1e-6 * curvature.diagonal().abs().max()
+        factor = torch.linalg.cholesky(curvature + more * torch.eye(len(curvature)).to(curvature))
+    return factor
 
 
 def _tail_information(nu: float) -> float:
     r"""The information of a row about $\log(\nu - 2)$."""
     half = torch.tensor([nu / 2, (nu + 1) / 2], dtype=torch.float64)
-    first, second = torch.special.polygamma(1, half).tolist()
+    first, second = map(float, torch.special.polygamma(1, half))
     about_nu = (first - second) / 4 - (nu + 5) / (2 * nu * (nu + 1) * (nu + 3))
     return max(about_nu, 0.0) * (nu - 2) ** 2
 

@@ -1,0 +1,90 @@
+"""What one call costs: operations counted where they are dispatched, and what is imported."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import rigidities as rg
+from tests.support.operations import Operations
+from tests.support.tensors import close
+
+PAPER = {"criterion": "nll"}
+
+
+def calibrated(targets: int = 1, **options: object) -> tuple[rg.LastLayerRigidity, torch.Tensor]:
+    """Of an 8-50-1 net whose noise follows an input, by 300 rows; and rows to call it with."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(600, 8, generator=generator)
+    noise = (0.1 + 0.2 * x[:, 1:2].abs()) * torch.randn(600, targets, generator=generator)
+    y = x[:, :1].sin() + noise
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 50), nn.Tanh(), nn.Linear(50, targets))
+    uq = rg.LastLayerRigidity(model).fit((x[:300], y[:300]), progress=False)
+    uq.calibrate((x[300:], y[300:]), progress=False, **options)
+    return uq, x[:4].clone()
+
+
+def operations(module: nn.Module, x: torch.Tensor) -> int:
+    """Of a later call, without gradients."""
+    with torch.no_grad():
+        module(x)
+        with Operations() as counted:
+            module(x)
+    return len(counted.names)
+
+
+@pytest.mark.parametrize(
+    ("options", "called", "frozen"),
+    [(PAPER, 12, 8), ({}, 40, 40)],
+    ids=["paper's form", "default"],
+)
+def test_a_call_takes_few_operations(options, called, frozen):
+    uq, x = calibrated(**options)
+    assert operations(uq.model, x) == 5  # of the bare model, two of them views
+    assert operations(uq, x) <= called
+    assert operations(uq.freeze(), x) <= frozen
+
+
+def test_several_targets_take_hardly_more():
+    uq, x = calibrated(targets=3)
+    assert operations(uq, x) <= 50
+    assert operations(uq.freeze(), x) <= 50
+
+
+@pytest.mark.parametrize("options", [PAPER, {}], ids=["paper's form", "default"])
+@pytest.mark.parametrize("targets", [1, 3])
+def test_a_call_a_frozen_module_and_predict_give_the_same_bars(options, targets):
+    uq, x = calibrated(targets, **options)
+    _, std = uq(x)
+    close(uq.freeze()(x)[1], std, 1e-6)
+    close(uq.predict(x, progress=False).std, std, 1e-6)
+
+
+FIRST_CALLS = """
+import sys, torch
+import rigidities as rg
+x = torch.randn(60, 3)
+y = x.sum(1, keepdim=True)
+model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+uq = rg.LastLayerRigidity(model).fit((x, y), progress=False)
+uq.calibrate((x, y + torch.randn(60, 1)), progress=False)
+uq(x)
+uq.predict(x, progress=False).interval()
+uq.freeze()(x)
+print([name for name in ("torch._dynamo", "sympy") if name in sys.modules])
+"""
+
+
+def test_no_compiler_is_imported_by_the_first_calls():
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FIRST_CALLS],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    assert done.stdout.strip() == "[]"
