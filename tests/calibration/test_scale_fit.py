@@ -167,6 +167,26 @@ def test_residuals_of_zero_leave_the_maximum_finite():
     assert fit.df > 2
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_the_heaviest_tails_are_a_bound_at_which_everything_else_still_moves(seed):
+    """Of residuals that are mostly zero, whose tails would be heavier than any that are allowed."""
+    rows, inputs = made_rows(seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    none = torch.rand(len(rows), generator=generator) < 0.6
+    rows = replace(rows, residual=torch.where(none, 0.0, rows.residual))
+    constant = constant_fit(rows, rows.square, gaussian=False)
+    fit = headed_fit(rows, inputs, rows.square, constant, gaussian=False)
+    assert fit.tail == pytest.approx(scale_fit._TAIL_RANGE[0])
+    problem = scale_fit.ScaleProblem(rows, inputs, rows.square, prior_centre(rows, constant))
+    information = len(rows) * problem.information(fit) + 0.3 * torch.eye(3 + WIDTH, dtype=F64)
+    slope = problem.value_and_gradient(fit, fit.penalty)[1][:-1]
+    assert float(slope @ torch.linalg.solve(information, slope)) < 0.05  # nats left to gain, twice
+    fold = rows[torch.arange(len(rows)) % 5 > 0]
+    own = inputs[torch.arange(len(rows)) % 5 > 0]
+    left = headed_fit(fold, own, fold.square, constant, gaussian=False, start=fit)
+    assert float((left.vector - fit.vector).abs().max()) > 0.01
+
+
 def test_few_inputs_have_no_penalty_to_choose():
     rows, inputs = made_rows()
     square = rows.residual.square()

@@ -365,3 +365,15 @@ def test_a_first_call_in_inference_mode_does_not_bind_the_next(wrapped):
     close((mean.detach(), std.detach())[1], expected[1].clone())
     std.sum().backward()
     assert bool(wanted.grad.isfinite().all())
+
+
+def test_quantiles_of_one_sample_keep_the_dimension_of_levels():
+    """One level and one sample of several rows: (1, 1, 5, 2), whatever looks alike."""
+    torch.manual_seed(0)
+    x = torch.randn(80, 5, 3)
+    y = x.sum(-1, keepdim=True) + 0.1 * torch.randn(80, 5, 2)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+    uq = rg.LastLayerRigidity(model).fit((x[:40], y[:40]), progress=False)
+    uq.calibrate((x[40:], y[40:]), criterion="nll", progress=False)
+    frozen = uq.freeze(("mean", "quantiles"), quantiles=(0.9,))
+    assert frozen(x[:1])[1].shape == (1, 1, 5, 2)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 Loss = Callable[[Tensor], tuple[float, Tensor]]
 """A point (P,) to the value there and its gradient (P,)."""
 
-_MEMORY, _HALVINGS = 20, 20
+_MEMORY, _TRIALS = 20, 20
 _SUFFICIENT = 1e-4
 """Of the decrease that the slope promises, what a step must bring (Armijo's condition)."""
 
@@ -21,40 +22,47 @@ def minimum(
     *,
     done: float,
     longest: float,
+    inside: Callable[[Tensor], Tensor] = lambda point: point,
     steps: int = 100,
 ) -> Tensor:
     """The point where no more than `done` is left to gain, as far as the curvature tells.
 
     Args:
-        loss: what to minimise.
-        start: where to begin, (P,).
-        preconditioned: a gradient divided by the curvature, roughly: Newton's step.
-        done: gain below which nothing more is tried.
-        longest: step of any coordinate.
-        steps: that are taken at most.
+        loss: The function to minimise. A coordinate with a slope of exactly zero rests: that is how
+            the loss says that a bound holds it.
+        start: The point to begin at, (P,).
+        preconditioned: Divides a gradient by the curvature, roughly: Newton's step.
+        done: The gain below which nothing more is tried.
+        longest: The largest change of a coordinate in one step.
+        inside: Moves a point into the bounds, each coordinate by itself.
+        steps: The number of steps that are taken at most.
     """
-    point = start
+    point = inside(start)
     value, gradient = loss(point)
     changes: list[tuple[Tensor, Tensor]] = []  # of the point, and of the gradient with it
+    resting = gradient == 0
     for _ in range(steps):
         step = _newton_step(gradient, changes, preconditioned)
+        step = torch.where(resting, 0.0, step)
         step = step * (longest / float(step.abs().max().clamp(min=longest)))
-        slope = float(step @ gradient)  # at which the value falls along the step
-        if not slope > 2 * done:  # a quadratic function would fall by half of it
+        if not float(step @ gradient) > 2 * done:  # a quadratic function would fall by half of it
             break
         length = 1.0
-        for _ in range(_HALVINGS):
-            new_point = point - length * step
+        for _ in range(_TRIALS):
+            new_point = inside(point - length * step)
+            promised = float((point - new_point) @ gradient)
             new_value, new_gradient = loss(new_point)
-            if new_value <= value - _SUFFICIENT * length * slope:  # false for NaN too
+            if new_value <= value - _SUFFICIENT * promised:  # false for NaN too
                 break
-            length = _shorter(length, slope, new_value - value)
+            length = _shorter(length, promised, new_value - value)
         else:
             break
-        change, bend = new_point - point, new_gradient - gradient
-        if float(change @ bend) > 0:
-            changes = [*changes[1 - _MEMORY :], (change, bend)]
+        moved, turned = new_point - point, new_gradient - gradient
+        if float(moved @ turned) > 0:
+            changes = [*changes[1 - _MEMORY :], (moved, turned)]
         point, value, gradient = new_point, new_value, new_gradient
+        if not torch.equal(resting, gradient == 0):  # a bound holds a coordinate, or lets it go
+            resting, changes = gradient == 0, []
     return point
 
 
@@ -65,18 +73,21 @@ def _newton_step(
 ) -> Tensor:
     """The gradient over a curvature that explains the changes (Nocedal's two loops)."""
     left, shares = gradient, []
-    for change, bend in reversed(changes):
-        share = change @ left / (change @ bend)
-        left = left - share * bend
+    for moved, turned in reversed(changes):
+        share = moved @ left / (moved @ turned)
+        left = left - share * turned
         shares.append(share)
     step = preconditioned(left)
-    for (change, bend), share in zip(changes, reversed(shares), strict=True):
-        step = step + change * (share - bend @ step / (change @ bend))
+    for (moved, turned), share in zip(changes, reversed(shares), strict=True):
+        step = step + moved * (share - turned @ step / (moved @ turned))
     return step
 
 
-def _shorter(length: float, slope: float, rise: float) -> float:
-    """The minimum of the parabola through both ends of a step that was too long."""
-    bend = rise + slope * length
-    best = 0.5 * slope * length**2 / bend if bend > 0 else 0.0  # a rise that is NaN has none
+def _shorter(length: float, promised: float, rise: float) -> float:
+    """The minimum of the parabola through both ends of a step that was too long.
+
+    `promised` is by how much the slope at its start would have let the value fall.
+    """
+    curvature = rise + promised
+    best = 0.5 * length * promised / curvature if curvature > 0 else 0.0  # NaN is not above zero
     return min(max(best, 0.1 * length), 0.5 * length)

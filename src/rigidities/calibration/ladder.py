@@ -86,12 +86,12 @@ class Ladder:
         fits, scores = [], []
         each_q = [None] * len(rows) if paper_q is None else paper_q
         for one, q in zip(rows, each_q, strict=True):
-            design = Design.of(one, features)
-            if parts.head or parts.tilt:
-                one = design.applied(one)  # once for all fits and folds
-            fits.append(rungs(one, parts, design=design))
+            directed = parts.head or parts.tilt
+            design = Design.of(one, features, directed=directed)
+            ready = design.applied(one) if directed else one  # once for all fits and folds
+            fits.append(rungs(ready, parts, design=design))
             if enough:
-                scores.append(judged(one, fits[-1], parts, q))
+                scores.append(judged(ready, fits[-1], parts, q))
         return cls(rows, fits, scores, barred)
 
     @property

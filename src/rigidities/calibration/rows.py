@@ -70,6 +70,7 @@ class Rows:
     @classmethod
     def join(cls, parts: list[Rows]) -> Rows:
         """All of them."""
+        assert all(part.columns is None for part in parts), "columns belong to one target's rows"
         names = [one.name for one in fields(cls) if one.name != "columns"]
         return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
 

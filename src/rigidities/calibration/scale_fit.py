@@ -47,8 +47,10 @@ GAUSSIAN_FAR = 30.0
 """Robust units beyond which a residual counts as one of that size under a law without tails."""
 NEGLIGIBLE = 1e-6
 """Of the residuals' variance, what a constant bar leaves to the scale; and its prior's spread."""
-_DONE = 1e-6
+_DONE = 2e-7
 """Nats per row that may be left to gain."""
+_CLEAR = 0.1
+"""Nats by which the evidence must have fallen for smaller penalties not to be tried."""
 _NEAR = 0.05  # step of a difference by the tail
 _CHUNK = 2048
 """Rows of which the information is summed at once: their inputs fit into a cache."""
@@ -99,7 +101,7 @@ class ScaleFit:
 
     def log_noise(self, inputs: Tensor) -> Tensor:
         """h of rows whose inputs are (n, P)."""
-        return self.vector[0] + _product(inputs, self.vector[FIXED:])
+        return self.vector[0] + inputs @ self.vector[FIXED:]
 
     def squared_scale(self, rows: Rows, log_noise: Tensor) -> Tensor:
         """s^2 of rows, the optimism of seen ones included."""
@@ -142,10 +144,11 @@ class ScaleProblem:
         noise, rest = fit.variances(self.rows, fit.log_noise(self.inputs))
         s2 = noise + rest
         slope, _ = self._slopes(fit, s2)
-        own = slope * noise / s2
-        fixed = torch.stack([own.sum(), (slope - own).sum(), -slope[self.rows.seen].sum()])
+        by_noise = slope * noise / s2  # derivatives of the rows' losses by their log-noise, (n,)
+        by_scale = slope - by_noise
+        fixed = [by_noise.sum(), by_scale.sum(), -slope[self.rows.seen].sum()]
         pull = self._prior(fit.vector, penalty)[1]
-        vector = torch.cat([fixed, _product(self.inputs.mT, own)]) + pull
+        vector = torch.cat([torch.stack(fixed), self.inputs.mT @ by_noise]) + pull
         gradient = torch.cat([vector, vector.new_tensor([self._tail_slope(fit, s2)])])
         return float(self._value(fit, s2, penalty)), gradient
 
@@ -167,22 +170,27 @@ class ScaleProblem:
             information = self.information(start)
         precision = self._prior(start.vector, penalty)[2]
         factor = _factor(rows * information + torch.diag(precision))
-        bend = rows * _tail_information(start.df) + TAILS[1] ** -2
+        tail_curvature = rows * _tail_information(start.df) + TAILS[1] ** -2
 
         def at(point: Tensor) -> ScaleFit:
             """The parameters, and the tail behind them."""
-            tail = float(point[-1].clamp(*_TAIL_RANGE))
-            return replace(start, vector=point[:-1], tail=tail, gaussian=self.gaussian)
+            vector, tail = point[:-1], float(point[-1])
+            return replace(start, vector=vector, tail=tail, gaussian=self.gaussian)
+
+        def inside(point: Tensor) -> Tensor:
+            return torch.cat([point[:-1], point[-1:].clamp(*_TAIL_RANGE)])
 
         def loss(point: Tensor) -> tuple[float, Tensor]:
             return self.value_and_gradient(at(point), penalty)
 
         def preconditioned(gradient: Tensor) -> Tensor:
-            own = torch.cholesky_solve(gradient[:-1, None], factor)[:, 0]
-            return torch.cat([own, gradient[-1:] / bend])
+            vector = torch.cholesky_solve(gradient[:-1, None], factor)[:, 0]
+            return torch.cat([vector, gradient[-1:] / tail_curvature])
 
         point = torch.cat([start.vector, start.vector.new_tensor([start.tail])])
-        best = minimum(loss, point, preconditioned, done=_DONE * rows, longest=_LONGEST)
+        best = minimum(
+            loss, point, preconditioned, done=_DONE * rows, longest=_LONGEST, inside=inside
+        )
         return replace(at(best), penalty=penalty, evidence=math.nan, information=information)
 
     def best(self, start: ScaleFit) -> ScaleFit:
@@ -193,7 +201,7 @@ class ScaleProblem:
         for at, penalty in enumerate(PENALTIES[1:]):
             fit = self._judged(self.solved(fit, penalty, fit.information))
             best = fit if fit.evidence > best.evidence else best
-            if fit.evidence < best.evidence and best.penalty > PENALTIES[at]:
+            if fit.evidence < best.evidence - _CLEAR and best.penalty > PENALTIES[at]:
                 break
         return best
 
@@ -258,22 +266,25 @@ class ScaleProblem:
         return (precision * off.square()).sum(), precision * off, precision
 
     def _tail_slope(self, fit: ScaleFit, s2: Tensor) -> float:
-        """The derivative of the objective by log(nu - 2); none for a Gaussian."""
+        """The derivative of the objective by log(nu - 2).
+
+        It is zero for a Gaussian, and where the tail would leave its range: there it rests.
+        """
         if self.gaussian:
             return 0.0
         pull = (fit.tail - TAILS[0]) / TAILS[1] ** 2
-        if not _TAIL_RANGE[0] < fit.tail < _TAIL_RANGE[1]:  # it is held there
-            return pull
         nu, ratio = fit.df, self.square / s2
         half = torch.tensor([nu / 2, (nu + 1) / 2], dtype=torch.float64)
         below, above = torch.digamma(half).tolist()
         slopes = torch.log1p(ratio / nu) - (nu + 1) * ratio / (nu * (nu + ratio))
         slopes = 0.5 * (nu - 2) * (slopes + (below - above + 1 / nu))
         if len(self._bound):
-            ends = (self._bound_losses(s2, fit.tail + off) for off in (_NEAR, -_NEAR))
-            high, low = ends
+            high, low = (self._bound_losses(s2, fit.tail + off) for off in (_NEAR, -_NEAR))
             slopes = slopes.index_copy(0, self._bound, (high - low) / (2 * _NEAR))
-        return float(slopes.sum()) + pull
+        slope = float(slopes.sum()) + pull
+        lowest, highest = _TAIL_RANGE
+        outwards = (fit.tail <= lowest and slope > 0) or (fit.tail >= highest and slope < 0)
+        return 0.0 if outwards else slope
 
     def information(self, fit: ScaleFit) -> Tensor:
         """The expected information of a row on average, without the priors, (3 + P, 3 + P)."""
@@ -288,9 +299,9 @@ class ScaleProblem:
             return total / len(self.rows)
         parts = (torch.split(part, _CHUNK) for part in (self.inputs, noise * root, fixed))
         for inputs, scale, beside in zip(*parts, strict=True):
-            columns = inputs * scale.to(inputs)[:, None]
+            columns = inputs * scale[:, None]
             total[FIXED:, FIXED:] += columns.mT @ columns
-            total[FIXED:, :FIXED] += columns.mT @ beside.to(columns)
+            total[FIXED:, :FIXED] += columns.mT @ beside
         total[:FIXED, FIXED:] = total[FIXED:, :FIXED].mT
         return total / len(self.rows)
 
@@ -335,7 +346,7 @@ def flat_fit(
     rows: Rows, square: Tensor, *, gaussian: bool, start: ScaleFit | None = None
 ) -> ScaleFit:
     """A constant noise that explains all residuals alone: the scale is held near zero."""
-    centre = (NEGLIGIBLE * rows.size / rows.q.mean()).log()
+    centre = (NEGLIGIBLE * rows.size / rows.usual_q).log()
     none = square.new_zeros(len(rows), 0)
     problem = ScaleProblem(rows, none, square, centre, NEGLIGIBLE, gaussian)
     if start is None:
@@ -372,11 +383,6 @@ def _student_losses(ratio: Tensor, tail: float) -> Tensor:
     nu = 2 + math.exp(tail)
     constant = math.lgamma(nu / 2) - math.lgamma((nu + 1) / 2) + 0.5 * math.log(nu)
     return constant + (nu + 1) / 2 * torch.log1p(ratio / nu)
-
-
-def _product(matrix: Tensor, vector: Tensor) -> Tensor:
-    """A matrix, which may be in single precision, times a vector, in double precision."""
-    return (matrix @ vector.to(matrix.dtype)).to(vector.dtype)
 
 
 def _factor(curvature: Tensor) -> Tensor:

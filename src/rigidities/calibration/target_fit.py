@@ -68,23 +68,29 @@ class Design:
     directions: Tensor | None
 
     @classmethod
-    def of(cls, rows: Rows, features: tuple[Tensor, Tensor] | None = None) -> Design:
-        """By the rows that fix units; `features` are centre and spread that targets share."""
+    def of(
+        cls, rows: Rows, features: tuple[Tensor, Tensor] | None = None, *, directed: bool = True
+    ) -> Design:
+        """The design whose units the reference rows fix.
+
+        `features` are centre and spread of the features that targets share; `directed` says whether
+        leading directions are needed where there are many features.
+        """
+        assert rows.columns is None, "these rows have columns of a design already"
         reference = rows.reference
         inputs = Inputs.of(rows.telling_reference.q, reference.mean, reference.features)
         if features is not None:
             inputs = replace(inputs, centre=features[0], spread=features[1])
-        return cls(inputs, _directions(inputs, reference))
+        return cls(inputs, _directions(inputs, reference) if directed else None)
 
     def columns(self, rows: Rows) -> Tensor:
-        """(n, P), of rows that may have them already."""
+        """(n, P), of rows that may have them already, by `applied`."""
         if rows.columns is not None:
             return rows.columns
-        first = self.inputs.first(rows.q, rows.mean)
-        features = self.inputs.standardised(rows.features)
-        if self.directions is not None:
-            features = (features.to(self.directions.dtype) @ self.directions).to(first.dtype)
-        return torch.cat([first, features], 1)
+        columns = self.inputs(rows.q, rows.mean, rows.features)
+        if self.directions is None:
+            return columns
+        return torch.cat([columns[:, :FIRST], columns[:, FIRST:] @ self.directions], 1)
 
     def applied(self, rows: Rows) -> Rows:
         """The rows with their columns in place of the features."""
@@ -155,7 +161,7 @@ class TargetFit:
         directions = self.design.directions
         if directions is None:
             return weight
-        return torch.cat([weight[:FIRST], directions.to(weight) @ weight[FIRST:]])
+        return torch.cat([weight[:FIRST], directions @ weight[FIRST:]])
 
     def weights(self, tilts: int) -> tuple[Tensor, Tensor]:
         """Weight (3 + D, 1 + tilts) and constant (1 + tilts,) of a head."""
@@ -178,8 +184,9 @@ def fitted(
 ) -> TargetFit:
     """The full model of one target's rows: left-out training rows and validation rows.
 
-    Of `like`, a fit to nearly the same rows, units, penalties and start are kept. The design is by
-    default its, or that of the rows; `constant` is the fit without a head, where it is known.
+    Of `like`, a fit to nearly the same rows, design, penalties and start are kept. Without it the
+    design is the one given, or one of these rows. `constant` is the fit without a head, where it is
+    known already.
     """
     if design is None:
         design = Design.of(rows) if like is None else like.design
@@ -195,7 +202,6 @@ def fitted(
         scale = flat_fit(rows, rows.square, gaussian=gaussian, start=start)
     h = scale.log_noise(seen)
     shape = x if parts.tilt and parts.tails else None
-    begun_tilt = like.tilt if like else None
     floors = FLOORS if parts.head and parts.tails else FLOORS[:1]
     for floor in floors:
         bounds = torch.quantile(h, h.new_tensor([floor, 1 - BOUNDS]))
@@ -203,7 +209,7 @@ def fitted(
         u = scale.law.cdf(rows.residual / s2.sqrt())
         tilt = None
         if shape is not None:
-            tilt = tilt_fit.fitted(u, shape, side=rows.side, start=begun_tilt)
+            tilt = tilt_fit.fitted(u, shape, side=rows.side, start=like.tilt if like else None)
         if not _short(u, tilt, x, surely=floor == BOUNDS):
             break
     guard = _guard(rows, scale) if parts.guard else None
@@ -244,10 +250,9 @@ def _directions(inputs: Inputs, rows: Rows) -> Tensor | None:
     """The leading principal directions of the standardised features, where there are many."""
     if len(inputs.centre) <= DIRECTIONS:
         return None
-    # in single precision: any directions near the leading ones will do
-    x = inputs.standardised(rows.features).to(torch.float32)
+    x = inputs.standardised(rows.features)
     generator = torch.Generator().manual_seed(0)
-    found = torch.randn(x.shape[1], DIRECTIONS, generator=generator).to(x.device)
+    found = torch.randn(x.shape[1], DIRECTIONS, generator=generator, dtype=x.dtype).to(x.device)
     for _ in range(3):  # subspace iterations
         found = torch.linalg.qr(x.mT @ (x @ found))[0]
     return found

@@ -42,7 +42,7 @@ class TiltFit:
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """theta, (n, J)."""
-        return self.constant + (inputs @ self.weight.to(inputs.dtype)).to(self.weight.dtype)
+        return self.constant + inputs @ self.weight
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ def fitted(
 ) -> TiltFit:
     """The tilt of rows with these u (n,), of the untilted law, and the head's inputs (n, P).
 
-    The penalties (J,) are by default those of the greatest evidence of ridge regressions of b_j(u).
-    Where a `side` (n,) is -1 or 1 the row shows the mass below or above u. Of a `start`, the fit to
-    nearly the same rows, tilt, penalties and eigenbasis are kept.
+    The penalties (J,) are those of a `start`, the fit to nearly the same rows, from which the
+    search then begins; or those given; or those of the greatest evidence of ridge regressions of
+    b_j(u). Where a `side` (n,) is -1 or 1 the row shows the mass below or above u.
     """
     b, nodes = basis(u), basis(midpoints(MIDPOINTS, u.device))
     bound = u.new_zeros(0, dtype=torch.long) if side is None else side.nonzero()[:, 0]
@@ -85,15 +85,14 @@ def fitted(
         inside = share.clamp(min=1e-300).log()
         b = b.index_copy(0, bound, torch.softmax(inside, 1) @ nodes)
 
-    if start is None:
-        values, vectors = torch.linalg.eigh((inputs.mT @ inputs).to(u.dtype))
+    fit = start
+    if fit is None:
+        values, vectors = torch.linalg.eigh(inputs.mT @ inputs)
         values = values.clamp(min=0)
         if penalty is None:
             penalty = _evident(inputs, b, values, vectors)
         weight = u.new_zeros(len(values), len(penalty))
         fit = TiltFit(weight.new_zeros(len(penalty)), weight, penalty, values, vectors)
-    else:
-        fit, penalty = start, start.penalty
 
     def loss(fit: TiltFit) -> _Loss:
         theta = fit(inputs)
@@ -116,7 +115,7 @@ def fitted(
         return _Loss(
             float(likelihood.sum() + 0.5 * square),
             slope.sum(0) + CONSTANT_PENALTY * fit.constant,
-            (inputs.mT @ slope.to(inputs.dtype)).to(slope.dtype) + fit.penalty * fit.weight,
+            inputs.mT @ slope + fit.penalty * fit.weight,
             second - mean.mT @ mean / len(u),
         )
 
@@ -151,7 +150,7 @@ def _step(at: _Loss, fit: TiltFit, rows: int) -> tuple[Tensor, Tensor]:
 def _evident(inputs: Tensor, b: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
     """Penalties (J,) of the greatest evidence of ridge regressions of b on the inputs."""
     y = b - b.mean(0)
-    c = vectors.mT @ (inputs.mT @ y.to(inputs.dtype)).to(y.dtype)
+    c = vectors.mT @ (inputs.mT @ y)
     s = 10 ** torch.linspace(0, 5, 26).to(values)
     left = y.square().sum(0) - (c.square() / (values[:, None] + s[:, None, None])).sum(1)
     volume = (values + s[:, None]).log().sum(1) - len(values) * s.log()

@@ -149,7 +149,9 @@ class ErrorBars:
         """In a model's precision; the head in float32 at least."""
         form, scale = QuadraticForm.of(posterior, dtype), calibration.scale
         scale2 = scale.square().to(form.dtype)
-        return cls(form, calibration, scale.to(form.dtype), scale2, calibration.form(wider(dtype)))
+        return cls(
+            form, calibration, scale.to(form.dtype), scale2, calibration.form(result_dtype(dtype))
+        )
 
     def of_batch(
         self, batch: Batch, reading: Reading, sample_weight: SampleWeight | None
@@ -247,7 +249,7 @@ class ErrorBars:
         whole = Spread.join(spreads)
         reading, from_inputs = whole.reading, whole.from_inputs
         q = reading.features
-        dtype = wider(reading.output.dtype)
+        dtype = result_dtype(reading.output.dtype)
         found = Prediction(
             mean=reading.output,
             epistemic=reading.unrows(self.calibration.epistemic(q).to(dtype)),
@@ -291,8 +293,8 @@ def form_inputs(reading: Reading) -> Tensor:
     return reading.inputs if reading.ones else head_inputs(reading)
 
 
-def wider(dtype: torch.dtype) -> torch.dtype:
-    """A precision of results: half has too few digits."""
+def result_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The precision of results of a model in this one: half has too few digits."""
     return dtype if dtype in (torch.float32, torch.float64) else torch.float32
 
 

@@ -30,7 +30,7 @@ from ..prediction.law import Tilted, TiltedRule
 from ..prediction.noise import GivenNoise, Noise
 from .ensemble.ensemble import member_outputs
 from .ensemble.members import Members
-from .error_bars import form_inputs, wider
+from .error_bars import form_inputs, result_dtype
 from .readout.graph import CopiedReadout, PlainCopy
 from .readout.reading import Reading
 from .wrapper import Exact
@@ -48,12 +48,10 @@ class Statistics(Exact):
 
         def __getattr__(self, name: str) -> Any: ...
 
-    def hold(self, **tensors: Any) -> None:
-        """Register copies; of a tuple, its tensors one upon the other."""
-        for name, given in tensors.items():
-            tensor = torch.stack(given) if isinstance(given, tuple) else given
-            kind = tensor.dtype if isinstance(tensor, Tensor) else torch.float64
-            self.register_buffer(name, torch.as_tensor(tensor, dtype=kind).detach().clone())
+    def hold(self, **tensors: Tensor) -> None:
+        """Register copies."""
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor.detach().clone())
 
 
 class FactorNorm(Statistics):
@@ -99,7 +97,7 @@ class TruncatedNorm(Statistics):
     def __init__(self, posterior: Posterior, ones: bool, dtype: torch.dtype) -> None:
         super().__init__()
         s, precisions = posterior.ridge, posterior.precisions
-        wide = torch.promote_types(dtype, torch.float32)
+        wide = result_dtype(dtype)
         lost = 2 * math.sqrt(posterior.width) * posterior.condition  # digits of the difference
         if lost * torch.finfo(wide).eps > LARGEST_ROUNDING:
             wide = torch.float64
@@ -161,17 +159,19 @@ class Bars(Statistics):
             form = HeadForm(*(own[f"head_{name}"] for name in HeadForm._fields))
             squared, second, tilt = form(q, mean, form_inputs(reading))
             variance = torch.maximum(squared * second, epistemic)
+            noise = variance - epistemic
         else:
             noise = self._noise(self.level).variance(mean, reading.features).to(q)
-            variance, second = (epistemic + noise).expand(mean.shape), self.second
-        found = {"epistemic": epistemic, "variance": variance}
+            noise = noise.expand(mean.shape)
+            variance, second = epistemic + noise, self.second
+        found = {"epistemic": epistemic, "noise": noise, "variance": variance}
         if len(self.levels):
             if tilt is not None and self._tilted:
                 rule = TiltedRule(*(own[f"rule_{name}"] for name in TiltedRule._fields))
                 z = rule.quantile(tilt, self.levels)
             else:
                 z = self.z
-            kind = wider(mean.dtype)
+            kind = result_dtype(mean.dtype)
             unit = (variance / second).sqrt().to(kind)
             found["quantiles"] = (mean.to(kind) + z.to(kind) * unit).clamp(*self._bounds)
         return found
@@ -259,10 +259,8 @@ class Frozen(nn.Module):
 
     def _found(self, reading: Reading, bars: Bars) -> dict[str, Tensor]:
         output, mean = reading.output, reading.rows(reading.output)
-        kind = wider(output.dtype)
+        kind = result_dtype(output.dtype)
         found = bars(self.norm(reading.inputs).square(), mean, reading)
-        if "noise" in self.outputs:
-            found["noise"] = found["variance"] - found["epistemic"]
         wanted = {name: found[name].to(kind) for name in self.outputs if name in found}
         if "std" in self.outputs:
             wanted["std"] = found["variance"].sqrt().to(output.dtype)
@@ -300,7 +298,7 @@ def freeze(
         own = (float(chosen.scale), float(chosen.noise.level)) if folded else (1.0, 0.0)
         norm = FactorNorm(QuadraticForm.of(posterior, dtype, largest_rounding), ones, *own)
     levels = tuple(levels) if "quantiles" in outputs else ()
-    bars = None if folded else Bars(chosen, norm.dtype, wider(dtype), levels)
+    bars = None if folded else Bars(chosen, norm.dtype, result_dtype(dtype), levels)
     frozen = Frozen(readout, norm, bars, outputs, levels, members, feed)
     return frozen.to(posterior.eigenvalues.device)
 

@@ -174,8 +174,10 @@ class QuadraticForm:
         if constant > 0:
             start, matrix, offset, _ = blocks[-1]
             entries = matrix.new_zeros(matrix.shape[1]) if offset is None else offset
-            entries = torch.cat([entries, entries.new_tensor([math.sqrt(constant)])])
-            blocks[-1] = Block(start, torch.nn.functional.pad(matrix, (0, 1)), entries)
+            more = 1 if self.half is None else 8 - matrix.shape[1] % 8  # tensor cores take eights
+            entries = torch.nn.functional.pad(entries, (0, more))
+            entries[-more] = math.sqrt(constant)
+            blocks[-1] = Block(start, torch.nn.functional.pad(matrix, (0, more)), entries)
         if self.half is not None:
             blocks = [block._replace(halves=Split.of(block.matrix, self.half)) for block in blocks]
         return blocks

@@ -111,9 +111,9 @@ class Head:
         first = inputs[0]
         return replace(head, centre=first.centre, spread=first.spread) if shared else head
 
-    def to(self, to: torch.device | torch.dtype) -> Head:
-        """The same elsewhere, or in another precision."""
-        return Head(*(tensor.to(to) for tensor in vars(self).values()))
+    def to(self, device: torch.device) -> Head:
+        """The same on another device."""
+        return Head(*(tensor.to(device) for tensor in vars(self).values()))
 
     @property
     def targets(self) -> int:
@@ -128,32 +128,32 @@ class Head:
 class HeadForm(NamedTuple):
     r"""A head, its guard and its law folded for speed: plain tensors in one precision.
 
-    Numbers of single predictions have a last dimension of one: they are (M, 1) of one target and
-    (M, K, 1) of several. They broadcast against what belongs to the targets, whose shapes below are
-    those for several; for one target they lack the K. There are J = 8 tilts, or none.
+    A number that each row has, q say, is (M, 1) for one target, and one that each row and target
+    has is (M, K, 1) for several. So it broadcasts against what belongs to the targets, whose shapes
+    are given below for K of them; for one target they lack the K. J is the number of tilts, 8 or 0.
 
     Attributes:
-        lowest: to which features are clipped, (D,), or (K, D) for features of their own.
-        highest: likewise.
-        weight: of the features, (D, K (1 + J)), or (K, D, 1 + J) for features of their own.
-        constant: (K (1 + J),), or (K, 1, 1 + J).
-        q_rate: log q is standardised by this, (K, 1), and
-        q_shift: (K, 1).
-        mean_rate: likewise the prediction.
-        mean_shift: (K, 1).
-        mean_low: its range, standardised, (K, 1).
-        mean_high: (K, 1).
-        by_q: the weights of log q, (K, 1 + J).
-        by_mean: of the prediction.
-        by_square: of its square.
-        low: least h and tilt, (K, 1 + J).
-        high: the largest.
-        scale2: of q in the law's squared scale, (K, 1).
+        lowest: Features below it are clipped to it, (D,), or (K, D) for features of their own.
+        highest: Features above it are clipped to it, (D,) or (K, D).
+        weight: Weights of the features, (D, K (1 + J)), or (K, D, 1 + J) for features of their own.
+        constant: What is added to their product, (K (1 + J),), or (K, 1, 1 + J).
+        q_rate: Factor that standardises log q, (K, 1).
+        q_shift: What is added then, (K, 1).
+        mean_rate: Factor that standardises the prediction, (K, 1).
+        mean_shift: What is added then, (K, 1).
+        mean_low: The least standardised prediction, to which others are clipped, (K, 1).
+        mean_high: The largest one, (K, 1).
+        by_q: Weights of the standardised log q, (K, 1 + J).
+        by_mean: Weights of the standardised prediction, (K, 1 + J).
+        by_square: Weights of its square, (K, 1 + J).
+        low: The least h and tilts, (K, 1 + J).
+        high: The largest ones, (K, 1 + J).
+        scale2: Factor of q in the law's squared scale, (K, 1).
         guard: $\alpha_g^2 q_{ref}$, (K, 1); zero without a guard.
         guard_rate: $1 / q_{ref}$, (K, 1); zero without a guard.
-        basis: of the tilt at 64 midpoints, (J, 64).
-        second: the law's second moment, (K, 1); of a tilted one what stands for $z^2$ at the
-            midpoints, (64, 1), or (K, 64) where degrees of freedom differ.
+        basis: The basis of the tilt at 64 midpoints, (J, 64).
+        second: The law's second moment, (K, 1); of a tilted law what stands for $z^2$ at the
+            midpoints, (64, 1), or (K, 64) where the degrees of freedom differ.
     """
 
     lowest: Tensor
@@ -352,14 +352,13 @@ class Guard:
         r"""$\max(1, q / q_{ref})$ of rows (M, 1 or K)."""
         return (q / self.reference.to(q)).clamp(min=1)
 
-    def variance(self, q: Tensor, beyond: Tensor | None = None) -> Tensor:
+    def variance(self, q: Tensor) -> Tensor:
         """Of rows (M, 1 or K)."""
-        more = (self.beyond(q) if beyond is None else beyond) ** GROWTH - 1
-        return (self.scale2 * self.reference).to(q) * more
+        return (self.scale2 * self.reference).to(q) * (self.beyond(q) ** GROWTH - 1)
 
-    def to(self, to: torch.device | torch.dtype) -> Guard:
-        """The same elsewhere, or in another precision."""
-        return Guard(self.scale2.to(to), self.reference.to(to))
+    def to(self, device: torch.device) -> Guard:
+        """The same on another device."""
+        return Guard(self.scale2.to(device), self.reference.to(device))
 
     def tensors(self) -> dict[str, Tensor]:
         """For files."""

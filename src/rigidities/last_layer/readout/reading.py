@@ -96,7 +96,7 @@ class Reading:
         """(..., M, K), or (..., M, 1) to be repeated for each target, in the output's shape."""
         targets, several = self.inner[self.axis], rows.shape[:-2]
         if self.axis == -1 and self.order is None:
-            if rows.shape == self.output.shape:
+            if rows.ndim == 2 and rows.shape == self.output.shape:
                 return rows
             return rows.expand(*several, -1, targets).reshape(*several, *self.output.shape)
         shape = [n for i, n in enumerate(self.inner) if i != self.axis % len(self.inner)]
