@@ -268,7 +268,8 @@ def test_a_split_form_gives_the_same_for_half_and_for_other_features():
     split = QuadraticForm(plain.factor, torch.float32, 0.0, torch.bfloat16)
     half = uq.features(x)[:, :-1].bfloat16()
     close(split.root(half, ones=True), plain.root(half.float(), ones=True), 1e-3)
-    assert torch.equal(split.root(half.float(), ones=True), plain.root(half.float(), ones=True))
+    # its blocks have columns of zeros beside them, with which a product may round otherwise
+    close(split.root(half.float(), ones=True), plain.root(half.float(), ones=True), 1e-6)
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "scaled"])
