@@ -50,10 +50,10 @@ class _Loss:
     """The penalised likelihood at one tilt.
 
     Attributes:
-        value: negative, of all rows.
-        constant: its gradient by c, (J,).
-        weight: its gradient by W, (P, J).
-        covariance: of the b under the rows' densities, their mean, (J, J).
+        value: The negative logarithm of it, summed over all rows.
+        constant: The gradient of the value by c, (J,).
+        weight: The gradient of the value by W, (P, J).
+        covariance: The covariance of the b under a row's density, the mean over rows, (J, J).
     """
 
     value: float
