@@ -68,7 +68,7 @@ rounding: .venv/.stamp ## the tests under other roundings: threads, kernels, see
 	$(MAKE) pytest ARGS='--moved-seeds 1 $(ARGS)'
 
 # TORCHES="2.4.0 2.15.0" PYTHONS=python3.12 choose; KEEP=1 keeps the environments.
-versions: ## the tests on the oldest, pinned and newest PyTorch, on every Python found
+versions: ## the tests, and frozen modules compiled and exported, on the oldest, 2.11, pinned and newest PyTorch
 	@WORKERS=$(WORKERS) sh tests/support/versions.sh $(ARGS)
 
 release: .venv/.stamp ## build wheel and source archive into dist/, and try both (ARGS go to the archive's tests)

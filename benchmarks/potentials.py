@@ -1,8 +1,9 @@
 """MACE with error bars against its own ASE calculator, in the environment that holds it.
 
 Energy, forces and stress of crystals of 8 to 192 atoms, one thread or more; the weights are random,
-which costs what trained ones cost. The environment is this one, that of the interpreter which
-`ZOO_PYTHON` names, or ``.zoo-venv`` (`make zoo`).
+which costs what trained ones cost. Bars of forces and stress are set beside their limit: as many
+backward passes, one by one, as there are features or members. The environment is this one, that of
+the interpreter which `ZOO_PYTHON` names, or ``.zoo-venv`` (`make zoo`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +23,7 @@ import numpy as np
 import torch
 
 from benchmarks.frame.results import Row, at_most, for_information, not_run
-from benchmarks.frame.timing import Timings, interleaved
+from benchmarks.frame.timing import Task, Timings, figure, interleaved
 
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENT = ROOT / ".zoo-venv"
@@ -29,6 +31,7 @@ VARIABLE = "ZOO_PYTHON"
 MISSING = f"mace-torch is not installed: `make zoo`, or name a Python that has it in {VARIABLE}"
 WORK = ("energy", "forces", "stress")
 UNIT = "times its own calculator"
+MEMBERS = 16
 CELLS = {8: (2, 1, 1), 32: (2, 2, 2), 108: (3, 3, 3), 192: (4, 4, 3)}
 
 
@@ -117,22 +120,70 @@ def measured(quick: bool) -> list[Row]:
         seconds = {name: timings.median(name) for name in timings.seconds}
         ratio = timings.ratio("ours", "theirs")
         rows.append(at_most(f"{energies}, {size} atoms", ratio, 1.5, UNIT, seconds=seconds))
-        for name, what in (("exact", "exact"), ("members", "of 16 members")):
+        counts = {"exact": host.uq.gram.width, "members": MEMBERS}
+        for name, what in (("exact", "exact"), ("members", f"of {MEMBERS} members")):
             work = f"with all bars of forces and stress, {what}, {size} atoms"
-            rows.append(for_information(work, timings.ratio(name, "theirs"), UNIT))
+            rows.append(beside_limit(work, timings, name, counts[name]))
     return rows
 
 
+def beside_limit(work: str, timings: Timings, name: str, passes: int) -> Row:
+    """The time of bars, with that of so many backward passes in the same unit."""
+    limit = timings.ratio("backward", "theirs", factor=passes).median
+    share = timings.ratio(name, "backward", factor=1 / passes)
+    if share.median <= 1:
+        side = "below"
+    else:
+        side = "above"
+    note = f"Limit, {passes} backward passes: {figure(limit)}. The time is {share} of it, {side}."
+    return for_information(
+        work,
+        timings.ratio(name, "theirs"),
+        UNIT,
+        note=note,
+        backward_passes=passes,
+        limit_of_passes=limit,
+        share_of_limit=share.median,
+    )
+
+
 def timed(host: Any, own: Any, atoms: Any, quick: bool) -> Timings:
-    """Each calculator on one structure, round by round."""
+    """Each calculator on one structure and a backward pass of the model, round by round."""
     kinds = {
         "ours": host.calculator(force_bars=False),
         "exact": host.calculator(members=0),
-        "members": host.calculator(members=16),
+        "members": host.calculator(members=MEMBERS),
         "theirs": own,
     }
-    tasks = {name: lambda c=c: c.calculate(atoms, list(WORK)) for name, c in kinds.items()}
+    tasks: dict[str, Task] = {
+        name: lambda c=c: c.calculate(atoms, list(WORK)) for name, c in kinds.items()
+    }
+    tasks["backward"] = backward_pass(host, atoms)
     return interleaved(tasks, rounds=1 if quick else 7)
+
+
+def backward_pass(host: Any, atoms: Any, repeats: int = 3) -> Task:
+    """Seconds of one backward pass, of the energy by positions and strain, in plain torch."""
+    x, strain, energy = strained_energy(host, atoms)
+
+    def task() -> float:
+        start = time.perf_counter()
+        for _ in range(repeats):
+            torch.autograd.grad(energy, [x, strain], retain_graph=True)
+        return (time.perf_counter() - start) / repeats
+
+    return task
+
+
+def strained_energy(host: Any, atoms: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Positions, a strain of zero, and the energy with the graph between them."""
+    (batch,) = host.batches([atoms])
+    x = batch["positions"].clone().requires_grad_()
+    strain = torch.zeros(3, 3, requires_grad=True)
+    mixed = torch.eye(3) + (strain + strain.mT) / 2
+    moved = {key: batch[key] @ mixed for key in ("cell", "shifts")}
+    result = host.model({**batch, "positions": x @ mixed, **moved}, compute_force=False)
+    return x, strain, result["energy"].sum()
 
 
 def accuracy(host: Any, own: Any) -> list[Row]:
@@ -154,17 +205,12 @@ def accuracy(host: Any, own: Any) -> list[Row]:
 
 def dense_bars(host: Any, atoms: Any) -> np.ndarray:
     """Of forces and stress, one backward pass for each weight of the readouts."""
-    (batch,) = host.batches([atoms])
-    x = batch["positions"].clone().requires_grad_()
-    strain = torch.zeros(3, 3, requires_grad=True)
-    mixed = torch.eye(3) + (strain + strain.mT) / 2
-    moved = {key: batch[key] @ mixed for key in ("cell", "shifts")}
     named = dict(host.model.named_parameters())
     weights = [named[f"readouts.{name}.weight"] for name in ("0.linear", "1.linear_2")]
     for weight in weights:
         weight.requires_grad_(True)
-    energy = host.model({**batch, "positions": x @ mixed, **moved}, compute_force=False)["energy"]
-    parts = torch.autograd.grad(energy.sum(), weights, create_graph=True)
+    x, strain, energy = strained_energy(host, atoms)
+    parts = torch.autograd.grad(energy, weights, create_graph=True)
     features = torch.cat([part.flatten() for part in parts])
     rows = [torch.autograd.grad(one, [x, strain], retain_graph=True) for one in features]
     for weight in weights:

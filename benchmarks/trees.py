@@ -1,4 +1,4 @@
-"""Error bars of tree ensembles: against rivals, their cost, and what a rank leaves out.
+"""Error bars of tree ensembles: their price, against rivals, and what a rank leaves out.
 
 Run as a module of its own (``python -m benchmarks.trees rows trees leaves rank threads``) it trains
 boosted trees on synthetic rows and prints what their error bars take.
@@ -23,17 +23,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from sklearn.datasets import make_friedman1
 from sklearn.ensemble import HistGradientBoostingRegressor as Boosted
 from threadpoolctl import threadpool_limits
 
 import rigidities as rg
 from benchmarks.frame.apart import ROOT, measured_apart, peak_bytes
 from benchmarks.frame.results import Row, at_most, for_information, not_run
+from benchmarks.frame.timing import clocked
+from rigidities.sklearn import RigidityRegressor
 from rigidities.trees import Forest
 
 DATA = ROOT.parent / "shared" / "data"
 MUST = {"california_housing": -0.25, "uci_concrete": -0.10, "uci_protein": -0.10, "uci_power": 0.0}
 LEVEL = 0.9
+PRICE = (1.0, 5.0)
+"""Seconds, and times its own training, that a booster with error bars may take."""
 Scores = dict[str, Any]
 
 
@@ -46,11 +51,37 @@ class Split(NamedTuple):
 
 
 def run(*, quick: bool = False) -> list[Row]:
-    """Four real sets by five splits, then two sizes, then what a rank leaves out."""
+    """What wrapping costs, four real sets by five splits, two sizes, and what a rank leaves out."""
     sizes = [(1_000, 5, 8, 16)] if quick else [(40_000, 100, 31, 0), (500_000, 300, 64, 0)]
-    rows = set_rows({"uci_concrete": -0.1} if quick else MUST, quick=quick)
+    rows = [row for count in ([300] if quick else [1_500, 40_000]) for row in price_rows(count)]
+    rows += set_rows({"uci_concrete": -0.1} if quick else MUST, quick=quick)
     rows += [row for size in sizes for row in size_rows(*size)]
     return rows + rank_rows(quick=quick)
+
+
+def price_rows(count: int) -> list[Row]:
+    """Seconds to train boosters of default settings and calibrate them, the best of three runs."""
+    made: dict[str, Callable[[], Any]] = {"HistGradientBoosting": Boosted}
+    found = []
+    try:
+        from lightgbm import LGBMRegressor
+
+        made["LightGBM"] = lambda: LGBMRegressor(verbose=-1)
+    except ModuleNotFoundError:
+        found.append(not_run(f"LightGBM, {count:,} rows", "lightgbm is not installed"))
+    x, y = make_friedman1(count, n_features=10, noise=1.0, random_state=0)
+    for name, make in made.items():
+        training = min(clocked(lambda make=make: make().fit(x, y)) for _ in range(3))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of few rows one constant bar may be all there is
+            whole = min(
+                clocked(lambda make=make: RigidityRegressor(make()).fit(x, y)) for _ in range(3)
+            )
+        work = f"RigidityRegressor({name}()).fit, {count:,} rows"
+        note = f"training takes {training:.2f} s; the limit is 1 s and 5 times as long"
+        limit = round(PRICE[0] + PRICE[1] * training, 2)
+        found.append(at_most(work, whole, limit, "s", note=note, training=training))
+    return found
 
 
 def set_rows(sets: dict[str, float], *, quick: bool) -> list[Row]:

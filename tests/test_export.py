@@ -91,15 +91,6 @@ def test_a_strict_export_of_a_scaled_output_is_refused():
     refused("strict export does not take.*strict=False", export.torch_export, uq, x, strict=True)
 
 
-@pytest.mark.slow  # a compiler runs for half a minute
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch about itself
-def test_a_program_compiled_ahead_of_time_gives_the_same(tmp_path):
-    uq, x = fitted("plain")
-    program = export.torch_export(uq, x[:4])
-    path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "net.pt2"))
-    close(torch._inductor.aoti_load_package(path)(x), uq(x))
-
-
 @pytest.mark.parametrize("id", CASES)
 def test_an_onnx_file_gives_the_same_numbers_and_says_what_they_are(id, tmp_path):
     uq, x = fitted(id)

@@ -58,8 +58,9 @@ def test_the_torch_model_predicts_as_the_ensemble(fitted, name, rank):
     forest = Forest(model, table()[0], rank=rank)
     found = forest.module(forest.rows(x))[:, 0].detach().numpy()
     np.testing.assert_allclose(found, model.predict(x), rtol=1e-12, atol=1e-12)
-    whole = forest.module.basis
-    torch.testing.assert_close(whole.mT @ whole, torch.eye(whole.shape[1]).double())
+    whole = forest.module.basis.double()
+    one = torch.eye(whole.shape[1]).double()
+    torch.testing.assert_close(whole.mT @ whole, one, rtol=1e-5, atol=1e-5)
     assert whole.shape[1] == min(rank, len(whole))
 
 
@@ -98,7 +99,10 @@ def test_more_directions_find_more_variance(fitted):
 
 def features(forest, x):
     rows, module = forest.rows(x)[:, :-1], forest.module
-    parts = [module.basis[module.group[rows]].sum(1), module.rest[rows].sum(1)]
+    directions = module.basis.double()
+    rest = module.values - (directions @ module.weight)[module.group]
+    rest = rest[:, module.left] / module.norm
+    parts = [directions[module.group[rows]].sum(1), rest[rows].sum(1)]
     return torch.cat([*parts, torch.ones(len(rows), 1)], 1)
 
 
@@ -270,3 +274,32 @@ def test_nodes_laid_out_otherwise_are_refused_by_the_release():
         tree.nodes = tree.nodes[["value", "is_leaf"]]
     with pytest.raises(ValueError, match=r"not laid out as in scikit-learn 1\.4 to 1\.9"):
         Forest(model, x)
+
+
+def test_the_model_can_be_cast(fitted):
+    forest = Forest(fitted["histogram"], table()[0], rank=7)
+    rows = forest.rows(table(seed=1)[0])
+    expected = forest.module(rows)
+    torch.testing.assert_close(forest.module.float()(rows).double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_target_that_the_directions_hold_has_no_column_of_its_own():
+    """Of two targets one is the same in all leaves of a group, so that nothing of it is left."""
+    group, basis = torch.tensor([0, 0, 1, 1]), torch.eye(2)
+    values = torch.tensor([[1.0, 1.0], [1.0, 2.0], [3.0, 5.0], [3.0, 4.0]]).double()
+    module = Leaves.of(group, basis, values, torch.zeros(2).double())
+    assert module.left.tolist() == [1]
+    rows = torch.tensor([[0, 2, 0], [1, 3, 0]])
+    torch.testing.assert_close(module(rows), values[rows[:, :-1]].sum(1))
+
+
+def test_many_directions_are_found_from_as_many_rows(fitted, monkeypatch):
+    monkeypatch.setattr(trees, "SAMPLED", 8)
+    x, seen = table()[0], []
+    own = trees._directions
+    monkeypatch.setattr(
+        trees, "_directions", lambda rows, *a: seen.append(len(rows)) or own(rows, *a)
+    )
+    Forest(fitted["histogram"], x, rank=40)
+    Forest(fitted["histogram"], x, rank=1)
+    assert seen[0] >= min(len(x), 80) > 8 >= seen[1]

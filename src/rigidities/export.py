@@ -1,7 +1,8 @@
 """Mean and error bar as one graph in a file: ONNX, or a program of `torch.export`.
 
-Both are made of `uq.freeze()`, for any number of rows, and need PyTorch 2.7; ONNX needs
-the extra `onnx`. The ONNX file says what was calibrated, see `metadata`.
+Both are made of `uq.freeze()`, for any number of rows. ONNX needs PyTorch 2.7 and the extra
+`onnx`; `torch.export` needs 2.7 where the readout is scaled or summed, not for a plain one. The
+ONNX file says what was calibrated, see `metadata`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch import Tensor
 from ._version import __version__
 from .last_layer.frozen import Frozen
 from .last_layer.readout.graph import LinearCopy
+from .models.modes import require_torch
 from .notices import extra
 from .posterior.quadratic import rounding_bound
 
@@ -57,8 +59,11 @@ def torch_export(
 
     Raises:
         ValueError: `freeze` refuses, or a graph cannot hold what is asked.
+        RuntimeError: PyTorch is older than 2.7, and the readout scaled, summed or reordered.
     """
     frozen, args = uq.freeze(outputs, **options), _inputs(example)
+    if isinstance(frozen.readout, LinearCopy):
+        require_torch("2.7", "Export of a readout that is scaled, summed or reordered")
     if strict and isinstance(frozen.readout, LinearCopy):
         raise ValueError(
             "A strict export does not take this model's readout, whose features come by "
@@ -91,9 +96,11 @@ def onnx(
 
     Raises:
         ImportError: a package is missing.
+        RuntimeError: PyTorch is older than 2.7.
         ValueError: `freeze` refuses, a graph cannot hold what is asked, the file would be too
             large, or its numbers differ.
     """
+    require_torch("2.7", "ONNX")
     if missing := [name for name in _NEEDS if importlib.util.find_spec(name) is None]:
         raise ImportError(f"ONNX needs {missing[0]}: {extra('onnx')}.")
     frozen, args = uq.freeze(outputs, largest_rounding=TOLERANCE, **options), _inputs(example)
@@ -161,9 +168,16 @@ def _inputs(example: Any) -> tuple[Any, ...]:
 def _shapes(args: tuple[Any, ...]) -> Any:
     """The first dimension of each tensor is free; those of one size are the batch."""
     batch, rows = torch.export.Dim("batch"), len(_tensors(args)[0])
-    free = {True: {0: batch}, False: {0: torch.export.Dim.AUTO}}
-    each = [free[len(arg) == rows] if isinstance(arg, Tensor) else None for arg in args]
-    return (tuple(each),)
+    shapes: list[dict[int, Any] | None] = []
+    for arg in args:
+        if not isinstance(arg, Tensor):
+            shapes.append(None)
+        elif len(arg) == rows:
+            shapes.append({0: batch})
+        else:
+            require_torch("2.6", "A program of inputs with different numbers of rows")
+            shapes.append({0: torch.export.Dim.AUTO})
+    return (tuple(shapes),)
 
 
 def _rows(args: tuple[Any, ...], count: int) -> tuple[Any, ...]:

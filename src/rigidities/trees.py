@@ -31,8 +31,8 @@ WIDE, NARROW, MANY = 1024, 256, 10_000
 """Directions kept by default: the first of up to so many training rows, the second of more."""
 GROUPS = 128
 """Of a tree with more leaves, neighbours are joined to so many groups of about as many rows."""
-SAMPLED = 16_384
-"""Training rows from which directions and groups are found, at most."""
+SAMPLED = 8_192
+"""Training rows from which directions and groups are found, at most, or four for each direction."""
 SUPPORTED = (
     "scikit-learn's DecisionTree-, RandomForest-, ExtraTrees-, GradientBoosting- and "
     "HistGradientBoostingRegressor, XGBRegressor, LGBMRegressor and CatBoostRegressor"
@@ -78,13 +78,13 @@ class Forest:
         values = torch.as_tensor(np.concatenate([own for _, own in leaves]), dtype=torch.float64)
         X = X.tocsr() if hasattr(X, "tocsr") else X
         count = X.shape[0] if hasattr(X, "shape") else len(X)  # sparse ones have no length
-        X = X[:: -(-count // SAMPLED)]
+        rank = (WIDE if count <= MANY else NARROW) if rank is None else rank
+        X = X[:: -(-count // max(SAMPLED, 4 * rank))]
         rows = self.rows(X)[:, :-1]
         if values.ndim > 2:
             what = "Trees of several targets each are not known"
             raise ValueError(f"{what}. Train one model a target.")
         offset = _offset(model, X, embedding_bag(rows, values, mode="sum"), len(leaves))
-        rank = (WIDE if count <= MANY else NARROW) if rank is None else rank
         group = _groups(rows, [len(own) for _, own in leaves])
         basis, self.share = _directions(group[rows], int(group.max()) + 1, rank)
         self.module = Leaves.of(group, basis, values, offset)
@@ -103,22 +103,38 @@ class Forest:
 class Leaves(nn.Module):
     """Predictions of leaf numbers, linear in the last layer: the leaves' directions, weighed.
 
+    Directions are looked up in single precision, which is several times as fast. Their last digits
+    are part of what they leave of a prediction, so that this is exact.
+
     Attributes:
         group: of each leaf, (L,).
-        basis: directions of the groups' values, (groups, D).
-        rest: what of the leaf values they leave, (L, K), with norm one; no columns where none.
-        head: weights of both.
+        basis: directions of the groups' values, (groups, D), float32.
+        values: of the leaves, (L, K).
+        weight: of the directions, (D, K), which fixes what they leave; the head begins with it,
+            and may be fitted anew.
+        left: the targets of which the directions leave something, (R,).
+        norm: of what they leave of these targets' leaf values, (R,).
+        head: weights of the directions and of the rest.
     """
 
     group: Tensor
     basis: Tensor
-    rest: Tensor
+    values: Tensor
+    weight: Tensor
+    left: Tensor
+    norm: Tensor
 
     def __init__(self, leaves: int, groups: int, width: int, rest: int, outputs: int = 1) -> None:
         super().__init__()
         self.register_buffer("group", torch.zeros(leaves, dtype=torch.long))
-        self.register_buffer("basis", torch.zeros(groups, width, dtype=torch.float64))
-        self.register_buffer("rest", torch.zeros(leaves, rest, dtype=torch.float64))
+        self.register_buffer("left", torch.zeros(rest, dtype=torch.long))
+        self.register_buffer("basis", torch.zeros(groups, width))
+        for name, shape in {
+            "values": (leaves, outputs),
+            "weight": (width, outputs),
+            "norm": (rest,),
+        }.items():
+            self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
         self.head = nn.Linear(width + rest, outputs, dtype=torch.float64)
 
     @classmethod
@@ -126,12 +142,13 @@ class Leaves(nn.Module):
         """The model whose leaves have these values (L, K)."""
         count = torch.bincount(group).to(values)[:, None]
         mean = values.new_zeros(len(basis), values.shape[1]).index_add_(0, group, values) / count
-        weight = basis.mT @ mean
-        rest = values - (basis @ weight)[group]
-        norm = rest.norm(dim=0)
-        kept = norm > 1e-12 * values.norm(dim=0).clamp(min=1e-300)
-        state = {"group": group, "basis": basis, "rest": rest[:, kept] / norm[kept]}
-        state |= {"head.weight": torch.cat([weight, norm.diag()[kept]]).mT, "head.bias": offset}
+        directions = basis.double()
+        weight = directions.mT @ mean
+        norm = (values - (directions @ weight)[group]).norm(dim=0)
+        left = (norm > 1e-12 * values.norm(dim=0).clamp(min=1e-300)).nonzero()[:, 0]
+        head = torch.cat([weight, norm.diag()[left]]).mT
+        state = {"group": group, "basis": basis, "values": values, "weight": weight}
+        state |= {"left": left, "norm": norm[left], "head.weight": head, "head.bias": offset}
         made = cls.sized(state)
         made.load_state_dict(state)
         return made
@@ -140,15 +157,18 @@ class Leaves(nn.Module):
     def sized(cls, state: dict[str, Tensor]) -> Leaves:
         """One for a state dict of another, not loaded yet."""
         groups, width = state["basis"].shape
-        leaves, rest = state["rest"].shape
-        return cls(leaves, groups, width, rest, outputs=len(state["head.bias"]))
+        leaves, outputs = state["values"].shape
+        return cls(leaves, groups, width, len(state["norm"]), outputs)
 
     def forward(self, rows: Tensor) -> Tensor:
         """Predictions (N, K) of leaf numbers and one more column, (N, T + 1)."""
         rows = rows[:, :-1]
-        features = embedding_bag(self.group[rows], self.basis, mode="sum")
-        if self.rest.shape[1]:
-            features = torch.cat([features, embedding_bag(rows, self.rest, mode="sum")], 1)
+        features = embedding_bag(self.group[rows], self.basis, mode="sum")  # (N, D)
+        features = features.to(self.head.weight.dtype)
+        if len(self.left):
+            total = embedding_bag(rows, self.values, mode="sum")  # (N, K)
+            rest = (total - features @ self.weight)[:, self.left] / self.norm
+            features = torch.cat([features, rest], 1)
         found: Tensor = self.head(features)
         return found
 
@@ -508,25 +528,25 @@ def _groups(rows: Tensor, sizes: list[int]) -> Tensor:
 def _directions(rows: Tensor, groups: int, rank: int) -> tuple[Tensor, float]:
     """The leading directions of the Gram of indicators, (groups, D), and the share they hold.
 
-    By subspace iteration; each product with the indicators or their transpose adds up rows of a
-    matrix. A random rotation within the directions makes none of them special, since calibration
-    standardises features.
+    Random directions, multiplied once by the Gram, nearly span the leading ones. Further products
+    and double precision changed what the bars gain on real tables by less than its spread. Each
+    product with the indicators or their transpose adds up rows of a matrix. A random rotation
+    within the directions makes none of them special, since calibration standardises features.
     """
     if rank < 1:
         raise ValueError(f"rank must be at least 1, got {rank}.")
     if groups <= rank:
-        return torch.eye(groups, dtype=torch.float64), 1.0
+        return torch.eye(groups), 1.0
     order = rows.flatten().argsort(stable=True)
     owner = order // rows.shape[1]
-    starts = torch.bincount(rows.flatten(), minlength=groups).cumsum(0).roll(1)
-    starts[0] = 0
+    count = torch.bincount(rows.flatten(), minlength=groups)
+    starts = count.cumsum(0) - count
     generator = torch.Generator().manual_seed(0)
-    found = torch.randn(groups, rank, generator=generator, dtype=torch.float64)
-    for _ in range(4):
-        seen = embedding_bag(rows, found, mode="sum")
-        found = torch.linalg.qr(embedding_bag(owner, seen, starts, mode="sum"))[0]
-    turn = torch.randn(rank, rank, generator=generator, dtype=torch.float64)
+    found = torch.randn(groups, rank, generator=generator)
+    seen = embedding_bag(rows, found, mode="sum")  # of each row, (N, rank)
+    found = torch.linalg.qr(embedding_bag(owner, seen, starts, mode="sum"))[0]
+    turn = torch.randn(rank, rank, generator=generator)
     found = found @ torch.linalg.qr(turn)[0]
-    seen = embedding_bag(rows, found, mode="sum")
-    total = rows.numel() - float(torch.bincount(rows.flatten()).double().square().sum()) / len(rows)
+    seen = embedding_bag(rows, found, mode="sum").double()
+    total = rows.numel() - float(count.double().square().sum()) / len(rows)
     return found, float((seen - seen.mean(0)).square().sum()) / max(total, 1e-300)

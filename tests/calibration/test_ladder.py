@@ -4,18 +4,21 @@ import pytest
 import torch
 
 import rigidities as rg
-from rigidities.calibration.ladder import CONSTANT, FULL, HEAD, PAPER, Ladder, best_rung
+from rigidities.calibration import ladder
+from rigidities.calibration.gain import Gain, error_of_sum
+from rigidities.calibration.ladder import CONSTANT, FULL, HEAD, PAPER, Judged, Ladder, best_rung
 from rigidities.calibration.rows import Rows
 
 NONE = frozenset[str]()
 
 
-def scores(**means: float) -> dict[str, torch.Tensor]:
+def scores(**means: float) -> Judged:
     """NLL of a hundred rows on each rung, whose differences have a spread of one."""
     spread = torch.linspace(-1, 1, 100, dtype=torch.float64)
     spread = spread / spread.std()
     rungs = {CONSTANT: 0.0, PAPER: 0.0, HEAD: 0.0, FULL: 0.0} | means
-    return {name: mean + (k * spread) for k, (name, mean) in enumerate(rungs.items())}
+    nll = {name: mean + (k * spread) for k, (name, mean) in enumerate(rungs.items())}
+    return Judged(nll, torch.arange(100), torch.arange(100) % 5)
 
 
 def test_of_many_rows_the_richest_rung_is_taken_unless_it_is_clearly_worse():
@@ -39,8 +42,68 @@ def test_a_barred_rung_is_neither_taken_nor_compared_with():
 
 
 def test_not_a_number_is_never_taken():
-    found = scores() | {FULL: torch.full((100,), torch.nan, dtype=torch.float64)}
+    found = scores(full=torch.nan)
     assert best_rung([found], NONE, 2.0) == HEAD
+
+
+def test_errors_of_targets_add_up_on_the_same_rows_and_by_squares_on_others():
+    values = [torch.tensor([0.0, 2.0]), torch.tensor([1.0, 3.0]), torch.tensor([0.0, 4.0])]
+    each = [float(one.std()) / 2**0.5 for one in values]
+    assert error_of_sum(values) == pytest.approx(sum(each))
+    expected = ((each[0] + each[2]) ** 2 + each[1] ** 2) ** 0.5
+    assert error_of_sum(values, [3, 1, 3]) == pytest.approx(expected)
+    gains = [one.repeat(2) for one in values]
+    assert Gain.of(gains, [3, 1, 3]).error == pytest.approx(error_of_sum(gains, [3, 1, 3]) / 3)
+
+
+def many_targets(count: int, rows: int, masked: bool = False) -> rg.LastLayerRigidity:
+    """A linear model of that many targets, calibrated on as many rows.
+
+    With `masked` a few rows do not count for the first target.
+    """
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2 * rows, 3, generator=generator, dtype=torch.float64)
+    noise = torch.randn(len(x), count, generator=generator, dtype=torch.float64)
+    y = x[:, :1] + (0.2 + x[:, 1:2].abs()) * noise
+    model = torch.nn.Linear(3, count).double()
+    with torch.no_grad():
+        model.weight.copy_(torch.linalg.lstsq(x[:rows], y[:rows]).solution.mT)
+        model.bias.zero_()
+
+    def weight(batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        found = torch.ones_like(batch[1])
+        found[batch[0][:, 0] > 2.5, 0] = 0.0
+        return found
+
+    options = {"sample_weight": weight} if masked else {}
+    uq = rg.LastLayerRigidity(model).fit((x[:rows], y[:rows]), progress=False, **options)
+    uq.calibrate((x[rows:], y[rows:]), progress=False)
+    return uq
+
+
+def test_of_many_targets_each_is_judged_on_one_fold_and_the_bars_are_the_same(monkeypatch):
+    found = many_targets(6, 1000)
+    monkeypatch.setattr(ladder, "ENOUGH", 10**9)  # on all folds, as one target is
+    every = many_targets(6, 1000)
+    assert found.report.rung == every.report.rung == FULL
+    assert found.report.gain == pytest.approx(every.report.gain, abs=0.05)
+    assert found.report.gain_error < 2 * every.report.gain_error
+    torch.testing.assert_close(found.calibration.scale, every.calibration.scale)
+
+
+def test_many_targets_take_few_fits_more_than_one(monkeypatch):
+    """Of six targets with enough rows each is fitted twice, not six times."""
+    fits = []
+    own = ladder.rungs
+    monkeypatch.setattr(ladder, "rungs", lambda *a, **k: fits.append(1) or own(*a, **k))
+    many_targets(6, 1000)
+    assert len(fits) == 12
+    fits.clear()
+    many_targets(6, 999)
+    assert len(fits) == 36
+    fits.clear()
+    many_targets(6, 1100, masked=True)  # folds of other rows would be no folds of the same
+    assert len(fits) == 36
 
 
 @pytest.mark.parametrize(("rows", "allowed"), [(10, -1), (150, 0), (225, 1), (300, 2), (9999, 2)])

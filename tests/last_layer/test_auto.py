@@ -6,8 +6,7 @@ from torch import nn
 
 import rigidities as rg
 from rigidities.calibration import automatic, ladder, target_fit
-from rigidities.calibration.rows import Rows, target_rows
-from rigidities.calibration.target_fit import REFERENCE
+from rigidities.calibration.rows import REFERENCE, Rows, target_rows
 from rigidities.prediction.head import GROWTH
 from tests.support import slow_auto
 from tests.support.random_features import Sets, sets
@@ -271,11 +270,10 @@ def test_the_gain_is_that_of_rungs_which_other_folds_take(one, uq):
     fold = torch.arange(len(error)) % 5
     gains = torch.empty_like(error)
     for k in range(5):
-        others = {name: nll[fold != k] for name, nll in scores.items()}
-        rung = ladder.best_rung([others], frozenset(), 2.0)
+        rung = ladder.best_rung([scores.without(k)], frozenset(), 2.0)
         variance = error[fold != k].square().mean()
         constant = 0.5 * (2 * torch.pi * variance).log() + 0.5 * error.square() / variance
-        gains[fold == k] = (constant - scores[rung])[fold == k]
+        gains[fold == k] = (constant - scores.nll[rung])[fold == k]
     assert uq.report.gain == pytest.approx(float(gains.mean()), abs=1e-4)
     assert uq.report.gain_error == pytest.approx(float(gains.std() / len(gains) ** 0.5), rel=1e-3)
 

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Run the suite with several Pythons and releases of PyTorch, and print the results as a Markdown table.
-# By default: the oldest release that pyproject.toml admits, the pinned and the newest one, on every
+# Run the suite with several Pythons and releases of PyTorch, and print the results as a Markdown table. Then
+# compile and export frozen modules there, which the suite leaves out since a C++ compiler takes minutes.
+# By default: the oldest release that pyproject.toml admits, 2.11, the pinned and the newest one, on every
 # Python from 3.10 on that PATH has. TORCHES and PYTHONS choose, KEEP=1 keeps the environments (gigabytes);
 # arguments go to pytest. Logs stay in .venv-versions/.
 
@@ -9,9 +10,10 @@ folder=.venv-versions
 table=$folder/table.md
 failures=0
 
-# The oldest, the pinned and the newest release, the last for the Python $1.
+# The oldest, one whose compiler differed, the pinned and the newest release, the last for the Python $1.
 releases() {
 	sed -n 's/.*"torch>=\([0-9.]*\)".*/\1.0/p' pyproject.toml
+	echo 2.11.0
 	sed -n 's/^torch==\([0-9.]*\).*/\1/p' constraints.txt
 	"$1" -m pip index versions torch 2>/dev/null | sed -n 's/^torch (\([0-9.]*\).*/\1/p'
 }
@@ -34,17 +36,27 @@ prepare() {
 }
 
 mkdir -p $folder
-printf '| Python | PyTorch | result |\n| --- | --- | --- |\n' >$table
+printf '| Python | PyTorch | result | compiled and exported |\n| --- | --- | --- | --- |\n' >$table
+
+# Pytest's last line in the log $1, without the seconds.
+summary() {
+	sed -n 's/^=* *\([0-9].*\) in [0-9.]*s.*/\1/p' "$1" | tail -n 1
+}
+
 for python in $PYTHONS; do
 	number=$("$python" -c 'import platform; print(platform.python_version())')
 	for torch in $(echo "${TORCHES:-$(releases "$python")}" | tr ' ' '\n' | awk '!seen[$0]++'); do
 		name=$number-torch$torch
 		echo "Python $number, PyTorch $torch ..." >&2
+		roads=
 		if prepare "$python" "$folder/$name" "$torch"; then
-			OMP_NUM_THREADS=1 MPLBACKEND=Agg "$folder/$name/bin/python" -m pytest -q -n "${WORKERS:-2}" --dist loadgroup "$@" >"$folder/$name.log" 2>&1 || failures=$((failures + 1))
-			result=$(sed -n 's/^=* *\([0-9].*\) in [0-9.]*s.*/\1/p' "$folder/$name.log" | tail -n 1)
+			pytest="$folder/$name/bin/python -m pytest -q -n ${WORKERS:-2}"
+			OMP_NUM_THREADS=1 MPLBACKEND=Agg $pytest --dist loadgroup "$@" >"$folder/$name.log" 2>&1 || failures=$((failures + 1))
+			result=$(summary "$folder/$name.log")
+			OMP_NUM_THREADS=1 $pytest -m slow tests/last_layer/test_roads.py >"$folder/$name-roads.log" 2>&1 || failures=$((failures + 1))
+			roads=$(summary "$folder/$name-roads.log")
 		fi
-		echo "| $number | $torch | ${result:-no result: see $folder/$name.log} |" >>$table
+		echo "| $number | $torch | ${result:-no result: see $folder/$name.log} | ${roads:-no result} |" >>$table
 		test -n "$KEEP" || rm -rf "${folder:?}/$name"
 	done
 done

@@ -85,9 +85,10 @@ class RigidityCalculator(host.Calculator):
             property of that structure is asked for. The bar of an atom's force is
             $\sqrt{\sigma_x^2 + \sigma_y^2 + \sigma_z^2}$, that of the stress likewise over all nine
             components: they do not depend on the axes, and are looked at whenever forces are.
-        force_bars: compute the bars of forces and stress with them, which takes as many passes as
-            there are coordinates or features, whichever are fewer. False: by one backward pass
-            without; bars when `get_property("forces_std")` asks for them or `limits` has them.
+        force_bars: compute the bars of forces and stress with them, which takes one forward pass,
+            and as many passes as there are coordinates or features, whichever are fewer: forces
+            and stress share them. False: by one backward pass without; bars when
+            `get_property("forces_std")` asks for them or `limits` has them.
         members: as in `uq.gradient`; 0 for exact bars of forces however large the structure.
         sample_weight: callable(atoms) -> loss weight of the structure, as in the fit
             (`lambda atoms: 1 / len(atoms)`), to which a calibrated noise is inversely proportional.

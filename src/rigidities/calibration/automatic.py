@@ -83,7 +83,8 @@ def automatic(
         few = min(map(len, rows)) < MANY
         if few or not _safe(paper, paper_q, eigenvalues):
             barred = frozenset({PAPER})
-    ladder = Ladder.of(rows, _parts(rows, wanted), paper_q, features, barred)
+    aligned = residuals is not None and bool(residuals.error.isfinite().all())
+    ladder = Ladder.of(rows, _parts(rows, wanted), paper_q, features, barred, aligned=aligned)
     rung = ladder.taken
     if paper is not None and rung == PAPER:
         ridge, edge = paper.calibration.ridge, None

@@ -128,15 +128,17 @@ class Scored:
         (y, beyond), free = _latent(p, target), _free(p)
         z = error = (y - free.mean) / free.std
         if p.law.name != "gaussian":
-            far = torch.special.ndtri(free.tail(y).clamp(min=1e-300) / 2)
-            z = far.copysign(free.cdf(y) - 0.5)
+            place = torch.where(y == free.mean, 0.0, (y - free.mean) / free.scale)
+            below, above = free.law.cdf(place), free.law.mirrored.cdf(-place)
+            far = torch.special.ndtri(torch.minimum(below, above).clamp(min=1e-300, max=0.5))
+            z = far.copysign(below - above)
         return cls(free, torch.where(beyond, z.sign() * _NEVER, z), error, looks)
 
     def reach(self, level: float = LEVEL) -> Tensor:
         """What bars must be multiplied with for an interval to end at the target."""
         unit, tiny = self.p.scale / self.p.std, torch.finfo(torch.float64).tiny
         levels = self.error.new_tensor([(1 - level) / 2, (1 + level) / 2])
-        low, high = (self.p.law.quantile(end) * unit for end in levels)
+        low, high = self.p.law.quantile(levels[:, None]) * unit
         return torch.maximum(self.error / low.clamp(max=-tiny), self.error / high.clamp(min=tiny))
 
     @cached_property

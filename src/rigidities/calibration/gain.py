@@ -44,6 +44,19 @@ def constant_nll(error: Tensor, side: Tensor | None = None) -> Tensor:
     return found
 
 
+def error_of_sum(values: Sequence[Tensor], fold: Sequence[int | None] | None = None) -> float:
+    """The standard error of the sum of the targets' means, of values (n,) for each target.
+
+    Values of several targets at the same rows may be wholly correlated, so that their standard
+    errors add up. Values at different rows are independent: the squares of their errors add up.
+    `fold` says which rows the values of each target belong to; without it, all to the same.
+    """
+    errors: dict[int | None, float] = {}
+    for each, own in zip(values, fold or [None] * len(values), strict=True):
+        errors[own] = errors.get(own, 0.0) + float(each.std()) / len(each) ** 0.5
+    return math.hypot(*errors.values())
+
+
 @dataclass(frozen=True)
 class Gain:
     """Nats per row by which error bars beat the constant bar.
@@ -59,19 +72,18 @@ class Gain:
     without: float = math.nan
 
     @classmethod
-    def of(cls, differences: Sequence[Tensor]) -> Gain:
+    def of(cls, differences: Sequence[Tensor], fold: Sequence[int | None] | None = None) -> Gain:
         """From the gain of each left-out row, one tensor (n,) per target.
 
-        Targets count alike. Their errors may be one another's, so that standard errors are
-        averaged as if they were.
+        Targets count alike. `fold` says which rows each target has, as in `error_of_sum`.
         """
         if any(len(each) < FEWEST_ROWS for each in differences):
             return cls()
         means = [each.mean() for each in differences]
         mean = float(torch.stack(means).mean())
-        errors = [each.std() / len(each) ** 0.5 for each in differences]
+        error = error_of_sum(differences, fold) / len(differences)
         # a mean of n values moves by (mean - value) / (n - 1) without that value
         moves = [(m - each) / (len(each) - 1) for m, each in zip(means, differences, strict=True)]
         joined = torch.cat(moves) / len(differences)
         farthest = float(joined[joined.abs().argmax()])
-        return cls(mean, float(torch.stack(errors).mean()), mean + farthest)
+        return cls(mean, error, mean + farthest)

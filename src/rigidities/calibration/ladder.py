@@ -4,6 +4,10 @@ Each held-out row is judged by fits without its fold. The richest rung is taken 
 than any simpler one on these left-out rows. How much worse it may be depends on the rows that were
 fitted to, held out or trained on: of many by two standard errors, since one regularised model
 beats a choice among several; of few it has to show that it is better.
+
+All targets take the same rung. Where there are many of them and enough rows, the same of all, each
+target is judged on one fold and not on all: the choice then rests on as many left-out rows as that
+of one target.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..prediction.law import Gaussian
-from .gain import FEWEST_ROWS, Gain, constant_nll, folds
+from .gain import FEWEST_ROWS, FOLDS, Gain, constant_nll, error_of_sum, folds
 from .rows import Rows
 from .scale_fit import ScaleFit
 from .target_fit import Design, Parts, TargetFit, fitted, law_nll
@@ -39,13 +43,38 @@ CAUTION = 1.0
 FEW, MANY = 150, 300
 """Rows fitted to: of the first number a rung must not be worse than simpler ones, of the second or
 more it must not be clearly worse, of fewer it must be better."""
+ENOUGH = 200
+"""Left-out rows of a target that are enough beside those of other targets."""
 
-Scores = dict[str, Tensor]
-"""NLL of each left-out row (n,) on each rung."""
 Fits = dict[str, TargetFit]
 """One target's fit on each rung, but for the paper's form."""
 Features = tuple[Tensor, Tensor]
 """Centre and spread of the features that targets share."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Held-out rows of one target that were left out of fits, and judged.
+
+    Attributes:
+        nll: of each of them (n,) on each rung, in the order of `LADDER`.
+        places: where they stand among all held-out rows, (n,).
+        fold: with which each was left out, (n,).
+        only_fold: the one that was left out; None where all were, one after the other.
+    """
+
+    nll: dict[str, Tensor]
+    places: Tensor
+    fold: Tensor
+    only_fold: int | None = None
+
+    def without(self, fold: int) -> Judged | None:
+        """The rows that were left out with other folds; None where there are none."""
+        others = self.fold != fold
+        if not bool(others.any()):
+            return None
+        nll = {name: each[others] for name, each in self.nll.items()}
+        return Judged(nll, self.places[others], self.fold[others], self.only_fold)
 
 
 @dataclass(frozen=True)
@@ -61,7 +90,7 @@ class Ladder:
 
     rows: list[Rows]
     fits: list[Fits]
-    scores: list[Scores]
+    scores: list[Judged]
     barred: frozenset[str] = frozenset()
 
     @classmethod
@@ -72,6 +101,8 @@ class Ladder:
         paper_q: Sequence[Tensor] | None,
         features: Features | None,
         barred: frozenset[str] = frozenset(),
+        *,
+        aligned: bool = False,
     ) -> Ladder:
         """Fitted and judged.
 
@@ -81,17 +112,22 @@ class Ladder:
             paper_q: q of each target's held-out rows at the ridge of the paper's form, if any.
             features: where targets share them.
             barred: as above.
+            aligned: whether all targets have the same held-out rows, none of them masked.
         """
-        enough = min(len(one.held) for one in rows) >= FEWEST_ROWS
-        fits, scores = [], []
+        fewest = min(len(one.held) for one in rows)
+        one_fold = aligned and len(rows) >= FOLDS and fewest >= FOLDS * ENOUGH
+        fits: list[Fits] = []
+        scores = []
         each_q = [None] * len(rows) if paper_q is None else paper_q
-        for one, q in zip(rows, each_q, strict=True):
+        for number, (one, q) in enumerate(zip(rows, each_q, strict=True)):
             directed = parts.head or parts.tilt
             design = Design.of(one, features, directed=directed)
             ready = design.applied(one) if directed else one  # once for all fits and folds
-            fits.append(rungs(ready, parts, design=design))
-            if enough:
-                scores.append(judged(ready, fits[-1], parts, q))
+            neighbour = fits[-1] if fits else None
+            fits.append(rungs(ready, parts, design=design, neighbour=neighbour))
+            if fewest >= FEWEST_ROWS:
+                only_fold = number % FOLDS if one_fold else None
+                scores.append(judged(ready, fits[-1], parts, q, only_fold))
         return cls(rows, fits, scores, barred)
 
     @property
@@ -99,8 +135,11 @@ class Ladder:
         """Cross-validated NLL per row of each rung; empty where nothing was judged."""
         if not self.scores:
             return {}
-        names = self.scores[0]
-        return {n: sum(float(one[n].mean()) for one in self.scores) / len(self.rows) for n in names}
+        count = len(self.rows)
+        return {
+            name: sum(float(one.nll[name].mean()) for one in self.scores) / count
+            for name in self.scores[0].nll
+        }
 
     @property
     def taken(self) -> str:
@@ -114,18 +153,17 @@ class Ladder:
         """Over one constant bar, of the rung that the other folds would have taken."""
         if not self.scores:
             return Gain()
-        differences = [torch.empty_like(one[CONSTANT]) for one in self.scores]
-        each_fold = [folds(len(one), one.device) for one in differences]
-        for k in range(max(int(fold.max()) for fold in each_fold) + 1):
-            others = [
-                {name: nll[fold != k] for name, nll in one.items()}
-                for one, fold in zip(self.scores, each_fold, strict=True)
-            ]
+        chosen = [torch.empty_like(one.nll[CONSTANT]) for one in self.scores]  # NLL of its rows
+        for k in range(max(int(one.fold.max()) for one in self.scores) + 1):
+            others = [rest for one in self.scores if (rest := one.without(k)) is not None]
             rung = best_rung(others, self.barred, self.allowed)
-            for own, fold, one in zip(differences, each_fold, self.scores, strict=True):
-                own[fold == k] = one[rung][fold == k]
-        constant = [constant_nll(one.held.residual, one.held.side) for one in self.rows]
-        return Gain.of([c - own for c, own in zip(constant, differences, strict=True)])
+            for own, one in zip(chosen, self.scores, strict=True):
+                own[one.fold == k] = one.nll[rung][one.fold == k]
+        gains = []
+        for own, one, rows in zip(chosen, self.scores, self.rows, strict=True):
+            constant = constant_nll(rows.held.residual, rows.held.side)
+            gains.append(constant[one.places] - own)
+        return Gain.of(gains, [one.only_fold for one in self.scores])
 
     @property
     def allowed(self) -> float:
@@ -139,35 +177,42 @@ class Ladder:
         return float(torch.stack([fits[rung].nll(one.held).mean() for fits, one in pairs]).mean())
 
 
-def best_rung(scores: list[Scores], barred: frozenset[str], allowed: float) -> str:
+def best_rung(scores: list[Judged], barred: frozenset[str], allowed: float) -> str:
     """The richest rung that is not worse than any simpler one by more than `allowed`.
 
     Differences are those of left-out rows' NLL in units of their standard error; a negative
     `allowed` asks for a rung that is better by so much. Barred rungs count for nothing.
     """
-    names = [name for name in scores[0] if name not in barred]
+    names = [name for name in scores[0].nll if name not in barred]
     for at in range(len(names) - 1, 0, -1):
         if all(_within(scores, names[at], simpler, allowed) for simpler in names[:at]):
             return names[at]
     return names[0]
 
 
-def _within(scores: list[Scores], rung: str, simpler: str, allowed: float) -> bool:
+def _within(scores: list[Judged], rung: str, simpler: str, allowed: float) -> bool:
     """Whether a rung is worse than a simpler one by at most so many standard errors.
 
-    Targets count alike; their standard errors are averaged as if their errors were one another's.
+    Targets count alike.
     """
-    differences = [one[rung] - one[simpler] for one in scores]
+    differences = [one.nll[rung] - one.nll[simpler] for one in scores]
     mean = math.fsum(float(each.mean()) for each in differences)
-    error = math.fsum(float(each.std()) / len(each) ** 0.5 for each in differences)
+    error = error_of_sum(differences, [one.only_fold for one in scores])
     return mean <= allowed * error  # false for NaN too
 
 
-def rungs(rows: Rows, parts: Parts, like: Fits | None = None, design: Design | None = None) -> Fits:
+def rungs(
+    rows: Rows,
+    parts: Parts,
+    like: Fits | None = None,
+    *,
+    design: Design | None = None,
+    neighbour: Fits | None = None,
+) -> Fits:
     """The fits of one target's rows by their names in `LADDER`, but for the paper's form.
 
     Those with parts that are not wanted are not among them. `like`, fits to nearly the same rows,
-    and `design` as in `fitted`.
+    `design` and `neighbour`, fits of another target, as in `fitted`.
     """
     plain = replace(parts, head=False, tilt=False)
     wanted = {CONSTANT: replace(plain, rigidity=False), NOISE: replace(plain, tails=False)}
@@ -182,26 +227,39 @@ def rungs(rows: Rows, parts: Parts, like: Fits | None = None, design: Design | N
     for name, own in wanted.items():
         if name == HEAD and FULL in wanted:
             continue  # it is the full model without its tilt
-        near, constant = None if like is None else like[name], constants.get(own.tails)
-        found[name] = fitted(rows, own, near, design=design, constant=constant)
+        found[name] = fitted(
+            rows,
+            own,
+            None if like is None else like[name],
+            design=design,
+            constant=constants.get(own.tails),
+            neighbour=None if neighbour is None else neighbour[name],
+        )
         constants[own.tails] = found[name].constant
     if HEAD in wanted and FULL in wanted:
         found[HEAD] = replace(found[FULL], tilt=None)
     return {name: found[name] for name in wanted}
 
 
-def judged(rows: Rows, whole: Fits, parts: Parts, paper_q: Tensor | None) -> Scores:
-    """NLL of each held-out row, left out of its fold, by rungs in the order of `LADDER`.
+def judged(
+    rows: Rows,
+    whole: Fits,
+    parts: Parts,
+    paper_q: Tensor | None,
+    only_fold: int | None = None,
+) -> Judged:
+    """NLL of held-out rows, each left out with its fold.
 
     Every fold takes the units and penalties of the fits to all rows, `whole`. `paper_q` (n,) is
-    q of the held-out rows at the ridge of the paper's form; None where that is not judged.
+    q of the held-out rows at the ridge of the paper's form; None where that is not judged. With
+    `only_fold` no other fold is left out, and no other row judged.
     """
     held = ~rows.seen if bool((~rows.seen).any()) else rows.seen
     places = held.nonzero()[:, 0]
     fold = folds(len(places), places.device)
     names = [name for name in LADDER if name in whole or (name == PAPER and paper_q is not None)]
     found = {name: rows.q.new_empty(len(places)) for name in names}
-    for k in range(int(fold.max()) + 1):
+    for k in range(int(fold.max()) + 1) if only_fold is None else [only_fold]:
         out = fold == k
         kept = torch.ones_like(rows.seen)
         kept[places[out]] = False
@@ -211,4 +269,8 @@ def judged(rows: Rows, whole: Fits, parts: Parts, paper_q: Tensor | None) -> Sco
         if paper_q is not None:
             scale2 = (rows.residual[places[~out]].square() / paper_q[~out]).mean()
             found[PAPER][out] = law_nll(Gaussian(), left.residual, scale2 * paper_q[out], left.side)
-    return found
+    if only_fold is None:
+        return Judged(found, torch.arange(len(places), device=fold.device), fold)
+    left_out = (fold == only_fold).nonzero()[:, 0]
+    nll = {name: each[left_out] for name, each in found.items()}
+    return Judged(nll, left_out, fold[left_out], only_fold)

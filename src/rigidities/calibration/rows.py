@@ -20,6 +20,8 @@ LEAST_HELD = 0.05
 """Of 1 - c q, below which a left-out residual is not enlarged further."""
 TELLING = 1e-3
 """Of a usual q, below which a row's error is noise alone and says nothing about q."""
+REFERENCE = 0.9
+"""Quantile of the left-out training rows' q, beyond which the guard sets in."""
 FAR = 1e3
 """Robust units beyond which a residual counts as one of that size."""
 FEW = 0.02
@@ -113,6 +115,17 @@ class Rows:
     def usual_q(self) -> Tensor:
         """Mean q of the held rows that say something about it; one where no row does."""
         return mean_q(self.telling_held.q)
+
+    @cached_property
+    def high_q(self) -> Tensor:
+        """The q that nine tenths of the reference rows stay below that say something about it."""
+        return torch.quantile(self.telling_reference.q, REFERENCE)
+
+    @cached_property
+    def error_per_q(self) -> Tensor:
+        """The clipped mean of r^2 / q of the held rows that say something about q."""
+        held = self.telling_held
+        return clipped_mean(held.residual.square() / held.q)
 
     @cached_property
     def size(self) -> Tensor:

@@ -19,8 +19,10 @@ whose target lies at a bound of its support shows the law's mass beyond it, not 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,8 +49,10 @@ GAUSSIAN_FAR = 30.0
 """Robust units beyond which a residual counts as one of that size under a law without tails."""
 NEGLIGIBLE = 1e-6
 """Of the residuals' variance, what a constant bar leaves to the scale; and its prior's spread."""
-_DONE = 2e-7
-"""Nats per row that may be left to gain."""
+_DONE = (1e-6, 0.01)
+"""Nats that may be left to gain: per row, and of all rows at most."""
+_ROUGHLY = (1e-4, 0.5)
+"""The same of two ways to a maximum, until one of them is taken."""
 _CLEAR = 0.1
 """Nats by which the evidence must have fallen for smaller penalties not to be tried."""
 _NEAR = 0.05  # step of a difference by the tail
@@ -115,6 +119,48 @@ class ScaleFit:
 
 
 @dataclass(frozen=True)
+class _Point:
+    """Rows under the law of one fit.
+
+    Attributes:
+        fit: the parameters.
+        noise: what noise adds to s^2, (n,).
+        s2: squared scales, (n,).
+        square: squared residuals in their units, (n,).
+        nu: degrees of freedom; infinite for a Gaussian.
+    """
+
+    fit: ScaleFit
+    noise: Tensor
+    s2: Tensor
+    square: Tensor
+    nu: float
+
+    @property
+    def information(self) -> float:
+        """Of a row about log s^2."""
+        return 0.5 if math.isinf(self.nu) else self.nu / (2 * (self.nu + 3))
+
+    @cached_property
+    def fall(self) -> Tensor:
+        """Logarithms by which a Student density falls, but for the factor (nu + 1) / 2, (n,)."""
+        return torch.log1p(self.square / self.nu)
+
+    @cached_property
+    def share(self) -> Tensor:
+        """How much of its full weight a Student law gives the residual's pull, z^2 / (nu + z^2)."""
+        return self.square / (self.nu + self.square)
+
+
+class _Prior(NamedTuple):
+    """Twice the negative logarithm, half its gradient, and the precisions of all parameters."""
+
+    value: Tensor
+    slope: Tensor
+    precision: Tensor
+
+
+@dataclass(frozen=True)
 class ScaleProblem:
     """The likelihood and its priors.
 
@@ -134,41 +180,49 @@ class ScaleProblem:
     spread: float = TAILS[1]
     gaussian: bool = False
 
-    def objective(self, fit: ScaleFit, penalty: float) -> Tensor:
+    def objective(self, fit: ScaleFit, penalty: float) -> float:
         """Negative log posterior, up to what does not depend on the parameters."""
-        s2 = fit.squared_scale(self.rows, fit.log_noise(self.inputs))
-        return self._value(fit, s2, penalty)
+        return self._value(self._at(fit), self._prior(fit.vector, penalty))
 
     def value_and_gradient(self, fit: ScaleFit, penalty: float) -> tuple[float, Tensor]:
         """The objective, and its gradient by all parameters and then by the tail, (3 + P + 1,)."""
+        at, prior = self._at(fit), self._prior(fit.vector, penalty)
+        slope = self._slopes(at)
+        by_noise = slope * (at.noise / at.s2)  # of the rows' losses by their log-noise, (n,)
+        total, by_level = slope.sum(), by_noise.sum()
+        fixed = torch.stack([by_level, total - by_level, -(slope @ self._seen)])
+        vector = torch.cat([fixed, self.inputs.mT @ by_noise]) + prior.slope
+        gradient = torch.cat([vector, vector.new_tensor([self._tail_slope(at)])])
+        return self._value(at, prior), gradient
+
+    def _at(self, fit: ScaleFit) -> _Point:
+        """What a fit says of the rows."""
         noise, rest = fit.variances(self.rows, fit.log_noise(self.inputs))
         s2 = noise + rest
-        slope, _ = self._slopes(fit, s2)
-        by_noise = slope * noise / s2  # derivatives of the rows' losses by their log-noise, (n,)
-        by_scale = slope - by_noise
-        fixed = [by_noise.sum(), by_scale.sum(), -slope[self.rows.seen].sum()]
-        pull = self._prior(fit.vector, penalty)[1]
-        vector = torch.cat([torch.stack(fixed), self.inputs.mT @ by_noise]) + pull
-        gradient = torch.cat([vector, vector.new_tensor([self._tail_slope(fit, s2)])])
-        return float(self._value(fit, s2, penalty)), gradient
+        square = self.square / s2
+        nu = math.inf if self.gaussian else fit.df
+        return _Point(replace(fit, gaussian=self.gaussian), noise, s2, square, nu)
 
-    def _value(self, fit: ScaleFit, s2: Tensor, penalty: float) -> Tensor:
-        """The objective where the squared scales (n,) are known."""
-        value = self._losses(s2, fit.tail).sum() + 0.5 * self._prior(fit.vector, penalty)[0]
-        tail = 0.0 if self.gaussian else 0.5 * ((fit.tail - TAILS[0]) / TAILS[1]) ** 2
-        return value + tail
+    def _value(self, at: _Point, prior: _Prior) -> float:
+        """The objective at a point."""
+        tail = 0.0 if self.gaussian else 0.5 * ((at.fit.tail - TAILS[0]) / TAILS[1]) ** 2
+        return float(self._losses(at).sum() + 0.5 * prior.value) + tail
 
     def solved(
-        self, start: ScaleFit, penalty: float, information: Tensor | None = None
+        self,
+        start: ScaleFit,
+        penalty: float,
+        information: Tensor | None = None,
+        done: tuple[float, float] = _DONE,
     ) -> ScaleFit:
-        """The maximum for one penalty, from a start.
+        """The maximum for one penalty, from a start, up to what `done` leaves to gain.
 
         The information (3 + P, 3 + P) of a row near the start is computed where it is not known.
         """
         rows = len(self.rows)
         if information is None:
             information = self.information(start)
-        precision = self._prior(start.vector, penalty)[2]
+        precision = self._prior(start.vector, penalty).precision
         factor = _factor(rows * information + torch.diag(precision))
         tail_curvature = rows * _tail_information(start.df) + TAILS[1] ** -2
 
@@ -189,44 +243,68 @@ class ScaleProblem:
 
         point = torch.cat([start.vector, start.vector.new_tensor([start.tail])])
         best = minimum(
-            loss, point, preconditioned, done=_DONE * rows, longest=_LONGEST, inside=inside
+            loss,
+            point,
+            preconditioned,
+            done=min(done[0] * rows, done[1]),
+            longest=_LONGEST,
+            inside=inside,
         )
         return replace(at(best), penalty=penalty, evidence=math.nan, information=information)
 
-    def best(self, start: ScaleFit) -> ScaleFit:
-        """The penalty of the greatest evidence, from the largest downwards."""
+    def best(self, start: ScaleFit, near: float | None = None) -> ScaleFit:
+        """The penalty of the greatest evidence, from the largest downwards.
+
+        Or first `near` a penalty that is likely: from the next larger one downwards, and upwards
+        where that one is the best. Where the evidence has two peaks, that may be the other one.
+        """
         if self.inputs.shape[1] <= FIRST:
             return self.solved(start, FIRST_PENALTY)
-        best = fit = self._judged(self.solved(start, PENALTIES[0]))
-        for at, penalty in enumerate(PENALTIES[1:]):
-            fit = self._judged(self.solved(fit, penalty, fit.information))
-            best = fit if fit.evidence > best.evidence else best
-            if fit.evidence < best.evidence - _CLEAR and best.penalty > PENALTIES[at]:
+        first = max(0, PENALTIES.index(near) - 1) if near in PENALTIES else 0
+        begun = self._judged(self.solved(start, PENALTIES[first]))
+        best = self._best_of(begun, PENALTIES[first + 1 :])
+        if best is begun:
+            best = self._best_of(begun, PENALTIES[:first][::-1])
+        return best
+
+    def _best_of(self, begun: ScaleFit, penalties: Sequence[float]) -> ScaleFit:
+        """The best of the fits along these penalties, until the evidence has clearly fallen."""
+        best = last = begun
+        for penalty in penalties:
+            fit = self._judged(self.solved(last, penalty, last.information))
+            if fit.evidence < best.evidence - _CLEAR and best is not last:
                 break
+            if fit.evidence > best.evidence:
+                best = fit
+            last = fit
         return best
 
     def _judged(self, fit: ScaleFit) -> ScaleFit:
         """A maximum with its evidence, and with the information there."""
-        information, precision = self.information(fit), self._prior(fit.vector, fit.penalty)[2]
+        information = self.information(fit)
+        precision = self._prior(fit.vector, fit.penalty).precision
         curvature = len(self.rows) * information + torch.diag(precision)
         free = max(0, len(fit.vector) - FIXED - FIRST)
         evidence = 0.5 * free * math.log(fit.penalty) - self.objective(fit, fit.penalty)
-        evidence = evidence - 0.5 * torch.logdet(curvature)
-        return replace(fit, evidence=float(evidence), information=information)
+        evidence -= 0.5 * float(torch.logdet(curvature))
+        return replace(fit, evidence=evidence, information=information)
 
-    def _losses(self, s2: Tensor, tail: float) -> Tensor:
+    def _losses(self, at: _Point) -> Tensor:
         """Negative log-likelihoods, (n,), up to the same constant of all laws."""
+        losses = 0.5 * at.s2.log()
         if self.gaussian:
-            losses = 0.5 * s2.log() + 0.5 * self.square / s2
+            losses += 0.5 * at.square
         else:
-            losses = 0.5 * s2.log() + _student_losses(self.square / s2, tail)
+            nu = at.nu
+            constant = math.lgamma(nu / 2) - math.lgamma((nu + 1) / 2) + 0.5 * math.log(nu)
+            losses += constant + (nu + 1) / 2 * at.fall
         if not len(self._bound):
             return losses
-        return losses.index_copy(0, self._bound, self._bound_losses(s2, tail))
+        return losses.index_copy(0, self._bound, self._bound_losses(at, at.fit))
 
-    def _bound_losses(self, s2: Tensor, tail: float) -> Tensor:
-        """Of the rows at a bound."""
-        _, mass = self._beyond(s2, tail)
+    def _bound_losses(self, at: _Point, fit: ScaleFit) -> Tensor:
+        """Of the rows at a bound, under the law of a fit."""
+        _, mass = self._beyond(at.s2, fit)
         # densities lack the factor 1 / sqrt(pi), or 1 / sqrt(2 pi) for a Gaussian
         lacking = 0.5 * math.log(2 * math.pi if self.gaussian else math.pi)
         return -mass.log() - lacking
@@ -236,62 +314,74 @@ class ScaleProblem:
         """Places of the rows whose target lies at a bound of its support."""
         return self.rows.side.nonzero()[:, 0]
 
-    def _beyond(self, s2: Tensor, tail: float) -> tuple[Tensor, Tensor]:
+    @cached_property
+    def _seen(self) -> Tensor:
+        """One for each row that was trained on, else zero, (n,)."""
+        return self.rows.seen.to(self.square)
+
+    def _beyond(self, s2: Tensor, fit: ScaleFit) -> tuple[Tensor, Tensor]:
         """Of the rows at a bound: its place z in the law, mirrored at an upper one; mass below."""
         at = self._bound
         z = -self.rows.side[at] * self.rows.residual[at] / s2[at].sqrt()
-        law = Gaussian() if self.gaussian else StudentT(2 + math.exp(tail))
-        return z, law.cdf(z).clamp(min=1e-300)
+        return z, fit.law.cdf(z).clamp(min=1e-300)
 
-    def _bound_slopes(self, s2: Tensor, fit: ScaleFit, most: float) -> tuple[Tensor, Tensor]:
-        r"""First and second derivatives by log s^2 of $-\log F(z)$, the second within 0 and `most`.
+    def _bound_slopes(self, at: _Point) -> tuple[Tensor, Tensor]:
+        r"""First and second derivatives by log s^2 of $-\log F(z)$, of the rows at a bound.
 
-        With m = f / F: $z m / 2$ and $-z (m + z m') / 4$, where $m' = m (f'/f - m)$.
+        With m = f / F: $z m / 2$ and $-z (m + z m') / 4$, where $m' = m (f'/f - m)$. The second is
+        kept between zero and the information of other rows.
         """
-        z, mass = self._beyond(s2, fit.tail)
-        ratio = replace(fit, gaussian=self.gaussian).law.log_density(z).exp() / mass
-        fall = -z if self.gaussian else -(fit.df + 1) * z / (fit.df + z.square())
+        z, mass = self._beyond(at.s2, at.fit)
+        ratio = at.fit.law.log_density(z).exp() / mass
+        fall = -z if self.gaussian else -(at.nu + 1) * z / (at.nu + z.square())
         bend = -0.25 * z * (ratio + z * ratio * (fall - ratio))
-        return 0.5 * z * ratio, bend.clamp(0.0, most)
+        return 0.5 * z * ratio, bend.clamp(0.0, at.information)
 
-    def _prior(self, vector: Tensor, penalty: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Twice the negative log prior, half its gradient, and its precisions."""
+    def _prior(self, vector: Tensor, penalty: float) -> _Prior:
+        """At a vector of parameters, for a penalty of the weights."""
         precision = vector.new_full((len(vector),), penalty)
         optimism = 1.0 if float(vector[2]) > 0 else PESSIMISM**-2
         precision[:FIXED] = vector.new_tensor([WIDE**-2, self.spread**-2, optimism])
         precision[FIXED : FIXED + FIRST] = FIRST_PENALTY
-        centre = torch.zeros_like(vector)
-        centre[:2] = torch.stack([self.rows.level.log(), self.centre])
-        off = vector - centre
-        return (precision * off.square()).sum(), precision * off, precision
+        off = vector.clone()
+        off[:2] -= self._centre
+        slope = precision * off
+        return _Prior(slope @ off, slope, precision)
 
-    def _tail_slope(self, fit: ScaleFit, s2: Tensor) -> float:
+    @cached_property
+    def _centre(self) -> Tensor:
+        """The prior's of a and log alpha^2, (2,)."""
+        return torch.stack([self.rows.level.log(), self.centre])
+
+    def _tail_slope(self, at: _Point) -> float:
         """The derivative of the objective by log(nu - 2).
 
         It is zero for a Gaussian, and where the tail would leave its range: there it rests.
         """
         if self.gaussian:
             return 0.0
-        pull = (fit.tail - TAILS[0]) / TAILS[1] ** 2
-        nu, ratio = fit.df, self.square / s2
+        tail, nu = at.fit.tail, at.nu
         half = torch.tensor([nu / 2, (nu + 1) / 2], dtype=torch.float64)
         below, above = torch.digamma(half).tolist()
-        slopes = torch.log1p(ratio / nu) - (nu + 1) * ratio / (nu * (nu + ratio))
+        slopes = at.fall - (nu + 1) / nu * at.share
         slopes = 0.5 * (nu - 2) * (slopes + (below - above + 1 / nu))
         if len(self._bound):
-            high, low = (self._bound_losses(s2, fit.tail + off) for off in (_NEAR, -_NEAR))
+            near = (replace(at.fit, tail=tail + off) for off in (_NEAR, -_NEAR))
+            high, low = (self._bound_losses(at, one) for one in near)
             slopes = slopes.index_copy(0, self._bound, (high - low) / (2 * _NEAR))
-        slope = float(slopes.sum()) + pull
+        slope = float(slopes.sum()) + (tail - TAILS[0]) / TAILS[1] ** 2
         lowest, highest = _TAIL_RANGE
-        outwards = (fit.tail <= lowest and slope > 0) or (fit.tail >= highest and slope < 0)
+        outwards = (tail <= lowest and slope > 0) or (tail >= highest and slope < 0)
         return 0.0 if outwards else slope
 
     def information(self, fit: ScaleFit) -> Tensor:
         """The expected information of a row on average, without the priors, (3 + P, 3 + P)."""
-        noise, rest = fit.variances(self.rows, fit.log_noise(self.inputs))
-        s2 = noise + rest
-        noise, root = noise / s2, self._slopes(fit, s2)[1].sqrt()
-        fixed = torch.stack([noise, 1 - noise, -self.rows.seen.to(noise)], 1) * root[:, None]
+        at = self._at(fit)
+        weight = torch.full_like(at.s2, at.information)  # of each row by log s^2
+        if len(self._bound):
+            weight = weight.index_copy(0, self._bound, self._bound_slopes(at)[1])
+        noise, root = at.noise / at.s2, weight.sqrt()
+        fixed = torch.stack([noise, 1 - noise, -self._seen], 1) * root[:, None]
         width = FIXED + self.inputs.shape[1]
         total = noise.new_zeros(width, width)
         total[:FIXED, :FIXED] = fixed.mT @ fixed
@@ -305,20 +395,12 @@ class ScaleProblem:
         total[:FIXED, FIXED:] = total[FIXED:, :FIXED].mT
         return total / len(self.rows)
 
-    def _slopes(self, fit: ScaleFit, s2: Tensor) -> tuple[Tensor, Tensor]:
-        """First derivatives and information of each row by log s^2, (n,)."""
-        z2 = self.square / s2
-        if self.gaussian:
-            slope, information = 0.5 * (1 - z2), 0.5
-        else:
-            slope = 0.5 - 0.5 * (fit.df + 1) * z2 / (fit.df + z2)
-            information = fit.df / (2 * (fit.df + 3))
-        weight = torch.full_like(slope, information)
+    def _slopes(self, at: _Point) -> Tensor:
+        """Derivatives of the rows' losses by log s^2, (n,)."""
+        slope = 0.5 - 0.5 * (at.square if self.gaussian else (at.nu + 1) * at.share)
         if len(self._bound):
-            own = self._bound_slopes(s2, fit, information)
-            slope = slope.index_copy(0, self._bound, own[0])
-            weight = weight.index_copy(0, self._bound, own[1])
-        return slope, weight
+            slope = slope.index_copy(0, self._bound, self._bound_slopes(at)[0])
+        return slope
 
 
 def constant_fit(
@@ -338,8 +420,10 @@ def constant_fit(
     found = []
     for share in (0.1, 0.9):
         parts = [((1 - share) * rows.level).log(), (share * unit / q).log(), unit.new_zeros(())]
-        found.append(problem.solved(ScaleFit(torch.stack(parts), TAILS[0]), 1.0))
-    return min(found, key=lambda fit: float(problem.objective(fit, 1.0)))
+        begun = ScaleFit(torch.stack(parts), TAILS[0])
+        found.append(problem.solved(begun, 1.0, done=_ROUGHLY))
+    better = min(found, key=lambda fit: problem.objective(fit, 1.0))
+    return problem.solved(better, 1.0)
 
 
 def flat_fit(
@@ -363,11 +447,12 @@ def headed_fit(
     *,
     gaussian: bool,
     start: ScaleFit | None = None,
+    near: float | None = None,
 ) -> ScaleFit:
     """A noise that follows the head's inputs (n, P), begun at the constant one.
 
     The fit of that one centres the prior of the scale. Or begun at `start`, a maximum for nearly
-    the same rows, whose penalty is kept.
+    the same rows, whose penalty is kept. `near` is a likely penalty, as in `ScaleProblem.best`.
     """
     square = _counted(square, gaussian=gaussian)
     centre = torch.maximum(constant.vector[1], (SHARE * rows.size / rows.usual_q).log())
@@ -375,14 +460,7 @@ def headed_fit(
     if start is not None:
         return problem.solved(start, start.penalty, start.information)
     vector = torch.cat([constant.vector, inputs.new_zeros(inputs.shape[1])])
-    return problem.best(replace(constant, vector=vector))
-
-
-def _student_losses(ratio: Tensor, tail: float) -> Tensor:
-    """Of squared residuals in units of s^2, (n,), without the logarithm of the scale."""
-    nu = 2 + math.exp(tail)
-    constant = math.lgamma(nu / 2) - math.lgamma((nu + 1) / 2) + 0.5 * math.log(nu)
-    return constant + (nu + 1) / 2 * torch.log1p(ratio / nu)
+    return problem.best(replace(constant, vector=vector), near)
 
 
 def _factor(curvature: Tensor) -> Tensor:

@@ -16,12 +16,10 @@ from ..prediction.cosine_tilt import CosineTilt
 from ..prediction.head import STEEPEST, Guard, Inputs
 from ..prediction.law import Law, StudentT, Tilted
 from . import tilt_fit
-from .rows import Rows, clipped_mean
+from .rows import Rows
 from .scale_fit import FIRST, FIXED, ScaleFit, constant_fit, flat_fit, headed_fit
 from .tilt_fit import TiltFit
 
-REFERENCE = 0.9
-"""Quantile of the left-out training rows' q, beyond which the guard sets in."""
 BOUNDS = 0.005
 """Share of the fitted log-noises beyond each of the bounds it is kept within."""
 FLOORS = (BOUNDS, 0.25, 0.5, 0.75, 0.9)
@@ -181,12 +179,14 @@ def fitted(
     *,
     design: Design | None = None,
     constant: ScaleFit | None = None,
+    neighbour: TargetFit | None = None,
 ) -> TargetFit:
     """The full model of one target's rows: left-out training rows and validation rows.
 
     Of `like`, a fit to nearly the same rows, design, penalties and start are kept. Without it the
     design is the one given, or one of these rows. `constant` is the fit without a head, where it is
-    known already.
+    known already. Near the penalty of a `neighbour`, the fit of another target, that of this one is
+    looked for first.
     """
     if design is None:
         design = Design.of(rows) if like is None else like.design
@@ -197,17 +197,27 @@ def fitted(
         if constant is None:
             begun = like.constant if like else None
             constant = constant_fit(rows, rows.square, gaussian=gaussian, start=begun)
-        scale = headed_fit(rows, seen, rows.square, constant, gaussian=gaussian, start=start)
+        scale = headed_fit(
+            rows,
+            seen,
+            rows.square,
+            constant,
+            gaussian=gaussian,
+            start=start,
+            near=neighbour.scale.penalty if neighbour else None,
+        )
     else:
         scale = flat_fit(rows, rows.square, gaussian=gaussian, start=start)
-    h = scale.log_noise(seen)
+    h = scale.log_noise(seen) if parts.head else scale.vector[:1]  # one for all rows
     shape = x if parts.tilt and parts.tails else None
     floors = FLOORS if parts.head and parts.tails else FLOORS[:1]
+    tilt = None
     for floor in floors:
         bounds = torch.quantile(h, h.new_tensor([floor, 1 - BOUNDS]))
+        if shape is None and len(floors) == 1:  # neither a tilt to fit nor another floor to take
+            break
         s2 = scale.squared_scale(rows, h.clamp(*bounds))
         u = scale.law.cdf(rows.residual / s2.sqrt())
-        tilt = None
         if shape is not None:
             tilt = tilt_fit.fitted(u, shape, side=rows.side, start=like.tilt if like else None)
         if not _short(u, tilt, x, surely=floor == BOUNDS):
@@ -253,7 +263,7 @@ def _directions(inputs: Inputs, rows: Rows) -> Tensor | None:
     x = inputs.standardised(rows.features)
     generator = torch.Generator().manual_seed(0)
     found = torch.randn(x.shape[1], DIRECTIONS, generator=generator, dtype=x.dtype).to(x.device)
-    for _ in range(3):  # subspace iterations
+    for _ in range(2):  # subspace iterations; a third changes the NLL by some 1e-5
         found = torch.linalg.qr(x.mT @ (x @ found))[0]
     return found
 
@@ -263,14 +273,13 @@ def _guard(rows: Rows, scale: ScaleFit) -> Guard:
 
     Rows whose q is zero say nothing about it.
     """
-    held, level = rows.telling_held, torch.tensor(COVERED, dtype=torch.float64)
-    if not len(held):  # features are all zero, in every row: a new row's q is in units of one
-        one = torch.ones_like(rows.size)
-        return Guard(rows.size, one)
-    scale2 = clipped_mean(held.residual.square() / held.q)
+    if not len(rows.telling_held):
+        # The features are all zero in every row: q of a new row is in units of one.
+        return Guard(rows.size, torch.ones_like(rows.size))
+    scale2, level = rows.error_per_q, torch.tensor(COVERED, dtype=torch.float64)
     if not scale.gaussian:
         scale2 = scale2 * (torch.special.ndtri(level) / StudentT(scale.df).quantile(level)) ** 2
-    return Guard(scale2, torch.quantile(rows.telling_reference.q, REFERENCE))
+    return Guard(scale2, rows.high_q)
 
 
 def law_nll(law: Law, residual: Tensor, s2: Tensor, side: Tensor) -> Tensor:

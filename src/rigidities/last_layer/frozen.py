@@ -157,7 +157,8 @@ class Bars(Statistics):
         epistemic, tilt = self.scale2 * q, None
         if self._headed:
             form = HeadForm(*(own[f"head_{name}"] for name in HeadForm._fields))
-            squared, second, tilt = form(q, mean, form_inputs(reading))
+            # As a method: a tuple that is called is beyond the compiler of torch 2.4.
+            squared, second, tilt = form.__call__(q, mean, form_inputs(reading))
             variance = torch.maximum(squared * second, epistemic)
             noise = variance - epistemic
         else:

@@ -525,6 +525,7 @@ class LastLayerRigidity(ModelWrapper):
                 if gradient_bars:
                     point = FeatureMap.of(tap, batch, slot)
                     reading, gradient = point.reading, differentiator(point)
+                    del point  # with its graph, before that of the next batch is made
                 else:
                     at, reading = traced(tap, batch, slot)
                     mean = traced_derivatives(at, reading.output)
@@ -957,6 +958,7 @@ class LastLayerRigidity(ModelWrapper):
             with torch.enable_grad():
                 point = FeatureMap.of(tap, batch, Slot.find(batch, wrt, tap))
             yield point
+            del point  # with its graph, before that of the next batch is made
 
     def _joined(self, found: list[Gradient], members: int | None) -> Gradient:
         gradient = Gradient.join(found)

@@ -14,7 +14,8 @@ One policy for the whole library; measured with torch 2.13 in float64 against di
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +29,12 @@ from .modes import forward_mode, transformable
 
 T = TypeVar("T")
 VectorFunction = Callable[[Tensor], Tensor]
+
+BATCHED_BYTES = 1 << 16
+"""Of a gradient within the graph, on average, up to which a CPU pulls several at once faster."""
+
+CPU_BYTES, DEVICE_BYTES = 1 << 28, 1 << 30
+"""Of all gradients within the graph that are pulled at once, at most: on a CPU, elsewhere."""
 
 ASYMMETRIC = (
     "The second derivatives that torch gives are wrong: the Hessian is not symmetric (an operation "
@@ -116,6 +123,22 @@ def pulled(
     With `graph` the result can be differentiated; `unconnected` is what to say where values do not
     depend on x, None for zeros.
     """
+    return next(pulled_in_turn(values, x, [cotangents], graph=graph, unconnected=unconnected))
+
+
+def pulled_in_turn(
+    values: Tensor,
+    x: Tensor,
+    chunks: Iterable[Tensor],
+    *,
+    graph: bool = False,
+    unconnected: str | None = None,
+) -> Iterator[Tensor]:
+    """The same for one chunk of cotangents after the other.
+
+    Where an operation's backward pass cannot be batched, that chunk and all after it are pulled one
+    by one: the batched pass is tried once.
+    """
 
     def pull(u: Tensor, batched: bool) -> Tensor:
         found: Tensor | None = None
@@ -127,12 +150,52 @@ def pulled(
         shape = (len(u), *x.shape) if batched else x.shape
         return x.new_zeros(shape) if found is None else found
 
-    with torch.enable_grad():
-        if len(cotangents) > 1:
-            # an operation whose backward pass cannot be batched is pulled through one by one
-            with suppress(RuntimeError), transformable():
-                return pull(cotangents, True)
-        return torch.stack([pull(u, False) for u in cotangents])
+    batches = True
+    for cotangents in chunks:
+        gradients: Tensor | None = None
+        with torch.enable_grad():
+            if batches and len(cotangents) > 1:
+                with suppress(RuntimeError), transformable():
+                    gradients = pull(cotangents, True)
+                batches = gradients is not None
+            if gradients is None:
+                gradients = torch.stack([pull(u, False) for u in cotangents])
+        yield gradients
+
+
+def at_once(values: Tensor) -> int:
+    """How many cotangents to pull through the graph of some values at once, at most 64.
+
+    A batched pass starts each operation once, but its gradients within the graph leave the cache
+    sooner. On a CPU it takes down to a third of the time where they are small on average (a crystal
+    of 8 atoms: half), and up to twice the time where they are large (64 atoms): there it is 1. On
+    other devices memory alone counts.
+    """
+    if not hasattr(values.grad_fn, "_input_metadata"):  # the oldest releases of torch do not tell
+        return 4
+    nodes, total = _graph_size(values)
+    if values.device.type != "cpu":
+        held = DEVICE_BYTES
+    elif total <= BATCHED_BYTES * nodes:
+        held = CPU_BYTES
+    else:
+        return 1
+    return max(1, min(64, held // max(1, total)))
+
+
+def _graph_size(values: Tensor) -> tuple[int, int]:
+    """The operations that a backward pass goes through, and the bytes of all gradients there."""
+    seen, total, waiting = set(), 0, [values.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        for gradient in node._input_metadata:
+            if not gradient.is_nested_tensor:
+                total += math.prod(gradient.shape) * gradient.dtype.itemsize
+        waiting += [following for following, _ in node.next_functions]
+    return max(1, len(seen)), total
 
 
 @dataclass(frozen=True, eq=False)

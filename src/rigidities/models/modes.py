@@ -102,8 +102,18 @@ def exporting() -> bool:
     if hasattr(torch.compiler, "is_exporting"):
         return torch.compiler.is_exporting()
     if torch.compiler._is_compiling_flag:  # set by export alone, up to 2.6
-        raise RuntimeError(f"Export needs PyTorch 2.7 or newer; this is {torch.__version__}.")
+        raise RuntimeError(_TOO_OLD.format("Export", "2.7", torch.__version__))
     return False
+
+
+_TOO_OLD = "{} needs PyTorch {} or newer; this is {}."
+
+
+def require_torch(release: str, what: str) -> None:
+    """Refuse what an older PyTorch lacks."""
+    wanted = tuple(int(number) for number in release.split("."))
+    if tuple(int(number) for number in torch.__version__.split(".")[:2]) < wanted:
+        raise RuntimeError(_TOO_OLD.format(what, release, torch.__version__))
 
 
 def refuse_transforms() -> None:

@@ -90,30 +90,36 @@ class CosineTilt:
         mass = (values * panels(values.device).weights).sum(-1)
         return torch.nn.functional.pad(mass.cumsum(-1), (1, 0))
 
-    def integral(self, values: Tensor, u: Tensor) -> Tensor:
-        """Of values at the nodes (R, panels, 8) from 0 to u (R, E)."""
+    def integral(self, values: Tensor, u: Tensor, totals: Tensor | None = None) -> Tensor:
+        """Of values at the nodes (R, panels, 8) from 0 to u (R, E); their totals may be known."""
         at, u = panels(values.device), u.contiguous()
         panel = (torch.searchsorted(at.edges, u, right=True) - 1).clamp(0, len(at.length) - 1)
         x = (u - at.edges[panel]) / at.length[panel]
         inside = torch.zeros_like(x)
         for term in (values.take_along_dim(panel[..., None], 1) @ at.primitive).unbind(-1)[::-1]:
             inside = (inside + term) * x
-        return self.totals(values).gather(1, panel) + at.length[panel] * inside
+        totals = self.totals(values) if totals is None else totals
+        return totals.gather(1, panel) + at.length[panel] * inside
+
+    @cached_property
+    def cdf_at_edges(self) -> Tensor:
+        """Probability below each edge, (R, panels + 1)."""
+        return self.totals(self.density)
 
     def cdf(self, u: Tensor) -> Tensor:
         """Probability below u (R, E)."""
-        return self.integral(self.density, u).clamp(0, 1)
+        return self.integral(self.density, u, self.cdf_at_edges).clamp(0, 1)
 
     @cached_property
     def cdf_at_nodes(self) -> Tensor:
         """The same at the nodes, (R, panels, 8)."""
         at, x = panels(self.tilt.device), gauss(_NODES)[0].to(self.tilt)
         to_node = at.primitive @ x ** torch.arange(1, _NODES + 1).to(x)[:, None]
-        return self.totals(self.density)[:, :-1, None] + self.density @ to_node * at.length[:, None]
+        return self.cdf_at_edges[:, :-1, None] + self.density @ to_node * at.length[:, None]
 
     def quantile(self, level: Tensor) -> Tensor:
         """The u (R, E) with these probabilities below them, found in the panel that holds it."""
-        edges, totals = panels(level.device).edges, self.totals(self.density)
+        edges, totals = panels(level.device).edges, self.cdf_at_edges
         panel = torch.searchsorted(totals, level.contiguous(), right=True) - 1
         panel = panel.clamp(0, len(edges) - 2)
         low, high = edges[panel], edges[panel + 1]

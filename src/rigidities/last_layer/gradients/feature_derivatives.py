@@ -23,7 +23,7 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor
 
-from ...models.directional import pulled, push, recorded, units
+from ...models.directional import at_once, pulled, pulled_in_turn, push, units
 from ...models.modes import transformable
 from .feature_map import UNCONNECTED, FeatureMap, Pair
 
@@ -32,6 +32,9 @@ NUMBERS = 1 << 23
 
 FORWARD_COST = 1.5
 """Of a forward pass with a quadratic form after it, in backward passes."""
+
+PREFERENCE = 2.0
+"""How much more work than reverse mode forward mode may take where it holds less at once."""
 
 T = TypeVar("T")
 
@@ -46,15 +49,19 @@ Projection = Callable[[Tensor], Tensor]
 
 
 def passes(point: FeatureMap, columns: int, targets: int) -> tuple[float, int]:
-    """Passes that forward mode takes (infinite where there is none), and reverse mode.
+    """Passes that forward mode takes, and reverse mode.
 
-    The latter differentiates so many columns (combinations of the features) for each of the
-    targets, which are 1 where they share their features.
+    The former are infinite where there is none, or where it could never be preferred. The latter
+    differentiates so many columns (combinations of the features) for each of the targets, which
+    are 1 where they share their features.
     """
     x = point.point
     forward = x[0].numel() if point.aligned else x.numel()
-    possible = point.steady and point.direction is None
-    return forward if possible else float("inf"), point.rows * targets * columns
+    reverse = point.rows * targets * columns
+    hopeless = FORWARD_COST * forward > PREFERENCE * reverse
+    if hopeless or point.direction is not None or not point.steady:
+        return float("inf"), reverse
+    return forward, reverse
 
 
 def either(
@@ -95,7 +102,7 @@ def derivative_rows(point: FeatureMap) -> Iterator[Chunk]:
         return chain([next(chunks)], chunks)  # an operation without forward mode fails here
 
     columns, reverse = features.shape[-1], lambda: reverse_rows(point)
-    return either(point, columns, targets, forward, reverse, preference=2.0)
+    return either(point, columns, targets, forward, reverse, preference=PREFERENCE)
 
 
 def forward_quadratic(point: FeatureMap, quadratic: Quadratic) -> tuple[Tensor, Tensor]:
@@ -143,7 +150,9 @@ def reverse_rows(point: FeatureMap) -> Iterator[Chunk]:
 
 def output_derivatives(point: FeatureMap) -> Tensor:
     """Derivatives of the output, (L, O, d) for the O outputs of a sample, by reverse mode."""
-    x, sums = recorded(lambda x: point.values(x)[0].reshape(point.samples, -1).sum(0), point.point)
+    x, reading = point.graph
+    with torch.enable_grad():
+        sums = reading.output.reshape(point.samples, -1).sum(0)
     return _columns(sums, x, point.direction, needed=True).movedim(0, 1)
 
 
@@ -159,7 +168,9 @@ def output_derivatives_apart(point: FeatureMap, reduce: Callable[[Tensor], Tenso
 
     It takes N * O passes, some at once: `reduce` says what to keep of (c, L, d), (c,).
     """
-    x, values = recorded(lambda x: point.values(x)[0].flatten(), point.point)
+    x, reading = point.graph
+    with torch.enable_grad():
+        values = reading.output.flatten()
     parts = _pulls(values, x, unconnected=UNCONNECTED)
     kept = [reduce(part.reshape(len(part), len(x), -1)) for part in parts]
     return torch.cat(kept).reshape(point.samples, -1)
@@ -202,14 +213,12 @@ def _reverse(
     point: FeatureMap, project: Projection, reduce: Callable[[Tensor], Tensor]
 ) -> Iterator[list[Tensor]]:
     """Reduced derivatives (C, L, d) of each target's projections, for one i after the other."""
-
-    def summed(x: Tensor) -> list[tuple[Tensor, ...]]:
-        projected = project(point.values(x)[1])
+    x, reading = point.graph
+    with torch.enable_grad():
+        projected = project(reading.features)
         projected = projected[:, None] if projected.ndim == 2 else projected
         total = projected.reshape(point.samples, point.rows, *projected.shape[1:]).sum(0)
-        return [row.unbind(0) for row in total]
-
-    x, rows = recorded(summed, point.point)
+        rows = [row.unbind(0) for row in total]
     for row in rows:
         yield [reduce(_columns(entry, x, point.direction)) for entry in row]
 
@@ -219,12 +228,8 @@ def _columns(
 ) -> Tensor:
     """Derivatives (C, L, d) of C values, or of theirs along a direction; zero unless `needed`."""
     message = UNCONNECTED if needed else None
-    if direction is not None:
-        with torch.enable_grad():
-            slopes = torch.cat(list(_pulls(values, x, graph=True, unconnected=message)))
-            values, message = (slopes * direction).flatten(1).sum(1), None
     found, done = x.new_empty(len(values), *x.shape), 0
-    for part in _pulls(values, x, unconnected=message):
+    for part in _pulls(values, x, direction, unconnected=message):
         if len(part) == len(values):
             return part.reshape(len(values), len(x), x[0].numel())
         found[done : done + len(part)] = part  # chunk by chunk: never held twice
@@ -233,11 +238,15 @@ def _columns(
 
 
 def _pulls(
-    values: Tensor, x: Tensor, *, graph: bool = False, unconnected: str | None = None
+    values: Tensor, x: Tensor, direction: Tensor | None = None, *, unconnected: str | None = None
 ) -> Iterator[Tensor]:
-    """Gradients (c, *x.shape) of each of the values, some after the others."""
-    size = max(1, x.numel())  # of large inputs few at once: what more leave behind is not cached
-    chunk = max(1, min(64, NUMBERS // size, max(4, 4096 // size)))
-    for start in range(0, len(values), chunk):
-        some = units(values, start, chunk)
-        yield pulled(values, x, some, graph=graph, unconnected=unconnected)
+    """Gradients (c, *x.shape) of each of the values, or of theirs along a direction, in turn."""
+    chunk = max(1, min(at_once(values), NUMBERS // max(1, x.numel())))
+    chunks = (units(values, start, chunk) for start in range(0, len(values), chunk))
+    if direction is None:
+        yield from pulled_in_turn(values, x, chunks, unconnected=unconnected)
+        return
+    for slopes in pulled_in_turn(values, x, chunks, graph=True, unconnected=unconnected):
+        with torch.enable_grad():
+            along = (slopes * direction).flatten(1).sum(1)
+        yield pulled(along, x, units(along, 0, len(along)))

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from ...data.batches import Batch
 from ...data.slots import Slot
-from ...models.directional import normal_like, pulled, pushes, pushes_by_reverse, recorded
+from ...models.directional import normal_like, pulled, pushes, pushes_by_reverse
+from ...models.modes import transformable
 from ..readout.reading import Reading, read
 from ..readout.tail import owners_by_digits
 from ..readout.tap import AnyTap
@@ -41,36 +43,56 @@ class FeatureMap:
 
     Attributes:
         reading: output and features there, and their layout.
-        values: output and features as a function of the input.
-        steady: whether `torch.func` can transform it.
         aligned: whether the input has one row per sample, which acts on that sample alone; else a
             sum over samples is differentiated.
+        graph: a copy of the input that requires its gradient, and the pass that gave `reading`,
+            with the graph between them: all backward passes go along it.
+        tap: of the model, and
+        batch: what it was given, with the input
+        slot: where it stands there.
         direction: where given, what stands in `reading` and is to be differentiated further are
             the derivatives along it.
     """
 
     point: Tensor
     reading: Reading
-    values: Callable[[Tensor], Pair]
-    steady: bool
     aligned: bool
+    graph: tuple[Tensor, Reading]
+    tap: AnyTap
+    batch: Batch
+    slot: Slot
     direction: Tensor | None = None
 
     @classmethod
     def of(cls, tap: AnyTap, batch: Batch, slot: Slot) -> FeatureMap:
         """Of a batch, by the input in a slot of it, on which the output must depend."""
-        free, reading = traced(tap, batch, slot)
-        point, (args, kwargs) = free.detach(), slot.put(batch, free)
-        aligned = stand_alone(free, reading)
-        reading = reading.detached()
-        steady = tap.steady(*args, **kwargs)
+        with transformable():  # else attention could not be pulled through in batches
+            free, reading = traced(tap, batch, slot)
+        return cls(
+            point=free.detach(),
+            reading=reading.detached(),
+            aligned=stand_alone(free, reading),
+            graph=(free, reading),
+            tap=tap,
+            batch=batch,
+            slot=slot,
+        )
 
-        def values(x: Tensor) -> Pair:
-            args, kwargs = slot.put(batch, x)
-            output, features = (tap.graph if steady is None else steady)(*args, **kwargs)
-            return output, features
+    def values(self, x: Tensor) -> Pair:
+        """Output and features as a function of the input."""
+        args, kwargs = self.slot.put(self.batch, x)
+        output, features = (self._steady or self.tap.graph)(*args, **kwargs)
+        return output, features
 
-        return cls(point, reading, values, steady is not None, aligned)
+    @property
+    def steady(self) -> bool:
+        """Whether `torch.func` can transform `values`; finding out may take a forward pass."""
+        return self._steady is not None
+
+    @cached_property
+    def _steady(self) -> Callable[..., Reading] | None:
+        args, kwargs = self.slot.put(self.batch, self.graph[0])
+        return self.tap.steady(*args, **kwargs)
 
     @property
     def samples(self) -> int:
@@ -164,8 +186,8 @@ def checked_direction(direction: Tensor, point: Tensor) -> Tensor:
 
 def row_owners(point: FeatureMap) -> Tensor | None:
     """The sample that each row of the input acts on, (L,); None where a row acts on several."""
-    x, mixed = recorded(lambda x: _mixed(x, point.samples, [point.values(x)[0]]), point.point)
-    return _owners(mixed, x)
+    x, reading = point.graph
+    return _owners(_mixed(x, point.samples, [reading.output]), x)
 
 
 def stand_alone(x: Tensor, reading: Reading) -> bool:

@@ -241,7 +241,9 @@ class LinearCopy(CopiedReadout):
             inner = torch.Size((output.numel() // math.prod(rest), *rest))
         if self.order is not None:
             responses = responses.flatten(2)[..., self.order]
-        rows = responses.reshape(-1, *inner).movedim(self._axis, -1).flatten(1, -2)
+        rows = responses.reshape(len(responses), *inner).movedim(self._axis, -1)
+        # (D, M, K), also of a single input without a dimension of rows
+        rows = rows.unsqueeze(1) if rows.ndim == 2 else rows.flatten(1, -2)
         features = rows[..., 0].mT if self._shared else rows.permute(1, 2, 0)
         features, counts = features[..., : self._width], features[..., self._width :]
         counted = counts if counts.shape[-1] else None
@@ -279,7 +281,7 @@ class _UnderVmap(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is nn.functional.linear and args[0].ndim > 2:
             rows = func(args[0].flatten(0, -2), *args[1:], **(kwargs or {}))
-            return rows.reshape(*args[0].shape[:-1], -1)
+            return rows.reshape(*args[0].shape[:-1], rows.shape[-1])
         result = func(*args, **(kwargs or {}))
         if func in (*self.made, *self.methods) and result.is_floating_point():
             return result + self.zero.to(result.dtype)

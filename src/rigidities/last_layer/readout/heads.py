@@ -165,7 +165,7 @@ class Weighed(Recorder):
         x, axis = args[0] if args else next(iter(kwargs.values())), channel_axis(self.head)
         given, shape = self.weights.to(x), x.movedim(axis, -1).shape[:-1]
         rows = as_rows(self.head, x) @ given[:-1] + given[-1]  # a flat product keeps shapes free
-        return rows.reshape(*shape, -1).movedim(-1, axis)
+        return rows.reshape(*shape, given.shape[-1]).movedim(-1, axis)  # of no rows too
 
 
 class Mark(NamedTuple):
