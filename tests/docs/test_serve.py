@@ -93,7 +93,7 @@ def asked(connection, method, path, body=None, headers=None):
 
 
 def once(port, method, path, body=None, headers=None):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     try:
         return asked(connection, method, path, body, headers)
     finally:
@@ -180,7 +180,7 @@ def test_interval_comes_from_the_quantiles_of_the_graph(tmp_path):
 def test_law_without_quantiles_is_refused_at_the_start(tmp_path):
     path = stand_in(tmp_path / "model.onnx", law="student-t")
     words = [sys.executable, str(SERVE), str(path), "--port", "0"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 1
     assert "need its quantiles: export with" in done.stderr
 
@@ -189,7 +189,7 @@ def load(port, seed, requests):
     """What goes wrong of mixed requests over one kept connection, every seventh of them bad."""
     wrong = []
     draw, values = random.Random(seed), np.random.default_rng(seed)
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     for number in range(requests):
         if number % 7 == 3:
             status, *request = BAD[draw.choice(list(BAD))]

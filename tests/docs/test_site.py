@@ -88,8 +88,7 @@ def pages(site: Path) -> dict[Path, Page]:
 
 
 @pytest.fixture(scope="module")
-def page(site: Path) -> Iterator[Any]:
-    """A browser's page without a network, whose complaints and requests fail the test."""
+def chromium() -> Iterator[Any]:
     program = browser.executable()
     if program is None:
         pytest.fail(f"Browser tests need a browser: {browser.MISSING}")
@@ -97,17 +96,24 @@ def page(site: Path) -> Iterator[Any]:
 
     with sync_playwright() as playwright:
         running = playwright.chromium.launch(executable_path=program, args=browser.FLAGS)
-        shown = running.new_context(offline=True).new_page()
-        shown.set_default_timeout(30_000)
-        complaints: list[str] = []
-        shown.on("console", lambda message: complaints.append(f"{shown.url}: {message.text}"))
-        shown.on("pageerror", lambda error: complaints.append(f"{shown.url}: {error}"))
-        shown.on("request", lambda request: complaints.append(request.url))
-        yield shown
-        local = (site.as_uri() + "/", "data:", "blob:")
-        asked = [text for text in complaints if not text.startswith(local) or ".html: " in text]
+        yield running
         running.close()
-        assert asked == []
+
+
+@pytest.fixture
+def page(chromium: Any, site: Path) -> Iterator[Any]:
+    """A page of its own for each test, without a network; its complaints and requests fail it."""
+    context = chromium.new_context(offline=True)
+    shown = context.new_page()
+    shown.set_default_timeout(browser.PATIENCE)
+    complaints: list[str] = []
+    shown.on("console", lambda message: complaints.append(f"{shown.url}: {message.text}"))
+    shown.on("pageerror", lambda error: complaints.append(f"{shown.url}: {error}"))
+    shown.on("request", lambda request: complaints.append(request.url))
+    yield shown
+    context.close()
+    local = (site.as_uri() + "/", "data:", "blob:")
+    assert [text for text in complaints if not text.startswith(local) or ".html: " in text] == []
 
 
 def test_every_link_and_anchor_leads_somewhere(pages: dict[Path, Page]) -> None:
@@ -199,7 +205,6 @@ def test_every_page_fits_a_desktop_and_a_phone_and_shows_its_pictures(
                 page.goto(path.as_uri())
             if found := page.evaluate(UNFIT):
                 unfit[path.name, width] = found
-    page.unroute(index)
     assert unfit == {}
 
 

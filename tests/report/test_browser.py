@@ -65,7 +65,7 @@ def opened(chromium: Any, path: Path, width: int = 1280, **options: Any) -> Iter
     size = {"width": width, "height": 900}
     context = chromium.new_context(viewport=size, offline=True, **options)
     page = context.new_page()
-    page.set_default_timeout(15_000)
+    page.set_default_timeout(browser.PATIENCE)
     complaints: list[str] = []
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))

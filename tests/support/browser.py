@@ -10,6 +10,8 @@ FLAGS = [
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 ]
+PATIENCE = 300_000
+"""Milliseconds that a page may take: a machine that many share can stand still for a minute."""
 MISSING = (
     "no Chromium was found. Install chromium (`make browser` does so on Debian as root), or set "
     "CHROMIUM=/path/to/it."
