@@ -1,5 +1,8 @@
 """`calibrate(valid)`: predictions equal the fits of each target, and obey the laws of the house."""
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -7,7 +10,7 @@ from torch import nn
 import rigidities as rg
 from rigidities.calibration import automatic, ladder, target_fit
 from rigidities.calibration.rows import REFERENCE, Rows, target_rows
-from rigidities.prediction.head import GROWTH
+from rigidities.prediction.guards import GROWTH, POWER, SPAN
 from tests.support import slow_auto
 from tests.support.random_features import Sets, sets
 from tests.support.tensors import alike, close
@@ -44,13 +47,25 @@ def dense_rows(uq: rg.LastLayerRigidity, data: tuple, *, seen: bool, k: int = 0)
     return target_rows([y[:, k] - mean, q, one, mean, one, f], seen=seen)
 
 
-def whole_fit(uq, data: Sets, k: int = 0, **parts) -> target_fit.TargetFit:
+def fitted_rows(uq: rg.LastLayerRigidity, data: Sets, k: int = 0) -> Rows:
+    """The rows that one target's full model is fitted to."""
     both = [dense_rows(uq, data.train, seen=True, k=k), dense_rows(uq, data.valid, seen=False, k=k)]
-    return target_fit.fitted(Rows.join(both), target_fit.Parts(**parts))
+    return Rows.join(both).with_forecast(None)
+
+
+def judged_rows(uq: rg.LastLayerRigidity, data: Sets, k: int = 0) -> Rows:
+    """The rows to judge one target by, with the ignorant forecast of the fit."""
+    rows = dense_rows(uq, data.test, seen=False, k=k)
+    forecast = fitted_rows(uq, data, k).forecast
+    return replace(rows, distance=rows.mean - forecast(rows.features), forecast=forecast)
+
+
+def whole_fit(uq, data: Sets, k: int = 0, **parts) -> target_fit.TargetFit:
+    return target_fit.fitted(fitted_rows(uq, data, k), target_fit.Parts(**parts))
 
 
 def test_predictions_are_those_of_the_fit_to_left_out_and_validation_rows(one, uq):
-    fit, test = whole_fit(uq, one), dense_rows(uq, one.test, seen=False)
+    fit, test = whole_fit(uq, one), judged_rows(uq, one)
     p = uq.predict(one.test[0])
     close(p.scale[:, 0].square(), fit.squared_scale(test), 1e-5)
     theta = fit.tilt(fit.design.columns(test)).clamp(-3, 3) / fit.guard.beyond(test.q)[:, None]
@@ -70,25 +85,109 @@ def test_epistemic_and_noise_make_up_the_second_moment_of_the_law(one, uq):
     close(draws.square().mean(0), few.variance, 0.2)
 
 
-def test_the_squared_scale_is_noise_plus_scale_plus_guard(one, uq):
-    own, test = uq.calibration, dense_rows(uq, one.test, seen=False)
+def unguarded(uq, one, test):
+    """The squared scale before the guard, by the fit."""
     fit = whole_fit(uq, one)
     h = fit.scale.log_noise(fit.design.columns(test)).clamp(*fit.bounds)
-    reference, power = own.guard.reference, (test.q / own.guard.reference).clamp(min=1) ** GROWTH
-    beyond = own.guard.scale2 * reference * (power - 1)
-    s2 = h.exp() + own.head.scale2 * test.q + beyond
-    close(uq.predict(one.test[0]).scale[:, 0].square(), s2, 1e-5)
-    assert bool((beyond > 0).any())
-    assert bool((beyond == 0).any())
+    return h.exp() + uq.calibration.head.scale2 * test.q
+
+
+def test_the_squared_scale_is_noise_plus_scale_widened_by_the_guard(one, uq):
+    guard, test = uq.calibration.guard, dense_rows(uq, one.test, seen=False)
+    s2 = unguarded(uq, one, test)
+    level = guard.factor * (guard.variance + (test.mean - guard.centre) ** 2)
+    share = ((test.q / guard.reference).log() / math.log(SPAN)).clamp(0, 1) ** POWER
+    widened = s2 * (level / s2).clamp(min=1) ** share
+    close(uq.predict(one.test[0]).scale[:, 0].square(), widened, 1e-5)
+    assert bool((widened > 1.1 * s2).any())
+    assert bool((widened == s2).any())
 
 
 def test_the_guard_is_that_of_its_formulas(one, uq):
-    seen, held = (dense_rows(uq, d, seen=s) for d, s in ((one.train, True), (one.valid, False)))
+    rows, guard = fitted_rows(uq, one), uq.calibration.guard
+    t = slow_auto.t_quantile(0.95, uq.calibration.law.df)
+    close(guard.factor[0], torch.tensor((1.6448536 / t) ** 2, dtype=F64), 1e-6)
+    close(guard.reference[0], torch.quantile(rows[rows.seen].q, REFERENCE), 1e-8)
+    unit = (rows.residual.square().median() / 0.455).sqrt()
+    target = rows.mean + rows.residual.clamp(-5 * unit, 5 * unit)
+    close(guard.centre[0], target.mean(), 1e-8)
+    close(guard.variance[0], target.var(correction=0), 1e-8)
+    assert guard.by_feature.shape == (1, 0)
+    whole = torch.cat([one.train[1], one.valid[1]])  # left-out residuals are a little larger
+    close(guard.variance[0], whole.var(correction=0), 0.05)
+
+
+def test_single_wild_targets_hardly_move_the_guard(one, uq):
+    x, y = one.valid
+    wild = y.clone()
+    wild[3] += 1e6
+    moved = fitted(one._replace(valid=(x, wild))).calibration.guard
+    close(moved.variance, uq.calibration.guard.variance, 0.05)
+    assert float((moved.centre - uq.calibration.guard.centre).abs()) < 0.02  # targets: 0.8
+
+
+class AtomicEnergies(nn.Module):
+    """The sum over atoms of a readout of two elements, each with a bias of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(3, 12, dtype=F64), nn.Tanh())
+        self.one, self.other = nn.Linear(12, 1, dtype=F64), nn.Linear(12, 1, dtype=F64)
+
+    def forward(self, atoms):
+        features = self.body(atoms[..., :3])
+        first, second = atoms[..., 3:4], atoms[..., 4:5]
+        return (self.one(features) * first + self.other(features) * second).sum(1)
+
+
+def structures(n, seed, model, per_atom):
+    """Structures of up to six atoms, and energies that the model knows but for noise."""
+    generator = torch.Generator().manual_seed(seed)
+    places = torch.randn(n, 6, 3, generator=generator, dtype=F64)
+    element = torch.randint(0, 3, (n, 6), generator=generator)  # 2: no atom
+    atoms = torch.cat([places, (element == 0)[..., None], (element == 1)[..., None]], -1)
+    noise = 0.1 * torch.randn(n, 1, generator=generator, dtype=F64)
+    counts = atoms[..., 3:].sum(1)
+    return atoms, model(atoms).detach() + noise + counts @ per_atom[:, None]
+
+
+def atomic_bars(per_atom):
+    torch.manual_seed(0)
+    model = AtomicEnergies()
+    train, valid, test = (structures(n, n, model, per_atom) for n in (500, 250, 60))
+    with torch.no_grad():
+        for head, constant in zip((model.one, model.other), per_atom, strict=True):
+            head.bias.add_(constant)
+    uq = rg.LastLayerRigidity(model, layer=["one", "other"]).fit(train)
+    uq.calibrate(valid, noise="constant", law="student-t")  # a head would look at the predictions
+    far = test[0] * torch.tensor([4.0, 4, 4, 1, 1], dtype=F64)
+    return uq, torch.cat([uq.predict(test[0]).std, uq.predict(far).std]), uq.freeze()(far)[1]
+
+
+def test_a_constant_per_atom_changes_no_bar():
+    per_atom = torch.tensor([-500.0, 1300.0], dtype=F64)
+    uq, bars, frozen = atomic_bars(torch.zeros(2, dtype=F64))
+    moved, moved_bars, moved_frozen = atomic_bars(per_atom)
+    guard = moved.calibration.guard
+    assert bool(guard.by_feature.any())  # the forecaster knows the atoms
+    close(guard.variance, uq.calibration.guard.variance, 1e-6)
+    close(moved_bars, bars, 1e-5)
+    close(moved_frozen, frozen, 1e-5)
+    close(moved_frozen, moved_bars[60:], 1e-8)
+
+
+def test_bars_may_grow_with_q_alone(one):
+    uq = fitted(one, guard="q")
+    guard, test = uq.calibration.guard, dense_rows(uq, one.test, seen=False)
+    beyond = (test.q / guard.reference).clamp(min=1) ** GROWTH - 1
+    s2 = unguarded(uq, one, test) + guard.scale2 * guard.reference * beyond
+    close(uq.predict(one.test[0]).scale[:, 0].square(), s2, 1e-5)
+    held = dense_rows(uq, one.valid, seen=False)
     ratio = held.residual.square() / held.q
     mean = ratio.clamp(max=float(25 * ratio.median() / 0.455)).mean()
     t = slow_auto.t_quantile(0.95, uq.calibration.law.df)
-    close(uq.calibration.guard.scale2[0], mean * (1.6448536 / t) ** 2, 1e-6)
-    close(uq.calibration.guard.reference[0], torch.quantile(seen.q, REFERENCE), 1e-8)
+    close(guard.scale2[0], mean * (1.6448536 / t) ** 2, 1e-6)
+    assert "bars grow with q: a usual one is" in str(uq.report)
 
 
 def test_the_scale_that_predictions_share_is_that_of_bayesian_regression(one, uq):
@@ -206,7 +305,7 @@ def test_given_training_rows_are_those_that_the_fit_kept(one, uq):
 
 def test_the_cross_validated_ladder_is_that_of_five_folds(one, uq):
     """The last rung: the full model, fitted without the fold."""
-    rows = Rows.join([dense_rows(uq, one.train, seen=True), dense_rows(uq, one.valid, seen=False)])
+    rows = fitted_rows(uq, one)
     whole = target_fit.fitted(rows, target_fit.Parts())
     places, found = (~rows.seen).nonzero()[:, 0], []
     for fold in range(5):
@@ -263,7 +362,7 @@ def test_a_rung_that_is_not_to_be_taken_is_passed_over(one, monkeypatch):
 
 
 def test_the_gain_is_that_of_rungs_which_other_folds_take(one, uq):
-    rows = Rows.join([dense_rows(uq, one.train, seen=True), dense_rows(uq, one.valid, seen=False)])
+    rows = fitted_rows(uq, one)
     parts = target_fit.Parts()
     scores = ladder.judged(rows, ladder.rungs(rows, parts), parts, None)
     error = rows.held.residual

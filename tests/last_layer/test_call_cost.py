@@ -39,7 +39,7 @@ def operations(module: nn.Module, x: torch.Tensor) -> int:
 
 @pytest.mark.parametrize(
     ("options", "called", "frozen"),
-    [(PAPER, 12, 8), ({}, 40, 40)],
+    [(PAPER, 12, 8), ({}, 46, 46)],
     ids=["paper's form", "default"],
 )
 def test_a_call_takes_few_operations(options, called, frozen):
@@ -51,8 +51,8 @@ def test_a_call_takes_few_operations(options, called, frozen):
 
 def test_several_targets_take_hardly_more():
     uq, x = calibrated(targets=3)
-    assert operations(uq, x) <= 50
-    assert operations(uq.freeze(), x) <= 50
+    assert operations(uq, x) <= 55
+    assert operations(uq.freeze(), x) <= 55
 
 
 @pytest.mark.parametrize("options", [PAPER, {}], ids=["paper's form", "default"])

@@ -1,9 +1,10 @@
-"""A folded head equals its plain formulas; the guard equals its own."""
+"""A folded head, with its guard, equals its plain formulas."""
 
 import pytest
 import torch
 
-from rigidities.prediction.head import GROWTH, Guard, Head, HeadForm, Inputs
+from rigidities.prediction.guards import IgnoranceGuard, RigidityGuard
+from rigidities.prediction.head import Head, HeadForm, Inputs
 from rigidities.prediction.law import StudentT, Tilted
 from tests.support.tensors import close, normal
 
@@ -39,16 +40,33 @@ def plain(head, k, q, mean, features):
     return both[:, 0].clamp(*head.bounds[k]), both[:, 1:].clamp(-3, 3)
 
 
-def some_guard() -> Guard:
-    return Guard(torch.tensor([2.0, 3.0], dtype=F64), torch.tensor([0.5, 0.1], dtype=F64))
+def pair(first: float, second: float) -> torch.Tensor:
+    return torch.tensor([first, second], dtype=F64)
+
+
+def guards() -> dict[str, IgnoranceGuard | RigidityGuard | None]:
+    """Of two targets: none, by q alone, by ignorance, and the same of a readout that sums."""
+    ignorant = {
+        "reference": pair(0.5, 0.1),
+        "variance": pair(40.0, 70.0),
+        "factor": pair(0.8, 1.0),
+        "centre": pair(4.0, 6.0),
+    }
+    return {
+        "none": None,
+        "q": RigidityGuard(pair(0.5, 0.1), pair(2.0, 3.0)),
+        "ignorance": IgnoranceGuard(**ignorant, by_feature=torch.zeros(TARGETS, 0, dtype=F64)),
+        "sums": IgnoranceGuard(**ignorant, by_feature=normal(TARGETS, WIDTH, seed=11)),
+    }
 
 
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("dtype", [F64, torch.float32])
 @pytest.mark.parametrize("df", [6.0, torch.tensor([4.0, 9.0])], ids=["one law", "two laws"])
-def test_a_folded_head_equals_the_formulas(shared, dtype, df):
+@pytest.mark.parametrize("kind", ["none", "q", "ignorance", "sums"])
+def test_a_folded_head_equals_the_formulas(shared, dtype, df, kind):
     head, inputs, _ = made(shared=shared)
-    rows, guard, law = 50, some_guard(), Tilted(df)
+    rows, guard, law = 50, guards()[kind], Tilted(df)
     features = 3 + 20 * normal(rows, TARGETS, WIDTH, seed=7)  # many beyond six spreads
     features = features[:, :1].expand(-1, TARGETS, -1) if shared else features
     q, mean = torch.exp(4 * normal(rows, seed=8)), 5 + 3 * normal(rows, TARGETS, seed=9)
@@ -60,9 +78,17 @@ def test_a_folded_head_equals_the_formulas(shared, dtype, df):
     for k in range(TARGETS):
         h, steep = plain(head, k, q, mean, features)
         rtol = 1e-10 if dtype == F64 else 3e-5
-        variance = h.exp() * factor[:, 0] + q + guard.variance(q[:, None])[:, k]
-        close(squared[:, k].double(), variance, rtol)
-        faded = steep / guard.beyond(q[:, None])[:, k, None]
+        expected, faded = h.exp() * factor[:, 0] + q, steep
+        if guard is not None:
+            distance = mean
+            if kind in ("ignorance", "sums"):
+                distance = mean - guard.centre
+            if kind == "sums":
+                distance = distance - (features * guard.by_feature).sum(-1)
+            each = expected[:, None].expand(-1, TARGETS)
+            expected = guard.widened(each, q[:, None], distance)[:, k]
+            faded = steep / guard.beyond(q[:, None])[:, k, None]
+        close(squared[:, k].double(), expected, rtol)
         close(tilt[:, k].double(), faded, rtol)
         degrees = df if isinstance(df, float) else float(df[k])
         close(second[:, k].double(), Tilted(degrees, faded).second, rtol)
@@ -113,13 +139,3 @@ def test_constant_predictions_and_rigidities_have_no_input():
     one = torch.ones(20, dtype=F64)
     inputs = Inputs.of(one, 3 * one, normal(20, 2))
     assert bool((inputs(7 * one, 9 * one, normal(20, 2))[:, :3] == 0).all())
-
-
-def test_the_guard_equals_its_formulas():
-    guard = some_guard()
-    q = torch.tensor([[0.05], [0.3], [4.0]], dtype=F64)
-    for k, (scale2, reference) in enumerate(((2.0, 0.5), (3.0, 0.1))):
-        for i, one in enumerate((0.05, 0.3, 4.0)):
-            beyond = scale2 * reference * (max(one / reference, 1) ** GROWTH - 1)
-            assert float(guard.variance(q)[i, k]) == pytest.approx(beyond)
-            assert float(1 / guard.beyond(q)[i, k]) == pytest.approx(min(1, reference / one))

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ..prediction.cosine_tilt import TERMS
-from ..prediction.head import Guard, Head, column_spread
+from ..prediction.guards import stacked
+from ..prediction.head import Head, column_spread
 from ..prediction.law import Gaussian, Law, StudentT, Tilted
 from ..prediction.noise import ConstantNoise, FeatureNoise, GivenNoise, Noise, NoNoise
 from .calibration import Calibration, Support, Wanted
@@ -44,12 +45,14 @@ def automatic(
     *,
     evidence: Evidence | None = None,
     zero_curvature: int = 0,
+    biases: Tensor | None = None,
 ) -> CalibrationReport:
     """The rung of the ladder that cross-validation takes, from one constant bar to the full model.
 
     The residuals of validation rows, and those of training rows that the fit has `seen`, keep
     "mean" and "inputs"; None where there are none. Without the evidence of ridges the likelihood
-    of the validation rows chooses one. The rest as in `chosen`.
+    of the validation rows chooses one. `biases` are the columns of the features that belong to
+    biases, if that is known. The rest as in `chosen`.
     """
     ridge, edge = _ridge(residuals, eigenvalues, wanted, evidence)
     most = _largest_ridge(eigenvalues)
@@ -68,6 +71,7 @@ def automatic(
         )
     if residuals is None and not wanted.optimism:  # left out, they are as good as new
         rows = [replace(one, seen=torch.zeros_like(one.seen)) for one in rows]
+    rows = [one.with_forecast(biases) for one in rows]
     known = seen if residuals is None else residuals
     assert known is not None  # else there are no rows
     typical = known.typical.expand(1, len(rows))
@@ -154,10 +158,6 @@ def calibration(
         noise = FeatureNoise(level)
     weights = zip(*(fit.weights(TERMS * isinstance(law, Tilted)) for fit in fits), strict=True)
     own = (*weights, [fit.bounds for fit in fits], [fit.scale.scale2 for fit in fits])
-    guard = None
-    if guards:
-        scale2 = torch.stack([one.scale2 for one in guards])
-        guard = Guard(scale2, torch.stack([one.reference for one in guards]))
     return Calibration(
         ridge=ridge,
         scale=torch.stack([fit.scale2 for fit in fits]).sqrt(),
@@ -165,7 +165,7 @@ def calibration(
         law=law,
         weight=weight,
         head=Head.of([fit.design.inputs for fit in fits], *own, shared=shared),
-        guard=guard,
+        guard=stacked(guards) if guards else None,
         support=wanted.support,
     )
 

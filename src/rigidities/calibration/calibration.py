@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from ..prediction.head import Guard, Head, HeadForm
+from ..prediction.guards import Guard, guard_from
+from ..prediction.head import Head, HeadForm
 from ..prediction.law import LAWS, Gaussian, Law, StudentT, Tilted, law_named
 from ..prediction.noise import NOISES, GivenNoise, Noise, NoNoise, noise_named
 from .conformal import Conformal, Groups
@@ -33,7 +34,7 @@ class Wanted:
         ridge: fixed; None searches.
         given: variances of each batch's rows, for a noise that is known.
         support: the targets' bounds.
-        guard: whether bars are widened beyond the training rows; for `auto`.
+        guard: whether bars are widened beyond the training rows, or "q"; for `auto`.
         optimism: whether left-out training rows may have smaller errors than new ones; for `auto`.
         open_tails: whether the law is a Student-t whose degrees of freedom are to be found.
         early_stopped: whether the validation rows chose the model's checkpoint; None if unknown.
@@ -45,7 +46,7 @@ class Wanted:
     ridge: float | None = None
     given: Given | None = None
     support: Support | None = None
-    guard: bool = True
+    guard: bool | Literal["q"] = True
     optimism: bool = True
     open_tails: bool = False
     early_stopped: bool | None = None
@@ -58,7 +59,7 @@ class Wanted:
         law: str | Law | type[Law] | None = None,
         ridge: float | str | None = None,
         support: Support | None = None,
-        guard: bool = True,
+        guard: bool | Literal["q"] = True,
         optimism: bool = True,
         early_stopped: bool | None = None,
     ) -> Wanted:
@@ -71,6 +72,10 @@ class Wanted:
         noise, law = own[0] if noise is None else noise, own[1] if law is None else law
         if isinstance(ridge, str) and ridge != "search":
             raise ValueError(f"ridge must be None, 'search' or a number, got {ridge!r}.")
+        if not isinstance(guard, bool) and guard != "q":
+            raise ValueError(
+                f"guard must be True, False or 'q' (bars that grow with q alone), got {guard!r}."
+            )
         number = None if ridge is None or isinstance(ridge, str) else float(ridge)
         kind = noise_named(noise)
         given: Any = noise.function if isinstance(noise, GivenNoise) else noise
@@ -274,7 +279,6 @@ class Calibration:
         except TypeError as error:
             raise ValueError(f"The law {law!r} has other settings here: {error}.") from error
         head = under("head", tensors)
-        guard = under("guard", tensors)
         scores: dict[str, Any] = under("conformal", tensors)
         level = tensors["noise"]
         return cls(
@@ -285,7 +289,7 @@ class Calibration:
             weight=level.new_tensor(header.get("weight", 1.0)),
             joint=tensors.get("joint"),
             head=Head(**head) if head else None,
-            guard=Guard(**guard) if guard else None,
+            guard=guard_from(under("guard", tensors)),
             support=_support(header.get("support")),
             conformal=Conformal(**scores) if scores else None,
         )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..notices import notify
+from ..prediction.guards import RigidityGuard
 from ..prediction.law import Law
 from .calibration import Calibration, under
 
@@ -298,17 +299,32 @@ class CalibrationReport:
         guard = self.calibration.guard
         if guard is None:
             return []
-        far, head = 10 * guard.reference, self.calibration.head
-        second = torch.as_tensor(self.calibration.law.second).to(far)
-        own = self.scale.square() if head is None else head.scale2
-        usual = (self.noise + self.scale.square() * guard.reference).sqrt()
-        ratio = ((guard.variance(far) + own * far) * second).sqrt() / usual
-        known = f": at ten times that they are at least {numbers(ratio)} times a usual one"
-        known = "" if self.calibration.noise.name == "given" else known
-        return [
-            f"beyond q = {numbers(guard.reference)}, where a tenth of the rows lie, bars grow "
-            f"with q{known}"
-        ]
+        widths = ""
+        if self.calibration.noise.name != "given":  # the noise of a usual row is known
+            twice, far = self._usual_std(2.0), self._usual_std(10.0)
+            widths = (
+                f": a usual one is {numbers(self._usual_std(1.0))} at that q, {numbers(twice)} at "
+                f"twice and {numbers(far)} at ten times"
+            )
+        where = f"beyond q = {numbers(guard.reference)}, where a tenth of the training rows lie, "
+        if isinstance(guard, RigidityGuard):
+            return [f"{where}bars grow with q{widths}"]
+        return [f"{where}bars grow up to the targets' own spread{widths}"]
+
+    def _usual_std(self, times: float) -> Tensor:
+        """The bar (K,) of a usual prediction whose q is so many times the guard's reference.
+
+        Usual are the noise, and a prediction that is the targets' mean.
+        """
+        calibration = self.calibration
+        guard, head = calibration.guard, calibration.head
+        assert guard is not None
+        assert head is not None, "a guard belongs to a head"
+        q = times * guard.reference
+        second = torch.as_tensor(calibration.law.second).to(q)
+        squared_scale = self.noise / second + head.scale2 * q
+        squared_scale = guard.widened(squared_scale, q, torch.zeros_like(q))
+        return (squared_scale * second).sqrt()
 
     def to(self, device: torch.device) -> CalibrationReport:
         """The same report on another device."""

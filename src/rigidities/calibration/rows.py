@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from ..prediction.head import column_spread
 
 LEAST_HELD = 0.05
 """Of 1 - c q, below which a left-out residual is not enlarged further."""
@@ -29,6 +31,7 @@ FEW = 0.02
 TINY = 1e-6
 """Of the mean squared residual, added to each square."""
 _NAMED = 5  # of the rows that lie far out
+_LATER = ("columns", "distance", "forecast")  # what rows learn once all of a target are there
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ class Rows:
             the law's mass beyond is what the row shows; 0 elsewhere, (n,). Empty: 0 for all.
         columns: the inputs of a head, (n, P), once they are known (`target_fit.Design`); the
             features are then no longer needed, and left out.
+        distance: of the predictions from an ignorant forecast, (n,), once that is known.
+        forecast: the ignorant one, for all rows.
     """
 
     residual: Tensor
@@ -56,6 +61,8 @@ class Rows:
     seen: Tensor
     side: Tensor = field(default_factory=lambda: torch.zeros(0))
     columns: Tensor | None = None
+    distance: Tensor | None = None
+    forecast: IgnorantForecast | None = None
 
     def __post_init__(self) -> None:
         if not len(self.side):
@@ -66,15 +73,32 @@ class Rows:
 
     def __getitem__(self, which: Tensor) -> Rows:
         parts: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
-        given = {name: part[which] for name, part in parts.items() if part is not None}
-        return Rows(**given)
+        for name, part in parts.items():
+            if isinstance(part, Tensor):
+                parts[name] = part[which]
+        return Rows(**parts)
 
     @classmethod
     def join(cls, parts: list[Rows]) -> Rows:
         """All of them."""
-        assert all(part.columns is None for part in parts), "columns belong to one target's rows"
-        names = [one.name for one in fields(cls) if one.name != "columns"]
-        return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
+        names = [one.name for one in fields(cls) if one.name not in _LATER]
+        later = [getattr(part, name) for part in parts for name in _LATER]
+        assert all(part is None for part in later), "these belong to all rows of a target"
+        joined: dict[str, Any] = {
+            name: torch.cat([getattr(part, name) for part in parts]) for name in names
+        }
+        return cls(**joined)
+
+    def with_forecast(self, biases: Tensor | None) -> Rows:
+        """The same rows with their ignorant forecast; `biases` are the readout's bias columns."""
+        forecast = IgnorantForecast.of(self, biases)
+        return replace(self, distance=self.mean - forecast(self.features), forecast=forecast)
+
+    @cached_property
+    def bounded_target(self) -> Tensor:
+        """Targets (n,), none farther from its prediction than five robust units of residuals."""
+        limit = float(5 * robust_unit(self.residual.square()).sqrt())
+        return self.mean + self.residual.clamp(-limit, limit)
 
     @cached_property
     def held(self) -> Rows:
@@ -160,6 +184,54 @@ class Rows:
             return 0.0
         step = float(distinct.diff().median())
         return step if step > 0.2 * float(self.size.sqrt()) else 0.0
+
+
+@dataclass(frozen=True)
+class IgnorantForecast:
+    """What a forecaster says who knows the targets, and nothing of the inputs.
+
+    That is the mean of the targets. For a readout that sums over atoms the forecaster knows how
+    many there are: what the bias columns explain, so that a constant per atom changes nothing.
+
+    Attributes:
+        constant: of all rows, ().
+        by_feature: weights of the features, (P,); (0,) where rows do not differ.
+        variance: the mean square of what the forecasts miss, ().
+    """
+
+    constant: Tensor
+    by_feature: Tensor
+    variance: Tensor
+
+    @classmethod
+    def of(cls, rows: Rows, biases: Tensor | None) -> IgnorantForecast:
+        """By least squares on the rows; `biases` are the columns that belong to biases."""
+        target = rows.bounded_target
+        if biases is None or not len(biases):
+            return cls._constant(target)
+        columns = rows.features[:, biases]  # (n, B)
+        alike = column_spread(columns).isinf()
+        if bool(alike.all()):  # a readout that does not sum
+            return cls._constant(target)
+        inverse = torch.linalg.pinv(columns.mT @ columns, rtol=1e-12, hermitian=True)
+        weights = inverse @ (columns.mT @ target)
+        variance = (target - columns @ weights).square().mean()
+        by_feature = target.new_zeros(rows.features.shape[1])
+        by_feature[biases] = torch.where(alike, 0.0, weights)
+        constant = torch.where(alike, weights * columns[0], 0.0).sum()
+        return cls(constant, by_feature, variance)
+
+    @classmethod
+    def _constant(cls, target: Tensor) -> IgnorantForecast:
+        """The mean, of all rows."""
+        constant = target.mean()
+        return cls(constant, target.new_zeros(0), (target - constant).square().mean())
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """Of rows (n, P), (n,)."""
+        if not len(self.by_feature):
+            return self.constant.expand(len(features))
+        return self.constant + features @ self.by_feature
 
 
 def target_rows(

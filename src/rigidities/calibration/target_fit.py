@@ -1,19 +1,22 @@
 r"""The full model of `criterion="auto"`, and what is left of it without some of its parts.
 
 For each target: a noise that follows the inputs, plus $\alpha^2 q$, under a Student-t law
-(`scale_fit`), a tilt of that law (`tilt_fit`), and a guard outside the data (`prediction.head`).
+(`scale_fit`), a tilt of that law (`tilt_fit`), and a guard outside the data
+(`prediction.guards`).
 Training rows enter as if left out. Which parts are kept is decided by `ladder`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ..prediction.cosine_tilt import CosineTilt
-from ..prediction.head import STEEPEST, Guard, Inputs
+from ..prediction.guards import Guard, IgnoranceGuard, RigidityGuard
+from ..prediction.head import STEEPEST, Inputs
 from ..prediction.law import Law, StudentT, Tilted
 from . import tilt_fit
 from .rows import Rows
@@ -42,14 +45,14 @@ class Parts:
         head: of the noise, which then follows the inputs.
         tails: of a Student-t law.
         tilt: of that law.
-        guard: beyond the training rows.
+        guard: beyond the training rows; "q" for one that grows with q alone.
         rigidity: whether bars follow q among the training rows too.
     """
 
     head: bool = True
     tails: bool = True
     tilt: bool = True
-    guard: bool = True
+    guard: bool | Literal["q"] = True
     rigidity: bool = True
 
 
@@ -142,7 +145,10 @@ class TargetFit:
         seen = self.design.columns(rows) if self.headed else rows.q.new_zeros(len(rows), 0)
         h = self.scale.log_noise(seen)
         s2 = h.clamp(*self.bounds).exp() * rows.share + self.scale.scale2 * rows.q
-        return s2 + self.guard.variance(rows.q) if guarded and self.guard is not None else s2
+        if self.guard is None or not guarded:
+            return s2
+        assert rows.distance is not None, "these rows have no ignorant forecast yet"
+        return self.guard.widened(s2, rows.q, rows.distance)
 
     def nll(self, rows: Rows, *, guarded: bool = True, tilted: bool = True) -> Tensor:
         """Of rows as new ones, (n,)."""
@@ -222,7 +228,7 @@ def fitted(
             tilt = tilt_fit.fitted(u, shape, side=rows.side, start=like.tilt if like else None)
         if not _short(u, tilt, x, surely=floor == BOUNDS):
             break
-    guard = _guard(rows, scale) if parts.guard else None
+    guard = _guard(rows, scale, parts.guard)
     gap = -0.5 * torch.expm1(-scale.optimism.clamp(min=0)) * rows.size / rows.usual_q
     gap = gap if bool(rows.seen.any() & ~rows.seen.all()) else scale.scale2  # it is not known
     return TargetFit(
@@ -268,18 +274,30 @@ def _directions(inputs: Inputs, rows: Rows) -> Tensor | None:
     return found
 
 
-def _guard(rows: Rows, scale: ScaleFit) -> Guard:
-    r"""$\alpha_g^2$: the clipped mean of $r^2/q$, so that 90 % intervals are a Gaussian's.
-
-    Rows whose q is zero say nothing about it.
-    """
-    if not len(rows.telling_held):
-        # The features are all zero in every row: q of a new row is in units of one.
-        return Guard(rows.size, torch.ones_like(rows.size))
-    scale2, level = rows.error_per_q, torch.tensor(COVERED, dtype=torch.float64)
+def _guard(rows: Rows, scale: ScaleFit, kind: bool | Literal["q"]) -> Guard | None:
+    """The guard of one target, of the kind that is wanted."""
+    if not kind:
+        return None
+    # So much narrower than a Gaussian's of its variance is a law whose 90 % interval is as wide.
+    factor = torch.ones_like(rows.size)
     if not scale.gaussian:
-        scale2 = scale2 * (torch.special.ndtri(level) / StudentT(scale.df).quantile(level)) ** 2
-    return Guard(scale2, rows.high_q)
+        level = torch.tensor(COVERED, dtype=torch.float64)
+        factor = factor * (torch.special.ndtri(level) / StudentT(scale.df).quantile(level)) ** 2
+    known = len(rows.telling_held) > 0
+    # Where the features are all zero in every row, q of a new row is in units of one.
+    reference = rows.high_q if known else torch.ones_like(rows.size)
+    if kind == "q":
+        scale2 = rows.error_per_q if known else rows.size
+        return RigidityGuard(reference, scale2 * factor)
+    forecast = rows.forecast
+    assert forecast is not None, "these rows have no ignorant forecast yet"
+    return IgnoranceGuard(
+        reference=reference,
+        variance=forecast.variance,
+        factor=factor,
+        centre=forecast.constant,
+        by_feature=forecast.by_feature,
+    )
 
 
 def law_nll(law: Law, residual: Tensor, s2: Tensor, side: Tensor) -> Tensor:

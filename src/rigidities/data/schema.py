@@ -147,7 +147,16 @@ _CALIBRATION = {
         },
     ),
     "calibration.guard": Part(
-        tensors={"scale2": Array("float64", "K"), "reference": Array("float64", "K")},
+        tensors={
+            "reference": Array("float64", "K"),
+            # Of bars that grow with q alone.
+            "scale2?": Array("float64", "K"),
+            # Of bars that grow to those of an ignorant forecaster.
+            "variance?": Array("float64", "K"),
+            "factor?": Array("float64", "K"),
+            "centre?": Array("float64", "K"),
+            "by_feature?": Array("float64", "K _"),
+        },
     ),
     "calibration.conformal": Part(
         tensors={

@@ -267,7 +267,7 @@ class LastLayerRigidity(ModelWrapper):
         noise: str | type[Noise] | Noise | Given | None = None,
         law: str | Law | type[Law] | None = None,
         support: Support | None = None,
-        guard: bool = True,
+        guard: bool | Literal["q"] = True,
         optimism: bool = True,
         early_stopped: bool | None = None,
         conformal: Any = None,
@@ -307,7 +307,8 @@ class LastLayerRigidity(ModelWrapper):
             support: (low, high) that targets cannot leave, None for no bound: probability beyond a
                 bound is put at the bound.
             guard: whether "auto" widens the bars beyond the training rows, where its head knows
-                nothing.
+                nothing, to those of a forecaster who knows the targets' spread alone; "q" for bars
+                that grow with q instead.
             optimism: whether left-out training rows may still err less than new ones. Not those of
                 a model linear in all that was trained: False lets "auto" take them for new ones.
             early_stopped: whether the validation rows chose the model's checkpoint, so that their

@@ -155,7 +155,14 @@ class Validation:
         if self.full:
             seen = self.sampled() if train is None else train
             score = self._evidence()
-            return automatic(residuals, seen, *common, evidence=score, zero_curvature=zeros)
+            return automatic(
+                residuals,
+                seen,
+                *common,
+                evidence=score,
+                zero_curvature=zeros,
+                biases=self._forecasters(residuals if seen is None else seen),
+            )
         assert residuals is not None
         score = None
         if wanted.criterion == "evidence" and wanted.ridge is None:
@@ -195,6 +202,14 @@ class Validation:
             return None
         assert weights is not None
         return evidence(gram, self.posterior, weights, self.tap.biases)
+
+    def _forecasters(self, rows: Residuals | None) -> Tensor | None:
+        """Columns of a head's inputs that count what a readout sums: its biases, or their like."""
+        if self.tap.biases is None or rows is None:
+            return None
+        inputs = rows.kept["inputs"]
+        counts = torch.arange(self.posterior.width, inputs.shape[-1])  # beside the features
+        return torch.cat([self.tap.biases.cpu(), counts]).to(inputs.device)
 
     def _add(self, found: Gathering, batch: Batch, reading: Reading, hashes: Tensor | None) -> None:
         """Errors, squared components in the posterior's eigenbasis and weights of a batch."""

@@ -4,24 +4,23 @@ For each target, with inputs $\phi$ standardised on training rows (log q clipped
 prediction, kept within its training range, and its square; the features clipped to $\pm 6$), one
 product gives $h = a + w \cdot \phi$, the logarithm of the noise, kept within the range of its
 fitted values, and $\theta = c + W \phi$, the tilt of the law, kept within $\pm 3$. Beyond the
-training rows the guard takes over: it widens the bars with q and lets the tilt fade.
+training rows the guard (`prediction.guards`) takes over: it widens the bars and lets the tilt fade.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from .guards import GROWTH, POWER, SPAN, Guard, RigidityGuard
 from .law import Law, Tilted
 
 FAR_Q, FAR, STEEPEST = 4.0, 6.0, 3.0
-GROWTH = 0.8
-"""Power of q by which the guard's variance grows beyond its reference."""
 
 
 @dataclass(frozen=True)
@@ -149,8 +148,15 @@ class HeadForm(NamedTuple):
         low: The least h and tilts, (K, 1 + J).
         high: The largest ones, (K, 1 + J).
         scale2: Factor of q in the law's squared scale, (K, 1).
-        guard: $\alpha_g^2 q_{ref}$, (K, 1); zero without a guard.
-        guard_rate: $1 / q_{ref}$, (K, 1); zero without a guard.
+        guard_rate: $1 / q_{ref}$ of the guard, (K, 1); zero without one.
+        growth: $\alpha_g^2 q_{ref}$ of a `RigidityGuard`, (K, 1); of shape (0,) without one.
+        ignorant: $\tau v$ of an `IgnoranceGuard`, (K, 1); of shape (0,) without one.
+        distance_rate: $\sqrt\tau$ of an `IgnoranceGuard`, (K, 1).
+        distance_shift: $-\sqrt\tau c$ of an `IgnoranceGuard`, (K, 1).
+        distance_by: Weights of the features in that shift, (D, K), or (K, D) for features of
+            their own; of shape (0,) where the shift is the same for all rows.
+        ramp_rate: Factor of log q in the guard's exponent, (K, 1).
+        ramp_shift: What is added then, (K, 1).
         basis: The basis of the tilt at 64 midpoints, (J, 64).
         second: The law's second moment, (K, 1); of a tilted law what stands for $z^2$ at the
             midpoints, (64, 1), or (K, 64) where the degrees of freedom differ.
@@ -172,8 +178,14 @@ class HeadForm(NamedTuple):
     low: Tensor
     high: Tensor
     scale2: Tensor
-    guard: Tensor
     guard_rate: Tensor
+    growth: Tensor
+    ignorant: Tensor
+    distance_rate: Tensor
+    distance_shift: Tensor
+    distance_by: Tensor
+    ramp_rate: Tensor
+    ramp_shift: Tensor
     basis: Tensor
     second: Tensor
 
@@ -203,11 +215,6 @@ class HeadForm(NamedTuple):
         constant_mean = size.isinf()
         mean_rate, middle, by_mean = _standardised(size, middle, by_mean)
         by_square = torch.where(constant_mean, 0.0, by_square)
-        reference = torch.zeros_like(q_rate)
-        raised = torch.zeros_like(q_rate)
-        if guard is not None:
-            reference, raised = 1 / guard.reference[:, None], guard.scale2 * guard.reference
-            raised = raised[:, None]
         away = FAR * _finite(spread)
         steepest = torch.full_like(head.constant[:, 1:], STEEPEST)
         basis, second = _second_moment(law, terms - 1, targets, head.constant.device)
@@ -233,8 +240,7 @@ class HeadForm(NamedTuple):
             low=each(torch.cat([head.bounds[:, :1], -steepest], 1)),
             high=each(torch.cat([head.bounds[:, 1:], steepest], 1)),
             scale2=each(head.scale2[:, None]),
-            guard=each(raised),
-            guard_rate=each(reference),
+            **_folded_guard(guard, each, width, own_features=own_features, like=q_rate),
             basis=basis,
             second=second if terms > 1 else each(second),
         )
@@ -258,11 +264,17 @@ class HeadForm(NamedTuple):
         q, mean, features = q.to(dtype), mean.to(dtype), features.to(dtype)
         if not one_target:
             q, mean = q.unsqueeze(-1), mean.unsqueeze(-1)
+        elif features.ndim == 3:
+            features = features.squeeze(1)
+        width = self.lowest.shape[-1]
+        if features.shape[-1] != width:
+            features = features[..., :width]
         both = self._linear(features)
 
         # What log q and the prediction say of h and of the tilts. q may be zero, and its logarithm
         # then lies at the lower end.
-        a = torch.addcmul(self.q_shift, q.log(), self.q_rate).clamp(-FAR_Q, FAR_Q)
+        log_q = q.log()
+        a = torch.addcmul(self.q_shift, log_q, self.q_rate).clamp(-FAR_Q, FAR_Q)
         b = torch.addcmul(self.mean_shift, mean, self.mean_rate)
         b = torch.clamp(b, self.mean_low, self.mean_high)
         both = torch.addcmul(both, a, self.by_q)
@@ -275,7 +287,10 @@ class HeadForm(NamedTuple):
             noise = noise * (factor if one_target else factor.unsqueeze(-1))
         beyond = (q * self.guard_rate).clamp(min=1)
         squared = torch.addcmul(noise, self.scale2, q)
-        squared = torch.addcmul(squared, self.guard, beyond**GROWTH - 1)
+        if self.growth.numel():
+            squared = torch.addcmul(squared, self.growth, beyond**GROWTH - 1)
+        if self.ignorant.numel():
+            squared = self._widened(squared, log_q, mean, features)
         tilt = both[..., 1:] / beyond
         second = self._second(tilt) if tilt.shape[-1] else self.second
         if one_target:
@@ -284,17 +299,28 @@ class HeadForm(NamedTuple):
 
     def _linear(self, features: Tensor) -> Tensor:
         """Constants and what features add to h and tilt: (M, 1 + J), or (M, K, 1 + J)."""
-        one_target, width = self.scale2.ndim == 1, self.lowest.shape[-1]
-        if features.ndim == 3 and one_target:
-            features = features.squeeze(1)
-        if features.shape[-1] != width:
-            features = features[..., :width]
         clipped = torch.clamp(features, self.lowest, self.highest)
         if clipped.ndim == 3:
             each = torch.baddbmm(self.constant, clipped.transpose(0, 1), self.weight)
             return each.transpose(0, 1)
         both = torch.addmm(self.constant, clipped, self.weight)
-        return both if one_target else both.view(-1, *self.low.shape)
+        return both if self.scale2.ndim == 1 else both.view(-1, *self.low.shape)
+
+    def _widened(self, squared: Tensor, log_q: Tensor, mean: Tensor, features: Tensor) -> Tensor:
+        """The squared scale beyond the training rows, by the rule of `IgnoranceGuard`."""
+        distance = torch.addcmul(self.distance_shift, mean, self.distance_rate)
+        if self.distance_by.numel():
+            distance = distance - self._explained(features)
+        level = torch.addcmul(self.ignorant, distance, distance)
+        share = torch.addcmul(self.ramp_shift, log_q, self.ramp_rate).clamp(0, 1) ** POWER
+        return squared * (level / squared).clamp(min=1) ** share
+
+    def _explained(self, features: Tensor) -> Tensor:
+        """What the counts of a sum tell an ignorant forecaster, (M, 1) or (M, K, 1)."""
+        if features.ndim == 3:
+            return (features * self.distance_by).sum(-1, keepdim=True)
+        explained = features @ self.distance_by
+        return explained if self.scale2.ndim == 1 else explained.unsqueeze(-1)
 
     def _second(self, tilt: Tensor) -> Tensor:
         """The second moments of tilted laws, (M, 1) or (M, K, 1)."""
@@ -315,6 +341,53 @@ def _standardised(spread: Tensor, centre: Tensor, weight: Tensor) -> tuple[Tenso
     return rate, torch.where(constant, 0.0, centre), torch.where(constant, 0.0, weight)
 
 
+def _folded_guard(
+    guard: Guard | None,
+    each: Callable[[Tensor], Tensor],
+    width: int,
+    *,
+    own_features: bool,
+    like: Tensor,
+) -> dict[str, Tensor]:
+    """The fields of a form that a guard fills, float64.
+
+    Args:
+        guard: if there is one.
+        each: gives a part of each target (K, n) the shape that the form wants.
+        width: number of features.
+        own_features: whether each target has features of its own.
+        like: a tensor (K, 1) on the device of the others.
+    """
+    nothing = like.new_zeros(0)
+    fields = {
+        "guard_rate": each(torch.zeros_like(like)),
+        "growth": nothing,
+        "ignorant": nothing,
+        "distance_rate": nothing,
+        "distance_shift": nothing,
+        "distance_by": nothing,
+        "ramp_rate": nothing,
+        "ramp_shift": nothing,
+    }
+    if guard is None:
+        return fields
+    reference = guard.reference[:, None]
+    fields["guard_rate"] = each(1 / reference)
+    if isinstance(guard, RigidityGuard):
+        fields["growth"] = each(guard.scale2[:, None] * reference)
+        return fields
+    factor = guard.factor[:, None]
+    fields["ignorant"] = each(factor * guard.variance[:, None])
+    fields["distance_rate"] = each(factor.sqrt())
+    fields["distance_shift"] = each(-factor.sqrt() * guard.centre[:, None])
+    fields["ramp_rate"] = each(torch.full_like(like, 1 / math.log(SPAN)))
+    fields["ramp_shift"] = each(-reference.log() / math.log(SPAN))
+    if guard.by_feature.numel():
+        weights = (factor.sqrt() * guard.by_feature)[:, :width]  # (K, D)
+        fields["distance_by"] = weights if own_features else weights.mT
+    return fields
+
+
 def _second_moment(
     law: Law, tilts: int, targets: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
@@ -331,35 +404,3 @@ def _second_moment(
 def _finite(spread: Tensor) -> Tensor:
     """Zero where it is infinite."""
     return torch.where(spread.isfinite(), spread, 0.0)
-
-
-@dataclass(frozen=True)
-class Guard:
-    r"""What keeps the bars wide beyond the training rows, whatever the head says there.
-
-    The squared scale gains $\alpha_g^2 q_{ref} [(q/q_{ref})^p - 1]_+$, and the tilt
-    is multiplied by $\min(1, q_{ref} / q)$.
-
-    Attributes:
-        scale2: $\alpha_g^2$, (K,).
-        reference: $q_{ref}$, (K,), a high quantile of left-out training rows.
-    """
-
-    scale2: Tensor
-    reference: Tensor
-
-    def beyond(self, q: Tensor) -> Tensor:
-        r"""$\max(1, q / q_{ref})$ of rows (M, 1 or K)."""
-        return (q / self.reference.to(q)).clamp(min=1)
-
-    def variance(self, q: Tensor) -> Tensor:
-        """Of rows (M, 1 or K)."""
-        return (self.scale2 * self.reference).to(q) * (self.beyond(q) ** GROWTH - 1)
-
-    def to(self, device: torch.device) -> Guard:
-        """The same on another device."""
-        return Guard(self.scale2.to(device), self.reference.to(device))
-
-    def tensors(self) -> dict[str, Tensor]:
-        """For files."""
-        return dict(vars(self))

@@ -1,0 +1,71 @@
+"""Guards equal their formulas, number by number, and have the limits that they promise."""
+
+import math
+
+import pytest
+import torch
+
+from rigidities.prediction.guards import (
+    GROWTH,
+    POWER,
+    SPAN,
+    IgnoranceGuard,
+    RigidityGuard,
+    guard_from,
+    stacked,
+)
+from tests.support.tensors import close, normal
+
+F64 = torch.float64
+
+
+def number(value: float) -> torch.Tensor:
+    return torch.tensor(value, dtype=F64)
+
+
+def ignorance(reference: float = 0.5, variance: float = 4.0, factor: float = 0.9):
+    """Of one target."""
+    return IgnoranceGuard(
+        number(reference), number(variance), number(factor), number(1.0), torch.zeros(0, dtype=F64)
+    )
+
+
+@pytest.mark.parametrize("q", [0.05, 0.6, 2.0, 400.0])
+@pytest.mark.parametrize("squared_scale", [0.01, 100.0])
+def test_bars_grow_to_those_of_an_ignorant_forecaster(q, squared_scale):
+    distance = 3.0
+    widened = ignorance().widened(number(squared_scale), number(q), number(distance))
+    level = 0.9 * (4.0 + distance**2)
+    share = min(1.0, max(0.0, math.log(q / 0.5) / math.log(SPAN))) ** POWER
+    expected = squared_scale * max(1.0, level / squared_scale) ** share
+    assert float(widened) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("q", [0.05, 0.6, 400.0])
+def test_bars_by_q_alone_grow_by_its_power(q):
+    guard = RigidityGuard(number(0.5), number(2.0))
+    widened = guard.widened(number(3.0), number(q), number(7.0))
+    assert float(widened) == pytest.approx(3 + 2 * 0.5 * (max(q / 0.5, 1) ** GROWTH - 1))
+
+
+@pytest.mark.parametrize("guard", [ignorance(), RigidityGuard(number(0.5), number(2.0))])
+def test_no_bar_shrinks_and_those_inside_stay(guard):
+    q = torch.linspace(0, 9, 50, dtype=F64)
+    squared_scale = normal(50).exp()
+    widened = guard.widened(squared_scale, q, normal(50, seed=1))
+    assert bool((widened >= squared_scale * (1 - 1e-12)).all())
+    inside = q <= 0.5
+    close(widened[inside], squared_scale[inside])
+    close(guard.beyond(q), (q / 0.5).clamp(min=1))
+
+
+def test_guards_of_targets_are_stacked_kept_and_read_again():
+    with_sums = IgnoranceGuard(number(0.1), number(1.0), number(1.0), number(0.0), normal(3))
+    both = stacked([ignorance(), with_sums])
+    assert both.reference.tolist() == [0.5, 0.1]
+    close(both.by_feature, torch.stack([torch.zeros(3, dtype=F64), normal(3)]))
+    for guard in (both, stacked([RigidityGuard(number(0.5), number(2.0))])):
+        again = guard_from(guard.tensors())
+        assert type(again) is type(guard)
+        assert all(torch.equal(t, again.tensors()[name]) for name, t in guard.tensors().items())
+    assert guard_from({}) is None
