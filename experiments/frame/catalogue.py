@@ -68,6 +68,12 @@ _ALL = (
         needs=("matplotlib", "numpy"),
     ),
     Experiment(
+        "outside",
+        "what the error bars hold outside the training domain, on nine sets and many domains",
+        minutes=20,
+        needs=("matplotlib", "numpy"),
+    ),
+    Experiment(
         "cost",
         "what training and predicting cost with each method (paper, Table 1), measured",
         minutes=4,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ class Calibration:
     criterion: str = "nll"
     noise: str | None = "none"
     law: str | None = "gaussian"
-    guard: bool = True
+    guard: bool | Literal["q"] = True
 
 
 PAPER = Calibration()
@@ -91,7 +91,8 @@ def bars(
 def calibrated(uq: rg.LastLayerRigidity, valid: Rows, how: Calibration) -> rg.CalibrationReport:
     """Choose ridge, scale, noise and law."""
     asked: dict[str, Any] = {"criterion": how.criterion, "noise": how.noise, "law": how.law}
-    asked |= {} if how.guard else {"guard": False}
+    if how.criterion == "auto":
+        asked["guard"] = how.guard
     return uq.calibrate(valid, **asked, progress=False)
 
 

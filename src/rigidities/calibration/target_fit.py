@@ -278,7 +278,7 @@ def _guard(rows: Rows, scale: ScaleFit, kind: bool | Literal["q"]) -> Guard | No
     """The guard of one target, of the kind that is wanted."""
     if not kind:
         return None
-    # So much narrower than a Gaussian's of its variance is a law whose 90 % interval is as wide.
+    # The law's 90 % interval shall be that of a Gaussian with the variance that the guard sets.
     factor = torch.ones_like(rows.size)
     if not scale.gaussian:
         level = torch.tensor(COVERED, dtype=torch.float64)

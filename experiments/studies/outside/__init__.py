@@ -1,0 +1,1 @@
+"""What error bars hold outside the domain of the training."""

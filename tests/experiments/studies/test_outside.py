@@ -1,0 +1,99 @@
+"""Domains that nets do not see, and the page on what error bars hold there."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from experiments.judging.predictive import row_scores, summary
+from experiments.studies.outside import page, run, work
+from experiments.training.descent import trained
+
+from experiments import __main__ as command
+from experiments.data import domains, uci
+from experiments.judging import error_bars
+from tests.support.numbers_on_pages import unsupported
+
+
+def test_domains_leave_out_a_quarter_or_a_cluster() -> None:
+    x = np.random.default_rng(0).normal(size=(400, 5))
+    x[:, 2] = 7.0  # has no quarter
+    x[:, 3] = np.round(3 * x[:, 3])
+    found = domains.domains(x, count=4, seed=0)
+    assert [one.kind for one in found[:3]] == list(domains.KINDS)
+    for domain in found:
+        if domain.kind != "cluster":
+            assert int(domain.inside.sum()) == 300
+        if domain.kind == "input":
+            column = x[:, int(domain.name.split(",")[0].removeprefix("input "))]
+            near, far = column[domain.inside], column[~domain.inside]
+            assert near.max() <= far.min() if "upper" in domain.name else near.min() >= far.max()
+    assert 0.05 < float((~found[2].inside).mean()) < 0.4
+
+
+def test_clusters_are_lloyds() -> None:
+    rng = np.random.default_rng(1)
+    z = np.concatenate([rng.normal(size=(50, 2)), 20 + rng.normal(size=(70, 2))])
+    labels = domains.clustered(z, 2, np.random.default_rng(0))
+    assert sorted(np.bincount(labels)) == [50, 70]
+
+
+def test_no_row_from_outside_is_trained_or_calibrated_on(synthetic: Path) -> None:
+    divided = domains.drawn("energy", 1, 3)
+    rows = uci.read("energy")
+    train, valid, test = (part[1] for part in divided.samples.parts)
+    assert test.shape[1] > divided.inside > 0
+    for k in range(3):
+        unit = float(divided.samples.unit[k])
+        seen = torch.cat([train[k], valid[k]])[:, 0].double() * unit
+        far = test[k, divided.inside :, 0].double() * unit
+        assert len(seen) + divided.inside + len(far) <= len(rows.y)
+        assert not bool(torch.isclose(seen[:, None], far, rtol=0, atol=1e-6).any())
+
+
+def test_every_form_is_judged_on_both_sides(synthetic: Path) -> None:
+    found = work.judged("energy", count=1, seed=5, steps=4)
+    assert len(found["nets"]) == 3 * len(work.NETS)
+    first = found["nets"][0]
+    assert set(first["forms"]) == {*work.FORMS, "constant", "ensemble"} == set(page.LABELS)
+    divided = domains.drawn("energy", 1, 5)
+    train, valid, (x, y) = divided.samples.parts
+    protocol = work._of_length(work.NETS["50 ReLU"], train[0].shape[1], 4)
+    net = trained(train, valid, protocol, range(500, 503)).best.module(0)
+    uq = error_bars.fitted(net, (train[0][0], train[1][0]))
+    uq.calibrate((valid[0][0], valid[1][0]), guard="q")
+    rows = row_scores(uq.predict(x[0]), y[0])
+    near = torch.arange(len(y[0])) < divided.inside
+    for side, mask in (("inside", near), ("outside", ~near)):
+        scores = summary(rows.picked(mask))
+        for name in work.KEPT:
+            assert first["forms"]["q"][side][name] == pytest.approx(scores[name])
+
+
+def net(default: float, other: float) -> dict[str, Any]:
+    def side(nll: float, held: float) -> dict[str, float]:
+        return {"nll": nll, "coverage_90": held, "interval_score": 2 * held, "rmse": 1.0}
+
+    forms = {form: {"inside": side(1.0, 0.9), "outside": side(2.0, other)} for form in page.LABELS}
+    forms["default"] = {"inside": side(1.25, 0.9), "outside": side(1.0, default)}
+    return {"forms": forms, "auroc": 0.5, "set": "yacht"}
+
+
+def test_forms_are_compared_net_by_net() -> None:
+    found = run.summary([net(0.9, 0.6), net(1.0, 0.8)], "default")
+    assert found["nll_inside_change"] == pytest.approx(0.25)
+    assert found["coverage_outside"] == pytest.approx(0.95)
+    assert found["within"] == pytest.approx(0.5)  # all is too much
+    assert found["interval_score"] == pytest.approx((1.5 * 1.25) ** 0.5)
+
+
+def test_a_quick_run_writes_the_page(synthetic: Path, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(run, "QUICK", run.Sizes(("energy",), count=1, steps=4))
+    assert command.main(["outside", "--quick", "--out", str(tmp_path)]) == 0
+    numbers = json.loads((tmp_path / "outside.json").read_text())
+    text = (tmp_path / "outside.md").read_text(encoding="utf-8")
+    assert unsupported(text, numbers) == []
+    assert numbers["settings"]["nets"] == 9 and "9 nets were trained" in text
+    assert "What it comes to" in text
