@@ -9,12 +9,12 @@ import numpy as np
 from experiments.data import california, uci
 from experiments.data.benchmark import Samples, standardised
 
-INSIDE = 0.75
-"""Share of the rows on the near side of a threshold."""
+OUTSIDE = 0.25
+"""Share of the rows beyond a threshold, as nearly as equal values allow."""
 
 CLUSTERS = 5
 SMALLEST, LARGEST = 0.05, 0.4
-"""Shares of the rows that a cluster which is left out may have."""
+"""Shares of the rows that may be left out."""
 
 KINDS = ("input", "principal direction", "cluster")
 PARTS = (0.7, 0.15)
@@ -30,7 +30,7 @@ class Domain:
 
     Attributes:
         kind: one of `KINDS`.
-        name: what is left out, such as "input 3, upper quarter".
+        name: what is left out, such as "input 3, upper".
         inside: which rows lie in it, (n,).
     """
 
@@ -54,32 +54,37 @@ def domains(x: np.ndarray, count: int, seed: int) -> list[Domain]:
     """
     rng = np.random.default_rng([seed, 31])
     centre, spread = x.mean(0), x.std(0)
-    varying = spread > 1e-9 * np.abs(centre)
+    varying = np.flatnonzero(spread > 1e-9 * np.abs(centre))
     z = (x[:, varying] - centre[varying]) / spread[varying]
-    # An input of a few values has no quarter.
-    graded = [j for j in range(z.shape[1]) if len(np.unique(z[:, j])) >= 4]
-    chosen = rng.permutation(graded)
     principal = z @ np.linalg.svd(z - z.mean(0), full_matrices=False)[2][0]
+    order = rng.permutation(z.shape[1])
     found = []
     for k in range(count):
         side = "upper" if k % 2 == 0 else "lower"
-        column = int(chosen[k % len(chosen)])
-        place = int(np.flatnonzero(varying)[column])
-        name = f"input {place}, {side} quarter"
-        found.append(Domain("input", name, _near(z[:, column], side, rng)))
-        name = f"principal direction, {side} quarter"
-        found.append(Domain("principal direction", name, _near(principal, side, rng)))
+        # The next input that has a threshold; an input of a few values may have none.
+        cuts = ((column, below_threshold(z[:, column], side)) for column in np.roll(order, -k))
+        column, inside = next((column, mask) for column, mask in cuts if mask is not None)
+        found.append(Domain("input", f"input {varying[column]}, {side}", inside))
+        inside = below_threshold(principal, side)
+        assert inside is not None, "directions of many inputs have no equal values"
+        found.append(Domain("principal direction", f"principal direction, {side}", inside))
         labels = clustered(z, CLUSTERS, rng)
-        left_out = _cluster(labels, rng)
-        found.append(Domain("cluster", f"cluster {k}", labels != left_out))
+        found.append(Domain("cluster", f"cluster {k}", labels != _cluster(labels, rng)))
     return found
 
 
-def _near(values: np.ndarray, side: str, rng: np.random.Generator) -> np.ndarray:
-    """All rows but the upper or lower quarter; equal values are divided at random, (n,)."""
-    order = np.lexsort((rng.random(len(values)), values if side == "upper" else -values))
-    inside = np.zeros(len(values), bool)
-    inside[order[: int(INSIDE * len(values))]] = True
+def below_threshold(values: np.ndarray, side: str) -> np.ndarray | None:
+    """All rows but the upper or lower quarter, (n,); None where equal values allow no such cut.
+
+    Equal values lie on one side.
+    """
+    signed = values if side == "upper" else -values
+    distinct, counts = np.unique(signed, return_counts=True)
+    left_out = 1 - np.cumsum(counts) / len(values)  # with each of the distinct values as the last
+    best = int(np.abs(left_out - OUTSIDE).argmin())
+    if not SMALLEST < left_out[best] < LARGEST:
+        return None
+    inside: np.ndarray = signed <= distinct[best]
     return inside
 
 

@@ -48,7 +48,10 @@ def run_module(module, words, printed):
 
 
 LONG = dict.fromkeys(
-    ("default", "gpu", "memory", "propagation", "scale", "selection", "small-tables", "speed"),
+    (
+        *("collation", "deep-model", "default", "ensembles", "gpu", "many-rows", "memory"),
+        *("propagation", "scale", "selection", "small-tables", "speed", "trees", "whole-net"),
+    ),
     pytest.mark.slow,
 )
 """Their quick runs take a quarter of a minute each."""

@@ -282,7 +282,7 @@ def test_the_report_says_in_plain_words_what_was_chosen(one):
         "by heavy tails",
         "by noise that follows the inputs",
         "by shape of the law",
-        "bars grow up to the targets' own spread: a usual one is",
+        "bars grow to the targets' own spread and more: a usual one is",
         "Did these validation rows choose the checkpoint (early stopping)?",
     ):
         assert phrase in text

@@ -52,11 +52,16 @@ def guards() -> dict[str, IgnoranceGuard | RigidityGuard | None]:
         "factor": pair(0.8, 1.0),
         "centre": pair(4.0, 6.0),
     }
+    nothing = torch.zeros(TARGETS, 0, dtype=F64)
+    sums = {
+        "by_feature": normal(TARGETS, WIDTH, seed=11),
+        "extent_weight": 0.1 * normal(TARGETS, WIDTH, seed=12),
+    }
     return {
         "none": None,
         "q": RigidityGuard(pair(0.5, 0.1), pair(2.0, 3.0)),
-        "ignorance": IgnoranceGuard(**ignorant, by_feature=torch.zeros(TARGETS, 0, dtype=F64)),
-        "sums": IgnoranceGuard(**ignorant, by_feature=normal(TARGETS, WIDTH, seed=11)),
+        "ignorance": IgnoranceGuard(**ignorant, by_feature=nothing, extent_weight=nothing),
+        "sums": IgnoranceGuard(**ignorant, **sums),
     }
 
 
@@ -83,11 +88,13 @@ def test_a_folded_head_equals_the_formulas(shared, dtype, df, kind):
             distance = mean
             if kind in ("ignorance", "sums"):
                 distance = mean - guard.centre
+            extent = torch.ones_like(mean)
             if kind == "sums":
                 distance = distance - (features * guard.by_feature).sum(-1)
+                extent = (features * guard.extent_weight).sum(-1)
             each = expected[:, None].expand(-1, TARGETS)
-            expected = guard.widened(each, q[:, None], distance)[:, k]
-            faded = steep / guard.beyond(q[:, None])[:, k, None]
+            expected = guard.widened(each, q[:, None], distance, extent)[:, k]
+            faded = steep / guard.beyond(q[:, None], extent)[:, k, None]
         close(squared[:, k].double(), expected, rtol)
         close(tilt[:, k].double(), faded, rtol)
         degrees = df if isinstance(df, float) else float(df[k])

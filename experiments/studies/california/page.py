@@ -232,7 +232,7 @@ Four ways to choose the error bars are compared. All see the validation rows, wh
 in the domain: **{LABELS["paper"]}**, ridge and scale by the paper's bins; **{LABELS["nll"]}**, the
 same two by the likelihood; **{LABELS["auto"]}**, the library's: the ridge of the greatest evidence
 of the training rows, a noise and a law of every row, fitted to training rows left out and to
-validation rows, and a guard that widens the bars where q is large; and
+validation rows, and a guard that widens the bars where q is large, up to the targets' spread; and
 **{LABELS["bayes"]}**, Bayesian linear regression: the ridge of the greatest evidence, and α² as the
 noise, here as a warning.
 *Constant* is one bar for all rows, the root mean square of the validation residuals: it

@@ -133,7 +133,7 @@ SETTLED = f"""\
 The form of the default and its constants come from a trial on nets like these that had seen the
 test scores of these sets and of California; the code was then run unchanged on five other sets. Its
 constants were settled on {FIXED}, before the run of this page. Where they differ from the
-trial's (power and reference of the guard, the prior of the training rows' optimism), test rows of
+trial's (the guard, the prior of the training rows' optimism), test rows of
 some of these sets and rows outside the domain of others were in view, so that the gains here are a
 little flattering. Whoever wants an untouched judgement runs the default on sets of their own."""
 

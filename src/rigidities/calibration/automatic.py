@@ -52,7 +52,8 @@ def automatic(
     The residuals of validation rows, and those of training rows that the fit has `seen`, keep
     "mean" and "inputs"; None where there are none. Without the evidence of ridges the likelihood
     of the validation rows chooses one. `biases` are the columns of the features that belong to
-    biases, if that is known. The rest as in `chosen`.
+    biases, if that is known: what they explain of the targets is told from all rows, also where
+    some are left out. The rest as in `chosen`.
     """
     ridge, edge = _ridge(residuals, eigenvalues, wanted, evidence)
     most = _largest_ridge(eigenvalues)

@@ -303,13 +303,13 @@ class CalibrationReport:
         if self.calibration.noise.name != "given":  # the noise of a usual row is known
             twice, far = self._usual_std(2.0), self._usual_std(10.0)
             widths = (
-                f": a usual one is {numbers(self._usual_std(1.0))} at that q, {numbers(twice)} at "
-                f"twice and {numbers(far)} at ten times"
+                f": a usual one is {numbers(self._usual_std(1.0))} at that q, at least "
+                f"{numbers(twice)} at twice and {numbers(far)} at ten times"
             )
         where = f"beyond q = {numbers(guard.reference)}, where a tenth of the training rows lie, "
         if isinstance(guard, RigidityGuard):
             return [f"{where}bars grow with q{widths}"]
-        return [f"{where}bars grow up to the targets' own spread{widths}"]
+        return [f"{where}bars grow to the targets' own spread and more{widths}"]
 
     def _usual_std(self, times: float) -> Tensor:
         """The bar (K,) of a usual prediction whose q is so many times the guard's reference.
@@ -323,7 +323,9 @@ class CalibrationReport:
         q = times * guard.reference
         second = torch.as_tensor(calibration.law.second).to(q)
         squared_scale = self.noise / second + head.scale2 * q
-        squared_scale = guard.widened(squared_scale, q, torch.zeros_like(q))
+        squared_scale = guard.widened(
+            squared_scale, q, distance=torch.zeros_like(q), extent=torch.ones_like(q)
+        )
         return (squared_scale * second).sqrt()
 
     def to(self, device: torch.device) -> CalibrationReport:

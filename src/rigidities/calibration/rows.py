@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..prediction.guards import unfamiliarity
 from ..prediction.head import column_spread
 
 LEAST_HELD = 0.05
@@ -28,10 +29,17 @@ FAR = 1e3
 """Robust units beyond which a residual counts as one of that size."""
 FEW = 0.02
 """Share of the rows that may be outliers: more of them are data."""
+ROWS_PER_BIAS = 5
+"""Rows for each bias column at least, where an ignorant forecast may tell these apart."""
 TINY = 1e-6
 """Of the mean squared residual, added to each square."""
 _NAMED = 5  # of the rows that lie far out
-_LATER = ("columns", "distance", "forecast")  # what rows learn once all of a target are there
+_OF_ALL_ROWS = (
+    "columns",
+    "distance",
+    "extent",
+    "forecast",
+)  # known once all rows of a target are there
 
 
 @dataclass(frozen=True)
@@ -45,12 +53,15 @@ class Rows:
         features: (n, P).
         share: what a unit of noise adds to the row's variance, (n,).
         seen: whether the row was trained on, (n,).
+        target: as it was given, (n,); NaN in single rows whose residual was bounded.
         side: -1 or 1 where the target lies at the lower or the upper bound of its support, so that
             the law's mass beyond is what the row shows; 0 elsewhere, (n,). Empty: 0 for all.
         columns: the inputs of a head, (n, P), once they are known (`target_fit.Design`); the
             features are then no longer needed, and left out.
-        distance: of the predictions from an ignorant forecast, (n,), once that is known.
-        forecast: the ignorant one, for all rows.
+        distance: prediction minus ignorant forecast, (n,), once that forecast is known.
+        extent: how much the readout summed in each row beside a usual one, (n,), likewise; one
+            where it does not sum.
+        forecast: the ignorant forecast, fitted to all rows of the target.
     """
 
     residual: Tensor
@@ -59,9 +70,11 @@ class Rows:
     features: Tensor
     share: Tensor
     seen: Tensor
+    target: Tensor
     side: Tensor = field(default_factory=lambda: torch.zeros(0))
     columns: Tensor | None = None
     distance: Tensor | None = None
+    extent: Tensor | None = None
     forecast: IgnorantForecast | None = None
 
     def __post_init__(self) -> None:
@@ -81,8 +94,8 @@ class Rows:
     @classmethod
     def join(cls, parts: list[Rows]) -> Rows:
         """All of them."""
-        names = [one.name for one in fields(cls) if one.name not in _LATER]
-        later = [getattr(part, name) for part in parts for name in _LATER]
+        names = [one.name for one in fields(cls) if one.name not in _OF_ALL_ROWS]
+        later = [getattr(part, name) for part in parts for name in _OF_ALL_ROWS]
         assert all(part is None for part in later), "these belong to all rows of a target"
         joined: dict[str, Any] = {
             name: torch.cat([getattr(part, name) for part in parts]) for name in names
@@ -92,13 +105,12 @@ class Rows:
     def with_forecast(self, biases: Tensor | None) -> Rows:
         """The same rows with their ignorant forecast; `biases` are the readout's bias columns."""
         forecast = IgnorantForecast.of(self, biases)
-        return replace(self, distance=self.mean - forecast(self.features), forecast=forecast)
-
-    @cached_property
-    def bounded_target(self) -> Tensor:
-        """Targets (n,), none farther from its prediction than five robust units of residuals."""
-        limit = float(5 * robust_unit(self.residual.square()).sqrt())
-        return self.mean + self.residual.clamp(-limit, limit)
+        return replace(
+            self,
+            distance=self.mean - forecast(self.features),
+            extent=forecast.extent(self.features),
+            forecast=forecast,
+        )
 
     @cached_property
     def held(self) -> Rows:
@@ -144,6 +156,13 @@ class Rows:
     def high_q(self) -> Tensor:
         """The q that nine tenths of the reference rows stay below that say something about it."""
         return torch.quantile(self.telling_reference.q, REFERENCE)
+
+    @cached_property
+    def high_unfamiliarity(self) -> Tensor:
+        """The same of q over the squared extent."""
+        rows = self.telling_reference
+        assert rows.extent is not None, "these rows have no ignorant forecast yet"
+        return torch.quantile(unfamiliarity(rows.q, rows.extent), REFERENCE)
 
     @cached_property
     def error_per_q(self) -> Tensor:
@@ -196,42 +215,63 @@ class IgnorantForecast:
     Attributes:
         constant: of all rows, ().
         by_feature: weights of the features, (P,); (0,) where rows do not differ.
+        extent_weight: weights of the features that give a row's extent, (P,); (0,) likewise.
         variance: the mean square of what the forecasts miss, ().
     """
 
     constant: Tensor
     by_feature: Tensor
+    extent_weight: Tensor
     variance: Tensor
 
     @classmethod
     def of(cls, rows: Rows, biases: Tensor | None) -> IgnorantForecast:
         """By least squares on the rows; `biases` are the columns that belong to biases."""
-        target = rows.bounded_target
-        if biases is None or not len(biases):
-            return cls._constant(target)
-        columns = rows.features[:, biases]  # (n, B)
-        alike = column_spread(columns).isinf()
+        known = rows.target.isfinite()
+        target = rows.target[known]
+        columns = rows.features[known, :0]
+        if biases is not None:
+            columns = rows.features[known][:, biases]  # (n, B)
+        alike = columns.new_zeros(0, dtype=torch.bool)
+        if columns.shape[1]:
+            alike = column_spread(columns).isinf()
         if bool(alike.all()):  # a readout that does not sum
-            return cls._constant(target)
+            constant = target.mean()
+            nothing = target.new_zeros(0)
+            return cls(constant, nothing, nothing, _spread(target - constant, 1))
+        extent_weight = target.new_zeros(rows.features.shape[1])
+        extent_weight[biases] = columns.sum(0).sign()  # outputs may be scaled by a negative number
+        usual = (rows.features[known] @ extent_weight).square().mean().sqrt()
+        rank = int(torch.linalg.matrix_rank(columns))
+        if len(target) < ROWS_PER_BIAS * rank:  # too few to tell the columns apart
+            columns = columns.sum(1, keepdim=True).expand_as(columns) / columns.shape[1]
+            alike = torch.zeros_like(alike)
+            rank = 1
         inverse = torch.linalg.pinv(columns.mT @ columns, rtol=1e-12, hermitian=True)
         weights = inverse @ (columns.mT @ target)
-        variance = (target - columns @ weights).square().mean()
+        variance = _spread(target - columns @ weights, rank)
         by_feature = target.new_zeros(rows.features.shape[1])
         by_feature[biases] = torch.where(alike, 0.0, weights)
         constant = torch.where(alike, weights * columns[0], 0.0).sum()
-        return cls(constant, by_feature, variance)
-
-    @classmethod
-    def _constant(cls, target: Tensor) -> IgnorantForecast:
-        """The mean, of all rows."""
-        constant = target.mean()
-        return cls(constant, target.new_zeros(0), (target - constant).square().mean())
+        return cls(constant, by_feature, extent_weight / usual, variance)
 
     def __call__(self, features: Tensor) -> Tensor:
         """Of rows (n, P), (n,)."""
         if not len(self.by_feature):
             return self.constant.expand(len(features))
         return self.constant + features @ self.by_feature
+
+    def extent(self, features: Tensor) -> Tensor:
+        """How much the readout sums in rows (n, P) beside a usual one, (n,)."""
+        if not len(self.extent_weight):
+            return features.new_ones(len(features))
+        return features @ self.extent_weight
+
+
+def _spread(missed: Tensor, rank: int) -> Tensor:
+    """The mean square of what a forecast with `rank` numbers misses, single far rows bounded."""
+    limit = reach(missed, 5.0)
+    return missed.clamp(-limit, limit).square().sum() / max(1, len(missed) - rank)
 
 
 def target_rows(
@@ -257,13 +297,23 @@ def target_rows(
         if bound is not None:
             rounding = 1e-6 * (mean.abs() + error.abs())  # of a model in float32
             side = torch.where((mean + error - bound).abs() <= rounding, sign, side)
+    target = mean + error
     if seen:
         held = 1 - weight * q
         error, q = error / held.clamp(min=LEAST_HELD), q / held.clamp(min=1e-3)
     limit = reach(error)
-    error = error.clamp(-limit, limit)
+    target = torch.where(error.abs() > limit, math.nan, target)
     trained_on = torch.full_like(q, seen, dtype=torch.bool)
-    return Rows(error, q, mean, features, share, trained_on, side)
+    return Rows(
+        residual=error.clamp(-limit, limit),
+        q=q,
+        mean=mean,
+        features=features,
+        share=share,
+        seen=trained_on,
+        target=target,
+        side=side,
+    )
 
 
 def mean_q(q: Tensor) -> Tensor:

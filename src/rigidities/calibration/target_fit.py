@@ -148,7 +148,8 @@ class TargetFit:
         if self.guard is None or not guarded:
             return s2
         assert rows.distance is not None, "these rows have no ignorant forecast yet"
-        return self.guard.widened(s2, rows.q, rows.distance)
+        assert rows.extent is not None, "these rows have no ignorant forecast yet"
+        return self.guard.widened(s2, rows.q, rows.distance, rows.extent)
 
     def nll(self, rows: Rows, *, guarded: bool = True, tilted: bool = True) -> Tensor:
         """Of rows as new ones, (n,)."""
@@ -156,8 +157,10 @@ class TargetFit:
         law = self.scale.law
         if tilted and self.tilt is not None:
             theta = self.tilt(self.design.columns(rows)).clamp(-STEEPEST, STEEPEST)
-            fade = 1 / self.guard.beyond(rows.q) if guarded and self.guard is not None else 1.0
-            law = Tilted(self.scale.df, (theta.mT * fade).mT)
+            if guarded and self.guard is not None:
+                assert rows.extent is not None, "these rows have no ignorant forecast yet"
+                theta = (theta.mT / self.guard.beyond(rows.q, rows.extent)).mT
+            law = Tilted(self.scale.df, theta)
         return law_nll(law, rows.residual, s2, rows.side)
 
     def whole(self, weight: Tensor) -> Tensor:
@@ -285,18 +288,19 @@ def _guard(rows: Rows, scale: ScaleFit, kind: bool | Literal["q"]) -> Guard | No
         factor = factor * (torch.special.ndtri(level) / StudentT(scale.df).quantile(level)) ** 2
     known = len(rows.telling_held) > 0
     # Where the features are all zero in every row, q of a new row is in units of one.
-    reference = rows.high_q if known else torch.ones_like(rows.size)
+    one = torch.ones_like(rows.size)
     if kind == "q":
         scale2 = rows.error_per_q if known else rows.size
-        return RigidityGuard(reference, scale2 * factor)
+        return RigidityGuard(rows.high_q if known else one, scale2 * factor)
     forecast = rows.forecast
     assert forecast is not None, "these rows have no ignorant forecast yet"
     return IgnoranceGuard(
-        reference=reference,
+        reference=rows.high_unfamiliarity if known else one,
         variance=forecast.variance,
         factor=factor,
         centre=forecast.constant,
         by_feature=forecast.by_feature,
+        extent_weight=forecast.extent_weight,
     )
 
 

@@ -156,6 +156,7 @@ _CALIBRATION = {
             "factor?": Array("float64", "K"),
             "centre?": Array("float64", "K"),
             "by_feature?": Array("float64", "K _"),
+            "extent_weight?": Array("float64", "K _"),
         },
     ),
     "calibration.conformal": Part(

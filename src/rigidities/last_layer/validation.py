@@ -161,7 +161,7 @@ class Validation:
                 *common,
                 evidence=score,
                 zero_curvature=zeros,
-                biases=self._forecasters(residuals if seen is None else seen),
+                biases=self._count_columns(residuals if seen is None else seen),
             )
         assert residuals is not None
         score = None
@@ -203,7 +203,7 @@ class Validation:
         assert weights is not None
         return evidence(gram, self.posterior, weights, self.tap.biases)
 
-    def _forecasters(self, rows: Residuals | None) -> Tensor | None:
+    def _count_columns(self, rows: Residuals | None) -> Tensor | None:
         """Columns of a head's inputs that count what a readout sums: its biases, or their like."""
         if self.tap.biases is None or rows is None:
             return None

@@ -7,7 +7,8 @@ changes the squared scale $s^2$ of the law, and divides the law's tilt by $\max(
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -26,15 +27,17 @@ class IgnoranceGuard:
     r"""From the fitted law to that of a forecaster who knows nothing but the targets' spread.
 
     Residuals inside the domain say nothing about errors outside. What does is the error of an
-    ignorant forecaster, who always says the targets' mean c: where y is independent of a
+    ignorant forecaster, who says the targets' mean c of every row: where y is independent of a
     prediction f, $E (y - f)^2 = v + (f - c)^2$ with the targets' variance v. So
 
     $$s^2 \leftarrow s^2 \max(1, M / s^2)^{t^{3/2}}, \quad M = \tau (v + (f - c)^2), \quad
         t = \min(1, \max(0, \log_{10}(q / q_{ref}))) .$$
 
     The factor $\tau$ gives the law's 90 % interval the width of a Gaussian's of that variance.
-    Bars never shrink. For sums over atoms the forecaster knows the atoms: c is what the readout's
-    bias columns explain of the targets, $c + w \cdot \text{features}$.
+    Bars never shrink. For sums over atoms the forecaster knows the atoms and says what the
+    readout's bias columns explain of the targets, $c + w \cdot \text{features}$ instead of c. A
+    larger structure is no unfamiliar one: q, which grows with the square of the number of atoms, is
+    divided by that of the extent, the number of atoms beside a usual one.
 
     Attributes:
         reference: $q_{ref}$, (K,).
@@ -42,6 +45,7 @@ class IgnoranceGuard:
         factor: $\tau$, (K,).
         centre: c, (K,).
         by_feature: w, (K, D); (K, 0) where c is the same for all rows.
+        extent_weight: weights of the features that give the extent, (K, D); (K, 0) where it is one.
     """
 
     reference: Tensor
@@ -49,15 +53,16 @@ class IgnoranceGuard:
     factor: Tensor
     centre: Tensor
     by_feature: Tensor
+    extent_weight: Tensor
 
-    def beyond(self, q: Tensor) -> Tensor:
-        r"""$\max(1, q / q_{ref})$ of rows (M, 1 or K)."""
-        return _beyond(self.reference, q)
+    def beyond(self, q: Tensor, extent: Tensor) -> Tensor:
+        r"""$\max(1, q / q_{ref})$ of rows (M, 1 or K), q over the squared extent."""
+        return (unfamiliarity(q, extent) / self.reference.to(q)).clamp(min=1)
 
-    def widened(self, squared_scale: Tensor, q: Tensor, distance: Tensor) -> Tensor:
+    def widened(self, squared_scale: Tensor, q: Tensor, distance: Tensor, extent: Tensor) -> Tensor:
         """The squared scale of rows (M, K) whose predictions lie that far from c, (M, K)."""
         level = self.factor.to(q) * (self.variance.to(q) + distance.square())
-        share = (self.beyond(q).log() / math.log(SPAN)).clamp(max=1) ** POWER
+        share = (self.beyond(q, extent).log() / math.log(SPAN)).clamp(max=1) ** POWER
         return squared_scale * (level / squared_scale).clamp(min=1) ** share
 
     def to(self, device: torch.device) -> IgnoranceGuard:
@@ -83,13 +88,13 @@ class RigidityGuard:
     reference: Tensor
     scale2: Tensor
 
-    def beyond(self, q: Tensor) -> Tensor:
-        r"""$\max(1, q / q_{ref})$ of rows (M, 1 or K)."""
-        return _beyond(self.reference, q)
+    def beyond(self, q: Tensor, extent: Tensor) -> Tensor:
+        r"""$\max(1, q / q_{ref})$ of rows (M, 1 or K), whatever their extent."""
+        return (q / self.reference.to(q)).clamp(min=1)
 
-    def widened(self, squared_scale: Tensor, q: Tensor, distance: Tensor) -> Tensor:
+    def widened(self, squared_scale: Tensor, q: Tensor, distance: Tensor, extent: Tensor) -> Tensor:
         """The squared scale of rows (M, K); what they predict does not matter."""
-        growth = self.beyond(q) ** GROWTH - 1
+        growth = self.beyond(q, extent) ** GROWTH - 1
         return squared_scale + (self.scale2 * self.reference).to(q) * growth
 
     def to(self, device: torch.device) -> RigidityGuard:
@@ -105,25 +110,46 @@ Guard = IgnoranceGuard | RigidityGuard
 
 
 def guard_from(tensors: dict[str, Tensor]) -> Guard | None:
-    """The guard whose `tensors` these are; None of none."""
+    """The guard whose `tensors` these are; None of none.
+
+    Raises:
+        ValueError: they are not those of a guard.
+    """
     if not tensors:
         return None
-    if "scale2" in tensors:
-        return RigidityGuard(**tensors)
-    return IgnoranceGuard(**tensors)
+    kind = RigidityGuard if "scale2" in tensors else IgnoranceGuard
+    expected = [one.name for one in fields(kind)]
+    if set(tensors) != set(expected):
+        raise ValueError(
+            f"A guard of this kind has {', '.join(expected)}, got {', '.join(sorted(tensors))}: "
+            "the file or state dict is damaged or of another version. Calibrate again."
+        )
+    return kind(**tensors)
 
 
-def stacked(guards: list[Guard]) -> Guard:
+def stacked(guards: Sequence[Guard]) -> Guard:
     """The guards of single targets, which follow one rule, as one of all of them."""
-    first = guards[0]
-    parts = {}
-    for name in vars(first):
-        # Masked rows may leave one target without weights of the features, and others with some.
-        each = [vars(guard)[name] for guard in guards]
-        width = max(part.numel() for part in each)
-        parts[name] = torch.stack([pad(p, (0, width - len(p))) if p.ndim else p for p in each])
-    return type(first)(**parts)
+    reference = torch.stack([guard.reference for guard in guards])
+    by_q = [guard for guard in guards if isinstance(guard, RigidityGuard)]
+    if by_q:
+        return RigidityGuard(reference, torch.stack([guard.scale2 for guard in by_q]))
+    ignorant = [guard for guard in guards if isinstance(guard, IgnoranceGuard)]
+    return IgnoranceGuard(
+        reference=reference,
+        variance=torch.stack([guard.variance for guard in ignorant]),
+        factor=torch.stack([guard.factor for guard in ignorant]),
+        centre=torch.stack([guard.centre for guard in ignorant]),
+        by_feature=_padded([guard.by_feature for guard in ignorant]),
+        extent_weight=_padded([guard.extent_weight for guard in ignorant]),
+    )
 
 
-def _beyond(reference: Tensor, q: Tensor) -> Tensor:
-    return (q / reference.to(q)).clamp(min=1)
+def unfamiliarity(q: Tensor, extent: Tensor) -> Tensor:
+    """q over the squared extent; q itself where there is nothing to sum, and q is zero."""
+    return q / torch.where(extent == 0, 1.0, extent.square())
+
+
+def _padded(weights: list[Tensor]) -> Tensor:
+    """One row a target. Masked rows may leave one target without weights, and others with some."""
+    width = max(map(len, weights))
+    return torch.stack([pad(each, (0, width - len(each))) for each in weights])

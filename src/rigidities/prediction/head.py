@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .guards import GROWTH, POWER, SPAN, Guard, RigidityGuard
+from .guards import GROWTH, POWER, SPAN, Guard, IgnoranceGuard, RigidityGuard, unfamiliarity
 from .law import Law, Tilted
 
 FAR_Q, FAR, STEEPEST = 4.0, 6.0, 3.0
@@ -150,11 +150,13 @@ class HeadForm(NamedTuple):
         scale2: Factor of q in the law's squared scale, (K, 1).
         guard_rate: $1 / q_{ref}$ of the guard, (K, 1); zero without one.
         growth: $\alpha_g^2 q_{ref}$ of a `RigidityGuard`, (K, 1); of shape (0,) without one.
-        ignorant: $\tau v$ of an `IgnoranceGuard`, (K, 1); of shape (0,) without one.
+        ignorant_level: $\tau v$ of an `IgnoranceGuard`, (K, 1); of shape (0,) without one.
         distance_rate: $\sqrt\tau$ of an `IgnoranceGuard`, (K, 1).
         distance_shift: $-\sqrt\tau c$ of an `IgnoranceGuard`, (K, 1).
-        distance_by: Weights of the features in that shift, (D, K), or (K, D) for features of
+        distance_weight: Weights of the features in that shift, (D, K), or (K, D) for features of
             their own; of shape (0,) where the shift is the same for all rows.
+        extent_weight: Weights of the features that give the extent, (D, K) or (K, D); of shape
+            (0,) where it is one.
         ramp_rate: Factor of log q in the guard's exponent, (K, 1).
         ramp_shift: What is added then, (K, 1).
         basis: The basis of the tilt at 64 midpoints, (J, 64).
@@ -180,10 +182,11 @@ class HeadForm(NamedTuple):
     scale2: Tensor
     guard_rate: Tensor
     growth: Tensor
-    ignorant: Tensor
+    ignorant_level: Tensor
     distance_rate: Tensor
     distance_shift: Tensor
-    distance_by: Tensor
+    distance_weight: Tensor
+    extent_weight: Tensor
     ramp_rate: Tensor
     ramp_shift: Tensor
     basis: Tensor
@@ -197,8 +200,11 @@ class HeadForm(NamedTuple):
         centre, spread = head.centre, head.spread
         if centre.ndim == 2 and targets == 1:
             centre, spread = centre[0], spread[0]
-        # a last column of ones, which may be left out, has the weight zero
+        # A last column of ones, which may be left out, has the weight zero. A column of counts may
+        # be constant among the training rows, but is looked at by a guard.
         width = centre.shape[-1] - bool(spread[..., -1:].isinf().all())
+        if isinstance(guard, IgnoranceGuard) and bool(guard.extent_weight[:, width:].any()):
+            width = centre.shape[-1]
 
         weight = (head.weight[:, 3:].mT / spread.unsqueeze(-2)).mT  # (K, D, 1 + J)
         shift = centre.expand(weight.shape[:2])[:, None] @ weight
@@ -285,11 +291,14 @@ class HeadForm(NamedTuple):
         if factor is not None:
             factor = factor.to(dtype)
             noise = noise * (factor if one_target else factor.unsqueeze(-1))
-        beyond = (q * self.guard_rate).clamp(min=1)
         squared = torch.addcmul(noise, self.scale2, q)
+        if self.extent_weight.numel():
+            q = unfamiliarity(q, self._summed(features, self.extent_weight))
+            log_q = q.log()
+        beyond = (q * self.guard_rate).clamp(min=1)
         if self.growth.numel():
             squared = torch.addcmul(squared, self.growth, beyond**GROWTH - 1)
-        if self.ignorant.numel():
+        if self.ignorant_level.numel():
             squared = self._widened(squared, log_q, mean, features)
         tilt = both[..., 1:] / beyond
         second = self._second(tilt) if tilt.shape[-1] else self.second
@@ -309,18 +318,18 @@ class HeadForm(NamedTuple):
     def _widened(self, squared: Tensor, log_q: Tensor, mean: Tensor, features: Tensor) -> Tensor:
         """The squared scale beyond the training rows, by the rule of `IgnoranceGuard`."""
         distance = torch.addcmul(self.distance_shift, mean, self.distance_rate)
-        if self.distance_by.numel():
-            distance = distance - self._explained(features)
-        level = torch.addcmul(self.ignorant, distance, distance)
+        if self.distance_weight.numel():
+            distance = distance - self._summed(features, self.distance_weight)
+        level = torch.addcmul(self.ignorant_level, distance, distance)
         share = torch.addcmul(self.ramp_shift, log_q, self.ramp_rate).clamp(0, 1) ** POWER
         return squared * (level / squared).clamp(min=1) ** share
 
-    def _explained(self, features: Tensor) -> Tensor:
-        """What the counts of a sum tell an ignorant forecaster, (M, 1) or (M, K, 1)."""
+    def _summed(self, features: Tensor, weight: Tensor) -> Tensor:
+        """Features times weights (D, K) or (K, D), summed: (M, 1) or (M, K, 1)."""
         if features.ndim == 3:
-            return (features * self.distance_by).sum(-1, keepdim=True)
-        explained = features @ self.distance_by
-        return explained if self.scale2.ndim == 1 else explained.unsqueeze(-1)
+            return (features * weight).sum(-1, keepdim=True)
+        summed = features @ weight
+        return summed if self.scale2.ndim == 1 else summed.unsqueeze(-1)
 
     def _second(self, tilt: Tensor) -> Tensor:
         """The second moments of tilted laws, (M, 1) or (M, K, 1)."""
@@ -362,10 +371,11 @@ def _folded_guard(
     fields = {
         "guard_rate": each(torch.zeros_like(like)),
         "growth": nothing,
-        "ignorant": nothing,
+        "ignorant_level": nothing,
         "distance_rate": nothing,
         "distance_shift": nothing,
-        "distance_by": nothing,
+        "distance_weight": nothing,
+        "extent_weight": nothing,
         "ramp_rate": nothing,
         "ramp_shift": nothing,
     }
@@ -377,14 +387,18 @@ def _folded_guard(
         fields["growth"] = each(guard.scale2[:, None] * reference)
         return fields
     factor = guard.factor[:, None]
-    fields["ignorant"] = each(factor * guard.variance[:, None])
+    fields["ignorant_level"] = each(factor * guard.variance[:, None])
     fields["distance_rate"] = each(factor.sqrt())
     fields["distance_shift"] = each(-factor.sqrt() * guard.centre[:, None])
     fields["ramp_rate"] = each(torch.full_like(like, 1 / math.log(SPAN)))
     fields["ramp_shift"] = each(-reference.log() / math.log(SPAN))
     if guard.by_feature.numel():
-        weights = (factor.sqrt() * guard.by_feature)[:, :width]  # (K, D)
-        fields["distance_by"] = weights if own_features else weights.mT
+        distance_weight = (factor.sqrt() * guard.by_feature)[:, :width]  # (K, D)
+        extent_weight = guard.extent_weight[:, :width]
+        if not own_features:
+            distance_weight, extent_weight = distance_weight.mT, extent_weight.mT
+        fields["distance_weight"] = distance_weight
+        fields["extent_weight"] = extent_weight
     return fields
 
 

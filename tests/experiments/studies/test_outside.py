@@ -24,13 +24,20 @@ def test_domains_leave_out_a_quarter_or_a_cluster() -> None:
     found = domains.domains(x, count=4, seed=0)
     assert [one.kind for one in found[:3]] == list(domains.KINDS)
     for domain in found:
-        if domain.kind != "cluster":
+        if domain.kind == "principal direction":
             assert int(domain.inside.sum()) == 300
         if domain.kind == "input":
             column = x[:, int(domain.name.split(",")[0].removeprefix("input "))]
             near, far = column[domain.inside], column[~domain.inside]
-            assert near.max() <= far.min() if "upper" in domain.name else near.min() >= far.max()
+            assert near.max() < far.min() if "upper" in domain.name else near.min() > far.max()
     assert 0.05 < float((~found[2].inside).mean()) < 0.4
+
+
+def test_equal_values_lie_on_one_side_of_a_threshold() -> None:
+    values = np.repeat([0.0, 1.0, 2.0], [60, 10, 30])
+    upper = domains.below_threshold(values, "upper")
+    assert upper is not None and int(upper.sum()) == 70
+    assert domains.below_threshold(values, "lower") is None  # 60 % or 40 % would be left out
 
 
 def test_clusters_are_lloyds() -> None:
@@ -61,7 +68,9 @@ def test_every_form_is_judged_on_both_sides(synthetic: Path) -> None:
     divided = domains.drawn("energy", 1, 5)
     train, valid, (x, y) = divided.samples.parts
     protocol = work._of_length(work.NETS["50 ReLU"], train[0].shape[1], 4)
-    net = trained(train, valid, protocol, range(500, 503)).best.module(0)
+    net = trained(
+        train, valid, protocol, range(work.FIRST_SEED + 500, work.FIRST_SEED + 503)
+    ).best.module(0)
     uq = error_bars.fitted(net, (train[0][0], train[1][0]))
     uq.calibrate((valid[0][0], valid[1][0]), guard="q")
     rows = row_scores(uq.predict(x[0]), y[0])
