@@ -53,7 +53,8 @@ class Rows:
         features: (n, P).
         share: what a unit of noise adds to the row's variance, (n,).
         seen: whether the row was trained on, (n,).
-        target: as it was given, (n,); NaN in single rows whose residual was bounded.
+        target: as it was given, (n,); NaN in single rows whose residual was bounded. Empty:
+            prediction plus residual.
         side: -1 or 1 where the target lies at the lower or the upper bound of its support, so that
             the law's mass beyond is what the row shows; 0 elsewhere, (n,). Empty: 0 for all.
         columns: the inputs of a head, (n, P), once they are known (`target_fit.Design`); the
@@ -70,7 +71,7 @@ class Rows:
     features: Tensor
     share: Tensor
     seen: Tensor
-    target: Tensor
+    target: Tensor = field(default_factory=lambda: torch.zeros(0))
     side: Tensor = field(default_factory=lambda: torch.zeros(0))
     columns: Tensor | None = None
     distance: Tensor | None = None
@@ -80,6 +81,8 @@ class Rows:
     def __post_init__(self) -> None:
         if not len(self.side):
             object.__setattr__(self, "side", torch.zeros_like(self.q))
+        if not len(self.target):
+            object.__setattr__(self, "target", self.mean + self.residual)
 
     def __len__(self) -> int:
         return len(self.q)
