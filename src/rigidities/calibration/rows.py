@@ -244,7 +244,8 @@ class IgnorantForecast:
             return cls(constant, nothing, nothing, _spread(target - constant, 1))
         extent_weight = target.new_zeros(rows.features.shape[1])
         extent_weight[biases] = columns.sum(0).sign()  # outputs may be scaled by a negative number
-        usual = (rows.features[known] @ extent_weight).square().mean().sqrt()
+        extent = rows.features[known] @ extent_weight
+        usual = extent[extent != 0].square().mean().sqrt()  # where there is something to sum
         rank = int(torch.linalg.matrix_rank(columns))
         if len(target) < ROWS_PER_BIAS * rank:  # too few to tell the columns apart
             columns = columns.sum(1, keepdim=True).expand_as(columns) / columns.shape[1]
