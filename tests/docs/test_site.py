@@ -89,15 +89,8 @@ def pages(site: Path) -> dict[Path, Page]:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    program = browser.executable()
-    if program is None:
-        pytest.fail(f"Browser tests need a browser: {browser.MISSING}")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=program, args=browser.FLAGS)
+    with browser.launched() as running:
         yield running
-        running.close()
 
 
 @pytest.fixture

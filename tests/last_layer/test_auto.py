@@ -159,25 +159,28 @@ class AtomicEnergies(nn.Module):
         return (self.one(features) * first + self.other(features) * second).sum(1)
 
 
-def structures(n, seed, model, per_atom, size=None):
-    """Structures of up to six atoms, or of one size, and energies that the model nearly knows."""
+def structures(n, seed, model, per_atom, alike=False):
+    """Structures of up to six atoms, and energies that the model knows but for noise.
+
+    Those that are alike have two atoms each of the element whose bias is the last column.
+    """
     generator = torch.Generator().manual_seed(seed)
     places = torch.randn(n, 6, 3, generator=generator, dtype=F64)
     element = torch.randint(0, 3, (n, 6), generator=generator)  # 2: no atom
-    if size is not None:
-        element = torch.randint(0, 2, (n, 6), generator=generator)
-        element[:, size:] = 2
+    if alike:
+        element[element == 1] = 2
+        element[:, :2] = 1
     atoms = torch.cat([places, (element == 0)[..., None], (element == 1)[..., None]], -1)
     noise = 0.1 * torch.randn(n, 1, generator=generator, dtype=F64)
     counts = atoms[..., 3:].sum(1)
     return atoms, model(atoms).detach() + noise + counts @ per_atom[:, None]
 
 
-def atomic_bars(per_atom, folder, size=None):
+def atomic_bars(per_atom, folder, alike=False):
     """A calibration of structures, bars of new ones near and far, and those that are frozen."""
     torch.manual_seed(0)
     model = AtomicEnergies()
-    train = structures(500, 1, model, per_atom, size)
+    train = structures(500, 1, model, per_atom, alike)
     valid, test = (structures(n, n, model, per_atom) for n in (250, 60))
     with torch.no_grad():
         for head, constant in zip((model.one, model.other), per_atom, strict=True):
@@ -192,11 +195,11 @@ def atomic_bars(per_atom, folder, size=None):
     return uq, bars, uq.freeze()(far)[1]
 
 
-@pytest.mark.parametrize("size", [None, 4], ids=["any size", "training rows of one size"])
-def test_a_constant_per_atom_changes_no_bar(size, tmp_path):
+@pytest.mark.parametrize("alike", [False, True], ids=["any", "the same count in training rows"])
+def test_a_constant_per_atom_changes_no_bar(alike, tmp_path):
     per_atom = torch.tensor([-500.0, 1300.0], dtype=F64)
-    uq, bars, frozen = atomic_bars(torch.zeros(2, dtype=F64), tmp_path, size)
-    moved, moved_bars, moved_frozen = atomic_bars(per_atom, tmp_path, size)
+    uq, bars, frozen = atomic_bars(torch.zeros(2, dtype=F64), tmp_path, alike)
+    moved, moved_bars, moved_frozen = atomic_bars(per_atom, tmp_path, alike)
     guard = moved.calibration.guard
     assert bool(guard.by_feature.any())  # the forecaster knows the atoms
     close(guard.variance, uq.calibration.guard.variance, 1e-6)

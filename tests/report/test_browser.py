@@ -48,15 +48,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    program = browser.executable()
-    if program is None:
-        pytest.fail(f"Browser tests need a browser: {browser.MISSING}")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=program, args=browser.FLAGS)
+    with browser.launched() as running:
         yield running
-        running.close()
 
 
 @contextmanager

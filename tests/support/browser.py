@@ -3,7 +3,12 @@
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
+from typing import Any
+
+import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = [
@@ -24,6 +29,20 @@ def executable() -> str | None:
     if named:
         return shutil.which(named)
     return next(filter(_runs, filter(None, map(shutil.which, NAMES))), None)
+
+
+@contextmanager
+def launched() -> Iterator[Any]:
+    """The browser, running; the test fails where there is none."""
+    program = executable()
+    if program is None:
+        pytest.fail(f"Browser tests need a browser: {MISSING}")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=program, args=FLAGS)
+        yield running
+        running.close()
 
 
 def required() -> bool:
