@@ -54,6 +54,9 @@ class CalibrationReport:
         remarks: on the rows and what followed from them.
         rounding: bound on the relative error of variances by products of mixed precision.
         advice: what helps against uneven bars, where it is not what `LastLayerRigidity` has.
+        novelty: where the fit has watched layers, for each the squared distance that 95 % of the
+            calibration rows stay below.
+        novelty_usual: of the novelty, the value that 99 % of those rows stay below.
     """
 
     calibration: Calibration
@@ -83,6 +86,8 @@ class CalibrationReport:
     remarks: list[str] = field(default_factory=list)
     rounding: float = 0.0
     advice: str = ""
+    novelty: dict[str, float] = field(default_factory=dict)
+    novelty_usual: float = 0.0
 
     @property
     def ridge(self) -> float:
@@ -265,6 +270,11 @@ class CalibrationReport:
         if self.rounding:
             lines.append(f"  rounding        at most {self.rounding:.2g} of variances (mixed)")
         lines += [f"  {line}" for line in [*self._rungs, *self._beyond]]
+        if self.novelty:
+            lines.append(
+                f"  novelty         {len(self.novelty)} layers watched; one row in a hundred of "
+                f"these is above {self.novelty_usual:.2f}"
+            )
         if self.duplicates:
             lines.append(f"  seen before     {self.duplicates} of {self.samples} rows")
         said = [*self.warnings[len(self.repeated) :], *self.remarks]  # repeated ones have warned

@@ -107,6 +107,8 @@ _READOUT = Part(
         "forward": bool,
         "output": str | int | None,
         "fingerprint": str,
+        # Layers that `novelty` watches.
+        "watched?": list,
     },
 )
 
@@ -194,6 +196,8 @@ _CALIBRATION = {
             "remarks": list,
             "rounding": float,
             "advice": str,
+            "novelty?": dict,
+            "novelty_usual?": float,
         },
         tensors={
             "constant": Array("float64", "K", finite=False),
@@ -247,6 +251,14 @@ _FIT = Kind(
                 "weight": Array("floating", "N K"),
                 "importance?": Array("floating", "N K"),
                 "counts?": Array("any", "N U _"),
+            },
+        ),
+        # Layers that are watched are numbered: products of what enters, with a column of ones.
+        "layers": Part(
+            tensors={
+                "*.matrix": Array("float64", "_ _"),
+                "*.count": Array("int64", ""),
+                "*.zeros": Array("int64", "..."),
             },
         ),
         "readout": _READOUT,

@@ -154,7 +154,12 @@ def accumulate(
 
 def _block(tap: AnyTap, batch: Batch, number: int, weighing: Weighing) -> Block:
     """One batch, passed through the model, with its target, weights and what to know it by."""
-    reading = tap(*batch.args, **batch.kwargs)
+    layers: list[list[Tensor]] = []
+    if tap.layers:
+        reading, entering = tap.entering(*batch.args, **batch.kwargs)
+        layers.append(entering)
+    else:
+        reading = tap(*batch.args, **batch.kwargs)
     if batch.rows is not None:
         batch.check(reading.output.shape[0])
     samples = reading.output.shape[0]
@@ -184,6 +189,7 @@ def _block(tap: AnyTap, batch: Batch, number: int, weighing: Weighing) -> Block:
         # The total counts rows of inputs, which are samples only here.
         expected=batch.total if inputs else None,
         columns=batch.columns,
+        layers=layers,
     )
     wide = 0
     for tensor in inputs:

@@ -34,6 +34,7 @@ class Spread:
         tilt: of the law, (M, K, J), where it has one.
         from_inputs: variance that uncertain inputs bring, shaped like the output, if any.
         labels: of the groups that conformal intervals know, shaped like the output, if any.
+        novelty: of the inputs, the largest over the layers, shaped like the output, if known.
     """
 
     reading: Reading
@@ -41,6 +42,7 @@ class Spread:
     tilt: Tensor | None = None
     from_inputs: Tensor | None = None
     labels: Tensor | None = None
+    novelty: Tensor | None = None
 
     @classmethod
     def join(cls, spreads: Sequence[Spread]) -> Spread:
@@ -56,6 +58,7 @@ class Spread:
             tilt=joined([spread.tilt for spread in spreads]),
             from_inputs=joined([spread.from_inputs for spread in spreads]),
             labels=joined([spread.labels for spread in spreads]),
+            novelty=joined([spread.novelty for spread in spreads]),
         )
 
     def snapshot(self) -> Snapshot:
@@ -70,6 +73,7 @@ class Spread:
             "tilt": self.tilt,
             "from_inputs": self.from_inputs,
             "labels": self.labels,
+            "novelty": self.novelty,
         }
         given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         header = {"inner": list(reading.inner), "axis": reading.axis, "ones": reading.ones}
@@ -94,6 +98,7 @@ class Spread:
             tilt=tensors.get("tilt"),
             from_inputs=tensors.get("from_inputs"),
             labels=tensors.get("labels"),
+            novelty=tensors.get("novelty"),
         )
 
 
@@ -259,6 +264,7 @@ class ErrorBars:
             law=self._law(reading, whole.tilt),
             support=self.calibration.support,
             conformal=self._conformal(reading, whole.labels),
+            novelty=whole.novelty,
         )
         require_finite(found.mean, found.epistemic + found.noise, again, "rows")
         return found

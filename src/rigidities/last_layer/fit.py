@@ -42,6 +42,7 @@ from .gradients.loss import (
     gradient_sums,
 )
 from .merging import combined, identity, named, require_alike, require_apart
+from .novelty import Alarm, NoveltyScale
 from .readout.binding import Binding, model_fingerprint
 from .readout.tap import AnyTap
 from .refit import Refitted, refitted
@@ -76,6 +77,7 @@ class Learnt:
     weighing: Weighing | None
     report: CalibrationReport | None = None
     factorised: Posterior | None = None
+    _alarms: list[Alarm] = field(default_factory=list, init=False, repr=False)
     _bars: dict[torch.dtype, ErrorBars] = field(default_factory=dict, init=False, repr=False)
     _lock: Lock = field(default_factory=Lock, init=False, repr=False)
 
@@ -113,6 +115,38 @@ class Learnt:
             with self._lock:
                 self._bars[dtype] = ErrorBars.of(self.posterior, self.calibration, dtype)
         return self._bars[dtype]
+
+    def alarm(self, tap: AnyTap) -> Alarm | None:
+        """What measures distances in the layers of a tap; None where the fit has watched none."""
+        sums = self.statistics.layers
+        if sums is None:
+            return None
+        with self._lock:
+            if not self._alarms:
+                self._alarms.append(Alarm.of(tap.layers, sums))
+            return self._alarms[0]
+
+    @property
+    def watches(self) -> bool:
+        """Whether the fit has watched what enters the layers."""
+        return self.statistics.layers is not None
+
+    def novelty_scale(self, tap: AnyTap) -> NoveltyScale | None:
+        """What tells novelty; None where no rows have told yet what is usual.
+
+        Raises:
+            ValueError: the fit has not watched the layers.
+        """
+        alarm = self.alarm(tap)
+        if alarm is None:
+            raise ValueError(
+                "This fit has not watched what enters the layers: call fit(x, y, novelty=True), "
+                "then calibrate(x, y)."
+            )
+        if self.report is None or not self.report.novelty:
+            return None
+        usual = [self.report.novelty[name] for name in alarm.layers]
+        return NoveltyScale(alarm, torch.tensor(usual, device=self.statistics.gram.device))
 
     def identity(self, loss: Any) -> dict[str, Any]:
         """What others must agree in; `loss` stands for the loss and weights."""
@@ -190,13 +224,22 @@ class ReadoutFit:
         sample: int,
         precision: PrecisionLike,
         method: str,
+        novelty: bool,
         checkpoint: Checkpoint,
         group: Any = None,
         **options: Any,
     ) -> None:
-        """Accumulate the Gram over the training data, and keep a `sample` of so many rows."""
+        """Accumulate the Gram over the training data, and keep a `sample` of so many rows.
+
+        With `novelty` what enters every layer is summed too.
+        """
         plan = Plan(sample, precision=precision, gram=gram_kind(method, precision))
-        choices = {"precision": precision, "method": method, "sample": sample}
+        choices = {
+            "precision": precision,
+            "method": method,
+            "sample": sample,
+            "novelty": bool(novelty),
+        }
         with self._alone(), self.job(group, "fit", weighing, **choices) as others:
             binding, begun = self._begun(checkpoint, others, weighing, choices)
             names = None if begun is None else begun.columns
@@ -219,15 +262,17 @@ class ReadoutFit:
             statistics = settled(statistics)
             if self.target is None:
                 statistics.say_unlabelled()
+            learnt = Learnt(binding, statistics, weighing)
+            learnt.alarm(binding.current())  # which refuses what is not finite
             others.agree()
-            self._swap(Learnt(binding, statistics, weighing))
+            self._swap(learnt)
             checkpoint.done()
 
     def _begun(
         self, checkpoint: Checkpoint, others: Job, weighing: Weighing, choices: dict[str, Any]
     ) -> tuple[Binding, Statistics | None]:
         """The tie and the statistics of an interrupted fit; a new tie and None without one."""
-        tie, statistics = self.unbound.again(), None
+        tie, statistics = self.unbound.again(watching=choices["novelty"]), None
         if checkpoint.path is not None:
             asked = self._asked(weighing) | choices
             if learnt := checkpoint.resume(asked, others.part, partial(_learnt, unbound=tie)):
@@ -346,7 +391,8 @@ class ReadoutFit:
             known, posterior = learnt.statistics, learnt.posterior
             labels = groups if callable(groups) else None
             hashed = conformal is not None or others.size > 1
-            work = Validation(tap, known, posterior, weighing, wanted, labels, hashed)
+            alarm = learnt.alarm(tap)
+            work = Validation(tap, known, posterior, weighing, wanted, labels, hashed, alarm)
             with torch.enable_grad():
                 look, compared = work.gathered, not wanted.left_out
                 parts = (

@@ -21,6 +21,7 @@ REMEDIES = {
     "weights": "Load the same weights into every model first; in a job, where batch norms have "
     "other statistics on each process, pass rigidities.whole(model)",
     "readout": "Name the same layer=, forward= and output= everywhere",
+    "novelty": "Fit every part with novelty=True, or none",
     "loss": "Fit every part with the same loss= and weights",
     "precision": "Fit every part with the same precision=",
     "method": "Fit every part with the same method=",
@@ -42,6 +43,7 @@ def identity(readout: dict[str, Any], statistics: Statistics, loss: Any) -> dict
     """What parts must agree in, as JSON holds it; `loss` as a file has it, None for functions."""
     gram, own = statistics.gram, dict(readout)
     return {
+        "novelty": own.pop("watched", None),
         "weights": own.pop("fingerprint"),
         "readout": own | {"width": gram.width, "targets": statistics.targets},
         "loss": loss,

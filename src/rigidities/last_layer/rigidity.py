@@ -43,6 +43,7 @@ from ..posterior.quadratic import rounding_bound
 from ..prediction.derived import Derived
 from ..prediction.law import Law
 from ..prediction.noise import Noise
+from ..prediction.novelty import Novelty
 from ..prediction.prediction import Prediction
 from ..selection import Selection
 from .accumulation import Weighing
@@ -148,6 +149,7 @@ class LastLayerRigidity(ModelWrapper):
         sample: int = SAMPLE,
         precision: PrecisionLike = "auto",
         method: str = "gram",
+        novelty: bool = False,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_seconds: float = SECONDS,
         checkpoint_batches: int | None = None,
@@ -178,6 +180,8 @@ class LastLayerRigidity(ModelWrapper):
             method: "gram" adds up $F^T F$; "qr" keeps a triangular root of it, for features whose
                 condition number is beyond 1e5 or so: a few times slower, and no digits are lost
                 to squaring it. Data added or removed later go the same way.
+            novelty: whether to learn what enters every layer too, for `novelty`: a product of at
+                most 257 x 257 numbers for each row and layer.
             checkpoint: file that keeps the unfinished fit, for the same call to go on after an
                 interruption, with the data in the same order; a complete fit removes it.
             checkpoint_seconds: how often to write it, at the end of a block of at most 64 batches.
@@ -196,6 +200,9 @@ class LastLayerRigidity(ModelWrapper):
         weighing = Weighing(loss_for(loss), sample_weight, derivatives)
         options: dict[str, Any] = {"sample": sample, "precision": precision, "method": method}
         options |= {"batch_size": batch_size, "progress": progress, "group": group}
+        if not isinstance(novelty, bool):
+            raise ValueError(f"novelty must be True or False, got {novelty!r}.")
+        options["novelty"] = novelty
         kept = Checkpoint(checkpoint, checkpoint_seconds, checkpoint_batches)
         self._fit.fit(with_target(x, y), weighing, checkpoint=kept, **options)
         return self
@@ -434,9 +441,15 @@ class LastLayerRigidity(ModelWrapper):
             tap, learnt = self._fit.ready()
             bars = learnt.bars
             batches = self._fit.batches(x, "predict", batch_size, progress, once=gather)
+            scale = None if not learnt.watches else learnt.novelty_scale(tap)
             for batch in batches:
-                reading = read(tap, batch)
+                if scale is None:
+                    reading, novelty = read(tap, batch), None
+                else:
+                    reading, novelty = scale.read(tap, batch)
                 spread = bars.of_batch(batch, reading, sample_weight)
+                if novelty is not None:
+                    spread = replace(spread, novelty=reading.spread_out(novelty.amax(1)))
                 if inputs is not None:
                     spread = replace(spread, from_inputs=inputs.next(tap, batch, reading.output))
                 spreads.append(spread)
@@ -445,6 +458,41 @@ class LastLayerRigidity(ModelWrapper):
             spreads = gathered(others, spreads)
         again = partial(self._fit.batches, [] if gather else x, "predict", batch_size, False)
         return bars.prediction(spreads, again)
+
+    @outside_inference_mode
+    def novelty(
+        self, x: Any, *, batch_size: int | None = None, progress: bool | None = None
+    ) -> Novelty:
+        """How unlike the training data inputs look to each layer of the network.
+
+        It sees what the last layer's error bar cannot, such as an input whose size a layer norm
+        hides from all that follows, and it says where. It needs no labels, and the error bars do
+        not use it. The fit must have been `fit(x, y, novelty=True)`, and calibrated.
+
+        Args:
+            x: inputs, or anything that `fit` takes.
+            batch_size: as in `fit`.
+            progress: as in `fit`.
+
+        Returns:
+            For each input and layer a squared distance relative to the one that 95 % of the
+            calibration rows stay below; `largest` over the layers, and the `layer` it is from.
+        """
+        tap, learnt = self._fit.ready()
+        scale = learnt.novelty_scale(tap)
+        if scale is None:
+            raise ValueError(
+                "Novelty is relative to rows that the model has not seen, and there were none: "
+                "call calibrate(x, y) with such rows."
+            )
+        found = []
+        with torch.enable_grad():
+            for batch in self._fit.batches(x, "novelty", batch_size, progress):
+                _, ratios = scale.read(tap, batch)
+                found.append(ratios)
+        if not found:
+            raise ValueError("There is nothing to judge: no batches were given.")
+        return Novelty(torch.cat(found), scale.layers)
 
     @outside_inference_mode
     def gradient(

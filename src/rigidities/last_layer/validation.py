@@ -29,6 +29,7 @@ from .accumulation import Weighing
 from .distributed import Job
 from .error_bars import head_inputs, noise_variances
 from .merging import combined
+from .novelty import Alarm, references, upper
 from .readout.reading import Reading, read
 from .readout.tap import AnyTap
 from .statistics.statistics import Statistics
@@ -49,6 +50,7 @@ class Validation:
     Attributes:
         groups: callable(batch) -> labels of rows for conformal scores, if any.
         hashed: whether rows keep their hashes, and what predicts them, to be set aside.
+        alarm: where the fit has watched layers, what measures distances in them.
     """
 
     tap: AnyTap
@@ -58,6 +60,7 @@ class Validation:
     wanted: Wanted
     groups: Groups | None = None
     hashed: bool = False
+    alarm: Alarm | None = None
 
     @property
     def full(self) -> bool:
@@ -69,10 +72,15 @@ class Validation:
         found, known = Gathering(MOST if self.full else None, RowSketch()), self.statistics
         for number, batch in enumerate(batches):
             try:
-                reading, hashes = read(self.tap, batch), None
+                distances = None
+                if self.alarm is None:
+                    reading = read(self.tap, batch)
+                else:
+                    reading, distances = self.alarm.read(self.tap, batch)
+                hashes = None
                 if compared or self.hashed:
                     hashes = reading.hashes(batch)
-                self._add(found, batch, reading, hashes)
+                self._add(found, batch, reading, hashes, distances)
             except ValueError as problem:
                 raise ValueError(f"Batch {number}: {problem}") from problem
             if hashes is None:
@@ -131,6 +139,8 @@ class Validation:
         report = self.report(fitted, self.residuals(seen))
         final = self.posterior.with_ridge(report.ridge).with_scale(report.scale)
         report = report.certified(final.doubt, digits)
+        if self.alarm is not None:
+            report = self._with_novelty(report, self.residuals(seen) if fitted is None else fitted)
         if fitted is not None and self.wanted.criterion != "loo":
             said = remarks(report, fitted, self.posterior.eigenvalues)
             report = replace(report, remarks=[*said, *report.remarks])
@@ -195,6 +205,17 @@ class Validation:
             remarks.append(stopping)
         return replace(report, calibration=replace(chosen, conformal=conformal), remarks=remarks)
 
+    def _with_novelty(self, report: CalibrationReport, rows: Residuals | None) -> CalibrationReport:
+        """The report with what is a usual distance in each layer, by rows of the calibration."""
+        assert self.alarm is not None
+        if rows is None:  # the rows that the fit kept have passed the layers long ago
+            return report
+        distances = rows.kept["distances"]
+        usual = references(distances)
+        largest = (distances / usual).amax(1)
+        by_layer = dict(zip(self.alarm.layers, usual.tolist(), strict=True))
+        return replace(report, novelty=by_layer, novelty_usual=float(upper(largest, 0.99)))
+
     def _evidence(self) -> Callable[[Tensor], Tensor] | None:
         """Of ridges; for the full model None where it is not known."""
         gram, weights = self.statistics.gram, self.tap.weights
@@ -211,7 +232,14 @@ class Validation:
         counts = torch.arange(self.posterior.width, inputs.shape[-1])  # beside the features
         return torch.cat([self.tap.biases.cpu(), counts]).to(inputs.device)
 
-    def _add(self, found: Gathering, batch: Batch, reading: Reading, hashes: Tensor | None) -> None:
+    def _add(
+        self,
+        found: Gathering,
+        batch: Batch,
+        reading: Reading,
+        hashes: Tensor | None,
+        distances: Tensor | None,
+    ) -> None:
         """Errors, squared components in the posterior's eigenbasis and weights of a batch."""
         target, weighing = reading.target_rows(batch.target), self.weighing
         if target is None:
@@ -228,6 +256,8 @@ class Validation:
         shape = self.wanted.noise.shape(mean, features)
         shape = shape if given is None else noise_variances(given, batch, reading)
         kept = {"mean": mean}
+        if distances is not None:
+            kept["distances"] = distances.repeat_interleave(len(mean) // len(distances), 0)
         if self.full or self.hashed or self.groups is not None:
             kept["inputs"] = head_inputs(reading.detached())
         if self.hashed:

@@ -46,6 +46,8 @@ class Prediction:
         support: the least and the largest value a target can have, None for no bound; numbers, or
             tensors that broadcast against the mean.
         conformal: what gives `interval` its guarantee, if anything.
+        novelty: how unlike the training data the input looks to the layer that knows it least, see
+            `prediction.novelty`; None unless the fit was asked for it.
 
     Examples:
         >>> one = torch.ones(1)
@@ -64,6 +66,7 @@ class Prediction:
     law: Law = field(default_factory=Gaussian)
     support: tuple[float | Tensor | None, float | Tensor | None] | None = None
     conformal: Any = None
+    novelty: Tensor | None = None
 
     __array_ufunc__ = None  # arrays and series on the left leave sums and products to us
     __pandas_priority__ = 5000
@@ -177,8 +180,13 @@ class Prediction:
         return self._inside(low), self._inside(high)
 
     def to_numpy(self, level: float = 0.9, *, conformal: bool = False) -> dict[str, Any]:
-        """Arrays shaped like the output: mean, std, low, high (as `interval`), epistemic, noise."""
+        """Arrays shaped like the output: mean, std, low, high (as `interval`), epistemic, noise.
+
+        And novelty, where it is known.
+        """
         parts = {name: getattr(self, name) for name in ("mean", "std", "epistemic", "noise")}
+        if self.novelty is not None:
+            parts["novelty"] = self.novelty
         parts |= zip(("low", "high"), self.interval(level, conformal=conformal), strict=True)
         return {k: v.detach().to(self.scale).cpu().numpy().copy() for k, v in parts.items()}
 
@@ -186,6 +194,8 @@ class Prediction:
         self, level: float = 0.9, index: Any = None, *, names: Any = None, conformal: bool = False
     ) -> Any:
         """A table: mean, std, low and high; of several targets `mean_0`, ... or `mean_<name>`.
+
+        And novelty, where it is known.
 
         Args:
             level: of the interval from low to high.
@@ -208,8 +218,12 @@ class Prediction:
         found = self.to_numpy(level, conformal=conformal)
         flat = {part: found[part].reshape(rows, count) for part in ("mean", "std", "low", "high")}
         if count == 1 and names is None:
-            return {part: values[:, 0] for part, values in flat.items()}
-        return {f"{p}_{end}": v[:, k] for k, end in enumerate(ends) for p, v in flat.items()}
+            columns = {part: values[:, 0] for part, values in flat.items()}
+        else:
+            columns = {f"{p}_{end}": v[:, k] for k, end in enumerate(ends) for p, v in flat.items()}
+        if "novelty" in found:  # the same for all targets of an input
+            columns["novelty"] = found["novelty"].reshape(rows, count)[:, 0]
+        return columns
 
     def to(self, device: torch.device | str) -> Prediction:
         """The same on another device."""
@@ -390,6 +404,8 @@ def _regrouped(parts: Sequence[Prediction], change: Change) -> Prediction:
     """What `change` makes of predictions and of all that hangs on their entries."""
     names = ("mean", "rigidity", *_VARIANCES)
     made: dict[str, Any] = {k: change([vars(p)[k] for p in parts]) for k in names}
+    known = [p.novelty for p in parts if p.novelty is not None]
+    made["novelty"] = change(known) if len(known) == len(parts) else None
     hanging: dict[str, Any] = {"law": [p.law for p in parts]}
     hanging["support"] = [p._bounds for p in parts]
     hanging["conformal"] = [p.conformal and p.conformal.resolved(p) for p in parts]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from ...models.threads import Lock
 from ...models.whole import require_whole
 from ...notices import NO_FIT, NotFittedError, notify
 from .heads import is_linear_map, own_parameters
+from .layers import Layer
 from .probes import FirstPass, Probes, first_rows
 from .reading import Reading
 from .tail import GraphsKept
@@ -41,8 +43,11 @@ class Binding:
         layer: str | list[str] | None,
         header: dict[str, Any] | None = None,
         probes: Probes | None = None,
+        *,
+        watching: bool = False,
     ) -> None:
         require_whole(model)
+        self._watching = watching  # whether the tap that will be found watches all layers
         self.model, self.source, self.layer, self._header = model, source, layer, header
         self.probes = probes
         self.fingerprint: str | None = None if header is None else header["fingerprint"]
@@ -53,9 +58,15 @@ class Binding:
         self._before: list[tuple[int, int]] | None = None  # how often weights had been written to
         self._lock = Lock()
 
-    def again(self, header: dict[str, Any] | None = None, probes: Probes | None = None) -> Binding:
+    def again(
+        self,
+        header: dict[str, Any] | None = None,
+        probes: Probes | None = None,
+        *,
+        watching: bool = False,
+    ) -> Binding:
         """Another tie to the same model that knows the readout of a header, or none yet."""
-        return Binding(self.model, self.source, self.layer, header, probes)
+        return Binding(self.model, self.source, self.layer, header, probes, watching=watching)
 
     def copy(self) -> Binding:
         """Another tie that knows the same readout."""
@@ -97,6 +108,8 @@ class Binding:
             tap.search = self._found_in
         if tap.notice:
             notify(tap.notice)
+        if self._watching:
+            tap.watch(inputs)
         self._tied, self._unsealed = (tap, Watch(self.model)), True
         self._before = _written(self.model)
         return tap
@@ -246,19 +259,26 @@ class Binding:
         return self._made(header)
 
     def _made(self, header: dict[str, Any]) -> AnyTap:
+        tap: AnyTap
         if header["case"] == "features":
-            return FeatureTap(self.model, self.source, header["layout"])
-        known = {name: header[name] for name in ("case", "silent", "linear")}
-        return Tap(self.model, self.source, heads=header["layer"], **known)
+            tap = FeatureTap(self.model, self.source, header["layout"])
+        else:
+            known = {name: header[name] for name in ("case", "silent", "linear")}
+            tap = Tap(self.model, self.source, heads=header["layer"], **known)
+        tap.layers = [Layer(**layer) for layer in header.get("watched", ())]
+        return tap
 
     def _described(self, tap: AnyTap) -> dict[str, Any]:
-        return {
+        described = {
             "layer": tap.heads,
             **{name: getattr(tap, name) for name in ("silent", "case", "layout", "linear")},
             "forward": self.source.forward is not None,
             "output": self.source.output,
             "fingerprint": self.fingerprint,
         }
+        if tap.layers:
+            described["watched"] = [asdict(layer) for layer in tap.layers]
+        return described
 
 
 def model_fingerprint(model: nn.Module) -> str:

@@ -106,6 +106,10 @@ class Reading:
             full = full.reshape(*several, self.inner[0], -1)[..., self.order.argsort()]
         return full.reshape(*several, *self.output.shape)
 
+    def spread_out(self, values: Tensor) -> Tensor:
+        """One value per sample (N,) in the output's shape."""
+        return values.reshape(-1, *[1] * (self.output.ndim - 1)).expand(self.output.shape)
+
     def check_targets(self, fitted: int) -> None:
         """The model must give as many targets as in the fit."""
         if (targets := self.inner[self.axis]) != fitted:

@@ -55,6 +55,7 @@ from .heads import (
     owners,
     record,
 )
+from .layers import Layer, find_layers, watched
 from .probes import FirstPass
 from .reading import Reading, Terms
 from .search import find_heads, large_change, left_out, named_heads, nearest, scripted, tolerance
@@ -63,7 +64,48 @@ from .tail import GraphsKept, coarsest
 T = TypeVar("T")
 
 
-class Tap:
+class Watching:
+    """What `Tap` and `FeatureTap` do alike: passes during which the model's layers are watched.
+
+    Attributes:
+        layers: those that are watched, for `novelty`; none by default.
+    """
+
+    layers: list[Layer]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Reading:
+        """One forward pass."""
+        raise NotImplementedError
+
+    def owners(self, *args: Any, **kwargs: Any) -> Tensor | None:
+        """The sample of each row (atom) that the outputs are sums of (R,); None if they are not."""
+        return None
+
+    def watch(self, inputs: Inputs) -> None:
+        """Find the layers to watch, on a first batch."""
+        args, kwargs = inputs
+        self(*args, **kwargs)  # after which the model that runs stays the same
+        pattern, model = self._models()
+        self.layers = find_layers(
+            pattern,
+            model,
+            read=lambda: len(self(*args, **kwargs).output),
+            owners=lambda: self.owners(*args, **kwargs),
+        )
+
+    def entering(self, *args: Any, **kwargs: Any) -> tuple[Reading, list[Tensor]]:
+        """One forward pass, and the rows (R, columns) that entered each of `layers` in it."""
+        pattern, model = self._models()
+        with watched(pattern, model, self.layers) as rows:
+            reading = self(*args, **kwargs)
+        return reading, rows
+
+    def _models(self) -> tuple[nn.Module, nn.Module]:
+        """The model as it is, and the one that this thread runs."""
+        raise NotImplementedError
+
+
+class Tap(Watching):
     """Inputs -> (output, features) for one model.
 
     Use `Tap.find` to make one; then `output, features = tap(*inputs)`.
@@ -95,6 +137,7 @@ class Tap:
         self.case, self.worked, self.input_names = case, "", input_names(model)
         self.first_pass: FirstPass | None = None
         self.notice = ""
+        self.layers = []
         self.search: Callable[[Inputs], AnyTap] | None = None
         self._frees = False  # whether the model differentiates, and frees its graph, inside forward
         self._quiet: bool | None = None  # whether it runs without gradients, faster for some
@@ -253,6 +296,32 @@ class Tap:
                 "no local terms. Give their features to rigidities.local yourself."
             )
         return found
+
+    def owners(self, *args: Any, **kwargs: Any) -> Tensor | None:
+        """The sample of each row (atom) that the outputs are sums of (R,); None if they are not.
+
+        It takes a pass of its own, which differentiates what follows the heads.
+        """
+        case = self._case
+        if not isinstance(case, Separate):
+            return None
+
+        def rows(output: Tensor, calls: list[Call]) -> Tensor | None:
+            found = case.gains(output, calls)
+            if found is None:
+                return None
+            first = found[0].owner  # the output row (see `Reading.rows`) of each of the head's
+            if any(not torch.equal(gain.owner, first) for gain in found):
+                return None  # heads for different rows, as for each species
+            inner, axis, _ = found[0].view
+            each = output.numel() // inner[axis] // len(output)
+            return first // max(1, each)
+
+        with torch.enable_grad():
+            return self._probed((args, kwargs), rows)
+
+    def _models(self) -> tuple[nn.Module, nn.Module]:
+        return self._pattern, self._twin().model
 
     def _make(self) -> _Twin:
         twin = shadow(self._pattern)
@@ -532,7 +601,7 @@ class _Twin:
     cases: _Cases
 
 
-class FeatureTap:
+class FeatureTap(Watching):
     """A tap whose features the user computes: callable(model, *inputs) -> (N, D) or (N, K, P)."""
 
     case = "features"
@@ -544,10 +613,12 @@ class FeatureTap:
         self.source, self.input_names = source, input_names(model)
         self.heads, self.silent = list[str](), list[str]()
         self.layout = layout  # none before the first batch
+        self.layers = []
         self.first_pass: FirstPass | None = None
         self.notice = ""
         self.search: Callable[[Inputs], AnyTap] | None = None  # nothing is found with few rows
-        self._model = OfThread(partial(shadow, shadow(model)))
+        self._pattern = shadow(model)
+        self._model = OfThread(partial(shadow, self._pattern))
 
     @classmethod
     def found(cls, model: nn.Module, source: Source, inputs: Inputs) -> FeatureTap:
@@ -577,6 +648,9 @@ class FeatureTap:
             "With features= the terms of a sum are not known. Give their features to "
             "rigidities.local yourself."
         )
+
+    def _models(self) -> tuple[nn.Module, nn.Module]:
+        return self._pattern, self._model()
 
     def _reading(self, *args: Any, **kwargs: Any) -> Reading:
         assert self.source.features is not None

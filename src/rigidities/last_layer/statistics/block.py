@@ -93,6 +93,8 @@ class Block:
         batches: which batches they are.
         expected: how many samples will come in all, where that is known.
         columns: names of the columns of data frames, where the inputs were any.
+        layers: what entered the layers that are watched: for each batch, for each layer, a table
+            (R, columns) in memory of its own. Empty where none are watched.
     """
 
     samples: int
@@ -108,6 +110,7 @@ class Block:
     layout: str = "shared"
     expected: int | None = None
     columns: Columns = None
+    layers: Sequence[Sequence[Tensor]] = ()
 
     @property
     def features(self) -> Tensor:
@@ -181,6 +184,7 @@ class Waiting:
         self._filled = 0  # samples
         self._first = 0  # number of the first batch that waits
         self._ends: list[int] = []
+        self._layers: list[Sequence[Tensor]] = []  # of each batch that waits
 
     def take(self, block: Block) -> None:
         """Take the rows of one batch in."""
@@ -219,6 +223,7 @@ class Waiting:
         start = self._filled
         self._filled += count
         self._ends.append(self._filled)
+        self._layers.extend(block.layers)
         for array, tensor in zip(self._arrays, tensors, strict=True):
             if array is not None and tensor is not None:
                 per_sample = tensor.shape[0] // count
@@ -233,6 +238,7 @@ class Waiting:
             block = self._joined()
             self._filled = 0
             self._ends = []
+            self._layers = []
             self._consume(block)
 
     def _largest(self, block: Block, tensors: list[Tensor | None]) -> int:
@@ -282,4 +288,5 @@ class Waiting:
             inputs=inputs,
             given_hashes=hashes,
             batches=BatchRange(self._first, self._ends),
+            layers=self._layers,
         )

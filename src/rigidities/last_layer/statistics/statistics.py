@@ -18,11 +18,17 @@ from ...notices import notify
 from ...posterior.gram import Gram, PrecisionLike
 from .block import Block
 from .gram_sums import GramSums
+from .layer_sums import LayerSums
 from .parts import Part, Plan
 from .row_hashes import RowHashes
 from .row_sample import RowSample
 
-PARTS: dict[str, type[Part]] = {"gram": GramSums, "sketch": RowHashes, "rows": RowSample}
+PARTS: dict[str, type[Part]] = {
+    "gram": GramSums,
+    "sketch": RowHashes,
+    "rows": RowSample,
+    "layers": LayerSums,
+}
 """Every statistic that a fit keeps, by its name in files."""
 
 
@@ -88,6 +94,11 @@ class Statistics:
         """Some of the rows; None where none were asked for or their residuals are not known."""
         sample: RowSample | None = self.parts.get("rows")
         return None if sample is None or sample.lost else sample
+
+    @property
+    def layers(self) -> LayerSums | None:
+        """Sums of what enters each layer; None where none is watched."""
+        return self.parts.get("layers")
 
     def plan(self, precision: PrecisionLike) -> Plan:
         """For statistics of other rows, to be merged with these or taken out of them."""

@@ -1,0 +1,178 @@
+r"""The alarm that sees every layer: how unfamiliar to each of them an input is.
+
+For the rows $f$ that enter a layer (`readout.layers`), with mean $m$ and covariance $C$ over the
+training data (`statistics.layer_sums`),
+
+$$ d^2(f) = (f - m)^\top (C + \epsilon I)^{-1} (f - m), $$
+
+$\epsilon$ being a hundredth of the mean eigenvalue of C. The columns of the network's own inputs,
+which have units of their own, are first divided by their standard deviations. Where an output is a
+sum over rows (atoms) the largest of their distances counts. The novelty is $d^2$ over the value
+that 95 % of the calibration rows stay below.
+
+Reference: K. Lee, K. Lee, H. Lee, J. Shin, "A simple unified framework for detecting
+out-of-distribution samples and adversarial attacks" (2018), of which this takes the distances of
+all layers, of one class and without labels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..data.batches import Batch
+from ..posterior.gram import Gram
+from .readout.layers import WIDEST, Layer
+from .readout.reading import Reading
+from .readout.tap import AnyTap
+from .statistics.layer_sums import LayerSums
+
+RIDGE = 1e-2
+"""Of each covariance, relative to its mean eigenvalue."""
+LEVEL = 0.95
+"""Share of the calibration rows whose distance is at most 1."""
+_ROUNDING = 1e-6
+"""Deviations below this share of the values are rounding."""
+
+
+@dataclass(frozen=True)
+class LayerDistance:
+    """The distance of one layer's rows from those of the training data.
+
+    Attributes:
+        layer: which one.
+        centre: mean of the training rows, (d,) in float64.
+        root: (d, d) with $d^2 = |(f - m) R|^2$.
+    """
+
+    layer: Layer
+    centre: Tensor
+    root: Tensor
+
+    @classmethod
+    def of(cls, layer: Layer, gram: Gram) -> LayerDistance:
+        """From the sums of a layer; the Gram's last column is that of the ones."""
+        products = gram.matrix
+        count = products[-1, -1]
+        centre = products[-1, :-1] / count
+        squares = products[:-1, :-1] / count
+        covariance = squares - torch.outer(centre, centre)
+        variances = covariance.diagonal().clamp(min=0)
+        # Columns that never changed: what is left of them is rounding.
+        rounding = _ROUNDING**2 * squares.diagonal()
+        units = torch.ones_like(variances)
+        if layer.is_input and layer.width <= WIDEST:
+            varied = variances > rounding
+            typical = variances[varied].mean() if bool(varied.any()) else squares.diagonal().mean()
+            units = torch.where(varied, variances, typical).sqrt()
+            units = torch.where(units > 0, units, 1.0)
+        scaled = covariance / torch.outer(units, units)
+        least = (rounding / units.square()).mean()
+        ridge = torch.maximum(RIDGE * scaled.diagonal().mean(), least)
+        if not bool(ridge > 0):  # nothing but zeros has come: their unit is 1
+            ridge = torch.ones_like(ridge)
+        eigenvalues, vectors = torch.linalg.eigh(scaled)
+        root = vectors / (eigenvalues.clamp(min=0) + ridge).sqrt()
+        return cls(layer, centre, root / units[:, None])
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Squared distances (R,), in float64."""
+        return ((rows.to(self.centre) - self.centre) @ self.root).square().sum(1)
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """The distances of all layers that a fit has watched."""
+
+    distances: Sequence[LayerDistance]
+
+    @classmethod
+    def of(cls, layers: Sequence[Layer], sums: LayerSums) -> Alarm:
+        """From what the fit has summed.
+
+        Raises:
+            ValueError: NaN or infinity entered a layer.
+        """
+        found = []
+        for layer, gram in zip(layers, sums.grams, strict=True):
+            if not bool(gram.diagonal.isfinite().all()):
+                raise ValueError(
+                    f"NaN or infinity enters {layer.name!r} in the training data, although the "
+                    "readout's features are finite. Clean the data, or fit without novelty=True."
+                )
+            found.append(LayerDistance.of(layer, gram))
+        return cls(found)
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """What the layers are called."""
+        return tuple(distance.layer.name for distance in self.distances)
+
+    def read(self, tap: AnyTap, batch: Batch) -> tuple[Reading, Tensor]:
+        """One pass over a batch: what `tap` gives, and squared distances (N, L) of its samples."""
+        reading, entering = tap.entering(*batch.args, **batch.kwargs)
+        if batch.rows is not None:
+            batch.check(reading.output.shape[0])
+        samples = reading.output.shape[0]
+        owners: Tensor | None = None
+        columns = []
+        for distance, rows in zip(self.distances, entering, strict=True):
+            values = distance(rows)
+            if len(values) != samples:
+                if owners is None:
+                    owners = _owners(tap, batch, distance.layer, len(values), samples)
+                values = values.new_zeros(samples).scatter_reduce(0, owners, values, "amax")
+            columns.append(values)
+        return reading, torch.stack(columns, dim=1)
+
+
+@dataclass(frozen=True)
+class NoveltyScale:
+    """Distances relative to what is usual on rows that the model has not seen.
+
+    Attributes:
+        alarm: what measures distances.
+        usual: what 95 % of the calibration rows stay below, (L,).
+    """
+
+    alarm: Alarm
+    usual: Tensor
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """What the layers are called."""
+        return self.alarm.layers
+
+    def read(self, tap: AnyTap, batch: Batch) -> tuple[Reading, Tensor]:
+        """One pass over a batch: what `tap` gives, and the novelty (N, L) of its samples."""
+        reading, distances = self.alarm.read(tap, batch)
+        return reading, (distances / self.usual).to(torch.float32)
+
+
+def _owners(tap: AnyTap, batch: Batch, layer: Layer, rows: int, samples: int) -> Tensor:
+    """The sample of each row (atom) of a batch, (R,)."""
+    owners = tap.owners(*batch.args, **batch.kwargs)
+    if owners is None or len(owners) != rows:
+        raise ValueError(
+            f"novelty watches {layer.name!r}, which got {rows} rows for {samples} samples here, "
+            "and which of them belong to which sample is not known. Fit without novelty=True."
+        )
+    return owners
+
+
+def references(distances: Tensor) -> Tensor:
+    """What 95 % of the calibration rows stay below, for each layer (L,), from (n, L).
+
+    At least 1: that is a deviation by what counts as rounding, where a layer's rows are all alike.
+    """
+    return upper(distances, LEVEL).clamp(min=1.0)
+
+
+def upper(values: Tensor, level: float) -> Tensor:
+    """The least of the values (n, ...) that a share `level` of them stay at or below."""
+    place = math.ceil(level * len(values)) - 1
+    return values.sort(dim=0).values[max(0, place)]

@@ -1,0 +1,281 @@
+"""What enters the layers of a model, recorded during a pass: a row of numbers for each sample.
+
+`novelty` asks of every layer whether the training data ever gave it the like. Watched are
+
+| where | what of it | a row of |
+| --- | --- | --- |
+| the network's own inputs | (R, d) as they are; (R, C, H, W) like a convolution's | d; 2 C |
+| linear maps, layer norms | what enters, (R, ..., d) | d: the mean over what stands between |
+| convolutions, group norms | what enters, (R, C, positions) | 2 C: mean and deviation over positions |
+| recurrent nets, attention | what enters, (R, T, d), or (T, R, d) where so declared | d: the mean over T |
+| embeddings | what comes out, (R, ..., d) | d: the mean over what stands between |
+
+with R the samples of the batch, or the rows (atoms) that its outputs are sums of. Norms are among
+them because they hide the size of what enters from all that follows, embeddings because what enters
+is no number. What enters several layers is watched once, of a layer that is called several times
+the first call, and what has rows of another kind (edges of a graph) not at all. The layers are
+found on the first batch.
+
+Rows wider than `WIDEST` are projected: columns are dealt out at random to as many sums, each with a
+random sign. The same seed gives the same projection on every machine and device.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from ...data.sketch import row_hashes
+
+WIDEST = 256
+"""Numbers in a row at most."""
+SEED = 20241
+"""Of the projection of wider rows; a file keeps the one that it was made with."""
+
+_LAST = (nn.Linear, nn.LayerNorm, nn.RMSNorm)
+_POSITIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.GroupNorm)
+_SEQUENCES = (nn.RNNBase, nn.MultiheadAttention)
+_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+_WATCHED = (*_LAST, *_POSITIONS, *_SEQUENCES, *_EMBEDDINGS)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One place of a model that is watched.
+
+    Attributes:
+        name: what users call it: that of a module, or "the input".
+        module: the module whose input (or, of an embedding, output) it is; "" for the model.
+        place: which of the model's floating-point inputs it is, of a `module` "".
+        width: of a row before it is projected.
+        seed: of the projection.
+        is_input: whether the network's own inputs are watched there, whose columns have units of
+            their own.
+    """
+
+    name: str
+    module: str
+    place: int
+    width: int
+    seed: int = SEED
+    is_input: bool = False
+
+    @property
+    def columns(self) -> int:
+        """Numbers in a row."""
+        return min(self.width, WIDEST)
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """What one call gave: its rows (R, d), None where it has none, and where it was seen before.
+
+    Attributes:
+        tensor: that the rows are of, as long as it lives.
+        before: the key of an earlier call with the same tensor, if any.
+    """
+
+    tensor: weakref.ref[Tensor]
+    rows: Tensor | None
+    before: tuple[str, int] | None
+
+
+class _Recording(dict[tuple[str, int], _Recorded]):
+    """What was recorded in a pass, by the module's name ("" for the model) and the input's place."""
+
+    def add(
+        self, key: tuple[str, int], tensor: Any, rows: Callable[[Tensor], Tensor | None]
+    ) -> None:
+        """Record a tensor, unless there was a call of that name before."""
+        if key in self or not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            return
+        if tensor.is_nested or tensor.ndim == 0:
+            return
+        before = None
+        for earlier, recorded in self.items():
+            if recorded.tensor() is tensor:
+                before = earlier
+                break
+        self[key] = _Recorded(weakref.ref(tensor), rows(tensor.detach()), before)
+
+
+def find_layers(
+    pattern: nn.Module,
+    model: nn.Module,
+    read: Callable[[], int],
+    owners: Callable[[], Tensor | None],
+) -> list[Layer]:
+    """The layers to watch, by what a first batch calls.
+
+    Args:
+        pattern: the model as it is, whose modules tell what they are.
+        model: that is run, perhaps with other modules in place of some.
+        read: runs it on the batch, and tells how many samples that has.
+        owners: the sample of each row (atom) that the outputs are sums of; None if they are not.
+    """
+    modules = {}
+    for name, module in pattern.named_modules():
+        if name and isinstance(module, _WATCHED):
+            modules[name] = module
+    with _recorded(model, modules, inputs=True) as seen:
+        samples = read()
+    rows = {samples}
+    if any(one.rows is not None and len(one.rows) != samples for one in seen.values()):
+        found = owners()
+        if found is not None:
+            rows.add(len(found))
+    inputs = [key for key in seen if key[0] == ""]
+    layers: dict[tuple[str, int], Layer] = {}
+    for key, recorded in seen.items():
+        if recorded.rows is None or len(recorded.rows) not in rows or not recorded.rows.numel():
+            continue
+        module_name, place = key
+        first = key if recorded.before is None else recorded.before
+        if first in layers:
+            continue  # the same tensor is watched already
+        name = module_name.replace("_orig_mod.", "")
+        if first in inputs:
+            name = "the input" if len(inputs) == 1 else f"input {first[1]}"
+        width = recorded.rows.shape[1]
+        layers[first] = Layer(name, module_name, place, width, is_input=first in inputs)
+    return sorted(layers.values(), key=lambda layer: not layer.is_input)
+
+
+@contextmanager
+def watched(
+    pattern: nn.Module, model: nn.Module, layers: Sequence[Layer]
+) -> Iterator[list[Tensor]]:
+    """During the first pass within, record what enters some layers; the list is filled at the end.
+
+    Raises:
+        ValueError: a layer was not called, or with rows of another width.
+    """
+    modules = {
+        layer.module: pattern.get_submodule(layer.module) for layer in layers if layer.module
+    }
+    entering: list[Tensor] = []
+    with _recorded(model, modules, inputs=any(not layer.module for layer in layers)) as seen:
+        yield entering
+    for layer in layers:
+        recorded = seen.get((layer.module, layer.place))
+        rows = None if recorded is None else recorded.rows
+        if rows is None or rows.shape[1] != layer.width:
+            came = "nothing" if rows is None else f"rows of {rows.shape[1]} numbers"
+            raise ValueError(
+                f"novelty watches what enters {layer.name!r}, rows of {layer.width} numbers in the "
+                f"first batch of the fit; here it got {came}. Pass batches of one form, or fit "
+                "without novelty=True."
+            )
+        entering.append(_projected(rows, layer))
+
+
+@contextmanager
+def _recorded(
+    model: nn.Module, modules: Mapping[str, nn.Module], *, inputs: bool
+) -> Iterator[_Recording]:
+    """Record calls of modules, and of the model itself where its inputs are asked for."""
+    seen = _Recording()
+
+    def model_called(_: nn.Module, args: Any, kwargs: Any) -> None:
+        floating = [leaf for leaf in tree_leaves((args, kwargs)) if _is_floating(leaf)]
+        for place, tensor in enumerate(floating):
+            seen.add(("", place), tensor, _input_rows)
+
+    def called(name: str, module: nn.Module, _: nn.Module, args: Any, kwargs: Any) -> None:
+        tensor = args[0] if args else next(iter(kwargs.values()), None)
+        seen.add((name, 0), tensor, partial(_rows, module))
+
+    def returned(name: str, module: nn.Module, _: nn.Module, args: Any, output: Any) -> None:
+        seen.add((name, 0), output, partial(_rows, module))
+
+    hooks = []
+    if inputs:
+        hooks.append(model.register_forward_pre_hook(model_called, with_kwargs=True, prepend=True))
+    for name, module in modules.items():
+        place = model.get_submodule(name)
+        if isinstance(module, _EMBEDDINGS):
+            hooks.append(place.register_forward_hook(partial(returned, name, module)))
+        else:
+            hook = partial(called, name, module)
+            hooks.append(place.register_forward_pre_hook(hook, with_kwargs=True))
+    try:
+        yield seen
+    finally:
+        for handle in hooks:
+            handle.remove()
+
+
+def _is_floating(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
+
+
+def _rows(module: nn.Module, tensor: Tensor) -> Tensor | None:
+    """A row for each sample of what entered a module; None where it has no such rows."""
+    if isinstance(module, _POSITIONS):
+        spatial = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
+        least = next((n for kind, n in spatial.items() if isinstance(module, kind)), 0) + 2
+        return None if tensor.ndim < least else _over_positions(tensor)
+    if isinstance(module, _SEQUENCES):
+        if tensor.ndim != 3:
+            return None
+        return _in_short(tensor).mean(1 if module.batch_first else 0)
+    return _over_tokens(tensor)
+
+
+def _input_rows(tensor: Tensor) -> Tensor | None:
+    """Likewise of an input of the model; of three dimensions nobody knows what they are."""
+    if tensor.ndim in (1, 2):
+        return _in_short(tensor).reshape(len(tensor), -1)
+    return _over_positions(tensor) if tensor.ndim > 3 else None
+
+
+def _over_tokens(tensor: Tensor) -> Tensor | None:
+    """(R, ..., d) to the means (R, d)."""
+    if tensor.ndim < 2:
+        return None
+    rows = _in_short(tensor)
+    return rows.flatten(1, -2).mean(1) if rows.ndim > 2 else rows
+
+
+def _over_positions(tensor: Tensor) -> Tensor:
+    """(R, C, ...) to means and deviations (R, 2 C); (R, C) stays."""
+    rows = _in_short(tensor)
+    if rows.ndim == 2:
+        return rows
+    deviation, mean = torch.std_mean(rows.flatten(2), dim=2, correction=0)
+    return torch.cat([mean, deviation], dim=1)
+
+
+def _in_short(tensor: Tensor) -> Tensor:
+    """In single precision at least: sums in half would lose their digits."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _projected(rows: Tensor, layer: Layer) -> Tensor:
+    """(R, width) to (R, columns), in memory of its own."""
+    if layer.width <= WIDEST:
+        return rows.clone()
+    order, signs = _deal(layer.width, layer.seed)
+    dealt = rows[:, order.to(rows.device)] * signs.to(rows)
+    missing = -layer.width % WIDEST
+    dealt = nn.functional.pad(dealt, (0, missing))
+    return dealt.reshape(len(rows), -1, WIDEST).sum(1)
+
+
+@lru_cache(maxsize=64)
+def _deal(width: int, seed: int) -> tuple[Tensor, Tensor]:
+    """An order of columns and their signs, by hashes: whole numbers, the same everywhere."""
+    numbers = torch.arange(width)
+    hashes = row_hashes([torch.stack([numbers, torch.full_like(numbers, seed)], dim=1)], width)
+    assert hashes is not None
+    order = hashes.argsort()  # they differ
+    signs = 1.0 - 2.0 * (hashes & 1)
+    return order, signs[order]
