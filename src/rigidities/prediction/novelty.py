@@ -62,9 +62,9 @@ class Novelty:
         count = f"{len(self)} input{'s' * (len(self) != 1)}"
         lines = [f"Novelty of {count} to {len(self.layers)} layers"]
         layer = self.layer
+        largest = self.largest.tolist()
         order = self.largest.argsort(descending=True)[:_SHOWN].tolist()
-        for row in order:
-            lines.append(f"  row {row:<4d} {float(self.largest[row]):8.2f}  at {layer[row]}")
+        lines += [f"  row {row:<4d} {largest[row]:8.2f}  at {layer[row]}" for row in order]
         if len(self) > _SHOWN:
             lines.append("  ...")
         return "\n".join(lines)

@@ -417,6 +417,7 @@ def cautions(
         *_far_rows(rows),
         *_off_centre(rows),
         *(_far_out(rows) if reference is None else _beyond(rows, reference)),
+        *([] if calibration is None else _novel(rows, calibration)),
         *_repeated(rows),
         *_outliers(rows, calibration),
         *_skewed(rows, calibration),
@@ -518,6 +519,25 @@ def _far_out(rows: Rows) -> Iterator[Caution]:
             f"{_share(far, rows)} have a bar more than {_FAR:g} times the median "
             f"({number(median)}): their inputs may be unlike the training data. Look at them."
         )
+
+
+def _novel(rows: Rows, calibration: CalibrationReport) -> Iterator[Caution]:
+    """More rows than chance allows that some layer of the network has not seen the like of."""
+    usual = calibration.novelty_usual  # one calibration row in a hundred is above it
+    if rows.novelty is None or not usual:
+        return
+    novel = rows.novelty > usual
+    count, expected = int(novel.sum()), 0.01 * len(rows)
+    # Chance draws these rows, and drew those of the calibration, whose hundredth it is.
+    chance = math.sqrt(expected * (1 + len(rows) / max(1, calibration.rows)))
+    if count < expected + 3 * chance + 1:
+        return
+    errors = float(rows.scored.error[novel].square().mean().sqrt())
+    yield Caution(
+        f"{_share(count, rows)} are novel to some layer of the network: above {number(usual)}, as "
+        f"one calibration row in a hundred is. Their errors are {number(errors)} bars (RMS). "
+        "uq.novelty(x) names the layers."
+    )
 
 
 def _repeated(rows: Rows) -> Iterator[Caution]:

@@ -46,6 +46,7 @@ class Rows:
             is not known.
         helps: what helps against a fault, from its name and what the library has against it in
             Python; None for that itself.
+        novelty: of the inputs, (N,), where it is known.
     """
 
     mean: Tensor
@@ -60,6 +61,7 @@ class Rows:
     law: str = ""
     calibrated_bar: float | None = None
     helps: Helps | None = None
+    novelty: Tensor | None = None
 
     @cached_property
     def own(self) -> Prediction:
@@ -130,7 +132,14 @@ class Rows:
         prediction = None if self.prediction is None else self.prediction[kept]
         mean, std, target = (part[kept] for part in (self.mean, self.std, self.target))
         return replace(
-            self, mean=mean, std=std, target=target, inputs={}, numbers=(), prediction=prediction
+            self,
+            mean=mean,
+            std=std,
+            target=target,
+            inputs={},
+            numbers=(),
+            prediction=prediction,
+            novelty=None if self.novelty is None else self.novelty[kept],
         )
 
     @property
@@ -163,7 +172,10 @@ def rows_of(
     if isinstance(mean, Prediction):
         p, y = mean.to("cpu"), as_tensor(target).cpu()
         y = y.reshape(_shape_for(y, p.mean))
-        return _under_law(rows_of(p.mean, p.std, y, names=names, inputs=inputs, first=first), p, y)
+        parts = rows_of(p.mean, p.std, y, names=names, inputs=inputs, first=first)
+        if p.novelty is not None:
+            parts = _with_novelty(parts, p.novelty)
+        return _under_law(parts, p, y)
     shape = shape_of(mean)
     targets = shape[1] if len(shape) == 2 else 1
     # under another name, so that a bar below zero is left to the check that names its row
@@ -175,6 +187,16 @@ def rows_of(
     full = _for_each_row(_named_inputs(inputs), len(columns[0]), shape)
     by_target = zip(*(part.T.contiguous() for part in columns), names, strict=True)
     return [Rows(m, s, y, name, full, first, looks=targets) for m, s, y, name in by_target]
+
+
+def _with_novelty(rows: list[Rows], novelty: Tensor) -> list[Rows]:
+    """Rows with the novelty (shaped like the prediction) of their inputs, shown beside these."""
+    columns = novelty.double().reshape(-1, len(rows)).T
+    found = []
+    for part, column in zip(rows, columns, strict=True):
+        shown = [round(value, 2) for value in column.tolist()]
+        found.append(replace(part, novelty=column, inputs={**part.inputs, "novelty": shown}))
+    return found
 
 
 def _under_law(rows: list[Rows], p: Prediction, target: Tensor) -> list[Rows]:

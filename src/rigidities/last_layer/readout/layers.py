@@ -6,8 +6,8 @@
 | --- | --- | --- |
 | the network's own inputs | (R, d) as they are; (R, C, H, W) like a convolution's | d; 2 C |
 | linear maps, layer norms | what enters, (R, ..., d) | d: the mean over what stands between |
-| convolutions, group norms | what enters, (R, C, positions) | 2 C: mean and deviation over positions |
-| recurrent nets, attention | what enters, (R, T, d), or (T, R, d) where so declared | d: the mean over T |
+| convolutions, group norms | what enters, (R, C, ...) | 2 C: mean, deviation over positions |
+| recurrent nets, attention | what enters, (R, T, d) or (T, R, d) | d: the mean over T |
 | embeddings | what comes out, (R, ..., d) | d: the mean over what stands between |
 
 with R the samples of the batch, or the rows (atoms) that its outputs are sums of. Norms are among
@@ -89,7 +89,7 @@ class _Recorded:
 
 
 class _Recording(dict[tuple[str, int], _Recorded]):
-    """What was recorded in a pass, by the module's name ("" for the model) and the input's place."""
+    """What a pass has given, by the module's name, "" for the model, and the input's place."""
 
     def add(
         self, key: tuple[str, int], tensor: Any, rows: Callable[[Tensor], Tensor | None]
@@ -121,10 +121,8 @@ def find_layers(
         read: runs it on the batch, and tells how many samples that has.
         owners: the sample of each row (atom) that the outputs are sums of; None if they are not.
     """
-    modules = {}
-    for name, module in pattern.named_modules():
-        if name and isinstance(module, _WATCHED):
-            modules[name] = module
+    named = pattern.named_modules()
+    modules = {name: module for name, module in named if name and isinstance(module, _WATCHED)}
     with _recorded(model, modules, inputs=True) as seen:
         samples = read()
     rows = {samples}
@@ -158,11 +156,10 @@ def watched(
     Raises:
         ValueError: a layer was not called, or with rows of another width.
     """
-    modules = {
-        layer.module: pattern.get_submodule(layer.module) for layer in layers if layer.module
-    }
+    names = {layer.module for layer in layers}
+    modules = {name: pattern.get_submodule(name) for name in names if name}
     entering: list[Tensor] = []
-    with _recorded(model, modules, inputs=any(not layer.module for layer in layers)) as seen:
+    with _recorded(model, modules, inputs="" in names) as seen:
         yield entering
     for layer in layers:
         recorded = seen.get((layer.module, layer.place))

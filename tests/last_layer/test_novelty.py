@@ -1,0 +1,594 @@
+"""Novelty: what enters every layer, against dense sums, under every change, and what it sees."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import rigidities as rg
+from rigidities.last_layer import novelty
+from rigidities.last_layer.readout import layers
+from rigidities.notices import NotFittedError
+from rigidities.prediction.prediction import Prediction
+from rigidities.report import html, verdict
+from tests.support import jobs
+
+ROWS, VALID = 900, 300
+pytestmark = pytest.mark.filterwarnings("ignore:.*stand in the training data too")
+
+
+def made(seed=0, inputs=3):
+    torch.manual_seed(seed)
+    model = nn.Sequential(
+        nn.Linear(inputs, 12), nn.Tanh(), nn.Linear(12, 6), nn.Tanh(), nn.Linear(6, 2)
+    )
+    x = torch.randn(ROWS + VALID, inputs) * torch.tensor([1.0, 100.0, 0.01])[:inputs]
+    y = model(x / x.std(0)).detach() + 0.1 * torch.randn(ROWS + VALID, 2)
+    return model, x, y
+
+
+def fitted(seed=0, **options):
+    model, x, y = made(seed)
+    uq = rg.LastLayerRigidity(model).fit(x[:ROWS], y[:ROWS], novelty=True, **options)
+    uq.calibrate(x[ROWS:], y[ROWS:], criterion="nll")
+    return uq, model, x, y
+
+
+def sums(uq):
+    return [gram.matrix for gram in uq._fit.learnt.statistics.layers.grams]
+
+
+def entering(model, x):
+    """What enters the three linear maps of `made`, in float64."""
+    first, second, third = x, model[:2](x), model[:4](x)
+    return [part.detach().double().numpy() for part in (first, second, third)]
+
+
+def dense_distances(train, rows, *, scaled):
+    """Squared Mahalanobis distances with a ridge, by NumPy."""
+    if scaled:
+        unit = train.std(0)
+        train, rows = train / unit, rows / unit
+    centred = train - train.mean(0)
+    covariance = centred.T @ centred / len(train)
+    covariance += 0.01 * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
+    away = rows - train.mean(0)
+    return np.einsum("nd,de,ne->n", away, np.linalg.inv(covariance), away)
+
+
+# --- the formula ---------------------------------------------------------------------------------
+
+
+def test_it_is_the_distance_in_each_layer_over_what_most_validation_rows_stay_below():
+    uq, model, x, _ = fitted()
+    asked = torch.cat([x[ROWS:], 4 * x[:20]])
+    found = uq.novelty(asked)
+    assert found.layers == ("the input", "2", "4")
+    train, rows = entering(model, x[:ROWS]), entering(model, asked)
+    for column, (known, new) in enumerate(zip(train, rows, strict=True)):
+        expected = dense_distances(known, new, scaled=column == 0)
+        usual = np.sort(expected[:VALID])[math.ceil(0.95 * VALID) - 1]
+        np.testing.assert_allclose(found.by_layer[:, column].numpy(), expected / usual, rtol=1e-4)
+    assert int((found.by_layer[:VALID] > 1).sum(0).max()) == VALID - math.ceil(0.95 * VALID)
+    torch.testing.assert_close(found.largest, found.by_layer.amax(1))
+    names = [found.layers[i] for i in found.by_layer.argmax(1)]
+    assert found.layer == names
+
+
+def test_units_of_the_inputs_do_not_matter():
+    """A column of small numbers counts as much as one of large numbers."""
+    uq, _, x, _ = fitted()
+    for column in range(3):
+        moved = x[:1].clone()
+        moved[0, column] += 10 * float(x[:, column].std())
+        assert float(uq.novelty(moved).by_layer[0, 0]) > 5
+
+
+def test_large_offsets_of_the_inputs_leave_the_digits():
+    model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+    x = torch.randn(400, 2, dtype=torch.float64)
+    y = torch.randn(400, 1, dtype=torch.float64)
+    near, far = (
+        rg.LastLayerRigidity(nn.Sequential(Shift(shift), model)).fit(x + shift, y, novelty=True)
+        for shift in (0.0, 1e4)
+    )
+    found = []
+    for uq, shift in ((near, 0.0), (far, 1e4)):
+        uq.calibrate(x + shift, y, criterion="nll")
+        found.append(uq.novelty(3 * x[:50] + shift).by_layer)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-6)
+
+
+class Shift(nn.Module):
+    def __init__(self, by):
+        super().__init__()
+        self.by = by
+
+    def forward(self, x):
+        return x - self.by
+
+
+def test_constant_columns_are_novel_when_they_change_and_only_then():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    x = torch.randn(500, 3)
+    x[:, 1], x[:, 2] = 7.0, 0.0
+    y = torch.randn(500, 1)
+    uq = rg.LastLayerRigidity(model).fit(x[:400], y[:400], novelty=True)
+    uq.calibrate(x[400:], y[400:], criterion="nll")
+    changed = x[:3].clone()
+    changed[1, 1], changed[2, 2] = 12.0, 5.0
+    at_input = uq.novelty(changed).by_layer[:, 0]
+    assert float(at_input[0]) < 3 < float(at_input[1:].min())
+
+
+def test_a_layer_that_only_gets_zeros_is_silent():
+    class Off(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dead, self.out = nn.Linear(2, 3), nn.Linear(2, 1)
+
+        def forward(self, x):
+            return self.out(x) + 0.0 * self.dead(0 * x).sum(1, keepdim=True)
+
+    x, y = torch.randn(300, 2), torch.randn(300, 1)
+    uq = rg.LastLayerRigidity(Off(), layer="out").fit(x[:200], y[:200], novelty=True)
+    uq.calibrate(x[200:], y[200:], criterion="nll")
+    found = uq.novelty(x)
+    assert "dead" in found.layers
+    assert bool(found.by_layer.isfinite().all())
+
+
+# --- exact under every change --------------------------------------------------------------------
+
+
+def dense_sums(model, x):
+    found = []
+    for rows in entering(model, x):
+        full = np.concatenate([rows, np.ones((len(rows), 1))], 1)
+        found.append(torch.as_tensor(full.T @ full))
+    return found
+
+
+@pytest.mark.parametrize("size", [7, 100, 900])
+def test_the_sums_are_those_of_all_rows_whatever_the_batches(size):
+    uq, model, x, _ = fitted(batch_size=size)
+    for mine, expected in zip(sums(uq), dense_sums(model, x[:ROWS]), strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_rows_can_be_added_taken_out_and_merged(tmp_path):
+    uq, model, x, y = fitted()
+    uq.partial_fit(x[ROWS:], y[ROWS:])
+    uq.forget(x[:200], y[:200])
+    for mine, expected in zip(sums(uq), dense_sums(model, x[200:]), strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-6, atol=1e-6)
+    parts = [
+        rg.LastLayerRigidity(model).fit(x[a:b], y[a:b], novelty=True)
+        for a, b in ((200, 500), (500, ROWS + VALID))
+    ]
+    merged = parts[0].merge(parts[1])
+    for mine, expected in zip(sums(merged), sums(uq), strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_files_and_state_dicts_keep_it_to_the_bit(tmp_path):
+    uq, model, x, _ = fitted()
+    uq.save(tmp_path / "uq.safetensors")
+    loaded = rg.LastLayerRigidity.load(tmp_path / "uq.safetensors", model)
+    taken = rg.LastLayerRigidity(model)
+    taken.load_state_dict(uq.state_dict())
+    expected = uq.novelty(x)
+    for other in (loaded, taken):
+        found = other.novelty(x)
+        assert found.layers == expected.layers
+        assert torch.equal(found.by_layer, expected.by_layer)
+
+
+def test_an_interrupted_fit_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("rigidities.last_layer.statistics.block._CPU_BYTES", 1)
+    model, x, y = made()
+
+    def batches(stop):
+        for i in range(0, stop, 100):
+            yield x[i : i + 100], y[i : i + 100]
+        if stop < ROWS:
+            raise KeyboardInterrupt
+
+    path = tmp_path / "fit.ckpt.safetensors"
+    uq = rg.LastLayerRigidity(model)
+    with pytest.raises(KeyboardInterrupt):
+        uq.fit(batches(700), novelty=True, checkpoint=path, checkpoint_batches=1)
+    with pytest.raises(ValueError, match="novelty"):
+        uq.fit(batches(ROWS), checkpoint=path)
+    uq.fit(batches(ROWS), novelty=True, checkpoint=path)
+    for mine, expected in zip(sums(uq), dense_sums(model, x[:ROWS]), strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-6, atol=1e-6)
+
+
+def shared(rank, size):
+    model, x, y = made()
+    uq = rg.LastLayerRigidity(model)
+    uq.fit(rg.shard((x[:ROWS], y[:ROWS]), rank, size), novelty=True)
+    uq.calibrate(rg.shard((x[ROWS:], y[ROWS:]), rank, size), criterion="nll")
+    p = uq.predict(rg.shard(x, rank, size), gather=True)
+    return uq.novelty(x).by_layer, p.novelty
+
+
+def test_processes_together_know_what_one_knows():
+    uq, _, x, _ = fitted()
+    alone = uq.novelty(x)
+    (first, gathered), *others = jobs.values(shared, 3)
+    torch.testing.assert_close(first, alone.by_layer, rtol=1e-5, atol=1e-6)
+    assert all(torch.equal(one[0], first) for one in others)
+    assert gathered.shape == (len(x), 2)
+    assert torch.equal(gathered[:, 0].sort().values, first.amax(1).sort().values)
+
+
+def test_parts_that_watch_and_parts_that_do_not_are_no_one_fit():
+    _, model, x, y = fitted()
+    watching = rg.LastLayerRigidity(model).fit(x[:300], y[:300], novelty=True)
+    plain = rg.LastLayerRigidity(model).fit(x[300:], y[300:])
+    with pytest.raises(ValueError, match="novelty=True, or none"):
+        watching.merge(plain)
+    assert watching.gram.count == 300
+
+
+def test_parts_projected_by_other_seeds_are_no_one_fit(monkeypatch):
+    model = nn.Sequential(nn.Linear(300, 4), nn.Tanh(), nn.Linear(4, 1))
+    x, y = torch.randn(200, 300), torch.randn(200, 1)
+    first = rg.LastLayerRigidity(model).fit(x[:100], y[:100], novelty=True)
+    monkeypatch.setattr(layers, "SEED", 5)
+    monkeypatch.setattr(layers.Layer.__init__, "__defaults__", (5, False))
+    second = rg.LastLayerRigidity(model).fit(x[100:], y[100:], novelty=True)
+    with pytest.raises(ValueError, match="seed"):
+        first.merge(second)
+
+
+def test_refitted_readouts_keep_what_the_layers_have_seen():
+    uq, _, x, y = fitted()
+    new = uq.refit()
+    new.calibrate(x[ROWS:], y[ROWS:], criterion="nll")
+    torch.testing.assert_close(new.novelty(x).by_layer, uq.novelty(x).by_layer)
+
+
+# --- what is watched -----------------------------------------------------------------------------
+
+
+def watched(model, x, y=None, **options):
+    target = torch.randn(len(x), 1) if y is None else y
+    uq = rg.LastLayerRigidity(model, **options).fit(x, target, novelty=True)
+    uq.calibrate(x, target, criterion="nll")
+    return uq
+
+
+def recorded(uq, x):
+    """What entered, by layer: the mean of the sums is that of the rows."""
+    return dict(zip(uq.novelty(x).layers, sums(uq), strict=True))
+
+
+def mean_of(gram):
+    return gram[-1, :-1] / gram[-1, -1]
+
+
+def test_convolutions_are_watched_by_means_and_deviations_of_their_channels():
+    torch.manual_seed(0)
+    first, second = nn.Conv2d(3, 5, 3), nn.Conv2d(5, 4, 3)
+    model = nn.Sequential(
+        first, nn.ReLU(), second, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 1)
+    )
+    x = torch.randn(60, 3, 9, 9)
+    uq = watched(model, x)
+    found = recorded(uq, x)
+    assert list(found) == ["the input", "2", "6"]
+    hidden = model[:2](x).detach()
+    expected = torch.cat([hidden.mean((2, 3)), hidden.flatten(2).std(2, correction=0)], 1).mean(0)
+    torch.testing.assert_close(mean_of(found["2"]).float(), expected)
+    assert mean_of(found["the input"]).shape == (6,)
+    # noise of another size has the same mean: the deviation tells
+    assert float(uq.novelty(3 * x).by_layer[:, 0].min()) > 2
+
+
+class Reader(nn.Module):
+    """Tokens, embedded, normalised, attended, read from their mean."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(20, 8)
+        self.block = nn.TransformerEncoderLayer(
+            8, 2, 16, batch_first=True, norm_first=True, dropout=0.0
+        )
+        self.out = nn.Linear(8, 1)
+
+    def forward(self, ids):
+        return self.out(self.block(self.tokens(ids)).mean(1))
+
+
+def test_transformers_are_watched_by_the_means_of_their_tokens():
+    torch.manual_seed(0)
+    model = Reader().eval()
+    ids = torch.randint(0, 15, (80, 6))
+    uq = watched(model, ids)
+    found = recorded(uq, ids)
+    assert {"tokens", "block.linear1", "out"} <= set(found)
+    expected = model.tokens(ids).detach().mean((0, 1))
+    torch.testing.assert_close(mean_of(found["tokens"]).float(), expected)
+    after, known = uq.novelty(torch.full((4, 6), 17)), uq.novelty(ids)
+    column = known.layers.index("tokens")
+    assert float(after.by_layer[:, column].min()) > float(known.by_layer[:, column].median())
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_recurrent_nets_are_watched_by_the_mean_of_their_steps(batch_first):
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm, self.out = nn.LSTM(3, 5, batch_first=batch_first), nn.Linear(5, 1)
+
+        def forward(self, x):  # (N, T, d) whatever the net wants
+            steps = x if batch_first else x.transpose(0, 1)
+            hidden, _ = self.lstm(steps)
+            return self.out(hidden[:, -1] if batch_first else hidden[-1])
+
+    x = torch.randn(70, 4, 3)
+    uq = watched(Recurrent(), x)
+    found = recorded(uq, x)
+    name = "the input" if batch_first else "lstm"
+    torch.testing.assert_close(mean_of(found[name]).float(), x.mean((0, 1)))
+
+
+class Atoms(nn.Module):
+    """Energies as sums over the atoms of structures, with messages along edges."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.edge, self.out = nn.Linear(3, 8), nn.Linear(3, 8), nn.Linear(8, 1)
+
+    def forward(self, atoms, edges, structure, count):
+        hidden = torch.tanh(self.first(atoms))
+        messages = torch.tanh(self.edge(atoms[edges[0]] - atoms[edges[1]]))
+        hidden = hidden.index_add(0, edges[0], messages)
+        energies = self.out(hidden)
+        return energies.new_zeros(int(count), 1).index_add(0, structure, energies)
+
+
+def structures(seed, count, *, far=None):
+    generator = torch.Generator().manual_seed(seed)
+    sizes = torch.randint(2, 6, (count,), generator=generator)
+    structure = torch.repeat_interleave(torch.arange(count), sizes)
+    atoms = torch.randn(len(structure), 3, generator=generator)
+    if far is not None:
+        atoms[(structure == far).nonzero()[0]] = 9.0
+    edges = torch.stack([torch.arange(len(atoms)), torch.arange(len(atoms)).roll(1)])
+    edges = torch.cat([edges, edges[:, :3]], 1)
+    return (atoms, edges, structure, torch.tensor(count)), torch.randn(count, 1)
+
+
+def test_atoms_are_watched_one_by_one_and_the_most_novel_one_counts():
+    torch.manual_seed(0)
+    uq = rg.LastLayerRigidity(Atoms(), forward=lambda m, b: m(*b[0]))
+    uq.fit([structures(seed, 20) for seed in range(8)], novelty=True)
+    uq.calibrate([structures(seed, 20) for seed in range(8, 12)], criterion="nll")
+    batch = structures(20, 20, far=7)
+    found = uq.novelty([batch])
+    assert found.layers == ("the input", "out")  # edges are not watched
+    assert len(found) == 20
+    assert int(found.largest.argmax()) == 7
+    # each structure by itself is as novel as among others
+    atoms, _, structure, _ = batch[0]
+    learnt = uq._fit.learnt
+    alarm = learnt.alarm(uq.readout)
+    each = alarm.distances[0](atoms)
+    expected = torch.stack([each[structure == i].max() for i in range(20)])
+    usual = learnt.report.novelty[found.layers[0]]
+    torch.testing.assert_close(found.by_layer[:, 0].double(), expected / usual, rtol=1e-5, atol=0)
+
+
+def test_what_enters_several_layers_is_watched_once():
+    class Forked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.out = nn.Linear(4, 6), nn.Linear(4, 6), nn.Linear(6, 1)
+
+        def forward(self, x):
+            return self.out(torch.tanh(self.a(x)) * self.b(x))
+
+    x = torch.randn(50, 4)
+    assert watched(Forked(), x).novelty(x).layers == ("the input", "out")
+
+
+def test_inputs_before_a_norm_are_watched_beside_what_follows_it():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    x = torch.randn(400, 4)
+    uq = watched(model, x)
+    found = uq.novelty(3 * x)
+    assert found.layers == ("the input", "1", "3")
+    at_input, after = found.by_layer[:, 0], found.by_layer[:, 1]
+    assert float(at_input.median()) > 2
+    assert float((after > 1).double().mean()) < 0.1  # the norm hides it
+
+
+def test_a_function_that_gives_the_features_leaves_the_layers_watched():
+    model, x, y = made()
+    uq = rg.LastLayerRigidity(model, features=lambda m, x: m[:4](x))
+    uq.fit(x[:ROWS], y[:ROWS], novelty=True)
+    uq.calibrate(x[ROWS:], y[ROWS:], criterion="nll")
+    plain = fitted()[0]
+    torch.testing.assert_close(uq.novelty(x).by_layer, plain.novelty(x).by_layer)
+
+
+def test_batches_that_forward_takes_show_the_models_own_inputs():
+    model, x, y = made()
+    batches = [{"x": x[i : i + 300], "y": y[i : i + 300]} for i in range(0, ROWS + VALID, 300)]
+    uq = rg.LastLayerRigidity(model, forward=lambda m, b: m(b["x"]))
+    uq.fit(batches[:3], novelty=True)
+    uq.calibrate(batches[3:], criterion="nll")
+    plain = fitted()[0]
+    torch.testing.assert_close(uq.novelty(batches).by_layer, plain.novelty(x).by_layer)
+
+
+def test_wide_rows_are_projected_the_same_way_everywhere():
+    """The order and the signs come from whole numbers: these are pinned."""
+    order, signs = layers._deal(1000, layers.SEED)
+    assert sorted(order.tolist()) == list(range(1000))
+    assert order[:6].tolist() == [898, 285, 625, 910, 38, 617]
+    assert signs[:6].tolist() == [1, 1, -1, 1, 1, 1]
+    x = torch.randn(500, 1000, dtype=torch.float64)
+    rows = layers._projected(x, layers.Layer("x", "", 0, 1000))
+    assert rows.shape == (500, layers.WIDEST)
+    # lengths are kept on average
+    ratio = rows.square().sum(1) / x.square().sum(1)
+    assert abs(float(ratio.mean()) - 1) < 0.02
+    by_hand = torch.zeros(500, layers.WIDEST, dtype=torch.float64)
+    for place, column in enumerate(order.tolist()):
+        by_hand[:, place % layers.WIDEST] += signs[place] * x[:, column]
+    torch.testing.assert_close(rows, by_hand)
+
+
+def test_wide_inputs_that_are_new_are_seen_through_the_projection():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(700, 4), nn.Tanh(), nn.Linear(4, 1))
+    basis = torch.randn(20, 700)
+    x = torch.randn(800, 20) @ basis
+    uq = watched(model, x)
+    assert uq.novelty(x[:5]).layers == ("the input", "2")
+    outside = torch.randn(50, 700) * x.std()  # off the twenty directions
+    found = uq.novelty(torch.cat([x, outside])).by_layer[:, 0]
+    assert float(found[-50:].min()) > float(found[:-50].max())
+
+
+# --- where it is shown ---------------------------------------------------------------------------
+
+
+def test_predictions_carry_it_in_the_shape_of_the_output():
+    uq, _, x, _ = fitted()
+    p = uq.predict(x, batch_size=100)
+    largest = uq.novelty(x).largest
+    assert p.novelty.shape == p.mean.shape
+    for column in range(2):
+        torch.testing.assert_close(p.novelty[:, column], largest)
+    few = p[p.novelty[:, 0] > 1.0]
+    torch.testing.assert_close(few.novelty[:, 0], largest[largest > 1.0])
+    assert torch.equal((2 * p + 1).novelty, p.novelty)
+    both = Prediction.concatenate([p[:5], p[5:]])
+    assert torch.equal(both.novelty, p.novelty)
+    table = p.to_pandas()
+    np.testing.assert_allclose(table["novelty"], largest.numpy())
+    assert list(table.columns)[-1] == "novelty"
+    assert p.to_numpy()["novelty"].shape == tuple(p.mean.shape)
+
+
+def test_predictions_without_it_have_none():
+    model, x, y = made()
+    uq = rg.LastLayerRigidity(model).fit(x[:ROWS], y[:ROWS])
+    uq.calibrate(x[ROWS:], y[ROWS:], criterion="nll")
+    p = uq.predict(x)
+    assert p.novelty is None
+    assert p[:3].novelty is None
+    assert "novelty" not in p.to_pandas()
+    watching = fitted()[0].predict(x)
+    assert Prediction.concatenate([watching, replace(watching, novelty=None)]).novelty is None
+
+
+def test_a_call_of_the_model_pays_nothing_for_it():
+    """`uq(x)` leaves no hook on the model that it runs."""
+    uq, model, x, _ = fitted()
+    uq.novelty(x)
+    uq(x[:5])
+    twin = uq.readout._twin().model
+    for module in [*twin.modules(), *model.modules()]:
+        assert not module._forward_pre_hooks
+        assert not module._forward_hooks
+
+
+def test_the_reports_tell_of_it():
+    uq, _, x, y = fitted()
+    text = str(uq.report)
+    assert "3 layers watched" in text
+    assert f"above {uq.report.novelty_usual:.2f}" in text
+    largest = uq.novelty(x[ROWS:]).largest
+    assert int((largest > uq.report.novelty_usual).sum()) == 3  # a hundredth of the rows
+    far = torch.cat([x[:270], 6 * x[:30]])
+    p = uq.predict(far)
+    said = str(verdict(p, y[:300], calibration=uq.report))
+    count = int((uq.novelty(far).largest > uq.report.novelty_usual).sum())
+    assert f"{count} of 300 rows" in said
+    assert "novel to some layer" in said
+    inside = str(verdict(uq.predict(x[:300]), y[:300], calibration=uq.report))
+    assert "novel to some layer" not in inside
+    assert "novelty" in html(p, y[:300], calibration=uq.report)
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+def test_fits_that_did_not_watch_and_fits_without_calibration_say_what_to_do():
+    model, x, y = made()
+    uq = rg.LastLayerRigidity(model)
+    with pytest.raises(NotFittedError):
+        uq.novelty(x)
+    uq.fit(x[:ROWS], y[:ROWS])
+    uq.calibrate(x[ROWS:], y[ROWS:], criterion="nll")
+    with pytest.raises(ValueError, match=r"fit\(x, y, novelty=True\)"):
+        uq.novelty(x)
+    uq.fit(x[:ROWS], y[:ROWS], novelty=True)
+    with (
+        pytest.warns(UserWarning, match="not calibrated"),
+        pytest.raises(ValueError, match=r"calibrate\(x, y\)"),
+    ):
+        uq.novelty(x)
+    with pytest.raises(ValueError, match="no batches"):
+        fitted()[0].novelty([])
+
+
+@pytest.mark.parametrize("given", ["yes", 1, None])
+def test_novelty_is_true_or_false(given):
+    model, x, y = made()
+    with pytest.raises(ValueError, match="True or False"):
+        rg.LastLayerRigidity(model).fit(x, y, novelty=given)
+
+
+class Imputing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def forward(self, x):
+        return self.net(x.nan_to_num())
+
+
+def test_missing_values_that_the_model_fills_are_named():
+    x, y = torch.randn(200, 3), torch.randn(200, 1)
+    x[7, 1] = torch.nan
+    uq = rg.LastLayerRigidity(Imputing())
+    with pytest.raises(ValueError, match="NaN or infinity enters 'the input'"):
+        uq.fit(x, y, novelty=True)
+    uq.fit(x, y)  # without it the fit is what it was
+    assert uq.gram.count == 200
+
+
+def test_batches_of_another_form_are_named():
+    class Any_(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.out = nn.Linear(4, 1)
+
+        def forward(self, x):
+            return self.out(nn.functional.adaptive_avg_pool1d(x[:, None], 4)[:, 0])
+
+    batches = [(torch.randn(40, width), torch.randn(40, 1)) for width in (6, 9)]
+    uq = rg.LastLayerRigidity(Any_())
+    with pytest.raises(ValueError, match=r"Batch 1: novelty watches what enters 'the input'"):
+        uq.fit(batches, novelty=True)
+
+
+def test_distances_of_layers_that_never_varied_are_finite():
+    gram = rg.Gram(3, precision="double")
+    gram.update(torch.zeros(10, 2, dtype=torch.float64), ones=True)
+    distance = novelty.LayerDistance.of(layers.Layer("x", "", 0, 2), gram)
+    found = distance(torch.tensor([[0.0, 0.0], [3.0, 4.0]]))
+    torch.testing.assert_close(found, torch.tensor([0.0, 25.0], dtype=torch.float64))
