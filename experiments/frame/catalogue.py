@@ -74,6 +74,12 @@ _ALL = (
         needs=("matplotlib", "numpy"),
     ),
     Experiment(
+        "novelty",
+        "what an alarm that watches every layer sees that the last layer does not",
+        minutes=12,
+        needs=("matplotlib", "numpy", "scipy", "sklearn"),
+    ),
+    Experiment(
         "cost",
         "what training and predicting cost with each method (paper, Table 1), measured",
         minutes=4,

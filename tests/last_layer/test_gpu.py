@@ -171,3 +171,22 @@ def test_fits_on_different_devices_merge(cuda):
         near = {"rtol": 1e-3, "atol": 1e-4 * scale}
         torch.testing.assert_close(one.gram.matrix.cpu(), whole.gram.matrix, **near)
         calibrated(one, tuple(part.to(device) for part in net.valid))
+
+
+def test_novelty_on_the_gpu_is_that_of_the_cpu():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(300, 64), nn.Tanh(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 1)
+    )
+    x, y = torch.randn(3000, 300), torch.randn(3000, 1)
+    found = {}
+    for device in ("cpu", "cuda"):
+        uq = rg.LastLayerRigidity(copy.deepcopy(model).to(device))
+        uq.fit(x[:2000].to(device), y[:2000].to(device), novelty=True)
+        uq.calibrate(x[2000:].to(device), y[2000:].to(device), criterion="nll")
+        found[device] = uq.novelty(2 * x.to(device))
+    assert found["cuda"].by_layer.is_cuda
+    assert found["cuda"].layers == found["cpu"].layers == ("the input", "2", "4")
+    torch.testing.assert_close(
+        found["cuda"].by_layer.cpu(), found["cpu"].by_layer, rtol=1e-3, atol=1e-4
+    )

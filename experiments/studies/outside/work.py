@@ -64,7 +64,7 @@ def judged(name: str, *, count: int, seed: int, steps: int) -> dict[str, Any]:
     train, valid, test = divided.samples.parts
     found = []
     for architecture, protocol in NETS.items():
-        protocol = _of_length(protocol, train[0].shape[1], steps)
+        protocol = of_length(protocol, train[0].shape[1], steps)
         seeds = range(FIRST_SEED + 100 * seed, FIRST_SEED + 100 * seed + len(divided.domains))
         stack = trained(train, valid, protocol, seeds, f"{name}, {architecture}").best
         ensembles = None
@@ -87,7 +87,7 @@ def judged(name: str, *, count: int, seed: int, steps: int) -> dict[str, Any]:
     return {"nets": found, "rows": rows, "seconds": time.monotonic() - start}
 
 
-def _of_length(protocol: Protocol, rows: int, steps: int) -> Protocol:
+def of_length(protocol: Protocol, rows: int, steps: int) -> Protocol:
     """The protocol with about so many steps on so many rows."""
     epochs = round(min(300.0, max(40.0, steps * protocol.batch / rows)))
     epochs = min(epochs, steps)

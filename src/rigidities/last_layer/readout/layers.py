@@ -4,13 +4,13 @@
 
 | where | what of it | a row of |
 | --- | --- | --- |
-| the network's own inputs | (R, d) as they are; (R, C, H, W) like a convolution's | d; 2 C |
+| the network's own inputs | (N, d) as they are; (N, C, H, W) like a convolution's | d; 2 C |
 | linear maps, layer norms | what enters, (R, ..., d) | d: the mean over what stands between |
 | convolutions, group norms | what enters, (R, C, ...) | 2 C: mean, deviation over positions |
 | recurrent nets, attention | what enters, (R, T, d) or (T, R, d) | d: the mean over T |
 | embeddings | what comes out, (R, ..., d) | d: the mean over what stands between |
 
-with R the samples of the batch, or the rows (atoms) that its outputs are sums of. Norms are among
+with R the N samples of the batch, or the rows (atoms) that its outputs are sums of. Norms are among
 them because they hide the size of what enters from all that follows, embeddings because what enters
 is no number. What enters several layers is watched once, of a layer that is called several times
 the first call, and what has rows of another kind (edges of a graph) not at all. The layers are
@@ -136,6 +136,8 @@ def find_layers(
         if recorded.rows is None or len(recorded.rows) not in rows or not recorded.rows.numel():
             continue
         module_name, place = key
+        if not module_name and len(recorded.rows) != samples:
+            continue  # atoms, say: of their positions the model may know distances alone
         first = key if recorded.before is None else recorded.before
         if first in layers:
             continue  # the same tensor is watched already

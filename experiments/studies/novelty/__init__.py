@@ -1,0 +1,1 @@
+"""What an alarm that watches every layer sees, and what it cannot."""
