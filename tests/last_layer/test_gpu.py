@@ -1,7 +1,10 @@
 """On an accelerator: the same numbers as on the CPU, and files that travel between them."""
 
+import copy
+
 import pytest
 import torch
+from torch import nn
 
 import rigidities as rg
 from tests.support.nets import calibrated, trained
@@ -173,18 +176,18 @@ def test_fits_on_different_devices_merge(cuda):
         calibrated(one, tuple(part.to(device) for part in net.valid))
 
 
-def test_novelty_on_the_gpu_is_that_of_the_cpu():
+def test_novelty_on_the_accelerator_is_that_of_the_cpu(cuda):
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Linear(300, 64), nn.Tanh(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 1)
     )
     x, y = torch.randn(3000, 300), torch.randn(3000, 1)
     found = {}
-    for device in ("cpu", "cuda"):
+    for device in ("cpu", cuda):
         uq = rg.LastLayerRigidity(copy.deepcopy(model).to(device))
         uq.fit(x[:2000].to(device), y[:2000].to(device), novelty=True)
         uq.calibrate(x[2000:].to(device), y[2000:].to(device), criterion="nll")
-        found[device] = uq.novelty(2 * x.to(device))
+        found[str(device)] = uq.novelty(2 * x.to(device))
     assert found["cuda"].by_layer.is_cuda
     assert found["cuda"].layers == found["cpu"].layers == ("the input", "2", "4")
     torch.testing.assert_close(
