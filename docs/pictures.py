@@ -55,7 +55,7 @@ class Fixed(nn.Module):
 def trained(x, y, activation, seed, steps=600):
     """A net of two hidden layers, by Adam."""
     torch.manual_seed(seed)
-    hidden = [nn.Linear(1, 64), activation(), nn.Linear(64, 64), activation()]
+    hidden = [nn.Linear(x.shape[1], 64), activation(), nn.Linear(64, 64), activation()]
     net = nn.Sequential(*hidden, nn.Linear(64, 1))
     optimiser = torch.optim.Adam(net.parameters(), lr=5e-3)
     for _ in range(steps):
@@ -171,6 +171,52 @@ def collapse():
     return figure
 
 
+def novelty():
+    """What an alarm at every layer sees, and two failures that no inputs can tell."""
+    torch.manual_seed(0)
+
+    def truth(x):
+        return torch.sin(3 * x[:, :1]) + 0.5 * x[:, :1].square()
+
+    x = 2 * torch.rand(900, 2) - 1
+    y = truth(x) + 0.05 * torch.randn(900, 1)
+    net = trained(x[:600], y[:600], nn.Tanh, seed=0)
+    uq = rg.LastLayerRigidity(Clipped(net)).fit(x[:600], y[:600], novelty=True)
+    uq.calibrate(x[600:], y[600:])
+    line = torch.linspace(-3, 3, 181)[:, None]
+    near = line[(line.abs() <= 1)[:, 0]]
+    along_first = torch.cat([line, torch.zeros_like(line)], 1)
+    inside = torch.cat([near, torch.zeros_like(near)], 1)
+    along_second = torch.cat([torch.full_like(near, 0.3), near], 1)
+    panels = (
+        ("an input out of range, clipped", along_first, line, truth(along_first)),
+        ("the truth has moved", inside, near, truth(inside) + 0.8),
+        ("an input matters that never did", along_second, near, truth(along_second) + near),
+    )
+    figure, axes = plt.subplots(1, 3, figsize=(9.6, 3.4))
+    for panel, (title, asked, place, true) in zip(axes, panels, strict=True):
+        p = uq.predict(asked)
+        low, high = (bound[:, 0] for bound in p.interval(0.9))
+        flagged = p.novelty[:, 0] > uq.report.novelty_usual
+        panel.fill_between(
+            place[:, 0],
+            *(0, 1),
+            where=flagged,
+            transform=panel.get_xaxis_transform(),
+            color=GREEN,
+            alpha=0.2,
+            lw=0,
+            label="novel",
+        )
+        band(panel, place, (low + high) / 2, (high - low) / 2, BLUE, "90 %")
+        panel.plot(place, p.mean, color=BLUE, label="prediction")
+        panel.plot(place, true, color=GREY, ls="--", lw=1.5, label="truth")
+        panel.set(title=title, xlabel="input", ylim=(-2.2, 3.2))
+    axes[2].set_xlabel("the other input")
+    axes[0].legend(fontsize=9, loc="lower center", ncols=2)
+    return figure
+
+
 def misspecified():
     """A straight line through a curve: sure of itself, and wrong."""
     torch.manual_seed(0)
@@ -252,6 +298,7 @@ PICTURES = {
     "rigidity": rigidity,
     "epistemic-and-noise": parts,
     "fail-collapse": collapse,
+    "fail-novelty": novelty,
     "fail-misspecified": misspecified,
     "fail-far": far,
 }

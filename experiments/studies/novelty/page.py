@@ -57,7 +57,8 @@ def kind_table(found: Found) -> Table:
     rows: list[list[Cell]] = []
     for name, kind in found["kinds"].items():
         rows += [
-            [name, unlike, *_cells(one), one["layer"]] for unlike, one in kind["unlike"].items()
+            [name, unlike, *_cells(one), f"`{one['layer']}`"]
+            for unlike, one in kind["unlike"].items()
         ]
     columns = ["net", "outside", *(f"AUROC, {label}" for label in ANSWERS.values()), *TAIL]
     return Table([*columns, "most telling layer"], rows, KINDS)

@@ -70,7 +70,12 @@ def numbers(done: Mapping[str, Any], sizes: Sizes, seed: int) -> dict[str, Any]:
         sets[name] = {net: mean_of([one for one in each if one["net"] == net]) for net in work.NETS}
     every = [one for name in sizes.sets for one in done[name]["nets"]]
     return {
-        "settings": {"seed": seed, "nets": len(every), "seeds": sizes.seeds},
+        "settings": {
+            "seed": seed,
+            "nets": len(every),
+            "seeds": sizes.seeds,
+            "hidden": {name: list(one.hidden) for name, one in work.NETS.items()},
+        },
         "all": {net: mean_of([one for one in every if one["net"] == net]) for net in work.NETS},
         "sets": sets,
         "kinds": {
