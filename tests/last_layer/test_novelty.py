@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,13 +11,16 @@ from torch import nn
 
 import rigidities as rg
 from rigidities.last_layer import novelty
+from rigidities.last_layer.fit import merge_files
 from rigidities.last_layer.readout import layers
 from rigidities.notices import NotFittedError
 from rigidities.prediction.prediction import Prediction
 from rigidities.report import html, verdict
 from tests.support import jobs
+from tests.support.operations import Operations
 
 ROWS, VALID = 900, 300
+OPERATIONS = 8
 pytestmark = pytest.mark.filterwarnings("ignore:.*stand in the training data too")
 
 
@@ -592,3 +596,60 @@ def test_distances_of_layers_that_never_varied_are_finite():
     distance = novelty.LayerDistance.of(layers.Layer("x", "", 0, 2), gram)
     found = distance(torch.tensor([[0.0, 0.0], [3.0, 4.0]]))
     torch.testing.assert_close(found, torch.tensor([0.0, 25.0], dtype=torch.float64))
+
+
+def test_inputs_that_are_missing_where_none_were_are_novel():
+    x, y = torch.randn(300, 3), torch.randn(300, 1)
+    uq = rg.LastLayerRigidity(Imputing()).fit(x[:200], y[:200], novelty=True)
+    x[250, 1] = torch.nan
+    uq.calibrate(x[200:], y[200:], criterion="nll")
+    found = uq.novelty(x[249:252])
+    assert found.largest.isinf().tolist() == [False, True, False]
+    assert found.layer[1] == "the input"
+    assert math.isfinite(uq.report.novelty["the input"])
+
+
+def test_models_that_differentiate_inside_are_watched_where_values_are():
+    class Slope(nn.Module):
+        """Its output is an energy and its slope's size, by `torch.func`."""
+
+        def __init__(self):
+            super().__init__()
+            self.first, self.out = nn.Linear(3, 6), nn.Linear(6, 1)
+
+        def forward(self, x):
+            slope = torch.func.vmap(torch.func.grad(lambda row: torch.tanh(self.first(row)).sum()))
+            return self.out(torch.tanh(self.first(x)) * slope(x).square().sum(1, keepdim=True))
+
+    x = torch.randn(120, 3)
+    uq = watched(Slope(), x, layer="out")
+    assert uq.novelty(x).layers == ("the input", "out")
+    assert float(uq.novelty(5 * x).by_layer[:, 0].median()) > 5
+
+
+def test_files_are_merged_without_a_model(tmp_path):
+    _, model, x, y = fitted()
+    for number, (start, end) in enumerate(((0, 400), (400, ROWS))):
+        part = rg.LastLayerRigidity(model).fit(x[start:end], y[start:end], novelty=True)
+        part.save(tmp_path / f"{number}.safetensors", rows=True)
+    paths = [tmp_path / "0.safetensors", tmp_path / "1.safetensors"]
+    merge_files(paths, tmp_path / "whole.safetensors", lambda _: None, check=True)
+    whole = rg.LastLayerRigidity.load(tmp_path / "whole.safetensors", model)
+    for mine, expected in zip(sums(whole), dense_sums(model, x[:ROWS]), strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_layer_costs_a_handful_of_operations():
+    """Those of an answer with novelty beyond one without, a layer: a count that is told."""
+    uq, _, x, _ = fitted()
+    alarm = uq._fit.learnt.alarm(uq.readout)
+    with Operations() as plain:
+        uq.readout(x[:64])
+    with Operations() as watching:
+        uq.readout.entering(x[:64])
+    rows = torch.randn(64, 12)
+    with Operations() as distance:
+        alarm.distances[1](rows)
+    a_layer = (len(watching.names) - len(plain.names)) / 3 + len(distance.names)
+    assert a_layer == OPERATIONS, (watching.names, distance.names)
+    assert f"{OPERATIONS} operations a layer" in Path("docs/speed.md").read_text(encoding="utf-8")

@@ -263,7 +263,8 @@ class ReadoutFit:
             if self.target is None:
                 statistics.say_unlabelled()
             learnt = Learnt(binding, statistics, weighing)
-            learnt.alarm(binding.current())  # which refuses what is not finite
+            if learnt.watches:
+                learnt.alarm(binding.current())  # which refuses what is not finite
             others.agree()
             self._swap(learnt)
             checkpoint.done()

@@ -80,8 +80,9 @@ class LayerDistance:
         return cls(layer, centre, root / units[:, None])
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Squared distances (R,), in float64."""
-        return ((rows.to(self.centre) - self.centre) @ self.root).square().sum(1)
+        """Squared distances (R,), in float64; infinite where a number is missing (NaN)."""
+        distances = ((rows.to(self.centre) - self.centre) @ self.root).square().sum(1)
+        return distances.nan_to_num(nan=math.inf, posinf=math.inf)
 
 
 @dataclass(frozen=True)

@@ -95,9 +95,7 @@ class _Recording(dict[tuple[str, int], _Recorded]):
         self, key: tuple[str, int], tensor: Any, rows: Callable[[Tensor], Tensor | None]
     ) -> None:
         """Record a tensor, unless there was a call of that name before."""
-        if key in self or not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-            return
-        if tensor.is_nested or tensor.ndim == 0:
+        if key in self or not _has_rows(tensor):
             return
         before = None
         for earlier, recorded in self.items():
@@ -184,7 +182,7 @@ def _recorded(
     seen = _Recording()
 
     def model_called(_: nn.Module, args: Any, kwargs: Any) -> None:
-        floating = [leaf for leaf in tree_leaves((args, kwargs)) if _is_floating(leaf)]
+        floating = [leaf for leaf in tree_leaves((args, kwargs)) if _has_rows(leaf)]
         for place, tensor in enumerate(floating):
             seen.add(("", place), tensor, _input_rows)
 
@@ -212,8 +210,16 @@ def _recorded(
             handle.remove()
 
 
-def _is_floating(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.is_floating_point()
+def _has_rows(value: Any) -> bool:
+    """Whether it is a plain floating-point tensor that can have rows.
+
+    What a transformation of `torch.func` sees has no values of its own outside it.
+    """
+    if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim == 0:
+        return False
+    if value.layout is not torch.strided or value.is_nested:
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
 def _rows(module: nn.Module, tensor: Tensor) -> Tensor | None:
@@ -231,8 +237,10 @@ def _rows(module: nn.Module, tensor: Tensor) -> Tensor | None:
 
 def _input_rows(tensor: Tensor) -> Tensor | None:
     """Likewise of an input of the model; of three dimensions nobody knows what they are."""
-    if tensor.ndim in (1, 2):
-        return _in_short(tensor).reshape(len(tensor), -1)
+    if tensor.ndim == 1:
+        return _in_short(tensor)[:, None]
+    if tensor.ndim == 2:
+        return _in_short(tensor)
     return _over_positions(tensor) if tensor.ndim > 3 else None
 
 
@@ -255,7 +263,9 @@ def _over_positions(tensor: Tensor) -> Tensor:
 
 def _in_short(tensor: Tensor) -> Tensor:
     """In single precision at least: sums in half would lose their digits."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+    if tensor.dtype in (torch.float32, torch.float64):
+        return tensor
+    return tensor.to(torch.float32)
 
 
 def _projected(rows: Tensor, layer: Layer) -> Tensor:
