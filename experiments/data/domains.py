@@ -9,6 +9,12 @@ import numpy as np
 from experiments.data import california, uci
 from experiments.data.benchmark import Samples, standardised
 
+SETS = (
+    *("concrete", "energy", "kin8nm", "naval", "power", "protein", "wine", "yacht"),
+    "california",
+)
+"""Sets that are divided into domains."""
+
 OUTSIDE = 0.25
 """Share of the rows beyond a threshold, as nearly as equal values allow."""
 

@@ -45,6 +45,9 @@ single predictions hardly determines a ridge, and a large one ruins the error ba
 CANDIDATES = (SAFE, PAPER, Calibration(noise="constant"))
 """From which `best` chooses: the first unless another is clearly better."""
 
+REPEATED = r"\d+ of \d+ calibration rows stand in the training data"
+"""A warning that sets with repeated rows give."""
+
 FOLDS = 5
 CLEARLY = 2.0
 """Standard errors by which a calibration must be better than the first candidate."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -39,6 +39,12 @@ class Protocol:
     cut: float = 0.1
     smallest: float = 1e-6
     cosine: bool = False
+
+    def of_length(self, rows: int, steps: int) -> Protocol:
+        """The same with about so many steps on so many rows, in 40 to 300 epochs."""
+        epochs = round(min(300.0, max(40.0, steps * self.batch / rows)))
+        epochs = min(epochs, steps)
+        return replace(self, epochs=epochs, patience=max(8, epochs // 6))
 
 
 FORECASTS = Protocol(

@@ -38,8 +38,12 @@ def test_every_figure_stands_in_a_committed_result(name: str) -> None:
 
 
 def counted(better: str, than: str) -> tuple[int, int]:
-    """On how many sets a method is better than another, and worse, by two standard errors."""
-    pairs = [one["paired"][f"{better} - {than}"]["nll"] for one in stored(SETS).values()]
+    """On how many sets a method is better than another, and worse, by two standard errors.
+
+    By the NLL, of cells where targets lie on a grid.
+    """
+    differences = [one["paired"][f"{better} - {than}"] for one in stored(SETS).values()]
+    pairs = [one.get("cell", one["nll"]) for one in differences]
     return sum(m < -2 * e for m, e in pairs), sum(m > 2 * e for m, e in pairs)
 
 
@@ -72,3 +76,26 @@ def test_figures_in_the_how_tos_and_the_concepts_are_those_of_the_results() -> N
     evidence = page("evidence.md")
     (held,) = re.findall(r"outside hold, on average \| \d+ % \| \d+ % \| (\d+ %)", evidence)
     assert f"outside.md): {held} for 90 %" in page("concepts/when_bars_fail.md")
+
+
+def test_what_novelty_sees_is_what_the_study_measured() -> None:
+    found = stored("experiments/results/novelty/novelty.json")
+    path = ROOT / "docs/concepts/when_bars_fail.md"
+    text = " ".join(path.read_text(encoding="utf-8").split())
+    wide, narrow = found["all"]["2 x 64 ReLU"], found["all"]["64 and 2 ReLU"]
+    hidden = found["kinds"]["layer norm"]["unlike"]["three times as large"]["auroc"]
+    digits = found["kinds"]["convolutions"]["unlike"]["fives to nines"]
+    assert f"(AUROC {hidden['novelty']:.2f} instead of {hidden['softness']:.2f})" in text
+    auroc = narrow["auroc"]
+    assert f"({auroc['novelty']:.2f} instead of {auroc['softness']:.2f} on nine sets)" in text
+    assert f"{wide['auroc']['novelty']:.2f}" == f"{wide['auroc']['softness']:.2f}"
+    assert f"({wide['auroc']['novelty']:.2f} both)" in text
+    auroc = digits["auroc"]
+    assert f"({auroc['novelty']:.2f} instead of {auroc['softness']:.2f}), but flagged" in text
+    assert 0.045 < digits["flagged"]["outside"] < 0.055  # one in twenty
+    nets = [one for by_net in found["sets"].values() for one in by_net.values()]
+    inside = [one["flagged"]["inside"] for one in nets]
+    assert f"{100 * sum(inside) / len(inside):.1f} % of new rows inside" in text
+    assert f"up to {100 * max(inside):.1f} %" in text
+    outside = sum(one["flagged"]["outside"] for one in nets) / len(nets)
+    assert f"and {100 * outside:.0f} % of those outside" in text

@@ -76,7 +76,7 @@ def test_it_is_the_distance_in_each_layer_over_what_most_validation_rows_stay_be
         expected = dense_distances(known, new, scaled=column == 0)
         usual = np.sort(expected[:VALID])[math.ceil(0.95 * VALID) - 1]
         np.testing.assert_allclose(found.by_layer[:, column].numpy(), expected / usual, rtol=1e-4)
-    assert int((found.by_layer[:VALID] > 1).sum(0).max()) == VALID - math.ceil(0.95 * VALID)
+    assert int((found.by_layer[:VALID] > 1 + 1e-5).sum(0).max()) == VALID - math.ceil(0.95 * VALID)
     torch.testing.assert_close(found.largest, found.by_layer.amax(1))
     names = [found.layers[i] for i in found.by_layer.argmax(1)]
     assert found.layer == names
@@ -115,16 +115,17 @@ class Shift(nn.Module):
         return x - self.by
 
 
-def test_constant_columns_are_novel_when_they_change_and_only_then():
+@pytest.mark.parametrize("spread", [1.0, 1000.0])
+def test_constant_columns_are_novel_when_they_change_and_only_then(spread):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
-    x = torch.randn(500, 3)
+    x = spread * torch.randn(500, 3)
     x[:, 1], x[:, 2] = 7.0, 0.0
     y = torch.randn(500, 1)
     uq = rg.LastLayerRigidity(model).fit(x[:400], y[:400], novelty=True)
     uq.calibrate(x[400:], y[400:], criterion="nll")
     changed = x[:3].clone()
-    changed[1, 1], changed[2, 2] = 12.0, 5.0
+    changed[1, 1], changed[2, 2] = 21.0, 5.0 * spread
     at_input = uq.novelty(changed).by_layer[:, 0]
     assert float(at_input[0]) < 3 < float(at_input[1:].min())
 
@@ -391,6 +392,109 @@ def test_atoms_are_watched_one_by_one_and_the_most_novel_one_counts():
     torch.testing.assert_close(found.by_layer[:, 0].double(), expected / usual, rtol=1e-5, atol=0)
 
 
+class Named(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(2, 1)
+
+    def forward(self, a, b):
+        return self.out(torch.stack([a.square().mean(1), b.mean(1)], 1))
+
+
+def test_inputs_are_known_by_their_names_in_whatever_order_they_come():
+    a, b, y = torch.randn(200, 3), 50 + torch.randn(200, 4), torch.randn(200, 1)
+    uq = rg.LastLayerRigidity(Named()).fit({"a": a, "b": b, "y": y}, novelty=True)
+    uq.calibrate({"a": a, "b": b, "y": y}, criterion="nll")
+    found = uq.novelty({"a": a, "b": b})
+    assert found.layers == ("input a", "input b", "out")
+    turned = uq.novelty({"b": b, "a": a})
+    torch.testing.assert_close(turned.by_layer, found.by_layer)
+
+
+def test_what_is_written_to_in_place_is_watched_again():
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.LayerNorm(4), nn.LayerNorm(4)
+            self.inner, self.out = nn.Linear(4, 4), nn.Linear(4, 1)
+
+        def forward(self, x):
+            hidden = x.clone()
+            hidden += torch.tanh(self.inner(self.first(hidden)))
+            return self.out(self.second(hidden))
+
+    x = torch.randn(90, 4)
+    assert watched(Residual(), x).novelty(x).layers == (
+        "the input",
+        "first",
+        "inner",
+        "second",
+        "out",
+    )
+
+
+def test_rows_that_are_no_samples_are_not_watched_though_they_are_as_many():
+    class Positions(nn.Module):
+        """As many tokens as samples, attended to with the tokens first."""
+
+        def __init__(self):
+            super().__init__()
+            self.tokens, self.places = nn.Embedding(9, 8), nn.Embedding(64, 8)
+            self.block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0)
+            self.out = nn.Linear(8, 1)
+
+        def forward(self, ids):
+            hidden = self.tokens(ids) + self.places(torch.arange(ids.shape[1]))
+            hidden = self.block(hidden.transpose(0, 1))
+            return self.out(hidden.mean(0))
+
+    ids = torch.randint(0, 9, (64, 64))
+    uq = rg.LastLayerRigidity(Positions().eval())
+    uq.fit([(ids, torch.randn(64, 1))], novelty=True)
+    uq.calibrate([(ids[:40], torch.randn(40, 1))], criterion="nll")
+    assert uq.novelty(ids[:7]).layers == ("tokens", "block.self_attn", "out")
+
+
+def test_samples_that_a_model_sorts_are_not_watched_while_they_are():
+    class Sorting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.sorted, self.out = nn.Linear(3, 5), nn.Linear(5, 1)
+
+        def forward(self, x):
+            order = x[:, 0].argsort()
+            hidden = torch.tanh(self.sorted(x[order]))
+            return self.out(hidden[order.argsort()])
+
+    x = torch.randn(100, 3)
+    assert watched(Sorting(), x).novelty(x).layers == ("the input", "out")
+
+
+def test_edges_that_were_as_many_as_atoms_in_the_first_batch_are_named():
+    def rings(seed, more):
+        generator = torch.Generator().manual_seed(seed)
+        structure = torch.repeat_interleave(torch.arange(10), 4)
+        atoms = torch.randn(40, 3, generator=generator)
+        edges = torch.stack([torch.arange(40), torch.arange(40).roll(1)])
+        edges = torch.cat([edges, edges[:, :more]], 1)
+        return (atoms, edges, structure, torch.tensor(10)), torch.randn(10, 1)
+
+    uq = rg.LastLayerRigidity(Atoms(), forward=lambda m, b: m(*b[0]))
+    with pytest.raises(ValueError, match=r"Batch 1: novelty watches what enters 'edge'.*edges"):
+        uq.fit([rings(0, 0), rings(1, 5)], novelty=True)
+    uq.fit([rings(1, 5), rings(0, 0)], novelty=True)
+    uq.calibrate([rings(2, 3)], criterion="nll")
+    assert uq.novelty([rings(3, 0)]).layers == ("the input", "out")
+
+
+def test_several_nets_as_one_are_watched_each():
+    models = [made(seed)[0] for seed in (1, 2)]
+    _, x, y = made()
+    uq = rg.LastLayerRigidity(rg.MeanOf(models)).fit(x[:ROWS], y[:ROWS], novelty=True)
+    uq.calibrate(x[ROWS:], y[ROWS:], criterion="nll")
+    assert len(uq.novelty(x[:3]).layers) == 5
+
+
 def test_what_enters_several_layers_is_watched_once():
     class Forked(nn.Module):
         def __init__(self):
@@ -515,7 +619,8 @@ def test_the_reports_tell_of_it():
     assert "3 layers watched" in text
     assert f"above {uq.report.novelty_usual:.2f}" in text
     largest = uq.novelty(x[ROWS:]).largest
-    assert int((largest > uq.report.novelty_usual).sum()) == 3  # a hundredth of the rows
+    above = int((largest > uq.report.novelty_usual).sum())
+    assert 2 <= above <= 4  # a hundredth of the rows, the last of which may round
     far = torch.cat([x[:270], 6 * x[:30]])
     p = uq.predict(far)
     said = str(verdict(p, y[:300], calibration=uq.report))
@@ -653,3 +758,66 @@ def test_a_layer_costs_a_handful_of_operations():
     a_layer = (len(watching.names) - len(plain.names)) / 3 + len(distance.names)
     assert a_layer == OPERATIONS, (watching.names, distance.names)
     assert f"{OPERATIONS} operations a layer" in Path("docs/speed.md").read_text(encoding="utf-8")
+
+
+def test_a_calibration_of_which_many_rows_lack_a_number_says_so():
+    x, y = torch.randn(400, 3), torch.randn(400, 1)
+    uq = rg.LastLayerRigidity(Imputing()).fit(x[:200], y[:200], novelty=True)
+    x[200:230, 1] = torch.nan
+    report = uq.calibrate(x[200:], y[200:], criterion="nll")
+    assert "30 of 200 calibration rows lack a number" in str(report)
+    assert all(map(math.isfinite, report.novelty.values()))
+    found = uq.novelty(x[225:235]).largest
+    assert found.isinf().tolist() == 5 * [True] + 5 * [False]
+    assert float(found[5:].min()) > 0
+    assert report.novelty_usual < 5
+
+
+def test_a_model_without_anything_to_watch_is_refused():
+    class Bare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4))
+
+        def forward(self, x):  # (N, T, d)
+            return (x.mean(1) * self.weight).sum(1, keepdim=True)
+
+    with pytest.raises(ValueError, match="found no layer to watch"):
+        rg.LastLayerRigidity(Bare(), layer="").fit(
+            torch.randn(50, 3, 4), torch.randn(50, 1), novelty=True
+        )
+
+
+def test_rows_whose_samples_are_not_known_are_refused_by_name():
+    torch.manual_seed(0)
+    uq = rg.LastLayerRigidity(Atoms(), forward=lambda m, b: m(*b[0]))
+    uq.fit([structures(seed, 20) for seed in range(4)], novelty=True)
+    uq.calibrate([structures(9, 20)], criterion="nll")
+    tap = uq.readout
+    alarm = uq._fit.learnt.alarm(tap)
+    batch = next(iter(uq.feed([structures(5, 20)], "test")))
+    tap.row_owners = lambda *args, **kwargs: None
+    with pytest.raises(ValueError, match="which of them belong to which sample is not known"):
+        alarm.read(tap, batch)
+
+
+def test_some_of_the_inputs_can_be_taken():
+    uq, _, x, _ = fitted()
+    whole = uq.novelty(x)
+    few = whole[whole.largest > 1]
+    assert len(few) == int((whole.largest > 1).sum())
+    torch.testing.assert_close(few.largest, whole.largest[whole.largest > 1])
+    assert len(whole[3]) == 1
+    assert "1 input to 3 layers" in str(whole[3])
+    assert str(whole).count("row") == 5
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_models_of_any_precision_are_watched(dtype):
+    model, x, y = made()
+    inputs = (x / x.std(0)).to(dtype)
+    uq = rg.LastLayerRigidity(model.to(dtype)).fit(inputs[:ROWS], y[:ROWS].to(dtype), novelty=True)
+    uq.calibrate(inputs[ROWS:], y[ROWS:].to(dtype), criterion="nll")
+    found = uq.novelty(torch.cat([inputs[:50], 5 * inputs[:50]])).largest
+    assert found.dtype == torch.float32
+    assert float(found[50:].median()) > 5 * float(found[:50].median())

@@ -9,10 +9,10 @@ from typing import Any
 
 from experiments.data import uci
 from experiments.data.california import NAMES
+from experiments.data.domains import SETS
 from experiments.frame.jobs import Job, results
 from experiments.frame.outcome import Outcome
 from experiments.studies.novelty import nets, page, work
-from experiments.studies.outside.run import SETS
 
 UNSEEN = "what nothing sees"
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import rigidities as rg
 from experiments.data import domains
+from experiments.judging.error_bars import REPEATED
 from experiments.studies.novelty.nets import CASES, Case, Data, in_batches, rows_of, smooth, trained
-from experiments.studies.outside.work import REPEATED, of_length
 from experiments.training import descent
 from experiments.training.protocol import Protocol
 from rigidities import metrics
@@ -39,7 +39,7 @@ def on_set(name: str, *, count: int, seed: int, steps: int) -> dict[str, Any]:
     train, valid, _ = divided.samples.parts
     found = []
     for architecture, protocol in NETS.items():
-        protocol = of_length(protocol, train[0].shape[1], steps)
+        protocol = protocol.of_length(train[0].shape[1], steps)
         seeds = range(FIRST_SEED + 100 * seed, FIRST_SEED + 100 * seed + len(divided.domains))
         stack = descent.trained(train, valid, protocol, seeds, f"{name}, {architecture}").best
         for k in range(len(divided.domains)):

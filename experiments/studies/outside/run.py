@@ -10,15 +10,11 @@ from typing import Any
 
 from experiments.data import uci
 from experiments.data.california import NAMES
-from experiments.data.domains import KINDS
+from experiments.data.domains import KINDS, SETS
 from experiments.frame.jobs import Job, results
 from experiments.frame.outcome import Outcome
 from experiments.studies.outside import page, work
 
-SETS = (
-    *("concrete", "energy", "kin8nm", "naval", "power", "protein", "wine", "yacht"),
-    "california",
-)
 NEITHER = (0.85, 0.995)
 """Coverages of 90 % intervals between which a net's bars are neither narrow nor idle."""
 

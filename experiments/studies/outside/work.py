@@ -43,7 +43,6 @@ STEPS = 8000
 """Of the training, about, in 40 to 300 epochs."""
 
 KEPT = ("nll", "coverage_90", "interval_score", "rmse")
-REPEATED = r"\d+ of \d+ calibration rows stand in the training data"
 
 
 def judged(name: str, *, count: int, seed: int, steps: int) -> dict[str, Any]:
@@ -64,7 +63,7 @@ def judged(name: str, *, count: int, seed: int, steps: int) -> dict[str, Any]:
     train, valid, test = divided.samples.parts
     found = []
     for architecture, protocol in NETS.items():
-        protocol = of_length(protocol, train[0].shape[1], steps)
+        protocol = protocol.of_length(train[0].shape[1], steps)
         seeds = range(FIRST_SEED + 100 * seed, FIRST_SEED + 100 * seed + len(divided.domains))
         stack = trained(train, valid, protocol, seeds, f"{name}, {architecture}").best
         ensembles = None
@@ -87,20 +86,13 @@ def judged(name: str, *, count: int, seed: int, steps: int) -> dict[str, Any]:
     return {"nets": found, "rows": rows, "seconds": time.monotonic() - start}
 
 
-def of_length(protocol: Protocol, rows: int, steps: int) -> Protocol:
-    """The protocol with about so many steps on so many rows."""
-    epochs = round(min(300.0, max(40.0, steps * protocol.batch / rows)))
-    epochs = min(epochs, steps)
-    return replace(protocol, epochs=epochs, patience=max(8, epochs // 6))
-
-
 def _one(net: torch.nn.Module, divided: Divided, k: int) -> dict[str, Any]:
     """One net by all forms and by a constant bar, in units of the targets' spread."""
     train, valid, (x, y) = ((a[k], b[k]) for a, b in divided.samples.parts)
     uq = error_bars.fitted(net, train)
     forms: dict[str, Any] = {}
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=REPEATED)
+        warnings.filterwarnings("ignore", message=error_bars.REPEATED)
         for form, how in FORMS.items():
             report = error_bars.calibrated(uq, valid, how)
             p = uq.predict(x)

@@ -271,9 +271,10 @@ class CalibrationReport:
             lines.append(f"  rounding        at most {self.rounding:.2g} of variances (mixed)")
         lines += [f"  {line}" for line in [*self._rungs, *self._beyond]]
         if self.novelty:
+            layers = "1 layer" if len(self.novelty) == 1 else f"{len(self.novelty)} layers"
             lines.append(
-                f"  novelty         {len(self.novelty)} layers watched; one row in a hundred of "
-                f"these is above {self.novelty_usual:.2f}"
+                f"  novelty         {layers} watched; one row in a hundred of these is above "
+                f"{self.novelty_usual:.2f}"
             )
         if self.duplicates:
             lines.append(f"  seen before     {self.duplicates} of {self.samples} rows")

@@ -146,7 +146,8 @@ class Learnt:
         if self.report is None or not self.report.novelty:
             return None
         usual = [self.report.novelty[name] for name in alarm.layers]
-        return NoveltyScale(alarm, torch.tensor(usual, device=self.statistics.gram.device))
+        device = self.statistics.gram.device
+        return NoveltyScale(alarm, torch.tensor(usual, dtype=torch.float64, device=device))
 
     def identity(self, loss: Any) -> dict[str, Any]:
         """What others must agree in; `loss` stands for the loss and weights."""
@@ -238,7 +239,7 @@ class ReadoutFit:
             "precision": precision,
             "method": method,
             "sample": sample,
-            "novelty": bool(novelty),
+            "novelty": novelty,
         }
         with self._alone(), self.job(group, "fit", weighing, **choices) as others:
             binding, begun = self._begun(checkpoint, others, weighing, choices)

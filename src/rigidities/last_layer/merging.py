@@ -21,7 +21,7 @@ REMEDIES = {
     "weights": "Load the same weights into every model first; in a job, where batch norms have "
     "other statistics on each process, pass rigidities.whole(model)",
     "readout": "Name the same layer=, forward= and output= everywhere",
-    "novelty": "Fit every part with novelty=True, or none",
+    "novelty": "Fit every part with novelty=True, or none, from batches of one form",
     "loss": "Fit every part with the same loss= and weights",
     "precision": "Fit every part with the same precision=",
     "method": "Fit every part with the same method=",
@@ -43,7 +43,7 @@ def identity(readout: dict[str, Any], statistics: Statistics, loss: Any) -> dict
     """What parts must agree in, as JSON holds it; `loss` as a file has it, None for functions."""
     gram, own = statistics.gram, dict(readout)
     return {
-        "novelty": own.pop("watched", None),
+        "novelty": _by_name(own.pop("watched", [])),
         "weights": own.pop("fingerprint"),
         "readout": own | {"width": gram.width, "targets": statistics.targets},
         "loss": loss,
@@ -51,6 +51,11 @@ def identity(readout: dict[str, Any], statistics: Statistics, loss: Any) -> dict
         "method": gram.stored,
         "data": [statistics.inputs, statistics.kind],
     }
+
+
+def _by_name(layers: list[dict[str, Any]]) -> dict[str, Any]:
+    """Layers that are watched, by their names."""
+    return {layer["name"]: layer for layer in layers}
 
 
 def require_alike(parts: Sequence[dict[str, Any]], names: Sequence[str]) -> None:

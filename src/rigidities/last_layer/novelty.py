@@ -6,7 +6,8 @@ training data (`statistics.layer_sums`),
 $$ d^2(f) = (f - m)^\top (C + \epsilon I)^{-1} (f - m), $$
 
 $\epsilon$ being a hundredth of the mean eigenvalue of C. The columns of the network's own inputs,
-which have units of their own, are first divided by their standard deviations. Where an output is a
+which have units of their own, are first divided by their standard deviations (where they are at
+most 256, so that they are not projected). Where an output is a
 sum over rows (atoms) the largest of their distances counts. The novelty is $d^2$ over the value
 that 95 % of the calibration rows stay below.
 
@@ -34,7 +35,7 @@ from .statistics.layer_sums import LayerSums
 RIDGE = 1e-2
 """Of each covariance, relative to its mean eigenvalue."""
 LEVEL = 0.95
-"""Share of the calibration rows whose distance is at most 1."""
+"""Share of the calibration rows whose novelty is at most 1, in each layer."""
 _ROUNDING = 1e-6
 """Deviations below this share of the values are rounding."""
 
@@ -66,10 +67,7 @@ class LayerDistance:
         rounding = _ROUNDING**2 * squares.diagonal()
         units = torch.ones_like(variances)
         if layer.is_input and layer.width <= WIDEST:
-            varied = variances > rounding
-            typical = variances[varied].mean() if bool(varied.any()) else squares.diagonal().mean()
-            units = torch.where(varied, variances, typical).sqrt()
-            units = torch.where(units > 0, units, 1.0)
+            units = _units(variances, centre, varied=variances > rounding)
         scaled = covariance / torch.outer(units, units)
         least = (rounding / units.square()).mean()
         ridge = torch.maximum(RIDGE * scaled.diagonal().mean(), least)
@@ -122,10 +120,15 @@ class Alarm:
         owners: Tensor | None = None
         columns = []
         for distance, rows in zip(self.distances, entering, strict=True):
-            values = distance(rows)
-            if len(values) != samples:
+            values, layer = distance(rows), distance.layer
+            if layer.of_samples:
+                if len(values) != samples:
+                    raise ValueError(_ROWS.format(layer.name, len(values), samples))
+            else:
                 if owners is None:
-                    owners = _owners(tap, batch, distance.layer, len(values), samples)
+                    owners = tap.row_owners(*batch.args, **batch.kwargs)
+                if owners is None or len(owners) != len(values):
+                    raise ValueError(_ROWS.format(layer.name, len(values), samples))
                 values = values.new_zeros(samples).scatter_reduce(0, owners, values, "amax")
             columns.append(values)
         return reading, torch.stack(columns, dim=1)
@@ -154,23 +157,35 @@ class NoveltyScale:
         return reading, (distances / self.usual).to(torch.float32)
 
 
-def _owners(tap: AnyTap, batch: Batch, layer: Layer, rows: int, samples: int) -> Tensor:
-    """The sample of each row (atom) of a batch, (R,)."""
-    owners = tap.owners(*batch.args, **batch.kwargs)
-    if owners is None or len(owners) != rows:
-        raise ValueError(
-            f"novelty watches {layer.name!r}, which got {rows} rows for {samples} samples here, "
-            "and which of them belong to which sample is not known. Fit without novelty=True."
-        )
-    return owners
+_ROWS = (
+    "novelty watches {!r}, which got {} rows for {} samples here, and which of them belong to "
+    "which sample is not known. Pass batches like those of the fit, or fit without novelty=True."
+)
+
+
+def _units(variances: Tensor, centre: Tensor, *, varied: Tensor) -> Tensor:
+    """Of columns with units of their own, (d,): their spread.
+
+    One that never varied has its own size for a unit; a column of zeros the smallest spread of the
+    others, so that any change of it is noticed.
+    """
+    spreads = variances.sqrt()
+    smallest = spreads[varied].min() if bool(varied.any()) else spreads.new_ones(())
+    sizes = torch.where(centre != 0, centre.abs(), smallest)
+    return torch.where(varied, spreads, sizes)
 
 
 def references(distances: Tensor) -> Tensor:
     """What 95 % of the calibration rows stay below, for each layer (L,), from (n, L).
 
-    At least 1: that is a deviation by what counts as rounding, where a layer's rows are all alike.
+    Rows that lack a number are left out. At least 1: that is a deviation by what counts as
+    rounding, where a layer's rows are all alike.
     """
-    return upper(distances, LEVEL).clamp(min=1.0)
+    usual = []
+    for column in distances.unbind(1):
+        known = column[column.isfinite()]
+        usual.append(upper(known, LEVEL) if len(known) else column.new_ones(()))
+    return torch.stack(usual).clamp(min=1.0)
 
 
 def upper(values: Tensor, level: float) -> Tensor:

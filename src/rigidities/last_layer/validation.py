@@ -136,11 +136,12 @@ class Validation:
     ) -> CalibrationReport:
         """The report of rows to fit, for conformal scores and of the training data."""
         fitted, scored = conformal_rows(self.residuals(rows), self.residuals(apart), conformal)
-        report = self.report(fitted, self.residuals(seen))
+        trained = self.residuals(seen)
+        report = self.report(fitted, trained)
         final = self.posterior.with_ridge(report.ridge).with_scale(report.scale)
         report = report.certified(final.doubt, digits)
         if self.alarm is not None:
-            report = self._with_novelty(report, self.residuals(seen) if fitted is None else fitted)
+            report = self._with_novelty(report, trained if fitted is None else fitted)
         if fitted is not None and self.wanted.criterion != "loo":
             said = remarks(report, fitted, self.posterior.eigenvalues)
             report = replace(report, remarks=[*said, *report.remarks])
@@ -212,9 +213,22 @@ class Validation:
             return report
         distances = rows.kept["distances"]
         usual = references(distances)
-        largest = (distances / usual).amax(1)
-        by_layer = dict(zip(self.alarm.layers, usual.tolist(), strict=True))
-        return replace(report, novelty=by_layer, novelty_usual=float(upper(largest, 0.99)))
+        largest = (distances / usual).to(torch.float32).amax(1)  # as predictions have it
+        known = largest[largest.isfinite()]
+        remarks = report.remarks
+        if len(known) < len(largest):
+            remarks = [
+                *remarks,
+                f"{len(largest) - len(known)} of {len(largest)} calibration rows lack a number "
+                "that no training row lacked: their novelty is infinite, and they do not say what "
+                "is usual.",
+            ]
+        return replace(
+            report,
+            novelty=dict(zip(self.alarm.layers, usual.tolist(), strict=True)),
+            novelty_usual=float(upper(known, 0.99)) if len(known) else 1.0,
+            remarks=remarks,
+        )
 
     def _evidence(self) -> Callable[[Tensor], Tensor] | None:
         """Of ridges; for the full model None where it is not known."""
@@ -257,7 +271,8 @@ class Validation:
         shape = shape if given is None else noise_variances(given, batch, reading)
         kept = {"mean": mean}
         if distances is not None:
-            kept["distances"] = distances.repeat_interleave(len(mean) // len(distances), 0)
+            each = len(mean) // max(1, len(distances))  # output rows of a sample
+            kept["distances"] = distances.repeat_interleave(each, 0)
         if self.full or self.hashed or self.groups is not None:
             kept["inputs"] = head_inputs(reading.detached())
         if self.hashed:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,16 +50,10 @@ class Novelty:
     def __len__(self) -> int:
         return len(self.by_layer)
 
-    @classmethod
-    def concatenate(cls, parts: Sequence[Novelty]) -> Novelty:
-        """That of some inputs and of others as one, in this order."""
-        if len({part.layers for part in parts}) != 1:
-            raise ValueError("Expected novelties of one model's layers, got none or several.")
-        return cls(torch.cat([part.by_layer for part in parts]), parts[0].layers)
-
     def __str__(self) -> str:
-        count = f"{len(self)} input{'s' * (len(self) != 1)}"
-        lines = [f"Novelty of {count} to {len(self.layers)} layers"]
+        inputs = "1 input" if len(self) == 1 else f"{len(self)} inputs"
+        layers = "1 layer" if len(self.layers) == 1 else f"{len(self.layers)} layers"
+        lines = [f"Novelty of {inputs} to {layers}"]
         layer = self.layer
         largest = self.largest.tolist()
         order = self.largest.argsort(descending=True)[:_SHOWN].tolist()

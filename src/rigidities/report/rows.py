@@ -195,7 +195,7 @@ def _with_novelty(rows: list[Rows], novelty: Tensor) -> list[Rows]:
     found = []
     for part, column in zip(rows, columns, strict=True):
         shown = [round(value, 2) for value in column.tolist()]
-        found.append(replace(part, novelty=column, inputs={**part.inputs, "novelty": shown}))
+        found.append(replace(part, novelty=column, inputs={"novelty": shown, **part.inputs}))
     return found
 
 

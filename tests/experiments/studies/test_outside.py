@@ -67,7 +67,7 @@ def test_every_form_is_judged_on_both_sides(synthetic: Path) -> None:
     assert set(first["forms"]) == {*work.FORMS, "constant", "ensemble"} == set(page.LABELS)
     divided = domains.drawn("energy", 1, 5)
     train, valid, (x, y) = divided.samples.parts
-    protocol = work.of_length(work.NETS["50 ReLU"], train[0].shape[1], 4)
+    protocol = work.NETS["50 ReLU"].of_length(train[0].shape[1], 4)
     net = trained(
         train, valid, protocol, range(work.FIRST_SEED + 500, work.FIRST_SEED + 503)
     ).best.module(0)

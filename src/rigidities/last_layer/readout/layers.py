@@ -10,11 +10,13 @@
 | recurrent nets, attention | what enters, (R, T, d) or (T, R, d) | d: the mean over T |
 | embeddings | what comes out, (R, ..., d) | d: the mean over what stands between |
 
-with R the N samples of the batch, or the rows (atoms) that its outputs are sums of. Norms are among
-them because they hide the size of what enters from all that follows, embeddings because what enters
-is no number. What enters several layers is watched once, of a layer that is called several times
-the first call, and what has rows of another kind (edges of a graph) not at all. The layers are
-found on the first batch.
+with R the N samples of the batch, or the rows (atoms) that its outputs are sums of, in the order in
+which the readout gets them. Norms are among them because they hide the size of what enters from all
+that follows, embeddings because what enters is no number. What enters several layers is watched
+once, and of a layer that is called several times the first call. Not watched is what has rows of
+another kind (edges of a graph) or in another order than the samples, and what a compiled module
+or a nested tensor hides. A mean over tokens counts those that pad. The layers are found on the
+first batch.
 
 Rows wider than `WIDEST` are projected: columns are dealt out at random to as many sums, each with a
 random sign. The same seed gives the same projection on every machine and device.
@@ -34,6 +36,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ...data.sketch import row_hashes
+from ...models.shadow import input_names
 
 WIDEST = 256
 """Numbers in a row at most."""
@@ -54,8 +57,9 @@ class Layer:
     Attributes:
         name: what users call it: that of a module, or "the input".
         module: the module whose input (or, of an embedding, output) it is; "" for the model.
-        place: which of the model's floating-point inputs it is, of a `module` "".
+        place: of a `module` "", which of the model's inputs it is: the name of a parameter.
         width: of a row before it is projected.
+        of_samples: whether a row is a sample's; else it is one (an atom's) that outputs sum over.
         seed: of the projection.
         is_input: whether the network's own inputs are watched there, whose columns have units of
             their own.
@@ -63,8 +67,9 @@ class Layer:
 
     name: str
     module: str
-    place: int
+    place: str
     width: int
+    of_samples: bool = True
     seed: int = SEED
     is_input: bool = False
 
@@ -74,42 +79,47 @@ class Layer:
         return min(self.width, WIDEST)
 
 
+Key = tuple[str, str]
+"""A module's name, "" for the model, and of the model the input's name."""
+
+
 @dataclass(frozen=True)
 class _Recorded:
     """What one call gave: its rows (R, d), None where it has none, and where it was seen before.
 
     Attributes:
         tensor: that the rows are of, as long as it lives.
+        version: how often it had been written to.
         before: the key of an earlier call with the same tensor, if any.
     """
 
     tensor: weakref.ref[Tensor]
+    version: int
     rows: Tensor | None
-    before: tuple[str, int] | None
+    before: Key | None
 
 
-class _Recording(dict[tuple[str, int], _Recorded]):
-    """What a pass has given, by the module's name, "" for the model, and the input's place."""
+class _Recording(dict[Key, _Recorded]):
+    """What the layers got in a pass."""
 
-    def add(
-        self, key: tuple[str, int], tensor: Any, rows: Callable[[Tensor], Tensor | None]
-    ) -> None:
+    def add(self, key: Key, tensor: Any, rows: Callable[[Tensor], Tensor | None]) -> None:
         """Record a tensor, unless there was a call of that name before."""
         if key in self or not _has_rows(tensor):
             return
+        version = 0 if tensor.is_inference() else tensor._version
         before = None
         for earlier, recorded in self.items():
-            if recorded.tensor() is tensor:
+            if recorded.tensor() is tensor and recorded.version == version:
                 before = earlier
                 break
-        self[key] = _Recorded(weakref.ref(tensor), rows(tensor.detach()), before)
+        self[key] = _Recorded(weakref.ref(tensor), version, rows(tensor.detach()), before)
 
 
 def find_layers(
     pattern: nn.Module,
     model: nn.Module,
     read: Callable[[], int],
-    owners: Callable[[], Tensor | None],
+    row_owners: Callable[[], Tensor | None],
 ) -> list[Layer]:
     """The layers to watch, by what a first batch calls.
 
@@ -117,34 +127,86 @@ def find_layers(
         pattern: the model as it is, whose modules tell what they are.
         model: that is run, perhaps with other modules in place of some.
         read: runs it on the batch, and tells how many samples that has.
-        owners: the sample of each row (atom) that the outputs are sums of; None if they are not.
+        row_owners: the sample of each row (atom) that the outputs are sums of; None if they are
+            not.
     """
     named = pattern.named_modules()
     modules = {name: module for name, module in named if name and isinstance(module, _WATCHED)}
-    with _recorded(model, modules, inputs=True) as seen:
+    with _recorded(pattern, model, modules, inputs=True) as recording:
         samples = read()
-    rows = {samples}
-    if any(one.rows is not None and len(one.rows) != samples for one in seen.values()):
-        found = owners()
-        if found is not None:
-            rows.add(len(found))
-    inputs = [key for key in seen if key[0] == ""]
-    layers: dict[tuple[str, int], Layer] = {}
-    for key, recorded in seen.items():
-        if recorded.rows is None or len(recorded.rows) not in rows or not recorded.rows.numel():
+    atoms = 0
+    lengths = {len(recorded.rows) for recorded in recording.values() if recorded.rows is not None}
+    if lengths - {samples}:
+        owners = row_owners()
+        atoms = 0 if owners is None else len(owners)
+    inputs = [key for key in recording if key[0] == ""]
+    layers: dict[Key, Layer] = {}
+    for key, recorded in recording.items():
+        rows = recorded.rows
+        if rows is None or len(rows) not in (samples, atoms) or not rows.numel():
             continue
         module_name, place = key
-        if not module_name and len(recorded.rows) != samples:
+        if not module_name and len(rows) != samples:
             continue  # atoms, say: of their positions the model may know distances alone
         first = key if recorded.before is None else recorded.before
         if first in layers:
             continue  # the same tensor is watched already
-        name = module_name.replace("_orig_mod.", "")
+        name = module_name
         if first in inputs:
             name = "the input" if len(inputs) == 1 else f"input {first[1]}"
-        width = recorded.rows.shape[1]
-        layers[first] = Layer(name, module_name, place, width, is_input=first in inputs)
+        layers[first] = Layer(
+            name=name,
+            module=module_name,
+            place=place,
+            width=rows.shape[1],
+            of_samples=len(rows) == samples,
+            is_input=first in inputs,
+        )
     return sorted(layers.values(), key=lambda layer: not layer.is_input)
+
+
+def layers_of_samples(
+    pattern: nn.Module,
+    model: nn.Module,
+    layers: Sequence[Layer],
+    *,
+    whole: Callable[[], Tensor],
+    few: Callable[[], Tensor],
+) -> list[Layer]:
+    """Of the layers found, those that get the first samples' rows first.
+
+    Not so the rows of places, of which there may be as many as samples (the tokens of a sequence),
+    and of samples that the model has sorted. Rows that are atoms' are not asked.
+
+    Args:
+        pattern: as in `find_layers`.
+        model: as in `find_layers`.
+        layers: those found.
+        whole: runs the model on the batch, and gives its outputs.
+        few: likewise on the first rows of its inputs.
+    """
+    with _rows_by_layer(pattern, model, layers) as rows_of_all:
+        outputs = whole()
+    try:
+        with _rows_by_layer(pattern, model, layers) as rows_of_few:
+            first_outputs = few()
+    except (ValueError, RuntimeError):
+        return list(layers)  # rows of the inputs are no samples
+    count = len(first_outputs)
+    if count == len(outputs) or not torch.allclose(first_outputs, outputs[:count], rtol=1e-2):
+        return list(layers)
+    kept = []
+    for layer in layers:
+        rows, first = rows_of_all.get(layer), rows_of_few.get(layer)
+        if not layer.of_samples:
+            kept.append(layer)
+        elif rows is not None and first is not None and first.shape == rows[:count].shape:
+            rows, first = rows.nan_to_num(), first.nan_to_num()  # which the fit refuses by name
+            spread = (rows - rows.mean(0)).abs().max()
+            tolerance = 1e-2 * spread + 1e-5 * rows.abs().max()  # far above any rounding
+            if bool(((first - rows[:count]).abs() <= tolerance).all()):
+                kept.append(layer)
+    return kept
 
 
 @contextmanager
@@ -154,16 +216,15 @@ def watched(
     """During the first pass within, record what enters some layers; the list is filled at the end.
 
     Raises:
-        ValueError: a layer was not called, or with rows of another width.
+        ValueError: a layer was not called, or with rows of another width; or layers whose rows
+            (atoms) belong together got different numbers of them.
     """
-    names = {layer.module for layer in layers}
-    modules = {name: pattern.get_submodule(name) for name in names if name}
     entering: list[Tensor] = []
-    with _recorded(model, modules, inputs="" in names) as seen:
+    with _rows_by_layer(pattern, model, layers) as rows_by_layer:
         yield entering
+    atoms: int | None = None
     for layer in layers:
-        recorded = seen.get((layer.module, layer.place))
-        rows = None if recorded is None else recorded.rows
+        rows = rows_by_layer.get(layer)
         if rows is None or rows.shape[1] != layer.width:
             came = "nothing" if rows is None else f"rows of {rows.shape[1]} numbers"
             raise ValueError(
@@ -171,43 +232,75 @@ def watched(
                 f"first batch of the fit; here it got {came}. Pass batches of one form, or fit "
                 "without novelty=True."
             )
+        if not layer.of_samples:
+            atoms = len(rows) if atoms is None else atoms
+            if len(rows) != atoms:
+                raise ValueError(
+                    f"novelty watches what enters {layer.name!r}, which got as many rows as other "
+                    f"layers in the first batch of the fit, and {len(rows)} here where those got "
+                    f"{atoms}: edges instead of atoms? Begin with a batch where they differ."
+                )
         entering.append(_projected(rows, layer))
 
 
 @contextmanager
+def _rows_by_layer(
+    pattern: nn.Module, model: nn.Module, layers: Sequence[Layer]
+) -> Iterator[dict[Layer, Tensor]]:
+    """What enters layers during the first pass within, as far as they are called: filled then."""
+    names = {layer.module for layer in layers}
+    modules = {name: pattern.get_submodule(name) for name in names if name}
+    rows_by_layer: dict[Layer, Tensor] = {}
+    with _recorded(pattern, model, modules, inputs="" in names) as recording:
+        yield rows_by_layer
+    for layer in layers:
+        recorded = recording.get((layer.module, layer.place))
+        if recorded is not None and recorded.rows is not None:
+            rows_by_layer[layer] = recorded.rows
+
+
+@contextmanager
 def _recorded(
-    model: nn.Module, modules: Mapping[str, nn.Module], *, inputs: bool
+    pattern: nn.Module, model: nn.Module, modules: Mapping[str, nn.Module], *, inputs: bool
 ) -> Iterator[_Recording]:
     """Record calls of modules, and of the model itself where its inputs are asked for."""
-    seen = _Recording()
+    recording = _Recording()
+    parameters = input_names(pattern)
 
     def model_called(_: nn.Module, args: Any, kwargs: Any) -> None:
-        floating = [leaf for leaf in tree_leaves((args, kwargs)) if _has_rows(leaf)]
-        for place, tensor in enumerate(floating):
-            seen.add(("", place), tensor, _input_rows)
+        given = {**dict(enumerate(args)), **kwargs}
+        for place, value in given.items():
+            name = parameters[place] if place in range(len(parameters)) else str(place)
+            tensors = [leaf for leaf in tree_leaves(value) if _has_rows(leaf)]
+            for number, tensor in enumerate(tensors):
+                which = name if len(tensors) == 1 else f"{name}[{number}]"
+                recording.add(("", which), tensor, _input_rows)
 
     def called(name: str, module: nn.Module, _: nn.Module, args: Any, kwargs: Any) -> None:
         tensor = args[0] if args else next(iter(kwargs.values()), None)
-        seen.add((name, 0), tensor, partial(_rows, module))
+        recording.add((name, ""), tensor, partial(_rows, module))
 
     def returned(name: str, module: nn.Module, _: nn.Module, args: Any, output: Any) -> None:
-        seen.add((name, 0), output, partial(_rows, module))
+        recording.add((name, ""), output, partial(_rows, module))
 
     hooks = []
-    if inputs:
-        hooks.append(model.register_forward_pre_hook(model_called, with_kwargs=True, prepend=True))
-    for name, module in modules.items():
-        place = model.get_submodule(name)
-        if isinstance(module, _EMBEDDINGS):
-            hooks.append(place.register_forward_hook(partial(returned, name, module)))
-        else:
-            hook = partial(called, name, module)
-            hooks.append(place.register_forward_pre_hook(hook, with_kwargs=True))
     try:
-        yield seen
+        if inputs:
+            hook = model.register_forward_pre_hook(model_called, with_kwargs=True, prepend=True)
+            hooks.append(hook)
+        for name, module in modules.items():
+            place = model.get_submodule(name)
+            if isinstance(module, _EMBEDDINGS):
+                hook = place.register_forward_hook(partial(returned, name, module))
+            else:
+                hook = place.register_forward_pre_hook(
+                    partial(called, name, module), with_kwargs=True
+                )
+            hooks.append(hook)
+        yield recording
     finally:
-        for handle in hooks:
-            handle.remove()
+        for hook in hooks:
+            hook.remove()
 
 
 def _has_rows(value: Any) -> bool:

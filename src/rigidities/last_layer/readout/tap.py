@@ -55,8 +55,8 @@ from .heads import (
     owners,
     record,
 )
-from .layers import Layer, find_layers, watched
-from .probes import FirstPass
+from .layers import Layer, find_layers, layers_of_samples, watched
+from .probes import FirstPass, first_rows
 from .reading import Reading, Terms
 from .search import find_heads, large_change, left_out, named_heads, nearest, scripted, tolerance
 from .tail import GraphsKept, coarsest
@@ -77,12 +77,16 @@ class Watching:
         """One forward pass."""
         raise NotImplementedError
 
-    def owners(self, *args: Any, **kwargs: Any) -> Tensor | None:
+    def row_owners(self, *args: Any, **kwargs: Any) -> Tensor | None:
         """The sample of each row (atom) that the outputs are sums of (R,); None if they are not."""
         return None
 
     def watch(self, inputs: Inputs) -> None:
-        """Find the layers to watch, on a first batch."""
+        """Find the layers to watch, on a first batch.
+
+        Raises:
+            ValueError: there are none.
+        """
         args, kwargs = inputs
         self(*args, **kwargs)  # after which the model that runs stays the same
         pattern, model = self._models()
@@ -90,8 +94,22 @@ class Watching:
             pattern,
             model,
             read=lambda: len(self(*args, **kwargs).output),
-            owners=lambda: self.owners(*args, **kwargs),
+            row_owners=lambda: self.row_owners(*args, **kwargs),
         )
+        few = first_rows(inputs)
+        if few is not None:
+            self.layers = layers_of_samples(
+                pattern,
+                model,
+                self.layers,
+                whole=lambda: self(*args, **kwargs).output,
+                few=lambda: self(*few[0], **few[1]).output,
+            )
+        if not self.layers:
+            raise ValueError(
+                "novelty=True found no layer to watch: nothing that enters one has a row for each "
+                "sample (inputs of three dimensions, modules of one's own?). Fit without it."
+            )
 
     def entering(self, *args: Any, **kwargs: Any) -> tuple[Reading, list[Tensor]]:
         """One forward pass, and the rows (R, columns) that entered each of `layers` in it."""
@@ -297,7 +315,7 @@ class Tap(Watching):
             )
         return found
 
-    def owners(self, *args: Any, **kwargs: Any) -> Tensor | None:
+    def row_owners(self, *args: Any, **kwargs: Any) -> Tensor | None:
         """The sample of each row (atom) that the outputs are sums of (R,); None if they are not.
 
         It takes a pass of its own, which differentiates what follows the heads.

@@ -246,7 +246,9 @@ class Waiting:
         rows_per_sample = block.rows / block.samples
         if block.derivatives or rows_per_sample != int(rows_per_sample):
             return 0
-        bytes_per_sample = sum(t.nbytes for t in tensors if t is not None) / block.samples
+        watched = [rows for batch in block.layers for rows in batch]
+        held = [tensor for tensor in tensors if tensor is not None]
+        bytes_per_sample = sum(tensor.nbytes for tensor in [*held, *watched]) / block.samples
         if block.features.device.type == "cpu":
             samples = self._preferred_rows(block.features.shape[-1]) / rows_per_sample
             samples = max(samples, _CPU_BYTES / bytes_per_sample)
