@@ -23,11 +23,12 @@ def run(*, quick: bool = False) -> list[Row]:
 
 def _rows(work: Workload, net: str, rounds: int) -> list[Row]:
     batches = list(work.batches())
+    fresh = (work.x[:1000] + 0.01, work.y[:1000])  # rows that were not trained on
     uq = rg.LastLayerRigidity(work.model).fit(batches, novelty=True, progress=False)
-    uq.calibrate(batches[:2], criterion="nll", progress=False)
+    uq.calibrate(fresh, criterion="nll", progress=False)
     inputs = [x for x, _ in batches]
     plain = rg.LastLayerRigidity(work.model).fit(batches, progress=False)
-    plain.calibrate(batches[:2], criterion="nll", progress=False)
+    plain.calibrate(fresh, criterion="nll", progress=False)
     tasks: dict[str, Task] = {
         "bare": work.bare_pass,
         "fit": lambda: rg.LastLayerRigidity(work.model).fit(batches, progress=False),
