@@ -90,7 +90,7 @@ def rigidity(
         posterior: from the Gram of the group sums.
         features: (N, D), one row per term.
         dtype: of the product. `torch.float32` takes about half the time and is taken at its word
-            only where its rounding bound allows (`rigidities.quadratic`: below 1e-3).
+            only where its rounding bound allows (`posterior.quadratic`: below 1e-3).
 
     Returns:
         (N,) float64, or (N, T) for one Gram per target.

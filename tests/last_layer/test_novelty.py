@@ -617,6 +617,7 @@ def test_the_reports_tell_of_it():
     uq, _, x, y = fitted()
     text = str(uq.report)
     assert "3 layers watched" in text
+    assert "3 layers watched" in uq.summary()
     assert f"above {uq.report.novelty_usual:.2f}" in text
     largest = uq.novelty(x[ROWS:]).largest
     above = int((largest > uq.report.novelty_usual).sum())

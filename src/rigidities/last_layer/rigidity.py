@@ -957,6 +957,9 @@ class LastLayerRigidity(ModelWrapper):
         targets = "1 target" if own.targets == 1 else f"{own.targets} targets"
         readout = f"{found}: {own.gram.width} features, {targets}"
         known = {"readout": readout, "fit": f"{own.gram.count:,} rows, loss {loss}"}
+        if own.layers is not None:
+            count = len(own.layers.grams)
+            known["novelty"] = "1 layer watched" if count == 1 else f"{count} layers watched"
         return summary(title, known, learnt.calibration, learnt.report)
 
     def extra_repr(self) -> str:

@@ -24,7 +24,7 @@ class Reading:
 
     Attributes:
         inputs: the features without the column of ones that a single head's bias has: (M, D),
-            (M, K, D) or (M, K, P); see the module's layouts.
+            (M, K, D) or (M, K, P); see the layouts of `cases`.
         inner: the shape to view the output in, and
         axis: the dimension of the targets in it, counted from the end.
         order: where given, which of a sample's outputs to put first, second, ... before that, so
