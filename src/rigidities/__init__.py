@@ -19,11 +19,12 @@ from .models.whole import whole
 from .posterior.gram import Gram
 from .posterior.posterior import Posterior
 from .prediction.derived import Derived
+from .prediction.novelty import Novelty
 from .prediction.prediction import Prediction
 
 __all__ = ["LastLayerRigidity", "MeanOf", "PredictionRigidity", "__version__", "whole"]
 __all__ += ["CalibrationReport", "Derived", "Ensemble", "Frozen", "Gradient", "Prediction"]
-__all__ += ["Gram", "LocalTerms", "MemberValues", "Posterior", "Refitted"]
+__all__ += ["Gram", "LocalTerms", "MemberValues", "Novelty", "Posterior", "Refitted"]
 __all__ += ["ParquetBatches", "ShardSampler", "constrained_profile", "constrained_rigidity"]
 __all__ += ["closed_forms", "export", "fits", "kernels", "local", "losses", "metrics", "plots"]
 __all__ += ["report", "selection", "shard"]

@@ -20,7 +20,7 @@ from tests.support import jobs
 from tests.support.operations import Operations
 
 ROWS, VALID = 900, 300
-OPERATIONS = 8
+OPERATIONS = 7
 pytestmark = pytest.mark.filterwarnings("ignore:.*stand in the training data too")
 
 
@@ -699,7 +699,7 @@ def test_batches_of_another_form_are_named():
 def test_distances_of_layers_that_never_varied_are_finite():
     gram = rg.Gram(3, precision="double")
     gram.update(torch.zeros(10, 2, dtype=torch.float64), ones=True)
-    distance = novelty.LayerDistance.of(layers.Layer("x", "", 0, 2), gram)
+    distance = novelty.LayerDistance.of(layers.Layer("x", "", "", 2), gram, torch.float64)
     found = distance(torch.tensor([[0.0, 0.0], [3.0, 4.0]]))
     torch.testing.assert_close(found, torch.tensor([0.0, 25.0], dtype=torch.float64))
 
@@ -800,6 +800,15 @@ def test_rows_whose_samples_are_not_known_are_refused_by_name():
     tap.row_owners = lambda *args, **kwargs: None
     with pytest.raises(ValueError, match="which of them belong to which sample is not known"):
         alarm.read(tap, batch)
+
+
+def test_autocast_shortens_no_distance():
+    uq, _, x, _ = fitted()
+    plain = uq.novelty(3 * x[:60])
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = uq.novelty(3 * x[:60])
+    torch.testing.assert_close(mixed.by_layer[:, 0], plain.by_layer[:, 0])  # the input itself
+    torch.testing.assert_close(mixed.by_layer, plain.by_layer, rtol=0.2, atol=0.2)
 
 
 def test_some_of_the_inputs_can_be_taken():

@@ -123,7 +123,10 @@ class Learnt:
             return None
         with self._lock:
             if not self._alarms:
-                self._alarms.append(Alarm.of(tap.layers, sums))
+                # What enters a coarser model's layers is watched in single precision.
+                double = self.binding.placement[1] == torch.float64
+                dtype = torch.float64 if double else torch.float32
+                self._alarms.append(Alarm.of(tap.layers, sums, dtype))
             return self._alarms[0]
 
     @property

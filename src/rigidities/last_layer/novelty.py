@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 
 from ..data.batches import Batch
-from ..posterior.gram import Gram
+from ..models.modes import unmixed
+from ..posterior.gram import Gram, full_products
 from .readout.layers import WIDEST, Layer
 from .readout.reading import Reading
 from .readout.tap import AnyTap
@@ -46,7 +47,7 @@ class LayerDistance:
 
     Attributes:
         layer: which one.
-        centre: mean of the training rows, (d,) in float64.
+        centre: mean of the training rows, (d,).
         root: (d, d) with $d^2 = |(f - m) R|^2$.
     """
 
@@ -55,8 +56,12 @@ class LayerDistance:
     root: Tensor
 
     @classmethod
-    def of(cls, layer: Layer, gram: Gram) -> LayerDistance:
-        """From the sums of a layer; the Gram's last column is that of the ones."""
+    def of(cls, layer: Layer, gram: Gram, dtype: torch.dtype) -> LayerDistance:
+        """From the sums of a layer, whose last column is that of the ones.
+
+        Distances are computed in `dtype`: in single precision they are right to about 1e-5, since
+        the ridge bounds how far the directions of `root` may differ.
+        """
         products = gram.matrix
         count = products[-1, -1]
         centre = products[-1, :-1] / count
@@ -75,11 +80,13 @@ class LayerDistance:
             ridge = torch.ones_like(ridge)
         eigenvalues, vectors = torch.linalg.eigh(scaled)
         root = vectors / (eigenvalues.clamp(min=0) + ridge).sqrt()
-        return cls(layer, centre, root / units[:, None])
+        return cls(layer, centre.to(dtype), (root / units[:, None]).to(dtype))
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Squared distances (R,), in float64; infinite where a number is missing (NaN)."""
-        distances = ((rows.to(self.centre) - self.centre) @ self.root).square().sum(1)
+        """Squared distances (R,); infinite where a number is missing (NaN)."""
+        with unmixed(rows), full_products(rows):  # autocast and TF32 would shorten the product
+            whitened = (rows.to(self.centre) - self.centre) @ self.root  # (R, d)
+        distances = whitened.square().sum(1)
         return distances.nan_to_num(nan=math.inf, posinf=math.inf)
 
 
@@ -90,8 +97,8 @@ class Alarm:
     distances: Sequence[LayerDistance]
 
     @classmethod
-    def of(cls, layers: Sequence[Layer], sums: LayerSums) -> Alarm:
-        """From what the fit has summed.
+    def of(cls, layers: Sequence[Layer], sums: LayerSums, dtype: torch.dtype) -> Alarm:
+        """From what the fit has summed, for rows of a precision.
 
         Raises:
             ValueError: NaN or infinity entered a layer.
@@ -103,7 +110,7 @@ class Alarm:
                     f"NaN or infinity enters {layer.name!r} in the training data, although the "
                     "readout's features are finite. Clean the data, or fit without novelty=True."
                 )
-            found.append(LayerDistance.of(layer, gram))
+            found.append(LayerDistance.of(layer, gram, dtype))
         return cls(found)
 
     @property
@@ -154,7 +161,7 @@ class NoveltyScale:
     def read(self, tap: AnyTap, batch: Batch) -> tuple[Reading, Tensor]:
         """One pass over a batch: what `tap` gives, and the novelty (N, L) of its samples."""
         reading, distances = self.alarm.read(tap, batch)
-        return reading, (distances / self.usual).to(torch.float32)
+        return reading, (distances.double() / self.usual).to(torch.float32)
 
 
 _ROWS = (

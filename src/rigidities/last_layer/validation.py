@@ -211,7 +211,7 @@ class Validation:
         assert self.alarm is not None
         if rows is None:  # the rows that the fit kept have passed the layers long ago
             return report
-        distances = rows.kept["distances"]
+        distances = rows.kept["distances"].double()
         usual = references(distances)
         largest = (distances / usual).to(torch.float32).amax(1)  # as predictions have it
         known = largest[largest.isfinite()]
