@@ -389,7 +389,7 @@ def test_atoms_are_watched_one_by_one_and_the_most_novel_one_counts():
     each = alarm.distances[0](atoms)
     expected = torch.stack([each[structure == i].max() for i in range(20)])
     usual = learnt.report.novelty[found.layers[0]]
-    torch.testing.assert_close(found.by_layer[:, 0].double(), expected / usual, rtol=1e-5, atol=0)
+    torch.testing.assert_close(found.by_layer[:, 0], expected / usual, rtol=1e-5, atol=0)
 
 
 class Named(nn.Module):
