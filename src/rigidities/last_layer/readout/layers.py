@@ -73,11 +73,6 @@ class Layer:
     seed: int = SEED
     is_input: bool = False
 
-    @property
-    def columns(self) -> int:
-        """Numbers in a row."""
-        return min(self.width, WIDEST)
-
 
 Key = tuple[str, str]
 """A module's name, "" for the model, and of the model the input's name."""
@@ -193,8 +188,11 @@ def layers_of_samples(
     except (ValueError, RuntimeError):
         return list(layers)  # rows of the inputs are no samples
     count = len(first_outputs)
-    if count == len(outputs) or not torch.allclose(first_outputs, outputs[:count], rtol=1e-2):
+    if count == len(outputs) or first_outputs.shape[1:] != outputs.shape[1:]:
         return list(layers)
+    rounding = 1e-2 * float(outputs.abs().max())
+    if not torch.allclose(first_outputs, outputs[:count], rtol=0, atol=rounding):
+        return list(layers)  # what a sample gives depends on the others of its batch
     kept = []
     for layer in layers:
         rows, first = rows_of_all.get(layer), rows_of_few.get(layer)

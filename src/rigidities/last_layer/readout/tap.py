@@ -27,6 +27,7 @@ the readout is searched again in the whole of it.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -64,7 +65,7 @@ from .tail import GraphsKept, coarsest
 T = TypeVar("T")
 
 
-class Watching:
+class Watching(ABC):
     """What `Tap` and `FeatureTap` do alike: passes during which the model's layers are watched.
 
     Attributes:
@@ -73,9 +74,9 @@ class Watching:
 
     layers: list[Layer]
 
+    @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Reading:
         """One forward pass."""
-        raise NotImplementedError
 
     def row_owners(self, *args: Any, **kwargs: Any) -> Tensor | None:
         """The sample of each row (atom) that the outputs are sums of (R,); None if they are not."""
@@ -118,9 +119,9 @@ class Watching:
             reading = self(*args, **kwargs)
         return reading, rows
 
+    @abstractmethod
     def _models(self) -> tuple[nn.Module, nn.Module]:
         """The model as it is, and the one that this thread runs."""
-        raise NotImplementedError
 
 
 class Tap(Watching):
