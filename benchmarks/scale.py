@@ -136,7 +136,7 @@ def together(size: int, folder: Path, rows: int, width: int) -> float:
 def fit_share(rank: int, size: int, folder: Path, rows: int, width: int) -> None:
     """What each process does: every so-manieth batch is its own."""
     model = net(width)
-    rg.LastLayerRigidity(model).fit(stream(FEW), group=False)
+    rg.LastLayerRigidity(model).fit(stream(FEW), process_group=False)
     uq = rg.LastLayerRigidity(model)
     dist.barrier()
     seconds = clocked(lambda: uq.fit(stream(rows, first=rank, step=size)))

@@ -94,7 +94,7 @@ def _begun(folder: Path, *args: Any) -> BaseProcess:
 
 def fit_alone(folder: Path, name: str, way: dict[str, Any], batches: int, kept: bool) -> None:
     """A slow fit, with a checkpoint or without, whose end is a file."""
-    options = {"checkpoint": folder / CHECKPOINT, "checkpoint_batches": 1} if kept else {}
+    options = {"checkpoint": folder / CHECKPOINT, "checkpoint_seconds": 0} if kept else {}
     model = net(WIDTH)
     (folder / "began").touch()
     uq = rg.LastLayerRigidity(model).fit(slowly(batches * BATCH), **way, **options)
@@ -188,7 +188,7 @@ def fit_share(rank: int, size: int, folder: Path, batches: int) -> None:
     (folder / f"{rank}.began").touch()
     shares = slowly(batches * BATCH, first=rank, step=size)
     try:
-        uq.fit(shares, checkpoint=folder / CHECKPOINT, checkpoint_batches=3)
+        uq.fit(shares, checkpoint=folder / CHECKPOINT, checkpoint_seconds=0)
         found = {"rows": uq.gram.count}
     except RuntimeError as error:
         found = {"error": str(error), "at": time.monotonic()}

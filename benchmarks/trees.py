@@ -216,13 +216,16 @@ def conformal(split: Split, trees: int) -> Scores:
 
 
 def ngboost(split: Split, trees: int) -> Scores:
-    """A normal law whose mean and scale are boosted; the calibration rows stop it."""
+    """A normal distribution whose mean and scale are boosted; the calibration rows stop it."""
     from ngboost import NGBRegressor
 
     model = NGBRegressor(n_estimators=3 * trees, verbose=False, random_state=0)  # of depth three
     model.fit(*split.train, X_val=split.valid[0], Y_val=split.valid[1], early_stopping_rounds=20)
-    law = model.pred_dist(split.test[0])
-    mean, scale = torch.from_numpy(law.params["loc"]), torch.from_numpy(law.params["scale"])
+    distribution = model.pred_dist(split.test[0])
+    mean, scale = (
+        torch.from_numpy(distribution.params["loc"]),
+        torch.from_numpy(distribution.params["scale"]),
+    )
     p = rg.Prediction(mean, 0 * scale, scale**2, 1 / scale**2)
     y = torch.from_numpy(split.test[1])
     low, high = (bound.numpy() for bound in p.interval(LEVEL))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.frame.results import Row, at_least, at_most, for_information
 from rigidities import report
-from rigidities.prediction.law import StudentT
+from rigidities.prediction.distribution import StudentT
 from rigidities.prediction.prediction import Prediction
 
 Columns = tuple[Tensor, Tensor, Tensor]
@@ -29,7 +29,7 @@ def right(rows: int, seed: int) -> Columns:
 
 
 def predicted(rows: int, seed: int, **shape: Any) -> tuple[Prediction, Tensor]:
-    """Right bars of another law, or with bounds, and true values drawn from it."""
+    """Right bars of another distribution, or with bounds, and true values drawn from it."""
     mean, std, _ = right(rows, seed)
     p = Prediction(mean, 0 * std, std.square(), std, **shape)
     return p, p.sample(1, torch.Generator().manual_seed(1_000_000 + seed))[0]
@@ -151,7 +151,9 @@ FAULTS: dict[str, tuple[Fault, str, dict[float, str]]] = {
 
 RIGHT: dict[str, Callable[[int, int], Any]] = {
     "right bars": right,
-    "right bars of Student's law": lambda rows, seed: predicted(rows, seed, law=StudentT(4.0)),
+    "right bars of Student's distribution": lambda rows, seed: predicted(
+        rows, seed, distribution=StudentT(4.0)
+    ),
     "right bars with a lower bound": lambda rows, seed: predicted(rows, seed, support=(-0.5, None)),
     "right bars with two bounds": lambda rows, seed: predicted(rows, seed, support=(-2.0, 2.5)),
     "right bars of three kinds, sorted": tied,

@@ -22,7 +22,7 @@ import numpy as np
 import onnxruntime
 
 LEVELS = (0.05, 0.95)
-NORMAL = 1.6448536269514722  # of the standard normal law, the quantile at 0.95
+NORMAL = 1.6448536269514722  # of the standard normal distribution, the quantile at 0.95
 FAR = 4.0  # times the epistemic variance that 99 % of the training rows stay below: twice their bar
 TYPES = {"tensor(float16)": np.float16, "tensor(float)": np.float32, "tensor(double)": np.float64}
 EXAMPLE = 'send {"inputs": [[...], ...]}, one list of numbers a row'
@@ -60,11 +60,11 @@ class Model:
         self.name, self.width = inputs[0].name, inputs[0].shape[1]
         self.type = TYPES[inputs[0].type]
         self.levels = self.calibration["quantiles"]
-        law = self.calibration["law"]["name"]
+        distribution = self.calibration["distribution"]["name"]
         given = "quantiles" in self.outputs and set(LEVELS) <= set(self.levels)
-        if not given and law != "gaussian":
+        if not given and distribution != "gaussian":
             raise SystemExit(
-                f"90 % intervals of the {law} law need its quantiles: export with outputs="
+                f"90 % intervals of the {distribution} distribution need its quantiles: export with outputs="
                 f'("mean", "std", "epistemic", "quantiles") and quantiles={LEVELS}.'
             )
 
@@ -98,7 +98,8 @@ class Model:
         }
 
     def interval(self, found):
-        """The central 90 %, from the law's quantiles in the graph or from the normal law."""
+        """The central 90 %, from the distribution's quantiles in the graph or from the normal
+        distribution."""
         if "quantiles" in found and set(LEVELS) <= set(self.levels):
             return [found["quantiles"][self.levels.index(level)] for level in LEVELS]
         half = found["std"] * found["std"].dtype.type(NORMAL)

@@ -58,7 +58,7 @@ class Service:
     def calibrate(self):
         """Choose ridge, scale and noise on the window."""
         recent = tuple(map(torch.cat, zip(*self.window, strict=True)))
-        self.uq.calibrate(recent, criterion="nll", noise="constant", law="gaussian")
+        self.uq.calibrate(recent, criterion="nll", noise="constant", distribution="gaussian")
 
     def interval(self, x):
         """The central 90 %, before any label of these rows is known."""

@@ -34,7 +34,11 @@ def scaled(net, x):
 
 CASES = {
     "plain": (1, None, {"criterion": "nll"}),
-    "several targets": (3, None, {"criterion": "nll", "noise": "constant", "law": "student-t"}),
+    "several targets": (
+        3,
+        None,
+        {"criterion": "nll", "noise": "constant", "distribution": "student-t"},
+    ),
     "scaled": (1, scaled, {"criterion": "nll", "noise": "bayes"}),
     "summed": (1, atoms, {"criterion": "nll"}),
     "auto": (2, None, {}),
@@ -108,7 +112,10 @@ def test_an_onnx_file_gives_the_same_numbers_and_says_what_they_are(id, tmp_path
     facts = json.loads({p.key: p.value for p in onnx.load(path).metadata_props}["rigidities"])
     assert facts["library"] == rg.__version__ and facts["outputs"] == list(names)
     assert facts["criterion"] == uq.report.criterion and facts["ridge"] == uq.ridge
-    assert facts["scale"] == uq.scale.tolist() and facts["law"]["name"] == uq.law.name
+    assert (
+        facts["scale"] == uq.scale.tolist()
+        and facts["distribution"]["name"] == uq.distribution.name
+    )
     assert facts["epistemic_q99"] == uq.familiar()
     targets = CASES[id][0]
     assert shapes_of_no_rows(path, given.name, x) == [[0, targets]] * 4
@@ -188,10 +195,13 @@ def test_differences_are_relative_to_the_size_of_an_output_not_to_values_near_ze
 def test_degrees_of_freedom_bounds_and_conformal_tails_travel(tmp_path):
     one = trained()
     uq = rg.LastLayerRigidity(one.model).fit(one.train)
-    uq.calibrate(one.valid, law="student-t", support=(-9.0, None), conformal=one.test)
+    uq.calibrate(one.valid, distribution="student-t", support=(-9.0, None), conformal=one.test)
     export.onnx(uq, tmp_path / "net.onnx", one.test[0][:3], outputs=("quantiles", "std"))
     facts = json.loads(onnx.load(tmp_path / "net.onnx").metadata_props[0].value)
-    assert facts["law"]["settings"]["df"] == uq.law.df and facts["support"] == [-9.0, None]
+    assert facts["distribution"]["settings"]["df"] == uq.distribution.df and facts["support"] == [
+        -9.0,
+        None,
+    ]
     tail = facts["conformal_tails"]["0.9"][0]
     p = uq.predict(one.test[0])
     low, high = p.interval(0.9, conformal=True)
@@ -210,7 +220,7 @@ def test_intervals_of_the_default_are_in_the_file(targets, seed, support, tmp_pa
     path, x = tmp_path / "net.onnx", one.test[0]
     export.onnx(uq, path, x[:3], outputs=("quantiles",), quantiles=(0.05, 0.5, 0.95))
     facts = json.loads(onnx.load(path).metadata_props[0].value)
-    assert facts["law"]["name"] == "tilted" and facts["quantiles"] == [0.05, 0.5, 0.95]
+    assert facts["distribution"]["name"] == "tilted" and facts["quantiles"] == [0.05, 0.5, 0.95]
     (found,) = onnxruntime.InferenceSession(path).run(None, {"input": x.numpy()})
     exact = torch.stack([uq.predict(x).quantile(level) for level in facts["quantiles"]])
     assert float(((torch.as_tensor(found) - exact).abs() / uq(x)[1]).max()) < 1e-3

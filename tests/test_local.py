@@ -243,7 +243,8 @@ def test_scikit_matter_stops_where_a_component_is_absent():
     assert found[0, 0] == math.inf and bool(torch.isfinite(found.flatten()[1:]).all())
 
 
-# --- laws --------------------------------------------------------------------------------------
+# --- distributions
+# --------------------------------------------------------------------------------------
 
 
 @settings(max_examples=25, deadline=None)

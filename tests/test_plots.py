@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from scipy.integrate import trapezoid
 
 from rigidities import Prediction, metrics, plots
-from rigidities.prediction.law import StudentT
+from rigidities.prediction.distribution import StudentT
 from tests.support.refusals import refused
 
 PARITY = ("errors", "binned", "calibration")
@@ -245,10 +245,10 @@ def test_a_missing_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -
 
 
 def heavy(count: int = 200) -> tuple[Prediction, torch.Tensor]:
-    """Predictions with a Student-t law, and targets."""
+    """Predictions with a Student-t distribution, and targets."""
     mean, std, target = rows(count)
     variance = std.square()
-    return Prediction(mean, 0 * variance, variance, variance, law=StudentT(3.0)), target
+    return Prediction(mean, 0 * variance, variance, variance, distribution=StudentT(3.0)), target
 
 
 @pytest.mark.parametrize("name", ["errors", "binned"])
@@ -258,7 +258,7 @@ def test_a_prediction_is_drawn_as_its_mean_and_std(name: str) -> None:
     np.testing.assert_allclose(points(draw(p, target)), points(draw(p.mean, p.std, target)))
 
 
-def test_calibration_draws_the_coverage_of_the_law() -> None:
+def test_calibration_draws_the_coverage_of_the_distribution() -> None:
     p, target = heavy()
     drawn = lines(plots.calibration(p, target=target))["observed"]
     nominal, observed = metrics.calibration_curve(p, target)
@@ -268,7 +268,7 @@ def test_calibration_draws_the_coverage_of_the_law() -> None:
     assert np.abs(gaussian - drawn).max() > 0.01
 
 
-def test_along_draws_the_intervals_of_the_law() -> None:
+def test_along_draws_the_intervals_of_the_distribution() -> None:
     p, target = heavy(3)
     ax = plots.along([2.0, 0.0, 1.0], p, target)
     for k, label in ((1, "68 %"), (2, "95 %")):

@@ -414,7 +414,7 @@ def test_a_scaled_target_changes_nothing_but_units(data, new):
             np.testing.assert_allclose(left, right, rtol=1e-6)
 
 
-def test_a_logarithm_makes_the_law_lognormal(data, new):
+def test_a_logarithm_makes_the_distribution_lognormal(data, new):
     X, y = data[0], data[1] / 5
     base = TransformedTargetRegressor(Ridge(), func=np.log, inverse_func=np.exp)
     reg = RigidityRegressor(base, **FAST).fit(X, np.exp(y))
@@ -477,7 +477,7 @@ def test_quantiles_do_not_fold_with_the_square_of_a_negative_root():
     assert (np.diff(quantiles, axis=1) >= 0).all() and (quantiles[:, 0] == 0).any()
 
 
-def test_the_textbook_std_of_a_logarithm_is_that_of_its_students_law(data, new):
+def test_the_textbook_std_of_a_logarithm_is_that_of_its_students_distribution(data, new):
     from scipy.stats import norm
 
     X, y = data[0][:8], np.exp(data[1][:8] / 5)
@@ -750,7 +750,7 @@ def test_bad_numbers_and_options_are_refused_and_change_nothing(data, new):
         with pytest.raises(ValueError, match="share between 0 and 1"):
             RigidityRegressor(Ridge(), valid=share).fit(X, y)
     with pytest.raises(ValueError, match="textbook"):
-        reg.set_params(law="gaussian").fit(X, y)
+        reg.set_params(distribution="gaussian").fit(X, y)
     with pytest.raises(TypeError, match="Cannot read DummyRegressor"):
         RigidityRegressor(DummyRegressor()).fit(X, y)
     with pytest.raises(ValueError, match="not for both"):

@@ -28,7 +28,7 @@ WORDS = {
 FACADES = (rg.LastLayerRigidity, rg.PredictionRigidity)
 FIRST = {"merge": "others", "load": "path", "save": "path", "propagate": "fn", "set_loss": "loss"}
 FIRST |= {"covariance": "x1", "sample": "n", "ensemble": "n", "freeze": "outputs"}
-FIRST |= {"set_scale": "scale", "forward": "inputs", "calibrate": "valid", "refit": "valid"}
+FIRST |= {"set_scale": "scale", "forward": "inputs"}
 """The first parameter of a façade's methods, where it is not x."""
 
 

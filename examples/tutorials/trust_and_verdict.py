@@ -54,8 +54,8 @@ print(f"held: all {held.mean():.0%}, smallest fifth {low:.0%}, largest fifth {hi
 #
 # Errors as large as their bars say, for every prediction, but lopsided: a little below the
 # prediction most times, far above it now and then. 90 % intervals hold about 90 %, and every value
-# that they miss lies above them. The remedy is a law with a shape, `calibrate(valid)`, not a wider
-# bar.
+# that they miss lies above them. The remedy is a distribution with a shape, `calibrate(valid)`, not
+# a wider # bar.
 
 # %%
 lopsided = torch.rand(rows) ** 2.5
@@ -69,7 +69,7 @@ print(f"missed above: {above:.0%}, below: {below:.0%}")
 # ## What to do with it
 #
 # `status` is `good`, `careful` or `bad`: a test in your pipeline can ask for it. Give `verdict`
-# what `uq.predict` returned, and it judges by the law that was fitted, tails and skewness
+# what `uq.predict` returned, and it judges by the distribution that was fitted, tails and skewness
 # included.
 
 # %%

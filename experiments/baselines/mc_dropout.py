@@ -11,9 +11,9 @@ The dropout probability p and $\tau$ are chosen together, by the log-likelihood 
 
 Two things are done for speed. The penalty of the weights, $10^{-4} (1-p) / (2 N \tau)$, hardly
 depends on which $\tau$ of the grid it is given: one net a probability is trained, with the middle
-one, and all $\tau$ are judged on it. And a pass drops the same units in all rows: that is the law
-of the weights that is meant, each row's prediction has the same law as with units of its own, and
-a pass costs one product.
+one, and all $\tau$ are judged on it. And a pass drops the same units in all rows: that is the
+distribution of the weights that is meant, each row's prediction has the same distribution as with
+units of its own, and a pass costs one product.
 
 References:
     Gal and Ghahramani, "Dropout as a Bayesian approximation", ICML 2016.
@@ -161,7 +161,7 @@ def predicted(
 
 @dataclass(frozen=True)
 class Mixture:
-    """The predictive law of every row, (n,) each, in the unit of the targets given.
+    """The predictive distribution of every row, (n,) each, in the unit of the targets given.
 
     Attributes:
         mean: of the passes.

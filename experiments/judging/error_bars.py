@@ -18,11 +18,12 @@ Rows = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Calibration:
-    """How ridge, scale, noise and law are chosen: arguments of `LastLayerRigidity.calibrate`."""
+    """How ridge, scale, noise and distribution are chosen: arguments of
+    `LastLayerRigidity.calibrate`."""
 
     criterion: str = "nll"
     noise: str | None = "none"
-    law: str | None = "gaussian"
+    distribution: str | None = "gaussian"
     guard: bool | Literal["q"] = True
 
 
@@ -32,8 +33,8 @@ PAPER = Calibration()
 AUTO = Calibration("auto", None, None)
 """The library's default."""
 
-FLOOR_T = Calibration(noise="constant", law="student-t")
-"""A constant noise floor and a Student-t law."""
+FLOOR_T = Calibration(noise="constant", distribution="student-t")
+"""A constant noise floor and a Student-t distribution."""
 
 BINS = Calibration("bins")
 """The paper's elsewhere: two numbers by bins of the validation rows."""
@@ -61,7 +62,7 @@ class Bars:
         mean: (N,).
         std: (N,).
         chosen: ridge, scale, noise variance and the calibration that chose them.
-        prediction: with the law, (N, 1); None where the bars are a Gaussian's.
+        prediction: with the distribution, (N, 1); None where the bars are a Gaussian's.
     """
 
     mean: Tensor
@@ -92,8 +93,12 @@ def bars(
 
 
 def calibrated(uq: rg.LastLayerRigidity, valid: Rows, how: Calibration) -> rg.CalibrationReport:
-    """Choose ridge, scale, noise and law."""
-    asked: dict[str, Any] = {"criterion": how.criterion, "noise": how.noise, "law": how.law}
+    """Choose ridge, scale, noise and distribution."""
+    asked: dict[str, Any] = {
+        "criterion": how.criterion,
+        "noise": how.noise,
+        "distribution": how.distribution,
+    }
     if how.criterion == "auto":
         asked["guard"] = how.guard
     return uq.calibrate(valid, **asked, progress=False)
@@ -152,5 +157,5 @@ def held_out(uq: rg.LastLayerRigidity, valid: Rows, how: Calibration) -> tuple[T
 def held_out_nll(uq: rg.LastLayerRigidity, valid: Rows, how: Calibration) -> Tensor:
     """The Gaussian negative log-likelihood of every validation row by `held_out`, (N,)."""
     mean, std = held_out(uq, valid, how)
-    law = torch.distributions.Normal(mean, std)
-    return -law.log_prob(valid[-1].double().flatten())
+    distribution = torch.distributions.Normal(mean, std)
+    return -distribution.log_prob(valid[-1].double().flatten())

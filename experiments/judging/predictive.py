@@ -1,4 +1,5 @@
-r"""Scores of predictive laws, row by row: any object with a density, a cdf, a CRPS and intervals.
+r"""Scores of predictive distributions, row by row: any object with a density, a cdf, a CRPS and
+intervals.
 
 Where targets lie on a grid a density can grow without bound at the grid's points; such targets are
 judged by the mass of their cell, $-\log (F(y + \delta/2) - F(y - \delta/2))$ with the step
@@ -65,17 +66,17 @@ class Normal:
     std: Tensor
 
     @property
-    def law(self) -> torch.distributions.Normal:
+    def distribution(self) -> torch.distributions.Normal:
         """As torch has it."""
         return torch.distributions.Normal(self.mean, self.std)
 
     def log_prob(self, target: Tensor) -> Tensor:
         """Of the density."""
-        return self.law.log_prob(target)
+        return self.distribution.log_prob(target)
 
     def cdf(self, target: Tensor) -> Tensor:
         """The probability below."""
-        return self.law.cdf(target)
+        return self.distribution.cdf(target)
 
     def crps(self, target: Tensor) -> Tensor:
         r"""$\sigma (z (2 \Phi(z) - 1) + 2 \phi(z) - 1 / \sqrt\pi)$."""

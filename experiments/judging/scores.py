@@ -113,8 +113,9 @@ def beside_constant(
     }
 
 
-def by_law(found: Mapping[str, Any], rows: RowScores) -> dict[str, Any]:
-    """What `beside_constant` gives, with likelihood, CRPS and coverage by the predictive law."""
+def by_distribution(found: Mapping[str, Any], rows: RowScores) -> dict[str, Any]:
+    """What `beside_constant` gives, with likelihood, CRPS and coverage by the predictive
+    distribution."""
     own = {"crps": rows.crps, "nll": rows.nll, "coverage": rows.held.double()}
     means = {name: float(one.mean()) for name, one in own.items() if one is not None}
     gain = found["constant"]["scores"]["nll"] - means["nll"]

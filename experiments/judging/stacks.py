@@ -54,12 +54,12 @@ class Judged:
         return every if of is None else Rows(*(part[of] for part in every))
 
     def scored(self, bars: Bars, bin_size: int, of: Tensor | None = None) -> dict[str, Any]:
-        """The scores of the bars, by their law, beside those of the constant one."""
+        """The scores of the bars, by their distribution, beside those of the constant one."""
         found = scores.beside_constant(*self.rows(bars, of), self.constant, bin_size)
         if bars.prediction is None:
             return found
         rows = row_scores(bars.prediction, self.test[1])
-        return scores.by_law(found, rows if of is None else rows.picked(of))
+        return scores.by_distribution(found, rows if of is None else rows.picked(of))
 
 
 def trained(samples: Samples, protocol: Protocol, seed: int, what: str) -> Trained:

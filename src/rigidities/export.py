@@ -132,7 +132,7 @@ def metadata(uq: LastLayerRigidity, frozen: Frozen) -> dict[str, Any]:
 
     Beside what the calibration chose: `error` and `rounding` of the variance; `epistemic_q99`, far
     above which an input is unfamiliar (`uq.familiar`; null where the fit kept no rows); and
-    `conformal_tails` by level: the interval between the law's quantiles at tail / 2 and
+    `conformal_tails` by level: the interval between the distribution's quantiles at tail / 2 and
     1 - tail / 2 covers that level (null without conformal rows). They are those of all conformal
     rows together, since a graph knows no groups; a tail of 0, of too few rows, is the whole line.
     """

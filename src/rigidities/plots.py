@@ -2,9 +2,9 @@
 
 As in `rigidities.metrics`, `mean` holds predictions, `std` their error bars (above zero) and
 `target` true values: tensors, arrays or lists; or a `Prediction` p stands for mean and std,
-`errors(p, target)`, and coverage is that of its law. Each function draws on the axes `ax` that it
-is given, or on new ones, and returns them; it shows and saves nothing and leaves matplotlib's
-settings alone. Needs the extra `plots`.
+`errors(p, target)`, and coverage is that of its distribution. Each function draws on the axes `ax`
+that it is given, or on new ones, and returns them; it shows and saves nothing and leaves
+matplotlib's settings alone. Needs the extra `plots`.
 
 References:
     Colours: Okabe and Ito, "Color universal design", 2008.
@@ -118,7 +118,8 @@ def along(
     ax: Axes | None = None,
     train: tuple[Values, Values] | None = None,
 ) -> Axes:
-    """Predictions along one input, with bands of 1 and 2 sigma; of a law, of their probability.
+    """Predictions along one input, with bands of 1 and 2 sigma; of a distribution, of their
+    probability.
 
     Args:
         x: the input, in any order.

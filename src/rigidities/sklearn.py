@@ -65,9 +65,9 @@ CHANGED = "The base has changed since fit: error bars around other predictions. 
 class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
     r"""A regressor with calibrated error bars around any supported one.
 
-    The mean is the base's own prediction. Under a `TransformedTargetRegressor` the law is that of
-    the transformed target: quantiles go through the inverse, and the standard deviation is that of
-    the law they make within four of them (under exp heavy tails have none).
+    The mean is the base's own prediction. Under a `TransformedTargetRegressor` the distribution is
+    that of the transformed target: quantiles go through the inverse, and the standard deviation is
+    that of the distribution they make within four of them (under exp heavy tails have none).
 
     Args:
         estimator: linear models, `MLPRegressor`, `KernelRidge`, tree ensembles, skorch's nets, as
@@ -81,7 +81,7 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         criterion: as in `calibrate`; "textbook" is the standard error of linear regression, with
             residuals over n less the effective number of parameters and Student's intervals.
         noise: as in `calibrate`.
-        law: as in `calibrate`.
+        distribution: as in `calibrate`.
         ridge: by default the base's own penalty where that is known; in units of the columns that
             a linear base is given, of a net's or trees' features as in `calibrate`.
         random_state: of the split.
@@ -100,12 +100,12 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         valid: float | str | None = "auto",
         criterion: str = "auto",
         noise: Any = None,
-        law: Any = None,
+        distribution: Any = None,
         ridge: float | None = None,
         random_state: Any = None,
     ) -> None:
         self.estimator, self.prefit, self.valid = estimator, prefit, valid
-        self.criterion, self.noise, self.law = criterion, noise, law
+        self.criterion, self.noise, self.distribution = criterion, noise, distribution
         self.ridge, self.random_state = ridge, random_state
 
     def fit(
@@ -167,7 +167,8 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         return np.stack([one.reshape(np.shape(mean)) for one in found], -1)
 
     def prediction(self, X: Any) -> Prediction:
-        """Mean, epistemic variance, noise and law; in the units of a transformed target."""
+        """Mean, epistemic variance, noise and distribution; in the units of a transformed
+        target."""
         exact = isinstance(self.uq_, fits.FitRigidity)
         options = {"noise": self.uq_.noise} if exact else {"progress": False}  # of weight one
         found: Prediction = self.uq_.predict(self.rows(X), **options)
@@ -183,7 +184,7 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         return replace(get_tags(self.estimator), array_api_support=False)
 
     def _predicted(self, X: Any) -> tuple[Any, Prediction]:
-        """The base's mean and the law around it, which must agree."""
+        """The base's mean and the distribution around it, which must agree."""
         validation.check_is_fitted(self)
         mean = self.estimator_.predict(X)
         try:
@@ -195,7 +196,7 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         return mean, p
 
     def _quantile(self, p: Prediction) -> Callable[[float], Tensor]:
-        """Of the law: Student's around a textbook fit."""
+        """Of the distribution: Student's around a textbook fit."""
         df = getattr(self.uq_, "degrees_of_freedom", None)
         return p.quantile if df is None else lambda q: p.mean + float(stdtrit(df, q)) * p.std
 
@@ -222,9 +223,11 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         raise ValueError(f"valid must be 'auto', None or a share between 0 and 1, got {share!r}.")
 
     def _textbook(self, chain: _Chain, known: _Data, held: _Data | None) -> Any:
-        if any(one is not None for one in (held, self.noise, self.law, self.ridge)):
-            what = "criterion='textbook' has Student's law and the base's own penalty"
-            raise ValueError(f"{what}: leave valid, train, noise, law and ridge as they are.")
+        if any(one is not None for one in (held, self.noise, self.distribution, self.ridge)):
+            what = "criterion='textbook' has Student's distribution and the base's own penalty"
+            raise ValueError(
+                f"{what}: leave valid, train, noise, distribution and ridge as they are."
+            )
         target = chain.targets.towards(known.y)
         return fits.linear(chain.model, chain.rows(known.X), target, sample_weight=known.weight)
 
@@ -237,7 +240,7 @@ class RigidityRegressor(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # t
         apart = held is not None and (unseen or known.reproduced(chain.base))
         options |= {"sample": 0} if apart else {}
         uq = LastLayerRigidity(_Weighted(chain.readout.module)).fit(rows, **options)
-        wanted = {name: getattr(self, name) for name in ("criterion", "noise", "law")}
+        wanted = {name: getattr(self, name) for name in ("criterion", "noise", "distribution")}
         wanted |= {"ridge": self.ridge if own is None else own}
         wanted |= {"optimism": not _is_exact(chain.base), "progress": False}
         wanted |= {"train": rows} if self.criterion == "loo" else {}
@@ -354,11 +357,12 @@ class _TargetMap:
         return values
 
     def quantile(self, of: Callable[[float], Tensor], level: float) -> Array:
-        """Of the law carried back; a falling map turns it over."""
+        """Of the distribution carried back; a falling map turns it over."""
         return self.back(np.clip(array(of(level if self.rising else 1 - level)), *self.ends))
 
     def std(self, own: Tensor, of: Callable[[float], Tensor]) -> Array:
-        r"""Of the law carried back, over $|z| \le 4$ of a normal z with the same quantiles."""
+        r"""Of the distribution carried back, over $|z| \le 4$ of a normal z with the same
+        quantiles."""
         if self.slope is not None:
             return np.asarray(array(own) * np.abs(self.slope))
         z = torch.linspace(-4, 4, 65, dtype=torch.float64)

@@ -339,7 +339,7 @@ def test_a_ridge_leaves_the_scale_the_effective_degrees_of_freedom():
 
 
 def new_data(s, ridge=0.3):
-    """Inputs and errors drawn from the predictive law with scale 0.7 and noise 0.02."""
+    """Inputs and errors drawn from the predictive distribution with scale 0.7 and noise 0.02."""
     generator = torch.Generator().manual_seed(3)
     x = 4 * torch.rand(100, generator=generator, dtype=F64) - 2
     h = oracle.ridged(torch.einsum("nkp,nkq->pq", s.train, s.train), ridge)

@@ -1,4 +1,4 @@
-"""`PredictionRigidity` against dense references, laws and limits."""
+"""`PredictionRigidity` against dense references, distributions and limits."""
 
 import copy
 
@@ -256,7 +256,8 @@ def test_a_subset_holds_the_other_parameters_fixed(subset, names):
     torch.testing.assert_close(pr.variance(case.new[0]), oracle.variance(h, new), rtol=1e-7, atol=0)
 
 
-# --- laws -----------------------------------------------------------------------------------------
+# --- distributions
+# -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("hessian", ["gauss-newton", "exact"])

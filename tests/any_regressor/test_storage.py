@@ -120,7 +120,7 @@ SPOILT = {
         "'calibration.sharpness', which this version does not know.*pip install",
     ),
     "other settings": (
-        lambda t, h: h["calibration"]["law"].update(settings={"df": 3}),
+        lambda t, h: h["calibration"]["distribution"].update(settings={"df": 3}),
         "other settings here.*df",
     ),
     "no shape": (lambda t, h: h["regressor"].pop("shape"), "lacks 'regressor.shape'"),

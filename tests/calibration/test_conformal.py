@@ -1,4 +1,4 @@
-"""Conformal intervals hold what they promise, on draws whose law the bars get wrong."""
+"""Conformal intervals hold what they promise, on draws whose distribution the bars get wrong."""
 
 import math
 from dataclasses import replace
@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 
 from rigidities.calibration.conformal import Conformal, bar_cuts, group_labels, set_aside
-from rigidities.prediction.law import Gaussian, StudentT, Tilted
+from rigidities.prediction.distribution import Gaussian, StudentT, Tilted
 from rigidities.prediction.prediction import Prediction
 from tests.support.refusals import refused
 
@@ -21,8 +21,8 @@ WORLDS = 3000
 
 
 def predicted(mean, scale, **options):
-    zero, law = torch.zeros_like(mean), options.get("law", Gaussian())
-    return Prediction(mean, zero, scale.square() * law.second, zero + 1, **options)
+    zero, distribution = torch.zeros_like(mean), options.get("distribution", Gaussian())
+    return Prediction(mean, zero, scale.square() * distribution.second, zero + 1, **options)
 
 
 def draws(n, seed, worlds=WORLDS, **options):
@@ -90,43 +90,49 @@ def test_intervals_grow_with_the_level_from_one_list():
 
 
 def tilted(shape):
-    """A law of its own for each entry."""
+    """A distribution of its own for each entry."""
     generator = torch.Generator().manual_seed(0)
     return Tilted(4.0, torch.randn(*shape, 8, dtype=F64, generator=generator) / 2)
 
 
-LAWS = {"gaussian": lambda shape: Gaussian(), "t": lambda shape: StudentT(4.0), "tilted": tilted}
+DISTRIBUTIONS = {
+    "gaussian": lambda shape: Gaussian(),
+    "t": lambda shape: StudentT(4.0),
+    "tilted": tilted,
+}
 
 
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
-@pytest.mark.parametrize("law", LAWS)
-def test_scores_far_out_keep_their_digits_on_either_side(law, sign, dtype):
-    zero, far = torch.zeros(10, dtype=dtype), 1 if law == "gaussian" else 1e4
-    one = LAWS[law]((1,))
-    prediction = predicted(zero, zero + 1, law=one.each(lambda tilt: tilt.expand(10, 8)))
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_scores_far_out_keep_their_digits_on_either_side(distribution, sign, dtype):
+    zero, far = torch.zeros(10, dtype=dtype), 1 if distribution == "gaussian" else 1e4
+    one = DISTRIBUTIONS[distribution]((1,))
+    prediction = predicted(zero, zero + 1, distribution=one.each(lambda tilt: tilt.expand(10, 8)))
     target = sign * far * torch.linspace(10, 19, 10, dtype=dtype)
     low, high = Conformal.of(prediction, target).bound().interval(prediction, 0.5)
     assert (high if sign > 0 else -low).tolist() == pytest.approx([15.0 * far] * 10, rel=1e-5)
 
 
-@pytest.mark.parametrize(("law", "level"), [("t", 0.5), ("tilted", 0.9)])
-def test_coverage_is_as_good_under_a_law_of_each_row(law, level):
-    calibration, target = draws(29, seed=30, worlds=300, law=LAWS[law]((29, 300)))
-    test, y = draws(10, seed=31, worlds=300, law=LAWS[law]((10, 300)))
+@pytest.mark.parametrize(("distribution", "level"), [("t", 0.5), ("tilted", 0.9)])
+def test_coverage_is_as_good_under_a_distribution_of_each_row(distribution, level):
+    calibration, target = draws(
+        29, seed=30, worlds=300, distribution=DISTRIBUTIONS[distribution]((29, 300))
+    )
+    test, y = draws(10, seed=31, worlds=300, distribution=DISTRIBUTIONS[distribution]((10, 300)))
     found = Conformal.of(calibration, target)
     assert_mean(held(found, test, y, level), math.ceil(30 * level) / 30)
     bound = replace(test, conformal=found.bound())
-    for end, by_the_law in zip(
+    for end, by_the_distribution in zip(
         bound.interval(level, conformal=True), bound.interval(level), strict=True
     ):
-        assert not torch.allclose(end, by_the_law)
+        assert not torch.allclose(end, by_the_distribution)
     assert torch.equal(bound.quantile(0.3), test.quantile(0.3))
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_the_interval_within_a_tail_is_that_between_two_quantiles(law):
-    prediction, _ = draws(30, seed=32, worlds=2, law=LAWS[law]((30, 2)))
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_the_interval_within_a_tail_is_that_between_two_quantiles(distribution):
+    prediction, _ = draws(30, seed=32, worlds=2, distribution=DISTRIBUTIONS[distribution]((30, 2)))
     tail = torch.linspace(0.01, 0.99, 60, dtype=F64).reshape(30, 2)
     for one, other in zip(prediction.within(tail), (tail / 2, 1 - tail / 2), strict=True):
         torch.testing.assert_close(prediction.cdf(one), other, rtol=1e-6, atol=1e-9)
@@ -327,7 +333,7 @@ def test_tied_scores_are_held_together():
 
 def test_the_row_that_set_the_threshold_is_held_whatever_the_rounding():
     for seed in range(10):
-        prediction, target = draws(9, seed=seed, worlds=20, law=StudentT(3.0))
+        prediction, target = draws(9, seed=seed, worlds=20, distribution=StudentT(3.0))
         inside = held(Conformal.of(prediction, target), prediction, target, 0.5)
         assert inside.sum(0).eq(5).all()
 
@@ -451,7 +457,7 @@ def test_a_bar_of_zero_holds_an_exact_prediction_and_nothing_else():
     found = Conformal.of(prediction, torch.tensor([0.0] * 5 + [1.0] * 4))
     low, high = found.bound().interval(prediction, 0.5)
     assert low.eq(0).all() and high.eq(0).all()
-    with pytest.warns(UserWarning, match="targets that the law holds impossible"):
+    with pytest.warns(UserWarning, match="targets that the distribution holds impossible"):
         low, high = found.bound().interval(prediction, 0.6)
     assert low.eq(-math.inf).all() and high.eq(math.inf).all()
 

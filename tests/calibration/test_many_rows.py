@@ -8,7 +8,7 @@ import rigidities as rg
 from rigidities.calibration import gathering, objective
 from rigidities.calibration.criteria import criterion_for
 from rigidities.data.sketch import RowSketch
-from rigidities.prediction.law import Gaussian
+from rigidities.prediction.distribution import Gaussian
 
 F64 = torch.float64
 

@@ -103,10 +103,10 @@ def test_the_expected_information_is_that_of_drawn_residuals():
     prior = {"level": float(p[0]), "scale": float(p[1]), "spread": 1.5}
     s2, _ = slow_auto.squared_scale(rows, inputs, p)
     generator = torch.Generator().manual_seed(1)
-    law = torch.distributions.Gamma((2 + p[-1].exp()) / 2, (2 + p[-1].exp()) / 2)
+    distribution = torch.distributions.Gamma((2 + p[-1].exp()) / 2, (2 + p[-1].exp()) / 2)
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        mixed = law.sample((20_000, 20))
+        mixed = distribution.sample((20_000, 20))
     z = torch.randn(20_000, 20, generator=generator, dtype=F64) / mixed.sqrt()
 
     def loss(own, square):
@@ -132,7 +132,7 @@ def test_a_constant_noise_is_the_better_of_two_slow_searches():
     assert float(value(as_vector(fit))) == pytest.approx(best, abs=2e-3)
 
 
-def test_a_gaussian_law_has_the_maximum_of_very_many_degrees_of_freedom():
+def test_a_gaussian_distribution_has_the_maximum_of_very_many_degrees_of_freedom():
     rows, inputs = made_rows(seed=3)
     square = rows.residual.square().clamp(max=4.0)
     constant = constant_fit(rows, square, gaussian=True)
@@ -146,7 +146,7 @@ def test_a_gaussian_law_has_the_maximum_of_very_many_degrees_of_freedom():
 
     slow = slow_auto.minimum(value, torch.zeros(WIDTH + 3, dtype=F64))
     assert float(value(fit.vector) - value(slow)) < 5e-3
-    assert fit.law.name == "gaussian"
+    assert fit.distribution.name == "gaussian"
 
 
 def test_a_start_keeps_its_penalty_and_ends_at_the_same_maximum(fitted):
@@ -238,9 +238,9 @@ def test_rows_at_a_bound_bring_the_slope_of_the_mass_beyond_it(gaussian):
     assert float(gradient[-1]) == pytest.approx(by_tail, abs=0.01)
     without = replace(problem, rows=replace(rows, side=torch.zeros_like(side)))
     s = fit.squared_scale(rows, fit.log_noise(inputs)).sqrt()
-    z, law = rows.residual / s, fit.law
-    density = law.log_density(z) - s.log()
-    mass = torch.where(side < 0, law.cdf(z), law.cdf(-z)).log()
+    z, distribution = rows.residual / s, fit.distribution
+    density = distribution.log_density(z) - s.log()
+    mass = torch.where(side < 0, distribution.cdf(z), distribution.cdf(-z)).log()
     expected = (density - mass)[side != 0].sum()
     difference = problem.objective(fit, 5.0) - without.objective(fit, 5.0)
     assert difference == pytest.approx(float(expected), rel=1e-8)

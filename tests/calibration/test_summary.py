@@ -54,7 +54,7 @@ def test_a_calibrated_one_says_what_was_chosen_and_how_good_it_is(net):
     assert found["ridge"] == f"{report.ridge:.4g}, chosen by nll"
     assert found["scale"] == f"{float(report.scale):.4g}"
     assert found["noise"] == f"constant, variance {float(report.noise):.4g}"
-    assert found["law"] == "gaussian"
+    assert found["distribution"] == "gaussian"
     gain = f"{report.gain:.3g} ± {report.gain_error:.2g} nats a row better than one constant bar"
     assert found["calibrated"] == f"on 200 rows, {gain}"
     assert found["intervals"] == "no guarantee; calibrate(x, y, conformal=0.3) gives one"

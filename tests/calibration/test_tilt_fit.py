@@ -1,4 +1,5 @@
-"""The tilt of the law equals a slow minimisation of the same convex loss, penalties included."""
+"""The tilt of the distribution equals a slow minimisation of the same convex loss, penalties
+included."""
 
 import torch
 

@@ -73,7 +73,7 @@ def test_a_folder_holds_predictions_model_report_and_summary(ran):
     page = (ran.out / "report.html").read_text(encoding="utf-8")
     assert "price of data.csv: can the error bars be trusted?" in page
     share = 100 * ran.summary["scores"]["rigidities"]["coverage"]
-    assert f"90 % intervals hold {share:.1f} % of the " in page  # under the same law
+    assert f"90 % intervals hold {share:.1f} % of the " in page  # under the same distribution
     assert ran.summary["notes"][0].startswith("place: 3 categories")
 
 
@@ -178,7 +178,7 @@ def test_a_model_keeps_the_decimal_mark_of_its_table(tmp_path, monkeypatch, caps
     assert "read with commas, as in training" in capsys.readouterr().out
 
 
-def test_another_level_is_another_quantile_of_the_same_law(ran, tmp_path):
+def test_another_level_is_another_quantile_of_the_same_distribution(ran, tmp_path):
     table(40).to_csv(tmp_path / "new.csv", index=False)
     ends = {}
     for level in (0.5, 0.99):

@@ -293,7 +293,7 @@ def test_a_resumed_fit_asks_for_the_columns_it_began_with(net, tmp_path, monkeyp
             raise KeyboardInterrupt
         return torch.ones(len(batch[0]))
 
-    kept = {"checkpoint": path, "checkpoint_batches": 1, "sample_weight": weight}
+    kept = {"checkpoint": path, "checkpoint_seconds": 0, "sample_weight": weight}
     with pytest.raises(KeyboardInterrupt):
         rg.LastLayerRigidity(net.model).fit(_pairs(FORMS["pandas"], x, y), **kept)
     assert path.exists()

@@ -26,7 +26,7 @@ FACTOR = DRAWN.normal(size=(WIDTH, WIDTH)).astype(np.float32)
 NOISE = np.float32(0.25)
 
 
-def stand_in(path, *, law="gaussian", outputs=("mean", "std", "epistemic"), quantiles=()):
+def stand_in(path, *, distribution="gaussian", outputs=("mean", "std", "epistemic"), quantiles=()):
     """An ONNX file of the exporter's form: a linear mean, a quadratic variance, the metadata."""
     node, tensor = onnx.helper.make_node, onnx.numpy_helper.from_array
     nodes = [
@@ -51,7 +51,11 @@ def stand_in(path, *, law="gaussian", outputs=("mean", "std", "epistemic"), quan
     )
     opset = onnx.helper.make_opsetid("", 18)
     model = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=10)
-    said = {"law": {"name": law}, "quantiles": list(quantiles), "epistemic_q99": [LEVEL / 4]}
+    said = {
+        "distribution": {"name": distribution},
+        "quantiles": list(quantiles),
+        "epistemic_q99": [LEVEL / 4],
+    }
     onnx.helper.set_model_props(model, {"rigidities": json.dumps({"version": "0", **said})})
     onnx.save(model, path)
     return path
@@ -161,13 +165,15 @@ def test_service_says_what_the_model_takes_and_gives(service):
     status, answer = once(service[1], "GET", "/")
     assert status == 200
     assert answer["inputs"] == {"name": "x", "width": WIDTH, "rows at most": MAX_ROWS}
-    assert answer["calibration"]["law"] == {"name": "gaussian"}
+    assert answer["calibration"]["distribution"] == {"name": "gaussian"}
 
 
 def test_interval_comes_from_the_quantiles_of_the_graph(tmp_path):
     outputs = ("mean", "std", "quantiles")
     levels = (0.95, 0.5, 0.05)  # the stand-in takes them for steps too
-    path = stand_in(tmp_path / "model.onnx", law="tilted", outputs=outputs, quantiles=levels)
+    path = stand_in(
+        tmp_path / "model.onnx", distribution="tilted", outputs=outputs, quantiles=levels
+    )
     with serving(path) as (_, port, _):
         _, answer = once(port, "POST", "/predict", rows([1, 2, 3, 4]))
     mean, std, _, _ = expected(np.array([[1.0, 2.0, 3.0, 4.0]]))
@@ -177,8 +183,8 @@ def test_interval_comes_from_the_quantiles_of_the_graph(tmp_path):
     assert answer["unfamiliar"] is None
 
 
-def test_law_without_quantiles_is_refused_at_the_start(tmp_path):
-    path = stand_in(tmp_path / "model.onnx", law="student-t")
+def test_distribution_without_quantiles_is_refused_at_the_start(tmp_path):
+    path = stand_in(tmp_path / "model.onnx", distribution="student-t")
     words = [sys.executable, str(SERVE), str(path), "--port", "0"]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 1

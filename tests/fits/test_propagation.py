@@ -241,14 +241,14 @@ WEIGHTED = {
 
 
 def test_the_interval_of_a_new_observation_is_the_textbooks():
-    # Relative sigmas are known up to a factor, which the residuals tell: Student's law.
+    # Relative sigmas are known up to a factor, which the residuals tell: Student's distribution.
     results = sm.WLS(Y, X, weights=WEIGHTS).fit()
     new = np.array([0.5, 3.0, 1.0])
     theirs = results.get_prediction(X[:3], weights=1 / new**2).conf_int(obs=True, alpha=0.1)
     fit = by_curve_fit(WEIGHTS)
     ours = np.stack(fit.interval(X[:3, 1], 0.9, noise=fit.noise * new**2), 1)
     np.testing.assert_allclose(ours, theirs, rtol=1e-8)
-    # Absolute ones are the truth: the normal law, whatever the residuals.
+    # Absolute ones are the truth: the normal distribution, whatever the residuals.
     inverse = np.linalg.inv(X.T @ (WEIGHTS[:, None] * X))
     half = 1.6448536 * np.sqrt(np.einsum("ni,ij,nj->n", X[:3], inverse, X[:3]) + new**2)
     low, high = by_curve_fit(WEIGHTS, absolute_sigma=True).interval(X[:3, 1], 0.9, noise=new**2)

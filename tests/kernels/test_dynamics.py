@@ -179,7 +179,7 @@ def test_the_filter_is_an_exponential_and_not_a_ridge():
 
 
 def test_with_fewer_rows_than_features_the_end_is_the_ridges_limit():
-    """Law 8, N < D: sigma_w^2 s f^T (F^T F + s I)^-1 f as s -> 0."""
+    """Distribution 8, N < D: sigma_w^2 s f^T (F^T F + s I)^-1 f as s -> 0."""
     f, g, y, w = normal(5, 9), normal(6, 9, seed=1), normal(5, seed=2), 0.4
     gram = Gram(9)
     gram.update(f)
@@ -194,7 +194,7 @@ def test_with_fewer_rows_than_features_the_end_is_the_ridges_limit():
 
 
 def test_with_more_rows_than_features_the_end_is_exactly_zero():
-    """Law 8, N > D: nothing is left, whatever the noise of the data."""
+    """Distribution 8, N > D: nothing is left, whatever the noise of the data."""
     f, g, y = normal(20, 9), normal(6, 9, seed=1), 100 * normal(20, seed=2)
     end = last_layer_process_at(math.inf, f, g, y, constant=3.0)
     assert end.variance.tolist() == [0.0] * 6

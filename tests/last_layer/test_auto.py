@@ -1,4 +1,5 @@
-"""`calibrate(valid)`: predictions equal the fits of each target, and obey the laws of the house."""
+"""`calibrate(valid)`: predictions equal the fits of each target, and obey the distributions of the
+house."""
 
 import math
 from dataclasses import replace
@@ -75,16 +76,16 @@ def test_predictions_are_those_of_the_fit_to_left_out_and_validation_rows(one, u
         fit.tilt(fit.design.columns(test)).clamp(-3, 3)
         / fit.guard.beyond(test.q, test.extent)[:, None]
     )
-    close(p.law.tilt[:, 0], theta, 1e-4)
-    close(torch.as_tensor(p.law.df), torch.tensor(fit.scale.df), 1e-5)
+    close(p.distribution.tilt[:, 0], theta, 1e-4)
+    close(torch.as_tensor(p.distribution.df), torch.tensor(fit.scale.df), 1e-5)
     nll = -p.log_prob(one.test[1])[:, 0]
     close(nll, fit.nll(test), 1e-5)
 
 
-def test_epistemic_and_noise_make_up_the_second_moment_of_the_law(one, uq):
+def test_epistemic_and_noise_make_up_the_second_moment_of_the_distribution(one, uq):
     p, test = uq.predict(one.test[0]), dense_rows(uq, one.test, seen=False)
     close(p.epistemic[:, 0], uq.scale.square() * test.q)
-    close(p.variance, p.scale.square() * p.law.second, 1e-8)
+    close(p.variance, p.scale.square() * p.distribution.second, 1e-8)
     assert bool((p.noise > 0).all())
     few = uq.predict(one.test[0][:5])
     draws = few.sample(5000, torch.Generator().manual_seed(0)) - few.mean
@@ -111,7 +112,7 @@ def test_the_squared_scale_is_noise_plus_scale_widened_by_the_guard(one, uq):
 
 def test_the_guard_is_that_of_its_formulas(one, uq):
     rows, guard = fitted_rows(uq, one), uq.calibration.guard
-    t = slow_auto.t_quantile(0.95, uq.calibration.law.df)
+    t = slow_auto.t_quantile(0.95, uq.calibration.distribution.df)
     close(guard.factor[0], torch.tensor((1.6448536 / t) ** 2, dtype=F64), 1e-6)
     close(guard.reference[0], torch.quantile(rows[rows.seen].q, REFERENCE), 1e-8)
     targets = torch.cat([one.train[1], one.valid[1]])
@@ -135,8 +136,8 @@ def test_a_single_wild_row_hardly_moves_the_guard(one, uq, wild, size):
 
 
 def test_the_report_says_how_wide_a_usual_bar_is_at_ten_times_the_reference(one, uq):
-    guard, law = uq.calibration.guard, uq.calibration.law
-    second = float(torch.as_tensor(law.second))
+    guard, distribution = uq.calibration.guard, uq.calibration.distribution
+    second = float(torch.as_tensor(distribution.second))
     usual = (
         float(uq.noise.level) / second + float(uq.calibration.head.scale2) * 10 * guard.reference
     )
@@ -186,7 +187,9 @@ def atomic_bars(per_atom, folder, alike=False):
         for head, constant in zip((model.one, model.other), per_atom, strict=True):
             head.bias.add_(constant)
     uq = rg.LastLayerRigidity(model, layer=["one", "other"]).fit(train)
-    uq.calibrate(valid, noise="constant", law="student-t")  # a head would look at the predictions
+    uq.calibrate(
+        valid, noise="constant", distribution="student-t"
+    )  # a head would look at the predictions
     uq.save(folder / "uq.safetensors")
     again = rg.LastLayerRigidity.load(folder / "uq.safetensors", model)
     far = test[0] * torch.tensor([4.0, 4, 4, 1, 1], dtype=F64)
@@ -248,7 +251,7 @@ def test_bars_may_grow_with_q_alone(one):
     held = dense_rows(uq, one.valid, seen=False)
     ratio = held.residual.square() / held.q
     mean = ratio.clamp(max=float(25 * ratio.median() / 0.455)).mean()
-    t = slow_auto.t_quantile(0.95, uq.calibration.law.df)
+    t = slow_auto.t_quantile(0.95, uq.calibration.distribution.df)
     close(guard.scale2[0], mean * (1.6448536 / t) ** 2, 1e-6)
     assert "bars grow with q: a usual one is" in str(uq.report)
 
@@ -398,9 +401,9 @@ def test_the_papers_form_is_taken_as_a_rung(one, monkeypatch):
 
 def test_constant_noise_is_taken_as_a_rung(one, monkeypatch):
     taking(monkeypatch, "constant noise")
-    plain, uq = fitted(one, noise="constant", law="gaussian"), fitted(one)
+    plain, uq = fitted(one, noise="constant", distribution="gaussian"), fitted(one)
     alike(uq.predict(one.test[0]), plain.predict(one.test[0]), 1e-6)
-    assert "chosen: constant noise and a Gaussian law" in str(uq.report)
+    assert "chosen: constant noise and a Gaussian distribution" in str(uq.report)
 
 
 def test_one_constant_bar_is_a_rung_that_grows_beyond_the_training_rows(one, monkeypatch):

@@ -94,9 +94,9 @@ def test_targets_that_are_all_equal_are_calibrated(one):
 
 def test_whole_numbers_have_no_tilt_and_the_report_says_so(one):
     uq = calibrated(one, (one.valid[0], (2 * one.valid[1]).round() / 2))
-    assert uq.calibration.law.name == "student-t"
+    assert uq.calibration.distribution.name == "student-t"
     assert "The targets lie on a grid" in str(uq.report)
-    assert "shape of the law" not in str(uq.report)
+    assert "shape of the distribution" not in str(uq.report)
 
 
 @pytest.mark.parametrize(("count", "most"), [(100, 1.35), (10, 1.8)])
@@ -213,7 +213,9 @@ def test_weights_of_rows_set_their_noise(one):
     kept = dict.fromkeys(("sample",), 0)
     said = rg.LastLayerRigidity(one.model).fit(one.train, sample_weight=weights_of, **kept)
     unsaid = rg.LastLayerRigidity(one.model).fit(one.train, **kept)
-    values = [uq.calibrate(sharp, noise="constant", law="gaussian").nll for uq in (said, unsaid)]
+    values = [
+        uq.calibrate(sharp, noise="constant", distribution="gaussian").nll for uq in (said, unsaid)
+    ]
     assert values[0] < values[1] - 0.02
 
 
@@ -273,7 +275,7 @@ def test_sums_over_atoms_have_bars_that_know_their_number():
 def test_very_many_rows_are_thinned_and_the_report_says_so():
     data = sets(rows=(400, 100_000, 50), width=4)
     uq = rg.LastLayerRigidity(data.model).fit(data.train)
-    report = uq.calibrate(data.valid, noise="constant", law="gaussian")
+    report = uq.calibrate(data.valid, noise="constant", distribution="gaussian")
     assert report.rows == 100_000
     assert 10_000 < report.used <= 1 << 15
     assert f"Calibrated on 100000 rows ({report.used} of them used)" in str(report)

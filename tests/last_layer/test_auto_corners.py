@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import rigidities as rg
-from rigidities.prediction.law import StudentT, Tilted
+from rigidities.prediction.distribution import StudentT, Tilted
 
 F64 = torch.float64
 
@@ -42,11 +42,12 @@ def test_masked_targets_share_one_standardisation_of_their_features():
 
 def test_a_far_offset_of_the_targets_is_no_grid():
     near, far = (fitted(offset=b) for b in (0.0, 1e5))
-    laws = [
-        uq.calibrate(rows(300, 1, offset=b)).calibration.law for uq, b in ((near, 0.0), (far, 1e5))
+    distributions = [
+        uq.calibrate(rows(300, 1, offset=b)).calibration.distribution
+        for uq, b in ((near, 0.0), (far, 1e5))
     ]
-    assert all(isinstance(law, Tilted) for law in laws)
-    assert laws[0].df == pytest.approx(laws[1].df, rel=1e-2)
+    assert all(isinstance(distribution, Tilted) for distribution in distributions)
+    assert distributions[0].df == pytest.approx(distributions[1].df, rel=1e-2)
 
 
 def test_a_known_noise_serves_the_likelihood_too():
@@ -58,9 +59,9 @@ def test_a_known_noise_serves_the_likelihood_too():
     torch.testing.assert_close(p.noise, uq.noise.level * shape)
 
 
-def test_a_law_with_settings_of_its_own_is_refused():
-    with pytest.raises(ValueError, match="finds the law's settings itself"):
-        fitted().calibrate(rows(50, 1), law=StudentT(4.0))
+def test_a_distribution_with_settings_of_its_own_is_refused():
+    with pytest.raises(ValueError, match="finds the distribution's settings itself"):
+        fitted().calibrate(rows(50, 1), distribution=StudentT(4.0))
 
 
 def test_without_training_rows_the_likelihood_alone_sets_the_scale():
@@ -151,18 +152,18 @@ def test_a_final_relu_does_not_explode_the_bars():
     assert 0.08 < float(p.std[p.rigidity.isinf()].median()) < 0.13
 
 
-@pytest.mark.parametrize("law", ["tilted", "gaussian"])
-def test_one_outlier_of_any_size_is_bounded_and_named(law):
+@pytest.mark.parametrize("distribution", ["tilted", "gaussian"])
+def test_one_outlier_of_any_size_is_bounded_and_named(distribution):
     uq, (x, y) = fitted(), rows(200, 1)
     test = rows(400, 2)
-    uq.calibrate((x, y), law=law)
+    uq.calibrate((x, y), distribution=distribution)
     before = uq.predict(test[0]).std.square().mean().sqrt()
     for size in (1e3, 1e6, 1e30):
         wild = y.clone()
         wild[17] += size
-        report = uq.calibrate((x, wild), law=law)
+        report = uq.calibrate((x, wild), distribution=distribution)
         after = uq.predict(test[0]).std.square().mean().sqrt()
-        assert 0.9 < float(after / before) < {"tilted": 1.3, "gaussian": 2.5}[law]
+        assert 0.9 < float(after / before) < {"tilted": 1.3, "gaussian": 2.5}[distribution]
         assert any("17 (residual" in said for said in report.remarks)
 
 

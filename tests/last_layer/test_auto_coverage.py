@@ -1,4 +1,5 @@
-"""90 % intervals of `calibrate(valid)` hold 90 %, where the law is known and the paper's is not it.
+"""90 % intervals of `calibrate(valid)` hold 90 %, where the distribution is known and the paper's
+is not it.
 
 Fixed random features with a readout in closed form: nothing is trained.
 """
@@ -60,7 +61,7 @@ def test_intervals_hold_on_either_side_of_the_inputs(world):
 
 
 def test_each_tail_holds_its_share(world):
-    """A skewed law: intervals are no wider than they must be on the other side."""
+    """A skewed distribution: intervals are no wider than they must be on the other side."""
     _, data, uq, _ = world
     x, y = data.test
     right = x[:, 0] > 0.2

@@ -1,4 +1,5 @@
-"""Options of `calibrate(criterion="auto")`: noise, law, conformal rows, files, and the report."""
+"""Options of `calibrate(criterion="auto")`: noise, distribution, conformal rows, files, and the
+report."""
 
 import copy
 import math
@@ -8,7 +9,7 @@ import torch
 
 import rigidities as rg
 from rigidities.calibration import ladder
-from rigidities.prediction.law import StudentT
+from rigidities.prediction.distribution import StudentT
 from rigidities.prediction.noise import ConstantNoise, GivenNoise
 from tests.support.random_features import Sets, draw, normal_noise, sets
 from tests.support.refusals import refused
@@ -59,7 +60,7 @@ def reloaded(uq, one, path, **options) -> rg.LastLayerRigidity:
 
 
 def the_same(a, b, x) -> None:
-    """Means, bars, laws, bounds and conformal intervals."""
+    """Means, bars, distributions, bounds and conformal intervals."""
     p, whole = a.predict(x), b.predict(x)
     alike(p, whole, 1e-12)
     close(p.quantile(0.03), whole.quantile(0.03), 1e-12)
@@ -72,14 +73,16 @@ def the_same(a, b, x) -> None:
             close(one, other, 1e-12)
 
 
-LAWS = {"tilted": "Tilted", "student-t": "StudentT", "gaussian": "Gaussian"}
+DISTRIBUTIONS = {"tilted": "Tilted", "student-t": "StudentT", "gaussian": "Gaussian"}
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize("noise", ["features", "constant", known_noise])
-def test_noise_and_law_are_those_asked_for_and_survive_a_file(one, law, noise, tmp_path):
-    uq = calibrated(one, noise=noise, law=law)
-    assert type(uq.calibration.law).__name__ == LAWS[law]
+def test_noise_and_distribution_are_those_asked_for_and_survive_a_file(
+    one, distribution, noise, tmp_path
+):
+    uq = calibrated(one, noise=noise, distribution=distribution)
+    assert type(uq.calibration.distribution).__name__ == DISTRIBUTIONS[distribution]
     given = callable(noise)
     assert uq.calibration.noise.name == ("given" if given else noise)
     p = uq.predict(one.test[0])
@@ -89,7 +92,7 @@ def test_noise_and_law_are_those_asked_for_and_survive_a_file(one, law, noise, t
 
 
 def test_a_constant_noise_is_the_same_everywhere(one):
-    uq = calibrated(one, noise="constant", law="gaussian", guard=False)
+    uq = calibrated(one, noise="constant", distribution="gaussian", guard=False)
     p = uq.predict(one.test[0])
     s2 = p.variance - uq.calibration.head.scale2 / p.rigidity
     close(s2, s2.mean().expand_as(s2), 1e-8)
@@ -97,7 +100,7 @@ def test_a_constant_noise_is_the_same_everywhere(one):
 
 
 def test_a_noise_that_is_known_is_followed_up_to_one_factor(one):
-    uq = calibrated(one, noise=known_noise, law="gaussian", guard=False)
+    uq = calibrated(one, noise=known_noise, distribution="gaussian", guard=False)
     p = uq.predict(one.test[0])
     rest = (p.variance - uq.calibration.head.scale2 / p.rigidity)[:, 0]
     close(rest, uq.calibration.noise.level * known_noise(one.test[0]), 1e-8)
@@ -124,8 +127,8 @@ def test_training_rows_help_where_they_are_given_with_the_noise(one):
 
 def test_objects_and_classes_are_taken_too(one):
     alike(
-        calibrated(one, noise=ConstantNoise, law=StudentT).predict(one.test[0]),
-        calibrated(one, noise="constant", law="student-t").predict(one.test[0]),
+        calibrated(one, noise=ConstantNoise, distribution=StudentT).predict(one.test[0]),
+        calibrated(one, noise="constant", distribution="student-t").predict(one.test[0]),
         1e-12,
     )
 
@@ -133,10 +136,13 @@ def test_objects_and_classes_are_taken_too(one):
 REFUSED = {
     "no_noise": ({"noise": "none"}, "criterion='auto' fits noise='features'.*criterion='nll'"),
     "bayes": ({"noise": "bayes"}, "got noise='bayes'"),
-    "tilted_nll": ({"criterion": "nll", "law": "tilted"}, "fitted by criterion='auto', not by"),
+    "tilted_nll": (
+        {"criterion": "nll", "distribution": "tilted"},
+        "fitted by criterion='auto', not by",
+    ),
     "features_crps": ({"criterion": "crps", "noise": "features"}, "fitted by criterion='auto'"),
     "unknown_noise": ({"noise": "pink"}, "Unknown noise 'pink'"),
-    "unknown_law": ({"law": "cauchy"}, "cauchy"),
+    "unknown_distribution": ({"distribution": "cauchy"}, "cauchy"),
     "given_by_name": ({"noise": "given"}, "noise=lambda batch: variances"),
     "given_class": ({"noise": GivenNoise}, "noise=lambda batch: variances"),
     "negative": ({"noise": lambda b: -known_noise(b)}, "variances must be finite and not neg"),
@@ -273,7 +279,7 @@ def test_the_report_says_in_plain_words_what_was_chosen(one):
     text = str(calibrated(one).report)
     for phrase in (
         "Calibrated on 120 rows and 240 left-out training rows by auto",
-        "law             tilted, ",
+        "distribution    tilted, ",
         "degrees of freedom",
         "chosen: the full model. Cross-validated NLL",
         "of one constant bar, which grows beyond the training rows alone",
@@ -281,13 +287,19 @@ def test_the_report_says_in_plain_words_what_was_chosen(one):
         "by constant noise",
         "by heavy tails",
         "by noise that follows the inputs",
-        "by shape of the law",
+        "by shape of the distribution",
         "bars grow to the targets' own spread and more: a usual one is",
         "Did these validation rows choose the checkpoint (early stopping)?",
     ):
         assert phrase in text
-    bare = str(calibrated(one, noise="constant", law="gaussian", guard=False).report)
-    for phrase in ("by heavy tails", "by noise that", "shape of the law", "guard", "beyond q"):
+    bare = str(calibrated(one, noise="constant", distribution="gaussian", guard=False).report)
+    for phrase in (
+        "by heavy tails",
+        "by noise that",
+        "shape of the distribution",
+        "guard",
+        "beyond q",
+    ):
         assert phrase not in bare
 
 

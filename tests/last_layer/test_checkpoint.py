@@ -114,7 +114,7 @@ def path(tmp_path):
 def left(path):
     """The file of a fit that was interrupted, and how to interrupt it."""
     with pytest.raises(Stop):
-        rg.LastLayerRigidity(MODEL).fit(cut(100, until=9), checkpoint=path, checkpoint_batches=1)
+        rg.LastLayerRigidity(MODEL).fit(cut(100, until=9), checkpoint=path, checkpoint_seconds=0)
     return path
 
 
@@ -141,9 +141,9 @@ def test_a_resumed_fit_equals_one_in_one_go_to_the_last_bit(name, size, path):
     uq, count = rg.LastLayerRigidity(MODEL), len(list(data()))
     for until in sorted({2, count // 2, count - 1}):
         with pytest.raises(Stop):
-            uq.fit(data(until=until), checkpoint=path, checkpoint_batches=1, **options)
+            uq.fit(data(until=until), checkpoint=path, checkpoint_seconds=0, **options)
     assert path.exists()
-    uq.fit(data(), checkpoint=path, checkpoint_batches=1, **options)
+    uq.fit(data(), checkpoint=path, checkpoint_seconds=0, **options)
     assert_same(uq, whole)
     assert list(path.parent.iterdir()) == []
 
@@ -157,7 +157,7 @@ def test_tensors_and_loaders_resume_too_and_counted_rows_do_not_pass_the_model(o
         model = Breaking()
         uq, model.left = rg.LastLayerRigidity(model), -(-ROWS // size) * 2 // 3
         with pytest.raises(Stop):
-            uq.fit(data, checkpoint=path, checkpoint_batches=1, **options)
+            uq.fit(data, checkpoint=path, checkpoint_seconds=0, **options)
         counted = counted_in(path)
         assert counted > 0
         model.left = -(-ROWS // size) - counted
@@ -174,7 +174,7 @@ def test_features_in_any_order_in_memory_resume_to_the_last_bit(path):
     x, model = torch.randn(33, 5500).T, nn.Linear(33, 2)
     data = partial(cut, 1100, x=x, y=torch.randn(5500, 2))
     whole = rg.LastLayerRigidity(model).fit(data(), precision="mixed")
-    options = {"precision": "mixed", "checkpoint": path, "checkpoint_batches": 1}
+    options = {"precision": "mixed", "checkpoint": path, "checkpoint_seconds": 0}
     uq = rg.LastLayerRigidity(model)
     with pytest.raises(Stop):
         uq.fit(data(until=3), **options)
@@ -183,7 +183,7 @@ def test_features_in_any_order_in_memory_resume_to_the_last_bit(path):
 
 
 def test_only_the_first_and_the_last_batch_of_a_file_are_compared(path):
-    asked = partial(rg.LastLayerRigidity(MODEL).fit, checkpoint=path, checkpoint_batches=1)
+    asked = partial(rg.LastLayerRigidity(MODEL).fit, checkpoint=path, checkpoint_seconds=0)
     for changed, same in ((0, False), (2, True), (4, False), (5, True)):
         with pytest.raises(Stop):
             asked(cut(100, until=9))
@@ -202,7 +202,7 @@ def test_batches_of_changing_form_are_counted_one_by_one(path):
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1))
     lengths = itertools.cycle([2, 3])
     batches = [(torch.randn(6, n, 4), torch.randn(6, n, 1)) for n in itertools.islice(lengths, 12)]
-    dataset = partial(rg.LastLayerRigidity(model).fit, checkpoint=path, checkpoint_batches=1)
+    dataset = partial(rg.LastLayerRigidity(model).fit, checkpoint=path, checkpoint_seconds=0)
     whole = rg.LastLayerRigidity(model).fit(batches)
 
     def some():
@@ -220,7 +220,7 @@ def test_a_fit_that_was_all_but_complete_is_completed(path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("rigidities.last_layer.fit.settled", stopped)
         with pytest.raises(Stop):
-            uq.fit(cut(100), checkpoint=path, checkpoint_batches=1)
+            uq.fit(cut(100), checkpoint=path, checkpoint_seconds=0)
     assert counted_in(path) == 15
     assert_same(uq.fit(cut(100), checkpoint=path), rg.LastLayerRigidity(MODEL).fit(cut(100)))
     assert not path.exists()
@@ -257,7 +257,7 @@ def test_the_bar_counts_batches_that_are_passed_over(left, monkeypatch):
 
 
 def test_every_process_of_a_job_has_a_file_of_its_own(path):
-    own = Checkpoint(path, 60.0, None)
+    own = Checkpoint(path, 60.0)
     own.resume({}, (0, 4), lambda _: None)
     assert own.path == path.with_name("fit.ckpt.0-of-4.safetensors")
 
@@ -294,7 +294,7 @@ def test_another_fit_is_refused_by_what_differs_and_the_file_stays(what, left):
 
 
 def test_another_weight_function_is_refused(path):
-    asked = partial(rg.LastLayerRigidity(MODEL).fit, checkpoint=path, checkpoint_batches=1)
+    asked = partial(rg.LastLayerRigidity(MODEL).fit, checkpoint=path, checkpoint_seconds=0)
     with pytest.raises(Stop):
         asked(cut(100, until=9), sample_weight=weights)
     with refused("loss", "other_weights", "remove the file"):
@@ -335,7 +335,7 @@ def test_tensors_in_mappings_and_objects_are_in_the_digest(wrap, path):
         forward=lambda m, b: m(b["x"] if isinstance(b, dict) else b.store.x),
         target=lambda b: b["y"] if isinstance(b, dict) else b.store.y,
     )
-    asked = partial(uq.fit, checkpoint=path, checkpoint_batches=1)
+    asked = partial(uq.fit, checkpoint=path, checkpoint_seconds=0)
     with pytest.raises(Stop):
         asked(itertools.starmap(wrap, cut(100, until=9)))
     with refused("order"):
@@ -375,21 +375,18 @@ def test_changed_bytes_and_newer_formats_are_refused(left):
         asks()(left)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"checkpoint_seconds": 0.0}, {"checkpoint_seconds": float("nan")}, {"checkpoint_batches": 0}],
-    ids=str,
-)
-def test_bad_intervals_are_refused_before_any_work(options, path):
-    with refused("positive"):
-        rg.LastLayerRigidity(MODEL).fit(cut(100, until=0), checkpoint=path, **options)
+@pytest.mark.parametrize("seconds", [-1.0, float("nan")])
+def test_bad_intervals_are_refused_before_any_work(seconds, path):
+    with refused("zero or more", str(seconds)):
+        rg.LastLayerRigidity(MODEL).fit(
+            cut(100, until=0), checkpoint=path, checkpoint_seconds=seconds
+        )
 
 
 def test_intervals_without_a_path_and_folders_are_refused(tmp_path):
     uq = rg.LastLayerRigidity(MODEL)
-    for options in ({"checkpoint_seconds": 5.0}, {"checkpoint_batches": 5}):
-        with refused("need checkpoint="):
-            uq.fit(cut(100, until=0), **options)
+    with refused("needs checkpoint="):
+        uq.fit(cut(100, until=0), checkpoint_seconds=5.0)
     for path in (tmp_path, tmp_path / "none" / "fit.safetensors"):
         with refused("a file in a folder that exists"):
             uq.fit(cut(100, until=0), checkpoint=path)
@@ -412,7 +409,7 @@ def test_a_folder_that_vanishes_is_said_once_and_the_fit_goes_on(tmp_path):
 
     uq = rg.LastLayerRigidity(MODEL)
     with pytest.warns(UserWarning, match="goes on") as said:
-        uq.fit(data(), checkpoint=folder / "fit.safetensors", checkpoint_batches=1)
+        uq.fit(data(), checkpoint=folder / "fit.safetensors", checkpoint_seconds=0)
     assert len(said) == 1
     assert_same(uq, rg.LastLayerRigidity(MODEL).fit(cut(100)))
 
@@ -440,7 +437,7 @@ def fit_on_a_full_disk(path, answer):
 
     with warnings.catch_warnings(record=True) as said, suppress(Stop):
         warnings.simplefilter("always")
-        rg.LastLayerRigidity(MODEL).fit(data(), checkpoint=path, checkpoint_batches=1)
+        rg.LastLayerRigidity(MODEL).fit(data(), checkpoint=path, checkpoint_seconds=0)
     answer.write_text(str([str(one.message)[:14] for one in said]))
 
 
@@ -465,7 +462,7 @@ def fit_slowly(path, saved, begun):
     begun.touch()
     block._CPU_BYTES = 1
     uq = rg.LastLayerRigidity(MODEL)
-    uq.fit(many(0.008), checkpoint=path, checkpoint_batches=1, precision="mixed")
+    uq.fit(many(0.008), checkpoint=path, checkpoint_seconds=0, precision="mixed")
     uq.save(saved, rows=True)
 
 
@@ -524,7 +521,7 @@ def test_weights_written_to_during_a_fit_are_noticed_though_it_was_written_down(
             yield batch
 
     with refused("written to while it was fitted"):
-        rg.LastLayerRigidity(model).fit(writing(), checkpoint=path, checkpoint_batches=1)
+        rg.LastLayerRigidity(model).fit(writing(), checkpoint=path, checkpoint_seconds=0)
 
 
 @pytest.mark.parametrize("ways", [{}, {"precision": "mixed"}, {"method": "qr"}])
@@ -541,7 +538,7 @@ def test_a_model_that_uses_its_memory_again_resumes_to_the_last_bit(path, ways):
     whole = rg.LastLayerRigidity(MODEL, features=features).fit((X, Y), batch_size=100, **ways)
     left[0] = 9
     with pytest.raises(Stop):
-        asked(checkpoint=path, checkpoint_batches=1, **ways)
+        asked(checkpoint=path, checkpoint_seconds=0, **ways)
     assert path.exists()
     left[0] = 10**9
     assert_same(asked(checkpoint=path, **ways), whole)
@@ -565,7 +562,7 @@ def test_objects_with_slots_keys_of_any_kind_and_odd_arrays_are_in_the_digest(pa
     asked = {"forward": lambda m, b: m(b.rows["x", 1]), "target": lambda b: b.rows["y", 1]}
     uq = rg.LastLayerRigidity(MODEL, **asked)
     with pytest.raises(Stop):
-        uq.fit(itertools.starmap(odd, cut(100, until=9)), checkpoint=path, checkpoint_batches=1)
+        uq.fit(itertools.starmap(odd, cut(100, until=9)), checkpoint=path, checkpoint_seconds=0)
     with refused("order"), pytest.warns(match="hold as set, which cannot be compared"):
         uq.fit(itertools.starmap(odd, list(cut(100))[::-1]), checkpoint=path)
     with pytest.warns(match="hold as set, which cannot be compared"):
@@ -581,7 +578,7 @@ def test_another_target_or_features_function_is_refused(path):
 
     uq = rg.LastLayerRigidity(MODEL, target=one)
     with pytest.raises(Stop):
-        uq.fit(cut(100, until=9), checkpoint=path, checkpoint_batches=1)
+        uq.fit(cut(100, until=9), checkpoint=path, checkpoint_seconds=0)
     with refused("differ in their readout", "other"):
         rg.LastLayerRigidity(MODEL, target=other).fit(cut(100), checkpoint=path)
 

@@ -56,7 +56,7 @@ def everything(rank, size, folder, options):
     train, valid, more = ([part.to(kind) for part in data(400, 1, seed)] for seed in (1, 2, 3))
     own, model = partial(shared, rank=rank, size=size), net().to(kind)
     uq = rg.LastLayerRigidity(model).fit(batches(own(train)), **options)
-    one = rg.LastLayerRigidity(model).fit(tuple(train), **options, group=False)
+    one = rg.LastLayerRigidity(model).fit(tuple(train), **options, process_group=False)
     assert uq.gram.count == one.gram.count == 400
     assert near(uq.gram.matrix, one.gram.matrix)
     assert near(uq.gram.cross, one.gram.cross)
@@ -65,12 +65,12 @@ def everything(rank, size, folder, options):
         assert torch.equal(mine.hashes, theirs.hashes), name
         assert mine.limit == theirs.limit, name
     uq.partial_fit(batches(own(more)))
-    assert near(uq.gram.matrix, one.partial_fit(tuple(more), group=False).gram.matrix)
+    assert near(uq.gram.matrix, one.partial_fit(tuple(more), process_group=False).gram.matrix)
     uq.forget(batches(own(more)))
-    assert near(uq.gram.matrix, one.forget(tuple(more), group=False).gram.matrix)
+    assert near(uq.gram.matrix, one.forget(tuple(more), process_group=False).gram.matrix)
     uq.save(folder / f"fit{rank}", rows=True)
     report = uq.calibrate(batches(own(valid)))
-    alone = one.calibrate(tuple(valid), group=False)
+    alone = one.calibrate(tuple(valid), process_group=False)
     assert report.rows == alone.rows == 400
     assert report.nll == pytest.approx(alone.nll, rel=1e-6)
     uq.save(folder / f"calibrated{rank}", rows=True)
@@ -102,14 +102,14 @@ def several(rank, size):
     model = net(3).double()
     uq = rg.LastLayerRigidity(model).fit(batches(own(train)), loss="huber", sample_weight=weight)
     one = rg.LastLayerRigidity(model)
-    one.fit(tuple(train), loss="huber", sample_weight=weight, group=False)
+    one.fit(tuple(train), loss="huber", sample_weight=weight, process_group=False)
     assert uq.gram.targets == one.gram.targets == 3
     assert close(uq.gram.matrix, one.gram.matrix)
     groups = lambda batch: (batch[0][:, 1] > 0).long()  # noqa: E731
     options = {"criterion": "nll", "noise": lambda batch: 1 + batch[0][:, 0] ** 2}
     options |= {"conformal": 0.5, "groups": groups}
     uq.calibrate(batches(own(valid)), **options)
-    one.calibrate(tuple(valid), **options, group=False)
+    one.calibrate(tuple(valid), **options, process_group=False)
     assert close(uq.scale, one.scale, 1e-9)
     mine, theirs = (
         each.predict([tuple(valid)]).interval(0.8, conformal=True) for each in (uq, one)
@@ -117,8 +117,8 @@ def several(rank, size):
     assert close(mine[0], theirs[0], 1e-9)
     plain = rg.LastLayerRigidity(model).fit(batches(own(train)))
     refitted = plain.refit(batches(own(valid)))
-    alone = rg.LastLayerRigidity(model).fit(tuple(train), group=False)
-    alone = alone.refit(tuple(valid), group=False)
+    alone = rg.LastLayerRigidity(model).fit(tuple(train), process_group=False)
+    alone = alone.refit(tuple(valid), process_group=False)
     assert close(refitted.model[-1].weight, alone.model[-1].weight, 1e-9)
     assert refitted.refitted.judged == alone.refitted.judged == 400
     return uq.scale
@@ -136,10 +136,10 @@ def derivatives(rank, size):
     own = partial(shared, rank=rank, size=size)
     fit = {"gradients": 0, "gradient_target": slope}
     uq = rg.LastLayerRigidity(model).fit(batches(own(train)), **fit)
-    one = rg.LastLayerRigidity(model).fit(tuple(train), **fit, group=False)
+    one = rg.LastLayerRigidity(model).fit(tuple(train), **fit, process_group=False)
     valid = [part.double() for part in data(80, 1, 2)]
     uq.calibrate(batches(own(valid)), criterion="nll")
-    one.calibrate(tuple(valid), criterion="nll", group=False)
+    one.calibrate(tuple(valid), criterion="nll", process_group=False)
     assert close(uq.gradient_scale, one.gradient_scale, 1e-9)
     return uq.gradient_scale
 
@@ -174,9 +174,9 @@ def refusals(rank, size):
     asked(lambda: uq.calibrate(data(400, 1, 2)))
     asked(lambda: uq.fit([]))
     asked(lambda: uq.forget(tuple(shared(data(400, 1, 7), rank, size))))
-    mine = rg.LastLayerRigidity(net()).fit(own, group=False)
+    mine = rg.LastLayerRigidity(net()).fit(own, process_group=False)
     asked(lambda: mine.calibrate(own))
-    mine = rg.LastLayerRigidity(net()).fit((train[0], train[1] + rank), group=False)
+    mine = rg.LastLayerRigidity(net()).fit((train[0], train[1] + rank), process_group=False)
     asked(lambda: mine.partial_fit(own))
     valid = tuple(shared(data(400, 1, 2), rank, size))
     asked(lambda: uq.calibrate(valid, conformal=[None, 0.5][rank]))
@@ -187,7 +187,7 @@ def refusals(rank, size):
     asked(lambda: (uq if rank else rg.LastLayerRigidity(net())).predict(valid[0], gather=True))
     asked(lambda: uq.fit(own, checkpoint=["here", "no such folder/file"][rank]))
     mine = rg.LastLayerRigidity(net()).fit(own)
-    mine.calibrate(valid, criterion="nll", group=False)
+    mine.calibrate(valid, criterion="nll", process_group=False)
     asked(lambda: mine.predict(valid[0], gather=True))
     uq.calibrate(valid)
     return said
@@ -259,12 +259,12 @@ def parts_of_a_job(rank, size):
     uq = rg.LastLayerRigidity(net())
     if rank in (1, 3):
         half = tuple(part[rank // 2 :: 2] for part in train)
-        uq.fit(half, group=few)
-        return uq.fit(half, group=few).gram.count
+        uq.fit(half, process_group=few)
+        return uq.fit(half, process_group=few).gram.count
     if rank == 0:
         with pytest.raises(ValueError, match="not in the group"):
-            uq.fit(train, group=few)
-    return uq.fit(train, group=False).gram.count
+            uq.fit(train, process_group=few)
+    return uq.fit(train, process_group=False).gram.count
 
 
 def test_a_group_of_ranks_or_one_by_itself_fits_without_the_others():
@@ -305,7 +305,7 @@ def interrupted(rank, size, folder):
 
     path, uq = folder / "fit.safetensors", rg.LastLayerRigidity(model)
     with pytest.raises((OSError, RuntimeError), match="the file is gone"):
-        uq.fit(failing(), checkpoint=path, checkpoint_batches=1)
+        uq.fit(failing(), checkpoint=path, checkpoint_seconds=0)
     assert uq._fit.learnt is None
     assert (folder / f"fit.{rank}-of-2.safetensors").is_file()
     uq.fit(batches(rows, 64), checkpoint=path)

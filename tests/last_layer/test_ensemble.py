@@ -446,8 +446,8 @@ def test_deterministic_sets_have_no_sampling_error_and_no_quantiles(fit, x, rank
     expected = torch.full((3,), error, dtype=F64)
     torch.testing.assert_close(spread.mean_error, expected, rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(spread.std_error, expected, rtol=0, atol=0, equal_nan=True)
-    refused("not for a law", spread.interval, 0.9)
-    refused("not for a law", spread.quantile, 0.5)
+    refused("not for a distribution", spread.interval, 0.9)
+    refused("not for a distribution", spread.quantile, 0.5)
 
 
 # --- precision ----------------------------------------------------------------------------------

@@ -20,11 +20,11 @@ CALIBRATIONS = {
     "uncalibrated": None,
     "nll": {"criterion": "nll"},
     "constant noise": {"criterion": "nll", "noise": "constant"},
-    "bayes, student-t": {"criterion": "nll", "noise": "bayes", "law": "student-t"},
+    "bayes, student-t": {"criterion": "nll", "noise": "bayes", "distribution": "student-t"},
     "auto": {},
     "auto, bounded": {"support": (-0.5, 0.5)},
-    "auto, student-t": {"law": "student-t"},
-    "auto, no guard": {"guard": False, "law": "gaussian"},
+    "auto, student-t": {"distribution": "student-t"},
+    "auto, no guard": {"guard": False, "distribution": "gaussian"},
 }
 LEVELS = (0.05, 0.5, 0.9)
 LINEAR = [id for id in zoo.IDS if zoo.build(id).outcome in ("plain", "linear", "part")]
@@ -73,7 +73,7 @@ def test_a_frozen_module_gives_the_numbers_of_every_calibration(targets, wrapped
         close(found, expected, 1e-8)
     exact = torch.stack([p.quantile(level) for level in LEVELS])
     assert float(((quantiles - exact).abs() / std).max()) < (
-        1e-4 if uq.law.name == "tilted" else 1e-8
+        1e-4 if uq.distribution.name == "tilted" else 1e-8
     )
 
 
@@ -84,7 +84,7 @@ def test_intervals_of_the_default_are_those_of_predict(targets, support, seed):
     one = trained(targets, seed)
     uq = rg.LastLayerRigidity(one.model).fit(clamped(one.train, support))
     uq.calibrate(clamped(one.valid, support), support=support)
-    assert uq.law.name == "tilted"
+    assert uq.distribution.name == "tilted"
     std, found = uq.freeze(("std", "quantiles"))(one.test[0])
     exact = torch.stack(uq.predict(one.test[0]).interval(0.9))
     assert float(((found - exact).abs() / std).max()) < 1e-3

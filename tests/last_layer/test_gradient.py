@@ -467,7 +467,8 @@ def test_a_hessian_product_by_members_warns_too(monkeypatch):
     assert uq.hessian_product(x, torch.ones(3, dtype=F64), members=0).sampling_error == 0
 
 
-# --- law 6: the ensemble's limit ----------------------------------------------------------------
+# --- distribution 6: the ensemble's limit
+# ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("targets", [1, 2])

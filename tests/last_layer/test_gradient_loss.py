@@ -286,8 +286,10 @@ def test_the_evidence_counts_the_derivatives_with_targets(ridge):
     for s in (ridge, 1.0):
         covariance = torch.eye(len(rows), dtype=F64) + rows @ rows.T / s
         variance = goal @ torch.linalg.solve(covariance, goal) / len(rows)  # at its best
-        law = torch.distributions.MultivariateNormal(torch.zeros_like(goal), variance * covariance)
-        expected.append(-law.log_prob(goal) / len(rows))
+        distribution = torch.distributions.MultivariateNormal(
+            torch.zeros_like(goal), variance * covariance
+        )
+        expected.append(-distribution.log_prob(goal) / len(rows))
     close(found, torch.stack(expected))
 
 
@@ -395,7 +397,8 @@ def test_values_with_a_curvature_of_their_own_leave_the_derivatives_their_weight
         close(uq.gram.matrix[k], expected.matrix)
 
 
-# --- laws ---------------------------------------------------------------------------------------
+# --- distributions
+# ---------------------------------------------------------------------------------------
 
 
 def state(uq):

@@ -111,12 +111,12 @@ def test_shards_merged_in_any_order_are_the_fit_to_all_rows(single, two, kind):
 
     @settings(max_examples=8, deadline=None, derandomize=True)
     @given(st.lists(st.integers(0, 3), min_size=ROWS, max_size=ROWS), st.permutations(range(4)))
-    def law(owners, order):
+    def distribution(owners, order):
         places = [(torch.tensor(owners) == k).nonzero()[:, 0] for k in order]
         first, *rest = [fit(net, rows, **options) for rows in places if len(rows)]
         check_same(first.merge(*rest) if rest else first, whole)
 
-    law()
+    distribution()
 
 
 def test_merging_is_a_calibration_away_from_one_fit(two):
@@ -308,7 +308,7 @@ def test_fits_with_other_functions_for_features_are_refused(two):
     def other(model, x):
         return -x
 
-    (x, y), options = two.train, {"group": False}
+    (x, y), options = two.train, {"process_group": False}
     a = rg.LastLayerRigidity(two.model, features=one).fit((x[:20], y[:20]), **options)
     b = rg.LastLayerRigidity(two.model, features=other).fit((x[20:40], y[20:40]), **options)
     refused("differ in their readout", a.merge, b)

@@ -206,7 +206,7 @@ def test_an_interrupted_fit_goes_on(tmp_path, monkeypatch):
     path = tmp_path / "fit.ckpt.safetensors"
     uq = rg.LastLayerRigidity(model)
     with pytest.raises(KeyboardInterrupt):
-        uq.fit(batches(700), novelty=True, checkpoint=path, checkpoint_batches=1)
+        uq.fit(batches(700), novelty=True, checkpoint=path, checkpoint_seconds=0)
     with pytest.raises(ValueError, match="novelty"):
         uq.fit(batches(ROWS), checkpoint=path)
     uq.fit(batches(ROWS), novelty=True, checkpoint=path)

@@ -343,7 +343,8 @@ def test_the_second_order_mean_of_a_quadratic_is_exact(three, quantities):
     assert not parts.propagate(fn, x[:10]).shift.any()
 
 
-# --- laws ---------------------------------------------------------------------------------------
+# --- distributions
+# ---------------------------------------------------------------------------------------
 
 
 def test_batches_and_order_do_not_matter(three):
@@ -404,10 +405,10 @@ def test_the_result_has_the_shape_of_the_function(parts, x):
 
 def test_intervals_are_gaussian():
     derived = Derived.of(torch.tensor(1.0), torch.tensor([[3.0, 4.0]], dtype=F64))
-    law = torch.distributions.Normal(1.0, 5.0)
+    distribution = torch.distributions.Normal(1.0, 5.0)
     low, high = derived.interval(0.8)
-    torch.testing.assert_close(law.cdf(high) - law.cdf(low), torch.tensor(0.8))
-    torch.testing.assert_close(derived.quantile(0.25), law.icdf(torch.tensor(0.25)))
+    torch.testing.assert_close(distribution.cdf(high) - distribution.cdf(low), torch.tensor(0.8))
+    torch.testing.assert_close(derived.quantile(0.25), distribution.icdf(torch.tensor(0.25)))
     for wrong in (0, 1):
         refused("between 0 and 1", derived.interval, wrong)
         refused("between 0 and 1", derived.quantile, wrong)

@@ -247,9 +247,9 @@ NOT_AS_THE_TABLE_SAYS = {
         said("ridge", float("nan"), "calibration"),
         "'calibration.ridge' of its header must be a finite number, got nan",
     ),
-    "another law": (
-        said("law", {"name": "cauchy", "settings": {}}, "calibration"),
-        "law 'cauchy' of this file is not known here.*register",
+    "another distribution": (
+        said("distribution", {"name": "cauchy", "settings": {}}, "calibration"),
+        "distribution 'cauchy' of this file is not known here.*register",
     ),
     "an entry from the future": (
         lambda tensors, header: header["report"].update(tilt=1.0) or header.update(library="9.0"),

@@ -51,7 +51,7 @@ def steps(model, data, count=2):
 def compared(model, plain, train):
     """The Gram of the job, and of one process with the plain model and all rows."""
     uq = rg.LastLayerRigidity(model).fit(train)
-    alone = rg.LastLayerRigidity(plain).fit(rows(), group=False)
+    alone = rg.LastLayerRigidity(plain).fit(rows(), process_group=False)
     found = {"gram": uq.gram.matrix, "count": uq.gram.count, "alone": alone.gram.matrix}
     gathered = uq.predict(train, gather=True).mean
     return found | {"std": uq.predict(rows()[0]).std, "gathered": gathered.flatten().sort().values}
@@ -172,15 +172,15 @@ def lightning(rank):
     )
     module = Regressor()
     trainer.fit(module, loader(rows(), shuffle=True), loader(rows(31, seed=5)))
-    alone = rg.LastLayerRigidity(module.uq.model).fit(rows(), group=False)
-    alone.calibrate(rows(31, seed=5), criterion="nll", group=False)
+    alone = rg.LastLayerRigidity(module.uq.model).fit(rows(), process_group=False)
+    alone.calibrate(rows(31, seed=5), criterion="nll", process_group=False)
     model = rg.whole(module.net)
     later = compared(model, model, trainer.train_dataloader)
     scales = module.uq.scale, alone.scale
     same = Regressor()
     same.load_state_dict(torch.load(kept.best_model_path, weights_only=True)["state_dict"])
-    best = rg.LastLayerRigidity(same).fit(rows(), group=False)
-    best.calibrate(rows(31, seed=5), criterion="nll", group=False)
+    best = rg.LastLayerRigidity(same).fit(rows(), process_group=False)
+    best.calibrate(rows(31, seed=5), criterion="nll", process_group=False)
     read = rg.LastLayerRigidity.load(kept.best_model_path + SUFFIX, same)
     torch.distributed.barrier()
     shutil.rmtree(kept.dirpath, ignore_errors=True)

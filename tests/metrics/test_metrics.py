@@ -14,7 +14,7 @@ from scipy import integrate, stats
 from sklearn.metrics import roc_auc_score
 
 from rigidities import Prediction, metrics
-from rigidities.prediction.law import Gaussian, StudentT
+from rigidities.prediction.distribution import Gaussian, StudentT
 from tests.support.refusals import refused
 
 THREE = ("nll", "nll_gain", "crps", "coverage", "interval_score", "miscalibration_area", "ence")
@@ -71,9 +71,9 @@ def test_nll_gain_is_measured_from_the_best_constant_bar() -> None:
 @pytest.mark.parametrize("target", [-3.0, 0.4, 1.0, 7.0])
 def test_crps_equals_its_integral_over_the_distribution_function(target: float) -> None:
     mean, std = 0.4, 1.7
-    law = stats.norm(mean, std)
-    left = integrate.quad(lambda y: law.cdf(y) ** 2, mean - 40, target, limit=200)[0]
-    right = integrate.quad(lambda y: law.sf(y) ** 2, target, mean + 40, limit=200)[0]
+    distribution = stats.norm(mean, std)
+    left = integrate.quad(lambda y: distribution.cdf(y) ** 2, mean - 40, target, limit=200)[0]
+    right = integrate.quad(lambda y: distribution.sf(y) ** 2, target, mean + 40, limit=200)[0]
     assert metrics.crps([mean], [std], [target]) == pytest.approx(left + right, rel=1e-8)
 
 
@@ -179,7 +179,8 @@ def test_summary_repeats_the_single_metrics() -> None:
         assert value == getattr(metrics, name)(*takes.get(name, (mean, std, target))), name
 
 
-# --- laws ------------------------------------------------------------------------------------
+# --- distributions
+# ------------------------------------------------------------------------------------
 
 
 @settings(max_examples=30, deadline=None)
@@ -370,10 +371,12 @@ def test_metrics_import_neither_scipy_nor_matplotlib() -> None:
 
 
 def heavy(count: int = 40) -> tuple[Prediction, torch.Tensor]:
-    """Predictions with a Student-t law, and targets."""
+    """Predictions with a Student-t distribution, and targets."""
     mean, std, target = (torch.tensor(t).reshape(-1, 2).float() for t in rows(count))
     variance = std.square()
-    return Prediction(mean, 0.3 * variance, 0.7 * variance, variance, law=StudentT(3.0)), target
+    return Prediction(
+        mean, 0.3 * variance, 0.7 * variance, variance, distribution=StudentT(3.0)
+    ), target
 
 
 def test_a_prediction_stands_for_mean_and_std() -> None:
@@ -381,7 +384,7 @@ def test_a_prediction_stands_for_mean_and_std() -> None:
     for name in ("spearman", "ause", "ence", "binned", "slope", "binned_log_ratio", "nll_gain"):
         metric = getattr(metrics, name)
         options = {"bin_size": 10} if name in ("binned", "slope", "binned_log_ratio") else {}
-        gaussian = replace(p, law=Gaussian())
+        gaussian = replace(p, distribution=Gaussian())
         for found in (metric(gaussian, y, **options), metric(mean=gaussian, target=y, **options)):
             torch.testing.assert_close(
                 found, metric(p.mean, p.std, y, **options), rtol=1e-5, atol=1e-5
@@ -394,12 +397,12 @@ def test_a_prediction_stands_for_mean_and_std() -> None:
     assert metrics.auroc(p, p * 2) == metrics.auroc(p.std, 2 * p.std)
 
 
-def test_scores_of_a_prediction_are_those_of_its_law() -> None:
+def test_scores_of_a_prediction_are_those_of_its_distribution() -> None:
     p, y = heavy()
-    law = stats.t(3, p.mean.double().numpy(), p.scale.double().numpy())
-    low, high = law.interval(0.8)
+    distribution = stats.t(3, p.mean.double().numpy(), p.scale.double().numpy())
+    low, high = distribution.interval(0.8)
     outside = np.maximum(low - y.numpy(), 0) + np.maximum(y.numpy() - high, 0)
-    assert metrics.nll(p, y) == pytest.approx(-law.logpdf(y.numpy()).mean(), rel=1e-5)
+    assert metrics.nll(p, y) == pytest.approx(-distribution.logpdf(y.numpy()).mean(), rel=1e-5)
     assert metrics.crps(p, y) == pytest.approx(float(p.crps(y).mean()), rel=1e-5)
     assert metrics.coverage(p, y, 0.8) == (outside == 0).mean()
     assert metrics.coverage(p, target=y, level=0.8) == (outside == 0).mean()
@@ -407,7 +410,7 @@ def test_scores_of_a_prediction_are_those_of_its_law() -> None:
     expected = (high - low + 2 / 0.2 * outside).mean()
     assert metrics.interval_score(p, y, 0.8) == pytest.approx(expected, rel=1e-5)
     nominal, observed = metrics.calibration_curve(p, y)
-    levels = np.sort(np.abs(2 * law.cdf(y.numpy()) - 1).ravel())
+    levels = np.sort(np.abs(2 * distribution.cdf(y.numpy()) - 1).ravel())
     np.testing.assert_allclose(nominal[1:-1], levels, atol=1e-6)
     assert len(observed) == y.numel() + 2
     found = metrics.summary(p, y, bin_size=10)

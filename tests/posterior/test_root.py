@@ -44,7 +44,8 @@ def same_sums(found, expected, rtol=1e-10):
             close(ours.double(), theirs.double(), rtol)
 
 
-# --- the laws of a Gram -------------------------------------------------------------------------
+# --- the distributions of a Gram
+# -------------------------------------------------------------------------
 
 
 @settings(max_examples=20, deadline=None)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from rigidities.prediction.distribution import StudentT, Tilted
 from rigidities.prediction.guards import IgnoranceGuard, RigidityGuard
 from rigidities.prediction.head import Head, HeadForm, Inputs
-from rigidities.prediction.law import StudentT, Tilted
 from tests.support.tensors import close, normal
 
 F64 = torch.float64
@@ -67,17 +67,19 @@ def guards() -> dict[str, IgnoranceGuard | RigidityGuard | None]:
 
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("dtype", [F64, torch.float32])
-@pytest.mark.parametrize("df", [6.0, torch.tensor([4.0, 9.0])], ids=["one law", "two laws"])
+@pytest.mark.parametrize(
+    "df", [6.0, torch.tensor([4.0, 9.0])], ids=["one distribution", "two distributions"]
+)
 @pytest.mark.parametrize("kind", ["none", "q", "ignorance", "sums"])
 def test_a_folded_head_equals_the_formulas(shared, dtype, df, kind):
     head, inputs, _ = made(shared=shared)
-    rows, guard, law = 50, guards()[kind], Tilted(df)
+    rows, guard, distribution = 50, guards()[kind], Tilted(df)
     features = 3 + 20 * normal(rows, TARGETS, WIDTH, seed=7)  # many beyond six spreads
     features = features[:, :1].expand(-1, TARGETS, -1) if shared else features
     q, mean = torch.exp(4 * normal(rows, seed=8)), 5 + 3 * normal(rows, TARGETS, seed=9)
     own = features[:, 0] if shared else features
     factor = 1 + normal(rows, 1, seed=10).square()
-    form = HeadForm.of(head, guard, law, dtype)
+    form = HeadForm.of(head, guard, distribution, dtype)
     squared, second, tilt = form(q[:, None].to(dtype), mean.to(dtype), own.to(dtype), factor)
     assert squared.dtype == second.dtype == tilt.dtype == dtype
     for k in range(TARGETS):

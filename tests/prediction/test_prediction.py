@@ -1,4 +1,5 @@
-"""Predictions: intervals, quantiles, samples, densities and scores of the predictive law."""
+"""Predictions: intervals, quantiles, samples, densities and scores of the predictive
+distribution."""
 
 import math
 from dataclasses import replace
@@ -8,8 +9,8 @@ import torch
 
 from rigidities import Prediction
 from rigidities.calibration.conformal import Conformal
-from rigidities.prediction.law import Gaussian, StudentT, Tilted
-from tests.prediction.law_oracle import Oracle
+from rigidities.prediction.distribution import Gaussian, StudentT, Tilted
+from tests.prediction.distribution_oracle import Oracle
 from tests.support.refusals import refused
 
 F64 = torch.float64
@@ -17,7 +18,7 @@ ONE = torch.ones(4, 2, dtype=F64)
 P = Prediction(mean=3 * ONE, epistemic=9 * ONE, noise=16 * ONE, rigidity=ONE)
 TILT = [0.5, -0.4, 0.8, 0.2, 0.0, -0.9, 0.3, 1.0]
 
-CASES = {  # law and oracle
+CASES = {  # distribution and oracle
     "gaussian": (Gaussian(), Oracle()),
     "t": (StudentT(3.0), Oracle(3.0)),
     "tilted": (Tilted(4.0, torch.tensor(TILT, dtype=F64).expand(4, 2, 8)), Oracle(4.0, TILT)),
@@ -28,7 +29,7 @@ SUPPORTS = {
     "capped": (None, 5.0),
     "both": (0.0, 5.0),
 }
-LAWS = pytest.mark.parametrize(("law", "oracle"), CASES.values(), ids=CASES)
+DISTRIBUTIONS = pytest.mark.parametrize(("distribution", "oracle"), CASES.values(), ids=CASES)
 BOUNDED = pytest.mark.parametrize("support", SUPPORTS.values(), ids=SUPPORTS)
 
 
@@ -45,9 +46,11 @@ def test_variance_is_the_sum_of_its_parts():
     assert torch.equal(P.std, 5 * ONE)
 
 
-@LAWS
-def test_the_variance_is_the_laws_second_moment_about_the_models_mean(law, oracle):
-    p = replace(P, law=law)
+@DISTRIBUTIONS
+def test_the_variance_is_the_distributions_second_moment_about_the_models_mean(
+    distribution, oracle
+):
+    p = replace(P, distribution=distribution)
     second, mean = oracle.moment(lambda x: x * x), oracle.moment(lambda x: x)
     torch.testing.assert_close(p.scale, 5 / math.sqrt(second) * ONE, rtol=1e-5, atol=0)
     torch.testing.assert_close(p.centre, 3 + p.scale * mean, rtol=1e-5, atol=0)
@@ -58,9 +61,11 @@ def test_the_variance_is_the_laws_second_moment_about_the_models_mean(law, oracl
 
 
 @BOUNDED
-@LAWS
-def test_scores_and_probabilities_are_those_of_the_bounded_law(law, oracle, support):
-    p, (low, high) = replace(P, law=law, support=support), bounds(support)
+@DISTRIBUTIONS
+def test_scores_and_probabilities_are_those_of_the_bounded_distribution(
+    distribution, oracle, support
+):
+    p, (low, high) = replace(P, distribution=distribution, support=support), bounds(support)
     scale = float(p.scale[0, 0])
 
     def z(value):
@@ -80,9 +85,9 @@ def test_scores_and_probabilities_are_those_of_the_bounded_law(law, oracle, supp
         torch.testing.assert_close(p.log_prob(y * ONE), expected * ONE, rtol=1e-6, atol=1e-6)
 
 
-@LAWS
-def test_a_target_beyond_a_bound_is_impossible_and_its_score_says_how_far(law, oracle):
-    p = replace(P, law=law, support=(0.0, 5.0))
+@DISTRIBUTIONS
+def test_a_target_beyond_a_bound_is_impossible_and_its_score_says_how_far(distribution, oracle):
+    p = replace(P, distribution=distribution, support=(0.0, 5.0))
     for y, bound, below in ((-2.0, 0.0, 0), (8.0, 5.0, 1)):
         assert p.log_prob(y * ONE).tolist() == [[-math.inf] * 2] * 4
         assert torch.equal(p.cdf(y * ONE), below * ONE)
@@ -90,9 +95,9 @@ def test_a_target_beyond_a_bound_is_impossible_and_its_score_says_how_far(law, o
 
 
 @BOUNDED
-@LAWS
-def test_quantiles_intervals_and_samples_stay_within_the_support(law, oracle, support):
-    p, (low, high) = replace(P, law=law, support=support), bounds(support)
+@DISTRIBUTIONS
+def test_quantiles_intervals_and_samples_stay_within_the_support(distribution, oracle, support):
+    p, (low, high) = replace(P, distribution=distribution, support=support), bounds(support)
     free = replace(p, support=None)
     for level in (0.01, 0.2, 0.5, 0.99):
         torch.testing.assert_close(free.cdf(free.quantile(level)), level * ONE)
@@ -109,11 +114,11 @@ def test_quantiles_intervals_and_samples_stay_within_the_support(law, oracle, su
     assert float(draws.mean()) == pytest.approx(float(p.centre.mean()), abs=error)
 
 
-def test_intervals_and_quantiles_are_those_of_the_normal_law():
-    law = torch.distributions.Normal(P.mean, P.std)
+def test_intervals_and_quantiles_are_those_of_the_normal_distribution():
+    distribution = torch.distributions.Normal(P.mean, P.std)
     low, high = P.interval(0.9)
-    torch.testing.assert_close(law.cdf(high) - law.cdf(low), 0.9 * ONE)
-    torch.testing.assert_close(P.quantile(0.2), law.icdf(0.2 * ONE))
+    torch.testing.assert_close(distribution.cdf(high) - distribution.cdf(low), 0.9 * ONE)
+    torch.testing.assert_close(P.quantile(0.2), distribution.icdf(0.2 * ONE))
     torch.testing.assert_close(P.quantile(0.5), P.mean)
 
 
@@ -144,12 +149,12 @@ def test_targets_are_matched_to_the_prediction_and_do_not_broadcast(ask):
     refused(r"shaped like the prediction, \(4, 2\), got \(2,\)", getattr(P, ask), torch.zeros(2))
 
 
-@LAWS
-def test_half_precision_predictions_are_computed_in_single(law, oracle):
+@DISTRIBUTIONS
+def test_half_precision_predictions_are_computed_in_single(distribution, oracle):
     half = Prediction(*(part.to(torch.bfloat16) for part in (3 * ONE, 9 * ONE, 16 * ONE, ONE)))
     half, whole = (
-        replace(half, law=law, support=(0.1, None)),
-        replace(P, law=law, support=(0.1, None)),
+        replace(half, distribution=distribution, support=(0.1, None)),
+        replace(P, distribution=distribution, support=(0.1, None)),
     )
     exact = torch.tensor([[0.1, 1.37]] * 4, dtype=F64)
     y = exact.float()
@@ -161,10 +166,10 @@ def test_half_precision_predictions_are_computed_in_single(law, oracle):
     assert half.sample(2).dtype == half.centre.dtype == torch.float32
 
 
-@LAWS
-def test_a_prediction_that_is_nan_gives_nan_there_alone(law, oracle):
+@DISTRIBUTIONS
+def test_a_prediction_that_is_nan_gives_nan_there_alone(distribution, oracle):
     mean = torch.tensor([[math.nan, 3.0]] * 4, dtype=F64)
-    p = replace(P, mean=mean, epistemic=9 * mean, law=law, support=(0.0, None))
+    p = replace(P, mean=mean, epistemic=9 * mean, distribution=distribution, support=(0.0, None))
     found = (p.crps(ONE), p.log_prob(ONE), p.quantile(0.3), p.centre, p.sample(1)[0], p.cdf(ONE))
     for values in found:
         assert values.isnan().tolist() == [[True, False]] * 4
@@ -200,10 +205,12 @@ def test_predictions_are_frozen():
 
 
 def test_a_prediction_goes_to_another_device_with_all_that_it_holds():
-    bound = Conformal.of(replace(P, law=CASES["tilted"][0]), P.mean).bound(targets=torch.arange(2))
-    p = replace(P, law=CASES["tilted"][0], conformal=bound, support=(0.0, None))
+    bound = Conformal.of(replace(P, distribution=CASES["tilted"][0]), P.mean).bound(
+        targets=torch.arange(2)
+    )
+    p = replace(P, distribution=CASES["tilted"][0], conformal=bound, support=(0.0, None))
     there = p.to("meta")
-    held = [*vars(there).values(), there.law.tilt, *vars(there.conformal).values()]
+    held = [*vars(there).values(), there.distribution.tilt, *vars(there.conformal).values()]
     held += vars(there.conformal.conformal).values()
     devices = [one.device.type for one in held if isinstance(one, torch.Tensor)]
     assert set(devices) == {"meta"} and len(devices) >= 10 and there.support == p.support

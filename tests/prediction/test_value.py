@@ -12,7 +12,7 @@ import torch
 
 from rigidities import Prediction, metrics
 from rigidities.calibration.conformal import Conformal, bar_cuts
-from rigidities.prediction.law import Gaussian, Law, StudentT, Tilted
+from rigidities.prediction.distribution import Distribution, Gaussian, StudentT, Tilted
 from tests.support.refusals import refused
 
 F64 = torch.float64
@@ -28,7 +28,7 @@ def drawn(*shape):
 PARTS = [drawn(ROWS, TARGETS), *(0.1 + drawn(4, ROWS, TARGETS).square())]
 TARGET = drawn(ROWS, TARGETS)
 DEGREES = torch.tensor([3.0, 9.0], dtype=F64)
-LAWS = {
+DISTRIBUTIONS = {
     "gaussian": Gaussian(),
     "t": StudentT(4.0),
     "t-by-target": StudentT(DEGREES),
@@ -40,7 +40,7 @@ SUPPORTS = {
     "by-target": (torch.tensor([-0.5, -1.0], dtype=F64), torch.tensor([math.inf, 1.0], dtype=F64)),
 }
 ALL = pytest.mark.parametrize("support", SUPPORTS.values(), ids=SUPPORTS)
-KINDS = pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
+KINDS = pytest.mark.parametrize("distribution", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS)
 INDICES = {
     "slice": np.s_[:4],
     "backwards": torch.tensor([5, 0, 0]),
@@ -55,8 +55,8 @@ INDICES = {
 }
 
 
-def prediction(law, support=None):
-    return Prediction(*PARTS, law=law, support=support)
+def prediction(distribution, support=None):
+    return Prediction(*PARTS, distribution=distribution, support=support)
 
 
 def with_scores(p, by):
@@ -86,8 +86,8 @@ def answers(p, y):
 
 @KINDS
 @ALL
-def test_entries_answer_as_they_did_in_the_whole(law, support):
-    p = prediction(law, support)
+def test_entries_answer_as_they_did_in_the_whole(distribution, support):
+    p = prediction(distribution, support)
     whole = answers(p, TARGET)
     for index in INDICES.values():
         some = answers(p[index], TARGET[index])
@@ -96,9 +96,11 @@ def test_entries_answer_as_they_did_in_the_whole(law, support):
 
 
 @pytest.mark.parametrize("by", ["label", "bar"])
-@pytest.mark.parametrize("law", [LAWS["gaussian"], LAWS["tilted"]], ids=["gaussian", "tilted"])
-def test_conformal_intervals_follow_entries_and_units(law, by):
-    p = with_scores(prediction(law), by)
+@pytest.mark.parametrize(
+    "distribution", [DISTRIBUTIONS["gaussian"], DISTRIBUTIONS["tilted"]], ids=["gaussian", "tilted"]
+)
+def test_conformal_intervals_follow_entries_and_units(distribution, by):
+    p = with_scores(prediction(distribution), by)
     whole = p.interval(LEVEL, conformal=True)
     for index in INDICES.values():
         for some, end in zip(p[index].interval(LEVEL, conformal=True), whole, strict=True):
@@ -110,8 +112,8 @@ def test_conformal_intervals_follow_entries_and_units(law, by):
     torch.testing.assert_close(halves.interval(LEVEL, conformal=True)[0], low)
 
 
-def test_draws_of_an_entry_are_those_of_its_law():
-    p = prediction(LAWS["tilted"], (-0.5, None))[3]
+def test_draws_of_an_entry_are_those_of_its_distribution():
+    p = prediction(DISTRIBUTIONS["tilted"], (-0.5, None))[3]
     draws = p.sample(4000, torch.Generator().manual_seed(0))
     assert draws.shape == (4000, TARGETS)
     torch.testing.assert_close(
@@ -120,10 +122,10 @@ def test_draws_of_an_entry_are_those_of_its_law():
 
 
 def test_degrees_of_freedom_stay_as_few_as_they_are():
-    p = prediction(LAWS["tilted"])
-    assert p[:4].law.df.tolist() == [[3.0, 9.0]] and p[:, 1].law.df == 9.0
-    assert Prediction.concatenate([p[:, 1:], p[:, 1:]]).law.df == 9.0
-    assert prediction(LAWS["t"])[2:].law == StudentT(4.0)
+    p = prediction(DISTRIBUTIONS["tilted"])
+    assert p[:4].distribution.df.tolist() == [[3.0, 9.0]] and p[:, 1].distribution.df == 9.0
+    assert Prediction.concatenate([p[:, 1:], p[:, 1:]]).distribution.df == 9.0
+    assert prediction(DISTRIBUTIONS["t"])[2:].distribution == StudentT(4.0)
 
 
 def test_rows_can_be_gone_through_and_a_wrong_place_is_an_index_error():
@@ -140,8 +142,8 @@ def test_rows_can_be_gone_through_and_a_wrong_place_is_an_index_error():
 @pytest.mark.parametrize("factor", [-3.0, torch.tensor([2.0, -0.5])], ids=["number", "targets"])
 @KINDS
 @ALL
-def test_other_units_change_the_law_and_nothing_else(law, support, factor):
-    p, b = prediction(law, support), torch.tensor([1.5, -0.5], dtype=F64)
+def test_other_units_change_the_distribution_and_nothing_else(distribution, support, factor):
+    p, b = prediction(distribution, support), torch.tensor([1.5, -0.5], dtype=F64)
     q, a = p * factor + b, torch.as_tensor(factor, dtype=F64)
     y = a * TARGET + b
     torch.testing.assert_close(q.mean, a * p.mean + b)
@@ -206,7 +208,7 @@ def test_units_far_from_one_keep_the_bar(factor):
 
 
 def test_there_and_back_is_the_same_prediction():
-    p = prediction(LAWS["tilted"], (-0.5, 2.0))
+    p = prediction(DISTRIBUTIONS["tilted"], (-0.5, 2.0))
     sd, mu = np.array([2.0, 0.3]), np.array([5.0, -1.0])
     back = ((p * sd + mu) - mu) / sd
     for name, value in answers(p, TARGET).items():
@@ -235,7 +237,7 @@ def test_single_precision_stays_and_half_becomes_single():
     torch.testing.assert_close(mixed.std, 0.1 * prediction(Gaussian()).std, rtol=1e-14, atol=0)
 
 
-def test_numbers_that_leave_no_law_are_refused():
+def test_numbers_that_leave_no_distribution_are_refused():
     p = prediction(Gaussian())
     for call in (p.__mul__, p.__truediv__):
         refused("finite numbers, and no factor of zero", call, 0)
@@ -258,8 +260,8 @@ def test_numbers_that_leave_no_law_are_refused():
 
 @KINDS
 @ALL
-def test_parts_that_are_joined_are_the_whole(law, support):
-    p = prediction(law, support)
+def test_parts_that_are_joined_are_the_whole(distribution, support):
+    p = prediction(distribution, support)
     joined = Prediction.concatenate([p[:1], p[1:1], p[1:4], p[4:]])
     for name, value in answers(p, TARGET).items():
         torch.testing.assert_close(answers(joined, TARGET)[name], value)
@@ -277,7 +279,7 @@ def test_what_cannot_be_one_prediction_is_refused():
     refused("list of predictions.*got \\[\\]", Prediction.concatenate, [])
     refused(r"rows have one shape, got \[\(6, 2\), \(6,\)\]", Prediction.concatenate, [p, p[:, 0]])
     refused(r"one shape, got \[\(\), \(\)\]", Prediction.concatenate, [p[0, 0], p[0, 0]])
-    refused("Gaussian and Tilted", Prediction.concatenate, [p, prediction(LAWS["tilted"])])
+    refused("Gaussian and Tilted", Prediction.concatenate, [p, prediction(DISTRIBUTIONS["tilted"])])
     scored = with_scores(p, "label")
     refused("BoundConformal and NoneType", Prediction.concatenate, [scored, p])
     other = replace(scored.conformal.conformal, tails=scored.conformal.conformal.tails / 2)
@@ -285,9 +287,9 @@ def test_what_cannot_be_one_prediction_is_refused():
     refused("same conformal rows", Prediction.concatenate, [scored, other])
 
 
-def test_a_law_of_the_users_own_follows_by_its_settings():
+def test_a_distribution_of_the_users_own_follows_by_its_settings():
     @dataclass(frozen=True)
-    class Uniform(Law):
+    class Uniform(Distribution):
         name, symmetric = "uniform", True
         width: float = 2.0
 
@@ -298,7 +300,7 @@ def test_a_law_of_the_users_own_follows_by_its_settings():
             return -torch.as_tensor(self.width).log() + 0 * z
 
     narrow, wide = prediction(Uniform()), prediction(Uniform(4.0))
-    assert narrow[:2].law == Uniform() and (-3 * narrow).law == Uniform()
+    assert narrow[:2].distribution == Uniform() and (-3 * narrow).distribution == Uniform()
     both = Prediction.concatenate([narrow, wide])
     expected = torch.cat([narrow.quantile(0.9), wide.quantile(0.9)])
     torch.testing.assert_close(both.quantile(0.9), expected)
@@ -308,7 +310,7 @@ def test_a_law_of_the_users_own_follows_by_its_settings():
 
 
 def test_arrays_are_copies_shaped_like_the_output():
-    p = prediction(LAWS["tilted"])
+    p = prediction(DISTRIBUTIONS["tilted"])
     refused(r"take p.mean, p.std or p.to_numpy\(\)", np.asarray, p, error=TypeError)
     found = p.to_numpy(LEVEL)
     assert set(found) == {"mean", "std", "low", "high", "epistemic", "noise"}
@@ -321,7 +323,7 @@ def test_arrays_are_copies_shaped_like_the_output():
 
 
 def test_tables_have_a_row_a_prediction_and_a_column_a_number():
-    p = prediction(LAWS["tilted"])
+    p = prediction(DISTRIBUTIONS["tilted"])
     low, high = p.interval(LEVEL)
     frame = p[:, :1].to_pandas(LEVEL, index=list("abcdef"))
     assert list(frame.columns) == ["mean", "std", "low", "high"] and list(frame.index) == [
@@ -361,23 +363,26 @@ def test_a_prediction_says_in_one_line_what_it_is():
     p = Prediction(
         *(torch.tensor(one) for one in ([0.34, -12.0, 5.0, 1.0],) + ([0.01, 4.0, 0.0, 1.0],) * 3)
     )
-    assert repr(p) == "Prediction of 4 rows: 0.34 ± 0.14, -12.0 ± 2.8, 5 ± 0, ...; law gaussian"
-    assert repr(p[0]) == "Prediction of 1 row: 0.34 ± 0.14; law gaussian"
+    assert (
+        repr(p)
+        == "Prediction of 4 rows: 0.34 ± 0.14, -12.0 ± 2.8, 5 ± 0, ...; distribution gaussian"
+    )
+    assert repr(p[0]) == "Prediction of 1 row: 0.34 ± 0.14; distribution gaussian"
     assert repr(prediction(Gaussian())).startswith("Prediction of 6 rows x 2: ")
 
 
-def test_a_prediction_off_its_laws_centre_shows_both():
+def test_a_prediction_off_its_distributions_centre_shows_both():
     one = torch.ones(3, dtype=torch.float64)
-    law = Tilted(30.0, torch.tensor([-1.5, 0, 0, 0, 0, 0, 0, 0]))
-    p = Prediction(2.33 * one, 0.05 * one, 0.05 * one, one, law=law)
+    distribution = Tilted(30.0, torch.tensor([-1.5, 0, 0, 0, 0, 0, 0, 0]))
+    p = Prediction(2.33 * one, 0.05 * one, 0.05 * one, one, distribution=distribution)
     assert f"2.33 ± 0.32 (centre {float(p.centre[0]):.2f}), " in repr(p)
     assert f"(centre {float(p.centre[0]):.2f})" in p._repr_html_()
-    straight = replace(p, law=StudentT(5.0))
+    straight = replace(p, distribution=StudentT(5.0))
     assert "centre" not in repr(straight) + straight._repr_html_()
 
 
 def test_a_notebook_shows_a_table_and_bars_for_each_target():
-    p = prediction(LAWS["tilted"])
+    p = prediction(DISTRIBUTIONS["tilted"])
     page = p._repr_html_()
     assert page.count("<svg") == TARGETS and page.count("<tr>") == 6 and "nan" not in page
     low, high = p.interval(0.9)

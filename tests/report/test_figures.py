@@ -82,9 +82,11 @@ def test_bins_of_every_size_are_those_of_the_metrics() -> None:
 @pytest.mark.parametrize("bin_size", [10, 20, 100, 1000])
 def test_the_band_of_the_bins_holds_ninety_five_per_cent(bin_size: int) -> None:
     low, high = figures.mse_band(bin_size)
-    law = stats.chi2(bin_size)
-    assert law.cdf(high * bin_size) - law.cdf(low * bin_size) == pytest.approx(0.95, abs=2e-3)
-    assert law.cdf(low * bin_size) == pytest.approx(0.025, abs=2e-3)
+    distribution = stats.chi2(bin_size)
+    assert distribution.cdf(high * bin_size) - distribution.cdf(low * bin_size) == pytest.approx(
+        0.95, abs=2e-3
+    )
+    assert distribution.cdf(low * bin_size) == pytest.approx(0.025, abs=2e-3)
 
 
 def test_the_coverage_curve_is_that_of_the_metrics() -> None:

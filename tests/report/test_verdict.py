@@ -22,7 +22,7 @@ from rigidities.calibration.coverage import (
     Scored,
     held_by_chance,
 )
-from rigidities.prediction.law import Gaussian, Law, StudentT, Tilted
+from rigidities.prediction.distribution import Distribution, Gaussian, StudentT, Tilted
 from rigidities.prediction.prediction import Prediction
 from rigidities.report.judgement import (
     FEW,
@@ -303,24 +303,26 @@ def test_a_remedy_in_use_is_not_named(net: Trained) -> None:
 TILTED = Tilted(4.0, torch.tensor([0.8, 0, 0.3, 0, 0, 0, 0, 0]))
 
 
-def predicted(law: Law, support: Any = None, factor: float = 1.0, kind: Any = torch.float64):
-    """Predictions, and true values from the law with bars of the right size."""
+def predicted(
+    distribution: Distribution, support: Any = None, factor: float = 1.0, kind: Any = torch.float64
+):
+    """Predictions, and true values from the distribution with bars of the right size."""
     mean, std, _ = (part.to(kind) for part in right(2000, 0))
-    p = Prediction(mean, std**2 / 2, std**2 / 2, std, law=law, support=support)
+    p = Prediction(mean, std**2 / 2, std**2 / 2, std, distribution=distribution, support=support)
     y = p.sample(1, torch.Generator().manual_seed(1))[0]
     return replace(p, epistemic=factor**2 * std**2 / 2, noise=factor**2 * std**2 / 2), y
 
 
-@pytest.mark.parametrize("law", [StudentT(3.0), TILTED])
-def test_bars_are_judged_under_their_own_law(law: Law) -> None:
-    p, y = predicted(law)
+@pytest.mark.parametrize("distribution", [StudentT(3.0), TILTED])
+def test_bars_are_judged_under_their_own_distribution(distribution: Distribution) -> None:
+    p, y = predicted(distribution)
     score = Scored.of(p, y).z
     assert stats.kstest(score.numpy(), "norm").pvalue > 1e-3
     low, high = p.interval(0.9)
     assert torch.equal(score.abs() <= HALF_WIDTH, (low <= y) & (y <= high))
     found = report.verdict(p, y)
     assert "can be trusted" in found.headline, str(found)
-    assert not called_right(report.verdict(replace(p, law=Gaussian()), y))
+    assert not called_right(report.verdict(replace(p, distribution=Gaussian()), y))
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
@@ -337,7 +339,7 @@ def test_targets_at_bounds_are_judged_by_the_lump_there(support: Any, kind: torc
     assert report.verdict(narrow, y).status == "bad"
 
 
-def test_a_prediction_with_a_law_that_leans_and_bounds_is_judged_right() -> None:
+def test_a_prediction_with_a_distribution_that_leans_and_bounds_is_judged_right() -> None:
     p, y = predicted(TILTED, (-0.4, 0.9))
     assert stats.kstest(Scored.of(p, y).z.numpy(), "norm").pvalue > 1e-3
     assert "can be trusted" in report.verdict(p, y).headline
@@ -347,12 +349,14 @@ def test_true_values_beyond_a_bound_are_never_held() -> None:
     p, y = predicted(Gaussian(), (0.0, None))
     found = report.verdict(p, torch.where(torch.arange(2000) % 3 == 0, -1e-3, y))
     assert found.status == "bad"
-    assert "lie where their law says that none can" in found.findings[2].text
+    assert "lie where their distribution says that none can" in found.findings[2].text
 
 
-@pytest.mark.parametrize("law", [Gaussian(), StudentT(3.0), TILTED])
-def test_bars_times_the_factor_hold_ninety_per_cent_under_their_law(law: Law) -> None:
-    p, y = predicted(law, factor=0.4)
+@pytest.mark.parametrize("distribution", [Gaussian(), StudentT(3.0), TILTED])
+def test_bars_times_the_factor_hold_ninety_per_cent_under_their_distribution(
+    distribution: Distribution,
+) -> None:
+    p, y = predicted(distribution, factor=0.4)
     held = Scored.of(p, y).held
     assert held.factor == pytest.approx(2.5, rel=0.1)
     assert held.rms == pytest.approx(float(((y - p.mean) / p.std).square().mean().sqrt()))
@@ -364,7 +368,7 @@ def test_bars_times_the_factor_hold_ninety_per_cent_under_their_law(law: Law) ->
     assert not any("heavy tails" in one.text for one in report.verdict(p, y).cautions)
 
 
-def test_outliers_are_counted_by_the_intervals_of_the_law() -> None:
+def test_outliers_are_counted_by_the_intervals_of_the_distribution() -> None:
     p, y = predicted(StudentT(5.0))
     wrong = torch.where(torch.arange(2000) % 50 == 0, p.mean + 20 * p.std, y)
     low, high = p.interval(math.erf(3 / math.sqrt(2)))
@@ -375,7 +379,7 @@ def test_outliers_are_counted_by_the_intervals_of_the_law() -> None:
     assert "student-t" not in said
 
 
-def test_what_right_bars_would_score_is_drawn_from_the_law() -> None:
+def test_what_right_bars_would_score_is_drawn_from_the_distribution() -> None:
     p, y = predicted(Gaussian(), (0.0, None))
     (part,) = rows_of(p, p, y)
     judged = Judged(part)
@@ -392,9 +396,9 @@ def test_a_constant_bar_within_bounds_gains_nothing_over_itself() -> None:
     assert abs(gain_and_error(rows_of(p, p, y)[0])[0]) < 1e-3
 
 
-@pytest.mark.parametrize("law", [StudentT(5.0), Gaussian()])
-def test_targets_come_in_any_form(law: Law) -> None:
-    p, y = predicted(law, (-1.0, None))
+@pytest.mark.parametrize("distribution", [StudentT(5.0), Gaussian()])
+def test_targets_come_in_any_form(distribution: Distribution) -> None:
+    p, y = predicted(distribution, (-1.0, None))
     said = str(report.verdict(p, y))
     shuffled = pandas.Series(y.numpy(), index=range(5000, 3000, -1))
     for target in (y.numpy(), y.tolist(), y[:, None], shuffled, shuffled.to_frame()):
@@ -406,8 +410,8 @@ def test_targets_come_in_any_form(law: Law) -> None:
         report.html(p, y, titel="a")
 
 
-class Bare(Law):
-    """A law of one's own without probabilities."""
+class Bare(Distribution):
+    """A distribution of one's own without probabilities."""
 
     name, symmetric = "bare", True
 
@@ -418,11 +422,11 @@ class Bare(Law):
         return Gaussian().log_density(z)
 
 
-def test_a_law_without_probabilities_is_judged_as_gaussian_and_it_is_said() -> None:
+def test_a_distribution_without_probabilities_is_judged_as_gaussian_and_it_is_said() -> None:
     p, y = predicted(Bare())
-    found, plain = report.verdict(p, y), report.verdict(replace(p, law=Gaussian()), y)
+    found, plain = report.verdict(p, y), report.verdict(replace(p, distribution=Gaussian()), y)
     assert found.findings == plain.findings
-    assert "The law 'bare' has no probabilities" in found.cautions[0].text
+    assert "The distribution 'bare' has no probabilities" in found.cautions[0].text
 
 
 def test_of_several_targets_the_worst_is_named() -> None:
@@ -457,10 +461,12 @@ def test_of_several_targets_names_and_grave_cautions_of_the_others_are_told() ->
 # --- one truth ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("law", [Gaussian(), StudentT(3.0), TILTED])
+@pytest.mark.parametrize("distribution", [Gaussian(), StudentT(3.0), TILTED])
 @pytest.mark.parametrize("level", [0.9, 0.5])
-def test_the_figures_are_those_of_the_predictions_own_law(law: Law, level: float) -> None:
-    p, y = predicted(law)
+def test_the_figures_are_those_of_the_predictions_own_distribution(
+    distribution: Distribution, level: float
+) -> None:
+    p, y = predicted(distribution)
     (part,) = rows_of(p, p, y)
     judged = Judged(replace(part, calibrated_bar=0.7), level=level)
     low, high = p.interval(level)
@@ -542,10 +548,10 @@ def test_rows_far_outside_are_named_first() -> None:
     assert not any("Far outside" in one.text for one in report.verdict(heavy, y).cautions)
 
 
-def test_where_the_laws_centre_predicts_better_it_is_said_with_the_bias() -> None:
+def test_where_the_distributions_centre_predicts_better_it_is_said_with_the_bias() -> None:
     mean, std, target = right(2000, 0)
     leaning = Tilted(30.0, torch.tensor([-1.5, 0, 0, 0, 0, 0, 0, 0]))
-    p = Prediction(mean, 0 * std, std**2, std, law=leaning)
+    p = Prediction(mean, 0 * std, std**2, std, distribution=leaning)
     y = p.sample(1, torch.Generator().manual_seed(1))[0]
     found = report.verdict(p, y)
     (said,) = [one.text for one in found.cautions if "centre" in one.text]

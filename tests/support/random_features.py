@@ -1,4 +1,5 @@
-"""Worlds with a known law, and models of fixed random features with a readout in closed form."""
+"""Worlds with a known distribution, and models of fixed random features with a readout in closed
+form."""
 
 from collections.abc import Callable
 from typing import NamedTuple

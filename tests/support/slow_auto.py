@@ -63,8 +63,8 @@ def posterior(
     """Negative log posterior of Student-t rows, up to a constant of the data."""
     s2, _ = squared_scale(rows, inputs, p)
     nu = 2 + p[-1].exp()
-    law = torch.distributions.StudentT(nu)
-    nll = 0.5 * s2.log() - law.log_prob((square / s2).sqrt()) - 0.5 * math.log(math.pi)
+    distribution = torch.distributions.StudentT(nu)
+    nll = 0.5 * s2.log() - distribution.log_prob((square / s2).sqrt()) - 0.5 * math.log(math.pi)
     centre = torch.zeros(len(p) - 1, dtype=F64)
     centre[:2] = torch.tensor([prior["level"], prior["scale"]])
     weight = precisions(inputs.shape[1], penalty, prior["spread"])

@@ -199,12 +199,12 @@ def _digits(size: float) -> int:
 
 INTRODUCTION = """\
 The default error bars are the paper's $\\alpha^2 q$ and more: a noise floor, which a head on the
-last features makes different from row to row; a Student-t law; a tilt of that law, again by a head;
-and a guard, which widens the bars beyond the rigidities of the training rows. Here they are put
-together part by part, on trained nets that stay as they are, with the library's own calibration
-each time (`calibrate(valid, criterion="auto", noise=..., law=...)`, guard included), and the guard
-is taken out of the whole. The paper's form is `criterion="nll"` without noise. Everything is
-calibrated on the validation rows that also stopped the training, and judged on test rows."""
+last features makes different from row to row; a Student-t distribution; a tilt of that
+distribution, again by a head; and a guard, which widens the bars beyond the rigidities of the
+training rows. Here they are put together part by part, on trained nets that stay as they are, with
+the library's own calibration each time (`calibrate(valid, criterion="auto", noise=...,
+distribution=...)`, guard included), and the guard is taken out of the whole. The paper's form is `criterion="nll"` without noise. Everything
+is calibrated on the validation rows that also stopped the training, and judged on test rows."""
 
 CAPTION = (
     "Above: NLL in the domain less that of the paper's form, mean over the nets (of cells on wine "

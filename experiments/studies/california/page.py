@@ -231,14 +231,14 @@ epochs without a better validation loss) and weight decay {s["decay"]:g}, batche
 Four ways to choose the error bars are compared. All see the validation rows, which lie
 in the domain: **{LABELS["paper"]}**, ridge and scale by the paper's bins; **{LABELS["nll"]}**, the
 same two by the likelihood; **{LABELS["auto"]}**, the library's: the ridge of the greatest evidence
-of the training rows, a noise and a law of every row, fitted to training rows left out and to
-validation rows, and a guard that widens the bars where q is large, up to the targets' spread; and
-**{LABELS["bayes"]}**, Bayesian linear regression: the ridge of the greatest evidence, and α² as the
-noise, here as a warning.
+of the training rows, a noise and a distribution of every row, fitted to training rows left out and
+to validation rows, and a guard that widens the bars where q is large, up to the targets' spread;
+and **{LABELS["bayes"]}**, Bayesian linear regression: the ridge of the greatest evidence, and α² as
+the noise, here as a warning.
 *Constant* is one bar for all rows, the root mean square of the validation residuals: it
 scores well in a binned plot, since it spans no decades, and only the other columns tell it from
-good bars. NLL, gain, CRPS and coverage are those of each form's own law, which is a Gaussian
-for all but the default; what is said of bins is of the standard deviations.""",
+good bars. NLL, gain, CRPS and coverage are those of each form's own distribution, which is a
+Gaussian for all but the default; what is said of bins is of the standard deviations.""",
         SHARED_ROWS,
     )
 

@@ -110,9 +110,9 @@ epoch {numbers["epoch"]}.""",
         """\
 Three calibrations of the same fit. *Paper*: ridge and scale by bins, variance α²q, Gaussian.
 *Likelihood*: the same two numbers by the Gaussian likelihood. *Auto*: the library's default, noise
-that follows the readout's features, a heavy-tailed law and a guard for unfamiliar inputs. The loss
-weighs a molecule of n atoms by 1 / n, and so does the fit. The readouts have no biases: the numbers
-of atoms of each element stand beside the features, as the library finds them.""",
+that follows the readout's features, a heavy-tailed distribution and a guard for unfamiliar inputs.
+The loss weighs a molecule of n atoms by 1 / n, and so does the fit. The readouts have no biases:
+the numbers of atoms of each element stand beside the features, as the library finds them.""",
     )
 
 
@@ -150,7 +150,7 @@ def scores_caption(settings: Found) -> str:
     return (
         f"Log ratio: the mean of |log10(MSE / variance)| over bins of {settings['bin_size']} "
         f"molecules, and wide bins of {settings['wide']:,}. NLL, CRPS and the 90 % intervals are "
-        "those of each calibration's own law; *interval score* is of these intervals. *Kurtosis* "
+        "those of each calibration's own distribution; *interval score* is of these intervals. *Kurtosis* "
         "is of errors over bars, 3 for a Gaussian."
     )
 

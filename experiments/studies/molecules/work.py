@@ -187,4 +187,8 @@ def _described(rows: RowScores, data: Samples, bin_size: int, wide: int) -> dict
 
 
 def _chosen(uq: rg.LastLayerRigidity) -> dict[str, Any]:
-    return {"ridge": uq.ridge, "scale": float(uq.scale), "law": type(uq.calibration.law).__name__}
+    return {
+        "ridge": uq.ridge,
+        "scale": float(uq.scale),
+        "distribution": type(uq.calibration.distribution).__name__,
+    }

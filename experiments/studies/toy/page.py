@@ -154,6 +154,6 @@ of the parameters knows of a bias.""",
     """\
 Without the further points, the residuals of the seven give a scale from three degrees of freedom
 or fewer. It scatters so much between draws that the Gaussian intervals hold too little (those of a
-Student-t law would be wider), and it knows nothing of a bias beyond the points. The last layer
-alone and all weights give the net nearly the same bars.""",
+Student-t distribution would be wider), and it knows nothing of a bias beyond the points. The last
+layer alone and all weights give the net nearly the same bars.""",
 )

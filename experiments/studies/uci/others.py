@@ -54,16 +54,16 @@ def head(net: Stack, split: Divided) -> Judged:
     """A log variance linear in the last features, fitted to the validation rows."""
     inside, x = split.valid[0], split.test[0]
     found = variance_head.fitted(net.features(inside[None])[0], _residual(net, split.valid))
-    law = Normal(_mean(net, x), found.std(net.features(x[None])[0]))
+    distribution = Normal(_mean(net, x), found.std(net.features(x[None])[0]))
     chosen = {"steps": found.steps, "penalty": found.penalty}
-    return Judged("variance_head", row_scores(law, split.target, split.step), chosen)
+    return Judged("variance_head", row_scores(distribution, split.target, split.step), chosen)
 
 
 def approximated(net: Stack, split: Divided) -> Judged:
     """The last-layer Laplace approximation."""
     posterior = laplace.fitted(net.module(0), split.train)
-    law = Normal(*laplace.bars(posterior, split.test[0]))
-    rows = row_scores(law, split.target, split.step)
+    distribution = Normal(*laplace.bars(posterior, split.test[0]))
+    rows = row_scores(distribution, split.target, split.step)
     return Judged("laplace", rows, laplace.chosen(posterior))
 
 

@@ -122,9 +122,11 @@ def dropout(
         outer.parts[0], probability, own, protocol, seeds, f"{name}, dropout"
     )
     step = STEPS[name] / outer.unit if name in STEPS else None
-    laws = mc_dropout.mixtures(stack, outer.parts[1], probability, own, passes, seeds[0], step)
+    distributions = mc_dropout.mixtures(
+        stack, outer.parts[1], probability, own, passes, seeds[0], step
+    )
     return {
-        "rows": [vars(law) for law in laws],
+        "rows": [vars(distribution) for distribution in distributions],
         "chosen": {"probability": probability, "precision": precision},
         "seconds": time.monotonic() - start,
     }
@@ -171,21 +173,23 @@ def judged(name: str, parts: Sequence[Mapping[str, Any]], seed: int) -> list[dic
         parts: results of one method's jobs, in the order of the splits.
         seed: of splits that are random for want of published ones.
     """
-    laws = [law for part in parts for law in _laws(part)]
+    distributions = [distribution for part in parts for distribution in _distributions(part)]
     rows = uci.read(name)
-    found = divisions(rows, len(laws), OFFICIAL, seed)
+    found = divisions(rows, len(distributions), OFFICIAL, seed)
     samples = standardised(rows, training_lists(found), test_lists(found))
     targets, units = samples.parts[1][1][..., 0].double(), samples.unit.tolist()
     return [
         with_and_without(
-            _scored(law, target, STEPS.get(name, 0.0) / unit).in_unit(unit),
+            _scored(distribution, target, STEPS.get(name, 0.0) / unit).in_unit(unit),
             torch.from_numpy(copied(rows, split)),
         )
-        for law, target, unit, split in zip(laws, targets, units, found, strict=True)
+        for distribution, target, unit, split in zip(
+            distributions, targets, units, found, strict=True
+        )
     ]
 
 
-def _laws(part: Mapping[str, Any]) -> Iterator[dict[str, Tensor | None]]:
+def _distributions(part: Mapping[str, Any]) -> Iterator[dict[str, Tensor | None]]:
     """What a part says of each of its splits."""
     ensembles = zip(part.get("mean", ()), part.get("std", ()), strict=True)
     for one in part.get("rows") or [{"mean": mean, "std": std} for mean, std in ensembles]:
@@ -195,10 +199,18 @@ def _laws(part: Mapping[str, Any]) -> Iterator[dict[str, Tensor | None]]:
         }
 
 
-def _scored(law: Mapping[str, Any], target: Tensor, step: float) -> RowScores:
+def _scored(distribution: Mapping[str, Any], target: Tensor, step: float) -> RowScores:
     """Of a Gaussian, or of a mixture whose scores are kept already."""
-    if "log_prob" not in law:
-        return row_scores(Normal(law["mean"], law["std"]), target, step or None)
-    cell = None if law["log_mass"] is None else -law["log_mass"]
-    ends = law["low"], law["high"]
-    return RowScores(law["mean"], law["std"], target, *ends, -law["log_prob"], law["crps"], cell)
+    if "log_prob" not in distribution:
+        return row_scores(Normal(distribution["mean"], distribution["std"]), target, step or None)
+    cell = None if distribution["log_mass"] is None else -distribution["log_mass"]
+    ends = distribution["low"], distribution["high"]
+    return RowScores(
+        distribution["mean"],
+        distribution["std"],
+        target,
+        *ends,
+        -distribution["log_prob"],
+        distribution["crps"],
+        cell,
+    )

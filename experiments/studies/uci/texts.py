@@ -205,9 +205,10 @@ refitted* first replaces the last layer by the ridge regression of the training 
 of the greatest evidence, which changes the predictions. *Best of five* is the default calibration
 of the mean of five such nets as one model. *Constant* is one error bar for all rows: the root mean
 square of the validation residuals. *Floor and t* is the paper's form with a constant noise floor
-and a Student-t law. *Variance head* is a linear log variance on the last hidden features, fitted to
-the validation rows alone, one row in five of which stops it and chooses its penalty, with one
-factor on all variances (after arXiv 2603.01750, for nets of one hidden layer). {rival}{trees}"""
+and a Student-t distribution. *Variance head* is a linear log variance on the last hidden features,
+fitted to the validation rows alone, one row in five of which stops it and chooses its penalty, with
+one factor on all variances (after arXiv 2603.01750, for nets of one hidden layer).
+{rival}{trees}"""
 
 
 def _baselines(found: Found, epochs: int) -> str:

@@ -41,7 +41,7 @@ class Fit:
         inputs: number of positional inputs.
         gradient_norm: of the loss.
         dispersion: training predictions with a curvature, and the sum of their squared residuals.
-        calibration: ridge, scale, noise and law.
+        calibration: ridge, scale, noise and distribution.
         report: of the last calibration.
         differentiation: of the regressor; None after loading, until there are inputs.
         columns: names of the columns of each data frame among the inputs, if any.

@@ -32,7 +32,7 @@ from ..losses import LossLike, loss_for, loss_name
 from ..models.modes import differentiating
 from ..notices import NO_FIT, NotFittedError, notify
 from ..prediction.derived import Derived, correlation
-from ..prediction.law import Law
+from ..prediction.distribution import Distribution
 from ..prediction.noise import Noise
 from ..prediction.prediction import Prediction
 from .curvature.exact_hessian import Penalty, Regulariser
@@ -189,7 +189,7 @@ class PredictionRigidity:
             epistemic=fit.shaped(calibration.epistemic(q)),
             noise=fit.shaped(calibration.noise_variance(mean).to(q)),
             rigidity=fit.shaped(1 / q),
-            law=calibration.law,
+            distribution=calibration.distribution,
         )
         require_finite(found.mean, found.epistemic, lambda: samples, "rows")
         return found
@@ -197,30 +197,33 @@ class PredictionRigidity:
     @differentiating
     def calibrate(
         self,
-        valid: Any,
+        x: Any,
         y: Any = None,
         *,
         criterion: str = "nll",
         ridge: Literal["search"] | float | None = None,
         noise: str | type[Noise] | Noise = "none",
-        law: str | Law | type[Law] = "gaussian",
+        distribution: str | Distribution | type[Distribution] = "gaussian",
     ) -> CalibrationReport:
         r"""Choose ridge, $\alpha$ and noise on data not used in the fit.
 
         Args:
-            valid: data not used in the fit, in any form that it takes.
+            x: data not used in the fit, in any form that it takes.
             y: targets.
             criterion: "nll", "bins", "crps" or "absolute"; see `LastLayerRigidity.calibrate`.
             ridge: fix $\varsigma^2$ instead of choosing it; another than that of the fit needs the
                 dense form. The dual and the matrix-free form have it in their factorisation and
                 keep it, unless "search" insists, which they refuse.
             noise: as in `LastLayerRigidity.calibrate`; one level for all outputs.
-            law: as there.
+            distribution: as there.
 
         Returns:
             What was chosen and how good it is; print it.
         """
-        wanted, (fit, samples) = Wanted.of(criterion, noise, law, ridge), self._given(valid, y)
+        wanted, (fit, samples) = (
+            Wanted.of(criterion, noise, distribution, ridge),
+            self._given(x, y),
+        )
         if wanted.ridge is not None:
             fit = replace(fit, form=fit.form.with_ridge(wanted.ridge))
         elif ridge is None and fit.form.name != "dense":
@@ -336,7 +339,8 @@ class PredictionRigidity:
 
     @property
     def calibration(self) -> Calibration:
-        """Ridge, scale, noise and law; scale 1 and no noise until they are set or calibrated."""
+        """Ridge, scale, noise and distribution; scale 1 and no noise until they are set or
+        calibrated."""
         return self._fitted().calibration
 
     @property
@@ -355,9 +359,9 @@ class PredictionRigidity:
         return self.calibration.noise
 
     @property
-    def law(self) -> Law:
-        """The law around the mean; Gaussian before calibration."""
-        return self.calibration.law
+    def distribution(self) -> Distribution:
+        """The distribution around the mean; Gaussian before calibration."""
+        return self.calibration.distribution
 
     @property
     def report(self) -> CalibrationReport | None:

@@ -5,7 +5,7 @@ $$ E = e(r) + \text{baseline}, \qquad F_i = -\frac{\partial e}{\partial r_i}, \q
    g_i = \frac{\partial f}{\partial r_i} $$
 
 with the features f, Gram and scales of a fitted `LastLayerRigidity` around a torch model $e$. The
-energy's bar is that of the predictive law; the baseline adds to neither bar.
+energy's bar is that of the predictive distribution; the baseline adds to neither bar.
 
     limits = {"energy_std": 0.1, "forces_std": 0.5}
     atoms.calc = RigidityCalculator(uq, species=["H", "C", "O"], limits=limits)

@@ -56,10 +56,10 @@ class UncertainStructureError(host.CalculatorError):
 class RigidityCalculator(host.Calculator):
     r"""Energies (eV), forces (eV/Å) and stress (eV/Å^3) of a torch model for ASE, with error bars.
 
-    `results` holds `energy_std`, the standard deviation of the predictive law (with the noise, if
-    one was calibrated), and `forces_std`, (n, 3), and `stress_std`, (6,), the epistemic part with
-    `uq.gradient_scale`. They come with what they belong to, from one pass of the model; asking for
-    the energy alone differentiates nothing. Forces bring the stress, where there is one.
+    `results` holds `energy_std`, the standard deviation of the predictive distribution (with the
+    noise, if one was calibrated), and `forces_std`, (n, 3), and `stress_std`, (6,), the epistemic
+    part with `uq.gradient_scale`. They come with what they belong to, from one pass of the model;
+    asking for the energy alone differentiates nothing. Forces bring the stress, where there is one.
 
     Args:
         uq: fitted around the model, and calibrated; for one structure the model's output must be

@@ -1,1 +1,1 @@
-"""From residuals to ridge, scale, noise and law."""
+"""From residuals to ridge, scale, noise and distribution."""

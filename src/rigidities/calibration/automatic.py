@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ..prediction.cosine_tilt import TERMS
+from ..prediction.distribution import Distribution, Gaussian, StudentT, Tilted
 from ..prediction.guards import stacked
 from ..prediction.head import Head, column_spread
-from ..prediction.law import Gaussian, Law, StudentT, Tilted
 from ..prediction.noise import ConstantNoise, FeatureNoise, GivenNoise, Noise, NoNoise
 from .calibration import Calibration, Support, Wanted
 from .choosing import Evidence, reported
@@ -148,22 +148,24 @@ def calibration(
     `weight` is the typical one of each target's rows; `shared` says whether targets have the same
     features.
     """
-    law = _law(fits)
+    distribution = _distribution(fits)
     guards = [fit.guard for fit in fits if fit.guard is not None]
     level = torch.stack([fit.middle for fit in fits]).exp()
-    level = level * torch.as_tensor(law.second).to(level)
+    level = level * torch.as_tensor(distribution.second).to(level)
     noise: Noise = ConstantNoise(level)
     if wanted.noise is GivenNoise:
         noise = GivenNoise(level, wanted.given)
     elif fits[0].headed:
         noise = FeatureNoise(level)
-    weights = zip(*(fit.weights(TERMS * isinstance(law, Tilted)) for fit in fits), strict=True)
+    weights = zip(
+        *(fit.weights(TERMS * isinstance(distribution, Tilted)) for fit in fits), strict=True
+    )
     own = (*weights, [fit.bounds for fit in fits], [fit.scale.scale2 for fit in fits])
     return Calibration(
         ridge=ridge,
         scale=torch.stack([fit.scale2 for fit in fits]).sqrt(),
         noise=noise,
-        law=law,
+        distribution=distribution,
         weight=weight,
         head=Head.of([fit.design.inputs for fit in fits], *own, shared=shared),
         guard=stacked(guards) if guards else None,
@@ -171,7 +173,7 @@ def calibration(
     )
 
 
-def _law(fits: list[TargetFit]) -> Law:
+def _distribution(fits: list[TargetFit]) -> Distribution:
     """Around all targets; its tilt is the head's."""
     if fits[0].scale.gaussian:
         return Gaussian()
@@ -197,7 +199,7 @@ class Paper:
     @classmethod
     def found(cls, residuals: Residuals, eigenvalues: Tensor, wanted: Wanted) -> Paper | None:
         """For validation rows; None where there is none, as with features that are all zero."""
-        own = replace(wanted, criterion="nll", noise=NoNoise, law=Gaussian(), given=None)
+        own = replace(wanted, criterion="nll", noise=NoNoise, distribution=Gaussian(), given=None)
         objective = Objective(residuals, eigenvalues, own)
         if bool(objective.barless.any()):  # it gives rows whose features are zero no bar at all
             return None
@@ -212,8 +214,8 @@ class Paper:
 
 def _parts(rows: list[Rows], wanted: Wanted) -> Parts:
     """What is wanted of the full model, and possible; a tilt would learn the targets' grid."""
-    tilted = isinstance(wanted.law, Tilted) and not any(one.step > 0 for one in rows)
-    tails = not isinstance(wanted.law, Gaussian)
+    tilted = isinstance(wanted.distribution, Tilted) and not any(one.step > 0 for one in rows)
+    tails = not isinstance(wanted.distribution, Gaussian)
     return Parts(wanted.noise is FeatureNoise, tails, tilted, wanted.guard)
 
 
@@ -235,7 +237,7 @@ def _ridge(
             "Without validation rows criterion='auto' needs the evidence of the training rows, and "
             "the fit has no residuals or no readout of its own. Call calibrate(x, y)."
         )
-    likely = replace(wanted, criterion="nll", noise=ConstantNoise, law=Gaussian())
+    likely = replace(wanted, criterion="nll", noise=ConstantNoise, distribution=Gaussian())
     choice, edge = search(Objective(residuals, eigenvalues, likely), None)
     return choice.ridge, edge
 
@@ -309,7 +311,7 @@ def _far_rows(residuals: Residuals | None, wanted: Wanted) -> list[str]:
     """Validation rows that count for less than they are, by name."""
     if residuals is None:
         return []
-    far = GAUSSIAN_FAR if isinstance(wanted.law, Gaussian) else FAR
+    far = GAUSSIAN_FAR if isinstance(wanted.distribution, Gaussian) else FAR
     said: list[str] = []
     for k, error in enumerate(residuals.error.unbind(1)):
         target = f"Target {k}: " if residuals.error.shape[1] > 1 else ""
@@ -350,9 +352,9 @@ def _remarks(rows: list[Rows], wanted: Wanted, memorised: int) -> list[str]:
         said.append(f"{why}: the validation rows alone decide.")
     if held and wanted.stopping:
         said.append(wanted.stopping)
-    if any(one.step > 0 for one in rows) and isinstance(wanted.law, Tilted):
+    if any(one.step > 0 for one in rows) and isinstance(wanted.distribution, Tilted):
         said.append(
-            "The targets lie on a grid that is wide beside the residuals: the law has no tilt, "
+            "The targets lie on a grid that is wide beside the residuals: the distribution has no tilt, "
             "which would learn the grid."
         )
     return said

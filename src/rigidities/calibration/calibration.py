@@ -10,9 +10,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ..prediction.distribution import (
+    DISTRIBUTIONS,
+    Distribution,
+    Gaussian,
+    StudentT,
+    Tilted,
+    distribution_named,
+)
 from ..prediction.guards import Guard, guard_from
 from ..prediction.head import Head, HeadForm
-from ..prediction.law import LAWS, Gaussian, Law, StudentT, Tilted, law_named
 from ..prediction.noise import NOISES, GivenNoise, Noise, NoNoise, noise_named
 from .conformal import Conformal, Groups
 from .criteria import AUTO, Criterion, criterion_for
@@ -20,7 +27,7 @@ from .criteria import AUTO, Criterion, criterion_for
 Support = tuple[float | None, float | None]
 Given = Callable[[Any], Tensor]
 _DEFAULTS = {True: ("features", "tilted"), False: ("none", "gaussian")}
-"""Noise and law of `criterion="auto"`, and of the others: the paper's form."""
+"""Noise and distribution of `criterion="auto"`, and of the others: the paper's form."""
 
 
 @dataclass(frozen=True)
@@ -30,19 +37,20 @@ class Wanted:
     Attributes:
         criterion: by name.
         noise: its kind.
-        law: around the mean.
+        distribution: around the mean.
         ridge: fixed; None searches.
         given: variances of each batch's rows, for a noise that is known.
         support: the targets' bounds.
         guard: whether bars are widened beyond the training rows, or "q"; for `auto`.
         optimism: whether left-out training rows may have smaller errors than new ones; for `auto`.
-        open_tails: whether the law is a Student-t whose degrees of freedom are to be found.
+        open_tails: whether the distribution is a Student-t whose degrees of freedom are to be
+            found.
         early_stopped: whether the validation rows chose the model's checkpoint; None if unknown.
     """
 
     criterion: str
     noise: type[Noise]
-    law: Law
+    distribution: Distribution
     ridge: float | None = None
     given: Given | None = None
     support: Support | None = None
@@ -56,7 +64,7 @@ class Wanted:
         cls,
         criterion: str,
         noise: str | type[Noise] | Noise | Given | None = None,
-        law: str | Law | type[Law] | None = None,
+        distribution: str | Distribution | type[Distribution] | None = None,
         ridge: float | str | None = None,
         support: Support | None = None,
         guard: bool | Literal["q"] = True,
@@ -66,10 +74,14 @@ class Wanted:
         """From names; None is the criterion's own, a ridge None or "search" is to be searched.
 
         Raises:
-            ValueError: a name is not known, or the criterion does not fit the law or noise.
+            ValueError: a name is not known, or the criterion does not fit the distribution or
+                noise.
         """
         own = _DEFAULTS[criterion == AUTO]
-        noise, law = own[0] if noise is None else noise, own[1] if law is None else law
+        noise, distribution = (
+            own[0] if noise is None else noise,
+            own[1] if distribution is None else distribution,
+        )
         if isinstance(ridge, str) and ridge != "search":
             raise ValueError(f"ridge must be None, 'search' or a number, got {ridge!r}.")
         if not isinstance(guard, bool) and guard != "q":
@@ -82,21 +94,21 @@ class Wanted:
         given = given if kind is GivenNoise else None
         if kind is GivenNoise and (not callable(given) or isinstance(given, type)):
             raise ValueError("A given noise is a function: noise=lambda batch: variances.")
-        tails = law in ("student-t", StudentT)
-        if criterion == AUTO and isinstance(law, StudentT | Tilted):
+        tails = distribution in ("student-t", StudentT)
+        if criterion == AUTO and isinstance(distribution, StudentT | Tilted):
             raise ValueError(
-                f"criterion='auto' finds the law's settings itself, got {law.name!r} with its own: "
-                f"pass law={law.name!r}, or take criterion='nll'."
+                f"criterion='auto' finds the distribution's settings itself, got {distribution.name!r} with its own: "
+                f"pass distribution={distribution.name!r}, or take criterion='nll'."
             )
         parts = (number, given, _support(support), guard, optimism, tails, early_stopped)
-        wanted = cls(criterion, kind, law_named(law), *parts)
-        criterion_for(criterion, wanted.law, kind.name)
+        wanted = cls(criterion, kind, distribution_named(distribution), *parts)
+        criterion_for(criterion, wanted.distribution, kind.name)
         return wanted
 
     @property
     def profile(self) -> Criterion:
         """The criterion as a function of residuals and spreads."""
-        return criterion_for(self.criterion, self.law)
+        return criterion_for(self.criterion, self.distribution)
 
     @property
     def stopping(self) -> str:
@@ -143,19 +155,19 @@ def under(name: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Calibration:
-    r"""$\sigma^2 = \alpha^2 q(\varsigma^2) + \text{noise}$, and the law of that variance.
+    r"""$\sigma^2 = \alpha^2 q(\varsigma^2) + \text{noise}$, and the distribution of that variance.
 
     Attributes:
         ridge: $\varsigma^2$.
         scale: $\alpha$, one entry per target.
         noise: with one level per target.
-        law: around the mean.
+        distribution: around the mean.
         weight: the loss weight c of a row that has this level: the typical one (harmonic mean) of
             the calibration rows, one entry per target; 1 where they had no weights.
         joint: $\alpha_B$, the scale of what predictions share with one another, one entry per
             target; None where it is that of single predictions, `scale`.
-        head: of noise and tilt, where they follow the features; the law's squared scale is then
-            $e^h$ plus a multiple of q, plus the guard's.
+        head: of noise and tilt, where they follow the features; the distribution's squared scale is
+            then $e^h$ plus a multiple of q, plus the guard's.
         guard: beyond the training rows, for a head.
         support: the targets' bounds.
         conformal: what guarantees intervals' coverage.
@@ -164,7 +176,7 @@ class Calibration:
     ridge: float
     scale: Tensor
     noise: Noise
-    law: Law = field(default_factory=Gaussian)
+    distribution: Distribution = field(default_factory=Gaussian)
     weight: Tensor = field(default_factory=lambda: torch.ones((), dtype=torch.float64))
     joint: Tensor | None = None
     head: Head | None = None
@@ -200,10 +212,11 @@ class Calibration:
         return (noise if weight is None else noise * self.weight / weight).expand(mean.shape)
 
     def form(self, dtype: torch.dtype) -> HeadForm | None:
-        """The head folded with its guard and law, in that precision; None without a head."""
+        """The head folded with its guard and distribution, in that precision; None without a
+        head."""
         if self.head is None:
             return None
-        return HeadForm.of(self.head, self.guard, self.law, dtype)
+        return HeadForm.of(self.head, self.guard, self.distribution, dtype)
 
     def with_functions(self, noise: Given | None, groups: Groups | None) -> Calibration:
         """With those again that a file does not hold; refused where none belongs to it."""
@@ -225,9 +238,10 @@ class Calibration:
             own = replace(own, conformal=replace(scores, function=groups))
         return own
 
-    def shaped(self, tilt: Tensor) -> Law:
-        """The law of rows with this tilt, (M, K, J); without entries, the law itself."""
-        return self.law.each(lambda _: tilt) if tilt.shape[-1] else self.law
+    def shaped(self, tilt: Tensor) -> Distribution:
+        """The distribution of rows with this tilt, (M, K, J); without entries, the distribution
+        itself."""
+        return self.distribution.each(lambda _: tilt) if tilt.shape[-1] else self.distribution
 
     def to(self, device: torch.device) -> Calibration:
         """The same on another device."""
@@ -238,16 +252,25 @@ class Calibration:
 
     def header(self) -> dict[str, Any]:
         """Plain values for a file's header; the tensors go by `tensors`."""
-        for what, part, known in (("noise", self.noise, NOISES), ("law", self.law, LAWS)):
+        for what, part, known in (
+            ("noise", self.noise, NOISES),
+            ("distribution", self.distribution, DISTRIBUTIONS),
+        ):
             if known.get(part.name) is not type(part):
                 raise ValueError(
                     f"Files do not know the {what} {type(part).__name__}: give the class a name of "
                     f"its own and register it (register_{what})."
                 )
-        law = {"name": self.law.name, "settings": self.law.settings()}
+        distribution = {"name": self.distribution.name, "settings": self.distribution.settings()}
         weight = {"weight": self.weight.tolist()} if self.weighted else {}
         bounds = {} if self.support is None else {"support": list(self.support)}
-        return {"ridge": self.ridge, "noise": self.noise.name, "law": law, **weight, **bounds}
+        return {
+            "ridge": self.ridge,
+            "noise": self.noise.name,
+            "distribution": distribution,
+            **weight,
+            **bounds,
+        }
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors for a file."""
@@ -264,10 +287,13 @@ class Calibration:
         """The calibration that `header` and `tensors` came from.
 
         Raises:
-            ValueError: the noise or law is none that is known here.
+            ValueError: the noise or distribution is none that is known here.
         """
-        noise, law = header["noise"], header["law"]["name"]
-        for what, name, registered in (("noise", noise, NOISES), ("law", law, LAWS)):
+        noise, distribution = header["noise"], header["distribution"]["name"]
+        for what, name, registered in (
+            ("noise", noise, NOISES),
+            ("distribution", distribution, DISTRIBUTIONS),
+        ):
             if name not in registered:
                 raise ValueError(
                     f"The {what} {name!r} of this file is not known here, only "
@@ -275,9 +301,11 @@ class Calibration:
                     f"(register_{what})."
                 )
         try:
-            shape = LAWS[law](**header["law"]["settings"])
+            shape = DISTRIBUTIONS[distribution](**header["distribution"]["settings"])
         except TypeError as error:
-            raise ValueError(f"The law {law!r} has other settings here: {error}.") from error
+            raise ValueError(
+                f"The distribution {distribution!r} has other settings here: {error}."
+            ) from error
         head = under("head", tensors)
         scores: dict[str, Any] = under("conformal", tensors)
         level = tensors["noise"]
@@ -285,7 +313,7 @@ class Calibration:
             ridge=header["ridge"],
             scale=tensors["scale"],
             noise=NOISES[noise](level),
-            law=shape,
+            distribution=shape,
             weight=level.new_tensor(header.get("weight", 1.0)),
             joint=tensors.get("joint"),
             head=Head(**head) if head else None,

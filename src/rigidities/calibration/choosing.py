@@ -59,8 +59,10 @@ def chosen(
         choice = replace(search(objective, ridge)[0], value=value)
     else:
         choice, edge = search(objective, wanted.ridge)
-    if (law := objective.likeliest_law(choice)) != wanted.law:  # its tails are found afterwards
-        wanted = replace(wanted, law=law)
+    if (
+        distribution := objective.likeliest_distribution(choice)
+    ) != wanted.distribution:  # its tails are found afterwards
+        wanted = replace(wanted, distribution=distribution)
         objective = replace(objective, wanted=wanted)
         choice = search(objective, choice.ridge)[0]
     searched = wanted.ridge is None and evidence is None

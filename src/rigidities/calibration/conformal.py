@@ -1,10 +1,12 @@
-r"""Intervals whose coverage is guaranteed: split conformal prediction by the law's own tails.
+r"""Intervals whose coverage is guaranteed: split conformal prediction by the distribution's own
+tails.
 
-The score of a row is how far out its target lies in its law, $s = |2u - 1|$ with $u = F(y)$
-(Chernozhukov, Wuethrich and Zhu, 2021). Held is the tail
+The score of a row is how far out its target lies in its distribution, $s = |2u - 1|$ with $u =
+F(y)$ (Chernozhukov, Wuethrich and Zhu, 2021). Held is the tail
 $t = 1 - s = 2 \min(P(Y \le y), P(Y \ge y))$, at most 1: it keeps its digits where s rounds to one,
-and is the smallest score between F(y-) and F(y) where a law has mass at a bound. Of n rows that
-fitted nothing else an interval takes the $\lceil (n+1)\,\mathrm{level} \rceil$-th smallest score.
+and is the smallest score between F(y-) and F(y) where a distribution has mass at a bound. Of n rows
+that fitted nothing else an interval takes the $\lceil (n+1)\,\mathrm{level} \rceil$-th smallest
+score.
 """
 
 from __future__ import annotations
@@ -200,7 +202,8 @@ class BoundConformal:
         return BoundConformal(replace(self.conformal, cuts=None), labels, which)
 
     def interval(self, prediction: Prediction, level: float) -> tuple[Tensor, Tensor]:
-        """Of each row's own law, between the tails at the threshold of its group: (low, high).
+        """Of each row's own distribution, between the tails at the threshold of its group: (low,
+        high).
 
         Where a group has too few rows for the level it is the whole line, or the support, and a
         warning names the group. A label that no conformal row had is such a group. Rows without a
@@ -327,7 +330,7 @@ def _why_whole(
     few = whole & (counts < needed)
     if not bool(few.any()):
         return (
-            f"{begin}too many conformal rows have targets that the law holds impossible for level "
+            f"{begin}too many conformal rows have targets that the distribution holds impossible for level "
             f"{level:g}. Check the support and bars of zero."
         )
     if not grouped or bool((labels[few] == _NONE).any()):

@@ -105,14 +105,14 @@ def held_by_chance(count: int, tail: float = TAIL) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Scored:
-    """Rows of one target held against their own law, and what 90 % intervals hold of them.
+    """Rows of one target held against their own distribution, and what 90 % intervals hold of them.
 
     Of a target at a bound of the support, where probability is in a lump, all is that of a
-    repeatable draw from what the law has beyond the bound.
+    repeatable draw from what the distribution has beyond the bound.
 
     Attributes:
         p: the predictions, (N,).
-        z: standard normal numbers as likely as the targets: `error`, for a Gaussian law.
+        z: standard normal numbers as likely as the targets: `error`, for a Gaussian distribution.
         error: (y - mean) / std.
         looks: how many targets are looked at, by which tails are divided.
     """
@@ -127,9 +127,9 @@ class Scored:
         """Of predictions that are `judgeable` and their true values."""
         (y, beyond), free = _latent(p, target), _free(p)
         z = error = (y - free.mean) / free.std
-        if p.law.name != "gaussian":
+        if p.distribution.name != "gaussian":
             place = torch.where(y == free.mean, 0.0, (y - free.mean) / free.scale)
-            below, above = free.law.cdf(place), free.law.mirrored.cdf(-place)
+            below, above = free.distribution.cdf(place), free.distribution.mirrored.cdf(-place)
             far = torch.special.ndtri(torch.minimum(below, above).clamp(min=1e-300, max=0.5))
             z = far.copysign(below - above)
         return cls(free, torch.where(beyond, z.sign() * _NEVER, z), error, looks)
@@ -138,7 +138,7 @@ class Scored:
         """What bars must be multiplied with for an interval to end at the target."""
         unit, tiny = self.p.scale / self.p.std, torch.finfo(torch.float64).tiny
         levels = self.error.new_tensor([(1 - level) / 2, (1 + level) / 2])
-        low, high = self.p.law.quantile(levels[:, None]) * unit
+        low, high = self.p.distribution.quantile(levels[:, None]) * unit
         return torch.maximum(self.error / low.clamp(max=-tiny), self.error / high.clamp(min=tiny))
 
     @cached_property
@@ -198,7 +198,7 @@ def _shuffled(count: int) -> Tensor:
 
 
 def judgeable(p: Prediction) -> bool:
-    """Whether the law has probabilities, as one of one's own need not."""
+    """Whether the distribution has probabilities, as one of one's own need not."""
     try:
         p[:1].tail(p.mean[:1])
     except NotImplementedError:
@@ -210,7 +210,9 @@ def _free(p: Prediction) -> Prediction:
     """The same in double precision and without bounds."""
     tensors = {name: part for name, part in vars(p).items() if isinstance(part, Tensor)}
     own: dict[str, Any] = {name: part.detach().double() for name, part in tensors.items()}
-    return replace(p, **own, law=p.law.each(Tensor.detach), support=None, conformal=None)
+    return replace(
+        p, **own, distribution=p.distribution.each(Tensor.detach), support=None, conformal=None
+    )
 
 
 def at_bounds(p: Prediction, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -233,10 +235,10 @@ def _latent(p: Prediction, target: Tensor) -> tuple[Tensor, Tensor]:
     for sign in (-1, 1):
         if bool((at := side == sign).any()):
             part = _free(p[at])
-            law = part.law if sign < 0 else part.law.mirrored
-            mass = law.cdf(-sign * (y[at] - part.mean) / part.scale)
+            distribution = part.distribution if sign < 0 else part.distribution.mirrored
+            mass = distribution.cdf(-sign * (y[at] - part.mean) / part.scale)
             drawn = mass * (1 - torch.rand(mass.shape, generator=generator).to(mass))
-            y[at] = part.mean - sign * part.scale * law.quantile(drawn.clamp(min=1e-300))
+            y[at] = part.mean - sign * part.scale * distribution.quantile(drawn.clamp(min=1e-300))
     return y, side.abs() == 2
 
 
@@ -247,7 +249,7 @@ def predicted(
     q = part.quadratic(eigenvalues, eigenvalues.new_tensor([calibration.ridge]))[..., 0]
     q = q / (1 - part.weight * q).clamp(min=1e-3) if seen else q
     mean = part.kept["mean"].to(torch.float64)
-    law, epistemic = calibration.law, calibration.epistemic(q).expand(mean.shape)
+    distribution, epistemic = calibration.distribution, calibration.epistemic(q).expand(mean.shape)
     share = part.share * calibration.weight / part.typical
     share = torch.where(share.isfinite(), share, 1.0)  # of weight zero, whose errors are not known
     noise = calibration.noise.level * share
@@ -256,9 +258,11 @@ def predicted(
         inputs = part.kept["inputs"].to(torch.float64)
         squared, second, tilt = form(q, mean, inputs, share)
         noise = (squared * second - epistemic).clamp(min=0)
-        law = calibration.shaped(tilt)
+        distribution = calibration.shaped(tilt)
     noise, rigidity = (t.expand(mean.shape) for t in (noise, 1 / q))
-    return Prediction(mean, epistemic, noise, rigidity, law=law, support=calibration.support)
+    return Prediction(
+        mean, epistemic, noise, rigidity, distribution=distribution, support=calibration.support
+    )
 
 
 def remarks(report: CalibrationReport, part: Residuals, lam: Tensor) -> Iterator[str]:

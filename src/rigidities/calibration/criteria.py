@@ -2,8 +2,8 @@ r"""How good a spread is, once its scale is the best one: profile criteria of ca
 
 Each takes residuals r (n, J) and unscaled variances u = q + floor (n, J) for J candidates at
 once, finds the best $\alpha^2$ of each candidate in closed form (or by bisection) and returns
-($\alpha^2$, value), both (J,); smaller values are better. The likelihood's is the law's own
-(`Law.profile`).
+($\alpha^2$, value), both (J,); smaller values are better. The likelihood's is the distribution's
+own (`Distribution.profile`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..prediction.law import Gaussian, Law
+from ..prediction.distribution import Distribution, Gaussian
 from ..prediction.quadrature import increasing_root
 
 Criterion = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -25,7 +25,7 @@ BIN_SIZE = 100
 def absolute(residual: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
     r"""$\alpha = \sqrt{\pi/2}\; \overline{|r|/\sqrt u}$, less moved by outliers than the NLL.
 
-    The value is the negative log-likelihood per row of a Laplace law with mean absolute
+    The value is the negative log-likelihood per row of a Laplace distribution with mean absolute
     deviation $\sqrt{2/\pi}\,\alpha \sqrt u$, which that scale minimises.
     """
     deviation = (residual.abs() / spread.sqrt()).mean(0)
@@ -94,7 +94,7 @@ AUTO = "auto"
 
 _BY_AUTO = ("tilted", "student-t", "gaussian")
 BY_LIKELIHOOD = ("nll", "evidence", "loo")
-"""Criteria that set the scale by the law's likelihood."""
+"""Criteria that set the scale by the distribution's likelihood."""
 
 
 def price(criterion: Criterion) -> int:
@@ -102,33 +102,33 @@ def price(criterion: Criterion) -> int:
     return _PRICES.get(getattr(criterion, "__func__", criterion), 128)
 
 
-def criterion_for(name: str, law: Law, noise: str = "none") -> Criterion:
-    """The profile criterion of that name under a law; for `auto` the likelihood.
+def criterion_for(name: str, distribution: Distribution, noise: str = "none") -> Criterion:
+    """The profile criterion of that name under a distribution; for `auto` the likelihood.
 
     Raises:
-        ValueError: there is none, it is made for another law, or the noise is not for it.
+        ValueError: there is none, it is made for another distribution, or the noise is not for it.
     """
-    if name != AUTO and (noise == "features" or law.name == "tilted"):
+    if name != AUTO and (noise == "features" or distribution.name == "tilted"):
         raise ValueError(
-            f"noise='features' and law='tilted' are fitted by criterion='auto', not by {name!r}."
+            f"noise='features' and distribution='tilted' are fitted by criterion='auto', not by {name!r}."
         )
-    if name == AUTO and (noise in ("none", "bayes") or law.name not in _BY_AUTO):
+    if name == AUTO and (noise in ("none", "bayes") or distribution.name not in _BY_AUTO):
         raise ValueError(
-            "criterion='auto' fits noise='features', 'constant' or a function, and law='tilted', "
-            f"'student-t' or 'gaussian', got noise={noise!r} and law={law.name!r}. For the paper's "
+            "criterion='auto' fits noise='features', 'constant' or a function, and distribution='tilted', "
+            f"'student-t' or 'gaussian', got noise={noise!r} and distribution={distribution.name!r}. For the paper's "
             "form take criterion='nll'."
         )
     if name == AUTO:
         return Gaussian().profile
     if name in BY_LIKELIHOOD:
-        return law.profile
+        return distribution.profile
     if name not in CRITERIA:
         known = ", ".join([AUTO, "nll", *CRITERIA, *BY_LIKELIHOOD[1:]])
         raise ValueError(f"Unknown criterion {name!r}. Known: {known}.")
-    if name != "bins" and not isinstance(law, Gaussian):
+    if name != "bins" and not isinstance(distribution, Gaussian):
         raise ValueError(
-            f"criterion={name!r} is a formula of the Gaussian law, and the law here is "
-            f"{law.name!r}. Take 'nll', or 'bins', which looks at variances alone."
+            f"criterion={name!r} is a formula of the Gaussian distribution, and the distribution here is "
+            f"{distribution.name!r}. Take 'nll', or 'bins', which looks at variances alone."
         )
     return CRITERIA[name]
 

@@ -1,8 +1,8 @@
 r"""What error bars are worth beside one constant bar, on rows that neither was fitted to.
 
-The constant bar is a Gaussian law around the model's predictions whose standard deviation is the
-root mean square error of calibration rows. Both it and the bars are fitted to all folds of the
-calibration rows but one, and judged on that one.
+The constant bar is a Gaussian distribution around the model's predictions whose standard deviation
+is the root mean square error of calibration rows. Both it and the bars are fitted to all folds of
+the calibration rows but one, and judged on that one.
 """
 
 from __future__ import annotations

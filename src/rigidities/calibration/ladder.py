@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..prediction.law import Gaussian
+from ..prediction.distribution import Gaussian
 from .gain import FEWEST_ROWS, FOLDS, Gain, constant_nll, error_of_sum, folds
 from .rows import Rows
 from .scale_fit import ScaleFit
-from .target_fit import Design, Parts, TargetFit, fitted, law_nll
+from .target_fit import Design, Parts, TargetFit, distribution_nll, fitted
 
 CONSTANT, PAPER, NOISE, TAILS, HEAD, FULL = LADDER = (
     "constant bar",
@@ -35,7 +35,8 @@ CONSTANT, PAPER, NOISE, TAILS, HEAD, FULL = LADDER = (
 )
 """What cross-validation compares, the simplest first; from the third on each has one part more.
 
-The constant bar has the law's tails and the guard, so that it still grows beyond the data."""
+The constant bar has the distribution's tails and the guard, so that it still grows beyond the
+data."""
 CLEARLY = 2.0
 """Standard errors by which a rung is clearly worse than another."""
 CAUTION = 1.0
@@ -268,7 +269,9 @@ def judged(
             found[name][out] = fit.nll(left)
         if paper_q is not None:
             scale2 = (rows.residual[places[~out]].square() / paper_q[~out]).mean()
-            found[PAPER][out] = law_nll(Gaussian(), left.residual, scale2 * paper_q[out], left.side)
+            found[PAPER][out] = distribution_nll(
+                Gaussian(), left.residual, scale2 * paper_q[out], left.side
+            )
     if only_fold is None:
         return Judged(found, torch.arange(len(places), device=fold.device), fold)
     left_out = (fold == only_fold).nonzero()[:, 0]

@@ -20,7 +20,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..prediction.law import Law, StudentT
+from ..prediction.distribution import Distribution, StudentT
 from ..prediction.noise import GivenNoise
 from .calibration import Calibration, Wanted
 from .criteria import pooled, price
@@ -58,8 +58,8 @@ class Objective:
     Attributes:
         residuals: the data.
         eigenvalues: of the Gram, (D,) or (K, D).
-        wanted: criterion, law, and the noise, whose floor, in units of the squared scale, is tied
-            to it or searched.
+        wanted: criterion, distribution, and the noise, whose floor, in units of the squared scale,
+            is tied to it or searched.
         least: ridges up to here leave the curvature singular or indefinite.
     """
 
@@ -108,14 +108,14 @@ class Objective:
         level, given = choice.scale2 * choice.floor, self.wanted.given
         noise = self.wanted.noise(level) if given is None else GivenNoise(level, given)
         weight = self.residuals.typical[0].expand_as(choice.floor)
-        parts = (choice.ridge, choice.scale2.sqrt(), noise, self.wanted.law, weight)
+        parts = (choice.ridge, choice.scale2.sqrt(), noise, self.wanted.distribution, weight)
         return Calibration(*parts, support=self.wanted.support)
 
     def nll(self, choice: Choice) -> Tensor:
         """NLL of each row and target at the choice, (n, K); NaN where masked."""
-        (error, variance), law = self.standing(choice), self.wanted.law
-        scale = (variance / torch.as_tensor(law.second, dtype=variance.dtype)).sqrt()
-        return scale.log() - law.log_density(error / scale)
+        (error, variance), distribution = self.standing(choice), self.wanted.distribution
+        scale = (variance / torch.as_tensor(distribution.second, dtype=variance.dtype)).sqrt()
+        return scale.log() - distribution.log_density(error / scale)
 
     def left_out_nll(self, choice: Choice, *, again: bool) -> Tensor:
         """The same for rows left out of their fold's choice of scale and noise, (n, K).
@@ -132,16 +132,20 @@ class Objective:
             found[out] = left.nll(own)
         return found
 
-    def likeliest_law(self, choice: Choice) -> Law:
-        """The law wanted; a Student-t by name has the likeliest tails, the same for all targets."""
+    def likeliest_distribution(self, choice: Choice) -> Distribution:
+        """The distribution wanted; a Student-t by name has the likeliest tails, the same for all
+        targets."""
         if not self.wanted.open_tails:
-            return self.wanted.law
+            return self.wanted.distribution
         error, variance = self.standing(choice)
         z = (error / variance.sqrt()).reshape(-1, 1)
         z = z[z.isfinite()[:, 0]][:: 1 + len(z) // _TAILED]
         tails = torch.linspace(math.log(0.1), math.log(1000), 47).exp().tolist()
-        laws = [StudentT(2 + tail) for tail in tails]
-        return min(laws, key=lambda law: float(law.profile(z, torch.ones_like(z))[1]))
+        distributions = [StudentT(2 + tail) for tail in tails]
+        return min(
+            distributions,
+            key=lambda distribution: float(distribution.profile(z, torch.ones_like(z))[1]),
+        )
 
     def standing(self, choice: Choice) -> tuple[Tensor, Tensor]:
         """Errors (n, K), NaN of rows that do not count, and variances at a choice."""

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ..notices import notify
+from ..prediction.distribution import Distribution
 from ..prediction.guards import RigidityGuard
-from ..prediction.law import Law
 from .calibration import Calibration, under
 
 LARGEST_DOUBT = 1e-3
@@ -20,7 +20,7 @@ LARGEST_DOUBT = 1e-3
 
 @dataclass(frozen=True)
 class CalibrationReport:
-    r"""Chosen ridge, scale, noise and law, with what a user needs to judge them.
+    r"""Chosen ridge, scale, noise and distribution, with what a user needs to judge them.
 
     Attributes:
         calibration: what was chosen.
@@ -30,7 +30,8 @@ class CalibrationReport:
         condition: condition number of $G + \varsigma^2 I$.
         effective_rank: directions that the data determine.
         width: number of features.
-        nll: negative log-likelihood per row under the law, on the rows that it was fitted to.
+        nll: negative log-likelihood per row under the distribution, on the rows that it was fitted
+            to.
         nll_constant: the same for one constant bar, a Gaussian of the rows' root mean square error.
         constant: standard deviation of that constant bar, one entry per target.
         gain: nats per row by which the bars beat one constant bar, cross-validated: both were
@@ -205,9 +206,9 @@ class CalibrationReport:
 
     @property
     def has(self) -> set[str]:
-        """Names of what the bars have, or was tried in vain: noise, law, and "groups"."""
+        """Names of what the bars have, or was tried in vain: noise, distribution, and "groups"."""
         chosen = self.calibration
-        names = {chosen.noise.name, chosen.law.name}
+        names = {chosen.noise.name, chosen.distribution.name}
         tried = {"heavy tails": "student-t", "full": "tilted"}
         tried["noise that follows the inputs"] = "features"
         names |= {tried[rung] for rung in self.ladder if rung in tried}
@@ -260,8 +261,8 @@ class CalibrationReport:
             lines.insert(4, f"  for a weight of {weight}, as rows without one are taken to have")
         if self.gradient_scale is not None:
             lines.insert(3, f"  of derivatives  {numbers(self.gradient_scale)}")
-        if (law := self.calibration.law).name != "gaussian":
-            lines.append(f"  law             {law_line(law)}")
+        if (distribution := self.calibration.distribution).name != "gaussian":
+            lines.append(f"  distribution    {distribution_line(distribution)}")
         if math.isfinite(self.effective_rank):
             lines.append(
                 f"  effective rank  {self.effective_rank:.1f} of {self.width}, "
@@ -294,7 +295,9 @@ class CalibrationReport:
             said = f"{value:.4g} of {_RUNGS[name]}"
             if before is not None and name not in _WHOLE:
                 part = "the noise that was given" if self._given(name) else name
-                part = "shape of the law" if name == names[-1] and name in _SHAPED else part
+                part = (
+                    "shape of the distribution" if name == names[-1] and name in _SHAPED else part
+                )
                 said = f"{value - before:+.4f} by {part}"
             lines.append(f"  {said}" if taken else f"  {said} (not taken)")
             before, taken = value, taken and name != self.rung
@@ -332,7 +335,7 @@ class CalibrationReport:
         assert guard is not None
         assert head is not None, "a guard belongs to a head"
         q = times * guard.reference
-        second = torch.as_tensor(calibration.law.second).to(q)
+        second = torch.as_tensor(calibration.distribution.second).to(q)
         squared_scale = self.noise / second + head.scale2 * q
         squared_scale = guard.widened(
             squared_scale, q, distance=torch.zeros_like(q), extent=torch.ones_like(q)
@@ -367,7 +370,7 @@ class CalibrationReport:
         """The report that `header` and `tensors` came from.
 
         Raises:
-            ValueError: the noise or law is none that is known here.
+            ValueError: the noise or distribution is none that is known here.
         """
         chosen = under("calibration", tensors)
         return cls(
@@ -381,14 +384,14 @@ class CalibrationReport:
 _RUNGS = {
     "constant bar": "one constant bar, which grows beyond the training rows alone",
     "paper": "the paper's form",
-    "constant noise": "constant noise and a Gaussian law",
+    "constant noise": "constant noise and a Gaussian distribution",
     "heavy tails": "constant noise and heavy tails",
     "noise that follows the inputs": "noise that follows the inputs",
     "full": "the full model",
 }
 """What the rungs of `ladder` are, in words."""
 _WHOLE, _SHAPED = ("constant bar", "paper"), ("full",)
-"""Rungs that are no step from the one before, and the one that gives the law its shape."""
+"""Rungs that are no step from the one before, and the one that gives the distribution its shape."""
 _APART = ("calibration", "constant", "gradient_scale")
 _FEW = 10
 """Calibration rows below which it is said that they are few."""
@@ -401,8 +404,10 @@ _REMEDIES = {
         "features": "With calibrate(valid, noise='features') the noise follows the inputs.",
         "groups": "With calibrate(..., conformal=, groups=) intervals hold in groups.",
     },
-    "skew": {"tilted": "With calibrate(valid, law='tilted') the law can lean."},
-    "tails": {"student-t": "With calibrate(valid, law='student-t') the law has such tails."},
+    "skew": {"tilted": "With calibrate(valid, distribution='tilted') the distribution can lean."},
+    "tails": {
+        "student-t": "With calibrate(valid, distribution='student-t') the distribution has such tails."
+    },
 }
 _LAST = "More rows like these to train and calibrate on, or another model, would help."
 
@@ -414,11 +419,11 @@ def remedy(fault: str, used: set[str], *, sure: bool = True) -> str:
     return found if sure or found == _LAST else f"Unless it is in use already: {found}"
 
 
-def law_line(law: Law) -> str:
-    """A law's name, with its degrees of freedom where it has any."""
-    df = getattr(law, "df", None)
+def distribution_line(distribution: Distribution) -> str:
+    """A distribution's name, with its degrees of freedom where it has any."""
+    df = getattr(distribution, "df", None)
     tails = "" if df is None else f", {numbers(torch.as_tensor(df))} degrees of freedom"
-    return law.name + tails
+    return distribution.name + tails
 
 
 def numbers(tensor: Tensor, most: int = 6) -> str:

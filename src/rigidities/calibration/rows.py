@@ -56,7 +56,8 @@ class Rows:
         target: as it was given, (n,); NaN in single rows whose residual was bounded. Empty:
             prediction plus residual.
         side: -1 or 1 where the target lies at the lower or the upper bound of its support, so that
-            the law's mass beyond is what the row shows; 0 elsewhere, (n,). Empty: 0 for all.
+            the distribution's mass beyond is what the row shows; 0 elsewhere, (n,). Empty: 0 for
+            all.
         columns: the inputs of a head, (n, P), once they are known (`target_fit.Design`); the
             features are then no longer needed, and left out.
         distance: prediction minus ignorant forecast, (n,), once that forecast is known.

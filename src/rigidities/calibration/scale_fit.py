@@ -1,6 +1,6 @@
 r"""Noise, scale and tails of one target together: a regularised likelihood of all its rows.
 
-The squared scale of a Student-t law is
+The squared scale of a Student-t distribution is
 
 $$ s^2 = \bigl(\tfrac{\bar c}{c}\, e^{h} + \alpha^2 q\bigr)\, e^{-\kappa [\text{seen}]}, \qquad
    h = a + w \cdot \phi, $$
@@ -13,7 +13,8 @@ three inputs and $\lambda$ on the others, chosen by Laplace's approximation of t
 maximum is found by L-BFGS with the expected information as the curvature to begin with:
 $\log s^2$ has the information $\nu / 2(\nu + 3)$ a row. That matrix is by far the dearest part, so
 that one serves for all steps, for the next penalty, and for the folds of a cross-validation. A row
-whose target lies at a bound of its support shows the law's mass beyond it, not a density there.
+whose target lies at a bound of its support shows the distribution's mass beyond it, not a density
+there.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..prediction.law import Gaussian, Law, StudentT
+from ..prediction.distribution import Distribution, Gaussian, StudentT
 from .descent import minimum
 from .rows import Rows, mean_q, reach
 
@@ -46,7 +47,8 @@ PESSIMISM = 0.25
 SHARE = 0.1
 """Of the residuals' variance that the first estimate leaves to the scale at least."""
 GAUSSIAN_FAR = 30.0
-"""Robust units beyond which a residual counts as one of that size under a law without tails."""
+"""Robust units beyond which a residual counts as one of that size under a distribution without
+tails."""
 NEGLIGIBLE = 1e-6
 """Of the residuals' variance, what a constant bar leaves to the scale; and its prior's spread."""
 _DONE = (1e-6, 0.01)
@@ -69,7 +71,7 @@ class ScaleFit:
     Attributes:
         vector: a, log alpha^2, kappa, then w.
         tail: log(nu - 2).
-        gaussian: whether the law has no tails instead.
+        gaussian: whether the distribution has no tails instead.
         penalty: lambda.
         evidence: log evidence by Laplace, up to a constant; NaN where it was not asked for.
         information: of a row on average, without the priors, (3 + P, 3 + P), at the maximum or near
@@ -89,7 +91,7 @@ class ScaleFit:
         return 2 + math.exp(self.tail)
 
     @property
-    def law(self) -> Law:
+    def distribution(self) -> Distribution:
         """Without a tilt."""
         return Gaussian() if self.gaussian else StudentT(self.df)
 
@@ -120,7 +122,7 @@ class ScaleFit:
 
 @dataclass(frozen=True)
 class _Point:
-    """Rows under the law of one fit.
+    """Rows under the distribution of one fit.
 
     Attributes:
         fit: the parameters.
@@ -148,7 +150,8 @@ class _Point:
 
     @cached_property
     def share(self) -> Tensor:
-        """How much of its full weight a Student law gives the residual's pull, z^2 / (nu + z^2)."""
+        """How much of its full weight a Student distribution gives the residual's pull, z^2 / (nu +
+        z^2)."""
         return self.square / (self.nu + self.square)
 
 
@@ -170,7 +173,7 @@ class ScaleProblem:
         square: squared residuals, plus a little: one of zero is no certainty.
         centre: prior mean of log alpha^2.
         spread: its prior spread.
-        gaussian: whether the law has no tails to find.
+        gaussian: whether the distribution has no tails to find.
     """
 
     rows: Rows
@@ -290,7 +293,7 @@ class ScaleProblem:
         return replace(fit, evidence=evidence, information=information)
 
     def _losses(self, at: _Point) -> Tensor:
-        """Negative log-likelihoods, (n,), up to the same constant of all laws."""
+        """Negative log-likelihoods, (n,), up to the same constant of all distributions."""
         losses = 0.5 * at.s2.log()
         if self.gaussian:
             losses += 0.5 * at.square
@@ -303,7 +306,7 @@ class ScaleProblem:
         return losses.index_copy(0, self._bound, self._bound_losses(at, at.fit))
 
     def _bound_losses(self, at: _Point, fit: ScaleFit) -> Tensor:
-        """Of the rows at a bound, under the law of a fit."""
+        """Of the rows at a bound, under the distribution of a fit."""
         _, mass = self._beyond(at.s2, fit)
         # densities lack the factor 1 / sqrt(pi), or 1 / sqrt(2 pi) for a Gaussian
         lacking = 0.5 * math.log(2 * math.pi if self.gaussian else math.pi)
@@ -320,10 +323,11 @@ class ScaleProblem:
         return self.rows.seen.to(self.square)
 
     def _beyond(self, s2: Tensor, fit: ScaleFit) -> tuple[Tensor, Tensor]:
-        """Of the rows at a bound: its place z in the law, mirrored at an upper one; mass below."""
+        """Of the rows at a bound: its place z in the distribution, mirrored at an upper one; mass
+        below."""
         at = self._bound
         z = -self.rows.side[at] * self.rows.residual[at] / s2[at].sqrt()
-        return z, fit.law.cdf(z).clamp(min=1e-300)
+        return z, fit.distribution.cdf(z).clamp(min=1e-300)
 
     def _bound_slopes(self, at: _Point) -> tuple[Tensor, Tensor]:
         r"""First and second derivatives by log s^2 of $-\log F(z)$, of the rows at a bound.
@@ -332,7 +336,7 @@ class ScaleProblem:
         kept between zero and the information of other rows.
         """
         z, mass = self._beyond(at.s2, at.fit)
-        ratio = at.fit.law.log_density(z).exp() / mass
+        ratio = at.fit.distribution.log_density(z).exp() / mass
         fall = -z if self.gaussian else -(at.nu + 1) * z / (at.nu + z.square())
         bend = -0.25 * z * (ratio + z * ratio * (fall - ratio))
         return 0.5 * z * ratio, bend.clamp(0.0, at.information)
@@ -482,7 +486,8 @@ def _tail_information(nu: float) -> float:
 
 
 def _counted(square: Tensor, *, gaussian: bool) -> Tensor:
-    """Squared residuals (n,) as the law counts them: a Gaussian would follow single far ones."""
+    """Squared residuals (n,) as the distribution counts them: a Gaussian would follow single far
+    ones."""
     if not gaussian:
         return square
     return square.clamp(max=reach(square.sqrt(), GAUSSIAN_FAR) ** 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .calibration import Calibration
-from .report import CalibrationReport, law_line, numbers
+from .report import CalibrationReport, distribution_line, numbers
 
 UNFITTED = {"fit": "none yet: call fit(x, y) with the training data"}
 
@@ -31,7 +31,7 @@ def _chosen(own: Calibration, report: CalibrationReport | None) -> dict[str, str
         origin = "fixed" if report.fixed else f"chosen by {report.criterion}"
     noise = f", variance {numbers(level)}" if bool(level.any()) else ""
     found = {"ridge": f"{own.ridge:.4g}, {origin}", "scale": numbers(own.scale)}
-    found |= {"noise": own.noise.name + noise, "law": law_line(own.law)}
+    found |= {"noise": own.noise.name + noise, "distribution": distribution_line(own.distribution)}
     ask = "not yet: call calibrate(x, y) with data that the model has not seen"
     return found | ({"calibrated": ask} if report is None else _trust(report))
 

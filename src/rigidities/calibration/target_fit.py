@@ -1,7 +1,7 @@
 r"""The full model of `criterion="auto"`, and what is left of it without some of its parts.
 
-For each target: a noise that follows the inputs, plus $\alpha^2 q$, under a Student-t law
-(`scale_fit`), a tilt of that law (`tilt_fit`), and a guard outside the data
+For each target: a noise that follows the inputs, plus $\alpha^2 q$, under a Student-t distribution
+(`scale_fit`), a tilt of that distribution (`tilt_fit`), and a guard outside the data
 (`prediction.guards`).
 Training rows enter as if left out. Which parts are kept is decided by `ladder`.
 """
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from ..prediction.cosine_tilt import CosineTilt
+from ..prediction.distribution import Distribution, StudentT, Tilted
 from ..prediction.guards import Guard, IgnoranceGuard, RigidityGuard
 from ..prediction.head import STEEPEST, Inputs
-from ..prediction.law import Law, StudentT, Tilted
 from . import tilt_fit
 from .rows import Rows
 from .scale_fit import FIRST, FIXED, ScaleFit, constant_fit, flat_fit, headed_fit
@@ -30,11 +30,12 @@ FLOORS = (BOUNDS, 0.25, 0.5, 0.75, 0.9)
 FAR_TAIL = 0.01
 """What lies outside of 99 % intervals."""
 SHORT = 1.5
-"""How many times as much, under the law without its tilt, shows tails that are too short."""
+"""How many times as much, under the distribution without its tilt, shows tails that are too
+short."""
 DIRECTIONS = 512
 """Of the features that the head looks at: beyond, the leading principal ones."""
 COVERED = 0.95
-"""Level of the quantile at which the guard's law is as wide as a Gaussian."""
+"""Level of the quantile at which the guard's distribution is as wide as a Gaussian."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ class Parts:
 
     Attributes:
         head: of the noise, which then follows the inputs.
-        tails: of a Student-t law.
-        tilt: of that law.
+        tails: of a Student-t distribution.
+        tilt: of that distribution.
         guard: beyond the training rows; "q" for one that grows with q alone.
         rigidity: whether bars follow q among the training rows too.
     """
@@ -154,14 +155,14 @@ class TargetFit:
     def nll(self, rows: Rows, *, guarded: bool = True, tilted: bool = True) -> Tensor:
         """Of rows as new ones, (n,)."""
         s2 = self.squared_scale(rows, guarded=guarded)
-        law = self.scale.law
+        distribution = self.scale.distribution
         if tilted and self.tilt is not None:
             theta = self.tilt(self.design.columns(rows)).clamp(-STEEPEST, STEEPEST)
             if guarded and self.guard is not None:
                 assert rows.extent is not None, "these rows have no ignorant forecast yet"
                 theta = (theta.mT / self.guard.beyond(rows.q, rows.extent)).mT
-            law = Tilted(self.scale.df, theta)
-        return law_nll(law, rows.residual, s2, rows.side)
+            distribution = Tilted(self.scale.df, theta)
+        return distribution_nll(distribution, rows.residual, s2, rows.side)
 
     def whole(self, weight: Tensor) -> Tensor:
         """Weights (3 + at most 512, J) as those of all features, (3 + D, J)."""
@@ -226,7 +227,7 @@ def fitted(
         if shape is None and len(floors) == 1:  # neither a tilt to fit nor another floor to take
             break
         s2 = scale.squared_scale(rows, h.clamp(*bounds))
-        u = scale.law.cdf(rows.residual / s2.sqrt())
+        u = scale.distribution.cdf(rows.residual / s2.sqrt())
         if shape is not None:
             tilt = tilt_fit.fitted(u, shape, side=rows.side, start=like.tilt if like else None)
         if not _short(u, tilt, x, surely=floor == BOUNDS):
@@ -248,11 +249,12 @@ def fitted(
 
 
 def _short(u: Tensor, tilt: TiltFit | None, inputs: Tensor, *, surely: bool) -> bool:
-    """Whether too many rows lie outside of 99 % intervals, by u (n,) of the untilted law.
+    """Whether too many rows lie outside of 99 % intervals, by u (n,) of the untilted distribution.
 
     A noise that follows how often targets leave zero, say, is small where they seldom do: those
-    that do are then farther out than the law's tails reach. The tilt was fitted to the same rows,
-    so that they lie outside of the untilted law too. `surely` asks for more than chance.
+    that do are then farther out than the distribution's tails reach. The tilt was fitted to the
+    same rows, so that they lie outside of the untilted distribution too. `surely` asks for more
+    than chance.
     """
     expected = FAR_TAIL * len(u)
     plain = float((torch.minimum(u, 1 - u) < FAR_TAIL / 2).sum())
@@ -281,7 +283,8 @@ def _guard(rows: Rows, scale: ScaleFit, kind: bool | Literal["q"]) -> Guard | No
     """The guard of one target, of the kind that is wanted."""
     if not kind:
         return None
-    # The law's 90 % interval shall be that of a Gaussian with the variance that the guard sets.
+    # The distribution's 90 % interval shall be that of a Gaussian with the variance that the guard
+    # sets.
     factor = torch.ones_like(rows.size)
     if not scale.gaussian:
         level = torch.tensor(COVERED, dtype=torch.float64)
@@ -304,12 +307,15 @@ def _guard(rows: Rows, scale: ScaleFit, kind: bool | Literal["q"]) -> Guard | No
     )
 
 
-def law_nll(law: Law, residual: Tensor, s2: Tensor, side: Tensor) -> Tensor:
-    """Of each row, under a law with that squared scale; at a bound, by its side, of the mass."""
+def distribution_nll(
+    distribution: Distribution, residual: Tensor, s2: Tensor, side: Tensor
+) -> Tensor:
+    """Of each row, under a distribution with that squared scale; at a bound, by its side, of the
+    mass."""
     z = residual / s2.sqrt()
-    value = 0.5 * s2.log() - law.log_density(z)
+    value = 0.5 * s2.log() - distribution.log_density(z)
     if bool((side < 0).any()):
-        value = torch.where(side < 0, -law.cdf(z).clamp(min=1e-300).log(), value)
+        value = torch.where(side < 0, -distribution.cdf(z).clamp(min=1e-300).log(), value)
     if bool((side > 0).any()):
-        value = torch.where(side > 0, -law.mirrored.cdf(-z).clamp(min=1e-300).log(), value)
+        value = torch.where(side > 0, -distribution.mirrored.cdf(-z).clamp(min=1e-300).log(), value)
     return value

@@ -1,6 +1,6 @@
-r"""The shape of one target's law: a tilt that follows the head's inputs.
+r"""The shape of one target's distribution: a tilt that follows the head's inputs.
 
-With $u = T_\nu(r/s)$, uniform if the Student-t law were true, the density is multiplied by
+With $u = T_\nu(r/s)$, uniform if the Student-t distribution were true, the density is multiplied by
 $e^{\theta \cdot b(u) - A(\theta)}$, $b_j(u) = \sqrt 2 \cos(j \pi u)$, $\theta = c + W \phi$. The
 penalised likelihood is convex, but for rows at a bound of the support, whose part is the mass
 beyond it. Steps are Newton's for a curvature in which all rows share one covariance of the b, their
@@ -72,7 +72,8 @@ def fitted(
     *,
     start: TiltFit | None = None,
 ) -> TiltFit:
-    """The tilt of rows with these u (n,), of the untilted law, and the head's inputs (n, P).
+    """The tilt of rows with these u (n,), of the untilted distribution, and the head's inputs (n,
+    P).
 
     The penalties (J,) are those of a `start`, the fit to nearly the same rows, from which the
     search then begins; or those given; or those of the greatest evidence of ridge regressions of

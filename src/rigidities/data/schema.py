@@ -125,7 +125,7 @@ _CALIBRATION = {
         header={
             "ridge": Finite,
             "noise": str,
-            "law": dict,
+            "distribution": dict,
             "weight?": float | list,
             "support?": list,
         },

@@ -34,7 +34,7 @@ T = TypeVar("T")
 class Checkpoint:
     """The file of one fit, if it has a path: `resume`, `passing` all batches, `tick`, then `done`.
 
-    It is written after so many seconds or batches. Every batch that is not in the file is hashed,
+    It is written when so many seconds have passed since it last was. Every batch that is not in the file is hashed,
     since any of them may be the last of a block. Without a path nothing is done.
 
     Attributes:
@@ -44,18 +44,15 @@ class Checkpoint:
 
     snapshot: Callable[[Statistics], Snapshot]
 
-    def __init__(
-        self, path: str | os.PathLike[str] | None, seconds: float, batches: int | None
-    ) -> None:
-        if not seconds > 0 or (batches is not None and batches < 1):
-            got = f"{seconds} and {batches}"
-            raise ValueError(f"checkpoint_seconds and _batches must be positive, got {got}.")
-        if path is None and (seconds != SECONDS or batches is not None):
-            raise ValueError("checkpoint_seconds and checkpoint_batches need checkpoint=, a path.")
+    def __init__(self, path: str | os.PathLike[str] | None, seconds: float) -> None:
+        if not seconds >= 0:
+            raise ValueError(f"checkpoint_seconds must be zero or more, got {seconds}.")
+        if path is None and seconds != SECONDS:
+            raise ValueError("checkpoint_seconds needs checkpoint=, the path of a file.")
         self.path = None if path is None else Path(path)
         self.counted = 0
-        self._seconds, self._batches = seconds, batches
-        self._written_at, self._written_batches = time.monotonic(), 0
+        self._seconds = seconds
+        self._written_at = time.monotonic()
         # Digests of the first batch and of the latest two: a block may end before the latest one.
         self._digests: dict[int, str] = {}
         self._expected: dict[str, str] = {}
@@ -83,7 +80,7 @@ class Checkpoint:
                 begun = made(given)
         except ValueError as error:
             raise ValueError(f"{error} {_ANEW}") from error
-        self.counted = self._written_batches = unfinished["batches"]
+        self.counted = unfinished["batches"]
         self._expected = {"first": unfinished["first"], "last": unfinished["last"]}
         return begun
 
@@ -129,9 +126,7 @@ class Checkpoint:
 
     def tick(self, batches: int, statistics: Statistics, look: Callable[[], None]) -> None:
         """Write the statistics of so many batches if it is time, after a last `look` at them."""
-        late = time.monotonic() - self._written_at >= self._seconds
-        many = self._batches is not None and batches - self._written_batches >= self._batches
-        if self.path is None or not (late or many):
+        if self.path is None or time.monotonic() - self._written_at < self._seconds:
             return
         look()
         snapshot = self.snapshot(statistics)
@@ -142,7 +137,7 @@ class Checkpoint:
             "asked": self._asked,
         }
         self._try(replace(snapshot, header={**snapshot.header, UNFINISHED: unfinished}).write)
-        self._written_at, self._written_batches = time.monotonic(), batches
+        self._written_at = time.monotonic()
 
     def done(self) -> None:
         """Remove the file, where there is one: the fit is complete."""

@@ -112,8 +112,8 @@ def job(
     alone = group is False or not (dist.is_available() and dist.is_initialized())
     if not alone and dist.get_rank(group) < 0:
         raise ValueError(
-            f"This process is not in the group that was given to {what}(group=). Call it on the "
-            "group's processes alone, or pass group=False."
+            f"This process is not in the group that was given to {what}(process_group=). Call it on the "
+            "group's processes alone, or pass process_group=False."
         )
     if alone or dist.get_world_size(group) == 1:
         yield Job()
@@ -492,7 +492,7 @@ def _meet(group: Any, what: str, same: Callable[[], dict[str, Any]]) -> _Channel
         raise RuntimeError(
             f"The processes could not meet at the beginning of {what}: one of them has ended, or "
             "made no such call within the timeout of the group. Make the same calls on all "
-            "processes, or pass group=False for a call that one makes for itself."
+            "processes, or pass process_group=False for a call that one makes for itself."
         ) from problem
     if error is not None:
         raise error
@@ -501,7 +501,7 @@ def _meet(group: Any, what: str, same: Callable[[], dict[str, Any]]) -> _Channel
         if other != met[0][0]:
             raise ValueError(
                 f"Rank 0 calls {met[0][0]}, {name.lower()} calls {other}: all processes must "
-                "make the same calls in the same order. Pass group=False for a call that one "
+                "make the same calls in the same order. Pass process_group=False for a call that one "
                 "process makes for itself."
             )
     for _, _, failure, _ in met:

@@ -16,9 +16,9 @@ from ..data.storage import Snapshot
 from ..models.modes import unmixed
 from ..posterior.posterior import Posterior
 from ..posterior.quadratic import QuadraticForm
+from ..prediction.distribution import Distribution, StudentT, Tilted
 from ..prediction.entries import compact
 from ..prediction.head import HeadForm
-from ..prediction.law import Law, StudentT, Tilted
 from ..prediction.noise import GivenNoise, NoNoise
 from ..prediction.prediction import Prediction
 from .distributed import Job
@@ -31,7 +31,7 @@ class Spread:
     """One batch: the reading, with q (M, 1 or K) in place of its features, and the noise.
 
     Attributes:
-        tilt: of the law, (M, K, J), where it has one.
+        tilt: of the distribution, (M, K, J), where it has one.
         from_inputs: variance that uncertain inputs bring, shaped like the output, if any.
         labels: of the groups that conformal intervals know, shaped like the output, if any.
         novelty: of the inputs, the largest over the layers, shaped like the output, if known.
@@ -219,7 +219,7 @@ class ErrorBars:
         weight: Tensor | None,
         given: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """The law's second moment about the mean (M, K), and its tilt (M, K, J)."""
+        """The distribution's second moment about the mean (M, K), and its tilt (M, K, J)."""
         factor = given
         if weight is not None:
             share = self.calibration.weight / weight
@@ -261,7 +261,7 @@ class ErrorBars:
             noise=reading.unrows(whole.noise.to(dtype)),
             rigidity=reading.unrows((1 / q).to(dtype)),
             from_inputs=q.new_zeros(()) if from_inputs is None else from_inputs.to(dtype),
-            law=self._law(reading, whole.tilt),
+            distribution=self._distribution(reading, whole.tilt),
             support=self.calibration.support,
             conformal=self._conformal(reading, whole.labels),
             novelty=whole.novelty,
@@ -269,14 +269,16 @@ class ErrorBars:
         require_finite(found.mean, found.epistemic + found.noise, again, "rows")
         return found
 
-    def _law(self, reading: Reading, tilt: Tensor | None) -> Law:
-        law = self.calibration.law
-        if isinstance(law, StudentT | Tilted) and isinstance(law.df, Tensor):  # of each target
-            law = replace(law, df=_each_target(reading, law.df))
+    def _distribution(self, reading: Reading, tilt: Tensor | None) -> Distribution:
+        distribution = self.calibration.distribution
+        if isinstance(distribution, StudentT | Tilted) and isinstance(
+            distribution.df, Tensor
+        ):  # of each target
+            distribution = replace(distribution, df=_each_target(reading, distribution.df))
         if tilt is None or not tilt.shape[-1]:
-            return law
+            return distribution
         shaped = reading.unrows(tilt.movedim(-1, 0)).movedim(0, -1)
-        return law.each(lambda _: shaped)
+        return distribution.each(lambda _: shaped)
 
     def _conformal(self, reading: Reading, labels: Tensor | None) -> BoundConformal | None:
         if self.calibration.conformal is None:

@@ -230,7 +230,7 @@ class ReadoutFit:
         method: str,
         novelty: bool,
         checkpoint: Checkpoint,
-        group: Any = None,
+        process_group: Any = None,
         **options: Any,
     ) -> None:
         """Accumulate the Gram over the training data, and keep a `sample` of so many rows.
@@ -244,7 +244,7 @@ class ReadoutFit:
             "sample": sample,
             "novelty": novelty,
         }
-        with self._alone(), self.job(group, "fit", weighing, **choices) as others:
+        with self._alone(), self.job(process_group, "fit", weighing, **choices) as others:
             binding, begun = self._begun(checkpoint, others, weighing, choices)
             names = None if begun is None else begun.columns
             feed = replace(self.feed(weighing), inputs=None, kind=None, columns=names)
@@ -321,11 +321,17 @@ class ReadoutFit:
         return binding, whole
 
     def revise(
-        self, data: Any, *, remove: bool, check: bool = True, group: Any = None, **options: Any
+        self,
+        data: Any,
+        *,
+        remove: bool,
+        check: bool = True,
+        process_group: Any = None,
+        **options: Any,
     ) -> None:
         """Add data, or take them out; `check` that they are in the fit."""
         what = "forget" if remove else "partial_fit"
-        with self._alone(), self.job(group, what, options=check) as others:
+        with self._alone(), self.job(process_group, what, options=check) as others:
             learnt, tap = self._thorough()
             weighing, own = learnt.known_weighing(), learnt.statistics
             batches = self.feed(weighing)(data, what, any_order=True, **_shown(options, others))
@@ -370,7 +376,7 @@ class ReadoutFit:
         conformal: Any = None,
         groups: Any = None,
         merge_groups: int | None = None,
-        group: Any = None,
+        process_group: Any = None,
         **options: Any,
     ) -> CalibrationReport:
         """Choose ridge, scale and noise; see `LastLayerRigidity.calibrate`."""
@@ -378,7 +384,7 @@ class ReadoutFit:
         apart = None if conformal is None or isinstance(conformal, float) else conformal
         share = conformal if apart is None else True
         choices = named([wanted, share, groups, merge_groups, gradients, gradient_target])
-        with self._alone(), self.job(group, "calibrate", options=choices) as others:
+        with self._alone(), self.job(process_group, "calibrate", options=choices) as others:
             weighing = self.known().known_weighing()
             if gradients is not None or gradient_target is not None:
                 judged = calibration_loss(weighing.gradients, gradients, gradient_target)
@@ -419,10 +425,10 @@ class ReadoutFit:
             return report
 
     def refit(
-        self, valid: Any, *, add: bool, group: Any = None, **options: Any
+        self, valid: Any, *, add: bool, process_group: Any = None, **options: Any
     ) -> tuple[ReadoutFit, Refitted]:
         """The same for a copy of the model with another readout; see `LastLayerRigidity.refit`."""
-        with self.job(False if valid is None else group, "refit", options=add) as others:
+        with self.job(False if valid is None else process_group, "refit", options=add) as others:
             learnt, _ = self._thorough()
             own, weighing, rows = learnt.statistics, learnt.known_weighing(), None
             if valid is not None:
@@ -518,7 +524,7 @@ class ReadoutFit:
             self._swap(learnt)
 
     def job(
-        self, group: Any, what: str, weighing: Weighing | None = None, **choices: Any
+        self, process_group: Any, what: str, weighing: Weighing | None = None, **choices: Any
     ) -> AbstractContextManager[Job]:
         """The processes of a call, which must agree in the model, the loss, and the fit if any."""
 
@@ -536,7 +542,7 @@ class ReadoutFit:
                 same["calibration"] = [fingerprint(chosen.items()), header]
             return same | choices
 
-        return job(group, what, same, placement(self.model)[0])
+        return job(process_group, what, same, placement(self.model)[0])
 
     def _asked(self, weighing: Weighing) -> dict[str, Any]:
         """What a fit is asked for, which must be the same in all its parts."""

@@ -25,8 +25,8 @@ from ..posterior.gram import HALVES, with_ones
 from ..posterior.joint import OwnPart
 from ..posterior.posterior import LARGEST_ROUNDING, Posterior
 from ..posterior.quadratic import Block, QuadraticForm, Split, norms
+from ..prediction.distribution import Tilted, TiltedRule
 from ..prediction.head import HeadForm
-from ..prediction.law import Tilted, TiltedRule
 from ..prediction.noise import GivenNoise, Noise
 from .ensemble.ensemble import member_outputs
 from .ensemble.members import Members
@@ -121,7 +121,7 @@ class TruncatedNorm(Statistics):
 
 
 class Bars(Statistics):
-    """What a calibration makes of q: variances, and the law's quantiles.
+    """What a calibration makes of q: variances, and the distribution's quantiles.
 
     `dtype` is that of q, `wide` that of the head and of the quantiles.
     """
@@ -130,7 +130,7 @@ class Bars(Statistics):
         self, chosen: Calibration, dtype: torch.dtype, wide: torch.dtype, levels: Sequence[float]
     ) -> None:
         super().__init__()
-        law, form = chosen.law, chosen.form(wide)
+        distribution, form = chosen.distribution, chosen.form(wide)
         low, high = chosen.support or (None, None)
         self._bounds = (-math.inf if low is None else low, math.inf if high is None else high)
         for level in levels:
@@ -143,13 +143,13 @@ class Bars(Statistics):
         if form is not None:
             self.hold(**{f"head_{name}": part for name, part in form._asdict().items()})
         else:
-            self.hold(second=torch.as_tensor(law.second, dtype=dtype))
+            self.hold(second=torch.as_tensor(distribution.second, dtype=dtype))
         if levels and self._tilted:
-            assert isinstance(law, Tilted)
-            rule = law.rule(wide, chosen.scale.device)
+            assert isinstance(distribution, Tilted)
+            rule = distribution.rule(wide, chosen.scale.device)
             self.hold(**{f"rule_{name}": part for name, part in rule._asdict().items()})
         elif levels:
-            self.hold(z=law.quantile(at).to(wide))
+            self.hold(z=distribution.quantile(at).to(wide))
 
     def forward(self, q: Tensor, mean: Tensor, reading: Reading) -> dict[str, Tensor]:
         """Variances of rows, (M, 1 or K), and quantiles, (L, M, K)."""

@@ -115,7 +115,7 @@ def combined(parts: Iterable[P | None]) -> P | None:
                 f"{shared} of {judged} rows of rank {rank} (of those judged by their hashes) stand "
                 "in the data of other ranks too. Give every process its own rows: "
                 "rigidities.shard(data), or a loader with sampler=rigidities.ShardSampler(dataset)."
-                " To go through all rows in this process alone, pass group=False. If the data "
+                " To go through all rows in this process alone, pass process_group=False. If the data "
                 "repeat rows, fit each part so, and merge them with check=False."
             )
         repeated += shared

@@ -4,7 +4,8 @@ $$ \sigma^2(x) = \alpha^2\, f(x)^\top (G + \varsigma^2 I)^{-1} f(x) \; [+ \text{
 
 with $f$ the derivatives of the output by the readout's weights (for a linear last layer, its
 input), $G = \sum_i w_i f_i f_i^\top$ over the training data. `fit` accumulates G, `calibrate`
-chooses $\alpha$, $\varsigma^2$, the noise and the law around the mean, `predict` uses them.
+chooses $\alpha$, $\varsigma^2$, the noise and the distribution around the mean, `predict` uses
+them.
 
 Reference: F. Bigi, S. Chong, M. Ceriotti, F. Grasselli, "A prediction rigidity formalism for
 low-cost uncertainties in trained neural networks" (2024), Sec. 3.5.
@@ -41,7 +42,7 @@ from ..posterior.joint import JointPosterior
 from ..posterior.posterior import LARGEST_ROUNDING, Posterior
 from ..posterior.quadratic import rounding_bound
 from ..prediction.derived import Derived
-from ..prediction.law import Law
+from ..prediction.distribution import Distribution
 from ..prediction.noise import Noise
 from ..prediction.novelty import Novelty
 from ..prediction.prediction import Prediction
@@ -152,10 +153,9 @@ class LastLayerRigidity(ModelWrapper):
         novelty: bool = False,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_seconds: float = SECONDS,
-        checkpoint_batches: int | None = None,
         batch_size: int | None = None,
         progress: bool | None = None,
-        group: Any = None,
+        process_group: Any = None,
     ) -> Self:
         r"""Accumulate the Gram in one pass over the training data; nothing is factorised.
 
@@ -184,12 +184,12 @@ class LastLayerRigidity(ModelWrapper):
                 most 257 x 257 numbers for each row and layer.
             checkpoint: file that keeps the unfinished fit, for the same call to go on after an
                 interruption, with the data in the same order; a complete fit removes it.
-            checkpoint_seconds: how often to write it, at the end of a block of at most 64 batches.
-            checkpoint_batches: after how many batches to write it, likewise.
+            checkpoint_seconds: how often to write it, at the end of a block of at most 64 batches;
+                0 writes it after every block.
             batch_size: rows per batch where the data are not batches already; by default a
                 loader's own, else 1024.
             progress: show a bar; by default on a terminal only.
-            group: of processes, each with its own share of the data, that make one fit together,
+            process_group: of processes, each with its own share of the data, that make one fit together,
                 the same on all of them; by default all of the job where torch.distributed is
                 initialised. False for this process alone.
 
@@ -199,11 +199,11 @@ class LastLayerRigidity(ModelWrapper):
         derivatives = gradient_loss(gradients, gradient_weight, gradient_target)
         weighing = Weighing(loss_for(loss), sample_weight, derivatives)
         options: dict[str, Any] = {"sample": sample, "precision": precision, "method": method}
-        options |= {"batch_size": batch_size, "progress": progress, "group": group}
+        options |= {"batch_size": batch_size, "progress": progress, "process_group": process_group}
         if not isinstance(novelty, bool):
             raise ValueError(f"novelty must be True or False, got {novelty!r}.")
         options["novelty"] = novelty
-        kept = Checkpoint(checkpoint, checkpoint_seconds, checkpoint_batches)
+        kept = Checkpoint(checkpoint, checkpoint_seconds)
         self._fit.fit(with_target(x, y), weighing, checkpoint=kept, **options)
         return self
 
@@ -215,10 +215,10 @@ class LastLayerRigidity(ModelWrapper):
         *,
         batch_size: int | None = None,
         progress: bool | None = None,
-        group: Any = None,
+        process_group: Any = None,
     ) -> Self:
         """Add data, exactly as if they had been in the fit; marks the calibration stale."""
-        options = {"batch_size": batch_size, "progress": progress, "group": group}
+        options = {"batch_size": batch_size, "progress": progress, "process_group": process_group}
         if self._fit.learnt is None:
             return self.fit(x, y, **options)
         self._fit.revise(with_target(x, y), remove=False, **options)
@@ -233,7 +233,7 @@ class LastLayerRigidity(ModelWrapper):
         check: bool = True,
         batch_size: int | None = None,
         progress: bool | None = None,
-        group: Any = None,
+        process_group: Any = None,
     ) -> Self:
         """Remove data that were in the fit, as they were added; marks the calibration stale.
 
@@ -242,7 +242,7 @@ class LastLayerRigidity(ModelWrapper):
         (atoms of a structure), features are hashed, whose rounding may hide a tenth of the rows.
         `check=False` does not ask.
         """
-        options = {"batch_size": batch_size, "progress": progress, "group": group}
+        options = {"batch_size": batch_size, "progress": progress, "process_group": process_group}
         self._fit.revise(with_target(x, y), remove=True, check=check, **options)
         return self
 
@@ -265,14 +265,14 @@ class LastLayerRigidity(ModelWrapper):
     @outside_inference_mode
     def calibrate(
         self,
-        valid: Any = None,
+        x: Any = None,
         y: Any = None,
         *,
         train: Any = None,
         criterion: str = "auto",
         ridge: float | Literal["search"] | None = None,
         noise: str | type[Noise] | Noise | Given | None = None,
-        law: str | Law | type[Law] | None = None,
+        distribution: str | Distribution | type[Distribution] | None = None,
         support: Support | None = None,
         guard: bool | Literal["q"] = True,
         optimism: bool = True,
@@ -284,17 +284,18 @@ class LastLayerRigidity(ModelWrapper):
         gradient_target: GradientTarget | None = None,
         batch_size: int | None = None,
         progress: bool | None = None,
-        group: Any = None,
+        process_group: Any = None,
     ) -> CalibrationReport:
-        r"""Choose ridge, scale, noise and law in one pass over data the model has not seen.
+        r"""Choose ridge, scale, noise and distribution in one pass over data the model has not
+        seen.
 
         `calibrate(x, y)` fits a noise that follows the features, heavy tails and the shape of the
-        law, on these and on left-out training rows that the fit kept, with a guard beyond them;
-        cross-validation falls back to the paper's form, `calibrate(x, y, criterion="nll")`, where
-        that is clearly better. Print the report.
+        distribution, on these and on left-out training rows that the fit kept, with a guard beyond
+        them; cross-validation falls back to the paper's form, `calibrate(x, y, criterion="nll")`,
+        where that is clearly better. Print the report.
 
         Args:
-            valid: validation data, as in `fit`.
+            x: inputs of validation data, or both in one, as in `fit`.
             y: their targets, as in `fit`.
             train: training data, for `criterion="loo"`, which needs no validation data, and for
                 "auto" instead of the rows that the fit kept.
@@ -309,8 +310,8 @@ class LastLayerRigidity(ModelWrapper):
                 noise that is known for each row, or a model's own, up to one factor; or a class of
                 `prediction.noise`. With sample weights c a row's noise is the level times the
                 typical weight over c.
-            law: of the predictions: "tilted" (default of "auto"), "student-t", "gaussian" (default
-                of others), or an object of `prediction.law`.
+            distribution: of the predictions: "tilted" (default of "auto"), "student-t", "gaussian"
+                (default of others), or an object of `prediction.distribution`.
             support: (low, high) that targets cannot leave, None for no bound: probability beyond a
                 bound is put at the bound.
             guard: whether "auto" widens the bars beyond the training rows, where its head knows
@@ -321,7 +322,7 @@ class LastLayerRigidity(ModelWrapper):
             early_stopped: whether the validation rows chose the model's checkpoint, so that their
                 errors are optimistic. False: they chose nothing. By default the report asks.
             conformal: rows that fit nothing else, for `p.interval(0.9, conformal=True)`; or a share
-                of valid to set aside for it, 0.3 say.
+                of these to set aside for it, 0.3 say.
             groups: for these, callable(batch) -> whole numbers, or "bar" for fifths of the bar. A
                 group with too few rows for a level (9 for 90 %) gets infinite intervals.
             merge_groups: rows below which groups are merged with the next larger, 50 say. By
@@ -331,27 +332,33 @@ class LastLayerRigidity(ModelWrapper):
                 second pass.
             batch_size: as in `fit`.
             progress: as in `fit`.
-            group: as in `fit`; each process gives its own rows.
+            process_group: as in `fit`; each process gives its own rows.
 
         Returns:
             What was chosen and how good it is; print it.
         """
-        wanted = Wanted.of(criterion, noise, law, ridge, support, guard, optimism, early_stopped)
-        options: dict[str, Any] = {"batch_size": batch_size, "progress": progress, "group": group}
+        wanted = Wanted.of(
+            criterion, noise, distribution, ridge, support, guard, optimism, early_stopped
+        )
+        options: dict[str, Any] = {
+            "batch_size": batch_size,
+            "progress": progress,
+            "process_group": process_group,
+        }
         options |= {"conformal": conformal, "groups": groups, "merge_groups": merge_groups}
         options |= {"gradients": gradients, "gradient_target": gradient_target}
-        return self._fit.calibrate(with_target(valid, y), train, wanted, **options)
+        return self._fit.calibrate(with_target(x, y), train, wanted, **options)
 
     @outside_inference_mode
     def refit(
         self,
-        valid: Any = None,
+        x: Any = None,
         y: Any = None,
         *,
         add: bool = True,
         batch_size: int | None = None,
         progress: bool | None = None,
-        group: Any = None,
+        process_group: Any = None,
     ) -> Self:
         """A copy of the model with the ridge-optimal readout, wrapped, fitted and uncalibrated.
 
@@ -360,19 +367,19 @@ class LastLayerRigidity(ModelWrapper):
         `new = uq.refit(x, y, add=False)`, then `new.calibrate(x, y)`, of validation data.
 
         Args:
-            valid: rows on which the readout refitted to the training rows is judged, as in `fit`.
+            x: rows on which the readout refitted to the training rows is judged, as in `fit`.
             y: their targets.
             add: then refit on these too; they are no longer unseen, so calibrate on others.
             batch_size: as in `fit`.
             progress: as in `fit`.
-            group: as in `fit`; without valid nothing is exchanged.
+            process_group: as in `fit`; without x nothing is exchanged.
 
         Raises:
             ValueError: another loss than "mse", no targets in the fit, `features=`, an output that
                 is not linear in the readout's weights, weights that are tied or computed.
         """
-        options = {"batch_size": batch_size, "progress": progress, "group": group}
-        fit, report = self._fit.refit(with_target(valid, y), add=add, **options)
+        options = {"batch_size": batch_size, "progress": progress, "process_group": process_group}
+        fit, report = self._fit.refit(with_target(x, y), add=add, **options)
         own = fit.unbound
         uq = type(self)(fit.model, layer=own.layer, target=fit.target, **vars(own.source))
         uq._fit, uq.refitted = fit, report
@@ -407,7 +414,7 @@ class LastLayerRigidity(ModelWrapper):
         batch_size: int | None = None,
         progress: bool | None = None,
         gather: bool = False,
-        group: Any = None,
+        process_group: Any = None,
     ) -> Prediction:
         """Predictions with error bars for inputs or batches (targets in them are ignored).
 
@@ -426,9 +433,9 @@ class LastLayerRigidity(ModelWrapper):
             generator: of those draws.
             batch_size: as in `fit`.
             progress: as in `fit`.
-            gather: whether every process of the `group` (as in `fit`) gets the rows of all, in the
+            gather: whether every process of the `process_group` (as in `fit`) gets the rows of all, in the
                 order of ranks; otherwise each has its own, and nothing is exchanged.
-            group: of processes.
+            process_group: of processes.
         """
         if input_covariance is None and (input_samples or wrt is not None):
             raise ValueError("input_samples= and wrt= are for uncertain inputs: input_covariance=.")
@@ -436,8 +443,11 @@ class LastLayerRigidity(ModelWrapper):
         if input_covariance is not None:
             inputs = InputVariances(input_covariance, wrt, input_samples, generator)
         choices = named([sample_weight, inputs is None, wrt, input_samples])
-        group = group if gather else False
-        with self._fit.job(group, "predict", options=choices) as others, torch.enable_grad():
+        process_group = process_group if gather else False
+        with (
+            self._fit.job(process_group, "predict", options=choices) as others,
+            torch.enable_grad(),
+        ):
             tap, learnt = self._fit.ready()
             bars = learnt.bars
             batches = self._fit.batches(x, "predict", batch_size, progress, once=gather)
@@ -842,7 +852,7 @@ class LastLayerRigidity(ModelWrapper):
 
     @property
     def calibration(self) -> Calibration:
-        """Ridge, scale, noise and law; before calibration, defaults."""
+        """Ridge, scale, noise and distribution; before calibration, defaults."""
         return self._fit.known().calibration
 
     @property
@@ -861,9 +871,9 @@ class LastLayerRigidity(ModelWrapper):
         return self.calibration.noise
 
     @property
-    def law(self) -> Law:
-        """The law around the mean; Gaussian before calibration."""
-        return self.calibration.law
+    def distribution(self) -> Distribution:
+        """The distribution around the mean; Gaussian before calibration."""
+        return self.calibration.distribution
 
     @property
     def gradient_scale(self) -> Tensor:

@@ -2,10 +2,10 @@
 
 Throughout, mu is the predicted `mean`, sigma the predicted `std`, y the `target`, e = y - mu and
 z = e / sigma. Each argument is a tensor, an array or a list; a `Prediction` p stands for mean and
-std, `nll(p, target)`, and likelihood, CRPS, coverage and intervals are those of its law. All have
-one shape, up to dimensions of size one; they are flattened and the sums are done in float64 on the
-CPU. Empty, non-finite or differently shaped input raises ValueError, as does a `std` below zero, or
-equal to zero where a division or a logarithm needs it.
+std, `nll(p, target)`, and likelihood, CRPS, coverage and intervals are those of its distribution.
+All have one shape, up to dimensions of size one; they are flattened and the sums are done in
+float64 on the CPU. Empty, non-finite or differently shaped input raises ValueError, as does a `std`
+below zero, or equal to zero where a division or a logarithm needs it.
 
 References:
     Scores: Gneiting and Raftery, "Strictly proper scoring rules, prediction, and estimation",

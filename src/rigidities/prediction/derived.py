@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..notices import notify, require_level
-from .law import Gaussian, gaussian_interval
+from .distribution import Gaussian, gaussian_interval
 
 STEP = 1 / 8
 """Of a difference, in standard deviations: the tolerance of a search is lost in it."""

@@ -42,6 +42,6 @@ def regrouped(every: Sequence[Any], change: Change, *, wide: bool = False) -> An
         found = compact(change([torch.as_tensor(one, dtype=kind) for one in every]))
         return found if found.numel() != 1 or found.dtype != torch.float64 else found.item()
     raise ValueError(
-        "Expected predictions with one kind of law, and the same conformal rows or none, got "
+        "Expected predictions with one kind of distribution, and the same conformal rows or none, got "
         f"{' and '.join(sorted({type(one).__name__ for one in every}))}. Keep them apart."
     )

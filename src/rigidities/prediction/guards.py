@@ -1,7 +1,8 @@
 r"""What keeps error bars honest beyond the training rows, whatever a head says there.
 
 A guard sets in where q exceeds $q_{ref}$, below which nine tenths of the training rows lie. It
-changes the squared scale $s^2$ of the law, and divides the law's tilt by $\max(1, q / q_{ref})$.
+changes the squared scale $s^2$ of the distribution, and divides the distribution's tilt by $\max(1,
+q / q_{ref})$.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ GROWTH = 0.8
 
 @dataclass(frozen=True)
 class IgnoranceGuard:
-    r"""From the fitted law to that of a forecaster who knows nothing but the targets' spread.
+    r"""From the fitted distribution to that of a forecaster who knows nothing but the targets'
+    spread.
 
     Residuals inside the domain say nothing about errors outside. What does is the error of an
     ignorant forecaster, who says the targets' mean c of every row: where y is independent of a
@@ -33,9 +35,9 @@ class IgnoranceGuard:
     $$s^2 \leftarrow s^2 \max(1, M / s^2)^{t^{3/2}}, \quad M = \tau (v + (f - c)^2), \quad
         t = \min(1, \max(0, \log_{10}(q / q_{ref}))) .$$
 
-    The factor $\tau$ gives the law's 90 % interval the width of a Gaussian's of that variance.
-    Bars never shrink. For sums over atoms the forecaster knows the atoms and says what the
-    readout's bias columns explain of the targets, $c + w \cdot \text{features}$ instead of c. A
+    The factor $\tau$ gives the distribution's 90 % interval the width of a Gaussian's of that
+    variance. Bars never shrink. For sums over atoms the forecaster knows the atoms and says what
+    the readout's bias columns explain of the targets, $c + w \cdot \text{features}$ instead of c. A
     larger structure is no unfamiliar one: q, which grows with the square of the number of atoms, is
     divided by that of the extent, the number of atoms beside a usual one.
 

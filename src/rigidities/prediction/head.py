@@ -1,10 +1,11 @@
-r"""A head on frozen features: how noise and shape of the law follow the input.
+r"""A head on frozen features: how noise and shape of the distribution follow the input.
 
 For each target, with inputs $\phi$ standardised on training rows (log q clipped to $\pm 4$; the
 prediction, kept within its training range, and its square; the features clipped to $\pm 6$), one
 product gives $h = a + w \cdot \phi$, the logarithm of the noise, kept within the range of its
-fitted values, and $\theta = c + W \phi$, the tilt of the law, kept within $\pm 3$. Beyond the
-training rows the guard (`prediction.guards`) takes over: it widens the bars and lets the tilt fade.
+fitted values, and $\theta = c + W \phi$, the tilt of the distribution, kept within $\pm 3$. Beyond
+the training rows the guard (`prediction.guards`) takes over: it widens the bars and lets the tilt
+fade.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .distribution import Distribution, Tilted
 from .guards import GROWTH, POWER, SPAN, Guard, IgnoranceGuard, RigidityGuard, unfamiliarity
-from .law import Law, Tilted
 
 FAR_Q, FAR, STEEPEST = 4.0, 6.0, 3.0
 
@@ -87,7 +88,7 @@ class Head:
         weight: (K, 3 + D, 1 + J): w, then W; J = 0 without a tilt.
         constant: (K, 1 + J).
         bounds: of h, (K, 2).
-        scale2: of q in the law's squared scale, (K,).
+        scale2: of q in the distribution's squared scale, (K,).
     """
 
     rigidity: Tensor
@@ -125,7 +126,7 @@ class Head:
 
 
 class HeadForm(NamedTuple):
-    r"""A head, its guard and its law folded for speed: plain tensors in one precision.
+    r"""A head, its guard and its distribution folded for speed: plain tensors in one precision.
 
     A number that each row has, q say, is (M, 1) for one target, and one that each row and target
     has is (M, K, 1) for several. So it broadcasts against what belongs to the targets, whose shapes
@@ -147,7 +148,7 @@ class HeadForm(NamedTuple):
         by_square: Weights of its square, (K, 1 + J).
         low: The least h and tilts, (K, 1 + J).
         high: The largest ones, (K, 1 + J).
-        scale2: Factor of q in the law's squared scale, (K, 1).
+        scale2: Factor of q in the distribution's squared scale, (K, 1).
         guard_rate: $1 / q_{ref}$ of the guard, (K, 1); zero without one.
         growth: $\alpha_g^2 q_{ref}$ of a `RigidityGuard`, (K, 1); of shape (0,) without one.
         ignorant_level: $\tau v$ of an `IgnoranceGuard`, (K, 1); of shape (0,) without one.
@@ -160,8 +161,8 @@ class HeadForm(NamedTuple):
         ramp_rate: Factor of log q in the guard's exponent, (K, 1).
         ramp_shift: What is added then, (K, 1).
         basis: The basis of the tilt at 64 midpoints, (J, 64).
-        second: The law's second moment, (K, 1); of a tilted law what stands for $z^2$ at the
-            midpoints, (64, 1), or (K, 64) where the degrees of freedom differ.
+        second: The distribution's second moment, (K, 1); of a tilted distribution what stands for
+            $z^2$ at the midpoints, (64, 1), or (K, 64) where the degrees of freedom differ.
     """
 
     lowest: Tensor
@@ -193,7 +194,9 @@ class HeadForm(NamedTuple):
     second: Tensor
 
     @classmethod
-    def of(cls, head: Head, guard: Guard | None, law: Law, dtype: torch.dtype) -> HeadForm:
+    def of(
+        cls, head: Head, guard: Guard | None, distribution: Distribution, dtype: torch.dtype
+    ) -> HeadForm:
         """Standardisation goes into weights and constant, in float64."""
         targets, terms = head.constant.shape
         own_features = head.centre.ndim == 2 and targets > 1
@@ -223,7 +226,7 @@ class HeadForm(NamedTuple):
         by_square = torch.where(constant_mean, 0.0, by_square)
         away = FAR * _finite(spread)
         steepest = torch.full_like(head.constant[:, 1:], STEEPEST)
-        basis, second = _second_moment(law, terms - 1, targets, head.constant.device)
+        basis, second = _second_moment(distribution, terms - 1, targets, head.constant.device)
 
         def each(part: Tensor) -> Tensor:
             """Of each target (K, n), in the shape that single predictions broadcast against."""
@@ -255,7 +258,8 @@ class HeadForm(NamedTuple):
     def __call__(
         self, q: Tensor, mean: Tensor, features: Tensor, factor: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Squared scale (M, K) of the law, its second moment in these units, and tilt (M, K, J).
+        """Squared scale (M, K) of the distribution, its second moment in these units, and tilt (M,
+        K, J).
 
         The second moment is (M, K), or (K,) where there is no tilt.
 
@@ -332,7 +336,7 @@ class HeadForm(NamedTuple):
         return summed if self.scale2.ndim == 1 else summed.unsqueeze(-1)
 
     def _second(self, tilt: Tensor) -> Tensor:
-        """The second moments of tilted laws, (M, 1) or (M, K, 1)."""
+        """The second moments of tilted distributions, (M, 1) or (M, K, 1)."""
         share = (tilt @ self.basis).softmax(-1)
         if self.second.shape[-1] == 1:
             return share @ self.second
@@ -403,15 +407,15 @@ def _folded_guard(
 
 
 def _second_moment(
-    law: Law, tilts: int, targets: int, device: torch.device
+    distribution: Distribution, tilts: int, targets: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """The fields `basis` and `second` of a form, float64."""
     if tilts:
-        assert isinstance(law, Tilted)
-        rule = law.rule(torch.float64, device)
+        assert isinstance(distribution, Tilted)
+        rule = distribution.rule(torch.float64, device)
         values = rule.values[..., 1]  # (degrees of freedom, 64)
         return rule.basis, values.mT if len(values) == 1 else values
-    second = torch.as_tensor(law.second, dtype=torch.float64).to(device)
+    second = torch.as_tensor(distribution.second, dtype=torch.float64).to(device)
     return second.new_zeros(0, 64), second.expand(targets)[:, None]
 
 

@@ -23,7 +23,8 @@ def pair(mean: float, std: float) -> str:
 
 
 def off_centre(p: Any) -> list[bool]:
-    """Of each entry, whether the law's own centre lies off the mean by more than a tenth of a bar.
+    """Of each entry, whether the distribution's own centre lies off the mean by more than a tenth
+    of a bar.
 
     Then mean ± std is no picture of the intervals.
     """
@@ -32,7 +33,7 @@ def off_centre(p: Any) -> list[bool]:
 
 
 def entry(mean: float, std: float, centre: float, off: bool) -> str:
-    """Mean and error bar, and the law's centre where it lies off the mean."""
+    """Mean and error bar, and the distribution's centre where it lies off the mean."""
     shown = pair(mean, std)
     if not off:
         return shown

@@ -1,4 +1,5 @@
-r"""A prediction with its error bar: $\mu$, $\alpha^2 q$, noise, and the law around them."""
+r"""A prediction with its error bar: $\mu$, $\alpha^2 q$, noise, and the distribution around
+them."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from torch import Tensor
 
 from ..notices import extra, needed, require_level
 from . import picture
+from .distribution import Distribution, Gaussian
 from .entries import Change, regrouped
-from .law import Gaussian, Law
 
 _VARIANCES = ("epistemic", "noise", "from_inputs")
 _FAR = -1e15
@@ -26,9 +27,9 @@ _ROUNDING = torch.finfo(torch.float32).eps
 class Prediction:
     r"""Mean and error bar of many predictions; every tensor is shaped like the model's output.
 
-    With `support`, probability that the law puts beyond a bound lies at the bound: quantiles,
-    samples, `cdf`, `log_prob`, `crps` and `centre` are those of the bounded law. `variance` and
-    `std` are not.
+    With `support`, probability that the distribution puts beyond a bound lies at the bound:
+    quantiles, samples, `cdf`, `log_prob`, `crps` and `centre` are those of the bounded
+    distribution. `variance` and `std` are not.
 
     It is a value: `p[:10]`, `p[mask]` and `p[:, 0]` are those entries with all that they hold, and
     `p * sd + mu` the prediction of sd Y + mu, with numbers or one for each target. A constant says
@@ -38,11 +39,11 @@ class Prediction:
         mean: what the model predicts.
         epistemic: $\alpha^2 f^\top (G + \varsigma^2 I)^{-1} f$, what more data would shrink: by how
             much the prediction would move, were the model trained again on other rows.
-        noise: the rest of the law's second moment, tails and guard included; zero unless
+        noise: the rest of the distribution's second moment, tails and guard included; zero unless
             calibrated.
         rigidity: the paper's $R = 1/q$, unscaled: of the model's own output, in whatever units.
         from_inputs: variance that uncertain inputs bring; zero unless asked for.
-        law: shape of the predictive law.
+        distribution: shape of the predictive distribution.
         support: the least and the largest value a target can have, None for no bound; numbers, or
             tensors that broadcast against the mean.
         conformal: what gives `interval` its guarantee, if anything.
@@ -63,7 +64,7 @@ class Prediction:
     noise: Tensor
     rigidity: Tensor
     from_inputs: Tensor = field(default_factory=lambda: torch.zeros(()))
-    law: Law = field(default_factory=Gaussian)
+    distribution: Distribution = field(default_factory=Gaussian)
     support: tuple[float | Tensor | None, float | Tensor | None] | None = None
     conformal: Any = None
     novelty: Tensor | None = None
@@ -86,33 +87,35 @@ class Prediction:
 
     @property
     def variance(self) -> Tensor:
-        """Of the parts together: the second moment of the law about `mean`."""
+        """Of the parts together: the second moment of the distribution about `mean`."""
         return self.epistemic + self.noise + self.from_inputs
 
     @property
     def std(self) -> Tensor:
-        """Standard deviation of the predictive law, about `mean`."""
+        """Standard deviation of the predictive distribution, about `mean`."""
         return self.variance.sqrt()
 
     @property
     def scale(self) -> Tensor:
-        r"""The law's unit: $s = \sigma / \sqrt{E z^2}$."""
-        second = torch.as_tensor(self.law.second, dtype=torch.float64)
+        r"""The distribution's unit: $s = \sigma / \sqrt{E z^2}$."""
+        second = torch.as_tensor(self.distribution.second, dtype=torch.float64)
         kind = torch.promote_types(self.variance.dtype, torch.float32)
         return (self.variance.to(kind) / second.to(self.mean.device, kind)).sqrt()
 
     @property
     def centre(self) -> Tensor:
-        """The law's own mean, which a tilt and bounds move away from `mean`."""
-        shift = torch.as_tensor(self.law.mean, dtype=torch.float64).to(self.mean.device)
-        for sign, _, law, z in self._ends:
-            shift = shift + sign * law.shortfall(z)
+        """The distribution's own mean, which a tilt and bounds move away from `mean`."""
+        shift = torch.as_tensor(self.distribution.mean, dtype=torch.float64).to(self.mean.device)
+        for sign, _, distribution, z in self._ends:
+            shift = shift + sign * distribution.shortfall(z)
         return self.mean + self.scale * shift.to(self.scale)
 
     def quantile(self, level: float) -> Tensor:
         """The value with probability `level` below it."""
         require_level(level, "A quantile's")
-        z = self.law.quantile(torch.tensor(level, dtype=torch.float64, device=self.mean.device))
+        z = self.distribution.quantile(
+            torch.tensor(level, dtype=torch.float64, device=self.mean.device)
+        )
         return self._inside(self.mean + z.to(self.scale) * self.scale)
 
     def interval(self, level: float = 0.9, *, conformal: bool = False) -> tuple[Tensor, Tensor]:
@@ -120,8 +123,8 @@ class Prediction:
 
         Args:
             level: the probability.
-            conformal: under the law where False; with the guarantee of the conformal rows where
-                True.
+            conformal: under the distribution where False; with the guarantee of the conformal rows
+                where True.
 
         Raises:
             ValueError: the level is none, or there were no conformal rows.
@@ -139,44 +142,50 @@ class Prediction:
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
         """Independent draws of each prediction, (n, ...). They carry no correlations."""
-        return self._inside(self.mean + self.scale * self.law.sample(self.scale, n, generator))
+        return self._inside(
+            self.mean + self.scale * self.distribution.sample(self.scale, n, generator)
+        )
 
     def log_prob(self, target: Tensor) -> Tensor:
         """Logarithm of the predictive density at the target; of the mass, at a bound."""
         y, (low, high) = self.matched(target), self._bounds
-        value = self.law.log_density(self._z(y)) - self.scale.log()
-        for _, bound, law, z in self._ends:
-            value = torch.where(y == bound, law.cdf(z).log(), value)
+        value = self.distribution.log_density(self._z(y)) - self.scale.log()
+        for _, bound, distribution, z in self._ends:
+            value = torch.where(y == bound, distribution.cdf(z).log(), value)
         return torch.where((y < low) | (y > high), -math.inf, value).to(self.scale)
 
     def cdf(self, target: Tensor) -> Tensor:
         """Probability of a value up to the target."""
         y, (low, high) = self.matched(target), self._bounds
-        below = self.law.cdf(self._z(y))
+        below = self.distribution.cdf(self._z(y))
         return torch.where(y < low, 0, torch.where(y >= high, 1, below)).to(self.scale)
 
     def crps(self, target: Tensor) -> Tensor:
         r"""Continuous ranked probability score, $\int (F(x) - 1[x \ge y])^2 dx$."""
         y = self.matched(target)
         inside = y.clamp(*self._bounds)
-        score = self.law.crps(self._z(inside))
-        for _, _, law, z in self._ends:
-            score = score - law.shortfall(z, 2)
+        score = self.distribution.crps(self._z(inside))
+        for _, _, distribution, z in self._ends:
+            score = score - distribution.shortfall(z, 2)
         return (self.scale * score + (y - inside).abs()).to(self.scale)
 
     def tail(self, target: Tensor) -> Tensor:
         r"""How far out a target lies, $2 \min(P(Y \le y), P(Y \ge y))$, at most 1."""
         y, (low, high) = self.matched(target), self._bounds
         z = torch.where(y == self.mean, 0.0, self._z(y))  # the scale may be zero
-        below = torch.where(y < low, 0, torch.where(y >= high, 1, self.law.cdf(z)))
-        above = torch.where(y > high, 0, torch.where(y <= low, 1, self.law.mirrored.cdf(-z)))
+        below = torch.where(y < low, 0, torch.where(y >= high, 1, self.distribution.cdf(z)))
+        above = torch.where(
+            y > high, 0, torch.where(y <= low, 1, self.distribution.mirrored.cdf(-z))
+        )
         return (2 * torch.minimum(below, above)).clamp(max=1)
 
     def within(self, tail: Tensor) -> tuple[Tensor, Tensor]:
         """The interval of what lies no farther out: (low, high); all there is for a tail of 0."""
         mean, scale, half = self.mean.double(), self.scale.double(), tail.double() / 2
-        low = torch.where(half > 0, mean + scale * self.law.quantile(half), -math.inf)
-        high = torch.where(half > 0, mean - scale * self.law.mirrored.quantile(half), math.inf)
+        low = torch.where(half > 0, mean + scale * self.distribution.quantile(half), -math.inf)
+        high = torch.where(
+            half > 0, mean - scale * self.distribution.mirrored.quantile(half), math.inf
+        )
         return self._inside(low), self._inside(high)
 
     def to_numpy(self, level: float = 0.9, *, conformal: bool = False) -> dict[str, Any]:
@@ -228,7 +237,9 @@ class Prediction:
     def to(self, device: torch.device | str) -> Prediction:
         """The same on another device."""
         moved: dict[str, Any] = {k: v.to(device) for k, v in vars(self).items() if hasattr(v, "to")}
-        return replace(self, **moved, law=self.law.each(lambda tensor: tensor.to(device)))
+        return replace(
+            self, **moved, distribution=self.distribution.each(lambda tensor: tensor.to(device))
+        )
 
     def __array__(self, *options: Any, **more: Any) -> Any:
         raise TypeError("A Prediction is more than one array: take p.mean, p.std or p.to_numpy().")
@@ -253,7 +264,8 @@ class Prediction:
         """Predictions of some rows and of others as one, in this order.
 
         Raises:
-            ValueError: there are none, or they differ in their targets, law or conformal rows.
+            ValueError: there are none, or they differ in their targets, distribution or conformal
+                rows.
         """
         parts = list(predictions)
         shapes = [p.mean.shape for p in parts]
@@ -295,11 +307,17 @@ class Prediction:
         if not bool((square.isfinite() & b.isfinite() & (square != 0)).all()):
             raise ValueError(
                 "Expected finite numbers, and no factor of zero or whose square is beyond float64: "
-                "it leaves no law."
+                "it leaves no distribution."
             )
-        up, law = a > 0, self.law if bool((a > 0).all()) else self.law.mirrored
-        if law is not self.law and bool(up.any()):
-            law = regrouped([self.law, law], lambda t: torch.where(up.to(t[0].device), t[0], t[1]))
+        up, distribution = (
+            a > 0,
+            self.distribution if bool((a > 0).all()) else self.distribution.mirrored,
+        )
+        if distribution is not self.distribution and bool(up.any()):
+            distribution = regrouped(
+                [self.distribution, distribution],
+                lambda t: torch.where(up.to(t[0].device), t[0], t[1]),
+            )
         moved = [(end * a + b, abs(end * a) + b.abs()) for end in self._bounds]
         # what is left of a bound where a shift undoes another is rounding
         ends = [torch.where(end.abs() < 4 * _ROUNDING * terms, 0.0, end) for end, terms in moved]
@@ -311,7 +329,12 @@ class Prediction:
         made["mean"] = self.mean.double() * a + b
         made = {k: v.to(kind) for k, v in made.items()}
         made["conformal"] = self.conformal and self.conformal.resolved(self)
-        return replace(self, **made, law=law, support=(torch.minimum(*ends), torch.maximum(*ends)))
+        return replace(
+            self,
+            **made,
+            distribution=distribution,
+            support=(torch.minimum(*ends), torch.maximum(*ends)),
+        )
 
     def _constant(self, given: Any) -> Tensor:
         """A number, or one for each target, in float64."""
@@ -348,18 +371,19 @@ class Prediction:
         return values.clamp(*self._bounds).to(self.scale)
 
     @property
-    def _ends(self) -> list[tuple[int, float, Law, Tensor]]:
-        """Sign and value of each bound, and the law and its z seen with that bound below."""
+    def _ends(self) -> list[tuple[int, float, Distribution, Tensor]]:
+        """Sign and value of each bound, and the distribution and its z seen with that bound
+        below."""
         sides = zip((1, -1), self._bounds, strict=True)
         return [
-            (side, end, law, (side * self._z(end)).clamp(min=_FAR))
+            (side, end, distribution, (side * self._z(end)).clamp(min=_FAR))
             for side, end in sides
             if bool(torch.as_tensor(end).isfinite().any())
-            for law in [self.law if side > 0 else self.law.mirrored]
+            for distribution in [self.distribution if side > 0 else self.distribution.mirrored]
         ]
 
     def _z(self, value: float | Tensor) -> Tensor:
-        """A value in the law's units, about the mean, in float64."""
+        """A value in the distribution's units, about the mean, in float64."""
         return (value - self.mean.double()) / self.scale.double()
 
     def matched(self, target: Tensor) -> Tensor:
@@ -391,7 +415,7 @@ class Prediction:
             shown.append("...")
         rows, *others = self.mean.shape or (1,)
         size = " x ".join([f"{rows} row{'s' * (rows != 1)}", *(str(n) for n in others if n > 1)])
-        return f"Prediction of {size}: {', '.join(shown)}; law {self.law.name}"
+        return f"Prediction of {size}: {', '.join(shown)}; distribution {self.distribution.name}"
 
     def _repr_html_(self) -> str:
         targets = self._places.reshape(-1, self.mean.shape[1:].numel()).T[:3]
@@ -406,7 +430,7 @@ def _regrouped(parts: Sequence[Prediction], change: Change) -> Prediction:
     made: dict[str, Any] = {k: change([vars(p)[k] for p in parts]) for k in names}
     known = [p.novelty for p in parts if p.novelty is not None]
     made["novelty"] = change(known) if len(known) == len(parts) else None
-    hanging: dict[str, Any] = {"law": [p.law for p in parts]}
+    hanging: dict[str, Any] = {"distribution": [p.distribution for p in parts]}
     hanging["support"] = [p._bounds for p in parts]
     hanging["conformal"] = [p.conformal and p.conformal.resolved(p) for p in parts]
     return replace(parts[0], **made | {k: regrouped(v, change) for k, v in hanging.items()})

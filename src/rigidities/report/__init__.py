@@ -98,7 +98,7 @@ def verdict(
     """Whether error bars can be trusted, in words to print; of several targets the worst.
 
     Args:
-        prediction: what `predict` gave, judged by its own law; or means, (N,) or (N, K).
+        prediction: what `predict` gave, judged by its own distribution; or means, (N,) or (N, K).
         target: true values, shaped alike, of rows that neither fit nor calibration has seen.
         std: the error bars of means, shaped alike: standard deviations of Gaussians.
         names: of the targets.
@@ -139,7 +139,7 @@ def html(
 
     Args:
         mean: predictions, (N,) or (N, K) for K targets; or what `predict` gave, which stands for
-            `std` too, html(p, target), and is judged by its own law.
+            `std` too, html(p, target), and is judged by its own distribution.
         std: their error bars, shaped alike and above zero: standard deviations of Gaussians.
         target: true values, shaped alike, of rows that neither fit nor calibration has seen.
         title: the heading.

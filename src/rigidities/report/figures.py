@@ -209,7 +209,7 @@ def histogram(rows: Rows) -> Figure:
     return Figure(
         "histogram",
         "How large are errors in units of their bars?",
-        "z = (true value - prediction) / bar, or as the law has it. Right bars follow the curve; a "
+        "z = (true value - prediction) / bar, or as the distribution has it. Right bars follow the curve; a "
         "wider heap means too narrow bars. The outermost columns hold all that lies beyond.",
         "Histogram of standardised errors with the normal curve.",
         {"": [bars, line(x, normal, "normal curve", meta={"ink": True})]},

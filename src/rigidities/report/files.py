@@ -98,10 +98,10 @@ def _of_a_table(fault: str, remedy: str) -> str:
 _AGAINST = {
     "uneven": "`rigidities tabular` learns a noise that follows the inputs; so does, in Python, "
     "calibrate(valid, noise='features').",
-    "skew": "`rigidities tabular` learns a law that can lean; so does, in Python, "
-    "calibrate(valid, law='tilted').",
-    "tails": "`rigidities tabular` learns a law with such tails; so does, in Python, "
-    "calibrate(valid, law='student-t').",
+    "skew": "`rigidities tabular` learns a distribution that can lean; so does, in Python, "
+    "calibrate(valid, distribution='tilted').",
+    "tails": "`rigidities tabular` learns a distribution with such tails; so does, in Python, "
+    "calibrate(valid, distribution='student-t').",
     "bias": "More rows, another model or, in Python, refit() can mend it.",
     "centre": "In Python: take p.centre as the prediction.",
 }

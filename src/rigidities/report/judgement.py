@@ -37,7 +37,7 @@ _SHORT = 3.0
 _INFLATED = 2.0
 """Multiples of the RMS error beyond which the calibration's constant bar is not taken for fair."""
 _CLEARLY_LESS = 0.95
-"""Share of the model's RMSE below which that of the law's own centre is told."""
+"""Share of the model's RMSE below which that of the distribution's own centre is told."""
 _LEANING = 0.65, 0.8
 """Share of the largest errors on one side, from which on they are skewed, and gravely so."""
 
@@ -173,7 +173,9 @@ def _remedy(fault: str, rows: Rows, calibration: CalibrationReport | None = None
     elif calibration is not None:
         text = calibration.remedy(fault)
     else:
-        text = remedy(fault, {rows.law}, sure=bool(rows.law) and fault != "uneven")
+        text = remedy(
+            fault, {rows.distribution}, sure=bool(rows.distribution) and fault != "uneven"
+        )
     return text if rows.helps is None else rows.helps(fault, text)
 
 
@@ -205,7 +207,7 @@ def resolution(judged: Judged) -> Finding:
     if math.isinf(gain_and_error(rows)[0]):
         text = "Every error is zero, so that any bar is too wide."
         if rows.error.any():
-            text = "Some true values lie where their law says that none can."
+            text = "Some true values lie where their distribution says that none can."
         return _finding(rows, "Use", BAD, text, "one constant bar does better")
     rows, note = _fairly_compared(rows)
     gain, error = gain_and_error(rows)
@@ -440,7 +442,7 @@ def _few(rows: Rows) -> Iterator[Caution]:
 
 
 def _far_rows(rows: Rows) -> Iterator[Caution]:
-    """Single rows that their law all but excludes, by number."""
+    """Single rows that their distribution all but excludes, by number."""
     scored = rows.scored
     # bars that are too narrow as a whole make no single row strange
     factor = max(1.0, scored.held.factor)
@@ -456,7 +458,7 @@ def _far_rows(rows: Rows) -> Iterator[Caution]:
     listed = named[0] if len(named) == 1 else f"{', '.join(named[:-1])} and {named[-1]}"
     more = f" {_share(len(far), rows)} do." if len(far) > len(named) else ""
     yield Caution(
-        f"Far outside: {listed}.{more} So many rows of their law would have such an error in fewer "
+        f"Far outside: {listed}.{more} So many rows of their distribution would have such an error in fewer "
         "than one of a thousand cases. Is the true value wrong, or the input unlike the others?",
         f"row {rows.number(worst[0])} lies far outside"
         if len(far) == 1
@@ -465,8 +467,8 @@ def _far_rows(rows: Rows) -> Iterator[Caution]:
 
 
 def _off_centre(rows: Rows) -> Iterator[Caution]:
-    """Whether the law's own centre predicts clearly better than the model's output."""
-    free = rows.scored.p  # without bounds, which move the centre of every law
+    """Whether the distribution's own centre predicts clearly better than the model's output."""
+    free = rows.scored.p  # without bounds, which move the centre of every distribution
     if len(rows) < FEW or not bool((free.centre != free.mean).any()):
         return
     moved = rows.target - rows.own.centre.detach().double()
@@ -478,7 +480,7 @@ def _off_centre(rows: Rows) -> Iterator[Caution]:
     bias, spread = float(rows.error.mean()), float(rows.error.std()) / math.sqrt(len(rows))
     side = "low" if bias > 0 else "high"
     yield Caution(
-        f"The law's own centre predicts better than the model's output: RMSE {number(theirs)} "
+        f"The distribution's own centre predicts better than the model's output: RMSE {number(theirs)} "
         f"against {number(ours)}. On average the output is too {side}, by "
         f"{around(abs(bias), spread)}, so that mean ± std is off the intervals, which know it. "
         f"{_remedy('centre', rows)}"
@@ -486,9 +488,9 @@ def _off_centre(rows: Rows) -> Iterator[Caution]:
 
 
 def _unknown(rows: Rows) -> Iterator[Caution]:
-    if rows.law not in ("", "gaussian") and rows.prediction is None:
+    if rows.distribution not in ("", "gaussian") and rows.prediction is None:
         yield Caution(
-            f"The law {rows.law!r} has no probabilities (its `cdf`, and `mirrored` unless it is "
+            f"The distribution {rows.distribution!r} has no probabilities (its `cdf`, and `mirrored` unless it is "
             "symmetric): the bars are judged as standard deviations of Gaussians."
         )
 
@@ -572,7 +574,7 @@ def _outliers(rows: Rows, calibration: CalibrationReport | None) -> Iterator[Cau
     expected = share * len(rows)
     where = f"err by more than {_TAIL * factor:.2g} bars, where Gaussian errors"
     if rows.prediction is not None:
-        where = f"lie outside 99.7 % intervals of bars {factor:.2g} times as wide, where their law"
+        where = f"lie outside 99.7 % intervals of bars {factor:.2g} times as wide, where their distribution"
     if beyond >= max(4.0, 2 * expected, expected + 4 * math.sqrt(expected)):
         yield Caution(
             f"{_share(beyond, rows)} {where} would give {number(expected, 2)}: the errors have "
@@ -598,7 +600,7 @@ def _skewed(rows: Rows, calibration: CalibrationReport | None) -> Iterator[Cauti
 
 def _biased(rows: Rows) -> Iterator[Caution]:
     scored, p = rows.scored, rows.scored.p
-    shift = (p.centre - p.mean) / p.std  # of the law's own centre, in bars
+    shift = (p.centre - p.mean) / p.std  # of the distribution's own centre, in bars
     error = scored.error - shift
     mean, spread = float(error.mean()), float(error.std()) if len(rows) > 1 else math.inf
     if abs(mean) >= max(0.1, 4 * spread / math.sqrt(len(rows))):

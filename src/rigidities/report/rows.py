@@ -39,9 +39,10 @@ class Rows:
         inputs: further columns by name, shown when one points at a row; (N,) each.
         first: the number of the first row.
         numbers: of all rows, where they do not follow one another.
-        prediction: with the law that the bars belong to, (N,); of bars alone it is Gaussian.
+        prediction: with the distribution that the bars belong to, (N,); of bars alone it is
+            Gaussian.
         looks: how many targets are looked at, this one among them.
-        law: its name, where it is known; without its prediction it has no probabilities.
+        distribution: its name, where it is known; without its prediction it has no probabilities.
         calibrated_bar: the constant bar of the calibration rows, their RMS error; None where it
             is not known.
         helps: what helps against a fault, from its name and what the library has against it in
@@ -58,7 +59,7 @@ class Rows:
     numbers: Sequence[int] = ()
     prediction: Prediction | None = None
     looks: int = 1
-    law: str = ""
+    distribution: str = ""
     calibrated_bar: float | None = None
     helps: Helps | None = None
     novelty: Tensor | None = None
@@ -71,7 +72,7 @@ class Rows:
 
     @cached_property
     def scored(self) -> Scored:
-        """Held against the law."""
+        """Held against the distribution."""
         return Scored.of(self.own, self.target, self.looks)
 
     @cached_property
@@ -81,12 +82,12 @@ class Rows:
 
     @property
     def z(self) -> Tensor:
-        """(y - mu) / sigma, or the law's normal scores."""
+        """(y - mu) / sigma, or the distribution's normal scores."""
         return self.scored.z
 
     @cached_property
     def standard(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean 0, bar 1 and z: rows of which all coverages are those of the law."""
+        """Mean 0, bar 1 and z: rows of which all coverages are those of the distribution."""
         return torch.zeros_like(self.z), torch.ones_like(self.z), self.z
 
     @cached_property
@@ -102,7 +103,9 @@ class Rows:
         """
         if self.calibrated_bar is not None:
             return self.calibrated_bar
-        error = self.scored.error * self.scored.p.std  # of targets at bounds as the law has it
+        error = (
+            self.scored.error * self.scored.p.std
+        )  # of targets at bounds as the distribution has it
         return float(error.square().mean().sqrt())
 
     @property
@@ -114,9 +117,9 @@ class Rows:
 
     @cached_property
     def plain(self) -> Rows:
-        """The same rows with one Gaussian bar for all, within the bounds of the law."""
+        """The same rows with one Gaussian bar for all, within the bounds of the distribution."""
         std = torch.full_like(self.std, self.constant_bar)
-        rows = replace(self, std=std, prediction=None, law="gaussian")
+        rows = replace(self, std=std, prediction=None, distribution="gaussian")
         if self.own.support is None:
             return rows
         bounded = Prediction(self.mean, 0 * std, std.square(), std, support=self.own.support)
@@ -175,7 +178,7 @@ def rows_of(
         parts = rows_of(p.mean, p.std, y, names=names, inputs=inputs, first=first)
         if p.novelty is not None:
             parts = _with_novelty(parts, p.novelty)
-        return _under_law(parts, p, y)
+        return _under_distribution(parts, p, y)
     shape = shape_of(mean)
     targets = shape[1] if len(shape) == 2 else 1
     # under another name, so that a bar below zero is left to the check that names its row
@@ -199,10 +202,10 @@ def _with_novelty(rows: list[Rows], novelty: Tensor) -> list[Rows]:
     return found
 
 
-def _under_law(rows: list[Rows], p: Prediction, target: Tensor) -> list[Rows]:
+def _under_distribution(rows: list[Rows], p: Prediction, target: Tensor) -> list[Rows]:
     """With their predictions, where these have probabilities, and targets exactly at bounds."""
-    rows = [replace(part, law=p.law.name) for part in rows]
-    if (p.law.name == "gaussian" and p.support is None) or not judgeable(p):
+    rows = [replace(part, distribution=p.distribution.name) for part in rows]
+    if (p.distribution.name == "gaussian" and p.support is None) or not judgeable(p):
         return rows
     flat, y = p[torch.ones_like(p.mean, dtype=torch.bool)], at_bounds(p, target)[0].flatten()
     places = torch.arange(len(y)).reshape(-1, len(rows)).T

@@ -50,7 +50,7 @@ _SENTENCES = {
     "bars that differ from row to row bring nothing.",
     "crps": "Like the NLL a score for the whole prediction, in the units of the target and milder "
     "with outliers.",
-    "coverage": "Share of true values inside the intervals of the law; of bars alone, inside those "
+    "coverage": "Share of true values inside the intervals of the distribution; of bars alone, inside those "
     "of a Gaussian. Below their level the bars are too narrow, above it too wide.",
     "interval_width": "Mean width of those intervals, in the units of the target.",
     "interval_score": "Width of the intervals plus a fine for every true value outside.",
@@ -130,7 +130,7 @@ class Judged:
 
     Attributes:
         rows: of one target.
-        draws: of true values from the law, for right bars.
+        draws: of true values from the distribution, for right bars.
         level: of the intervals whose coverage, width and score are told.
     """
 
@@ -146,10 +146,11 @@ class Judged:
 
     @cached_property
     def bars(self) -> dict[str, float]:
-        """Of the bars as they are, under their own law."""
+        """Of the bars as they are, under their own distribution."""
         rows = self.rows
         found = metrics.summary(rows.own, rows.target, bin_size=self.bin_size, level=self.level)
-        # of targets at a bound, where probability is in a lump, as the law has them beyond it
+        # of targets at a bound, where probability is in a lump, as the distribution has them beyond
+        # it
         found["coverage"] = metrics.coverage(*rows.standard, self.level)
         found["miscalibration_area"] = metrics.miscalibration_area(*rows.standard)
         if rows.error.any():
@@ -177,7 +178,7 @@ class Judged:
 
     @cached_property
     def redrawn(self) -> list[Judged]:
-        """With true values drawn anew from the law of the predictions.
+        """With true values drawn anew from the distribution of the predictions.
 
         So the chance in so many rows and the spread of the bars are those of the data.
         """

@@ -153,15 +153,15 @@ def _thinning(rows: Rows, count: int) -> Markup:
 
 def _about_metrics(judged: Judged) -> str:
     rows, bins = judged.rows, ""
-    law = "All figures are those of the bars as standard deviations of Gaussians."
+    distribution = "All figures are those of the bars as standard deviations of Gaussians."
     if rows.prediction is not None:
-        law = f"All figures are those of the law ({rows.law}) around each prediction."
+        distribution = f"All figures are those of the distribution ({rows.distribution}) around each prediction."
     if bin_sizes(len(rows)):
         bins = f" The last three use bins of {judged.bin_size} rows."
     return (
         f"“Constant bar” is one Gaussian bar for all rows, {number(rows.constant_bar)}: "
         f"{rows.which_constant}. “Right bars” is what these bars would score if true values "
-        f"followed them, mean and standard deviation over redrawn errors. {law}{bins}"
+        f"followed them, mean and standard deviation over redrawn errors. {distribution}{bins}"
     )
 
 

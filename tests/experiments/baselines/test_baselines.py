@@ -70,8 +70,8 @@ def test_the_log_likelihood_is_the_mean_of_the_passes_densities(monkeypatch) -> 
         )[..., 0].double()
         torch.testing.assert_close(found.mean[net], passes.mean(0))
         for place, tau in enumerate(precisions[net].tolist()):
-            law = torch.distributions.Normal(passes, tau**-0.5)
-            direct = law.log_prob(y[net, :, 0].double()).exp().mean(0).log().mean()
+            distribution = torch.distributions.Normal(passes, tau**-0.5)
+            direct = distribution.log_prob(y[net, :, 0].double()).exp().mean(0).log().mean()
             assert float(found.log_likelihood[net, place]) == pytest.approx(float(direct), rel=1e-6)
 
 
@@ -83,7 +83,7 @@ def test_a_far_target_has_a_finite_log_likelihood() -> None:
     assert float(found.log_likelihood) == pytest.approx(-0.5 * 100 * 1e4, rel=0.1)
 
 
-def test_a_pass_has_the_law_of_torch_dropout() -> None:
+def test_a_pass_has_the_distribution_of_torch_dropout() -> None:
     """Mean and variance of each row's output over 40,000 passes; each row drops units of its own
     in torch's module, all rows the same in ours."""
     p, passes = 0.3, 40_000
@@ -100,7 +100,7 @@ def test_a_pass_has_the_law_of_torch_dropout() -> None:
     assert bool(((outputs.mean(0) - theirs.mean(0)).abs() < 5 * error * 2**0.5).all())
     torch.testing.assert_close(outputs.var(0), theirs.var(0), rtol=0.06, atol=0)
     for q in (0.05, 0.25, 0.75, 0.95):
-        value = theirs.quantile(q, 0) + 1e-4  # beside the atoms of the law
+        value = theirs.quantile(q, 0) + 1e-4  # beside the atoms of the distribution
         shares = [(passed < value).double().mean(0) for passed in (outputs, theirs)]
         torch.testing.assert_close(*shares, rtol=0, atol=0.015)
 
@@ -150,10 +150,10 @@ def test_a_mixtures_scores_are_those_of_its_parts() -> None:
     outputs, target = passes_of()
     noise, half = 0.7, 0.4
     found = mc_dropout.mixture(outputs, noise, target, half, torch.Generator().manual_seed(0))
-    law = torch.distributions.Normal(outputs, noise)
+    distribution = torch.distributions.Normal(outputs, noise)
     beside = target[:, None]
-    torch.testing.assert_close(found.log_prob, law.log_prob(beside).exp().mean(1).log())
-    mass = (law.cdf(beside + half) - law.cdf(beside - half)).mean(1)
+    torch.testing.assert_close(found.log_prob, distribution.log_prob(beside).exp().mean(1).log())
+    mass = (distribution.cdf(beside + half) - distribution.cdf(beside - half)).mean(1)
     torch.testing.assert_close(found.log_mass, mass.log())
     draws = outputs + noise * torch.randn(outputs.shape, generator=torch.manual_seed(0))
     torch.testing.assert_close(found.mean, outputs.mean(1))
@@ -175,7 +175,7 @@ def test_a_far_cell_has_a_finite_mass_on_both_sides() -> None:
     assert found.log_mass.tolist() == pytest.approx([tail, tail], rel=1e-6)
 
 
-def test_mixtures_in_parts_have_the_law_of_all_rows_at_once(monkeypatch) -> None:
+def test_mixtures_in_parts_have_the_distribution_of_all_rows_at_once(monkeypatch) -> None:
     """Passes are random: means and densities agree within what they scatter by."""
     stack = Stack.drawn(range(NETS), (INPUTS, 6, 1))
     rows = drawn(NETS, ROWS, INPUTS), drawn(NETS, ROWS, 1, seed=1)

@@ -1,4 +1,4 @@
-"""Scores of predictive laws, row by row, against slow formulas."""
+"""Scores of predictive distributions, row by row, against slow formulas."""
 
 import math
 
@@ -29,12 +29,15 @@ def gaussians(rows: int = ROWS) -> tuple[Normal, torch.Tensor]:
     return Normal(mean, spread.exp()), target
 
 
-# --- the laws ------------------------------------------------------------------------------------
+# --- the distributions
+# ------------------------------------------------------------------------------------
 
 
 def test_the_gaussian_crps_is_the_integral_of_the_squared_distance_of_the_cdfs() -> None:
-    law, target = gaussians(5)
-    for mean, std, y, found in zip(law.mean, law.std, target, law.crps(target), strict=True):
+    distribution, target = gaussians(5)
+    for mean, std, y, found in zip(
+        distribution.mean, distribution.std, target, distribution.crps(target), strict=True
+    ):
         cdf = stats.norm(float(mean), float(std)).cdf
         below = integrate.quad(lambda x, cdf=cdf: cdf(x) ** 2, -60, float(y), limit=200)[0]
         above = integrate.quad(lambda x, cdf=cdf: (1 - cdf(x)) ** 2, float(y), 60, limit=200)[0]
@@ -42,11 +45,11 @@ def test_the_gaussian_crps_is_the_integral_of_the_squared_distance_of_the_cdfs()
 
 
 def test_density_cdf_and_interval_of_a_gaussian_are_scipys() -> None:
-    law, target = gaussians()
-    oracle = stats.norm(law.mean.numpy(), law.std.numpy())
-    assert law.log_prob(target).numpy() == pytest.approx(oracle.logpdf(target.numpy()))
-    assert law.cdf(target).numpy() == pytest.approx(oracle.cdf(target.numpy()))
-    for ours, theirs in zip(law.interval(0.8), oracle.interval(0.8), strict=True):
+    distribution, target = gaussians()
+    oracle = stats.norm(distribution.mean.numpy(), distribution.std.numpy())
+    assert distribution.log_prob(target).numpy() == pytest.approx(oracle.logpdf(target.numpy()))
+    assert distribution.cdf(target).numpy() == pytest.approx(oracle.cdf(target.numpy()))
+    for ours, theirs in zip(distribution.interval(0.8), oracle.interval(0.8), strict=True):
         assert ours.numpy() == pytest.approx(theirs)
 
 
@@ -54,9 +57,9 @@ def test_density_cdf_and_interval_of_a_gaussian_are_scipys() -> None:
 
 
 def test_rows_are_judged_whatever_their_shape_and_precision() -> None:
-    law, target = gaussians()
-    flat = row_scores(law, target, step=0.3)
-    column = Normal(law.mean[:, None].float(), law.std[:, None].float())
+    distribution, target = gaussians()
+    flat = row_scores(distribution, target, step=0.3)
+    column = Normal(distribution.mean[:, None].float(), distribution.std[:, None].float())
     shaped = row_scores(column, target[:, None].float(), step=0.3)
     for name, value in vars(shaped).items():
         assert value.shape == (ROWS,) and value.dtype == torch.float64
@@ -64,10 +67,10 @@ def test_rows_are_judged_whatever_their_shape_and_precision() -> None:
 
 
 def test_the_librarys_predictions_are_judged_like_gaussians() -> None:
-    law, target = gaussians()
-    zero = torch.zeros_like(law.mean)
-    p = rg.Prediction(law.mean, zero, law.std.square(), zero + 1)
-    ours, theirs = row_scores(p, target, 0.5), row_scores(law, target, 0.5)
+    distribution, target = gaussians()
+    zero = torch.zeros_like(distribution.mean)
+    p = rg.Prediction(distribution.mean, zero, distribution.std.square(), zero + 1)
+    ours, theirs = row_scores(p, target, 0.5), row_scores(distribution, target, 0.5)
     for name, value in vars(ours).items():
         torch.testing.assert_close(value, getattr(theirs, name), rtol=1e-6, atol=1e-8)
 
@@ -75,23 +78,25 @@ def test_the_librarys_predictions_are_judged_like_gaussians() -> None:
 @pytest.mark.parametrize("away", [0.0, 1.5, 6.0, 12.0, 30.0])
 def test_the_mass_of_a_cell_keeps_its_digits_in_the_tails(away: float) -> None:
     for sign in (-1, 1):
-        law = Normal(torch.zeros(1).double(), torch.ones(1).double())
-        found = float(log_mass(law, torch.tensor([sign * away]).double(), 0.5))
+        distribution = Normal(torch.zeros(1).double(), torch.ones(1).double())
+        found = float(log_mass(distribution, torch.tensor([sign * away]).double(), 0.5))
         near, far = (stats.norm.logsf(away + side) for side in (-0.25, 0.25))
         assert found == pytest.approx(near + math.log1p(-math.exp(far - near)), rel=1e-3)
 
 
 def test_masses_of_all_cells_sum_to_one() -> None:
     grid = torch.arange(-20, 21).double()
-    law = Normal(torch.full_like(grid, 0.3), torch.full_like(grid, 1.7))
-    assert float(log_mass(law, grid, 1.0).exp().sum()) == pytest.approx(1, abs=1e-6)
+    distribution = Normal(torch.full_like(grid, 0.3), torch.full_like(grid, 1.7))
+    assert float(log_mass(distribution, grid, 1.0).exp().sum()) == pytest.approx(1, abs=1e-6)
 
 
 def test_another_unit_changes_scores_as_if_everything_had_been_in_it() -> None:
-    law, target = gaussians()
+    distribution, target = gaussians()
     unit, step = 7.0, 0.3
-    found = row_scores(law, target, step).in_unit(unit)
-    direct = row_scores(Normal(unit * law.mean, unit * law.std), unit * target, unit * step)
+    found = row_scores(distribution, target, step).in_unit(unit)
+    direct = row_scores(
+        Normal(unit * distribution.mean, unit * distribution.std), unit * target, unit * step
+    )
     for name, value in vars(found).items():
         torch.testing.assert_close(value, getattr(direct, name))
 
@@ -109,8 +114,8 @@ def test_a_unit_leaves_out_what_a_method_has_not() -> None:
 
 
 def test_the_summary_is_that_of_a_loop_over_the_rows() -> None:
-    law, target = gaussians()
-    rows = row_scores(law, target, 0.4)
+    distribution, target = gaussians()
+    rows = row_scores(distribution, target, 0.4)
     found = summary(rows)
     scores, held = [], []
     for low, high, y in zip(rows.low.tolist(), rows.high.tolist(), target.tolist(), strict=True):
@@ -119,14 +124,16 @@ def test_the_summary_is_that_of_a_loop_over_the_rows() -> None:
         scores.append(high - low + 20 * short)
     assert found["interval_score"] == pytest.approx(np.mean(scores))
     assert found["coverage_90"] == pytest.approx(np.mean(held))
-    assert found["rmse"] == pytest.approx(float((law.mean - target).square().mean().sqrt()))
-    assert found["nll"] == pytest.approx(-float(law.log_prob(target).mean()))
-    assert found["cell"] == pytest.approx(-float(log_mass(law, target, 0.4).mean()))
+    assert found["rmse"] == pytest.approx(
+        float((distribution.mean - target).square().mean().sqrt())
+    )
+    assert found["nll"] == pytest.approx(-float(distribution.log_prob(target).mean()))
+    assert found["cell"] == pytest.approx(-float(log_mass(distribution, target, 0.4).mean()))
     assert 0 < np.mean(held) < 1
-    order = np.argsort(law.std.numpy())
+    order = np.argsort(distribution.std.numpy())
     expected = [np.array(held)[part].mean() for part in np.array_split(order, 5)]
     assert found["fifths_of_bar"] == pytest.approx(expected)
-    order = np.argsort(law.mean.numpy())
+    order = np.argsort(distribution.mean.numpy())
     expected = [np.array(held)[part].mean() for part in np.array_split(order, 5)]
     assert found["fifths_of_prediction"] == pytest.approx(expected)
 
@@ -137,12 +144,12 @@ def test_fifths_of_a_constant_bar_are_those_of_the_order_given() -> None:
 
 
 def test_copies_of_training_rows_are_left_out_of_one_summary() -> None:
-    law, target = gaussians()
-    rows = row_scores(law, target)
+    distribution, target = gaussians()
+    rows = row_scores(distribution, target)
     copied = torch.arange(ROWS) % 3 == 0
     found = with_and_without(rows, copied)
     assert found["all"] == summary(rows)
-    some = Normal(law.mean[~copied], law.std[~copied])
+    some = Normal(distribution.mean[~copied], distribution.std[~copied])
     assert found["new"] == pytest.approx(summary(row_scores(some, target[~copied])))
 
 

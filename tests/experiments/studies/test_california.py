@@ -98,7 +98,7 @@ def test_scores_and_separation_are_of_the_rows_of_each_side() -> None:
     assert "points" not in one["inside"]
 
 
-def test_the_default_is_scored_by_its_own_law() -> None:
+def test_the_default_is_scored_by_its_own_distribution() -> None:
     samples = california.drawn(2, 0, california.OUT_OF_DOMAIN, restricted=True)
     stack = kept.nets("california", work.NETS, count=2, seed=0, epochs=2).stack
     (x, y), inside = samples.test[0], samples.inside[0]
@@ -149,8 +149,8 @@ def test_gaussian_errors_score_what_chi_squared_says() -> None:
 
     std = torch.full((20000,), 0.3, dtype=torch.float64)
     found = floors.floors(std, std, 50, seed=0)
-    law = stats.chi2(50)
-    expected = law.expect(lambda s: abs(math.log10(s / 50)))
+    distribution = stats.chi2(50)
+    expected = distribution.expect(lambda s: abs(math.log10(s / 50)))
     assert found["gaussian"] == pytest.approx(expected, rel=0.02)
 
 

@@ -46,8 +46,8 @@ def test_the_net_has_its_sizes_and_dropout_before_every_layer() -> None:
 def test_the_member_minimises_the_gaussian_likelihood() -> None:
     net, (x, y) = WORK.net(0, outputs=2), WORK.data(10, 0)
     mean, variance = work.moments(net(x).detach())
-    law = torch.distributions.Normal(mean, variance.sqrt())
-    expected = -law.log_prob(y).mean() - 0.5 * math.log(2 * math.pi)
+    distribution = torch.distributions.Normal(mean, variance.sqrt())
+    expected = -distribution.log_prob(y).mean() - 0.5 * math.log(2 * math.pi)
     torch.testing.assert_close(work.gaussian(net, [x], y).detach(), expected)
 
 

@@ -80,8 +80,8 @@ def test_ridges_are_those_that_the_library_chooses(net: Trained) -> None:
     assert one["log_ridge"] == pytest.approx(math.log10(report_.ridge))
     assert one["noise"] == pytest.approx(float(report_.noise) ** 0.5)
     assert found["nll"]["noise"] == 0
-    law = torch.distributions.Normal(*uq(net.test[0]))
-    nll = -float(law.log_prob(net.test[1]).double().mean())
+    distribution = torch.distributions.Normal(*uq(net.test[0]))
+    nll = -float(distribution.log_prob(net.test[1]).double().mean())
     assert one["nll"] == pytest.approx(nll, rel=1e-5)
 
 

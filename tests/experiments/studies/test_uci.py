@@ -223,8 +223,8 @@ def test_the_constant_bar_is_the_error_on_the_validation_rows() -> None:
     found = others.constant(stack, split)
     with torch.no_grad():
         error = float((net(rows[1][0]) - rows[1][1]).square().mean().sqrt())
-        law = torch.distributions.Normal(net(rows[2][0]), error)
-        expected = -float(law.log_prob(rows[2][1]).mean())
+        distribution = torch.distributions.Normal(net(rows[2][0]), error)
+        expected = -float(distribution.log_prob(rows[2][1]).mean())
     assert found.chosen["std"] == pytest.approx(error, rel=1e-5)
     assert summary(found.rows)["nll"] == pytest.approx(expected, rel=1e-5)
 

@@ -92,7 +92,7 @@ def test_a_net_taken_out_of_the_stack_is_the_same(case: str) -> None:
     assert bool((stack.flat != 0).any(1).all())
 
 
-def test_first_weights_are_those_of_torch_in_law_and_of_the_seed_alone() -> None:
+def test_first_weights_are_those_of_torch_in_distribution_and_of_the_seed_alone() -> None:
     alone = Stack.drawn([7], (9, 50, 1))
     together = Stack.drawn([3, 7], (9, 50, 1))
     assert torch.equal(alone.flat[0], together.flat[1])

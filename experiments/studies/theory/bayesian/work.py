@@ -167,7 +167,8 @@ def interpolated(at: Tensor, heights: Tensor, slopes: Tensor) -> tuple[Tensor, T
 
 
 def differences(grid: Tensor, heights: Tensor) -> dict[str, Any]:
-    """How the profile departs from a standard normal law, in Laplace standard deviations."""
+    """How the profile departs from a standard normal distribution, in Laplace standard
+    deviations."""
     density = torch.exp(-heights)
     density = density / torch.trapezoid(density, grid)
     normal = torch.exp(-grid.square() / 2) / math.sqrt(2 * math.pi)

@@ -1,1 +1,2 @@
-"""What is left at t = infinity when rows outnumber features (law of the limit; paper, Sec. 3.5)."""
+"""What is left at t = infinity when rows outnumber features (distribution of the limit; paper, Sec.
+3.5)."""

@@ -97,7 +97,8 @@ class MemberValues:
 
     @property
     def std_error(self) -> Tensor:
-        r"""Standard error of `std` from the number of members, for values close to a normal law.
+        r"""Standard error of `std` from the number of members, for values close to a normal
+        distribution.
 
         $\hat\sigma / \sqrt{2 (n - 1)}$; $\hat\sigma / \sqrt{2 U}$ for U antithetic pairs, of
         which the second half says nothing new about the spread. For a symmetric set 0 at full
@@ -113,7 +114,7 @@ class MemberValues:
         require_level(level, "A quantile's")
         if self.drawing == "symmetric":
             raise ValueError(
-                "A symmetric set stands for a mean and a covariance, not for a law: its members "
+                "A symmetric set stands for a mean and a covariance, not for a distribution: its members "
                 "have no quantiles. Use mean and std, or draw the members (symmetric=False)."
             )
         place = level * (len(self) - 1)

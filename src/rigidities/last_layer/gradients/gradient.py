@@ -25,7 +25,7 @@ from ...models.modes import unmixed
 from ...posterior.draws import MEMBERS, standard_normal
 from ...posterior.posterior import Posterior
 from ...posterior.quadratic import QuadraticForm
-from ...prediction.law import gaussian_interval
+from ...prediction.distribution import gaussian_interval
 from .feature_derivatives import Projection, either, forward_quadratic, passes, reverse_quadratic
 from .feature_map import FeatureMap
 

@@ -1,4 +1,4 @@
-"""Laws of unit scale: each equals brute force, its own inverse and its limits."""
+"""Distributions of unit scale: each equals brute force, its own inverse and its limits."""
 
 import math
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ import pytest
 import torch
 from scipy import stats
 
-from rigidities.prediction.law import Gaussian, Law, StudentT, Tilted
-from tests.prediction.law_oracle import Oracle
+from rigidities.prediction.distribution import Distribution, Gaussian, StudentT, Tilted
+from tests.prediction.distribution_oracle import Oracle
 from tests.support.refusals import refused
 
 F64 = torch.float64
@@ -22,7 +22,7 @@ def tilted(df, tilt):
     return Tilted(df, torch.tensor(tilt, dtype=F64))
 
 
-CASES = {  # law, oracle, error of the law, error of its moments
+CASES = {  # distribution, oracle, error of the distribution, error of its moments
     "gaussian": (Gaussian(), Oracle(), 1e-9, 1e-9),
     "t of 3": (StudentT(3.0), Oracle(3.0), 1e-8, 1e-9),
     "t of 2.2": (StudentT(2.2), Oracle(2.2), 1e-7, 1e-8),
@@ -32,7 +32,9 @@ CASES = {  # law, oracle, error of the law, error of its moments
     "tilted, extreme": (tilted(30.0, EXTREME), Oracle(30.0, EXTREME), 1e-5, 5e-3),
 }
 ALL = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-LAWS = pytest.mark.parametrize("law", [case[0] for case in CASES.values()], ids=CASES)
+DISTRIBUTIONS = pytest.mark.parametrize(
+    "distribution", [case[0] for case in CASES.values()], ids=CASES
+)
 Z = (-6.0, -1.3, 0.4, 2.5)
 
 
@@ -45,65 +47,70 @@ def close(found, expected, tolerance):
 
 @ALL
 def test_densities_and_probabilities_are_those_of_quadrature(case):
-    law, oracle, error, _ = case
+    distribution, oracle, error, _ = case
     z = torch.tensor(Z, dtype=F64)
-    close(law.log_density(z).exp(), [float(oracle.density(x)) for x in Z], error)
-    close(law.cdf(z), [oracle.cdf(x) for x in Z], error)
-    close(law.mirrored.cdf(-z), [1 - oracle.cdf(x) for x in Z], error)
+    close(distribution.log_density(z).exp(), [float(oracle.density(x)) for x in Z], error)
+    close(distribution.cdf(z), [oracle.cdf(x) for x in Z], error)
+    close(distribution.mirrored.cdf(-z), [1 - oracle.cdf(x) for x in Z], error)
 
 
 @ALL
 def test_moments_are_those_of_quadrature(case):
-    law, oracle, _, error = case
-    assert float(law.mean) == pytest.approx(oracle.moment(lambda x: x), abs=error)
-    assert float(law.second) == pytest.approx(oracle.moment(np.square), rel=error)
+    distribution, oracle, _, error = case
+    assert float(distribution.mean) == pytest.approx(oracle.moment(lambda x: x), abs=error)
+    assert float(distribution.second) == pytest.approx(oracle.moment(np.square), rel=error)
 
 
 @ALL
 def test_shortfalls_are_those_of_quadrature(case):
-    law, oracle, error, _ = case
+    distribution, oracle, error, _ = case
     expected = [oracle.moment(lambda x, z=z: max(z - x, 0.0)) for z in (-1.3, 0.4)]
-    close(law.shortfall(torch.tensor([-1.3, 0.4], dtype=F64)), expected, error)
+    close(distribution.shortfall(torch.tensor([-1.3, 0.4], dtype=F64)), expected, error)
     expected = oracle.crps(0.4, high=0.4)  # of two draws, the left half of a score
-    close(law.shortfall(torch.tensor([0.4], dtype=F64), 2), [expected], 1e-7 + error)
+    close(distribution.shortfall(torch.tensor([0.4], dtype=F64), 2), [expected], 1e-7 + error)
 
 
 @ALL
 def test_scores_are_those_of_quadrature(case):
-    law, oracle, error, _ = case
+    distribution, oracle, error, _ = case
     z = (-1.3, 0.4, 6.0)
-    close(law.crps(torch.tensor(z, dtype=F64)), [oracle.crps(x) for x in z], 1e-7 + error)
+    close(distribution.crps(torch.tensor(z, dtype=F64)), [oracle.crps(x) for x in z], 1e-7 + error)
 
 
-@LAWS
-def test_quantiles_invert_the_distribution_function(law):
+@DISTRIBUTIONS
+def test_quantiles_invert_the_distribution_function(distribution):
     level = torch.tensor([1e-12, 1e-6, 0.05, 0.5, 0.77, 0.95, 1 - 1e-6], dtype=F64)
-    torch.testing.assert_close(law.cdf(law.quantile(level)), level, rtol=1e-10, atol=1e-15)
-    ends = law.quantile(torch.tensor([0.0, 1.0, math.nan], dtype=F64))
+    torch.testing.assert_close(
+        distribution.cdf(distribution.quantile(level)), level, rtol=1e-10, atol=1e-15
+    )
+    ends = distribution.quantile(torch.tensor([0.0, 1.0, math.nan], dtype=F64))
     assert ends[:2].tolist() == [-math.inf, math.inf] and bool(ends[2].isnan())
 
 
-@LAWS
-def test_the_mirrored_law_is_that_of_the_other_sign(law):
+@DISTRIBUTIONS
+def test_the_mirrored_distribution_is_that_of_the_other_sign(distribution):
     z = torch.tensor(Z, dtype=F64)
-    torch.testing.assert_close(law.mirrored.log_density(-z), law.log_density(z))
-    torch.testing.assert_close(law.mirrored.cdf(-z), 1 - law.cdf(z))
-    torch.testing.assert_close(torch.as_tensor(law.mirrored.mean), -torch.as_tensor(law.mean))
+    torch.testing.assert_close(distribution.mirrored.log_density(-z), distribution.log_density(z))
+    torch.testing.assert_close(distribution.mirrored.cdf(-z), 1 - distribution.cdf(z))
+    torch.testing.assert_close(
+        torch.as_tensor(distribution.mirrored.mean), -torch.as_tensor(distribution.mean)
+    )
 
 
-@LAWS
-def test_draws_follow_the_law_and_the_generator(law):
-    like, n = torch.zeros(2, dtype=F64), 3000 if isinstance(law, Tilted) else 40_000
-    draws = law.sample(like, n, torch.Generator().manual_seed(3))
+@DISTRIBUTIONS
+def test_draws_follow_the_distribution_and_the_generator(distribution):
+    like, n = torch.zeros(2, dtype=F64), 3000 if isinstance(distribution, Tilted) else 40_000
+    draws = distribution.sample(like, n, torch.Generator().manual_seed(3))
     assert draws.shape == (n, 2)
-    assert torch.equal(draws, law.sample(like, n, torch.Generator().manual_seed(3)))
+    assert torch.equal(draws, distribution.sample(like, n, torch.Generator().manual_seed(3)))
     for column in draws.unbind(1):
-        assert stats.kstest(law.cdf(column).numpy(), "uniform").pvalue > 1e-3
-    assert abs(np.corrcoef(law.cdf(draws).T)[0, 1]) < 0.08
-    assert len(law.sample(like, 3, None)) == 3
+        assert stats.kstest(distribution.cdf(column).numpy(), "uniform").pvalue > 1e-3
+    assert abs(np.corrcoef(distribution.cdf(draws).T)[0, 1]) < 0.08
+    assert len(distribution.sample(like, 3, None)) == 3
 
 
-# --- Student's law ------------------------------------------------------------------------------
+# --- Student's distribution
+# ------------------------------------------------------------------------------
 
 FREEDOM = [2.01, 2.5, 5.0, 39.0, 61.0, 1e3, 1e4, 1e7]
 
@@ -128,42 +135,46 @@ def test_students_quantiles_are_scipys(df):
     np.testing.assert_allclose(StudentT(df).quantile(level).numpy(), expected, rtol=1e-9)
 
 
-def test_one_law_has_degrees_of_freedom_for_each_target():
+def test_one_distribution_has_degrees_of_freedom_for_each_target():
     df, z = torch.tensor([2.5, 4.0, 80.0]), torch.randn(6, 3, dtype=F64)
     tilt = torch.rand(6, 3, 8, dtype=F64)
-    laws = (
+    distributions = (
         (StudentT(df), lambda k: StudentT(df[k])),
         (
             Tilted(df, tilt),
             lambda k: Tilted(df[k], tilt[:, k]),
         ),
     )
-    for law, one in laws:
+    for distribution, one in distributions:
         for ask in ("cdf", "log_density", "crps", "shortfall"):
             columns = [getattr(one(k), ask)(z[:, k]) for k in range(3)]
-            torch.testing.assert_close(getattr(law, ask)(z), torch.stack(columns, 1))
+            torch.testing.assert_close(getattr(distribution, ask)(z), torch.stack(columns, 1))
         level = z.sigmoid()
         columns = [one(k).quantile(level[:, k]) for k in range(3)]
-        torch.testing.assert_close(law.quantile(level), torch.stack(columns, 1))
+        torch.testing.assert_close(distribution.quantile(level), torch.stack(columns, 1))
         for name in ("second", "mean"):
             expected = [torch.as_tensor(getattr(one(k), name), dtype=F64) for k in range(3)]
             expected = torch.stack(expected, -1)
-            got = torch.as_tensor(getattr(law, name), dtype=F64)
+            got = torch.as_tensor(getattr(distribution, name), dtype=F64)
             torch.testing.assert_close(got.expand(expected.shape), expected)
 
 
-def test_limits_are_the_laws_they_tend_to():
+def test_limits_are_the_distributions_they_tend_to():
     z = torch.linspace(-5, 5, 11, dtype=F64)
     zero = Tilted(7.0, torch.zeros(8, dtype=F64))
     pairs = ((StudentT(1e9), Gaussian(), 1e-7), (zero, StudentT(7.0), 1e-8))
-    for law, limit, error in pairs:
+    for distribution, limit, error in pairs:
         for ask in ("cdf", "log_density", "crps", "shortfall"):
             expected = getattr(limit, ask)(z)
-            torch.testing.assert_close(getattr(law, ask)(z), expected, rtol=error, atol=error)
+            torch.testing.assert_close(
+                getattr(distribution, ask)(z), expected, rtol=error, atol=error
+            )
         level = torch.tensor([0.01, 0.4, 0.9], dtype=F64)
-        torch.testing.assert_close(law.quantile(level), limit.quantile(level), rtol=error, atol=0)
-        assert float(law.second) == pytest.approx(limit.second, rel=error)
-        assert float(law.mean) == pytest.approx(0, abs=error)
+        torch.testing.assert_close(
+            distribution.quantile(level), limit.quantile(level), rtol=error, atol=0
+        )
+        assert float(distribution.second) == pytest.approx(limit.second, rel=error)
+        assert float(distribution.mean) == pytest.approx(0, abs=error)
 
 
 @pytest.mark.parametrize("df", [2.0, 1, math.inf, math.nan, [3.0, 2.0]])
@@ -174,14 +185,14 @@ def test_degrees_of_freedom_without_a_variance_are_refused(df):
 
 @pytest.mark.parametrize("df", [3.0, 30.0, (4.0, 9.0)])
 @pytest.mark.parametrize("size", [0.0, 0.1, 0.5, 1.0])
-def test_quantiles_for_graphs_are_those_of_the_law(df, size):
+def test_quantiles_for_graphs_are_those_of_the_distribution(df, size):
     generator = torch.Generator().manual_seed(0)
     tilt = size * torch.randn(400, 2, 8, generator=generator, dtype=torch.float64)
-    law = Tilted(torch.tensor(df, dtype=torch.float64), tilt.clamp(-3, 3))
+    distribution = Tilted(torch.tensor(df, dtype=torch.float64), tilt.clamp(-3, 3))
     for level, digits in ((1e-3, 3e-3), (0.05, 5e-4), (0.5, 5e-4), (0.9, 5e-4), (0.95, 5e-4)):
         at = torch.full((1, 1, 1), level, dtype=torch.float64)
-        found = law.rule(at.dtype, at.device).quantile(law.tilt, at)[0]
-        off = (found - law.quantile(at[0])).abs() / law.second.sqrt()
+        found = distribution.rule(at.dtype, at.device).quantile(distribution.tilt, at)[0]
+        off = (found - distribution.quantile(at[0])).abs() / distribution.second.sqrt()
         assert float(off.max()) < digits
 
 
@@ -193,45 +204,57 @@ def test_a_tilt_of_another_width_is_refused():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@LAWS
-def test_everything_is_finite_far_out_and_in_few_digits(law, dtype):
-    law = law.each(lambda tilt: tilt.to(dtype))
+@DISTRIBUTIONS
+def test_everything_is_finite_far_out_and_in_few_digits(distribution, dtype):
+    distribution = distribution.each(lambda tilt: tilt.to(dtype))
     z = torch.tensor([-1e8, -40.0, 0.0, 3.0, 1e8]).to(dtype)
-    for ask in (law.cdf, law.crps, law.log_density, law.shortfall):
+    for ask in (
+        distribution.cdf,
+        distribution.crps,
+        distribution.log_density,
+        distribution.shortfall,
+    ):
         found = ask(z)
         assert found.dtype == torch.float32 and bool(found.isfinite().all())
-    assert law.cdf(z)[[0, 4]].tolist() == pytest.approx([0, 1], abs=1e-5)
-    assert float(law.crps(z)[4]) == pytest.approx(float(z[4]), rel=1e-4)
-    assert bool(law.cdf(torch.tensor([math.nan])).isnan())
-    assert bool(law.crps(torch.tensor([math.nan])).isnan())
+    assert distribution.cdf(z)[[0, 4]].tolist() == pytest.approx([0, 1], abs=1e-5)
+    assert float(distribution.crps(z)[4]) == pytest.approx(float(z[4]), rel=1e-4)
+    assert bool(distribution.cdf(torch.tensor([math.nan])).isnan())
+    assert bool(distribution.crps(torch.tensor([math.nan])).isnan())
 
 
 def test_a_tilt_that_is_nan_gives_nan_there_alone():
-    law = Tilted(4.0, torch.stack([torch.zeros(8), torch.full((8,), math.nan)]))
+    distribution = Tilted(4.0, torch.stack([torch.zeros(8), torch.full((8,), math.nan)]))
     z = torch.zeros(2)
-    for ask in (law.cdf, law.crps, law.log_density, law.quantile):
+    for ask in (
+        distribution.cdf,
+        distribution.crps,
+        distribution.log_density,
+        distribution.quantile,
+    ):
         found = ask(z + 0.3)
         assert found.isnan().tolist() == [False, True]
-    assert law.second.isnan().tolist() == [False, True]
+    assert distribution.second.isnan().tolist() == [False, True]
 
 
 def test_each_reaches_the_parameters_of_each_prediction():
     tilt = torch.randn(5, 2, 8)
-    law = Tilted([3.0, 4.0], tilt)
+    distribution = Tilted([3.0, 4.0], tilt)
     z = torch.randn(5, 2)
-    torch.testing.assert_close(law.each(lambda t: t[1:3]).cdf(z[1:3]), law.cdf(z)[1:3])
-    assert law.each(lambda t: t[1:3]).second.shape == (2, 2)
+    torch.testing.assert_close(
+        distribution.each(lambda t: t[1:3]).cdf(z[1:3]), distribution.cdf(z)[1:3]
+    )
+    assert distribution.each(lambda t: t[1:3]).second.shape == (2, 2)
     assert StudentT(3.0).each(lambda t: t[1:]) == StudentT(3.0)
 
 
-def test_laws_are_equal_where_their_settings_are():
+def test_distributions_are_equal_where_their_settings_are():
     assert StudentT([3.0, 4.0]) == StudentT(torch.tensor([3.0, 4.0])) != StudentT([3.0, 5.0])
     assert StudentT() == StudentT(5.0) and Tilted(5.0) != StudentT(5.0)
     assert Tilted(**Tilted([3.0], torch.ones(8)).settings()) == Tilted([3.0], torch.ones(8))
 
 
 @dataclass(frozen=True)
-class Logistic(Law):
+class Logistic(Distribution):
     """What a user writes: three methods."""
 
     name = "logistic"
@@ -246,10 +269,20 @@ class Logistic(Law):
         return torch.rand((n, *like.shape), generator=generator, dtype=like.dtype).logit()
 
 
-def test_a_law_of_three_methods_says_what_else_it_needs():
-    law, z = Logistic(), torch.zeros(3, dtype=F64)
-    assert (law.second, law.mean, law.each(None)) == (1.0, 0.0, law)
-    asks = {"cdf": law.cdf, "shortfall": law.crps, "mirrored": lambda _: law.mirrored}
+def test_a_distribution_of_three_methods_says_what_else_it_needs():
+    distribution, z = Logistic(), torch.zeros(3, dtype=F64)
+    assert (distribution.second, distribution.mean, distribution.each(None)) == (
+        1.0,
+        0.0,
+        distribution,
+    )
+    asks = {
+        "cdf": distribution.cdf,
+        "shortfall": distribution.crps,
+        "mirrored": lambda _: distribution.mirrored,
+    }
     for name, ask in asks.items():
-        with pytest.raises(NotImplementedError, match=f"need `{name}` of the law 'logistic'"):
+        with pytest.raises(
+            NotImplementedError, match=f"need `{name}` of the distribution 'logistic'"
+        ):
             ask(z)

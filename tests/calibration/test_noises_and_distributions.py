@@ -1,4 +1,5 @@
-"""Another noise or law is one class: it calibrates, predicts, saves and reloads by both façades."""
+"""Another noise or distribution is one class: it calibrates, predicts, saves and reloads by both
+façades."""
 
 import math
 import pickle
@@ -11,7 +12,7 @@ from torch import nn
 
 import rigidities as rg
 from rigidities import losses
-from rigidities.prediction import law as laws
+from rigidities.prediction import distribution as distributions
 from rigidities.prediction import noise as noises
 from tests.support.refusals import refused
 
@@ -29,7 +30,7 @@ class Relative(noises.Noise):
 
 
 @dataclass(frozen=True)
-class Laplace(laws.Law):
+class Laplace(distributions.Distribution):
     """Of unit variance, times a setting that files must keep."""
 
     name = "laplace"
@@ -49,10 +50,10 @@ class Laplace(laws.Law):
 
 @pytest.fixture
 def registered(monkeypatch):
-    for known, kind in ((noises.NOISES, Relative), (laws.LAWS, Laplace)):
+    for known, kind in ((noises.NOISES, Relative), (distributions.DISTRIBUTIONS, Laplace)):
         monkeypatch.setitem(known, kind.name, None)  # and out again afterwards
     noises.register_noise(Relative)
-    laws.register_law(Laplace)
+    distributions.register_distribution(Laplace)
 
 
 def rows(n, seed):
@@ -107,15 +108,22 @@ X = rows(5, 9)[0]
 
 
 @FACADES
-def test_a_new_noise_and_a_new_law_need_a_class_each_and_nothing_else(facade, registered, tmp_path):
+def test_a_new_noise_and_a_new_distribution_need_a_class_each_and_nothing_else(
+    facade, registered, tmp_path
+):
     made = facade()
     report = made.calibrate(
-        rows(4000, 1), noise="relative", law=Laplace(shift=0.01), criterion="nll"
+        rows(4000, 1), noise="relative", distribution=Laplace(shift=0.01), criterion="nll"
     )
     p, level = made.uq.predict(X), float(made.uq.noise.level)
     assert level**0.5 == pytest.approx(0.1, rel=0.05)
     torch.testing.assert_close(p.noise, level * p.mean.square())
-    assert p.law == made.uq.law == report.calibration.law == Laplace(shift=0.01)
+    assert (
+        p.distribution
+        == made.uq.distribution
+        == report.calibration.distribution
+        == Laplace(shift=0.01)
+    )
     torch.testing.assert_close(p.variance, p.epistemic + p.noise)
     x, y = rows(4000, 2)
     low, high = made.uq.predict(x).interval(0.9)
@@ -123,50 +131,64 @@ def test_a_new_noise_and_a_new_law_need_a_class_each_and_nothing_else(facade, re
     assert "laplace" in str(report)
     made.uq.save(tmp_path / "uq.safetensors")
     again = made.load(tmp_path / "uq.safetensors")
-    assert type(again.noise) is Relative and again.law == p.law
+    assert type(again.noise) is Relative and again.distribution == p.distribution
     assert str(again.report) == str(report)
     for one, other in zip(again.predict(X).interval(0.8), p.interval(0.8), strict=True):
         torch.testing.assert_close(one, other)
 
 
 @FACADES
-def test_the_numerical_scale_of_a_law_minimises_its_nll(facade, registered):
+def test_the_numerical_scale_of_a_distribution_minimises_its_nll(facade, registered):
     made, data = facade(), rows(300, 3)
-    report = made.calibrate(data, law="laplace", ridge=1e-3, criterion="nll")
+    report = made.calibrate(data, distribution="laplace", ridge=1e-3, criterion="nll")
     p = made.uq.predict(data[0])
     nll = -p.log_prob(data[1]).mean()
     assert report.nll == pytest.approx(float(nll), rel=1e-9)
     for factor in (0.999, 1.001):
-        other = rg.Prediction(p.mean, factor * p.epistemic, p.noise, p.rigidity, law=p.law)
+        other = rg.Prediction(
+            p.mean, factor * p.epistemic, p.noise, p.rigidity, distribution=p.distribution
+        )
         assert -other.log_prob(data[1]).mean() > nll
 
 
 @FACADES
-@pytest.mark.parametrize("law", [laws.StudentT(3.0), laws.StudentT([4.0]), "student-t"])
-def test_a_heavy_law_is_calibrated_by_its_likelihood_and_kept_in_files(facade, law, tmp_path):
+@pytest.mark.parametrize(
+    "distribution", [distributions.StudentT(3.0), distributions.StudentT([4.0]), "student-t"]
+)
+def test_a_heavy_distribution_is_calibrated_by_its_likelihood_and_kept_in_files(
+    facade, distribution, tmp_path
+):
     made, data = facade(), rows(300, 3)
-    report = made.calibrate(data, law=law, noise="constant", ridge=1e-3, criterion="nll")
+    report = made.calibrate(
+        data, distribution=distribution, noise="constant", ridge=1e-3, criterion="nll"
+    )
     p = made.uq.predict(data[0])
     nll = -p.log_prob(data[1]).mean()
     assert report.nll == pytest.approx(float(nll), rel=1e-9)
     for factor in (0.99, 1.01):
         parts = (factor * p.epistemic, factor * p.noise, p.rigidity)
-        assert -rg.Prediction(p.mean, *parts, law=p.law).log_prob(data[1]).mean() > nll
+        assert (
+            -rg.Prediction(p.mean, *parts, distribution=p.distribution).log_prob(data[1]).mean()
+            > nll
+        )
     made.uq.save(tmp_path / "uq.safetensors")
     again = made.load(tmp_path / "uq.safetensors").predict(data[0])
-    assert again.law == p.law and type(again.law) is type(p.law)
+    assert again.distribution == p.distribution and type(again.distribution) is type(p.distribution)
     torch.testing.assert_close(again.quantile(0.9), p.quantile(0.9))
 
 
 @FACADES
-def test_a_file_with_an_unknown_noise_or_law_is_refused_with_the_version_to_install(
+def test_a_file_with_an_unknown_noise_or_distribution_is_refused_with_the_version_to_install(
     facade, registered, tmp_path
 ):
-    for name, options in (("noise", {"noise": "relative"}), ("law", {"law": "laplace"})):
+    for name, options in (
+        ("noise", {"noise": "relative"}),
+        ("distribution", {"distribution": "laplace"}),
+    ):
         made = facade()
         made.calibrate(rows(50, 1), **options)
         made.uq.save(tmp_path / "uq.safetensors")
-        known = {"noise": noises.NOISES, "law": laws.LAWS}[name]
+        known = {"noise": noises.NOISES, "distribution": distributions.DISTRIBUTIONS}[name]
         kept = known.pop(options[name])
         with pytest.raises(ValueError, match=rf"{name} '{options[name]}'.*register.*>={VERSION}"):
             made.load(tmp_path / "uq.safetensors")
@@ -184,14 +206,17 @@ def test_unknown_names_and_unfit_criteria_are_refused_and_change_nothing(facade,
     for options, match in (
         ({"noise": "pink"}, "Unknown noise 'pink'. Known: none, constant, bayes"),
         ({"noise": "features"}, "fitted by criterion='auto', not by 'nll'"),
-        ({"law": "cauchy"}, "Unknown law 'cauchy'. Known: gaussian"),
-        ({"law": "laplace", "criterion": "crps"}, "formula of the Gaussian law.*'nll', or 'bins'"),
+        ({"distribution": "cauchy"}, "Unknown distribution 'cauchy'. Known: gaussian"),
+        (
+            {"distribution": "laplace", "criterion": "crps"},
+            "formula of the Gaussian distribution.*'nll', or 'bins'",
+        ),
     ):
         with pytest.raises(ValueError, match=match):
             made.calibrate(rows(50, 1), **options)
     assert made.uq.calibration is before
-    made.calibrate(rows(400, 1), law="laplace", criterion="bins")
-    assert made.uq.law == Laplace()
+    made.calibrate(rows(400, 1), distribution="laplace", criterion="bins")
+    assert made.uq.distribution == Laplace()
 
 
 class Nameless(noises.ConstantNoise):
@@ -199,7 +224,7 @@ class Nameless(noises.ConstantNoise):
 
 
 @FACADES
-@pytest.mark.parametrize("options", [{"noise": Nameless}, {"law": Laplace}], ids=str)
+@pytest.mark.parametrize("options", [{"noise": Nameless}, {"distribution": Laplace}], ids=str)
 def test_what_files_do_not_know_is_not_saved_under_another_name(facade, options, tmp_path):
     made = facade()
     made.calibrate(rows(50, 1), **options)
@@ -212,7 +237,11 @@ def test_what_files_do_not_know_is_not_saved_under_another_name(facade, options,
 def test_a_ridge_is_any_number_and_said_to_be_fixed(facade, ridge):
     made = facade()
     report = made.calibrate(
-        rows(60, 1), ridge=ridge, noise=made.uq.noise, law=laws.Gaussian, criterion="nll"
+        rows(60, 1),
+        ridge=ridge,
+        noise=made.uq.noise,
+        distribution=distributions.Gaussian,
+        criterion="nll",
     )
     assert made.uq.ridge == 0.5 and "0.5 (fixed)" in str(report)
     assert made.calibrate(rows(60, 1), ridge="search", criterion="nll").fixed is False
@@ -224,7 +253,7 @@ def test_a_ridge_is_any_number_and_said_to_be_fixed(facade, ridge):
 def test_both_facades_speak_alike(facade):
     made = facade()
     assert made.uq.report is None and made.uq.noise.name == "none"
-    assert made.uq.law == laws.Gaussian() and float(made.uq.noise.level) == 0
+    assert made.uq.distribution == distributions.Gaussian() and float(made.uq.noise.level) == 0
     report = made.calibrate(rows(60, 1), noise="constant", criterion="nll")
     assert made.uq.report is report and made.uq.ridge == report.ridge
     assert float(made.uq.scale) == float(report.scale)

@@ -1,9 +1,10 @@
-r"""The shape of what lies around the mean: laws of location zero and scale one.
+r"""The shape of what lies around the mean: distributions of location zero and scale one.
 
-A prediction is $y = \mu + s z$ with z from such a law. The variance $\sigma^2 = \alpha^2 q +
-\text{noise}$ is the second moment about $\mu$, so that $s = \sigma / \sqrt{E z^2}$ (`second`).
-Another law is another class here; `LAWS` lists the names that `calibrate(law=...)` and files
-know. Its fields are its settings, plain numbers that files keep.
+A prediction is $y = \mu + s z$ with z from such a distribution. The variance $\sigma^2 = \alpha^2 q
++ \text{noise}$ is the second moment about $\mu$, so that $s = \sigma / \sqrt{E z^2}$ (`second`).
+Another distribution is another class here; `DISTRIBUTIONS` lists the names that
+`calibrate(distribution=...)` and files know. Its fields are its settings, plain numbers that files
+keep.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ GOLDEN = (math.sqrt(5) - 1) / 2
 F64 = torch.float64
 
 
-class Law(ABC):
-    """The base of all laws.
+class Distribution(ABC):
+    """The base of all distributions.
 
-    A new law needs `quantile` and `log_density`; for probabilities `cdf`, for scores and bounds
-    `shortfall` as well, and `mirrored` unless it is symmetric. All broadcast the law's own
-    parameters against z.
+    A new distribution needs `quantile` and `log_density`; for probabilities `cdf`, for scores and
+    bounds `shortfall` as well, and `mirrored` unless it is symmetric. All broadcast the
+    distribution's own parameters against z.
 
     Attributes:
         name: what users and files call it.
-        symmetric: whether -z has the same law.
+        symmetric: whether -z has the same distribution.
         wide: fields with a last dimension that is none of the predictions'.
     """
 
@@ -68,14 +69,14 @@ class Law(ABC):
         return 0.0
 
     @property
-    def mirrored(self) -> Law:
-        """The law of -z."""
+    def mirrored(self) -> Distribution:
+        """The distribution of -z."""
         if self.symmetric:
             return self
         raise self._lack("mirrored")
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> Law:
-        """The law with every tensor that has an entry for each prediction changed so."""
+    def each(self, change: Callable[[Tensor], Tensor]) -> Distribution:
+        """The distribution with every tensor that has an entry for each prediction changed so."""
         return self
 
     def settings(self) -> dict[str, Any]:
@@ -93,8 +94,8 @@ class Law(ABC):
 
     def _lack(self, method: str) -> NotImplementedError:
         return NotImplementedError(
-            f"Probabilities, scores and bounds need `{method}` of the law {self.name!r}. Write it "
-            "as `Law` says."
+            f"Probabilities, scores and bounds need `{method}` of the distribution {self.name!r}. Write it "
+            "as `Distribution` says."
         )
 
     def crps(self, z: Tensor) -> Tensor:
@@ -104,9 +105,9 @@ class Law(ABC):
     def profile(self, residual: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
         r"""The best squared scale of each of J candidates, and its NLL per row.
 
-        The scale is that of variances: $\alpha^2 u$ is the law's second moment. Found by golden
-        sections of $\log\alpha$ about that of the root mean square; a law with a closed form has
-        its own.
+        The scale is that of variances: $\alpha^2 u$ is the distribution's second moment. Found by
+        golden sections of $\log\alpha$ about that of the root mean square; a distribution with a
+        closed form has its own.
 
         Args:
             residual: (n, 1) or (n, J).
@@ -139,37 +140,37 @@ def _uniform(like: Tensor, n: int, generator: torch.Generator | None) -> Tensor:
     return 1 - drawn.to(like.device)
 
 
-LAWS: dict[str, type[Law]] = {}
+DISTRIBUTIONS: dict[str, type[Distribution]] = {}
 """By name."""
 
-L = TypeVar("L", bound=type[Law])
+L = TypeVar("L", bound=type[Distribution])
 
 
-def register_law(kind: L) -> L:
-    """Make a law known to `calibrate` and to files, under its name; a class decorator."""
-    LAWS[kind.name] = kind
+def register_distribution(kind: L) -> L:
+    """Make a distribution known to `calibrate` and to files, under its name; a class decorator."""
+    DISTRIBUTIONS[kind.name] = kind
     return kind
 
 
-def law_named(given: str | Law | type[Law]) -> Law:
-    """The law of that name or class at its default settings, or the law itself.
+def distribution_named(given: str | Distribution | type[Distribution]) -> Distribution:
+    """The distribution of that name or class at its default settings, or the distribution itself.
 
     Raises:
         ValueError: there is none.
     """
-    if isinstance(given, Law):
+    if isinstance(given, Distribution):
         return given
-    if isinstance(given, type) and issubclass(given, Law):
+    if isinstance(given, type) and issubclass(given, Distribution):
         return given()
-    if str(given) not in LAWS:
-        raise ValueError(f"Unknown law {given!r}. Known: {', '.join(LAWS)}.")
-    return LAWS[given]()
+    if str(given) not in DISTRIBUTIONS:
+        raise ValueError(f"Unknown distribution {given!r}. Known: {', '.join(DISTRIBUTIONS)}.")
+    return DISTRIBUTIONS[given]()
 
 
-@register_law
+@register_distribution
 @dataclass(frozen=True)
-class Gaussian(Law):
-    """The standard normal law."""
+class Gaussian(Distribution):
+    """The standard normal distribution."""
 
     name, symmetric = "gaussian", True
 
@@ -253,23 +254,23 @@ def _checked(df: Any) -> float | Tensor:
     kept = torch.as_tensor(df, dtype=F64, device="cpu")
     if not bool(((kept > 2) & (kept < math.inf)).all()):
         raise ValueError(
-            f"A Student-t law needs more than two degrees of freedom, a finite number, got {df}: "
+            f"A Student-t distribution needs more than two degrees of freedom, a finite number, got {df}: "
             "with two or fewer it has no variance. For infinitely many take Gaussian()."
         )
     return kept if kept.ndim else float(kept)
 
 
-@register_law
+@register_distribution
 @dataclass(frozen=True, eq=False)
-class StudentT(Law):
+class StudentT(Distribution):
     r"""Student's t of scale one: $f(z) \propto (1 + z^2/\nu)^{-(\nu + 1)/2}$, $\nu > 2$.
 
     Attributes:
         df: degrees of freedom $\nu$, a number or one for each target, (K,).
 
     Examples:
-        >>> law = StudentT(4.0)
-        >>> law.second, round(law.quantile(torch.tensor(0.95)).item(), 4)
+        >>> distribution = StudentT(4.0)
+        >>> distribution.second, round(distribution.quantile(torch.tensor(0.95)).item(), 4)
         (2.0, 2.1318)
     """
 
@@ -346,11 +347,12 @@ def _quantiles(df: tuple[float, ...]) -> Tensor:
 
 
 class TiltedRule(NamedTuple):
-    """Moments and quantiles of tilted laws by plain operations, as many for every row.
+    """Moments and quantiles of tilted distributions by plain operations, as many for every row.
 
-    The moments are exact while 64 cosines hold the tilted density. A quantile is that of the law
-    to 1e-6 standard deviations while Student's level there lies between 1/64 and 63/64, to 5e-4
-    while its own lies between 0.01 and 0.99: enough for a graph, which takes no iteration.
+    The moments are exact while 64 cosines hold the tilted density. A quantile is that of the
+    distribution to 1e-6 standard deviations while Student's level there lies between 1/64 and
+    63/64, to 5e-4 while its own lies between 0.01 and 0.99: enough for a graph, which takes no
+    iteration.
 
     Attributes:
         basis: at 64 midpoints, (8, 64).
@@ -416,9 +418,9 @@ def _rule(df: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Ti
     return TiltedRule(*single, *double)
 
 
-@register_law
+@register_distribution
 @dataclass(frozen=True, eq=False)
-class Tilted(Law):
+class Tilted(Distribution):
     r"""Student's t with its density multiplied by $\exp(\theta \cdot b(u) - A)$, $u = F_\nu(z)$.
 
     $b_j(u) = \sqrt 2 \cos(j \pi u)$, j = 1 ... 8: skewness, several modes, other tails.
@@ -428,8 +430,8 @@ class Tilted(Law):
         tilt: $\theta$ of each prediction, (..., 8).
 
     Examples:
-        >>> law = Tilted(4.0, torch.tensor([0.5, 0, 0, 0, 0, 0, 0, 0]))
-        >>> round(law.mean.item(), 4), round(law.second.item(), 4)
+        >>> distribution = Tilted(4.0, torch.tensor([0.5, 0, 0, 0, 0, 0, 0, 0]))
+        >>> round(distribution.mean.item(), 4), round(distribution.second.item(), 4)
         (-0.5771, 2.1943)
     """
 
@@ -450,15 +452,15 @@ class Tilted(Law):
 
     @property
     def mirrored(self) -> Tilted:
-        """The law of -z: every other entry of the tilt changes sign."""
+        """The distribution of -z: every other entry of the tilt changes sign."""
         return self.each(lambda tilt: tilt * tilt.new_tensor([-1, 1]).repeat(4))
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Tilted:
-        """The law with another tilt."""
-        law = object.__new__(type(self))  # what is checked and cached of df holds
-        vars(law).update(vars(self), _degrees=self._degrees, tilt=change(self.tilt))
-        vars(law).pop("_moments", None)
-        return law
+        """The distribution with another tilt."""
+        distribution = object.__new__(type(self))  # what is checked and cached of df holds
+        vars(distribution).update(vars(self), _degrees=self._degrees, tilt=change(self.tilt))
+        vars(distribution).pop("_moments", None)
+        return distribution
 
     @cached_property
     def _degrees(self) -> tuple[tuple[float, ...], Tensor]:
@@ -491,9 +493,9 @@ class Tilted(Law):
 
     def log_density(self, z: Tensor) -> Tensor:
         r"""Student's, plus $\theta \cdot b(u) - A(\theta)$."""
-        law, x = StudentT(self.df), z.to(F64)
-        tilt = self._by_row(CosineTilt.log_density, law.cdf(x))
-        return (law.log_density(x) + tilt).to(_kind(z))
+        distribution, x = StudentT(self.df), z.to(F64)
+        tilt = self._by_row(CosineTilt.log_density, distribution.cdf(x))
+        return (distribution.log_density(x) + tilt).to(_kind(z))
 
     def cdf(self, z: Tensor) -> Tensor:
         """The distribution function, with the digits of a small one."""

@@ -1,4 +1,4 @@
-"""Laws by brute force: SciPy's quadratures of the density."""
+"""Distributions by brute force: SciPy's quadratures of the density."""
 
 import math
 from functools import cached_property, lru_cache
@@ -13,13 +13,13 @@ NODES, WEIGHTS = np.polynomial.legendre.leggauss(8)
 
 
 class Oracle:
-    """Student's law (normal for df None), its density times exp(tilt . b(u)).
+    """Student's distribution (normal for df None), its density times exp(tilt . b(u)).
 
     Integrals run over s = asinh(x / unit), where heavy tails are light.
     """
 
     def __init__(self, df=None, tilt=(0.0,) * 8):
-        self.law = stats.norm() if df is None else stats.t(df)
+        self.distribution = stats.norm() if df is None else stats.t(df)
         self.unit, self.tilt = math.sqrt(df or 1e4), np.asarray(tilt, dtype=float)
         self.reach = 40 / self.unit if df is None else max(40 / (df - 2), 40 / self.unit)
 
@@ -29,10 +29,12 @@ class Oracle:
     def _raised(self, x):
         """With the tilt's factor, from the nearer end of u."""
         x = np.asarray(x)
-        angles = math.pi * np.multiply.outer(self.law.cdf(-abs(x)), J)
+        angles = math.pi * np.multiply.outer(self.distribution.cdf(-abs(x)), J)
         signs = np.where(np.multiply.outer(x, J % 2) < 0, 1, (-1.0) ** J)
         signs = np.where(J % 2, signs, 1)
-        return self.law.pdf(x) * np.exp(math.sqrt(2) * (np.cos(angles) * signs) @ self.tilt)
+        return self.distribution.pdf(x) * np.exp(
+            math.sqrt(2) * (np.cos(angles) * signs) @ self.tilt
+        )
 
     @cached_property
     def _mass(self):
