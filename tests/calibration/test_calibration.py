@@ -382,7 +382,7 @@ def std_after(p: Any, criterion: str, noise: str, weight: Any = None) -> tuple[f
 
     train, valid = together(p.x, p.y), together(p.x_valid, p.y_valid)
     uq.fit(train, sample_weight=weight)
-    data = {"train": train} if criterion == "loo" else {"valid": valid}
+    data = {"train": train} if criterion == "loo" else {"x": valid}
     uq.calibrate(**data, criterion=criterion, noise=noise)
     return float(uq.ridge), uq.predict(valid).std.detach()
 

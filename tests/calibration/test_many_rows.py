@@ -47,7 +47,7 @@ def test_rows_are_thinned_evenly_and_in_step_with_no_period(monkeypatch, largest
 @pytest.mark.parametrize("criterion", ["nll", "bins", "crps", "absolute", "loo"])
 def test_a_search_in_small_parts_chooses_the_same(monkeypatch, criterion, noise):
     uq, rows = uq_and_rows(500)
-    data = {"train": rows} if criterion == "loo" else {"valid": rows}
+    data = {"train": rows} if criterion == "loo" else {"x": rows}
     uq.fit(rows) if criterion == "loo" else None
     whole = uq.calibrate(**data, criterion=criterion, noise=noise)
     for name in ("_CELLS", "_TABLE"):

@@ -22,7 +22,7 @@ def summary(
         held = f"the guarantee is void: call {guarantee} again" if report.stale else held
         without = f"no guarantee; {guarantee} gives one"
         known["intervals"] = without if calibration.conformal is None else held
-    return "\n".join([title, *(f"  {name:<12}{text}" for name, text in known.items())])
+    return "\n".join([title, *(f"  {name:<14}{text}" for name, text in known.items())])
 
 
 def _chosen(own: Calibration, report: CalibrationReport | None) -> dict[str, str]:
