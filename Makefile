@@ -18,10 +18,10 @@ PIP_INSTALL := -m pip install -qq --no-compile --disable-pip-version-check -c co
 SOURCES := $(wildcard src tests benchmarks experiments examples docs)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format types pytest rounding versions release browser bench zoo docs clean
+.PHONY: help venv demo test test-all lint format types short long pytest rounding versions release browser bench zoo docs clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
 
 venv: .venv/.stamp ## set up .venv: torch, everything the tests and demo need, this package
 	@echo ".venv is ready"
@@ -42,7 +42,9 @@ venv: .venv/.stamp ## set up .venv: torch, everything the tests and demo need, t
 demo: .venv/.stamp ## error bars on two small data sets: a table and two figures, in seconds
 	@$(BIN)/rigidities demo $(ARGS)
 
-test: lint types pytest ## what CI runs: lint, format check, types, tests and doctests
+test: lint types short ## lint, format check, types, and the tests that guard every room: minutes
+
+test-all: long ## the tests that `make test` leaves to it; CI runs both
 
 lint: .venv/.stamp ## ruff: rules and formatting
 	$(BIN)/ruff check $(SOURCES)
@@ -56,8 +58,16 @@ types: .venv/.stamp ## mypy, strict, on src
 	$(BIN)/mypy
 
 # One thread a worker: two workers with torch's default threads would fight over the cores.
-pytest: .venv/.stamp browser ## tests and doctests only (ARGS="-k name" to choose)
-	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+PYTEST := OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+
+short: .venv/.stamp
+	$(PYTEST) --part short $(ARGS)
+
+long: .venv/.stamp browser
+	$(PYTEST) --part long $(ARGS)
+
+pytest: .venv/.stamp browser ## all tests and doctests, or some: ARGS="-k name"
+	$(PYTEST) $(ARGS)
 
 # A seed's net differs between processors and numbers of threads; so it does here. Slow kernels, another
 # order of summation, and other seeds stand in for the machines that are not at hand.

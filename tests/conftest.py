@@ -1,6 +1,13 @@
-"""What several test files share: a small trained net and its data; other seeds; the browser."""
+"""What several test files share: a small trained net and its data; other seeds; the browser.
 
+It also cuts the suite in two. `make test` runs the short part, which guards every room and door in
+minutes; `make test-all` runs the long part, which is everything else. Together they are what a
+plain `pytest` runs.
+"""
+
+from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +38,47 @@ def net3() -> Trained:
     return trained(targets=3)
 
 
+# --- a short part and a long part of the suite --------------------------------------------------
+#
+# The short part has every test function but those of the folders below and those marked `thorough`
+# or `browser`; of a parametrised function it takes a few cases, spread evenly. The long part is the
+# complement, so that no test can be in neither.
+
+PARTS = ("short", "long")
+LONG_FOLDERS = tuple(Path(__file__).parent / name for name in ("experiments", "benchmarks"))
+SHORT_CASES = 3
+"""How many cases of a parametrised test the short part takes: the first, a middle one, the last."""
+
+
+def in_long_folder(path: Path) -> bool:
+    return any(path.is_relative_to(folder) for folder in LONG_FOLDERS)
+
+
+def short_part(items: list[pytest.Item]) -> set[pytest.Item]:
+    """The tests of the short part, of all that were collected."""
+    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        marked = item.get_closest_marker("thorough") or item.get_closest_marker("browser")
+        if not marked and not in_long_folder(item.path):
+            function = item.nodeid.partition("[")[0]
+            cases[function].append(item)
+    chosen: set[pytest.Item] = set()
+    for function_cases in cases.values():
+        last = len(function_cases) - 1
+        steps = SHORT_CASES - 1
+        chosen.update(function_cases[last * step // steps] for step in range(SHORT_CASES))
+    return chosen
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The short part does not even import what it leaves out whole."""
+    if config.getoption("--part") == "short" and in_long_folder(collection_path):
+        return True
+    return None
+
+
+# --- other seeds ----------------------------------------------------------------------------------
+#
 # From one seed, processors and numbers of threads train different nets. Other seeds train nets that
 # differ more: what a test asks of a net, it must ask of those too.
 
@@ -38,6 +86,8 @@ def net3() -> Trained:
 def pytest_addoption(parser: pytest.Parser) -> None:
     text = "added to all seeds of torch: other draws, other nets, which the tests must bear"
     parser.addoption("--moved-seeds", type=int, default=0, metavar="N", help=text)
+    text = "the short part of the suite, or the long one; by default both"
+    parser.addoption("--part", choices=PARTS, help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -53,18 +103,27 @@ def pytest_configure(config: pytest.Config) -> None:
         torch.Generator = Generator
 
 
+# --- the browser ----------------------------------------------------------------------------------
+#
 # Where there is no browser, its tests are left out, and the summary says how many. In CI they stay,
 # and fail. Workers of xdist collect, the main process sums up.
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if browser.executable() or browser.required():
-        return
-    without = [item for item in items if item.get_closest_marker("browser")]
-    if without:
+    part = config.getoption("--part")
+    if part is not None:
+        short = short_part(items)
+        deselect(config, items, {item for item in items if (item in short) != (part == "short")})
+    if not browser.executable() and not browser.required():
+        without = {item for item in items if item.get_closest_marker("browser")}
         config.stash[LEFT_OUT] = len(without)
-        config.hook.pytest_deselected(items=without)
-        items[:] = [item for item in items if item not in without]
+        deselect(config, items, without)
+
+
+def deselect(config: pytest.Config, items: list[pytest.Item], unwanted: set[pytest.Item]) -> None:
+    if unwanted:
+        config.hook.pytest_deselected(items=[item for item in items if item in unwanted])
+        items[:] = [item for item in items if item not in unwanted]
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
