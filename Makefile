@@ -57,8 +57,9 @@ format: .venv/.stamp ## let ruff fix and format the sources
 types: .venv/.stamp ## mypy, strict, on src
 	$(BIN)/mypy
 
-# One thread a worker: two workers with torch's default threads would fight over the cores.
-PYTEST := OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+# One thread a worker: two workers with torch's default threads would fight over the cores. Compiled
+# modules are kept, whatever the shell says: many tests start processes that import torch.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 short: .venv/.stamp
 	$(PYTEST) --part short $(ARGS)
