@@ -140,13 +140,13 @@ def test_every_shape_has_a_hash(shape):
 
 
 def test_hashes_and_fingerprints_are_those_of_earlier_files(monkeypatch):
-    values = torch.arange(300, dtype=torch.float64).sqrt()
+    values = torch.arange(300, dtype=torch.float64) / 7  # division rounds alike everywhere
     tensors = [values, values[:5].float(), (7 * values).long(), values[:0], values[:70] > 5]
     tensors = [*tensors, torch.complex(values, -values)]
     named = [(f"layer.{i}", tensor) for i, tensor in enumerate(tensors)]
-    assert sketch.fingerprint(named) == "6c6a292c2b249d3d"
+    assert sketch.fingerprint(named) == "afd2142b31d74ebe"
     monkeypatch.setattr(sketch, "_PIECE", 128)  # tensors in several parts, and apart
-    assert sketch.fingerprint(named) == "3cb9c2c494a3f0a1"
+    assert sketch.fingerprint(named) == "54483dd9ff6fcbb3"
     assert tensor_hashes(tensors) == [tensor_hashes([tensor])[0] for tensor in tensors]
 
 
