@@ -1,11 +1,13 @@
 """Tree ensembles read from their own libraries, against those libraries and dense algebra."""
 
+import re
 import warnings
 
 import numpy as np
 import pandas as pd
 import polars
 import pytest
+import sklearn
 import torch
 from lightgbm import LGBMRegressor
 from sklearn.ensemble import (
@@ -140,9 +142,9 @@ def test_rows_that_share_all_leaves_are_told_apart(fitted):
     forest = Forest(fitted["tree"], table()[0])
     x = table(50, seed=3)[0]
     for given in (x, pd.DataFrame(x), polars.DataFrame(x)):
-        hashes = trees._hashes(given)
+        hashes = trees._row_hashes(given)
         assert len(np.unique(hashes)) == 50
-        assert (hashes == trees._hashes(given)).all()
+        assert (hashes == trees._row_hashes(given)).all()
     rows = forest.rows(x)
     assert len(torch.unique(rows[:, :-1], dim=0)) < 50 == len(torch.unique(rows, dim=0))
 
@@ -274,6 +276,63 @@ def test_nodes_laid_out_otherwise_are_refused_by_the_release():
         tree.nodes = tree.nodes[["value", "is_leaf"]]
     with pytest.raises(ValueError, match=r"not laid out as in scikit-learn 1\.4 to 1\.9"):
         Forest(model, x)
+
+
+def spoilt_places(self, X):
+    return np.zeros((len(X), len(self.trees)), dtype=np.int64)
+
+
+def spoilt_order(self):
+    return np.roll(np.arange(self.model.n_features_in_), 1)
+
+
+SPOILT = {
+    "leaves": ("leaf_places", spoilt_places, lambda model, x: Forest(model, x)),
+    "splits": ("input_order", spoilt_order, lambda model, x: Nodes.of(model)),
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_trees_that_do_not_reproduce_the_models_predictions_are_refused(name, monkeypatch):
+    x, y = table()
+    model = HistGradientBoostingRegressor(max_iter=5).fit(x, y)
+    method, spoilt, read = SPOILT[name]
+    read(model, x)
+    monkeypatch.setattr(trees._HistogramTrees, method, spoilt)
+    words = (
+        rf"HistGradientBoostingRegressor.* this is {re.escape(sklearn.__version__)}, and the "
+        "leaves that are read do not add up to its own predictions.* use GradientBoostingRegressor"
+    )
+    with pytest.raises(ValueError, match=words):
+        read(model, x)
+
+
+@pytest.mark.parametrize("name", ["_predictors", "_bin_mapper"])
+def test_a_model_that_keeps_its_trees_elsewhere_is_refused(name):
+    x, y = table()
+    model = HistGradientBoostingRegressor(max_iter=2).fit(x, y)
+    delattr(model, name)
+    with pytest.raises(ValueError, match=f"not laid out as .* it has no {name}"):
+        Forest(model, x)
+
+
+@pytest.mark.parametrize("category", ["coast", -1.0, 300.0, 0.5])
+def test_splits_by_categories_that_are_no_codes_are_refused(category):
+    x, y = table()
+    frame = pd.DataFrame(x)
+    frame[3] = np.where(x[:, 3] > 5, category, "inland" if category == "coast" else 7.0)
+    model = HistGradientBoostingRegressor(max_iter=2, categorical_features=[3]).fit(frame, y)
+    with pytest.raises(ValueError, match="categories that are whole numbers from 0 to 255"):
+        Nodes.of(model)
+
+
+def test_splits_of_a_model_that_was_trained_on_a_frame_are_read():
+    x, y = table()
+    frame = pd.DataFrame(x, columns=list("abcde"))
+    model = HistGradientBoostingRegressor(max_iter=5, categorical_features=["d"]).fit(frame, y)
+    nodes = Nodes.of(model)
+    expected = Forest(model, frame).rows(frame)[:, :-1]
+    assert torch.equal(nodes(torch.from_numpy(x))[:, :-1], expected)
 
 
 def test_the_model_can_be_cast(fitted):

@@ -1,24 +1,34 @@
 r"""Tree ensembles as linear models: error bars for forests and boosted trees.
 
 A prediction adds up, over trees, the value of the leaf that the input falls into. With the splits
-fixed it is linear in the leaf values, $y = b + \sum_t v_{\ell_t(x)}$, and its features are the
-leaves' indicators, whose Gram counts the training rows that two leaves share: a prediction is
-rigid where many training rows fall into its leaves.
+fixed it is linear in the leaf values, $y = b + \sum_t v_{\ell_t(x)}$. Its features are the leaves'
+indicators, whose Gram counts the training rows that two leaves share: a prediction is rigid where
+many training rows fall into its leaves.
 
     forest = Forest(model, X_train)  # of scikit-learn, XGBoost, LightGBM or CatBoost
     uq = rg.LastLayerRigidity(forest.module).fit((forest.rows(X_train), y_train))
     uq.calibrate((forest.rows(X_valid), y_valid))
     prediction = uq.predict(forest.rows(X))
 
-`rigidities.sklearn.RigidityRegressor` does all of it. Of many leaves the leading directions of the
-Gram are kept, `rank` of them: the rigidity is then that of leaf values which may only move along
-these, and `forest.share` says how much of the training rows' features they hold.
+`rigidities.sklearn.RigidityRegressor` does all of it.
+
+The way of the data: a `_Host` knows how the model's own library numbers its leaves; `Forest.rows`
+turns inputs into leaf numbers that are unique in the whole ensemble; `Leaves` turns these into
+features and predictions. Of many leaves the `rank` leading directions of the Gram are kept. The
+rigidity is then that of leaf values which may only move along these directions, and `forest.share`
+says how much of the training rows' features they explain.
+
+Histogram boosters of scikit-learn have no public leaf numbers. `_HistogramTrees` alone reads their
+private nodes, and refuses them where they do not reproduce the model's own `predict`.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,94 +37,160 @@ from torch.nn.functional import embedding_bag, pad
 
 from .notices import NO_FIT, NotFittedError
 
-WIDE, NARROW, MANY = 1024, 256, 10_000
-"""Directions kept by default: the first of up to so many training rows, the second of more."""
+__all__ = [
+    "SQUARED",
+    "SUPPORTED",
+    "Forest",
+    "Leaves",
+    "Nodes",
+    "is_forest",
+    "require_squared_error",
+]
+
+WIDE = 1024
+"""Directions that are kept by default, of up to `MANY` training rows."""
+
+NARROW = 256
+"""Directions that are kept by default, of more training rows."""
+
+MANY = 10_000
+"""Training rows up to which the default is `WIDE`."""
+
 GROUPS = 128
-"""Of a tree with more leaves, neighbours are joined to so many groups of about as many rows."""
+"""Neighbouring leaves of a tree with more leaves are joined to about so many groups, of about as
+many rows each."""
+
 SAMPLED = 8_192
-"""Training rows from which directions and groups are found, at most, or four for each direction."""
+"""Training rows from which directions and groups are found, at most; or four for each direction if
+that is more."""
+
 SUPPORTED = (
     "scikit-learn's DecisionTree-, RandomForest-, ExtraTrees-, GradientBoosting- and "
     "HistGradientBoostingRegressor, XGBRegressor, LGBMRegressor and CatBoostRegressor"
 )
+"""The tree ensembles that can be read, in words."""
 
-SQUARED = {"squared_error", "MSELoss", "friedman_mse", "RMSE", "MultiRMSE", "rmse", "mse", "l2"}
-SQUARED |= {"reg:squarederror", "reg:linear", "regression", "regression_l2", "mean_squared_error"}
+SQUARED = {
+    # scikit-learn, torch
+    "squared_error",
+    "friedman_mse",
+    "MSELoss",
+    # CatBoost
+    "RMSE",
+    "MultiRMSE",
+    # LightGBM
+    "regression",
+    "regression_l2",
+    "mean_squared_error",
+    "l2",
+    "mse",
+    "rmse",
+    # XGBoost
+    "reg:squarederror",
+    "reg:linear",
+}
 """Names of the squared error in scikit-learn, torch, CatBoost, LightGBM and XGBoost."""
 
-_FIELDS = {"value", "feature_idx", "num_threshold", "missing_go_to_left", "left", "right"}
-_FIELDS |= {"is_leaf", "is_categorical", "bitset_idx"}
-"""Of a node of scikit-learn's histogram trees."""
+_MOST_CATEGORIES = 256
+"""Codes of a categorical input in scikit-learn's histogram trees."""
+
+_PROBE_ROWS = 32
+"""Rows on which splits that were read are compared with the model's own predictions."""
+
 Array = np.ndarray[Any, Any]
-Leaf = tuple[Array, Array]
-"""Places of a tree's leaves, as `_places` gives them, and their values (leaves, K)."""
 
 
 class Forest:
     """A fitted tree ensemble, and the torch model of its leaves.
 
     Args:
-        model: one of `SUPPORTED`, fitted.
-        X: training rows, as the model takes them; some thousands will do.
-        rank: directions of the leaf values to keep; by default 1024, or 256 where there are more
+        model: One of `SUPPORTED`, fitted.
+        X: Training rows, as the model takes them; some thousands will do.
+        rank: Directions of the leaf values to keep; by default 1024, or 256 where there are more
             than 10,000 rows. With as many as leaves (at most 128 a tree) nothing is left out.
 
     Attributes:
-        module: what `rows` gives -> predictions (N, K).
-        share: of the training rows' squared features about their mean, what the directions hold.
+        module: The torch model, from what `rows` gives to predictions, (N, K).
+        share: Share of the training rows' squared features about their mean that the directions
+            explain.
 
     Raises:
-        TypeError: the model is no tree ensemble that is known here.
-        ValueError: it is not fitted, was trained with another loss than the squared error, or its
-            prediction is no sum of leaf values.
+        TypeError: The model is no tree ensemble that is known here.
+        ValueError: The model is not fitted, was trained with another loss than the squared error,
+            its prediction is no sum of leaf values, or this release of scikit-learn keeps its
+            trees in an unknown way.
     """
 
     def __init__(self, model: Any, X: Any, *, rank: int | None = None) -> None:
         self.model = model
-        leaves = _leaves(model)
+        tree_leaves = _leaves_of_trees(model)
         require_squared_error(model)
         _require_no_initial_model(model)
-        self._numbers = _numbers([places for places, _ in leaves])
-        values = torch.as_tensor(np.concatenate([own for _, own in leaves]), dtype=torch.float64)
-        X = X.tocsr() if hasattr(X, "tocsr") else X
-        count = X.shape[0] if hasattr(X, "shape") else len(X)  # sparse ones have no length
-        rank = (WIDE if count <= MANY else NARROW) if rank is None else rank
-        X = X[:: -(-count // max(SAMPLED, 4 * rank))]
-        rows = self.rows(X)[:, :-1]
+        self._leaf_numbers = _leaf_number_table([leaves.places for leaves in tree_leaves])
+
+        if hasattr(X, "tocsr"):  # rows of other sparse formats cannot be selected
+            X = X.tocsr()
+        row_count = X.shape[0] if hasattr(X, "shape") else len(X)  # sparse ones have no length
+        if rank is None:
+            rank = WIDE if row_count <= MANY else NARROW
+        # Every n-th row, so that at most max(SAMPLED, 4 * rank) rows are left.
+        stride = -(-row_count // max(SAMPLED, 4 * rank))
+        X = X[::stride]
+        rows = self.rows(X)[:, :-1]  # (N, T), without the hashes
+
+        all_values = np.concatenate([leaves.values for leaves in tree_leaves])
+        values = torch.as_tensor(all_values, dtype=torch.float64)  # (L, K)
         if values.ndim > 2:
-            what = "Trees of several targets each are not known"
-            raise ValueError(f"{what}. Train one model a target.")
-        offset = _offset(model, X, embedding_bag(rows, values, mode="sum"), len(leaves))
-        group = _groups(rows, [len(own) for _, own in leaves])
+            raise ValueError(
+                "Trees of several targets each are not known. Train one model a target."
+            )
+        sums = embedding_bag(rows, values, mode="sum")  # (N, K)
+        offset = _offset(model, X, sums, len(tree_leaves))
+        group = _groups(rows, [len(leaves.values) for leaves in tree_leaves])
         basis, self.share = _directions(group[rows], int(group.max()) + 1, rank)
         self.module = Leaves.of(group, basis, values, offset)
 
     def rows(self, X: Any) -> Tensor:
-        """Numbers of the leaves that rows fall into, and a hash of each row, (N, T + 1).
+        """Numbers of the leaves that rows fall into, and a hash of each row.
 
-        The ensemble's own library finds the leaves. By the hash rows are told apart that share
-        all leaves.
+        The ensemble's own library finds the leaves. The hash tells rows apart that share all
+        leaves.
+
+        Args:
+            X: Inputs, as the model takes them.
+
+        Returns:
+            (N, T + 1) whole numbers for T trees.
         """
-        places = _places(self.model, X)
-        found = self._numbers[np.arange(places.shape[1]), places]
-        return torch.from_numpy(np.concatenate([found, _hashes(X)[:, None]], 1))
+        places = _host(self.model).places(self.model, X)  # (N, T)
+        tree = np.arange(places.shape[1])
+        numbers = self._leaf_numbers[tree, places]
+        return torch.from_numpy(np.concatenate([numbers, _row_hashes(X)[:, None]], 1))
 
 
 class Leaves(nn.Module):
-    """Predictions of leaf numbers, linear in the last layer: the leaves' directions, weighed.
+    """Predictions from leaf numbers, linear in the last layer: directions of leaf values, weighed.
 
-    Directions are looked up in single precision, which is several times as fast. Their last digits
-    are part of what they leave of a prediction, so that this is exact.
+    The directions do not span all leaf values. What they leave of a prediction is one more feature
+    for each target, so that predictions are exact. Directions are looked up in single precision,
+    which is several times as fast; their rounding is part of what they leave.
+
+    Args:
+        leaves: Number of leaves, L.
+        groups: Number of groups of leaves.
+        width: Number of directions, D.
+        rest: Number of targets of which the directions leave something, R.
+        outputs: Number of targets, K.
 
     Attributes:
-        group: of each leaf, (L,).
-        basis: directions of the groups' values, (groups, D), float32.
-        values: of the leaves, (L, K).
-        weight: of the directions, (D, K), which fixes what they leave; the head begins with it,
-            and may be fitted anew.
-        left: the targets of which the directions leave something, (R,).
-        norm: of what they leave of these targets' leaf values, (R,).
-        head: weights of the directions and of the rest.
+        group: Group of each leaf, (L,).
+        basis: Directions of the groups' values, (groups, D), float32.
+        values: Values of the leaves, (L, K).
+        weight: Weights of the directions, (D, K), which fix what the directions leave. The head
+            begins with them, and may be fitted anew.
+        left: Targets of which the directions leave something, (R,).
+        norm: Norm of what they leave of these targets' leaf values, (R,).
+        head: Weights of the directions and of what they leave.
     """
 
     group: Tensor
@@ -126,39 +202,58 @@ class Leaves(nn.Module):
 
     def __init__(self, leaves: int, groups: int, width: int, rest: int, outputs: int = 1) -> None:
         super().__init__()
-        self.register_buffer("group", torch.zeros(leaves, dtype=torch.long))
-        self.register_buffer("left", torch.zeros(rest, dtype=torch.long))
+        whole = torch.long
+        double = torch.float64
+        self.register_buffer("group", torch.zeros(leaves, dtype=whole))
+        self.register_buffer("left", torch.zeros(rest, dtype=whole))
         self.register_buffer("basis", torch.zeros(groups, width))
-        for name, shape in {
-            "values": (leaves, outputs),
-            "weight": (width, outputs),
-            "norm": (rest,),
-        }.items():
-            self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
-        self.head = nn.Linear(width + rest, outputs, dtype=torch.float64)
+        self.register_buffer("values", torch.zeros(leaves, outputs, dtype=double))
+        self.register_buffer("weight", torch.zeros(width, outputs, dtype=double))
+        self.register_buffer("norm", torch.zeros(rest, dtype=double))
+        self.head = nn.Linear(width + rest, outputs, dtype=double)
 
     @classmethod
     def of(cls, group: Tensor, basis: Tensor, values: Tensor, offset: Tensor) -> Leaves:
-        """The model whose leaves have these values (L, K)."""
-        count = torch.bincount(group).to(values)[:, None]
-        mean = values.new_zeros(len(basis), values.shape[1]).index_add_(0, group, values) / count
+        """The model of given leaf values.
+
+        Args:
+            group: Group of each leaf, (L,).
+            basis: Orthonormal directions of the groups' values, (groups, D).
+            values: Values of the leaves, (L, K).
+            offset: What predictions are beside the sums of leaf values, (K,).
+        """
+        group_sizes = torch.bincount(group).to(values)[:, None]
+        group_sums = values.new_zeros(len(basis), values.shape[1]).index_add_(0, group, values)
+        group_means = group_sums / group_sizes
+        # The projection of the groups' mean values on the directions.
         directions = basis.double()
-        weight = directions.mT @ mean
-        norm = (values - (directions @ weight)[group]).norm(dim=0)
-        left = (norm > 1e-12 * values.norm(dim=0).clamp(min=1e-300)).nonzero()[:, 0]
-        head = torch.cat([weight, norm.diag()[left]]).mT
-        state = {"group": group, "basis": basis, "values": values, "weight": weight}
-        state |= {"left": left, "norm": norm[left], "head.weight": head, "head.bias": offset}
-        made = cls.sized(state)
-        made.load_state_dict(state)
-        return made
+        weight = directions.mT @ group_means
+        norm = (values - (directions @ weight)[group]).norm(dim=0)  # (K,)
+        smallest = 1e-12 * values.norm(dim=0).clamp(min=1e-300)
+        left = (norm > smallest).nonzero()[:, 0]
+
+        state = {
+            "group": group,
+            "basis": basis,
+            "values": values,
+            "weight": weight,
+            "left": left,
+            "norm": norm[left],
+            "head.weight": torch.cat([weight, norm.diag()[left]]).mT,
+            "head.bias": offset,
+        }
+        module = cls.sized(state)
+        module.load_state_dict(state)
+        return module
 
     @classmethod
     def sized(cls, state: dict[str, Tensor]) -> Leaves:
-        """One for a state dict of another, not loaded yet."""
-        groups, width = state["basis"].shape
+        """A module of the right size for a state dict, which is not loaded yet."""
         leaves, outputs = state["values"].shape
-        return cls(leaves, groups, width, len(state["norm"]), outputs)
+        groups, width = state["basis"].shape
+        return cls(
+            leaves=leaves, groups=groups, width=width, rest=len(state["norm"]), outputs=outputs
+        )
 
     def forward(self, rows: Tensor) -> Tensor:
         """Predictions (N, K) of leaf numbers and one more column, (N, T + 1)."""
@@ -167,29 +262,37 @@ class Leaves(nn.Module):
         features = features.to(self.head.weight.dtype)
         if len(self.left):
             total = embedding_bag(rows, self.values, mode="sum")  # (N, K)
-            rest = (total - features @ self.weight)[:, self.left] / self.norm
-            features = torch.cat([features, rest], 1)
-        found: Tensor = self.head(features)
-        return found
+            unexplained = (total - features @ self.weight)[:, self.left] / self.norm  # (N, R)
+            features = torch.cat([features, unexplained], 1)
+        predictions: Tensor = self.head(features)
+        return predictions
 
 
 class Nodes(nn.Module):
     """The splits of a `HistGradientBoostingRegressor` in torch: inputs to leaf numbers.
 
     `nn.Sequential(Nodes.of(model), forest.module)` predicts without scikit-learn, from a state
-    dict. Inputs are (N, P) float64, NaN where missing; categories are whole numbers below 256.
-    Those that the model has not seen count as missing, and so does what is no whole number.
+    dict. Inputs are (N, P) float64, NaN where missing. Categories are whole numbers below 256;
+    those that the model has not seen count as missing, and so does what is no whole number.
+
+    Args:
+        trees: Number of trees, T.
+        nodes: Number of nodes of all trees, M.
+        inputs: Number of inputs, P.
+        splits: Number of splits by category.
+        coded: Number of inputs with categories.
 
     Attributes:
-        roots: of the trees, among all nodes, (T,).
-        child: of each node the left one, which the right one follows; of a leaf itself, (M,).
-        split: input, leaf number (-1) and row of `categories` (-1 for none) of each node, (3, M).
-        threshold: inputs up to it go left, (M,); infinite in leaves.
-        missing: whether those that are missing go right, (M,).
-        categories: that go left, (splits, 256).
-        order: of the inputs in the model: those with categories come first.
-        codes: in the model of the categories of these, NaN of unknown ones, (inputs, 256).
-        depth: of the deepest leaf.
+        roots: The trees' first nodes among all nodes, (T,).
+        child: Left child of each node, which the right child follows; of a leaf the leaf, (M,).
+        split: Input, leaf number (-1 for none) and row of `categories` (-1 for none) of each node,
+            (3, M).
+        threshold: Inputs up to it go left, (M,); infinite in leaves.
+        missing: Whether inputs that are missing go right, (M,).
+        categories: Categories that go left, (splits, 256).
+        order: Order of the inputs in the model, where those with categories come first, (P,).
+        codes: The model's codes of these inputs' categories, NaN of unknown ones, (coded, 256).
+        depth: Depth of the deepest leaf.
     """
 
     roots: Tensor
@@ -204,45 +307,57 @@ class Nodes(nn.Module):
 
     def __init__(self, trees: int, nodes: int, inputs: int, splits: int, coded: int) -> None:
         super().__init__()
-        whole: dict[str, tuple[int, ...]] = {"roots": (trees,), "depth": ()}
-        whole |= {"child": (nodes,), "split": (3, nodes)}
-        for name, shape in whole.items():
-            self.register_buffer(name, torch.zeros(shape, dtype=torch.long))
-        for name, shape in {"missing": (nodes,), "categories": (splits, 256)}.items():
-            self.register_buffer(name, torch.zeros(shape, dtype=torch.bool))
+        most = _MOST_CATEGORIES
+        no_codes = torch.full((coded, most), torch.nan, dtype=torch.float64)
+        self.register_buffer("roots", torch.zeros(trees, dtype=torch.long))
+        self.register_buffer("depth", torch.zeros((), dtype=torch.long))
+        self.register_buffer("child", torch.zeros(nodes, dtype=torch.long))
+        self.register_buffer("split", torch.zeros(3, nodes, dtype=torch.long))
+        self.register_buffer("missing", torch.zeros(nodes, dtype=torch.bool))
+        self.register_buffer("categories", torch.zeros(splits, most, dtype=torch.bool))
         self.register_buffer("threshold", torch.zeros(nodes, dtype=torch.float64))
         self.register_buffer("order", torch.arange(inputs))
-        self.register_buffer("codes", torch.full((coded, 256), torch.nan, dtype=torch.float64))
+        self.register_buffer("codes", no_codes)
 
     @classmethod
     def of(cls, model: Any) -> Nodes:
-        """Of a fitted model."""
-        trees, mask = _histogram_trees(model), model.is_categorical_
-        known = (
-            [] if mask is None else model._preprocessor.named_transformers_["encoder"].categories_
+        """The splits of a fitted model.
+
+        Raises:
+            ValueError: The model is not fitted, has categories that are no whole numbers below 256,
+                or its splits as they are read do not lead to its predictions.
+        """
+        histogram = _HistogramTrees(model)
+        categories_to_left = histogram.categories_to_left()
+        category_codes = histogram.category_codes()
+        module = cls(
+            trees=len(histogram.trees),
+            nodes=sum(len(tree.nodes) for tree in histogram.trees),
+            inputs=model.n_features_in_,
+            splits=len(categories_to_left),
+            coded=len(category_codes),
         )
-        bits = np.concatenate([one.raw_left_cat_bitsets for one in trees])
-        nodes = sum(len(one.nodes) for one in trees)
-        made = cls(len(trees), nodes, model.n_features_in_, len(bits), len(known))
-        first = leaves = rows = 0
-        for t, tree in enumerate(trees):
-            made.roots[t] = first
-            made._add(tree.nodes, first, leaves, rows)
-            first += len(tree.nodes)
-            leaves, rows = leaves + tree.get_n_leaf_nodes(), rows + len(tree.raw_left_cat_bitsets)
-        packed = bits.astype("<u4").reshape(-1, 8).view(np.uint8)
-        made.categories.copy_(torch.from_numpy(np.unpackbits(packed, 1, bitorder="little")))
-        for own, values in zip(made.codes, known, strict=True):
-            values = torch.from_numpy(values[~np.isnan(values)].astype(np.int64))
-            own[values] = torch.arange(len(values)).double()
-        if mask is not None:
-            made.order.copy_(torch.from_numpy(np.argsort(~np.asarray(mask), kind="stable")))
-        made.depth.fill_(max(one.get_max_depth() for one in trees))
-        return made
+        first_node = 0
+        first_leaf = 0
+        first_split = 0
+        for t, tree in enumerate(histogram.trees):
+            module.roots[t] = first_node
+            module._add_tree(tree.nodes, first_node, first_leaf, first_split)
+            first_node += len(tree.nodes)
+            first_leaf += tree.get_n_leaf_nodes()
+            first_split += len(tree.raw_left_cat_bitsets)
+        module.categories.copy_(torch.from_numpy(categories_to_left))
+        module.codes.copy_(torch.from_numpy(category_codes))
+        module.order.copy_(torch.from_numpy(histogram.input_order()))
+        module.depth.fill_(max(tree.get_max_depth() for tree in histogram.trees))
+
+        probes = histogram.probe_rows()
+        histogram.require_predictions(probes, module(torch.from_numpy(probes))[:, :-1])
+        return module
 
     @classmethod
     def sized(cls, state: dict[str, Tensor]) -> Nodes:
-        """One for a state dict of another, not loaded yet."""
+        """A module of the right size for a state dict, which is not loaded yet."""
         return cls(
             trees=len(state["roots"]),
             nodes=len(state["child"]),
@@ -251,302 +366,637 @@ class Nodes(nn.Module):
             coded=len(state["codes"]),
         )
 
-    def _add(self, nodes: Array, first: int, leaf: int, row: int) -> None:
-        """One tree; its nodes are put into an order in which children are neighbours."""
+    def _add_tree(self, nodes: Array, first_node: int, first_leaf: int, first_split: int) -> None:
+        """Write one tree into the buffers, in an order in which siblings are neighbours.
+
+        Args:
+            nodes: The tree's nodes, in scikit-learn's order.
+            first_node: Number of nodes of the trees before it.
+            first_leaf: Number of leaves of the trees before it.
+            first_split: Number of splits by category of the trees before it.
+        """
         is_leaf = nodes["is_leaf"].astype(bool)
-        pairs = np.stack([nodes["left"], nodes["right"]], 1)[~is_leaf].astype(np.int64)
-        order = np.concatenate([[0], pairs.flatten()])  # what stands at each place
-        place = np.argsort(order)
-        child = np.arange(len(nodes))
-        child[place[~is_leaf]] = 1 + 2 * np.arange(len(pairs))
-        number = np.where(is_leaf, leaf + np.cumsum(is_leaf) - 1, -1)
-        bits = nodes["bitset_idx"].astype(np.int64) + row
-        kind = np.where(nodes["is_categorical"].astype(bool), bits, -1)
-        split = np.stack([nodes["feature_idx"] * ~is_leaf, number, kind])[:, order]
-        threshold = np.where(is_leaf, np.inf, nodes["num_threshold"])[order]
-        right = ~(nodes["missing_go_to_left"].astype(bool) | is_leaf)[order]
-        here = slice(first, first + len(nodes))
-        self.child[here] = torch.from_numpy(child + first)
-        self.split[:, here] = torch.from_numpy(split.astype(np.int64))
-        self.threshold[here] = torch.from_numpy(threshold)
-        self.missing[here] = torch.from_numpy(right)
+        siblings = np.stack([nodes["left"], nodes["right"]], 1)[~is_leaf].astype(np.int64)
+        order = np.concatenate([[0], siblings.flatten()])  # the old node at each new place
+        new_place = np.argsort(order)  # of each old node
+        child = np.arange(len(nodes))  # a leaf is its own child
+        child[new_place[~is_leaf]] = 1 + 2 * np.arange(len(siblings))
+
+        # All below is in the old order until it is indexed by `order`.
+        leaf_number = np.where(is_leaf, first_leaf + np.cumsum(is_leaf) - 1, -1)
+        is_categorical = nodes["is_categorical"].astype(bool)
+        category_row = nodes["bitset_idx"].astype(np.int64) + first_split
+        category_row = np.where(is_categorical, category_row, -1)
+        split = np.stack([nodes["feature_idx"] * ~is_leaf, leaf_number, category_row])
+        threshold = np.where(is_leaf, np.inf, nodes["num_threshold"])
+        missing_goes_right = ~(nodes["missing_go_to_left"].astype(bool) | is_leaf)
+
+        here = slice(first_node, first_node + len(nodes))
+        self.child[here] = torch.from_numpy(child + first_node)
+        self.split[:, here] = torch.from_numpy(split[:, order].astype(np.int64))
+        self.threshold[here] = torch.from_numpy(threshold[order])
+        self.missing[here] = torch.from_numpy(missing_goes_right[order])
 
     def forward(self, x: Tensor) -> Tensor:
         """Leaf numbers of inputs (N, P) and a column of zeros, (N, T + 1)."""
-        x, (feature, number, kind) = x.double()[:, self.order], self.split
-        columns = torch.arange(len(self.codes), device=x.device)
-        named = x[:, : len(columns)].nan_to_num(nan=-1.0)
-        coded = self.codes[columns, named.clamp(0, 255).long()]
-        is_code = (named >= 0) & (named < 256) & (named == named.floor())
-        coded = torch.where(is_code, coded, torch.nan)
-        x = torch.cat([coded, x[:, len(columns) :]], 1)
-        gaps, at = x.isnan(), self.roots.expand(len(x), -1)
+        x = self._encoded(x.double()[:, self.order])
+        is_missing = x.isnan()
+        split_input, leaf_number, category_row = self.split
+        # All rows go down all trees at once, one level a step; in a leaf they stay.
+        node = self.roots.expand(len(x), -1)  # (N, T)
         for _ in range(int(self.depth)):
-            column = feature[at]
+            column = split_input[node]
             value = x.gather(1, column)
-            right = value > self.threshold[at]
+            right = value > self.threshold[node]
             if len(self.categories):
-                code = value.nan_to_num().clamp(0, 255).long()
-                left = self.categories[kind[at].clamp(min=0), code]
-                right = torch.where(kind[at] >= 0, ~left, right)
-            right = torch.where(gaps.gather(1, column), self.missing[at], right)
-            at = self.child[at] + right
-        return pad(number[at], (0, 1))
+                code = value.nan_to_num().clamp(0, _MOST_CATEGORIES - 1).long()
+                row = category_row[node]
+                left = self.categories[row.clamp(min=0), code]
+                right = torch.where(row >= 0, ~left, right)
+            right = torch.where(is_missing.gather(1, column), self.missing[node], right)
+            node = self.child[node] + right
+        return pad(leaf_number[node], (0, 1))
+
+    def _encoded(self, x: Tensor) -> Tensor:
+        """Inputs in the model's order with its codes of categories, NaN where these are unknown."""
+        columns = torch.arange(len(self.codes), device=x.device)
+        category = x[:, : len(columns)].nan_to_num(nan=-1.0)
+        codes = self.codes[columns, category.clamp(0, _MOST_CATEGORIES - 1).long()]
+        in_range = (category >= 0) & (category < _MOST_CATEGORIES)
+        is_whole = category == category.floor()
+        codes = torch.where(in_range & is_whole, codes, torch.nan)
+        return torch.cat([codes, x[:, len(columns) :]], 1)
 
 
 def is_forest(model: Any) -> bool:
     """Whether a regressor, fitted or not, is one of `SUPPORTED`."""
-    return _kind(model) is not None
+    return _find_host(model) is not None
 
 
 def require_squared_error(model: Any) -> None:
     """Refuse a tree ensemble that was trained with another loss, by the loss's name.
 
-    Leaves of a quantile or absolute loss hold quantiles of residuals, those of a Poisson loss
+    Leaves of a quantile or absolute loss are quantiles of residuals, those of a Poisson loss
     logarithms: least squares say nothing about how rigid they are.
+
+    Args:
+        model: One of `SUPPORTED`.
+
+    Raises:
+        ValueError: The loss is not the squared error.
     """
-    name = _loss_name(model)
-    if name not in SQUARED:
+    loss_name = _loss_name(model)
+    if loss_name not in SQUARED:
         raise ValueError(
-            f"Cannot read {type(model).__name__} with the loss {name!r}. Use the squared error; "
-            "positive targets as logarithms."
+            f"Cannot read {type(model).__name__} with the loss {loss_name!r}. Use the squared "
+            "error; positive targets as logarithms."
         )
 
 
 def _loss_name(model: Any) -> Any:
-    """Of a tree ensemble, as its library calls it; a function where it is the user's own."""
+    """The loss as the ensemble's library calls it; a function where it is the user's own."""
     booster = getattr(model, "_Booster", None)
-    if _kind(model) == "lightgbm" and booster is not None:  # the booster knows what trained it
+    if booster is not None and _host(model).package == "lightgbm":
+        # The parameters may have changed since; the booster knows what trained it.
         return booster.dump_model(num_iteration=1).get("objective", "custom")
-    params = model.get_params(deep=False)
+    parameters = model.get_params(deep=False)
     for name in ("loss", "objective", "loss_function", "criterion"):
-        if params.get(name) is not None:
-            return params[name]
+        if parameters.get(name) is not None:
+            return parameters[name]
     return "squared_error"
 
 
 def _require_no_initial_model(model: Any) -> None:
     """Refuse boosted trees that start from another model: its part of a prediction is no leaf's."""
-    start = getattr(model, "init_", None)
-    if start is None or isinstance(start, str) or type(start).__name__ == "DummyRegressor":
+    initial = getattr(model, "init_", None)
+    if initial is None or isinstance(initial, str) or type(initial).__name__ == "DummyRegressor":
         return
     raise ValueError(
-        f"{type(model).__name__} starts from an initial model, {type(start).__name__}, whose part "
-        "of a prediction no leaf holds. Train without init=, on the residuals of that model where "
-        "it is needed."
+        f"{type(model).__name__} starts from an initial model, {type(initial).__name__}, whose "
+        "part of a prediction is in no leaf. Train without init=, on the residuals of that model "
+        "where it is needed."
     )
 
 
-def _kind(model: Any) -> str | None:
-    """Which of the ways to read it fits, by the names of its classes."""
-    names = {(one.__module__.partition(".")[0], one.__name__) for one in type(model).__mro__}
-    kinds = {
-        ("sklearn", "BaseHistGradientBoosting"): "histogram",
-        ("sklearn", "BaseGradientBoosting"): "boosted",
-        ("sklearn", "BaseForest"): "forest",
-        ("sklearn", "BaseDecisionTree"): "tree",
-        ("xgboost", "XGBModel"): "xgboost",
-        ("lightgbm", "LGBMModel"): "lightgbm",
-        ("catboost", "CatBoost"): "catboost",
-    }
-    other = hasattr(model, "predict_proba") or type(model).__name__.endswith("Ranker")
-    found = (kind for name, kind in kinds.items() if name in names and not other)
-    return next(found, None)
+# How each library is read.
 
 
-def _places(model: Any, X: Any) -> Array:
-    """Where in each tree rows end, (N, T)."""
-    kind = _kind(model)
-    if kind == "histogram":
-        return _histogram_places(model, X)
-    if kind == "lightgbm":
-        found = model.predict(X, pred_leaf=True)
-    elif kind == "catboost":
-        found = model.calc_leaf_indexes(X)
-    else:
-        found = model.apply(X)
-    return np.asarray(found).astype(np.int64).reshape(len(found), -1)
+class _TreeLeaves(NamedTuple):
+    """The leaves of one tree.
+
+    Attributes:
+        places: What the library calls the leaves, (leaves,).
+        values: What they add to the prediction, (leaves, K).
+    """
+
+    places: Array
+    values: Array
 
 
-def _hashes(X: Any) -> Array:
-    """Of rows, (N,): whole numbers."""
-    if hasattr(X, "hash_rows"):  # polars
-        found = X.hash_rows().to_numpy()
-    elif hasattr(X, "iloc") or getattr(X, "dtype", None) == np.dtype(object):
-        from pandas import DataFrame, util
+@dataclass(frozen=True)
+class _Host:
+    """How the tree ensembles of one library are read.
 
-        found = util.hash_pandas_object(DataFrame(X), index=False).to_numpy()
-    else:
-        dense = X.toarray() if hasattr(X, "toarray") else X
-        bits = np.ascontiguousarray(dense, dtype=np.float64).view(np.uint64)
-        factors = np.random.default_rng(0).integers(1, 1 << 63, bits.shape[1], dtype=np.uint64)
-        found = ((bits ^ (bits >> np.uint64(29))) * (factors | np.uint64(1))).sum(1)
-    return np.asarray(found).view(np.int64)
+    Attributes:
+        package: The library.
+        base_class: Name of the class that all its models of this kind derive from.
+        leaves: Fitted model -> the leaves of each of its trees.
+        places: Model and inputs -> places of the leaves that each row falls into, (N, T).
+    """
+
+    package: str
+    base_class: str
+    leaves: Callable[[Any], list[_TreeLeaves]]
+    places: Callable[[Any, Any], Array]
 
 
-def _leaves(model: Any) -> list[Leaf]:
-    """Of each tree: what `_places` calls its leaves, and what they add to the prediction."""
-    kind = _kind(model)
-    if kind is None:
+def _host(model: Any) -> _Host:
+    """How a model is read; a TypeError where it is no tree ensemble that is known."""
+    host = _find_host(model)
+    if host is None:
         raise TypeError(f"Expected one of {SUPPORTED}, got {type(model).__name__}.")
-    if kind in _READERS:
-        return _READERS[kind](model)
+    return host
+
+
+def _find_host(model: Any) -> _Host | None:
+    """How a model is read, by the names of its classes, so that no library is imported."""
+    if hasattr(model, "predict_proba") or type(model).__name__.endswith("Ranker"):
+        return None
+    ancestors = set()
+    for ancestor in type(model).__mro__:
+        package = ancestor.__module__.partition(".")[0]
+        ancestors.add((package, ancestor.__name__))
+    for host in _HOSTS:
+        if (host.package, host.base_class) in ancestors:
+            return host
+    return None
+
+
+def _leaves_of_trees(model: Any) -> list[_TreeLeaves]:
+    return _host(model).leaves(model)
+
+
+def _applied_places(model: Any, X: Any) -> Array:
+    """Places by the method `apply` of scikit-learn and XGBoost."""
+    return _as_places(model.apply(X))
+
+
+def _as_places(places: Any) -> Array:
+    """Whole numbers (N, T), also of a single tree."""
+    return np.asarray(places).astype(np.int64).reshape(len(places), -1)
+
+
+def _single_tree_leaves(model: Any) -> list[_TreeLeaves]:
+    """Of a `DecisionTreeRegressor`."""
+    _require_fitted(model)
+    return [_sklearn_leaves(model, factor=1.0)]
+
+
+def _averaged_leaves(model: Any) -> list[_TreeLeaves]:
+    """Of a forest, which predicts the mean of its trees."""
+    _require_fitted(model)
+    factor = 1 / len(model.estimators_)
+    return [_sklearn_leaves(tree, factor) for tree in model.estimators_]
+
+
+def _boosted_leaves(model: Any) -> list[_TreeLeaves]:
+    """Of a `GradientBoostingRegressor`, which adds its trees times the learning rate."""
+    _require_fitted(model)
+    return [_sklearn_leaves(tree, model.learning_rate) for tree in model.estimators_[:, 0]]
+
+
+def _require_fitted(model: Any) -> None:
     from sklearn.utils.validation import check_is_fitted
 
     check_is_fitted(model)
-    if kind == "histogram":
-        nodes = [one.nodes[one.nodes["is_leaf"].astype(bool)] for one in _histogram_trees(model)]
-        return [(np.arange(len(own)), own["value"][:, None]) for own in nodes]
-    if kind == "boosted":
-        return [_tree(one, model.learning_rate) for one in model.estimators_[:, 0]]
-    trees = [model] if kind == "tree" else model.estimators_
-    return [_tree(one, 1 / len(trees)) for one in trees]
 
 
-def _tree(tree: Any, factor: float) -> Leaf:
-    known = tree.tree_
-    places = np.flatnonzero(known.children_left == -1)
-    return places, factor * known.value[places, :, 0]
+def _sklearn_leaves(tree: Any, factor: float) -> _TreeLeaves:
+    """The leaves of one tree of scikit-learn; their places are numbers of nodes."""
+    nodes = tree.tree_
+    places = np.flatnonzero(nodes.children_left == -1)
+    return _TreeLeaves(places, factor * nodes.value[places, :, 0])
 
 
-def _xgboost(model: Any) -> list[Leaf]:
+def _histogram_leaves(model: Any) -> list[_TreeLeaves]:
+    """Of a `HistGradientBoostingRegressor`; places count the leaves of a tree."""
+    leaf_values = _HistogramTrees(model).leaf_values()
+    return [_TreeLeaves(np.arange(len(values)), values) for values in leaf_values]
+
+
+def _histogram_places(model: Any, X: Any) -> Array:
+    return _HistogramTrees(model).leaf_places(X)
+
+
+def _xgboost_leaves(model: Any) -> list[_TreeLeaves]:
+    """Of an `XGBRegressor`; places are numbers of nodes."""
     booster = model.get_booster()
-    if (last := booster.attributes().get("best_iteration")) is not None:  # stopped early
-        booster = booster[: int(last) + 1]
-    found = []
+    best_iteration = booster.attributes().get("best_iteration")
+    if best_iteration is not None:  # training was stopped early, and predictions leave trees out
+        booster = booster[: int(best_iteration) + 1]
+    leaves = []
     for text in booster.get_dump(dump_format="json"):
         places, values = zip(*sorted(_json_leaves(json.loads(text))), strict=True)
-        found.append((np.asarray(places), np.asarray(values, dtype=np.float64)[:, None]))
-    return found
+        values_of_leaves = np.asarray(values, dtype=np.float64)[:, None]
+        leaves.append(_TreeLeaves(np.asarray(places), values_of_leaves))
+    return leaves
 
 
 def _json_leaves(node: dict[str, Any]) -> list[tuple[int, float]]:
+    """Number and value of each leaf below a node of XGBoost's dump."""
     if "leaf" in node:
         return [(node["nodeid"], node["leaf"])]
     if "children" not in node:
         raise ValueError("XGBoost with booster='gblinear' has no trees. Use Ridge, or 'gbtree'.")
-    return [leaf for child in node["children"] for leaf in _json_leaves(child)]
+    leaves = []
+    for child in node["children"]:
+        leaves.extend(_json_leaves(child))
+    return leaves
 
 
-def _lightgbm(model: Any) -> list[Leaf]:
+def _lightgbm_leaves(model: Any) -> list[_TreeLeaves]:
+    """Of an `LGBMRegressor`; places count the leaves of a tree."""
     booster = model.booster_
     trees = booster.dump_model(num_iteration=booster.best_iteration)["tree_info"]
-    counts = [int(tree["num_leaves"]) for tree in trees]
-    values = [[booster.get_leaf_output(t, i) for i in range(n)] for t, n in enumerate(counts)]
-    return [(np.arange(len(own)), np.asarray(own)[:, None]) for own in values]
+    leaves = []
+    for t, tree in enumerate(trees):
+        leaf_count = int(tree["num_leaves"])
+        values = np.asarray([booster.get_leaf_output(t, leaf) for leaf in range(leaf_count)])
+        leaves.append(_TreeLeaves(np.arange(leaf_count), values[:, None]))
+    return leaves
 
 
-def _catboost(model: Any) -> list[Leaf]:
+def _lightgbm_places(model: Any, X: Any) -> Array:
+    return _as_places(model.predict(X, pred_leaf=True))
+
+
+def _catboost_leaves(model: Any) -> list[_TreeLeaves]:
+    """Of a `CatBoostRegressor`; places count the leaves of a tree."""
     if not model.is_fitted():
         raise NotFittedError(NO_FIT.format("fit(X, y) of the CatBoostRegressor"))
     scale, _ = model.get_scale_and_bias()
     ends = np.cumsum(model.get_tree_leaf_counts())
-    values = np.split(scale * np.asarray(model.get_leaf_values()), ends[:-1])
-    return [(np.arange(len(own)), own[:, None]) for own in values]
+    values_of_trees = np.split(scale * np.asarray(model.get_leaf_values()), ends[:-1])
+    return [_TreeLeaves(np.arange(len(values)), values[:, None]) for values in values_of_trees]
 
 
-_READERS = {"xgboost": _xgboost, "lightgbm": _lightgbm, "catboost": _catboost}
+def _catboost_places(model: Any, X: Any) -> Array:
+    return _as_places(model.calc_leaf_indexes(X))
 
 
-def _histogram_trees(model: Any) -> list[Any]:
-    """Its trees; refused where a release of scikit-learn lays them out otherwise."""
-    rows = getattr(model, "_predictors", None)
-    trees = [tree for row in rows or [] for tree in row]
-    if not trees or any(not set(one.nodes.dtype.names) >= _FIELDS for one in trees):
-        import sklearn
+_HISTOGRAM = _Host("sklearn", "BaseHistGradientBoosting", _histogram_leaves, _histogram_places)
+_HOSTS = (
+    _HISTOGRAM,
+    _Host("sklearn", "BaseGradientBoosting", _boosted_leaves, _applied_places),
+    _Host("sklearn", "BaseForest", _averaged_leaves, _applied_places),
+    _Host("sklearn", "BaseDecisionTree", _single_tree_leaves, _applied_places),
+    _Host("xgboost", "XGBModel", _xgboost_leaves, _applied_places),
+    _Host("lightgbm", "LGBMModel", _lightgbm_leaves, _lightgbm_places),
+    _Host("catboost", "CatBoost", _catboost_leaves, _catboost_places),
+)
 
-        raise ValueError(
-            "The nodes of HistGradientBoostingRegressor are not laid out as in scikit-learn 1.4 "
-            f"to 1.9, which are known here; this is {sklearn.__version__}. Use "
-            "GradientBoostingRegressor or LightGBM."
+
+class _HistogramTrees:
+    """The trees of a `HistGradientBoostingRegressor`, read from scikit-learn's private attributes.
+
+    Nothing else in the library reads these. Releases may change them without notice, so that names
+    are checked first, and what is read is compared with the model's own `predict`: by `Forest` on
+    training rows, by `Nodes` on rows at the thresholds of the splits.
+
+    Args:
+        model: A fitted model.
+
+    Attributes:
+        model: The same.
+        trees: Its `TreePredictor`s, in the order of boosting.
+
+    Raises:
+        ValueError: The model is not fitted, or kept in another way than is known.
+    """
+
+    NODE_FIELDS = frozenset(
+        {
+            "value",
+            "feature_idx",
+            "num_threshold",
+            "missing_go_to_left",
+            "left",
+            "right",
+            "is_leaf",
+            "is_categorical",
+            "bitset_idx",
+        }
+    )
+    TREE_ATTRIBUTES = ("predict", "binned_left_cat_bitsets", "raw_left_cat_bitsets")
+    MODEL_ATTRIBUTES = ("_preprocess_X", "_preprocessor", "_bin_mapper")
+
+    def __init__(self, model: Any) -> None:
+        _require_fitted(model)
+        for name in self.MODEL_ATTRIBUTES:
+            if not hasattr(model, name):
+                raise _unknown_layout(model, f"it has no {name}")
+        self.model = model
+        self.trees: list[Any] = []
+        for trees_of_iteration in getattr(model, "_predictors", []):
+            self.trees.extend(trees_of_iteration)
+        if not self.trees:
+            raise _unknown_layout(model, "it has no _predictors")
+        for tree in self.trees:
+            for name in self.TREE_ATTRIBUTES:
+                if not hasattr(tree, name):
+                    raise _unknown_layout(model, f"its trees have no {name}")
+            lacking_fields = sorted(self.NODE_FIELDS - set(tree.nodes.dtype.names))
+            if lacking_fields:
+                raise _unknown_layout(model, f"its nodes lack {', '.join(lacking_fields)}")
+
+    def leaf_values(self) -> list[Array]:
+        """Values of the leaves of each tree, (leaves, 1), in the order of its nodes."""
+        values = []
+        for tree in self.trees:
+            is_leaf = tree.nodes["is_leaf"].astype(bool)
+            values.append(tree.nodes["value"][is_leaf][:, None])
+        return values
+
+    def leaf_places(self, X: Any) -> Array:
+        """Which leaf of each tree rows fall into, (N, T), counted within the tree.
+
+        scikit-learn's own code takes rows through the trees, with the leaves' numbers in place of
+        their values.
+        """
+        prepared = self.model._preprocess_X(X, reset=False)
+        known_categories, input_index = self.model._bin_mapper.make_known_categories_bitsets()
+        threads = torch.get_num_threads()
+        places = []
+        for tree in self.trees:
+            nodes = tree.nodes.copy()
+            is_leaf = nodes["is_leaf"].astype(bool)
+            nodes["value"][is_leaf] = np.arange(int(is_leaf.sum()))
+            try:
+                numbered = type(tree)(
+                    nodes, tree.binned_left_cat_bitsets, tree.raw_left_cat_bitsets
+                )
+                places.append(numbered.predict(prepared, known_categories, input_index, threads))
+            except TypeError as error:  # other arguments
+                raise _unknown_layout(self.model, f"its trees refuse: {error}") from error
+        return np.stack(places, 1).astype(np.int64)
+
+    def categories_to_left(self) -> Array:
+        """Which categories go left, of all splits by category, (splits, 256)."""
+        bitsets = np.concatenate([tree.raw_left_cat_bitsets for tree in self.trees])
+        # Eight words of 32 bits for each split; the lowest bit of the first is category 0.
+        as_bytes = bitsets.astype("<u4").reshape(-1, 8).view(np.uint8)
+        return np.unpackbits(as_bytes, 1, bitorder="little").astype(bool)
+
+    def known_categories(self) -> list[Array]:
+        """Categories of the training rows, of each input that has categories."""
+        if self.model.is_categorical_ is None:
+            return []
+        encoder = self.model._preprocessor.named_transformers_["encoder"]
+        categories = []
+        for values in encoder.categories_:
+            if values.dtype.kind not in "biuf":
+                raise _unreadable_category(values[0])
+            present = values[~np.isnan(values)]
+            is_code = (present >= 0) & (present < _MOST_CATEGORIES) & (present == present.round())
+            if not is_code.all():
+                raise _unreadable_category(present[~is_code][0])
+            categories.append(present)
+        return categories
+
+    def category_codes(self) -> Array:
+        """The model's codes of categories, NaN of unknown ones, (inputs with categories, 256)."""
+        categories = self.known_categories()
+        codes = np.full((len(categories), _MOST_CATEGORIES), np.nan)
+        for row, values in enumerate(categories):
+            codes[row, values.astype(np.int64)] = np.arange(len(values))
+        return codes
+
+    def input_order(self) -> Array:
+        """Order of the inputs in the model, where those with categories come first, (P,)."""
+        is_categorical = self.model.is_categorical_
+        if is_categorical is None:
+            return np.arange(self.model.n_features_in_)
+        return np.argsort(~np.asarray(is_categorical), kind="stable")
+
+    def probe_rows(self) -> Array:
+        """Inputs at the splits' own thresholds, known categories, and some gaps, (rows, P)."""
+        nodes = np.concatenate([tree.nodes for tree in self.trees])
+        is_threshold = ~nodes["is_leaf"].astype(bool) & np.isfinite(nodes["num_threshold"])
+        thresholds = nodes[is_threshold]
+        categories = self.known_categories()
+        generator = np.random.default_rng(0)
+        probes = np.empty((_PROBE_ROWS, self.model.n_features_in_))
+        for position, column in enumerate(self.input_order()):
+            if position < len(categories):
+                candidates = categories[position]
+            else:
+                of_input = thresholds["feature_idx"] == position
+                candidates = thresholds["num_threshold"][of_input]
+            if not len(candidates):
+                candidates = np.zeros(1)
+            probes[:, column] = generator.choice(candidates, _PROBE_ROWS)
+        probes[generator.random(probes.shape) < 0.1] = np.nan
+        return probes
+
+    def require_predictions(self, X: Array, leaf_numbers: Tensor) -> None:
+        """Refuse the model unless the values of these leaves add up to its predictions.
+
+        Args:
+            X: Inputs, (N, P).
+            leaf_numbers: Of the leaves that they fall into, (N, T), counted over all trees.
+        """
+        values = torch.from_numpy(np.concatenate(self.leaf_values()))
+        sums = embedding_bag(leaf_numbers, values, mode="sum")
+        with warnings.catch_warnings():
+            # A model that was trained on a frame warns of inputs without names.
+            warnings.filterwarnings("ignore", message="X does not have valid feature names")
+            predictions = np.asarray(self.model.predict(X))
+        comparison = _Comparison.of(predictions, sums, len(self.trees))
+        if not comparison.is_constant:
+            raise _unknown_layout(self.model, comparison.in_words())
+
+
+def _unknown_layout(model: Any, problem: str) -> ValueError:
+    """The refusal of a model whose private trees this release of scikit-learn keeps otherwise."""
+    import sklearn
+
+    return ValueError(
+        f"The nodes of {type(model).__name__} are not laid out as in scikit-learn 1.4 to 1.9, "
+        f"which are known here; this is {sklearn.__version__}, and {problem}. Install a release "
+        "that is known, or use GradientBoostingRegressor or LightGBM."
+    )
+
+
+def _unreadable_category(value: Any) -> ValueError:
+    return ValueError(
+        f"Expected categories that are whole numbers from 0 to {_MOST_CATEGORIES - 1}, got "
+        f"{value!r}. Encode them before training, as OrdinalEncoder does."
+    )
+
+
+# Features of the leaves.
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """Predictions beside sums of leaf values.
+
+    Attributes:
+        offset: Their mean difference, (K,).
+        largest_deviation: From it, of any row.
+        is_constant: Whether all deviations are rounding.
+    """
+
+    offset: Tensor
+    largest_deviation: float
+    is_constant: bool
+
+    @classmethod
+    def of(cls, predictions: Array, sums: Tensor, tree_count: int) -> _Comparison:
+        """Compare predictions with sums, (N, K).
+
+        They may differ by a small part of the predictions' spread, and by the rounding of a host
+        that adds up so many trees in its own precision.
+        """
+        if predictions.dtype.kind == "f":
+            epsilon = float(np.finfo(predictions.dtype).eps)
+        else:
+            epsilon = float(np.finfo(np.float64).eps)
+        predicted = torch.as_tensor(predictions.astype(np.float64)).reshape(sums.shape)
+        differences = predicted - sums
+        offset = differences.mean(0)
+        deviations = (differences - offset).abs()
+        spread = predicted.amax(0) - predicted.amin(0)
+        size = predicted.abs().amax(0).clamp(min=1e-300)
+        rounding = 4 * tree_count**0.5 * epsilon * size
+        return cls(
+            offset=offset,
+            largest_deviation=float(deviations.max()),
+            is_constant=not bool((deviations > 1e-4 * spread + rounding).any()),
         )
-    return trees
+
+    def in_words(self) -> str:
+        """What is wrong where the difference is not constant."""
+        return (
+            "the leaves that are read do not add up to its own predictions, by up to "
+            f"{self.largest_deviation:.3g}"
+        )
 
 
-def _histogram_places(model: Any, X: Any) -> Array:
-    """scikit-learn's own pass through its trees, with leaf numbers in place of values."""
-    prepared = model._preprocess_X(X, reset=False)
-    known, index = model._bin_mapper.make_known_categories_bitsets()
-    found = []
-    for tree in _histogram_trees(model):
-        nodes = tree.nodes.copy()
-        leaf = nodes["is_leaf"].astype(bool)
-        nodes["value"][leaf] = np.arange(int(leaf.sum()))
-        numbered = type(tree)(nodes, tree.binned_left_cat_bitsets, tree.raw_left_cat_bitsets)
-        found.append(numbered.predict(prepared, known, index, torch.get_num_threads()))
-    return np.stack(found, 1).astype(np.int64)
-
-
-def _offset(model: Any, X: Any, sums: Tensor, trees: int) -> Tensor:
+def _offset(model: Any, X: Any, sums: Tensor, tree_count: int) -> Tensor:
     """What predictions are beside the sums of leaf values, (K,): the same for all rows.
 
-    They may differ by a small part of the predictions' spread, and by what a host rounds that adds
-    up so many trees in its own precision.
+    Raises:
+        ValueError: It is not the same for all rows.
     """
-    given = np.asarray(model.predict(X))
-    predicted = torch.as_tensor(given.astype(np.float64))
-    if predicted.numel() != sums.numel():
+    predictions = np.asarray(model.predict(X))
+    if predictions.size != sums.numel():
         raise ValueError(
-            f"{type(model).__name__} predicts {tuple(predicted.shape)} by trees of one value a "
+            f"{type(model).__name__} predicts {predictions.shape} by trees of one value a "
             "leaf. Train one model for each target, with the squared error."
         )
-    rest = (predicted := predicted.reshape(sums.shape)) - sums
-    offset = rest.mean(0)
-    digits = np.finfo(given.dtype if given.dtype.kind == "f" else np.float64).eps
-    spread = predicted.amax(0) - predicted.amin(0)
-    rounding = 4 * trees**0.5 * float(digits) * predicted.abs().amax(0).clamp(min=1e-300)
-    if bool(((rest - offset).abs() > 1e-4 * spread + rounding).any()):
-        raise ValueError(
-            f"The predictions of {type(model).__name__} are not sums of its leaf values: it has a "
-            "link (a Poisson, gamma or logistic loss), an initial model or weighted trees. Train "
-            "with a squared error, on log(y) where targets are positive."
-        )
-    return offset
+    comparison = _Comparison.of(predictions, sums, tree_count)
+    if comparison.is_constant:
+        return comparison.offset
+    if _host(model) is _HISTOGRAM:
+        # With the squared error there is no link: the leaves were not read as they are.
+        raise _unknown_layout(model, comparison.in_words())
+    raise ValueError(
+        f"The predictions of {type(model).__name__} are not sums of its leaf values: it has a "
+        "link (a Poisson, gamma or logistic loss), an initial model or weighted trees. Train "
+        "with a squared error, on log(y) where targets are positive."
+    )
 
 
-def _numbers(places: list[Array]) -> Array:
-    """Of the leaf at each place of each tree, (T, places)."""
-    table = np.zeros((len(places), 1 + max(int(own.max()) for own in places)), dtype=np.int64)
-    first = np.cumsum([0, *map(len, places)])
-    for t, own in enumerate(places):
-        table[t, own] = first[t] + np.arange(len(own))
+def _row_hashes(X: Any) -> Array:
+    """A whole number for each row of inputs, (N,), which differs where rows do."""
+    if hasattr(X, "hash_rows"):  # polars
+        hashes = X.hash_rows().to_numpy()
+    elif hasattr(X, "iloc") or getattr(X, "dtype", None) == np.dtype(object):
+        from pandas import DataFrame, util
+
+        hashes = util.hash_pandas_object(DataFrame(X), index=False).to_numpy()
+    else:
+        dense = X.toarray() if hasattr(X, "toarray") else X
+        bits = np.ascontiguousarray(dense, dtype=np.float64).view(np.uint64)
+        # Low bits of simple numbers are zero: mix in the high ones, then multiply by odd factors.
+        mixed = bits ^ (bits >> np.uint64(29))
+        factors = np.random.default_rng(0).integers(1, 1 << 63, bits.shape[1], dtype=np.uint64)
+        hashes = (mixed * (factors | np.uint64(1))).sum(1)
+    return np.asarray(hashes).view(np.int64)
+
+
+def _leaf_number_table(places_of_trees: list[Array]) -> Array:
+    """Number among all leaves of the leaf at each place of each tree, (T, places)."""
+    last_place = max(int(places.max()) for places in places_of_trees)
+    table = np.zeros((len(places_of_trees), 1 + last_place), dtype=np.int64)
+    first_leaf = 0
+    for t, places in enumerate(places_of_trees):
+        table[t, places] = first_leaf + np.arange(len(places))
+        first_leaf += len(places)
     return table
 
 
-def _groups(rows: Tensor, sizes: list[int]) -> Tensor:
-    """Of each leaf, (L,): neighbours of a tree with many are joined, by about as many rows."""
-    count = torch.bincount(rows.flatten(), minlength=sum(sizes)).double() + 1e-3
-    found, first = [], 0
-    for own in torch.split(count, sizes):
-        middle = (own.cumsum(0) - own / 2) / own.sum()
-        group = (middle * GROUPS).long() if len(own) > GROUPS else torch.arange(len(own))
-        found.append(first + torch.unique(group, return_inverse=True)[1])
-        first = int(found[-1].max()) + 1
-    return torch.cat(found)
+def _groups(rows: Tensor, leaf_counts: list[int]) -> Tensor:
+    """Group of each leaf, (L,): neighbours of a tree with many leaves are joined.
+
+    Args:
+        rows: Leaf numbers of training rows, (N, T).
+        leaf_counts: Number of leaves of each tree.
+    """
+    # Every leaf counts a little, so that those without a row have a place, too.
+    row_counts = torch.bincount(rows.flatten(), minlength=sum(leaf_counts)).double() + 1e-3
+    groups = []
+    first_group = 0
+    for counts in torch.split(row_counts, leaf_counts):  # of one tree
+        if len(counts) > GROUPS:
+            # Leaves in GROUPS bins of equal share of the rows, by the middle of each leaf.
+            middle = (counts.cumsum(0) - counts / 2) / counts.sum()
+            bins = (middle * GROUPS).long()
+        else:
+            bins = torch.arange(len(counts))
+        tree_groups = first_group + torch.unique(bins, return_inverse=True)[1]
+        groups.append(tree_groups)
+        first_group = int(tree_groups.max()) + 1
+    return torch.cat(groups)
 
 
 def _directions(rows: Tensor, groups: int, rank: int) -> tuple[Tensor, float]:
-    """The leading directions of the Gram of indicators, (groups, D), and the share they hold.
+    """The leading directions of the Gram of indicators, and the share of features they explain.
 
     Random directions, multiplied once by the Gram, nearly span the leading ones. Further products
-    and double precision changed what the bars gain on real tables by less than its spread. Each
-    product with the indicators or their transpose adds up rows of a matrix. A random rotation
-    within the directions makes none of them special, since calibration standardises features.
+    and double precision changed what the bars gain on real tables by less than its spread.
+
+    Args:
+        rows: Group numbers of training rows, (N, T).
+        groups: Number of groups.
+        rank: Number of directions, D.
+
+    Returns:
+        The directions, (groups, D) in float32, and their share.
     """
     if rank < 1:
         raise ValueError(f"rank must be at least 1, got {rank}.")
     if groups <= rank:
         return torch.eye(groups), 1.0
+    # A product with the indicators adds up the matrix rows of a row's groups; one with their
+    # transpose adds up the matrix rows of the table rows that fall into a group.
     order = rows.flatten().argsort(stable=True)
-    owner = order // rows.shape[1]
-    count = torch.bincount(rows.flatten(), minlength=groups)
-    starts = count.cumsum(0) - count
+    row_of_entry = order // rows.shape[1]
+    group_counts = torch.bincount(rows.flatten(), minlength=groups)
+    group_starts = group_counts.cumsum(0) - group_counts
+
     generator = torch.Generator().manual_seed(0)
-    found = torch.randn(groups, rank, generator=generator)
-    seen = embedding_bag(rows, found, mode="sum")  # of each row, (N, rank)
-    found = torch.linalg.qr(embedding_bag(owner, seen, starts, mode="sum"))[0]
-    turn = torch.randn(rank, rank, generator=generator)
-    found = found @ torch.linalg.qr(turn)[0]
-    seen = embedding_bag(rows, found, mode="sum").double()
-    total = rows.numel() - float(count.double().square().sum()) / len(rows)
-    return found, float((seen - seen.mean(0)).square().sum()) / max(total, 1e-300)
+    directions = torch.randn(groups, rank, generator=generator)
+    features = embedding_bag(rows, directions, mode="sum")  # (N, D)
+    gram_product = embedding_bag(row_of_entry, features, group_starts, mode="sum")  # (groups, D)
+    directions = torch.linalg.qr(gram_product)[0]
+    # Calibration standardises features: a random rotation makes no direction special.
+    rotation = torch.linalg.qr(torch.randn(rank, rank, generator=generator))[0]
+    directions = directions @ rotation
+
+    features = embedding_bag(rows, directions, mode="sum").double()
+    explained = float((features - features.mean(0)).square().sum())
+    # Of all indicators: each row has T ones, less the squares of their means.
+    total = rows.numel() - float(group_counts.double().square().sum()) / len(rows)
+    return directions, explained / max(total, 1e-300)
