@@ -1,4 +1,13 @@
-"""What the columns of a table hold, and the table as a matrix of numbers."""
+"""What the columns of a table hold, and the table as a matrix of numbers.
+
+`inputs` looks at each column of a training table: `Column.of` finds out whether it holds numbers
+(perhaps with a unit), dates or categories, and columns that say nothing of the target, or give it
+away, are left out with a word. `matrix` then makes numbers of a frame by these columns: of the
+training table, and later of new ones, which may be written in another way.
+
+Forms of dates are listed here: `guess_datetime_format` of pandas knows no years of two digits, no
+bare times and no "6:05 PM", and takes 01.03.2021 for January.
+"""
 
 from __future__ import annotations
 
@@ -19,28 +28,65 @@ if TYPE_CHECKING:
     Array = numpy.ndarray[Any, numpy.dtype[numpy.float64]]
 
 KINDS = ("number", "date", "category")
+
 MOST_CATEGORIES = 255
 """Codes of a column at most, that of rare ones included; HistGradientBoosting takes no more."""
-RARE = 5  # rows below which a category is pooled with the others that are rare
-LEAK = 0.999  # rank correlation with the target beyond which a column counts as the target itself
-_MOSTLY, _LARGEST = 0.9, 1e100
-_DAYS = (
-    "%d.%m.%Y|%d.%m.%y|%m/%d/%Y|%d/%m/%Y|%Y/%m/%d|%d-%m-%Y|%d %b %Y|%b %d, %Y|%d %B %Y|%B %d, %Y"
+
+RARE = 5
+"""Rows below which a category is pooled with others that are rare."""
+
+LEAK = 0.999
+"""Rank correlation with the target beyond which a column counts as the target itself."""
+
+_MOSTLY = 0.9
+"""Share of the cells that must be numbers, or dates, for a column to hold these."""
+
+_LARGEST = 1e100
+"""Numbers beyond it are missing: their squares would overflow."""
+
+_LEAST_FOR_LEAK = 10
+"""Rows, and distinct numbers, below which no column is said to give the target away."""
+
+_MOST_CELLS_SAMPLED = 500
+
+_DAY_FORMS = (
+    "%d.%m.%Y",
+    "%d.%m.%y",
+    "%m/%d/%Y",
+    "%d/%m/%Y",
+    "%Y/%m/%d",
+    "%d-%m-%Y",
+    "%d %b %Y",
+    "%b %d, %Y",
+    "%d %B %Y",
+    "%B %d, %Y",
 )
-_TIMES = "| %H:%M| %H:%M:%S| %I:%M %p| %I:%M:%S %p"
-_FORMS = [day + time for day in _DAYS.split("|") for time in _TIMES.split("|")]
-_FORMS = ["ISO8601", "%H:%M", "%H:%M:%S", *_FORMS]
-_ROW = re.compile(
+_TIME_FORMS = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
+_DATE_FORMS = ["ISO8601", "%H:%M", "%H:%M:%S"]
+_DATE_FORMS += [day + time for day in _DAY_FORMS for time in _TIME_FORMS]
+"""Forms of `pandas.to_datetime`; of those that read as many cells the first is taken."""
+
+_DATE_PARTS = ("year", "month", "day_of_year", "day_of_week", "hour")
+"""Numbers that are made of a date, beside the seconds since the first one."""
+
+_ROW_NAME = re.compile(
     r"(?i:.*(\b|_)(id|idx|index(_level_\d+__)?|uuid|key|nr|no|row|unnamed.*))|.*[a-z]I[dD]"
 )
+"""Names of columns that number the rows."""
 
 
 @dataclass(frozen=True)
 class Column:
     """An input, of one of the `KINDS`.
 
-    Numbers may carry a unit; dates have a form for `pandas.to_datetime`, a first one and parts that
-    vary; categories have codes, and those that are rare share the last one.
+    Attributes:
+        name: Of the column.
+        kind: What it holds.
+        unit: That numbers may carry.
+        form: Of dates, for `pandas.to_datetime`; empty where they are stored as dates.
+        first: The first date, in ISO 8601.
+        parts: Numbers made of a date that vary in the training table.
+        codes: Of each category. Those that are rare share the last one.
     """
 
     name: str
@@ -54,165 +100,281 @@ class Column:
     @classmethod
     def of(cls, name: str, series: pandas.Series, decimal: str) -> Column:
         """What a column holds for the most part."""
-        present, form = series.dropna(), ""
+        present = series.dropna()
         if series.dtype.kind in "iuf" or present.empty:
             return cls(name, "number")
-        if series.dtype.kind != "M":
-            some = present.iloc[:: 1 + len(present) // 500]
-            units = Counter(found[1] for text in some if (found := number(text, decimal)))
-            unit = max(filter(None, units), key=units.__getitem__, default="")
-            if _present(numbers(present, decimal, unit)) >= _MOSTLY:
-                return cls(name, "number", unit=unit)
-            if not (form := _form(some)):
-                counts = present.value_counts()
-                common = min(int((counts >= RARE).sum()), MOST_CATEGORIES - 1)
-                codes = {text: min(k, common) for k, text in enumerate(counts.index)}
-                return cls(name, "category", codes=codes)
+        if series.dtype.kind == "M":
+            return cls._of_dates(name, series, form="")
+
+        sample = present.iloc[:: 1 + len(present) // _MOST_CELLS_SAMPLED]
+        unit = _most_common_unit(sample, decimal)
+        if _present_share(numbers(present, decimal, unit)) >= _MOSTLY:
+            return cls(name, "number", unit=unit)
+        form = _date_form(sample)
+        if form:
+            return cls._of_dates(name, series, form)
+        return cls._of_categories(name, present)
+
+    @classmethod
+    def _of_dates(cls, name: str, series: pandas.Series, form: str) -> Column:
         dates = _dates(series, form)
-        parts = _parts(dates, first := dates.min().isoformat())
-        varied = [part for part in parts if parts[part].nunique() > 1]
-        return cls(name, "date", form=form, first=first, parts=varied)
+        first = dates.min().isoformat()
+        parts = _date_parts(dates, first)
+        varying_parts = [part for part in parts if parts[part].nunique() > 1]
+        return cls(name, "date", form=form, first=first, parts=varying_parts)
+
+    @classmethod
+    def _of_categories(cls, name: str, present: pandas.Series) -> Column:
+        counts = present.value_counts()  # the most common first
+        common = min(int((counts >= RARE).sum()), MOST_CATEGORIES - 1)
+        codes = {text: min(rank, common) for rank, text in enumerate(counts.index)}
+        return cls(name, "category", codes=codes)
 
     @property
     def widths(self) -> list[int]:
-        """Of its columns of the matrix the number of categories; 0 for numbers."""
-        return [max(self.codes.values(), default=-1) + 1] * (len(self.parts) or 1)
+        """Number of categories of each of its columns of the matrix; 0 for numbers."""
+        categories = max(self.codes.values(), default=-1) + 1
+        return [categories] * (len(self.parts) or 1)
 
     def values(self, series: pandas.Series, decimal: str) -> tuple[Array, pandas.Series]:
-        """(N, 1), or (N, parts) of dates, NaN where missing; and cells of which nothing is made."""
+        """The column as numbers, and the cells that could not be read.
+
+        Args:
+            series: The column in a table.
+            decimal: The decimal mark of that table.
+
+        Returns:
+            (N, 1), or (N, parts) of dates, NaN where missing; and the cells of which nothing is
+            made.
+        """
         if self.kind == "number":
-            found = numbers(series, decimal, self.unit)[:, None]
+            values = numbers(series, decimal, self.unit)[:, None]
         elif self.kind == "category":
             texts = series.map(str, na_action="ignore").astype(object)
-            found = texts.map(dict(self.codes)).to_numpy(float)[:, None]
+            values = texts.map(dict(self.codes)).to_numpy(float)[:, None]
         else:
             dates = _dates(series, self.form)
-            if _present(dates) < _MOSTLY * _present(series):  # written in another way now?
-                dates = _dates(series, _form(series.dropna()[:500]) or self.form)
-            found = _parts(dates, self.first)[list(self.parts)].to_numpy(float)
-        return found, series[(found != found).all(1) & series.notna().to_numpy()]
+            if _present_share(dates) < _MOSTLY * _present_share(series):
+                # They may be written in another way now.
+                form = _date_form(series.dropna()[:_MOST_CELLS_SAMPLED]) or self.form
+                dates = _dates(series, form)
+            values = _date_parts(dates, self.first)[list(self.parts)].to_numpy(float)
+        nothing_read = (values != values).all(1)
+        return values, series[nothing_read & series.notna().to_numpy()]
 
-    def remarks(self, lost: pandas.Series) -> list[str]:
-        """How it was read, in words."""
-        (codes, *_), rare = self.widths, max(Counter(self.codes.values()).values(), default=0)
-        said = {
-            "number": f"numbers in {self.unit}" if self.unit else "",
-            "date": f"dates ({self.form or 'stored'}), as {', '.join(self.parts)}",
-            "category": f"{codes} categories" + f", one of them {rare} rare ones" * (rare > 1),
-        }
-        few = f"{len(lost):,} cells hold no {self.kind}: missing" if len(lost) else ""
-        return [f"{self.name}: {one}" for one in (said[self.kind], few) if one]
+    def remarks(self, unread: pandas.Series) -> list[str]:
+        """How the column was read, in words; `unread` are the cells of which nothing was made."""
+        remarks = []
+        how = self._how_it_was_read()
+        if how:
+            remarks.append(f"{self.name}: {how}")
+        if len(unread):
+            remarks.append(f"{self.name}: {len(unread):,} cells hold no {self.kind}: missing")
+        return remarks
+
+    def _how_it_was_read(self) -> str:
+        """In words; empty for plain numbers."""
+        if self.kind == "number":
+            return f"numbers in {self.unit}" if self.unit else ""
+        if self.kind == "date":
+            return f"dates ({self.form or 'stored'}), as {', '.join(self.parts)}"
+        categories = f"{self.widths[0]} categories"
+        sharing_a_code = max(Counter(self.codes.values()).values(), default=0)
+        if sharing_a_code > 1:
+            return f"{categories}, one of them {sharing_a_code} rare ones"
+        return categories
 
 
 def inputs(
     frame: pandas.DataFrame, y: Array, decimal: str, keep: Collection[str] = ()
 ) -> tuple[list[Column], list[str]]:
-    """The columns that may say something of a target, and in words what became of others."""
+    """The columns that may say something of a target, and in words what became of others.
+
+    Args:
+        frame: The table without its target.
+        y: The target, (N,), NaN where missing.
+        decimal: The decimal mark of the table.
+        keep: Names of columns that are inputs even if they number rows or give the target away.
+    """
     chosen: list[Column] = []
-    notes, dropped, met = list[str](), dict[str, list[str]](), dict[bytes, str]()
+    notes: list[str] = []
+    names_by_reason: dict[str, list[str]] = {}
+    name_by_values: dict[bytes, str] = {}
     for name in map(str, frame):
-        column = Column.of(name, frame[name], decimal)
-        values, lost = column.values(frame[name], decimal)
-        why = "" if _present(values) else "empty"
-        if not why and name not in keep:
-            twin = met.get(values.tobytes())
-            why = f"the same as {twin}" if twin else _useless(column, frame[name], values, y)
-        if why := why or "constant" * bool((values == values[0]).all()):
-            dropped.setdefault(why, []).append(name)
+        series = frame[name]
+        column = Column.of(name, series, decimal)
+        values, unread = column.values(series, decimal)
+
+        reason = ""
+        if not _present_share(values):
+            reason = "empty"
+        elif name not in keep:
+            twin = name_by_values.get(values.tobytes())
+            reason = f"the same as {twin}" if twin else _reason_against(column, series, values, y)
+        if not reason and (values == values[0]).all():
+            reason = "constant"
+
+        if reason:
+            names_by_reason.setdefault(reason, []).append(name)
         else:
-            met[values.tobytes()] = name
+            name_by_values[values.tobytes()] = name
             chosen.append(column)
-            notes += column.remarks(lost)
-    return chosen, [f"Left out: {', '.join(n)} ({why})" for why, n in dropped.items()] + notes
+            notes += column.remarks(unread)
+    left_out = [
+        f"Left out: {', '.join(names)} ({reason})" for reason, names in names_by_reason.items()
+    ]
+    return chosen, left_out + notes
 
 
 def matrix(
     columns: Sequence[Column], frame: pandas.DataFrame, decimal: str
 ) -> tuple[torch.Tensor, Counter[str]]:
-    """(N, P) in float64, NaN where missing, and the cells by column that could not be read.
+    """A table as numbers, and how many cells of each column could not be read.
+
+    Args:
+        columns: The inputs, as they were in training.
+        frame: The table.
+        decimal: Its decimal mark.
+
+    Returns:
+        (N, P) in float64, NaN where missing; and the number of cells by column, where there are
+        any.
 
     Raises:
-        ValueError: a column holds another kind of values.
+        ValueError: A column holds another kind of values than in training.
     """
-    blocks, unread = list[torch.Tensor](), Counter[str]()
-    for name, column in ((column.name, column) for column in columns):
-        values, lost = column.values(frame[name], decimal)
-        fits = column.kind == ("number" if frame[name].dtype.kind in "iuf" else "category")
-        if not fits and 2 * len(lost) > frame[name].notna().sum():
-            what = f"Expected {column.kind}s in the column {name!r} as the model was trained with"
-            raise ValueError(f"{what}, got {lost.iloc[0]!r}. Write it as it was.")
-        unread[name] += len(lost)
+    blocks = []
+    unread_cells = Counter[str]()
+    for column in columns:
+        series = frame[column.name]
+        values, unread = column.values(series, decimal)
+        # Any text may be a new category, and any stored number is a number, if too large a one.
+        stored_kind = "number" if series.dtype.kind in "iuf" else "category"
+        if column.kind != stored_kind and 2 * len(unread) > series.notna().sum():
+            raise ValueError(
+                f"Expected {column.kind}s in the column {column.name!r} as the model was trained "
+                f"with, got {unread.iloc[0]!r}. Write it as it was."
+            )
+        unread_cells[column.name] += len(unread)
         blocks.append(torch.tensor(values, dtype=torch.float64))
-    return torch.cat(blocks, 1), +unread
+    return torch.cat(blocks, 1), +unread_cells  # without those of zero
 
 
 def numbers(series: pandas.Series, decimal: str, unit: str = "") -> Array:
-    """Numbers in a column, (N,), NaN where none is or no square; cells may carry the unit."""
+    """Numbers in a column, (N,), NaN where there is none or one whose square would overflow.
+
+    pandas reads plain numbers, and `tables.number` those with thousands marks or the unit.
+
+    Args:
+        series: Numbers, or text.
+        decimal: The decimal mark of text.
+        unit: What cells may carry.
+    """
     import numpy
     import pandas
 
-    found = numpy.full(len(series), numpy.nan)
+    values = numpy.full(len(series), numpy.nan)
     if series.dtype.kind in "iuf" or (decimal == "." and series.dtype.kind == "O"):
-        found = numpy.array(pandas.to_numeric(series, errors="coerce"), float)
-    rest = numpy.isnan(found) & series.notna().to_numpy()
-    if rest.any():
-        read = {text: number(str(text), decimal) for text in series[rest].unique()}
-        value = {text: one[0] for text, one in read.items() if one and one[1] in ("", unit)}
-        found[rest] = series[rest].map(value).to_numpy(float)
-    found[~(abs(found) < _LARGEST)] = numpy.nan
-    return found
+        values = numpy.array(pandas.to_numeric(series, errors="coerce"), float)
+    is_unread = numpy.isnan(values) & series.notna().to_numpy()
+    if is_unread.any():
+        value_of_text = {}
+        for text in series[is_unread].unique():
+            value_and_unit = number(str(text), decimal)
+            if value_and_unit is not None and value_and_unit[1] in ("", unit):
+                value_of_text[text] = value_and_unit[0]
+        values[is_unread] = series[is_unread].map(value_of_text).to_numpy(float)
+    values[~(abs(values) < _LARGEST)] = numpy.nan
+    return values
+
+
+def _most_common_unit(sample: pandas.Series, decimal: str) -> str:
+    """The unit that most of these texts carry behind or before a number; empty for none."""
+    units = Counter[str]()
+    for text in sample:
+        value_and_unit = number(text, decimal)
+        if value_and_unit is not None and value_and_unit[1]:
+            units[value_and_unit[1]] += 1
+    return max(units, key=units.__getitem__, default="")
 
 
 def _dates(series: pandas.Series, form: str) -> pandas.Series:
+    """Dates in a column, without a time zone, NaT where there is none."""
     import pandas
 
-    written = {} if series.dtype.kind == "M" else {"format": form or "ISO8601"}
-    texts = series.astype(str).where(series.notna()) if series.dtype.kind in "iuf" else series
-    return pandas.to_datetime(texts, errors="coerce", utc=True, **written).dt.tz_localize(None)
+    if series.dtype.kind == "M":
+        dates = pandas.to_datetime(series, errors="coerce", utc=True)
+    else:
+        if series.dtype.kind in "iuf":
+            series = series.astype(str).where(series.notna())
+        dates = pandas.to_datetime(series, errors="coerce", utc=True, format=form or "ISO8601")
+    return dates.dt.tz_localize(None)
 
 
-def _form(some: pandas.Series) -> str:
-    """The way in which most of these texts are dates; empty where none is."""
-    shares = {form: _present(_dates(some, form)) for form in _FORMS}
-    best = max(_FORMS, key=shares.__getitem__)
-    return best if shares[best] >= _MOSTLY else ""
+def _date_form(sample: pandas.Series) -> str:
+    """The form in which most of these texts are dates; empty where there is none."""
+    share_read = {form: _present_share(_dates(sample, form)) for form in _DATE_FORMS}
+    best = max(_DATE_FORMS, key=share_read.__getitem__)
+    return best if share_read[best] >= _MOSTLY else ""
 
 
-def _parts(dates: pandas.Series, first: str) -> pandas.DataFrame:
+def _date_parts(dates: pandas.Series, first: str) -> pandas.DataFrame:
+    """Numbers made of dates, a column each."""
     import pandas
 
-    names = ("year", "month", "day_of_year", "day_of_week", "hour")
-    parts = {name: getattr(dates.dt, name) for name in names}
+    parts = {name: getattr(dates.dt, name) for name in _DATE_PARTS}
     parts["seconds"] = (dates - pandas.Timestamp(first)).dt.total_seconds()
     return pandas.DataFrame(parts)
 
 
-def _present(values: Any) -> float:
-    """Share of values that are there."""
+def _present_share(values: Any) -> float:
+    """Share of values that are not missing, which no value equals."""
     return float((values == values).mean()) if values.size else 0.0
 
 
-def _useless(column: Column, series: pandas.Series, values: Array, y: Array) -> str:
+def _reason_against(column: Column, series: pandas.Series, values: Array, y: Array) -> str:
     """Why a column is no input, in words; empty where it is one."""
+    if column.kind == "category":
+        distinct = series.nunique()
+        all_are_rare = distinct > 1 and column.widths == [1]
+        if all_are_rare or 2 * distinct > series.notna().sum():
+            return "text that hardly repeats"
+        return ""
+    if column.kind == "number":
+        if _numbers_the_rows(column.name, series, values[:, 0]):
+            return "numbers of the rows"
+        return _leak(values[:, 0], y)
+    return ""
+
+
+def _numbers_the_rows(name: str, series: pandas.Series, x: Array) -> bool:
+    """Whether distinct whole numbers count up from 0 or 1, or their column is named so."""
+    if series.nunique() != len(x) or not (x == x.round()).all():
+        return False
+    counts_up = x.min() in (0, 1) and bool((x[1:] - x[:-1] == 1).all())
+    return counts_up or _ROW_NAME.fullmatch(name) is not None
+
+
+def _leak(x: Array, y: Array) -> str:
+    """How a column of numbers gives the target away, in words; empty where it does not."""
     import numpy
     import pandas
 
-    x, distinct = values[:, 0], series.nunique()
-    rare = distinct > 1 and column.widths == [1]  # all of them
-    if column.kind == "category" and (rare or 2 * distinct > series.notna().sum()):
-        return "text that hardly repeats"
-    if column.kind != "number":
+    both_present = (x == x) & (y == y)
+    x = x[both_present]
+    y = y[both_present]
+    if len(x) < _LEAST_FOR_LEAK or numpy.ptp(x) < 1 / _LARGEST:
         return ""
-    if distinct == len(x) and (x == x.round()).all():
-        counts_up = x.min() in (0, 1) and bool((x[1:] - x[:-1] == 1).all())
-        if counts_up or _ROW.fullmatch(column.name):
-            return "numbers of the rows"
-    x, y = x[known := (x == x) & (y == y)], y[known]
-    if len(x) < 10 or numpy.ptp(x) < 1 / _LARGEST:
-        return ""
-    if abs(numpy.corrcoef(*(pandas.Series(one).rank() for one in (x, y)))[0, 1]) > LEAK:
+    rank_correlation = numpy.corrcoef(pandas.Series(x).rank(), pandas.Series(y).rank())[0, 1]
+    if abs(rank_correlation) > LEAK:
         return "gives the target away: its rows have the same order"
-    levels, (slope, constant) = numpy.unique(x), numpy.polyfit(x, y, 1)
-    rounding = 0.6 * abs(slope) * numpy.diff(levels).min()
-    rounded = len(levels) >= 10 and abs(y - slope * x - constant).max() <= rounding
-    return "gives the target away: it is the target, rounded" if rounded else ""
+
+    # The target rounded: no row is further from a straight line than half a step between levels.
+    levels = numpy.unique(x)
+    if len(levels) < _LEAST_FOR_LEAK:
+        return ""
+    slope, constant = numpy.polyfit(x, y, 1)
+    largest_rounding = 0.6 * abs(slope) * numpy.diff(levels).min()
+    if abs(y - slope * x - constant).max() <= largest_rounding:
+        return "gives the target away: it is the target, rounded"
+    return ""

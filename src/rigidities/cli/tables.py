@@ -1,4 +1,13 @@
-"""Tables from files, a chunk of rows at a time: CSV as people write it, and Parquet."""
+"""Tables from files, a chunk of rows at a time: CSV as people write it, and Parquet.
+
+`Table.open` finds out how a file is written: its encoding, separator, decimal mark and column
+names. `Table.chunks` then gives frames of pandas: columns of text from CSV, in which `number` reads
+a cell, and columns of numbers and dates too from Parquet.
+
+CSV is read by Python's `csv` and not by `pandas.read_csv`. That one takes the first column for row
+names where lines are longer than the header, or drops their last entries, and does not say which
+text follows a quote that nothing closes. Here such lines are refused by number or text.
+"""
 
 from __future__ import annotations
 
@@ -19,44 +28,88 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas
 
-MISSING = {"", "?", "-", "--", ".", "na", "n/a", "#n/a", "nan", "null", "none", "<na>", "missing"}
-MISSING |= {"inf", "+inf", "-inf", "infinity", "-infinity"}
+MISSING = {
+    "",
+    "?",
+    "-",
+    "--",
+    ".",
+    "na",
+    "n/a",
+    "#n/a",
+    "nan",
+    "null",
+    "none",
+    "<na>",
+    "missing",
+    "inf",
+    "+inf",
+    "-inf",
+    "infinity",
+    "-infinity",
+}
 """What people and programs write into a cell without a value, in lower case."""
-_SAMPLE, _END = 1 << 17, "\0end"
-"""Characters that tell a file's separator, as many as csv allows in one cell; a line below the
-last, which an open quote swallows."""
-_GROUPS = " \u00a0\u202f'\u2019"
+
+_SAMPLE_LENGTH = 1 << 17
+"""Characters that tell a file's separator; `csv` allows as many in one cell."""
+
+_LAST_LINE = "\0end"
+"""A line that is put below the last. An open quote swallows it, and is found that way."""
+
+_THOUSANDS_MARKS = " \u00a0\u202f'\u2019"
 """What may stand between thousands, beside the mark that is no decimal mark: spaces, and the
 apostrophes of Switzerland."""
-_CONTROL = re.compile("[\0-\x08\x0b\x0e-\x19\x1c-\x1f]")
-_MARKS = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32"}
-_MARKS |= {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}  # begins like UTF-32
-_BROKEN = (OSError, EOFError, zlib.error, csv.Error)
+
+_CONTROL_CHARACTER = re.compile("[\0-\x08\x0b\x0e-\x19\x1c-\x1f]")
+"""Characters that no text has."""
+
+_BYTE_ORDER_MARKS = {
+    # UTF-32 comes first: its mark begins with that of UTF-16.
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+
+_DAMAGE = (OSError, EOFError, zlib.error, csv.Error)
+"""Errors of a file that cannot be read to its end."""
+
+_MOST_NAMES_SHOWN = 30
 
 
-def _western(error: UnicodeError) -> tuple[str, int]:
-    """Bytes that are no UTF-8, as Windows-1252."""
+def _decode_as_western(error: UnicodeError) -> tuple[str, int]:
+    """Bytes that are no UTF-8, as Windows-1252: files may be of two encodings."""
     assert isinstance(error, UnicodeDecodeError)
     return error.object[error.start : error.end].decode("cp1252", "replace"), error.end
 
 
-codecs.register_error("rigidities.western", _western)
+codecs.register_error("rigidities.western", _decode_as_western)
 
 
-def _pattern(decimal: str, thousands: str) -> re.Pattern[str]:
-    # Groups come first: of 1'000 the 1 alone would be the number, and '000 its unit.
-    whole = rf"[1-9]\d{{0,2}}(?:[{thousands}{_GROUPS}]\d{{3}})+|\d+"
-    number = rf"[+-]?(?:(?:{whole})(?:\{decimal}\d*)?|\{decimal}\d+)(?:[eE][+-]?\d+)?"
-    return re.compile(
-        rf"([$€£¥]|[A-Z]{{3}}\s)?\s*({number})\s*((?!['\u2019]\d)[^\d\s.,:/\\-].{{0,14}})?"
-    )
+def _number_pattern(decimal: str, thousands: str) -> re.Pattern[str]:
+    """A currency before the number, the number, and a unit behind it, as three groups."""
+    # Groups of thousands come first: of 1'000 the 1 alone would be the number, '000 its unit.
+    grouped = rf"[1-9]\d{{0,2}}(?:[{thousands}{_THOUSANDS_MARKS}]\d{{3}})+"
+    mantissa = rf"(?:{grouped}|\d+)(?:\{decimal}\d*)?|\{decimal}\d+"
+    number = rf"[+-]?(?:{mantissa})(?:[eE][+-]?\d+)?"
+    currency = r"[$€£¥]|[A-Z]{3}\s"
+    unit = r"(?!['\u2019]\d)[^\d\s.,:/\\-].{0,14}"
+    return re.compile(rf"({currency})?\s*({number})\s*({unit})?")
 
 
-_NUMBERS = {".": _pattern(".", ","), ",": _pattern(",", ".")}
+_NUMBERS = {
+    ".": _number_pattern(decimal=".", thousands=","),
+    ",": _number_pattern(decimal=",", thousands="."),
+}
+"""The pattern of a number for each decimal mark."""
 
 
 def number(text: str, decimal: str = ".") -> tuple[float, str] | None:
     """The number in a cell and its unit, if any; None where it holds no number.
+
+    Args:
+        text: The cell.
+        decimal: The decimal mark; the other of point and comma may stand between thousands.
 
     Examples:
         >>> number("1,234.5"), number("1.234,5 kg", ","), number("12 %"), number("2020-01-01")
@@ -64,15 +117,27 @@ def number(text: str, decimal: str = ".") -> tuple[float, str] | None:
         >>> number("1'234'567.5")
         (1234567.5, '')
     """
-    if (found := _NUMBERS[decimal].fullmatch(text.replace("\u2212", "-"))) is None:
+    match = _NUMBERS[decimal].fullmatch(text.replace("\u2212", "-"))  # the minus of typography
+    if match is None:
         return None
-    plain = re.sub(rf"[{'.' if decimal == ',' else ','}{_GROUPS}]", "", found[2])
-    return float(plain.replace(decimal, ".")), (found[1] or found[3] or "").strip()
+    currency, digits, unit = match.groups()
+    thousands = "." if decimal == "," else ","
+    digits = re.sub(f"[{thousands}{_THOUSANDS_MARKS}]", "", digits)
+    return float(digits.replace(decimal, ".")), (currency or unit or "").strip()
 
 
 @dataclass(frozen=True)
 class Table:
-    """A file with columns, each of another name; `notes` say in words what is peculiar of it."""
+    """A file with columns, each of another name.
+
+    Attributes:
+        path: The file.
+        names: Of its columns.
+        notes: What is peculiar of the file, in words.
+        decimal: The decimal mark of its numbers.
+        separator: What stands between cells; empty for Parquet.
+        header: Whether the first line holds names.
+    """
 
     path: Path
     names: Sequence[str]
@@ -83,99 +148,141 @@ class Table:
 
     @classmethod
     def open(cls, path: Path, trained: str | None = None) -> Table:
-        """Find out how a file is written; a ValueError where it is empty or no table.
+        """Find out how a file is written.
 
         Args:
-            path: of the file.
-            trained: the decimal mark of the table that a model was trained with, which holds where
-                no cell of this file tells.
+            path: The file.
+            trained: The decimal mark of the table that a model was trained with, which is taken
+                where no cell of this file tells.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            ValueError: The file is empty, damaged or no table.
         """
         if not path.is_file():
             raise FileNotFoundError(f"There is no file {path}. Name a CSV or Parquet file.")
         with path.open("rb") as raw:
-            start = raw.read(4)
-        if start == b"PAR1":
+            signature = raw.read(4)
+        if signature == b"PAR1":
             with _parquet(path) as file:
                 return cls(path, file.schema_arrow.names)
-        if start == b"PK\3\4":
+        if signature == b"PK\3\4":
             raise ValueError(f"{path} is a workbook or an archive. Save the table as CSV.")
+        return cls._open_text(path, trained)
+
+    @classmethod
+    def _open_text(cls, path: Path, trained: str | None) -> Table:
+        """Find out how a text file is written."""
+        notes = []
         with _text(path) as file:
-            sample, cut = file.read(_SAMPLE), bool(file.read(1))
-            notes = [f"Its text is in {file.encoding}"] * (file.encoding != "utf-8-sig")
-        if _CONTROL.search(sample):
+            sample = file.read(_SAMPLE_LENGTH)
+            is_cut = bool(file.read(1))
+            encoding = file.encoding
+        if encoding != "utf-8-sig":
+            notes.append(f"Its text is in {encoding}")
+        if _CONTROL_CHARACTER.search(sample):
             raise ValueError(f"{path} is a binary file. Expected CSV or Parquet.")
-        tried = [(_records(sample, one, cut=cut), one) for one in ",;\t|"]
-        (first, *_), separator = max(tried, key=lambda one: (_agreement(*one[0]), one[1] != ","))
-        if not any(cell.strip() for cell in first):
+
+        separator, first_line = _separator_and_first_line(sample, is_cut)
+        if not any(cell.strip() for cell in first_line):
             raise ValueError(f"{path} is empty. Expected a line of names and rows below it.")
-        # All of the file tells the mark: the first cells may make sense in both ways.
-        lines = cls(path, first, separator=separator)._lines()
-        decimal, note = _decimal(chain.from_iterable(lines), separator, trained)
-        notes += note
-        read = [number(cell.strip(), decimal) for cell in first]
-        header = any(one is None or one[1] for one in read)
-        if not header:
+
+        # All of the file tells the decimal mark: its first cells may make sense in both ways.
+        lines = cls(path, first_line, separator=separator)._lines()
+        decimal, decimal_note = _decimal(chain.from_iterable(lines), separator, trained)
+        if decimal_note:
+            notes.append(decimal_note)
+
+        has_header = _is_header(first_line, decimal)
+        if not has_header:
             notes.append("Its first line holds numbers: columns are 'column 1' and so on")
-        names = list[str]()
-        for place, cell in enumerate(first, start=1):
-            own = " ".join(cell.split()) * header or f"column {place}"
-            free = (own, *(f"{own} ({n})" for n in range(2, place + 1)))
-            names.append(next(one for one in free if one not in names))
-            notes += [f"A second {own!r} is called {names[-1]!r}"] * (names[-1] != own)
-        return cls(path, names, notes, decimal, separator, header)
+        names, name_notes = _unique_names(first_line if has_header else [""] * len(first_line))
+        return cls(
+            path=path,
+            names=names,
+            notes=notes + name_notes,
+            decimal=decimal,
+            separator=separator,
+            header=has_header,
+        )
 
     def require(self, names: Iterable[str]) -> None:
         """Refuse a file without these columns."""
-        if lacking := [name for name in names if name not in self.names]:
-            more = f" and {len(self.names) - 30} more" if len(self.names) > 30 else ""
-            raise ValueError(
-                f"Expected the column {', '.join(map(repr, lacking))} in {self.path}, got "
-                f"{', '.join(map(repr, self.names[:30]))}{more}. Names must agree to the letter."
-            )
+        lacking = [name for name in names if name not in self.names]
+        if not lacking:
+            return
+        expected = ", ".join(map(repr, lacking))
+        present = ", ".join(map(repr, self.names[:_MOST_NAMES_SHOWN]))
+        if len(self.names) > _MOST_NAMES_SHOWN:
+            present += f" and {len(self.names) - _MOST_NAMES_SHOWN} more"
+        raise ValueError(
+            f"Expected the column {expected} in {self.path}, got {present}. Names must agree to "
+            "the letter."
+        )
 
     def chunks(self, rows: int) -> Iterator[pandas.DataFrame]:
-        """Columns of text, None where a value is missing; of Parquet numbers and dates too."""
+        """The table, so many rows at a time.
+
+        Columns hold text, None where a value is missing; those of Parquet numbers and dates too.
+        """
+        if self.separator:
+            return self._text_chunks(rows)
+        return self._parquet_chunks(rows)
+
+    def _parquet_chunks(self, rows: int) -> Iterator[pandas.DataFrame]:
         import pandas
 
-        if not self.separator:
-            with _parquet(self.path) as file:
-                for batch in file.iter_batches(rows):
-                    frame = batch.to_pandas(ignore_metadata=True)  # which hides an index
-                    for name in (one for one in frame if frame[one].dtype.kind not in "iufM"):
-                        texts = (None if cell is None else str(cell) for cell in frame[name])
-                        frame[name] = pandas.Series([*map(_clean, texts)], frame.index, object)
-                    yield frame
-            return
+        with _parquet(self.path) as file:
+            for batch in file.iter_batches(rows):
+                frame = batch.to_pandas(ignore_metadata=True)  # which would hide an index
+                for name in frame:
+                    if frame[name].dtype.kind in "iufM":
+                        continue
+                    cells = [None if cell is None else _clean(str(cell)) for cell in frame[name]]
+                    frame[name] = pandas.Series(cells, frame.index, object)
+                yield frame
+
+    def _text_chunks(self, rows: int) -> Iterator[pandas.DataFrame]:
+        import pandas
+
         lines = self._lines()
-        while kept := list(islice(lines, rows)):
-            cells = zip(self.names, zip(*kept, strict=True), strict=True)
-            yield pandas.DataFrame({name: [*map(_clean, one)] for name, one in cells}, dtype=object)
+        while chunk := list(islice(lines, rows)):
+            columns = zip(*chunk, strict=True)
+            cells_by_name = {}
+            for name, column in zip(self.names, columns, strict=True):
+                cells_by_name[name] = [_clean(cell) for cell in column]
+            yield pandas.DataFrame(cells_by_name, dtype=object)
 
     def _lines(self) -> Iterator[list[str]]:
-        """Below the header and as wide as it; a line may end early, or in separators."""
+        """The lines below the header, as wide as it; they may end early, or in separators."""
         width = len(self.names)
         with _text(self.path) as file:
-            reader = csv.reader(chain(file, [_END]), delimiter=self.separator)
-            for line in islice(filter(None, reader), int(self.header), None):
-                if line == [_END]:
+            reader = csv.reader(chain(file, [_LAST_LINE]), delimiter=self.separator)
+            lines = filter(None, reader)  # without blank ones
+            for line in islice(lines, int(self.header), None):
+                if line == [_LAST_LINE]:
                     return
-                if line[-1].endswith(_END):
-                    text = line[-1].removesuffix(_END)[:40]
+                if line[-1].endswith(_LAST_LINE):
+                    text = line[-1].removesuffix(_LAST_LINE)[:40]
                     raise ValueError(f"{self.path}: nothing closes the quote before {text!r}.")
                 if any(cell.strip() for cell in line[width:]):
                     raise ValueError(
                         f"Expected {width} entries in line {reader.line_num} of {self.path}, "
                         f"got {len(line)}. Quote text that holds {self.separator!r}."
                     )
-                yield (line + [""] * (width - len(line)))[:width]
+                padding = [""] * (width - len(line))
+                yield (line + padding)[:width]
 
 
-def _clean(cell: str | None) -> str | None:
-    return None if cell is None or (text := cell.strip()).lower() in MISSING else text
+def _clean(cell: str) -> str | None:
+    """A cell without spaces around it, None where it says that a value is missing."""
+    text = cell.strip()
+    return None if text.lower() in MISSING else text
 
 
 @contextmanager
 def _parquet(path: Path) -> Iterator[Any]:
+    """A Parquet file, open; damaged pages are refused by the file's name."""
     from pyarrow.parquet import ParquetFile
 
     try:
@@ -187,56 +294,131 @@ def _parquet(path: Path) -> Iterator[Any]:
 
 @contextmanager
 def _text(path: Path) -> Iterator[io.TextIOWrapper]:
-    """By the file's mark; without one UTF-8, and what is none of that as Windows-1252."""
+    """A text file, open, packed by gzip or not; damage is refused by the file's name.
+
+    A byte order mark tells the encoding. Without one it is UTF-8, and bytes that are none are read
+    as Windows-1252.
+    """
     try:
         with path.open("rb") as raw:
-            packed = raw.read(2) == b"\x1f\x8b"
-        with gzip.open(path) if packed else path.open("rb") as file:
-            start = file.peek(4)[:4]
-            marked = (name for mark, name in _MARKS.items() if start.startswith(mark))
-            encoding = next(marked, "utf-8-sig")
-            yield io.TextIOWrapper(file, encoding, "rigidities.western", "")
-    except _BROKEN as error:
+            is_packed = raw.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if is_packed else path.open("rb") as file:
+            encoding = _encoding(file.peek(4)[:4])
+            yield io.TextIOWrapper(file, encoding, errors="rigidities.western", newline="")
+    except _DAMAGE as error:
         raise ValueError(f"{path} is damaged ({error}). Write it again.") from error
 
 
-def _records(sample: str, separator: str, *, cut: bool) -> list[list[str]]:
-    """The sample's lines, without one that may have been cut."""
-    found = list(csv.reader(io.StringIO(sample, newline=""), delimiter=separator))
-    return [line for line in (found[:-1] if cut else found) if line] or [[]]
+def _encoding(start: bytes) -> str:
+    """The encoding of a file by its first bytes."""
+    for mark, encoding in _BYTE_ORDER_MARKS.items():
+        if start.startswith(mark):
+            return encoding
+    return "utf-8-sig"
 
 
-def _agreement(first: Sequence[str], *lines: Sequence[str]) -> float:
-    """Share of lines with as many columns as the first; none where that has one."""
-    same = sum(len(line) == len(first) for line in lines)
-    return (len(first) > 1) * (1 + same) / (1 + len(lines))
+def _separator_and_first_line(sample: str, is_cut: bool) -> tuple[str, list[str]]:
+    """The separator by which most lines are as wide as the first, and the first line.
+
+    Args:
+        sample: The beginning of a file.
+        is_cut: Whether the file goes on, so that the last line may not be whole.
+    """
+    lines_by_separator = {}
+    for separator in ",;\t|":
+        lines = list(csv.reader(io.StringIO(sample, newline=""), delimiter=separator))
+        if is_cut:
+            lines = lines[:-1]
+        lines_by_separator[separator] = [line for line in lines if line] or [[]]
+
+    def plausibility(separator: str) -> tuple[float, bool]:
+        # Where others agree as well, commas are in the text or in the numbers.
+        return _agreement(lines_by_separator[separator]), separator != ","
+
+    best = max(lines_by_separator, key=plausibility)
+    return best, lines_by_separator[best][0]
 
 
-def _decimal(cells: Iterable[str], separator: str, trained: str | None) -> tuple[str, list[str]]:
+def _agreement(lines: list[list[str]]) -> float:
+    """Share of lines with as many columns as the first; 0 where that has one."""
+    width = len(lines[0])
+    if width <= 1:
+        return 0.0
+    return sum(len(line) == width for line in lines) / len(lines)
+
+
+def _is_header(first_line: list[str], decimal: str) -> bool:
+    """Whether a line holds names: some cell is no number, or one with a unit."""
+    for cell in first_line:
+        value_and_unit = number(cell.strip(), decimal)
+        if value_and_unit is None or value_and_unit[1]:
+            return True
+    return False
+
+
+def _unique_names(cells: Sequence[str]) -> tuple[list[str], list[str]]:
+    """A name for each column, and what has become of names that are empty or taken, in words."""
+    names: list[str] = []
+    notes = []
+    for place, cell in enumerate(cells, start=1):
+        plain_name = " ".join(cell.split()) or f"column {place}"
+        name = plain_name
+        repetition = 1
+        while name in names:
+            repetition += 1
+            name = f"{plain_name} ({repetition})"
+        if name != plain_name:
+            notes.append(f"A second {plain_name!r} is called {name!r}")
+        names.append(name)
+    return names, notes
+
+
+def _decimal(cells: Iterable[str], separator: str, trained: str | None) -> tuple[str, str]:
     """The decimal mark, by the cells that make sense in one way alone, and a word about it.
 
-    Where no cell tells, it is that of the training table; without one, of a file with semicolons
-    that has commas in its numbers, the comma.
+    Where no cell tells, it is that of the training table. Without one it is the comma for a file
+    with semicolons that has commas in its numbers, otherwise the point.
+
+    Args:
+        cells: Of the whole file.
+        separator: Of the file.
+        trained: The decimal mark of the training table, if there is one.
     """
-    clear, unclear, commas = Counter[str](), False, False
+    readable_by_one_mark = Counter[str]()
+    has_unclear_cells = False
+    has_commas = False
     for cell in map(str.strip, cells):
         if "," not in cell and "." not in cell:
             continue
-        point, comma = (_NUMBERS[mark].fullmatch(cell) is not None for mark in ".,")
-        commas = commas or (comma and "," in cell)
-        if point != comma:
-            clear["." if point else ","] += 1
-        elif point:
-            unclear = True
-    names = {".": "points", ",": "commas"}
-    if clear["."] != clear[","]:
-        decimal = max(clear, key=clear.__getitem__)
-        if trained not in (None, decimal):
-            said = f"Its numbers have decimal {names[decimal]}, those of the training table "
-            return decimal, [f"{said}{names[trained or decimal]}: they are read as its cells say"]
+        with_point = _NUMBERS["."].fullmatch(cell) is not None
+        with_comma = _NUMBERS[","].fullmatch(cell) is not None
+        if with_comma and "," in cell:
+            has_commas = True
+        if with_point and with_comma:
+            has_unclear_cells = True
+        elif with_point:
+            readable_by_one_mark["."] += 1
+        elif with_comma:
+            readable_by_one_mark[","] += 1
+
+    plural = {".": "points", ",": "commas"}
+    points = readable_by_one_mark["."]
+    commas = readable_by_one_mark[","]
+    if points != commas:
+        decimal = "." if points > commas else ","
+        if trained is not None and trained != decimal:
+            note = (
+                f"Its numbers have decimal {plural[decimal]}, those of the training table "
+                f"{plural[trained]}: they are read as its cells say"
+            )
+            return decimal, note
     elif trained is not None:
-        said = f"No number tells its decimal mark: read with {names[trained]}, as in training"
-        return trained, [said] if unclear or clear else []
+        if not has_unclear_cells and not points:
+            return trained, ""  # there is nothing that the mark would change
+        note = f"No number tells its decimal mark: read with {plural[trained]}, as in training"
+        return trained, note
+    elif has_commas and separator == ";":
+        decimal = ","
     else:
-        decimal = "," if commas and separator == ";" else "."
-    return decimal, ["Its numbers have decimal commas"] if decimal == "," else []
+        decimal = "."
+    return decimal, "Its numbers have decimal commas" if decimal == "," else ""
