@@ -1,4 +1,9 @@
-"""The command line: `rigidities <command>`, or `python -m rigidities <command>`."""
+"""The command line: `rigidities <command>`, or `python -m rigidities <command>`.
+
+Each command has two functions: `_add_<command>` says which options it has, `_<command>` runs it and
+returns what `--json` prints. `main` parses the arguments, runs the command, and turns errors that
+are to be expected into one line and an exit code.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
 from ..last_layer.fit import merge_files
@@ -20,10 +25,22 @@ from . import demo, tabular
 
 __all__ = ["main"]
 
-Command = Callable[..., Callable[..., Any]]
-UNUSABLE = (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError)
-"""Errors about what was given; others are about the machine."""
-CODES = """\
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_EXPECTED_ERRORS = (ModuleNotFoundError, OSError, ValueError, KeyboardInterrupt)
+"""A missing extra, a folder that cannot be written, a damaged file: their texts say what to do."""
+
+_INPUT_ERRORS = (
+    ValueError,
+    FileNotFoundError,
+    FileExistsError,
+    NotADirectoryError,
+    IsADirectoryError,
+)
+"""Errors about the user's input; others are about the machine."""
+
+_EXIT_CODES = """\
 exit codes:
   0  done, whatever the verdict on the error bars is
   1  something failed: a missing package, a full disk, an interruption
@@ -35,80 +52,111 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
     Args:
-        arguments: what follows the program's name; by default what the shell gave.
+        arguments: What follows the program's name; by default the arguments of the shell.
+
+    Returns:
+        0 if it is done, 1 if something failed, 2 if the input cannot be used.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # a folder's name may hold what the terminal's encoding does not
+        # A folder's name may contain characters that the terminal's encoding lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
     options = vars(_parser().parse_args(arguments))
-    run, as_json = options.pop("run"), options.pop("json")
+    run = options.pop("run")
+    prints_json = options.pop("json")
     try:
-        say = partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
-        found = run(say=say, **options)
-        if as_json:
-            print(json.dumps(found))
-    except (ModuleNotFoundError, OSError, ValueError, KeyboardInterrupt) as error:
-        # a missing extra, a folder that cannot be written, a damaged file: it says what to do
-        said = " ".join(str(error).split()) or "Interrupted; nothing was written."
-        print(f"rigidities: {said}", file=sys.stderr)
-        return 2 if isinstance(error, UNUSABLE) else 1
+        say = partial(print, file=sys.stderr if prints_json else sys.stdout, flush=True)
+        result = run(say=say, **options)
+        if prints_json:
+            print(json.dumps(result))
+    except _EXPECTED_ERRORS as error:
+        message = " ".join(str(error).split()) or "Interrupted; nothing was written."
+        print(f"rigidities: {message}", file=sys.stderr)
+        return 2 if isinstance(error, _INPUT_ERRORS) else 1
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="rigidities",
         description="Calibrated error bars for trained regressors.",
-        epilog=f"{CODES}\n`rigidities COMMAND --help` shows examples.",
+        epilog=f"{_EXIT_CODES}\n`rigidities COMMAND --help` shows examples.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="command", required=True)
-    for add in (_add_tabular, _add_report, _add_merge, _add_demo):
-        add(partial(_command, commands))
+    _add_tabular(commands)
+    _add_report(commands)
+    _add_merge(commands)
+    _add_demo(commands)
     return parser
 
 
-def _command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+def _add_command(
+    commands: Commands,
     name: str,
     run: Callable[..., dict[str, Any]],
     summary: str,
-    *examples: str,
-) -> Callable[..., Any]:
-    """Add a command with its examples and what all commands have; adds options to it."""
-    shown = "".join(f"  rigidities {name} {example}\n" for example in examples)
+    examples: Sequence[str],
+) -> argparse.ArgumentParser:
+    """Add a command with its examples and the options that all commands have.
+
+    Args:
+        commands: Where it is added.
+        name: Of the command.
+        run: Takes `say` and the options of the command; returns what `--json` prints.
+        summary: What the command does, in words.
+        examples: Arguments that may follow its name.
+
+    Returns:
+        The command's parser, for options of its own.
+    """
+    lines = [f"  rigidities {name} {example}\n" for example in examples]
     parser = commands.add_parser(
         name,
         help=summary,
         description=f"{summary.capitalize()}.",
-        epilog=f"examples:\n{shown}\n{CODES}",
+        epilog=f"examples:\n{''.join(lines)}\n{_EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="print JSON, and all else on stderr")
     parser.set_defaults(run=run)
-    return parser.add_argument
+    return parser
+
+
+# Types of options. argparse calls them by the names of these functions.
 
 
 def seed(text: str) -> int:
     """A whole number that torch takes."""
-    if not -(2**63) <= int(text) < 2**64:
+    value = int(text)
+    if not -(2**63) <= value < 2**64:
         raise argparse.ArgumentTypeError(f"expected a seed from -2**63 to 2**64 - 1, got {text}")
-    return int(text)
+    return value
 
 
 def level(text: str) -> float:
     """A probability."""
-    if not 0 < float(text) < 1:
+    value = float(text)
+    if not 0 < value < 1:
         raise argparse.ArgumentTypeError(f"expected a level between 0 and 1, got {text}")
-    return float(text)
+    return value
 
 
-def _add_tabular(command: Command) -> None:
-    summary = "learn a column of a table, with error bars, and predict it for new rows"
-    examples = ["data.csv --target price", "data.csv --target price --id customer --drop comment"]
-    examples.append("--apply rigidities-data/model.safetensors new.csv --out predictions.csv")
-    add = command("tabular", _tabular, summary, *examples)
+def _add_tabular(commands: Commands) -> None:
+    parser = _add_command(
+        commands,
+        "tabular",
+        _tabular,
+        "learn a column of a table, with error bars, and predict it for new rows",
+        [
+            "data.csv --target price",
+            "data.csv --target price --id customer --drop comment",
+            "--apply rigidities-data/model.safetensors new.csv --out predictions.csv",
+        ],
+    )
+    add = parser.add_argument
+    # Options have no defaults here, so that those which do not go with --apply are noticed.
     add("file", type=Path, help="the table: .csv, .tsv, .csv.gz or .parquet")
     add("--target", metavar="COLUMN", help="the column to learn")
     add("--apply", type=Path, metavar="MODEL", help="predict by this model.safetensors instead")
@@ -116,53 +164,122 @@ def _add_tabular(command: Command) -> None:
     add("--model", choices=("tree", "net"), help="boosted trees (default) or a small net")
     add("--level", type=level, help="of the intervals (default: 0.9)")
     add("--seed", type=seed, help="of splits and models (default: 0)")
-    several = {"nargs": "+", "action": "extend", "metavar": "COLUMN"}
-    add("--id", **several, help="columns that are no inputs, but copied to the predictions")
-    add("--drop", **several, help="columns that are no inputs")
-    add("--keep", **several, help="inputs even if they number rows or give the target away")
+    _add_columns(parser, "--id", "columns that are no inputs, but copied to the predictions")
+    _add_columns(parser, "--drop", "columns that are no inputs")
+    _add_columns(parser, "--keep", "inputs even if they number rows or give the target away")
+
+
+def _add_columns(parser: argparse.ArgumentParser, option: str, help: str) -> None:
+    """Add an option that takes one column or more, and may come several times."""
+    parser.add_argument(option, nargs="+", action="extend", metavar="COLUMN", help=help)
 
 
 def _tabular(
-    say: tabular.Say, file: Path, apply: Path | None, out: Path | None, **options: Any
+    say: tabular.Say,
+    file: Path,
+    target: str | None,
+    apply: Path | None,
+    out: Path | None,
+    model: str | None,
+    level: float | None,
+    seed: int | None,
+    id: Sequence[str] | None,
+    drop: Sequence[str] | None,
+    keep: Sequence[str] | None,
 ) -> dict[str, Any]:
-    given = {key: value for key, value in options.items() if value is not None}
+    """Train on a table, or predict one."""
     if apply is not None:
-        if useless := sorted(given.keys() - {"level"}):
-            raise ValueError(f"--{useless[0]} goes with training, not with --apply. Leave it out.")
-        return tabular.apply(apply, file, out or Path("predictions.csv"), say=say, **given)
-    if "target" not in given:
+        training_options = {
+            "drop": drop,
+            "id": id,
+            "keep": keep,
+            "model": model,
+            "seed": seed,
+            "target": target,
+        }
+        for name, value in training_options.items():
+            if value is not None:
+                raise ValueError(f"--{name} goes with training, not with --apply. Leave it out.")
+        return tabular.apply(apply, file, out or Path("predictions.csv"), level=level, say=say)
+
+    if target is None:
         raise ValueError("Expected --target COLUMN to learn, or --apply MODEL to predict by.")
-    out = out or Path(f"rigidities-{file.name.partition('.')[0]}")
-    return tabular.train(file, given.pop("target"), out, say=say, **given)
+    return tabular.train(
+        file,
+        target,
+        out or Path(f"rigidities-{file.name.partition('.')[0]}"),
+        model=model or "tree",
+        level=level or 0.9,
+        seed=seed or 0,
+        id=id or (),
+        drop=drop or (),
+        keep=keep or (),
+        say=say,
+    )
 
 
-def _add_report(command: Command) -> None:
-    summary = "write one HTML page that says how far error bars can be trusted"
-    examples = ["predictions.csv", "uq.safetensors --model my_module:build --data test.npz"]
-    add = command("report", _report, summary, *examples)
-    kinds = "predictions (.csv), an experiment's numbers (.json) or a saved fit (.safetensors)"
-    add("file", type=Path, help=kinds)
+def _add_report(commands: Commands) -> None:
+    parser = _add_command(
+        commands,
+        "report",
+        _report,
+        "write one HTML page that says how far error bars can be trusted",
+        ["predictions.csv", "uq.safetensors --model my_module:build --data test.npz"],
+    )
+    add = parser.add_argument
+    add(
+        "file",
+        type=Path,
+        help="predictions (.csv), an experiment's numbers (.json) or a saved fit (.safetensors)",
+    )
     add("--out", type=Path, default=Path("report.html"), help="the page (default: %(default)s)")
     add("--title", help="its heading (default: the name of the file)")
-    for name, what in (("mean", "predictions"), ("std", "error bars"), ("target", "true values")):
-        text = f"columns of the {what}, one per target (default: {name})"
+    contents = {"mean": "predictions", "std": "error bars", "target": "true values"}
+    for name, content in contents.items():
+        text = f"columns of the {content}, one per target (default: {name})"
         add(f"--{name}", nargs="+", metavar="COLUMN", help=text)
     add("--model", metavar="MODULE:FUNCTION", help="returns the trained model of a saved fit")
     add("--data", type=Path, help="labelled test data for it, .npz or .csv")
 
 
-def _report(say: tabular.Say, file: Path, **options: Any) -> dict[str, Any]:
-    page, verdict = from_file(file, load=LastLayerRigidity.load, **options)
+def _report(
+    say: tabular.Say,
+    file: Path,
+    out: Path,
+    title: str | None,
+    mean: Sequence[str] | None,
+    std: Sequence[str] | None,
+    target: Sequence[str] | None,
+    model: str | None,
+    data: Path | None,
+) -> dict[str, Any]:
+    """Write the report of a file."""
+    page, verdict = from_file(
+        file,
+        out,
+        load=LastLayerRigidity.load,
+        title=title,
+        mean=mean,
+        std=std,
+        target=target,
+        model=model,
+        data=data,
+    )
     if verdict is not None:
         say(str(verdict))
     say(f"Wrote {page}")
     return {"out": str(page), "verdict": None if verdict is None else verdict.plain()}
 
 
-def _add_merge(command: Command) -> None:
-    summary = "make one fit of saved fits to different rows, without their model"
-    example = "mon.safetensors tue.safetensors --out both.safetensors"
-    add = command("merge", _merge, summary, example)
+def _add_merge(commands: Commands) -> None:
+    parser = _add_command(
+        commands,
+        "merge",
+        _merge,
+        "make one fit of saved fits to different rows, without their model",
+        ["mon.safetensors tue.safetensors --out both.safetensors"],
+    )
+    add = parser.add_argument
     add("files", type=Path, nargs="+", help="two or more, written by save()")
     add("--out", type=Path, required=True, help="the file to write")
     add("--force", action="store_true", help="replace that file if it exists")
@@ -172,8 +289,10 @@ def _add_merge(command: Command) -> None:
 def _merge(
     say: tabular.Say, files: Sequence[Path], out: Path, force: bool, allow_overlap: bool
 ) -> dict[str, Any]:
+    """Merge files of fits into another file."""
     checked_place(out)
-    if not 2 < len({path.resolve() for path in (*files, out)}) == len(files) + 1:
+    places = [path.resolve() for path in (*files, out)]
+    if len(files) < 2 or len(set(places)) < len(places):
         raise ValueError(f"Expected two files or more, each once, and another --out than {out}.")
     if out.exists() and not force:
         raise ValueError(f"{out} exists. Choose another --out, or pass --force to replace it.")
@@ -181,13 +300,21 @@ def _merge(
     return {"out": str(out), "files": [str(path) for path in files]}
 
 
-def _add_demo(command: Command) -> None:
-    summary = "train two small nets, add error bars, print how good they are, draw them"
-    add = command("demo", _demo, summary, "--out figures --seed 1")
+def _add_demo(commands: Commands) -> None:
+    parser = _add_command(
+        commands,
+        "demo",
+        _demo,
+        "train two small nets, add error bars, print how good they are, draw them",
+        ["--out figures --seed 1"],
+    )
+    add = parser.add_argument
     folder = Path("rigidities-demo")
     add("--out", type=Path, default=folder, help="folder for the figures (default: %(default)s)")
     add("--seed", type=seed, default=0, help="of splits, noise and nets (default: %(default)s)")
 
 
 def _demo(say: tabular.Say, out: Path, seed: int) -> dict[str, Any]:
-    return {"figures": [str(figure) for figure in demo.run(out, seed=seed, echo=say)]}
+    """Run the demonstration."""
+    figures = demo.run(out, seed=seed, echo=say)
+    return {"figures": [str(figure) for figure in figures]}

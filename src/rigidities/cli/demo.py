@@ -1,14 +1,18 @@
 r"""The demonstration: error bars on two small data sets, without a network connection.
 
-Both nets are trained here, then given error bars with the public interface, which are compared with
-the simplest alternative: one constant bar, the RMS error on the same calibration rows.
+The networks are trained here and then given error bars with the public interface. These are
+compared with the simplest alternative: one constant bar, the RMS error on the same calibration
+rows.
 
 - *Toy*: seven points of $y = \cos^2 x$ (Bigi et al. 2024, Fig. 1). Seven points cannot spare a
-  validation set, and a net that passes through all of them has no residuals to learn from, so the
-  calibration has twenty further points.
-- *Diabetes*: scikit-learn's bundled data. The net sees only rows below the 70th percentile of one
-  input; the rows above show what the error bars do outside the training range. The target is
+  validation set, and a network that passes through all of them has no residuals to learn from, so
+  that the calibration has twenty further points.
+- *Diabetes*: scikit-learn's bundled data. The networks see only rows below the 70th percentile of
+  one input; the rows above show what the error bars do outside the training range. The target is
   mostly noise, hence the noise floor.
+
+`toy` and `diabetes` give an `Outcome`: predictions and both kinds of error bars for rows inside and
+outside the training range. `table` prints its scores, and `run` does all of it and draws figures.
 
 Everything printed is ASCII: the terminal may be a file, a pipe or a dumb one.
 """
@@ -21,7 +25,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,9 +39,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Rows = tuple[Tensor, Tensor]
+"""Inputs, (N, P), and targets, (N, 1)."""
 
-SHIFTED_INPUT, SHIFTED_NAME = "s5", "log serum triglycerides"
-# Label, name in `metrics.summary`, and format of each row of a table.
+SHIFTED_INPUT = "s5"
+SHIFTED_NAME = "log serum triglycerides"
+
 SCORES = (
     ("RMSE", "rmse", "#.3g"),
     ("NLL (less is better)", "nll", ".2f"),
@@ -46,6 +52,8 @@ SCORES = (
     ("90 % intervals: mean width", "interval_width", "#.3g"),
     ("rank corr. of bar and error", "spearman", ".2f"),
 )
+"""Label, name in `metrics.summary`, and format of each row of a table."""
+
 OPENING = """\
 Error bars for small nets, trained here on two data sets. In the tables "constant"
 is one bar for all predictions, the RMS error on the calibration rows; "rigidities"
@@ -75,7 +83,14 @@ For your own trained model:
 
 @dataclass(frozen=True)
 class Bars:
-    """Predictions for rows that the net has not seen, with their error bars, all of shape (N,)."""
+    """Predictions for rows that the network has not seen, with both kinds of error bars.
+
+    Attributes:
+        mean: The predictions, (N,).
+        std: The library's error bars, (N,).
+        constant: The constant bar, (N,).
+        target: The true values, (N,).
+    """
 
     mean: Tensor
     std: Tensor
@@ -84,21 +99,33 @@ class Bars:
 
     @classmethod
     def join(cls, parts: Iterable[Bars]) -> Bars:
-        """Rows of several nets as one; the constant bars become one too, their RMS."""
-        columns = zip(*(vars(part).values() for part in parts), strict=True)
-        mean, std, constant, target = map(torch.cat, columns)
-        return cls(mean, std, constant.square().mean().sqrt().expand(len(mean)), target)
+        """Rows of several networks as one; the constant bars become one too, their RMS."""
+        all_bars = list(parts)
+        mean = torch.cat([bars.mean for bars in all_bars])
+        constant = torch.cat([bars.constant for bars in all_bars])
+        return cls(
+            mean=mean,
+            std=torch.cat([bars.std for bars in all_bars]),
+            constant=constant.square().mean().sqrt().expand(len(mean)),
+            target=torch.cat([bars.target for bars in all_bars]),
+        )
 
 
 class Outcome(NamedTuple):
-    """Rows inside the training range and outside it, scored by nets that have not seen them."""
+    """Rows inside the training range and outside it, scored by networks that have not seen them."""
 
     inside: Bars
     outside: Bars
 
 
 class Standardised(nn.Module):
-    """A net between raw inputs and raw targets: shifts and scales are part of the model."""
+    """A network between raw inputs and raw targets: shifts and scales are part of the model.
+
+    Args:
+        net: The network, between standardised inputs and targets.
+        x: Training inputs, (N, P).
+        y: Training targets, (N, 1).
+    """
 
     x_mean: Tensor
     x_std: Tensor
@@ -108,23 +135,24 @@ class Standardised(nn.Module):
     def __init__(self, net: nn.Module, x: Tensor, y: Tensor) -> None:
         super().__init__()
         self.net = net
-        for name, rows in {"x": x, "y": y}.items():
-            self.register_buffer(f"{name}_mean", rows.mean(0))
-            self.register_buffer(f"{name}_std", rows.std(0))
+        self.register_buffer("x_mean", x.mean(0))
+        self.register_buffer("x_std", x.std(0))
+        self.register_buffer("y_mean", y.mean(0))
+        self.register_buffer("y_std", y.std(0))
 
     def forward(self, x: Tensor) -> Tensor:
         """Predictions in the units of the target, (N, 1)."""
-        hidden: Tensor = self.net((x - self.x_mean) / self.x_std)
-        return hidden * self.y_std + self.y_mean
+        standardised: Tensor = self.net((x - self.x_mean) / self.x_std)
+        return standardised * self.y_std + self.y_mean
 
 
 def run(out: Path, *, seed: int = 0, echo: Callable[[str], None] = print) -> list[Path]:
     """Train, add error bars, print the tables and write the figures.
 
     Args:
-        out: folder for the figures; made if need be.
-        seed: of the splits, the noise and the nets.
-        echo: prints one text.
+        out: Folder for the figures; made if need be.
+        seed: Of the splits, the noise and the networks.
+        echo: Prints one text.
 
     Returns:
         The figures.
@@ -132,28 +160,30 @@ def run(out: Path, *, seed: int = 0, echo: Callable[[str], None] = print) -> lis
     Raises:
         ModuleNotFoundError: scikit-learn or matplotlib is missing.
     """
-    if missing := [name for name in ("matplotlib", "sklearn") if find_spec(name) is None]:
+    missing = [package for package in ("matplotlib", "sklearn") if find_spec(package) is None]
+    if missing:
         raise ModuleNotFoundError(f"The demo needs {' and '.join(missing)}: {extra('demo')}.")
     out.mkdir(parents=True, exist_ok=True)
+    toy_figure = out / "toy.png"
+    diabetes_figure = out / "diabetes.png"
     echo(OPENING)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         echo(TOY)
         outcome, uq, train = toy()
         echo(table(outcome))
-        _draw_toy(uq, train).savefig(out / "toy.png", dpi=100)
+        _draw_toy(uq, train).savefig(toy_figure, dpi=100)
         echo(DIABETES)
         outcome = diabetes()
         echo(table(outcome))
-        _draw_diabetes(outcome).savefig(out / "diabetes.png", dpi=100)
-    figures = [out / "toy.png", out / "diabetes.png"]
-    echo("\nFigures:\n" + "\n".join(f"    {figure}" for figure in figures))
+        _draw_diabetes(outcome).savefig(diabetes_figure, dpi=100)
+    echo(f"\nFigures:\n    {toy_figure}\n    {diabetes_figure}")
     echo(CLOSING)
-    return figures
+    return [toy_figure, diabetes_figure]
 
 
 def toy() -> tuple[Outcome, LastLayerRigidity, Rows]:
-    """Seven noisy points of cos^2, a net with two hidden layers of 32.
+    """Seven noisy points of cos^2, a network with two hidden layers of 32.
 
     Returns:
         The scored rows, the module with error bars, and the seven points.
@@ -164,26 +194,34 @@ def toy() -> tuple[Outcome, LastLayerRigidity, Rows]:
     valid = _cos2_rows(1.2 * (2 * torch.rand(20, 1) - 1))
     uq = LastLayerRigidity(model).fit(train)
     uq.calibrate(valid)
+
     x, y = _cos2_rows(1.5 * (2 * torch.rand(400, 1) - 1))
-    near = (x[:, 0] > -0.8) & (x[:, 0] < 0.73)
-    inside, outside = (bars(uq, (x[rows], y[rows]), valid) for rows in (near, ~near))
+    is_inside = (x[:, 0] > -0.8) & (x[:, 0] < 0.73)
+    inside = bars(uq, (x[is_inside], y[is_inside]), valid)
+    outside = bars(uq, (x[~is_inside], y[~is_inside]), valid)
     return Outcome(inside, outside), uq, train
 
 
 def diabetes(folds: int = 4) -> Outcome:
     """Disease progression from ten inputs, trained below the 70th percentile of one of them.
 
-    Of the folds below it, one is scored, one calibrates and the others train, in turn; each net
+    Of the folds below it, one is scored, one calibrates and the others train, in turn; each network
     scores its share of the rows above.
     """
     x, y, shifted = _diabetes_rows()
-    low = shifted <= shifted.quantile(0.7)
-    parts = low.nonzero()[torch.randperm(int(low.sum())), 0].tensor_split(folds)
-    inside, outside = [], []
-    for fold, beyond in enumerate((~low).nonzero()[:, 0].tensor_split(folds)):
-        test, held, *rest = parts[fold:] + parts[:fold]
-        valid, used = (x[held], y[held]), torch.cat(rest)
-        train = x[used], y[used]
+    is_low = shifted <= shifted.quantile(0.7)
+    low_rows = is_low.nonzero()[torch.randperm(int(is_low.sum())), 0]
+    high_rows = (~is_low).nonzero()[:, 0]
+    low_folds = low_rows.tensor_split(folds)
+    high_folds = high_rows.tensor_split(folds)
+    inside = []
+    outside = []
+    for fold in range(folds):
+        test, calibration, *training_folds = low_folds[fold:] + low_folds[:fold]
+        beyond = high_folds[fold]
+        training = torch.cat(training_folds)
+        train = (x[training], y[training])
+        valid = (x[calibration], y[calibration])
         model = Standardised(mlp(10, 32, 32, 1), *train)
         train_net(model, train, epochs=20, batch_size=32, lr=3e-3, weight_decay=1e-2)
         uq = LastLayerRigidity(model).fit(train)
@@ -196,8 +234,9 @@ def diabetes(folds: int = 4) -> Outcome:
 def mlp(*widths: int) -> nn.Sequential:
     """Linear layers with SiLU between them."""
     layers: list[nn.Module] = []
-    for before, after in pairwise(widths):
-        layers += [nn.Linear(before, after), nn.SiLU()]
+    for inputs, outputs in pairwise(widths):
+        layers.append(nn.Linear(inputs, outputs))
+        layers.append(nn.SiLU())
     return nn.Sequential(*layers[:-1])
 
 
@@ -210,35 +249,53 @@ def train_net(
     for _ in range(epochs):
         for batch in torch.split(torch.randperm(len(x)), batch_size):
             optimiser.zero_grad()
-            nn.functional.mse_loss(model(x[batch]), y[batch]).backward()  # type: ignore[no-untyped-call]
+            loss = nn.functional.mse_loss(model(x[batch]), y[batch])
+            loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
 
 
 def bars(uq: LastLayerRigidity, rows: Rows, valid: Rows) -> Bars:
     """Both kinds of error bars for some rows; the constant one is the RMS error on `valid`."""
-    prediction, (x, y) = uq.predict(rows[0]), valid
-    constant = (uq.predict(x).mean - y).square().mean().sqrt().expand(len(rows[0]))
-    return Bars(prediction.mean[:, 0], prediction.std[:, 0], constant, rows[1][:, 0])
+    x, y = rows
+    x_valid, y_valid = valid
+    prediction = uq.predict(x)
+    constant = (uq.predict(x_valid).mean - y_valid).square().mean().sqrt()
+    return Bars(
+        mean=prediction.mean[:, 0],
+        std=prediction.std[:, 0],
+        constant=constant.expand(len(x)),
+        target=y[:, 0],
+    )
 
 
 def table(outcome: Outcome) -> str:
     """Scores of both kinds of error bars, and what they say about rows outside, in a sentence."""
-    pairs = [(part, std) for part in outcome for std in (part.constant, part.std)]
-    columns = [metrics.summary(part.mean, std, part.target) for part, std in pairs]
-    counts = (len(part.mean) for part in outcome)
-    places = map("{} ({} rows)".format, ("inside", "outside"), counts)
-    lines = [" " * 29 + "".join(f"{place:>24}" for place in places)]
-    lines.append(f"{'error bars:':<29}" + f"{'constant':>12}{'rigidities':>12}" * 2)
+    columns = []
+    for scored in outcome:
+        columns.append(metrics.summary(scored.mean, scored.constant, scored.target))
+        columns.append(metrics.summary(scored.mean, scored.std, scored.target))
+
+    inside_title = f"inside ({len(outcome.inside.mean)} rows)"
+    outside_title = f"outside ({len(outcome.outside.mean)} rows)"
+    lines = [
+        f"{'':<29}{inside_title:>24}{outside_title:>24}",
+        f"{'error bars:':<29}" + f"{'constant':>12}{'rigidities':>12}" * 2,
+    ]
     for label, key, form in SCORES:
-        numbers = (_number(column[key], form) for column in columns)
+        numbers = [_number(column[key], form) for column in columns]
         lines.append(f"{label:<29}" + "".join(f"{number:>12}" for number in numbers))
-    constant, ours = (column["coverage"] for column in columns[2:])
+
+    constant_coverage = columns[2]["coverage"]
+    our_coverage = columns[3]["coverage"]
     shown = "\n".join(f"  {line}" for line in lines)
-    held = f"intervals of the constant bar hold {constant:.0%} of the targets, these {ours:.0%}"
-    return f"{shown}\n\n  Outside, 90 % {held}."
+    return (
+        f"{shown}\n\n  Outside, 90 % intervals of the constant bar hold {constant_coverage:.0%} of "
+        f"the targets, these {our_coverage:.0%}."
+    )
 
 
 def _draw_toy(uq: LastLayerRigidity, train: Rows) -> Figure:
+    """The seven points, the network, its error bars and the truth."""
     figure, (ax,) = _figure(1, width=6.4)
     x = torch.linspace(-1.5, 1.5, 301)[:, None]
     mean, std = uq(x)
@@ -251,32 +308,52 @@ def _draw_toy(uq: LastLayerRigidity, train: Rows) -> Figure:
 
 
 def _draw_diabetes(outcome: Outcome) -> Figure:
-    figure, axes = _figure(3, width=13.5)
-    _draw_parity(axes[0], outcome)
+    """Predictions beside observations, errors beside bars, and the calibration outside."""
+    figure, (parity_ax, binned_ax, calibration_ax) = _figure(3, width=13.5)
+    _draw_parity(parity_ax, outcome)
+
     both = Bars.join(outcome)
-    plots.binned(both.mean, both.std, both.target, bin_size=40, ax=axes[1])
-    axes[1].set_title("All rows: do larger bars mean larger errors?")
-    part, ax = outcome.outside, axes[2]
-    plots.calibration(part.mean, part.std, part.target, ax=ax)
-    nominal, observed = metrics.calibration_curve(part.mean, part.constant, part.target)
-    ax.step(nominal, observed, where="post", ls="--", color=plots.BLACK, label="constant bar")
-    ax.legend(loc="upper left", framealpha=0.7, edgecolor="none")
-    ax.set_title("Outside: do intervals hold what they promise?")
+    plots.binned(both.mean, both.std, both.target, bin_size=40, ax=binned_ax)
+    binned_ax.set_title("All rows: do larger bars mean larger errors?")
+
+    outside = outcome.outside
+    plots.calibration(outside.mean, outside.std, outside.target, ax=calibration_ax)
+    nominal, observed = metrics.calibration_curve(outside.mean, outside.constant, outside.target)
+    calibration_ax.step(
+        nominal, observed, where="post", ls="--", color=plots.BLACK, label="constant bar"
+    )
+    calibration_ax.legend(loc="upper left", framealpha=0.7, edgecolor="none")
+    calibration_ax.set_title("Outside: do intervals hold what they promise?")
     return figure
 
 
 def _draw_parity(ax: Axes, outcome: Outcome) -> None:
-    colors = (plots.BLUE, plots.VERMILION)
-    for label, part, color in zip(("inside", "outside"), outcome, colors, strict=True):
-        style: dict[str, Any] = {"fmt": "o", "markersize": 2.5, "elinewidth": 0.6, "alpha": 0.5}
-        ax.errorbar(part.target, part.mean, part.std, color=color, label=label, **style)
+    """Predictions with error bars beside observations, inside and outside by colour."""
+    _draw_predictions(ax, outcome.inside, label="inside", color=plots.BLUE)
+    _draw_predictions(ax, outcome.outside, label="outside", color=plots.VERMILION)
     ax.axline((150, 150), slope=1, color=plots.BLACK, lw=1)
     ax.set(xlabel="observed", ylabel="predicted ± std", title="Diabetes: patients not seen before")
     ax.set_box_aspect(1)
     ax.legend(title="training range", loc="upper left", framealpha=0.7, edgecolor="none")
 
 
+def _draw_predictions(ax: Axes, scored: Bars, *, label: str, color: str) -> None:
+    """Points with error bars."""
+    ax.errorbar(
+        scored.target,
+        scored.mean,
+        scored.std,
+        fmt="o",
+        markersize=2.5,
+        elinewidth=0.6,
+        alpha=0.5,
+        color=color,
+        label=label,
+    )
+
+
 def _figure(panels: int, width: float) -> tuple[Figure, list[Axes]]:
+    """A figure and its panels side by side."""
     # Without pyplot there is no backend to choose, and no screen is needed.
     from matplotlib.figure import Figure
 
@@ -286,6 +363,7 @@ def _figure(panels: int, width: float) -> tuple[Figure, list[Axes]]:
 
 
 def _cos2_rows(x: Tensor) -> Rows:
+    """Inputs, and noisy targets of the toy."""
     return x, x.cos().square() + 0.01 * torch.randn_like(x)
 
 
@@ -294,11 +372,14 @@ def _diabetes_rows() -> tuple[Tensor, Tensor, Tensor]:
     from sklearn.datasets import load_diabetes
 
     data = load_diabetes(scaled=False)
-    x, y = (torch.tensor(one, dtype=torch.float32) for one in (data.data, data.target))
+    x = torch.tensor(data.data, dtype=torch.float32)
+    y = torch.tensor(data.target, dtype=torch.float32)
     return x, y[:, None], x[:, data.feature_names.index(SHIFTED_INPUT)]
 
 
 def _number(value: float, form: str) -> str:
     """The number in a format, or a dash where it is undefined."""
-    text = "-" if math.isnan(value) else f"{value:{form}}".rstrip(".")
+    if math.isnan(value):
+        return "-"
+    text = f"{value:{form}}".rstrip(".")
     return "0.00" if text == "-0.00" else text
