@@ -815,6 +815,7 @@ class _IgnoringWeight(nn.Sequential):
     """A module for batches that carry the rows' weights, which only the fit asks for."""
 
     def forward(self, input: Tensor, weight: Tensor | None = None) -> Any:
+        """The module's output; the weight of a row changes nothing."""
         return self[0](input)
 
 
@@ -886,19 +887,20 @@ class _StandardisedColumns:
     """Rows of a linear model: its columns that count, standardised, then the intercept's if any.
 
     Attributes:
-        kept: Which columns count, (P,).
+        is_used: Which columns count, (P,).
         centre: Of the columns that count, (D,).
         spread: What they are divided by, (D,).
         has_intercept: Whether there is a column of an intercept.
     """
 
-    kept: Tensor
+    is_used: Tensor
     centre: Tensor
     spread: Tensor
     has_intercept: bool
 
     def __call__(self, X: Any) -> Tensor:
-        rows = (_as_tensor(X)[:, self.kept] - self.centre) / self.spread
+        """(N, D), or (N, D + 1) with an intercept."""
+        rows = (_as_tensor(X)[:, self.is_used] - self.centre) / self.spread
         if not self.has_intercept:
             return rows
         intercept_column = rows.new_full((len(rows), 1), _INTERCEPT_HEIGHT)
@@ -914,11 +916,11 @@ def _linear_readout(model: Any, X: Any, weight: Any, ridge: Any) -> _Readout:
     # A coefficient that the training has set to zero (Lasso) brings no variance.
     every_column_counts = isinstance(model, _EXACT) and not getattr(model, "positive", False)
     if every_column_counts or not coefficients.any():
-        kept = torch.ones(coefficients.shape[1], dtype=torch.bool)
+        is_used = torch.ones(coefficients.shape[1], dtype=torch.bool)
     else:
-        kept = (coefficients != 0).any(0)
-    coefficients = coefficients[:, kept]
-    design = design[:, kept]
+        is_used = (coefficients != 0).any(0)
+    coefficients = coefficients[:, is_used]
+    design = design[:, is_used]
 
     # Weighted mean and standard deviation of each column, (D,).
     row_weights = design.new_ones(len(design)) if weight is None else _as_tensor(weight).reshape(-1)
@@ -945,7 +947,7 @@ def _linear_readout(model: Any, X: Any, weight: Any, ridge: Any) -> _Readout:
         at_centre = intercept + coefficients @ centre  # (K,)
         slopes = torch.cat([slopes, at_centre[:, None] / _INTERCEPT_HEIGHT], 1)
     return _Readout(
-        rows=_StandardisedColumns(kept, centre, spread, has_intercept),
+        rows=_StandardisedColumns(is_used, centre, spread, has_intercept),
         module=_linear_layer(slopes),
         loss=_training_loss(model),
         ridge=ridge,
@@ -1004,6 +1006,7 @@ class _KernelRows:
     rotation: Tensor
 
     def __call__(self, X: Any) -> Tensor:
+        """(N, D + 1)."""
         points = _as_tensor(X)
         unexplained = self.regressors.unexplained(points)[:, None].sqrt()
         return torch.cat([self.regressors.features(points) @ self.rotation, unexplained], 1)
@@ -1073,6 +1076,7 @@ def _inner_regressor(estimator: Any) -> Any:
 
 
 def _pipelines(layers: list[Any]) -> list[Any]:
+    """The pipelines among the layers of a base."""
     return [layer for layer in layers if isinstance(layer, Pipeline)]
 
 

@@ -533,6 +533,7 @@ def _find_host(model: Any) -> _Host | None:
 
 
 def _leaves_of_trees(model: Any) -> list[_TreeLeaves]:
+    """The leaves of each tree of a fitted model."""
     return _host(model).leaves(model)
 
 
@@ -566,6 +567,7 @@ def _boosted_leaves(model: Any) -> list[_TreeLeaves]:
 
 
 def _require_fitted(model: Any) -> None:
+    """Refuse a model of scikit-learn that is not fitted."""
     from sklearn.utils.validation import check_is_fitted
 
     check_is_fitted(model)
@@ -585,6 +587,7 @@ def _histogram_leaves(model: Any) -> list[_TreeLeaves]:
 
 
 def _histogram_places(model: Any, X: Any) -> Array:
+    """Leaves that rows fall into, counted within each tree."""
     return _HistogramTrees(model).leaf_places(X)
 
 
@@ -627,6 +630,7 @@ def _lightgbm_leaves(model: Any) -> list[_TreeLeaves]:
 
 
 def _lightgbm_places(model: Any, X: Any) -> Array:
+    """Leaves that rows fall into, by LightGBM."""
     return _as_places(model.predict(X, pred_leaf=True))
 
 
@@ -641,6 +645,7 @@ def _catboost_leaves(model: Any) -> list[_TreeLeaves]:
 
 
 def _catboost_places(model: Any, X: Any) -> Array:
+    """Leaves that rows fall into, by CatBoost."""
     return _as_places(model.calc_leaf_indexes(X))
 
 
@@ -828,6 +833,7 @@ def _unknown_layout(model: Any, problem: str) -> ValueError:
 
 
 def _unreadable_category(value: Any) -> ValueError:
+    """The refusal of a category that `Nodes` has no code for."""
     return ValueError(
         f"Expected categories that are whole numbers from 0 to {_MOST_CATEGORIES - 1}, got "
         f"{value!r}. Encode them before training, as OrdinalEncoder does."

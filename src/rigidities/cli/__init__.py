@@ -144,6 +144,7 @@ def level(text: str) -> float:
 
 
 def _add_tabular(commands: Commands) -> None:
+    """Add the command `tabular`."""
     parser = _add_command(
         commands,
         "tabular",
@@ -219,6 +220,7 @@ def _tabular(
 
 
 def _add_report(commands: Commands) -> None:
+    """Add the command `report`."""
     parser = _add_command(
         commands,
         "report",
@@ -272,6 +274,7 @@ def _report(
 
 
 def _add_merge(commands: Commands) -> None:
+    """Add the command `merge`."""
     parser = _add_command(
         commands,
         "merge",
@@ -301,6 +304,7 @@ def _merge(
 
 
 def _add_demo(commands: Commands) -> None:
+    """Add the command `demo`."""
     parser = _add_command(
         commands,
         "demo",

@@ -117,6 +117,7 @@ class Column:
 
     @classmethod
     def _of_dates(cls, name: str, series: pandas.Series, form: str) -> Column:
+        """A column of dates, with the parts of them that vary."""
         dates = _dates(series, form)
         first = dates.min().isoformat()
         parts = _date_parts(dates, first)
@@ -125,6 +126,7 @@ class Column:
 
     @classmethod
     def _of_categories(cls, name: str, present: pandas.Series) -> Column:
+        """A column of categories, with codes in the order of how common they are."""
         counts = present.value_counts()  # the most common first
         common = min(int((counts >= RARE).sum()), MOST_CATEGORIES - 1)
         codes = {text: min(rank, common) for rank, text in enumerate(counts.index)}

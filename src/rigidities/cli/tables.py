@@ -230,6 +230,7 @@ class Table:
         return self._parquet_chunks(rows)
 
     def _parquet_chunks(self, rows: int) -> Iterator[pandas.DataFrame]:
+        """Of a Parquet file: numbers and dates as they are stored, all else as text."""
         import pandas
 
         with _parquet(self.path) as file:
@@ -243,6 +244,7 @@ class Table:
                 yield frame
 
     def _text_chunks(self, rows: int) -> Iterator[pandas.DataFrame]:
+        """Of a text file: columns of text."""
         import pandas
 
         lines = self._lines()

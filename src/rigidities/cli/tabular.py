@@ -299,14 +299,7 @@ def train(
     """
     _require("pandas", "sklearn", "plotly")
     begun = time.monotonic()
-    if out.exists() and not out.is_dir():
-        raise NotADirectoryError(f"--out {out} is a file. Name a folder to write.")
-    clashes = sorted(set(id) & set(RESERVED))
-    if clashes:
-        raise ValueError(
-            f"--id {clashes[0]} is a column of the predictions too. Rename or drop it."
-        )
-
+    _require_results_can_be_written(out, id)
     with _moved(out) as folder, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         data = Training.read(path, target, [*id, *drop], keep, seed)
@@ -314,13 +307,12 @@ def train(
             say(line)
 
         learned = _learned(model, data, seed)
-        # The rows that calibrate have chosen nothing of the model.
+        # The rows that calibrate have chosen nothing of the model: it was not stopped by them.
         calibration = learned.uq.calibrate(
             data.rows("calibration"), early_stopped=False, progress=False
         )
-        # Each warning once, in their order.
-        remarks = [str(warning.message) for warning in caught] + list(calibration.warnings)
-        remarks = list(dict.fromkeys(remarks))
+        messages = [str(warning.message) for warning in caught]
+        remarks = list(dict.fromkeys([*messages, *calibration.warnings]))  # each once, in order
         for remark in remarks:
             say(f"  {remark}")
         say(f"  Trained {learned.description} in {time.monotonic() - begun:.0f} s")
@@ -416,6 +408,17 @@ def apply(
         say(f"  {name}: {cells:,} cells {reason}, taken as missing")
     say(f"Wrote {out}: {row_count:,} rows")
     return {"out": str(out), "rows": row_count, "unread": dict(unread_cells)}
+
+
+def _require_results_can_be_written(out: Path, id: Sequence[str]) -> None:
+    """Refuse a file in place of the folder, and identifiers named like the predictions' columns."""
+    if out.exists() and not out.is_dir():
+        raise NotADirectoryError(f"--out {out} is a file. Name a folder to write.")
+    clashes = sorted(set(id) & set(RESERVED))
+    if clashes:
+        raise ValueError(
+            f"--id {clashes[0]} is a column of the predictions too. Rename or drop it."
+        )
 
 
 def _category_counts(columns: Sequence[Column]) -> list[int]:
@@ -608,6 +611,7 @@ def _write(folder: Path, model: TableModel, data: Training, judgements: Judgemen
 
 
 def _write_csv(frame: pandas.DataFrame, file: Path | TextIO, *, header: bool) -> None:
+    """Write predictions with ten digits, alike on all systems."""
     frame.to_csv(file, header=header, index=False, float_format="%.10g", lineterminator="\n")
 
 
