@@ -4,10 +4,18 @@ import pytest
 import torch
 
 import rigidities as rg
-from rigidities.calibration import ladder
+from rigidities.calibration.full_model import ladder
+from rigidities.calibration.full_model.ladder import (
+    CONSTANT,
+    FULL,
+    HEAD,
+    PAPER,
+    Judged,
+    Ladder,
+    best_rung,
+)
+from rigidities.calibration.full_model.target_rows import Rows
 from rigidities.calibration.gain import Gain, error_of_sum
-from rigidities.calibration.ladder import CONSTANT, FULL, HEAD, PAPER, Judged, Ladder, best_rung
-from rigidities.calibration.rows import Rows
 
 NONE = frozenset[str]()
 

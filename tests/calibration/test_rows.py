@@ -5,7 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rigidities.calibration.rows import FAR, Rows, clipped_mean, outlying, reach, target_rows
+from rigidities.calibration.full_model.target_rows import (
+    FAR,
+    Rows,
+    clipped_mean,
+    outlying,
+    reach,
+    target_rows,
+)
 from tests.support.tensors import close, normal
 
 F64 = torch.float64

@@ -5,9 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rigidities.calibration import scale_fit
-from rigidities.calibration.rows import Rows
-from rigidities.calibration.scale_fit import PENALTIES, ScaleFit, constant_fit, headed_fit
+from rigidities.calibration.full_model import scale_fit
+from rigidities.calibration.full_model.scale_fit import (
+    PENALTIES,
+    ScaleFit,
+    constant_fit,
+    headed_fit,
+)
+from rigidities.calibration.full_model.target_rows import Rows
 from tests.support import slow_auto
 from tests.support.tensors import close
 

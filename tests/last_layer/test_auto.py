@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import rigidities as rg
-from rigidities.calibration import automatic, ladder, target_fit
-from rigidities.calibration.rows import REFERENCE, Rows, target_rows
+from rigidities.calibration.full_model import automatic, ladder, target_fit
+from rigidities.calibration.full_model.target_rows import REFERENCE, Rows, target_rows
 from rigidities.prediction.guards import GROWTH, POWER, SPAN
 from tests.support import slow_auto
 from tests.support.random_features import Sets, sets

@@ -10,7 +10,7 @@ import torch
 from scipy.stats import t as student_t
 from torch import Tensor
 
-from rigidities.calibration.rows import Rows
+from rigidities.calibration.full_model.target_rows import Rows
 
 F64 = torch.float64
 

@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 
 from ..calibration.calibration import Calibration, Wanted
-from ..calibration.report import CalibrationReport
-from ..calibration.summary import UNFITTED, summary
+from ..calibration.report import UNFITTED, CalibrationReport, summary
 from ..data.finiteness import require_finite
 from ..data.samples import Samples, SampleWeight
 from ..data.storage import Snapshot

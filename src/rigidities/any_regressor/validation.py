@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from ..calibration.calibration import Wanted
-from ..calibration.choosing import chosen
 from ..calibration.coverage import remarks
-from ..calibration.gathering import Gathering
 from ..calibration.report import CalibrationReport
+from ..calibration.residuals import Gathering
+from ..calibration.search import chosen
 from ..data.samples import SampleBatch
 from ..notices import notify
 from .curvature.forms import Form

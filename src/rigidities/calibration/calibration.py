@@ -213,7 +213,8 @@ class Calibration:
 
     def form(self, dtype: torch.dtype) -> HeadForm | None:
         """The head folded with its guard and distribution, in that precision; None without a
-        head."""
+        head.
+        """
         if self.head is None:
             return None
         return HeadForm.of(self.head, self.guard, self.distribution, dtype)
@@ -240,7 +241,8 @@ class Calibration:
 
     def shaped(self, tilt: Tensor) -> Distribution:
         """The distribution of rows with this tilt, (M, K, J); without entries, the distribution
-        itself."""
+        itself.
+        """
         return self.distribution.each(lambda _: tilt) if tilt.shape[-1] else self.distribution
 
     def to(self, device: torch.device) -> Calibration:

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ..prediction.prediction import Prediction
 from .calibration import Calibration
-from .gathering import Residuals
 from .report import CalibrationReport
+from .residuals import Residuals
 
 LEVEL, HALF_WIDTH = 0.9, 1.6448536269514722
 TAIL, FIFTHS_TAIL = 0.005, 0.001

@@ -11,7 +11,6 @@ from torch import Tensor
 from ..posterior.gram import Gram
 from ..posterior.memory import require_memory
 from ..posterior.posterior import Posterior
-from .objective import DECADES, PER_DECADE, about, ridge_exponents
 
 _ROUNDING = 1e-14
 """Share of the residuals' sum of squares below which what is left of it is not known."""
@@ -99,25 +98,6 @@ def projected(gram: Gram, cross: Tensor, biases: Tensor) -> tuple[Tensor, ...]:
     rest -= left @ left.mT
     explained = own.square().sum((-2, -1))
     return rest, free, cross[:, free] - left @ own, explained, held.sum(-1)
-
-
-def most_evident_ridge(
-    value: Callable[[Tensor], Tensor], largest: float
-) -> tuple[float, float, str | None]:
-    """The ridge that minimises the negative log evidence, its value, and the edge it lies at."""
-    exponents, width = ridge_exponents(), 1 / PER_DECADE
-    for _ in range(3):
-        values = value(largest * 10**exponents).nan_to_num(nan=math.inf)
-        at, best = int(values.argmin()), float(values.min())
-        if not math.isfinite(best) or math.isinf(values[max(at - 1, 0)]):
-            raise ValueError(
-                "The evidence finds no ridge: beside a far offset, or one far residual, "
-                "the others are lost to rounding. Fit to other targets, or take another criterion."
-            )
-        centre = float(exponents[at])
-        exponents, width = about(centre, width, 17), width / 8
-    edge = {DECADES[0]: "lower", DECADES[1]: "upper"}.get(centre)
-    return largest * 10**centre, best, edge
 
 
 def ridge_solution(

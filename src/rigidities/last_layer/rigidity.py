@@ -25,8 +25,7 @@ from torch import Tensor, nn
 from .. import selection
 from ..calibration.calibration import Calibration, Given, Support, Wanted
 from ..calibration.conformal import Groups
-from ..calibration.report import CalibrationReport
-from ..calibration.summary import UNFITTED, summary
+from ..calibration.report import UNFITTED, CalibrationReport, summary
 from ..data.arrays import with_target
 from ..data.feed import Feed
 from ..data.finiteness import require_finite

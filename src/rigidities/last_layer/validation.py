@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..calibration.automatic import automatic
 from ..calibration.calibration import Support, Wanted
-from ..calibration.choosing import chosen
 from ..calibration.conformal import Conformal, Groups, bar_cuts, group_labels, set_aside
 from ..calibration.coverage import predicted, remarks
 from ..calibration.criteria import AUTO
 from ..calibration.evidence import evidence
-from ..calibration.gathering import Gathering, Residuals
+from ..calibration.full_model.automatic import automatic
 from ..calibration.report import CalibrationReport
+from ..calibration.residuals import Gathering, Residuals
+from ..calibration.search import chosen
 from ..data.arrays import TARGET_KEYS
 from ..data.batches import Batch
 from ..data.sketch import RowSketch, row_hashes

@@ -10,21 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..prediction.cosine_tilt import TERMS
-from ..prediction.distribution import Distribution, Gaussian, StudentT, Tilted
-from ..prediction.guards import stacked
-from ..prediction.head import Head, column_spread
-from ..prediction.noise import ConstantNoise, FeatureNoise, GivenNoise, Noise, NoNoise
-from .calibration import Calibration, Support, Wanted
-from .choosing import Evidence, reported
-from .evidence import most_evident_ridge
-from .gathering import Residuals
+from ...prediction.cosine_tilt import TERMS
+from ...prediction.distribution import Distribution, Gaussian, StudentT, Tilted
+from ...prediction.guards import stacked
+from ...prediction.head import Head, column_spread
+from ...prediction.noise import ConstantNoise, FeatureNoise, GivenNoise, Noise, NoNoise
+from ..calibration import Calibration, Support, Wanted
+from ..report import CalibrationReport
+from ..residuals import Residuals
+from ..search import Evidence, Objective, most_evident_ridge, reported, search
 from .ladder import MANY, PAPER, Ladder
-from .objective import Objective, search
-from .report import CalibrationReport
-from .rows import FAR, Rows, clipped_mean, outlying, target_rows
 from .scale_fit import GAUSSIAN_FAR
 from .target_fit import BOUNDS, Parts, TargetFit
+from .target_rows import FAR, Rows, clipped_mean, outlying, target_rows
 
 HALF = 0.5
 """Share of their own predictions that training rows may decide, on average.

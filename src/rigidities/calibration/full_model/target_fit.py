@@ -14,13 +14,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..prediction.cosine_tilt import CosineTilt
-from ..prediction.distribution import Distribution, StudentT, Tilted
-from ..prediction.guards import Guard, IgnoranceGuard, RigidityGuard
-from ..prediction.head import STEEPEST, Inputs
+from ...prediction.cosine_tilt import CosineTilt
+from ...prediction.distribution import Distribution, StudentT, Tilted
+from ...prediction.guards import Guard, IgnoranceGuard, RigidityGuard
+from ...prediction.head import STEEPEST, Inputs
 from . import tilt_fit
-from .rows import Rows
 from .scale_fit import FIRST, FIXED, ScaleFit, constant_fit, flat_fit, headed_fit
+from .target_rows import Rows
 from .tilt_fit import TiltFit
 
 BOUNDS = 0.005
@@ -311,7 +311,8 @@ def distribution_nll(
     distribution: Distribution, residual: Tensor, s2: Tensor, side: Tensor
 ) -> Tensor:
     """Of each row, under a distribution with that squared scale; at a bound, by its side, of the
-    mass."""
+    mass.
+    """
     z = residual / s2.sqrt()
     value = 0.5 * s2.log() - distribution.log_density(z)
     if bool((side < 0).any()):

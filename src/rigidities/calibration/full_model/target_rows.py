@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..prediction.guards import unfamiliarity
-from ..prediction.head import column_spread
+from ...prediction.guards import unfamiliarity
+from ...prediction.head import column_spread
 
 LEAST_HELD = 0.05
 """Of 1 - c q, below which a left-out residual is not enlarged further."""

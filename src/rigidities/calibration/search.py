@@ -14,18 +14,22 @@ row and optimistic for a net trained end to end.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..notices import notify
 from ..prediction.distribution import Distribution, StudentT
 from ..prediction.noise import GivenNoise
 from .calibration import Calibration, Wanted
 from .criteria import pooled, price
-from .gain import folds
-from .gathering import Residuals, places
+from .gain import FEWEST_ROWS, Gain, constant_nll, folds
+from .report import CalibrationReport
+from .residuals import Residuals, places
 
 DECADES = (-10.0, 4.0)
 """Range of the ridge in powers of ten of the Gram's largest eigenvalue."""
@@ -134,7 +138,8 @@ class Objective:
 
     def likeliest_distribution(self, choice: Choice) -> Distribution:
         """The distribution wanted; a Student-t by name has the likeliest tails, the same for all
-        targets."""
+        targets.
+        """
         if not self.wanted.open_tails:
             return self.wanted.distribution
         error, variance = self.standing(choice)
@@ -265,3 +270,138 @@ def _floors(mean: Tensor, near: Tensor | None, width: float) -> Tensor:
     step = float(_FLOOR_DECADES[1] - _FLOOR_DECADES[0]) * width
     offsets = torch.linspace(-step, step, _FINE, dtype=torch.float64, device=mean.device)
     return torch.cat([zero, near * 10**offsets])
+
+
+def most_evident_ridge(
+    value: Callable[[Tensor], Tensor], largest: float
+) -> tuple[float, float, str | None]:
+    """The ridge that minimises the negative log evidence, its value, and the edge it lies at."""
+    exponents, width = ridge_exponents(), 1 / PER_DECADE
+    for _ in range(3):
+        values = value(largest * 10**exponents).nan_to_num(nan=math.inf)
+        at, best = int(values.argmin()), float(values.min())
+        if not math.isfinite(best) or math.isinf(values[max(at - 1, 0)]):
+            raise ValueError(
+                "The evidence finds no ridge: beside a far offset, or one far residual, "
+                "the others are lost to rounding. Fit to other targets, or take another criterion."
+            )
+        centre = float(exponents[at])
+        exponents, width = about(centre, width, 17), width / 8
+    edge = {DECADES[0]: "lower", DECADES[1]: "upper"}.get(centre)
+    return largest * 10**centre, best, edge
+
+
+Evidence = Callable[[Tensor], Tensor]
+BARLESS = (
+    "The features of {} of {} rows are zero: the readout's weights do not move their outputs (a "
+    "final ReLU or clamp, an empty sum). Without noise such rows have error bars of zero, and they "
+    "were left out of the calibration. criterion='auto' or noise='constant' gives them the noise."
+)
+_FEW = 30
+"""Distinct rows below which copies of them get a warning, not only a remark."""
+RECHOSEN = 1000
+"""Rows up to which cross-validation chooses the ridge again in every fold: of more, one number that
+all rows have chosen flatters by less than a thousandth of a nat."""
+
+
+def chosen(
+    residuals: Residuals,
+    eigenvalues: Tensor,
+    solved: Callable[[float], Any],
+    wanted: Wanted,
+    *,
+    least: float = -math.inf,
+    evidence: Evidence | None = None,
+    zero_curvature: int = 0,
+) -> CalibrationReport:
+    """Choose, and judge the choice on the same rows.
+
+    Args:
+        residuals: of data.
+        eigenvalues: (D,) or (K, D), of the basis that the residuals' powers stand in.
+        solved: the curvature at a ridge, of which the report tells condition, effective_rank and
+            width: a `Posterior`, say.
+        wanted: by which criterion, and what.
+        least: ridges up to here are not searched.
+        evidence: negative log evidence of ridges, which then choose it.
+        zero_curvature: training rows without weight, for the report.
+    """
+    objective = Objective(residuals, eigenvalues, wanted, least)
+    if evidence is not None and wanted.ridge is None:
+        ridge, value, edge = most_evident_ridge(evidence, float(eigenvalues.max()))
+        choice = replace(search(objective, ridge)[0], value=value)
+    else:
+        choice, edge = search(objective, wanted.ridge)
+    if (
+        distribution := objective.likeliest_distribution(choice)
+    ) != wanted.distribution:  # its tails are found afterwards
+        wanted = replace(wanted, distribution=distribution)
+        objective = replace(objective, wanted=wanted)
+        choice = search(objective, choice.ridge)[0]
+    searched = wanted.ridge is None and evidence is None
+    errors = [column[column.isfinite()] for column in objective.standing(choice)[0].unbind(1)]
+    found: dict[str, Any] = {"value": choice.value, "zero_curvature": zero_curvature}
+    found |= {"calibration": objective.calibration(choice), "at_edge": edge}
+    found |= {"nll": float(objective.nll(choice).nanmean())}
+    if (count := int(objective.barless.any(1).sum())) > 0:
+        said = BARLESS.format(count, len(objective.barless))
+        notify(said)
+        found |= {"remarks": [said]}
+    gain = _gain(objective, choice, errors, again=searched and len(residuals.error) <= RECHOSEN)
+    return reported(solved(choice.ridge), wanted, residuals, errors, gain, **found)
+
+
+def _gain(objective: Objective, choice: Choice, errors: list[Tensor], *, again: bool) -> Gain:
+    """Over one constant bar, on rows left out; not known where that leaves too few."""
+    if min(map(len, errors)) < FEWEST_ROWS:
+        return Gain()
+    try:
+        columns = objective.left_out_nll(choice, again=again).unbind(1)
+    except ValueError:  # the other rows have no error, or no variance
+        return Gain()
+    known = [column[column.isfinite()] for column in columns]
+    if any(len(nll) != len(error) for nll, error in zip(known, errors, strict=True)):
+        return Gain()
+    return Gain.of([constant_nll(e) - nll for e, nll in zip(errors, known, strict=True)])
+
+
+def reported(
+    final: Any,
+    wanted: Wanted,
+    residuals: Residuals | None,
+    errors: list[Tensor],
+    gain: Gain,
+    **found: Any,
+) -> CalibrationReport:
+    """What was found, beside what was wanted, the final curvature and the validation rows, if any.
+
+    `errors` of each target's rows make the constant bar, over which the `gain` is. It warns where
+    enough of the validation rows stand in the training data too, where they are copies of few, and
+    where they are very few.
+    """
+    own = {name: getattr(final, name) for name in ("condition", "effective_rank", "width")}
+    rows: dict[str, Any] = {"rows": 0}
+    if residuals is not None:
+        counts = {"samples": residuals.samples, "duplicates": round(residuals.duplicates)}
+        rows = {"rows": residuals.rows, "used": len(residuals.error), **counts}
+        found["remarks"] = [*residuals.repeated, *found.get("remarks", [])]
+        if residuals.distinct < _FEW:
+            for sentence in residuals.repeated:
+                notify(sentence)
+    fixed = wanted.ridge is not None
+    squares = torch.stack([error.square().mean() for error in errors])
+    report = CalibrationReport(
+        criterion=wanted.criterion,
+        fixed=fixed,
+        constant=squares.sqrt(),
+        nll_constant=float(0.5 * (2 * math.pi * math.e * squares).log().mean()),
+        gain=gain.mean,
+        gain_error=gain.error,
+        gain_without=gain.without,
+        **own,
+        **rows,
+        **found,
+    )
+    for sentence in (*report.repeated, *report.few):
+        notify(sentence)
+    return report

@@ -28,9 +28,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..prediction.distribution import Distribution, Gaussian, StudentT
+from ...prediction.distribution import Distribution, Gaussian, StudentT
 from .descent import minimum
-from .rows import Rows, mean_q, reach
+from .target_rows import Rows, mean_q, reach
 
 FIRST = 3
 """Inputs of the head that are no features."""
@@ -151,7 +151,8 @@ class _Point:
     @cached_property
     def share(self) -> Tensor:
         """How much of its full weight a Student distribution gives the residual's pull, z^2 / (nu +
-        z^2)."""
+        z^2).
+        """
         return self.square / (self.nu + self.square)
 
 
@@ -324,7 +325,8 @@ class ScaleProblem:
 
     def _beyond(self, s2: Tensor, fit: ScaleFit) -> tuple[Tensor, Tensor]:
         """Of the rows at a bound: its place z in the distribution, mirrored at an upper one; mass
-        below."""
+        below.
+        """
         at = self._bound
         z = -self.rows.side[at] * self.rows.residual[at] / s2[at].sqrt()
         return z, fit.distribution.cdf(z).clamp(min=1e-300)
@@ -487,7 +489,8 @@ def _tail_information(nu: float) -> float:
 
 def _counted(square: Tensor, *, gaussian: bool) -> Tensor:
     """Squared residuals (n,) as the distribution counts them: a Gaussian would follow single far
-    ones."""
+    ones.
+    """
     if not gaussian:
         return square
     return square.clamp(max=reach(square.sqrt(), GAUSSIAN_FAR) ** 2)

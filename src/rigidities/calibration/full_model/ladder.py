@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..prediction.distribution import Gaussian
-from .gain import FEWEST_ROWS, FOLDS, Gain, constant_nll, error_of_sum, folds
-from .rows import Rows
+from ...prediction.distribution import Gaussian
+from ..gain import FEWEST_ROWS, FOLDS, Gain, constant_nll, error_of_sum, folds
 from .scale_fit import ScaleFit
 from .target_fit import Design, Parts, TargetFit, distribution_nll, fitted
+from .target_rows import Rows
 
 CONSTANT, PAPER, NOISE, TAILS, HEAD, FULL = LADDER = (
     "constant bar",
