@@ -66,10 +66,10 @@ def test_a_search_with_some_of_the_rows_ends_with_all_of_them(monkeypatch, crite
     options = {"criterion": criterion, "noise": "constant", "ridge": ridge}
     whole = uq.calibrate(rows, **options)
     judged = []
-    target = search.Objective._target
+    target = search.Objective._target_choices
     monkeypatch.setattr(
         search.Objective,
-        "_target",
+        "_target_choices",
         lambda self, q, k, kept, *rest: judged.append(kept) or target(self, q, k, kept, *rest),
     )
     price = search.price(criterion_for(criterion, Gaussian()))
@@ -108,7 +108,7 @@ def test_two_gatherings_merge_to_that_of_one_pass_thinned_alike(monkeypatch, cut
     whole = gathered(index).residuals()
     parts = gathered(index[:cut]).merge(gathered(index[cut:])).residuals()
     assert len(whole.error) < 600
-    for name in ("error", "share", "typical"):
+    for name in ("error", "noise_factor", "typical_weight"):
         assert torch.allclose(getattr(parts, name), getattr(whole, name), rtol=1e-14), name
     assert parts.rows == whole.rows == 1000
 

@@ -8,6 +8,10 @@ beats a choice among several; of few it has to show that it is better.
 All targets take the same rung. Where there are many of them and enough rows, the same of all, each
 target is judged on one fold and not on all: the choice then rests on as many left-out rows as that
 of one target.
+
+The way of the data: `rung_fits` fits every rung to the rows of one target; `left_out_scores` does
+so again without each fold and judges its rows; `Ladder` holds both for all targets, and `best_rung`
+chooses.
 """
 
 from __future__ import annotations
@@ -21,19 +25,14 @@ from torch import Tensor
 
 from ...prediction.distribution import Gaussian
 from ..gain import FEWEST_ROWS, FOLDS, Gain, constant_nll, error_of_sum, folds
+from ..report import RUNGS
 from .scale_fit import ScaleFit
-from .target_fit import Design, Parts, TargetFit, distribution_nll, fitted
-from .target_rows import Rows
+from .target_fit import Components, Design, TargetFit, distribution_nll, fitted_target
+from .target_rows import TargetRows
 
-CONSTANT, PAPER, NOISE, TAILS, HEAD, FULL = LADDER = (
-    "constant bar",
-    "paper",
-    "constant noise",
-    "heavy tails",
-    "noise that follows the inputs",
-    "full",
-)
-"""What cross-validation compares, the simplest first; from the third on each has one part more.
+CONSTANT, PAPER, NOISE, TAILS, HEAD, FULL = RUNGS
+"""What cross-validation compares, the simplest first. From the third on each has one component
+more.
 
 The constant bar has the distribution's tails and the guard, so that it still grows beyond the
 data."""
@@ -41,9 +40,11 @@ CLEARLY = 2.0
 """Standard errors by which a rung is clearly worse than another."""
 CAUTION = 1.0
 """Standard errors by which, of few rows, a rung must be better than all simpler ones."""
-FEW, MANY = 150, 300
-"""Rows fitted to: of the first number a rung must not be worse than simpler ones, of the second or
-more it must not be clearly worse, of fewer it must be better."""
+FEW = 150
+"""Rows fitted to, from which on a rung must not be worse than simpler ones; of fewer it must be
+better."""
+MANY = 300
+"""Rows fitted to, from which on a rung must only not be clearly worse."""
 ENOUGH = 200
 """Left-out rows of a target that are enough beside those of other targets."""
 
@@ -54,14 +55,14 @@ Features = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Judged:
-    """Held-out rows of one target that were left out of fits, and judged.
+class LeftOutScores:
+    """How well the rungs predict one target's held-out rows that were left out of their fits.
 
     Attributes:
-        nll: of each of them (n,) on each rung, in the order of `LADDER`.
-        places: where they stand among all held-out rows, (n,).
-        fold: with which each was left out, (n,).
-        only_fold: the one that was left out; None where all were, one after the other.
+        nll: The NLL of each row (n,) on each rung, the simplest first.
+        places: Where the rows stand among all held-out rows, (n,).
+        fold: With which fold each row was left out, (n,).
+        only_fold: The one fold that was left out; None where all were, one after the other.
     """
 
     nll: dict[str, Tensor]
@@ -69,13 +70,21 @@ class Judged:
     fold: Tensor
     only_fold: int | None = None
 
-    def without(self, fold: int) -> Judged | None:
+    def without(self, fold: int) -> LeftOutScores | None:
         """The rows that were left out with other folds; None where there are none."""
         others = self.fold != fold
         if not bool(others.any()):
             return None
-        nll = {name: each[others] for name, each in self.nll.items()}
-        return Judged(nll, self.places[others], self.fold[others], self.only_fold)
+        return self._subset(others)
+
+    def _subset(self, which: Tensor) -> LeftOutScores:
+        """Some of the rows, by booleans (n,)."""
+        return LeftOutScores(
+            nll={rung: nll[which] for rung, nll in self.nll.items()},
+            places=self.places[which],
+            fold=self.fold[which],
+            only_fold=self.only_fold,
+        )
 
 
 @dataclass(frozen=True)
@@ -83,52 +92,58 @@ class Ladder:
     """All rungs of all targets.
 
     Attributes:
-        rows: of each target.
-        fits: to all of its rows.
-        scores: of each target's left-out rows; none where a target has too few.
-        barred: rungs that are not to be taken, however good.
+        rows: The rows of each target.
+        fits: The fits to all rows of each target.
+        scores: The scores of each target's left-out rows; empty where a target has too few.
+        barred: Rungs that are not to be taken, however good.
     """
 
-    rows: list[Rows]
+    rows: list[TargetRows]
     fits: list[Fits]
-    scores: list[Judged]
+    scores: list[LeftOutScores]
     barred: frozenset[str] = frozenset()
 
     @classmethod
     def of(
         cls,
-        rows: list[Rows],
-        parts: Parts,
+        rows: list[TargetRows],
+        components: Components,
         paper_q: Sequence[Tensor] | None,
         features: Features | None,
         barred: frozenset[str] = frozenset(),
         *,
         aligned: bool = False,
     ) -> Ladder:
-        """Fitted and judged.
+        """The rungs fitted to the rows of each target, and judged.
 
         Args:
-            rows: of each target.
-            parts: that are wanted.
+            rows: The rows of each target.
+            components: The components that are asked for.
             paper_q: q of each target's held-out rows at the ridge of the paper's form, if any.
-            features: where targets share them.
-            barred: as above.
-            aligned: whether all targets have the same held-out rows, none of them masked.
+            features: The features' centre and spread, where targets share them.
+            barred: Rungs that are not to be taken.
+            aligned: Whether all targets have the same held-out rows, none of them masked.
         """
-        fewest = min(len(one.held) for one in rows)
-        one_fold = aligned and len(rows) >= FOLDS and fewest >= FOLDS * ENOUGH
+        fewest = min(len(table.held_out) for table in rows)
+        one_fold_each = aligned and len(rows) >= FOLDS and fewest >= FOLDS * ENOUGH
         fits: list[Fits] = []
         scores = []
-        each_q = [None] * len(rows) if paper_q is None else paper_q
-        for number, (one, q) in enumerate(zip(rows, each_q, strict=True)):
-            directed = parts.head or parts.tilt
-            design = Design.of(one, features, directed=directed)
-            ready = design.applied(one) if directed else one  # once for all fits and folds
+        for target, table in enumerate(rows):
+            design = Design.of(table, features, directed=components.columns)
+            prepared = table
+            if components.columns:  # once for all fits and folds
+                prepared = design.applied(table)
             neighbour = fits[-1] if fits else None
-            fits.append(rungs(ready, parts, design=design, neighbour=neighbour))
+            fits.append(rung_fits(prepared, components, design=design, neighbour=neighbour))
             if fewest >= FEWEST_ROWS:
-                only_fold = number % FOLDS if one_fold else None
-                scores.append(judged(ready, fits[-1], parts, q, only_fold))
+                target_scores = left_out_scores(
+                    prepared,
+                    fits[-1],
+                    components,
+                    None if paper_q is None else paper_q[target],
+                    target % FOLDS if one_fold_each else None,
+                )
+                scores.append(target_scores)
         return cls(rows, fits, scores, barred)
 
     @property
@@ -136,144 +151,182 @@ class Ladder:
         """Cross-validated NLL per row of each rung; empty where nothing was judged."""
         if not self.scores:
             return {}
-        count = len(self.rows)
-        return {
-            name: sum(float(one.nll[name].mean()) for one in self.scores) / count
-            for name in self.scores[0].nll
-        }
+        means = {}
+        for rung in self.scores[0].nll:
+            total = sum(float(target_scores.nll[rung].mean()) for target_scores in self.scores)
+            means[rung] = total / len(self.rows)
+        return means
 
     @property
     def taken(self) -> str:
         """The rung to take."""
-        if not self.scores:  # nothing shows that a richer one is better
-            return list(self.fits[0])[0 if self.allowed < 0 else -1]
-        return best_rung(self.scores, self.barred, self.allowed)
+        if self.scores:
+            return best_rung(self.scores, self.barred, self.allowed)
+        # Nothing was judged: of few rows the simplest, else the richest.
+        names = list(self.fits[0])
+        return names[0] if self.allowed < 0 else names[-1]
 
     @property
     def gain(self) -> Gain:
-        """Over one constant bar, of the rung that the other folds would have taken."""
+        """The gain over one constant bar of the rung that the other folds would have taken."""
         if not self.scores:
             return Gain()
-        chosen = [torch.empty_like(one.nll[CONSTANT]) for one in self.scores]  # NLL of its rows
-        for k in range(max(int(one.fold.max()) for one in self.scores) + 1):
-            others = [rest for one in self.scores if (rest := one.without(k)) is not None]
+        taken_nll = [torch.empty_like(scores.nll[CONSTANT]) for scores in self.scores]
+        count = max(int(scores.fold.max()) for scores in self.scores) + 1
+        for k in range(count):
+            others = []
+            for scores in self.scores:
+                other_folds = scores.without(k)
+                if other_folds is not None:
+                    others.append(other_folds)
             rung = best_rung(others, self.barred, self.allowed)
-            for own, one in zip(chosen, self.scores, strict=True):
-                own[one.fold == k] = one.nll[rung][one.fold == k]
+            for nll, scores in zip(taken_nll, self.scores, strict=True):
+                out = scores.fold == k
+                nll[out] = scores.nll[rung][out]
         gains = []
-        for own, one, rows in zip(chosen, self.scores, self.rows, strict=True):
-            constant = constant_nll(rows.held.residual, rows.held.side)
-            gains.append(constant[one.places] - own)
-        return Gain.of(gains, [one.only_fold for one in self.scores])
+        for nll, scores, table in zip(taken_nll, self.scores, self.rows, strict=True):
+            constant = constant_nll(table.held_out.residual, table.held_out.side)
+            gains.append(constant[scores.places] - nll)
+        return Gain.of(gains, [scores.only_fold for scores in self.scores])
 
     @property
     def allowed(self) -> float:
         """Standard errors by which a rung may be worse than simpler ones, by the rows fitted to."""
-        rows = min(len(one) for one in self.rows)
+        rows = min(len(table) for table in self.rows)
         return min(CLEARLY, max(-CAUTION, CLEARLY * (rows - FEW) / (MANY - FEW)))
 
     def nll(self, rung: str) -> float:
-        """Per row, on the held-out rows that the rung was fitted to."""
-        pairs = zip(self.fits, self.rows, strict=True)
-        return float(torch.stack([fits[rung].nll(one.held).mean() for fits, one in pairs]).mean())
+        """The NLL per row on the held-out rows that the rung was fitted to."""
+        means = []
+        for fits, table in zip(self.fits, self.rows, strict=True):
+            means.append(fits[rung].nll(table.held_out).mean())
+        return float(torch.stack(means).mean())
 
 
-def best_rung(scores: list[Judged], barred: frozenset[str], allowed: float) -> str:
-    """The richest rung that is not worse than any simpler one by more than `allowed`.
+def best_rung(scores: list[LeftOutScores], barred: frozenset[str], allowed: float) -> str:
+    """The richest rung that is not worse than any simpler one by more than is allowed.
 
-    Differences are those of left-out rows' NLL in units of their standard error; a negative
-    `allowed` asks for a rung that is better by so much. Barred rungs count for nothing.
+    Args:
+        scores: The scores of each target's left-out rows.
+        barred: Rungs that count for nothing.
+        allowed: Standard errors of the difference in NLL by which a rung may be worse; a negative
+            number asks for a rung that is better by so much.
     """
-    names = [name for name in scores[0].nll if name not in barred]
-    for at in range(len(names) - 1, 0, -1):
-        if all(_within(scores, names[at], simpler, allowed) for simpler in names[:at]):
-            return names[at]
-    return names[0]
+    rungs = [rung for rung in scores[0].nll if rung not in barred]
+    for place in range(len(rungs) - 1, 0, -1):
+        if all(_within(scores, rungs[place], simpler, allowed) for simpler in rungs[:place]):
+            return rungs[place]
+    return rungs[0]
 
 
-def _within(scores: list[Judged], rung: str, simpler: str, allowed: float) -> bool:
+def _within(scores: list[LeftOutScores], rung: str, simpler: str, allowed: float) -> bool:
     """Whether a rung is worse than a simpler one by at most so many standard errors.
 
     Targets count alike.
     """
-    differences = [one.nll[rung] - one.nll[simpler] for one in scores]
-    mean = math.fsum(float(each.mean()) for each in differences)
-    error = error_of_sum(differences, [one.only_fold for one in scores])
+    differences = [target_scores.nll[rung] - target_scores.nll[simpler] for target_scores in scores]
+    mean = math.fsum(float(rows.mean()) for rows in differences)
+    error = error_of_sum(differences, [target_scores.only_fold for target_scores in scores])
     return mean <= allowed * error  # false for NaN too
 
 
-def rungs(
-    rows: Rows,
-    parts: Parts,
+def rung_fits(
+    rows: TargetRows,
+    components: Components,
     like: Fits | None = None,
     *,
     design: Design | None = None,
     neighbour: Fits | None = None,
 ) -> Fits:
-    """The fits of one target's rows by their names in `LADDER`, but for the paper's form.
+    """The fits of one target's rows on all rungs but the paper's form.
 
-    Those with parts that are not wanted are not among them. `like`, fits to nearly the same rows,
-    `design` and `neighbour`, fits of another target, as in `fitted`.
+    Rungs with components that are not asked for are left out.
+
+    Args:
+        rows: The rows.
+        components: The components that are asked for.
+        like: Fits to nearly the same rows, as in `fitted_target`.
+        design: The design, as in `fitted_target`.
+        neighbour: Fits of another target, as in `fitted_target`.
     """
-    plain = replace(parts, head=False, tilt=False)
-    wanted = {CONSTANT: replace(plain, rigidity=False), NOISE: replace(plain, tails=False)}
-    if parts.tails:
-        wanted[TAILS] = plain
-    if parts.head:
-        wanted[HEAD] = replace(parts, tilt=False)
-    if parts.tilt and parts.tails:
-        wanted[FULL] = parts
-    found: Fits = {}
+    components_of = _rung_components(components)
+    fits: Fits = {}
     constants: dict[bool, ScaleFit | None] = {}  # with tails and without, for all rungs
-    for name, own in wanted.items():
-        if name == HEAD and FULL in wanted:
+    for rung, rung_components in components_of.items():
+        if rung == HEAD and FULL in components_of:
             continue  # it is the full model without its tilt
-        found[name] = fitted(
+        fits[rung] = fitted_target(
             rows,
-            own,
-            None if like is None else like[name],
+            rung_components,
+            None if like is None else like[rung],
             design=design,
-            constant=constants.get(own.tails),
-            neighbour=None if neighbour is None else neighbour[name],
+            constant=constants.get(rung_components.tails),
+            neighbour=None if neighbour is None else neighbour[rung],
         )
-        constants[own.tails] = found[name].constant
-    if HEAD in wanted and FULL in wanted:
-        found[HEAD] = replace(found[FULL], tilt=None)
-    return {name: found[name] for name in wanted}
+        constants[rung_components.tails] = fits[rung].constant
+    if HEAD in components_of and FULL in components_of:
+        fits[HEAD] = replace(fits[FULL], tilt=None)
+    return {rung: fits[rung] for rung in components_of}
 
 
-def judged(
-    rows: Rows,
-    whole: Fits,
-    parts: Parts,
+def _rung_components(components: Components) -> dict[str, Components]:
+    """The components of each rung, the simplest first, without those that are not asked for."""
+    plain = replace(components, head=False, tilt=False)
+    components_of = {
+        CONSTANT: replace(plain, rigidity=False),
+        NOISE: replace(plain, tails=False),
+    }
+    if components.tails:
+        components_of[TAILS] = plain
+    if components.head:
+        components_of[HEAD] = replace(components, tilt=False)
+    if components.tilt and components.tails:
+        components_of[FULL] = components
+    return components_of
+
+
+def left_out_scores(
+    rows: TargetRows,
+    fits: Fits,
+    components: Components,
     paper_q: Tensor | None,
     only_fold: int | None = None,
-) -> Judged:
-    """NLL of held-out rows, each left out with its fold.
+) -> LeftOutScores:
+    """The scores of one target's held-out rows, each left out with its fold.
 
-    Every fold takes the units and penalties of the fits to all rows, `whole`. `paper_q` (n,) is
-    q of the held-out rows at the ridge of the paper's form; None where that is not judged. With
-    `only_fold` no other fold is left out, and no other row judged.
+    Args:
+        rows: All rows of the target; training rows are left out only where there are no others.
+        fits: The fits to all rows, whose units and penalties every fold takes.
+        components: The components that are asked for.
+        paper_q: q of the held-out rows at the ridge of the paper's form, (n,); None where that is
+            not judged.
+        only_fold: The one fold that is left out and judged; None for all of them.
     """
-    held = ~rows.seen if bool((~rows.seen).any()) else rows.seen
-    places = held.nonzero()[:, 0]
-    fold = folds(len(places), places.device)
-    names = [name for name in LADDER if name in whole or (name == PAPER and paper_q is not None)]
-    found = {name: rows.q.new_empty(len(places)) for name in names}
-    for k in range(int(fold.max()) + 1) if only_fold is None else [only_fold]:
-        out = fold == k
-        kept = torch.ones_like(rows.seen)
-        kept[places[out]] = False
-        rest, left = rows[kept], rows[places[out]]
-        for name, fit in rungs(rest, parts, whole).items():
-            found[name][out] = fit.nll(left)
-        if paper_q is not None:
-            scale2 = (rows.residual[places[~out]].square() / paper_q[~out]).mean()
-            found[PAPER][out] = distribution_nll(
-                Gaussian(), left.residual, scale2 * paper_q[out], left.side
-            )
+    held_out = ~rows.seen if bool((~rows.seen).any()) else rows.seen
+    held_out_rows = held_out.nonzero()[:, 0]  # their numbers
+    fold = folds(len(held_out_rows), held_out_rows.device)
+    judged_folds = [only_fold]
     if only_fold is None:
-        return Judged(found, torch.arange(len(places), device=fold.device), fold)
-    left_out = (fold == only_fold).nonzero()[:, 0]
-    nll = {name: each[left_out] for name, each in found.items()}
-    return Judged(nll, left_out, fold[left_out], only_fold)
+        judged_folds = list(range(int(fold.max()) + 1))
+    nll = {}
+    for rung in RUNGS:
+        if rung in fits or (rung == PAPER and paper_q is not None):
+            nll[rung] = rows.q.new_empty(len(held_out_rows))
+    for k in judged_folds:
+        out = fold == k
+        remaining = torch.ones_like(rows.seen)
+        remaining[held_out_rows[out]] = False
+        left_out = rows[held_out_rows[out]]
+        for rung, fit in rung_fits(rows[remaining], components, fits).items():
+            nll[rung][out] = fit.nll(left_out)
+        if paper_q is not None:
+            # The paper's form has one number to fit besides its ridge: the scale.
+            others = rows.residual[held_out_rows[~out]]
+            scale2 = (others.square() / paper_q[~out]).mean()
+            nll[PAPER][out] = distribution_nll(
+                Gaussian(), left_out.residual, scale2 * paper_q[out], left_out.side
+            )
+    scores = LeftOutScores(nll, torch.arange(len(held_out_rows), device=fold.device), fold)
+    if only_fold is None:
+        return scores
+    return replace(scores._subset(fold == only_fold), only_fold=only_fold)

@@ -15,6 +15,11 @@ $\log s^2$ has the information $\nu / 2(\nu + 3)$ a row. That matrix is by far t
 that one serves for all steps, for the next penalty, and for the folds of a cross-validation. A row
 whose target lies at a bound of its support shows the distribution's mass beyond it, not a density
 there.
+
+The way of the data: `ScaleProblem` holds the rows and priors, gives the objective with its gradient
+and information, and finds the maximum for one penalty (`solved`) or the best one (`best`).
+`constant_fit`, `flat_fit` and `headed_fit` are the three models that are fitted with it; each
+returns a `ScaleFit`.
 """
 
 from __future__ import annotations
@@ -30,14 +35,16 @@ from torch import Tensor
 
 from ...prediction.distribution import Distribution, Gaussian, StudentT
 from .descent import minimum
-from .target_rows import Rows, mean_q, reach
+from .target_rows import TargetRows, mean_q, reach
 
 FIRST = 3
 """Inputs of the head that are no features."""
 FIXED = 3
 """Parameters before the weights: a, log alpha^2, kappa."""
 PENALTIES = tuple(10 ** (4 - k / 2) for k in range(10))
+"""Values of lambda that are tried, the largest first."""
 FIRST_PENALTY = 2.0
+"""Precision of the weights of the first three inputs."""
 TAILS = (math.log(6), 1.5)
 """Prior of log(nu - 2): centre and spread; that of the scale has the same spread."""
 WIDE = 3.0
@@ -57,25 +64,28 @@ _ROUGHLY = (1e-4, 0.5)
 """The same of two ways to a maximum, until one of them is taken."""
 _CLEAR = 0.1
 """Nats by which the evidence must have fallen for smaller penalties not to be tried."""
-_NEAR = 0.05  # step of a difference by the tail
+_TAIL_STEP = 0.05
+"""Step of a difference by the tail."""
 _CHUNK = 2048
 """Rows of which the information is summed at once: their inputs fit into a cache."""
-_LONGEST = 5.0  # step of a parameter: beyond it the expected information says little
+_LONGEST = 5.0
+"""Largest step of a parameter: beyond it the expected information says little."""
 _TAIL_RANGE = (math.log(0.05), math.log(2000))
+"""Range of log(nu - 2)."""
 
 
 @dataclass(frozen=True)
 class ScaleFit:
-    """One maximum.
+    """The parameters of noise, scale and tails.
 
     Attributes:
-        vector: a, log alpha^2, kappa, then w.
+        vector: a, log alpha^2, kappa, then w, (3 + P,).
         tail: log(nu - 2).
-        gaussian: whether the distribution has no tails instead.
+        gaussian: Whether the distribution has no tails instead.
         penalty: lambda.
-        evidence: log evidence by Laplace, up to a constant; NaN where it was not asked for.
-        information: of a row on average, without the priors, (3 + P, 3 + P), at the maximum or near
-            it; None where it was not needed.
+        evidence: The log evidence by Laplace, up to a constant; NaN where it was not asked for.
+        information: The information of a row on average, without the priors, (3 + P, 3 + P), at the
+            maximum or near it; None where it was not needed.
     """
 
     vector: Tensor
@@ -92,7 +102,7 @@ class ScaleFit:
 
     @property
     def distribution(self) -> Distribution:
-        """Without a tilt."""
+        """The distribution, without a tilt."""
         return Gaussian() if self.gaussian else StudentT(self.df)
 
     @property
@@ -106,18 +116,20 @@ class ScaleFit:
         return self.vector[2]
 
     def log_noise(self, inputs: Tensor) -> Tensor:
-        """h of rows whose inputs are (n, P)."""
+        """h of rows whose inputs are (n, P), (n,)."""
         return self.vector[0] + inputs @ self.vector[FIXED:]
 
-    def squared_scale(self, rows: Rows, log_noise: Tensor) -> Tensor:
-        """s^2 of rows, the optimism of seen ones included."""
-        noise, rest = self.variances(rows, log_noise)
-        return noise + rest
+    def squared_scale(self, rows: TargetRows, log_noise: Tensor) -> Tensor:
+        """s^2 of rows, the optimism of seen ones included, (n,)."""
+        noise, epistemic = self.variances(rows, log_noise)
+        return noise + epistemic
 
-    def variances(self, rows: Rows, log_noise: Tensor) -> tuple[Tensor, Tensor]:
+    def variances(self, rows: TargetRows, log_noise: Tensor) -> tuple[Tensor, Tensor]:
         r"""What noise and what $\alpha^2 q$ add to s^2, each (n,)."""
-        factor = torch.where(rows.seen, (-self.optimism).exp(), 1.0)
-        return log_noise.exp() * rows.share * factor, self.scale2 * rows.q * factor
+        optimism = torch.where(rows.seen, (-self.optimism).exp(), 1.0)
+        noise = log_noise.exp() * rows.noise_factor * optimism
+        epistemic = self.scale2 * rows.q * optimism
+        return noise, epistemic
 
 
 @dataclass(frozen=True)
@@ -125,11 +137,11 @@ class _Point:
     """Rows under the distribution of one fit.
 
     Attributes:
-        fit: the parameters.
-        noise: what noise adds to s^2, (n,).
-        s2: squared scales, (n,).
-        square: squared residuals in their units, (n,).
-        nu: degrees of freedom; infinite for a Gaussian.
+        fit: The parameters.
+        noise: What noise adds to s^2, (n,).
+        s2: Squared scales, (n,).
+        square: Squared residuals z^2 in their units, (n,).
+        nu: Degrees of freedom; infinite for a Gaussian.
     """
 
     fit: ScaleFit
@@ -140,24 +152,28 @@ class _Point:
 
     @property
     def information(self) -> float:
-        """Of a row about log s^2."""
+        """The information of a row about log s^2."""
         return 0.5 if math.isinf(self.nu) else self.nu / (2 * (self.nu + 3))
 
     @cached_property
-    def fall(self) -> Tensor:
-        """Logarithms by which a Student density falls, but for the factor (nu + 1) / 2, (n,)."""
+    def log_fall(self) -> Tensor:
+        """The logarithm by which a Student density falls, but for the factor (nu + 1) / 2, (n,)."""
         return torch.log1p(self.square / self.nu)
 
     @cached_property
-    def share(self) -> Tensor:
-        """How much of its full weight a Student distribution gives the residual's pull, z^2 / (nu +
-        z^2).
-        """
+    def pull(self) -> Tensor:
+        """The share of its full weight with which a residual pulls, z^2 / (nu + z^2), (n,)."""
         return self.square / (self.nu + self.square)
 
 
 class _Prior(NamedTuple):
-    """Twice the negative logarithm, half its gradient, and the precisions of all parameters."""
+    """The prior at a vector of parameters.
+
+    Attributes:
+        value: Twice its negative logarithm.
+        slope: Half the gradient of the value, (3 + P,).
+        precision: The precisions of all parameters, (3 + P,).
+    """
 
     value: Tensor
     slope: Tensor
@@ -166,51 +182,66 @@ class _Prior(NamedTuple):
 
 @dataclass(frozen=True)
 class ScaleProblem:
-    """The likelihood and its priors.
+    """The likelihood of one target's rows and its priors.
 
     Attributes:
-        rows: all of them.
-        inputs: of the head, (n, P); no columns for a constant noise.
-        square: squared residuals, plus a little: one of zero is no certainty.
-        centre: prior mean of log alpha^2.
-        spread: its prior spread.
-        gaussian: whether the distribution has no tails to find.
+        rows: All rows.
+        inputs: The head's inputs, (n, P); no columns for a constant noise.
+        square: Squared residuals, plus a little: a residual of zero is no certainty, (n,).
+        centre: The prior mean of log alpha^2.
+        spread: Its prior spread.
+        gaussian: Whether the distribution has no tails to find.
     """
 
-    rows: Rows
+    rows: TargetRows
     inputs: Tensor
     square: Tensor
     centre: Tensor
     spread: float = TAILS[1]
     gaussian: bool = False
 
-    def objective(self, fit: ScaleFit, penalty: float) -> float:
-        """Negative log posterior, up to what does not depend on the parameters."""
-        return self._value(self._at(fit), self._prior(fit.vector, penalty))
+    # --- maxima -----------------------------------------------------------------------------------
 
-    def value_and_gradient(self, fit: ScaleFit, penalty: float) -> tuple[float, Tensor]:
-        """The objective, and its gradient by all parameters and then by the tail, (3 + P + 1,)."""
-        at, prior = self._at(fit), self._prior(fit.vector, penalty)
-        slope = self._slopes(at)
-        by_noise = slope * (at.noise / at.s2)  # of the rows' losses by their log-noise, (n,)
-        total, by_level = slope.sum(), by_noise.sum()
-        fixed = torch.stack([by_level, total - by_level, -(slope @ self._seen)])
-        vector = torch.cat([fixed, self.inputs.mT @ by_noise]) + prior.slope
-        gradient = torch.cat([vector, vector.new_tensor([self._tail_slope(at)])])
-        return self._value(at, prior), gradient
+    def best(self, start: ScaleFit, near: float | None = None) -> ScaleFit:
+        """The fit whose penalty has the greatest evidence.
 
-    def _at(self, fit: ScaleFit) -> _Point:
-        """What a fit says of the rows."""
-        noise, rest = fit.variances(self.rows, fit.log_noise(self.inputs))
-        s2 = noise + rest
-        square = self.square / s2
-        nu = math.inf if self.gaussian else fit.df
-        return _Point(replace(fit, gaussian=self.gaussian), noise, s2, square, nu)
+        Penalties are tried from the largest downwards. With a likely penalty, `near`, they are
+        tried from the next larger one downwards, and upwards where that one is the best. Where the
+        evidence has two peaks, that may be the other one.
+        """
+        if self.inputs.shape[1] <= FIRST:
+            return self.solved(start, FIRST_PENALTY)
+        first = 0
+        if near in PENALTIES:
+            first = max(0, PENALTIES.index(near) - 1)
+        first_fit = self._with_evidence(self.solved(start, PENALTIES[first]))
+        best = self._best_of(first_fit, PENALTIES[first + 1 :])
+        if best is first_fit:
+            best = self._best_of(first_fit, PENALTIES[:first][::-1])
+        return best
 
-    def _value(self, at: _Point, prior: _Prior) -> float:
-        """The objective at a point."""
-        tail = 0.0 if self.gaussian else 0.5 * ((at.fit.tail - TAILS[0]) / TAILS[1]) ** 2
-        return float(self._losses(at).sum() + 0.5 * prior.value) + tail
+    def _best_of(self, first_fit: ScaleFit, penalties: Sequence[float]) -> ScaleFit:
+        """The best of the fits along these penalties, until the evidence has clearly fallen."""
+        best = first_fit
+        last = first_fit
+        for penalty in penalties:
+            fit = self._with_evidence(self.solved(last, penalty, last.information))
+            if fit.evidence < best.evidence - _CLEAR and best is not last:
+                break
+            if fit.evidence > best.evidence:
+                best = fit
+            last = fit
+        return best
+
+    def _with_evidence(self, fit: ScaleFit) -> ScaleFit:
+        """A maximum with its evidence, and with the information there."""
+        information = self.information(fit)
+        precision = self._prior(fit.vector, fit.penalty).precision
+        curvature = len(self.rows) * information + torch.diag(precision)
+        penalised = max(0, len(fit.vector) - FIXED - FIRST)
+        evidence = 0.5 * penalised * math.log(fit.penalty) - self.objective(fit, fit.penalty)
+        evidence -= 0.5 * float(torch.logdet(curvature))
+        return replace(fit, evidence=evidence, information=information)
 
     def solved(
         self,
@@ -219,234 +250,282 @@ class ScaleProblem:
         information: Tensor | None = None,
         done: tuple[float, float] = _DONE,
     ) -> ScaleFit:
-        """The maximum for one penalty, from a start, up to what `done` leaves to gain.
+        """The maximum for one penalty.
 
-        The information (3 + P, 3 + P) of a row near the start is computed where it is not known.
+        Args:
+            start: Where to begin.
+            penalty: lambda.
+            information: The information of a row near the start, (3 + P, 3 + P); it is computed
+                where it is not known.
+            done: Nats that may be left to gain: per row, and of all rows at most.
         """
         rows = len(self.rows)
         if information is None:
             information = self.information(start)
         precision = self._prior(start.vector, penalty).precision
-        factor = _factor(rows * information + torch.diag(precision))
+        factor = _cholesky(rows * information + torch.diag(precision))
         tail_curvature = rows * _tail_information(start.df) + TAILS[1] ** -2
 
-        def at(point: Tensor) -> ScaleFit:
-            """The parameters, and the tail behind them."""
-            vector, tail = point[:-1], float(point[-1])
+        # A point of the search is the vector of parameters with the tail behind it, (3 + P + 1,).
+        def fit_at(point: Tensor) -> ScaleFit:
+            vector = point[:-1]
+            tail = float(point[-1])
             return replace(start, vector=vector, tail=tail, gaussian=self.gaussian)
 
         def inside(point: Tensor) -> Tensor:
             return torch.cat([point[:-1], point[-1:].clamp(*_TAIL_RANGE)])
 
         def loss(point: Tensor) -> tuple[float, Tensor]:
-            return self.value_and_gradient(at(point), penalty)
+            return self.value_and_gradient(fit_at(point), penalty)
 
         def preconditioned(gradient: Tensor) -> Tensor:
             vector = torch.cholesky_solve(gradient[:-1, None], factor)[:, 0]
             return torch.cat([vector, gradient[-1:] / tail_curvature])
 
-        point = torch.cat([start.vector, start.vector.new_tensor([start.tail])])
         best = minimum(
             loss,
-            point,
+            torch.cat([start.vector, start.vector.new_tensor([start.tail])]),
             preconditioned,
             done=min(done[0] * rows, done[1]),
             longest=_LONGEST,
             inside=inside,
         )
-        return replace(at(best), penalty=penalty, evidence=math.nan, information=information)
+        return replace(fit_at(best), penalty=penalty, evidence=math.nan, information=information)
 
-    def best(self, start: ScaleFit, near: float | None = None) -> ScaleFit:
-        """The penalty of the greatest evidence, from the largest downwards.
+    # --- the objective, its gradient and its information ------------------------------------------
 
-        Or first `near` a penalty that is likely: from the next larger one downwards, and upwards
-        where that one is the best. Where the evidence has two peaks, that may be the other one.
-        """
-        if self.inputs.shape[1] <= FIRST:
-            return self.solved(start, FIRST_PENALTY)
-        first = max(0, PENALTIES.index(near) - 1) if near in PENALTIES else 0
-        begun = self._judged(self.solved(start, PENALTIES[first]))
-        best = self._best_of(begun, PENALTIES[first + 1 :])
-        if best is begun:
-            best = self._best_of(begun, PENALTIES[:first][::-1])
-        return best
+    def objective(self, fit: ScaleFit, penalty: float) -> float:
+        """The negative log posterior, up to what does not depend on the parameters."""
+        return self._value(self._point(fit), self._prior(fit.vector, penalty))
 
-    def _best_of(self, begun: ScaleFit, penalties: Sequence[float]) -> ScaleFit:
-        """The best of the fits along these penalties, until the evidence has clearly fallen."""
-        best = last = begun
-        for penalty in penalties:
-            fit = self._judged(self.solved(last, penalty, last.information))
-            if fit.evidence < best.evidence - _CLEAR and best is not last:
-                break
-            if fit.evidence > best.evidence:
-                best = fit
-            last = fit
-        return best
+    def value_and_gradient(self, fit: ScaleFit, penalty: float) -> tuple[float, Tensor]:
+        """The objective, and its gradient by all parameters and then by the tail, (3 + P + 1,)."""
+        point = self._point(fit)
+        prior = self._prior(fit.vector, penalty)
+        slope = self._slopes(point)
+        by_noise = slope * (point.noise / point.s2)  # of the rows' losses by their log-noise, (n,)
+        by_level = by_noise.sum()
+        by_scale = slope.sum() - by_level
+        by_optimism = -(slope @ self._seen)
+        fixed = torch.stack([by_level, by_scale, by_optimism])
+        vector = torch.cat([fixed, self.inputs.mT @ by_noise]) + prior.slope
+        gradient = torch.cat([vector, vector.new_tensor([self._tail_slope(point)])])
+        return self._value(point, prior), gradient
 
-    def _judged(self, fit: ScaleFit) -> ScaleFit:
-        """A maximum with its evidence, and with the information there."""
-        information = self.information(fit)
-        precision = self._prior(fit.vector, fit.penalty).precision
-        curvature = len(self.rows) * information + torch.diag(precision)
-        free = max(0, len(fit.vector) - FIXED - FIRST)
-        evidence = 0.5 * free * math.log(fit.penalty) - self.objective(fit, fit.penalty)
-        evidence -= 0.5 * float(torch.logdet(curvature))
-        return replace(fit, evidence=evidence, information=information)
+    def information(self, fit: ScaleFit) -> Tensor:
+        """The expected information of a row on average, without the priors, (3 + P, 3 + P)."""
+        point = self._point(fit)
+        weight = torch.full_like(point.s2, point.information)  # of each row by log s^2
+        if len(self._bound):
+            weight = weight.index_copy(0, self._bound, self._bound_slopes(point)[1])
+        root = weight.sqrt()
+        noise_share = point.noise / point.s2
+        # derivatives of log s^2 by a, log alpha^2 and kappa, times the roots, (n, 3)
+        fixed = torch.stack([noise_share, 1 - noise_share, -self._seen], 1) * root[:, None]
+        width = FIXED + self.inputs.shape[1]
+        total = noise_share.new_zeros(width, width)
+        total[:FIXED, :FIXED] = fixed.mT @ fixed
+        if width == FIXED:
+            return total / len(self.rows)
+        input_chunks = torch.split(self.inputs, _CHUNK)
+        factor_chunks = torch.split(noise_share * root, _CHUNK)
+        fixed_chunks = torch.split(fixed, _CHUNK)
+        for inputs, factor, beside in zip(input_chunks, factor_chunks, fixed_chunks, strict=True):
+            columns = inputs * factor[:, None]  # derivatives by w
+            total[FIXED:, FIXED:] += columns.mT @ columns
+            total[FIXED:, :FIXED] += columns.mT @ beside
+        total[:FIXED, FIXED:] = total[FIXED:, :FIXED].mT
+        return total / len(self.rows)
 
-    def _losses(self, at: _Point) -> Tensor:
-        """Negative log-likelihoods, (n,), up to the same constant of all distributions."""
-        losses = 0.5 * at.s2.log()
+    def _point(self, fit: ScaleFit) -> _Point:
+        """What a fit says of the rows."""
+        noise, epistemic = fit.variances(self.rows, fit.log_noise(self.inputs))
+        s2 = noise + epistemic
+        return _Point(
+            fit=replace(fit, gaussian=self.gaussian),
+            noise=noise,
+            s2=s2,
+            square=self.square / s2,
+            nu=math.inf if self.gaussian else fit.df,
+        )
+
+    def _value(self, point: _Point, prior: _Prior) -> float:
+        """The objective at a point."""
+        value = float(self._losses(point).sum() + 0.5 * prior.value)
         if self.gaussian:
-            losses += 0.5 * at.square
+            return value
+        return value + 0.5 * ((point.fit.tail - TAILS[0]) / TAILS[1]) ** 2
+
+    def _losses(self, point: _Point) -> Tensor:
+        """Negative log-likelihoods of the rows, (n,), up to a constant of the distribution's kind.
+
+        Densities lack the factor 1 / sqrt(pi), or 1 / sqrt(2 pi) for a Gaussian.
+        """
+        losses = 0.5 * point.s2.log()
+        if self.gaussian:
+            losses += 0.5 * point.square
         else:
-            nu = at.nu
+            nu = point.nu
             constant = math.lgamma(nu / 2) - math.lgamma((nu + 1) / 2) + 0.5 * math.log(nu)
-            losses += constant + (nu + 1) / 2 * at.fall
+            losses += constant + (nu + 1) / 2 * point.log_fall
         if not len(self._bound):
             return losses
-        return losses.index_copy(0, self._bound, self._bound_losses(at, at.fit))
+        return losses.index_copy(0, self._bound, self._bound_losses(point, point.fit))
 
-    def _bound_losses(self, at: _Point, fit: ScaleFit) -> Tensor:
-        """Of the rows at a bound, under the distribution of a fit."""
-        _, mass = self._beyond(at.s2, fit)
-        # densities lack the factor 1 / sqrt(pi), or 1 / sqrt(2 pi) for a Gaussian
-        lacking = 0.5 * math.log(2 * math.pi if self.gaussian else math.pi)
-        return -mass.log() - lacking
+    def _slopes(self, point: _Point) -> Tensor:
+        """Derivatives of the rows' losses by log s^2, (n,)."""
+        if self.gaussian:
+            slope = 0.5 - 0.5 * point.square
+        else:
+            slope = 0.5 - 0.5 * ((point.nu + 1) * point.pull)
+        if len(self._bound):
+            slope = slope.index_copy(0, self._bound, self._bound_slopes(point)[0])
+        return slope
 
-    @cached_property
-    def _bound(self) -> Tensor:
-        """Places of the rows whose target lies at a bound of its support."""
-        return self.rows.side.nonzero()[:, 0]
-
-    @cached_property
-    def _seen(self) -> Tensor:
-        """One for each row that was trained on, else zero, (n,)."""
-        return self.rows.seen.to(self.square)
-
-    def _beyond(self, s2: Tensor, fit: ScaleFit) -> tuple[Tensor, Tensor]:
-        """Of the rows at a bound: its place z in the distribution, mirrored at an upper one; mass
-        below.
-        """
-        at = self._bound
-        z = -self.rows.side[at] * self.rows.residual[at] / s2[at].sqrt()
-        return z, fit.distribution.cdf(z).clamp(min=1e-300)
-
-    def _bound_slopes(self, at: _Point) -> tuple[Tensor, Tensor]:
-        r"""First and second derivatives by log s^2 of $-\log F(z)$, of the rows at a bound.
-
-        With m = f / F: $z m / 2$ and $-z (m + z m') / 4$, where $m' = m (f'/f - m)$. The second is
-        kept between zero and the information of other rows.
-        """
-        z, mass = self._beyond(at.s2, at.fit)
-        ratio = at.fit.distribution.log_density(z).exp() / mass
-        fall = -z if self.gaussian else -(at.nu + 1) * z / (at.nu + z.square())
-        bend = -0.25 * z * (ratio + z * ratio * (fall - ratio))
-        return 0.5 * z * ratio, bend.clamp(0.0, at.information)
-
-    def _prior(self, vector: Tensor, penalty: float) -> _Prior:
-        """At a vector of parameters, for a penalty of the weights."""
-        precision = vector.new_full((len(vector),), penalty)
-        optimism = 1.0 if float(vector[2]) > 0 else PESSIMISM**-2
-        precision[:FIXED] = vector.new_tensor([WIDE**-2, self.spread**-2, optimism])
-        precision[FIXED : FIXED + FIRST] = FIRST_PENALTY
-        off = vector.clone()
-        off[:2] -= self._centre
-        slope = precision * off
-        return _Prior(slope @ off, slope, precision)
-
-    @cached_property
-    def _centre(self) -> Tensor:
-        """The prior's of a and log alpha^2, (2,)."""
-        return torch.stack([self.rows.level.log(), self.centre])
-
-    def _tail_slope(self, at: _Point) -> float:
+    def _tail_slope(self, point: _Point) -> float:
         """The derivative of the objective by log(nu - 2).
 
         It is zero for a Gaussian, and where the tail would leave its range: there it rests.
         """
         if self.gaussian:
             return 0.0
-        tail, nu = at.fit.tail, at.nu
+        tail = point.fit.tail
+        nu = point.nu
         half = torch.tensor([nu / 2, (nu + 1) / 2], dtype=torch.float64)
         below, above = torch.digamma(half).tolist()
-        slopes = at.fall - (nu + 1) / nu * at.share
+        slopes = point.log_fall - (nu + 1) / nu * point.pull
         slopes = 0.5 * (nu - 2) * (slopes + (below - above + 1 / nu))
-        if len(self._bound):
-            near = (replace(at.fit, tail=tail + off) for off in (_NEAR, -_NEAR))
-            high, low = (self._bound_losses(at, one) for one in near)
-            slopes = slopes.index_copy(0, self._bound, (high - low) / (2 * _NEAR))
+        if len(self._bound):  # the mass beyond a bound has no simple derivative by nu
+            high = self._bound_losses(point, replace(point.fit, tail=tail + _TAIL_STEP))
+            low = self._bound_losses(point, replace(point.fit, tail=tail - _TAIL_STEP))
+            slopes = slopes.index_copy(0, self._bound, (high - low) / (2 * _TAIL_STEP))
         slope = float(slopes.sum()) + (tail - TAILS[0]) / TAILS[1] ** 2
         lowest, highest = _TAIL_RANGE
         outwards = (tail <= lowest and slope > 0) or (tail >= highest and slope < 0)
         return 0.0 if outwards else slope
 
-    def information(self, fit: ScaleFit) -> Tensor:
-        """The expected information of a row on average, without the priors, (3 + P, 3 + P)."""
-        at = self._at(fit)
-        weight = torch.full_like(at.s2, at.information)  # of each row by log s^2
-        if len(self._bound):
-            weight = weight.index_copy(0, self._bound, self._bound_slopes(at)[1])
-        noise, root = at.noise / at.s2, weight.sqrt()
-        fixed = torch.stack([noise, 1 - noise, -self._seen], 1) * root[:, None]
-        width = FIXED + self.inputs.shape[1]
-        total = noise.new_zeros(width, width)
-        total[:FIXED, :FIXED] = fixed.mT @ fixed
-        if width == FIXED:
-            return total / len(self.rows)
-        parts = (torch.split(part, _CHUNK) for part in (self.inputs, noise * root, fixed))
-        for inputs, scale, beside in zip(*parts, strict=True):
-            columns = inputs * scale[:, None]
-            total[FIXED:, FIXED:] += columns.mT @ columns
-            total[FIXED:, :FIXED] += columns.mT @ beside
-        total[:FIXED, FIXED:] = total[FIXED:, :FIXED].mT
-        return total / len(self.rows)
+    @cached_property
+    def _seen(self) -> Tensor:
+        """One for each row that was trained on, else zero, (n,)."""
+        return self.rows.seen.to(self.square)
 
-    def _slopes(self, at: _Point) -> Tensor:
-        """Derivatives of the rows' losses by log s^2, (n,)."""
-        slope = 0.5 - 0.5 * (at.square if self.gaussian else (at.nu + 1) * at.share)
-        if len(self._bound):
-            slope = slope.index_copy(0, self._bound, self._bound_slopes(at)[0])
-        return slope
+    # --- rows at a bound of the support -----------------------------------------------------------
+
+    @cached_property
+    def _bound(self) -> Tensor:
+        """Places of the rows whose target lies at a bound of its support, (B,)."""
+        return self.rows.side.nonzero()[:, 0]
+
+    def _mass_beyond(self, s2: Tensor, fit: ScaleFit) -> tuple[Tensor, Tensor]:
+        """Of the rows at a bound: its place z in the distribution, and the mass beyond it, (B,).
+
+        At an upper bound z is mirrored, so that the mass is always that below z.
+        """
+        bound = self._bound
+        z = -self.rows.side[bound] * self.rows.residual[bound] / s2[bound].sqrt()
+        return z, fit.distribution.cdf(z).clamp(min=1e-300)
+
+    def _bound_losses(self, point: _Point, fit: ScaleFit) -> Tensor:
+        """Losses of the rows at a bound, (B,), under the distribution of a fit."""
+        _, mass = self._mass_beyond(point.s2, fit)
+        # the factor that the densities of other rows lack
+        lacking = 0.5 * math.log(2 * math.pi if self.gaussian else math.pi)
+        return -mass.log() - lacking
+
+    def _bound_slopes(self, point: _Point) -> tuple[Tensor, Tensor]:
+        r"""First and second derivatives by log s^2 of $-\log F(z)$, of the rows at a bound.
+
+        With m = f / F: $z m / 2$ and $-z (m + z m') / 4$, where $m' = m (f'/f - m)$. The second is
+        kept between zero and the information of other rows.
+        """
+        z, mass = self._mass_beyond(point.s2, point.fit)
+        ratio = point.fit.distribution.log_density(z).exp() / mass  # m
+        if self.gaussian:
+            log_density_slope = -z  # f' / f
+        else:
+            log_density_slope = -(point.nu + 1) * z / (point.nu + z.square())
+        second = -0.25 * z * (ratio + z * ratio * (log_density_slope - ratio))
+        return 0.5 * z * ratio, second.clamp(0.0, point.information)
+
+    # --- priors -----------------------------------------------------------------------------------
+
+    def _prior(self, vector: Tensor, penalty: float) -> _Prior:
+        """The prior at a vector of parameters, for a penalty of the weights."""
+        precision = vector.new_full((len(vector),), penalty)
+        optimism_precision = 1.0 if float(vector[2]) > 0 else PESSIMISM**-2
+        precision[:FIXED] = vector.new_tensor([WIDE**-2, self.spread**-2, optimism_precision])
+        precision[FIXED : FIXED + FIRST] = FIRST_PENALTY
+        deviation = vector.clone()
+        deviation[:2] -= self._prior_centre
+        slope = precision * deviation
+        return _Prior(slope @ deviation, slope, precision)
+
+    @cached_property
+    def _prior_centre(self) -> Tensor:
+        """The prior means of a and log alpha^2, (2,)."""
+        return torch.stack([self.rows.noise_level.log(), self.centre])
 
 
 def constant_fit(
-    rows: Rows, square: Tensor, *, gaussian: bool, start: ScaleFit | None = None
+    rows: TargetRows, square: Tensor, *, gaussian: bool, start: ScaleFit | None = None
 ) -> ScaleFit:
     """A constant noise and the scale, without a head.
 
-    From two starts, since there are two ways: either the noise explains the residuals, or the
-    rigidities do; or from that for nearly the same rows.
+    There are two ways to explain the residuals: by the noise or by q. So the search has two starts.
+
+    Args:
+        rows: The rows.
+        square: Squared residuals, (n,).
+        gaussian: Whether the distribution has no tails.
+        start: The fit to nearly the same rows, from which the search begins instead.
     """
-    square = _counted(square, gaussian=gaussian)
-    unit, q = rows.size, mean_q(rows.q[rows.telling])
-    centre = (SHARE * unit / q).log()
-    problem = ScaleProblem(rows, square.new_zeros(len(rows), 0), square, centre, WIDE, gaussian)
+    square = _bounded_squares(square, gaussian=gaussian)
+    mean_square = rows.mean_square
+    q = mean_q(rows.q[rows.informative])
+    problem = ScaleProblem(
+        rows,
+        inputs=square.new_zeros(len(rows), 0),
+        square=square,
+        centre=(SHARE * mean_square / q).log(),
+        spread=WIDE,
+        gaussian=gaussian,
+    )
     if start is not None:
         return problem.solved(start, 1.0)
-    found = []
-    for share in (0.1, 0.9):
-        parts = [((1 - share) * rows.level).log(), (share * unit / q).log(), unit.new_zeros(())]
-        begun = ScaleFit(torch.stack(parts), TAILS[0])
-        found.append(problem.solved(begun, 1.0, done=_ROUGHLY))
-    better = min(found, key=lambda fit: problem.objective(fit, 1.0))
+    fits = []
+    for share in (0.1, 0.9):  # of the residuals' variance that is left to the scale
+        log_level = ((1 - share) * rows.noise_level).log()
+        log_scale2 = (share * mean_square / q).log()
+        vector = torch.stack([log_level, log_scale2, mean_square.new_zeros(())])
+        fits.append(problem.solved(ScaleFit(vector, TAILS[0]), 1.0, done=_ROUGHLY))
+    better = min(fits, key=lambda fit: problem.objective(fit, 1.0))
     return problem.solved(better, 1.0)
 
 
 def flat_fit(
-    rows: Rows, square: Tensor, *, gaussian: bool, start: ScaleFit | None = None
+    rows: TargetRows, square: Tensor, *, gaussian: bool, start: ScaleFit | None = None
 ) -> ScaleFit:
-    """A constant noise that explains all residuals alone: the scale is held near zero."""
-    centre = (NEGLIGIBLE * rows.size / rows.usual_q).log()
-    none = square.new_zeros(len(rows), 0)
-    problem = ScaleProblem(rows, none, square, centre, NEGLIGIBLE, gaussian)
+    """A constant noise that explains all residuals alone: the scale is held near zero.
+
+    The arguments are those of `constant_fit`.
+    """
+    centre = (NEGLIGIBLE * rows.mean_square / rows.usual_q).log()
+    problem = ScaleProblem(
+        rows,
+        inputs=square.new_zeros(len(rows), 0),
+        square=square,
+        centre=centre,
+        spread=NEGLIGIBLE,
+        gaussian=gaussian,
+    )
     if start is None:
-        vector = torch.stack([rows.level.log(), centre, torch.zeros_like(centre)])
+        vector = torch.stack([rows.noise_level.log(), centre, torch.zeros_like(centre)])
         start = ScaleFit(vector, TAILS[0])
     return problem.solved(start, 1.0)
 
 
 def headed_fit(
-    rows: Rows,
+    rows: TargetRows,
     inputs: Tensor,
     square: Tensor,
     constant: ScaleFit,
@@ -455,13 +534,22 @@ def headed_fit(
     start: ScaleFit | None = None,
     near: float | None = None,
 ) -> ScaleFit:
-    """A noise that follows the head's inputs (n, P), begun at the constant one.
+    """A noise that follows the head's inputs.
 
-    The fit of that one centres the prior of the scale. Or begun at `start`, a maximum for nearly
-    the same rows, whose penalty is kept. `near` is a likely penalty, as in `ScaleProblem.best`.
+    Args:
+        rows: The rows.
+        inputs: The head's inputs, (n, P).
+        square: Squared residuals, (n,).
+        constant: The fit of a constant noise, where the search begins; it centres the prior of the
+            scale.
+        gaussian: Whether the distribution has no tails.
+        start: The fit to nearly the same rows, where the search begins instead, and whose penalty
+            is kept.
+        near: A likely penalty, as in `ScaleProblem.best`.
     """
-    square = _counted(square, gaussian=gaussian)
-    centre = torch.maximum(constant.vector[1], (SHARE * rows.size / rows.usual_q).log())
+    square = _bounded_squares(square, gaussian=gaussian)
+    least_centre = (SHARE * rows.mean_square / rows.usual_q).log()
+    centre = torch.maximum(constant.vector[1], least_centre)
     problem = ScaleProblem(rows, inputs, square, centre, gaussian=gaussian)
     if start is not None:
         return problem.solved(start, start.penalty, start.information)
@@ -469,8 +557,8 @@ def headed_fit(
     return problem.best(replace(constant, vector=vector), near)
 
 
-def _factor(curvature: Tensor) -> Tensor:
-    """Cholesky's; where rounding leaves no positive matrix, with a little more on its diagonal."""
+def _cholesky(curvature: Tensor) -> Tensor:
+    """The Cholesky factor; where rounding leaves no positive matrix, with a larger diagonal."""
     factor: Tensor
     factor, failed = torch.linalg.cholesky_ex(curvature)
     if bool(failed):
@@ -487,9 +575,10 @@ def _tail_information(nu: float) -> float:
     return max(about_nu, 0.0) * (nu - 2) ** 2
 
 
-def _counted(square: Tensor, *, gaussian: bool) -> Tensor:
-    """Squared residuals (n,) as the distribution counts them: a Gaussian would follow single far
-    ones.
+def _bounded_squares(square: Tensor, *, gaussian: bool) -> Tensor:
+    """Squared residuals (n,) as the distribution counts them.
+
+    A Gaussian would follow single far ones, so they are bounded for it.
     """
     if not gaussian:
         return square

@@ -5,6 +5,9 @@ $e^{\theta \cdot b(u) - A(\theta)}$, $b_j(u) = \sqrt 2 \cos(j \pi u)$, $\theta =
 penalised likelihood is convex, but for rows at a bound of the support, whose part is the mass
 beyond it. Steps are Newton's for a curvature in which all rows share one covariance of the b, their
 mean one: in the eigenbasis of $\phi^\top \phi$ that is one small matrix for each direction.
+
+The way of the data: `TiltProblem` holds what the rows show and gives the loss of a tilt;
+`fitted_tilt` takes the steps.
 """
 
 from __future__ import annotations
@@ -18,22 +21,27 @@ from torch import Tensor
 from ...prediction.cosine_tilt import MIDPOINTS, basis, midpoints
 
 LEAST_PENALTY = 30.0
+"""The least penalty of a column of W."""
 CONSTANT_PENALTY = 4.0
-_STEPS, _HALVINGS, _DONE = 60, 12, 1e-6
+"""The penalty of c."""
+_STEPS = 60
+_HALVINGS = 12
+_DONE = 1e-6
+"""Nats per row that a step must bring for another one to follow."""
 _CHUNK = 2048
 """Rows whose densities at the nodes are held at once: they fit into the cache of a CPU."""
 
 
 @dataclass(frozen=True)
 class TiltFit:
-    r"""The maximum.
+    r"""A tilt with its penalties.
 
     Attributes:
         constant: c, (J,).
         weight: W, (P, J).
-        penalty: of each column of W, (J,).
-        values: eigenvalues of $\phi^\top \phi$, (P,), of these rows or of nearly the same.
-        vectors: its eigenvectors, (P, P).
+        penalty: The penalty of each column of W, (J,).
+        values: Eigenvalues of $\phi^\top \phi$, (P,), of these rows or of nearly the same.
+        vectors: Its eigenvectors, (P, P).
     """
 
     constant: Tensor
@@ -43,12 +51,12 @@ class TiltFit:
     vectors: Tensor = field(repr=False)
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """theta, (n, J)."""
+        """theta of rows with these inputs (n, P), (n, J)."""
         return self.constant + inputs @ self.weight
 
 
 @dataclass(frozen=True)
-class _Loss:
+class TiltLoss:
     """The penalised likelihood at one tilt.
 
     Attributes:
@@ -64,7 +72,106 @@ class _Loss:
     covariance: Tensor
 
 
-def fitted(
+@dataclass(frozen=True)
+class TiltProblem:
+    """What the rows show of a tilt.
+
+    Attributes:
+        inputs: The head's inputs, (n, P).
+        shown: b of each row, (n, J); for a row at a bound, its mean over the mass beyond.
+        nodes: b at the midpoints of the unit interval, (64, J).
+        bound: The places of rows at a bound of the support, (B,).
+        log_share: For each of those, the logarithm of the share of each node's cell that lies
+            beyond the bound, (B, 64).
+    """
+
+    inputs: Tensor
+    shown: Tensor
+    nodes: Tensor
+    bound: Tensor
+    log_share: Tensor
+
+    @classmethod
+    def of(cls, u: Tensor, inputs: Tensor, side: Tensor | None) -> TiltProblem:
+        """The problem of rows with these u (n,), inputs (n, P) and sides (n,)."""
+        shown = basis(u)
+        nodes = basis(midpoints(MIDPOINTS, u.device))
+        if side is None:
+            bound = u.new_zeros(0, dtype=torch.long)
+        else:
+            bound = side.nonzero()[:, 0]
+        log_share = u.new_zeros(0, MIDPOINTS)
+        if side is not None and len(bound):
+            below = (u[bound, None] * MIDPOINTS - torch.arange(MIDPOINTS).to(u)).clamp(0, 1)
+            share = torch.where(side[bound, None] < 0, below, 1 - below)
+            log_share = share.clamp(min=1e-300).log()
+            shown = shown.index_copy(0, bound, torch.softmax(log_share, 1) @ nodes)
+        return cls(inputs, shown, nodes, bound, log_share)
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return len(self.inputs)
+
+    def start(self, penalty: Tensor | None) -> TiltFit:
+        """No tilt, with these penalties (J,) or those of the greatest evidence."""
+        values, vectors = torch.linalg.eigh(self.inputs.mT @ self.inputs)
+        values = values.clamp(min=0)
+        if penalty is None:
+            penalty = _evident_penalties(self.inputs, self.shown, values, vectors)
+        weight = self.inputs.new_zeros(len(values), len(penalty))
+        constant = weight.new_zeros(len(penalty))
+        return TiltFit(constant, weight, penalty, values, vectors)
+
+    def loss(self, fit: TiltFit) -> TiltLoss:
+        """The penalised likelihood and its derivatives at a tilt."""
+        theta = fit(self.inputs)
+        log_normalisers, mean, mass = self._moments(theta)
+        log_tilt = (theta * self.shown).sum(1)
+        shown = self.shown
+        if len(self.bound):
+            # the mass beyond the bound, and the mean of b over it
+            log_cells = theta[self.bound] @ self.nodes.mT + self.log_share
+            log_tilt = log_tilt.index_copy(0, self.bound, torch.logsumexp(log_cells, 1))
+            shown = shown.index_copy(0, self.bound, torch.softmax(log_cells, 1) @ self.nodes)
+        slope = mean - shown  # of the rows' losses by theta, (n, J)
+        prior = CONSTANT_PENALTY * fit.constant.square().sum()
+        prior = prior + (fit.penalty * fit.weight.square()).sum()
+        # The normalisers are sums over the midpoints, not means.
+        value = float(log_normalisers - log_tilt.sum() + 0.5 * prior)
+        value -= self.rows * math.log(MIDPOINTS)
+        second_moment = (self.nodes.mT * mass) @ self.nodes
+        return TiltLoss(
+            value=value,
+            constant=slope.sum(0) + CONSTANT_PENALTY * fit.constant,
+            weight=self.inputs.mT @ slope + fit.penalty * fit.weight,
+            covariance=(second_moment - mean.mT @ mean) / self.rows,
+        )
+
+    def _moments(self, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What the densities of tilts theta (n, J) integrate to, by the midpoint rule.
+
+        Returns:
+            The sum of the logarithms of the rows' normalisers; the mean of b under each row's
+            density, (n, J); the sum of the rows' probabilities at each node, (64,).
+        """
+        chunk = _CHUNK if theta.device.type == "cpu" else max(1, len(theta))
+        means = []
+        log_normalisers = self.nodes.new_zeros(())
+        mass = self.nodes.new_zeros(MIDPOINTS)
+        for some_theta in torch.split(theta, chunk):
+            exponents = some_theta @ self.nodes.mT  # (rows, 64)
+            highest = exponents.amax(1, keepdim=True)
+            density = (exponents - highest).exp_()
+            total = density.sum(1, keepdim=True)
+            density /= total
+            means.append(density @ self.nodes)
+            log_normalisers += (highest + total.log()).sum()
+            mass += density.sum(0)
+        return log_normalisers, torch.cat(means), mass
+
+
+def fitted_tilt(
     u: Tensor,
     inputs: Tensor,
     penalty: Tensor | None = None,
@@ -72,95 +179,62 @@ def fitted(
     *,
     start: TiltFit | None = None,
 ) -> TiltFit:
-    """The tilt of rows with these u (n,), of the untilted distribution, and the head's inputs (n,
-    P).
+    """The likeliest tilt.
 
-    The penalties (J,) are those of a `start`, the fit to nearly the same rows, from which the
-    search then begins; or those given; or those of the greatest evidence of ridge regressions of
-    b_j(u). Where a `side` (n,) is -1 or 1 the row shows the mass below or above u.
+    Args:
+        u: The rows' probabilities under the untilted distribution, (n,).
+        inputs: The head's inputs, (n, P).
+        penalty: The penalties, (J,); None takes those of the greatest evidence of ridge regressions
+            of b_j(u). Neither counts where there is a `start`.
+        side: -1 or 1 for rows that show the mass below or above u; 0 for others, (n,).
+        start: The fit to nearly the same rows, whose penalties are kept and from which the search
+            begins.
     """
-    b, nodes = basis(u), basis(midpoints(MIDPOINTS, u.device))
-    bound = u.new_zeros(0, dtype=torch.long) if side is None else side.nonzero()[:, 0]
-    inside = u.new_zeros(0, MIDPOINTS)
-    if side is not None and len(bound):
-        below = (u[bound, None] * MIDPOINTS - torch.arange(MIDPOINTS).to(u)).clamp(0, 1)
-        share = torch.where(side[bound, None] < 0, below, 1 - below)  # of each node's cell
-        inside = share.clamp(min=1e-300).log()
-        b = b.index_copy(0, bound, torch.softmax(inside, 1) @ nodes)
-
-    fit = start
-    if fit is None:
-        values, vectors = torch.linalg.eigh(inputs.mT @ inputs)
-        values = values.clamp(min=0)
-        if penalty is None:
-            penalty = _evident(inputs, b, values, vectors)
-        weight = u.new_zeros(len(values), len(penalty))
-        fit = TiltFit(weight.new_zeros(len(penalty)), weight, penalty, values, vectors)
-
-    chunk = _CHUNK if u.device.type == "cpu" else max(1, len(u))
-
-    def loss(fit: TiltFit) -> _Loss:
-        theta = fit(inputs)
-        means, likelihood, mass = [], nodes.new_zeros(()), nodes.new_zeros(MIDPOINTS)
-        for some in torch.split(theta, chunk):
-            raised = some @ nodes.mT  # (rows, 64)
-            highest = raised.amax(1, keepdim=True)
-            density = (raised - highest).exp_()
-            total = density.sum(1, keepdim=True)
-            density /= total
-            means.append(density @ nodes)
-            likelihood += (highest + total.log()).sum()
-            mass += density.sum(0)
-        mean = torch.cat(means)  # of b, (n, J)
-        shown, expected = (theta * b).sum(1), b
-        if len(bound):
-            part = theta[bound] @ nodes.mT + inside
-            shown = shown.index_copy(0, bound, torch.logsumexp(part, 1))
-            expected = b.index_copy(0, bound, torch.softmax(part, 1) @ nodes)
-        slope = mean - expected
-        square = CONSTANT_PENALTY * fit.constant.square().sum()
-        square = square + (fit.penalty * fit.weight.square()).sum()
-        return _Loss(
-            float(likelihood - shown.sum() + 0.5 * square) - len(u) * math.log(MIDPOINTS),
-            slope.sum(0) + CONSTANT_PENALTY * fit.constant,
-            inputs.mT @ slope + fit.penalty * fit.weight,
-            ((nodes.mT * mass) @ nodes - mean.mT @ mean) / len(u),
-        )
-
-    here = loss(fit)
+    problem = TiltProblem.of(u, inputs, side)
+    fit = problem.start(penalty) if start is None else start
+    loss = problem.loss(fit)
     for _ in range(_STEPS):
-        constant, weight = _step(here, fit, len(u))
-        before = here.value
+        constant_step, weight_step = _newton_step(loss, fit, problem.rows)
+        value_before = loss.value
         for halving in range(_HALVINGS):
             length = 0.5**halving
-            moved = fit.constant - length * constant, fit.weight - length * weight
-            trial = replace(fit, constant=moved[0], weight=moved[1])
-            there = loss(trial)
-            if there.value < here.value:
-                fit, here = trial, there
+            trial = replace(
+                fit,
+                constant=fit.constant - length * constant_step,
+                weight=fit.weight - length * weight_step,
+            )
+            trial_loss = problem.loss(trial)
+            if trial_loss.value < loss.value:
+                fit = trial
+                loss = trial_loss
                 break
-        if not before - here.value > _DONE * len(u):
+        if not value_before - loss.value > _DONE * problem.rows:
             break
     return fit
 
 
-def _step(at: _Loss, fit: TiltFit, rows: int) -> tuple[Tensor, Tensor]:
+def _newton_step(loss: TiltLoss, fit: TiltFit, rows: int) -> tuple[Tensor, Tensor]:
     """Newton's step of constant (J,) and weights (P, J) for the shared covariance of the b."""
-    gradient = torch.cat([at.constant[None], fit.vectors.mT @ at.weight])  # (1 + P, J)
+    # In the eigenbasis of the inputs, the constant first: one J x J system for each direction.
+    gradient = torch.cat([loss.constant[None], fit.vectors.mT @ loss.weight])  # (1 + P, J)
     values = torch.cat([fit.values.new_full((1,), float(rows)), fit.values])
-    first = torch.full_like(fit.penalty, CONSTANT_PENALTY)
-    prior = torch.cat([first[None], fit.penalty.expand(len(fit.values), -1)])
-    curvature = values[:, None, None] * at.covariance + torch.diag_embed(prior)
+    constant_prior = torch.full_like(fit.penalty, CONSTANT_PENALTY)
+    prior = torch.cat([constant_prior[None], fit.penalty.expand(len(fit.values), -1)])
+    curvature = values[:, None, None] * loss.covariance + torch.diag_embed(prior)
     step = torch.linalg.solve(curvature, gradient)
     return step[0], fit.vectors @ step[1:]
 
 
-def _evident(inputs: Tensor, b: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
-    """Penalties (J,) of the greatest evidence of ridge regressions of b on the inputs."""
+def _evident_penalties(inputs: Tensor, b: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
+    """Penalties (J,) of the greatest evidence of ridge regressions of b (n, J) on the inputs.
+
+    Eigenvalues and eigenvectors are those of the inputs' Gram.
+    """
     y = b - b.mean(0)
     c = vectors.mT @ (inputs.mT @ y)
-    s = 10 ** torch.linspace(0, 5, 26).to(values)
-    left = y.square().sum(0) - (c.square() / (values[:, None] + s[:, None, None])).sum(1)
-    volume = (values + s[:, None]).log().sum(1) - len(values) * s.log()
-    minus_log = 0.5 * len(y) * (left / len(y)).log() + 0.5 * volume[:, None]
-    return s[minus_log.argmin(0)].clamp(min=LEAST_PENALTY)
+    penalties = 10 ** torch.linspace(0, 5, 26).to(values)  # (S,)
+    explained = (c.square() / (values[:, None] + penalties[:, None, None])).sum(1)  # (S, J)
+    unexplained = y.square().sum(0) - explained
+    log_volume = (values + penalties[:, None]).log().sum(1) - len(values) * penalties.log()
+    minus_log = 0.5 * len(y) * (unexplained / len(y)).log() + 0.5 * log_volume[:, None]
+    return penalties[minus_log.argmin(0)].clamp(min=LEAST_PENALTY)
