@@ -4,21 +4,29 @@ import pytest
 import torch
 
 import rigidities as rg
-from rigidities.calibration import ladder
+from rigidities.calibration.full_model import ladder
+from rigidities.calibration.full_model.ladder import (
+    CONSTANT,
+    FULL,
+    HEAD,
+    PAPER,
+    Ladder,
+    LeftOutScores,
+    best_rung,
+)
+from rigidities.calibration.full_model.target_rows import TargetRows
 from rigidities.calibration.gain import Gain, error_of_sum
-from rigidities.calibration.ladder import CONSTANT, FULL, HEAD, PAPER, Judged, Ladder, best_rung
-from rigidities.calibration.rows import Rows
 
 NONE = frozenset[str]()
 
 
-def scores(**means: float) -> Judged:
+def scores(**means: float) -> LeftOutScores:
     """NLL of a hundred rows on each rung, whose differences have a spread of one."""
     spread = torch.linspace(-1, 1, 100, dtype=torch.float64)
     spread = spread / spread.std()
     rungs = {CONSTANT: 0.0, PAPER: 0.0, HEAD: 0.0, FULL: 0.0} | means
     nll = {name: mean + (k * spread) for k, (name, mean) in enumerate(rungs.items())}
-    return Judged(nll, torch.arange(100), torch.arange(100) % 5)
+    return LeftOutScores(nll, torch.arange(100), torch.arange(100) % 5)
 
 
 def test_of_many_rows_the_richest_rung_is_taken_unless_it_is_clearly_worse():
@@ -94,8 +102,8 @@ def test_of_many_targets_each_is_judged_on_one_fold_and_the_bars_are_the_same(mo
 def test_many_targets_take_few_fits_more_than_one(monkeypatch):
     """Of six targets with enough rows each is fitted twice, not six times."""
     fits = []
-    own = ladder.rungs
-    monkeypatch.setattr(ladder, "rungs", lambda *a, **k: fits.append(1) or own(*a, **k))
+    own = ladder.rung_fits
+    monkeypatch.setattr(ladder, "rung_fits", lambda *a, **k: fits.append(1) or own(*a, **k))
     many_targets(6, 1000)
     assert len(fits) == 12
     fits.clear()
@@ -109,7 +117,7 @@ def test_many_targets_take_few_fits_more_than_one(monkeypatch):
 @pytest.mark.parametrize(("rows", "allowed"), [(10, -1), (150, 0), (225, 1), (300, 2), (9999, 2)])
 def test_what_is_allowed_grows_with_the_rows_that_were_fitted_to(rows, allowed):
     one = torch.ones(rows, dtype=torch.float64)
-    part = Rows(one, one, one, one[:, None], one, torch.zeros(rows, dtype=torch.bool))
+    part = TargetRows(one, one, one, one[:, None], one, torch.zeros(rows, dtype=torch.bool))
     assert Ladder([part], [], []).allowed == pytest.approx(allowed)
 
 

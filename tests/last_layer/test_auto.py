@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import rigidities as rg
-from rigidities.calibration import automatic, ladder, target_fit
-from rigidities.calibration.rows import REFERENCE, Rows, target_rows
+from rigidities.calibration.full_model import automatic, ladder, target_fit
+from rigidities.calibration.full_model.target_rows import REFERENCE, TargetRows
 from rigidities.prediction.guards import GROWTH, POWER, SPAN
 from tests.support import slow_auto
 from tests.support.random_features import Sets, sets
@@ -37,7 +37,7 @@ def fitted(data: Sets, **options) -> rg.LastLayerRigidity:
     return uq
 
 
-def dense_rows(uq: rg.LastLayerRigidity, data: tuple, *, seen: bool, k: int = 0) -> Rows:
+def dense_rows(uq: rg.LastLayerRigidity, data: tuple, *, seen: bool, k: int = 0) -> TargetRows:
     """Rows of one target by a dense inverse."""
     x, y = data
     f = uq.features(x)
@@ -45,16 +45,16 @@ def dense_rows(uq: rg.LastLayerRigidity, data: tuple, *, seen: bool, k: int = 0)
     q = (f * torch.linalg.solve(whole, f.T).T).sum(1)
     mean = uq.model(x).detach()[:, k]
     one = torch.ones_like(q)
-    return target_rows([y[:, k] - mean, q, one, mean, one, f], seen=seen)
+    return TargetRows.of(y[:, k] - mean, q, one, mean, one, f, seen=seen)
 
 
-def fitted_rows(uq: rg.LastLayerRigidity, data: Sets, k: int = 0) -> Rows:
+def fitted_rows(uq: rg.LastLayerRigidity, data: Sets, k: int = 0) -> TargetRows:
     """The rows that one target's full model is fitted to."""
     both = [dense_rows(uq, data.train, seen=True, k=k), dense_rows(uq, data.valid, seen=False, k=k)]
-    return Rows.join(both).with_forecast(None)
+    return TargetRows.join(both).with_forecast(None)
 
 
-def judged_rows(uq: rg.LastLayerRigidity, data: Sets, k: int = 0) -> Rows:
+def judged_rows(uq: rg.LastLayerRigidity, data: Sets, k: int = 0) -> TargetRows:
     """The rows to judge one target by, with the ignorant forecast of the fit."""
     rows = dense_rows(uq, data.test, seen=False, k=k)
     forecast = fitted_rows(uq, data, k).forecast
@@ -65,7 +65,7 @@ def judged_rows(uq: rg.LastLayerRigidity, data: Sets, k: int = 0) -> Rows:
 
 
 def whole_fit(uq, data: Sets, k: int = 0, **parts) -> target_fit.TargetFit:
-    return target_fit.fitted(fitted_rows(uq, data, k), target_fit.Parts(**parts))
+    return target_fit.fitted_target(fitted_rows(uq, data, k), target_fit.Components(**parts))
 
 
 def test_predictions_are_those_of_the_fit_to_left_out_and_validation_rows(one, uq):
@@ -234,7 +234,7 @@ def test_few_rows_do_not_explain_the_targets_by_many_bias_columns():
     counts = torch.randint(0, 3, (25, 30), generator=generator).double()
     target = torch.randn(25, generator=generator, dtype=F64)
     one = torch.ones(25, dtype=F64)
-    rows = target_rows([target, one, one, 0 * one, one, counts], seen=False)
+    rows = TargetRows.of(target, one, one, 0 * one, one, counts, seen=False)
     forecast = rows.with_forecast(torch.arange(30)).forecast
     total = counts.sum(1)
     slope = (total @ target) / (total @ total)
@@ -263,8 +263,8 @@ def test_the_scale_that_predictions_share_is_that_of_bayesian_regression(one, uq
     close(uq.calibration.joint[0], bayes, 1e-8)
     fit = whole_fit(uq, one)
     optimism = 1 - torch.exp(-fit.scale.optimism.clamp(min=0))
-    rows = Rows.join([dense_rows(uq, one.train, seen=True), held])
-    gap = 0.5 * optimism * rows.size / held.q.mean()
+    rows = TargetRows.join([dense_rows(uq, one.train, seen=True), held])
+    gap = 0.5 * optimism * rows.mean_square / held.q.mean()
     single = (0.5 * (fit.scale.scale2 + gap)).sqrt()
     close(uq.scale[0], torch.maximum(single, bayes), 1e-4)
 
@@ -372,13 +372,13 @@ def test_given_training_rows_are_those_that_the_fit_kept(one, uq):
 def test_the_cross_validated_ladder_is_that_of_five_folds(one, uq):
     """The last rung: the full model, fitted without the fold."""
     rows = fitted_rows(uq, one)
-    whole = target_fit.fitted(rows, target_fit.Parts())
+    whole = target_fit.fitted_target(rows, target_fit.Components())
     places, found = (~rows.seen).nonzero()[:, 0], []
     for fold in range(5):
         out = places[fold::5]
         rest = torch.ones(len(rows), dtype=torch.bool)
         rest[out] = False
-        fit = target_fit.fitted(rows[rest], target_fit.Parts(), whole)
+        fit = target_fit.fitted_target(rows[rest], target_fit.Components(), whole)
         found.append(fit.nll(rows[out]))
     assert uq.report.ladder["full"] == pytest.approx(float(torch.cat(found).mean()), abs=1e-5)
     assert uq.report.value == uq.report.ladder["full"]
@@ -421,7 +421,7 @@ def test_one_constant_bar_is_a_rung_that_grows_beyond_the_training_rows(one, mon
 
 
 def test_a_rung_that_is_not_to_be_taken_is_passed_over(one, monkeypatch):
-    monkeypatch.setattr(automatic, "FEWEST", 1e9)
+    monkeypatch.setattr(automatic, "FEWEST_DIRECTIONS", 1e9)
     monkeypatch.setattr(ladder, "CLEARLY", -1e9)  # the simplest is taken
     monkeypatch.setattr(ladder, "CAUTION", 1e9)
     assert fitted(one).report.rung == "constant bar"
@@ -429,9 +429,9 @@ def test_a_rung_that_is_not_to_be_taken_is_passed_over(one, monkeypatch):
 
 def test_the_gain_is_that_of_rungs_which_other_folds_take(one, uq):
     rows = fitted_rows(uq, one)
-    parts = target_fit.Parts()
-    scores = ladder.judged(rows, ladder.rungs(rows, parts), parts, None)
-    error = rows.held.residual
+    parts = target_fit.Components()
+    scores = ladder.left_out_scores(rows, ladder.rung_fits(rows, parts), parts, None)
+    error = rows.held_out.residual
     fold = torch.arange(len(error)) % 5
     gains = torch.empty_like(error)
     for k in range(5):

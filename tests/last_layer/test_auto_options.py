@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import rigidities as rg
-from rigidities.calibration import ladder
+from rigidities.calibration.full_model import ladder
 from rigidities.prediction.distribution import StudentT
 from rigidities.prediction.noise import ConstantNoise, GivenNoise
 from tests.support.random_features import Sets, draw, normal_noise, sets

@@ -13,8 +13,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import rigidities as rg
-from rigidities.calibration.evidence import evidence, most_evident_ridge
-from rigidities.calibration.gathering import places
+from rigidities.calibration.evidence import evidence
+from rigidities.calibration.residuals import golden_positions
+from rigidities.calibration.search import most_evident_ridge
 from rigidities.data.batches import raw_batches
 from tests.support.nets import Net, Rows, calibrated, fitted, trained
 from tests.support.refusals import refused
@@ -531,11 +532,11 @@ def test_every_criterion_calibrates_several_targets(net3, criterion, noise):
 
 def test_calibration_thins_rows_evenly_when_they_would_fill_the_memory(net, monkeypatch, fit):
     whole = fit.calibrate(net.valid, batch_size=16, criterion="nll")
-    monkeypatch.setattr("rigidities.calibration.gathering.LARGEST", 34 * 110)
+    monkeypatch.setattr("rigidities.calibration.residuals.LARGEST", 34 * 110)
     thinned = fit.calibrate(net.valid, batch_size=16, criterion="nll")
     assert thinned.rows == whole.rows == 200
     assert thinned.ridge != whole.ridge
-    kept = places(0, 200, torch.ones(())) < 0.5
+    kept = golden_positions(0, 200, torch.device("cpu")) < 0.5
     half = fit.calibrate(tuple(t[kept] for t in net.valid), criterion="nll")
     assert thinned.ridge == pytest.approx(half.ridge) and thinned.used == half.rows
 

@@ -18,9 +18,9 @@ from rigidities.calibration.coverage import (
     FIFTHS_TAIL,
     HALF_WIDTH,
     TAIL,
-    Held,
-    Scored,
-    held_by_chance,
+    Coverage,
+    ScoredRows,
+    covered_by_chance,
 )
 from rigidities.prediction.distribution import Distribution, Gaussian, StudentT, Tilted
 from rigidities.prediction.prediction import Prediction
@@ -99,12 +99,14 @@ def test_bars_a_hundred_times_too_wide_are_called_so_at_any_number_of_rows(count
 @pytest.mark.parametrize("count", [1, 2, 12, 34, 35, 36, 100, 300, 2000, 100_000])
 def test_what_chance_allows_is_the_binomial_distribution(count: int) -> None:
     for tail in (0.025, TAIL, 0.001):
-        assert held_by_chance(count, tail) == tuple(stats.binom(count, 0.9).ppf([tail, 1 - tail]))
+        assert covered_by_chance(count, tail) == tuple(
+            stats.binom(count, 0.9).ppf([tail, 1 - tail])
+        )
 
 
 @pytest.mark.parametrize("count", [12, 34, 40])
 def test_right_bars_are_called_wide_or_narrow_as_rarely_as_the_tails_say(count: int) -> None:
-    said = [Held.of(rows(count, seed=seed).scored.columns, 0.025).side for seed in range(1000)]
+    said = [Coverage.of(rows(count, seed=seed).scored.columns, 0.025).side for seed in range(1000)]
     assert said.count("narrow") <= 42  # 25 expected at most, + 3.4 sigma
     assert said.count("wide") <= 42
     if count < 36:  # the sum of z² is continuous, so that its test is exact
@@ -148,10 +150,10 @@ def test_grave_cautions_stand_in_the_headline_of_bars_to_be_used_with_care() -> 
 
 def test_each_look_at_many_targets_has_a_smaller_tail() -> None:
     wide = rows(400, 1.0)
-    assert wide.scored.held[2:4] == held_by_chance(400, TAIL)
+    assert wide.scored.coverage[2:4] == covered_by_chance(400, TAIL)
     many = replace(wide, looks=50)
-    assert many.scored.held[2:4] == held_by_chance(400, TAIL / 50)
-    assert many.scored.fifths[0][2:4] == held_by_chance(80, FIFTHS_TAIL / 50)
+    assert many.scored.coverage[2:4] == covered_by_chance(400, TAIL / 50)
+    assert many.scored.fifths[0][2:4] == covered_by_chance(80, FIFTHS_TAIL / 50)
     (part, *others) = rows_of(*(part.reshape(-1, 4) for part in columns(400)))
     assert part.looks == 4 == 1 + len(others)
 
@@ -171,7 +173,7 @@ def test_rows_that_are_biased_or_unlike_the_reference_are_not_called_trustworthy
 def test_bars_times_the_needed_factor_hold_ninety_per_cent() -> None:
     for count in (37, 100, 1003):
         part = rows(count, scale=1.7)
-        wider = part.std * part.scored.held.factor * (1 + 1e-12)
+        wider = part.std * part.scored.coverage.factor * (1 + 1e-12)
         covered = metrics.coverage(part.mean, wider, part.target)
         assert covered == pytest.approx(math.ceil(0.9 * count) / count, abs=1e-9)
 
@@ -190,7 +192,7 @@ def test_the_gain_is_that_of_the_metrics_and_its_error_that_of_resampling() -> N
 
 def test_right_bars_fail_the_coverage_test_as_often_as_chance_says() -> None:
     failed = sum(
-        bool(Held.of(rows(300, seed=seed).scored.columns, 0.025).side) for seed in range(400)
+        bool(Coverage.of(rows(300, seed=seed).scored.columns, 0.025).side) for seed in range(400)
     )
     assert 5 <= failed <= 40
 
@@ -316,7 +318,7 @@ def predicted(
 @pytest.mark.parametrize("distribution", [StudentT(3.0), TILTED])
 def test_bars_are_judged_under_their_own_distribution(distribution: Distribution) -> None:
     p, y = predicted(distribution)
-    score = Scored.of(p, y).z
+    score = ScoredRows.of(p, y).z
     assert stats.kstest(score.numpy(), "norm").pvalue > 1e-3
     low, high = p.interval(0.9)
     assert torch.equal(score.abs() <= HALF_WIDTH, (low <= y) & (y <= high))
@@ -331,7 +333,7 @@ def test_bars_are_judged_under_their_own_distribution(distribution: Distribution
 )
 def test_targets_at_bounds_are_judged_by_the_lump_there(support: Any, kind: torch.dtype) -> None:
     p, y = predicted(Gaussian(), support, kind=kind)
-    assert stats.kstest(Scored.of(p, y).z.numpy(), "norm").pvalue > 1e-3
+    assert stats.kstest(ScoredRows.of(p, y).z.numpy(), "norm").pvalue > 1e-3
     for target in (y, y.float(), y.double().numpy()):  # whatever the precision
         assert "can be trusted" in report.verdict(p, target).headline
     assert not called_right(report.verdict(replace(p, support=None), y))
@@ -341,7 +343,7 @@ def test_targets_at_bounds_are_judged_by_the_lump_there(support: Any, kind: torc
 
 def test_a_prediction_with_a_distribution_that_leans_and_bounds_is_judged_right() -> None:
     p, y = predicted(TILTED, (-0.4, 0.9))
-    assert stats.kstest(Scored.of(p, y).z.numpy(), "norm").pvalue > 1e-3
+    assert stats.kstest(ScoredRows.of(p, y).z.numpy(), "norm").pvalue > 1e-3
     assert "can be trusted" in report.verdict(p, y).headline
 
 
@@ -357,7 +359,7 @@ def test_bars_times_the_factor_hold_ninety_per_cent_under_their_distribution(
     distribution: Distribution,
 ) -> None:
     p, y = predicted(distribution, factor=0.4)
-    held = Scored.of(p, y).held
+    held = ScoredRows.of(p, y).coverage
     assert held.factor == pytest.approx(2.5, rel=0.1)
     assert held.rms == pytest.approx(float(((y - p.mean) / p.std).square().mean().sqrt()))
     low, high = replace(

@@ -22,9 +22,8 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from ..calibration.calibration import Calibration, Wanted
-from ..calibration.report import CalibrationReport
-from ..calibration.summary import UNFITTED, summary
+from ..calibration.calibration import Calibration, CalibrationOptions
+from ..calibration.report import UNFITTED, CalibrationReport, summary
 from ..data.finiteness import require_finite
 from ..data.samples import Samples, SampleWeight
 from ..data.storage import Snapshot
@@ -221,7 +220,7 @@ class PredictionRigidity:
             What was chosen and how good it is; print it.
         """
         wanted, (fit, samples) = (
-            Wanted.of(criterion, noise, distribution, ridge),
+            CalibrationOptions.of(criterion, noise, distribution, ridge),
             self._given(x, y),
         )
         if wanted.ridge is not None:

@@ -14,11 +14,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..calibration.calibration import Wanted
-from ..calibration.choosing import chosen
-from ..calibration.coverage import remarks
-from ..calibration.gathering import Gathering
+from ..calibration.calibration import CalibrationOptions
+from ..calibration.coverage import coverage_remarks
 from ..calibration.report import CalibrationReport
+from ..calibration.residuals import Gathering
+from ..calibration.search import search_report
 from ..data.samples import SampleBatch
 from ..notices import notify
 from .curvature.forms import Form
@@ -30,7 +30,10 @@ _REMEDY = "Give f a noise that differs between rows (losses.GaussianNLL), or men
 
 
 def calibrated(
-    differentiation: Differentiation, form: Form, batches: Iterable[SampleBatch], wanted: Wanted
+    differentiation: Differentiation,
+    form: Form,
+    batches: Iterable[SampleBatch],
+    wanted: CalibrationOptions,
 ) -> CalibrationReport:
     """Choose scale and noise, and a ridge that is not fixed; see `PredictionRigidity.calibrate`.
 
@@ -61,9 +64,9 @@ def calibrated(
     effective = residuals.error.new_tensor([2 * _shift(form) - form.ridge])
     eigenvalues = effective if basis is None else basis.eigenvalues
     least = form.least_ridge if searching else -math.inf
-    report = chosen(residuals, eigenvalues, form.with_ridge, wanted, least=least)
+    report = search_report(residuals, eigenvalues, form.with_ridge, wanted, least=least)
     report = replace(report, advice=_REMEDY)
-    said = remarks(report, residuals, eigenvalues)
+    said = coverage_remarks(report, residuals, eigenvalues)
     report = replace(report, remarks=[*report.remarks, *said])
     if standard:
         _compare(torch.cat(standard))

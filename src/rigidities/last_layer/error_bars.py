@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..calibration.calibration import Calibration, Given
+from ..calibration.calibration import Calibration, NoiseFunction
 from ..calibration.conformal import BoundConformal, group_labels
 from ..data.batches import Batch
 from ..data.finiteness import Again, require_finite
@@ -287,7 +287,7 @@ class ErrorBars:
         return self.calibration.conformal.bound(labels, _each_target(reading, targets))
 
 
-def noise_variances(function: Given, batch: Batch, reading: Reading) -> Tensor:
+def noise_variances(function: NoiseFunction, batch: Batch, reading: Reading) -> Tensor:
     """(M, 1) or (M, K), by the user's function."""
     found = reading.sample_weights(function, batch, "noise_variance")
     assert found is not None

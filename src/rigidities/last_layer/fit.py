@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..calibration.calibration import Calibration, Given, Wanted
+from ..calibration.calibration import Calibration, CalibrationOptions, NoiseFunction
 from ..calibration.conformal import Groups
 from ..calibration.report import CalibrationReport
 from ..data.batches import Batch
@@ -369,7 +369,7 @@ class ReadoutFit:
         self,
         valid: Any,
         train: Any,
-        wanted: Wanted,
+        wanted: CalibrationOptions,
         *,
         gradients: InputName,
         gradient_target: GradientTarget | None,
@@ -499,7 +499,7 @@ class ReadoutFit:
                 raise ValueError("The loss of this fit is known. To use another, call fit again.")
             self._swap(replace(self.known(), weighing=weighing))
 
-    def set_functions(self, noise: Given | None, groups: Groups | None) -> None:
+    def set_functions(self, noise: NoiseFunction | None, groups: Groups | None) -> None:
         """Give those of the calibration again that a file does not hold."""
         with self._alone():
             learnt = self.known()

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any, TypeVar
 
-from ..calibration.gathering import Gathering
+from ..calibration.residuals import Gathering
 from ..data.sketch import RowSketch
 from ..notices import notify
 from .statistics.statistics import Statistics

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from ..calibration.evidence import evidence, most_evident_ridge, ridge_solution
+from ..calibration.evidence import evidence, ridge_solution
 from ..calibration.report import LARGEST_DOUBT
+from ..calibration.search import most_evident_ridge
 from ..data.batches import Batch
 from ..data.storage import Snapshot
 from ..losses import MSE, Loss

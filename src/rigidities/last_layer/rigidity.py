@@ -23,10 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from .. import selection
-from ..calibration.calibration import Calibration, Given, Support, Wanted
+from ..calibration.calibration import Calibration, CalibrationOptions, NoiseFunction, Support
 from ..calibration.conformal import Groups
-from ..calibration.report import CalibrationReport
-from ..calibration.summary import UNFITTED, summary
+from ..calibration.report import UNFITTED, CalibrationReport, summary
 from ..data.arrays import with_target
 from ..data.feed import Feed
 from ..data.finiteness import require_finite
@@ -271,7 +270,7 @@ class LastLayerRigidity(ModelWrapper):
         train: Any = None,
         criterion: str = "auto",
         ridge: float | Literal["search"] | None = None,
-        noise: str | type[Noise] | Noise | Given | None = None,
+        noise: str | type[Noise] | Noise | NoiseFunction | None = None,
         distribution: str | Distribution | type[Distribution] | None = None,
         support: Support | None = None,
         guard: bool | Literal["q"] = True,
@@ -337,7 +336,7 @@ class LastLayerRigidity(ModelWrapper):
         Returns:
             What was chosen and how good it is; print it.
         """
-        wanted = Wanted.of(
+        wanted = CalibrationOptions.of(
             criterion, noise, distribution, ridge, support, guard, optimism, early_stopped
         )
         options: dict[str, Any] = {
@@ -905,7 +904,7 @@ class LastLayerRigidity(ModelWrapper):
         path: str | os.PathLike[str],
         model: nn.Module,
         *,
-        noise: Given | None = None,
+        noise: NoiseFunction | None = None,
         groups: Groups | None = None,
         **options: Any,
     ) -> Self:

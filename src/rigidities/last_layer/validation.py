@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..calibration.automatic import automatic
-from ..calibration.calibration import Support, Wanted
-from ..calibration.choosing import chosen
+from ..calibration.calibration import CalibrationOptions, Support
 from ..calibration.conformal import Conformal, Groups, bar_cuts, group_labels, set_aside
-from ..calibration.coverage import predicted, remarks
+from ..calibration.coverage import coverage_remarks, rows_prediction
 from ..calibration.criteria import AUTO
 from ..calibration.evidence import evidence
-from ..calibration.gathering import Gathering, Residuals
+from ..calibration.full_model.automatic import automatic_report
 from ..calibration.report import CalibrationReport
+from ..calibration.residuals import Gathering, Residuals
+from ..calibration.search import search_report
 from ..data.arrays import TARGET_KEYS
 from ..data.batches import Batch
 from ..data.sketch import RowSketch, row_hashes
@@ -57,7 +57,7 @@ class Validation:
     statistics: Statistics
     posterior: Posterior
     weighing: Weighing
-    wanted: Wanted
+    wanted: CalibrationOptions
     groups: Groups | None = None
     hashed: bool = False
     alarm: Alarm | None = None
@@ -119,9 +119,9 @@ class Validation:
             return made()
         state = others.shared(lambda: _state(made()))
         report = CalibrationReport.from_state(state.header, state.tensors)
-        if self.wanted.given is None and self.groups is None:
+        if self.wanted.noise_function is None and self.groups is None:
             return report
-        whole = report.calibration.with_functions(self.wanted.given, self.groups)
+        whole = report.calibration.with_functions(self.wanted.noise_function, self.groups)
         return replace(report, calibration=whole)
 
     def of_rows(
@@ -143,7 +143,7 @@ class Validation:
         if self.alarm is not None:
             report = self._with_novelty(report, trained if fitted is None else fitted)
         if fitted is not None and self.wanted.criterion != "loo":
-            said = remarks(report, fitted, self.posterior.eigenvalues)
+            said = coverage_remarks(report, fitted, self.posterior.eigenvalues)
             report = replace(report, remarks=[*said, *report.remarks])
         if fitted is not None and not self.wanted.left_out and not fitted.samples:
             report = replace(report, remarks=[*report.remarks, UNJUDGED])
@@ -166,7 +166,7 @@ class Validation:
         if self.full:
             seen = self.sampled() if train is None else train
             score = self._evidence()
-            return automatic(
+            return automatic_report(
                 residuals,
                 seen,
                 *common,
@@ -180,7 +180,7 @@ class Validation:
             if self.tap.weights is None:
                 raise ValueError("criterion='evidence' needs the readout's weights, not features=.")
             score = self._evidence()
-        return chosen(residuals, *common, evidence=score, zero_curvature=zeros)
+        return search_report(residuals, *common, evidence=score, zero_curvature=zeros)
 
     def guaranteed(
         self, report: CalibrationReport, apart: Residuals, groups: Any, merge_groups: int | None
@@ -190,8 +190,8 @@ class Validation:
         cuts = None
         if groups == "bar":
             seen = self.sampled()
-            cuts = bar_cuts(None if seen is None else predicted(chosen, seen, lam, seen=True).std)
-        found, labels = predicted(chosen, apart, lam), apart.kept.get("labels")
+            cuts = bar_cuts(None if seen is None else rows_prediction(chosen, seen, lam, seen=True).std)
+        found, labels = rows_prediction(chosen, apart, lam), apart.extra.get("labels")
         conformal = Conformal.of(
             found,
             found.mean + apart.error,
@@ -201,7 +201,7 @@ class Validation:
             merge_below=merge_groups,
         )
         remarks = [*report.remarks, *conformal.sentences]
-        stopping = self.wanted.stopping
+        stopping = self.wanted.early_stopping_remark
         if stopping and stopping not in remarks:  # of a criterion that does not ask by itself
             remarks.append(stopping)
         return replace(report, calibration=replace(chosen, conformal=conformal), remarks=remarks)
@@ -211,7 +211,7 @@ class Validation:
         assert self.alarm is not None
         if rows is None:  # the rows that the fit kept have passed the layers long ago
             return report
-        distances = rows.kept["distances"].double()
+        distances = rows.extra["distances"].double()
         usual = references(distances)
         largest = (distances / usual).to(torch.float32).amax(1)  # as predictions have it
         known = largest[largest.isfinite()]
@@ -242,7 +242,7 @@ class Validation:
         """Columns of a head's inputs that count what a readout sums: its biases, or their like."""
         if self.tap.biases is None or rows is None:
             return None
-        inputs = rows.kept["inputs"]
+        inputs = rows.extra["inputs"]
         counts = torch.arange(self.posterior.width, inputs.shape[-1])  # beside the features
         return torch.cat([self.tap.biases.cpu(), counts]).to(inputs.device)
 
@@ -266,7 +266,7 @@ class Validation:
         error = target.to(torch.float64) - mean
         weight, importance = weighing(batch, reading, target)
         power = self.posterior.projections(features).square()
-        given = self.wanted.given
+        given = self.wanted.noise_function
         shape = self.wanted.noise.shape(mean, features)
         shape = shape if given is None else noise_variances(given, batch, reading)
         kept = {"mean": mean}
@@ -288,7 +288,7 @@ class Validation:
     def sampled(self) -> Residuals | None:
         """The training rows that the fit kept; None where there are none that could be used."""
         sample = self.statistics.sample
-        if sample is None or self.wanted.given is not None or not len(sample.hashes):
+        if sample is None or self.wanted.noise_function is not None or not len(sample.hashes):
             return None
         rows, found = sample.rows, Gathering(MOST)
         inputs = head_inputs(rows)
@@ -344,8 +344,8 @@ def conformal_rows(
         return rows, apart
     if rows is None:
         raise ValueError("conformal= as a share needs validation data: calibrate(x, y, ...).")
-    which = set_aside(rows.kept["hashes"], given)
-    return rows.picked(~which), rows.picked(which)
+    which = set_aside(rows.extra["hashes"], given)
+    return rows.subset(~which), rows.subset(which)
 
 
 def require_groups(groups: Any, conformal: Any, merge_groups: Any) -> None:

@@ -123,7 +123,7 @@ def judgement(
 
 def size(rows: Rows) -> Finding:
     """Are the bars too wide or too narrow? By the coverage of 90 % intervals."""
-    held, subject = rows.scored.held, "Size"
+    held, subject = rows.scored.coverage, "Size"
     inside, low, high = (f"{100 * n / held.rows:.1f}" for n in held[1:4])
     text = (
         f"90 % intervals hold {inside} % of the {held.rows} true values; with right bars chance "
@@ -149,11 +149,11 @@ def by_fifths(rows: Rows, calibration: CalibrationReport | None = None) -> Findi
         lead = "A little uneven." if status == GOOD else "Uneven."
         mended = [] if status == GOOD else [_remedy("uneven", rows, calibration)]
         text = " ".join([lead, *(one.sentence for one in wrong[:4]), *mended])
-        average = "right on average, but" if rows.scored.held.status == GOOD else "they are"
+        average = "right on average, but" if rows.scored.coverage.status == GOOD else "they are"
         reason = f"{average} too {wrong[0].side} in the {wrong[0].where}"
     elif held:
         low, high = (100 * f(one.inside / one.rows for one in held) for f in (min, max))
-        how = "alike" if rows.scored.held.side else "as by chance"
+        how = "alike" if rows.scored.coverage.side else "as by chance"
         text = f"Even: {low:.3g} to {high:.3g} % in fifths by prediction and by bar, {how}."
     else:
         text = "Not looked at: there are too few rows, or all are alike."
@@ -378,7 +378,7 @@ class Judgements:
         def badness(k: int) -> tuple[float, ...]:
             verdict = self.verdicts[k]
             bad = sum(one.status == BAD for one in verdict.findings)
-            return STATUSES.index(verdict.status), bad, self.targets[k].rows.scored.held.off
+            return STATUSES.index(verdict.status), bad, self.targets[k].rows.scored.coverage.off
 
         return max(range(len(self.targets)), key=badness)
 
@@ -445,7 +445,7 @@ def _far_rows(rows: Rows) -> Iterator[Caution]:
     """Single rows that their distribution all but excludes, by number."""
     scored = rows.scored
     # bars that are too narrow as a whole make no single row strange
-    factor = max(1.0, scored.held.factor)
+    factor = max(1.0, scored.coverage.factor)
     variances = (scored.p.epistemic, scored.p.noise, scored.p.from_inputs)
     epistemic, noise, from_inputs = (factor**2 * part for part in variances)
     wider = replace(scored.p, epistemic=epistemic, noise=noise, from_inputs=from_inputs)
@@ -568,7 +568,7 @@ def _kinds(*columns: Tensor) -> Tensor:
 
 def _outliers(rows: Rows, calibration: CalibrationReport | None) -> Iterator[Caution]:
     # bars that are too narrow as a whole do not make tails heavy
-    factor = max(0.8, rows.scored.held.factor)
+    factor = max(0.8, rows.scored.coverage.factor)
     share = math.erfc(_TAIL / math.sqrt(2))
     beyond = int((rows.scored.reach(1 - share) > factor).sum())
     expected = share * len(rows)

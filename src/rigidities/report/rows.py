@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..calibration.coverage import Scored, at_bounds, judgeable
+from ..calibration.coverage import ScoredRows, at_bounds, judgeable
 from ..calibration.report import CalibrationReport
 from ..data.batches import Batch
 from ..data.feed import Feed
@@ -71,9 +71,9 @@ class Rows:
         return plain if self.prediction is None else self.prediction
 
     @cached_property
-    def scored(self) -> Scored:
+    def scored(self) -> ScoredRows:
         """Held against the distribution."""
-        return Scored.of(self.own, self.target, self.looks)
+        return ScoredRows.of(self.own, self.target, self.looks)
 
     @cached_property
     def error(self) -> Tensor:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ..calibration.coverage import Held
+from ..calibration.coverage import Coverage
 from ..calibration.report import CalibrationReport, numbers
 from . import figures
 from .document import place
@@ -133,7 +133,7 @@ def _fifths(rows: Rows) -> Iterator[Markup]:
     yield tag("figure", *content, tag("figcaption", caption))
 
 
-def _held(one: Held) -> Markup:
+def _held(one: Coverage) -> Markup:
     status = tag("span", f" too {one.side}", class_=f"status {one.status}") if one.side else ""
     values = one.where.partition(" (")[2][:-1]
     share = f"{100 * one.inside / one.rows:.3g} %"
