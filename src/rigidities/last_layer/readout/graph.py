@@ -121,9 +121,8 @@ def _export_refusal(tap: AnyTap | None) -> str:
 class TracedReadout:
     """Inputs -> `Reading` for a plain readout, by weights that are the model's own.
 
-    Compiled code computes with a shadow's frozen aliases of the weights. An exporter names the
-    weights of a graph by their identity, and puts stand-ins into the model while it traces, so that
-    an export computes with the tensors that the model holds just then.
+    Compiled code runs a shadow, whose parameters are frozen aliases. An exporter names the weights
+    of a graph by their identity, so that it gets a copy which holds the model's own tensors.
 
     Args:
         model: The user's.
@@ -132,20 +131,32 @@ class TracedReadout:
 
     def __init__(self, model: nn.Module, tap: Tap) -> None:
         self._model = unwrapped(model)
+        self._copy_to_compile = PlainCopy(shadow(self._model), tap)
         twin = shadow(self._model)
-        aliases = [*twin.parameters(), *twin.buffers()]
-        self._copy = PlainCopy(twin, tap)
-        named = [*self._copy.run.named_parameters(), *self._copy.run.named_buffers()]
-        names = {id(tensor): name for name, tensor in named}
-        # What the shadow, with recorders in it, calls the model's parameters and buffers.
-        self._names = [names[id(alias)] for alias in aliases]
+        for copied, original in zip(twin.modules(), self._model.modules(), strict=True):
+            copied._parameters.update(original._parameters)
+            copied._buffers.update(original._buffers)
+        self._copy_to_export = PlainCopy(twin, tap)
+        run = self._copy_to_export.run
+        names = {id(tensor): name for name, tensor in _named_tensors(run)}
+        # What the copy, with recorders in it, calls the model's parameters and buffers.
+        self._names_in_copy = [names[id(tensor)] for _, tensor in _named_tensors(self._model)]
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
         """One forward pass inside a tracer."""
         if not exporting():
-            return self._copy.read(args, kwargs)
-        tensors = [*self._model.parameters(), *self._model.buffers()]
-        return self._copy.read(args, kwargs, dict(zip(self._names, tensors, strict=True)))
+            return self._copy_to_compile.read(args, kwargs)
+        if torch.compiler.is_dynamo_compiling():
+            return self._copy_to_export.read(args, kwargs)
+        # A non-strict export puts stand-ins into the model while it runs: compute with these.
+        tensors = [tensor for _, tensor in _named_tensors(self._model)]
+        stand_ins = dict(zip(self._names_in_copy, tensors, strict=True))
+        return self._copy_to_export.read(args, kwargs, stand_ins)
+
+
+def _named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """Parameters and buffers by name."""
+    return [*module.named_parameters(), *module.named_buffers()]
 
 
 class CopiedReadout(nn.Module):
