@@ -136,17 +136,17 @@ def find_heads(model: nn.Module, run: Run) -> FoundReadout:
         advice = nearest_parameters(model, later)
         raise ValueError(_nothing_found(type(model).__name__, names, advice))
     marked_maps = zip(names, marked.markers, strict=True)
-    found = FoundReadout(
+    readout = FoundReadout(
         heads=[names[i] for i in _last(walk.nodes_before, marked.module_of_mark)],
         later=later,
         silent=[name for name, marker in marked_maps if not marker.marks],
         marked_pass=marked.summary,
     )
-    beside = _parameters_beside(marked, walk, parameter_names, found.heads)
+    beside = _parameters_beside(marked, walk, parameter_names, readout.heads)
     if not beside:
-        return found
+        return readout
     with torch.enable_grad():  # for models that differentiate themselves
-        return _completed(model, run, found, beside, marked.output.numel())
+        return _completed(model, run, readout, beside, marked.output.numel())
 
 
 def named_heads(model: nn.Module, names: list[str], run: Run) -> FoundReadout:
@@ -546,7 +546,7 @@ def tolerance(rounding: float) -> float:
 
 
 def _completed(
-    model: nn.Module, run: Run, found: FoundReadout, beside: list[str], outputs: int
+    model: nn.Module, run: Run, readout: FoundReadout, beside: list[str], outputs: int
 ) -> FoundReadout:
     """The readout with modules that are no linear maps and that the output is linear in too.
 
@@ -558,29 +558,31 @@ def _completed(
     Args:
         model: The user's.
         run: Calls it on the first batch.
-        found: The heads.
+        readout: The heads.
         beside: Parameters that reach the output past the heads, through no known nonlinearity.
         outputs: How many numbers the model gives for the batch.
     """
     owning_modules = list(dict.fromkeys(_module_of(name) for name in beside))
     modules = [
-        name for name in owning_modules if name not in found.heads and not is_scripted(model, name)
+        name
+        for name in owning_modules
+        if name not in readout.heads and not is_scripted(model, name)
     ]
-    trials = Trials(model, run, found.heads, modules)
+    trials = Trials(model, run, readout.heads, modules)
     # Heads whose parameters are used by more than a call of the layer.
-    used_elsewhere = set(found.heads) & set(owning_modules)
-    heads = [head for head in found.heads if trials.is_affine([head])]
+    used_elsewhere = set(readout.heads) & set(owning_modules)
+    heads = [head for head in readout.heads if trials.is_affine([head])]
     if not heads or not trials.is_affine(heads):
         if not used_elsewhere:
-            return found  # the tap says that the output is not linear
-        return replace(found, later=_not_of(found.later, used_elsewhere), case="parameters")
+            return readout  # the tap says that the output is not linear
+        return replace(readout, later=_not_of(readout.later, used_elsewhere), case="parameters")
 
     sorted_modules = _sorted_modules(trials, modules, heads, beside, outputs)
     joining, after = sorted_modules.joining, sorted_modules.after
-    for head in set(found.heads) - set(heads):
+    for head in set(readout.heads) - set(heads):
         others = [*joining, *after]
         if all(trials.act_apart([head], trials.parameters_of(module)) for module in others):
-            return found  # no module comes after it
+            return readout  # no module comes after it
     # What is multiplied by a later weight is not the last layer.
     for module in after:
         weights = trials.parameters_of(module)
@@ -591,11 +593,11 @@ def _completed(
     others = [*joining, *after]
     left_out = sorted_modules.left_out
     if not others and not used_elsewhere:
-        return replace(found, left_out=left_out)
+        return replace(readout, left_out=left_out)
     return replace(
-        found,
+        readout,
         heads=[*heads, *others],
-        later=_not_of(found.later, {*others, *used_elsewhere}),
+        later=_not_of(readout.later, {*others, *used_elsewhere}),
         case="parameters",
         left_out=left_out,
     )
@@ -624,15 +626,15 @@ def _sorted_modules(
     left_out: dict[str, str] = {}
     for module in modules:
         parameters = trials.parameters_of(module)
-        readout = [*heads, *joining]
+        readout_modules = [*heads, *joining]
         if not trials.is_affine(parameters):
             left_out |= trials.nonlinear_parts(module, beside)
             continue
         readout_parameters: list[str] = []
-        for name in readout:
+        for name in readout_modules:
             readout_parameters += trials.parameters_of(name)
         if trials.act_apart(parameters, readout_parameters):
-            obstacle = trials.obstacle([*readout, module], outputs)
+            obstacle = trials.obstacle([*readout_modules, module], outputs)
             if obstacle:
                 left_out[module] = obstacle
             else:
@@ -669,10 +671,10 @@ def _nothing_found(model: str, maps: list[str], advice: str) -> str:
     return f"{reason} {advice}Pass features=callable(model, *inputs) -> (N, D)."
 
 
-def left_out_notice(found: FoundReadout) -> str:
+def left_out_notice(readout: FoundReadout) -> str:
     """What was left out of the readout though the output is linear in it, and what that means."""
-    heads = ", ".join(_shown(name) for name in found.heads)
-    modules = ", ".join(f"{_shown(name)} ({reason})" for name, reason in found.left_out.items())
+    heads = ", ".join(_shown(name) for name in readout.heads)
+    modules = ", ".join(f"{_shown(name)} ({reason})" for name, reason in readout.left_out.items())
     return (
         f"Parameters that reach the output past {heads} are left out "
         f"of the readout: {modules}. The error bars are those of the former alone. Name all that "

@@ -292,24 +292,24 @@ class Tap(WatchingTap):
             return source.run(twin, args, kwargs, None)
 
         if layer is None:
-            found = find_heads(model, run)
+            readout = find_heads(model, run)
         else:
             names = list(layer) if isinstance(layer, (list, tuple)) else [layer]
             with torch.enable_grad():
-                found = named_heads(model, _checked_names(model, names), run)
+                readout = named_heads(model, _checked_names(model, names), run)
 
-        tap = cls(model, source, heads=found.heads, case=found.case, silent=found.silent)
+        tap = cls(model, source, heads=readout.heads, case=readout.case, silent=readout.silent)
         tap.working_call = source.call(unwrapped(model), args, kwargs)
-        marked_pass = found.marked_pass
+        marked_pass = readout.marked_pass
         tap.first_pass = FirstPass(inputs, marked_pass.output, marked_pass.renewed)
         # Of torch's own layers the class says what they compute; all else is tried.
-        if not (found.is_returned and tap._heads_are_linear_by_class):
+        if not (readout.is_returned and tap._heads_are_linear_by_class):
             with torch.enable_grad():
                 tap._settle(inputs)
         if not tap.linear:
-            tap.notice = tap._nonlinear_notice(found.later)
-        elif found.left_out:
-            tap.notice = left_out_notice(found)
+            tap.notice = tap._nonlinear_notice(readout.later)
+        elif readout.left_out:
+            tap.notice = left_out_notice(readout)
         return tap
 
     # --- what the readout is ---------------------------------------------------------------------
