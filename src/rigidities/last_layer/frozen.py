@@ -62,7 +62,7 @@ class FactorNorm(Statistics):
         form = replace(form, factor=scale * form.factor, half=None)
         self.rounding, self.error, self.dtype = form.rounding, 0.0, form.dtype
         self._apart = ones and form.factor.ndim == 3  # which takes the column of ones itself
-        blocks = form.made(ones=ones and not self._apart, constant=constant)
+        blocks = form.make_blocks(ones=ones and not self._apart, constant=constant)
         self._starts = [block.start for block in blocks]
         for i, block in enumerate(blocks):
             self.register_buffer(f"matrix{i}", block.matrix)
