@@ -86,7 +86,7 @@ def test_forward_and_reverse_mode_add_the_same_rows_in_any_chunks(monkeypatch, i
     expected, found = (rg.LastLayerRigidity(case.model, **case.options) for _ in range(2))
     expected.fit([case.data], **options)
     monkeypatch.setattr(feature_derivatives, "FORWARD_COST", cost)
-    monkeypatch.setattr(feature_derivatives, "NUMBERS", numbers)
+    monkeypatch.setattr(feature_derivatives, "NUMBERS_AT_ONCE", numbers)
     found.fit([case.data], **options)
     each_close(state(found), state(expected))
     assert found.gram.count == expected.gram.count

@@ -15,7 +15,7 @@ from rigidities.calibration.calibration import Calibration
 from rigidities.data.sketch import hashed_normals
 from rigidities.last_layer.ensemble.ensemble import Ensemble
 from rigidities.last_layer.ensemble.member_values import MemberValues
-from rigidities.posterior.joint import OwnPart
+from rigidities.posterior.joint import RowDeviation
 from tests.support import zoo
 from tests.support.nets import fitted, trained
 from tests.support.refusals import refused
@@ -234,7 +234,7 @@ def test_float32_rows_deviate_alike_in_every_batch():
 
 
 def test_rounding_hardly_turns_targets_behind_one_weight_vector():
-    part = OwnPart(torch.eye(8, dtype=F64)[None], torch.eye(3, dtype=F64))
+    part = RowDeviation(torch.eye(8, dtype=F64)[None], torch.eye(3, dtype=F64))
     features = torch.linalg.qr(torch.randn(50, 8, 3, dtype=F64, generator=seeded())).Q.mT
     rounded = features + 1e-13 * torch.randn(50, 3, 8, dtype=F64, generator=seeded(1))
     close(part.roots(rounded), part.roots(features), atol=1e-9)

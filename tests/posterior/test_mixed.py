@@ -118,7 +118,7 @@ def test_long_blocks_after_short_ones_are_measured_too():
         gram.update(part)
     _, double = both(rows, ones=False)
     assert norm(gram.matrix - double.matrix) <= gram.rounding
-    assert gram._longest == 1024
+    assert gram._longest_measured == 1024
 
 
 def test_rows_that_start_a_page_apart_are_multiplied_alike():

@@ -22,7 +22,7 @@ from ..models.modes import unmixed
 from ..models.shadow import placement
 from ..notices import require_level
 from ..posterior.gram import HALVES, with_ones
-from ..posterior.joint import OwnPart
+from ..posterior.joint import RowDeviation
 from ..posterior.posterior import LARGEST_ROUNDING, Posterior
 from ..posterior.quadratic import Block, QuadraticForm, Split, norms
 from ..prediction.distribution import Tilted, TiltedRule
@@ -62,7 +62,7 @@ class FactorNorm(Statistics):
         form = replace(form, factor=scale * form.factor, half=None)
         self.rounding, self.error, self.dtype = form.rounding, 0.0, form.dtype
         self._apart = ones and form.factor.ndim == 3  # which takes the column of ones itself
-        blocks = form.made(ones=ones and not self._apart, constant=constant)
+        blocks = form.make_blocks(ones=ones and not self._apart, constant=constant)
         self._starts = [block.start for block in blocks]
         for i, block in enumerate(blocks):
             self.register_buffer(f"matrix{i}", block.matrix)
@@ -208,7 +208,7 @@ class Frozen(nn.Module):
         self.outputs, self.levels = outputs, levels
         self.error, self.rounding = norm.error, norm.rounding
         self._feed = replace(feed, model=readout.run.model, target=None)
-        self.members, own = Statistics(), None if members is None else members.own
+        self.members, own = Statistics(), None if members is None else members.row_deviation
         self.loses_members = own is not None
         if members is not None:
             self._drawing = members.drawing
@@ -227,7 +227,7 @@ class Frozen(nn.Module):
             found = self._found(reading, self.bars)
             if "members" in self.outputs:
                 held, batch = self.members, Batch(inputs, keywords, None, None)
-                own = OwnPart(held.factor, held.mixing) if self.loses_members else None
+                own = RowDeviation(held.factor, held.mixing) if self.loses_members else None
                 moved = member_outputs(reading, batch, held.deviations, self._drawing, own)
                 found["members"] = moved
         return tuple(found[name] for name in self.outputs)
