@@ -40,7 +40,9 @@ def set_posterior(uq, posterior):
 
 
 def joint_of(uq):
-    return JointPosterior.of(uq.posterior, uq.gram, uq._fit.require_state().binding.current().layout)
+    return JointPosterior.of(
+        uq.posterior, uq.gram, uq._fit.require_state().binding.current().layout
+    )
 
 
 def ensemble(uq, n=None, **options):
@@ -178,7 +180,10 @@ def test_independent_members_scatter_around_the_models_prediction(fit, x):
 
 
 def test_the_covariance_converges_with_the_root_of_the_number_of_members(fit, x):
-    joint, features = joint_of(fit), fit._fit.require_state().binding.current()(x[:5]).features.double()
+    joint, features = (
+        joint_of(fit),
+        fit._fit.require_state().binding.current()(x[:5]).features.double(),
+    )
     exact = exact_covariance(fit, x[:5])
 
     def error(n, seed):
@@ -258,7 +263,9 @@ def one_weight_vector():
 
 def fitted_zoo(id):
     uq = fitted_case(zoo.build(id))
-    readings = [uq._fit.require_state().binding.current()(*zoo.build(id, draw).args) for draw in range(2)]
+    readings = [
+        uq._fit.require_state().binding.current()(*zoo.build(id, draw).args) for draw in range(2)
+    ]
     return uq, torch.cat([reading.features for reading in readings])
 
 

@@ -166,7 +166,10 @@ def test_fits_on_different_devices_merge(cuda):
     for mine, other in ((net, there), (there, net)):
         one = rg.LastLayerRigidity(mine.model).fit((x[left], y[left]))
         one.merge(rg.LastLayerRigidity(other.model).fit((x[right], y[right])))
-        sample, expected = one._fit.require_state().statistics.sample, whole._fit.require_state().statistics.sample
+        sample, expected = (
+            one._fit.require_state().statistics.sample,
+            whole._fit.require_state().statistics.sample,
+        )
         device = next(mine.model.parameters()).device.type
         assert one.gram.device.type == sample.rows.features.device.type == device
         assert torch.equal(sample.hashes.cpu(), expected.hashes)

@@ -502,9 +502,7 @@ class _Channel:
             return tensor
         numbers = tensor.view(-1).view(torch.uint8)
         with _connected_to(peer):
-            request = dist.irecv(
-                numbers, self._ranks[peer], group=self._gloo, tag=_SNAPSHOT_TAG
-            )
+            request = dist.irecv(numbers, self._ranks[peer], group=self._gloo, tag=_SNAPSHOT_TAG)
             assert request is not None
             request.wait(LONGEST)
         return tensor

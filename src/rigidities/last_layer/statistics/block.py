@@ -269,7 +269,7 @@ class Waiting:
                 rows_per_sample = array.shape[0] // self._capacity
                 views.append(array[: self._filled * rows_per_sample])
         # The order of `_tensors_of`.
-        output, features, counts, target, weights, importance, hashes, *inputs = views
+        output, features, counts, target, weights, importance, hashes, *input_views = views
         assert output is not None
         assert features is not None
         leading = like.reading.inner[0] * self._filled // like.samples
@@ -288,7 +288,7 @@ class Waiting:
             target=target,
             weights=weights,
             importance=importance,
-            inputs=inputs,
+            inputs=[view for view in input_views if view is not None],
             sample_hashes=hashes,
             batches=BatchRange(self._first_batch, self._ends),
             layers=self._layers,
