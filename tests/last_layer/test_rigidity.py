@@ -505,7 +505,7 @@ def test_an_optimum_at_the_edge_is_reported(net, fit):
 def test_leave_one_out_needs_only_the_training_data(net, fit):
     report = fit.calibrate(train=net.train, criterion="loo")
     assert report.criterion == "loo" and report.rows == 300 and report.duplicates == 0
-    for wrong in ({"valid": net.valid}, {"valid": net.valid, "train": net.train}, {}):
+    for wrong in ({"x": net.valid}, {"x": net.valid, "train": net.train}, {}):
         with pytest.raises(ValueError, match=r"takes the training data and no validation data"):
             fit.calibrate(criterion="loo", **wrong)
     refused(

@@ -95,15 +95,15 @@ class Job:
         folded = self.collected(pack, fold)
         return self.shared(lambda: cast("Snapshot", folded))
 
-    def statistics(self, part: Statistics | None, fold: Fold, *, trim: bool = True) -> Statistics:
+    def statistics(self, share: Statistics | None, fold: Fold, *, trim: bool = True) -> Statistics:
         """What the first process makes of everyone's statistics, on every process.
 
         Args:
-            part: The statistics of this process's rows; None where it had none.
-            fold: Makes one of the parts of all processes, which come in the order of ranks.
+            share: The statistics of this process's rows; None where it had none.
+            fold: Makes one of the shares of all processes, which come in the order of ranks.
             trim: Whether to send only those rows that the common sample will hold.
         """
-        return fold(iter([part]))
+        return fold(iter([share]))
 
     def agree(self) -> None:
         """Wait until all can end the call. Call it before changing anything that stays."""
@@ -211,16 +211,16 @@ class Processes(Job):
                 self._send(peer, message)
         return snapshot
 
-    def statistics(self, part: Statistics | None, fold: Fold, *, trim: bool = True) -> Statistics:
+    def statistics(self, share: Statistics | None, fold: Fold, *, trim: bool = True) -> Statistics:
         """As in `Job`. Statistics travel as snapshots."""
-        if part is not None:
-            part.require_finite()
+        if share is not None:
+            share.require_finite()
         if trim:
-            limit = self._sample_limit(part)
-            part = None if part is None else part.trimmed(limit)
+            limit = self._sample_limit(share)
+            share = None if share is None else share.trimmed(limit)
 
         def pack() -> Snapshot | None:
-            return None if part is None else part.snapshot()
+            return None if share is None else share.snapshot()
 
         def restored(snapshots: Iterator[Snapshot | None]) -> Iterator[Statistics | None]:
             for snapshot in snapshots:
@@ -230,7 +230,7 @@ class Processes(Job):
                     yield Statistics.from_snapshot(snapshot, self._device)
 
         def folded(snapshots: Iterator[Snapshot | None]) -> Statistics:
-            return fold(chain([part], restored(snapshots)))
+            return fold(chain([share], restored(snapshots)))
 
         whole = self.collected(pack, folded)
         if whole is not None:  # on the first process
@@ -238,16 +238,16 @@ class Processes(Job):
             return whole
         return Statistics.from_snapshot(self.shared(_not_here), self._device)
 
-    def _sample_limit(self, part: Statistics | None) -> int:
+    def _sample_limit(self, share: Statistics | None) -> int:
         """The limit of the common sample: rows with higher hashes need not be sent."""
 
         def pack() -> Snapshot | None:
-            if part is None:
+            if share is None:
                 return None
-            if part.sample is None:  # then there is no common sample
+            if share.sample is None:  # then there is no common sample
                 return Snapshot(RowSketch(limit=0).state(), {"size": 0})
             # The hashes alone, without the columns that `RowSample.state` adds.
-            return Snapshot(RowSketch.state(part.sample), {"size": part.sample.size})
+            return Snapshot(RowSketch.state(share.sample), {"size": share.sample.size})
 
         def common_limit(snapshots: Iterator[Snapshot | None]) -> Snapshot:
             common: RowSketch | None = None

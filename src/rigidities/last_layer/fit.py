@@ -552,8 +552,8 @@ class ReadoutFit:
             first = descriptions[first_rank]
             return replace(first, header={**first.header, "rank": first_rank})
 
-        def fold(parts: Iterator[Statistics | None]) -> Statistics:
-            return settled(combined(parts))
+        def fold(shares: Iterator[Statistics | None]) -> Statistics:
+            return settled(combined(shares))
 
         first = processes.together(describe, choose_first)
         statistics_of_all = processes.statistics(statistics, fold)
@@ -574,8 +574,8 @@ class ReadoutFit:
             fitted = state.statistics
             plan = fitted.plan(fitted.gram.precision)
 
-            def fold(parts: Iterator[Statistics | None]) -> Statistics:
-                added = require_rows(combined(parts))
+            def fold(shares: Iterator[Statistics | None]) -> Statistics:
+                added = require_rows(combined(shares))
                 return settled(fitted.clone().merge(added))
 
             if processes.size == 1:
@@ -597,8 +597,8 @@ class ReadoutFit:
             batches = self._labelled_batches(data, "forget", weighing, passing, processes)
             fitted = state.statistics
 
-            def fold(parts: Iterator[Statistics | None]) -> Statistics:
-                removed = require_rows(combined(parts))
+            def fold(shares: Iterator[Statistics | None]) -> Statistics:
+                removed = require_rows(combined(shares))
                 return fitted.without(removed, check=check)
 
             removed = accumulate(None, lambda _: tap, batches, weighing, fitted.plan("auto"))

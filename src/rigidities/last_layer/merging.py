@@ -128,12 +128,12 @@ def require_apart(sketches: Mapping[str, RowSketch]) -> None:
             )
 
 
-def combined(parts: Iterable[P | None]) -> P | None:
+def combined(shares: Iterable[P | None]) -> P | None:
     """The rows of all processes as one; None where none had data.
 
     Args:
-        parts: What each process has, in the order of ranks; None where it had no data. The first
-            part that is not None is written to.
+        shares: What each process has of them, in the order of ranks; None where it had no data.
+            The first share that is not None is written to.
 
     Raises:
         ValueError: Half of a process's rows, or more, stand in the data of others too.
@@ -141,13 +141,13 @@ def combined(parts: Iterable[P | None]) -> P | None:
     whole: P | None = None
     repeated = 0
     unjudged = False
-    for rank, part in enumerate(parts):
-        if part is None:
+    for rank, share in enumerate(shares):
+        if share is None:
             continue
         if whole is None:
-            whole = part
+            whole = share
             continue
-        shared, shared_once, judged = whole.sketch.overlap(part.sketch)
+        shared, shared_once, judged = whole.sketch.overlap(share.sketch)
         # Rows that repeat within one process too come from data that repeat rows anyway.
         if shared_once > 1 and 2 * shared_once >= judged:
             raise ValueError(
@@ -158,9 +158,9 @@ def combined(parts: Iterable[P | None]) -> P | None:
                 "data repeat rows, fit each part so, and merge them with check=False."
             )
         repeated += shared
-        if whole.sketch.limit == 0 or part.sketch.limit == 0:
+        if whole.sketch.limit == 0 or share.sketch.limit == 0:
             unjudged = True
-        whole.merge(part)
+        whole.merge(share)
     if unjudged:
         notify(UNJUDGED.format("processes"))
     if repeated:

@@ -1182,8 +1182,8 @@ class LastLayerRigidity(ModelWrapper):
             return None
         return self._fit.state.snapshot(probes=probes, rows=rows)
 
-    def _take(self, given: Snapshot | None) -> None:
-        self._fit.restore(given)
+    def _take(self, snapshot: Snapshot | None) -> None:
+        self._fit.restore(snapshot)
 
     def _moved(self) -> None:
         if self._fit.state is not None:
@@ -1237,7 +1237,9 @@ def _spreads(
 ) -> Iterator[Spread]:
     """Means and variances of each batch."""
     bars = state.bars
-    novelty_scale = state.novelty_scale(tap) if state.watches_layers else None
+    novelty_scale = None
+    if state.watches_layers:
+        novelty_scale = state.novelty_scale(tap)
     for batch in batches:
         novelty = None
         if novelty_scale is None:

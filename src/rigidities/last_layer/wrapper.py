@@ -95,7 +95,7 @@ class ModelWrapper(Exact, ABC):
         """The state, or None without any; `thorough` first checks that it fits the model."""
 
     @abstractmethod
-    def _take(self, given: Snapshot | None) -> None:
+    def _take(self, snapshot: Snapshot | None) -> None:
         """Restore the state from a snapshot; None for no state."""
 
     @abstractmethod
