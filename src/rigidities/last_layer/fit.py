@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from ..calibration.calibration import Calibration, Given, Wanted
 from ..calibration.conformal import Groups
+from ..calibration.gathering import Gathering
 from ..calibration.report import CalibrationReport
 from ..data.batches import Batch
 from ..data.feed import Feed
@@ -662,16 +663,18 @@ class ReadoutFit:
                 hashed=conformal is not None or processes.size > 1,
                 alarm=state.alarm(tap),
             )
+
+            def gather(data: Any, *, compared: bool) -> Gathering | None:
+                # `compared` looks for the rows among the training data, by their hashes.
+                if data is None:
+                    return None
+                return validation.gathered(batches(data), compared=compared)
+
             dtype = placement(self.model)[1]
             with torch.enable_grad():  # for models that differentiate inside forward
-                judged_rows = conformal_rows = train_rows = None
-                if judged_data is not None:
-                    is_compared = not wanted.left_out
-                    judged_rows = validation.gathered(batches(judged_data), compared=is_compared)
-                if conformal_data is not None:
-                    conformal_rows = validation.gathered(batches(conformal_data))
-                if train is not None:
-                    train_rows = validation.gathered(batches(train), compared=False)
+                judged_rows = gather(judged_data, compared=not wanted.left_out)
+                conformal_rows = gather(conformal_data, compared=True)
+                train_rows = gather(train, compared=False)
                 report = validation.together(
                     processes,
                     (judged_rows, conformal_rows, train_rows),
